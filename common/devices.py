@@ -1,0 +1,125 @@
+"""Devices: choosing them, replicating and sharding state over them, and the one collective of a gradient step.
+
+Every algorithm's state has two fields: `learner`, identical on every device, and `envs`, whose arrays [S, N, ...] are
+split over the devices along the environments. Under `pmap` each array has one more leading axis, the device.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from common.errors import UsageError
+
+AXIS = "devices"
+
+# Below this many environments per device a second CPU device costs more than it brings (docs/ppo.md, "Devices").
+MIN_ENVS_PER_CPU_DEVICE = 16
+
+
+def choose_devices(num_devices: int, num_envs: int, block: int = 1) -> list[jax.Device]:
+    """The devices to train on: `num_devices`, or with 0 all accelerators, or the CPU cores that pay off.
+
+    Environments come in blocks of `block` that no device boundary may cut. On a CPU the devices are virtual and are made
+    here, unless JAX has already started; then the existing ones are used. Raises UsageError, with the numbers that would
+    work, where there are too few devices or they do not divide the environments.
+    """
+    shares = [count for count in range(1, num_envs + 1) if num_envs % (count * block) == 0]
+    if not shares:
+        nearest = sorted({max(block, num_envs // block * block), -(-num_envs // block) * block})
+        raise UsageError(
+            f"--num-envs {num_envs} must be a multiple of {block}, so that every minibatch gets an equal part of each "
+            f"environment's steps; nearest: {' or '.join(map(str, nearest))}"
+        )
+    if num_devices and num_devices not in shares:
+        raise UsageError(
+            f"--num-devices {num_devices} does not divide --num-envs {num_envs} into blocks of {block}; device counts "
+            f"that work: {', '.join(map(str, shares[:12]))}"
+        )
+    worthwhile = [n for n in shares if n <= _cores() and n * MIN_ENVS_PER_CPU_DEVICE <= num_envs] or [1]
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        try:
+            jax.config.update("jax_num_cpu_devices", num_devices or worthwhile[-1])
+        except RuntimeError:
+            pass  # JAX has started in this process: its devices are what they are
+    devices = jax.local_devices()
+    if num_devices > len(devices):
+        raise UsageError(f"--num-devices {num_devices}: JAX has {len(devices)} {devices[0].platform} device(s) here")
+    usable = worthwhile if devices[0].platform == "cpu" else shares
+    return devices[: num_devices or max(n for n in usable if n <= len(devices))]
+
+
+def describe(devices: list[jax.Device]) -> str:
+    """Such as `2 x cpu` or `8 x NVIDIA H100`."""
+    return f"{len(devices)} x {devices[0].device_kind}"
+
+
+def flat_pmean(tree: Any, axis_name: str = AXIS) -> Any:
+    """Mean of a tree over the devices, as one collective on the concatenated arrays instead of one per leaf."""
+    flat, unravel = ravel_pytree(tree)
+    return unravel(jax.lax.pmean(flat, axis_name))
+
+
+def global_ids(local: int, axis_name: str = AXIS) -> jax.Array:
+    """Global indices [local] of this device's `local` items: device d holds d*local .. (d+1)*local - 1."""
+    return jax.lax.axis_index(axis_name) * local + jnp.arange(local)
+
+
+def over_seeds(function: Callable, num_seeds: int) -> Callable:
+    """`function` mapped over the leading seed axis of all its arguments; a single seed skips `vmap` and its cost."""
+    if num_seeds > 1:
+        return jax.vmap(function)
+
+    def single(*args):
+        outputs = function(*jax.tree.map(lambda x: x[0], args))
+        return jax.tree.map(lambda x: x[None], outputs)
+
+    return single
+
+
+def to_host(state: Any) -> Any:
+    """The global state as host arrays, without the device axis: `learner` [S, ...], `envs` [S, num_envs, ...].
+
+    Does not depend on the number of devices. Typed keys become their data.
+    """
+    state = jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, state)
+    first = jax.tree.map(lambda x: x.addressable_data(0)[0], state.learner)
+    learner, envs = jax.device_get((first, state.envs))
+    return state.replace(learner=learner, envs=jax.tree.map(_merge, envs))
+
+
+def to_devices(host: Any, like: Any, devices: list[jax.Device]) -> Any:
+    """The inverse of `to_host`: a state for `pmap` over `devices`, with the types of `like`."""
+    count = len(devices)
+    split = host.replace(
+        learner=jax.tree.map(lambda x: np.broadcast_to(x, (count, *np.shape(x))), host.learner),
+        envs=jax.tree.map(lambda x: _split(x, count), host.envs),
+    )
+
+    # Out of a pmap with the same axis name: any other placement makes the update compile a second time.
+    def place(state):
+        return jax.tree.map(lambda x, old: jax.random.wrap_key_data(x) if _is_key(old) else x, state, like)
+
+    return jax.pmap(place, axis_name=AXIS, devices=devices)(split)
+
+
+def _merge(x: np.ndarray) -> np.ndarray:
+    devices, seeds, local, *shape = x.shape  # [D, S, N / D, ...]
+    return np.moveaxis(x, 0, 1).reshape(seeds, devices * local, *shape)
+
+
+def _split(x: np.ndarray, count: int) -> np.ndarray:
+    seeds, total, *shape = x.shape
+    return np.moveaxis(np.reshape(x, (seeds, count, total // count, *shape)), 1, 0)
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,159 @@
+"""Environments behind one interface: `make("CartPole-v1")`, `make("package.module:factory")`, `wrap(environment)`.
+
+The underlying environment is gymnax-style: `step` returns (observation, state, reward, terminated, truncated, info),
+resets by itself in the same step, and leaves the true next observation in `info["final_observation"]`.
+"""
+
+import difflib
+import importlib
+import json
+import os
+import sys
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from common import spaces
+from common.errors import UsageError
+
+
+class Step(NamedTuple):
+    """What one step of one environment returns."""
+
+    obs: jax.Array  # first observation of the next episode where this step ended one
+    state: Any
+    reward: jax.Array  # float32
+    terminated: jax.Array  # bool: the episode is over, nothing follows
+    truncated: jax.Array  # bool: a time limit, the episode would go on
+    final_obs: jax.Array  # the true next observation, never that of a reset
+
+
+class Env:
+    """One environment: pure functions of a single instance, to be vmapped."""
+
+    def __init__(self, name: str, inner: Any, params: Any):
+        """Wrap a gymnax-style environment. Raises UsageError where it lacks a part of that interface."""
+        self.name, self.inner, self.params = name, inner, params
+        try:
+            self.observation_space = spaces.convert(inner.observation_space(params), "observation space")
+            self.action_space = spaces.convert(inner.action_space(params), "action space")
+            obs, self.state_shape = jax.eval_shape(self._reset, jax.random.key(0))
+            # Declared shapes and dtypes are sometimes wrong: the observation itself decides.
+            self.obs_dtype = obs.dtype
+            if isinstance(self.observation_space, spaces.Box):
+                self.observation_space = self.observation_space._replace(shape=obs.shape)
+            action = jax.eval_shape(lambda key: spaces.sample(key, self.action_space), jax.random.key(0))
+            jax.eval_shape(self.step, jax.random.key(0), self.state_shape, action)
+        except UsageError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise UsageError(f"environment {name} cannot be used as a gymnax environment: {reason}") from error
+        self.max_steps = int(getattr(params, "max_steps_in_episode", 0) or 0)
+
+    def reset(self, key: jax.Array) -> tuple[jax.Array, Any]:
+        """First observation and state of an episode."""
+        return self._reset(key)
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
+        """One step, with the reset included where it ended the episode. Box actions are clipped to the space."""
+        if isinstance(self.action_space, spaces.Box):
+            action = jnp.clip(action, self.action_space.low, self.action_space.high)
+        outputs = self.inner.step(key, state, action, self.params)
+        if len(outputs) != 6:
+            raise UsageError(
+                f"environment {self.name}: step returned {len(outputs)} values instead of the 6 of gymnax >= 1.0 "
+                "(observation, state, reward, terminated, truncated, info)"
+            )
+        obs, state, reward, terminated, truncated, info = outputs
+        if "final_observation" not in info:
+            raise UsageError(f'environment {self.name}: step left no "final_observation" in its info')
+        return Step(
+            obs=obs,
+            state=jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), state, self.state_shape),
+            reward=jnp.asarray(reward, jnp.float32),
+            terminated=jnp.asarray(terminated, bool),
+            truncated=jnp.asarray(truncated, bool),
+            final_obs=info["final_observation"],
+        )
+
+    def _reset(self, key: jax.Array) -> tuple[jax.Array, Any]:
+        obs, state = self.inner.reset(key, self.params)
+        return jnp.asarray(obs), jax.tree.map(jnp.asarray, state)
+
+
+def make(name: str, env_params: str = "") -> Env:
+    """The environment called `name`: a gymnax id, `gymnax:id`, or `package.module:factory`.
+
+    `env_params` is a JSON object of environment parameters to replace. A factory is called without arguments and
+    returns an environment or a pair (environment, parameters). Raises UsageError for an unknown name or parameter.
+    """
+    suite, _, rest = name.rpartition(":")
+    inner, params = _make_gymnax(rest) if suite in ("", "gymnax") else _make_custom(suite, rest)
+    return Env(name, inner, _replace_params(name, params, env_params))
+
+
+def wrap(environment: Any) -> Env:
+    """An `Env` from an environment object, or from a pair (object, parameters)."""
+    if isinstance(environment, Env):
+        return environment
+    inner, params = _with_params(environment)
+    return Env(getattr(inner, "name", type(inner).__name__), inner, params)
+
+
+def is_custom(name: str) -> bool:
+    """Whether `name` refers to a user's own code."""
+    return name.rpartition(":")[0] not in ("", "gymnax")
+
+
+def _make_gymnax(env_id: str) -> tuple[Any, Any]:
+    import gymnax
+
+    if env_id not in gymnax.registered_envs:
+        lowered = {known.lower(): known for known in gymnax.registered_envs}
+        near = [lowered[match] for match in difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.4)]
+        hint = f"did you mean {', '.join(near)}?" if near else f"known ids: {', '.join(gymnax.registered_envs)}"
+        raise UsageError(f"unknown environment {env_id!r}: {hint}")
+    try:
+        return gymnax.make(env_id)
+    except Exception as error:  # MNISTBandit downloads its images here
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UsageError(f"environment {env_id} cannot be made: {reason}") from error
+
+
+def _make_custom(module: str, factory: str) -> tuple[Any, Any]:
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        return _with_params(getattr(importlib.import_module(module), factory)())
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UsageError(
+            f"environment {module}:{factory} cannot be made ({reason}); a name with a colon is package.module:factory, "
+            "importable from the working directory, and the factory takes no arguments"
+        ) from error
+
+
+def _with_params(made: Any) -> tuple[Any, Any]:
+    if isinstance(made, tuple):
+        return made
+    return made, made.default_params
+
+
+def _replace_params(name: str, params: Any, env_params: str) -> Any:
+    if not env_params:
+        return params
+    try:
+        wanted = json.loads(env_params)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"--env-params {env_params!r} is not JSON: {error}") from error
+    if not isinstance(wanted, dict):
+        raise UsageError(f"--env-params {env_params!r} must be a JSON object such as '{{\"name\": 1.0}}'")
+    known = {field: value for field, value in vars(params).items() if isinstance(value, (bool, int, float))}
+    for field, value in wanted.items():
+        if field not in known:
+            raise UsageError(f"{name} has no parameter {field!r}; it has {', '.join(known)}")
+        if isinstance(value, bool) is not isinstance(known[field], bool) or not isinstance(value, (bool, int, float)):
+            raise UsageError(f"{name} parameter {field!r} must be like {known[field]!r}, got {value!r}")
+    return params.replace(**{field: type(known[field])(value) for field, value in wanted.items()})

@@ -1,0 +1,122 @@
+"""Returns and lengths of finished episodes, reduced on the device so that memory does not grow with the run."""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+WINDOW = 100
+
+
+class EpisodeTracker(struct.PyTreeNode):
+    """The running episode of every environment."""
+
+    ret: jax.Array  # [N] raw reward so far
+    length: jax.Array  # [N] steps so far
+
+
+class RecentEpisodes(struct.PyTreeNode):
+    """The last `WINDOW` finished episodes, newest first."""
+
+    ret: jax.Array  # [WINDOW]
+    length: jax.Array  # [WINDOW]
+    count: jax.Array  # [] how many entries are filled
+
+
+class EpisodeTotals(struct.PyTreeNode):
+    """Sums and extremes over the episodes that finished within an interval."""
+
+    count: jax.Array
+    ret_sum: jax.Array
+    ret_min: jax.Array
+    ret_max: jax.Array
+    length_sum: jax.Array
+    length_min: jax.Array
+    length_max: jax.Array
+
+    def merge(self, other: "EpisodeTotals") -> "EpisodeTotals":
+        pick = {"min": jnp.minimum, "max": jnp.maximum}
+        fields = {
+            name: pick.get(name[-3:], jnp.add)(value, getattr(other, name)) for name, value in vars(self).items()
+        }
+        return EpisodeTotals(**fields)
+
+    def metrics(self) -> dict[str, jax.Array]:
+        """Mean, min and max as `episode/...`; NaN while no episode has finished."""
+        found = self.count > 0
+        count = jnp.maximum(self.count, 1)
+        values = {
+            "return": self.ret_sum / count,
+            "return_min": self.ret_min,
+            "return_max": self.ret_max,
+            "length": self.length_sum / count,
+            "length_min": self.length_min,
+            "length_max": self.length_max,
+        }
+        metrics = {f"episode/{name}": jnp.where(found, value, jnp.nan) for name, value in values.items()}
+        return metrics | {"episode/count": self.count}
+
+
+def no_episodes() -> EpisodeTotals:
+    zero, inf = jnp.zeros(()), jnp.full((), jnp.inf)
+    return EpisodeTotals(zero, zero, inf, -inf, zero, inf, -inf)
+
+
+def new_tracker(num_envs: int) -> EpisodeTracker:
+    return EpisodeTracker(ret=jnp.zeros(num_envs), length=jnp.zeros(num_envs))
+
+
+def new_recent() -> RecentEpisodes:
+    return RecentEpisodes(ret=jnp.zeros(WINDOW), length=jnp.zeros(WINDOW), count=jnp.zeros((), jnp.int32))
+
+
+def track(
+    tracker: EpisodeTracker, recent: RecentEpisodes, reward: jax.Array, done: jax.Array, axis_name: str
+) -> tuple[EpisodeTracker, RecentEpisodes, EpisodeTotals]:
+    """Account for a rollout of raw `reward` [T, N] and `done` [T, N] on each device of `axis_name`.
+
+    The window and the totals are over all devices; the window's order is by step, then by global env.
+    """
+
+    def step(running: EpisodeTracker, inputs):
+        reward, done = inputs
+        finished = EpisodeTracker(ret=running.ret + reward, length=running.length + 1)
+        return jax.tree.map(lambda x: jnp.where(done, 0.0, x), finished), finished
+
+    tracker, finished = jax.lax.scan(step, tracker, (reward, done), unroll=16)  # finished [T, N]
+    done, ret, length = (
+        jax.lax.all_gather(x, axis_name, axis=1, tiled=True).ravel() for x in (done, finished.ret, finished.length)
+    )  # [T * N of all devices]
+    totals = EpisodeTotals(
+        count=jnp.sum(done, dtype=jnp.float32),
+        ret_sum=jnp.sum(ret, where=done),
+        ret_min=jnp.min(ret, where=done, initial=jnp.inf),
+        ret_max=jnp.max(ret, where=done, initial=-jnp.inf),
+        length_sum=jnp.sum(length, where=done),
+        length_min=jnp.min(length, where=done, initial=jnp.inf),
+        length_max=jnp.max(length, where=done, initial=-jnp.inf),
+    )
+    return tracker, _push(recent, done, ret, length), totals
+
+
+def recent_metrics(recent: RecentEpisodes) -> dict[str, jax.Array]:
+    """Means over the last `WINDOW` episodes; NaN while none has finished."""
+    filled = jnp.arange(WINDOW) < recent.count
+    return {
+        f"episode/{name}_last{WINDOW}": jnp.mean(values, where=filled)
+        for name, values in (("return", recent.ret), ("length", recent.length))
+    }
+
+
+def _push(recent: RecentEpisodes, done: jax.Array, ret: jax.Array, length: jax.Array) -> RecentEpisodes:
+    (newest,) = jnp.nonzero(done[::-1], size=WINDOW, fill_value=0)
+    count = jnp.minimum(jnp.sum(done), WINDOW)
+    fresh = jnp.arange(WINDOW) < count
+
+    def merge(values, old):
+        return jnp.where(fresh, values[::-1][newest], jnp.roll(old, count))
+
+    return RecentEpisodes(
+        ret=merge(ret, recent.ret),
+        length=merge(length, recent.length),
+        count=jnp.minimum(recent.count + count, WINDOW).astype(jnp.int32),
+    )

@@ -1,0 +1,9 @@
+"""The two errors that a person reads as one sentence instead of a traceback."""
+
+
+class UsageError(ValueError):
+    """The request cannot be carried out as asked; the message says what would work. Exit code 2."""
+
+
+class TrainingError(RuntimeError):
+    """The run had to stop; the message says why and what is saved. Exit code 1."""

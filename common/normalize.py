@@ -1,0 +1,41 @@
+"""Running mean and variance, merged exactly over batches and devices (Chan et al. 1979)."""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+
+class RunningStats(struct.PyTreeNode):
+    """Count, mean and sum of squared deviations of everything seen so far."""
+
+    count: jax.Array  # []
+    mean: jax.Array  # [*shape]
+    m2: jax.Array  # [*shape]
+
+    @property
+    def std(self) -> jax.Array:
+        """Standard deviation, 1 before the first batch."""
+        return jnp.where(self.count > 0, jnp.sqrt(self.m2 / jnp.maximum(self.count, 1) + 1e-8), 1.0)
+
+    def normalize(self, x: jax.Array, clip: float = 10.0) -> jax.Array:
+        """`x` [..., *shape] with zero mean and unit variance, clipped to +-`clip`."""
+        return jnp.clip((x - self.mean) / self.std, -clip, clip)
+
+    def merge(self, batch: jax.Array, axis_name: str) -> "RunningStats":
+        """The statistics after `batch` [..., *shape], of which every device on `axis_name` holds an equal share."""
+        axes = tuple(range(batch.ndim - self.mean.ndim))
+        count = jax.lax.psum(batch.size // self.mean.size, axis_name)
+        mean = jax.lax.pmean(batch.mean(axes), axis_name)
+        m2 = jax.lax.psum(jnp.sum((batch - mean) ** 2, axes), axis_name)
+        total = self.count + count
+        delta = mean - self.mean
+        return RunningStats(
+            count=total,
+            mean=self.mean + delta * count / total,
+            m2=self.m2 + m2 + delta**2 * self.count * count / total,
+        )
+
+
+def running_stats(shape: tuple[int, ...]) -> RunningStats:
+    """Statistics of nothing yet."""
+    return RunningStats(count=jnp.zeros(()), mean=jnp.zeros(shape), m2=jnp.zeros(shape))

@@ -1,7 +1,7 @@
 """Proximal Policy Optimization (Schulman et al. 2017), data-parallel over every device; docs/ppo.md explains this file.
 
-    python algos/ppo_pmap.py --env CartPole-v1
-    python algos/ppo_pmap.py --help
+python algos/ppo_pmap.py --env CartPole-v1
+python algos/ppo_pmap.py --help
 """
 
 import math
@@ -90,6 +90,15 @@ class Args(RunArgs):
     def schedule(self) -> str:
         return self.lr_schedule or ("linear" if self.anneal_lr else "constant")
 
+    def sizes(self, num_devices: int) -> list[str]:
+        """The derived sizes, for the header of a run."""
+        samples = f"{self.num_envs} envs ({self.num_envs // num_devices} per device) x {self.num_steps} steps"
+        minibatch = self.steps_per_update // self.num_minibatches
+        return [
+            f"{samples} = {self.steps_per_update:,} per update, {self.num_updates:,} updates",
+            f"{self.update_epochs} epochs x {self.num_minibatches} minibatches of {minibatch:,}",
+        ]
+
     def __post_init__(self):
         super().__post_init__()
         check(self, "num_steps update_epochs num_minibatches hidden_sizes", at_least=1)
@@ -111,13 +120,14 @@ import optax
 from flax import struct
 
 from common import spaces
-from common.devices import AXIS, flat_pmean, global_ids, over_seeds
+from common.devices import AXIS, choose_devices, flat_pmean, global_ids, over_seeds
 from common.distributions import Categoricals, Normal, action_noise
-from common.envs import Env
+from common.envs import Env, make, wrap
 from common.episodes import EpisodeTracker, RecentEpisodes, new_recent, new_tracker, recent_metrics, track
 from common.evaluate import Episodes, run_episodes
 from common.normalize import RunningStats, running_stats
 from common.repeat import repeat
+from common.run import Run, TrainResult
 
 # ---------------------------------------------------------------------------------------------------------- networks
 
@@ -174,9 +184,6 @@ class Critic(nn.Module):
 
 
 # ----------------------------------------------------------------------------------------------------------- records
-
-
-LEARN_METRICS = ("loss/policy","loss/value","loss/exploration","loss/total","policy/entropy","policy/approx_kl","policy/clip_fraction","grad/norm")
 
 
 class Params(NamedTuple):
@@ -259,7 +266,7 @@ def gae(reward, value, next_value, terminated, truncated, gamma: float, gae_lamb
         advantage = delta + decay * advantage
         return advantage, advantage
 
-    return jax.lax.scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True, unroll=16)[1]
+    return jax.lax.scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
 
 
 def ratio_bounds(clip_eps: float, clip_mode: str) -> tuple[float, float]:
@@ -297,8 +304,7 @@ def make_ppo(args: Args, env: Env) -> PPO:
     actor = Actor(args, env.observation_space, env.action_space)
     critic = Critic(args, env.observation_space)
     clip = optax.clip_by_global_norm(args.max_grad_norm) if args.max_grad_norm else optax.identity()
-    optimizer = optax.chain(clip, optax.scale_by_adam(eps=1e-5))
-
+    optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=1e-5)))
 
     def init(seeds: jax.Array) -> TrainState:
         """Fresh state for every seed [S] on this device. Not vmapped: batched orthogonal initialisation can deadlock."""
@@ -411,7 +417,7 @@ def make_ppo(args: Args, env: Env) -> PPO:
             return jnp.where(done, 0.0, discounted), discounted
 
         done = trajectory.terminated | trajectory.truncated
-        running, returns = jax.lax.scan(accumulate, envs.discounted, (reward, done), unroll=16)
+        running, returns = jax.lax.scan(accumulate, envs.discounted, (reward, done))
         return_stats = learner.return_stats.merge(returns, AXIS)
         return jnp.clip(reward / return_stats.std, -10, 10), running, return_stats
 
@@ -445,6 +451,7 @@ def make_ppo(args: Args, env: Env) -> PPO:
         learning_rate = current_learning_rate(learner)
         loss_and_grad = jax.value_and_grad(loss, has_aux=True)
 
+        @jax.jit  # traced once, although its shapes are asked for too
         def gradient_step(carry, inputs):
             params, opt_state = carry
             indices, mean, std = inputs
@@ -467,7 +474,9 @@ def make_ppo(args: Args, env: Env) -> PPO:
             index, *_, kl = carry
             return (index < args.update_epochs) & ~(kl > (args.target_kl or jnp.inf))
 
-        zeros = dict.fromkeys(LEARN_METRICS, jnp.zeros(()))
+        first = jax.tree.map(lambda x: x[0, 0], (minibatches, mean, std))
+        _, metrics = jax.eval_shape(gradient_step, (learner.params, learner.opt_state), first)
+        zeros = jax.tree.map(jnp.zeros_like, metrics)
         start = jnp.int32(0), learner.params, learner.opt_state, zeros, jnp.zeros(())
         epochs, params, opt_state, sums, _ = jax.lax.while_loop(wanted, epoch, start)
         metrics = jax.tree.map(lambda total: total / epochs, sums)
@@ -537,9 +546,13 @@ def minibatch_indices(key: jax.Array, args: Args, num_envs: int) -> jax.Array:
     width = args.block
     size = args.num_steps * width  # samples of a block
 
+    index_bits = jnp.uint32(2 ** (size - 1).bit_length() - 1)
+
     def shuffle(epoch, block_id):
         bits = jax.random.bits(jax.random.fold_in(jax.random.fold_in(key, epoch), block_id), (size,))
-        return jnp.argsort(bits)
+        # Index in the low bits, randomness above: sorting single numbers is four times faster than `argsort`.
+        order = jnp.sort((bits & ~index_bits) | jnp.arange(size, dtype=jnp.uint32))
+        return (order & index_bits).astype(jnp.int32)
 
     over_blocks = jax.vmap(shuffle, (None, 0))
     order = jax.vmap(over_blocks, (0, None))(jnp.arange(args.update_epochs), global_ids(num_envs // width))
@@ -580,3 +593,32 @@ def value_statistics(batch: Batch) -> dict[str, jax.Array]:
         "value/explained_variance": 1 - variance["error"] / jnp.maximum(variance["target"], 1e-8),
         "advantage/std": jnp.sqrt(jnp.maximum(advantage[1] - advantage[0] ** 2, 0.0)),
     }
+
+
+# --------------------------------------------------------------------------------------------------------------- run
+
+
+def train(args: Args, env: Any = None) -> TrainResult:
+    """Train as the command line does. `env` takes a gymnax-style environment object instead of the name `args.env`.
+
+    Raises UsageError for what cannot be done, TrainingError where training had to stop, KeyboardInterrupt after SIGINT.
+    """
+    devices = choose_devices(args.num_devices, args.num_envs, args.block)
+    env = make(args.env, args.env_params) if env is None else wrap(env)
+    ppo = make_ppo(args, env)
+    init = jax.pmap(ppo.init, axis_name=AXIS, devices=devices)
+    update = jax.pmap(
+        ppo.update, axis_name=AXIS, devices=devices, in_axes=(0, None), out_axes=(0, None, None), donate_argnums=0
+    )
+    evaluate = jax.pmap(ppo.evaluate, axis_name=AXIS, devices=devices)
+
+    with Run(args, __file__, env, devices) as run:
+        state, update = run.start(init, update, evaluate)
+        while run.unfinished:
+            state, *report = update(state, run.next_chunk())
+            run.advance(state, *report)
+        return run.finish(state)
+
+
+if __name__ == "__main__":
+    sys.exit(main(train, ARGS))

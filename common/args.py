@@ -1,11 +1,207 @@
+"""Flags that every algorithm shares, their checks, and the step from a command line to an exit code.
+
+Imports nothing slow, so that `--help` and usage errors answer at once.
+"""
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-def check(*a,**k): pass
-def main(*a): pass
-def parse(*a): pass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from common.console import fail
+from common.errors import TrainingError, UsageError
+
+
+def _parse_count(words: list[str]) -> int:
+    value = float(words[0].replace("_", ""))
+    if value != int(value):
+        raise ValueError(f"{words[0]} is not a whole number")
+    return int(value) if "e" in words[0].lower() or "." in words[0] else int(words[0])
+
+
+Count = Annotated[
+    int,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=_parse_count,
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
+    ),
+]
+"""An integer that may also be written 1e6 or 1_000_000."""
+
+
 @dataclass(kw_only=True)
 class RunArgs:
-    env: str="CartPole-v1"
-    num_seeds: int=1
-    eval_episodes: int=128
-    dtype=None
-    def __post_init__(self): pass
+    """Flags of every algorithm. Sizes and intervals count environment steps over all devices together."""
+
+    env: str = "CartPole-v1"
+    """Environment: a gymnax id, or package.module:factory importable from the working directory."""
+    env_params: str = ""
+    """Environment parameters to change, as a JSON object, such as '{"max_steps_in_episode": 200}'."""
+    seed: int = 0
+    """Random seed of the first agent."""
+    num_seeds: int = 1
+    """Independent agents trained together, with seeds seed, seed + 1, ..."""
+    num_devices: int = 0
+    """Devices to train on; 0 is every accelerator, or on a CPU as many cores as pay off."""
+    total_timesteps: Count = 500_000
+    """Environment steps to train for, rounded up to whole updates."""
+    num_envs: Count = 32
+    """Parallel environments."""
+    log_interval: Count = 10_000
+    """Environment steps between log rows."""
+    eval_interval: Count = 100_000
+    """Environment steps between greedy evaluations; 0 evaluates at the end only."""
+    eval_episodes: Count = 128
+    """Episodes per evaluation."""
+    checkpoint_interval: Count = 100_000
+    """Environment steps between checkpoints; 0 saves at the end only."""
+    keep_checkpoints: int = 5
+    """Newest checkpoints to keep; 0 keeps all."""
+    keep_best: bool = False
+    """Also save and keep the checkpoint with the best evaluation (mean over seeds)."""
+    run_dir: str = ""
+    """Directory of the run; default runs/<env>__<algo>__<seed>__<time>."""
+    resume: str = ""
+    """Continue the run in this directory exactly; its flags are taken over, flags given here override them."""
+    init_from: str = ""
+    """Start from the parameters and normaliser of this run, at step 0."""
+    overwrite: bool = False
+    """Delete an existing run in --run-dir first."""
+    stop_after: Count = 0
+    """Stop, saved and resumable, once this many environment steps are done in all; 0 is off."""
+    max_seconds: float = 0.0
+    """Stop, saved and resumable, after this many seconds; 0 is off."""
+    tensorboard: bool = False
+    """Also write TensorBoard files into the run directory."""
+    wandb: bool = False
+    """Also log to Weights & Biases."""
+    quiet: bool = False
+    """Print warnings and errors only."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the hidden layers; parameters, losses and optimizer stay float32."""
+    compile_cache: bool = True
+    """Keep compiled programs in the user's cache folder for the next run."""
+    benchmark: bool = False
+    """Measure only: no run directory, evaluation or checkpoint, and one line of JSON at the end."""
+
+    @property
+    def dtype(self) -> str | None:
+        """Type of the hidden layers' arithmetic, for flax."""
+        return None if self.precision == "float32" else self.precision
+
+    def __post_init__(self):
+        _check_types(self)
+        check(self, "num_seeds total_timesteps num_envs log_interval eval_episodes", at_least=1)
+        check(self, "num_devices eval_interval checkpoint_interval keep_checkpoints stop_after max_seconds", at_least=0)
+        check(self, "seed", at_least=0, at_most=2**31 - 1 - self.num_seeds)
+        if self.resume and self.init_from:
+            raise UsageError("--resume continues a run and --init-from starts one: give only one of them")
+        if self.resume and self.overwrite:
+            raise UsageError("--overwrite would delete what --resume continues: give only one of them")
+        if self.benchmark and (self.resume or self.run_dir or self.tensorboard or self.wandb or self.keep_best):
+            raise UsageError(
+                "--benchmark keeps nothing: leave out --resume, --run-dir, --tensorboard, --wandb, --keep-best"
+            )
+
+    @classmethod
+    def from_run(cls, run_dir: str | Path, **overrides: Any):
+        """The flags to resume `run_dir` with, changed by `overrides`.
+
+        Raises UsageError where there is no run, or where `overrides` does not name the environment again although it is
+        the user's own code: a run directory is data, it does not decide which code is imported.
+        """
+        stored = read_config(run_dir)["args"]
+        known = {field.name for field in dataclasses.fields(cls)}
+        if not known <= stored.keys() | set(ONE_TIME):
+            missing = ", ".join(sorted(known - stored.keys() - set(ONE_TIME)))
+            raise UsageError(f"{run_dir} was made by another algorithm: its config.json has no {missing}")
+        stored = {name: value for name, value in stored.items() if name in known and name not in ONE_TIME}
+        stored |= {name: tuple(value) for name, value in stored.items() if isinstance(value, list)}
+        if ":" in stored["env"].removeprefix("gymnax:") and "env" not in overrides:
+            raise UsageError(
+                f"{run_dir} was trained on your own environment {stored['env']}; to resume, name it again: "
+                f"--env {stored['env']}"
+            )
+        return cls(**stored | overrides | {"resume": str(run_dir), "run_dir": str(run_dir)})
+
+
+ONE_TIME = ("resume", "run_dir", "init_from", "overwrite", "stop_after", "max_seconds", "benchmark", "quiet")
+"""Flags of one invocation, not taken over by --resume."""
+
+
+def check(args: Any, names: str, at_least=-math.inf, at_most=math.inf, above=-math.inf) -> None:
+    """Raise UsageError unless each of the named numbers (or each of its elements) is finite and within the bounds."""
+    for name in names.split():
+        value = getattr(args, name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if at_least <= number <= at_most and number > above and math.isfinite(number):
+                continue
+            bounds = [("at least", at_least), ("at most", at_most), ("greater than", above)]
+            rule = " and ".join(f"{words} {bound}" for words, bound in bounds if math.isfinite(bound))
+            raise UsageError(f"--{name.replace('_', '-')} must be {rule or 'finite'}, got {number}")
+
+
+def read_config(run_dir: str | Path) -> dict[str, Any]:
+    """`config.json` of a run. Raises UsageError where `run_dir` is not one."""
+    path = Path(run_dir) / "config.json"
+    try:
+        config = json.loads(path.read_text())
+        config["args"]["env"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = "does not exist" if not Path(run_dir).exists() else "has no readable config.json"
+        raise UsageError(f"{run_dir} is not a run directory: it {reason}") from error
+    return config
+
+
+def parse(args_class: type, argv: list[str] | None = None) -> Any:
+    """Arguments of a script from its command line. Prints and exits with 0 for --help, with 2 for a usage error."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        return tyro.cli(args_class, args=argv, default=_resume_defaults(args_class, argv), console_outputs=True)
+    except UsageError as error:
+        raise SystemExit(fail(str(error), 2)) from None
+
+
+def main(train: Callable[[Any], Any], args: Any) -> int:
+    """Train and return the exit code: 0 finished or stopped, 1 failed, 2 bad usage, 130 SIGINT, 143 SIGTERM."""
+    try:
+        train(args)
+    except UsageError as error:
+        return fail(str(error), 2)
+    except TrainingError as error:
+        return fail(str(error), 1)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _resume_defaults(args_class: type, argv: list[str]) -> Any:
+    """The resumed run's flags, as defaults that explicit flags override; None without --resume."""
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    if "--resume" not in words[:-1]:
+        return None
+    run_dir = words[words.index("--resume") + 1]
+    explicit_env = {"env": words[words.index("--env") + 1]} if "--env" in words[:-1] else {}
+    return args_class.from_run(run_dir, **explicit_env)
+
+
+def _check_types(args: Any) -> None:
+    """Whole floats become integers, as in `total_timesteps=1e6`; any other mismatch of numbers raises UsageError."""
+    for field in dataclasses.fields(args):
+        value = getattr(args, field.name)
+        flag = "--" + field.name.replace("_", "-")
+        if field.type in (int, Count):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value // 1:
+                raise UsageError(f"{flag} must be a whole number, got {value!r}")
+            setattr(args, field.name, int(value))
+        elif field.type is float and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise UsageError(f"{flag} must be a number, got {value!r}")

@@ -92,6 +92,19 @@ def to_host(state: Any) -> Any:
     return state.replace(learner=learner, envs=jax.tree.map(_merge, envs))
 
 
+def host_like(shapes: Any) -> Any:
+    """Zeros with the structure, shapes and types that `to_host` gives for a state of `shapes` (from `eval_shape`)."""
+
+    def zeros(x, shape):
+        data = jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x
+        return np.zeros(shape + data.shape[len(x.shape) :], data.dtype)
+
+    return shapes.replace(
+        learner=jax.tree.map(lambda x: zeros(x, x.shape[1:]), shapes.learner),
+        envs=jax.tree.map(lambda x: zeros(x, (x.shape[1], x.shape[0] * x.shape[2], *x.shape[3:])), shapes.envs),
+    )
+
+
 def to_devices(host: Any, like: Any, devices: list[jax.Device]) -> Any:
     """The inverse of `to_host`: a state for `pmap` over `devices`, with the types of `like`."""
     count = len(devices)

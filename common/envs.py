@@ -70,17 +70,17 @@ class Env:
         if "final_observation" not in info:
             raise UsageError(f'environment {self.name}: step left no "final_observation" in its info')
         return Step(
-            obs=obs,
-            state=jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), state, self.state_shape),
+            obs=jnp.asarray(obs).astype(self.obs_dtype),
+            state=jax.tree.map(lambda new, old: jnp.asarray(new).astype(old.dtype), state, self.state_shape),
             reward=jnp.asarray(reward, jnp.float32),
             terminated=jnp.asarray(terminated, bool),
             truncated=jnp.asarray(truncated, bool),
-            final_obs=info["final_observation"],
+            final_obs=jnp.asarray(info["final_observation"]).astype(self.obs_dtype),
         )
 
     def _reset(self, key: jax.Array) -> tuple[jax.Array, Any]:
-        obs, state = self.inner.reset(key, self.params)
-        return jnp.asarray(obs), jax.tree.map(jnp.asarray, state)
+        # `astype` makes Python numbers in the state strongly typed, as they are after a step
+        return jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.result_type(x)), self.inner.reset(key, self.params))
 
 
 def make(name: str, env_params: str = "") -> Env:

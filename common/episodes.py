@@ -35,9 +35,7 @@ class EpisodeTotals(struct.PyTreeNode):
 
     def merge(self, other: "EpisodeTotals") -> "EpisodeTotals":
         pick = {"min": jnp.minimum, "max": jnp.maximum}
-        fields = {
-            name: pick.get(name[-3:], jnp.add)(value, getattr(other, name)) for name, value in vars(self).items()
-        }
+        fields = {name: pick.get(name[-3:], jnp.add)(value, getattr(other, name)) for name, value in vars(self).items()}
         return EpisodeTotals(**fields)
 
     def metrics(self) -> dict[str, jax.Array]:
@@ -82,7 +80,7 @@ def track(
         finished = EpisodeTracker(ret=running.ret + reward, length=running.length + 1)
         return jax.tree.map(lambda x: jnp.where(done, 0.0, x), finished), finished
 
-    tracker, finished = jax.lax.scan(step, tracker, (reward, done), unroll=16)  # finished [T, N]
+    tracker, finished = jax.lax.scan(step, tracker, (reward, done))  # finished [T, N]
     done, ret, length = (
         jax.lax.all_gather(x, axis_name, axis=1, tiled=True).ravel() for x in (done, finished.ret, finished.length)
     )  # [T * N of all devices]

@@ -45,6 +45,6 @@ def run_episodes(env: Env, policy: Callable[[jax.Array], jax.Array], num_episode
         )
         return time + 1, out.state, out.obs, done | out.terminated | out.truncated, episodes
 
-    start = (jnp.int32(1), env_state, obs, zeros > 0, Episodes(zeros, zeros))
+    start = (jnp.int32(0), env_state, obs, zeros > 0, Episodes(zeros, zeros))
     *_, episodes = jax.lax.while_loop(unfinished, step, start)
     return episodes

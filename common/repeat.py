@@ -18,6 +18,7 @@ def repeat(
     state, the metrics, and for each of `update`'s metrics the index of the first update in which it was not finite (or
     -1).
     """
+    update = jax.jit(update)  # traced once, although its shapes are asked for too
     _, metrics, episodes = jax.eval_shape(update, state)
     zeros = jax.tree.map(jnp.zeros_like, metrics)
     never = jax.tree.map(lambda x: jnp.full(x.shape, -1, jnp.int32), metrics)
@@ -27,9 +28,7 @@ def repeat(
         state, sums, broken, totals = carry
         state, metrics, episodes = update(state)
         sums = jax.tree.map(jnp.add, sums, metrics)
-        broken = jax.tree.map(
-            lambda first, x: jnp.where((first < 0) & ~jnp.isfinite(x), index, first), broken, metrics
-        )
+        broken = jax.tree.map(lambda first, x: jnp.where((first < 0) & ~jnp.isfinite(x), index, first), broken, metrics)
         return state, sums, broken, totals.merge(episodes)
 
     state, sums, broken, totals = jax.lax.fori_loop(0, num_updates, body, (state, zeros, never, none))

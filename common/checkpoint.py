@@ -1,0 +1,128 @@
+"""Checkpoints of a whole run with orbax: plain arrays under path-like names, one folder per step.
+
+A checkpoint holds data only: no pickled objects, no code. Arrays are global, so it loads on any number of devices.
+"""
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from common.errors import TrainingError, UsageError
+
+Arrays = dict[str, np.ndarray]
+
+
+class Checkpoints:
+    """The `checkpoints/` folder of a run; saving is asynchronous, one save at a time."""
+
+    def __init__(self, directory: Path, keep: int = 0, keep_best: bool = False):
+        """Keep the newest `keep` checkpoints (0 = all) and, with `keep_best`, the one with the best evaluation."""
+        from orbax.checkpoint import v1 as ocp
+
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        policies = ocp.training.preservation_policies
+        newest = policies.LatestN(keep) if keep else policies.PreserveAll()
+        best = policies.BestN(
+            get_metric_fn=lambda metrics: metrics["return"], n=1, keep_checkpoints_without_metrics=False
+        )
+        policy = policies.AnyPreservationPolicy([newest, best] if keep_best else [newest])
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self._inner = ocp.training.Checkpointer(
+            directory.absolute(), preservation_policy=policy, cleanup_tmp_directories=True
+        )
+
+    def steps(self) -> list[int]:
+        """Steps that have a folder, oldest first; a damaged one is included."""
+        return sorted(checkpoint.step for checkpoint in self._inner.checkpoints)
+
+    def best(self) -> float:
+        """Best evaluation stored with a checkpoint, -inf without any."""
+        stored = [checkpoint.metrics["return"] for checkpoint in self._inner.checkpoints if checkpoint.metrics]
+        return max(stored, default=-np.inf)
+
+    def save(self, step: int, arrays: Arrays, evaluation: float | None) -> None:
+        """Start saving; waits for the previous save. Raises TrainingError where either fails."""
+        metrics = None if evaluation is None else {"return": float(evaluation)}
+        stored = {name: array for name, array in arrays.items() if array.size}  # orbax refuses empty arrays
+        try:
+            self._inner.save_async(step, stored, force=True, overwrite=step in self.steps(), metrics=metrics)
+        except Exception as error:
+            raise self._failure(step, error) from error
+
+    def wait(self) -> None:
+        """Until the save under way is on disk. Raises TrainingError where it fails."""
+        try:
+            self._inner.wait()
+        except Exception as error:
+            raise self._failure("under way", error) from error
+
+    def load(self, like: Arrays, only: bool = False) -> tuple[int, Arrays, list[str]]:
+        """The newest checkpoint that loads, as (step, arrays, warnings about those that do not).
+
+        With `only`, just the arrays that `like` names. Raises UsageError where none loads, or where the arrays differ in name, shape or type from `like`.
+        """
+        warnings = []
+        for candidate in reversed(self.steps()):
+            try:
+                arrays = {name: np.asarray(array) for name, array in self._inner.load(candidate).items()}
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+                warnings.append(f"checkpoint {candidate} is damaged and was skipped ({reason})")
+                continue
+            empty = {name: array for name, array in like.items() if not array.size}
+            arrays |= empty
+            if only:
+                arrays = {name: array for name, array in arrays.items() if name in like}
+            check_match(arrays, like, str(self.directory / str(candidate)))
+            return candidate, arrays, warnings
+        raise UsageError(f"no checkpoint in {self.directory} can be loaded" + "".join(f"; {text}" for text in warnings))
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _failure(self, step: Any, error: Exception) -> TrainingError:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        kept = ", ".join(str(kept) for kept in self.steps() if kept != step) or "none"
+        return TrainingError(f"checkpoint {step} could not be saved ({reason}); older checkpoints are intact: {kept}")
+
+
+def flatten(tree: Any) -> Arrays:
+    """A tree of host arrays as named arrays, such as `learner/params/actor/params/Dense_0/kernel`."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+
+
+def unflatten(arrays: Arrays, like: Any) -> Any:
+    """The inverse of `flatten`, with the structure of `like`."""
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in flatten_names(like)])
+
+
+def flatten_names(tree: Any) -> list[str]:
+    paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(tree))
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+
+
+def sha256(arrays: Arrays) -> str:
+    """Checksum over names, types, shapes and every byte."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def check_match(stored: Arrays, wanted: Arrays, where: str) -> None:
+    """Raise UsageError, naming the first difference, unless both hold the same names, shapes and types."""
+    for name in sorted(stored.keys() | wanted.keys()):
+        found, expected = (
+            f"{arrays[name].dtype}{list(arrays[name].shape)}" if name in arrays else "nothing"
+            for arrays in (stored, wanted)
+        )
+        if found != expected:
+            raise UsageError(f"{where} does not fit these flags: {name} is {found} there and {expected} here")

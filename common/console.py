@@ -1,0 +1,73 @@
+"""What a person sees while a run goes on: a header, a progress bar (or a line per interval), and the end."""
+
+import sys
+from typing import Any
+
+import numpy as np
+
+
+class Console:
+    """Prints to the terminal; a progress bar where there is one, plain lines elsewhere, nothing but warnings when quiet."""
+
+    def __init__(self, quiet: bool, total_steps: int):
+        from rich.console import Console as Rich
+
+        self.quiet, self.total = quiet, total_steps
+        self._rich = Rich(highlight=False, soft_wrap=True)
+        self._errors = Rich(stderr=True, highlight=False, soft_wrap=True)
+        self._bar = None
+        self._task = None
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            self._rich.print(text, markup=False)
+
+    def warn(self, text: str) -> None:
+        self._errors.print(f"warning: {text}", markup=False, style="yellow")
+
+    def start(self, steps: int) -> None:
+        """Show the progress bar, where output is a terminal."""
+        if self.quiet or not self._rich.is_terminal:
+            return
+        from rich import progress
+
+        columns = [
+            progress.TextColumn("{task.completed:>11,.0f} / {task.total:,.0f} steps"),
+            progress.BarColumn(bar_width=None),
+            progress.TextColumn("{task.fields[report]}"),
+            progress.TextColumn("ETA"),
+            progress.TimeRemainingColumn(compact=True),
+        ]
+        self._bar = progress.Progress(*columns, console=self._rich, refresh_per_second=5)
+        self._task = self._bar.add_task("", total=self.total, completed=steps, report="")
+        self._bar.start()
+
+    def update(self, steps: int, row: dict[str, Any]) -> None:
+        """Show one log interval."""
+        if self.quiet:
+            return
+        report = f"return {_brief(row['episode/return_last100'])}  {row['time/sps']:,.0f} steps/s"
+        if self._bar:
+            self._bar.update(self._task, completed=min(steps, self.total), report=report)
+            return
+        eta = max(self.total - steps, 0) / max(row["time/sps_total"], 1e-9)
+        self.say(f"step {steps:>11,} / {self.total:,}  {report}  ETA {eta:.0f} s")
+
+    def stop(self) -> None:
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+
+
+def fail(message: str, code: int) -> int:
+    """Print why the program ends, to stderr; returns `code`."""
+    print(f"error: {message}", file=sys.stderr)
+    return code
+
+
+def _brief(value: Any) -> str:
+    """One number as it is, several as mean +- deviation over seeds."""
+    values = np.atleast_1d(np.array(value, dtype=float))
+    if np.isnan(values).all():
+        return "-"
+    return f"{np.nanmean(values):.1f}" + (f" ± {np.nanstd(values):.1f}" if len(values) > 1 else "")

@@ -1,0 +1,92 @@
+"""Where metrics go: `metrics.jsonl` always, TensorBoard and Weights & Biases on request."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.errors import UsageError
+
+Row = dict[str, Any]
+
+
+class Metrics:
+    """Writers for rows of flat names; values are numbers, or lists of one number per seed."""
+
+    def __init__(self, directory: Path, config: Row, tensorboard: bool, wandb: bool, resume_at: int = 0):
+        """Open `metrics.jsonl` in `directory`; when resuming, rows after step `resume_at` are dropped first."""
+        path = directory / "metrics.jsonl"
+        rows = [row for row in read(path) if row["env_steps"] <= resume_at]
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        temporary.replace(path)
+        self._file = path.open("a")
+        self._tensorboard = (
+            _import("tensorboardX", "tensorboard").SummaryWriter(str(directory)) if tensorboard else None
+        )
+        self._wandb = _import("wandb", "wandb") if wandb else None
+        if self._wandb:
+            self._wandb.init(project="pmaprl", name=directory.name, dir=str(directory), config=config)
+
+    def write(self, row: Row) -> None:
+        """Add one row; it is on disk when this returns."""
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+        scalars = _scalars(row)
+        if self._tensorboard:
+            for name, value in scalars.items():
+                self._tensorboard.add_scalar(name, value, row["env_steps"])
+        if self._wandb:
+            self._wandb.log(scalars, step=row["env_steps"])
+
+    def close(self) -> None:
+        self._file.close()
+        if self._tensorboard:
+            self._tensorboard.close()
+        if self._wandb:
+            self._wandb.finish()
+
+
+def check_extras(tensorboard: bool, wandb: bool) -> None:
+    """Raise UsageError where a wanted writer is not installed."""
+    if tensorboard:
+        _import("tensorboardX", "tensorboard")
+    if wandb:
+        _import("wandb", "wandb")
+
+
+def read(path: Path) -> list[Row]:
+    """All complete rows of a metrics file; a line cut off by a crash is left out."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
+
+
+def jsonable(value: Any) -> Any:
+    """Arrays [S] as a number (one seed) or a list, with None for what is not finite, so that the line is valid JSON."""
+    values = np.asarray(value, dtype=float)
+    clean = [float(f"{x:.7g}") if math.isfinite(x) else None for x in np.ravel(values)]
+    return clean[0] if len(clean) == 1 else clean
+
+
+def _scalars(row: Row) -> dict[str, float]:
+    scalars = {}
+    for name, value in row.items():
+        if isinstance(value, list):
+            scalars |= {f"{name}/seed_{i}": x for i, x in enumerate(value) if x is not None}
+        elif value is not None:
+            scalars[name] = value
+    return scalars
+
+
+def _import(module: str, extra: str) -> Any:
+    try:
+        return __import__(module)
+    except ImportError as error:
+        raise UsageError(f'--{extra} needs {module}: pip install "{module}", or pip install -e ".[{extra}]"') from error

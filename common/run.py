@@ -1,0 +1,358 @@
+"""One run: what is due when, progress, signals, failures and the result.
+
+    with Run(args, __file__, env, devices) as run:
+        state, update = run.start(init, update, evaluate)
+        while run.unfinished:
+            state, *report = update(state, run.next_chunk())
+            run.advance(state, *report)
+        return run.finish(state)
+
+A chunk is the updates up to the next boundary of any interval; every chunk is one row of metrics. A chunk's metrics are
+read only after the next chunk has been dispatched, except where an evaluation or a checkpoint needs them first.
+"""
+
+import json
+import math
+import os
+import signal
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from common import checkpoint
+from common.args import read_config
+from common.checkpoint import Checkpoints
+from common.compile import compile_together, set_up_cache
+from common.console import Console
+from common.devices import describe, host_like, to_devices, to_host
+from common.errors import TrainingError, UsageError
+from common.metrics import Metrics, check_extras, jsonable
+from common.plot import draw_curve
+from common.run_directory import describe_run, open_directory, write_json
+
+
+@dataclass
+class TrainResult:
+    """What `train` returns."""
+
+    params: Any  # host arrays with a leading seed axis
+    evaluation: dict[str, Any]  # the last evaluation, such as `eval/return_mean`: one number per seed
+    env_steps: int
+    run_dir: Path | None
+    state_sha256: str
+    status: str  # "finished" or "stopped"
+
+
+def next_boundary(step: int, interval: int) -> float:
+    """First multiple of `interval` after `step`; infinite for interval 0."""
+    return step + interval - step % interval if interval else math.inf
+
+
+class Run:
+    """See the module's text. Raises UsageError for a run directory or an extra that cannot be used."""
+
+    def __init__(self, args: Any, script: str, env: Any, devices: list[jax.Device]):
+        check_extras(args.tensorboard, args.wandb)
+        set_up_cache(args.compile_cache)
+        self.args, self.env, self.devices = args, env, devices
+        self.total = args.num_updates * args.steps_per_update
+        self.steps = self.first_step = 0
+        self.evaluation: dict[str, list[float]] = {}
+        self.console = Console(args.quiet or args.benchmark, self.total)
+        self.seconds = dict.fromkeys(("compile", "eval", "checkpoint", "host"), 0.0)
+        self._intervals = {
+            "log": args.log_interval,
+            "eval": 0 if args.benchmark else args.eval_interval,
+            "checkpoint": 0 if args.benchmark else args.checkpoint_interval,
+        }
+        self._pending = self._signal = self._host = self._best = None
+        self._metrics = self._checkpoints = None
+        self._created = self._trained_since = self._row_began = time.perf_counter()
+        self._config = describe_run(args, script, env, devices)
+        self.dir, self._differences = (None, []) if args.benchmark else open_directory(args, self._config)
+
+    def __enter__(self) -> "Run":
+        self._handlers = {}
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._handlers[number] = signal.signal(number, self._on_signal)
+        except ValueError:
+            pass  # not in the main thread: signals are the caller's business
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.console.stop()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        if self._metrics:
+            self._metrics.close()
+        if self.dir and error is not None and isinstance(error, Exception):
+            self._write_result("failed", reason=f"{type(error).__name__}: {error}")
+
+    def start(self, init: Any, update: Any, evaluate: Any) -> tuple[Any, Any]:
+        """Make or load the state; returns it with the compiled update (with None, None where nothing is left to do)."""
+        args = self.args
+        seeds = np.arange(args.seed, args.seed + args.num_seeds, dtype=np.int32)
+        seeds = np.broadcast_to(seeds, (len(self.devices), args.num_seeds)).copy()  # [D, S]
+        self._print_header()
+        shapes = jax.eval_shape(init, seeds)
+        self._open_files(host_like(shapes))
+        if not self.unfinished:
+            return None, None
+
+        with self._timed("compile"):
+            init, update, self._evaluate = compile_together(init, update, evaluate, seeds)
+            state = init(seeds) if self._host is None else to_devices(self._host, shapes, self.devices)
+            if args.init_from:
+                state = to_devices(self._transfer(to_host(state)), shapes, self.devices)
+            jax.block_until_ready(state)
+        self.console.say(f"compiled in {self.seconds['compile']:.1f} s")
+        self.console.start(self.steps)
+        self._trained_since = self._row_began = time.perf_counter()
+        return state, update
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether to run another chunk."""
+        out_of_time = self.args.max_seconds and time.perf_counter() - self._created > self.args.max_seconds
+        return self.steps < self._end and not self._signal and not out_of_time
+
+    def next_chunk(self) -> np.int32:
+        """How many updates to run next: up to the next boundary of any interval."""
+        boundary = min(self._end, *(next_boundary(self.steps, interval) for interval in self._intervals.values()))
+        self._chunk = math.ceil((boundary - self.steps) / self.args.steps_per_update)
+        return np.int32(self._chunk)
+
+    def advance(self, state: Any, metrics: dict[str, jax.Array], broken: dict[str, jax.Array]) -> None:
+        """Account for a dispatched chunk: log the one before it; evaluate and save when due."""
+        before, self.steps = self.steps, self.steps + self._chunk * self.args.steps_per_update
+        due = {name for name, interval in self._intervals.items() if self.steps >= next_boundary(before, interval)}
+        self._log_pending()
+        self._pending = before, self.steps, metrics, broken
+        last = not self.unfinished
+        if not last and not due & {"eval", "checkpoint"}:
+            return
+        best = (last or "eval" in due) and self._evaluate_now(state)
+        self._log_pending()  # raises on a non-finite number, before the state can be saved
+        if last or best or "checkpoint" in due:
+            self._save(state)
+
+    def finish(self, state: Any) -> TrainResult:
+        """Write what remains and say where everything is. Raises KeyboardInterrupt or SystemExit(143) after a signal."""
+        status = "interrupted" if self._signal else "finished" if self.steps >= self.total else "stopped"
+        if self._host is None:
+            self._host = to_host(state)
+        self._sha256 = checkpoint.sha256(checkpoint.flatten(self._host))
+        self.console.stop()
+        if self.dir:
+            with self._timed("checkpoint"):
+                self._checkpoints.wait()
+                self._checkpoints.close()
+            self._write_result(status)
+            draw_curve(self.dir, f"{self.env.name}, {self._config['algorithm']}")
+            if status == "finished":
+                (self.dir / "DONE").touch()
+        self._print_footer(status)
+        if self._signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self._signal:
+            raise SystemExit(128 + self._signal)
+        return TrainResult(self._host.learner.params, self.evaluation, self.steps, self.dir, self._sha256, status)
+
+    # ------------------------------------------------------------------------------------------------- beginning
+
+    @property
+    def _end(self) -> int:
+        """Environment steps at which this invocation ends."""
+        return min(self.total, self.args.stop_after or self.total)
+
+    def _open_files(self, like: Any) -> None:
+        """Checkpoints and metrics; when resuming, load the newest state and go on behind it."""
+        if not self.dir:
+            return
+        args = self.args
+        self._checkpoints = Checkpoints(self.dir / "checkpoints", args.keep_checkpoints, args.keep_best)
+        self._best = self._checkpoints.best()
+        if args.resume:
+            for difference in self._differences:
+                self.console.say(f"changed  {difference}")
+            self.steps, arrays, warnings = self._checkpoints.load(checkpoint.flatten(like))
+            self._host = checkpoint.unflatten(arrays, like)
+            self.first_step = self.steps
+            for warning in warnings:
+                self.console.warn(warning)
+            self.evaluation = _stored_evaluation(self.dir)
+            self.console.say(f"resumed  {self.dir} at step {self.steps:,}")
+        self._metrics = Metrics(self.dir, self._config, args.tensorboard, args.wandb, resume_at=self.steps)
+
+    def _transfer(self, host: Any) -> Any:
+        """`host` with the parameters and normaliser statistics of the run named by --init-from."""
+        source = Path(self.args.init_from)
+        read_config(source)
+        wanted = checkpoint.flatten(host)
+        chosen = {
+            name: x for name, x in wanted.items() if name.split("/")[1] in ("params", "obs_stats", "return_stats")
+        }
+        step, arrays, warnings = Checkpoints(source / "checkpoints").load(chosen, only=True)
+        for warning in warnings:
+            self.console.warn(warning)
+        self.console.say(f"started from the parameters of {source} at step {step:,}")
+        return checkpoint.unflatten(wanted | arrays, host)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if self._signal == signal.SIGINT == number:
+            os._exit(130)
+        self._signal = number
+        self.console.say("interrupted: finishing this chunk and saving; interrupt again to exit at once")
+
+    # ------------------------------------------------------------------------------------------------ while it runs
+
+    def _log_pending(self) -> None:
+        """Read the metrics of the pending chunk, check and write them."""
+        if self._pending is None:
+            return
+        (before, steps, metrics, broken), self._pending = self._pending, None
+        metrics, broken = jax.device_get((metrics, broken))
+        self._raise_if_broken(before, broken)
+        now = time.perf_counter()
+        with self._timed("host"):
+            trained = now - self._trained_since
+            row = {"env_steps": steps, "updates": steps // self.args.steps_per_update}
+            row |= {name: jsonable(value) for name, value in metrics.items()}
+            if steps == self.steps:
+                row |= self._fresh_evaluation()
+            row["time/sps"] = jsonable((steps - before) / max(now - self._row_began, 1e-9))
+            row["time/sps_total"] = jsonable((steps - self.first_step) / max(trained, 1e-9))
+            others = sum(self.seconds[name] for name in ("eval", "checkpoint", "host"))
+            row |= {"time/update": jsonable(trained - others), "time/wall": jsonable(now - self._created)}
+            row |= {f"time/{name}": jsonable(value) for name, value in self.seconds.items()}
+            self._row_began = now
+            if self._metrics:
+                self._metrics.write(row)
+            self.console.update(steps, row)
+
+    def _raise_if_broken(self, before: int, broken: dict[str, np.ndarray]) -> None:
+        """Raise TrainingError where a metric of the chunk that started at step `before` was not finite."""
+        first = [(int(index), name, seed) for name, x in broken.items() for seed, index in enumerate(x) if index >= 0]
+        if not first:
+            return
+        index, name, seed = min(first)
+        step = before + (index + 1) * self.args.steps_per_update
+        kept = self._checkpoints.steps() if self._checkpoints else []
+        saved = f"the last good checkpoint is at step {kept[-1]}" if kept else "there is no checkpoint yet"
+        raise TrainingError(
+            f"{name} is not finite at step {step} (seed {self.args.seed + seed}); {saved}; a smaller --learning-rate or "
+            "--max-grad-norm may help"
+        )
+
+    def _evaluate_now(self, state: Any) -> bool:
+        """Evaluate all seeds; returns whether --keep-best wants this state saved."""
+        if self.args.benchmark:
+            return False
+        with self._timed("eval"):
+            episodes = jax.device_get(self._evaluate(state))  # [D, S, E / D]
+            returns, lengths = (
+                np.moveaxis(x, 0, 1).reshape(self.args.num_seeds, -1)[:, : self.args.eval_episodes] for x in episodes
+            )
+        statistics = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
+        values = {f"return_{name}": function(returns, axis=1) for name, function in statistics.items()}
+        values["length_mean"] = lengths.mean(axis=1)
+        self.evaluation = {f"eval/{name}": value.astype(float).tolist() for name, value in values.items()}
+        self._evaluated_at = self.steps
+        mean = float(np.mean(self.evaluation["eval/return_mean"]))
+        best = self.args.keep_best and mean > self._best
+        self._best = max(mean, self._best)
+        return best
+
+    def _fresh_evaluation(self) -> dict[str, Any]:
+        if getattr(self, "_evaluated_at", None) != self.steps:
+            return {}
+        return {name: jsonable(value) for name, value in self.evaluation.items()}
+
+    def _save(self, state: Any) -> None:
+        with self._timed("checkpoint"):
+            self._host = to_host(state)
+            if self._checkpoints:
+                fresh = self._fresh_evaluation()
+                evaluation = float(np.mean(self.evaluation["eval/return_mean"])) if fresh else None
+                self._checkpoints.save(self.steps, checkpoint.flatten(self._host), evaluation)
+
+    @contextmanager
+    def _timed(self, name: str):
+        began = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - began
+
+    # ------------------------------------------------------------------------------------------------------- report
+
+    def _write_result(self, status: str, **more: Any) -> None:
+        trained = time.perf_counter() - self._trained_since
+        saved = self._checkpoints.steps() if self._checkpoints else []
+        result = {
+            "status": status,
+            "env_steps": self.steps,
+            "updates": self.steps // self.args.steps_per_update,
+            **self.evaluation,
+            "eval/episodes": self.args.eval_episodes,
+            "wall_seconds": round(time.perf_counter() - self._created, 3),
+            "compile_seconds": round(self.seconds["compile"], 3),
+            "steps_per_second": round((self.steps - self.first_step) / trained, 1),
+            "state_sha256": getattr(self, "_sha256", None),
+            "checkpoint": str(self.dir / "checkpoints" / str(saved[-1])) if saved else None,
+        }
+        write_json(self.dir / "result.json", result | more)
+
+    def _print_header(self) -> None:
+        args = self.args
+        self.console.say(f"devices  {describe(self.devices)}")
+        self.console.say(f"env      {self.env.name}")
+        for line in args.sizes(len(self.devices)):
+            self.console.say(f"sizes    {line}")
+        if self.total != args.total_timesteps:
+            self.console.say(f"steps    {args.total_timesteps:,} rounded up to {self.total:,}, whole updates")
+        if self.dir:
+            self.console.say(f"run      {self.dir}")
+
+    def _print_footer(self, status: str) -> None:
+        if self.args.benchmark:
+            trained = time.perf_counter() - self._trained_since
+            names = ("env", "num_envs", "num_seeds", "total_timesteps")
+            record = {"algorithm": self._config["algorithm"]} | {name: getattr(self.args, name) for name in names}
+            record |= {name: self._config[name] for name in ("versions", "devices")}
+            record |= {
+                "compile_seconds": round(self.seconds["compile"], 2),
+                "steps_per_second": round(self.steps / trained),
+            }
+            print(json.dumps(record))
+            return
+        say = self.console.say
+        for seed, mean in enumerate(self.evaluation.get("eval/return_mean", [])):
+            std, low, high = (self.evaluation[f"eval/return_{name}"][seed] for name in ("std", "min", "max"))
+            who = f" of seed {self.args.seed + seed}" if self.args.num_seeds > 1 else ""
+            say(
+                f"greedy   return{who} {mean:.1f} ± {std:.1f} (min {low:.1f}, max {high:.1f}) "
+                f"over {self.args.eval_episodes} episodes"
+            )
+        saved = self._checkpoints.steps()
+        say(f"saved    {self.dir / 'checkpoints' / str(saved[-1]) if saved else 'nothing yet'}")
+        say(f"curve    {self.dir / 'curve.png'}")
+        called = self._config["command"][0]
+        command = f"python {called if called.endswith('.py') else self._config['script']} --resume {self.dir}"
+        if status == "finished":
+            say(f"finished at step {self.steps:,}; train longer: {command} --total-timesteps {2 * self.total}")
+        else:
+            say(f"{status} at step {self.steps:,} of {self.total:,}; continue: {command}")
+
+
+def _stored_evaluation(directory: Path) -> dict[str, list[float]]:
+    """The last evaluation in `result.json`, if there is one."""
+    try:
+        result = json.loads((directory / "result.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return {name: value for name, value in result.items() if name.startswith("eval/") and name != "eval/episodes"}

@@ -1,0 +1,117 @@
+"""The directory of a run: which one, what may be replaced, and `config.json`."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from common.args import ONE_TIME, read_config
+from common.envs import is_custom
+from common.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) -> dict[str, Any]:
+    """What `config.json` holds: everything needed to repeat the run."""
+    path = Path(script).resolve()
+    flags = dataclasses.asdict(args)
+    if not is_custom(args.env) and args.env.removeprefix("gymnax:") != env.name:
+        # An environment object passed to `train`: resuming needs it again.
+        flags["env"] = f"{type(env.inner).__module__}:{type(env.inner).__qualname__}"
+    return {
+        "algorithm": path.stem,
+        "script": str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path),
+        "script_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "args": flags,
+        "steps_per_update": args.steps_per_update,
+        "versions": versions(),
+        "git": _git_hash(),
+        "devices": [str(device) for device in devices],
+        "command": sys.argv,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, of the libraries that decide the numbers, and of the kit."""
+    names = ("jax", "jaxlib", "flax", "optax", "gymnax", "orbax-checkpoint")
+    kit = next(
+        line.split('"')[1] for line in (ROOT / "pyproject.toml").read_text().splitlines() if line.startswith("version")
+    )
+    return {"pmaprl": kit, "python": sys.version.split()[0]} | {name: metadata.version(name) for name in names}
+
+
+def open_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]]:
+    """Create the run's directory with its `config.json`, or take the resumed one and list what differs from then.
+
+    Raises UsageError where the directory is occupied, not a run, of another algorithm, or not writable.
+    """
+    differences = []
+    if args.resume:
+        path = Path(args.resume)
+        differences = _compare(read_config(path), config, path)
+    else:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        name = f"{args.env.replace(':', '.').replace('/', '.')}__{config['algorithm']}__{args.seed}__{stamp}"
+        path = Path(args.run_dir) if args.run_dir else _free(Path("runs") / name)
+        _make_room(path, args.overwrite)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "DONE").unlink(missing_ok=True)
+        write_json(path / "config.json", config)
+    except OSError as error:
+        raise UsageError(f"run directory {path} cannot be written: {error.strerror}") from error
+    return path, differences
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace `path` in one step, so that a reader or a crash never sees half of it."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    temporary.replace(path)
+
+
+def _compare(stored: dict[str, Any], config: dict[str, Any], path: Path) -> list[str]:
+    if stored["algorithm"] != config["algorithm"]:
+        raise UsageError(f"{path} was made by {stored['algorithm']}, not by {config['algorithm']}")
+    if stored["steps_per_update"] != config["steps_per_update"]:
+        raise UsageError(
+            f"a resumed run keeps its batch: {stored['steps_per_update']} steps per update in {path}, "
+            f"{config['steps_per_update']} with these flags"
+        )
+    old, new = stored["args"], json.loads(json.dumps(config["args"]))
+    names = [name for name in new if name not in ONE_TIME and new[name] != old.get(name)]
+    return [f"--{name.replace('_', '-')}: {old.get(name)} then, {new[name]} now" for name in names]
+
+
+def _make_room(path: Path, overwrite: bool) -> None:
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not overwrite:
+        raise UsageError(f"{path} exists already: continue it with --resume {path}, or replace it with --overwrite")
+    if not (path / "config.json").exists():
+        raise UsageError(f"--overwrite deletes only run directories, and {path} has no config.json")
+    shutil.rmtree(path)
+
+
+def _free(path: Path) -> Path:
+    """`path`, or with a number behind it where a run started within the same second has it."""
+    candidates = (path.with_name(f"{path.name}-{i}") if i else path for i in range(1000))
+    return next(candidate for candidate in candidates if not candidate.exists())
+
+
+def _git_hash() -> str | None:
+    try:
+        command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

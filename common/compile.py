@@ -28,10 +28,16 @@ def set_up_cache(enabled: bool) -> None:
 def compile_together(init: Any, update: Any, evaluate: Any, seeds: np.ndarray) -> tuple[Any, Any, Any]:
     """The three programs of an algorithm, compiled in parallel from the shapes alone."""
     state = jax.eval_shape(init, seeds)
-    arguments = (init, (seeds,)), (update, (state, np.int32(0))), (evaluate, (state,))
-    # Tracing holds the interpreter's lock, so the longest compilation starts first.
-    with ThreadPoolExecutor(len(arguments)) as pool:
-        jobs = {}
-        for function, example in sorted(arguments, key=lambda job: job[0] is not update):
-            jobs[function] = pool.submit(function.lower(*example).compile)
-        return tuple(jobs[function].result() for function, _ in arguments)
+    # The longest compilation first: tracing the others overlaps with it.
+    jobs = {update: ((state, np.int32(0)), 1), init: ((seeds,), 0), evaluate: ((state,), 1)}
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        compiled = {
+            function: pool.submit(function.lower(*example).compile, _options(level))
+            for function, (example, level) in jobs.items()
+        }
+        return tuple(compiled[function].result() for function in (init, update, evaluate))
+
+
+def _options(level: int) -> dict[str, int]:
+    """LLVM's optimization level on a CPU: 1 runs as fast as the default and compiles a quarter sooner."""
+    return {"xla_backend_optimization_level": level} if jax.default_backend() == "cpu" else {}

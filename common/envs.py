@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import sys
+import types
 from typing import Any, NamedTuple
 
 import jax
@@ -108,8 +109,7 @@ def is_custom(name: str) -> bool:
 
 
 def _make_gymnax(env_id: str) -> tuple[Any, Any]:
-    import gymnax
-
+    gymnax = _import_gymnax()
     if env_id not in gymnax.registered_envs:
         lowered = {known.lower(): known for known in gymnax.registered_envs}
         near = [lowered[match] for match in difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.4)]
@@ -133,6 +133,26 @@ def _make_custom(module: str, factory: str) -> tuple[Any, Any]:
             f"environment {module}:{factory} cannot be made ({reason}); a name with a colon is package.module:factory, "
             "importable from the working directory, and the factory takes no arguments"
         ) from error
+
+
+class _OnFirstUse(types.ModuleType):
+    """Stands in for a module and imports it when one of its attributes is used."""
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        return getattr(importlib.import_module(self.__name__), attribute)
+
+
+def _import_gymnax() -> Any:
+    """Import gymnax without the modules that it needs for pictures only: they take most of the time."""
+    for name in {"seaborn", "matplotlib.pyplot"} - sys.modules.keys():
+        sys.modules[name] = _OnFirstUse(name)
+    try:
+        return importlib.import_module("gymnax")
+    finally:
+        for name in [name for name, module in sys.modules.items() if isinstance(module, _OnFirstUse)]:
+            del sys.modules[name]
 
 
 def _with_params(made: Any) -> tuple[Any, Any]:

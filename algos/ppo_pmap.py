@@ -8,22 +8,20 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.args import RunArgs, check, main, parse
+from common.errors import UsageError
 
 
 @dataclass(kw_only=True)
 class Args(RunArgs):
     """Train PPO on a gymnax-style environment. All sizes are global: --num-envs 64 is 64 over all devices together."""
 
-    total_timesteps: int = 500_000
-    """Environment steps to train for, rounded up to whole updates."""
-    num_envs: int = 32
-    """Parallel environments."""
     num_steps: int = 64
     """Steps of every environment per update."""
     update_epochs: int = 4
@@ -53,7 +51,7 @@ class Args(RunArgs):
     ent_coef: float = 0.01
     """Weight of the exploration loss."""
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
-    """Reward the policy's entropy, or penalise its symmetric KL divergence to the uniform policy (not for Box actions)."""
+    """Reward the policy's entropy, or penalise its symmetric KL to the uniform policy (not for Box actions)."""
     max_grad_norm: float = 0.5
     """Clip the global norm of the gradient; 0 turns it off."""
     norm_adv: bool = True
@@ -84,7 +82,7 @@ class Args(RunArgs):
     @property
     def block(self) -> int:
         """Neighbouring environments that are shuffled together, so that all minibatches get equal parts of them."""
-        return self.num_minibatches // math.gcd(self.num_steps, self.num_minibatches)
+        return block_width(self.num_steps, self.num_minibatches)
 
     @property
     def schedule(self) -> str:
@@ -106,7 +104,7 @@ class Args(RunArgs):
         check(self, "vf_coef ent_coef max_grad_norm target_kl", at_least=0)
         check(self, "gamma gae_lambda", at_least=0, at_most=1)
         if self.lr_schedule == "linear" and not self.anneal_lr:
-            raise ValueError("--no-anneal-lr contradicts --lr-schedule linear; leave one of them out")
+            raise UsageError("--no-anneal-lr contradicts --lr-schedule linear; leave one of them out")
 
 
 if __name__ == "__main__":
@@ -128,6 +126,7 @@ from common.evaluate import Episodes, run_episodes
 from common.normalize import RunningStats, running_stats
 from common.repeat import repeat
 from common.run import Run, TrainResult
+from common.sampling import block_width, minibatch_indices, rollout_keys
 
 # ---------------------------------------------------------------------------------------------------------- networks
 
@@ -229,6 +228,10 @@ class Trajectory(NamedTuple):
     truncated: jax.Array
     final_obs: jax.Array  # true next observation
 
+    @property
+    def done(self) -> jax.Array:
+        return self.terminated | self.truncated
+
 
 class Batch(NamedTuple):
     """What the losses need of each sample, [T * N, ...]."""
@@ -298,16 +301,16 @@ def adapt_learning_rate(learning_rate, kl, desired_kl: float) -> jax.Array:
 
 
 def make_ppo(args: Args, env: Env) -> PPO:
-    """PPO for `env` as pure functions. Raises ValueError for an exploration loss that the actions do not have."""
+    """PPO for `env` as pure functions. Raises UsageError for an exploration loss that the actions do not have."""
     if args.exploration_loss == "symmetric-kl" and isinstance(env.action_space, spaces.Box):
-        raise ValueError("--exploration-loss symmetric-kl needs discrete actions: there is no uniform policy on a Box")
+        raise UsageError("--exploration-loss symmetric-kl needs discrete actions: there is no uniform policy on a Box")
     actor = Actor(args, env.observation_space, env.action_space)
     critic = Critic(args, env.observation_space)
     clip = optax.clip_by_global_norm(args.max_grad_norm) if args.max_grad_norm else optax.identity()
     optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=1e-5)))
 
     def init(seeds: jax.Array) -> TrainState:
-        """Fresh state for every seed [S] on this device. Not vmapped: batched orthogonal initialisation can deadlock."""
+        """Fresh state for every seed [S] on this device. Not vmapped: batched orthogonal matrices can deadlock."""
         return jax.lax.map(init_one, seeds)
 
     def update(state: TrainState, num_updates: jax.Array):
@@ -336,22 +339,10 @@ def make_ppo(args: Args, env: Env) -> PPO:
         )
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
         env_keys = jax.vmap(jax.random.fold_in, (None, 0))(envs_key, global_ids(num_envs))
-        start = random_phase if args.decorrelate else env.reset
+        start = env.reset_mid_episode if args.decorrelate else env.reset
         obs, env_state = jax.vmap(start)(env_keys)
         envs = Envs(state=env_state, obs=obs, tracker=new_tracker(num_envs), discounted=jnp.zeros(num_envs))
         return TrainState(learner, envs)
-
-    def random_phase(key: jax.Array):
-        """An environment part-way through an episode: up to one horizon of random actions."""
-        reset_key, phase_key, walk_key = jax.random.split(key, 3)
-        horizon = env.max_steps or 1_000
-
-        def walk(step, carry):
-            action_key, step_key = jax.random.split(jax.random.fold_in(walk_key, step))
-            out = env.step(step_key, carry[1], spaces.sample(action_key, env.action_space))
-            return out.obs, out.state
-
-        return jax.lax.fori_loop(0, jax.random.randint(phase_key, (), 0, horizon), walk, env.reset(reset_key))
 
     def update_once(state: TrainState):
         """One iteration of PPO: collect, estimate advantages, learn."""
@@ -359,9 +350,7 @@ def make_ppo(args: Args, env: Env) -> PPO:
         rollout_key, shuffle_key = jax.random.split(jax.random.fold_in(learner.key, learner.updates))
 
         envs, trajectory = collect(learner, envs, rollout_key)
-        tracker, recent, episodes = track(
-            envs.tracker, learner.recent, trajectory.reward, trajectory.terminated | trajectory.truncated, AXIS
-        )
+        tracker, recent, episodes = track(envs.tracker, learner.recent, trajectory.reward, trajectory.done, AXIS)
         reward, discounted, return_stats = scale_rewards(learner, envs, trajectory)
         batch, value_metrics = estimate(learner, envs, trajectory._replace(reward=reward))
         params, opt_state, learn_metrics = learn(learner, batch, shuffle_key)
@@ -381,7 +370,9 @@ def make_ppo(args: Args, env: Env) -> PPO:
 
     def collect(learner: Learner, envs: Envs, key: jax.Array) -> tuple[Envs, Trajectory]:
         """Step all environments `num_steps` times with the current policy."""
-        noise, step_keys = rollout_randomness(key, envs.obs.shape[0])
+        keys = rollout_keys(key, args.num_steps, envs.obs.shape[0])  # [T, N]
+        noise_keys, env_keys = jnp.moveaxis(jax.vmap(jax.vmap(jax.random.split))(keys), -1, 0)
+        noise = jax.vmap(jax.vmap(partial(action_noise, space=env.action_space)))(noise_keys)  # all steps in one pass
 
         def step(carry, inputs):
             env_state, obs = carry
@@ -392,18 +383,8 @@ def make_ppo(args: Args, env: Env) -> PPO:
             transition = Trajectory(obs, policy, action, out.reward, out.terminated, out.truncated, out.final_obs)
             return (out.state, out.obs), transition
 
-        (env_state, obs), trajectory = jax.lax.scan(step, (envs.state, envs.obs), (noise, step_keys))
+        (env_state, obs), trajectory = jax.lax.scan(step, (envs.state, envs.obs), (noise, env_keys))
         return envs.replace(state=env_state, obs=obs), trajectory
-
-    def rollout_randomness(key: jax.Array, num_envs: int) -> tuple[jax.Array, jax.Array]:
-        """Action noise and environment keys [T, N], a function of step and *global* env index alone."""
-
-        def draw(step, env_id):
-            noise_key, env_key = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, step), env_id))
-            return action_noise(noise_key, env.action_space), env_key
-
-        over_envs = jax.vmap(draw, (None, 0))
-        return jax.vmap(over_envs, (0, None))(jnp.arange(args.num_steps), global_ids(num_envs))
 
     def scale_rewards(learner: Learner, envs: Envs, trajectory: Trajectory):
         """Rewards for learning [T, N], the running discounted returns [N], and their statistics."""
@@ -416,8 +397,7 @@ def make_ppo(args: Args, env: Env) -> PPO:
             discounted = args.gamma * discounted + reward
             return jnp.where(done, 0.0, discounted), discounted
 
-        done = trajectory.terminated | trajectory.truncated
-        running, returns = jax.lax.scan(accumulate, envs.discounted, (reward, done))
+        running, returns = jax.lax.scan(accumulate, envs.discounted, (reward, trajectory.done))
         return_stats = learner.return_stats.merge(returns, AXIS)
         return jnp.clip(reward / return_stats.std, -10, 10), running, return_stats
 
@@ -442,11 +422,15 @@ def make_ppo(args: Args, env: Env) -> PPO:
             advantage=advantage,
             target=advantage + value,
         )
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch), value_statistics(batch)
+        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)  # [T * N, ...]
+        return batch, value_statistics(batch)
 
     def learn(learner: Learner, batch: Batch, key: jax.Array):
         """Epochs of minibatch gradient steps; returns parameters, optimizer state and metrics."""
-        minibatches = minibatch_indices(key, args, batch.value.shape[0] // args.num_steps)  # [E, M, B]
+        num_envs = batch.value.shape[0] // args.num_steps
+        minibatches = minibatch_indices(
+            key, args.num_steps, num_envs, args.update_epochs, args.num_minibatches
+        )  # [E, M, B]
         mean, std = advantage_statistics(batch.advantage[minibatches])  # [E, M]
         learning_rate = current_learning_rate(learner)
         loss_and_grad = jax.value_and_grad(loss, has_aux=True)
@@ -537,30 +521,6 @@ def make_ppo(args: Args, env: Env) -> PPO:
     return PPO(init, update, evaluate)
 
 
-def minibatch_indices(key: jax.Array, args: Args, num_envs: int) -> jax.Array:
-    """Which of this device's samples [T * N] go into each minibatch, [E, M, T * N / M].
-
-    Blocks of `args.block` neighbouring environments are permuted with their own keys and split evenly over the
-    minibatches, so that the assignment does not depend on the number of devices.
-    """
-    width = args.block
-    size = args.num_steps * width  # samples of a block
-
-    index_bits = jnp.uint32(2 ** (size - 1).bit_length() - 1)
-
-    def shuffle(epoch, block_id):
-        bits = jax.random.bits(jax.random.fold_in(jax.random.fold_in(key, epoch), block_id), (size,))
-        # Index in the low bits, randomness above: sorting single numbers is four times faster than `argsort`.
-        order = jnp.sort((bits & ~index_bits) | jnp.arange(size, dtype=jnp.uint32))
-        return (order & index_bits).astype(jnp.int32)
-
-    over_blocks = jax.vmap(shuffle, (None, 0))
-    order = jax.vmap(over_blocks, (0, None))(jnp.arange(args.update_epochs), global_ids(num_envs // width))
-    step, env = order // width, order % width + width * jnp.arange(num_envs // width)[:, None]  # [E, N / width, size]
-    split = (step * num_envs + env).reshape(args.update_epochs, num_envs // width, args.num_minibatches, -1)
-    return jnp.swapaxes(split, 1, 2).reshape(args.update_epochs, args.num_minibatches, -1)
-
-
 def put_final_values(next_value, cut, final_obs, value_of) -> jax.Array:
     """`next_value` [T, N] with the value of `final_obs` [T, N, ...] where `cut` [T, N].
 
@@ -582,16 +542,13 @@ def put_final_values(next_value, cut, final_obs, value_of) -> jax.Array:
 
 def value_statistics(batch: Batch) -> dict[str, jax.Array]:
     """Metrics of the value function over the whole batch of all devices."""
-    error = batch.target - batch.value
-    moments = {name: (jnp.mean(x), jnp.mean(x**2)) for name, x in (("target", batch.target), ("error", error))}
-    moments, value, advantage = flat_pmean(
-        (moments, jnp.mean(batch.value), (jnp.mean(batch.advantage), jnp.mean(batch.advantage**2)))
-    )
-    variance = {name: jnp.maximum(square - mean**2, 0.0) for name, (mean, square) in moments.items()}
+    samples = jnp.stack([batch.target, batch.target - batch.value, batch.advantage, batch.value])
+    mean, square = flat_pmean((jnp.mean(samples, axis=1), jnp.mean(jnp.square(samples), axis=1)))
+    target, error, advantage, _ = jnp.maximum(square - jnp.square(mean), 0.0)  # variances
     return {
-        "value/mean": value,
-        "value/explained_variance": 1 - variance["error"] / jnp.maximum(variance["target"], 1e-8),
-        "advantage/std": jnp.sqrt(jnp.maximum(advantage[1] - advantage[0] ** 2, 0.0)),
+        "value/mean": mean[3],
+        "value/explained_variance": 1 - error / jnp.maximum(target, 1e-8),
+        "advantage/std": jnp.sqrt(advantage),
     }
 
 

@@ -64,7 +64,8 @@ class Checkpoints:
     def load(self, like: Arrays, only: bool = False) -> tuple[int, Arrays, list[str]]:
         """The newest checkpoint that loads, as (step, arrays, warnings about those that do not).
 
-        With `only`, just the arrays that `like` names. Raises UsageError where none loads, or where the arrays differ in name, shape or type from `like`.
+        With `only`, just the arrays that `like` names. Raises UsageError where none loads, or where the arrays differ
+        in name, shape or type from `like`.
         """
         warnings = []
         for candidate in reversed(self.steps()):

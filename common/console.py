@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Console:
-    """Prints to the terminal; a progress bar where there is one, plain lines elsewhere, nothing but warnings when quiet."""
+    """Prints a progress bar to a terminal, plain lines elsewhere, and nothing but warnings when quiet."""
 
     def __init__(self, quiet: bool, total_steps: int):
         from rich.console import Console as Rich

@@ -6,6 +6,7 @@ split over the devices along the environments. Under `pmap` each array has one m
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -24,9 +25,9 @@ MIN_ENVS_PER_CPU_DEVICE = 16
 def choose_devices(num_devices: int, num_envs: int, block: int = 1) -> list[jax.Device]:
     """The devices to train on: `num_devices`, or with 0 all accelerators, or the CPU cores that pay off.
 
-    Environments come in blocks of `block` that no device boundary may cut. On a CPU the devices are virtual and are made
-    here, unless JAX has already started; then the existing ones are used. Raises UsageError, with the numbers that would
-    work, where there are too few devices or they do not divide the environments.
+    Environments come in blocks of `block` that no device boundary may cut. On a CPU the devices are virtual and are
+    made here, unless JAX has already started; then the existing ones are used. Raises UsageError, with the numbers that
+    would work, where there are too few devices or they do not divide the environments.
     """
     shares = [count for count in range(1, num_envs + 1) if num_envs % (count * block) == 0]
     if not shares:
@@ -42,10 +43,8 @@ def choose_devices(num_devices: int, num_envs: int, block: int = 1) -> list[jax.
         )
     worthwhile = [n for n in shares if n <= _cores() and n * MIN_ENVS_PER_CPU_DEVICE <= num_envs] or [1]
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        try:
+        with suppress(RuntimeError):  # JAX has started in this process: its devices are what they are
             jax.config.update("jax_num_cpu_devices", num_devices or worthwhile[-1])
-        except RuntimeError:
-            pass  # JAX has started in this process: its devices are what they are
     devices = jax.local_devices()
     if num_devices > len(devices):
         raise UsageError(f"--num-devices {num_devices}: JAX has {len(devices)} {devices[0].platform} device(s) here")

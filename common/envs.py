@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from common import spaces
 from common.errors import UsageError
 
+DEFAULT_HORIZON = 1_000  # for environments without `max_steps_in_episode`
+
 
 class Step(NamedTuple):
     """What one step of one environment returns."""
@@ -56,6 +58,18 @@ class Env:
     def reset(self, key: jax.Array) -> tuple[jax.Array, Any]:
         """First observation and state of an episode."""
         return self._reset(key)
+
+    def reset_mid_episode(self, key: jax.Array) -> tuple[jax.Array, Any]:
+        """Observation and state at a random phase of an episode: after up to one horizon of random actions."""
+        reset_key, phase_key, walk_key = jax.random.split(key, 3)
+        steps = jax.random.randint(phase_key, (), 0, self.max_steps or DEFAULT_HORIZON)
+
+        def walk(step, carry):
+            action_key, step_key = jax.random.split(jax.random.fold_in(walk_key, step))
+            out = self.step(step_key, carry[1], spaces.sample(action_key, self.action_space))
+            return out.obs, out.state
+
+        return jax.lax.fori_loop(0, steps, walk, self.reset(reset_key))
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         """One step, with the reset included where it ended the episode. Box actions are clipped to the space."""

@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from common.devices import global_ids
-from common.envs import Env
+from common.envs import DEFAULT_HORIZON, Env
 
 SEED = 20_250_101  # the same episodes for every run, seed and evaluation
-DEFAULT_MAX_STEPS = 10_000  # for environments without `max_steps_in_episode`
 
 
 class Episodes(NamedTuple):
@@ -23,14 +22,14 @@ class Episodes(NamedTuple):
 def run_episodes(env: Env, policy: Callable[[jax.Array], jax.Array], num_episodes: int) -> Episodes:
     """Play this device's `num_episodes` episodes with `policy`: observations [E, ...] to actions [E, ...].
 
-    An episode ends at termination, at truncation or after the environment's `max_steps_in_episode`. Initial states depend
-    only on the episode's global index, so that evaluations are comparable.
+    An episode ends at termination, at truncation or after the environment's `max_steps_in_episode`. Initial states
+    depend only on the episode's global index, so that evaluations are comparable.
     """
     root = jax.random.key(SEED)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(root, global_ids(num_episodes))
     obs, env_state = jax.vmap(env.reset)(keys)
     zeros = jnp.zeros(num_episodes)
-    limit = env.max_steps or DEFAULT_MAX_STEPS
+    limit = env.max_steps or DEFAULT_HORIZON
 
     def unfinished(carry):
         time, _, _, done, _ = carry

@@ -14,9 +14,9 @@ def repeat(
 ) -> tuple[Any, dict[str, jax.Array], dict[str, jax.Array]]:
     """Run `update` `num_updates` times; metrics are averaged, episodes merged.
 
-    `num_updates` is traced: one executable serves every length, and a resumed run executes the very same code. Returns the
-    state, the metrics, and for each of `update`'s metrics the index of the first update in which it was not finite (or
-    -1).
+    `num_updates` is traced: one executable serves every length, and a resumed run executes the very same code. Returns
+    the state, the metrics, and for each of `update`'s metrics the index of the first update in which it was not finite
+    (or -1).
     """
     update = jax.jit(update)  # traced once, although its shapes are asked for too
     _, metrics, episodes = jax.eval_shape(update, state)

@@ -30,7 +30,7 @@ from common.checkpoint import Checkpoints
 from common.compile import compile_together, set_up_cache
 from common.console import Console
 from common.devices import describe, host_like, to_devices, to_host
-from common.errors import TrainingError, UsageError
+from common.errors import TrainingError
 from common.metrics import Metrics, check_extras, jsonable
 from common.plot import draw_curve
 from common.run_directory import describe_run, open_directory, write_json
@@ -143,7 +143,7 @@ class Run:
             self._save(state)
 
     def finish(self, state: Any) -> TrainResult:
-        """Write what remains and say where everything is. Raises KeyboardInterrupt or SystemExit(143) after a signal."""
+        """Write what remains, say where everything is. Raises KeyboardInterrupt or SystemExit(143) after a signal."""
         status = "interrupted" if self._signal else "finished" if self.steps >= self.total else "stopped"
         if self._host is None:
             self._host = to_host(state)
@@ -246,8 +246,8 @@ class Run:
         kept = self._checkpoints.steps() if self._checkpoints else []
         saved = f"the last good checkpoint is at step {kept[-1]}" if kept else "there is no checkpoint yet"
         raise TrainingError(
-            f"{name} is not finite at step {step} (seed {self.args.seed + seed}); {saved}; a smaller --learning-rate or "
-            "--max-grad-norm may help"
+            f"{name} is not finite at step {step} (seed {self.args.seed + seed}); {saved}; "
+            "a smaller --learning-rate or --max-grad-norm may help"
         )
 
     def _evaluate_now(self, state: Any) -> bool:

@@ -131,6 +131,18 @@ from common.sampling import block_width, minibatch_indices, rollout_keys
 # ---------------------------------------------------------------------------------------------------------- networks
 
 
+def patches(image: jax.Array, stride: int = 1) -> jax.Array:
+    """The 3 x 3 neighbourhoods of [..., H, W, C], as [..., H', W', 9 * C]; sides under 3 are padded.
+
+    A dense layer on them is a convolution, and trains three times faster on a CPU than XLA's own.
+    """
+    pad = [(0, 0)] * (image.ndim - 3) + [(0, max(3 - side, 0)) for side in image.shape[-3:-1]] + [(0, 0)]
+    image = jnp.pad(image, pad)
+    height, width = (image.shape[axis] - 2 for axis in (-3, -2))
+    shifts = [(row, column) for row in range(3) for column in range(3)]
+    return jnp.concatenate([image[..., r : r + height : stride, c : c + width : stride, :] for r, c in shifts], axis=-1)
+
+
 class Torso(nn.Module):
     """Features of an observation: an MLP, behind a small convolution where the observation is an image [H, W, C]."""
 
@@ -143,7 +155,9 @@ class Torso(nn.Module):
         layer = {"kernel_init": nn.initializers.orthogonal(np.sqrt(2)), "dtype": self.args.dtype}
         x = spaces.encode(obs, self.space)  # [B, features] or [B, H, W, C]
         if spaces.is_image(self.space):
-            x = activation(nn.Conv(16, (3, 3), **layer)(x))
+            while max(x.shape[-3:-1]) > 16:
+                x = activation(nn.Dense(16, **layer)(patches(x, stride=2)))
+            x = activation(nn.Dense(16, **layer)(patches(x)))
             x = x.reshape(*x.shape[:-3], -1)  # [B, H * W * 16]
         for width in self.args.hidden_sizes:
             x = activation(nn.Dense(width, **layer)(x))

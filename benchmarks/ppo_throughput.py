@@ -1,0 +1,150 @@
+"""Training speed of PPO, and the share of the networks' own floor that it reaches; prints one line of JSON.
+
+    python benchmarks/ppo_throughput.py
+    python benchmarks/ppo_throughput.py --num-devices 1
+
+The floor is what the networks alone cost per update, in the same process, at the same batch sizes and on the same
+devices: one forward pass of actor and critic over the rollout, and per epoch one forward-and-backward pass over it.
+"""
+
+import json
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+
+from algos.ppo_pmap import Actor, Args, Critic, make_ppo
+from common import envs
+from common.devices import AXIS, choose_devices
+from common.run_directory import versions
+
+REPEATS = 5
+
+
+@dataclass
+class Sizes:
+    """What to measure; the defaults are PureJaxRL's."""
+
+    env: str = "CartPole-v1"
+    num_envs: int = 64
+    num_steps: int = 128
+    update_epochs: int = 4
+    num_minibatches: int = 4
+    num_devices: int = 0
+    """0 is what training would choose."""
+    updates: int = 40
+    """Updates per measurement."""
+
+
+def main(sizes: Sizes) -> None:
+    flags = {name: value for name, value in vars(sizes).items() if name != "updates"}
+    args = Args(**flags, total_timesteps=10**9)
+    devices = choose_devices(args.num_devices, args.num_envs, args.block)
+    env = envs.make(args.env)
+    compile_seconds, update_seconds = time_training(args, env, devices, sizes.updates)
+    forward, backward = time_networks(args, env, devices, sizes.updates)
+    floor = forward + args.update_epochs * backward
+    record = {
+        "benchmark": "ppo_throughput",
+        "versions": versions(),
+        "devices": [str(device) for device in devices],
+        "sizes": flags,
+        "compile_seconds": round(compile_seconds, 2),
+        "steps_per_second": round(args.steps_per_update / update_seconds),
+        "floor_steps_per_second": round(args.steps_per_update / floor),
+        "share_of_floor": round(floor / update_seconds, 3),
+        "matmul_512_gflops": round(matmul_rate()),
+    }
+    print(json.dumps(record))
+
+
+def time_training(args: Args, env: envs.Env, devices: list, updates: int) -> tuple[float, float]:
+    """Seconds to compile, and seconds per update."""
+    ppo = make_ppo(args, env)
+    init = jax.pmap(ppo.init, axis_name=AXIS, devices=devices)
+    update = jax.pmap(
+        ppo.update, axis_name=AXIS, devices=devices, in_axes=(0, None), out_axes=(0, None, None), donate_argnums=0
+    )
+    state = init(np.zeros((len(devices), 1), np.int32))
+    began = time.perf_counter()
+    state, *_ = jax.block_until_ready(update(state, np.int32(0)))
+    compile_seconds = time.perf_counter() - began
+
+    def run():
+        nonlocal state
+        state, *_ = update(state, np.int32(updates))
+        return state
+
+    return compile_seconds, median_seconds(run) / updates
+
+
+def time_networks(args: Args, env: envs.Env, devices: list, updates: int) -> tuple[float, float]:
+    """Seconds for one forward pass over a rollout, and for one forward-and-backward pass in minibatches."""
+    samples = args.steps_per_update // len(devices)
+    size = samples // args.num_minibatches
+    actor, critic = Actor(args, env.observation_space, env.action_space), Critic(args, env.observation_space)
+    obs = np.random.default_rng(0).normal(size=(len(devices), samples, *env.observation_space.shape))
+    obs = obs.astype(env.obs_dtype)
+    params = actor.init(jax.random.key(0), obs[0]), critic.init(jax.random.key(1), obs[0])
+    params = jax.tree.map(lambda x: np.broadcast_to(x, (len(devices), *x.shape)), params)
+
+    def outputs(params, obs):
+        policy = actor.apply(params[0], obs)
+        return sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(policy)) + jnp.sum(critic.apply(params[1], obs))
+
+    def descend(params, obs):
+        return jax.tree.map(lambda x, g: x - 1e-6 * g, params, jax.grad(outputs)(params, obs))
+
+    # Each pass depends on the one before it, so that none can be left out or moved out of the loop.
+    def forward(params, obs):
+        return jax.lax.fori_loop(0, updates, lambda _, x: outputs(params, obs + (1e-9 * x).astype(obs.dtype)), 0.0)
+
+    def backward(params, obs):
+        def minibatch(index, params):
+            return descend(params, jax.lax.dynamic_slice_in_dim(obs, index % args.num_minibatches * size, size))
+
+        return jax.lax.fori_loop(0, updates * args.num_minibatches, minibatch, params)
+
+    mapped = (jax.pmap(function, axis_name=AXIS, devices=devices) for function in (forward, backward))
+    forward_seconds, backward_seconds = (
+        median_seconds(partial(function, params, obs)) / updates for function in mapped
+    )
+    return forward_seconds, backward_seconds
+
+
+def matmul_rate() -> float:
+    """GFLOP/s of a 512 x 512 float32 matrix product, the scale on which speeds of different machines compare."""
+    product = jax.jit(lambda a, b: a @ b)
+    matrix = jnp.ones((512, 512))
+
+    def run():
+        result = matrix
+        for _ in range(100):
+            result = product(matrix, matrix)
+        return result
+
+    return 100 * 2 * 512**3 / median_seconds(run) / 1e9
+
+
+def median_seconds(run) -> float:
+    """Median over warm runs, each until its result is ready."""
+    jax.block_until_ready(run())
+    times = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        jax.block_until_ready(run())
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Sizes))

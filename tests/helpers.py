@@ -1,0 +1,241 @@
+"""What several test files share: small arguments, running PPO's functions directly, and toy environments."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import ppo_pmap as ppo
+from flax import struct
+from gymnax.environments import environment
+from gymnax.environments import spaces as gymnax_spaces
+from ppo_pmap import Args, TrainState, make_ppo, train  # noqa: F401  (re-exported)
+
+from common.devices import AXIS, to_host
+from common.envs import Env, make, wrap
+from common.metrics import read
+
+SMALL = {
+    "num_envs": 16,
+    "num_steps": 8,
+    "num_minibatches": 4,
+    "update_epochs": 2,
+    "hidden_sizes": (16,),
+    "total_timesteps": 10 * 16 * 8,
+    "eval_episodes": 4,
+    "log_interval": 10**9,
+    "eval_interval": 0,
+    "checkpoint_interval": 0,
+    "num_devices": 1,
+    "quiet": True,
+}
+
+
+def small_args(**flags: Any) -> Args:
+    return Args(**SMALL | flags)
+
+
+def over_devices(function, count: int, *args: Any) -> Any:
+    """`function` on `count` devices of the axis, simulated by vmap; arguments are split along their leading axis."""
+    outputs = jax.vmap(lambda _, *shard: function(*shard), axis_name=AXIS)
+    return outputs(jnp.arange(count), *(jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), x) for x in args))
+
+
+def programs(args: Args, env: Env, num_devices: int):
+    """`init` and `update` of PPO over devices, without a run around them."""
+    functions = make_ppo(args, env)
+    devices = jax.devices()[:num_devices]
+    init = jax.pmap(functions.init, axis_name=AXIS, devices=devices)
+    update = jax.pmap(functions.update, axis_name=AXIS, devices=devices, in_axes=(0, None), out_axes=(0, None, None))
+    seeds = np.arange(args.seed, args.seed + args.num_seeds, dtype=np.int32)
+    return functools.partial(init, np.broadcast_to(seeds, (num_devices, args.num_seeds)).copy()), update
+
+
+def run_updates(args: Args, env: Env, num_devices: int, updates: int) -> tuple[TrainState, dict[str, np.ndarray]]:
+    """State on the devices and metrics of the last call after `updates` updates from scratch."""
+    init, update = programs(args, env, num_devices)
+    state, metrics, _ = update(init(), np.int32(updates))
+    return state, jax.device_get(metrics)
+
+
+def host_params(state: TrainState) -> Any:
+    return to_host(state).learner.params
+
+
+def relative_difference(a: Any, b: Any) -> float:
+    """Largest difference between two trees, each array measured by its own largest magnitude."""
+
+    def difference(x, y):
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        return np.max(np.abs(x - y), initial=0.0) / max(np.max(np.abs(x), initial=0.0), 1e-30) if np.any(x != y) else 0.0
+
+    return max(jax.tree.leaves(jax.tree.map(difference, a, b)))
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in pairs)
+
+
+def metric_rows(run_dir: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics without what a clock decides."""
+    rows = read(Path(run_dir) / "metrics.jsonl")
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+
+
+def result_of(run_dir: Path) -> dict[str, Any]:
+    return json.loads((Path(run_dir) / "result.json").read_text())
+
+
+# ------------------------------------------------------------------------------------------------- toy environments
+
+
+@struct.dataclass
+class ToyState(environment.EnvState):
+    time: jax.Array
+    episode: jax.Array
+
+
+@struct.dataclass
+class ToyParams(environment.EnvParams):
+    max_steps_in_episode: int = 7
+
+
+class Toy(environment.Environment):
+    """Observes (episode id, step); every episode is truncated after `max_steps_in_episode` steps of reward 2.5."""
+
+    @property
+    def default_params(self) -> ToyParams:
+        return ToyParams()
+
+    def reset_env(self, key, params):
+        state = ToyState(time=jnp.int32(0), episode=jax.random.randint(key, (), 0, 3 * 1000))
+        return self.get_obs(state), state
+
+    def step_env(self, key, state, action, params):
+        state = state.replace(time=state.time + 1)
+        return self.get_obs(state), state, self.reward(state, action), self.is_terminated(state, params), {}
+
+    def get_obs(self, state, params=None, key=None):
+        return jnp.stack([state.episode, state.time]).astype(jnp.float32)
+
+    def reward(self, state, action):
+        return jnp.float32(2.5)
+
+    def is_terminated(self, state, params):
+        return jnp.bool_(False)
+
+    def observation_space(self, params):
+        return gymnax_spaces.Box(-np.inf, np.inf, (2,), jnp.float32)
+
+    def action_space(self, params):
+        return gymnax_spaces.Discrete(3)
+
+
+class Endings(Toy):
+    """Episodes of 3, 4 or 5 steps by id, ended by termination (id % 3 == 0), truncation (1) or both at once (2)."""
+
+    def over(self, state):
+        return state.time >= 3 + state.episode // 3 % 3
+
+    def is_terminated(self, state, params):
+        return self.over(state) & (state.episode % 3 != 1)
+
+    def is_truncated(self, state, params):
+        return self.over(state) & (state.episode % 3 != 0)
+
+    def reward(self, state, action):
+        return state.episode % 7 + 0.5 * state.time
+
+
+class RewardIsEpisode(Toy):
+    """The return of an episode is known from its first observation alone."""
+
+    def reward(self, state, action):
+        return state.episode.astype(jnp.float32)
+
+
+class Endless(Toy):
+    """Never ends, and declares no time limit."""
+
+    def is_truncated(self, state, params):
+        return jnp.bool_(False)
+
+    @property
+    def default_params(self):
+        return environment.EnvParams(max_steps_in_episode=0)
+
+
+class TwoDials(Toy):
+    """MultiDiscrete actions: reward for the first dial at 1 and the second at 2."""
+
+    def get_obs(self, state, params=None, key=None):
+        return jnp.stack([jnp.sin(state.episode + 0.3 * state.time), jnp.cos(0.7 * state.time)])
+
+    def reward(self, state, action):
+        return (action[0] == 1) + 0.5 * (action[1] == 2)
+
+    def action_space(self, params):
+        return gymnax_spaces.Tuple([gymnax_spaces.Discrete(2), gymnax_spaces.Discrete(3)])
+
+
+@struct.dataclass
+class KeyedState(environment.EnvState):
+    time: jax.Array
+    episode: jax.Array
+    key: jax.Array  # a typed PRNG key
+
+
+class KeyInState(Toy):
+    """Keeps a typed PRNG key in its state and draws its observations from it."""
+
+    def reset_env(self, key, params):
+        state = KeyedState(time=jnp.int32(0), episode=jnp.int32(0), key=jax.random.fold_in(key, 1))
+        return self.get_obs(state), state
+
+    def step_env(self, key, state, action, params):
+        state = state.replace(key=jax.random.fold_in(state.key, state.time))
+        return super().step_env(key, state, action, params)
+
+    def get_obs(self, state, params=None, key=None):
+        return jax.random.normal(state.key, (2,))
+
+
+class Pusher(Toy):
+    """Box actions within [-1, 0.5]; the reward is the action that arrives."""
+
+    def reward(self, state, action):
+        return jnp.sum(action)
+
+    def action_space(self, params):
+        return gymnax_spaces.Box(-1.0, 0.5, (1,), jnp.float32)
+
+
+class OldApi(Toy):
+    """The five values of gymnax before 1.0."""
+
+    def step(self, key, state, action, params=None):
+        obs, state, reward, terminated, truncated, info = super().step(key, state, action, params)
+        return obs, state, reward, terminated | truncated, info
+
+
+class NoFinalObservation(Toy):
+    def step(self, key, state, action, params=None):
+        *outputs, info = super().step(key, state, action, params)
+        return *outputs, {}
+
+
+def toy() -> Toy:
+    """A factory, as `--env helpers:toy` calls it."""
+    return Toy()
+
+
+def make_env(name: str) -> Env:
+    """A gymnax id, or the name of a toy class of this module."""
+    return wrap(globals()[name]()) if name in globals() else make(name)
+
+
+__all__ = ["ppo"]

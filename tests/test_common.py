@@ -1,0 +1,413 @@
+"""The shared modules: episode statistics, repeated updates, checkpoints, devices, evaluation."""
+
+import shutil
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+from helpers import AXIS, host_params, make_env, metric_rows, over_devices, programs, same_bits, small_args, train
+
+from common import checkpoint
+from common.checkpoint import Checkpoints
+from common.devices import choose_devices, global_ids, host_like, to_devices, to_host
+from common.episodes import WINDOW, new_recent, new_tracker, no_episodes, recent_metrics, track
+from common.errors import UsageError
+from common.envs import DEFAULT_HORIZON
+from common.evaluate import run_episodes
+from common.repeat import repeat
+
+# ---------------------------------------------------------------------------------------------------------- episodes
+
+T, N = 6, 8
+
+
+def finished_episodes(reward: np.ndarray, done: np.ndarray) -> list[tuple[float, int]]:
+    """(return, length) in the order of step, then env, of rollouts [updates * T, N]."""
+    found, ret, length = [], np.zeros(N), np.zeros(N)
+    for reward_t, done_t in zip(reward, done, strict=True):
+        ret, length = ret + reward_t, length + 1
+        found += [(ret[n], length[n]) for n in np.flatnonzero(done_t)]
+        ret, length = np.where(done_t, 0, ret), np.where(done_t, 0, length)
+    return found
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_episode_statistics_equal_numpy(devices):
+    """Totals per rollout and the window of the last 100, over devices and updates, more and fewer than 100 at once."""
+    random = np.random.default_rng(0)
+    updates = 12
+    reward = random.normal(size=(updates * T, N)).astype(np.float32)
+    done = random.random((updates * T, N)) < np.repeat([0, 0.1, 0.3, 0.6, 1.0, 0.05] * 2, T)[:, None]
+    tracker = jax.tree.map(lambda x: jnp.broadcast_to(x, (devices, N // devices)), new_tracker(N // devices))
+    recent = new_recent()
+    step = jax.jit(
+        lambda tracker, recent, reward, done: jax.vmap(
+            lambda tracker, reward, done: track(tracker, recent, reward, done, AXIS),
+            in_axes=(0, 1, 1),
+            axis_name=AXIS,
+        )(tracker, reward.reshape(T, devices, -1), done.reshape(T, devices, -1))
+    )
+    for update in range(updates):
+        rows = slice(update * T, (update + 1) * T)
+        tracker, recents, totals = step(tracker, recent, reward[rows], done[rows])
+        recent, totals = jax.tree.map(lambda x: x[0], (recents, totals))
+        assert all(same_bits(x[0], x[i]) for x in jax.tree.leaves(recents) for i in range(devices))
+
+        so_far = finished_episodes(reward[: rows.stop], done[: rows.stop])
+        before = len(finished_episodes(reward[: rows.start], done[: rows.start]))
+        window, fresh = np.array(so_far[-WINDOW:]), np.array(so_far[before:])
+        metrics = recent_metrics(recent) | totals.metrics()
+        assert recent.count == len(window)
+        assert metrics["episode/count"] == len(fresh)
+        if not so_far:
+            assert np.isnan(metrics["episode/return_last100"])
+            assert np.isnan(metrics["episode/return"])
+            continue
+        np.testing.assert_allclose(np.sort(recent.ret[: len(window)]), np.sort(window[:, 0]), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(recent.ret[: len(window)], window[::-1, 0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(metrics["episode/return_last100"], window[:, 0].mean(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(metrics["episode/length_last100"], window[:, 1].mean(), rtol=1e-5)
+        if len(fresh):
+            expected = [f(fresh[:, i]) for i in (0, 1) for f in (np.mean, np.min, np.max)]
+            names = [f"episode/{name}{end}" for name in ("return", "length") for end in ("", "_min", "_max")]
+            np.testing.assert_allclose([metrics[name] for name in names], expected, rtol=1e-4, atol=1e-5)
+    assert len(so_far) > 2 * WINDOW
+
+
+def test_reported_returns_are_raw(tmp_path):
+    """Episodes of 7 steps of reward 2.5, whatever the learner makes of observations and rewards."""
+    flags = {"normalize_obs": True, "normalize_rewards": True, "reward_scale": 0.1, "num_steps": 10, "num_envs": 4}
+    args = small_args(**flags, total_timesteps=400, run_dir=str(tmp_path / "run"), log_interval=80, hidden_sizes=(8,))
+    result = train(args, make_env("Toy"))
+    rows = metric_rows(result.run_dir)
+    assert len(rows) == 5
+    for row in rows:
+        assert {row[f"episode/return{end}"] for end in ("", "_min", "_max", "_last100")} == {17.5}
+        assert {row[f"episode/length{end}"] for end in ("", "_min", "_max", "_last100")} == {7}
+    assert sum(row["episode/count"] * 1 for row in rows) > 0
+    # 10 updates of 10 steps: 100 // 7 episodes in each environment; a row reports the mean over its updates' totals
+    assert sum(row["episode/count"] for row in rows) == 4 * (100 // 7)
+    for name in ("mean", "min", "max"):
+        assert result.evaluation[f"eval/return_{name}"] == [17.5]
+    assert result.evaluation["eval/return_std"] == [0]
+    assert result.evaluation["eval/length_mean"] == [7]
+
+
+# ------------------------------------------------------------------------------------------------------------ repeat
+
+
+def counting_update(state):
+    """Metric `value` is the number of the update; `late` is infinite from the fourth update on, `early` NaN in one."""
+    metrics = {
+        "value": state.astype(jnp.float32),
+        "late": jnp.where(state >= 3, jnp.inf, 0.0),
+        "early": jnp.where(state == 1, jnp.nan, 0.0),
+    }
+    episodes = no_episodes().replace(count=jnp.float32(1), ret_sum=metrics["value"], ret_max=metrics["value"])
+    return state + 1, metrics, episodes
+
+
+def test_repeat_averages_metrics_and_finds_the_first_broken_update():
+    state, metrics, broken = jax.jit(lambda s, n: repeat(counting_update, s, n))(jnp.int32(0), jnp.int32(6))
+    assert state == 6
+    assert metrics["value"] == pytest.approx(2.5)
+    assert metrics["episode/count"] == 6
+    assert metrics["episode/return"] == pytest.approx(2.5)
+    assert metrics["episode/return_max"] == 5
+    assert jax.tree.map(int, broken) == {"value": -1, "late": 3, "early": 1}
+
+
+def test_repeat_keeps_seeds_apart():
+    states = jnp.array([0, 10, 2])
+    state, metrics, broken = jax.jit(lambda s, n: repeat(jax.vmap(counting_update), s, n))(states, jnp.int32(2))
+    np.testing.assert_array_equal(state, states + 2)
+    np.testing.assert_array_equal(metrics["value"], [0.5, 10.5, 2.5])
+    np.testing.assert_array_equal(broken["late"], [-1, 0, 1])
+    np.testing.assert_array_equal(broken["early"], [1, -1, -1])
+
+
+def test_zero_updates_leave_the_state_bit_identical():
+    init, update = programs(small_args(num_seeds=2, num_minibatches=2), make_env("Toy"), 2)
+    before = to_host(init())
+    state, metrics, broken = update(init(), np.int32(0))
+    assert same_bits(before, to_host(state))
+    assert all((np.asarray(index) == -1).all() for index in jax.tree.leaves(broken))
+    assert np.asarray(metrics["loss/total"]).tolist() == [0, 0]
+    state, *_ = update(state, np.int32(1))
+    assert not same_bits(before.learner.params, host_params(state))
+
+
+# ------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def arrays(step: int = 0) -> checkpoint.Arrays:
+    return {
+        "learner/w": np.arange(6, dtype=np.float32).reshape(2, 3) + step,
+        "learner/updates": np.asarray(step, np.int32),
+        "envs/key": np.array([[1, 2]], np.uint32),
+        "envs/nothing": np.zeros((0, 3), np.float32),
+    }
+
+
+def saved(directory, steps, evaluations=None, **policy) -> Checkpoints:
+    checkpoints = Checkpoints(directory, **policy)
+    for step, evaluation in zip(steps, evaluations or [None] * len(steps), strict=True):
+        checkpoints.save(step, arrays(step), evaluation)
+    checkpoints.wait()
+    return checkpoints
+
+
+def test_flatten_names_leaves_and_unflatten_restores_them():
+    tree = {"a": [np.arange(3), np.float32(2)], "b": (np.zeros((2, 2)),)}
+    flat = checkpoint.flatten(tree)
+    assert list(flat) == ["a/0", "a/1", "b/0"]
+    like = jax.tree.map(np.zeros_like, tree)
+    assert jax.tree.structure(checkpoint.unflatten(flat, like)) == jax.tree.structure(tree)
+    assert same_bits(checkpoint.unflatten(flat, like), tree)
+
+
+def test_sha256_sees_every_name_type_shape_and_bit():
+    base = {"a": np.arange(4, dtype=np.int32), "b": np.ones(2, np.float32)}
+    variants = [
+        base,
+        {"a": base["a"], "c": base["b"]},
+        base | {"a": base["a"].astype(np.uint32)},
+        base | {"a": base["a"].reshape(2, 2)},
+        base | {"b": np.array([1, np.nextafter(np.float32(1), np.float32(2))], np.float32)},
+        base | {"b": np.array([1, -1], np.float32)},
+        {"a": base["a"]},
+    ]
+    assert len({checkpoint.sha256(variant) for variant in variants}) == len(variants)
+    assert checkpoint.sha256(dict(reversed(base.items()))) == checkpoint.sha256(base)
+    assert checkpoint.sha256({"a": np.arange(6).reshape(2, 3).T}) == checkpoint.sha256(
+        {"a": np.ascontiguousarray(np.arange(6).reshape(2, 3).T)}
+    )
+
+
+def test_checkpoint_roundtrip_is_bit_exact(tmp_path):
+    values = arrays(7) | {"learner/odd": np.array([np.nan, np.inf, -0.0, 1e-42], np.float32)}
+    checkpoints = Checkpoints(tmp_path / "c")
+    checkpoints.save(7, values, None)
+    checkpoints.wait()
+    step, loaded, warnings = Checkpoints(tmp_path / "c").load(jax.tree.map(np.zeros_like, values))
+    assert (step, warnings) == (7, [])
+    assert checkpoint.sha256(loaded) == checkpoint.sha256(values)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"learner/w": np.zeros((2, 4), np.float32)}, r"learner/w is float32\[2, 3\] there and float32\[2, 4\] here"),
+        ({"learner/w": np.zeros((2, 3), np.int32)}, r"learner/w is float32\[2, 3\] there and int32\[2, 3\] here"),
+        ({"learner/new": np.zeros(2)}, r"learner/new is nothing there and float64\[2\] here"),
+    ],
+    ids=["shape", "type", "missing"],
+)
+def test_a_checkpoint_that_does_not_fit_names_the_array(tmp_path, change, message):
+    checkpoints = saved(tmp_path / "c", [1])
+    with pytest.raises(UsageError, match=message):
+        checkpoints.load(arrays() | change)
+
+
+def test_a_surplus_array_is_named_unless_only_some_are_wanted(tmp_path):
+    checkpoints = saved(tmp_path / "c", [1])
+    wanted = {"learner/w": arrays()["learner/w"]}
+    with pytest.raises(UsageError, match="envs/key is uint32"):
+        checkpoints.load(wanted)
+    _, loaded, _ = checkpoints.load(wanted, only=True)
+    assert list(loaded) == ["learner/w"]
+
+
+def delete_a_file(directory):
+    max((path for path in directory.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size).unlink()
+
+
+def truncate_every_file(directory):
+    for path in directory.rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty_every_file(directory):
+    for path in directory.rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+
+
+def empty_the_directory(directory):
+    shutil.rmtree(directory)
+    directory.mkdir()
+
+
+@pytest.mark.parametrize("damage", [delete_a_file, truncate_every_file, empty_every_file, empty_the_directory])
+def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(tmp_path, damage):
+    saved(tmp_path / "c", [10, 20, 30]).close()
+    damage(tmp_path / "c" / "30")
+    step, loaded, warnings = Checkpoints(tmp_path / "c").load(arrays())
+    assert step == 20
+    assert checkpoint.sha256(loaded) == checkpoint.sha256(arrays(20))
+    assert len(warnings) == 1
+    assert "checkpoint 30 is damaged" in warnings[0]
+    # the run goes on and saves the same step again
+    checkpoints = saved(tmp_path / "c", [30])
+    assert checkpoints.load(arrays())[0] == 30
+
+
+def test_no_loadable_checkpoint_is_an_error(tmp_path):
+    with pytest.raises(UsageError, match="no checkpoint in"):
+        Checkpoints(tmp_path / "none").load(arrays())
+    saved(tmp_path / "c", [10, 20]).close()
+    for step in ("10", "20"):
+        empty_the_directory(tmp_path / "c" / step)
+    with pytest.raises(UsageError, match=r"checkpoint 20 is damaged.*checkpoint 10 is damaged"):
+        Checkpoints(tmp_path / "c").load(arrays())
+
+
+def test_keeping_checkpoints(tmp_path):
+    assert saved(tmp_path / "two", range(1, 6), keep=2).steps() == [4, 5]
+    assert saved(tmp_path / "all", range(1, 6), keep=0).steps() == [1, 2, 3, 4, 5]
+
+
+def test_keeping_the_best_checkpoint(tmp_path):
+    evaluations = [1.0, 9.0, None, 3.0, 2.0]
+    checkpoints = saved(tmp_path / "best", range(1, 6), evaluations, keep=1, keep_best=True)
+    assert checkpoints.steps() == [2, 5]
+    assert checkpoints.best() == 9.0
+    assert Checkpoints(tmp_path / "best", keep=1, keep_best=True).best() == 9.0
+    assert saved(tmp_path / "newest", range(1, 6), evaluations, keep=1).steps() == [5]
+    assert saved(tmp_path / "without", [1]).best() == -np.inf
+
+
+# ----------------------------------------------------------------------------------------------------------- devices
+
+
+class State(struct.PyTreeNode):
+    learner: Any
+    envs: Any
+
+
+def example_state(num_devices: int, num_envs: int = 16, num_seeds: int = 3) -> State:
+    """Typed keys, scalars and arrays; every value tells its seed and global env."""
+
+    def make(seeds):
+        ids = jnp.broadcast_to(global_ids(num_envs // jax.lax.axis_size(AXIS)), (num_seeds, num_envs // num_devices))
+        keys = jax.vmap(jax.vmap(jax.random.key))(ids + 100 * seeds[:, None])
+        learner = {"w": seeds[:, None] * jnp.ones((num_seeds, 2)), "key": jax.vmap(jax.random.key)(seeds)}
+        return State(learner, {"id": ids, "key": keys, "image": ids[..., None, None] * jnp.ones((2, 3))})
+
+    seeds = np.broadcast_to(np.arange(num_seeds, dtype=np.int32), (num_devices, num_seeds)).copy()
+    return jax.pmap(make, axis_name=AXIS, devices=jax.devices()[:num_devices])(seeds)
+
+
+def test_the_host_state_is_global_and_does_not_depend_on_the_devices():
+    hosts = {count: to_host(example_state(count)) for count in (1, 2, 4, 8)}
+    for seed in range(3):
+        np.testing.assert_array_equal(hosts[4].envs["id"][seed], np.arange(16))
+        np.testing.assert_array_equal(hosts[4].envs["image"][seed, :, 1, 2], np.arange(16))
+    assert hosts[4].learner["w"].tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert all(same_bits(hosts[1], hosts[count]) for count in (2, 4, 8))
+
+
+@pytest.mark.parametrize(("old", "new"), [(2, 4), (4, 2), (1, 8), (8, 1)])
+def test_a_state_moves_between_device_counts(old, new):
+    state, target = example_state(old), example_state(new)
+    host = to_host(state)
+    placed = to_devices(host, jax.eval_shape(lambda: target), jax.devices()[:new])
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), placed) == jax.tree.map(lambda x: (x.shape, x.dtype), target)
+    assert same_bits(host, to_host(placed))
+    np.testing.assert_array_equal(jax.random.key_data(placed.envs["key"]), jax.random.key_data(target.envs["key"]))
+    draw = jax.vmap(jax.vmap(jax.vmap(jax.random.uniform)))
+    np.testing.assert_array_equal(draw(placed.envs["key"]), draw(target.envs["key"]))
+
+
+def test_host_like_predicts_what_to_host_gives():
+    state = example_state(4)
+    predicted, actual = host_like(jax.eval_shape(lambda: state)), to_host(state)
+    describe = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
+    assert describe(predicted) == describe(actual)
+
+
+@pytest.mark.parametrize(
+    ("request_", "numbers"),
+    [
+        ((3, 16, 1), ["--num-devices 3", "--num-envs 16", "1, 2, 4, 8, 16"]),
+        ((4, 8, 4), ["--num-devices 4", "--num-envs 8", "blocks of 4", "1, 2"]),
+        ((1, 10, 4), ["--num-envs 10", "multiple of 4", "8 or 12"]),
+        ((1, 3, 4), ["--num-envs 3", "multiple of 4", "nearest: 4"]),
+        ((16, 16, 1), ["--num-devices 16", "JAX has 8 cpu"]),
+    ],
+)
+def test_sizes_that_do_not_divide_are_refused_with_the_numbers(request_, numbers):
+    with pytest.raises(UsageError) as refused:
+        choose_devices(*request_)
+    assert [number for number in numbers if number not in str(refused.value)] == []
+
+
+def test_sizes_that_divide_are_accepted():
+    for request_ in ((4, 16, 4), (8, 16, 2), (1, 3, 3), (8, 8, 1)):
+        assert len(choose_devices(*request_)) == request_[0]
+    assert len(choose_devices(0, 4)) == 1  # a second device does not pay off for so few environments
+
+
+# -------------------------------------------------------------------------------------------------------- evaluation
+
+
+def constant(action):
+    return lambda obs: jnp.full(len(obs), action, jnp.int32)
+
+
+def balance(obs):
+    """A linear policy that keeps the pole of CartPole upright for ever."""
+    return (obs @ jnp.array([0.1, 0.4, 3.0, 1.0]) > 0).astype(jnp.int32)
+
+
+def episodes(env, policy, count, devices=1):
+    played = jax.jit(lambda: over_devices(lambda: run_episodes(env, policy, count // devices), devices))()
+    return np.asarray(played.ret).ravel(), np.asarray(played.length).ravel()
+
+
+def test_cartpole_episodes_end_at_500():
+    returns, lengths = episodes(make_env("CartPole-v1"), balance, 8)
+    assert returns.tolist() == lengths.tolist() == [500] * 8
+
+
+def test_episodes_depend_on_their_global_index_alone():
+    env = make_env("CartPole-v1")
+    on_one, on_four = episodes(env, constant(1), 8), episodes(env, constant(1), 8, devices=4)
+    np.testing.assert_array_equal(on_one, on_four)
+    np.testing.assert_array_equal(on_one, episodes(env, constant(1), 8))
+    assert 8 <= min(on_one[1]) < max(on_one[1]) <= 11  # always pushing right drops the pole soon, but not always at once
+
+
+def test_an_episode_counts_once_although_its_environment_goes_on():
+    """Episodes of 3 to 5 steps run side by side until the longest is over."""
+    env = make_env("Endings")
+    returns, lengths = episodes(env, constant(0), 32)
+    assert set(lengths) == {3, 4, 5}
+    sums = {length: 0.5 * length * (length + 1) / 2 for length in (3, 4, 5)}  # plus (id % 7) per step
+    whole = [(ret - sums[length]) / length for ret, length in zip(returns, lengths, strict=True)]
+    assert whole == [round(x) for x in whole]
+    assert set(whole) <= set(range(7))
+
+
+def test_an_environment_without_a_time_limit_is_capped():
+    returns, lengths = episodes(make_env("Endless"), constant(0), 2)
+    assert lengths.tolist() == [DEFAULT_HORIZON] * 2
+    assert returns.tolist() == [2.5 * DEFAULT_HORIZON] * 2
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_exactly_eval_episodes_count(tmp_path, num_devices):
+    """Five episodes, also where two devices play three each."""
+    env = make_env("RewardIsEpisode")
+    flags = {"num_steps": 4, "num_minibatches": 2, "total_timesteps": 64, "run_dir": str(tmp_path / "run")}
+    result = train(small_args(**flags, eval_episodes=5, num_devices=num_devices), env)
+    returns, _ = episodes(env, constant(0), 5)
+    assert len(set(returns)) == 5
+    assert result.evaluation["eval/return_mean"] == pytest.approx([returns.mean()])
+    assert result.evaluation["eval/return_std"] == pytest.approx([returns.std()])
+    assert result.evaluation["eval/return_min"] == [returns.min()]
+    assert result.evaluation["eval/return_max"] == [returns.max()]

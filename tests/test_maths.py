@@ -1,0 +1,232 @@
+"""Golden values and hand-computed numbers for the small pieces of mathematics."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import make_env, over_devices, ppo, run_updates, small_args
+
+from common.devices import AXIS, flat_pmean
+from common.distributions import Categoricals, Normal, action_noise
+from common.normalize import running_stats
+from common.run import next_boundary
+from common.spaces import Box, Discrete, MultiDiscrete
+
+# ------------------------------------------------------------------------------------------------------- advantages
+
+REWARD = [1, -0.5, 2, 0, 1]
+VALUE = [0.2, 0.4, -0.1, 0.8, 0.3]
+BOOTSTRAP = 0.6
+
+
+def advantages(terminated_at=None, truncated_at=None, final_value=None, reward=REWARD):
+    next_value = np.array([*VALUE[1:], BOOTSTRAP], np.float32)
+    if final_value is not None:
+        next_value[truncated_at] = final_value
+    terminated, truncated = (np.arange(5) == (-1 if at is None else at) for at in (terminated_at, truncated_at))
+    columns = (jnp.asarray(x)[:, None] for x in (np.float32(reward), np.float32(VALUE), next_value, terminated, truncated))
+    return ppo.gae(*columns, 0.99, 0.95)[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        ({"terminated_at": 2}, [2.113975, 0.97605, 2.1, 0.714007, 1.294]),
+        ({"truncated_at": 2, "final_value": 0.7}, [2.7269614, 1.6278165, 2.793, 0.714007, 1.294]),
+        ({}, [3.4085205, 2.3524939, 3.5635236, 0.714007, 1.294]),
+        # both at once is a termination, whatever the value of the final observation
+        ({"terminated_at": 2, "truncated_at": 2, "final_value": 0.7}, [2.113975, 0.97605, 2.1, 0.714007, 1.294]),
+    ],
+    ids=["terminated", "truncated", "no end", "both"],
+)
+def test_gae_golden_values(end, expected):
+    np.testing.assert_allclose(advantages(**end), expected, rtol=1e-6)
+
+
+def test_gae_leaks_nothing_across_an_end():
+    for end in ({"terminated_at": 2}, {"truncated_at": 2, "final_value": 0.7}):
+        before, after = advantages(**end), advantages(**end, reward=[1, -0.5, 2, 100, 1])
+        np.testing.assert_array_equal(before[:3], after[:3])
+        np.testing.assert_allclose(after[3], before[3] + 100, rtol=1e-5)
+
+
+def final_value_of(obs):
+    return obs[..., 0] * 10.0
+
+
+FINAL_OBS = jnp.arange(6 * 4, dtype=jnp.float32).reshape(6, 4, 1)
+NEXT_VALUE = -jnp.arange(6 * 4, dtype=jnp.float32).reshape(6, 4)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.04, 0.3, 1.0], ids=["none", "one", "some", "all"])
+def test_put_final_values(share):
+    cut = np.random.default_rng(0).permutation(24).reshape(6, 4) < round(24 * share)
+    assert cut.sum() == round(24 * share)
+    expected = np.where(cut, FINAL_OBS[..., 0] * 10, NEXT_VALUE)
+    actual = jax.jit(ppo.put_final_values, static_argnums=3)(NEXT_VALUE, cut, FINAL_OBS, final_value_of)
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_put_final_values_under_vmap_with_different_numbers_of_truncations():
+    random = np.random.default_rng(1).random((5, 6, 4))
+    cut = random < np.array([0, 0.05, 0.3, 0.8, 1.1])[:, None, None]
+    next_value, final_obs = jnp.stack([NEXT_VALUE + i for i in range(5)]), jnp.stack([FINAL_OBS * i for i in range(5)])
+    fill = jax.vmap(lambda *args: ppo.put_final_values(*args, final_value_of))
+    expected = np.where(cut, final_obs[..., 0] * 10, next_value)
+    np.testing.assert_array_equal(fill(next_value, cut, final_obs), expected)
+
+
+# ----------------------------------------------------------------------------------------------------------- losses
+
+
+def test_ratio_bounds():
+    np.testing.assert_allclose(ppo.ratio_bounds(0.1, "ppo"), (0.9, 1.1))
+    np.testing.assert_allclose(ppo.ratio_bounds(0.1, "symmetric"), (0.9090909, 1.1), rtol=1e-7)
+
+
+def test_policy_loss():
+    ratio, advantage = jnp.array([1.0, 1.5, 0.5, 1.5, 0.5]), jnp.array([2.0, 1.0, 1.0, -1.0, -1.0])
+    # minimum of unclipped and clipped: 2, 1.2, 0.5, -1.5, -0.8
+    assert ppo.policy_loss(ratio, advantage, (0.8, 1.2)) == pytest.approx(-(2 + 1.2 + 0.5 - 1.5 - 0.8) / 5)
+
+
+def test_policy_gradient_vanishes_only_where_clipping_binds():
+    gradient = jax.grad(lambda ratio, advantage: ppo.policy_loss(ratio, advantage, (0.8, 1.2)))
+    for ratio, advantage, moves in ((1.5, 1.0, False), (1.5, -1.0, True), (0.5, 1.0, True), (0.5, -1.0, False)):
+        assert bool(gradient(jnp.float32(ratio), jnp.float32(advantage))) is moves
+
+
+def test_value_loss():
+    value, old, target = jnp.array([1.0, 0.0, 3.0]), jnp.array([0.0, 0.0, 3.1]), jnp.array([2.0, 1.0, 3.0])
+    assert ppo.value_loss(value, old, target, None) == pytest.approx(0.5 * (1 + 1 + 0) / 3)
+    # the clipped predictions are 0.2, 0 and 3: errors 1.8^2, 1, 0
+    assert ppo.value_loss(value, old, target, 0.2) == pytest.approx(0.5 * (1.8**2 + 1 + 0) / 3, rel=1e-6)
+
+
+def test_adapt_learning_rate():
+    for kl, expected in ((0.021, 1e-3 / 1.5), (0.004, 1.5e-3), (0.01, 1e-3), (0.02, 1e-3), (0.005, 1e-3)):
+        assert ppo.adapt_learning_rate(jnp.float32(1e-3), kl, 0.01) == pytest.approx(expected, rel=1e-6)
+    assert ppo.adapt_learning_rate(jnp.float32(9e-3), 0.0, 0.01) == pytest.approx(1e-2)
+    assert ppo.adapt_learning_rate(jnp.float32(1.2e-6), 1.0, 0.01) == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize("flags", [{}, {"normalize_obs": True, "normalize_rewards": True}], ids=["raw", "normalised"])
+def test_ratio_of_the_first_minibatch_is_one(flags):
+    args = small_args(update_epochs=1, num_minibatches=1, hidden_sizes=(8,), **flags)
+    _, metrics = run_updates(args, make_env("CartPole-v1"), 1, 3)
+    assert metrics["policy/clip_fraction"] == 0
+    assert abs(metrics["policy/approx_kl"]) < 1e-7
+
+
+# ---------------------------------------------------------------------------------------------------- distributions
+
+LOGITS = np.array([0.5, -1.0, 2.0, 0.3, 0.1], np.float32)
+
+
+def softmax(logits):
+    return np.exp(logits) / np.exp(logits).sum()
+
+
+def test_categorical_against_numpy():
+    policy = Categoricals(jnp.asarray(LOGITS), (5,), scalar=True)
+    p = softmax(LOGITS)
+    np.testing.assert_allclose([policy.log_prob(jnp.int32(i)) for i in range(5)], np.log(p), rtol=1e-5)
+    np.testing.assert_allclose(policy.entropy(), -(p * np.log(p)).sum(), rtol=1e-5)
+    assert policy.mode() == 2
+    assert policy.mode().shape == ()
+
+
+def test_multidiscrete_is_the_sum_of_its_components():
+    policy = Categoricals(jnp.asarray(LOGITS), (2, 3), scalar=False)
+    p, q = softmax(LOGITS[:2]), softmax(LOGITS[2:])
+    for i in range(2):
+        for j in range(3):
+            np.testing.assert_allclose(policy.log_prob(jnp.array([i, j])), np.log(p[i]) + np.log(q[j]), rtol=1e-5)
+    np.testing.assert_allclose(policy.entropy(), -(p * np.log(p)).sum() - (q * np.log(q)).sum(), rtol=1e-5)
+    np.testing.assert_array_equal(policy.mode(), [0, 0])
+
+
+@pytest.mark.parametrize("space", [Discrete(5), MultiDiscrete((2, 3))], ids=["discrete", "multidiscrete"])
+def test_sample_frequencies(space):
+    policy = Categoricals(jnp.asarray(LOGITS), space.nvec, scalar=isinstance(space, Discrete))
+    keys = jax.random.split(jax.random.key(0), 40_000)
+    samples = np.asarray(jax.vmap(lambda key: policy.sample(action_noise(key, space)))(keys)).reshape(len(keys), -1)
+    edges = np.cumsum([0, *space.nvec])
+    for i, n in enumerate(space.nvec):
+        frequencies = np.bincount(samples[:, i], minlength=n) / len(keys)
+        np.testing.assert_allclose(frequencies, softmax(LOGITS[edges[i] : edges[i + 1]]), atol=0.01)
+    if len(space.nvec) == 2:
+        assert abs(np.corrcoef(samples.T)[0, 1]) < 0.02
+
+
+def test_samples_stay_in_range_at_the_ends_of_the_noise():
+    policy = Categoricals(jnp.zeros(3), (3,), scalar=True)
+    assert [policy.sample(jnp.array([noise])) for noise in (0.0, 1 - 2**-24)] == [0, 2]
+
+
+def test_symmetric_kl_to_uniform():
+    policy = Categoricals(jnp.log(jnp.array([0.7, 0.1, 0.1, 0.1])), (4,), scalar=True)
+    assert policy.symmetric_kl_to_uniform() == pytest.approx(0.4378298, rel=1e-6)
+    two = Categoricals(jnp.log(jnp.array([0.7, 0.1, 0.1, 0.1] * 2)), (4, 4), scalar=False)
+    assert two.symmetric_kl_to_uniform() == pytest.approx(2 * 0.4378298, rel=1e-6)
+    assert Categoricals(jnp.zeros(4), (4,), scalar=True).symmetric_kl_to_uniform() == pytest.approx(0, abs=1e-7)
+
+
+def test_normal_against_numpy():
+    mean, log_std, action = np.array([0.3, -1.0]), np.array([-0.5, 0.2]), np.array([0.8, 1.5])
+    policy = Normal(jnp.asarray(mean), jnp.asarray(log_std))
+    std = np.exp(log_std)
+    log_density = -0.5 * ((action - mean) / std) ** 2 - np.log(std * math.sqrt(2 * math.pi))
+    np.testing.assert_allclose(policy.log_prob(jnp.asarray(action)), log_density.sum(), rtol=1e-6)
+    entropy = 0.5 * np.log(2 * math.pi * math.e * std**2)
+    np.testing.assert_allclose(policy.entropy(), entropy.sum(), rtol=1e-6)
+    np.testing.assert_allclose(policy.mode(), mean, rtol=1e-6)
+
+    box = Box(-np.ones(2), np.ones(2), (2,))
+    keys = jax.random.split(jax.random.key(0), 40_000)
+    samples = jax.vmap(lambda key: policy.sample(action_noise(key, box)))(keys)
+    np.testing.assert_allclose(samples.mean(0), mean, atol=0.02)
+    np.testing.assert_allclose(samples.std(0), std, rtol=0.02)
+
+
+# -------------------------------------------------------------------------------------------- means over the devices
+
+
+def test_gradient_mean_over_four_devices():
+    gradients = {"w": jnp.array([0.1, 0.2, 0.3, 0.4]), "b": jnp.arange(8.0).reshape(4, 2)}
+    mean = jax.pmap(flat_pmean, axis_name=AXIS, devices=jax.devices()[:4])(gradients)
+    np.testing.assert_allclose(mean["w"], [0.25] * 4, rtol=1e-6)
+    np.testing.assert_allclose(mean["b"], [[3, 4]] * 4)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_running_statistics_equal_numpy(devices):
+    random = np.random.default_rng(0)
+    # device shares with very different means: a mean of variances would be wrong
+    batches = [random.normal(5 * i, 1 + i, (3, 8, 2)) + 10 * np.arange(8)[:, None] for i in range(4)]
+    stats = running_stats((2,))
+    for batch in batches:
+        shards = jnp.asarray(np.swapaxes(batch, 0, 1), jnp.float32)
+        merged = over_devices(lambda shard, stats=stats: stats.merge(shard, AXIS), devices, shards)
+        for leaf in jax.tree.leaves(merged):
+            np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[0], leaf.shape))
+        stats = jax.tree.map(lambda x: x[0], merged)
+    everything = np.concatenate(batches).reshape(-1, 2)
+    assert stats.count == len(everything)
+    np.testing.assert_allclose(stats.mean, everything.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(stats.std, everything.std(0), rtol=1e-5)
+    normal = stats.normalize(jnp.asarray(everything, jnp.float32))
+    np.testing.assert_allclose(normal.mean(0), 0, atol=1e-4)
+    np.testing.assert_allclose(normal.std(0), 1, rtol=1e-4)
+    assert stats.normalize(jnp.full((2,), 1e6)).max() == 10
+
+
+def test_running_statistics_of_nothing_change_nothing():
+    np.testing.assert_array_equal(running_stats((2,)).normalize(jnp.array([1.5, -2.0])), [1.5, -2.0])
+
+
+def test_next_boundary():
+    assert [next_boundary(step, 10) for step in (0, 1, 9, 10, 11, 20)] == [10, 10, 10, 20, 20, 30]
+    assert next_boundary(5, 0) == math.inf

@@ -121,9 +121,6 @@ class RunArgs:
         """
         stored = read_config(run_dir)["args"]
         known = {field.name for field in dataclasses.fields(cls)}
-        if not known <= stored.keys() | set(ONE_TIME):
-            missing = ", ".join(sorted(known - stored.keys() - set(ONE_TIME)))
-            raise UsageError(f"{run_dir} was made by another algorithm: its config.json has no {missing}")
         stored = {name: value for name, value in stored.items() if name in known and name not in ONE_TIME}
         stored |= {name: tuple(value) for name, value in stored.items() if isinstance(value, list)}
         if ":" in stored["env"].removeprefix("gymnax:") and "env" not in overrides:

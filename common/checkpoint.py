@@ -19,8 +19,11 @@ Arrays = dict[str, np.ndarray]
 class Checkpoints:
     """The `checkpoints/` folder of a run; saving is asynchronous, one save at a time."""
 
-    def __init__(self, directory: Path, keep: int = 0, keep_best: bool = False):
-        """Keep the newest `keep` checkpoints (0 = all) and, with `keep_best`, the one with the best evaluation."""
+    def __init__(self, directory: Path, keep: int = 0, keep_best: bool = False, read_only: bool = False):
+        """Keep the newest `keep` checkpoints (0 = all) and, with `keep_best`, the one with the best evaluation.
+
+        With `read_only` nothing in `directory` is touched, not even the leftovers of a killed save.
+        """
         from orbax.checkpoint import v1 as ocp
 
         logging.getLogger("absl").setLevel(logging.ERROR)
@@ -30,10 +33,11 @@ class Checkpoints:
             get_metric_fn=lambda metrics: metrics["return"], n=1, keep_checkpoints_without_metrics=False
         )
         policy = policies.AnyPreservationPolicy([newest, best] if keep_best else [newest])
-        directory.mkdir(parents=True, exist_ok=True)
+        if read_only and not directory.is_dir():
+            raise UsageError(f"there are no checkpoints: {directory} does not exist")
         self.directory = directory
         self._inner = ocp.training.Checkpointer(
-            directory.absolute(), preservation_policy=policy, cleanup_tmp_directories=True
+            directory.absolute(), preservation_policy=policy, cleanup_tmp_directories=not read_only
         )
 
     def steps(self) -> list[int]:

@@ -86,9 +86,9 @@ def to_host(state: Any) -> Any:
     Does not depend on the number of devices. Typed keys become their data.
     """
     state = jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, state)
-    first = jax.tree.map(lambda x: x.addressable_data(0)[0], state.learner)
+    first = jax.tree.map(lambda x: x.addressable_data(0), state.learner)
     learner, envs = jax.device_get((first, state.envs))
-    return state.replace(learner=learner, envs=jax.tree.map(_merge, envs))
+    return state.replace(learner=jax.tree.map(lambda x: x[0], learner), envs=jax.tree.map(_merge, envs))
 
 
 def host_like(shapes: Any) -> Any:

@@ -13,6 +13,7 @@ def draw_curve(run_dir: Path, title: str) -> Path:
     """Draw training and evaluation returns of `run_dir` against environment steps; returns the picture's path."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
 
     rows = read(run_dir / "metrics.jsonl")
     figure = Figure(figsize=(6, 3.6), layout="constrained")
@@ -21,6 +22,7 @@ def draw_curve(run_dir: Path, title: str) -> Path:
     _plot(axes, rows, "episode/return_last100", "training, last 100 episodes", BLUE, "-")
     _plot(axes, rows, "eval/return_mean", "greedy evaluation", ORANGE, "o--")
     axes.set(title=title, xlabel="environment steps", ylabel="episode return")
+    axes.xaxis.set_major_formatter(EngFormatter())
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:

@@ -16,7 +16,7 @@ import math
 import os
 import signal
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ class Run:
             "eval": 0 if args.benchmark else args.eval_interval,
             "checkpoint": 0 if args.benchmark else args.checkpoint_interval,
         }
-        self._pending = self._signal = self._host = self._best = None
+        self._pending = self._signal = self._host = self._best = self._sha256 = self._evaluated_at = None
         self._metrics = self._checkpoints = None
         self._created = self._trained_since = self._row_began = time.perf_counter()
         self._config = describe_run(args, script, env, devices)
@@ -91,6 +91,9 @@ class Run:
             signal.signal(number, handler)
         if self._metrics:
             self._metrics.close()
+        if self._checkpoints and error is not None:
+            with suppress(Exception):  # let the save under way finish; `error` is what gets reported
+                self._checkpoints.close()
         if self.dir and error is not None and isinstance(error, Exception):
             self._write_result("failed", reason=f"{type(error).__name__}: {error}")
 
@@ -105,6 +108,7 @@ class Run:
         if not self.unfinished:
             return None, None
 
+        self.console.say("compiling ...")
         with self._timed("compile"):
             init, update, self._evaluate = compile_together(init, update, evaluate, seeds)
             state = init(seeds) if self._host is None else to_devices(self._host, shapes, self.devices)
@@ -153,7 +157,8 @@ class Run:
             with self._timed("checkpoint"):
                 self._checkpoints.wait()
                 self._checkpoints.close()
-            self._write_result(status)
+            if self.steps > self.first_step or status != "finished":
+                self._write_result(status)
             draw_curve(self.dir, f"{self.env.name}, {self._config['algorithm']}")
             if status == "finished":
                 (self.dir / "DONE").touch()
@@ -178,9 +183,11 @@ class Run:
         args = self.args
         self._checkpoints = Checkpoints(self.dir / "checkpoints", args.keep_checkpoints, args.keep_best)
         self._best = self._checkpoints.best()
-        if args.resume:
-            for difference in self._differences:
-                self.console.say(f"changed  {difference}")
+        for difference in self._differences:
+            self.console.say(f"changed  {difference}")
+        if args.resume and not self._checkpoints.steps():
+            self.console.warn(f"{self.dir} has no checkpoint yet: starting it from step 0")
+        elif args.resume:
             self.steps, arrays, warnings = self._checkpoints.load(checkpoint.flatten(like))
             self._host = checkpoint.unflatten(arrays, like)
             self.first_step = self.steps
@@ -198,7 +205,7 @@ class Run:
         chosen = {
             name: x for name, x in wanted.items() if name.split("/")[1] in ("params", "obs_stats", "return_stats")
         }
-        step, arrays, warnings = Checkpoints(source / "checkpoints").load(chosen, only=True)
+        step, arrays, warnings = Checkpoints(source / "checkpoints", read_only=True).load(chosen, only=True)
         for warning in warnings:
             self.console.warn(warning)
         self.console.say(f"started from the parameters of {source} at step {step:,}")
@@ -270,7 +277,7 @@ class Run:
         return best
 
     def _fresh_evaluation(self) -> dict[str, Any]:
-        if getattr(self, "_evaluated_at", None) != self.steps:
+        if self._evaluated_at != self.steps:
             return {}
         return {name: jsonable(value) for name, value in self.evaluation.items()}
 
@@ -302,7 +309,7 @@ class Run:
             "wall_seconds": round(time.perf_counter() - self._created, 3),
             "compile_seconds": round(self.seconds["compile"], 3),
             "steps_per_second": round((self.steps - self.first_step) / trained, 1),
-            "state_sha256": getattr(self, "_sha256", None),
+            "state_sha256": self._sha256,
             "checkpoint": str(self.dir / "checkpoints" / str(saved[-1])) if saved else None,
         }
         write_json(self.dir / "result.json", result | more)

@@ -21,7 +21,7 @@ class Categoricals(struct.PyTreeNode):
     scalar: bool = struct.field(pytree_node=False)  # actions are [...] (Discrete) instead of [..., len(nvec)]
 
     def sample(self, noise: jax.Array) -> jax.Array:
-        """Inverse-CDF sample from `noise` [..., len(nvec)], uniform in [0, 1): one random number per component."""
+        """Inverse-CDF sample from `noise` [..., len(nvec)], uniform in (0, 1): one random number per component."""
         cdfs = [jnp.cumsum(jax.nn.softmax(part), axis=-1)[..., :-1] for part in self._parts()]
         picks = [jnp.sum(cdf <= noise[..., i : i + 1], axis=-1) for i, cdf in enumerate(cdfs)]
         return self._join(picks)
@@ -86,4 +86,5 @@ def action_noise(key: jax.Array, space) -> jax.Array:
     """The noise that `sample` of one action needs: standard normals for a Box, else one uniform per component."""
     if isinstance(space, Box):
         return jax.random.normal(key, space.shape)
-    return jax.random.uniform(key, (len(space.nvec),))
+    # Never 0, which would pick a first choice of probability 0.
+    return jax.random.uniform(key, (len(space.nvec),), minval=2**-24)

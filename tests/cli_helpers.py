@@ -15,10 +15,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "algos" / "ppo_pmap.py"
 STEPS = 64  # environment steps per update with SMALL
-SMALL = (
-    "--hidden-sizes 8 --num-envs 8 --num-steps 8 --num-minibatches 2 --update-epochs 2 --eval-episodes 8 "
-    "--num-devices 1 --no-anneal-lr --eval-interval 0 --checkpoint-interval 0"
-).split()
+SMALL_FLAGS = """
+    --hidden-sizes 8 --num-envs 8 --num-steps 8 --num-minibatches 2 --update-epochs 2 --eval-episodes 8 --num-devices 1
+    --no-anneal-lr --eval-interval 0 --checkpoint-interval 0
+"""
+SMALL = SMALL_FLAGS.split()
 """A run that starts fast and whose program is the same whatever --total-timesteps is."""
 
 
@@ -191,7 +192,7 @@ class Recorder:
 
         def call(*args, **kwargs):
             self.calls.append((name, args, kwargs))
-            if self.fail_at and len(self.calls) >= self.fail_at:
+            if len(self.calls) == self.fail_at:
                 raise RuntimeError("the recorder was told to fail")
             return self
 

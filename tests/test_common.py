@@ -13,9 +13,9 @@ from helpers import AXIS, host_params, make_env, metric_rows, over_devices, prog
 from common import checkpoint
 from common.checkpoint import Checkpoints
 from common.devices import choose_devices, global_ids, host_like, to_devices, to_host
+from common.envs import DEFAULT_HORIZON
 from common.episodes import WINDOW, new_recent, new_tracker, no_episodes, recent_metrics, track
 from common.errors import UsageError
-from common.envs import DEFAULT_HORIZON
 from common.evaluate import run_episodes
 from common.repeat import repeat
 
@@ -87,7 +87,6 @@ def test_reported_returns_are_raw(tmp_path):
     for row in rows:
         assert {row[f"episode/return{end}"] for end in ("", "_min", "_max", "_last100")} == {17.5}
         assert {row[f"episode/length{end}"] for end in ("", "_min", "_max", "_last100")} == {7}
-    assert sum(row["episode/count"] * 1 for row in rows) > 0
     # 10 updates of 10 steps: 100 // 7 episodes in each environment; a row reports the mean over its updates' totals
     assert sum(row["episode/count"] for row in rows) == 4 * (100 // 7)
     for name in ("mean", "min", "max"):
@@ -130,7 +129,7 @@ def test_repeat_keeps_seeds_apart():
 
 
 def test_zero_updates_leave_the_state_bit_identical():
-    init, update = programs(small_args(num_seeds=2, num_minibatches=2), make_env("Toy"), 2)
+    init, update = programs(small_args(num_seeds=2, num_minibatches=2, hidden_sizes=(4,)), make_env("Toy"), 2)
     before = to_host(init())
     state, metrics, broken = update(init(), np.int32(0))
     assert same_bits(before, to_host(state))
@@ -379,7 +378,7 @@ def test_episodes_depend_on_their_global_index_alone():
     on_one, on_four = episodes(env, constant(1), 8), episodes(env, constant(1), 8, devices=4)
     np.testing.assert_array_equal(on_one, on_four)
     np.testing.assert_array_equal(on_one, episodes(env, constant(1), 8))
-    assert 8 <= min(on_one[1]) < max(on_one[1]) <= 11  # always pushing right drops the pole soon, but not always at once
+    assert 8 <= min(on_one[1]) < max(on_one[1]) <= 11  # always pushing right drops the pole soon
 
 
 def test_an_episode_counts_once_although_its_environment_goes_on():
@@ -399,12 +398,11 @@ def test_an_environment_without_a_time_limit_is_capped():
     assert returns.tolist() == [2.5 * DEFAULT_HORIZON] * 2
 
 
-@pytest.mark.parametrize("num_devices", [1, 2])
-def test_exactly_eval_episodes_count(tmp_path, num_devices):
-    """Five episodes, also where two devices play three each."""
+def test_exactly_eval_episodes_count(tmp_path):
+    """Five episodes, although two devices play three each."""
     env = make_env("RewardIsEpisode")
     flags = {"num_steps": 4, "num_minibatches": 2, "total_timesteps": 64, "run_dir": str(tmp_path / "run")}
-    result = train(small_args(**flags, eval_episodes=5, num_devices=num_devices), env)
+    result = train(small_args(**flags, eval_episodes=5, num_devices=2), env)
     returns, _ = episodes(env, constant(0), 5)
     assert len(set(returns)) == 5
     assert result.evaluation["eval/return_mean"] == pytest.approx([returns.mean()])

@@ -26,7 +26,9 @@ def advantages(terminated_at=None, truncated_at=None, final_value=None, reward=R
     if final_value is not None:
         next_value[truncated_at] = final_value
     terminated, truncated = (np.arange(5) == (-1 if at is None else at) for at in (terminated_at, truncated_at))
-    columns = (jnp.asarray(x)[:, None] for x in (np.float32(reward), np.float32(VALUE), next_value, terminated, truncated))
+    columns = (
+        jnp.asarray(x)[:, None] for x in (np.float32(reward), np.float32(VALUE), next_value, terminated, truncated)
+    )
     return ppo.gae(*columns, 0.99, 0.95)[:, 0]
 
 

@@ -1,0 +1,453 @@
+"""The command line as a user meets it: a process, its output, its exit code and the directory it leaves."""
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from subprocess import run
+
+import numpy as np
+import pytest
+from cli_helpers import (
+    ROOT,
+    SCRIPT,
+    SMALL,
+    STEPS,
+    checkpoint_steps,
+    environment,
+    fingerprint,
+    read_config,
+    read_result,
+    read_rows,
+    run_script,
+    start_script,
+    strict_json,
+    succeed,
+)
+
+from algos.ppo_pmap import Args, train
+from common.args import main, parse
+
+TOTAL = 16 * STEPS
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory) -> Path:
+    """A working directory outside the repository, with a space in its name."""
+    folder = tmp_path_factory.mktemp("work") / "my experiments"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(workplace):
+    """A run by path from another directory: the process, and its run directory (which tests must not change)."""
+    words = [*SMALL, "--total-timesteps", f"{TOTAL - 10}", "--log-interval", 2 * STEPS, "--run-dir", "some runs/first"]
+    process = succeed(run_script(*words, "--eval-interval", 512, "--checkpoint-interval", 300, cwd=workplace))
+    return process, workplace / "some runs" / "first"
+
+
+@pytest.fixture
+def copy(finished, tmp_path) -> Path:
+    return Path(shutil.copytree(finished[1], tmp_path / "copy"))
+
+
+def boundaries_passed(interval: int, total: int, update: int) -> list[int]:
+    """The first update's end at or after each multiple of `interval`."""
+    return [step for step in range(update, total + 1, update) if step // interval > (step - update) // interval]
+
+
+# ------------------------------------------------------------------------------------------------------------- help
+
+
+@pytest.fixture(scope="module")
+def help_process(workplace):
+    return run(
+        [sys.executable, "-X", "importtime", str(SCRIPT), "--help"],
+        cwd=workplace,
+        env=environment(COLUMNS="120"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+
+def test_help_imports_nothing_slow(help_process):
+    imported = {line.rsplit("|", 1)[1].strip() for line in help_process.stderr.splitlines() if "|" in line}
+    assert "tyro" in imported  # or this test sees nothing
+    slow = {"jax", "flax", "optax", "orbax", "gymnax", "matplotlib"}
+    assert not slow & {name.split(".")[0] for name in imported}
+
+
+def test_help_lists_every_flag_with_its_sentence(help_process):
+    import dataclasses
+
+    text = " ".join(help_process.stdout.replace("│", " ").split())
+    for field in dataclasses.fields(Args):
+        assert f"--{field.name.replace('_', '-')}" in text
+    assert "All sizes are global" in text
+    assert text.count("(default:") + text.count("(repeatable") >= len(dataclasses.fields(Args))
+
+
+def test_a_usage_error_imports_nothing_slow(workplace):
+    words = [sys.executable, "-X", "importtime", str(SCRIPT), "--num-envs", "0"]
+    process = run(words, cwd=workplace, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    assert process.returncode == 2
+    assert "jax" not in {line.rsplit("|", 1)[1].strip() for line in process.stderr.splitlines() if "|" in line}
+
+
+# ---------------------------------------------------------------------------------------------------- a run's output
+
+
+def test_what_a_run_prints(finished):
+    process, run_dir = finished
+    output = process.stdout
+    for words in ("1 x cpu", "CartPole-v1", "8 envs (8 per device)", "16 updates", "minibatches of 32", "compiled in"):
+        assert words in output
+    assert "1,014 rounded up to 1,024" in output
+    assert sum(line.startswith("step ") and "steps/s" in line and "ETA" in line for line in output.splitlines()) >= 8
+    assert "greedy" in output
+    assert "over 8 episodes" in output
+    assert "some runs/first/checkpoints/1024" in output
+    assert "some runs/first/curve.png" in output
+    assert process.stderr == ""
+
+
+def test_the_printed_command_continues_the_run(finished, tmp_path):
+    """Copied into a shell, from the same working directory, although the path has a space."""
+    process, run_dir = finished
+    last = process.stdout.strip().splitlines()[-1]
+    words = shlex.split(last[last.index("python ") :])
+    assert words[0] == "python"
+    assert Path(words[1]) == SCRIPT
+    args = parse(Args, [word if word != "some runs/first" else str(run_dir) for word in words[2:]])
+    assert Path(args.resume) == run_dir
+    assert args.total_timesteps > TOTAL
+
+
+def test_the_run_directory_is_complete(finished):
+    run_dir = finished[1]
+    names = {path.name for path in run_dir.iterdir()}
+    assert names == {"config.json", "metrics.jsonl", "checkpoints", "curve.png", "result.json", "DONE"}
+    assert (run_dir / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (run_dir / "curve.png").stat().st_size > 5_000
+
+
+def test_config_says_how_to_repeat_the_run(finished):
+    import dataclasses
+
+    config = read_config(finished[1])
+    assert config["args"].keys() == {field.name for field in dataclasses.fields(Args)}
+    assert config["args"]["num_envs"] == 8
+    assert config["args"]["hidden_sizes"] == [8]
+    assert config["algorithm"] == "ppo_pmap"
+    assert {"pmaprl", "jax", "flax", "optax", "gymnax"} <= config["versions"].keys()
+    git = run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    assert config["git"] == (git.stdout.strip() or None)
+    assert len(config["devices"]) == 1
+    assert "cpu" in config["devices"][0].lower()
+    assert config["command"][1:3] == ["--hidden-sizes", "8"]
+
+
+def test_metrics_are_rows_of_json_with_the_documented_names(finished):
+    rows = read_rows(finished[1])
+    assert [row["env_steps"] for row in rows] == sorted(
+        {step for interval in (128, 300, 512) for step in boundaries_passed(interval, TOTAL, STEPS)}
+    )
+    assert all(row["updates"] * STEPS == row["env_steps"] for row in rows)
+    wanted = {
+        *(f"episode/{name}{kind}" for name in ("return", "length") for kind in ("", "_min", "_max", "_last100")),
+        *("loss/policy", "loss/value", "loss/exploration", "loss/total", "policy/entropy", "policy/approx_kl"),
+        *("policy/clip_fraction", "value/explained_variance", "value/mean", "grad/norm", "learning_rate"),
+        *("advantage/std", "params/norm", "time/sps", "time/sps_total"),
+        *("time/update", "time/eval", "time/checkpoint", "time/host"),
+    }
+    for row in rows:
+        assert wanted <= row.keys(), wanted - row.keys()
+        assert all(isinstance(row[name], (int, float)) or row[name] is None for name in wanted)
+    evaluated = [row["env_steps"] for row in rows if "eval/return_mean" in row]
+    assert evaluated == [512, 1024]
+    assert {f"eval/return_{kind}" for kind in ("mean", "std", "min", "max")} <= rows[-1].keys()
+    assert "eval/length_mean" in rows[-1]
+
+
+def test_checkpoints_are_saved_once_per_boundary_and_never_at_step_0(finished):
+    assert checkpoint_steps(finished[1]) == [320, 640, 960, 1024] == [*boundaries_passed(300, TOTAL, STEPS), TOTAL]
+
+
+def test_result_has_all_fields(finished):
+    result = read_result(finished[1])
+    assert (result["status"], result["env_steps"], result["updates"]) == ("finished", 1024, 16)
+    assert isinstance(result["eval/return_mean"], list)
+    assert len(result["eval/return_mean"]) == 1
+    assert result["eval/return_mean"][0] >= 1
+    assert result["eval/episodes"] == 8
+    assert result["wall_seconds"] > result["compile_seconds"] > 0
+    assert result["steps_per_second"] > 0
+    assert len(bytes.fromhex(result["state_sha256"])) == 32
+    assert Path(result["checkpoint"]).parts[-2:] == ("checkpoints", "1024")
+
+
+def test_nothing_in_the_run_directory_is_pickled(finished):
+    names = fingerprint(finished[1])
+    assert any(name.startswith("checkpoints/1024/") for name in names)
+    for name in names:
+        content = (finished[1] / name).read_bytes()
+        assert not name.endswith((".pkl", ".pickle", ".npy", ".npz", ".py"))
+        assert not content.startswith(b"\x80")  # the first byte of a pickle
+        assert b"numpy.core" not in content
+        assert b"numpy._core" not in content
+        assert b"cbuiltins" not in content
+
+
+# ----------------------------------------------------------------------------------------------------------- resuming
+
+
+def test_stop_and_resume_give_the_same_state(finished, workplace):
+    """Through processes, with numbers written 1_024 and 5e2; the interval rule does not start anew on resuming."""
+    words = [*SMALL, "--total-timesteps", "1_014", "--log-interval", "1e2", "--run-dir", "sliced"]
+    words += ["--checkpoint-interval", 100, "--keep-checkpoints", 0, "--eval-interval", 0]
+    stopped = succeed(run_script(*words, "--stop-after", "5e2", cwd=workplace))
+    sliced = workplace / "sliced"
+    result = read_result(sliced)
+    assert (result["status"], result["env_steps"]) == ("stopped", 512)
+    assert not (sliced / "DONE").exists()
+    assert "--resume sliced" in stopped.stdout
+
+    resumed = succeed(run_script("--resume", "sliced", cwd=workplace))
+    assert "step 512" in resumed.stdout
+    assert "changed" not in resumed.stdout
+    result = read_result(sliced)
+    assert (result["status"], result["env_steps"]) == ("finished", 1024)
+    assert result["state_sha256"] == read_result(finished[1])["state_sha256"]
+    assert (sliced / "DONE").exists()
+    assert checkpoint_steps(sliced) == sorted({*boundaries_passed(100, TOTAL, STEPS), 512, TOTAL})
+    steps = [row["env_steps"] for row in read_rows(sliced)]
+    assert steps == sorted(set(steps))
+    assert {*boundaries_passed(100, TOTAL, STEPS), 512} == set(steps)
+
+
+def in_process(*words) -> int:
+    return main(train, parse(Args, [str(word) for word in words]))
+
+
+def test_resuming_a_finished_run_says_so(copy, capsys):
+    before = read_result(copy)
+    assert in_process("--resume", copy) == 0
+    assert "finished" in capsys.readouterr().out
+    assert (copy / "DONE").exists()
+    after = read_result(copy)
+    assert after["state_sha256"] == before["state_sha256"]
+    assert after["status"] == "finished"
+    assert after["eval/return_mean"] == before["eval/return_mean"]
+    assert read_rows(copy)[-1]["env_steps"] == TOTAL
+
+
+def test_resuming_a_finished_run_keeps_what_its_result_says(copy):
+    before = read_result(copy)
+    assert in_process("--resume", copy, "--quiet") == 0
+    after = read_result(copy)
+    assert after["steps_per_second"] == pytest.approx(before["steps_per_second"])
+    assert after["compile_seconds"] == before["compile_seconds"]
+
+
+def test_a_larger_total_extends_a_finished_run(copy, capsys):
+    assert in_process("--resume", copy, "--total-timesteps", 2 * TOTAL, "--learning-rate", "0.002") == 0
+    changed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("changed")]
+    assert len(changed) == 2
+    assert "--total-timesteps" in changed[0] + changed[1]
+    assert "--learning-rate: 0.001 then, 0.002 now" in changed[0] + changed[1]
+    result = read_result(copy)
+    assert (result["status"], result["env_steps"]) == ("finished", 2 * TOTAL)
+    rows = read_rows(copy)
+    assert rows[-1]["learning_rate"] == pytest.approx(0.002)
+    assert read_config(copy)["args"]["learning_rate"] == 0.002
+
+
+def test_a_smaller_total_than_reached_ends_at_once(copy):
+    assert in_process("--resume", copy, "--total-timesteps", STEPS, "--quiet") == 0
+    assert read_result(copy)["env_steps"] == TOTAL
+
+
+def test_stop_after_behind_the_present_step_ends_at_once(copy):
+    assert in_process("--resume", copy, "--total-timesteps", 2 * TOTAL, "--stop-after", STEPS, "--quiet") == 0
+    result = read_result(copy)
+    assert (result["status"], result["env_steps"]) == ("stopped", TOTAL)
+
+
+def test_a_run_without_checkpoints_is_resumed_from_step_0(copy, capsys):
+    """As after a crash before the first checkpoint: with a warning, and to the same end."""
+    wanted = read_result(copy)["state_sha256"]
+    shutil.rmtree(copy / "checkpoints")
+    assert in_process("--resume", copy, "--quiet") == 0
+    assert "no checkpoint" in capsys.readouterr().err
+    assert read_result(copy)["state_sha256"] == wanted
+    steps = [row["env_steps"] for row in read_rows(copy)]
+    assert steps == sorted(set(steps))
+
+
+@pytest.mark.parametrize("form", [["--resume={}"], ["--seed", "0", "--resume", "{}/"], ["--resume", "{}/../copy"]])
+def test_forms_of_the_resume_flag(form, copy):
+    args = parse(Args, [word.format(copy) for word in form])
+    assert (args.num_envs, args.hidden_sizes, args.num_minibatches) == (8, (8,), 2)
+    assert Path(args.run_dir).resolve() == copy
+
+
+def test_explicit_flags_override_the_resumed_ones(copy):
+    args = parse(Args, ["--resume", str(copy), "--gamma", "0.5", "--hidden-sizes", "4", "4", "--anneal-lr"])
+    assert (args.gamma, args.hidden_sizes, args.anneal_lr) == (0.5, (4, 4), True)
+    assert args.num_envs == 8
+    assert not args.overwrite
+
+
+def test_init_from_takes_the_parameters_and_starts_at_step_0(copy, tmp_path):
+    """With a learning rate too small to change any parameter, what comes out is what was taken."""
+    words = [*SMALL, "--quiet", "--total-timesteps", STEPS]
+    source = train(parse(Args, ["--resume", str(copy), "--total-timesteps", str(TOTAL), "--quiet"]))
+    words += ["--learning-rate", "1e-30", "--seed", 5]
+    result = train(parse(Args, [str(word) for word in (*words, "--run-dir", tmp_path / "new", "--init-from", copy)]))
+    assert result.env_steps == STEPS
+    assert read_rows(result.run_dir)[0]["env_steps"] == STEPS
+    for new, old in zip(leaves(result.params), leaves(source.params), strict=True):
+        np.testing.assert_array_equal(new, old)
+    own = train(parse(Args, [str(word) for word in (*words, "--run-dir", tmp_path / "own")]))
+    assert any(not np.array_equal(a, b) for a, b in zip(leaves(own.params), leaves(source.params), strict=True))
+
+
+def leaves(tree) -> list[np.ndarray]:
+    import jax
+
+    return jax.tree.leaves(tree)
+
+
+# --------------------------------------------------------------------------------------- other ways to start a run
+
+
+def test_several_seeds_through_a_symbolic_link(workplace):
+    link = workplace / "link.py"
+    link.symlink_to(SCRIPT)
+    words = [*SMALL, "--num-seeds", 3, "--total-timesteps", 2 * STEPS, "--log-interval", 1, "--run-dir", "seeds"]
+    process = succeed(run_script(*words, cwd=workplace, script=link))
+    rows = read_rows(workplace / "seeds")
+    assert [row["env_steps"] for row in rows] == [STEPS, 2 * STEPS]
+    for name in ("loss/policy", "episode/return_last100", "grad/norm", "learning_rate"):
+        assert len(rows[-1][name]) == 3
+    assert len(set(rows[-1]["loss/policy"])) == 3
+    assert isinstance(rows[-1]["time/sps"], float)
+    assert len(rows[-1]["eval/return_mean"]) == 3
+    assert len(read_result(workplace / "seeds")["eval/return_mean"]) == 3
+    assert all(f"of seed {seed}" in process.stdout for seed in range(3))
+
+
+def test_as_a_module_with_the_default_directory(workplace, tmp_path):
+    """`python -m algos.ppo_pmap` from the repository's root (here a link to it, so that `runs/` lands elsewhere)."""
+    for name in ("algos", "common", "pyproject.toml"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    words = [*SMALL, "--num-steps", "4", "--total-timesteps", "1e2", "--log-interval", "32", "--quiet"]
+    process = run(
+        [sys.executable, "-m", "algos.ppo_pmap", *words],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    succeed(process)
+    assert process.stdout == process.stderr == ""
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert run_dir.name.startswith("CartPole-v1__ppo_pmap__0__")
+    assert read_result(run_dir)["env_steps"] == 128
+    rows = read_rows(run_dir)
+    assert rows[0]["episode/return"] is None  # no episode is over after 4 steps: null, not NaN
+    assert rows[0]["episode/return_last100"] is None
+    assert rows[-1]["episode/return"] is not None
+
+
+FACTORY = """
+import gymnax
+
+print("imported", flush=True)
+
+
+def make():
+    env, params = gymnax.make("CartPole-v1")
+    return env, params.replace(max_steps_in_episode=7)
+"""
+
+
+def test_a_users_own_environment(workplace):
+    package = workplace / "my_envs"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "short.py").write_text(FACTORY)
+    words = [*SMALL, "--env", "my_envs.short:make", "--total-timesteps", 4 * STEPS, "--stop-after", 2 * STEPS]
+    succeed(run_script(*words, "--run-dir", "own", cwd=workplace))
+    assert read_result(workplace / "own")["eval/length_mean"] == [7.0]
+    assert read_config(workplace / "own")["args"]["env"] == "my_envs.short:make"
+
+    before = fingerprint(workplace / "own")
+    refused = run_script("--resume", "own", cwd=workplace)
+    assert refused.returncode == 2
+    assert "--env my_envs.short:make" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert "imported" not in refused.stdout
+    assert fingerprint(workplace / "own") == before
+
+    resumed = succeed(run_script("--resume", "own", "--env", "my_envs.short:make", cwd=workplace))
+    assert "imported" in resumed.stdout
+    assert read_result(workplace / "own")["env_steps"] == 4 * STEPS
+
+
+def test_numbers_may_be_written_in_every_usual_form():
+    for word in ("1e6", "1_000_000", "1000000", "1E6", "1.0e6", "1e+6", "1000000.0"):
+        assert parse(Args, ["--total-timesteps", word]).total_timesteps == 1_000_000
+    words = "--num-envs 1e3 --log-interval 1e4 --eval-interval 2.5e5 --checkpoint-interval 1e5 --stop-after 1_0"
+    args = parse(Args, words.split())
+    assert (args.num_envs, args.log_interval, args.eval_interval, args.stop_after) == (1000, 10_000, 250_000, 10)
+    assert all(isinstance(value, int) for value in (args.num_envs, args.eval_interval))
+    exact = 9_007_199_254_740_993  # not a float
+    assert parse(Args, ["--total-timesteps", str(exact)]).total_timesteps == exact
+
+
+# --------------------------------------------------------------------------------------------------- odd surroundings
+
+
+def test_the_run_can_be_read_while_it_goes_on(workplace):
+    words = [*SMALL, "--total-timesteps", "1e9", "--log-interval", STEPS, "--checkpoint-interval", 4 * STEPS]
+    process = start_script(*words, "--run-dir", "live", cwd=workplace)
+    run_dir = workplace / "live"
+    try:
+        for line in process.stdout:
+            if line.startswith("step ") and (run_dir / "metrics.jsonl").read_bytes().count(b"\n") >= 5:
+                break
+        rows = [strict_json(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()[:5]]
+        assert [row["env_steps"] for row in rows] == [STEPS * (i + 1) for i in range(5)]
+        assert read_config(run_dir)["args"]["env"] == "CartPole-v1"
+        assert not (run_dir / "DONE").exists()
+        assert not list(run_dir.glob("*.tmp"))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_reader_that_leaves_does_not_spoil_the_run(workplace):
+    """As in `python algos/ppo_pmap.py | head -3`: the run goes on, or stops saved; it never vanishes."""
+    words = [*SMALL, "--total-timesteps", 64 * STEPS, "--log-interval", STEPS, "--checkpoint-interval", STEPS]
+    process = start_script(*words, "--run-dir", "piped", cwd=workplace)
+    process.stdout.readline()
+    process.stdout.close()
+    process.wait(timeout=240)
+    result = read_result(workplace / "piped")
+    assert result["checkpoint"] is not None
+    assert result["env_steps"] == checkpoint_steps(workplace / "piped")[-1] > 0
+
+
+def test_a_closed_standard_output(workplace):
+    words = [*SMALL, "--total-timesteps", STEPS, "--run-dir", "silent"]
+    line = f"exec {shlex.join([sys.executable, str(SCRIPT), *map(str, words)])} >&-"
+    done = run(["sh", "-c", line], cwd=workplace, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert os.path.exists(workplace / "silent" / "DONE")

@@ -1,0 +1,185 @@
+"""Environments: names, parameters, the interface, and every gymnax id training for two updates."""
+
+import gymnax
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import KeyInState, Toy, TwoDials, make_env, same_bits, small_args, train
+
+from common import spaces
+from common.devices import to_devices, to_host
+from common.envs import make, wrap
+from common.errors import UsageError
+
+OFFLINE_IDS = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]
+TINY = {"num_envs": 4, "num_steps": 4, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
+TINY |= {"total_timesteps": 2 * 16, "eval_episodes": 2}
+
+
+def test_all_offline_ids_are_tested():
+    assert len(OFFLINE_IDS) == 25
+
+
+@pytest.mark.parametrize("name", OFFLINE_IDS)
+def test_gymnax_id_trains_for_two_updates(tmp_path, name):
+    short = '{"max_steps_in_episode": 20}'
+    result = train(small_args(**TINY, env=name, env_params=short, run_dir=str(tmp_path / "run")))
+    assert (result.status, result.env_steps) == ("finished", 32)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
+    assert np.isfinite(result.evaluation["eval/return_mean"]).all()
+    assert 1 <= result.evaluation["eval/length_mean"][0] <= 20
+
+
+# -------------------------------------------------------------------------------------------------- names, parameters
+
+
+@pytest.mark.parametrize(
+    ("wrong", "suggestion"),
+    [("CartPole-v2", "CartPole-v1"), ("cartpole", "CartPole-v1"), ("breakout", "Breakout-MinAtar")],
+)
+def test_unknown_id_suggests_the_nearest(wrong, suggestion):
+    with pytest.raises(UsageError, match=f"unknown environment '{wrong}'.*{suggestion}"):
+        make(wrong)
+
+
+def test_unknown_id_like_no_other_lists_all():
+    with pytest.raises(UsageError, match=r"known ids: CartPole-v1.*Swimmer-misc"):
+        make("qqqq")
+
+
+def test_names_with_the_suite():
+    assert make("gymnax:CartPole-v1").max_steps == make("CartPole-v1").max_steps == 500
+
+
+def test_env_params_replace_parameters():
+    env = make("CartPole-v1", '{"max_steps_in_episode": 20, "gravity": 5}')
+    assert (env.max_steps, env.params.gravity) == (20, 5.0)
+    assert isinstance(env.params.gravity, float)
+    assert make("CartPole-v1").params.gravity == 9.8
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{gravity: 5}", "is not JSON"),
+        ("[1]", "must be a JSON object"),
+        ("5", "must be a JSON object"),
+        ('{"gravty": 5}', "has no parameter 'gravty'; it has .*gravity"),
+        ('{"gravity": "low"}', "parameter 'gravity' must be like 9.8, got 'low'"),
+        ('{"gravity": true}', "parameter 'gravity' must be like 9.8, got True"),
+        ('{"gravity": null}', "parameter 'gravity' must be like 9.8, got None"),
+    ],
+)
+def test_bad_env_params_are_refused(text, message):
+    with pytest.raises(UsageError, match=message):
+        make("CartPole-v1", text)
+
+
+# --------------------------------------------------------------------------------------------------------- interface
+
+
+def test_box_actions_are_clipped_to_the_space():
+    env = make_env("Pusher")
+    _, state = env.reset(jax.random.key(0))
+    rewards = [float(env.step(jax.random.key(1), state, jnp.array([a])).reward) for a in (-3.0, -0.5, 0.2, 7.0)]
+    np.testing.assert_allclose(rewards, [-1, -0.5, 0.2, 0.5])
+
+
+def test_a_step_that_ends_an_episode_returns_the_reset_and_the_true_next_observation():
+    env = make_env("Toy")
+    obs, state = env.reset(jax.random.key(0))
+    for step in range(7):
+        assert obs[1] == step
+        previous, out = obs, env.step(jax.random.key(step), state, jnp.int32(0))
+        obs, state = out.obs, out.state
+        np.testing.assert_array_equal(out.final_obs, [previous[0], step + 1])
+        assert (out.truncated, out.terminated) == (step == 6, False)
+    assert obs[1] == 0
+    assert obs[0] != previous[0]
+
+
+def test_spaces_are_recognised():
+    assert make_env("Toy").action_space == spaces.Discrete(3)
+    assert make_env("TwoDials").action_space == spaces.MultiDiscrete((2, 3))
+    assert isinstance(make_env("Pendulum-v1").action_space, spaces.Box)
+    assert isinstance(make_env("FrozenLake-misc").observation_space, spaces.Discrete)
+    assert spaces.is_image(make_env("Breakout-MinAtar").observation_space)
+
+
+def test_random_elements_are_inside_their_space():
+    keys = jax.random.split(jax.random.key(0), 2000)
+    draw = lambda space: np.asarray(jax.vmap(lambda key: spaces.sample(key, space))(keys))  # noqa: E731
+    assert set(draw(spaces.Discrete(3))) == {0, 1, 2}
+    pairs = draw(spaces.MultiDiscrete((2, 3)))
+    assert set(map(tuple, pairs)) == {(i, j) for i in range(2) for j in range(3)}
+    box = draw(spaces.Box(np.float32([-1, -np.inf]), np.float32([0.5, np.inf]), (2,)))
+    assert -1 <= box[:, 0].min() < -0.9
+    assert 0.4 < box[:, 0].max() <= 0.5
+    assert 2 < np.abs(box[:, 1]).max() < 10
+
+
+def test_encoding_of_observations():
+    one_hot = spaces.encode(jnp.array([2, 0]), spaces.Discrete(3))
+    np.testing.assert_array_equal(one_hot, [[0, 0, 1], [1, 0, 0]])
+    np.testing.assert_array_equal(spaces.encode(jnp.array([[1, 2]]), spaces.MultiDiscrete((2, 3))), [[0, 1, 0, 0, 1]])
+    image = spaces.Box(np.zeros((2, 2, 1)), np.full((2, 2, 1), 255), (2, 2, 1))
+    assert spaces.encode(jnp.full((5, 2, 2, 1), 255, jnp.uint8), image).tolist() == np.ones((5, 2, 2, 1)).tolist()
+    matrix = spaces.Box(np.zeros((2, 3)), np.ones((2, 3)), (2, 3))
+    assert spaces.encode(jnp.ones((4, 5, 2, 3), bool), matrix).shape == (4, 5, 6)
+
+
+def test_the_five_values_of_old_gymnax_are_refused():
+    with pytest.raises(UsageError, match=r"step returned 5 values instead of the 6 of gymnax >= 1\.0"):
+        wrap(helpers.OldApi())
+
+
+def test_a_missing_final_observation_is_refused():
+    with pytest.raises(UsageError, match='step left no "final_observation" in its info'):
+        wrap(helpers.NoFinalObservation())
+
+
+def test_what_is_no_environment_is_refused():
+    with pytest.raises(UsageError, match="environment Pair cannot be used as a gymnax environment"):
+        wrap((type("Pair", (), {})(), None))
+
+
+# ------------------------------------------------------------------------------------------------- custom environments
+
+
+def test_an_environment_object_trains(tmp_path):
+    result = train(small_args(**TINY, run_dir=str(tmp_path / "run")), TwoDials())
+    assert (result.status, result.env_steps) == ("finished", 32)
+    assert result.evaluation["eval/length_mean"] == [7]
+
+
+def test_a_factory_by_name(tmp_path, monkeypatch):
+    (tmp_path / "own_envs.py").write_text(
+        "from helpers import Toy, ToyParams\n\ndef build():\n    return Toy(), ToyParams(max_steps_in_episode=3)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    env = make("own_envs:build")
+    assert isinstance(env.inner, Toy)
+    assert env.max_steps == 3
+    assert make("helpers:toy", '{"max_steps_in_episode": 9}').max_steps == 9
+
+
+@pytest.mark.parametrize("name", ["no_such_module:build", "helpers:no_such_factory", "helpers:make_env"])
+def test_a_factory_that_cannot_be_used_is_named(name):
+    with pytest.raises(UsageError, match=f"environment {name} cannot be made"):
+        make(name)
+
+
+def test_an_environment_with_a_typed_key_in_its_state_trains_and_moves(tmp_path):
+    env = wrap(KeyInState())
+    args = small_args(**TINY, run_dir=str(tmp_path / "run"))
+    functions = helpers.make_ppo(args, env)
+    init = jax.pmap(functions.init, axis_name=helpers.AXIS, devices=jax.devices()[:2])
+    state = init(np.zeros((2, 1), np.int32))
+    host = to_host(state)
+    moved = to_devices(host, jax.eval_shape(lambda: state), jax.devices()[:4])
+    assert jnp.issubdtype(moved.envs.state.key.dtype, jax.dtypes.prng_key)
+    assert moved.envs.state.key.shape == (4, 1, 1)
+    assert same_bits(host, to_host(moved))
+    assert train(args, env).status == "finished"

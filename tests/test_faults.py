@@ -1,0 +1,375 @@
+"""Faults: kill -9, signals, broken numbers, exceptions, a full disk, damaged checkpoints: nothing saved is lost."""
+
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli_helpers import (
+    SMALL,
+    STEPS,
+    Recorder,
+    checkpoint_steps,
+    command,
+    environment,
+    fingerprint,
+    read_result,
+    read_rows,
+    read_until,
+    run_script,
+    start_script,
+    succeed,
+)
+
+from algos.ppo_pmap import Args, train
+from common.args import main, parse
+
+TOTAL = 400 * STEPS
+
+
+def in_process(*words) -> int:
+    return main(train, parse(Args, [str(word) for word in words]))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> str:
+    """Checksum of the final state of a run that nothing happens to, in a process like those below."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    succeed(run_script(*SMALL, "--total-timesteps", TOTAL, "--run-dir", "run", "--quiet", cwd=folder))
+    return read_result(folder / "run")["state_sha256"]
+
+
+def finish(folder: Path) -> dict:
+    """Resume `folder`/run to its end and return its result."""
+    succeed(run_script("--resume", "run", "--checkpoint-interval", 0, "--quiet", cwd=folder))
+    assert (folder / "run" / "DONE").exists()
+    steps = [row["env_steps"] for row in read_rows(folder / "run")]
+    assert steps == sorted(set(steps)), "rows are repeated or out of order"
+    return read_result(folder / "run")
+
+
+# ------------------------------------------------------------------------------------------------- kill and signals
+
+
+@pytest.mark.slow
+def test_twenty_kills_change_nothing(tmp_path, uninterrupted):
+    """kill -9, mostly while saving (every update is saved), some while starting; then the end is as if undisturbed."""
+    moments = random.Random(0)
+    saving = [*SMALL, "--total-timesteps", TOTAL, "--checkpoint-interval", STEPS, "--log-interval", STEPS]
+    words = [*saving, "--run-dir", "run"]
+    reached, unfinished_saves = [], 0
+    for kill in range(20):
+        process = start_script(*words, cwd=tmp_path)
+        try:
+            if kill % 5 == 4:
+                time.sleep(moments.uniform(0.2, 3))  # while importing, compiling or loading
+            else:
+                for line in process.stdout:
+                    saved = (tmp_path / "run" / "checkpoints").is_dir() and checkpoint_steps(tmp_path / "run")
+                    if line.startswith("step ") and saved:
+                        break
+                time.sleep(moments.uniform(0, 0.3))
+        finally:
+            process.kill()
+            rest = process.communicate()[0]
+        assert process.returncode == -signal.SIGKILL, f"the run ended before kill {kill}: {rest}"
+        reached.append(checkpoint_steps(tmp_path / "run")[-1])
+        names = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
+        unfinished_saves += any(not name.isdigit() for name in names)
+        words = ["--resume", "run"]
+    assert reached == sorted(reached), "a kill lost a checkpoint"
+    assert len(set(reached)) > 10, f"the kills came too early to test anything: {reached}"
+    assert reached[-1] < TOTAL, "the run was over before the last kill"
+    assert unfinished_saves, "no kill hit a save"
+    assert finish(tmp_path)["state_sha256"] == uninterrupted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_exits(number, code, tmp_path, uninterrupted):
+    words = [*SMALL, "--total-timesteps", 10_000 * TOTAL, "--log-interval", STEPS, "--run-dir", "run"]
+    process = start_script(*words, cwd=tmp_path)
+    read_until(process, "step ")
+    process.send_signal(number)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == code, output
+    assert "Traceback" not in output
+    assert "--resume run" in output
+    result = read_result(tmp_path / "run")
+    assert result["status"] == "interrupted"
+    assert checkpoint_steps(tmp_path / "run") == [result["env_steps"]]
+    assert Path(result["checkpoint"]).name == str(result["env_steps"])
+    assert not (tmp_path / "run" / "DONE").exists()
+    if result["env_steps"] <= TOTAL:  # resumed, it comes to the same end
+        succeed(run_script("--resume", "run", "--total-timesteps", TOTAL, "--quiet", cwd=tmp_path))
+        assert read_result(tmp_path / "run")["state_sha256"] == uninterrupted
+
+
+@pytest.mark.slow
+def test_a_signal_during_an_evaluation_saves_too(tmp_path):
+    """Evaluations fill almost all of the time here, and no checkpoint is due before the end."""
+    words = [*SMALL, "--env", "Pendulum-v1", "--total-timesteps", 10_000 * TOTAL, "--log-interval", STEPS]
+    words += ["--eval-interval", STEPS, "--eval-episodes", 20_000, "--run-dir", "run"]
+    process = start_script(*words, cwd=tmp_path)
+    read_until(process, "step ")
+    began = time.perf_counter()
+    read_until(process, "step ")
+    time.sleep((time.perf_counter() - began) / 2)
+    process.terminate()
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 143, output
+    result = read_result(tmp_path / "run")
+    assert checkpoint_steps(tmp_path / "run") == [result["env_steps"]], "what was trained is lost"
+
+
+@pytest.mark.slow
+def test_a_signal_before_the_first_update(tmp_path):
+    """What it tells the user to do then works."""
+    words = [*SMALL, "--total-timesteps", STEPS, "--run-dir", "run"]
+    process = start_script(*words, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cold"))
+    read_until(process, "run ")  # it compiles now
+    time.sleep(0.5)
+    process.terminate()
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 143, output
+    assert "Traceback" not in output
+    last = output.strip().splitlines()[-1]
+    if "--resume" in last:
+        words = shlex.split(last[last.index("python ") :])[2:]
+    succeed(run_script(*words, cwd=tmp_path))
+    assert read_result(tmp_path / "run")["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_exits_at_once(tmp_path):
+    """Also in the middle of a chunk that takes minutes."""
+    words = [*SMALL, "--total-timesteps", 10**9, "--log-interval", 10**9, "--run-dir", "run"]
+    process = start_script(*words, cwd=tmp_path)
+    try:
+        read_until(process, "compiled")
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=10) == 130
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_deadline_that_passes_while_compiling(tmp_path):
+    code = in_process(*SMALL, "--max-seconds", "0.001", "--run-dir", tmp_path / "run", "--quiet")
+    assert code == 0
+    assert read_result(tmp_path / "run")["status"] == "stopped"
+
+
+# ------------------------------------------------------------------------------------------------- broken numbers
+
+
+def test_a_nan_stops_the_run_with_a_reason(tmp_path, capsys):
+    """The reward is NaN from step 41 of each environment on, that is in update 6; updates 1 to 5 are good."""
+    words = [*SMALL, "--env", "cli_helpers:poison", "--total-timesteps", 100 * STEPS, "--run-dir", tmp_path / "run"]
+    code = in_process(*words, "--checkpoint-interval", 2 * STEPS, "--log-interval", 50 * STEPS, "--quiet")
+    message = capsys.readouterr().err
+    assert code == 1
+    assert f"not finite at step {6 * STEPS}" in message
+    assert message.split("error: ")[1].split()[0] in read_rows(tmp_path / "run")[0], "the metric's name comes first"
+    assert f"checkpoint is at step {4 * STEPS}" in message
+    assert "Traceback" not in message
+    assert checkpoint_steps(tmp_path / "run") == [2 * STEPS, 4 * STEPS]
+    result = read_result(tmp_path / "run")
+    assert result["status"] == "failed"
+    assert "not finite" in result["reason"]
+
+    resumed = ["--resume", tmp_path / "run", "--env", "cli_helpers:poison", "--quiet"]
+    assert in_process(*resumed, "--stop-after", 5 * STEPS) == 0
+    assert read_result(tmp_path / "run")["env_steps"] == 5 * STEPS
+
+
+def test_a_huge_learning_rate_is_a_failure(tmp_path, capsys):
+    code = in_process(*SMALL, "--learning-rate", "1e30", "--total-timesteps", TOTAL, "--run-dir", tmp_path / "run")
+    message = capsys.readouterr().err
+    assert code == 1
+    assert "not finite at step" in message
+    assert "there is no checkpoint" in message
+    assert "--learning-rate" in message
+    assert checkpoint_steps(tmp_path / "run") == []
+    assert read_result(tmp_path / "run")["status"] == "failed"
+
+
+def test_one_broken_seed_of_several_is_named(tmp_path, capsys):
+    words = [*SMALL, "--env", "cli_helpers:poison", "--num-seeds", 2, "--seed", 7, "--total-timesteps", TOTAL]
+    assert in_process(*words, "--run-dir", tmp_path / "run", "--quiet") == 1
+    assert "(seed 7)" in capsys.readouterr().err
+
+
+# ----------------------------------------------------------------------------------------------------- exceptions
+
+
+def test_an_exception_leaves_older_checkpoints_intact(tmp_path, monkeypatch):
+    """A logger that fails in the middle of training."""
+    monkeypatch.setitem(sys.modules, "wandb", Recorder(fail_at=8))
+    words = [*SMALL, "--total-timesteps", TOTAL, "--log-interval", STEPS, "--checkpoint-interval", STEPS, "--wandb"]
+    with pytest.raises(RuntimeError, match="told to fail"):
+        in_process(*words, "--run-dir", tmp_path / "run", "--quiet")
+    result = read_result(tmp_path / "run")
+    assert result["status"] == "failed"
+    assert "told to fail" in result["reason"]
+    assert checkpoint_steps(tmp_path / "run")
+    assert result["checkpoint"]
+    stop = checkpoint_steps(tmp_path / "run")[-1] + STEPS
+    assert in_process("--resume", tmp_path / "run", "--no-wandb", "--quiet", "--stop-after", stop) == 0
+    assert read_result(tmp_path / "run")["env_steps"] == stop
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_said_clearly(tmp_path):
+    """Files may not grow beyond a limit that the checkpoint exceeds and everything else keeps: as on a full disk."""
+    wide = [*SMALL, "--hidden-sizes", 128, 128, "--total-timesteps", 6 * STEPS, "--run-dir", "run"]
+    succeed(run_script(*wide, "--checkpoint-interval", STEPS, "--stop-after", 2 * STEPS, "--quiet", cwd=tmp_path))
+    before = fingerprint(tmp_path / "run" / "checkpoints")
+    limit = (
+        "import os, resource as r, sys; r.setrlimit(r.RLIMIT_FSIZE, (40_000,) * 2); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    failed = subprocess.run(
+        [sys.executable, "-c", limit, *command("--resume", "run", "--quiet")],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert failed.returncode == 1, failed.stderr
+    errors = [line for line in failed.stderr.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1, failed.stderr
+    assert "could not be saved" in errors[0]
+    assert "File too large" in errors[0]
+    assert f"{STEPS}, {2 * STEPS}" in errors[0]
+    assert "Traceback" not in failed.stderr
+    assert read_result(tmp_path / "run")["status"] == "failed"
+    after = fingerprint(tmp_path / "run" / "checkpoints")
+    assert {name: after.get(name) for name in before} == before
+    succeed(run_script("--resume", "run", "--quiet", cwd=tmp_path))
+    assert read_result(tmp_path / "run")["env_steps"] == 6 * STEPS
+
+
+# ---------------------------------------------------------------------------------------------- damaged checkpoints
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """A run of 8 updates, stopped after 6, with checkpoints after 2, 4 and 6."""
+    run_dir = tmp_path_factory.mktemp("saved") / "run"
+    words = [*SMALL, "--total-timesteps", 8 * STEPS, "--checkpoint-interval", 2 * STEPS, "--quiet"]
+    assert in_process(*words, "--run-dir", run_dir, "--stop-after", 6 * STEPS) == 0
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def wanted(saved, tmp_path_factory) -> str:
+    """The checksum after 8 updates."""
+    run_dir = Path(shutil.copytree(saved, tmp_path_factory.mktemp("wanted") / "run"))
+    assert in_process("--resume", run_dir, "--quiet") == 0
+    return read_result(run_dir)["state_sha256"]
+
+
+def biggest(folder: Path) -> Path:
+    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def delete_biggest(folder: Path) -> None:
+    biggest(folder).unlink()
+
+
+def truncate_biggest(folder: Path) -> None:
+    content = biggest(folder).read_bytes()
+    biggest(folder).write_bytes(content[: len(content) // 2])
+
+
+def empty_biggest(folder: Path) -> None:
+    biggest(folder).write_bytes(b"")
+
+
+def flip_a_byte(folder: Path) -> None:
+    path = biggest(folder)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(bytes(content))
+
+
+def empty_all_files(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+
+
+def empty_directory(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def a_file_instead(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("")
+
+
+def delete_metadata(folder: Path) -> None:
+    (folder / "state" / "_METADATA").unlink()
+
+
+DAMAGES = [delete_biggest, truncate_biggest, empty_biggest, flip_a_byte, empty_all_files, empty_directory]
+DAMAGES += [a_file_instead, delete_metadata]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("newest", [1, 2], ids=["newest", "two newest"])
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(damage, newest, saved, wanted, tmp_path, capsys):
+    run_dir = Path(shutil.copytree(saved, tmp_path / "run"))
+    for updates in (6, 4)[:newest]:
+        damage(run_dir / "checkpoints" / str(updates * STEPS))
+    assert in_process("--resume", run_dir) == 0
+    output = capsys.readouterr()
+    if damage is not a_file_instead:  # that one is not even listed
+        assert output.err.count("warning:") == newest
+        assert f"checkpoint {6 * STEPS}" in output.err
+    assert f"at step {(6 - 2 * newest) * STEPS}" in output.out
+    result = read_result(run_dir)
+    assert (result["status"], result["state_sha256"]) == ("finished", wanted)
+    assert Path(result["checkpoint"]).name == str(8 * STEPS)
+    steps = [row["env_steps"] for row in read_rows(run_dir)]
+    assert steps == sorted(set(steps))
+
+
+def test_when_every_checkpoint_is_damaged(saved, tmp_path, capsys):
+    run_dir = Path(shutil.copytree(saved, tmp_path / "run"))
+    for step in checkpoint_steps(run_dir):
+        empty_all_files(run_dir / "checkpoints" / str(step))
+    assert in_process("--resume", run_dir, "--quiet") == 2
+    message = capsys.readouterr().err
+    assert message.count("error:") == 1
+    assert all(f"checkpoint {step}" in message for step in (2 * STEPS, 4 * STEPS, 6 * STEPS))
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_through_a_process(saved, wanted, tmp_path):
+    run_dir = Path(shutil.copytree(saved, tmp_path / "run"))
+    truncate_biggest(run_dir / "checkpoints" / str(6 * STEPS))
+    done = succeed(run_script("--resume", "run", "--quiet", cwd=tmp_path))
+    assert "warning:" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert read_result(run_dir)["state_sha256"] == wanted
+
+
+def test_a_torn_line_of_metrics_is_dropped(saved, tmp_path):
+    """As after a crash within a write."""
+    run_dir = Path(shutil.copytree(saved, tmp_path / "run"))
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"env_steps": 448, "upd')
+    assert in_process("--resume", run_dir, "--quiet") == 0
+    assert [row["env_steps"] for row in read_rows(run_dir)] == [2 * STEPS, 4 * STEPS, 6 * STEPS, 8 * STEPS]

@@ -517,8 +517,10 @@ def make_ppo(args: Args, env: Env) -> PPO:
         return obs if learner.obs_stats is None else learner.obs_stats.normalize(obs)
 
     def current_learning_rate(learner: Learner) -> jax.Array:
-        progress = learner.updates / args.num_updates
-        return learner.learning_rate * (jnp.maximum(1.0 - progress, 0.0) if args.schedule == "linear" else 1.0)
+        if args.schedule == "kl-adaptive":
+            return learner.learning_rate
+        progress = learner.updates / args.num_updates if args.schedule == "linear" else 0.0
+        return jnp.float32(args.learning_rate) * jnp.maximum(1.0 - progress, 0.0)
 
     def next_learning_rate(learner: Learner, kl: jax.Array) -> jax.Array:
         if args.schedule != "kl-adaptive":

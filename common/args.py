@@ -6,11 +6,12 @@ Imports nothing slow, so that `--help` and usage errors answer at once.
 import dataclasses
 import json
 import math
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import tyro
 
@@ -20,7 +21,7 @@ from common.errors import TrainingError, UsageError
 
 def _parse_count(words: list[str]) -> int:
     value = float(words[0].replace("_", ""))
-    if value != int(value):
+    if not math.isfinite(value) or value != int(value):
         raise ValueError(f"{words[0]} is not a whole number")
     return int(value) if "e" in words[0].lower() or "." in words[0] else int(words[0])
 
@@ -152,9 +153,11 @@ def read_config(run_dir: str | Path) -> dict[str, Any]:
     path = Path(run_dir) / "config.json"
     try:
         config = json.loads(path.read_text())
-        config["args"]["env"]
+        if not isinstance(config["args"]["env"] + config["algorithm"], str):
+            raise TypeError
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = "does not exist" if not Path(run_dir).exists() else "has no readable config.json"
+        missing = isinstance(error, OSError) and not os.path.exists(run_dir)
+        reason = "does not exist" if missing else "has no readable config.json"
         raise UsageError(f"{run_dir} is not a run directory: it {reason}") from error
     return config
 
@@ -192,13 +195,33 @@ def _resume_defaults(args_class: type, argv: list[str]) -> Any:
 
 
 def _check_types(args: Any) -> None:
-    """Whole floats become integers, as in `total_timesteps=1e6`; any other mismatch of numbers raises UsageError."""
+    """Raise UsageError where a value does not have its field's type; whole floats become integers (`1e6`)."""
     for field in dataclasses.fields(args):
-        value = getattr(args, field.name)
+        value, kind = getattr(args, field.name), field.type
         flag = "--" + field.name.replace("_", "-")
-        if field.type in (int, Count):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value // 1:
-                raise UsageError(f"{flag} must be a whole number, got {value!r}")
-            setattr(args, field.name, int(value))
-        elif field.type is float and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        choices = [
+            option for part in (kind, *get_args(kind)) if get_origin(part) is Literal for option in get_args(part)
+        ]
+        if choices and value not in choices and not (value is None and type(None) in get_args(kind)):
+            raise UsageError(f"{flag} must be one of {', '.join(choices)}, got {value!r}")
+        if kind in (int, Count):
+            setattr(args, field.name, _whole(flag, value))
+        elif get_origin(kind) is tuple:
+            if not isinstance(value, (tuple, list)):
+                raise UsageError(f"{flag} must be a sequence of whole numbers, got {value!r}")
+            setattr(args, field.name, tuple(_whole(flag, number) for number in value))
+        elif kind is float and (isinstance(value, bool) or not isinstance(value, (int, float))):
             raise UsageError(f"{flag} must be a number, got {value!r}")
+        elif kind in (bool, str) and not isinstance(value, kind):
+            raise UsageError(f"{flag} must be a {kind.__name__}, got {value!r}")
+
+
+def _whole(flag: str, value: Any) -> int:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not math.isfinite(value)
+        or value != int(value)
+    ):
+        raise UsageError(f"{flag} must be a whole number, got {value!r}")
+    return int(value)

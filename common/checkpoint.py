@@ -4,7 +4,10 @@ A checkpoint holds data only: no pickled objects, no code. Arrays are global, so
 """
 
 import hashlib
+import json
 import logging
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ class Checkpoints:
         """
         from orbax.checkpoint import v1 as ocp
 
-        logging.getLogger("absl").setLevel(logging.ERROR)
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is reported by us
         policies = ocp.training.preservation_policies
         newest = policies.LatestN(keep) if keep else policies.PreserveAll()
         best = policies.BestN(
@@ -35,9 +38,13 @@ class Checkpoints:
         policy = policies.AnyPreservationPolicy([newest, best] if keep_best else [newest])
         if read_only and not directory.is_dir():
             raise UsageError(f"there are no checkpoints: {directory} does not exist")
+        if not read_only:
+            _drop_unreadable_metrics(directory)
         self.directory = directory
         self._inner = ocp.training.Checkpointer(
-            directory.absolute(), preservation_policy=policy, cleanup_tmp_directories=not read_only
+            directory.absolute(),
+            preservation_policy=policy,
+            cleanup_tmp_directories=not read_only,
         )
 
     def steps(self) -> list[int]:
@@ -91,9 +98,20 @@ class Checkpoints:
         self._inner.close()
 
     def _failure(self, step: Any, error: Exception) -> TrainingError:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        text = f"{type(error).__name__}: {error}"
+        known = re.search("No space left on device|File too large|Disk quota exceeded|Read-only file system", text)
+        reason = known.group() if known else text.splitlines()[0][:300]
         kept = ", ".join(str(kept) for kept in self.steps() if kept != step) or "none"
         return TrainingError(f"checkpoint {step} could not be saved ({reason}); older checkpoints are intact: {kept}")
+
+
+def _drop_unreadable_metrics(directory: Path) -> None:
+    """Remove the evaluation stored with a damaged checkpoint: orbax would refuse the whole folder for it."""
+    for path in directory.glob("*/metrics/metrics"):
+        try:
+            json.loads(path.read_text())
+        except ValueError:
+            shutil.rmtree(path.parent)
 
 
 def flatten(tree: Any) -> Arrays:

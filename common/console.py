@@ -1,5 +1,6 @@
 """What a person sees while a run goes on: a header, a progress bar (or a line per interval), and the end."""
 
+import os
 import sys
 from typing import Any
 
@@ -19,8 +20,13 @@ class Console:
         self._task = None
 
     def say(self, text: str) -> None:
-        if not self.quiet:
+        if self.quiet:
+            return
+        try:
             self._rich.print(text, markup=False)
+        except BrokenPipeError:  # the reader has gone, as in `| head`: the run goes on without it
+            self.quiet = True
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
     def warn(self, text: str) -> None:
         self._errors.print(f"warning: {text}", markup=False, style="yellow")

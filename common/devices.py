@@ -17,6 +17,7 @@ from jax.flatten_util import ravel_pytree
 from common.errors import UsageError
 
 AXIS = "devices"
+MAX_DEVICES = 4096
 
 # Below this many environments per device a second CPU device costs more than it brings (docs/ppo.md, "Devices").
 MIN_ENVS_PER_CPU_DEVICE = 16
@@ -29,7 +30,7 @@ def choose_devices(num_devices: int, num_envs: int, block: int = 1) -> list[jax.
     made here, unless JAX has already started; then the existing ones are used. Raises UsageError, with the numbers that
     would work, where there are too few devices or they do not divide the environments.
     """
-    shares = [count for count in range(1, num_envs + 1) if num_envs % (count * block) == 0]
+    shares = [count for count in range(1, min(num_envs, MAX_DEVICES) + 1) if num_envs % (count * block) == 0]
     if not shares:
         nearest = sorted({max(block, num_envs // block * block), -(-num_envs // block) * block})
         raise UsageError(

@@ -7,6 +7,7 @@ resets by itself in the same step, and leaves the true next observation in `info
 import difflib
 import importlib
 import json
+import math
 import os
 import sys
 import types
@@ -141,7 +142,7 @@ def _make_custom(module: str, factory: str) -> tuple[Any, Any]:
         sys.path.append(os.getcwd())
     try:
         return _with_params(getattr(importlib.import_module(module), factory)())
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UsageError(
             f"environment {module}:{factory} cannot be made ({reason}); a name with a colon is package.module:factory, "
@@ -170,9 +171,14 @@ def _import_gymnax() -> Any:
 
 
 def _with_params(made: Any) -> tuple[Any, Any]:
-    if isinstance(made, tuple):
-        return made
-    return made, made.default_params
+    inner, params = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not (
+        hasattr(inner, "reset")
+        and hasattr(inner, "step")
+        and (isinstance(made, tuple) or hasattr(inner, "default_params"))
+    ):
+        raise UsageError(f"{made!r} is neither a gymnax-style environment nor a pair (environment, parameters)")
+    return (inner, params) if isinstance(made, tuple) else (inner, inner.default_params)
 
 
 def _replace_params(name: str, params: Any, env_params: str) -> Any:
@@ -184,10 +190,16 @@ def _replace_params(name: str, params: Any, env_params: str) -> Any:
         raise UsageError(f"--env-params {env_params!r} is not JSON: {error}") from error
     if not isinstance(wanted, dict):
         raise UsageError(f"--env-params {env_params!r} must be a JSON object such as '{{\"name\": 1.0}}'")
-    known = {field: value for field, value in vars(params).items() if isinstance(value, (bool, int, float))}
+    fields = vars(params) if hasattr(params, "replace") else {}
+    known = {field: value for field, value in fields.items() if isinstance(value, (bool, int, float))}
     for field, value in wanted.items():
         if field not in known:
-            raise UsageError(f"{name} has no parameter {field!r}; it has {', '.join(known)}")
-        if isinstance(value, bool) is not isinstance(known[field], bool) or not isinstance(value, (bool, int, float)):
+            raise UsageError(f"{name} has no parameter {field!r}; it has {', '.join(known) or 'none'}")
+        number = isinstance(value, (bool, int, float)) and math.isfinite(value)
+        if (
+            not number
+            or isinstance(value, bool) is not isinstance(known[field], bool)
+            or type(known[field])(value) != value
+        ):
             raise UsageError(f"{name} parameter {field!r} must be like {known[field]!r}, got {value!r}")
     return params.replace(**{field: type(known[field])(value) for field, value in wanted.items()})

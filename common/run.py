@@ -13,7 +13,7 @@ read only after the next chunk has been dispatched, except where an evaluation o
 
 import json
 import math
-import os
+import shlex
 import signal
 import time
 from contextlib import contextmanager, suppress
@@ -33,7 +33,8 @@ from common.devices import describe, host_like, to_devices, to_host
 from common.errors import TrainingError
 from common.metrics import Metrics, check_extras, jsonable
 from common.plot import draw_curve
-from common.run_directory import describe_run, open_directory, write_json
+from common.run_directory import choose_directory, claim_directory, describe_run, write_json
+from common.signals import SignalWatch
 
 
 @dataclass
@@ -70,32 +71,30 @@ class Run:
             "eval": 0 if args.benchmark else args.eval_interval,
             "checkpoint": 0 if args.benchmark else args.checkpoint_interval,
         }
-        self._pending = self._signal = self._host = self._best = self._sha256 = self._evaluated_at = None
+        self._pending = self._host = self._transferred = self._best = self._sha256 = None
+        self._evaluated_at = self._saved_at = None
         self._metrics = self._checkpoints = None
         self._created = self._trained_since = self._row_began = time.perf_counter()
         self._config = describe_run(args, script, env, devices)
-        self.dir, self._differences = (None, []) if args.benchmark else open_directory(args, self._config)
+        self.dir, self._differences = (None, []) if args.benchmark else choose_directory(args, self._config)
+        self._signals = SignalWatch(
+            lambda: self.console.say("interrupted: finishing this chunk and saving; interrupt again to exit at once")
+        )
 
     def __enter__(self) -> "Run":
-        self._handlers = {}
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._handlers[number] = signal.signal(number, self._on_signal)
-        except ValueError:
-            pass  # not in the main thread: signals are the caller's business
+        self._signals.start()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.console.stop()
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        if self._metrics:
-            self._metrics.close()
+        self._signals.stop()
         if self._checkpoints and error is not None:
             with suppress(Exception):  # let the save under way finish; `error` is what gets reported
                 self._checkpoints.close()
-        if self.dir and error is not None and isinstance(error, Exception):
+        if self._metrics and isinstance(error, Exception):
             self._write_result("failed", reason=f"{type(error).__name__}: {error}")
+        if self._metrics:
+            self._metrics.close()
 
     def start(self, init: Any, update: Any, evaluate: Any) -> tuple[Any, Any]:
         """Make or load the state; returns it with the compiled update (with None, None where nothing is left to do)."""
@@ -104,16 +103,19 @@ class Run:
         seeds = np.broadcast_to(seeds, (len(self.devices), args.num_seeds)).copy()  # [D, S]
         self._print_header()
         shapes = jax.eval_shape(init, seeds)
-        self._open_files(host_like(shapes))
-        if not self.unfinished:
+        like = host_like(shapes)
+        self._load(like)
+        self._open_files()
+        if self._host is not None and self.steps >= self._end:
             return None, None
 
         self.console.say("compiling ...")
         with self._timed("compile"):
             init, update, self._evaluate = compile_together(init, update, evaluate, seeds)
             state = init(seeds) if self._host is None else to_devices(self._host, shapes, self.devices)
-            if args.init_from:
-                state = to_devices(self._transfer(to_host(state)), shapes, self.devices)
+            if self._transferred:
+                arrays = checkpoint.flatten(to_host(state)) | self._transferred
+                state = to_devices(checkpoint.unflatten(arrays, like), shapes, self.devices)
             jax.block_until_ready(state)
         self.console.say(f"compiled in {self.seconds['compile']:.1f} s")
         self.console.start(self.steps)
@@ -124,7 +126,7 @@ class Run:
     def unfinished(self) -> bool:
         """Whether to run another chunk."""
         out_of_time = self.args.max_seconds and time.perf_counter() - self._created > self.args.max_seconds
-        return self.steps < self._end and not self._signal and not out_of_time
+        return self.steps < self._end and not self._signals.received and not out_of_time
 
     def next_chunk(self) -> np.int32:
         """How many updates to run next: up to the next boundary of any interval."""
@@ -138,19 +140,17 @@ class Run:
         due = {name for name, interval in self._intervals.items() if self.steps >= next_boundary(before, interval)}
         self._log_pending()
         self._pending = before, self.steps, metrics, broken
-        last = not self.unfinished
-        if not last and not due & {"eval", "checkpoint"}:
-            return
-        best = (last or "eval" in due) and self._evaluate_now(state)
-        self._log_pending()  # raises on a non-finite number, before the state can be saved
-        if last or best or "checkpoint" in due:
-            self._save(state)
+        if due & {"eval", "checkpoint"}:
+            self._settle(state, evaluate="eval" in due, save="checkpoint" in due)
 
     def finish(self, state: Any) -> TrainResult:
         """Write what remains, say where everything is. Raises KeyboardInterrupt or SystemExit(143) after a signal."""
-        status = "interrupted" if self._signal else "finished" if self.steps >= self.total else "stopped"
+        interrupted = self._signals.received
+        if self.steps > self.first_step:
+            self._settle(state, evaluate=not interrupted, save=True)
         if self._host is None:
             self._host = to_host(state)
+        status = "interrupted" if interrupted else "finished" if self.steps >= self.total else "stopped"
         self._sha256 = checkpoint.sha256(checkpoint.flatten(self._host))
         self.console.stop()
         if self.dir:
@@ -163,10 +163,10 @@ class Run:
             if status == "finished":
                 (self.dir / "DONE").touch()
         self._print_footer(status)
-        if self._signal == signal.SIGINT:
+        if interrupted == signal.SIGINT:
             raise KeyboardInterrupt
-        if self._signal:
-            raise SystemExit(128 + self._signal)
+        if interrupted:
+            raise SystemExit(128 + interrupted)
         return TrainResult(self._host.learner.params, self.evaluation, self.steps, self.dir, self._sha256, status)
 
     # ------------------------------------------------------------------------------------------------- beginning
@@ -176,46 +176,46 @@ class Run:
         """Environment steps at which this invocation ends."""
         return min(self.total, self.args.stop_after or self.total)
 
-    def _open_files(self, like: Any) -> None:
-        """Checkpoints and metrics; when resuming, load the newest state and go on behind it."""
-        if not self.dir:
-            return
+    def _load(self, like: Any) -> None:
+        """Read what --resume or --init-from names, before anything is written."""
         args = self.args
-        self._checkpoints = Checkpoints(self.dir / "checkpoints", args.keep_checkpoints, args.keep_best)
-        self._best = self._checkpoints.best()
+        if args.init_from:
+            self._transferred = self._load_parameters(Path(args.init_from), checkpoint.flatten(like))
+        if not args.resume:
+            return
         for difference in self._differences:
             self.console.say(f"changed  {difference}")
-        if args.resume and not self._checkpoints.steps():
+        self._checkpoints = Checkpoints(self.dir / "checkpoints", args.keep_checkpoints, args.keep_best)
+        if not self._checkpoints.steps():
             self.console.warn(f"{self.dir} has no checkpoint yet: starting it from step 0")
-        elif args.resume:
-            self.steps, arrays, warnings = self._checkpoints.load(checkpoint.flatten(like))
-            self._host = checkpoint.unflatten(arrays, like)
-            self.first_step = self.steps
-            for warning in warnings:
-                self.console.warn(warning)
-            self.evaluation = _stored_evaluation(self.dir)
-            self.console.say(f"resumed  {self.dir} at step {self.steps:,}")
-        self._metrics = Metrics(self.dir, self._config, args.tensorboard, args.wandb, resume_at=self.steps)
+            return
+        self.steps, arrays, warnings = self._checkpoints.load(checkpoint.flatten(like))
+        self.first_step = self.steps
+        self._host = checkpoint.unflatten(arrays, like)
+        self.evaluation = _stored_evaluation(self.dir)
+        for warning in warnings:
+            self.console.warn(warning)
+        self.console.say(f"resumed  {self.dir} at step {self.steps:,}")
 
-    def _transfer(self, host: Any) -> Any:
-        """`host` with the parameters and normaliser statistics of the run named by --init-from."""
-        source = Path(self.args.init_from)
+    def _load_parameters(self, source: Path, like: checkpoint.Arrays) -> checkpoint.Arrays:
+        """Parameters and normaliser statistics of another run."""
         read_config(source)
-        wanted = checkpoint.flatten(host)
-        chosen = {
-            name: x for name, x in wanted.items() if name.split("/")[1] in ("params", "obs_stats", "return_stats")
-        }
+        chosen = {name: x for name, x in like.items() if name.split("/")[1] in ("params", "obs_stats", "return_stats")}
         step, arrays, warnings = Checkpoints(source / "checkpoints", read_only=True).load(chosen, only=True)
         for warning in warnings:
             self.console.warn(warning)
         self.console.say(f"started from the parameters of {source} at step {step:,}")
-        return checkpoint.unflatten(wanted | arrays, host)
+        return arrays
 
-    def _on_signal(self, number: int, frame: Any) -> None:
-        if self._signal == signal.SIGINT == number:
-            os._exit(130)
-        self._signal = number
-        self.console.say("interrupted: finishing this chunk and saving; interrupt again to exit at once")
+    def _open_files(self) -> None:
+        if not self.dir:
+            return
+        args = self.args
+        claim_directory(self.dir, self._config, args.overwrite)
+        if not self._checkpoints:
+            self._checkpoints = Checkpoints(self.dir / "checkpoints", args.keep_checkpoints, args.keep_best)
+        self._best = self._checkpoints.best()
+        self._metrics = Metrics(self.dir, self._config, args.tensorboard, args.wandb, resume_at=self.steps)
 
     # ------------------------------------------------------------------------------------------------ while it runs
 
@@ -257,6 +257,13 @@ class Run:
             "a smaller --learning-rate or --max-grad-norm may help"
         )
 
+    def _settle(self, state: Any, evaluate: bool, save: bool) -> None:
+        """Evaluate and save this very state, unless that has been done; also save it where --keep-best wants it."""
+        best = evaluate and self._evaluated_at != self.steps and self._evaluate_now(state)
+        self._log_pending()  # raises on a non-finite number, before the state can be saved
+        if (save or best) and self._saved_at != self.steps:
+            self._save(state)
+
     def _evaluate_now(self, state: Any) -> bool:
         """Evaluate all seeds; returns whether --keep-best wants this state saved."""
         if self.args.benchmark:
@@ -283,7 +290,7 @@ class Run:
 
     def _save(self, state: Any) -> None:
         with self._timed("checkpoint"):
-            self._host = to_host(state)
+            self._host, self._saved_at = to_host(state), self.steps
             if self._checkpoints:
                 fresh = self._fresh_evaluation()
                 evaluation = float(np.mean(self.evaluation["eval/return_mean"])) if fresh else None
@@ -349,7 +356,8 @@ class Run:
         say(f"saved    {self.dir / 'checkpoints' / str(saved[-1]) if saved else 'nothing yet'}")
         say(f"curve    {self.dir / 'curve.png'}")
         called = self._config["command"][0]
-        command = f"python {called if called.endswith('.py') else self._config['script']} --resume {self.dir}"
+        script = called if called.endswith(".py") else self._config["script"]
+        command = f"python {shlex.quote(script)} --resume {shlex.quote(str(self.dir))}"
         if status == "finished":
             say(f"finished at step {self.steps:,}; train longer: {command} --total-timesteps {2 * self.total}")
         else:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -50,27 +51,34 @@ def versions() -> dict[str, str]:
     return {"pmaprl": kit, "python": sys.version.split()[0]} | {name: metadata.version(name) for name in names}
 
 
-def open_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]]:
-    """Create the run's directory with its `config.json`, or take the resumed one and list what differs from then.
+def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]]:
+    """The run's directory, and what differs from the flags of the run that is resumed. Writes nothing.
 
-    Raises UsageError where the directory is occupied, not a run, of another algorithm, or not writable.
+    Raises UsageError where the directory is occupied, not a run, or of another algorithm.
     """
-    differences = []
     if args.resume:
         path = Path(args.resume)
-        differences = _compare(read_config(path), config, path)
-    else:
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        name = f"{args.env.replace(':', '.').replace('/', '.')}__{config['algorithm']}__{args.seed}__{stamp}"
-        path = Path(args.run_dir) if args.run_dir else _free(Path("runs") / name)
-        _make_room(path, args.overwrite)
-    try:
+        return path, _compare(read_config(path), config, path)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{args.env.replace(':', '.').replace('/', '.')}__{config['algorithm']}__{args.seed}__{stamp}"
+    path = Path(args.run_dir) if args.run_dir else _free(Path("runs") / name)
+    with _readable_errors(path):
+        occupied = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+        if occupied and not args.overwrite:
+            raise UsageError(f"{path} exists already: continue it with --resume {path}, or replace it with --overwrite")
+        if occupied and not (path / "config.json").exists():
+            raise UsageError(f"--overwrite deletes only run directories, and {path} has no config.json")
+    return path, []
+
+
+def claim_directory(path: Path, config: dict[str, Any], overwrite: bool) -> None:
+    """Make `path` this run's: emptied with `overwrite`, with a current `config.json` and without `DONE`."""
+    with _readable_errors(path):
+        if overwrite and path.exists():
+            shutil.rmtree(path)
         path.mkdir(parents=True, exist_ok=True)
         (path / "DONE").unlink(missing_ok=True)
         write_json(path / "config.json", config)
-    except OSError as error:
-        raise UsageError(f"run directory {path} cannot be written: {error.strerror}") from error
-    return path, differences
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -83,9 +91,9 @@ def write_json(path: Path, value: Any) -> None:
 def _compare(stored: dict[str, Any], config: dict[str, Any], path: Path) -> list[str]:
     if stored["algorithm"] != config["algorithm"]:
         raise UsageError(f"{path} was made by {stored['algorithm']}, not by {config['algorithm']}")
-    if stored["steps_per_update"] != config["steps_per_update"]:
+    if stored.get("steps_per_update") != config["steps_per_update"]:
         raise UsageError(
-            f"a resumed run keeps its batch: {stored['steps_per_update']} steps per update in {path}, "
+            f"a resumed run keeps its batch: {stored.get('steps_per_update')} steps per update in {path}, "
             f"{config['steps_per_update']} with these flags"
         )
     old, new = stored["args"], json.loads(json.dumps(config["args"]))
@@ -93,14 +101,12 @@ def _compare(stored: dict[str, Any], config: dict[str, Any], path: Path) -> list
     return [f"--{name.replace('_', '-')}: {old.get(name)} then, {new[name]} now" for name in names]
 
 
-def _make_room(path: Path, overwrite: bool) -> None:
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return
-    if not overwrite:
-        raise UsageError(f"{path} exists already: continue it with --resume {path}, or replace it with --overwrite")
-    if not (path / "config.json").exists():
-        raise UsageError(f"--overwrite deletes only run directories, and {path} has no config.json")
-    shutil.rmtree(path)
+@contextmanager
+def _readable_errors(path: Path):
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"run directory {path} cannot be written: {error.strerror}") from error
 
 
 def _free(path: Path) -> Path:

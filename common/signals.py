@@ -1,0 +1,48 @@
+"""SIGINT and SIGTERM: the first asks the run to stop, a second SIGINT ends the process at once."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+
+class SignalWatch:
+    """Notices signals at once, even while the main thread waits for the device, where Python runs no handlers."""
+
+    def __init__(self, announce: Callable[[], None]):
+        """`announce` is called once, from a thread, when the first signal arrives."""
+        self.received: int | None = None
+        self._announce = announce
+        self._handlers = {}
+
+    def start(self) -> None:
+        """Take over both signals; does nothing outside the main thread, where signals are the caller's business."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._handlers[number] = signal.signal(number, lambda number, frame: None)
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._previous = signal.set_wakeup_fd(self._write)
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def stop(self) -> None:
+        """Give the signals back."""
+        if not self._handlers:
+            return
+        signal.set_wakeup_fd(self._previous)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+        os.close(self._write)  # ends the thread
+
+    def _watch(self) -> None:
+        with suppress(OSError):
+            while received := os.read(self._read, 1):
+                if received[0] == self.received == signal.SIGINT:
+                    os._exit(128 + signal.SIGINT)
+                first, self.received = self.received is None, received[0]
+                if first:
+                    self._announce()
+        os.close(self._read)

@@ -103,6 +103,8 @@ class Args(RunArgs):
         check(self, "learning_rate clip_eps desired_kl reward_scale", above=0)
         check(self, "vf_coef ent_coef max_grad_norm target_kl", at_least=0)
         check(self, "gamma gae_lambda", at_least=0, at_most=1)
+        if self.normalize_rewards and self.reward_scale != 1:
+            raise UsageError("--normalize-rewards cancels --reward-scale; leave one of them out")
         if self.lr_schedule == "linear" and not self.anneal_lr:
             raise UsageError("--no-anneal-lr contradicts --lr-schedule linear; leave one of them out")
 
@@ -134,7 +136,7 @@ from common.sampling import block_width, minibatch_indices, rollout_keys
 def patches(image: jax.Array, stride: int = 1) -> jax.Array:
     """The 3 x 3 neighbourhoods of [..., H, W, C], as [..., H', W', 9 * C]; sides under 3 are padded.
 
-    A dense layer on them is a convolution, and trains three times faster on a CPU than XLA's own.
+    A dense layer on them is a convolution, and trains faster on a CPU than XLA's own.
     """
     pad = [(0, 0)] * (image.ndim - 3) + [(0, max(3 - side, 0)) for side in image.shape[-3:-1]] + [(0, 0)]
     image = jnp.pad(image, pad)
@@ -176,9 +178,9 @@ class Actor(nn.Module):
         x = Torso(self.args, self.obs_space)(obs)
         init = nn.initializers.orthogonal(0.01)
         if isinstance(self.action_space, spaces.Box):
-            size = math.prod(self.action_space.shape)
-            mean = nn.Dense(size, kernel_init=init)(x).reshape(*x.shape[:-1], *self.action_space.shape)
-            log_std = self.param("log_std", nn.initializers.zeros, self.action_space.shape)
+            size = math.prod(self.action_space.shape)  # actions are flat here; `env.step` gives them their shape
+            mean = nn.Dense(size, kernel_init=init)(x)
+            log_std = self.param("log_std", nn.initializers.zeros, (size,))
             return Normal(mean, jnp.broadcast_to(log_std, mean.shape))
         logits = nn.Dense(sum(self.action_space.nvec), kernel_init=init)(x)
         return Categoricals(logits, self.action_space.nvec, scalar=isinstance(self.action_space, spaces.Discrete))
@@ -315,9 +317,11 @@ def adapt_learning_rate(learning_rate, kl, desired_kl: float) -> jax.Array:
 
 
 def make_ppo(args: Args, env: Env) -> PPO:
-    """PPO for `env` as pure functions. Raises UsageError for an exploration loss that the actions do not have."""
+    """PPO for `env` as pure functions. Raises UsageError for flags that its spaces do not fit."""
     if args.exploration_loss == "symmetric-kl" and isinstance(env.action_space, spaces.Box):
         raise UsageError("--exploration-loss symmetric-kl needs discrete actions: there is no uniform policy on a Box")
+    if args.normalize_obs and not isinstance(env.observation_space, spaces.Box):
+        raise UsageError(f"--normalize-obs needs arrays as observations, {env.name} has {env.observation_space}")
     actor = Actor(args, env.observation_space, env.action_space)
     critic = Critic(args, env.observation_space)
     clip = optax.clip_by_global_norm(args.max_grad_norm) if args.max_grad_norm else optax.identity()
@@ -531,8 +535,9 @@ def make_ppo(args: Args, env: Env) -> PPO:
         """Global mean and standard deviation of each minibatch [..., B], or 0 and 1 without --norm-adv."""
         if not args.norm_adv:
             return jnp.zeros(advantage.shape[:-1]), jnp.ones(advantage.shape[:-1])
-        mean, square = flat_pmean((jnp.mean(advantage, axis=-1), jnp.mean(jnp.square(advantage), axis=-1)))
-        return mean, jnp.sqrt(jnp.maximum(square - jnp.square(mean), 0.0)) + 1e-8
+        mean = jax.lax.pmean(jnp.mean(advantage, axis=-1), AXIS)
+        variance = jax.lax.pmean(jnp.mean(jnp.square(advantage - mean[..., None]), axis=-1), AXIS)
+        return mean, jnp.sqrt(variance) + 1e-8
 
     return PPO(init, update, evaluate)
 
@@ -559,8 +564,10 @@ def put_final_values(next_value, cut, final_obs, value_of) -> jax.Array:
 def value_statistics(batch: Batch) -> dict[str, jax.Array]:
     """Metrics of the value function over the whole batch of all devices."""
     samples = jnp.stack([batch.target, batch.target - batch.value, batch.advantage, batch.value])
-    mean, square = flat_pmean((jnp.mean(samples, axis=1), jnp.mean(jnp.square(samples), axis=1)))
-    target, error, advantage, _ = jnp.maximum(square - jnp.square(mean), 0.0)  # variances
+    mean = jax.lax.pmean(jnp.mean(samples, axis=1), AXIS)
+    target, error, advantage, _ = jax.lax.pmean(
+        jnp.mean(jnp.square(samples - mean[:, None]), axis=1), AXIS
+    )  # variances
     return {
         "value/mean": mean[3],
         "value/explained_variance": 1 - error / jnp.maximum(target, 1e-8),

@@ -24,6 +24,7 @@ import tyro
 
 from algos.ppo_pmap import Actor, Args, Critic, make_ppo
 from common import envs
+from common.compile import compile_together
 from common.devices import AXIS, choose_devices
 from common.run_directory import versions
 
@@ -74,10 +75,12 @@ def time_training(args: Args, env: envs.Env, devices: list, updates: int) -> tup
     update = jax.pmap(
         ppo.update, axis_name=AXIS, devices=devices, in_axes=(0, None), out_axes=(0, None, None), donate_argnums=0
     )
-    state = init(np.zeros((len(devices), 1), np.int32))
+    evaluate = jax.pmap(ppo.evaluate, axis_name=AXIS, devices=devices)
+    seeds = np.zeros((len(devices), 1), np.int32)
     began = time.perf_counter()
-    state, *_ = jax.block_until_ready(update(state, np.int32(0)))
+    init, update, _ = compile_together(init, update, evaluate, seeds)
     compile_seconds = time.perf_counter() - began
+    state = init(seeds)
 
     def run():
         nonlocal state

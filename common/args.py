@@ -4,6 +4,7 @@ Imports nothing slow, so that `--help` and usage errors answer at once.
 """
 
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -112,6 +113,11 @@ class RunArgs:
             raise UsageError(
                 "--benchmark keeps nothing: leave out --resume, --run-dir, --tensorboard, --wandb, --keep-best"
             )
+        if self.resume and self.run_dir != self.resume:
+            raise UsageError(
+                f"--resume {self.resume} goes on in its own directory: leave out --run-dir; "
+                f"from Python, take the run's flags with Args.from_run({self.resume!r})"
+            )
 
     @classmethod
     def from_run(cls, run_dir: str | Path, **overrides: Any):
@@ -179,6 +185,10 @@ def main(train: Callable[[Any], Any], args: Any) -> int:
         return fail(str(error), 2)
     except TrainingError as error:
         return fail(str(error), 1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS):
+            raise
+        return fail(f"{error}; saved checkpoints are intact", 1)
     except KeyboardInterrupt:
         return 130
     return 0

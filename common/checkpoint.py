@@ -29,7 +29,7 @@ class Checkpoints:
         """
         from orbax.checkpoint import v1 as ocp
 
-        logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is reported by us
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
         policies = ocp.training.preservation_policies
         newest = policies.LatestN(keep) if keep else policies.PreserveAll()
         best = policies.BestN(
@@ -72,10 +72,10 @@ class Checkpoints:
         except Exception as error:
             raise self._failure("under way", error) from error
 
-    def load(self, like: Arrays, only: bool = False) -> tuple[int, Arrays, list[str]]:
+    def load(self, like: Arrays, groups: tuple[str, ...] = ()) -> tuple[int, Arrays, list[str]]:
         """The newest checkpoint that loads, as (step, arrays, warnings about those that do not).
 
-        With `only`, just the arrays that `like` names. Raises UsageError where none loads, or where the arrays differ
+        With `groups`, just the arrays `learner/<group>/...`. Raises UsageError where none loads, or where the arrays differ
         in name, shape or type from `like`.
         """
         warnings = []
@@ -88,8 +88,8 @@ class Checkpoints:
                 continue
             empty = {name: array for name, array in like.items() if not array.size}
             arrays |= empty
-            if only:
-                arrays = {name: array for name, array in arrays.items() if name in like}
+            if groups:
+                arrays = select(arrays, groups)
             check_match(arrays, like, str(self.directory / str(candidate)))
             return candidate, arrays, warnings
         raise UsageError(f"no checkpoint in {self.directory} can be loaded" + "".join(f"; {text}" for text in warnings))
@@ -130,6 +130,11 @@ def flatten_names(tree: Any) -> list[str]:
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
 
 
+def select(arrays: Arrays, groups: tuple[str, ...]) -> Arrays:
+    """The arrays `learner/<group>/...` of each group."""
+    return {name: array for name, array in arrays.items() if name.split("/")[1] in groups}
+
+
 def sha256(arrays: Arrays) -> str:
     """Checksum over names, types, shapes and every byte."""
     digest = hashlib.sha256()
@@ -142,7 +147,8 @@ def sha256(arrays: Arrays) -> str:
 
 def check_match(stored: Arrays, wanted: Arrays, where: str) -> None:
     """Raise UsageError, naming the first difference, unless both hold the same names, shapes and types."""
-    for name in sorted(stored.keys() | wanted.keys()):
+    # Parameters first: their shapes say most about the flags.
+    for name in sorted(stored.keys() | wanted.keys(), key=lambda name: ("/params/" not in name, name)):
         found, expected = (
             f"{arrays[name].dtype}{list(arrays[name].shape)}" if name in arrays else "nothing"
             for arrays in (stored, wanted)

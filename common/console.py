@@ -24,7 +24,10 @@ class Console:
             return
         try:
             self._rich.print(text, markup=False)
-        except BrokenPipeError:  # the reader has gone, as in `| head`: the run goes on without it
+        except (
+            BrokenPipeError,
+            SystemExit,
+        ):  # rich turns the first into the second: the reader has gone, as in `| head`: the run goes on without it
             self.quiet = True
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 

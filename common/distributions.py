@@ -4,6 +4,8 @@
 drawn beforehand by `action_noise`, so that a rollout can draw the noise of all its steps in one vectorised pass.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -60,7 +62,7 @@ class Categoricals(struct.PyTreeNode):
 
 
 class Normal(struct.PyTreeNode):
-    """Independent normal per action dimension; not squashed, the environment clips to its bounds."""
+    """Independent normal per dimension of the flattened action; not squashed, the environment clips to its bounds."""
 
     mean: jax.Array  # [..., A]
     log_std: jax.Array  # [..., A]
@@ -85,6 +87,6 @@ class Normal(struct.PyTreeNode):
 def action_noise(key: jax.Array, space) -> jax.Array:
     """The noise that `sample` of one action needs: standard normals for a Box, else one uniform per component."""
     if isinstance(space, Box):
-        return jax.random.normal(key, space.shape)
+        return jax.random.normal(key, (math.prod(space.shape),))
     # Never 0, which would pick a first choice of probability 0.
     return jax.random.uniform(key, (len(space.nvec),), minval=2**-24)

@@ -73,9 +73,9 @@ class Env:
         return jax.lax.fori_loop(0, steps, walk, self.reset(reset_key))
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
-        """One step, with the reset included where it ended the episode. Box actions are clipped to the space."""
+        """One step, with the reset included where it ended the episode. Box actions may come flat, and are clipped."""
         if isinstance(self.action_space, spaces.Box):
-            action = jnp.clip(action, self.action_space.low, self.action_space.high)
+            action = jnp.clip(action.reshape(self.action_space.shape), self.action_space.low, self.action_space.high)
         outputs = self.inner.step(key, state, action, self.params)
         if len(outputs) != 6:
             raise UsageError(

@@ -16,7 +16,7 @@ import math
 import shlex
 import signal
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from common.checkpoint import Checkpoints
 from common.compile import compile_together, set_up_cache
 from common.console import Console
 from common.devices import describe, host_like, to_devices, to_host
+from common.envs import is_custom
 from common.errors import TrainingError
 from common.metrics import Metrics, check_extras, jsonable
 from common.plot import draw_curve
@@ -90,11 +91,12 @@ class Run:
         self._signals.stop()
         if self._checkpoints and error is not None:
             with suppress(Exception):  # let the save under way finish; `error` is what gets reported
-                self._checkpoints.close()
-        if self._metrics and isinstance(error, Exception):
-            self._write_result("failed", reason=f"{type(error).__name__}: {error}")
-        if self._metrics:
-            self._metrics.close()
+                self._checkpoints.wait()
+        with suppress(Exception) if error is not None else nullcontext():
+            if self._metrics and isinstance(error, Exception):
+                self._write_result("failed", reason=f"{type(error).__name__}: {error}")
+            if self._metrics:
+                self._metrics.close()
 
     def start(self, init: Any, update: Any, evaluate: Any) -> tuple[Any, Any]:
         """Make or load the state; returns it with the compiled update (with None, None where nothing is left to do)."""
@@ -132,6 +134,7 @@ class Run:
         """How many updates to run next: up to the next boundary of any interval."""
         boundary = min(self._end, *(next_boundary(self.steps, interval) for interval in self._intervals.values()))
         self._chunk = math.ceil((boundary - self.steps) / self.args.steps_per_update)
+        self._chunk = min(self._chunk, 2**30)  # the count is an int32 on the device
         return np.int32(self._chunk)
 
     def advance(self, state: Any, metrics: dict[str, jax.Array], broken: dict[str, jax.Array]) -> None:
@@ -140,8 +143,9 @@ class Run:
         due = {name for name, interval in self._intervals.items() if self.steps >= next_boundary(before, interval)}
         self._log_pending()
         self._pending = before, self.steps, metrics, broken
-        if due & {"eval", "checkpoint"}:
-            self._settle(state, evaluate="eval" in due, save="checkpoint" in due)
+        at_end = self.steps >= self._end
+        if at_end or due & {"eval", "checkpoint"}:
+            self._settle(state, evaluate=at_end or "eval" in due, save=at_end or "checkpoint" in due)
 
     def finish(self, state: Any) -> TrainResult:
         """Write what remains, say where everything is. Raises KeyboardInterrupt or SystemExit(143) after a signal."""
@@ -179,15 +183,16 @@ class Run:
     def _load(self, like: Any) -> None:
         """Read what --resume or --init-from names, before anything is written."""
         args = self.args
-        if args.init_from:
-            self._transferred = self._load_parameters(Path(args.init_from), checkpoint.flatten(like))
         if not args.resume:
+            self._transferred = self._load_parameters(args.init_from, checkpoint.flatten(like))
             return
         for difference in self._differences:
             self.console.say(f"changed  {difference}")
         self._checkpoints = Checkpoints(self.dir / "checkpoints", args.keep_checkpoints, args.keep_best)
         if not self._checkpoints.steps():
             self.console.warn(f"{self.dir} has no checkpoint yet: starting it from step 0")
+            source = self._config["args"]["init_from"]
+            self._transferred = self._load_parameters(source, checkpoint.flatten(like))
             return
         self.steps, arrays, warnings = self._checkpoints.load(checkpoint.flatten(like))
         self.first_step = self.steps
@@ -197,11 +202,15 @@ class Run:
             self.console.warn(warning)
         self.console.say(f"resumed  {self.dir} at step {self.steps:,}")
 
-    def _load_parameters(self, source: Path, like: checkpoint.Arrays) -> checkpoint.Arrays:
-        """Parameters and normaliser statistics of another run."""
+    def _load_parameters(self, source: str, like: checkpoint.Arrays) -> checkpoint.Arrays | None:
+        """Parameters and normaliser statistics of another run, if there is one to start from."""
+        if not source:
+            return None
         read_config(source)
-        chosen = {name: x for name, x in like.items() if name.split("/")[1] in ("params", "obs_stats", "return_stats")}
-        step, arrays, warnings = Checkpoints(source / "checkpoints", read_only=True).load(chosen, only=True)
+        groups = "params", "obs_stats", "return_stats"
+        others = Checkpoints(Path(source) / "checkpoints", read_only=True)
+        step, arrays, warnings = others.load(checkpoint.select(like, groups), groups)
+        others.close()
         for warning in warnings:
             self.console.warn(warning)
         self.console.say(f"started from the parameters of {source} at step {step:,}")
@@ -259,6 +268,8 @@ class Run:
 
     def _settle(self, state: Any, evaluate: bool, save: bool) -> None:
         """Evaluate and save this very state, unless that has been done; also save it where --keep-best wants it."""
+        if self._pending:
+            jax.block_until_ready(self._pending[2])  # so that training counts as training
         best = evaluate and self._evaluated_at != self.steps and self._evaluate_now(state)
         self._log_pending()  # raises on a non-finite number, before the state can be saved
         if (save or best) and self._saved_at != self.steps:
@@ -279,8 +290,8 @@ class Run:
         self.evaluation = {f"eval/{name}": value.astype(float).tolist() for name, value in values.items()}
         self._evaluated_at = self.steps
         mean = float(np.mean(self.evaluation["eval/return_mean"]))
-        best = self.args.keep_best and mean > self._best
-        self._best = max(mean, self._best)
+        best = self.args.keep_best and (self._best is None or mean > self._best)
+        self._best = mean if self._best is None or mean > self._best else self._best
         return best
 
     def _fresh_evaluation(self) -> dict[str, Any]:
@@ -356,8 +367,10 @@ class Run:
         say(f"saved    {self.dir / 'checkpoints' / str(saved[-1]) if saved else 'nothing yet'}")
         say(f"curve    {self.dir / 'curve.png'}")
         called = self._config["command"][0]
-        script = called if called.endswith(".py") else self._config["script"]
+        script = called if Path(called).stem == self._config["algorithm"] else self._config["script"]
         command = f"python {shlex.quote(script)} --resume {shlex.quote(str(self.dir))}"
+        if is_custom(self._config["args"]["env"]):
+            command += f" --env {shlex.quote(self._config['args']['env'])}"
         if status == "finished":
             say(f"finished at step {self.steps:,}; train longer: {command} --total-timesteps {2 * self.total}")
         else:

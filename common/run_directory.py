@@ -58,9 +58,11 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
     """
     if args.resume:
         path = Path(args.resume)
-        return path, _compare(read_config(path), config, path)
+        stored = read_config(path)
+        config["args"]["init_from"] = stored["args"].get("init_from", "")
+        return path, _compare(stored, config, path)
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{args.env.replace(':', '.').replace('/', '.')}__{config['algorithm']}__{args.seed}__{stamp}"
+    name = f"{config['args']['env'].replace(':', '.').replace('/', '.')}__{config['algorithm']}__{args.seed}__{stamp}"
     path = Path(args.run_dir) if args.run_dir else _free(Path("runs") / name)
     with _readable_errors(path):
         occupied = path.exists() and not (path.is_dir() and not any(path.iterdir()))
@@ -96,6 +98,8 @@ def _compare(stored: dict[str, Any], config: dict[str, Any], path: Path) -> list
             f"a resumed run keeps its batch: {stored.get('steps_per_update')} steps per update in {path}, "
             f"{config['steps_per_update']} with these flags"
         )
+    if stored["args"].get("seed") != config["args"]["seed"]:
+        raise UsageError(f"a resumed run keeps its seed, {stored['args'].get('seed')} in {path}")
     old, new = stored["args"], json.loads(json.dumps(config["args"]))
     names = [name for name in new if name not in ONE_TIME and new[name] != old.get(name)]
     return [f"--{name.replace('_', '-')}: {old.get(name)} then, {new[name]} now" for name in names]

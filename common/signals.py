@@ -20,12 +20,12 @@ class SignalWatch:
         """Take over both signals; does nothing outside the main thread, where signals are the caller's business."""
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._handlers[number] = signal.signal(number, lambda number, frame: None)
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._previous = signal.set_wakeup_fd(self._write)
         threading.Thread(target=self._watch, daemon=True).start()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._handlers[number] = signal.signal(number, lambda number, frame: None)
 
     def stop(self) -> None:
         """Give the signals back."""
@@ -40,6 +40,8 @@ class SignalWatch:
     def _watch(self) -> None:
         with suppress(OSError):
             while received := os.read(self._read, 1):
+                if received[0] not in (signal.SIGINT, signal.SIGTERM):
+                    continue  # a signal of the program around us
                 if received[0] == self.received == signal.SIGINT:
                     os._exit(128 + signal.SIGINT)
                 first, self.received = self.received is None, received[0]

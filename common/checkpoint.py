@@ -75,8 +75,8 @@ class Checkpoints:
     def load(self, like: Arrays, groups: tuple[str, ...] = ()) -> tuple[int, Arrays, list[str]]:
         """The newest checkpoint that loads, as (step, arrays, warnings about those that do not).
 
-        With `groups`, just the arrays `learner/<group>/...`. Raises UsageError where none loads, or where the arrays differ
-        in name, shape or type from `like`.
+        With `groups`, just the arrays `learner/<group>/...`. Raises UsageError where none loads, or where the arrays
+        differ in name, shape or type from `like`.
         """
         warnings = []
         for candidate in reversed(self.steps()):

@@ -20,7 +20,7 @@ AXIS = "devices"
 MAX_DEVICES = 4096
 
 # Below this many environments per device a second CPU device costs more than it brings (docs/ppo.md, "Devices").
-MIN_ENVS_PER_CPU_DEVICE = 16
+MIN_ENVS_PER_CPU_DEVICE = 8
 
 
 def choose_devices(num_devices: int, num_envs: int, block: int = 1) -> list[jax.Device]:

@@ -183,3 +183,35 @@ def test_an_environment_with_a_typed_key_in_its_state_trains_and_moves(tmp_path)
     assert moved.envs.state.key.shape == (4, 1, 1)
     assert same_bits(host, to_host(moved))
     assert train(args, env).status == "finished"
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)], ids=str)
+def test_box_actions_of_any_shape_reach_the_environment_and_have_one_log_prob(shape):
+    class Levers(Toy):
+        """Rewards the sum of its action."""
+
+        def reward(self, state, action):
+            assert action.shape == shape
+            return jnp.sum(action)
+
+        def action_space(self, params):
+            return gymnax.environments.spaces.Box(-1.0, 1.0, shape)
+
+    env = wrap(Levers())
+    actor = helpers.ppo.Actor(small_args(), env.observation_space, env.action_space)
+    obs, state = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 5))
+    policy = actor.apply(actor.init(jax.random.key(1), obs), obs)
+    noise = jax.vmap(lambda key: helpers.ppo.action_noise(key, env.action_space))(
+        jax.random.split(jax.random.key(2), 5)
+    )
+    action = policy.sample(noise)
+    size = int(np.prod(shape))
+    assert policy.log_prob(action).shape == policy.entropy().shape == (5,)
+    np.testing.assert_allclose(policy.entropy(), size * 0.5 * (1 + np.log(2 * np.pi)), rtol=1e-5)
+    reward = jax.vmap(env.step)(jax.random.split(jax.random.key(3), 5), state, action).reward
+    np.testing.assert_allclose(reward, np.clip(action, -1, 1).reshape(5, -1).sum(axis=1), rtol=1e-5)
+
+
+def test_only_arrays_are_normalised():
+    with pytest.raises(UsageError, match="--normalize-obs needs arrays"):
+        helpers.ppo.make_ppo(small_args(normalize_obs=True), make("FrozenLake-misc"))

@@ -141,7 +141,7 @@ def test_a_missing_final_observation_is_refused():
 
 
 def test_what_is_no_environment_is_refused():
-    with pytest.raises(UsageError, match="environment Pair cannot be used as a gymnax environment"):
+    with pytest.raises(UsageError, match="neither a gymnax-style environment nor a pair"):
         wrap((type("Pair", (), {})(), None))
 
 

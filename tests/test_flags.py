@@ -63,15 +63,6 @@ LEARNING: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def forget_programs():
-    """Dozens of compiled programs in one process can exhaust its memory mappings."""
-    yield
-    import jax
-
-    jax.clear_caches()
-
-
 def start(run_dir: Path | None = None, **flags: Any):
     """Train the toy (or what `env` names) with BASE and these flags."""
     where = {} if flags.get("benchmark") or flags.get("resume") else {"run_dir": str(run_dir or tempfile.mkdtemp())}

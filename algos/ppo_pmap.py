@@ -38,7 +38,7 @@ class Args(RunArgs):
     """The KL divergence per update that --lr-schedule kl-adaptive steers to."""
     gamma: float = 0.99
     """Discount factor."""
-    gae_lambda: float = 0.95
+    gae_lambda: float = 0.9
     """Lambda of generalized advantage estimation."""
     clip_eps: float = 0.2
     """Clipping range of the probability ratio."""

@@ -246,12 +246,10 @@ def test_a_full_disk_is_said_clearly(tmp_path):
         check=False,
     )
     assert failed.returncode == 1, failed.stderr
-    errors = [line for line in failed.stderr.splitlines() if line.startswith("error:")]
-    assert len(errors) == 1, failed.stderr
-    assert "could not be saved" in errors[0]
-    assert "File too large" in errors[0]
-    assert f"{STEPS}, {2 * STEPS}" in errors[0]
-    assert "Traceback" not in failed.stderr.split("error:")[0]  # orbax's own threads may complain afterwards
+    # orbax's own threads complain to stderr as well, in between
+    message = f"could not be saved (File too large); older checkpoints are intact: {STEPS}, {2 * STEPS}"
+    assert failed.stderr.count("error: checkpoint") == 1, failed.stderr
+    assert message in failed.stderr
     assert read_result(tmp_path / "run")["status"] == "failed"
     after = fingerprint(tmp_path / "run" / "checkpoints")
     assert {name: after.get(name) for name in before} == before

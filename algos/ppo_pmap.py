@@ -72,10 +72,6 @@ class Args(RunArgs):
     """Start every environment at a random phase of its episode, by random actions before the first update."""
 
     @property
-    def num_updates(self) -> int:
-        return math.ceil(self.total_timesteps / self.steps_per_update)
-
-    @property
     def steps_per_update(self) -> int:
         return self.num_envs * self.num_steps
 
@@ -120,12 +116,14 @@ import optax
 from flax import struct
 
 from common import spaces
-from common.devices import AXIS, choose_devices, flat_pmean, global_ids, over_seeds
+from common.averages import Averages, zeros_of
+from common.convolution import Convolutions
+from common.devices import AXIS, choose_devices, flat_pmean, global_ids, over_seeds, pmapped
 from common.distributions import Categoricals, Normal, action_noise
 from common.envs import Env, make, wrap
 from common.episodes import EpisodeTracker, RecentEpisodes, new_recent, new_tracker, recent_metrics, track
 from common.evaluate import Episodes, run_episodes
-from common.normalize import RunningStats, running_stats
+from common.normalize import RunningStats, discounted_returns, running_stats
 from common.repeat import repeat
 from common.run import Run, TrainResult
 from common.sampling import block_width, minibatch_indices, rollout_keys
@@ -133,20 +131,8 @@ from common.sampling import block_width, minibatch_indices, rollout_keys
 # ---------------------------------------------------------------------------------------------------------- networks
 
 
-def patches(image: jax.Array, stride: int = 1) -> jax.Array:
-    """The 3 x 3 neighbourhoods of [..., H, W, C], as [..., H', W', 9 * C]; sides under 3 are padded.
-
-    A dense layer on them is a convolution, and trains faster on a CPU than XLA's own.
-    """
-    pad = [(0, 0)] * (image.ndim - 3) + [(0, max(3 - side, 0)) for side in image.shape[-3:-1]] + [(0, 0)]
-    image = jnp.pad(image, pad)
-    height, width = (image.shape[axis] - 2 for axis in (-3, -2))
-    shifts = [(row, column) for row in range(3) for column in range(3)]
-    return jnp.concatenate([image[..., r : r + height : stride, c : c + width : stride, :] for r, c in shifts], axis=-1)
-
-
 class Torso(nn.Module):
-    """Features of an observation: an MLP, behind a small convolution where the observation is an image [H, W, C]."""
+    """Features of an observation: an MLP, behind convolutions where the observation is an image [H, W, C]."""
 
     args: Args
     space: spaces.Space
@@ -157,10 +143,7 @@ class Torso(nn.Module):
         layer = {"kernel_init": nn.initializers.orthogonal(np.sqrt(2)), "dtype": self.args.dtype}
         x = spaces.encode(obs, self.space)  # [B, features] or [B, H, W, C]
         if spaces.is_image(self.space):
-            while max(x.shape[-3:-1]) > 16:
-                x = activation(nn.Dense(16, **layer)(patches(x, stride=2)))
-            x = activation(nn.Dense(16, **layer)(patches(x)))
-            x = x.reshape(*x.shape[:-3], -1)  # [B, H * W * 16]
+            x = Convolutions(activation, layer)(x)
         for width in self.args.hidden_sizes:
             x = activation(nn.Dense(width, **layer)(x))
         return x
@@ -384,7 +367,7 @@ def make_ppo(args: Args, env: Env) -> PPO:
             updates=learner.updates + 1,
         )
         envs = envs.replace(tracker=tracker, discounted=discounted)
-        return TrainState(learner, envs), value_metrics | learn_metrics, episodes
+        return TrainState(learner, envs), Averages.of(value_metrics | learn_metrics), episodes
 
     def collect(learner: Learner, envs: Envs, key: jax.Array) -> tuple[Envs, Trajectory]:
         """Step all environments `num_steps` times with the current policy."""
@@ -409,13 +392,7 @@ def make_ppo(args: Args, env: Env) -> PPO:
         reward = trajectory.reward * args.reward_scale
         if learner.return_stats is None:
             return reward, envs.discounted, None
-
-        def accumulate(discounted, inputs):
-            reward, done = inputs
-            discounted = args.gamma * discounted + reward
-            return jnp.where(done, 0.0, discounted), discounted
-
-        running, returns = jax.lax.scan(accumulate, envs.discounted, (reward, trajectory.done))
+        running, returns = discounted_returns(envs.discounted, reward, trajectory.done, args.gamma)
         return_stats = learner.return_stats.merge(returns, AXIS)
         return jnp.clip(reward / return_stats.std, -10, 10), running, return_stats
 
@@ -446,9 +423,8 @@ def make_ppo(args: Args, env: Env) -> PPO:
     def learn(learner: Learner, batch: Batch, key: jax.Array):
         """Epochs of minibatch gradient steps; returns parameters, optimizer state and metrics."""
         num_envs = batch.value.shape[0] // args.num_steps
-        minibatches = minibatch_indices(
-            key, args.num_steps, num_envs, args.update_epochs, args.num_minibatches
-        )  # [E, M, B]
+        sizes = args.num_steps, num_envs, args.update_epochs, args.num_minibatches
+        minibatches = minibatch_indices(key, *sizes)  # [E, M, B]
         mean, std = advantage_statistics(batch.advantage[minibatches])  # [E, M]
         learning_rate = current_learning_rate(learner)
         loss_and_grad = jax.value_and_grad(loss, has_aux=True)
@@ -477,8 +453,7 @@ def make_ppo(args: Args, env: Env) -> PPO:
             return (index < args.update_epochs) & ~(kl > (args.target_kl or jnp.inf))
 
         first = jax.tree.map(lambda x: x[0, 0], (minibatches, mean, std))
-        _, metrics = jax.eval_shape(gradient_step, (learner.params, learner.opt_state), first)
-        zeros = jax.tree.map(jnp.zeros_like, metrics)
+        _, zeros = zeros_of(gradient_step, (learner.params, learner.opt_state), first)
         start = jnp.int32(0), learner.params, learner.opt_state, zeros, jnp.zeros(())
         epochs, params, opt_state, sums, _ = jax.lax.while_loop(wanted, epoch, start)
         metrics = jax.tree.map(lambda total: total / epochs, sums)
@@ -565,9 +540,8 @@ def value_statistics(batch: Batch) -> dict[str, jax.Array]:
     """Metrics of the value function over the whole batch of all devices."""
     samples = jnp.stack([batch.target, batch.target - batch.value, batch.advantage, batch.value])
     mean = jax.lax.pmean(jnp.mean(samples, axis=1), AXIS)
-    target, error, advantage, _ = jax.lax.pmean(
-        jnp.mean(jnp.square(samples - mean[:, None]), axis=1), AXIS
-    )  # variances
+    variance = jax.lax.pmean(jnp.mean(jnp.square(samples - mean[:, None]), axis=1), AXIS)
+    target, error, advantage, _ = variance
     return {
         "value/mean": mean[3],
         "value/explained_variance": 1 - error / jnp.maximum(target, 1e-8),
@@ -585,15 +559,9 @@ def train(args: Args, env: Any = None) -> TrainResult:
     """
     devices = choose_devices(args.num_devices, args.num_envs, args.block)
     env = make(args.env, args.env_params) if env is None else wrap(env)
-    ppo = make_ppo(args, env)
-    init = jax.pmap(ppo.init, axis_name=AXIS, devices=devices)
-    update = jax.pmap(
-        ppo.update, axis_name=AXIS, devices=devices, in_axes=(0, None), out_axes=(0, None, None), donate_argnums=0
-    )
-    evaluate = jax.pmap(ppo.evaluate, axis_name=AXIS, devices=devices)
-
+    ppo = pmapped(make_ppo(args, env), devices)
     with Run(args, __file__, env, devices) as run:
-        state, update = run.start(init, update, evaluate)
+        state, update = run.start(ppo)
         while run.unfinished:
             state, *report = update(state, run.next_chunk())
             run.advance(state, *report)

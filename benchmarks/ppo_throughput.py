@@ -25,7 +25,7 @@ import tyro
 from algos.ppo_pmap import Actor, Args, Critic, make_ppo
 from common import envs
 from common.compile import compile_together
-from common.devices import AXIS, choose_devices
+from common.devices import AXIS, choose_devices, pmapped
 from common.run_directory import versions
 
 REPEATS = 5
@@ -70,21 +70,16 @@ def main(sizes: Sizes) -> None:
 
 def time_training(args: Args, env: envs.Env, devices: list, updates: int) -> tuple[float, float]:
     """Seconds to compile, and seconds per update."""
-    ppo = make_ppo(args, env)
-    init = jax.pmap(ppo.init, axis_name=AXIS, devices=devices)
-    update = jax.pmap(
-        ppo.update, axis_name=AXIS, devices=devices, in_axes=(0, None), out_axes=(0, None, None), donate_argnums=0
-    )
-    evaluate = jax.pmap(ppo.evaluate, axis_name=AXIS, devices=devices)
+    ppo = pmapped(make_ppo(args, env), devices)
     seeds = np.zeros((len(devices), 1), np.int32)
     began = time.perf_counter()
-    init, update, _ = compile_together(init, update, evaluate, seeds)
+    ppo = compile_together(ppo, seeds, jax.eval_shape(ppo.init, seeds))
     compile_seconds = time.perf_counter() - began
-    state = init(seeds)
+    state = ppo.init(seeds)
 
     def run():
         nonlocal state
-        state, *_ = update(state, np.int32(updates))
+        state, *_ = ppo.update(state, np.int32(updates))
         return state
 
     return compile_seconds, median_seconds(run) / updates

@@ -96,6 +96,16 @@ class RunArgs:
     """Measure only: no run directory, evaluation or checkpoint, and one line of JSON at the end."""
 
     @property
+    def num_updates(self) -> int:
+        """Updates of the whole run; each algorithm's `steps_per_update` says how long one is."""
+        return math.ceil(self.total_timesteps / self.steps_per_update)
+
+    @property
+    def unsaved(self) -> tuple[str, ...]:
+        """Beginnings of the names of state arrays that checkpoints leave out; a resumed run starts them from zero."""
+        return ()
+
+    @property
     def dtype(self) -> str | None:
         """Type of the hidden layers' arithmetic, for flax."""
         return None if self.precision == "float32" else self.precision
@@ -207,23 +217,28 @@ def _resume_defaults(args_class: type, argv: list[str]) -> Any:
 def _check_types(args: Any) -> None:
     """Raise UsageError where a value does not have its field's type; whole floats become integers (`1e6`)."""
     for field in dataclasses.fields(args):
-        value, kind = getattr(args, field.name), field.type
         flag = "--" + field.name.replace("_", "-")
-        choices = [
-            option for part in (kind, *get_args(kind)) if get_origin(part) is Literal for option in get_args(part)
-        ]
-        if choices and value not in choices and not (value is None and type(None) in get_args(kind)):
-            raise UsageError(f"{flag} must be one of {', '.join(choices)}, got {value!r}")
-        if kind in (int, Count):
-            setattr(args, field.name, _whole(flag, value))
-        elif get_origin(kind) is tuple:
-            if not isinstance(value, (tuple, list)):
-                raise UsageError(f"{flag} must be a sequence of whole numbers, got {value!r}")
-            setattr(args, field.name, tuple(_whole(flag, number) for number in value))
-        elif kind is float and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise UsageError(f"{flag} must be a number, got {value!r}")
-        elif kind in (bool, str) and not isinstance(value, kind):
-            raise UsageError(f"{flag} must be a {kind.__name__}, got {value!r}")
+        setattr(args, field.name, _typed(flag, getattr(args, field.name), field.type))
+
+
+def _typed(flag: str, value: Any, kind: Any) -> Any:
+    if type(None) in get_args(kind):
+        return None if value is None else _typed(flag, value, get_args(kind)[0])
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise UsageError(f"{flag} must be one of {', '.join(get_args(kind))}, got {value!r}")
+        return value
+    if kind in (int, Count):
+        return _whole(flag, value)
+    if get_origin(kind) is tuple:
+        if not isinstance(value, (tuple, list)):
+            raise UsageError(f"{flag} must be a sequence of whole numbers, got {value!r}")
+        return tuple(_whole(flag, number) for number in value)
+    if kind is float and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise UsageError(f"{flag} must be a number, got {value!r}")
+    if kind in (bool, str) and not isinstance(value, kind):
+        raise UsageError(f"{flag} must be a {kind.__name__}, got {value!r}")
+    return value
 
 
 def _whole(flag: str, value: Any) -> int:

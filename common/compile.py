@@ -25,17 +25,16 @@ def set_up_cache(enabled: bool) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
-def compile_together(init: Any, update: Any, evaluate: Any, seeds: np.ndarray) -> tuple[Any, Any, Any]:
-    """The three programs of an algorithm, compiled in parallel from the shapes alone."""
-    state = jax.eval_shape(init, seeds)
+def compile_together(algorithm: Any, seeds: np.ndarray, state: Any) -> Any:
+    """The record `algorithm` with its three programs compiled in parallel, from the shapes of its `state` alone."""
     # The longest compilation first: tracing the others overlaps with it.
-    jobs = {update: ((state, np.int32(0)), 1), init: ((seeds,), 0), evaluate: ((state,), 1)}
+    jobs = {"update": ((state, np.int32(0)), 1), "init": ((seeds,), 0), "evaluate": ((state,), 1)}
     with ThreadPoolExecutor(len(jobs)) as pool:
         compiled = {
-            function: pool.submit(function.lower(*example).compile, _options(level))
-            for function, (example, level) in jobs.items()
+            name: pool.submit(getattr(algorithm, name).lower(*example).compile, _options(level))
+            for name, (example, level) in jobs.items()
         }
-        return tuple(compiled[function].result() for function in (init, update, evaluate))
+        return algorithm._replace(**{name: program.result() for name, program in compiled.items()})
 
 
 def _options(level: int) -> dict[str, int]:

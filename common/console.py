@@ -32,7 +32,9 @@ class Console:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
     def warn(self, text: str) -> None:
-        self._errors.print(f"warning: {text}", markup=False, style="yellow")
+        # A live bar has to know of every line; else warnings go to stderr.
+        target = self._bar.console if self._bar else self._errors
+        target.print(f"warning: {text}", markup=False, style="yellow")
 
     def start(self, steps: int) -> None:
         """Show the progress bar, where output is a terminal."""
@@ -61,6 +63,11 @@ class Console:
             return
         eta = max(self.total - steps, 0) / max(row["time/sps_total"], 1e-9)
         self.say(f"step {steps:>11,} / {self.total:,}  {report}  ETA {eta:.0f} s")
+
+    def abandon(self) -> None:
+        """Give the terminal back its cursor, for a process that ends at once."""
+        if self._bar:
+            self._rich.show_cursor()
 
     def stop(self) -> None:
         if self._bar:

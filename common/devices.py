@@ -7,6 +7,7 @@ split over the devices along the environments. Under `pmap` each array has one m
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import jax
@@ -58,8 +59,23 @@ def describe(devices: list[jax.Device]) -> str:
     return f"{len(devices)} x {devices[0].device_kind}"
 
 
+def pmapped(algorithm: Any, devices: list[jax.Device]) -> Any:
+    """The record `algorithm` with its functions `init`, `update` and `evaluate` each running on all `devices`.
+
+    What `update` returns beside the state is the same on every device and comes back once. Its state is donated.
+    """
+    over_devices = partial(jax.pmap, axis_name=AXIS, devices=devices)
+    return algorithm._replace(
+        init=over_devices(algorithm.init),
+        update=over_devices(algorithm.update, in_axes=(0, None), out_axes=(0, None, None), donate_argnums=0),
+        evaluate=over_devices(algorithm.evaluate),
+    )
+
+
 def flat_pmean(tree: Any, axis_name: str = AXIS) -> Any:
     """Mean of a tree over the devices, as one collective on the concatenated arrays instead of one per leaf."""
+    if jax.lax.axis_size(axis_name) == 1:
+        return tree
     flat, unravel = ravel_pytree(tree)
     return unravel(jax.lax.pmean(flat, axis_name))
 

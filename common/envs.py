@@ -42,7 +42,7 @@ class Env:
         try:
             self.observation_space = spaces.convert(inner.observation_space(params), "observation space")
             self.action_space = spaces.convert(inner.action_space(params), "action space")
-            obs, self.state_shape = jax.eval_shape(self._reset, jax.random.key(0))
+            obs, self.state_shape = jax.eval_shape(self.reset, jax.random.key(0))
             # Declared shapes and dtypes are sometimes wrong: the observation itself decides.
             self.obs_dtype = obs.dtype
             if isinstance(self.observation_space, spaces.Box):
@@ -58,7 +58,8 @@ class Env:
 
     def reset(self, key: jax.Array) -> tuple[jax.Array, Any]:
         """First observation and state of an episode."""
-        return self._reset(key)
+        # `astype` makes Python numbers in the state strongly typed, as they are after a step
+        return jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.result_type(x)), self.inner.reset(key, self.params))
 
     def reset_mid_episode(self, key: jax.Array) -> tuple[jax.Array, Any]:
         """Observation and state at a random phase of an episode: after up to one horizon of random actions."""
@@ -93,10 +94,6 @@ class Env:
             truncated=jnp.asarray(truncated, bool),
             final_obs=jnp.asarray(info["final_observation"]).astype(self.obs_dtype),
         )
-
-    def _reset(self, key: jax.Array) -> tuple[jax.Array, Any]:
-        # `astype` makes Python numbers in the state strongly typed, as they are after a step
-        return jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.result_type(x)), self.inner.reset(key, self.params))
 
 
 def make(name: str, env_params: str = "") -> Env:

@@ -2,6 +2,9 @@
 
 import json
 import math
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,9 @@ class Metrics:
     def __init__(self, directory: Path, config: Row, tensorboard: bool, wandb: bool, resume_at: int = 0):
         """Open `metrics.jsonl` in `directory`; when resuming, rows after step `resume_at` are dropped first."""
         path = directory / "metrics.jsonl"
-        rows = [row for row in read(path) if row["env_steps"] <= resume_at]
         temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        with temporary.open("w") as kept:
+            kept.writelines(json.dumps(row) + "\n" for row in read(path) if row["env_steps"] <= resume_at)
         temporary.replace(path)
         self._file = path.open("a")
         self._tensorboard = (
@@ -28,7 +31,8 @@ class Metrics:
         )
         self._wandb = _import("wandb", "wandb") if wandb else None
         if self._wandb:
-            self._wandb.init(project="pmaprl", name=directory.name, dir=str(directory), config=config)
+            where = {"project": "pmaprl", "name": directory.name, "dir": str(directory)}
+            self._wandb.init(**where, id=_wandb_id(directory), resume="allow", config=config)
 
     def write(self, row: Row) -> None:
         """Add one row; it is on disk when this returns."""
@@ -57,15 +61,14 @@ def check_extras(tensorboard: bool, wandb: bool) -> None:
         _import("wandb", "wandb")
 
 
-def read(path: Path) -> list[Row]:
-    """All complete rows of a metrics file; a line cut off by a crash is left out."""
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
+def read(path: Path) -> Iterator[Row]:
+    """The complete rows of a metrics file, one after another; a line cut off by a crash is left out."""
+    if not path.exists():
+        return
+    with path.open() as lines:
+        for line in lines:
+            with suppress(json.JSONDecodeError):
+                yield json.loads(line)
 
 
 def jsonable(value: Any) -> Any:
@@ -73,6 +76,14 @@ def jsonable(value: Any) -> Any:
     values = np.asarray(value, dtype=float)
     clean = [float(f"{x:.7g}") if math.isfinite(x) else None for x in np.ravel(values)]
     return clean[0] if len(clean) == 1 else clean
+
+
+def _wandb_id(directory: Path) -> str:
+    """Weights & Biases' name for this run, kept in its directory so that a resumed run goes on in the same charts."""
+    path = directory / "wandb_id"
+    if not path.exists():
+        path.write_text(secrets.token_hex(4))
+    return path.read_text()
 
 
 def _scalars(row: Row) -> dict[str, float]:

@@ -36,6 +36,22 @@ class RunningStats(struct.PyTreeNode):
         )
 
 
+def discounted_returns(
+    discounted: jax.Array, reward: jax.Array, done: jax.Array, gamma: float
+) -> tuple[jax.Array, jax.Array]:
+    """The running discounted return [N] after a rollout of `reward` and `done` [T, N], and at each of its steps [T, N].
+
+    Its deviation is the scale of rewards that `--normalize-rewards` divides by.
+    """
+
+    def step(discounted, inputs):
+        reward, done = inputs
+        discounted = gamma * discounted + reward
+        return jnp.where(done, 0.0, discounted), discounted
+
+    return jax.lax.scan(step, discounted, (reward, done))
+
+
 def running_stats(shape: tuple[int, ...]) -> RunningStats:
     """Statistics of nothing yet."""
     return RunningStats(count=jnp.zeros(()), mean=jnp.zeros(shape), m2=jnp.zeros(shape))

@@ -15,12 +15,15 @@ def draw_curve(run_dir: Path, title: str) -> Path:
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    rows = read(run_dir / "metrics.jsonl")
+    names = "episode/return_last100", "eval/return_mean"
+    rows = [
+        {name: row[name] for name in ("env_steps", *names) if name in row} for row in read(run_dir / "metrics.jsonl")
+    ]
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    _plot(axes, rows, "episode/return_last100", "training, last 100 episodes", BLUE, "-")
-    _plot(axes, rows, "eval/return_mean", "greedy evaluation", ORANGE, "o--")
+    _plot(axes, rows, names[0], "training, last 100 episodes", BLUE, "-")
+    _plot(axes, rows, names[1], "greedy evaluation", ORANGE, "o--")
     axes.set(title=title, xlabel="environment steps", ylabel="episode return")
     axes.xaxis.set_major_formatter(EngFormatter())
     axes.grid(alpha=0.3)

@@ -6,11 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from common.averages import Averages, zeros_of
 from common.episodes import EpisodeTotals, no_episodes
 
 
 def repeat(
-    update: Callable[[Any], tuple[Any, dict[str, jax.Array], EpisodeTotals]], state: Any, num_updates: jax.Array
+    update: Callable[[Any], tuple[Any, Averages, EpisodeTotals]], state: Any, num_updates: jax.Array
 ) -> tuple[Any, dict[str, jax.Array], dict[str, jax.Array]]:
     """Run `update` `num_updates` times; metrics are averaged, episodes merged.
 
@@ -19,18 +20,19 @@ def repeat(
     (or -1).
     """
     update = jax.jit(update)  # traced once, although its shapes are asked for too
-    _, metrics, episodes = jax.eval_shape(update, state)
-    zeros = jax.tree.map(jnp.zeros_like, metrics)
-    never = jax.tree.map(lambda x: jnp.full(x.shape, -1, jnp.int32), metrics)
-    none = jax.tree.map(lambda x, shape: jnp.broadcast_to(x, shape.shape), no_episodes(), episodes)
+    _, zeros, nothing = zeros_of(update, state)
+    never = jax.tree.map(lambda x: jnp.full(x.shape, -1, jnp.int32), zeros.total)
+    none = jax.tree.map(lambda x, shaped: jnp.broadcast_to(x, shaped.shape), no_episodes(), nothing)
 
     def body(index, carry):
-        state, sums, broken, totals = carry
-        state, metrics, episodes = update(state)
-        sums = jax.tree.map(jnp.add, sums, metrics)
-        broken = jax.tree.map(lambda first, x: jnp.where((first < 0) & ~jnp.isfinite(x), index, first), broken, metrics)
-        return state, sums, broken, totals.merge(episodes)
+        state, averages, broken, episodes = carry
+        state, new, finished = update(state)
+        broken = {
+            name: jnp.where((first < 0) & ~jnp.isfinite(new.total[name]), index, first)
+            for name, first in broken.items()
+        }
+        return state, averages + new, broken, episodes.merge(finished)
 
-    state, sums, broken, totals = jax.lax.fori_loop(0, num_updates, body, (state, zeros, never, none))
-    means = jax.tree.map(lambda total: total / jnp.maximum(num_updates, 1), sums)
-    return state, means | totals.metrics(), broken
+    start = state, zeros, never, none
+    state, averages, broken, episodes = jax.lax.fori_loop(0, num_updates, body, start)
+    return state, averages.metrics() | episodes.metrics(), broken

@@ -1,7 +1,7 @@
 """One run: what is due when, progress, signals, failures and the result.
 
     with Run(args, __file__, env, devices) as run:
-        state, update = run.start(init, update, evaluate)
+        state, update = run.start(algorithm)
         while run.unfinished:
             state, *report = update(state, run.next_chunk())
             run.advance(state, *report)
@@ -11,9 +11,7 @@ A chunk is the updates up to the next boundary of any interval; every chunk is o
 read only after the next chunk has been dispatched, except where an evaluation or a checkpoint needs them first.
 """
 
-import json
 import math
-import shlex
 import signal
 import time
 from contextlib import contextmanager, nullcontext, suppress
@@ -24,17 +22,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from common import checkpoint
+from common import checkpoint, report
 from common.args import read_config
 from common.checkpoint import Checkpoints
 from common.compile import compile_together, set_up_cache
 from common.console import Console
-from common.devices import describe, host_like, to_devices, to_host
-from common.envs import is_custom
+from common.devices import host_like, to_devices, to_host
 from common.errors import TrainingError
 from common.metrics import Metrics, check_extras, jsonable
 from common.plot import draw_curve
-from common.run_directory import choose_directory, claim_directory, describe_run, write_json
+from common.run_directory import choose_directory, claim_directory, describe_run
 from common.signals import SignalWatch
 
 
@@ -58,10 +55,13 @@ def next_boundary(step: int, interval: int) -> float:
 class Run:
     """See the module's text. Raises UsageError for a run directory or an extra that cannot be used."""
 
-    def __init__(self, args: Any, script: str, env: Any, devices: list[jax.Device]):
+    def __init__(
+        self, args: Any, script: str, env: Any, devices: list[jax.Device], notes: dict[str, str] | None = None
+    ):
+        """`notes` are lines for the header, by the word that they begin with."""
         check_extras(args.tensorboard, args.wandb)
         set_up_cache(args.compile_cache)
-        self.args, self.env, self.devices = args, env, devices
+        self.args, self.env, self.devices, self.notes = args, env, devices, notes or {}
         self.total = args.num_updates * args.steps_per_update
         self.steps = self.first_step = 0
         self.evaluation: dict[str, list[float]] = {}
@@ -72,15 +72,15 @@ class Run:
             "eval": 0 if args.benchmark else args.eval_interval,
             "checkpoint": 0 if args.benchmark else args.checkpoint_interval,
         }
-        self._pending = self._host = self._transferred = self._best = self._sha256 = None
+        self.checkpoints = self.sha256 = None
+        self._pending = self._host = self._transferred = self._best = None
         self._evaluated_at = self._saved_at = None
-        self._metrics = self._checkpoints = None
+        self._metrics = None
         self._created = self._trained_since = self._row_began = time.perf_counter()
-        self._config = describe_run(args, script, env, devices)
-        self.dir, self._differences = (None, []) if args.benchmark else choose_directory(args, self._config)
-        self._signals = SignalWatch(
-            lambda: self.console.say("interrupted: finishing this chunk and saving; interrupt again to exit at once")
-        )
+        self.config = describe_run(args, script, env, devices)
+        self.dir, self._differences = (None, []) if args.benchmark else choose_directory(args, self.config)
+        promise = "interrupted: finishing this chunk and saving; interrupt again to exit at once"
+        self._signals = SignalWatch(lambda: self.console.say(promise), self.console.abandon)
 
     def __enter__(self) -> "Run":
         self._signals.start()
@@ -89,22 +89,25 @@ class Run:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.console.stop()
         self._signals.stop()
-        if self._checkpoints and error is not None:
+        if self.checkpoints and error is not None:
             with suppress(Exception):  # let the save under way finish; `error` is what gets reported
-                self._checkpoints.wait()
+                self.checkpoints.wait()
         with suppress(Exception) if error is not None else nullcontext():
             if self._metrics and isinstance(error, Exception):
-                self._write_result("failed", reason=f"{type(error).__name__}: {error}")
+                report.write_result(self, "failed", reason=f"{type(error).__name__}: {error}")
             if self._metrics:
                 self._metrics.close()
 
-    def start(self, init: Any, update: Any, evaluate: Any) -> tuple[Any, Any]:
-        """Make or load the state; returns it with the compiled update (with None, None where nothing is left to do)."""
+    def start(self, algorithm: Any) -> tuple[Any, Any]:
+        """Make or load the state; returns it with the compiled update (or None, None where nothing is left to do).
+
+        `algorithm` holds the functions `init`, `update` and `evaluate` over all devices, see `pmapped`.
+        """
         args = self.args
         seeds = np.arange(args.seed, args.seed + args.num_seeds, dtype=np.int32)
         seeds = np.broadcast_to(seeds, (len(self.devices), args.num_seeds)).copy()  # [D, S]
-        self._print_header()
-        shapes = jax.eval_shape(init, seeds)
+        report.print_header(self)
+        shapes = jax.eval_shape(algorithm.init, seeds)
         like = host_like(shapes)
         self._load(like)
         self._open_files()
@@ -113,8 +116,9 @@ class Run:
 
         self.console.say("compiling ...")
         with self._timed("compile"):
-            init, update, self._evaluate = compile_together(init, update, evaluate, seeds)
-            state = init(seeds) if self._host is None else to_devices(self._host, shapes, self.devices)
+            algorithm = compile_together(algorithm, seeds, shapes)
+            self._evaluate = algorithm.evaluate
+            state = algorithm.init(seeds) if self._host is None else to_devices(self._host, shapes, self.devices)
             if self._transferred:
                 arrays = checkpoint.flatten(to_host(state)) | self._transferred
                 state = to_devices(checkpoint.unflatten(arrays, like), shapes, self.devices)
@@ -122,12 +126,22 @@ class Run:
         self.console.say(f"compiled in {self.seconds['compile']:.1f} s")
         self.console.start(self.steps)
         self._trained_since = self._row_began = time.perf_counter()
-        return state, update
+        return state, algorithm.update
+
+    @property
+    def wall_seconds(self) -> float:
+        """Since the run was made."""
+        return time.perf_counter() - self._created
+
+    @property
+    def trained_seconds(self) -> float:
+        """Since the first update, compilation left out."""
+        return time.perf_counter() - self._trained_since
 
     @property
     def unfinished(self) -> bool:
         """Whether to run another chunk."""
-        out_of_time = self.args.max_seconds and time.perf_counter() - self._created > self.args.max_seconds
+        out_of_time = self.args.max_seconds and self.wall_seconds > self.args.max_seconds
         return self.steps < self._end and not self._signals.received and not out_of_time
 
     def next_chunk(self) -> np.int32:
@@ -155,23 +169,23 @@ class Run:
         if self._host is None:
             self._host = to_host(state)
         status = "interrupted" if interrupted else "finished" if self.steps >= self.total else "stopped"
-        self._sha256 = checkpoint.sha256(checkpoint.flatten(self._host))
+        self.sha256 = checkpoint.sha256(checkpoint.flatten(self._host))
         self.console.stop()
         if self.dir:
             with self._timed("checkpoint"):
-                self._checkpoints.wait()
-                self._checkpoints.close()
+                self.checkpoints.wait()
+                self.checkpoints.close()
             if self.steps > self.first_step or status != "finished":
-                self._write_result(status)
-            draw_curve(self.dir, f"{self.env.name}, {self._config['algorithm']}")
+                report.write_result(self, status)
+            draw_curve(self.dir, f"{self.env.name}, {self.config['algorithm']}")
             if status == "finished":
                 (self.dir / "DONE").touch()
-        self._print_footer(status)
+        report.print_footer(self, status)
         if interrupted == signal.SIGINT:
             raise KeyboardInterrupt
         if interrupted:
             raise SystemExit(128 + interrupted)
-        return TrainResult(self._host.learner.params, self.evaluation, self.steps, self.dir, self._sha256, status)
+        return TrainResult(self._host.learner.params, self.evaluation, self.steps, self.dir, self.sha256, status)
 
     # ------------------------------------------------------------------------------------------------- beginning
 
@@ -188,16 +202,16 @@ class Run:
             return
         for difference in self._differences:
             self.console.say(f"changed  {difference}")
-        self._checkpoints = Checkpoints(self.dir / "checkpoints", args.keep_checkpoints, args.keep_best)
-        if not self._checkpoints.steps():
+        self.checkpoints = Checkpoints(self.dir / "checkpoints", args.keep_checkpoints, args.keep_best)
+        if not self.checkpoints.steps():
             self.console.warn(f"{self.dir} has no checkpoint yet: starting it from step 0")
-            source = self._config["args"]["init_from"]
+            source = self.config["args"]["init_from"]
             self._transferred = self._load_parameters(source, checkpoint.flatten(like))
             return
-        self.steps, arrays, warnings = self._checkpoints.load(checkpoint.flatten(like))
+        self.steps, arrays, warnings = self.checkpoints.load(checkpoint.flatten(like))
         self.first_step = self.steps
         self._host = checkpoint.unflatten(arrays, like)
-        self.evaluation = _stored_evaluation(self.dir)
+        self.evaluation = report.stored_evaluation(self.dir)
         for warning in warnings:
             self.console.warn(warning)
         self.console.say(f"resumed  {self.dir} at step {self.steps:,}")
@@ -220,11 +234,11 @@ class Run:
         if not self.dir:
             return
         args = self.args
-        claim_directory(self.dir, self._config, args.overwrite)
-        if not self._checkpoints:
-            self._checkpoints = Checkpoints(self.dir / "checkpoints", args.keep_checkpoints, args.keep_best)
-        self._best = self._checkpoints.best()
-        self._metrics = Metrics(self.dir, self._config, args.tensorboard, args.wandb, resume_at=self.steps)
+        claim_directory(self.dir, self.config, args.overwrite)
+        if not self.checkpoints:
+            self.checkpoints = Checkpoints(self.dir / "checkpoints", args.keep_checkpoints, args.keep_best)
+        self._best = self.checkpoints.best()
+        self._metrics = Metrics(self.dir, self.config, args.tensorboard, args.wandb, resume_at=self.steps)
 
     # ------------------------------------------------------------------------------------------------ while it runs
 
@@ -237,7 +251,7 @@ class Run:
         self._raise_if_broken(before, broken)
         now = time.perf_counter()
         with self._timed("host"):
-            trained = now - self._trained_since
+            trained = self.trained_seconds
             row = {"env_steps": steps, "updates": steps // self.args.steps_per_update}
             row |= {name: jsonable(value) for name, value in metrics.items()}
             if steps == self.steps:
@@ -245,7 +259,7 @@ class Run:
             row["time/sps"] = jsonable((steps - before) / max(now - self._row_began, 1e-9))
             row["time/sps_total"] = jsonable((steps - self.first_step) / max(trained, 1e-9))
             others = sum(self.seconds[name] for name in ("eval", "checkpoint", "host"))
-            row |= {"time/update": jsonable(trained - others), "time/wall": jsonable(now - self._created)}
+            row |= {"time/update": jsonable(trained - others), "time/wall": jsonable(self.wall_seconds)}
             row |= {f"time/{name}": jsonable(value) for name, value in self.seconds.items()}
             self._row_began = now
             if self._metrics:
@@ -259,7 +273,7 @@ class Run:
             return
         index, name, seed = min(first)
         step = before + (index + 1) * self.args.steps_per_update
-        kept = self._checkpoints.steps() if self._checkpoints else []
+        kept = self.checkpoints.steps() if self.checkpoints else []
         saved = f"the last good checkpoint is at step {kept[-1]}" if kept else "there is no checkpoint yet"
         raise TrainingError(
             f"{name} is not finite at step {step} (seed {self.args.seed + seed}); {saved}; "
@@ -302,85 +316,13 @@ class Run:
     def _save(self, state: Any) -> None:
         with self._timed("checkpoint"):
             self._host, self._saved_at = to_host(state), self.steps
-            if self._checkpoints:
+            if self.checkpoints:
                 fresh = self._fresh_evaluation()
                 evaluation = float(np.mean(self.evaluation["eval/return_mean"])) if fresh else None
-                self._checkpoints.save(self.steps, checkpoint.flatten(self._host), evaluation)
+                self.checkpoints.save(self.steps, checkpoint.flatten(self._host), evaluation)
 
     @contextmanager
     def _timed(self, name: str):
         began = time.perf_counter()
         yield
         self.seconds[name] += time.perf_counter() - began
-
-    # ------------------------------------------------------------------------------------------------------- report
-
-    def _write_result(self, status: str, **more: Any) -> None:
-        trained = time.perf_counter() - self._trained_since
-        saved = self._checkpoints.steps() if self._checkpoints else []
-        result = {
-            "status": status,
-            "env_steps": self.steps,
-            "updates": self.steps // self.args.steps_per_update,
-            **self.evaluation,
-            "eval/episodes": self.args.eval_episodes,
-            "wall_seconds": round(time.perf_counter() - self._created, 3),
-            "compile_seconds": round(self.seconds["compile"], 3),
-            "steps_per_second": round((self.steps - self.first_step) / trained, 1),
-            "state_sha256": self._sha256,
-            "checkpoint": str(self.dir / "checkpoints" / str(saved[-1])) if saved else None,
-        }
-        write_json(self.dir / "result.json", result | more)
-
-    def _print_header(self) -> None:
-        args = self.args
-        self.console.say(f"devices  {describe(self.devices)}")
-        self.console.say(f"env      {self.env.name}")
-        for line in args.sizes(len(self.devices)):
-            self.console.say(f"sizes    {line}")
-        if self.total != args.total_timesteps:
-            self.console.say(f"steps    {args.total_timesteps:,} rounded up to {self.total:,}, whole updates")
-        if self.dir:
-            self.console.say(f"run      {self.dir}")
-
-    def _print_footer(self, status: str) -> None:
-        if self.args.benchmark:
-            trained = time.perf_counter() - self._trained_since
-            names = ("env", "num_envs", "num_seeds", "total_timesteps")
-            record = {"algorithm": self._config["algorithm"]} | {name: getattr(self.args, name) for name in names}
-            record |= {name: self._config[name] for name in ("versions", "devices")}
-            record |= {
-                "compile_seconds": round(self.seconds["compile"], 2),
-                "steps_per_second": round(self.steps / trained),
-            }
-            print(json.dumps(record))
-            return
-        say = self.console.say
-        for seed, mean in enumerate(self.evaluation.get("eval/return_mean", [])):
-            std, low, high = (self.evaluation[f"eval/return_{name}"][seed] for name in ("std", "min", "max"))
-            who = f" of seed {self.args.seed + seed}" if self.args.num_seeds > 1 else ""
-            say(
-                f"greedy   return{who} {mean:.1f} ± {std:.1f} (min {low:.1f}, max {high:.1f}) "
-                f"over {self.args.eval_episodes} episodes"
-            )
-        saved = self._checkpoints.steps()
-        say(f"saved    {self.dir / 'checkpoints' / str(saved[-1]) if saved else 'nothing yet'}")
-        say(f"curve    {self.dir / 'curve.png'}")
-        called = self._config["command"][0]
-        script = called if Path(called).stem == self._config["algorithm"] else self._config["script"]
-        command = f"python {shlex.quote(script)} --resume {shlex.quote(str(self.dir))}"
-        if is_custom(self._config["args"]["env"]):
-            command += f" --env {shlex.quote(self._config['args']['env'])}"
-        if status == "finished":
-            say(f"finished at step {self.steps:,}; train longer: {command} --total-timesteps {2 * self.total}")
-        else:
-            say(f"{status} at step {self.steps:,} of {self.total:,}; continue: {command}")
-
-
-def _stored_evaluation(directory: Path) -> dict[str, list[float]]:
-    """The last evaluation in `result.json`, if there is one."""
-    try:
-        result = json.loads((directory / "result.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return {name: value for name, value in result.items() if name.startswith("eval/") and name != "eval/episodes"}

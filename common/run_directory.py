@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -45,9 +46,7 @@ def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) ->
 def versions() -> dict[str, str]:
     """Versions of Python, of the libraries that decide the numbers, and of the kit."""
     names = ("jax", "jaxlib", "flax", "optax", "gymnax", "orbax-checkpoint")
-    kit = next(
-        line.split('"')[1] for line in (ROOT / "pyproject.toml").read_text().splitlines() if line.startswith("version")
-    )
+    kit = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     return {"pmaprl": kit, "python": sys.version.split()[0]} | {name: metadata.version(name) for name in names}
 
 

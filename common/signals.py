@@ -10,10 +10,10 @@ from contextlib import suppress
 class SignalWatch:
     """Notices signals at once, even while the main thread waits for the device, where Python runs no handlers."""
 
-    def __init__(self, announce: Callable[[], None]):
-        """`announce` is called once, from a thread, when the first signal arrives."""
+    def __init__(self, announce: Callable[[], None], abandon: Callable[[], None]):
+        """From a thread, `announce` is called when the first signal arrives, `abandon` before the process ends."""
         self.received: int | None = None
-        self._announce = announce
+        self._announce, self._abandon = announce, abandon
         self._handlers = {}
 
     def start(self) -> None:
@@ -43,6 +43,7 @@ class SignalWatch:
                 if received[0] not in (signal.SIGINT, signal.SIGTERM):
                     continue  # a signal of the program around us
                 if received[0] == self.received == signal.SIGINT:
+                    self._abandon()
                     os._exit(128 + signal.SIGINT)
                 first, self.received = self.received is None, received[0]
                 if first:

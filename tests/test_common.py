@@ -11,6 +11,7 @@ from flax import struct
 from helpers import AXIS, host_params, make_env, metric_rows, over_devices, programs, same_bits, small_args, train
 
 from common import checkpoint
+from common.averages import Averages
 from common.checkpoint import Checkpoints
 from common.devices import choose_devices, global_ids, host_like, to_devices, to_host
 from common.envs import DEFAULT_HORIZON
@@ -109,7 +110,7 @@ def counting_update(state):
         "early": jnp.where(state == 1, jnp.nan, 0.0),
     }
     episodes = no_episodes().replace(count=jnp.float32(1), ret_sum=metrics["value"], ret_max=metrics["value"])
-    return state + 1, metrics, episodes
+    return state + 1, Averages.of(metrics), episodes
 
 
 def test_repeat_averages_metrics_and_finds_the_first_broken_update():

@@ -316,8 +316,12 @@ def make_ppo(args: Args, env: Env) -> PPO:
 
     def update(state: TrainState, num_updates: jax.Array):
         """Run `num_updates` updates of all seeds; see `repeat` for what comes back."""
-        state, metrics, broken = repeat(over_seeds(update_once, args.num_seeds), state, num_updates)
-        return state, metrics | jax.vmap(recent_metrics)(state.learner.recent), broken
+
+        def of_one_seed(state):
+            state, metrics, broken = repeat(update_once, state, num_updates)
+            return state, metrics | recent_metrics(state.learner.recent), broken
+
+        return over_seeds(of_one_seed, args.num_seeds)(state)
 
     def evaluate(state: TrainState) -> Episodes:
         """Greedy episodes of all seeds, this device's share of `eval_episodes`, [S, E]."""

@@ -8,9 +8,7 @@ devices: one forward pass of actor and critic over the rollout, and per epoch on
 """
 
 import json
-import statistics
 import sys
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,12 +21,10 @@ import numpy as np
 import tyro
 
 from algos.ppo_pmap import Actor, Args, Critic, make_ppo
+from benchmarks.timing import matmul_rate, median_seconds, time_training
 from common import envs
-from common.compile import compile_together
-from common.devices import AXIS, choose_devices, pmapped
+from common.devices import AXIS, choose_devices
 from common.run_directory import versions
-
-REPEATS = 5
 
 
 @dataclass
@@ -51,7 +47,7 @@ def main(sizes: Sizes) -> None:
     args = Args(**flags, total_timesteps=10**9)
     devices = choose_devices(args.num_devices, args.num_envs, args.block)
     env = envs.make(args.env)
-    compile_seconds, update_seconds = time_training(args, env, devices, sizes.updates)
+    compile_seconds, update_seconds = time_training(make_ppo(args, env), devices, sizes.updates)
     forward, backward = time_networks(args, env, devices, sizes.updates)
     floor = forward + args.update_epochs * backward
     record = {
@@ -66,23 +62,6 @@ def main(sizes: Sizes) -> None:
         "matmul_512_gflops": round(matmul_rate()),
     }
     print(json.dumps(record))
-
-
-def time_training(args: Args, env: envs.Env, devices: list, updates: int) -> tuple[float, float]:
-    """Seconds to compile, and seconds per update."""
-    ppo = pmapped(make_ppo(args, env), devices)
-    seeds = np.zeros((len(devices), 1), np.int32)
-    began = time.perf_counter()
-    ppo = compile_together(ppo, seeds, jax.eval_shape(ppo.init, seeds))
-    compile_seconds = time.perf_counter() - began
-    state = ppo.init(seeds)
-
-    def run():
-        nonlocal state
-        state, *_ = ppo.update(state, np.int32(updates))
-        return state
-
-    return compile_seconds, median_seconds(run) / updates
 
 
 def time_networks(args: Args, env: envs.Env, devices: list, updates: int) -> tuple[float, float]:
@@ -117,31 +96,6 @@ def time_networks(args: Args, env: envs.Env, devices: list, updates: int) -> tup
         median_seconds(partial(function, params, obs)) / updates for function in mapped
     )
     return forward_seconds, backward_seconds
-
-
-def matmul_rate() -> float:
-    """GFLOP/s of a 512 x 512 float32 matrix product, the scale on which speeds of different machines compare."""
-    product = jax.jit(lambda a, b: a @ b)
-    matrix = jnp.ones((512, 512))
-
-    def run():
-        result = matrix
-        for _ in range(100):
-            result = product(matrix, matrix)
-        return result
-
-    return 100 * 2 * 512**3 / median_seconds(run) / 1e9
-
-
-def median_seconds(run) -> float:
-    """Median over warm runs, each until its result is ready."""
-    jax.block_until_ready(run())
-    times = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        jax.block_until_ready(run())
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
 
 
 if __name__ == "__main__":

@@ -101,8 +101,13 @@ class RunArgs:
         return math.ceil(self.total_timesteps / self.steps_per_update)
 
     @property
+    def dispensable(self) -> tuple[str, ...]:
+        """Beginnings of the names of state arrays without which a checkpoint still loads; they start from zero."""
+        return ()
+
+    @property
     def unsaved(self) -> tuple[str, ...]:
-        """Beginnings of the names of state arrays that checkpoints leave out; a resumed run starts them from zero."""
+        """Beginnings of the names of state arrays that checkpoints leave out."""
         return ()
 
     @property
@@ -156,7 +161,7 @@ def check(args: Any, names: str, at_least=-math.inf, at_most=math.inf, above=-ma
     """Raise UsageError unless each of the named numbers (or each of its elements) is finite and within the bounds."""
     for name in names.split():
         value = getattr(args, name)
-        for number in value if isinstance(value, tuple) else (value,):
+        for number in value if isinstance(value, tuple) else () if value is None else (value,):
             if at_least <= number <= at_most and number > above and math.isfinite(number):
                 continue
             bounds = [("at least", at_least), ("at most", at_most), ("greater than", above)]

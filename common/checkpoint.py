@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +73,13 @@ class Checkpoints:
         except Exception as error:
             raise self._failure("under way", error) from error
 
-    def load(self, like: Arrays, groups: tuple[str, ...] = ()) -> tuple[int, Arrays, list[str]]:
+    def load(
+        self, like: Arrays, groups: tuple[str, ...] = (), dispensable: tuple[str, ...] = ()
+    ) -> tuple[int, Arrays, list[str]]:
         """The newest checkpoint that loads, as (step, arrays, warnings about those that do not).
 
-        With `groups`, just the arrays `learner/<group>/...`. Raises UsageError where none loads, or where the arrays
-        differ in name, shape or type from `like`.
+        With `groups`, just the arrays `learner/<group>/...`. Names that begin as one of `dispensable` may be missing.
+        Raises UsageError where none loads, or where the arrays differ in name, shape or type from `like`.
         """
         warnings = []
         for candidate in reversed(self.steps()):
@@ -90,7 +93,8 @@ class Checkpoints:
             arrays |= empty
             if groups:
                 arrays = select(arrays, groups)
-            check_match(arrays, like, str(self.directory / str(candidate)))
+            missing = [name for name in like if name not in arrays and name.startswith(dispensable)]
+            check_match(arrays, without(like, missing), str(self.directory / str(candidate)))
             return candidate, arrays, warnings
         raise UsageError(f"no checkpoint in {self.directory} can be loaded" + "".join(f"; {text}" for text in warnings))
 
@@ -133,6 +137,11 @@ def flatten_names(tree: Any) -> list[str]:
 def select(arrays: Arrays, groups: tuple[str, ...]) -> Arrays:
     """The arrays `learner/<group>/...` of each group."""
     return {name: array for name, array in arrays.items() if name.split("/")[1] in groups}
+
+
+def without(arrays: Arrays, beginnings: Sequence[str]) -> Arrays:
+    """The arrays whose names begin with none of `beginnings`."""
+    return {name: array for name, array in arrays.items() if not name.startswith(tuple(beginnings))}
 
 
 def sha256(arrays: Arrays) -> str:

@@ -97,6 +97,20 @@ def over_seeds(function: Callable, num_seeds: int) -> Callable:
     return single
 
 
+@jax.custom_batching.custom_vmap
+def same_for_all_seeds(x: jax.Array) -> jax.Array:
+    """`x`, which has the same value for every seed, as one value under `over_seeds` too.
+
+    A loop's length or a slice's start that differs by seed would turn into masks, scatters and copies.
+    """
+    return x
+
+
+@same_for_all_seeds.def_vmap
+def _(axis_size, in_batched, x):
+    return (x[0] if in_batched[0] else x), False
+
+
 def to_host(state: Any) -> Any:
     """The global state as host arrays, without the device axis: `learner` [S, ...], `envs` [S, num_envs, ...].
 

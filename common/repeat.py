@@ -20,9 +20,8 @@ def repeat(
     (or -1).
     """
     update = jax.jit(update)  # traced once, although its shapes are asked for too
-    _, zeros, nothing = zeros_of(update, state)
-    never = jax.tree.map(lambda x: jnp.full(x.shape, -1, jnp.int32), zeros.total)
-    none = jax.tree.map(lambda x, shaped: jnp.broadcast_to(x, shaped.shape), no_episodes(), nothing)
+    _, zeros, _ = zeros_of(update, state)
+    never = {name: jnp.int32(-1) for name in zeros.total}
 
     def body(index, carry):
         state, averages, broken, episodes = carry
@@ -33,6 +32,6 @@ def repeat(
         }
         return state, averages + new, broken, episodes.merge(finished)
 
-    start = state, zeros, never, none
+    start = state, zeros, never, no_episodes()
     state, averages, broken, episodes = jax.lax.fori_loop(0, num_updates, body, start)
     return state, averages.metrics() | episodes.metrics(), broken

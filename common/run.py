@@ -169,7 +169,7 @@ class Run:
         if self._host is None:
             self._host = to_host(state)
         status = "interrupted" if interrupted else "finished" if self.steps >= self.total else "stopped"
-        self.sha256 = checkpoint.sha256(checkpoint.flatten(self._host))
+        self.sha256 = checkpoint.sha256(self._saved_part())
         self.console.stop()
         if self.dir:
             with self._timed("checkpoint"):
@@ -208,13 +208,19 @@ class Run:
             source = self.config["args"]["init_from"]
             self._transferred = self._load_parameters(source, checkpoint.flatten(like))
             return
-        self.steps, arrays, warnings = self.checkpoints.load(checkpoint.flatten(like))
+        zeros = checkpoint.flatten(like)
+        self.steps, arrays, warnings = self.checkpoints.load(zeros, dispensable=args.dispensable)
         self.first_step = self.steps
-        self._host = checkpoint.unflatten(arrays, like)
+        self._host = checkpoint.unflatten(zeros | arrays, like)
         self.evaluation = report.stored_evaluation(self.dir)
         for warning in warnings:
             self.console.warn(warning)
         self.console.say(f"resumed  {self.dir} at step {self.steps:,}")
+        for name in args.dispensable:
+            if not any(stored.startswith(name) for stored in arrays):
+                self.console.say(
+                    f"resumed  without {name.strip('/')}, which the checkpoint does not hold: it starts empty"
+                )
 
     def _load_parameters(self, source: str, like: checkpoint.Arrays) -> checkpoint.Arrays | None:
         """Parameters and normaliser statistics of another run, if there is one to start from."""
@@ -319,7 +325,10 @@ class Run:
             if self.checkpoints:
                 fresh = self._fresh_evaluation()
                 evaluation = float(np.mean(self.evaluation["eval/return_mean"])) if fresh else None
-                self.checkpoints.save(self.steps, checkpoint.flatten(self._host), evaluation)
+                self.checkpoints.save(self.steps, self._saved_part(), evaluation)
+
+    def _saved_part(self) -> checkpoint.Arrays:
+        return checkpoint.without(checkpoint.flatten(self._host), self.args.unsaved)
 
     @contextmanager
     def _timed(self, name: str):

@@ -55,10 +55,10 @@ def run_script(*words: Any, cwd: Path, timeout: float = 240, script: Path = SCRI
     )
 
 
-def start_script(*words: Any, cwd: Path, **changes: str) -> subprocess.Popen:
+def start_script(*words: Any, cwd: Path, script: Path = SCRIPT, **changes: str) -> subprocess.Popen:
     """Start the script in the background, stdout and stderr together in one pipe."""
     return subprocess.Popen(
-        command(*words),
+        command(*words, script=script),
         cwd=cwd,
         env=environment(PYTHONUNBUFFERED="1", **changes),
         stdout=subprocess.PIPE,

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import ppo_pmap as ppo
+import sac_pmap as sac
 from flax import struct
 from gymnax.environments import environment
 from gymnax.environments import spaces as gymnax_spaces
@@ -17,6 +18,7 @@ from ppo_pmap import Args, TrainState, make_ppo, train  # noqa: F401  (re-export
 from common.devices import AXIS, to_host
 from common.envs import Env, make, wrap
 from common.metrics import read
+from common.run import Run
 
 SMALL = {
     "num_envs": 16,
@@ -38,6 +40,22 @@ def small_args(**flags: Any) -> Args:
     return Args(**SMALL | flags)
 
 
+SMALL_SAC = {
+    "env": "Pendulum-v1",
+    "num_envs": 16,
+    "batch_size": 64,
+    "learning_starts": 32,
+    "utd_ratio": 0.125,
+    "buffer_size": 16 * 20,
+    "hidden_sizes": (16,),
+    "total_timesteps": 10**6,
+} | {name: SMALL[name] for name in ("eval_episodes", "log_interval", "eval_interval", "checkpoint_interval", "quiet")}
+
+
+def small_sac_args(**flags: Any) -> sac.Args:
+    return sac.Args(**SMALL_SAC | {"num_devices": 1} | flags)
+
+
 def over_devices(function, count: int, *args: Any) -> Any:
     """`function` on `count` devices of the axis, simulated by vmap; arguments are split along their leading axis."""
     outputs = jax.vmap(lambda _, *shard: function(*shard), axis_name=AXIS)
@@ -45,8 +63,8 @@ def over_devices(function, count: int, *args: Any) -> Any:
 
 
 def programs(args: Args, env: Env, num_devices: int):
-    """`init` and `update` of PPO over devices, compiled as a run compiles them, without the run around them."""
-    functions = make_ppo(args, env)
+    """`init` and `update` over devices, compiled as a run compiles them, without the run around them."""
+    functions = (sac.make_sac if isinstance(args, sac.Args) else make_ppo)(args, env)
     devices = jax.devices()[:num_devices]
     init = jax.pmap(functions.init, axis_name=AXIS, devices=devices)
     update = jax.pmap(functions.update, axis_name=AXIS, devices=devices, in_axes=(0, None), out_axes=(0, None, None))
@@ -91,6 +109,32 @@ def metric_rows(run_dir: Path) -> list[dict[str, Any]]:
 
 def result_of(run_dir: Path) -> dict[str, Any]:
     return json.loads((Path(run_dir) / "result.json").read_text())
+
+
+class Watch:
+    """What a run compiled, and the bytes that its arrays held after each chunk."""
+
+    def __init__(self, monkeypatch):
+        self.compiled, self.steps, self.bytes = [], [], []
+        advance = Run.advance
+
+        def watched(run, state, *report):
+            advance(run, state, *report)
+            self.steps.append(run.steps)
+            self.bytes.append(sum(x.nbytes for x in jax.live_arrays()))
+
+        monkeypatch.setattr(Run, "advance", watched)
+
+    def __enter__(self):
+        jax.monitoring.register_event_duration_secs_listener(self._on_event)
+        return self
+
+    def __exit__(self, *error):
+        jax.monitoring.unregister_event_duration_listener(self._on_event)
+
+    def _on_event(self, event, seconds, **more):
+        if event == "/jax/core/compile/backend_compile_duration":
+            self.compiled.append((more.get("fun_name"), len(self.steps)))
 
 
 # ------------------------------------------------------------------------------------------------- toy environments
@@ -231,6 +275,29 @@ class NoFinalObservation(Toy):
         return *outputs, {}
 
 
+class Pixels(Toy):
+    """Observes a small image of bytes."""
+
+    def get_obs(self, state, params=None, key=None):
+        return jnp.full((5, 6, 2), 10 * state.time, jnp.uint8)
+
+    def observation_space(self, params):
+        return gymnax_spaces.Box(0, 255, (5, 6, 2), jnp.uint8)
+
+
+class Unbounded(Pusher):
+    def action_space(self, params):
+        return gymnax_spaces.Box(-np.inf, 0.5, (1,), jnp.float32)
+
+
+def unbounded() -> Toy:
+    return Unbounded()
+
+
+def two_dials() -> Toy:
+    return TwoDials()
+
+
 def toy() -> Toy:
     """A factory, as `--env helpers:toy` calls it."""
     return Toy()
@@ -241,4 +308,4 @@ def make_env(name: str) -> Env:
     return wrap(globals()[name]()) if name in globals() else make(name)
 
 
-__all__ = ["ppo"]
+__all__ = ["ppo", "sac"]

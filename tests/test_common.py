@@ -125,7 +125,9 @@ def test_repeat_averages_metrics_and_finds_the_first_broken_update():
 
 def test_repeat_keeps_seeds_apart():
     states = jnp.array([0, 10, 2])
-    state, metrics, broken = jax.jit(lambda s, n: repeat(jax.vmap(counting_update), s, n))(states, jnp.int32(2))
+    state, metrics, broken = jax.jit(lambda s, n: jax.vmap(lambda x: repeat(counting_update, x, n))(s))(
+        states, jnp.int32(2)
+    )
     np.testing.assert_array_equal(state, states + 2)
     np.testing.assert_array_equal(metrics["value"], [0.5, 10.5, 2.5])
     np.testing.assert_array_equal(broken["late"], [-1, 0, 1])
@@ -138,7 +140,7 @@ def test_zero_updates_leave_the_state_bit_identical():
     state, metrics, broken = update(init(), np.int32(0))
     assert same_bits(before, to_host(state))
     assert all((np.asarray(index) == -1).all() for index in jax.tree.leaves(broken))
-    assert np.asarray(metrics["loss/total"]).tolist() == [0, 0]
+    assert np.isnan(metrics["loss/total"]).all()
     state, *_ = update(state, np.int32(1))
     assert not same_bits(before.learner.params, host_params(state))
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from helpers import (
     Args,
+    Watch,
     host_params,
     make_env,
     metric_rows,
@@ -28,7 +29,6 @@ from helpers import (
 )
 
 from common.devices import global_ids, to_host
-from common.run import Run
 from common.sampling import block_width, minibatch_indices, rollout_keys
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -184,32 +184,6 @@ def test_x5_never_fewer_steps_than_asked_and_less_than_an_update_more(total, num
     args = small_args(total_timesteps=total, num_envs=num_envs, num_steps=num_steps)
     assert args.steps_per_update == num_envs * num_steps
     assert 0 <= args.num_updates * args.steps_per_update - total < args.steps_per_update
-
-
-class Watch:
-    """What a run compiled, and the bytes that its arrays held after each chunk."""
-
-    def __init__(self, monkeypatch):
-        self.compiled, self.steps, self.bytes = [], [], []
-        advance = Run.advance
-
-        def watched(run, state, *report):
-            advance(run, state, *report)
-            self.steps.append(run.steps)
-            self.bytes.append(sum(x.nbytes for x in jax.live_arrays()))
-
-        monkeypatch.setattr(Run, "advance", watched)
-
-    def __enter__(self):
-        jax.monitoring.register_event_duration_secs_listener(self._on_event)
-        return self
-
-    def __exit__(self, *error):
-        jax.monitoring.unregister_event_duration_listener(self._on_event)
-
-    def _on_event(self, event, seconds, **more):
-        if event == "/jax/core/compile/backend_compile_duration":
-            self.compiled.append((more.get("fun_name"), len(self.steps)))
 
 
 def test_x5_x10_x11_a_run_counts_its_steps_repeats_exactly_compiles_once_and_stays_small(tmp_path, monkeypatch):

@@ -1,0 +1,608 @@
+"""SAC: its maths, its replay buffer, its accounting, and the promises that every algorithm keeps."""
+
+import dataclasses
+import functools
+import random
+import shutil
+import time
+from collections import Counter
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cli_helpers import checkpoint_steps, read_result, read_rows, run_script, start_script, succeed
+from helpers import (
+    Watch,
+    host_params,
+    make_env,
+    metric_rows,
+    over_devices,
+    programs,
+    relative_difference,
+    run_updates,
+    sac,
+    same_bits,
+    small_sac_args,
+)
+
+from common import spaces
+from common.args import RunArgs, main, parse
+from common.devices import host_like, to_devices, to_host
+from common.errors import UsageError
+from common.replay import Replay, check_memory, new_replay
+
+SCRIPT = sac.__file__
+
+# --------------------------------------------------------------------------------------------------------------- maths
+
+
+def test_td_target():
+    q = jnp.min(jnp.array([3.0, 2.5]))
+    assert sac.td_target(1.0, False, q, 1.3, 0.2, 0.99) == pytest.approx(3.7324)
+    assert sac.td_target(1.0, True, q, 1.3, 0.2, 0.99) == 1.0
+
+
+@pytest.mark.parametrize(("scale", "log_prob"), [(1.0, -0.1772166), (2.0, -0.8703638)])
+def test_squashed_normal(scale, log_prob):
+    policy = sac.SquashedNormal(jnp.array([0.3]), jnp.array([-0.5]), np.array([scale]))
+    action, actual = policy.sample((0.8 - policy.mean) / jnp.exp(policy.log_std))
+    assert action[0] == pytest.approx(0.6640368, abs=1e-6)
+    assert actual == pytest.approx(log_prob, abs=1e-6)
+    assert policy.mode()[0] == pytest.approx(np.tanh(0.3))
+
+
+@pytest.mark.parametrize("u", [-20.0, -3.0, 0.0, 0.5, 5.0, 20.0])
+def test_the_density_is_exact_where_tanh_saturates(u):
+    policy = sac.SquashedNormal(jnp.zeros(1), jnp.zeros(1), np.ones(1))
+    log_prob = policy.sample(jnp.array([u]))[1]
+    exact = -0.5 * u**2 - 0.5 * np.log(2 * np.pi) - (np.log(4) - 2 * u - 2 * np.logaddexp(0, -2 * u))
+    assert log_prob == pytest.approx(exact, rel=1e-6)
+
+
+def test_target_entropy():
+    box = spaces.Box(-np.ones(3), np.ones(3), (3,))
+    assert sac.target_entropy(box, None) == -3
+    assert sac.target_entropy(box, 0.5) == -1.5
+    assert sac.target_entropy(spaces.Discrete(4), None) == pytest.approx(0.5 * np.log(4))
+    assert sac.target_entropy(spaces.Discrete(4), 0.9) == pytest.approx(0.9 * np.log(4))
+
+
+def test_actions_reach_asymmetric_bounds():
+    factor, offset = sac.action_scale(spaces.Box(np.array([[-1.0, 2.0]]), np.array([[0.5, 8.0]]), (1, 2)))
+    np.testing.assert_allclose(offset - factor, [-1, 2])
+    np.testing.assert_allclose(offset + factor, [0.5, 8])
+
+
+# ------------------------------------------------------------------- two gradient updates, against numpy in float64
+
+
+class Tree(NamedTuple):
+    """Parameters as nested dictionaries of float64 arrays."""
+
+    actor: Any
+    critics: Any
+    targets: Any
+    log_alpha: Any
+
+
+def dense(x, layer):
+    return x @ layer["kernel"] + layer["bias"]
+
+
+def numpy_policy(actor, obs, noise):
+    """Action within -1 .. 1 and its log-probability on Pendulum's scale of 2."""
+    out = dense(np.tanh(dense(obs, actor["MLP_0"]["Dense_0"])), actor["Dense_0"])
+    mean, log_std = out[:, :1], -5 + 3.5 * (np.tanh(out[:, 1:]) + 1)
+    u = mean + np.exp(log_std) * noise
+    density = np.exp(-0.5 * noise**2) / np.sqrt(2 * np.pi) / np.exp(log_std)
+    return np.tanh(u), np.log(density / (2 * (1 - np.tanh(u) ** 2)))[:, 0]
+
+
+def numpy_q(critics, obs, action):
+    x = np.concatenate([obs, action], axis=1)
+    hidden = (np.tanh(dense(x, critics[f"MLP_{i}"]["Dense_0"])) for i in range(2))
+    return np.stack([dense(h, critics[f"Dense_{i}"])[:, 0] for i, h in enumerate(hidden)])
+
+
+def gradient(function, tree):
+    """Central differences of `function` at every number of `tree`."""
+    leaves, structure = jax.tree.flatten(tree)
+    grads = [np.zeros_like(leaf) for leaf in leaves]
+    for leaf, grad in zip(leaves, grads, strict=True):
+        for index in np.ndindex(leaf.shape):
+            kept = leaf[index]
+            leaf[index] = kept + 1e-5
+            above = function(tree)
+            leaf[index] = kept - 1e-5
+            grad[index] = (above - function(tree)) / 2e-5
+            leaf[index] = kept
+    return jax.tree.unflatten(structure, grads)
+
+
+class NumpyAdam:
+    def __init__(self, rate):
+        self.rate, self.m, self.v, self.t = rate, None, None, 0
+
+    def step(self, tree, grads):
+        zeros = jax.tree.map(np.zeros_like, grads)
+        self.m, self.v, self.t = self.m or zeros, self.v or zeros, self.t + 1
+        self.m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, self.m, grads)
+        self.v = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g**2, self.v, grads)
+        corrections = 1 - 0.9**self.t, 1 - 0.999**self.t
+
+        def move(x, m, v):
+            return x - self.rate * (m / corrections[0]) / (np.sqrt(v / corrections[1]) + 1e-8)
+
+        return jax.tree.map(move, tree, self.m, self.v)
+
+
+def numpy_update(params: Tree, optimizers, transition, noises, args) -> Tree:
+    """One gradient update on a batch that holds a single transition many times, each with its own noise."""
+    obs, action, reward, terminated, next_obs = transition
+    next_noise, noise = noises
+    alpha = np.exp(params.log_alpha[0])
+    next_action, next_log_prob = numpy_policy(params.actor, next_obs, next_noise)
+    next_q = np.min(numpy_q(params.targets, next_obs, next_action), axis=0)
+    target = reward + args.gamma * (1 - terminated) * (next_q - alpha * next_log_prob)
+
+    def q_loss(critics):
+        return np.sum(np.mean((numpy_q(critics, obs, action) - target) ** 2, axis=1))
+
+    def policy_loss(actor):
+        action, log_prob = numpy_policy(actor, obs, noise)
+        return np.mean(alpha * log_prob - np.min(numpy_q(critics, obs, action), axis=0))
+
+    critics = optimizers[0].step(params.critics, gradient(q_loss, params.critics))
+    targets = jax.tree.map(lambda old, new: (1 - args.tau) * old + args.tau * new, params.targets, critics)
+    actor = optimizers[1].step(params.actor, gradient(policy_loss, params.actor))
+    entropy = -np.mean(numpy_policy(params.actor, obs, noise)[1])
+    log_alpha = optimizers[2].step({"x": params.log_alpha}, {"x": np.array([entropy + 1.0])})["x"]
+    return Tree(actor, critics, targets, log_alpha)
+
+
+def test_two_gradient_updates_equal_numpy():
+    flags = {"num_envs": 1, "buffer_size": 1, "batch_size": 6, "learning_starts": 0, "utd_ratio": 1.0}
+    rates = {"policy_lr": 0.02, "q_lr": 0.03, "tau": 0.1, "activation": "tanh", "hidden_sizes": (3,)}
+    args = small_sac_args(**flags, **rates)
+    init, update = programs(args, make_env("Pendulum-v1"), 1)
+    state = init()
+    raw = to_host(state).learner.params
+    params = Tree(
+        *(jax.tree.map(lambda x: np.asarray(x[0], np.float64), tree["params"]) for tree in raw[:3]),
+        np.array([np.log(0.2)]),
+    )
+    before = params
+    optimizers = NumpyAdam(0.03), NumpyAdam(0.02), NumpyAdam(0.03)
+    for step in range(2):
+        root = state.learner.key[0, 0]
+        state, metrics, _ = update(state, np.int32(1))
+        learn_key = jax.random.split(jax.random.fold_in(root, step))[1]
+        group_key = jax.random.fold_in(jax.random.fold_in(learn_key, 0), 0)
+        noises = [np.asarray(jax.random.normal(key, (6, 1)), np.float64) for key in jax.random.split(group_key, 3)[1:]]
+        ring = to_host(state).envs.replay.data
+        transition = [np.repeat(np.asarray(x, np.float64)[0, 0], 6, axis=0) for x in ring]
+        params = numpy_update(params, optimizers, transition, noises, args)
+    ours = to_host(state).learner.params
+    assert metrics["gradient_updates"] == 2
+    for name in ("actor", "critics", "targets"):
+        mine = jax.tree.map(lambda x: x[0], getattr(ours, name)["params"])
+        assert relative_difference(getattr(params, name), mine) < 2e-5, name
+        assert relative_difference(getattr(before, name), mine) > 0.005, f"{name} did not move"
+    assert ours.log_alpha[0] == pytest.approx(params.log_alpha[0], abs=1e-5)
+
+
+# -------------------------------------------------------------------------------------------------------------- replay
+
+
+def filled_replay(num_envs: int, capacity: int, steps: int) -> Replay:
+    """Rings of the numbers 1000 * env + step."""
+    replay = new_replay({"id": jnp.int32(0)}, num_envs, capacity)
+    add = jax.jit(lambda replay, step: replay.add({"id": 1000 * jnp.arange(num_envs) + step}))
+    for step in range(steps):
+        replay = add(replay, step)
+    return replay
+
+
+@pytest.mark.parametrize("steps", [0, 1, 6, 7, 8, 20, 21])
+def test_the_oldest_transition_is_overwritten(steps):
+    replay = filled_replay(3, 7, steps)
+    kept = range(max(0, steps - 7), steps)
+    assert replay.filled == len(kept)
+    for env in range(3):
+        held = np.asarray(replay.data["id"][env])
+        assert sorted(held[: len(kept)]) == [1000 * env + step for step in kept]
+        assert all(held[step % 7] == 1000 * env + step for step in kept)
+
+
+@pytest.mark.parametrize(("steps", "groups"), [(3, 1), (3, 4), (30, 2)])
+def test_sampling_is_uniform_over_what_is_filled(steps, groups):
+    scipy_stats = pytest.importorskip("scipy.stats")
+    replay = filled_replay(4, 8, steps)
+    keys = jax.random.split(jax.random.key(1), groups)
+    drawn = np.asarray(replay.sample(keys, 40_000 // groups)["id"])
+    counts = Counter(drawn.tolist())
+    expected = {1000 * env + step for env in range(4) for step in range(max(0, steps - 8), steps)}
+    assert set(counts) == expected
+    assert scipy_stats.chisquare(list(counts.values())).pvalue > 1e-3
+    per_group = drawn.reshape(groups, -1) // 1000 // (4 // groups)
+    assert (per_group == np.arange(groups)[:, None]).all(), "a group drew from the environments of another"
+
+
+def test_a_batch_is_the_same_set_on_any_number_of_devices():
+    replay = filled_replay(8, 5, 9)
+    keys = jax.random.split(jax.random.key(0), 4)
+    one = np.asarray(replay.sample(keys, 3)["id"])
+    many = over_devices(lambda replay, keys: replay.sample(keys, 3)["id"], 2, replay, keys)
+    np.testing.assert_array_equal(one, np.ravel(many))
+
+
+@pytest.mark.parametrize(("num_envs", "num_seeds"), [(1, 1), (4, 3)])
+def test_the_buffer_is_updated_in_place(num_envs, num_seeds):
+    """The memory that the compiled update needs beside its state is far less than the buffer."""
+    flags = {"num_envs": num_envs, "num_seeds": num_seeds, "hidden_sizes": (4,), "batch_size": 8}
+    args = small_sac_args(**flags, buffer_size=10**6)
+    functions = sac.pmapped(sac.make_sac(args, make_env("Pendulum-v1")), jax.devices()[:1])
+    state = jax.eval_shape(functions.init, np.zeros((1, num_seeds), np.int32))
+    memory = functions.update.lower(state, np.int32(0)).compile().memory_analysis()
+    buffer = 33e6 * num_seeds
+    assert memory.alias_size_in_bytes > buffer, "the state is not donated"
+    assert memory.temp_size_in_bytes < 0.2 * buffer
+
+
+def test_observations_are_kept_in_the_type_that_the_environment_gives():
+    example = jax.eval_shape(lambda: sac.example_transition(make_env("Pixels")))
+    assert example.obs.dtype == example.next_obs.dtype == np.uint8
+    assert (example.reward.dtype, example.terminated.dtype) == (np.float32, bool)
+
+
+def test_a_buffer_that_does_not_fit_is_refused():
+    frames = jax.ShapeDtypeStruct((84, 84, 4), np.uint8)
+    number, flag = jax.ShapeDtypeStruct((), np.float32), jax.ShapeDtypeStruct((), bool)
+    example = sac.Transition(frames, number, number, flag, frames)
+    with pytest.raises(UsageError, match=r"56,457 bytes.* GB.*at most [\d,]+ transitions fit"):
+        check_memory(example, 10**12, jax.devices())
+    assert "0.1 MB" in check_memory(example, 1, jax.devices())
+
+
+# ---------------------------------------------------------------------------------------------------------- accounting
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.3, 0.25, 1.0, 1.7, 4.0, 20.0])
+@pytest.mark.parametrize("num_envs", [1, 3, 16])
+def test_the_ratio_is_exact(ratio, num_envs):
+    args = small_sac_args(utd_ratio=ratio, num_envs=num_envs, learning_starts=20)
+    exact = Fraction(str(ratio))
+    for step in range(0, 2000, num_envs):
+        wanted = int(exact * max(step - 20, 0))
+        assert args.gradient_updates(step) == wanted
+    steps = jnp.arange(0, 2000, num_envs)
+    np.testing.assert_array_equal(args.gradient_updates(steps), [args.gradient_updates(int(step)) for step in steps])
+
+
+@pytest.mark.parametrize(("num_envs", "ratio", "devices"), [(4, 0.3, 1), (6, 1.5, 2), (1, 2.0, 1)])
+def test_gradient_updates_are_done_as_counted(num_envs, ratio, devices):
+    args = small_sac_args(num_envs=num_envs, utd_ratio=ratio, learning_starts=21, batch_size=12, hidden_sizes=(4,))
+    init, update = programs(args, make_env("Pendulum-v1"), devices)
+    state, metrics, _ = update(init(), np.int32(5))
+    assert metrics["gradient_updates"] == args.gradient_updates(5 * num_envs)
+    state, metrics, _ = update(state, np.int32(25))
+    done = int(Fraction(str(ratio)) * (30 * num_envs - 21))
+    assert metrics["gradient_updates"] == done
+    assert metrics["replay/ratio"] == pytest.approx(done / (30 * num_envs - 21))
+    assert metrics["replay/fill"] == pytest.approx(30 / (320 // num_envs))
+
+
+def actions_of(state) -> np.ndarray:
+    return to_host(state).envs.replay.data.action[0, :, :, 0]  # [N, C]
+
+
+def test_actions_are_random_until_learning_starts():
+    args = small_sac_args(learning_starts=7 * 16, utd_ratio=0.0625)
+    init, update = programs(args, make_env("Pendulum-v1"), 1)
+    start = init()
+    state, *_ = update(start, np.int32(10))
+    moved = start.replace(learner=start.learner.replace(params=jax.tree.map(lambda x: x + 0.5, start.learner.params)))
+    changed, *_ = update(moved, np.int32(10))
+    first, second = actions_of(state), actions_of(changed)
+    np.testing.assert_array_equal(first[:, :7], second[:, :7])
+    assert (first[:, 7:10] != second[:, 7:10]).all(), "the policy does not act after the warm-up"
+    uniform = first[:, :7].ravel()
+    assert abs(uniform.mean()) < 0.2
+    assert uniform.std() == pytest.approx(1 / np.sqrt(3), abs=0.1)
+
+
+def test_time_limits_are_not_stored_as_terminations_and_no_reset_is_a_next_observation():
+    args = small_sac_args(buffer_size=16 * 64, learning_starts=32)
+    state, _ = run_updates(args, make_env("Endings"), 2, 60)
+    ring = jax.tree.map(lambda x: x[0, :, :60].reshape(-1, *x.shape[3:]), to_host(state).envs.replay.data)
+    (episode, step), (next_episode, next_step) = ring.obs.T, ring.next_obs.T
+    np.testing.assert_array_equal(episode, next_episode)
+    np.testing.assert_array_equal(step + 1, next_step)
+    over = next_step == 3 + episode // 3 % 3
+    np.testing.assert_array_equal(ring.terminated, over & (episode % 3 != 1))
+    assert (over & (episode % 3 == 1)).sum() > 20
+    np.testing.assert_allclose(ring.reward, episode % 7 + 0.5 * next_step)
+
+
+# ---------------------------------------------------------------------------------------------------------- invariants
+
+CASES = {
+    "box": ("Pendulum-v1", {}),
+    "discrete": ("CartPole-v1", {"policy_frequency": 2, "target_frequency": 3}),
+    "groups of two": ("Pendulum-v1", {"batch_size": 8, "critic_layer_norm": True}),
+}
+
+
+@functools.cache
+def twelve_updates(case: str, num_devices: int):
+    """Ten of them learn: 2 gradient updates each."""
+    name, flags = CASES[case]
+    return run_updates(small_sac_args(**flags), make_env(name), num_devices, 12)
+
+
+@pytest.mark.parametrize("num_devices", [2, 4, 8])
+@pytest.mark.parametrize("case", CASES)
+def test_x1_parameters_do_not_depend_on_the_number_of_devices(case, num_devices):
+    (one, metrics), (many, _) = twelve_updates(case, 1), twelve_updates(case, num_devices)
+    assert metrics["gradient_updates"] == 20
+    one, many = to_host(one), to_host(many)
+    assert relative_difference(one.learner.params, many.learner.params) < 1e-5
+    assert relative_difference(one.envs.replay, many.envs.replay) < 1e-4
+    assert relative_difference(one.learner.params.actor, host_params(run_start(case)).actor) > 1e-3
+
+
+@functools.cache
+def run_start(case: str):
+    name, flags = CASES[case]
+    return programs(small_sac_args(**flags), make_env(name), 1)[0]()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_x3_replicas_are_bit_identical(case):
+    state, _ = twelve_updates(case, 4)
+    for leaf in jax.tree.leaves(state.learner):
+        data = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        copies = {np.asarray(shard.data).tobytes() for shard in data.addressable_shards}
+        assert len(copies) == 1
+
+
+def trained(tmp_path, name: str, **flags):
+    return sac.train(small_sac_args(run_dir=str(tmp_path / name), **flags))
+
+
+FULL = {"num_devices": 2, "num_seeds": 2, "total_timesteps": 16 * 40, "log_interval": 16 * 8, "eval_interval": 16 * 8}
+
+
+def test_x4_resume_is_exact_with_the_buffer_and_on_other_devices(tmp_path):
+    """The rings of 20 slots have wrapped once when the run stops, and again at its end."""
+    whole = trained(tmp_path, "whole", **FULL)
+    part = trained(tmp_path, "part", **FULL, stop_after=16 * 24)
+    shutil.copytree(part.run_dir, tmp_path / "other")
+    resumed = sac.train(sac.Args.from_run(part.run_dir, quiet=True))
+    assert resumed.state_sha256 == whole.state_sha256 != part.state_sha256
+    assert same_bits(resumed.params, whole.params)
+    assert resumed.evaluation == whole.evaluation
+    assert metric_rows(part.run_dir) == metric_rows(whole.run_dir)
+    moved = sac.train(sac.Args.from_run(tmp_path / "other", quiet=True, num_devices=4))
+    assert relative_difference(whole.params, moved.params) < 1e-4
+
+
+def test_without_the_buffer_checkpoints_are_small_and_a_resumed_run_refills(tmp_path, capsys):
+    flags = FULL | {"buffer_size": 16 * 10_000, "learning_starts": 64}
+    full = trained(tmp_path, "full", **flags, stop_after=16 * 20)
+    part = trained(tmp_path, "part", **flags, stop_after=16 * 20, save_buffer=False)
+    resumed = sac.train(sac.Args.from_run(part.run_dir))
+    assert "without envs/replay" in capsys.readouterr().out
+    (before,) = [row for row in metric_rows(part.run_dir) if row["env_steps"] == 16 * 20]
+    last = metric_rows(resumed.run_dir)[-1]
+    refilled = 16 * 20 - 64  # of the 20 updates after the resume, the first four only refill
+    assert last["gradient_updates"][0] - before["gradient_updates"][0] == refilled // 8
+    assert last["replay/fill"][0] == pytest.approx(20 / 10_000)
+    # what was saved with the buffer can be resumed without saving it again
+    again = sac.train(sac.Args.from_run(full.run_dir, quiet=True, save_buffer=False))
+    assert again.status == "finished"
+    assert metric_rows(full.run_dir)[-1]["replay/fill"][0] == pytest.approx(40 / 10_000)
+
+
+def test_after_a_refill_the_policy_acts_not_chance():
+    args = small_sac_args()
+    init, update = programs(args, make_env("Pendulum-v1"), 1)
+    state, *_ = update(init(), np.int32(10))
+    host = to_host(state)
+    emptied = host.replace(envs=host.envs.replace(replay=jax.tree.map(np.zeros_like, host.envs.replay)))
+    shapes = jax.eval_shape(lambda x: x, state)
+    assert jax.tree.structure(host_like(shapes)) == jax.tree.structure(emptied)
+    refilling = to_devices(emptied, shapes, jax.devices()[:1])
+    refilled, metrics, _ = update(refilling, np.int32(2))
+    continued, *_ = update(state, np.int32(2))
+    np.testing.assert_array_equal(actions_of(refilled)[:, 0], actions_of(continued)[:, 10])
+    assert metrics["gradient_updates"] == args.gradient_updates(160), "it learned from a buffer that is not refilled"
+
+
+def test_x5_x10_x11_a_run_counts_its_steps_repeats_exactly_compiles_once_and_stays_small(tmp_path, monkeypatch):
+    flags = {"total_timesteps": 500, "num_devices": 2, "log_interval": 96, "hidden_sizes": (8,)}
+    with Watch(monkeypatch) as watch:
+        first = trained(tmp_path, "first", **flags)
+    assert watch.steps == [96, 192, 288, 384, 480, 512]
+    programs = [chunks for name, chunks in watch.compiled if "_fun" in str(name)]
+    assert programs == [0, 0, 0], "init, update and evaluate, each once and before the first chunk"
+    assert watch.bytes[1] == watch.bytes[4]
+    rows = metric_rows(first.run_dir)
+    assert [row["env_steps"] for row in rows] == watch.steps
+    assert rows[-1]["gradient_updates"] == (512 - 32) // 8
+    assert rows[0]["loss/q1"] is not None
+    assert first.state_sha256 == trained(tmp_path, "second", **flags).state_sha256
+    assert first.state_sha256 != trained(tmp_path, "third", **flags, seed=1).state_sha256
+
+
+def test_x8_seeds_equal_single_runs_and_differ():
+    env = make_env("Pendulum-v1")
+    together, _ = run_updates(small_sac_args(num_seeds=3, seed=5), env, 2, 12)
+    together = to_host(together)
+    for k in range(3):
+        alone = to_host(run_updates(small_sac_args(seed=5 + k), env, 2, 12)[0])
+        ours, others = (jax.tree.map(lambda x, i=i: x[i][None], together) for i in (k, (k + 1) % 3))
+        assert relative_difference(alone.learner.params, ours.learner.params) < 1e-5
+        assert relative_difference(alone.envs.replay, ours.envs.replay) < 1e-4
+        assert relative_difference(alone.learner.params, others.learner.params) > 0.01
+
+
+# -------------------------------------------------------------------------------------------------- the command line
+
+CLI_FLAGS = """
+    --num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 50 --buffer-size 600 --eval-episodes 4
+    --eval-interval 0 --num-devices 1 --log-interval 200 --checkpoint-interval 200
+"""
+CLI = CLI_FLAGS.split()
+
+
+@pytest.mark.slow
+def test_kills_change_nothing(tmp_path):
+    """kill -9 while it trains, saves or starts: in the end the state is that of a run that nothing happened to."""
+    total = ["--total-timesteps", 16_000]
+    succeed(run_script(*CLI, *total, "--run-dir", "whole", "--quiet", cwd=tmp_path, script=SCRIPT))
+    words, moments, reached = [*CLI, *total, "--run-dir", "run"], random.Random(1), []
+    for kill in range(6):
+        process = start_script(*words, cwd=tmp_path, script=SCRIPT)
+        try:
+            if kill == 3:
+                time.sleep(moments.uniform(0.2, 3))
+            else:
+                next(line for line in process.stdout if line.startswith("step "))
+                time.sleep(moments.uniform(0.05, 0.3))
+        finally:
+            process.kill()
+            output = process.communicate()[0]
+        assert process.returncode == -9, f"the run ended before kill {kill}: {output}"
+        reached.append(max(checkpoint_steps(tmp_path / "run"), default=0))
+        words = ["--resume", "run"]
+    assert reached == sorted(reached)
+    assert len(set(reached)) > 3
+    assert reached[-1] < 16_000, "the run was over before the last kill"
+    succeed(run_script("--resume", "run", "--quiet", cwd=tmp_path, script=SCRIPT))
+    assert read_result(tmp_path / "run")["state_sha256"] == read_result(tmp_path / "whole")["state_sha256"]
+    assert [row["env_steps"] for row in read_rows(tmp_path / "run")] == list(range(200, 16_001, 200))
+
+
+# Flags that change what is learned: the value to compare with, and other flags that both runs get.
+LEARNING: dict[str, tuple[Any, dict[str, Any]]] = {
+    "buffer_size": (160, {}),
+    "learning_starts": (64, {}),
+    "utd_ratio": (0.25, {}),
+    "batch_size": (32, {}),
+    "policy_lr": (0.01, {}),
+    "q_lr": (0.01, {}),
+    "gamma": (0.5, {}),
+    "tau": (0.1, {}),
+    "policy_frequency": (2, {}),
+    "target_frequency": (2, {}),
+    "autotune": (False, {}),
+    "alpha": (0.5, {"autotune": False}),
+    "target_entropy_scale": (0.5, {}),
+    "critic_layer_norm": (True, {}),
+    "activation": ("tanh", {}),
+    "hidden_sizes": ((5,), {}),
+}
+ELSEWHERE = {"save_buffer"}  # tested above
+
+
+def own_flags() -> set[str]:
+    shared = {field.name for field in dataclasses.fields(RunArgs)}
+    return {field.name for field in dataclasses.fields(sac.Args)} - shared
+
+
+@functools.cache
+def params_with(**flags) -> Any:
+    return host_params(run_updates(small_sac_args(**{"hidden_sizes": (4,)} | flags), make_env("Pendulum-v1"), 1, 24)[0])
+
+
+def test_every_flag_has_a_case():
+    assert own_flags() == LEARNING.keys() | ELSEWHERE
+
+
+@pytest.mark.parametrize("flag", LEARNING)
+def test_every_flag_changes_something(flag):
+    value, others = LEARNING[flag]
+    assert not same_bits(*map(jax.tree.leaves, (params_with(**others), params_with(**others | {flag: value}))))
+
+
+BAD = [
+    ("--env CartPole-v1 --num-envs 3 --num-devices 2", "--num-devices 2, 3"),
+    ("--num-envs 4 --batch-size 6 --num-devices 4", "--num-devices 4, 1, 2"),
+    ("--batch-size 0", "--batch-size, at least 1"),
+    ("--batch-size 2.5", "--batch-size, 2.5"),
+    ("--buffer-size 0", "--buffer-size 0"),
+    ("--buffer-size 3 --num-envs 4", "--buffer-size 3, --num-envs 4"),
+    ("--buffer-size 1e15", "GB, at most"),
+    ("--buffer-size=-5", "--buffer-size -5"),
+    ("--learning-starts -1", "--learning-starts, at least 0"),
+    ("--learning-starts 15000", "--learning-starts 15000, --total-timesteps 15000"),
+    ("--utd-ratio 0", "--utd-ratio, greater than 0"),
+    ("--utd-ratio -1", "--utd-ratio, greater than 0"),
+    ("--utd-ratio nan", "--utd-ratio"),
+    ("--utd-ratio 1e-7", "--utd-ratio, 0.0001"),
+    ("--utd-ratio 1e6 --total-timesteps 1e6", "--utd-ratio, gradient updates"),
+    ("--total-timesteps 1e10", "--total-timesteps, 2147483647"),
+    ("--tau 0", "--tau, greater than 0"),
+    ("--tau 1.1", "--tau, at most 1"),
+    ("--gamma 1.1", "--gamma, at most 1"),
+    ("--alpha 0", "--alpha, greater than 0"),
+    ("--no-autotune --target-entropy-scale 0.5", "--target-entropy-scale, --autotune"),
+    ("--target-entropy-scale inf", "--target-entropy-scale, finite"),
+    ("--policy-frequency 0", "--policy-frequency, at least 1"),
+    ("--target-frequency 0.5", "--target-frequency, 0.5"),
+    ("--q-lr fast", "--q-lr, fast"),
+    ("--policy-lr 0", "--policy-lr, greater than 0"),
+    ("--hidden-sizes 0", "--hidden-sizes, at least 1"),
+    ("--env helpers:unbounded", "finite, inf"),
+    ("--env helpers:two_dials", "MultiDiscrete, PPO"),
+]
+
+
+@pytest.mark.parametrize(("flags", "wanted"), BAD, ids=[flags for flags, _ in BAD])
+def test_bad_flags(flags, wanted, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(sac.train, parse(sac.Args, flags.split()))
+    except SystemExit as stop:
+        code = stop.code
+    errors = " ".join(capsys.readouterr().err.split())
+    assert code == 2
+    assert "Traceback" not in errors
+    assert all(word in errors for word in wanted.split(", ")), errors
+    assert not any(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------------------ learning
+
+
+@pytest.mark.parametrize("env", ["Breakout-MinAtar", "FrozenLake-misc", "Reacher-misc", "Pusher", "Pixels"])
+def test_other_spaces_train(env):
+    args = small_sac_args(num_envs=4, batch_size=16, eval_episodes=2)
+    state, metrics = run_updates(args, make_env(env), 2, 20)
+    assert metrics["gradient_updates"] > 0
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(host_params(state)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"total_timesteps": 6_000, "hidden_sizes": (64, 64), "batch_size": 128},
+        {
+            "total_timesteps": 3_000,
+            "hidden_sizes": (64, 64),
+            "batch_size": 64,
+            "utd_ratio": 4.0,
+            "critic_layer_norm": True,
+        },
+    ],
+    ids=["one update per step", "four updates per step, with layer normalisation"],
+)
+def test_pendulum_is_learned(flags, tmp_path):
+    common = {"num_seeds": 3, "eval_interval": 0, "checkpoint_interval": 0, "eval_episodes": 64, "buffer_size": 10_000}
+    result = sac.train(sac.Args(**common, **flags, quiet=True, num_devices=1, run_dir=str(tmp_path / "run")))
+    assert np.mean(result.evaluation["eval/return_mean"]) > -300

@@ -42,6 +42,8 @@ class Args(RunArgs):
     """Save the replay buffer in checkpoints; without it a resumed run first refills to --learning-starts."""
     learning_starts: Count = 1_000
     """Environment steps with uniformly random actions before learning starts."""
+    hold_random: Count = 1
+    """Steps for which each random action before --learning-starts is held; more reach further in slow environments."""
     utd_ratio: float = 1.0
     """Gradient updates per environment step, exactly; fractions too."""
     batch_size: Count = 256
@@ -114,7 +116,7 @@ class Args(RunArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, "batch_size policy_frequency target_frequency hidden_sizes", at_least=1)
+        check(self, "hold_random batch_size policy_frequency target_frequency hidden_sizes", at_least=1)
         check(self, "learning_starts", at_least=0)
         check(self, "policy_lr q_lr alpha utd_ratio", above=0)
         check(self, "gamma", at_least=0, at_most=1)
@@ -403,11 +405,14 @@ def make_sac(args: Args, env: Env) -> SAC:
     def act(learner: Learner, envs: Envs, key: jax.Array):
         """Step every environment once: at random until --learning-starts, then with the current policy."""
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, global_ids(envs.obs.shape[0]))
-        policy_keys, random_keys, env_keys = jnp.moveaxis(jax.vmap(partial(jax.random.split, num=3))(keys), 1, 0)
+        policy_keys, env_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
         noise = jax.vmap(partial(action_noise, space=env.action_space))(policy_keys)
         policy = actor.apply(learner.params.actor, envs.obs)
         action = policy.sample(noise) if discrete else policy.sample(noise)[0]
-        random_action = jax.vmap(partial(uniform_action, space=env.action_space))(random_keys)
+        # Below zero are keys that no update has; each serves for as long as an action is held.
+        held = jax.random.fold_in(learner.key, -1 - learner.updates // args.hold_random)
+        held_keys = jax.vmap(jax.random.fold_in, (None, 0))(held, global_ids(envs.obs.shape[0]))
+        random_action = jax.vmap(partial(uniform_action, space=env.action_space))(held_keys)
         warming_up = learner.updates * args.num_envs < args.learning_starts
         action = jnp.where(warming_up, random_action, action)
 

@@ -8,6 +8,7 @@ import errno
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -165,8 +166,9 @@ def check(args: Any, names: str, at_least=-math.inf, at_most=math.inf, above=-ma
             if at_least <= number <= at_most and number > above and math.isfinite(number):
                 continue
             bounds = [("at least", at_least), ("at most", at_most), ("greater than", above)]
-            rule = " and ".join(f"{words} {bound}" for words, bound in bounds if math.isfinite(bound))
-            raise UsageError(f"--{name.replace('_', '-')} must be {rule or 'finite'}, got {number}")
+            rules = [f"{words} {bound}" for words, bound in bounds if math.isfinite(bound)]
+            rules += [] if math.isfinite(number) and rules else ["finite"]
+            raise UsageError(f"--{name.replace('_', '-')} must be {' and '.join(rules)}, got {number}")
 
 
 def read_config(run_dir: str | Path) -> dict[str, Any]:
@@ -185,7 +187,11 @@ def read_config(run_dir: str | Path) -> dict[str, Any]:
 
 def parse(args_class: type, argv: list[str] | None = None) -> Any:
     """Arguments of a script from its command line. Prints and exits with 0 for --help, with 2 for a usage error."""
-    argv = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        argv = sys.argv[1:]
+        signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))  # nothing to save until a run begins
+        if hasattr(signal, "SIGPIPE") and "--help" in argv:
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in `--help | head`
     try:
         return tyro.cli(args_class, args=argv, default=_resume_defaults(args_class, argv), console_outputs=True)
     except UsageError as error:
@@ -212,11 +218,11 @@ def main(train: Callable[[Any], Any], args: Any) -> int:
 def _resume_defaults(args_class: type, argv: list[str]) -> Any:
     """The resumed run's flags, as defaults that explicit flags override; None without --resume."""
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    if "--resume" not in words[:-1]:
+    given = dict(zip(words, words[1:], strict=False))  # of a repeated flag the last counts
+    if "--resume" not in given:
         return None
-    run_dir = words[words.index("--resume") + 1]
-    explicit_env = {"env": words[words.index("--env") + 1]} if "--env" in words[:-1] else {}
-    return args_class.from_run(run_dir, **explicit_env)
+    explicit_env = {"env": given["--env"]} if "--env" in given else {}
+    return args_class.from_run(given["--resume"], **explicit_env)
 
 
 def _check_types(args: Any) -> None:
@@ -238,6 +244,8 @@ def _typed(flag: str, value: Any, kind: Any) -> Any:
     if get_origin(kind) is tuple:
         if not isinstance(value, (tuple, list)):
             raise UsageError(f"{flag} must be a sequence of whole numbers, got {value!r}")
+        if not value:
+            raise UsageError(f"{flag} needs at least one number")
         return tuple(_whole(flag, number) for number in value)
     if kind is float and (isinstance(value, bool) or not isinstance(value, (int, float))):
         raise UsageError(f"{flag} must be a number, got {value!r}")

@@ -20,6 +20,7 @@ from common import spaces
 from common.errors import UsageError
 
 DEFAULT_HORIZON = 1_000  # for environments without `max_steps_in_episode`
+LONGEST_HORIZON = 27_000  # an evaluation has to end, whatever `max_steps_in_episode` says
 
 
 class Step(NamedTuple):
@@ -48,13 +49,20 @@ class Env:
             if isinstance(self.observation_space, spaces.Box):
                 self.observation_space = self.observation_space._replace(shape=obs.shape)
             action = jax.eval_shape(lambda key: spaces.sample(key, self.action_space), jax.random.key(0))
-            jax.eval_shape(self.step, jax.random.key(0), self.state_shape, action)
+            self._check_step(jax.eval_shape(self.step, jax.random.key(0), self.state_shape, action), obs.shape)
         except UsageError:
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise UsageError(f"environment {name} cannot be used as a gymnax environment: {reason}") from error
-        self.max_steps = int(getattr(params, "max_steps_in_episode", 0) or 0)
+        declared = int(getattr(params, "max_steps_in_episode", 0) or DEFAULT_HORIZON)
+        self.max_steps = min(declared, LONGEST_HORIZON)  # of an episode in an evaluation
+
+    def _check_step(self, out: Step, obs_shape: tuple[int, ...]) -> None:
+        wanted = {"reward": (), "terminated": (), "truncated": (), "obs": obs_shape, "final_obs": obs_shape}
+        for name, shape in wanted.items():
+            if (found := getattr(out, name).shape) != shape:
+                raise UsageError(f"environment {self.name}: step returned {name} of shape {found} instead of {shape}")
 
     def reset(self, key: jax.Array) -> tuple[jax.Array, Any]:
         """First observation and state of an episode."""
@@ -64,7 +72,7 @@ class Env:
     def reset_mid_episode(self, key: jax.Array) -> tuple[jax.Array, Any]:
         """Observation and state at a random phase of an episode: after up to one horizon of random actions."""
         reset_key, phase_key, walk_key = jax.random.split(key, 3)
-        steps = jax.random.randint(phase_key, (), 0, self.max_steps or DEFAULT_HORIZON)
+        steps = jax.random.randint(phase_key, (), 0, self.max_steps)
 
         def walk(step, carry):
             action_key, step_key = jax.random.split(jax.random.fold_in(walk_key, step))
@@ -169,6 +177,8 @@ def _import_gymnax() -> Any:
 
 def _with_params(made: Any) -> tuple[Any, Any]:
     inner, params = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if isinstance(inner, type):
+        raise UsageError(f"{inner.__name__} is a class, not an environment: return {inner.__name__}()")
     if not (
         hasattr(inner, "reset")
         and hasattr(inner, "step")

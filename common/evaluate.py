@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from common.devices import global_ids
-from common.envs import DEFAULT_HORIZON, Env
+from common.envs import Env
 
 SEED = 20_250_101  # the same episodes for every run, seed and evaluation
 
@@ -22,18 +22,17 @@ class Episodes(NamedTuple):
 def run_episodes(env: Env, policy: Callable[[jax.Array], jax.Array], num_episodes: int) -> Episodes:
     """Play this device's `num_episodes` episodes with `policy`: observations [E, ...] to actions [E, ...].
 
-    An episode ends at termination, at truncation or after the environment's `max_steps_in_episode`. Initial states
+    An episode ends at termination, at truncation or after `env.max_steps`. Initial states
     depend only on the episode's global index, so that evaluations are comparable.
     """
     root = jax.random.key(SEED)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(root, global_ids(num_episodes))
     obs, env_state = jax.vmap(env.reset)(keys)
     zeros = jnp.zeros(num_episodes)
-    limit = env.max_steps or DEFAULT_HORIZON
 
     def unfinished(carry):
         time, _, _, done, _ = carry
-        return (time < limit) & ~jnp.all(done)
+        return (time < env.max_steps) & ~jnp.all(done)
 
     def step(carry):
         time, env_state, obs, done, episodes = carry

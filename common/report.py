@@ -1,12 +1,14 @@
 """What a run says of itself: the header and the footer on the console, and `result.json`."""
 
 import json
+import math
 import shlex
 from pathlib import Path
 from typing import Any
 
 from common.devices import describe
 from common.envs import is_custom
+from common.metrics import jsonable
 from common.run_directory import write_json
 
 
@@ -51,7 +53,7 @@ def write_result(run: Any, status: str, **more: Any) -> None:
         "status": status,
         "env_steps": run.steps,
         "updates": run.steps // run.args.steps_per_update,
-        **run.evaluation,
+        **{name: [jsonable(x) for x in values] for name, values in run.evaluation.items()},
         "eval/episodes": run.args.eval_episodes,
         "wall_seconds": round(run.wall_seconds, 3),
         "compile_seconds": round(run.seconds["compile"], 3),
@@ -68,7 +70,8 @@ def stored_evaluation(directory: Path) -> dict[str, list[float]]:
         record = json.loads((directory / "result.json").read_text())
     except (OSError, ValueError):
         return {}
-    return {name: value for name, value in record.items() if name.startswith("eval/") and name != "eval/episodes"}
+    stored = {name: value for name, value in record.items() if name.startswith("eval/") and name != "eval/episodes"}
+    return {name: [math.nan if x is None else x for x in values] for name, values in stored.items()}
 
 
 def _benchmark_record(run: Any) -> dict[str, Any]:

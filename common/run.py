@@ -28,10 +28,10 @@ from common.checkpoint import Checkpoints
 from common.compile import compile_together, set_up_cache
 from common.console import Console
 from common.devices import host_like, to_devices, to_host
-from common.errors import TrainingError
+from common.errors import TrainingError, UsageError
 from common.metrics import Metrics, check_extras, jsonable
 from common.plot import draw_curve
-from common.run_directory import choose_directory, claim_directory, describe_run
+from common.run_directory import choose_directory, claim_directory, describe_run, differences
 from common.signals import SignalWatch
 
 
@@ -210,6 +210,10 @@ class Run:
             return
         zeros = checkpoint.flatten(like)
         self.steps, arrays, warnings = self.checkpoints.load(zeros, dispensable=args.dispensable)
+        if self.steps > self.total:
+            raise UsageError(
+                f"--total-timesteps {args.total_timesteps} is less than the {self.steps} steps that {self.dir} has done"
+            )
         self.first_step = self.steps
         self._host = checkpoint.unflatten(zeros | arrays, like)
         self.evaluation = report.stored_evaluation(self.dir)
@@ -226,11 +230,16 @@ class Run:
         """Parameters and normaliser statistics of another run, if there is one to start from."""
         if not source:
             return None
-        read_config(source)
+        stored = read_config(source)["args"]
         groups = "params", "obs_stats", "return_stats"
         others = Checkpoints(Path(source) / "checkpoints", read_only=True)
-        step, arrays, warnings = others.load(checkpoint.select(like, groups), groups)
-        others.close()
+        try:
+            step, arrays, warnings = others.load(checkpoint.select(like, groups), groups)
+        except UsageError as error:
+            flags = "; ".join(differences(stored, self.config["args"], ("env", "num_seeds", "hidden_sizes")))
+            raise UsageError(f"{error} ({flags})" if flags else str(error)) from error
+        finally:
+            others.close()
         for warning in warnings:
             self.console.warn(warning)
         self.console.say(f"started from the parameters of {source} at step {step:,}")
@@ -254,7 +263,6 @@ class Run:
             return
         (before, steps, metrics, broken), self._pending = self._pending, None
         metrics, broken = jax.device_get((metrics, broken))
-        self._raise_if_broken(before, broken)
         now = time.perf_counter()
         with self._timed("host"):
             trained = self.trained_seconds
@@ -271,6 +279,7 @@ class Run:
             if self._metrics:
                 self._metrics.write(row)
             self.console.update(steps, row)
+        self._raise_if_broken(before, broken)
 
     def _raise_if_broken(self, before: int, broken: dict[str, np.ndarray]) -> None:
         """Raise TrainingError where a metric of the chunk that started at step `before` was not finite."""
@@ -283,7 +292,7 @@ class Run:
         saved = f"the last good checkpoint is at step {kept[-1]}" if kept else "there is no checkpoint yet"
         raise TrainingError(
             f"{name} is not finite at step {step} (seed {self.args.seed + seed}); {saved}; "
-            "a smaller --learning-rate or --max-grad-norm may help"
+            "look at the environment's rewards and observations, or take smaller steps"
         )
 
     def _settle(self, state: Any, evaluate: bool, save: bool) -> None:

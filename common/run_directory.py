@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Iterable
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -27,7 +28,7 @@ def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) ->
     """What `config.json` holds: everything needed to repeat the run."""
     path = Path(script).resolve()
     flags = dataclasses.asdict(args)
-    if not is_custom(args.env) and args.env.removeprefix("gymnax:") != env.name:
+    if not is_custom(args.env) and args.env != env.name:
         # An environment object passed to `train`: resuming needs it again.
         flags["env"] = f"{type(env.inner).__module__}:{type(env.inner).__qualname__}"
     return {
@@ -64,7 +65,9 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
     name = f"{config['args']['env'].replace(':', '.').replace('/', '.')}__{config['algorithm']}__{args.seed}__{stamp}"
     path = Path(args.run_dir) if args.run_dir else _free(Path("runs") / name)
     with _readable_errors(path):
-        occupied = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"--run-dir {path} exists and is not a directory")
+        occupied = path.exists() and any(path.iterdir())
         if occupied and not args.overwrite:
             raise UsageError(f"{path} exists already: continue it with --resume {path}, or replace it with --overwrite")
         if occupied and not (path / "config.json").exists():
@@ -99,9 +102,14 @@ def _compare(stored: dict[str, Any], config: dict[str, Any], path: Path) -> list
         )
     if stored["args"].get("seed") != config["args"]["seed"]:
         raise UsageError(f"a resumed run keeps its seed, {stored['args'].get('seed')} in {path}")
-    old, new = stored["args"], json.loads(json.dumps(config["args"]))
-    names = [name for name in new if name not in ONE_TIME and new[name] != old.get(name)]
-    return [f"--{name.replace('_', '-')}: {old.get(name)} then, {new[name]} now" for name in names]
+    return differences(stored["args"], config["args"], [name for name in config["args"] if name not in ONE_TIME])
+
+
+def differences(then: dict[str, Any], now: dict[str, Any], names: Iterable[str]) -> list[str]:
+    """Which of the flags `names` differ between two runs, in words."""
+    now = json.loads(json.dumps(now))  # tuples are lists there
+    changed = [name for name in names if now[name] != then.get(name)]
+    return [f"--{name.replace('_', '-')}: {then.get(name)} then, {now[name]} now" for name in changed]
 
 
 @contextmanager

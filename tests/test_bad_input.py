@@ -39,6 +39,8 @@ CASES = [
     ("custom env without final observation", "--env bad_envs:no_final", "final_observation"),
     ("custom env with an unknown space", "--env bad_envs:odd_space", "bad_envs:odd_space, space"),
     ("custom env whose step raises", "--env bad_envs:step_raises", "bad_envs:step_raises, cannot step"),
+    ("custom env with a reward per dimension", "--env bad_envs:wide", "bad_envs:wide, reward, (1,)"),
+    ("custom factory returns a class", "--env bad_envs:a_class", "a class, Changed()"),
     ("custom module with a syntax error", "--env broken_syntax:make", "broken_syntax:make, SyntaxError"),
     # environment parameters
     ("env params not JSON", "--env-params {max}", "--env-params, JSON"),
@@ -146,13 +148,16 @@ CASES = [
     ("init from what does not fit", "--init-from @renamed", "renamed, does not fit"),
     ("init from no checkpoints", "--init-from @unsaved", "unsaved, checkpoint"),
     ("init from other sizes", f"{TINY} --hidden-sizes 8 --init-from @run", "does not fit, 4, 8"),
-    ("init from another env", f"{TINY} --env Acrobot-v1 --init-from @run", "does not fit"),
+    ("init from another env", f"{TINY} --env Acrobot-v1 --init-from @run", "does not fit, --env: CartPole-v1 then"),
     ("init from a run without normaliser", f"{TINY} --normalize-obs --init-from @run", "does not fit, obs_stats"),
     # where the run goes
     ("existing run", "--run-dir @run", "run, --resume, --overwrite"),
     ("existing foreign directory", "--run-dir @foreign", "foreign, exists"),
     ("overwrite what is no run", "--run-dir @foreign --overwrite", "foreign, --overwrite, config.json"),
-    ("run directory is a file", "--run-dir @file", "file, exists"),
+    ("run directory is a file", "--run-dir @file", "file, exists, not a directory"),
+    ("fewer steps than are done", "--resume @run --total-timesteps 10", "--total-timesteps 10, 64"),
+    ("no hidden layer", "--hidden-sizes", "--hidden-sizes"),
+    ("infinite learning rate", "--learning-rate inf", "--learning-rate, finite"),
     ("overwrite a file", "--run-dir @file --overwrite", "file"),
     ("run directory below a file", "--run-dir @file/run", "file/run, cannot be written"),
     ("run directory with too long a name", f"--run-dir {'x' * 300}", "xxx, cannot be written"),
@@ -210,6 +215,15 @@ class NoFinal(Changed):
         return (*outputs[:-1], {})
 
 
+class WideReward(Changed):
+    def change(self, obs, state, reward, *rest):
+        return obs, state, reward[None], *rest
+
+
+def a_class():
+    return Changed
+
+
 class StepRaises(Changed):
     def change(self, *outputs):
         raise RuntimeError("cannot step")
@@ -220,7 +234,7 @@ class OddSpace(Changed):
         return "up or down"
 
 
-old_api, no_final, step_raises, odd_space = OldAPI, NoFinal, StepRaises, OddSpace
+old_api, no_final, step_raises, odd_space, wide = OldAPI, NoFinal, StepRaises, OddSpace, WideReward
 """
 
 

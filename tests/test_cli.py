@@ -1,5 +1,6 @@
 """The command line as a user meets it: a process, its output, its exit code and the directory it leaves."""
 
+import dataclasses
 import os
 import shlex
 import shutil
@@ -125,6 +126,12 @@ def test_the_printed_command_continues_the_run(finished, tmp_path):
     args = parse(Args, [word if word != "some runs/first" else str(run_dir) for word in words[2:]])
     assert Path(args.resume) == run_dir
     assert args.total_timesteps > TOTAL
+
+
+def test_a_run_named_with_its_suite_is_resumed_by_its_directory_alone(tmp_path):
+    args = parse(Args, [*SMALL, "--env", "gymnax:CartPole-v1", "--total-timesteps", str(STEPS), "--quiet"])
+    train(dataclasses.replace(args, run_dir=str(tmp_path / "run")))
+    assert Args.from_run(tmp_path / "run").env == "gymnax:CartPole-v1"
 
 
 def test_the_run_directory_is_complete(finished):

@@ -10,7 +10,7 @@ from helpers import KeyInState, Toy, TwoDials, make_env, same_bits, small_args, 
 
 from common import spaces
 from common.devices import to_devices, to_host
-from common.envs import make, wrap
+from common.envs import LONGEST_HORIZON, make, wrap
 from common.errors import UsageError
 
 OFFLINE_IDS = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]
@@ -56,6 +56,7 @@ def test_names_with_the_suite():
 def test_env_params_replace_parameters():
     env = make("CartPole-v1", '{"max_steps_in_episode": 20, "gravity": 5}')
     assert (env.max_steps, env.params.gravity) == (20, 5.0)
+    assert make("CartPole-v1", '{"max_steps_in_episode": 100000000}').max_steps == LONGEST_HORIZON
     assert isinstance(env.params.gravity, float)
     assert make("CartPole-v1").params.gravity == 9.8
 

@@ -185,6 +185,7 @@ def test_a_nan_stops_the_run_with_a_reason(tmp_path, capsys):
     result = read_result(tmp_path / "run")
     assert result["status"] == "failed"
     assert "not finite" in result["reason"]
+    assert None in read_rows(tmp_path / "run")[-1].values(), "the row that shows the broken number is there"
 
     resumed = ["--resume", tmp_path / "run", "--env", "cli_helpers:poison", "--quiet"]
     assert in_process(*resumed, "--stop-after", 5 * STEPS) == 0
@@ -197,7 +198,7 @@ def test_a_huge_learning_rate_is_a_failure(tmp_path, capsys):
     assert code == 1
     assert "not finite at step" in message
     assert "there is no checkpoint" in message
-    assert "--learning-rate" in message
+    assert "smaller steps" in message
     assert checkpoint_steps(tmp_path / "run") == []
     assert read_result(tmp_path / "run")["status"] == "failed"
 

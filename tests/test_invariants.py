@@ -271,6 +271,8 @@ def test_x8_seeds_equal_single_runs_and_differ():
     together, metrics = run_updates(small_args(num_seeds=3, seed=5, **flags), env, 2, 10)
     together = to_host(together)
     assert len(set(np.round(metrics["loss/total"], 5))) == 3
+    assert len(set(map(tuple, together.learner.key.tolist()))) == 3
+    assert together.learner.obs_stats.count.tolist() == [10 * 128] * 3
     for k in range(3):
         alone, alone_metrics = run_updates(small_args(seed=5 + k, **flags), env, 2, 10)
         alone, ours = to_host(alone), jax.tree.map(lambda x, k=k: x[k : k + 1], together)

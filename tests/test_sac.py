@@ -442,6 +442,7 @@ def test_x8_seeds_equal_single_runs_and_differ():
     env = make_env("Pendulum-v1")
     together, _ = run_updates(small_sac_args(num_seeds=3, seed=5), env, 2, 12)
     together = to_host(together)
+    assert len(set(map(tuple, together.learner.key.tolist()))) == 3
     for k in range(3):
         alone = to_host(run_updates(small_sac_args(seed=5 + k), env, 2, 12)[0])
         ours, others = (jax.tree.map(lambda x, i=i: x[i][None], together) for i in (k, (k + 1) % 3))
@@ -491,6 +492,7 @@ def test_kills_change_nothing(tmp_path):
 LEARNING: dict[str, tuple[Any, dict[str, Any]]] = {
     "buffer_size": (160, {}),
     "learning_starts": (64, {}),
+    "hold_random": (2, {}),
     "utd_ratio": (0.25, {}),
     "batch_size": (32, {}),
     "policy_lr": (0.01, {}),

@@ -118,7 +118,7 @@ from flax import struct
 from common import spaces
 from common.averages import Averages, zeros_of
 from common.convolution import Convolutions
-from common.devices import AXIS, choose_devices, flat_pmean, global_ids, over_seeds, pmapped
+from common.devices import AXIS, choose_devices, flat_pmean, over_seeds, pmapped
 from common.distributions import Categoricals, Normal, action_noise
 from common.envs import Env, make, wrap
 from common.episodes import EpisodeTracker, RecentEpisodes, new_recent, new_tracker, recent_metrics, track
@@ -126,7 +126,7 @@ from common.evaluate import Episodes, run_episodes
 from common.normalize import RunningStats, discounted_returns, running_stats
 from common.repeat import repeat
 from common.run import Run, TrainResult
-from common.sampling import block_width, minibatch_indices, rollout_keys
+from common.sampling import block_width, keys_of, minibatch_indices, rollout_keys
 
 # ---------------------------------------------------------------------------------------------------------- networks
 
@@ -343,9 +343,8 @@ def make_ppo(args: Args, env: Env) -> PPO:
             updates=jnp.int32(0),
         )
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
-        env_keys = jax.vmap(jax.random.fold_in, (None, 0))(envs_key, global_ids(num_envs))
         start = env.reset_mid_episode if args.decorrelate else env.reset
-        obs, env_state = jax.vmap(start)(env_keys)
+        obs, env_state = jax.vmap(start)(keys_of(envs_key, num_envs))
         envs = Envs(state=env_state, obs=obs, tracker=new_tracker(num_envs), discounted=jnp.zeros(num_envs))
         return TrainState(learner, envs)
 

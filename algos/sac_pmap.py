@@ -43,7 +43,7 @@ class Args(RunArgs):
     learning_starts: Count = 1_000
     """Environment steps with uniformly random actions before learning starts."""
     hold_random: Count = 1
-    """Steps for which each random action before --learning-starts is held; more reach further in slow environments."""
+    """Steps of an environment for which a random action before --learning-starts is held; more reach further."""
     utd_ratio: float = 1.0
     """Gradient updates per environment step, exactly; fractions too."""
     batch_size: Count = 256
@@ -94,17 +94,19 @@ class Args(RunArgs):
     @property
     def ratio(self) -> Fraction:
         """--utd-ratio as the fraction that was meant: 0.3 is 3/10."""
-        return Fraction(self.utd_ratio).limit_denominator(10_000)
+        return Fraction(str(self.utd_ratio))
+
+    @property
+    def capacity(self) -> int:
+        """Slots of the replay buffer for each environment."""
+        return self.buffer_size // self.num_envs
 
     def gradient_updates(self, transitions):
         """Gradient updates due in all once a buffer has been given so many `transitions`; an integer or an array."""
-        ratio = self.ratio
+        numerator, denominator = self.ratio.as_integer_ratio()
         learned = transitions - self.learning_starts
         learned = learned * (learned > 0)
-        return (
-            learned // ratio.denominator * ratio.numerator
-            + learned % ratio.denominator * ratio.numerator // ratio.denominator
-        )
+        return learned // denominator * numerator + learned % denominator * numerator // denominator
 
     def sizes(self, num_devices: int) -> list[str]:
         """The derived sizes, for the header of a run."""
@@ -128,12 +130,15 @@ class Args(RunArgs):
         check(self, "target_entropy_scale")
         if self.target_entropy_scale is not None and not self.autotune:
             raise UsageError("--target-entropy-scale needs --autotune: with --no-autotune nothing steers to it")
-        if not self.ratio:
-            raise UsageError(f"--utd-ratio must be at least 0.0001, got {self.utd_ratio}")
-        largest = 2**31 - 1
+        largest = 2**31 - 1  # counts are 32 bit integers on the devices
+        numerator, denominator = self.ratio.as_integer_ratio()
+        if numerator * denominator > largest:
+            raise UsageError(
+                f"--utd-ratio {self.utd_ratio} is too fine to count exactly: round it to four digits or fewer"
+            )
         if self.num_updates * self.num_envs > largest:
             raise UsageError(f"--total-timesteps must be at most {largest}, got {self.total_timesteps}")
-        if self.gradient_updates(self.num_updates * self.num_envs) + self.ratio.numerator * 10_000 > largest:
+        if self.gradient_updates(self.num_updates * self.num_envs) > largest:
             raise UsageError(f"--utd-ratio {self.utd_ratio} asks for more than {largest} gradient updates")
         if self.learning_starts >= self.total_timesteps:
             raise UsageError(
@@ -154,7 +159,7 @@ from flax import struct
 from common import spaces
 from common.averages import Averages, zeros_of
 from common.convolution import Convolutions
-from common.devices import AXIS, choose_devices, flat_pmean, global_ids, over_seeds, pmapped
+from common.devices import AXIS, choose_devices, flat_pmean, over_seeds, pmapped, same_for_all_seeds
 from common.distributions import LOG_2PI, Categoricals, action_noise
 from common.envs import Env, make, wrap
 from common.episodes import EpisodeTracker, RecentEpisodes, new_recent, new_tracker, recent_metrics, track
@@ -162,6 +167,7 @@ from common.evaluate import Episodes, run_episodes
 from common.repeat import repeat
 from common.replay import Replay, check_memory, new_replay, num_groups
 from common.run import Run, TrainResult
+from common.sampling import keys_of
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 
@@ -347,6 +353,10 @@ def make_sac(args: Args, env: Env) -> SAC:
     critics = Critics(args, env.observation_space, env.action_space)
     policy_optimizer, q_optimizer = optax.adam(args.policy_lr), optax.adam(args.q_lr)
     entropy_wanted = target_entropy(env.action_space, args.target_entropy_scale)
+    if discrete and entropy_wanted > math.log(env.action_space.n):
+        raise UsageError(
+            f"--target-entropy-scale {args.target_entropy_scale}: no policy has more entropy than log n, scale 1"
+        )
     groups = num_groups(args.num_envs, args.batch_size)
 
     def init(seeds: jax.Array) -> TrainState:
@@ -385,9 +395,8 @@ def make_sac(args: Args, env: Env) -> SAC:
             gradient_updates=jnp.int32(0),
         )
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
-        env_keys = jax.vmap(jax.random.fold_in, (None, 0))(envs_key, global_ids(num_envs))
-        obs, env_state = jax.vmap(env.reset)(env_keys)
-        replay = new_replay(example, num_envs, args.buffer_size // args.num_envs)
+        obs, env_state = jax.vmap(env.reset)(keys_of(envs_key, num_envs))
+        replay = new_replay(example, num_envs, args.capacity)
         return TrainState(learner, Envs(state=env_state, obs=obs, tracker=new_tracker(num_envs), replay=replay))
 
     def update_once(state: TrainState):
@@ -400,19 +409,20 @@ def make_sac(args: Args, env: Env) -> SAC:
         envs = envs.replace(tracker=tracker, replay=envs.replay.add(transition))
         learner = learner.replace(recent=recent, updates=learner.updates + 1)
         learner, averages = learn(learner, envs.replay, learn_key)
-        return TrainState(learner, envs), averages, episodes
+        # Learning may meet a broken number long after it was stored: these show it at once, before it can be saved.
+        seen = {"env/reward": jnp.mean(reward), "env/obs_magnitude": jnp.mean(jnp.abs(transition.next_obs * 1.0))}
+        return TrainState(learner, envs), averages | Averages.of(flat_pmean(seen)), episodes
 
     def act(learner: Learner, envs: Envs, key: jax.Array):
         """Step every environment once: at random until --learning-starts, then with the current policy."""
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, global_ids(envs.obs.shape[0]))
-        policy_keys, env_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        num_envs = envs.obs.shape[0]
+        policy_keys, env_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys_of(key, num_envs)), 1, 0)
         noise = jax.vmap(partial(action_noise, space=env.action_space))(policy_keys)
         policy = actor.apply(learner.params.actor, envs.obs)
         action = policy.sample(noise) if discrete else policy.sample(noise)[0]
         # Below zero are keys that no update has; each serves for as long as an action is held.
         held = jax.random.fold_in(learner.key, -1 - learner.updates // args.hold_random)
-        held_keys = jax.vmap(jax.random.fold_in, (None, 0))(held, global_ids(envs.obs.shape[0]))
-        random_action = jax.vmap(partial(uniform_action, space=env.action_space))(held_keys)
+        random_action = jax.vmap(partial(uniform_action, space=env.action_space))(keys_of(held, num_envs))
         warming_up = learner.updates * args.num_envs < args.learning_starts
         action = jnp.where(warming_up, random_action, action)
 
@@ -439,27 +449,28 @@ def make_sac(args: Args, env: Env) -> SAC:
         batch, next_noise, noise = draw(replay, key)
         critic_params, opt_state, averages = update_critics(learner, batch, next_noise)
         targets = learner.params.targets
-        tau = jnp.where((learner.gradient_updates + 1) % args.target_frequency == 0, args.tau, 0.0)
+        done = same_for_all_seeds(learner.gradient_updates) + 1
+        tau = jnp.where(done % args.target_frequency == 0, args.tau, 0.0)
         targets = jax.tree.map(lambda old, new: old + tau * (new - old), targets, critic_params)
         learner = learner.replace(
             params=learner.params._replace(critics=critic_params, targets=targets),
             opt_states=learner.opt_states._replace(critics=opt_state),
-            gradient_updates=learner.gradient_updates + 1,
+            gradient_updates=done,
         )
-        if args.policy_frequency == 1:
-            learner, policy_averages = update_policy(learner, batch, noise)
-        else:
-            _, zeros = zeros_of(update_policy, learner, batch, noise)
-            due = learner.gradient_updates % args.policy_frequency == 0
-            skip = lambda learner, batch, noise: (learner, zeros)  # noqa: E731
-            learner, policy_averages = jax.lax.cond(due, update_policy, skip, learner, batch, noise)
+        _, zeros = zeros_of(update_policy, learner, batch, noise)
+        learner, policy_averages = jax.lax.cond(
+            done % args.policy_frequency == 0,
+            lambda learner: update_policy(learner, batch, noise),
+            lambda learner: (learner, zeros),
+            learner,
+        )
         return learner, averages | policy_averages
 
     def draw(replay: Replay, key: jax.Array) -> tuple[Transition, jax.Array, jax.Array]:
         """This device's share B of a batch, and noise for actions after it and in it, [B, A]."""
         local_groups = groups // jax.lax.axis_size(AXIS)
         per_group = args.batch_size // groups
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, global_ids(local_groups))
+        keys = keys_of(key, local_groups)
         sample_keys, next_keys, noise_keys = jnp.moveaxis(jax.vmap(partial(jax.random.split, num=3))(keys), 1, 0)
         batch = replay.sample(sample_keys, per_group)
         if discrete:  # expectations over all actions need no noise
@@ -471,7 +482,7 @@ def make_sac(args: Args, env: Env) -> SAC:
         """One gradient step of both Q functions; returns parameters, optimizer state and metrics."""
         params = learner.params
         next_q, next_entropy = soft_value(params.actor, params.targets, batch.next_obs, noise)
-        target = td_target(batch.reward, batch.terminated, next_q, next_entropy, jnp.exp(params.log_alpha), args.gamma)
+        target = td_target(batch.reward, batch.terminated, next_q, next_entropy, temperature(params), args.gamma)
 
         def loss(critic_params):
             if discrete:
@@ -498,7 +509,7 @@ def make_sac(args: Args, env: Env) -> SAC:
     def update_policy(learner: Learner, batch: Transition, noise: jax.Array) -> tuple[Learner, Averages]:
         """One gradient step of the policy and, with --autotune, of the temperature."""
         params, opt_states = learner.params, learner.opt_states
-        alpha = jnp.exp(params.log_alpha)
+        alpha = temperature(params)
 
         def loss(actor_params):
             q, entropy = soft_value(actor_params, params.critics, batch.obs, noise)
@@ -520,6 +531,9 @@ def make_sac(args: Args, env: Env) -> SAC:
             "grad/policy_norm": optax.global_norm(grads),
         }
         return learner.replace(params=params, opt_states=opt_states), Averages.of(metrics)
+
+    def temperature(params: Params) -> jax.Array:
+        return jnp.exp(params.log_alpha) if args.autotune else jnp.float32(args.alpha)
 
     def soft_value(actor_params, critic_params, obs, noise) -> tuple[jax.Array, jax.Array]:
         """The smaller Q of the policy's actions [B], and the policy's entropy [B], both in expectation."""
@@ -596,7 +610,9 @@ def train(args: Args, env: Any = None) -> TrainResult:
     devices = choose_devices(args.num_devices, args.num_envs, args.block)
     env = make(args.env, args.env_params) if env is None else wrap(env)
     sac = pmapped(make_sac(args, env), devices)
-    memory = check_memory(jax.eval_shape(lambda: example_transition(env)), args.buffer_size * args.num_seeds, devices)
+    memory = check_memory(
+        jax.eval_shape(lambda: example_transition(env)), args.capacity * args.num_envs * args.num_seeds, devices
+    )
     with Run(args, __file__, env, devices, {"replay": memory}) as run:
         state, update = run.start(sac)
         while run.unfinished:

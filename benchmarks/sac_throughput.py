@@ -42,7 +42,7 @@ class Sizes:
 
 def main(sizes: Sizes) -> None:
     flags = {name: value for name, value in vars(sizes).items() if name != "steps"}
-    args = Args(**flags, total_timesteps=10**9)
+    args = Args(**flags, total_timesteps=10**7)
     devices = choose_devices(args.num_devices, args.num_envs, args.block)
     env = envs.make(args.env)
     updates, skip = (-(-steps // args.num_envs) for steps in (sizes.steps, args.learning_starts))

@@ -78,8 +78,8 @@ class Checkpoints:
     ) -> tuple[int, Arrays, list[str]]:
         """The newest checkpoint that loads, as (step, arrays, warnings about those that do not).
 
-        With `groups`, just the arrays `learner/<group>/...`. Names that begin as one of `dispensable` may be missing.
-        Raises UsageError where none loads, or where the arrays differ in name, shape or type from `like`.
+        With `groups`, just the arrays `learner/<group>/...`. All that begin as one of `dispensable` may be missing.
+        Raises UsageError where none loads, or where names, shapes or types differ from those of `like`.
         """
         warnings = []
         for candidate in reversed(self.steps()):
@@ -93,7 +93,7 @@ class Checkpoints:
             arrays |= empty
             if groups:
                 arrays = select(arrays, groups)
-            missing = [name for name in like if name not in arrays and name.startswith(dispensable)]
+            missing = [part for part in dispensable if not any(name.startswith(part) for name in arrays)]
             check_match(arrays, without(like, missing), str(self.directory / str(candidate)))
             return candidate, arrays, warnings
         raise UsageError(f"no checkpoint in {self.directory} can be loaded" + "".join(f"; {text}" for text in warnings))
@@ -150,7 +150,7 @@ def sha256(arrays: Arrays) -> str:
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         digest.update(f"{name} {array.dtype} {array.shape}".encode())
-        digest.update(array.tobytes())
+        digest.update(array.reshape(-1).view(np.uint8))
     return digest.hexdigest()
 
 

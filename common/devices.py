@@ -111,14 +111,20 @@ def _(axis_size, in_batched, x):
     return (x[0] if in_batched[0] else x), False
 
 
-def to_host(state: Any) -> Any:
+def to_host(state: Any, unwanted: tuple[str, ...] = ()) -> Any:
     """The global state as host arrays, without the device axis: `learner` [S, ...], `envs` [S, num_envs, ...].
 
-    Does not depend on the number of devices. Typed keys become their data.
+    Does not depend on the number of devices. Typed keys become their data. Arrays of `envs` whose names begin as one of
+    `unwanted` (such as `envs/replay/`) stay on the devices, and are zeros here.
     """
     state = jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, state)
     first = jax.tree.map(lambda x: x.addressable_data(0), state.learner)
-    learner, envs = jax.device_get((first, state.envs))
+
+    def wanted(path, x):
+        name = "envs/" + jax.tree_util.keystr(path, simple=True, separator="/")
+        return np.zeros(x.shape, x.dtype) if name.startswith(unwanted) else x
+
+    learner, envs = jax.device_get((first, jax.tree_util.tree_map_with_path(wanted, state.envs)))
     return state.replace(learner=jax.tree.map(lambda x: x[0], learner), envs=jax.tree.map(_merge, envs))
 
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from common.devices import global_ids
 from common.envs import Env
+from common.sampling import keys_of
 
 SEED = 20_250_101  # the same episodes for every run, seed and evaluation
 
@@ -22,11 +22,11 @@ class Episodes(NamedTuple):
 def run_episodes(env: Env, policy: Callable[[jax.Array], jax.Array], num_episodes: int) -> Episodes:
     """Play this device's `num_episodes` episodes with `policy`: observations [E, ...] to actions [E, ...].
 
-    An episode ends at termination, at truncation or after `env.max_steps`. Initial states
-    depend only on the episode's global index, so that evaluations are comparable.
+    An episode ends at termination, at truncation or after `env.max_steps`. Initial states depend only on the episode's
+    global index, so that evaluations are comparable.
     """
     root = jax.random.key(SEED)
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(root, global_ids(num_episodes))
+    keys = keys_of(root, num_episodes)
     obs, env_state = jax.vmap(env.reset)(keys)
     zeros = jnp.zeros(num_episodes)
 

@@ -74,7 +74,7 @@ class Run:
         }
         self.checkpoints = self.sha256 = None
         self._pending = self._host = self._transferred = self._best = None
-        self._evaluated_at = self._saved_at = None
+        self._evaluated_at = self._saved_at = self._trained_until = None
         self._metrics = None
         self._created = self._trained_since = self._row_began = time.perf_counter()
         self.config = describe_run(args, script, env, devices)
@@ -135,8 +135,8 @@ class Run:
 
     @property
     def trained_seconds(self) -> float:
-        """Since the first update, compilation left out."""
-        return time.perf_counter() - self._trained_since
+        """From the first update on, compilation left out."""
+        return (self._trained_until or time.perf_counter()) - self._trained_since
 
     @property
     def unfinished(self) -> bool:
@@ -165,9 +165,10 @@ class Run:
         """Write what remains, say where everything is. Raises KeyboardInterrupt or SystemExit(143) after a signal."""
         interrupted = self._signals.received
         if self.steps > self.first_step:
-            self._settle(state, evaluate=not interrupted, save=True)
+            self._settle(state, evaluate=not interrupted, save=not self.args.benchmark)
+        self._trained_until = time.perf_counter()
         if self._host is None:
-            self._host = to_host(state)
+            self._host = to_host(state, self.args.unsaved)
         status = "interrupted" if interrupted else "finished" if self.steps >= self.total else "stopped"
         self.sha256 = checkpoint.sha256(self._saved_part())
         self.console.stop()
@@ -196,9 +197,9 @@ class Run:
 
     def _load(self, like: Any) -> None:
         """Read what --resume or --init-from names, before anything is written."""
-        args = self.args
+        args, zeros = self.args, checkpoint.flatten(like)
         if not args.resume:
-            self._transferred = self._load_parameters(args.init_from, checkpoint.flatten(like))
+            self._transferred = self._load_parameters(args.init_from, zeros)
             return
         for difference in self._differences:
             self.console.say(f"changed  {difference}")
@@ -206,9 +207,8 @@ class Run:
         if not self.checkpoints.steps():
             self.console.warn(f"{self.dir} has no checkpoint yet: starting it from step 0")
             source = self.config["args"]["init_from"]
-            self._transferred = self._load_parameters(source, checkpoint.flatten(like))
+            self._transferred = self._load_parameters(source, zeros)
             return
-        zeros = checkpoint.flatten(like)
         self.steps, arrays, warnings = self.checkpoints.load(zeros, dispensable=args.dispensable)
         if self.steps > self.total:
             raise UsageError(
@@ -222,9 +222,7 @@ class Run:
         self.console.say(f"resumed  {self.dir} at step {self.steps:,}")
         for name in args.dispensable:
             if not any(stored.startswith(name) for stored in arrays):
-                self.console.say(
-                    f"resumed  without {name.strip('/')}, which the checkpoint does not hold: it starts empty"
-                )
+                self.console.say(f"resumed  without {name}, which is not in the checkpoint: it fills again")
 
     def _load_parameters(self, source: str, like: checkpoint.Arrays) -> checkpoint.Arrays | None:
         """Parameters and normaliser statistics of another run, if there is one to start from."""
@@ -299,15 +297,17 @@ class Run:
         """Evaluate and save this very state, unless that has been done; also save it where --keep-best wants it."""
         if self._pending:
             jax.block_until_ready(self._pending[2])  # so that training counts as training
-        best = evaluate and self._evaluated_at != self.steps and self._evaluate_now(state)
+        logged = not self._pending
+        evaluate = evaluate and self._evaluated_at != self.steps and not self.args.benchmark
+        best = evaluate and self._evaluate_now(state)
         self._log_pending()  # raises on a non-finite number, before the state can be saved
-        if (save or best) and self._saved_at != self.steps:
+        if evaluate and logged and self._metrics:  # the row of this step is written, the evaluation gets its own
+            self._metrics.write({"env_steps": self.steps} | self._fresh_evaluation())
+        if best or (save and self._saved_at != self.steps):
             self._save(state)
 
     def _evaluate_now(self, state: Any) -> bool:
         """Evaluate all seeds; returns whether --keep-best wants this state saved."""
-        if self.args.benchmark:
-            return False
         with self._timed("eval"):
             episodes = jax.device_get(self._evaluate(state))  # [D, S, E / D]
             returns, lengths = (
@@ -330,7 +330,7 @@ class Run:
 
     def _save(self, state: Any) -> None:
         with self._timed("checkpoint"):
-            self._host, self._saved_at = to_host(state), self.steps
+            self._host, self._saved_at = to_host(state, self.args.unsaved), self.steps
             if self.checkpoints:
                 fresh = self._fresh_evaluation()
                 evaluation = float(np.mean(self.evaluation["eval/return_mean"])) if fresh else None

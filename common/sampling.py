@@ -8,10 +8,15 @@ import jax.numpy as jnp
 from common.devices import global_ids
 
 
+def keys_of(key: jax.Array, local: int) -> jax.Array:
+    """A key for each of this device's `local` items, [local], from `key` and the item's global index."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, global_ids(local))
+
+
 def rollout_keys(key: jax.Array, num_steps: int, num_envs: int) -> jax.Array:
     """A key for every step and each of this device's `num_envs` environments, [T, N]."""
     step_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_steps))
-    return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(step_keys, global_ids(num_envs))
+    return jax.vmap(keys_of, (0, None))(step_keys, num_envs)
 
 
 def block_width(num_steps: int, num_minibatches: int) -> int:

@@ -275,6 +275,26 @@ class NoFinalObservation(Toy):
         return *outputs, {}
 
 
+class Blink(Toy):
+    """Small observations; every second step ends an episode by termination."""
+
+    def get_obs(self, state, params=None, key=None):
+        return jnp.stack([jnp.sin(state.episode), jnp.cos(state.time)]).astype(jnp.float32)
+
+    def reward(self, state, action):
+        return 0.5 * action - 0.3
+
+    def is_terminated(self, state, params):
+        return state.time >= 2
+
+
+class Poison(Toy):
+    """The fifth reward is NaN."""
+
+    def reward(self, state, action):
+        return jnp.where(state.time == 5, jnp.nan, 1.0)
+
+
 class Pixels(Toy):
     """Observes a small image of bytes."""
 

@@ -273,9 +273,10 @@ def test_a_larger_total_extends_a_finished_run(copy, capsys):
     assert read_config(copy)["args"]["learning_rate"] == 0.002
 
 
-def test_a_smaller_total_than_reached_ends_at_once(copy):
-    assert in_process("--resume", copy, "--total-timesteps", STEPS, "--quiet") == 0
-    assert read_result(copy)["env_steps"] == TOTAL
+def test_a_smaller_total_than_reached_is_refused(copy):
+    before = fingerprint(copy)
+    assert in_process("--resume", copy, "--total-timesteps", STEPS, "--quiet") == 2
+    assert fingerprint(copy) == before
 
 
 def test_stop_after_behind_the_present_step_ends_at_once(copy):

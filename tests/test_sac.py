@@ -76,7 +76,7 @@ def test_actions_reach_asymmetric_bounds():
     np.testing.assert_allclose(offset + factor, [0.5, 8])
 
 
-# ------------------------------------------------------------------- two gradient updates, against numpy in float64
+# ----------------------------------------------------------------------- gradient updates, against numpy in float64
 
 
 class Tree(NamedTuple):
@@ -92,19 +92,51 @@ def dense(x, layer):
     return x @ layer["kernel"] + layer["bias"]
 
 
-def numpy_policy(actor, obs, noise):
-    """Action within -1 .. 1 and its log-probability on Pendulum's scale of 2."""
-    out = dense(np.tanh(dense(obs, actor["MLP_0"]["Dense_0"])), actor["Dense_0"])
-    mean, log_std = out[:, :1], -5 + 3.5 * (np.tanh(out[:, 1:]) + 1)
-    u = mean + np.exp(log_std) * noise
-    density = np.exp(-0.5 * noise**2) / np.sqrt(2 * np.pi) / np.exp(log_std)
-    return np.tanh(u), np.log(density / (2 * (1 - np.tanh(u) ** 2)))[:, 0]
+class Box:
+    """Pendulum: one action, squashed and on a scale of 2."""
+
+    env, wanted_entropy = "Pendulum-v1", -1.0
+
+    @staticmethod
+    def act(actor, obs, noise):
+        out = dense(np.tanh(dense(obs, actor["MLP_0"]["Dense_0"])), actor["Dense_0"])
+        mean, log_std = out[:, :1], -5 + 3.5 * (np.tanh(out[:, 1:]) + 1)
+        u = mean + np.exp(log_std) * noise
+        density = np.exp(-0.5 * noise**2) / np.sqrt(2 * np.pi) / np.exp(log_std)
+        return np.tanh(u), np.log(density / (2 * (1 - np.tanh(u) ** 2)))[:, 0]
+
+    @staticmethod
+    def q(critics, obs, action):
+        x = np.concatenate([obs, action], axis=1)
+        hidden = (np.tanh(dense(x, critics[f"MLP_{i}"]["Dense_0"])) for i in range(2))
+        return np.stack([dense(h, critics[f"Dense_{i}"])[:, 0] for i, h in enumerate(hidden)])
+
+    @classmethod
+    def expected(cls, actor, critics, obs, noise):
+        """Expected smaller Q and entropy, [B]."""
+        action, log_prob = cls.act(actor, obs, noise)
+        return np.min(cls.q(critics, obs, action), axis=0), -log_prob
 
 
-def numpy_q(critics, obs, action):
-    x = np.concatenate([obs, action], axis=1)
-    hidden = (np.tanh(dense(x, critics[f"MLP_{i}"]["Dense_0"])) for i in range(2))
-    return np.stack([dense(h, critics[f"Dense_{i}"])[:, 0] for i, h in enumerate(hidden)])
+class Discrete:
+    """Three actions, by enumeration."""
+
+    env, wanted_entropy = "Blink", 0.5 * np.log(3)
+
+    @staticmethod
+    def all_q(critics, obs):
+        hidden = (np.tanh(dense(obs, critics[f"MLP_{i}"]["Dense_0"])) for i in range(2))
+        return np.stack([dense(h, critics[f"Dense_{i}"]) for i, h in enumerate(hidden)])
+
+    @classmethod
+    def q(cls, critics, obs, action):
+        return cls.all_q(critics, obs)[:, np.arange(len(action)), action.astype(int)]
+
+    @classmethod
+    def expected(cls, actor, critics, obs, noise):
+        logits = dense(np.tanh(dense(obs, actor["MLP_0"]["Dense_0"])), actor["Dense_0"])
+        p = np.exp(logits) / np.sum(np.exp(logits), axis=1, keepdims=True)
+        return np.sum(p * np.min(cls.all_q(critics, obs), axis=0), axis=1), -np.sum(p * np.log(p), axis=1)
 
 
 def gradient(function, tree):
@@ -139,35 +171,42 @@ class NumpyAdam:
         return jax.tree.map(move, tree, self.m, self.v)
 
 
-def numpy_update(params: Tree, optimizers, transition, noises, args) -> Tree:
-    """One gradient update on a batch that holds a single transition many times, each with its own noise."""
+def numpy_update(kind, params: Tree, optimizers, transition, noises, args, number: int) -> Tree:
+    """Gradient update `number` (from 1), on a batch that holds a single transition many times."""
     obs, action, reward, terminated, next_obs = transition
     next_noise, noise = noises
     alpha = np.exp(params.log_alpha[0])
-    next_action, next_log_prob = numpy_policy(params.actor, next_obs, next_noise)
-    next_q = np.min(numpy_q(params.targets, next_obs, next_action), axis=0)
-    target = reward + args.gamma * (1 - terminated) * (next_q - alpha * next_log_prob)
+    next_q, next_entropy = kind.expected(params.actor, params.targets, next_obs, next_noise)
+    target = reward + args.gamma * (1 - terminated) * (next_q + alpha * next_entropy)
 
     def q_loss(critics):
-        return np.sum(np.mean((numpy_q(critics, obs, action) - target) ** 2, axis=1))
+        return np.sum(np.mean((kind.q(critics, obs, action) - target) ** 2, axis=1))
 
     def policy_loss(actor):
-        action, log_prob = numpy_policy(actor, obs, noise)
-        return np.mean(alpha * log_prob - np.min(numpy_q(critics, obs, action), axis=0))
+        q, entropy = kind.expected(actor, critics, obs, noise)
+        return -np.mean(q + alpha * entropy)
 
-    critics = optimizers[0].step(params.critics, gradient(q_loss, params.critics))
-    targets = jax.tree.map(lambda old, new: (1 - args.tau) * old + args.tau * new, params.targets, critics)
+    critics, targets = optimizers[0].step(params.critics, gradient(q_loss, params.critics)), params.targets
+    if number % args.target_frequency == 0:
+        targets = jax.tree.map(lambda old, new: (1 - args.tau) * old + args.tau * new, targets, critics)
+    if number % args.policy_frequency:
+        return Tree(params.actor, critics, targets, params.log_alpha)
     actor = optimizers[1].step(params.actor, gradient(policy_loss, params.actor))
-    entropy = -np.mean(numpy_policy(params.actor, obs, noise)[1])
-    log_alpha = optimizers[2].step({"x": params.log_alpha}, {"x": np.array([entropy + 1.0])})["x"]
-    return Tree(actor, critics, targets, log_alpha)
+    entropy = np.mean(kind.expected(params.actor, critics, obs, noise)[1])
+    excess = np.array([entropy - kind.wanted_entropy])
+    return Tree(actor, critics, targets, optimizers[2].step({"x": params.log_alpha}, {"x": excess})["x"])
 
 
-def test_two_gradient_updates_equal_numpy():
+@pytest.mark.parametrize(
+    ("kind", "updates", "frequencies"),
+    [(Box, 2, {}), (Discrete, 6, {"policy_frequency": 2, "target_frequency": 3})],
+    ids=["box", "discrete"],
+)
+def test_gradient_updates_equal_numpy(kind, updates, frequencies):
     flags = {"num_envs": 1, "buffer_size": 1, "batch_size": 6, "learning_starts": 0, "utd_ratio": 1.0}
     rates = {"policy_lr": 0.02, "q_lr": 0.03, "tau": 0.1, "activation": "tanh", "hidden_sizes": (3,)}
-    args = small_sac_args(**flags, **rates)
-    init, update = programs(args, make_env("Pendulum-v1"), 1)
+    args = small_sac_args(**flags, **rates, **frequencies)
+    init, update = programs(args, make_env(kind.env), 1)
     state = init()
     raw = to_host(state).learner.params
     params = Tree(
@@ -175,8 +214,8 @@ def test_two_gradient_updates_equal_numpy():
         np.array([np.log(0.2)]),
     )
     before = params
-    optimizers = NumpyAdam(0.03), NumpyAdam(0.02), NumpyAdam(0.03)
-    for step in range(2):
+    optimizers, terminated = (NumpyAdam(0.03), NumpyAdam(0.02), NumpyAdam(0.03)), 0
+    for step in range(updates):
         root = state.learner.key[0, 0]
         state, metrics, _ = update(state, np.int32(1))
         learn_key = jax.random.split(jax.random.fold_in(root, step))[1]
@@ -184,12 +223,14 @@ def test_two_gradient_updates_equal_numpy():
         noises = [np.asarray(jax.random.normal(key, (6, 1)), np.float64) for key in jax.random.split(group_key, 3)[1:]]
         ring = to_host(state).envs.replay.data
         transition = [np.repeat(np.asarray(x, np.float64)[0, 0], 6, axis=0) for x in ring]
-        params = numpy_update(params, optimizers, transition, noises, args)
+        terminated += transition[3][0]
+        params = numpy_update(kind, params, optimizers, transition, noises, args, step + 1)
     ours = to_host(state).learner.params
-    assert metrics["gradient_updates"] == 2
+    assert metrics["gradient_updates"] == updates
+    assert terminated == (3 if kind is Discrete else 0)
     for name in ("actor", "critics", "targets"):
         mine = jax.tree.map(lambda x: x[0], getattr(ours, name)["params"])
-        assert relative_difference(getattr(params, name), mine) < 2e-5, name
+        assert relative_difference(getattr(params, name), mine) < 3e-5, name
         assert relative_difference(getattr(before, name), mine) > 0.005, f"{name} did not move"
     assert ours.log_alpha[0] == pytest.approx(params.log_alpha[0], abs=1e-5)
 
@@ -270,7 +311,7 @@ def test_a_buffer_that_does_not_fit_is_refused():
 # ---------------------------------------------------------------------------------------------------------- accounting
 
 
-@pytest.mark.parametrize("ratio", [0.1, 0.3, 0.25, 1.0, 1.7, 4.0, 20.0])
+@pytest.mark.parametrize("ratio", [0.12345, 1e-5, 0.1, 0.3, 0.25, 1.0, 1.7, 4.0, 20.0])
 @pytest.mark.parametrize("num_envs", [1, 3, 16])
 def test_the_ratio_is_exact(ratio, num_envs):
     args = small_sac_args(utd_ratio=ratio, num_envs=num_envs, learning_starts=20)
@@ -312,6 +353,22 @@ def test_actions_are_random_until_learning_starts():
     uniform = first[:, :7].ravel()
     assert abs(uniform.mean()) < 0.2
     assert uniform.std() == pytest.approx(1 / np.sqrt(3), abs=0.1)
+
+
+def test_a_broken_number_is_noticed_before_it_is_learned_from():
+    """The reward is NaN in the warm-up, when nothing is learned yet: the state must not be saved."""
+    init, update = programs(small_sac_args(learning_starts=16 * 100), make_env("Poison"), 1)
+    _, _, broken = update(init(), np.int32(10))
+    assert broken["env/reward"].tolist() == [4]
+    assert broken["env/obs_magnitude"].tolist() == [-1]
+
+
+def test_the_fixed_temperature_is_that_of_the_flag_after_a_resume(tmp_path):
+    fixed = {"autotune": False, "total_timesteps": 16 * 12, "log_interval": 16}
+    part = trained(tmp_path, "part", **fixed, stop_after=16 * 6)
+    sac.train(sac.Args.from_run(part.run_dir, quiet=True, alpha=0.7))
+    alphas = [row["policy/alpha"] for row in metric_rows(part.run_dir)]
+    assert alphas[3:] == pytest.approx([0.2] * 3 + [0.7] * 6)
 
 
 def test_time_limits_are_not_stored_as_terminations_and_no_reset_is_a_next_observation():
@@ -395,7 +452,7 @@ def test_without_the_buffer_checkpoints_are_small_and_a_resumed_run_refills(tmp_
     full = trained(tmp_path, "full", **flags, stop_after=16 * 20)
     part = trained(tmp_path, "part", **flags, stop_after=16 * 20, save_buffer=False)
     resumed = sac.train(sac.Args.from_run(part.run_dir))
-    assert "without envs/replay" in capsys.readouterr().out
+    assert "without envs/replay/" in capsys.readouterr().out
     (before,) = [row for row in metric_rows(part.run_dir) if row["env_steps"] == 16 * 20]
     last = metric_rows(resumed.run_dir)[-1]
     refilled = 16 * 20 - 64  # of the 20 updates after the resume, the first four only refill
@@ -545,7 +602,8 @@ BAD = [
     ("--utd-ratio 0", "--utd-ratio, greater than 0"),
     ("--utd-ratio -1", "--utd-ratio, greater than 0"),
     ("--utd-ratio nan", "--utd-ratio"),
-    ("--utd-ratio 1e-7", "--utd-ratio, 0.0001"),
+    ("--utd-ratio 1e-12", "--utd-ratio 1e-12, four digits"),
+    ("--utd-ratio 33.33333", "--utd-ratio 33.33333, four digits"),
     ("--utd-ratio 1e6 --total-timesteps 1e6", "--utd-ratio, gradient updates"),
     ("--total-timesteps 1e10", "--total-timesteps, 2147483647"),
     ("--tau 0", "--tau, greater than 0"),
@@ -553,6 +611,7 @@ BAD = [
     ("--gamma 1.1", "--gamma, at most 1"),
     ("--alpha 0", "--alpha, greater than 0"),
     ("--no-autotune --target-entropy-scale 0.5", "--target-entropy-scale, --autotune"),
+    ("--env CartPole-v1 --target-entropy-scale 1.5", "--target-entropy-scale 1.5, log n"),
     ("--target-entropy-scale inf", "--target-entropy-scale, finite"),
     ("--policy-frequency 0", "--policy-frequency, at least 1"),
     ("--target-frequency 0.5", "--target-frequency, 0.5"),
@@ -593,18 +652,13 @@ def test_other_spaces_train(env):
 @pytest.mark.parametrize(
     "flags",
     [
-        {"total_timesteps": 6_000, "hidden_sizes": (64, 64), "batch_size": 128},
-        {
-            "total_timesteps": 3_000,
-            "hidden_sizes": (64, 64),
-            "batch_size": 64,
-            "utd_ratio": 4.0,
-            "critic_layer_norm": True,
-        },
+        {"total_timesteps": 6_000, "batch_size": 128},
+        {"total_timesteps": 3_000, "batch_size": 64, "utd_ratio": 4.0, "critic_layer_norm": True},
     ],
     ids=["one update per step", "four updates per step, with layer normalisation"],
 )
 def test_pendulum_is_learned(flags, tmp_path):
-    common = {"num_seeds": 3, "eval_interval": 0, "checkpoint_interval": 0, "eval_episodes": 64, "buffer_size": 10_000}
-    result = sac.train(sac.Args(**common, **flags, quiet=True, num_devices=1, run_dir=str(tmp_path / "run")))
+    small = {"num_seeds": 3, "hidden_sizes": (64, 64), "policy_lr": 1e-3, "eval_episodes": 64, "buffer_size": 10_000}
+    run = {"eval_interval": 0, "checkpoint_interval": 0, "quiet": True, "num_devices": 1}
+    result = sac.train(sac.Args(**small, **run, **flags, run_dir=str(tmp_path / "run")))
     assert np.mean(result.evaluation["eval/return_mean"]) > -300

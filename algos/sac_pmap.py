@@ -170,6 +170,7 @@ from common.run import Run, TrainResult
 from common.sampling import keys_of
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
+ENVS_PER_CPU_DEVICE = math.inf  # a single CPU device uses all cores for these networks; more only wait for each other
 
 # ---------------------------------------------------------------------------------------------------------- networks
 
@@ -607,7 +608,7 @@ def train(args: Args, env: Any = None) -> TrainResult:
 
     Raises UsageError for what cannot be done, TrainingError where training had to stop, KeyboardInterrupt after SIGINT.
     """
-    devices = choose_devices(args.num_devices, args.num_envs, args.block)
+    devices = choose_devices(args.num_devices, args.num_envs, args.block, ENVS_PER_CPU_DEVICE)
     env = make(args.env, args.env_params) if env is None else wrap(env)
     sac = pmapped(make_sac(args, env), devices)
     memory = check_memory(

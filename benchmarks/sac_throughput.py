@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import jax
 import tyro
 
-from algos.sac_pmap import Args, make_sac
+from algos.sac_pmap import ENVS_PER_CPU_DEVICE, Args, make_sac
 from benchmarks.timing import matmul_rate, time_training
 from common import envs
 from common.devices import AXIS, choose_devices
@@ -43,7 +43,7 @@ class Sizes:
 def main(sizes: Sizes) -> None:
     flags = {name: value for name, value in vars(sizes).items() if name != "steps"}
     args = Args(**flags, total_timesteps=10**7)
-    devices = choose_devices(args.num_devices, args.num_envs, args.block)
+    devices = choose_devices(args.num_devices, args.num_envs, args.block, ENVS_PER_CPU_DEVICE)
     env = envs.make(args.env)
     updates, skip = (-(-steps // args.num_envs) for steps in (sizes.steps, args.learning_starts))
     before = matmul_rate()

@@ -24,10 +24,13 @@ MAX_DEVICES = 4096
 MIN_ENVS_PER_CPU_DEVICE = 8
 
 
-def choose_devices(num_devices: int, num_envs: int, block: int = 1) -> list[jax.Device]:
+def choose_devices(
+    num_devices: int, num_envs: int, block: int = 1, envs_per_cpu_device: float = MIN_ENVS_PER_CPU_DEVICE
+) -> list[jax.Device]:
     """The devices to train on: `num_devices`, or with 0 all accelerators, or the CPU cores that pay off.
 
-    Environments come in blocks of `block` that no device boundary may cut. On a CPU the devices are virtual and are
+    Environments come in blocks of `block` that no device boundary may cut. A CPU device pays off from
+    `envs_per_cpu_device` environments on. On a CPU the devices are virtual and are
     made here, unless JAX has already started; then the existing ones are used. Raises UsageError, with the numbers that
     would work, where there are too few devices or they do not divide the environments.
     """
@@ -43,7 +46,7 @@ def choose_devices(num_devices: int, num_envs: int, block: int = 1) -> list[jax.
             f"--num-devices {num_devices} does not divide --num-envs {num_envs} into blocks of {block}; device counts "
             f"that work: {', '.join(map(str, shares[:12]))}"
         )
-    worthwhile = [n for n in shares if n <= _cores() and n * MIN_ENVS_PER_CPU_DEVICE <= num_envs] or [1]
+    worthwhile = [n for n in shares if n <= _cores() and n * envs_per_cpu_device <= num_envs] or [1]
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         with suppress(RuntimeError):  # JAX has started in this process: its devices are what they are
             jax.config.update("jax_num_cpu_devices", num_devices or worthwhile[-1])

@@ -84,6 +84,10 @@ class Args(RunArgs):
         return self.num_envs // math.gcd(self.num_envs, self.batch_size)
 
     @property
+    def fixed(self) -> tuple[str, ...]:
+        return "seed", "learning_starts"
+
+    @property
     def dispensable(self) -> tuple[str, ...]:
         return ("envs/replay/",)
 
@@ -118,9 +122,12 @@ class Args(RunArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, "hold_random batch_size policy_frequency target_frequency hidden_sizes", at_least=1)
+        largest = 2**31 - 1  # counts are 32 bit integers on the devices
+        sizes = "hold_random batch_size policy_frequency target_frequency hidden_sizes"
+        check(self, sizes, at_least=1, at_most=largest)
         check(self, "learning_starts", at_least=0)
-        check(self, "policy_lr q_lr alpha utd_ratio", above=0)
+        check(self, "policy_lr q_lr utd_ratio", above=0)
+        check(self, "alpha", at_least=1e-8)
         check(self, "gamma", at_least=0, at_most=1)
         check(self, "tau", above=0, at_most=1)
         if self.buffer_size < self.num_envs:
@@ -130,7 +137,6 @@ class Args(RunArgs):
         check(self, "target_entropy_scale")
         if self.target_entropy_scale is not None and not self.autotune:
             raise UsageError("--target-entropy-scale needs --autotune: with --no-autotune nothing steers to it")
-        largest = 2**31 - 1  # counts are 32 bit integers on the devices
         numerator, denominator = self.ratio.as_integer_ratio()
         if numerator * denominator > largest:
             raise UsageError(
@@ -340,7 +346,7 @@ def target_entropy(space: spaces.Space, scale: float | None) -> float:
 def action_scale(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     """Factor and offset [A] that bring -1 .. 1 to the bounds of a Box."""
     low, high = np.ravel(space.low), np.ravel(space.high)
-    return (high - low) / 2, (high + low) / 2
+    return high / 2 - low / 2, high / 2 + low / 2
 
 
 # --------------------------------------------------------------------------------------------------------- algorithm
@@ -564,7 +570,7 @@ def make_sac(args: Args, env: Env) -> SAC:
         learned_from = learner.updates * args.num_envs - args.learning_starts
         return {
             "gradient_updates": learner.gradient_updates,
-            "replay/fill": replay.filled / replay.capacity,
+            "replay/fill": jnp.where(replay.filled == replay.capacity, 1.0, replay.filled / replay.capacity),
             "replay/ratio": learner.gradient_updates / jnp.maximum(learned_from, 1),
         }
 
@@ -578,8 +584,7 @@ def check_actions(env: Env) -> None:
         raise UsageError(f"SAC acts in a Box or in Discrete actions, {env.name} has {space}; PPO can train on it")
     if isinstance(space, spaces.Discrete):
         return
-    scale, _ = action_scale(space)
-    if not (np.isfinite(scale).all() and (scale > 0).all()):
+    if not (np.isfinite(space.low) & np.isfinite(space.high) & (space.low < space.high)).all():
         raise UsageError(
             f"SAC squashes actions between bounds, and those of {env.name} are {np.ravel(space.low)} to "
             f"{np.ravel(space.high)}: each must be finite, the lower below the upper"
@@ -614,6 +619,7 @@ def train(args: Args, env: Any = None) -> TrainResult:
     memory = check_memory(
         jax.eval_shape(lambda: example_transition(env)), args.capacity * args.num_envs * args.num_seeds, devices
     )
+    memory += "" if args.save_buffer else ", not saved: a resumed run fills it again before it learns on"
     with Run(args, __file__, env, devices, {"replay": memory}) as run:
         state, update = run.start(sac)
         while run.unfinished:

@@ -102,6 +102,11 @@ class RunArgs:
         return math.ceil(self.total_timesteps / self.steps_per_update)
 
     @property
+    def fixed(self) -> tuple[str, ...]:
+        """Flags that a resumed run cannot change."""
+        return ("seed",)
+
+    @property
     def dispensable(self) -> tuple[str, ...]:
         """Beginnings of the names of state arrays without which a checkpoint still loads; they start from zero."""
         return ()
@@ -210,6 +215,10 @@ def main(train: Callable[[Any], Any], args: Any) -> int:
         if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS):
             raise
         return fail(f"{error}; saved checkpoints are intact", 1)
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return fail(f"the device has not enough memory for these sizes: {str(error).splitlines()[0]}", 1)
     except KeyboardInterrupt:
         return 130
     return 0

@@ -18,6 +18,7 @@ import numpy as np
 from common.errors import TrainingError, UsageError
 
 Arrays = dict[str, np.ndarray]
+CHECKSUM = "sha256"  # of the other arrays, stored beside them
 
 
 class Checkpoints:
@@ -61,6 +62,7 @@ class Checkpoints:
         """Start saving; waits for the previous save. Raises TrainingError where either fails."""
         metrics = None if evaluation is None else {"return": float(evaluation)}
         stored = {name: array for name, array in arrays.items() if array.size}  # orbax refuses empty arrays
+        stored |= {CHECKSUM: np.frombuffer(bytes.fromhex(sha256(stored)), np.uint8)}
         try:
             self._inner.save_async(step, stored, force=True, overwrite=step in self.steps(), metrics=metrics)
         except Exception as error:
@@ -85,6 +87,8 @@ class Checkpoints:
         for candidate in reversed(self.steps()):
             try:
                 arrays = {name: np.asarray(array) for name, array in self._inner.load(candidate).items()}
+                if arrays.pop(CHECKSUM).tobytes().hex() != sha256(arrays):
+                    raise ValueError("its content is not what was saved")
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}".splitlines()[0][:160]
                 warnings.append(f"checkpoint {candidate} is damaged and was skipped ({reason})")

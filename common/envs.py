@@ -48,6 +48,10 @@ class Env:
             self.obs_dtype = obs.dtype
             if isinstance(self.observation_space, spaces.Box):
                 self.observation_space = self.observation_space._replace(shape=obs.shape)
+            if isinstance(self.action_space, spaces.Box) and not math.prod(self.action_space.shape):
+                raise UsageError(
+                    f"environment {name} has no action: its action space has shape {self.action_space.shape}"
+                )
             action = jax.eval_shape(lambda key: spaces.sample(key, self.action_space), jax.random.key(0))
             self._check_step(jax.eval_shape(self.step, jax.random.key(0), self.state_shape, action), obs.shape)
         except UsageError:

@@ -73,8 +73,11 @@ def read(path: Path) -> Iterator[Row]:
 
 def jsonable(value: Any) -> Any:
     """Arrays [S] as a number (one seed) or a list, with None for what is not finite, so that the line is valid JSON."""
-    values = np.asarray(value, dtype=float)
-    clean = [float(f"{x:.7g}") if math.isfinite(x) else None for x in np.ravel(values)]
+    values = np.ravel(np.asarray(value))
+    if values.dtype.kind in "iu":
+        clean = values.tolist()
+    else:
+        clean = [float(f"{x:.7g}") if math.isfinite(x) else None for x in values.astype(float)]
     return clean[0] if len(clean) == 1 else clean
 
 

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from common import checkpoint, report
-from common.args import read_config
+from common.args import ONE_TIME, read_config
 from common.checkpoint import Checkpoints
 from common.compile import compile_together, set_up_cache
 from common.console import Console
@@ -205,6 +205,8 @@ class Run:
             self.console.say(f"changed  {difference}")
         self.checkpoints = Checkpoints(self.dir / "checkpoints", args.keep_checkpoints, args.keep_best)
         if not self.checkpoints.steps():
+            if (self.dir / "DONE").exists():
+                raise UsageError(f"{self.dir} has finished, but its checkpoints are gone: nothing is left to resume")
             self.console.warn(f"{self.dir} has no checkpoint yet: starting it from step 0")
             source = self.config["args"]["init_from"]
             self._transferred = self._load_parameters(source, zeros)
@@ -234,7 +236,8 @@ class Run:
         try:
             step, arrays, warnings = others.load(checkpoint.select(like, groups), groups)
         except UsageError as error:
-            flags = "; ".join(differences(stored, self.config["args"], ("env", "num_seeds", "hidden_sizes")))
+            ours = self.config["args"]
+            flags = "; ".join(differences(stored, ours, [name for name in ours if name not in (*ONE_TIME, "seed")]))
             raise UsageError(f"{error} ({flags})" if flags else str(error)) from error
         finally:
             others.close()

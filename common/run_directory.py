@@ -60,7 +60,7 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
         path = Path(args.resume)
         stored = read_config(path)
         config["args"]["init_from"] = stored["args"].get("init_from", "")
-        return path, _compare(stored, config, path)
+        return path, _compare(args, stored, config, path)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{config['args']['env'].replace(':', '.').replace('/', '.')}__{config['algorithm']}__{args.seed}__{stamp}"
     path = Path(args.run_dir) if args.run_dir else _free(Path("runs") / name)
@@ -92,7 +92,7 @@ def write_json(path: Path, value: Any) -> None:
     temporary.replace(path)
 
 
-def _compare(stored: dict[str, Any], config: dict[str, Any], path: Path) -> list[str]:
+def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Path) -> list[str]:
     if stored["algorithm"] != config["algorithm"]:
         raise UsageError(f"{path} was made by {stored['algorithm']}, not by {config['algorithm']}")
     if stored.get("steps_per_update") != config["steps_per_update"]:
@@ -100,8 +100,12 @@ def _compare(stored: dict[str, Any], config: dict[str, Any], path: Path) -> list
             f"a resumed run keeps its batch: {stored.get('steps_per_update')} steps per update in {path}, "
             f"{config['steps_per_update']} with these flags"
         )
-    if stored["args"].get("seed") != config["args"]["seed"]:
-        raise UsageError(f"a resumed run keeps its seed, {stored['args'].get('seed')} in {path}")
+    for name in args.fixed:
+        then, now = stored["args"].get(name), config["args"][name]
+        if then != now:
+            raise UsageError(
+                f"a resumed run keeps its --{name.replace('_', '-')}: {then} in {path}, {now} with these flags"
+            )
     return differences(stored["args"], config["args"], [name for name in config["args"] if name not in ONE_TIME])
 
 

@@ -314,6 +314,15 @@ def unbounded() -> Toy:
     return Unbounded()
 
 
+class NoAction(Pusher):
+    def action_space(self, params):
+        return gymnax_spaces.Box(-1.0, 0.5, (0,), jnp.float32)
+
+
+def no_action() -> Toy:
+    return NoAction()
+
+
 def two_dials() -> Toy:
     return TwoDials()
 

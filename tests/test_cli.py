@@ -289,6 +289,11 @@ def test_a_run_without_checkpoints_is_resumed_from_step_0(copy, capsys):
     """As after a crash before the first checkpoint: with a warning, and to the same end."""
     wanted = read_result(copy)["state_sha256"]
     shutil.rmtree(copy / "checkpoints")
+    before = fingerprint(copy)
+    assert in_process("--resume", copy, "--quiet") == 2, "a finished run must not be run again"
+    assert "checkpoints are gone" in capsys.readouterr().err
+    assert fingerprint(copy) == before
+    (copy / "DONE").unlink()
     assert in_process("--resume", copy, "--quiet") == 0
     assert "no checkpoint" in capsys.readouterr().err
     assert read_result(copy)["state_sha256"] == wanted

@@ -261,6 +261,16 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(tmp_path, damage)
     assert checkpoints.load(arrays())[0] == 30
 
 
+def test_a_checkpoint_that_loads_but_is_not_what_was_saved_is_skipped(tmp_path, monkeypatch):
+    saved(tmp_path / "c", [10]).close()
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "sha256", lambda arrays: "00" * 32)
+        saved(tmp_path / "c", [20]).close()
+    step, _, warnings = Checkpoints(tmp_path / "c").load(arrays())
+    assert step == 10
+    assert "not what was saved" in warnings[0]
+
+
 def test_no_loadable_checkpoint_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="no checkpoint in"):
         Checkpoints(tmp_path / "none").load(arrays())

@@ -464,6 +464,12 @@ def test_without_the_buffer_checkpoints_are_small_and_a_resumed_run_refills(tmp_
     assert metric_rows(full.run_dir)[-1]["replay/fill"][0] == pytest.approx(40 / 10_000)
 
 
+def test_the_warm_up_cannot_be_prolonged_by_a_resume(tmp_path):
+    part = trained(tmp_path, "part", total_timesteps=16 * 8, stop_after=16 * 4)
+    with pytest.raises(UsageError, match="--learning-starts: 32 in .*, 64 with"):
+        sac.train(sac.Args.from_run(part.run_dir, quiet=True, learning_starts=64))
+
+
 def test_after_a_refill_the_policy_acts_not_chance():
     args = small_sac_args()
     init, update = programs(args, make_env("Pendulum-v1"), 1)
@@ -609,10 +615,12 @@ BAD = [
     ("--tau 0", "--tau, greater than 0"),
     ("--tau 1.1", "--tau, at most 1"),
     ("--gamma 1.1", "--gamma, at most 1"),
-    ("--alpha 0", "--alpha, greater than 0"),
+    ("--alpha 0", "--alpha, at least 1e-08"),
     ("--no-autotune --target-entropy-scale 0.5", "--target-entropy-scale, --autotune"),
     ("--env CartPole-v1 --target-entropy-scale 1.5", "--target-entropy-scale 1.5, log n"),
     ("--target-entropy-scale inf", "--target-entropy-scale, finite"),
+    ("--hold-random 1e12", "--hold-random, at most 2147483647"),
+    ("--env helpers:no_action", "no action, (0,)"),
     ("--policy-frequency 0", "--policy-frequency, at least 1"),
     ("--target-frequency 0.5", "--target-frequency, 0.5"),
     ("--q-lr fast", "--q-lr, fast"),

@@ -43,8 +43,8 @@ def choose_devices(
         )
     if num_devices and num_devices not in shares:
         raise UsageError(
-            f"--num-devices {num_devices} does not divide --num-envs {num_envs} into blocks of {block}, of which batches "
-            f"take equal parts; device counts that work: {', '.join(map(str, shares[:12]))}"
+            f"--num-devices {num_devices} does not divide --num-envs {num_envs} into blocks of {block}, the least that "
+            f"gives a batch equal parts; device counts that work: {', '.join(map(str, shares[:12]))}"
         )
     worthwhile = [n for n in shares if n <= _cores() and n * envs_per_cpu_device <= num_envs] or [1]
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):

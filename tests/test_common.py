@@ -18,6 +18,7 @@ from common.envs import DEFAULT_HORIZON
 from common.episodes import WINDOW, new_recent, new_tracker, no_episodes, recent_metrics, track
 from common.errors import UsageError
 from common.evaluate import run_episodes
+from common.metrics import jsonable
 from common.repeat import repeat
 
 # ---------------------------------------------------------------------------------------------------------- episodes
@@ -143,6 +144,13 @@ def test_zero_updates_leave_the_state_bit_identical():
     assert np.isnan(metrics["loss/total"]).all()
     state, *_ = update(state, np.int32(1))
     assert not same_bits(before.learner.params, host_params(state))
+
+
+def test_counts_stay_exact_in_metrics_and_what_is_not_finite_is_null():
+    assert jsonable(np.int32(123_456_789)) == 123_456_789
+    assert jsonable(np.array([1, 2])) == [1, 2]
+    assert jsonable(np.float32(0.1)) == 0.1
+    assert jsonable(np.array([np.nan, 2.5, np.inf])) == [None, 2.5, None]
 
 
 # ------------------------------------------------------------------------------------------------------- checkpoints

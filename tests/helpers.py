@@ -101,6 +101,14 @@ def same_bits(a: Any, b: Any) -> bool:
     return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in pairs)
 
 
+def replicas_are_identical(state: Any) -> bool:
+    """Whether every device holds the same bits of the learner."""
+    leaves = jax.tree.leaves(state.learner)
+    leaves = [jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in leaves]
+    copies = [[np.asarray(shard.data).tobytes() for shard in x.addressable_shards] for x in leaves]
+    return all(len(of_one) > 1 and len(set(of_one)) == 1 for of_one in copies)
+
+
 def metric_rows(run_dir: Path) -> list[dict[str, Any]]:
     """The rows of a run's metrics without what a clock decides."""
     rows = read(Path(run_dir) / "metrics.jsonl")

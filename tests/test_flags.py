@@ -13,6 +13,7 @@ from cli_helpers import Recorder, checkpoint_steps, read_config, read_result, re
 
 from algos.ppo_pmap import Args, train
 from common.args import main
+from common.run import Run
 
 BASE = {
     "num_devices": 1,
@@ -243,6 +244,19 @@ def benchmark(tmp_path, monkeypatch, capsys, **_):
     assert measured["steps_per_second"] > 0
     assert measured["compile_seconds"] > 0
     assert measured["num_envs"] == 4
+
+
+def test_an_evaluation_after_the_last_row_gets_a_row_of_its_own(tmp_path, monkeypatch):
+    """The time is up just after a checkpoint: what was evaluated then is in the metrics, and the best is kept."""
+    monkeypatch.setattr(Run, "wall_seconds", property(lambda run: 1e9 if run.steps else 0.0))
+    flags = {"checkpoint_interval": UPDATE, "eval_interval": 0, "keep_best": True, "max_seconds": 10.0}
+    result = start(tmp_path, **flags)
+    assert (result.status, result.env_steps) == ("stopped", UPDATE)
+    row, evaluation = read_rows(tmp_path)
+    assert "eval/return_mean" not in row
+    assert [evaluation["eval/return_mean"]] == pytest.approx(result.evaluation["eval/return_mean"])
+    assert evaluation["env_steps"] == row["env_steps"] == UPDATE
+    assert json.loads((tmp_path / "checkpoints" / str(UPDATE) / "metrics" / "metrics").read_text())
 
 
 RUN = (num_seeds, num_devices, log_interval, eval_interval, eval_episodes, checkpoint_interval, keep_checkpoints)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import (
@@ -21,6 +20,7 @@ from helpers import (
     ppo,
     programs,
     relative_difference,
+    replicas_are_identical,
     result_of,
     run_updates,
     same_bits,
@@ -61,12 +61,7 @@ def test_x1_parameters_do_not_depend_on_the_number_of_devices(case, num_devices)
 
 @pytest.mark.parametrize("case", CASES)
 def test_x3_replicas_are_bit_identical(case):
-    state, _ = ten_updates(case, 4)
-    for leaf in jax.tree.leaves(state.learner):
-        data = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-        copies = [np.asarray(shard.data).tobytes() for shard in data.addressable_shards]
-        assert len(copies) == 4
-        assert len(set(copies)) == 1
+    assert replicas_are_identical(ten_updates(case, 4)[0])
 
 
 # ------------------------------------------------------------------------------------------------------- X2: sharding

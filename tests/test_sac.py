@@ -22,6 +22,7 @@ from helpers import (
     over_devices,
     programs,
     relative_difference,
+    replicas_are_identical,
     run_updates,
     sac,
     same_bits,
@@ -419,11 +420,7 @@ def run_start(case: str):
 
 @pytest.mark.parametrize("case", CASES)
 def test_x3_replicas_are_bit_identical(case):
-    state, _ = twelve_updates(case, 4)
-    for leaf in jax.tree.leaves(state.learner):
-        data = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-        copies = {np.asarray(shard.data).tobytes() for shard in data.addressable_shards}
-        assert len(copies) == 1
+    assert replicas_are_identical(twelve_updates(case, 4)[0])
 
 
 def trained(tmp_path, name: str, **flags):

@@ -64,8 +64,20 @@ class Checkpoints:
         stored = {name: array for name, array in arrays.items() if array.size}  # orbax refuses empty arrays
         stored |= {CHECKSUM: np.frombuffer(bytes.fromhex(sha256(stored)), np.uint8)}
         try:
+            self._inner.wait()  # orbax would delete a checkpoint to overwrite before it waits for its being written
             self._inner.save_async(step, stored, force=True, overwrite=step in self.steps(), metrics=metrics)
         except Exception as error:
+            raise self._failure(step, error) from error
+
+    def add_evaluation(self, step: int, evaluation: float) -> None:
+        """Store the evaluation of a checkpoint that was saved without one. Raises TrainingError where that fails."""
+        self.wait()
+        path = self.directory / str(step) / "metrics" / "metrics"
+        try:
+            path.parent.mkdir(exist_ok=True)
+            path.with_suffix(".part").write_text(json.dumps({"return": float(evaluation)}))
+            path.with_suffix(".part").rename(path)
+        except OSError as error:
             raise self._failure(step, error) from error
 
     def wait(self) -> None:

@@ -306,8 +306,10 @@ class Run:
         self._log_pending()  # raises on a non-finite number, before the state can be saved
         if evaluate and logged and self._metrics:  # the row of this step is written, the evaluation gets its own
             self._metrics.write({"env_steps": self.steps} | self._fresh_evaluation())
-        if best or (save and self._saved_at != self.steps):
+        if self._saved_at != self.steps and (best or save):
             self._save(state)
+        elif self._saved_at == self.steps and evaluate and self.checkpoints:
+            self.checkpoints.add_evaluation(self.steps, self._mean_return)
 
     def _evaluate_now(self, state: Any) -> bool:
         """Evaluate all seeds; returns whether --keep-best wants this state saved."""
@@ -321,10 +323,14 @@ class Run:
         values["length_mean"] = lengths.mean(axis=1)
         self.evaluation = {f"eval/{name}": value.astype(float).tolist() for name, value in values.items()}
         self._evaluated_at = self.steps
-        mean = float(np.mean(self.evaluation["eval/return_mean"]))
-        best = self.args.keep_best and (self._best is None or mean > self._best)
-        self._best = mean if self._best is None or mean > self._best else self._best
-        return best
+        best = self._best is None or self._mean_return > self._best
+        self._best = self._mean_return if best else self._best
+        return best and self.args.keep_best
+
+    @property
+    def _mean_return(self) -> float:
+        """Of the last evaluation, over all seeds."""
+        return float(np.mean(self.evaluation["eval/return_mean"]))
 
     def _fresh_evaluation(self) -> dict[str, Any]:
         if self._evaluated_at != self.steps:
@@ -335,8 +341,7 @@ class Run:
         with self._timed("checkpoint"):
             self._host, self._saved_at = to_host(state, self.args.unsaved), self.steps
             if self.checkpoints:
-                fresh = self._fresh_evaluation()
-                evaluation = float(np.mean(self.evaluation["eval/return_mean"])) if fresh else None
+                evaluation = self._mean_return if self._fresh_evaluation() else None
                 self.checkpoints.save(self.steps, self._saved_part(), evaluation)
 
     def _saved_part(self) -> checkpoint.Arrays:

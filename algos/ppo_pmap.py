@@ -119,7 +119,7 @@ from common import spaces
 from common.averages import Averages, zeros_of
 from common.convolution import Convolutions
 from common.devices import AXIS, choose_devices, flat_pmean, over_seeds, pmapped
-from common.distributions import Categoricals, Normal, action_noise
+from common.distributions import Categoricals, Normal, action_noise, batch_noise
 from common.envs import Env, make, wrap
 from common.episodes import EpisodeTracker, RecentEpisodes, new_recent, new_tracker, recent_metrics, track
 from common.evaluate import Episodes, run_episodes
@@ -249,6 +249,8 @@ class PPO(NamedTuple):
     init: Callable  # seeds [S] -> TrainState
     update: Callable  # TrainState, number of updates -> TrainState, metrics, first non-finite update of each metric
     evaluate: Callable  # TrainState -> Episodes [S, E]
+    new_learner: Callable  # keys of the parameters and of everything random -> Learner
+    act: Callable  # Learner, raw observations [B, ...], key or None for the best -> actions [B, ...]
 
 
 # ------------------------------------------------------------------------------------------------------------- maths
@@ -329,10 +331,17 @@ def make_ppo(args: Args, env: Env) -> PPO:
 
     def init_one(seed: jax.Array) -> TrainState:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
+        num_envs = args.num_envs // jax.lax.axis_size(AXIS)
+        start = env.reset_mid_episode if args.decorrelate else env.reset
+        obs, env_state = jax.vmap(start)(keys_of(envs_key, num_envs))
+        envs = Envs(state=env_state, obs=obs, tracker=new_tracker(num_envs), discounted=jnp.zeros(num_envs))
+        return TrainState(new_learner(params_key, key), envs)
+
+    def new_learner(params_key: jax.Array, key: jax.Array) -> Learner:
         obs = jnp.zeros((1, *env.observation_space.shape), env.obs_dtype)
         actor_key, critic_key = jax.random.split(params_key)
         params = Params(actor.init(actor_key, obs), critic.init(critic_key, obs))
-        learner = Learner(
+        return Learner(
             params=params,
             opt_state=optimizer.init(params),
             learning_rate=jnp.float32(args.learning_rate),
@@ -342,11 +351,6 @@ def make_ppo(args: Args, env: Env) -> PPO:
             key=key,
             updates=jnp.int32(0),
         )
-        num_envs = args.num_envs // jax.lax.axis_size(AXIS)
-        start = env.reset_mid_episode if args.decorrelate else env.reset
-        obs, env_state = jax.vmap(start)(keys_of(envs_key, num_envs))
-        envs = Envs(state=env_state, obs=obs, tracker=new_tracker(num_envs), discounted=jnp.zeros(num_envs))
-        return TrainState(learner, envs)
 
     def update_once(state: TrainState):
         """One iteration of PPO: collect, estimate advantages, learn."""
@@ -489,10 +493,12 @@ def make_ppo(args: Args, env: Env) -> PPO:
         return total, losses | statistics
 
     def evaluate_one(learner: Learner) -> Episodes:
-        def greedy(obs):
-            return actor.apply(learner.params.actor, see(learner, obs)).mode()
+        return run_episodes(env, partial(act, learner), math.ceil(args.eval_episodes / jax.lax.axis_size(AXIS)))
 
-        return run_episodes(env, greedy, math.ceil(args.eval_episodes / jax.lax.axis_size(AXIS)))
+    def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """Actions [B, ...] for raw observations [B, ...]: sampled with a key, else the most likely ones."""
+        policy = actor.apply(learner.params.actor, see(learner, obs))
+        return policy.mode() if key is None else policy.sample(batch_noise(key, obs.shape[0], env.action_space))
 
     def see(learner: Learner, obs: jax.Array) -> jax.Array:
         """Raw observations as the networks get them."""
@@ -517,7 +523,10 @@ def make_ppo(args: Args, env: Env) -> PPO:
         variance = jax.lax.pmean(jnp.mean(jnp.square(advantage - mean[..., None]), axis=-1), AXIS)
         return mean, jnp.sqrt(variance) + 1e-8
 
-    return PPO(init, update, evaluate)
+    return PPO(init, update, evaluate, new_learner, act)
+
+
+make_algorithm = make_ppo  # the name by which `load_policy` knows it
 
 
 def put_final_values(next_value, cut, final_obs, value_of) -> jax.Array:

@@ -166,7 +166,7 @@ from common import spaces
 from common.averages import Averages, zeros_of
 from common.convolution import Convolutions
 from common.devices import AXIS, choose_devices, flat_pmean, over_seeds, pmapped, same_for_all_seeds
-from common.distributions import LOG_2PI, Categoricals, action_noise
+from common.distributions import LOG_2PI, Categoricals, action_noise, batch_noise
 from common.envs import Env, make, wrap
 from common.episodes import EpisodeTracker, RecentEpisodes, new_recent, new_tracker, recent_metrics, track
 from common.evaluate import Episodes, run_episodes
@@ -326,6 +326,8 @@ class SAC(NamedTuple):
     init: Callable  # seeds [S] -> TrainState
     update: Callable  # TrainState, number of updates -> TrainState, metrics, first non-finite update of each metric
     evaluate: Callable  # TrainState -> Episodes [S, E]
+    new_learner: Callable  # keys of the parameters and of everything random -> Learner
+    act: Callable  # Learner, raw observations [B, ...], key or None for the best -> actions [B, ...]
 
 
 # ------------------------------------------------------------------------------------------------------------- maths
@@ -385,13 +387,20 @@ def make_sac(args: Args, env: Env) -> SAC:
 
     def init_one(seed: jax.Array) -> TrainState:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
+        num_envs = args.num_envs // jax.lax.axis_size(AXIS)
+        obs, env_state = jax.vmap(env.reset)(keys_of(envs_key, num_envs))
+        replay = new_replay(example_transition(env), num_envs, args.capacity)
+        envs = Envs(state=env_state, obs=obs, tracker=new_tracker(num_envs), replay=replay)
+        return TrainState(new_learner(params_key, key), envs)
+
+    def new_learner(params_key: jax.Array, key: jax.Array) -> Learner:
         example = example_transition(env)
         obs, action = (x[None] for x in (example.obs, example.action))
         actor_key, critics_key = jax.random.split(params_key)
         critic_params = critics.init(critics_key, obs, action)
         log_alpha = jnp.log(jnp.float32(args.alpha))
         params = Params(actor.init(actor_key, obs), critic_params, critic_params, log_alpha)
-        learner = Learner(
+        return Learner(
             params=params,
             opt_states=OptStates(
                 policy_optimizer.init(params.actor), q_optimizer.init(critic_params), q_optimizer.init(log_alpha)
@@ -401,17 +410,13 @@ def make_sac(args: Args, env: Env) -> SAC:
             updates=jnp.int32(0),
             gradient_updates=jnp.int32(0),
         )
-        num_envs = args.num_envs // jax.lax.axis_size(AXIS)
-        obs, env_state = jax.vmap(env.reset)(keys_of(envs_key, num_envs))
-        replay = new_replay(example, num_envs, args.capacity)
-        return TrainState(learner, Envs(state=env_state, obs=obs, tracker=new_tracker(num_envs), replay=replay))
 
     def update_once(state: TrainState):
         """One step of every environment, and the gradient updates that are due after it."""
         learner, envs = state.learner, state.envs
         act_key, learn_key = jax.random.split(jax.random.fold_in(learner.key, learner.updates))
 
-        envs, reward, done, transition = act(learner, envs, act_key)
+        envs, reward, done, transition = collect(learner, envs, act_key)
         tracker, recent, episodes = track(envs.tracker, learner.recent, reward[None], done[None], AXIS)
         envs = envs.replace(tracker=tracker, replay=envs.replay.add(transition))
         learner = learner.replace(recent=recent, updates=learner.updates + 1)
@@ -420,7 +425,7 @@ def make_sac(args: Args, env: Env) -> SAC:
         seen = {"env/reward": jnp.mean(reward), "env/obs_magnitude": jnp.mean(jnp.abs(transition.next_obs * 1.0))}
         return TrainState(learner, envs), averages | Averages.of(flat_pmean(seen)), episodes
 
-    def act(learner: Learner, envs: Envs, key: jax.Array):
+    def collect(learner: Learner, envs: Envs, key: jax.Array):
         """Step every environment once: at random until --learning-starts, then with the current policy."""
         num_envs = envs.obs.shape[0]
         policy_keys, env_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys_of(key, num_envs)), 1, 0)
@@ -552,10 +557,15 @@ def make_sac(args: Args, env: Env) -> SAC:
         return jnp.min(critics.apply(critic_params, obs, action), axis=0), -log_prob
 
     def evaluate_one(learner: Learner) -> Episodes:
-        def greedy(obs):
-            return to_env(actor.apply(learner.params.actor, obs).mode())
+        return run_episodes(env, partial(act, learner), math.ceil(args.eval_episodes / jax.lax.axis_size(AXIS)))
 
-        return run_episodes(env, greedy, math.ceil(args.eval_episodes / jax.lax.axis_size(AXIS)))
+    def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """Actions [B, ...] for raw observations [B, ...]: sampled with a key, else the most likely ones."""
+        policy = actor.apply(learner.params.actor, obs)
+        if key is None:
+            return to_env(policy.mode())
+        action = policy.sample(batch_noise(key, obs.shape[0], env.action_space))
+        return to_env(action if discrete else action[0])
 
     def to_env(action: jax.Array) -> jax.Array:
         """Actions as the environment takes them."""
@@ -574,7 +584,10 @@ def make_sac(args: Args, env: Env) -> SAC:
             "replay/ratio": learner.gradient_updates / jnp.maximum(learned_from, 1),
         }
 
-    return SAC(init, update, evaluate)
+    return SAC(init, update, evaluate, new_learner, act)
+
+
+make_algorithm = make_sac  # the name by which `load_policy` knows it
 
 
 def check_actions(env: Env) -> None:

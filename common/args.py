@@ -192,13 +192,16 @@ def read_config(run_dir: str | Path) -> dict[str, Any]:
 
 def parse(args_class: type, argv: list[str] | None = None) -> Any:
     """Arguments of a script from its command line. Prints and exits with 0 for --help, with 2 for a usage error."""
+    program = None  # the name of the script
     if argv is None:
         argv = sys.argv[1:]
+        module = sys.modules["__main__"].__spec__
+        program = f"python -m {module.name}" if module else None
         signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))  # nothing to save until a run begins
         if hasattr(signal, "SIGPIPE") and "--help" in argv:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in `--help | head`
     try:
-        return tyro.cli(args_class, args=argv, default=_resume_defaults(args_class, argv), console_outputs=True)
+        return tyro.cli(args_class, args=argv, default=_resume_defaults(args_class, argv), prog=program)
     except UsageError as error:
         raise SystemExit(fail(str(error), 2)) from None
 

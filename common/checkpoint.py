@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,15 @@ class Checkpoints:
         policies = ocp.training.preservation_policies
         newest = policies.LatestN(keep) if keep else policies.PreserveAll()
         best = policies.BestN(
-            get_metric_fn=lambda metrics: metrics["return"], n=1, keep_checkpoints_without_metrics=False
+            get_metric_fn=lambda metrics: np.mean(metrics["returns"]), n=1, keep_checkpoints_without_metrics=False
         )
         policy = policies.AnyPreservationPolicy([newest, best] if keep_best else [newest])
         if read_only and not directory.is_dir():
             raise UsageError(f"there are no checkpoints: {directory} does not exist")
-        if not read_only:
-            _drop_unreadable_metrics(directory)
+        for damaged in _unreadable_metrics(directory):  # orbax would refuse the whole folder for one of them
+            if read_only:
+                raise UsageError(f"{damaged} is damaged: delete it, the evaluation that it holds is not needed")
+            shutil.rmtree(damaged.parent)
         self.directory = directory
         self._inner = ocp.training.Checkpointer(
             directory.absolute(),
@@ -53,14 +55,21 @@ class Checkpoints:
         """Steps that have a folder, oldest first; a damaged one is included."""
         return sorted(checkpoint.step for checkpoint in self._inner.checkpoints)
 
-    def best(self) -> float:
-        """Best evaluation stored with a checkpoint, -inf without any."""
-        stored = [checkpoint.metrics["return"] for checkpoint in self._inner.checkpoints if checkpoint.metrics]
-        return max(stored, default=-np.inf)
+    def evaluations(self) -> dict[int, list[float]]:
+        """The mean greedy return of each seed, by the step of every checkpoint that was evaluated."""
+        stored = {checkpoint.step: checkpoint.metrics or {} for checkpoint in self._inner.checkpoints}
+        return {step: metrics["returns"] for step, metrics in stored.items() if "returns" in metrics}
 
-    def save(self, step: int, arrays: Arrays, evaluation: float | None) -> None:
-        """Start saving; waits for the previous save. Raises TrainingError where either fails."""
-        metrics = None if evaluation is None else {"return": float(evaluation)}
+    def best(self) -> float:
+        """Best evaluation stored with a checkpoint, the mean over seeds; -inf without any."""
+        return max((float(np.mean(returns)) for returns in self.evaluations().values()), default=-np.inf)
+
+    def save(self, step: int, arrays: Arrays, returns: list[float] | None) -> None:
+        """Start saving, with the evaluation of each seed if there is one; waits for the previous save.
+
+        Raises TrainingError where either fails.
+        """
+        metrics = None if returns is None else {"returns": returns}
         stored = {name: array for name, array in arrays.items() if array.size}  # orbax refuses empty arrays
         stored |= {CHECKSUM: np.frombuffer(bytes.fromhex(sha256(stored)), np.uint8)}
         try:
@@ -69,13 +78,13 @@ class Checkpoints:
         except Exception as error:
             raise self._failure(step, error) from error
 
-    def add_evaluation(self, step: int, evaluation: float) -> None:
+    def add_evaluation(self, step: int, returns: list[float]) -> None:
         """Store the evaluation of a checkpoint that was saved without one. Raises TrainingError where that fails."""
         self.wait()
         path = self.directory / str(step) / "metrics" / "metrics"
         try:
             path.parent.mkdir(exist_ok=True)
-            path.with_suffix(".part").write_text(json.dumps({"return": float(evaluation)}))
+            path.with_suffix(".part").write_text(json.dumps({"returns": returns}))
             path.with_suffix(".part").rename(path)
         except OSError as error:
             raise self._failure(step, error) from error
@@ -88,15 +97,19 @@ class Checkpoints:
             raise self._failure("under way", error) from error
 
     def load(
-        self, like: Arrays, groups: tuple[str, ...] = (), dispensable: tuple[str, ...] = ()
+        self,
+        like: Arrays,
+        groups: tuple[str, ...] = (),
+        dispensable: tuple[str, ...] = (),
+        step: int | None = None,
     ) -> tuple[int, Arrays, list[str]]:
-        """The newest checkpoint that loads, as (step, arrays, warnings about those that do not).
+        """The newest checkpoint that loads, as (step, arrays, warnings about those that do not); or that of `step`.
 
         With `groups`, just the arrays `learner/<group>/...`. All that begin as one of `dispensable` may be missing.
         Raises UsageError where none loads, or where names, shapes or types differ from those of `like`.
         """
         warnings = []
-        for candidate in reversed(self.steps()):
+        for candidate in reversed(self.steps()) if step is None else [step]:
             try:
                 arrays = {name: np.asarray(array) for name, array in self._inner.load(candidate).items()}
                 if arrays.pop(CHECKSUM).tobytes().hex() != sha256(arrays):
@@ -125,13 +138,13 @@ class Checkpoints:
         return TrainingError(f"checkpoint {step} could not be saved ({reason}); older checkpoints are intact: {kept}")
 
 
-def _drop_unreadable_metrics(directory: Path) -> None:
-    """Remove the evaluation stored with a damaged checkpoint: orbax would refuse the whole folder for it."""
-    for path in directory.glob("*/metrics/metrics"):
+def _unreadable_metrics(directory: Path) -> Iterator[Path]:
+    """The files with a checkpoint's evaluation that hold something else."""
+    for path in list(directory.glob("*/metrics/metrics")):
         try:
-            json.loads(path.read_text())
-        except ValueError:
-            shutil.rmtree(path.parent)
+            json.loads(path.read_text())["returns"]
+        except (ValueError, KeyError, TypeError):
+            yield path
 
 
 def flatten(tree: Any) -> Arrays:

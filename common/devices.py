@@ -120,7 +120,7 @@ def to_host(state: Any, unwanted: tuple[str, ...] = ()) -> Any:
     Does not depend on the number of devices. Typed keys become their data. Arrays of `envs` whose names begin as one of
     `unwanted` (such as `envs/replay/`) stay on the devices, and are zeros here.
     """
-    state = jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, state)
+    state = key_data(state)
     first = jax.tree.map(lambda x: x.addressable_data(0), state.learner)
 
     def wanted(path, x):
@@ -157,6 +157,11 @@ def to_devices(host: Any, like: Any, devices: list[jax.Device]) -> Any:
         return jax.tree.map(lambda x, old: jax.random.wrap_key_data(x) if _is_key(old) else x, state, like)
 
     return jax.pmap(place, axis_name=AXIS, devices=devices)(split)
+
+
+def key_data(tree: Any) -> Any:
+    """`tree` with plain arrays in place of typed keys."""
+    return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, tree)
 
 
 def _merge(x: np.ndarray) -> np.ndarray:

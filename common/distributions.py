@@ -90,3 +90,8 @@ def action_noise(key: jax.Array, space) -> jax.Array:
         return jax.random.normal(key, (math.prod(space.shape),))
     # Never 0, which would pick a first choice of probability 0.
     return jax.random.uniform(key, (len(space.nvec),), minval=2**-24)
+
+
+def batch_noise(key: jax.Array, size: int, space) -> jax.Array:
+    """The noise of `size` actions, [size, ...]."""
+    return jax.vmap(lambda key: action_noise(key, space))(jax.random.split(key, size))

@@ -68,6 +68,10 @@ class Env:
             if (found := getattr(out, name).shape) != shape:
                 raise UsageError(f"environment {self.name}: step returned {name} of shape {found} instead of {shape}")
 
+    @property
+    def spec(self) -> spaces.EnvSpec:
+        return spaces.EnvSpec(self.name, self.observation_space, self.obs_dtype, self.action_space)
+
     def reset(self, key: jax.Array) -> tuple[jax.Array, Any]:
         """First observation and state of an episode."""
         # `astype` makes Python numbers in the state strongly typed, as they are after a step
@@ -87,9 +91,7 @@ class Env:
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         """One step, with the reset included where it ended the episode. Box actions may come flat, and are clipped."""
-        if isinstance(self.action_space, spaces.Box):
-            action = jnp.clip(action.reshape(self.action_space.shape), self.action_space.low, self.action_space.high)
-        outputs = self.inner.step(key, state, action, self.params)
+        outputs = self.inner.step(key, state, spaces.clip(action, self.action_space), self.params)
         if len(outputs) != 6:
             raise UsageError(
                 f"environment {self.name}: step returned {len(outputs)} values instead of the 6 of gymnax >= 1.0 "

@@ -309,7 +309,7 @@ class Run:
         if self._saved_at != self.steps and (best or save):
             self._save(state)
         elif self._saved_at == self.steps and evaluate and self.checkpoints:
-            self.checkpoints.add_evaluation(self.steps, self._mean_return)
+            self.checkpoints.add_evaluation(self.steps, self.evaluation["eval/return_mean"])
 
     def _evaluate_now(self, state: Any) -> bool:
         """Evaluate all seeds; returns whether --keep-best wants this state saved."""
@@ -323,14 +323,10 @@ class Run:
         values["length_mean"] = lengths.mean(axis=1)
         self.evaluation = {f"eval/{name}": value.astype(float).tolist() for name, value in values.items()}
         self._evaluated_at = self.steps
-        best = self._best is None or self._mean_return > self._best
-        self._best = self._mean_return if best else self._best
+        mean = float(np.mean(self.evaluation["eval/return_mean"]))
+        best = self._best is None or mean > self._best
+        self._best = mean if best else self._best
         return best and self.args.keep_best
-
-    @property
-    def _mean_return(self) -> float:
-        """Of the last evaluation, over all seeds."""
-        return float(np.mean(self.evaluation["eval/return_mean"]))
 
     def _fresh_evaluation(self) -> dict[str, Any]:
         if self._evaluated_at != self.steps:
@@ -341,8 +337,8 @@ class Run:
         with self._timed("checkpoint"):
             self._host, self._saved_at = to_host(state, self.args.unsaved), self.steps
             if self.checkpoints:
-                evaluation = self._mean_return if self._fresh_evaluation() else None
-                self.checkpoints.save(self.steps, self._saved_part(), evaluation)
+                returns = self.evaluation["eval/return_mean"] if self._evaluated_at == self.steps else None
+                self.checkpoints.save(self.steps, self._saved_part(), returns)
 
     def _saved_part(self) -> checkpoint.Arrays:
         return checkpoint.without(checkpoint.flatten(self._host), self.args.unsaved)

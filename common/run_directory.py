@@ -37,6 +37,7 @@ def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) ->
         "script_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "args": flags,
         "steps_per_update": args.steps_per_update,
+        "env_spec": env.spec.to_json(),
         "versions": versions(),
         "git": _git_hash(),
         "devices": [str(device) for device in devices],

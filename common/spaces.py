@@ -1,5 +1,6 @@
-"""Observation and action spaces, as small records shared by every environment suite."""
+"""Observation and action spaces, as small records shared by every environment suite, and as JSON."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -42,6 +43,29 @@ class Box(NamedTuple):
 Space = Discrete | MultiDiscrete | Box
 
 
+class EnvSpec(NamedTuple):
+    """What a policy has to know of its environment; an `Env` has the same attributes."""
+
+    name: str
+    observation_space: Space
+    obs_dtype: np.dtype
+    action_space: Space
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "observation_space": _to_json(self.observation_space),
+            "obs_dtype": str(self.obs_dtype),
+            "action_space": _to_json(self.action_space),
+        }
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> "EnvSpec":
+        """The inverse of `to_json`. Raises KeyError, TypeError or ValueError where `stored` is something else."""
+        observation, action = (_from_json(stored[name]) for name in ("observation_space", "action_space"))
+        return cls(str(stored["name"]), observation, np.dtype(stored["obs_dtype"]), action)
+
+
 def convert(space: Any, what: str) -> Space:
     """Our record of a gymnax or gymnasium space, recognised by its attributes.
 
@@ -74,6 +98,13 @@ def sample(key: jax.Array, space: Space) -> jax.Array:
     return jnp.where(bounded, uniform, jax.random.normal(key, space.shape))
 
 
+def clip(action: jax.Array, space: Space, batch: tuple[int, ...] = ()) -> jax.Array:
+    """Actions [*batch, A] or [*batch, *shape] as an environment takes them: those of a Box in shape and in bounds."""
+    if not isinstance(space, Box):
+        return action
+    return jnp.clip(action.reshape(*batch, *space.shape), space.low, space.high)
+
+
 def encode(observation: jax.Array, space: Space) -> jax.Array:
     """A batch of raw observations as network input, float32: [..., *shape] or, one-hot, [..., sum(nvec)].
 
@@ -85,9 +116,40 @@ def encode(observation: jax.Array, space: Space) -> jax.Array:
         return jnp.concatenate(parts, axis=-1)
     scale = 255.0 if observation.dtype == jnp.uint8 else 1.0
     batch = observation.shape[: observation.ndim - len(space.shape)]
-    shape = space.shape if is_image(space) else (-1,)
+    shape = space.shape if is_image(space) else (math.prod(space.shape),)
     return observation.astype(jnp.float32).reshape(*batch, *shape) / scale
 
 
 def is_image(space: Space) -> bool:
     return isinstance(space, Box) and len(space.shape) == 3
+
+
+def _to_json(space: Space) -> dict[str, Any]:
+    if isinstance(space, Discrete):
+        return {"type": "Discrete", "n": space.n}
+    if isinstance(space, MultiDiscrete):
+        return {"type": "MultiDiscrete", "nvec": list(space.nvec)}
+    bounds = {name: _bound_to_json(getattr(space, name)) for name in ("low", "high")}
+    return {"type": "Box", "shape": list(space.shape), **bounds}
+
+
+def _bound_to_json(bound: np.ndarray) -> Any:
+    """One number where all are the same, else all of them in order; None is unbounded."""
+    numbers = [float(x) if np.isfinite(x) else None for x in np.ravel(bound)]
+    return numbers[0] if len(set(numbers)) == 1 else numbers
+
+
+def _from_json(stored: dict[str, Any]) -> Space:
+    if stored["type"] == "Discrete":
+        return Discrete(int(stored["n"]))
+    if stored["type"] == "MultiDiscrete":
+        return MultiDiscrete(tuple(int(n) for n in stored["nvec"]))
+    if stored["type"] != "Box":
+        raise ValueError(f"unknown space {stored['type']!r}")
+    shape = tuple(int(size) for size in stored["shape"])
+    bounds = {}
+    for name, unbounded in (("low", -np.inf), ("high", np.inf)):
+        numbers = np.array(stored[name], object)
+        numbers = np.where(numbers == None, unbounded, numbers).astype(np.float32)  # noqa: E711  (element by element)
+        bounds[name] = np.broadcast_to(numbers.reshape(shape if numbers.ndim else ()), shape)
+    return Box(shape=shape, **bounds)

@@ -168,7 +168,7 @@ def arrays(step: int = 0) -> checkpoint.Arrays:
 def saved(directory, steps, evaluations=None, **policy) -> Checkpoints:
     checkpoints = Checkpoints(directory, **policy)
     for step, evaluation in zip(steps, evaluations or [None] * len(steps), strict=True):
-        checkpoints.save(step, arrays(step), evaluation)
+        checkpoints.save(step, arrays(step), evaluation and [evaluation - 1, evaluation + 1])
     checkpoints.wait()
     return checkpoints
 
@@ -307,8 +307,8 @@ def test_keeping_the_best_checkpoint(tmp_path):
 def test_a_step_saved_again_at_once(tmp_path):
     big = {"learner/params/w": np.ones(1_000_000)}  # the first save is under way when the second begins
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(10, big, 1.0)
-    checkpoints.save(10, big, 2.0)
+    checkpoints.save(10, big, [1.0])
+    checkpoints.save(10, big, [2.0])
     checkpoints.wait()
     assert checkpoints.load(big)[0] == 10
     assert checkpoints.best() == 2.0
@@ -317,7 +317,7 @@ def test_a_step_saved_again_at_once(tmp_path):
 
 def test_an_evaluation_added_to_a_checkpoint_decides_which_is_best(tmp_path):
     checkpoints = saved(tmp_path, [1], keep=1, keep_best=True)
-    checkpoints.add_evaluation(1, 9.0)
+    checkpoints.add_evaluation(1, [8.0, 10.0])
     checkpoints.close()
     assert saved(tmp_path, [2, 3], [5.0, 6.0], keep=1, keep_best=True).steps() == [1, 3]
 

@@ -1,0 +1,112 @@
+"""A trained policy as one file that needs no code of this repository.
+
+python -m common.export runs/NAME --out policy.stablehlo
+python -m common.export runs/NAME --out policy.onnx
+
+docs/using-a-policy.md shows the few lines that load it.
+"""
+
+import sys
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from common.args import main, parse, read_config
+from common.console import Console
+from common.errors import UsageError
+from common.files import replacing
+from common.policy_args import PolicyArgs
+
+
+@dataclass
+class Args(PolicyArgs):
+    """Write a trained policy as one file: raw observations in, greedy actions out, any batch size."""
+
+    out: str = "policy.stablehlo"
+    """The file: .stablehlo for jax.export, or .onnx. FILE.json beside it describes it."""
+
+
+if __name__ == "__main__":
+    ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
+
+import jax
+import jax.export
+
+from common.policy import Policy
+from common.run_directory import versions, write_json
+
+PLATFORMS = "cpu", "cuda"
+
+
+def to_stablehlo(policy: Policy) -> bytes:
+    """The greedy policy as a serialized `jax.export` artifact: observations [batch, *shape] to actions [batch, ...]."""
+    (batch,) = jax.export.symbolic_shape("batch")
+    obs = jax.ShapeDtypeStruct((batch, *policy.env.observation_space.shape), policy.env.obs_dtype)
+    return jax.export.export(jax.jit(policy.bind()), platforms=PLATFORMS)(obs).serialize()
+
+
+def to_onnx(policy: Policy) -> bytes:
+    """The greedy policy as an ONNX model with one input and one output. Raises UsageError without jax2onnx."""
+    import logging
+
+    logging.getLogger("jax2onnx").setLevel(logging.CRITICAL)  # plugins for other libraries that it cannot load
+    try:
+        from jax2onnx import to_onnx as convert
+    except ImportError as error:
+        raise UsageError('an .onnx file needs jax2onnx: pip install jax2onnx, or pip install -e ".[onnx]"') from error
+    obs = jax.ShapeDtypeStruct(("batch", *policy.env.observation_space.shape), policy.env.obs_dtype)
+    return convert(policy.bind(), [obs], input_names=["obs"], output_names=["action"]).SerializeToString()
+
+
+FORMATS = {".stablehlo": to_stablehlo, ".onnx": to_onnx}
+
+
+def export_policy(policy: Policy, out: Path) -> Path:
+    """Write `policy` to `out`, and a description beside it; returns the path of the latter.
+
+    Raises UsageError for an unknown ending of the name and where the files cannot be written.
+    """
+    if out.suffix not in FORMATS:
+        raise UsageError(f"--out {out} must end in {' or '.join(FORMATS)}")
+    content = FORMATS[out.suffix](policy)
+    with replacing(out) as temporary:
+        temporary.write_bytes(content)
+    sidecar = out.with_name(out.name + ".json")
+    with replacing(sidecar) as temporary:
+        write_json(temporary, describe(policy, out, content))
+    return sidecar
+
+
+def describe(policy: Policy, out: Path, content: bytes) -> dict[str, Any]:
+    """What a user of the file has to know."""
+    config = read_config(policy.run_dir)
+    return {
+        "file": out.name,
+        "sha256": sha256(content).hexdigest(),
+        "input": "raw observations [batch, *shape], as the environment gives them; normalisation is inside",
+        "output": "greedy actions [batch, *shape], as the environment takes them",
+        "env_spec": policy.env.to_json(),
+        "env": config["args"]["env"],
+        "env_params": config["args"]["env_params"],
+        "algorithm": config["algorithm"],
+        "run": str(policy.run_dir),
+        "step": policy.step,
+        "seed": policy.seed,
+        "return": policy.evaluation,
+        "versions": versions(),
+    }
+
+
+def export(args: Args) -> None:
+    """What the command does."""
+    console = Console(quiet=False, total_steps=0)
+    policy = args.load(console)
+    out = Path(args.out)
+    sidecar = export_policy(policy, out)
+    console.say(f"policy   {policy.env.name}, step {policy.step:,}, seed {policy.seed}")
+    console.say(f"saved    {out} ({out.stat().st_size:,} bytes), described in {sidecar}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(export, ARGS))

@@ -1,0 +1,225 @@
+"""A trained policy, ready to act: `policy = load_policy("runs/NAME")`, then `action = policy(obs)`.
+
+Observations go in as the environment gives them and actions come out as it takes them: the observation normaliser, the
+one-hot encoding and the action bounds are part of the policy.
+"""
+
+import dataclasses
+import importlib.util
+import math
+import sys
+import warnings
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from common import checkpoint, spaces
+from common.args import ONE_TIME, read_config
+from common.checkpoint import Checkpoints
+from common.devices import key_data
+from common.errors import UsageError
+from common.run_directory import ROOT
+from common.spaces import EnvSpec
+
+Step = int | Literal["best", "latest"]
+ALGOS = (ROOT / "algos").resolve()
+
+
+class Policy:
+    """Actions for observations; also inside `jit` and `vmap`."""
+
+    def __init__(
+        self,
+        act: Callable,
+        learner: Any,
+        env: EnvSpec,
+        run_dir: Path | None = None,
+        step: int | None = None,
+        seed: int | None = None,
+        evaluation: float | None = None,
+    ):
+        """`act` is that of an algorithm's record, `learner` the state of one agent."""
+        self.env = env
+        self.run_dir, self.step, self.seed = run_dir, step, seed
+        self.evaluation = evaluation  # mean greedy return at this step, None where it was not evaluated
+        self._learner = jax.device_put(learner)
+
+        def apply(learner, obs, key):
+            return spaces.clip(act(learner, obs, key), env.action_space, obs.shape[:1])
+
+        self._apply = jax.jit(apply)
+
+    def __call__(self, obs: Any, *, key: jax.Array | None = None) -> Any:
+        """Actions [..., *action] for raw observations [..., *obs]: sampled with a `key`, without one the best known.
+
+        One observation, or any number of batch axes before its own. JAX arrays give JAX arrays, all else gives NumPy's.
+        Every new batch size compiles once. Raises UsageError where shape or kind of the observations do not fit.
+        """
+        shape, dtype = self.env.observation_space.shape, self.env.obs_dtype
+        given = obs if isinstance(obs, jax.Array) else np.asarray(obs)
+        axes = given.ndim - len(shape)
+        if axes < 0 or given.shape[axes:] != shape:
+            batched = f"({', '.join(map(str, ('...', *shape)))})"
+            raise UsageError(
+                f"an observation of {self.env.name} has shape {shape}, a batch of them {batched}; got {given.shape}"
+            )
+        both_integers = given.dtype.kind in "iu" and dtype.kind in "iu"
+        if not both_integers and not np.can_cast(given.dtype, dtype, "same_kind"):
+            raise UsageError(f"observations of {self.env.name} are {dtype}, got {given.dtype}")
+        batch = given.shape[:axes]
+        actions = self._apply(self._learner, given.astype(dtype).reshape(math.prod(batch), *shape), key)
+        actions = actions.reshape(*batch, *actions.shape[1:])
+        return actions if isinstance(obs, jax.Array) else np.asarray(actions)[()]
+
+    def bind(self) -> Callable[[jax.Array], jax.Array]:
+        """The greedy policy as a pure function of a batch of observations [B, ...], its parameters inside."""
+        return lambda obs: self._apply(self._learner, obs, None)
+
+    def __repr__(self) -> str:
+        return f"Policy(env={self.env.name!r}, run_dir={str(self.run_dir)!r}, step={self.step}, seed={self.seed})"
+
+
+def load_policy(
+    run: str | Path, step: Step = "latest", seed: int | None = None, algorithm: ModuleType | str | Path | None = None
+) -> Policy:
+    """The policy of a run directory, or of one of its checkpoints (`runs/NAME/checkpoints/STEP`).
+
+    `step` names a checkpoint, or takes the newest, or the one with this agent's best evaluation. `seed` chooses the
+    agent of a run with --num-seeds; its first is the default. `algorithm` is the module or the file that the
+    run was made with. It is needed where that is not a file of this repository's `algos/`: a run directory is data, it
+    does not decide which code is imported. Warns where that file has changed since, and of damaged checkpoints.
+
+    Raises UsageError where the run, the checkpoint or the seed does not exist, or the algorithm does not fit.
+    """
+    run_dir, step = _split_checkpoint(Path(run), step)
+    config = read_config(run_dir)
+    env = _env_spec(config, run_dir)
+    args, module = _algorithm(config, run_dir, algorithm)
+    functions = module.make_algorithm(args, env)
+    like = _learner_like(functions, args.num_seeds)
+
+    seeds = range(args.seed, args.seed + args.num_seeds)
+    if seed is not None and seed not in seeds:
+        raise UsageError(f"{run_dir} has no seed {seed}: it trained {_span(seeds)}")
+    index = 0 if seed is None else seed - args.seed
+
+    checkpoints = Checkpoints(run_dir / "checkpoints", read_only=True)
+    try:
+        wanted = _choose_step(checkpoints, run_dir, step, index)
+        arrays = checkpoint.flatten({"learner": like})
+        groups = tuple({name.split("/")[1] for name in arrays})
+        found, arrays, problems = checkpoints.load(arrays, groups, step=wanted)
+        returns = checkpoints.evaluations().get(found)
+    finally:
+        checkpoints.close()
+    for problem in problems:
+        warnings.warn(problem, stacklevel=2)
+    learner = checkpoint.unflatten(arrays, {"learner": like})["learner"]
+    learner = jax.tree.map(lambda x: x[index], learner)
+    return Policy(functions.act, learner, env, run_dir, found, seeds[index], returns and returns[index])
+
+
+def _split_checkpoint(path: Path, step: Step) -> tuple[Path, Step]:
+    """The run directory and the step that `path` and `step` mean together."""
+    if path.parent.name != "checkpoints" or not path.name.isdigit():
+        return path, step
+    if step not in ("latest", int(path.name)):
+        raise UsageError(f"{path} is the checkpoint of step {path.name} already: leave out step {step}")
+    return path.parent.parent, int(path.name)
+
+
+def _env_spec(config: dict[str, Any], run_dir: Path) -> EnvSpec:
+    try:
+        return EnvSpec.from_json(config["env_spec"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{run_dir} does not say what its observations and actions are: {error!r}") from error
+
+
+def _algorithm(
+    config: dict[str, Any], run_dir: Path, algorithm: ModuleType | str | Path | None
+) -> tuple[Any, ModuleType]:
+    """The run's flags, and the module that made it."""
+    module = algorithm if isinstance(algorithm, ModuleType) else _import(_path(config, run_dir, algorithm))
+    path = Path(module.__file__)
+    if sha256(path.read_bytes()).hexdigest() != config.get("script_sha256"):
+        warnings.warn(f"{path.name} has changed since {run_dir} was made with it", stacklevel=3)
+    for name in ("Args", "make_algorithm"):
+        if not hasattr(module, name):
+            raise UsageError(f"{path} is not an algorithm: it has no {name}")
+    flags = {name: value for name, value in config["args"].items() if name not in ONE_TIME}
+    flags |= {name: tuple(value) for name, value in flags.items() if isinstance(value, list)}
+    unknown = flags.keys() - {field.name for field in dataclasses.fields(module.Args)}
+    if unknown:
+        raise UsageError(f"{run_dir} was not made by {path}, which has no --{min(unknown).replace('_', '-')}")
+    return module.Args(**flags), module
+
+
+def _path(config: dict[str, Any], run_dir: Path, algorithm: str | Path | None) -> Path:
+    """The algorithm's file: what the caller names, else the file in `algos/` that the run says it was made with."""
+    if algorithm is not None:
+        path = Path(algorithm).resolve()
+    else:
+        path = (ROOT / str(config.get("script"))).resolve()
+        if path.parent != ALGOS or path.suffix != ".py":
+            raise UsageError(
+                f"{run_dir} was made by {config.get('script')}, which is not a file of {ALGOS}: if you trust that "
+                "code, name it, as algorithm= or --algorithm"
+            )
+    if not path.is_file():
+        raise UsageError(f"the algorithm of {run_dir} is not there: {path} does not exist")
+    return path
+
+
+def _import(path: Path) -> ModuleType:
+    """The module of a file; once imported it is kept, as by an import statement."""
+    name = f"algos.{path.stem}" if path.parent == ALGOS else f"algorithm_{sha256(str(path).encode()).hexdigest()[:12]}"
+    known = sys.modules.get(name)
+    if known is not None and Path(known.__file__ or "").resolve() == path:
+        return known
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None:
+        raise UsageError(f"{path} is not a Python file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise UsageError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _learner_like(functions: Any, num_seeds: int) -> Any:
+    """Zeros in the shape of the learners of all seeds, as a checkpoint has them, [S, ...]."""
+    keys = jax.random.key(0), jax.random.key(0)
+    shapes = jax.eval_shape(lambda: key_data(functions.new_learner(*keys)))
+    return jax.tree.map(lambda x: np.zeros((num_seeds, *x.shape), x.dtype), shapes)
+
+
+def _choose_step(checkpoints: Checkpoints, run_dir: Path, step: Step, index: int) -> int | None:
+    """The step to load for the agent at `index` among the seeds; None for the newest that loads."""
+    steps = checkpoints.steps()
+    if not steps:
+        raise UsageError(f"{run_dir} has no checkpoint yet")
+    if step == "latest":
+        return None
+    if step == "best":
+        evaluations = checkpoints.evaluations()
+        if not evaluations:
+            raise UsageError(f'no checkpoint of {run_dir} has an evaluation, so that none is "best"; take "latest"')
+        return max(evaluations, key=lambda step: evaluations[step][index])
+    if step not in steps:
+        raise UsageError(f'{run_dir} has no checkpoint {step!r}: choose "best", "latest" or {_listed(steps)}')
+    return step
+
+
+def _span(seeds: range) -> str:
+    return f"seed {seeds[0]} only" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
+
+
+def _listed(steps: list[int]) -> str:
+    return ", ".join(map(str, steps if len(steps) <= 10 else [*steps[:3], "...", *steps[-3:]]))

@@ -1,0 +1,279 @@
+"""A trained policy: loading it, acting with it, and the trust that a run directory gets."""
+
+import json
+import shutil
+from pathlib import Path
+
+import cli_helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import Pixels, make_env, over_devices, ppo, sac, same_bits, small_args, small_sac_args
+
+from common import spaces
+from common.checkpoint import Checkpoints
+from common.envs import make, wrap
+from common.errors import UsageError
+from common.evaluate import run_episodes
+from common.policy import load_policy
+from common.spaces import Box, Discrete, EnvSpec, MultiDiscrete
+
+TINY = {"total_timesteps": 256, "checkpoint_interval": 128, "eval_interval": 128, "hidden_sizes": (8,)}
+TINY_SAC = {"total_timesteps": 64, "learning_starts": 16, "hidden_sizes": (8,)}
+RUNS = {
+    "normalised": lambda: (ppo, small_args(normalize_obs=True, num_seeds=2, **TINY), None),
+    "box": lambda: (ppo, small_args(env="helpers:pusher", **TINY), make_env("Pusher")),
+    "dials": lambda: (ppo, small_args(env="helpers:two_dials", **TINY), make_env("TwoDials")),
+    "one-hot": lambda: (ppo, small_args(env="FrozenLake-misc", **TINY), None),
+    "bytes": lambda: (ppo, small_args(env="helpers:pixels", **TINY), wrap(Pixels())),
+    "sac": lambda: (sac, small_sac_args(**TINY_SAC), None),
+    "sac discrete": lambda: (sac, small_sac_args(**TINY_SAC | {"env": "CartPole-v1"}), None),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Run directory, environment and result of each of RUNS, trained when first asked for."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            algorithm, args, env = RUNS[name]()
+            args.run_dir = str(tmp_path_factory.mktemp("runs") / name.replace(" ", "-"))
+            made[name] = Path(args.run_dir), env or make(args.env), algorithm.train(args, env)
+        return made[name]
+
+    return get
+
+
+# ------------------------------------------------------------------------------------------------------------ acting
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_loaded_policy_earns_exactly_what_the_evaluation_of_its_run_did(trained, name):
+    run_dir, env, result = trained(name)
+    policy = load_policy(run_dir)
+    # The policy's own shapes: actions are the environment's, neither flat nor without bounds.
+    obs = np.zeros((3, *env.observation_space.shape), env.obs_dtype)
+    assert policy(obs).shape == (3, *env.action_space.shape)
+    episodes = jax.jit(lambda: over_devices(lambda: run_episodes(env, policy, 4), 1))()
+    assert float(episodes.ret.mean()) == pytest.approx(result.evaluation["eval/return_mean"][0], abs=1e-4)
+    assert policy.evaluation == result.evaluation["eval/return_mean"][0]
+
+
+def test_the_normaliser_is_inside(trained):
+    run_dir, env, _ = trained("normalised")
+    policy = load_policy(run_dir)
+    args = ppo.Args.from_run(run_dir)
+    seen = np.asarray(policy._learner.obs_stats.normalize(jnp.array([[0.3, -2.0, 0.1, 1.0]])))
+    logits = ppo.Actor(args, env.observation_space, env.action_space).apply(policy._learner.params.actor, seen).logits
+    keys = jax.random.split(jax.random.key(0), 4000)
+    drawn = jax.vmap(lambda key: policy(jnp.array([0.3, -2.0, 0.1, 1.0]), key=key))(keys)
+    probability = float(jax.nn.softmax(logits)[0, 1])
+    assert float(jnp.mean(drawn)) == pytest.approx(probability, abs=4 * np.sqrt(probability * (1 - probability) / 4000))
+
+
+def test_single_observations_batches_and_kinds_of_arrays(trained):
+    policy = load_policy(trained("sac")[0])
+    obs = np.random.default_rng(0).normal(size=(2, 3, 3))  # float64, as numpy makes it
+    actions = policy(obs)
+    assert (type(actions), actions.shape, actions.dtype) == (np.ndarray, (2, 3, 1), np.float32)
+    np.testing.assert_allclose(policy(obs[1, 2]), actions[1, 2], rtol=1e-5)
+    assert policy(obs[0, 0].tolist()).shape == (1,)
+    assert isinstance(policy(jnp.asarray(obs)), jax.Array)
+    discrete = load_policy(trained("one-hot")[0])
+    assert isinstance(discrete(3), np.integer)  # gymnasium wants one
+    assert policy(np.zeros((0, 3))).shape == (0, 1)
+
+
+def test_with_a_key_actions_are_drawn_anew_for_every_observation(trained):
+    policy = load_policy(trained("sac")[0])
+    obs = np.zeros((50, 3))
+    drawn = policy(obs, key=jax.random.key(1))
+    assert len(np.unique(drawn)) == 50
+    assert same_bits(drawn, policy(obs, key=jax.random.key(1)))
+    assert not same_bits(drawn, policy(obs, key=jax.random.key(2)))
+    assert np.all(np.abs(drawn) <= 2)
+    assert len(np.unique(policy(obs))) == 1
+
+
+def test_actions_of_a_box_are_within_its_bounds(trained):
+    run_dir, _, _ = trained("box")  # its bounds are -1 and 0.5
+    drawn = load_policy(run_dir)(np.ones((200, 2)), key=jax.random.key(0))
+    assert drawn.min() == -1.0
+    assert drawn.max() == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "obs", "words"),
+    [
+        ("sac", np.zeros(4), ["(3,)", "(4,)", "(..., 3)"]),
+        ("sac", 1.0, ["(3,)", "()"]),
+        ("sac", "left", ["(3,)", "()"]),
+        ("sac", ["a", "b", "c"], ["float32", "<U1"]),
+        ("bytes", np.zeros((5, 6, 3), np.uint8), ["(5, 6, 2)", "(5, 6, 3)"]),
+        ("bytes", np.zeros((5, 6, 2)), ["uint8", "float64"]),
+        ("one-hot", 1.0, ["int32", "float64"]),
+    ],
+)
+def test_observations_that_do_not_fit_are_refused_with_both_shapes(trained, name, obs, words):
+    policy = load_policy(trained(name)[0])
+    with pytest.raises(UsageError) as error:
+        policy(obs)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+# ------------------------------------------------------------------------------------------------------------ choice
+
+
+def test_step_and_seed_choose_the_parameters(trained):
+    run_dir, _, result = trained("normalised")
+    stored = Checkpoints(run_dir / "checkpoints", read_only=True)
+    name = "learner/params/actor/params/Torso_0/Dense_0/kernel"
+    like = {name: np.zeros((2, 4, 8), np.float32)}
+    kernels = {step: stored._inner.load(step)[name] for step in (128, 256)}
+    assert like[name].shape == kernels[128].shape
+
+    def kernel(**choice):
+        return load_policy(choice.pop("path", run_dir), **choice)._learner.params.actor["params"]["Torso_0"]["Dense_0"]
+
+    assert same_bits(kernel()["kernel"], kernels[256][0])
+    assert same_bits(kernel(seed=1)["kernel"], kernels[256][1])
+    assert same_bits(kernel(step=128, seed=1)["kernel"], kernels[128][1])
+    assert same_bits(kernel(path=run_dir / "checkpoints" / "128")["kernel"], kernels[128][0])
+    assert same_bits(kernel()["kernel"], result.params.actor["params"]["Torso_0"]["Dense_0"]["kernel"][0])
+
+
+def test_the_best_checkpoint_is_that_of_the_agent(trained, tmp_path):
+    run_dir = shutil.copytree(trained("normalised")[0], tmp_path / "run")
+    for step, returns in ((128, [9.0, 1.0]), (256, [5.0, 2.0])):
+        (run_dir / "checkpoints" / str(step) / "metrics" / "metrics").write_text(json.dumps({"returns": returns}))
+    first, second = (load_policy(run_dir, step="best", seed=seed) for seed in (0, 1))
+    assert (first.step, first.evaluation) == (128, 9.0)
+    assert (second.step, second.evaluation) == (256, 2.0)
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(trained, tmp_path):
+    run_dir = shutil.copytree(trained("normalised")[0], tmp_path / "run")
+    shutil.rmtree(run_dir / "checkpoints" / "256" / "state")
+    with pytest.warns(UserWarning, match="checkpoint 256 is damaged"):
+        assert load_policy(run_dir).step == 128
+
+
+BAD_CHOICES = [
+    ({"step": 7}, "no checkpoint 7.*128, 256"),
+    ({"step": "newest"}, "no checkpoint 'newest'"),
+    ({"seed": 2}, "no seed 2.*seeds 0 to 1"),
+    ({"path": "checkpoints/999"}, "no checkpoint 999"),
+    ({"path": "checkpoints/128", "step": 256}, "step 128 already"),
+    ({"path": "nothing"}, "not a run directory"),
+    ({"algorithm": "nothing.py"}, "nothing.py does not exist"),
+    ({"algorithm": cli_helpers.__file__}, "it has no Args"),
+]
+
+
+@pytest.mark.parametrize(("choice", "message"), BAD_CHOICES)
+@pytest.mark.filterwarnings("ignore:.*has changed since")
+def test_what_is_not_there_is_refused(trained, choice, message):
+    run_dir = trained("normalised")[0] / choice.pop("path", "")
+    with pytest.raises(UsageError, match=message):
+        load_policy(run_dir, **choice)
+
+
+def test_a_run_without_checkpoints_or_evaluations_is_refused(trained, tmp_path):
+    run_dir = shutil.copytree(trained("normalised")[0], tmp_path / "run")
+    for step in (128, 256):
+        shutil.rmtree(run_dir / "checkpoints" / str(step) / "metrics")
+    with pytest.raises(UsageError, match='none is "best"'):
+        load_policy(run_dir, step="best")
+    assert load_policy(run_dir).evaluation is None
+    for step in (128, 256):
+        shutil.rmtree(run_dir / "checkpoints" / str(step))
+    with pytest.raises(UsageError, match="no checkpoint yet"):
+        load_policy(run_dir)
+    shutil.rmtree(run_dir / "checkpoints")
+    with pytest.raises(UsageError, match="there are no checkpoints"):
+        load_policy(run_dir)
+
+
+# ------------------------------------------------------------------------------------------------------------- trust
+
+
+def with_config(run_dir: Path, copy: Path, **changes) -> Path:
+    """A copy of a run whose `config.json` says something else."""
+    shutil.copytree(run_dir, copy)
+    path = copy / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return copy
+
+
+@pytest.mark.parametrize("script", ["{outside}", "algos/../{outside}", "algos/{outside}", "algos/link.py", None, 3])
+def test_a_run_directory_does_not_decide_which_code_is_run(trained, tmp_path, monkeypatch, script):
+    marker = tmp_path / "executed"
+    outside = tmp_path / "outside.py"
+    outside.write_text(f"open({str(marker)!r}, 'w').close()\n")
+    algos = tmp_path / "algos"
+    algos.mkdir()
+    (algos / "link.py").symlink_to(outside)
+    monkeypatch.setattr("common.policy.ROOT", tmp_path)
+    monkeypatch.setattr("common.policy.ALGOS", algos)
+    script = script.format(outside=outside) if isinstance(script, str) else script
+    run_dir = with_config(trained("normalised")[0], tmp_path / "run", script=script)
+    with pytest.raises(UsageError, match="if you trust that code, name it"):
+        load_policy(run_dir)
+    assert not marker.exists()
+
+
+def test_code_from_elsewhere_is_run_when_it_is_named(trained, tmp_path):
+    mine = tmp_path / "mine.py"
+    changed = Path(ppo.__file__).read_text().replace("return policy.mode() if key", "return 1 - policy.mode() if key")
+    mine.write_text(changed.replace("parents[1]", "parents[0]"))
+    run_dir = with_config(trained("normalised")[0], tmp_path / "run", script=str(mine))
+    obs = np.random.default_rng(0).normal(size=(20, 4))
+    with pytest.warns(UserWarning, match="mine.py has changed since"):
+        policy = load_policy(run_dir, algorithm=mine)
+    np.testing.assert_array_equal(policy(obs), 1 - load_policy(run_dir, algorithm=ppo)(obs))
+
+
+@pytest.mark.filterwarnings("ignore:.*has changed since")
+def test_an_algorithm_that_cannot_be_the_one_is_refused(trained, tmp_path):
+    run_dir, _, _ = trained("normalised")
+    with pytest.raises(UsageError, match="has no --"):
+        load_policy(run_dir, algorithm=sac)
+    broken = tmp_path / "broken.py"
+    broken.write_text("1 / 0\n")
+    with pytest.raises(UsageError, match="broken.py cannot be imported: ZeroDivisionError"):
+        load_policy(run_dir, algorithm=broken)
+    wider = json.loads((run_dir / "config.json").read_text())["args"] | {"hidden_sizes": [9]}
+    with pytest.raises(UsageError, match=r"kernel is float32.* there and .* here"):
+        load_policy(with_config(run_dir, tmp_path / "run", args=wider))
+
+
+# ------------------------------------------------------------------------------------------------------------ spaces
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        Discrete(4),
+        MultiDiscrete((2, 3)),
+        Box(np.float32([-1, -np.inf]), np.float32([np.inf, 3.4e38]), (2,)),
+        Box(np.full((2, 3), -np.inf, np.float32), np.full((2, 3), 7, np.float32), (2, 3)),
+        Box(np.float32(0), np.float32(1), ()),
+    ],
+)
+def test_spaces_survive_a_config_file(space):
+    text = json.dumps(EnvSpec("E", space, np.dtype("uint8"), Discrete(2)).to_json(), allow_nan=False)
+    back = EnvSpec.from_json(json.loads(text))
+    assert (back.name, back.obs_dtype, back.action_space) == ("E", np.uint8, Discrete(2))
+    assert type(back.observation_space) is type(space)
+    assert all(np.array_equal(a, b) for a, b in zip(back.observation_space, space, strict=True))
+
+
+@pytest.mark.parametrize("damage", [None, {}, {"type": "Tuple"}, {"type": "Box", "shape": [2], "low": [1, 2, 3]}])
+def test_damaged_spaces_are_refused(trained, tmp_path, damage):
+    spec = spaces.EnvSpec("E", Discrete(2), np.dtype("int32"), Discrete(2)).to_json() | {"action_space": damage}
+    run_dir = with_config(trained("normalised")[0], tmp_path / "run", env_spec=spec)
+    with pytest.raises(UsageError, match="does not say what its observations and actions are"):
+        load_policy(run_dir)

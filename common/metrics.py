@@ -65,7 +65,7 @@ def read(path: Path) -> Iterator[Row]:
     """The complete rows of a metrics file, one after another; a line cut off by a crash is left out."""
     if not path.exists():
         return
-    with path.open() as lines:
+    with path.open(errors="replace") as lines:
         for line in lines:
             with suppress(json.JSONDecodeError):
                 yield json.loads(line)

@@ -1,48 +1,243 @@
-"""The learning curve of a run, `curve.png`."""
+"""Learning curves: a picture of many runs, and `curve.png` of one.
 
+python -m common.plot runs/* --y eval/return_mean --out curves.png
+python -m common.plot --help
+"""
+
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import tyro
 
-from common.metrics import read
+from common.args import main, parse
+from common.curves import (
+    EVALUATION,
+    TRAINING,
+    Curve,
+    Group,
+    Interval,
+    Note,
+    Selection,
+    align,
+    check_folder,
+    curves,
+    estimate,
+    estimate_name,
+    interval,
+    load,
+    pooled,
+    say,
+    suggest,
+)
+from common.errors import UsageError
+from common.files import replacing
+from common.logs import read_log
 
-BLUE, ORANGE = "#0072B2", "#D55E00"  # told apart by colour-blind eyes too
+AXES = {
+    "env_steps": "environment steps",
+    "wall": "wall time [s]",
+    "episode/return": "episode return (mean of the interval)",
+    TRAINING: "episode return (mean of the last 100)",
+    EVALUATION: "episode return (greedy evaluation)",
+}
+# Told apart by colour-blind eyes: Okabe and Ito's, without yellow, which is faint on white. With the dashes 28 styles.
+COLORS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"
+DASHES = "-", "--", "-.", ":"
+
+
+@dataclass(kw_only=True)
+class Args(Selection):
+    """Draw learning curves: a panel for each environment, a line for each algorithm over all seeds of its runs."""
+
+    x: Literal["env_steps", "wall"] = "env_steps"
+    """Horizontal axis: environment steps, or seconds of all invocations of the run together."""
+    y: Annotated[str, tyro.conf.arg(metavar="METRIC")] = TRAINING
+    """Metric of metrics.jsonl to draw."""
+    out: Annotated[str, tyro.conf.arg(metavar="FILE")] = "curves.png"
+    """Picture to write; its ending says the format: .png, .svg, .pdf, ..."""
+    title: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    """Title of the picture."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a panel; P is the number of its points."""
+
+    label: str
+    x: np.ndarray  # [P]
+    y: np.ndarray  # [P]
+    band: Interval | None = None
+    seeds: np.ndarray | None = None  # [S, P], drawn thin
+    style: int = 0  # index of colour and dashes
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    lines: list[Line]
 
 
 def draw_curve(run_dir: Path, title: str) -> Path:
     """Draw training and evaluation returns of `run_dir` against environment steps; returns the picture's path."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
-
-    names = "episode/return_last100", "eval/return_mean"
-    rows = [
-        {name: row[name] for name in ("env_steps", *names) if name in row} for row in read(run_dir / "metrics.jsonl")
-    ]
-    figure = Figure(figsize=(6, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    _plot(axes, rows, names[0], "training, last 100 episodes", BLUE, "-")
-    _plot(axes, rows, names[1], "greedy evaluation", ORANGE, "o--")
-    axes.set(title=title, xlabel="environment steps", ylabel="episode return")
-    axes.xaxis.set_major_formatter(EngFormatter())
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False)
+    series = read_log(run_dir, (TRAINING, EVALUATION)).series
+    lines = []
+    for style, (name, label) in enumerate(
+        ((TRAINING, "training, last 100 episodes"), (EVALUATION, "greedy evaluation"))
+    ):
+        there = np.isfinite(series[name].values).any(axis=1) if name in series else np.zeros(0, bool)
+        if there.any():
+            steps, values = series[name].steps[there], series[name].values[there]
+            thin = values.T if values.shape[1] > 1 else None
+            lines.append(Line(label, steps, np.nanmean(values, axis=1), seeds=thin, style=style))
+    if lines and lines[0].seeds is not None:
+        title += f", {len(lines[0].seeds)} seeds and their mean"
+    figure = draw([Panel(title, lines)], "env_steps", "episode return")
     path = run_dir / "curve.png"
-    figure.savefig(path, dpi=130)
+    figure.savefig(path)
     return path
 
 
-def _plot(axes, rows: list[dict], name: str, label: str, color: str, style: str) -> None:
-    """The mean over seeds, with one thin line per seed where there are several."""
-    points = [(row["env_steps"], np.atleast_1d(np.array(row[name], dtype=float))) for row in rows if name in row]
-    points = [(step, values) for step, values in points if np.isfinite(values).any()]
-    if not points:
-        return
-    steps = [step for step, _ in points]
-    values = np.stack([value for _, value in points])  # [points, seeds]
-    if values.shape[1] > 1:
-        axes.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
-    axes.plot(steps, np.nanmean(values, axis=1), style, color=color, label=label, linewidth=1.8, markersize=4)
+def learning_curves(args: Args) -> Any:
+    """The matplotlib Figure that the command writes. Raises UsageError for what cannot be drawn; notes go to stderr."""
+    groups = load(args, [args.y])
+    names = frozenset().union(*(run.log.names for group in groups for run in group.runs))
+    if args.y not in names:
+        raise UsageError(f"--y {args.y}: none of the runs has this metric; {suggest(args.y, names)}")
+    labels = list(dict.fromkeys(group.label for group in groups))  # the same style in every panel
+    panels: dict[str, Panel] = {}
+    notes: list[Note] = []
+    for group in groups:
+        found = curves(group, args.y, args.x)
+        notes += [*pooled(group), *_missing(group, found, args.y), *_shortened(group, found, args.x)]
+        if found:
+            panel = panels.setdefault(group.env, Panel(group.env, []))
+            panel.lines.append(_line(group, found, args, labels.index(group.label)))
+    say(notes)
+    if not panels:
+        raise UsageError(f"{args.y} is null in all rows of the runs: wait for its first number, or choose another --y")
+    return draw(list(panels.values()), args.x, AXES.get(args.y, args.y), args.title)
+
+
+def plot(args: Args) -> None:
+    """What the command does."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    path, formats = Path(args.out), FigureCanvasAgg.filetypes
+    if path.suffix[1:].lower() not in formats:
+        raise UsageError(f"--out {path}: its ending must be one of {', '.join('.' + name for name in sorted(formats))}")
+    check_folder("--out", path)
+    figure = learning_curves(args)
+    with replacing(path) as temporary:
+        try:
+            figure.savefig(temporary)
+        except (RuntimeError, ValueError) as error:  # such as .pgf without LaTeX
+            raise UsageError(f"--out {path}: {str(error).splitlines()[0]}; .png always works") from error
+    print(f"saved    {path}")
+
+
+# ------------------------------------------------------------------------------------------------------------- lines
+
+
+def _line(group: Group, found: list[Curve], args: Args, style: int) -> Line:
+    aligned = align(found, hold=args.x == "wall")
+    count = len(found)
+    per_seed = all(curve.run.log.series[args.y].values.shape[1] == curve.run.num_seeds for curve in found)
+    counted = f"{count} {'seed' if per_seed else 'run'}{'s' * (count > 1)}"
+    drawn = f", {estimate_name(args.estimate, count)}" if count > 1 else ""
+    center, band = estimate(aligned.values, args.estimate), interval(aligned.values, args.estimate)
+    return Line(f"{group.label} ({counted}{drawn})", aligned.x, center, band, style=style)
+
+
+def _missing(group: Group, found: list[Curve], metric: str) -> Iterator[Note]:
+    """What of the group is not drawn."""
+    for run in group.runs:
+        has = sum(curve.run is run for curve in found)
+        wanted = run.log.series[metric].values.shape[1] if metric in run.log.series else 1
+        if not has:
+            yield Note(str(run.path), f"no {metric}, left out")
+        elif has < wanted:
+            yield Note(str(run.path), f"no {metric} of {wanted - has} of {wanted} seeds, which are left out")
+
+
+def _shortened(group: Group, found: list[Curve], x: str) -> Iterator[Note]:
+    """Whether a much shorter run decides where the line ends."""
+    ends = sorted(found, key=lambda curve: curve.x[-1])
+    if ends and x == "env_steps" and ends[0].x[-1] < 0.9 * ends[-1].x[-1]:
+        first, last = ends[0].x[-1], ends[-1].x[-1]
+        what = f"the line ends at step {first:,.0f} as {ends[0].run.path} does, other runs go on to {last:,.0f}"
+        yield Note(f"{group.label} in {group.env}", what)
+
+
+# ----------------------------------------------------------------------------------------------------------- drawing
+
+
+def draw(panels: list[Panel], x: str, ylabel: str, title: str = "") -> Any:
+    """A matplotlib Figure with one axes for each panel; `x` is `env_steps` or `wall`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    across = min(len(panels), 2 if len(panels) == 4 else 3)
+    down = math.ceil(len(panels) / across)
+    entries = max(len(panel.lines) for panel in panels)
+    width, height = (6, 3.6) if len(panels) == 1 else (4.4, 3.2)
+    height += 0.19 * max(entries - 2, 0)
+    figure = Figure(figsize=(width * across, height * down), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(down, across, squeeze=False).flat
+    for axes, panel in zip(grid, panels, strict=False):
+        _draw_panel(axes, panel, x)
+    for axes in grid[::across]:
+        axes.set_ylabel(ylabel, fontsize=10 if len(panels) == 1 else 9)
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    if title:
+        figure.suptitle(title)
+    if any(line.band for panel in panels for line in panel.lines):
+        held = "; runs that have ended keep their last value" if x == "wall" else ""
+        note = f"shaded: 95% bootstrap interval{held}"
+        figure.supxlabel(note, x=0.99, ha="right", fontsize=8, color="0.4")
+    return figure
+
+
+def _draw_panel(axes: Any, panel: Panel, x: str) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    for line in panel.lines:
+        _draw_line(axes, line)
+    axes.set_xlabel(AXES[x])
+    if x == "env_steps":
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.ticklabel_format(axis="y", useOffset=False)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    # Above the axes, so that it never hides a curve.
+    longest = max((len(line.label) for line in panel.lines), default=0)
+    room = 12 * axes.figure.get_figwidth() / axes.get_gridspec().ncols  # characters
+    columns = max(1, min(len(panel.lines), int(room / (longest + 8))))
+    legend = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": columns, "alignment": "left", "frameon": False}
+    labelled = axes.get_legend_handles_labels()  # given, because matplotlib warns where it finds none itself
+    axes.legend(
+        *labelled, **legend, title=panel.title, title_fontproperties={"weight": "bold"}, fontsize=9, borderaxespad=0.2
+    )
+
+
+def _draw_line(axes: Any, line: Line) -> None:
+    color, dashes = COLORS[line.style % len(COLORS)], DASHES[line.style % len(DASHES)]
+    few = len(line.x) <= 12
+    if line.seeds is not None:
+        axes.plot(line.x, line.seeds.T, color=color, alpha=0.3, linewidth=0.8)
+    if line.band and len(line.x) > 1:
+        axes.fill_between(line.x, line.band.low, line.band.high, color=color, alpha=0.18, linewidth=0)
+    elif line.band:
+        errors = [line.y - line.band.low, line.band.high - line.y]
+        axes.errorbar(line.x, line.y, errors, color=color, capsize=4, linewidth=1.2)
+    axes.plot(line.x, line.y, dashes, color=color, label=line.label, linewidth=1.8, marker="o" * few, markersize=4)
+
+
+if __name__ == "__main__":
+    sys.exit(main(plot, parse(Args)))

@@ -1,0 +1,666 @@
+"""`python -m common.plot` and `python -m common.compare`: run directories made by hand, numbers worked out by hand."""
+
+import csv
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from cli_helpers import ROOT, environment
+
+from common import compare, plot
+from common.args import main, parse
+from common.curves import GRID, Curve, LoggedRun, Selection, align, curves, estimate, group, interval, load
+from common.errors import UsageError
+from common.logs import Log, read_log
+
+RETURN = "episode/return_last100"
+EVALUATION = "eval/return_mean"
+PROGRAMS = {"plot": (plot.Args, plot.plot), "compare": (compare.Args, compare.run_command)}
+
+
+def rows(steps, values, wall=None, metric=RETURN, compiled=1.0):
+    """Rows of one invocation, 100 steps/s; `wall` defaults to one second per 100 steps."""
+    wall = [step / 100 for step in steps] if wall is None else wall
+    times = ({"time/wall": seconds, "time/compile": compiled, "time/sps_total": 100.0} for seconds in wall)
+    return [{"env_steps": step, metric: value} | time for step, value, time in zip(steps, values, times, strict=True)]
+
+
+def make_run(path, logged, algorithm="ppo_pmap", evaluation=None, **flags):
+    """A run directory; `logged` are its rows, or the text of its metrics.jsonl. Returns its path as a word."""
+    path.mkdir(parents=True)
+    text = logged if isinstance(logged, str) else "".join(json.dumps(row) + "\n" for row in logged)
+    (path / "metrics.jsonl").write_text(text)
+    flags = {"env": "CartPole-v1", "seed": 0, "num_seeds": 1} | flags
+    (path / "config.json").write_text(json.dumps({"algorithm": algorithm, "args": flags}))
+    if evaluation is not None:
+        result = {"status": "finished", "env_steps": logged[-1]["env_steps"], EVALUATION: evaluation}
+        (path / "result.json").write_text(json.dumps(result))
+    return str(path)
+
+
+def call(program, *words):
+    """The exit code of `python -m common.<program> WORDS`, in this process."""
+    args_class, function = PROGRAMS[program]
+    return main(function, parse(args_class, list(map(str, words))))
+
+
+def figure_of(*runs, **flags):
+    return plot.learning_curves(plot.Args(runs=runs, **flags))
+
+
+def labels(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def line_data(line):
+    return np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist()
+
+
+# ---------------------------------------------------------------------------------------------------------- statistics
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "expected"),
+    [
+        ([9, 1, 2], "iqm", 4),  # nothing to leave out
+        ([100, 1, 2, 3], "iqm", 2.5),
+        ([-50, 3, 1, 2, 90], "iqm", 2),
+        ([1, 2, 3, 4, 5, 6, 7, 800], "iqm", 4.5),
+        ([100, 1, 2, 3], "mean", 26.5),
+    ],
+)
+def test_estimates(values, kind, expected):
+    values = np.array(values, float)
+    assert estimate(values, kind) == pytest.approx(expected)
+    np.testing.assert_allclose(estimate(np.stack([values, values + 1], axis=1), kind), [expected, expected + 1])
+
+
+def test_the_interval_of_few_seeds_is_known():
+    """Two seeds: a resample's mean is the lower one, the middle or the upper one, with chances 1/4, 1/2, 1/4."""
+    band = interval(np.array([3.0, 7.0]), "mean")
+    assert (band.low, band.high) == (3, 7)
+    assert interval(np.array([3.0]), "mean") is None
+    same = interval(np.full((4, 2), 5.0), "iqm")
+    np.testing.assert_array_equal([same.low, same.high], np.full((2, 2), 5.0))
+
+
+def test_the_interval_of_a_mean_is_that_of_the_normal_distribution():
+    values = np.random.default_rng(1).normal(10, 2, size=200)
+    band = interval(values, "mean")
+    half = 1.96 * values.std() / math.sqrt(len(values))
+    assert band.low == pytest.approx(values.mean() - half, abs=0.1 * half)
+    assert band.high == pytest.approx(values.mean() + half, abs=0.1 * half)
+
+
+@pytest.mark.parametrize("kind", ["mean", "iqm"])
+def test_the_interval_covers_the_truth(kind):
+    experiments = np.random.default_rng(2).normal(size=(20, 300))  # [seeds, experiments]
+    band = interval(experiments, kind)
+    covered = np.mean((band.low <= 0) & (band.high >= 0))
+    assert 0.88 <= covered <= 0.97
+
+
+def test_the_interval_is_reproducible_and_resamples_whole_seeds():
+    values = np.random.default_rng(3).normal(size=(6, 4))
+    band, again = interval(values, "iqm"), interval(values, "iqm")
+    np.testing.assert_array_equal(band.low, again.low)
+    for i in range(4):
+        alone = interval(values[:, i], "iqm")
+        assert (band.low[i], band.high[i]) == (alone.low, alone.high)
+
+
+# ----------------------------------------------------------------------------------------------- reading and grouping
+
+
+def logged_run(path="run", algorithm="ppo_pmap", **flags):
+    log = Log({}, frozenset(), 0, 0.0, 0.0)
+    return LoggedRun(path, algorithm, {"env": "CartPole-v1", "seed": 0, "num_seeds": 1} | flags, log)
+
+
+def test_runs_are_grouped_by_environment_and_algorithm():
+    runs = [logged_run(), logged_run(algorithm="a2c"), logged_run(env="Acrobot-v1"), logged_run(seed=1)]
+    groups = group(runs)
+    assert [(one.env, one.algorithm, len(one.runs)) for one in groups] == [
+        ("Acrobot-v1", "ppo_pmap", 1),
+        ("CartPole-v1", "a2c", 1),
+        ("CartPole-v1", "ppo_pmap", 2),
+    ]
+
+
+def test_flags_split_groups_in_the_order_of_numbers():
+    """A flag that an algorithm does not have is left out of its label."""
+    runs = [logged_run(num_envs=n, hidden_sizes=[n, 2]) for n in (128, 16, 128)] + [logged_run(algorithm="sac_pmap")]
+    groups = group(runs, ("num_envs", "hidden_sizes"))
+    assert [one.label for one in groups] == [
+        "ppo_pmap, num_envs 16, hidden_sizes 16,2",
+        "ppo_pmap, num_envs 128, hidden_sizes 128,2",
+        "sac_pmap",
+    ]
+    assert [len(one.runs) for one in groups] == [1, 2, 1]
+
+
+def test_by_takes_flags_as_they_are_written():
+    assert Selection(runs=("a",), by=("--clip-eps,seed", "clip_eps")).split == ("clip_eps", "seed")
+    args = parse(plot.Args, ["--by", "clip-eps", "a", "b", "--by", "seed"])
+    assert (args.runs, args.split) == (("a", "b"), ("clip_eps", "seed"))
+
+
+def test_a_run_given_twice_counts_once(tmp_path):
+    run = make_run(tmp_path / "a", rows([100], [1.0]))
+    (only,) = load(Selection(runs=(run, run + "/", str(tmp_path / "a" / ".." / "a"))), [RETURN])
+    assert len(only.runs) == 1
+
+
+def test_seconds_add_up_over_resumed_invocations(tmp_path):
+    """The third invocation is seen by its compilation alone: its first row is later than the last one of the second."""
+    logged = [
+        *rows([100, 200], [1, 2], wall=[11.0, 12.0], compiled=10.0),
+        *rows([300, 400], [3, 4], wall=[2.0, 3.0], compiled=1.0),
+        *rows([500], [5], wall=[7.0], compiled=6.0),
+    ]
+    logged[3:3] = [{"env_steps": 300, EVALUATION: 9.0}]  # a row of an evaluation has no times
+    for row in logged:
+        row.update({"time/sps_total": 50.0} if row["env_steps"] == 500 else {})
+    make_run(tmp_path / "a", logged)
+    log = read_log(tmp_path / "a", [RETURN, EVALUATION])
+    assert log.series[RETURN].wall.tolist() == [11, 12, 14, 15, 22]
+    assert log.series[EVALUATION].wall.tolist() == [14]
+    assert (log.steps, log.wall_seconds) == (500, 22)
+    assert log.trained_seconds == pytest.approx(2 + 2 + 2)  # 200 steps at 100, 200 at 100, 100 at 50 steps/s
+
+
+def test_seconds_add_up_where_nothing_is_compiled_again(tmp_path):
+    logged = [*rows([100, 200], [1, 2], wall=[2.0, 3.0]), *rows([300], [3], wall=[2.5])]
+    make_run(tmp_path / "a", logged)
+    assert read_log(tmp_path / "a", [RETURN]).series[RETURN].wall.tolist() == [2, 3, 5.5]
+
+
+def test_damaged_lines_are_skipped(tmp_path):
+    good = [json.dumps(row) for row in rows([100, 200], [[1, 2], [3, None]])]
+    wrong = [{"env_steps": 150, RETURN: value} for value in ([1, 2, 3], [1, "high"], "high")]
+    wrong.append({"env_steps": "x", RETURN: [1, 2]})
+    damage = ["{", "null", "\0\0", *map(json.dumps, wrong)]
+    make_run(tmp_path / "a", "\n".join([good[0], *damage, good[1], good[1][:20]]), num_seeds=2)
+    series = read_log(tmp_path / "a", [RETURN]).series[RETURN]
+    assert series.steps.tolist() == [100, 200]
+    np.testing.assert_array_equal(series.values, [[1, 2], [3, np.nan]])
+
+
+def test_each_seed_has_its_curve_of_finite_numbers(tmp_path):
+    logged = rows([100, 200, 200, 300], [[None, 1, None], [2, 3, None], [4, 5, None], [6, None, None]])
+    run = make_run(tmp_path / "a", logged, num_seeds=3)
+    (only,) = load(Selection(runs=(run,)), [RETURN])
+    found = curves(only, RETURN, "env_steps")
+    assert [(one.x.tolist(), one.y.tolist()) for one in found] == [([200, 300], [4, 6]), ([100, 200], [1, 5])]
+    assert [one.x.tolist() for one in curves(only, RETURN, "wall")] == [[2, 3], [1, 2]]
+
+
+# ----------------------------------------------------------------------------------------------------------- alignment
+
+
+def curve(x, y):
+    return Curve(logged_run(), np.array(x, float), np.array(y, float))
+
+
+def test_curves_are_interpolated_where_all_of_them_are():
+    aligned = align([curve([0, 10, 20, 40], [0, 10, 20, 40]), curve([5, 15, 30], [100, 200, 350])])
+    assert aligned.x.tolist() == [5, 10, 15, 20, 30]
+    assert aligned.values.tolist() == [[5, 10, 15, 20, 30], [100, 150, 200, 250, 350]]
+
+
+def test_held_curves_keep_their_last_value():
+    aligned = align([curve([0, 10], [1, 2]), curve([5, 30], [10, 60])], hold=True)
+    assert aligned.x.tolist() == [5, 10, 30]
+    assert aligned.values.tolist() == [[1.5, 2, 2], [10, 20, 60]]
+
+
+def test_long_curves_are_thinned_without_losing_their_ends():
+    x = np.arange(10 * GRID)
+    aligned = align([curve(x, 2 * x), curve(x, 3 * x)])
+    assert (len(aligned.x), aligned.x[0], aligned.x[-1]) == (GRID, 0, x[-1])
+    np.testing.assert_allclose(aligned.values, [2 * aligned.x, 3 * aligned.x])
+
+
+def test_curves_without_a_common_range_are_refused():
+    with pytest.raises(UsageError, match="ends at 10, before run begins at 20"):
+        align([curve([0, 10], [1, 2]), curve([20, 30], [1, 2])])
+
+
+# ------------------------------------------------------------------------------------------------------------- picture
+
+
+def test_a_panel_for_each_environment_and_a_line_for_each_algorithm(tmp_path):
+    runs = [
+        make_run(tmp_path / "a", rows([100, 200], [[0, 2], [4, 6]]), num_seeds=2),
+        make_run(tmp_path / "b", rows([100, 150, 200], [9, 1, 11]), seed=2),
+        make_run(tmp_path / "c", rows([100, 200], [7, 8]), algorithm="sac_pmap"),
+        make_run(tmp_path / "d", rows([100, 200], [5, 6]), algorithm="sac_pmap", env="Acrobot-v1"),
+    ]
+    figure = figure_of(*runs)
+    acrobot, cartpole = (axes for axes in figure.axes if axes.axison)
+    assert acrobot.get_legend().get_title().get_text() == "Acrobot-v1"
+    assert cartpole.get_legend().get_title().get_text() == "CartPole-v1"
+    assert labels(cartpole) == ["ppo_pmap (3 seeds, mean)", "sac_pmap (1 seed)"]
+    ppo, sac = cartpole.lines
+    assert line_data(ppo) == ([100, 150, 200], pytest.approx([11 / 3, 7 / 3, 7]))  # seeds 0 2 9, 2 4 1, 4 6 11
+    assert line_data(sac) == ([100, 200], [7, 8])
+    assert (sac.get_color(), sac.get_linestyle()) == (acrobot.lines[0].get_color(), acrobot.lines[0].get_linestyle())
+    assert ppo.get_color() != sac.get_color()
+    assert ppo.get_linestyle() != sac.get_linestyle()
+    assert cartpole.get_xlabel() == "environment steps"
+    assert acrobot.get_ylabel() == "episode return (mean of the last 100)"
+    assert cartpole.xaxis.get_major_formatter()(200_000) == "200k"
+
+
+def test_the_band_is_the_bootstrap_interval(tmp_path):
+    values = np.random.default_rng(0).normal(size=(2, 5))
+    run = make_run(tmp_path / "a", rows([100, 200], values.tolist()), num_seeds=5)
+    (axes,) = figure_of(run).axes
+    (band,) = axes.collections
+    expected = interval(values.T, "iqm")
+    corners = band.get_paths()[0].vertices
+    for i, step in enumerate((100, 200)):
+        heights = corners[corners[:, 0] == step][:, 1]
+        assert (heights.min(), heights.max()) == pytest.approx((expected.low[i], expected.high[i]))
+    assert labels(axes) == ["ppo_pmap (5 seeds, IQM)"]
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), np.sort(values, axis=1)[:, 1:4].mean(axis=1))
+    (mean,) = figure_of(run, estimate="mean").axes
+    assert labels(mean) == ["ppo_pmap (5 seeds, mean)"]
+    np.testing.assert_allclose(mean.lines[0].get_ydata(), values.mean(axis=1))
+
+
+def test_one_seed_has_no_band(tmp_path):
+    figure = figure_of(make_run(tmp_path / "a", rows([100, 200], [1, 2])))
+    assert not figure.axes[0].collections
+    assert not figure.get_supxlabel()
+
+
+def test_a_single_point_shows_its_interval(tmp_path):
+    run = make_run(tmp_path / "a", rows([100], [[3.0, 7.0]], metric=EVALUATION), num_seeds=2)
+    (axes,) = figure_of(run, y=EVALUATION).axes
+    (bars,) = axes.collections
+    assert np.sort(bars.get_segments()[0][:, 1]).tolist() == [3, 7]
+    assert axes.get_ylabel() == "episode return (greedy evaluation)"
+
+
+def test_wall_time_continues_over_a_resume_and_ended_runs_keep_their_value(tmp_path):
+    resumed = [*rows([100], [1], wall=[2.0], compiled=2.0), *rows([200], [3], wall=[4.0], compiled=1.0)]
+    runs = [
+        make_run(tmp_path / "a", resumed),
+        make_run(tmp_path / "b", rows([100, 200], [10, 20], wall=[1.0, 3.0]), seed=1),
+    ]
+    figure = figure_of(*runs, x="wall")
+    assert line_data(figure.axes[0].lines[0]) == ([2, 3, 6], pytest.approx([8, 10.75, 11.5]))  # 1 1.5 3, 15 20 20
+    assert figure.axes[0].get_xlabel() == "wall time [s]"
+    assert "keep their last value" in figure.get_supxlabel()
+
+
+def test_by_splits_lines(tmp_path, capsys):
+    runs = [make_run(tmp_path / str(x), rows([100, 200], [x, x]), clip_eps=x, seed=i) for i, x in enumerate((0.2, 0.1))]
+    (axes,) = figure_of(*runs).axes
+    assert labels(axes) == ["ppo_pmap (2 seeds, mean)"]
+    assert "different clip_eps are put together, --by clip_eps" in capsys.readouterr().err
+    (axes,) = figure_of(*runs, by=("clip-eps",)).axes
+    assert labels(axes) == ["ppo_pmap, clip_eps 0.1 (1 seed)", "ppo_pmap, clip_eps 0.2 (1 seed)"]
+    assert line_data(axes.lines[0])[1] == [0.1, 0.1]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_seed_that_counts_twice_is_noted(tmp_path, capsys):
+    for name, flags in {"a": {"num_seeds": 2}, "b": {"seed": 1}, "c": {"seed": 2}}.items():
+        make_run(tmp_path / name, rows([100], [[1, 2] if name == "a" else 1]), **flags)
+    figure_of(str(tmp_path / "a"), str(tmp_path / "c"))
+    assert capsys.readouterr().err == ""
+    figure_of(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert "a seed is there more than once" in capsys.readouterr().err
+
+
+def test_what_is_left_out_is_noted(tmp_path, capsys):
+    runs = [
+        make_run(tmp_path / "a", rows([100, 1000], [[1, None], [2, None]]), num_seeds=2),
+        make_run(tmp_path / "b", rows([100, 200], [1, 2]), seed=2),
+        make_run(tmp_path / "c", rows([100], [1], metric="loss/q"), algorithm="sac_pmap"),
+    ]
+    (axes,) = figure_of(*runs).axes
+    assert labels(axes) == ["ppo_pmap (2 seeds, mean)"]
+    assert line_data(axes.lines[0])[0] == [100, 200]
+    notes = capsys.readouterr().err.splitlines()
+    assert len(notes) == 3
+    assert f"note: {runs[0]}: no {RETURN} of 1 of 2 seeds, which are left out" in notes
+    assert f"note: {runs[2]}: no {RETURN}, left out" in notes
+    assert any(f"the line ends at step 200 as {runs[1]} does, other runs go on to 1,000" in note for note in notes)
+
+
+def test_notes_that_say_the_same_are_one_line(tmp_path, capsys):
+    runs = [make_run(tmp_path / str(i), rows([100], [None] if i else [1]), seed=i) for i in range(4)]
+    figure_of(*runs)
+    assert capsys.readouterr().err == f"note: {runs[1]} and 2 more: no {RETURN}, left out\n"
+
+
+def test_a_metric_of_the_whole_run_counts_runs(tmp_path):
+    runs = [make_run(tmp_path / str(i), rows([1], [[1, 2]]), num_seeds=2, seed=2 * i) for i in range(2)]
+    (axes,) = figure_of(*runs, y="time/sps_total").axes
+    assert labels(axes) == ["ppo_pmap (2 runs, mean)"]
+
+
+def test_more_lines_than_colours_are_told_apart(tmp_path):
+    runs = [make_run(tmp_path / str(i), rows([1, 2], [i, i]), seed=i) for i in range(28)]
+    (axes,) = figure_of(*runs, by=("seed",)).axes
+    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 28
+
+
+def test_the_legend_is_above_the_curves_and_nothing_is_cut_off(tmp_path):
+    runs = [make_run(tmp_path / str(i), rows([1, 2], [[i, 1], [i, 2]]), num_seeds=2, lr=i) for i in range(3)]
+    for i in range(4):  # labels short enough for two columns
+        env = "my_envs:make_maze"
+        runs.append(make_run(tmp_path / f"other{i}", rows([1, 2], [1, 2]), algorithm=f"ppo_{i}", env=env, lr=9))
+    for chosen in (runs[:1], runs[3:], runs):
+        figure = figure_of(*chosen, by=("lr",), title="Learning curves")
+        figure.canvas.draw()
+        for axes in figure.axes:
+            legend = axes.get_legend().get_window_extent()
+            assert legend.y0 >= axes.bbox.y1
+            everything = axes.get_tightbbox()
+            assert everything.x0 >= 0
+            assert everything.y0 >= 0
+            assert everything.x1 <= figure.bbox.x1
+            assert everything.y1 <= figure.bbox.y1
+
+
+def test_the_command_writes_the_picture_and_says_where(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "a", rows([100, 200], [1, 2]))
+    assert call("plot", "a") == 0
+    assert capsys.readouterr().out.split() == ["saved", "curves.png"]
+    first = (tmp_path / "curves.png").read_bytes()
+    assert first.startswith(b"\x89PNG")
+    assert call("plot", "a", "--out", "again.png") == 0
+    assert (tmp_path / "again.png").read_bytes() == first
+    assert call("plot", "a", "--out", "vector.svg", "--title", "my title") == 0
+    assert "my title" in (tmp_path / "vector.svg").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "again.png", "curves.png", "vector.svg"]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are made from here on."""
+    figures, draw = [], plot.draw
+    monkeypatch.setattr(plot, "draw", lambda *args: figures.append(draw(*args)) or figures[-1])
+    return figures
+
+
+def test_the_curve_of_a_run_shows_each_seed_and_the_mean(tmp_path, drawn):
+    logged = rows([100, 200, 300], [[None, None], [1, None], [2, 4]])
+    logged[2][EVALUATION] = [10, 20]
+    make_run(tmp_path / "a", logged, num_seeds=2)
+    assert plot.draw_curve(tmp_path / "a", "CartPole-v1, ppo_pmap") == tmp_path / "a" / "curve.png"
+    assert (tmp_path / "a" / "curve.png").read_bytes().startswith(b"\x89PNG")
+    (axes,) = drawn[0].axes
+    assert axes.get_legend().get_title().get_text() == "CartPole-v1, ppo_pmap, 2 seeds and their mean"
+    assert labels(axes) == ["training, last 100 episodes", "greedy evaluation"]
+    first, second, mean, *_, evaluation = axes.lines
+    assert line_data(first) == ([200, 300], [1, 2])
+    assert line_data(second) == ([200, 300], [pytest.approx(math.nan, nan_ok=True), 4])
+    assert line_data(mean) == ([200, 300], [1, 3])
+    assert line_data(evaluation) == ([300], [15])
+    assert len(axes.lines) == 6
+    assert axes.get_ylabel() == "episode return"
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_curve_of_a_run_with_one_seed_or_without_numbers(tmp_path, drawn):
+    make_run(tmp_path / "a", rows([100, 200], [1, 2]))
+    plot.draw_curve(tmp_path / "a", "one")
+    assert [line_data(line) for line in drawn[0].axes[0].lines] == [([100, 200], [1, 2])]
+    assert drawn[0].axes[0].get_legend().get_title().get_text() == "one"
+    make_run(tmp_path / "b", "")
+    plot.draw_curve(tmp_path / "b", "none")
+    assert not drawn[1].axes[0].lines
+
+
+# --------------------------------------------------------------------------------------------------------------- table
+
+
+def compared(*runs, **flags):
+    return compare.compare(compare.Args(runs=runs, **flags))
+
+
+def test_a_row_holds_what_the_runs_hold(tmp_path):
+    runs = [
+        make_run(tmp_path / "a", rows([100, 200], [[0, 50], [80, 90]]), num_seeds=2, evaluation=[70, 80]),
+        make_run(tmp_path / "b", rows([100, 200, 300], [10, 95, 100]), seed=2, evaluation=[99]),
+    ]
+    (row,) = compared(*runs)
+    assert (row.env, row.algorithm, row.seeds, row.steps, row.steps_max) == ("CartPole-v1", "ppo_pmap", 3, 200, 300)
+    assert (row.estimate, row.return_, row.training_seeds) == ("mean", 83, 0)
+    assert (row.return_low, row.return_high) == pytest.approx((70, 99), abs=4)
+    assert (row.steps_per_second, row.wall_seconds) == (100, 2.5)
+    assert (row.threshold, row.reached, row.seconds_to_threshold) == (90, 2, 2)  # seeds after never, 2 and 2 s
+
+
+def test_the_threshold_is_of_the_environment_and_can_be_given(tmp_path):
+    runs = [
+        make_run(tmp_path / "a", rows([100, 200], [-10, 40])),
+        make_run(tmp_path / "b", rows([100, 200], [0, 90]), algorithm="sac_pmap"),
+        make_run(tmp_path / "c", rows([100, 200], [-1000, -500]), env="Pendulum-v1"),
+    ]
+    assert [row.threshold for row in compared(*runs)] == [80, 80, -550]
+    assert [row.threshold for row in compared(*runs, threshold=40.0)] == [40, 40, 40]
+    assert [row.reached for row in compared(*runs, threshold=40.0)] == [1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("highest", "text"),
+    [([9, 9, 9], "2 s"), ([9, 9, 1], "2 s (2 of 3)"), ([9, 1, 1], "1 of 3"), ([1, 1, 1], "-"), ([9, 1], "1 of 2")],
+)
+def test_time_to_the_threshold_is_the_median_over_seeds(tmp_path, highest, text):
+    run = make_run(
+        tmp_path / "a", rows([100, 200, 300], [[0] * len(highest), highest, highest]), num_seeds=len(highest)
+    )
+    (row,) = compared(run, threshold=5.0)
+    assert compare.texts(row, ())["to threshold"] == text
+
+
+def test_time_to_the_threshold_adds_up_over_a_resume(tmp_path):
+    logged = [*rows([100], [1], wall=[12.0], compiled=10.0), *rows([200, 300], [2, 9], wall=[2.0, 3.0], compiled=1.0)]
+    (row,) = compared(make_run(tmp_path / "a", logged), threshold=5.0)
+    assert (row.seconds_to_threshold, row.wall_seconds) == (15, 15)
+
+
+def test_an_unfinished_run_counts_with_its_training_return(tmp_path, capsys):
+    runs = [
+        make_run(tmp_path / "a", rows([100, 200, 300], [[1, 2], [3, 4], [None, 5]]), num_seeds=2),
+        make_run(tmp_path / "b", rows([100], [6.0]), seed=2, evaluation=[9.0]),
+    ]
+    (row,) = compared(*runs)
+    assert (row.return_, row.training_seeds) == (pytest.approx((3 + 5 + 9) / 3), 2)
+    assert compare.texts(row, ())["return [95% CI]"].endswith(" *")
+    assert f"note: {runs[0]}: no evaluation in result.json, the last {RETURN}" in capsys.readouterr().err
+    (tmp_path / "b" / "result.json").write_text("{")
+    (row,) = compared(runs[1])
+    assert (row.return_, row.training_seeds) == (6, 1)
+
+
+def test_an_old_evaluation_is_noted(tmp_path, capsys):
+    logged = rows([100, 200, 300], [1, 2, 3])
+    logged[1][EVALUATION] = 7.0
+    run = make_run(tmp_path / "a", logged, evaluation=[7.0])
+    assert compared(run)[0].return_ == 7
+    assert "the evaluation is from step 200 of 300" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_run_without_returns_is_in_the_table(tmp_path):
+    (row,) = compared(make_run(tmp_path / "a", rows([100], [None])))
+    texts = compare.texts(row, ())
+    assert (texts["return [95% CI]"], texts["threshold"], texts["to threshold"]) == ("-", "-", "-")
+
+
+@pytest.fixture
+def two_groups(tmp_path):
+    return [
+        make_run(
+            tmp_path / f"{i}",
+            rows([100_000, 200_704], [[1] * 5, [x] * 4 + [400]]),
+            num_seeds=5,
+            clip_eps=x,
+            env="an_environment:with_a_long_name",
+            evaluation=[1000 * x + seed for seed in range(5)],
+        )
+        for i, x in enumerate((0.125, 0.25))
+    ]
+
+
+def test_a_pipe_gets_the_whole_table(two_groups, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert call("compare", *two_groups, "--by", "clip_eps") == 0
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = (line for line in lines if "0.125" in line)
+    assert "an_environment:with_a_long_name" in line
+    for words in ("ppo_pmap", " 5 ", "200,704", "IQM 127.0 [125.", "100 ", "2,007.0 s", "360.0", "1 of 5"):
+        assert words in line
+    assert "…" not in "".join(lines)
+    assert "90% of the way" in lines[-1]
+
+
+def test_a_narrow_terminal_gets_a_list(two_groups, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the output for a terminal
+    assert call("compare", *two_groups, "--by", "clip_eps") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "env              an_environment:with_a_long_name" in lines
+    assert [line.split() for line in lines if line.startswith("clip_eps")] == [
+        ["clip_eps", "0.125"],
+        ["clip_eps", "0.25"],
+    ]
+    assert max(map(len, lines)) <= 60
+
+
+def test_the_csv_file_has_full_numbers(two_groups, tmp_path):
+    path = tmp_path / "table.csv"
+    assert call("compare", *two_groups, "--by", "clip_eps", "--csv", path, "--threshold", "300") == 0
+    with path.open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert (first["env"], first["clip_eps"], second["clip_eps"]) == ("an_environment:with_a_long_name", "0.125", "0.25")
+    assert (first["seeds"], first["steps"], first["return"], first["estimate"]) == ("5", "200704", "127.0", "IQM")
+    assert float(first["wall_seconds"]) == 2007.04
+    assert (first["threshold"], first["reached"], first["seconds_to_threshold"]) == ("300.0", "1", "")
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    """A working directory with a good run and others that are not."""
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "good", rows([100, 200], [1, 2]), clip_eps=0.2, gamma=0.9)
+    make_run(tmp_path / "silent", "")
+    make_run(tmp_path / "null", rows([100], [None]))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    for name, text in {"cut": '{"algorithm": "ppo', "list": "[]", "argless": '{"algorithm": "ppo"}'}.items():
+        make_run(tmp_path / name, "")
+        (tmp_path / name / "config.json").write_text(text)
+    make_run(tmp_path / "words", rows([100], [1]), num_seeds="three")
+    make_run(tmp_path / "unreadable", "")
+    (tmp_path / "unreadable" / "metrics.jsonl").unlink()
+    (tmp_path / "unreadable" / "metrics.jsonl").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "name at least one run directory, such as runs/NAME or runs/*"),
+        ("good nowhere", "nowhere is not a run directory: it does not exist"),
+        ("good empty", "empty is not a run directory: it has no readable config.json"),
+        ("good file", "file is not a run directory"),
+        ("cut", "cut is not a run directory"),
+        ("list", "list is not a run directory"),
+        ("argless", "argless is not a run directory"),
+        ("words", "words is not a run directory: its config.json has no whole number for num_seeds"),
+        ("good silent", "silent has no metrics yet"),
+        ("unreadable", "unreadable/metrics.jsonl cannot be read: Is a directory"),
+        ("good --by clip_epz", "--by clip_epz: none of the runs has this flag; did you mean clip_eps?"),
+        ("good --by zzzzz", "there are clip_eps, env, gamma"),
+    ],
+)
+def test_wrong_runs_and_flags_are_refused(broken, capsys, program, words, message):
+    assert call(program, *words.split()) == 2
+    assert_one_error(capsys, message)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("good --y episode/return_last10", f"none of the runs has this metric; did you mean {RETURN}?"),
+        ("good --y episode/return", f"did you mean {RETURN}?"),
+        ("good --y zzzzz", f"there are env_steps, {RETURN}, time/compile"),
+        ("null", f"{RETURN} is null in all rows of the runs"),
+        ("good --out nowhere/x.png", "--out nowhere/x.png: there is no folder nowhere, make it first"),
+        ("good --out picture", "its ending must be one of "),
+        ("good --out picture.docx", ".pdf, "),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(broken, capsys, words, message):
+    assert call("plot", *words.split()) == 2
+    assert_one_error(capsys, message)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("good --threshold nan", "--threshold must be finite"),
+        ("good --csv nowhere/x.csv", "--csv nowhere/x.csv: there is no folder nowhere, make it first"),
+        ("good --csv empty", "empty cannot be written: Is a directory"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(broken, capsys, words, message):
+    assert call("compare", *words.split()) == 2
+    assert_one_error(capsys, message)
+
+
+def test_a_picture_that_cannot_be_written_is_refused_and_leaves_nothing(broken, capsys):
+    (broken / "taken.png").mkdir()
+    before = sorted(broken.iterdir())
+    assert call("plot", "good", "--out", "taken.png") == 2
+    assert_one_error(capsys, "taken.png cannot be written: Is a directory")
+    assert sorted(broken.iterdir()) == before
+
+
+def assert_one_error(capsys, message):
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("note: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert message in lines[0]
+
+
+# ----------------------------------------------------------------------------------------------------------- processes
+
+
+def run_module(*words):
+    command = [sys.executable, "-X", "importtime", "-m", *words]
+    process = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=True
+    )
+    imported = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in process.stderr.splitlines() if "|" in line}
+    assert "numpy" in imported  # or this sees nothing
+    return process.stdout, imported
+
+
+def test_help_imports_nothing_slow():
+    text, imported = run_module("common.plot", "--help")
+    assert "python -m common.plot" in text
+    assert "RUN [RUN ...]" in text
+    assert not imported & {"jax", "matplotlib"}
+
+
+def test_a_comparison_needs_neither_jax_nor_matplotlib(tmp_path):
+    text, imported = run_module("common.compare", make_run(tmp_path / "a", rows([100], [1.0])))
+    assert "CartPole-v1" in text
+    assert not imported & {"jax", "matplotlib"}

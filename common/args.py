@@ -83,6 +83,8 @@ class RunArgs:
     """Stop, saved and resumable, once this many environment steps are done in all; 0 is off."""
     max_seconds: float = 0.0
     """Stop, saved and resumable, after this many seconds; 0 is off."""
+    gif: bool = False
+    """At the end, play an episode with the final policy and draw it to policy.gif in the run directory."""
     tensorboard: bool = False
     """Also write TensorBoard files into the run directory."""
     wandb: bool = False
@@ -130,10 +132,10 @@ class RunArgs:
             raise UsageError("--resume continues a run and --init-from starts one: give only one of them")
         if self.resume and self.overwrite:
             raise UsageError("--overwrite would delete what --resume continues: give only one of them")
-        if self.benchmark and (self.resume or self.run_dir or self.tensorboard or self.wandb or self.keep_best):
-            raise UsageError(
-                "--benchmark keeps nothing: leave out --resume, --run-dir, --tensorboard, --wandb, --keep-best"
-            )
+        keeping = "resume", "run_dir", "tensorboard", "wandb", "keep_best", "gif"
+        if self.benchmark and any(getattr(self, name) for name in keeping):
+            flags = ", ".join("--" + name.replace("_", "-") for name in keeping)
+            raise UsageError(f"--benchmark keeps nothing: leave out {flags}")
         if self.resume and self.run_dir != self.resume:
             raise UsageError(
                 f"--resume {self.resume} goes on in its own directory: leave out --run-dir; "
@@ -231,7 +233,7 @@ def _resume_defaults(args_class: type, argv: list[str]) -> Any:
     """The resumed run's flags, as defaults that explicit flags override; None without --resume."""
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
     given = dict(zip(words, words[1:], strict=False))  # of a repeated flag the last counts
-    if "--resume" not in given:
+    if "--resume" not in given or not issubclass(args_class, RunArgs):
         return None
     explicit_env = {"env": given["--env"]} if "--env" in given else {}
     return args_class.from_run(given["--resume"], **explicit_env)

@@ -24,7 +24,6 @@ from common.curves import (
     LoggedRun,
     Note,
     Selection,
-    check_folder,
     estimate,
     estimate_name,
     flag_text,
@@ -33,7 +32,7 @@ from common.curves import (
     pooled,
     say,
 )
-from common.files import replacing
+from common.files import check_target, replacing
 from common.logs import is_number
 
 
@@ -202,7 +201,7 @@ def write_csv(rows: list[Row], by: tuple[str, ...], path: Path) -> None:
 def run_command(args: Args) -> None:
     """What the command does."""
     if args.csv:
-        check_folder("--csv", Path(args.csv))
+        check_target(Path(args.csv))
     rows = compare(args)
     show(args, rows)
     if args.csv:

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -63,6 +65,23 @@ class Console:
             return
         eta = max(self.total - steps, 0) / max(row["time/sps_total"], 1e-9)
         self.say(f"step {steps:>11,} / {self.total:,}  {report}  ETA {eta:.0f} s")
+
+    @contextmanager
+    def task(self, words: str) -> Iterator[Callable[[int, int], None]]:
+        """While something slow goes on: yields a function to call with how much is done, and of how much.
+
+        A bar on a terminal, a line elsewhere.
+        """
+        if self.quiet or not self._rich.is_terminal:
+            self.say(f"{words} ...")
+            yield lambda done, total: None
+            return
+        from rich import progress
+
+        columns = progress.TextColumn("{task.description}"), progress.BarColumn(), progress.TimeElapsedColumn()
+        with progress.Progress(*columns, console=self._rich, transient=True) as bar:
+            task = bar.add_task(words, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
 
     def abandon(self) -> None:
         """Give the terminal back its cursor, for a process that ends at once."""

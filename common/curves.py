@@ -131,12 +131,6 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
     return group(runs, selection.split)
 
 
-def check_folder(flag: str, path: Path) -> None:
-    """Raise UsageError where `path`, the value of `flag`, has no folder to be written in."""
-    if not path.parent.is_dir():
-        raise UsageError(f"{flag} {path}: there is no folder {path.parent}, make it first")
-
-
 def suggest(name: str, known: Iterable[str]) -> str:
     """Which of the `known` names may have been meant; all of them where none is near."""
     known = sorted(known)

@@ -19,14 +19,30 @@ class Episodes(NamedTuple):
     length: jax.Array  # [E] steps
 
 
+def step_key(key: jax.Array, time: jax.Array) -> jax.Array:
+    """The environment's key for step `time` of the episode that began with `key`."""
+    return jax.random.fold_in(key, time)
+
+
+def act_key(key: jax.Array, time: jax.Array) -> jax.Array:
+    """The policy's key for step `time` of the episode that began with `key`."""
+    return jax.random.fold_in(jax.random.fold_in(key, 2**31 - 1), time)  # no step has this number
+
+
 def run_episodes(env: Env, policy: Callable[[jax.Array], jax.Array], num_episodes: int) -> Episodes:
     """Play this device's `num_episodes` episodes with `policy`: observations [E, ...] to actions [E, ...].
 
-    An episode ends at termination, at truncation or after `env.max_steps`. Initial states depend only on the episode's
-    global index, so that evaluations are comparable.
+    Initial states depend only on the episode's global index, so that evaluations are comparable.
     """
-    root = jax.random.key(SEED)
-    keys = keys_of(root, num_episodes)
+    return play_episodes(env, lambda obs, _: policy(obs), keys_of(jax.random.key(SEED), num_episodes))
+
+
+def play_episodes(env: Env, act: Callable[[jax.Array, jax.Array], jax.Array], keys: jax.Array) -> Episodes:
+    """One episode from each of `keys` [E] with `act`: (observations [E, ...], fresh keys [E]) to actions [E, ...].
+
+    An episode ends at termination, at truncation or after `env.max_steps`.
+    """
+    num_episodes = keys.shape[0]
     obs, env_state = jax.vmap(env.reset)(keys)
     zeros = jnp.zeros(num_episodes)
 
@@ -36,8 +52,8 @@ def run_episodes(env: Env, policy: Callable[[jax.Array], jax.Array], num_episode
 
     def step(carry):
         time, env_state, obs, done, episodes = carry
-        step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, time)
-        out = jax.vmap(env.step)(step_keys, env_state, policy(obs))
+        step_keys, act_keys = (jax.vmap(function, (0, None))(keys, time) for function in (step_key, act_key))
+        out = jax.vmap(env.step)(step_keys, env_state, act(obs, act_keys))
         episodes = Episodes(
             ret=episodes.ret + jnp.where(done, 0.0, out.reward), length=episodes.length + jnp.where(done, 0.0, 1.0)
         )

@@ -7,6 +7,7 @@ docs/using-a-policy.md shows the few lines that load it.
 """
 
 import sys
+import warnings
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from common.args import main, parse, read_config
 from common.console import Console
 from common.errors import UsageError
-from common.files import replacing
+from common.files import check_target, replacing
 from common.policy_args import PolicyArgs
 
 
@@ -50,13 +51,17 @@ def to_onnx(policy: Policy) -> bytes:
     """The greedy policy as an ONNX model with one input and one output. Raises UsageError without jax2onnx."""
     import logging
 
-    logging.getLogger("jax2onnx").setLevel(logging.CRITICAL)  # plugins for other libraries that it cannot load
+    for name in ("jax2onnx", "onnx_ir"):  # they speak of plugins for other libraries, and of shapes without names
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         from jax2onnx import to_onnx as convert
     except ImportError as error:
-        raise UsageError('an .onnx file needs jax2onnx: pip install jax2onnx, or pip install -e ".[onnx]"') from error
+        raise UsageError('an .onnx file needs jax2onnx: pip install -e ".[onnx]"') from error
     obs = jax.ShapeDtypeStruct(("batch", *policy.env.observation_space.shape), policy.env.obs_dtype)
-    return convert(policy.bind(), [obs], input_names=["obs"], output_names=["action"]).SerializeToString()
+    # The warnings are of its own arithmetic; nested jits are inlined, because it knows them of one version of JAX only.
+    with warnings.catch_warnings(action="ignore"), jax.disable_jit():
+        model = convert(policy.bind(), [obs], input_names=["obs"], output_names=["action"])
+    return model.SerializeToString()
 
 
 FORMATS = {".stablehlo": to_stablehlo, ".onnx": to_onnx}
@@ -69,6 +74,7 @@ def export_policy(policy: Policy, out: Path) -> Path:
     """
     if out.suffix not in FORMATS:
         raise UsageError(f"--out {out} must end in {' or '.join(FORMATS)}")
+    check_target(out)
     content = FORMATS[out.suffix](policy)
     with replacing(out) as temporary:
         temporary.write_bytes(content)

@@ -2,10 +2,18 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common.errors import UsageError
+
+
+def check_target(path: Path) -> None:
+    """Raise UsageError where no file can be at `path`: to know it before the work that it takes to fill one."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory: name a file in it")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
 
 
 @contextmanager
@@ -21,4 +29,5 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()

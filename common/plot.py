@@ -24,7 +24,6 @@ from common.curves import (
     Note,
     Selection,
     align,
-    check_folder,
     curves,
     estimate,
     estimate_name,
@@ -35,7 +34,7 @@ from common.curves import (
     suggest,
 )
 from common.errors import UsageError
-from common.files import replacing
+from common.files import check_target, replacing
 from common.logs import read_log
 
 AXES = {
@@ -130,7 +129,7 @@ def plot(args: Args) -> None:
     path, formats = Path(args.out), FigureCanvasAgg.filetypes
     if path.suffix[1:].lower() not in formats:
         raise UsageError(f"--out {path}: its ending must be one of {', '.join('.' + name for name in sorted(formats))}")
-    check_folder("--out", path)
+    check_target(path)
     figure = learning_curves(args)
     with replacing(path) as temporary:
         try:

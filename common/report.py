@@ -3,8 +3,11 @@
 import json
 import math
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from common.devices import describe
 from common.envs import is_custom
@@ -40,6 +43,8 @@ def print_footer(run: Any, status: str) -> None:
         say(f"greedy   return{who} {spread} over {args.eval_episodes} episodes")
     say(f"saved    {_last_checkpoint(run) or 'nothing yet'}")
     say(f"curve    {run.dir / 'curve.png'}")
+    if args.gif and (run.dir / "policy.gif").exists():
+        say(f"gif      {run.dir / 'policy.gif'}")
     command = _resume_command(run)
     if status == "finished":
         say(f"finished at step {run.steps:,}; train longer: {command} --total-timesteps {2 * run.total}")
@@ -62,6 +67,17 @@ def write_result(run: Any, status: str, **more: Any) -> None:
         "checkpoint": _last_checkpoint(run),
     }
     write_json(run.dir / "result.json", record | more)
+
+
+def draw_policy(run: Any, act: Callable, learners: Any) -> None:
+    """Write `policy.gif`: an episode with the policy of the first of `learners` [S, ...]."""
+    from common.play import Policy, save_gif
+
+    policy = Policy(act, jax.tree.map(lambda x: x[0], learners), run.env.spec)
+    try:
+        save_gif(policy, run.env, run.dir / "policy.gif", run.console, jax.random.key(run.args.seed))
+    except Exception as error:  # all is saved by now: a picture that fails does not make the run a failure
+        run.console.warn(f"policy.gif could not be drawn: {error}")
 
 
 def stored_evaluation(directory: Path) -> dict[str, list[float]]:

@@ -103,7 +103,7 @@ class Run:
 
         `algorithm` holds the functions `init`, `update` and `evaluate` over all devices, see `pmapped`.
         """
-        args = self.args
+        args, self._act = self.args, algorithm.act
         seeds = np.arange(args.seed, args.seed + args.num_seeds, dtype=np.int32)
         seeds = np.broadcast_to(seeds, (len(self.devices), args.num_seeds)).copy()  # [D, S]
         report.print_header(self)
@@ -181,6 +181,8 @@ class Run:
             draw_curve(self.dir, f"{self.env.name}, {self.config['algorithm']}")
             if status == "finished":
                 (self.dir / "DONE").touch()
+            if self.args.gif and not interrupted:
+                report.draw_policy(self, self._act, self._host.learner)
         report.print_footer(self, status)
         if interrupted == signal.SIGINT:
             raise KeyboardInterrupt

@@ -39,6 +39,9 @@ class Box(NamedTuple):
     high: np.ndarray
     shape: tuple[int, ...]
 
+    def __str__(self) -> str:
+        return f"Box{list(self.shape)}"
+
 
 Space = Discrete | MultiDiscrete | Box
 

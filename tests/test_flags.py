@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from cli_helpers import Recorder, checkpoint_steps, read_config, read_result, read_rows, run_script, toy
+from PIL import Image
 
 from algos.ppo_pmap import Args, train
 from common.args import main
@@ -189,6 +190,21 @@ def max_seconds(tmp_path, **_):
     assert not (tmp_path / "DONE").exists()
 
 
+def gif(tmp_path, monkeypatch, capsys):
+    start(tmp_path / "without")
+    assert not (tmp_path / "without" / "policy.gif").exists()
+    start(tmp_path / "with", gif=True, num_seeds=2)
+    with Image.open(tmp_path / "with" / "policy.gif") as picture:
+        assert picture.n_frames > 1
+
+    def fail(*_):
+        raise RuntimeError("no paint left")
+
+    monkeypatch.setattr("common.play.draw_gif", fail)
+    assert start(tmp_path / "failing", gif=True).status == "finished"
+    assert "no paint left" in capsys.readouterr().err
+
+
 def tensorboard(tmp_path, monkeypatch, **_):
     recorder = Recorder()
     monkeypatch.setitem(sys.modules, "tensorboardX", recorder)
@@ -260,7 +276,7 @@ def test_an_evaluation_after_the_last_row_gets_a_row_of_its_own(tmp_path, monkey
 
 
 RUN = (num_seeds, num_devices, log_interval, eval_interval, eval_episodes, checkpoint_interval, keep_checkpoints)
-RUN += (keep_best, run_dir, resume, init_from, overwrite, stop_after, max_seconds, tensorboard, wandb, quiet)
+RUN += (keep_best, run_dir, resume, init_from, overwrite, stop_after, max_seconds, gif, tensorboard, wandb, quiet)
 RUN += (compile_cache, benchmark)
 CASES = {case.__name__: case for case in RUN} | {name: learning_case(name) for name in LEARNING}
 

@@ -602,7 +602,7 @@ def test_wrong_runs_and_flags_are_refused(broken, capsys, program, words, messag
         ("good --y episode/return", f"did you mean {RETURN}?"),
         ("good --y zzzzz", f"there are env_steps, {RETURN}, time/compile"),
         ("null", f"{RETURN} is null in all rows of the runs"),
-        ("good --out nowhere/x.png", "--out nowhere/x.png: there is no folder nowhere, make it first"),
+        ("good --out nowhere/x.png", "nowhere/x.png cannot be written: there is no folder nowhere"),
         ("good --out picture", "its ending must be one of "),
         ("good --out picture.docx", ".pdf, "),
     ],
@@ -616,8 +616,8 @@ def test_what_cannot_be_drawn_is_refused(broken, capsys, words, message):
     ("words", "message"),
     [
         ("good --threshold nan", "--threshold must be finite"),
-        ("good --csv nowhere/x.csv", "--csv nowhere/x.csv: there is no folder nowhere, make it first"),
-        ("good --csv empty", "empty cannot be written: Is a directory"),
+        ("good --csv nowhere/x.csv", "nowhere/x.csv cannot be written: there is no folder nowhere"),
+        ("good --csv empty", "empty is a directory: name a file in it"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(broken, capsys, words, message):
@@ -629,7 +629,7 @@ def test_a_picture_that_cannot_be_written_is_refused_and_leaves_nothing(broken, 
     (broken / "taken.png").mkdir()
     before = sorted(broken.iterdir())
     assert call("plot", "good", "--out", "taken.png") == 2
-    assert_one_error(capsys, "taken.png cannot be written: Is a directory")
+    assert_one_error(capsys, "taken.png is a directory: name a file in it")
     assert sorted(broken.iterdir()) == before
 
 

@@ -1,0 +1,112 @@
+"""Play episodes with a trained policy, and draw one of them.
+
+python -m common.play runs/NAME --episodes 5 --gif episode.gif
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.args import check, main, parse, read_config
+from common.console import Console
+from common.errors import UsageError
+from common.files import check_target
+from common.policy_args import PolicyArgs
+
+
+@dataclass
+class Args(PolicyArgs):
+    """Play episodes with a trained policy, and draw one of them."""
+
+    episodes: int = 10
+    """Episodes to play."""
+    gif: str = ""
+    """Draw the first episode to this file."""
+    stochastic: bool = False
+    """Sample actions as in training, instead of taking the best known ones."""
+    seed: int = 0
+    """Seed of initial states, of chance in the environment and of sampled actions."""
+    env: str = ""
+    """Play in this environment; needed where the policy was trained on your own, package.module:factory."""
+    env_params: str = ""
+    """Environment parameters to change, as a JSON object; default those of the run."""
+
+    def __post_init__(self):
+        check(self, "episodes", at_least=1)
+        check(self, "seed", at_least=0, at_most=2**31 - 1)
+
+
+if __name__ == "__main__":
+    ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
+
+import jax
+import numpy as np
+
+from common.compile import set_up_cache
+from common.envs import Env, is_custom, make
+from common.evaluate import Episodes, play_episodes
+from common.policy import Policy
+from common.render import Recording, draw_gif, record
+
+
+def act(policy: Policy, stochastic: bool, obs: jax.Array, keys: jax.Array) -> jax.Array:
+    """Actions [E, ...] for observations [E, ...], each sampled with its own key where they are `stochastic`."""
+    if not stochastic:
+        return policy(obs)
+    return jax.vmap(lambda obs, key: policy(obs, key=key))(obs, keys)
+
+
+def save_gif(policy: Policy, env: Env, path: Path, console: Console, key: jax.Array, stochastic=False) -> Recording:
+    """Draw the episode that begins from `key` to `path`; returns it. Raises UsageError where it cannot be written."""
+    with console.task(f"drawing {path.name}") as on_frame:
+        recording = record(env, lambda obs, key: act(policy, stochastic, obs, key[None]), key, env.max_steps)
+        draw_gif(env, recording, path, on_frame)
+    return recording
+
+
+def make_env(policy: Policy, name: str, env_params: str) -> Env:
+    """The environment called `name`, or that of the policy's run. Raises UsageError where the policy does not fit."""
+    trained = read_config(policy.run_dir)["args"]
+    if not name and is_custom(trained["env"]):
+        raise UsageError(f"{policy.run_dir} was trained on your own environment: name it again, --env {trained['env']}")
+    same = name in ("", trained["env"])
+    env = make(name or trained["env"], env_params or (trained["env_params"] if same else ""))
+    for kind in ("observation", "action"):
+        ours, theirs = (getattr(it, f"{kind}_space") for it in (policy.env, env))
+        if str(ours) != str(theirs):
+            raise UsageError(f"the policy's {kind}s are {ours}, those of {env.name} are {theirs}")
+    return env
+
+
+def play(args: Args) -> Episodes:
+    """What the command does; returns the episodes as host arrays."""
+    if args.gif:
+        check_target(Path(args.gif))
+    console = Console(quiet=False, total_steps=0)
+    set_up_cache(True)
+    policy = args.load(console)
+    env = make_env(policy, args.env, args.env_params)
+    how = "sampled actions" if args.stochastic else "greedy"
+    console.say(f"policy   {policy.run_dir}, step {policy.step:,}, seed {policy.seed}, {how}")
+    console.say(f"env      {env.name}")
+
+    keys = jax.random.split(jax.random.key(args.seed), args.episodes)
+    with console.task("playing"):
+        run = jax.jit(lambda keys: play_episodes(env, lambda *inputs: act(policy, args.stochastic, *inputs), keys))
+        episodes = jax.tree.map(np.array, jax.device_get(run(keys)))
+    if args.gif:
+        rewards = save_gif(policy, env, Path(args.gif), console, keys[0], args.stochastic).rewards
+        # In a batch numbers are rounded differently, which a chaotic environment can make visible.
+        episodes.ret[0], episodes.length[0] = rewards.sum(), len(rewards)
+    for number, (ret, length) in enumerate(zip(*episodes, strict=True), 1):
+        console.say(f"episode {number:>4}  return {ret:>10.2f}  length {length:>6,.0f}")
+    ret = episodes.ret
+    spread = f"{ret.mean():.1f} ± {ret.std():.1f} (min {ret.min():.1f}, max {ret.max():.1f})"
+    console.say(f"return   {spread} over {args.episodes} episodes")
+    if args.gif:
+        console.say(f"gif      {args.gif} ({Path(args.gif).stat().st_size / 1e3:,.0f} kB, episode 1)")
+    return episodes
+
+
+if __name__ == "__main__":
+    sys.exit(main(play, ARGS))

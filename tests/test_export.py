@@ -1,0 +1,230 @@
+"""Policies that leave the repository: exported files, forks, and what the commands print and refuse."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from cli_helpers import ROOT, SMALL, environment, run_script, succeed
+from helpers import ppo, sac, small_args, small_sac_args
+from PIL import Image
+
+import common.export
+import common.play
+from common.args import main, parse
+from common.policy import load_policy
+
+DOCS = (ROOT / "docs" / "using-a-policy.md").read_text()
+TINY = {"total_timesteps": 256, "hidden_sizes": (8,)}
+RUNS = {
+    "normalised": lambda: (ppo, small_args(normalize_obs=True, **TINY)),
+    "images": lambda: (ppo, small_args(env="Breakout-MinAtar", num_seeds=2, **TINY)),
+    "one-hot": lambda: (ppo, small_args(env="FrozenLake-misc", **TINY)),
+    "box": lambda: (sac, small_sac_args(total_timesteps=64, hidden_sizes=(8,))),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    for name, make in RUNS.items():
+        algorithm, args = make()
+        args.run_dir = str(folder / name)
+        algorithm.train(args)
+    return {name: folder / name for name in RUNS}
+
+
+def run_python(*words: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+    pipes = {"capture_output": True, "text": True, "timeout": 120, "check": False}
+    return subprocess.run([sys.executable, *words], cwd=cwd, env=env or environment(), **pipes)
+
+
+def observations(policy, size: int) -> np.ndarray:
+    numbers = np.random.default_rng(size).normal(0, 2, (size, *policy.env.observation_space.shape))
+    return np.abs(numbers).astype(policy.env.obs_dtype)
+
+
+def snippet(kind: str) -> str:
+    """The code under `<!-- load KIND -->` in the documentation."""
+    return re.search(rf"<!-- load {kind} -->\n```python\n(.*?)```", DOCS, re.DOTALL)[1]
+
+
+# ------------------------------------------------------------------------------------------------------------ export
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_exported_policy_acts_like_the_loaded_one_for_every_batch_size(runs, tmp_path, name):
+    words = [str(runs[name]), "--out", str(tmp_path / "p.stablehlo")]
+    assert main(common.export.export, parse(common.export.Args, words)) == 0
+    exported = jax.export.deserialize(bytearray((tmp_path / "p.stablehlo").read_bytes()))
+    assert set(exported.platforms) == {"cpu", "cuda"}
+    policy = load_policy(runs[name])
+    for size in (1, 2, 7):
+        obs = observations(policy, size)
+        np.testing.assert_allclose(exported.call(obs), policy(obs), atol=1e-6)
+
+
+def test_the_documented_lines_load_it_without_the_repository(runs, tmp_path):
+    out = tmp_path / "policy.stablehlo"
+    main(common.export.export, common.export.Args(run=str(runs["normalised"]), out=str(out)))
+    policy = load_policy(runs["normalised"])
+    obs = observations(policy, 5)
+    np.save(tmp_path / "obs.npy", obs)
+    code = snippet("stablehlo") + 'np.save("actions.npy", policy(np.load("obs.npy")))\n'
+    code += 'import sys; assert not {"common", "flax", "gymnax"} & sys.modules.keys()\n'
+    without = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
+    done = run_python("-c", code, cwd=tmp_path, env=without)
+    assert done.stdout in ("[0 0 0]\n", "[1 1 1]\n"), done.stderr
+    np.testing.assert_allclose(np.load(tmp_path / "actions.npy"), policy(obs), atol=1e-6)
+
+
+def test_the_description_beside_it(runs, tmp_path):
+    common.export.export(common.export.Args(run=str(runs["images"]), out=str(tmp_path / "p.stablehlo"), agent=1))
+    about = json.loads((tmp_path / "p.stablehlo.json").read_text())
+    assert about["env_spec"]["observation_space"] == {"type": "Box", "shape": [10, 10, 4], "low": 0.0, "high": 1.0}
+    assert about["env_spec"]["action_space"] == {"type": "Discrete", "n": 3}
+    assert (about["env"], about["algorithm"], about["step"], about["seed"]) == ("Breakout-MinAtar", "ppo_pmap", 256, 1)
+    result = json.loads((runs["images"] / "result.json").read_text())
+    assert about["return"] == pytest.approx(result["eval/return_mean"][1])
+    assert about["versions"]["jax"] == jax.__version__
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_onnx(runs, tmp_path, name):
+    pytest.importorskip("jax2onnx")
+    import onnxruntime
+
+    policy, out = load_policy(runs[name]), tmp_path / "policy.onnx"
+    common.export.export_policy(policy, out)
+    session = onnxruntime.InferenceSession(str(out))
+    for size in (1, 7):
+        obs = observations(policy, size)
+        np.testing.assert_allclose(session.run(["action"], {"obs": obs})[0], policy(obs), atol=1e-5)
+    if name == "normalised":
+        here = {}
+        exec(snippet("onnx").replace('"policy.onnx"', repr(str(out))), here)
+        assert here["actions"].shape == (3,)
+
+
+# -------------------------------------------------------------------------------------------------------------- play
+
+
+def test_playing_prints_the_returns_and_draws_an_episode(runs, tmp_path, capsys):
+    gif = tmp_path / "episode.gif"
+    words = [str(runs["normalised"]), "--episodes", "3", "--gif", str(gif), "--stochastic"]
+    episodes = common.play.play(parse(common.play.Args, words))
+    lines = capsys.readouterr().out.splitlines()
+    printed = [re.split(r"\s+", line) for line in lines if line.startswith("episode ")]
+    assert [float(words[3]) for words in printed] == pytest.approx(episodes.ret.tolist(), abs=0.01)
+    assert len(printed) == 3
+    assert len(set(episodes.ret)) > 1
+    with Image.open(gif) as picture:
+        assert picture.n_frames == episodes.length[0] + 1
+
+
+def test_stochastic_play_differs_from_greedy_play_and_repeats_with_its_seed(runs):
+    def returns(**flags):
+        return common.play.play(common.play.Args(run=str(runs["box"]), episodes=2, **flags)).ret.tolist()
+
+    assert returns(stochastic=True) == returns(stochastic=True)
+    assert returns(stochastic=True) != returns()
+    assert returns(stochastic=True) != returns(stochastic=True, seed=1)
+
+
+def test_play_in_a_changed_environment(runs, capsys):
+    changed = {"max_steps_in_episode": 5}
+    args = common.play.Args(run=str(runs["box"]), episodes=2, env_params=json.dumps(changed))
+    assert common.play.play(args).length.tolist() == [5, 5]
+
+
+# -------------------------------------------------------------------------------------------------------- bad input
+
+BAD = [
+    (common.play, ["nothing"], "nothing is not a run directory: it does not exist"),
+    (common.play, ["{box}", "--episodes", "0"], "--episodes must be at least 1"),
+    (common.play, ["{box}", "--seed", "-1"], "--seed must be at least 0"),
+    (common.play, ["{box}", "--step", "5"], "no checkpoint 5"),
+    (common.play, ["{box}", "--agent", "5"], "no seed 5"),
+    (
+        common.play,
+        ["{box}", "--env", "CartPole-v1"],
+        "the policy's observations are Box[3], those of CartPole-v1 are Box[4]",
+    ),
+    (common.play, ["{box}", "--env", "Nowhere-v1"], "unknown environment"),
+    (common.play, ["{box}", "--env-params", "{{"], "is not JSON"),
+    (common.play, ["{box}", "--episodes", "1", "--gif", "{tmp}/nowhere/x.gif"], "there is no folder"),
+    (common.play, ["{box}", "--episodes", "1", "--gif", "{tmp}"], "is a directory"),
+    (common.play, ["{tmp}"], "has no readable config.json"),
+    (common.export, ["{box}", "--out", "{tmp}/nowhere/p.stablehlo"], "there is no folder"),
+    (common.export, ["{box}", "--out", "{tmp}/p.txt"], "must end in .stablehlo or .onnx"),
+    (common.export, ["{box}", "--algorithm", "{tmp}/x.py"], "x.py does not exist"),
+]
+
+
+@pytest.mark.parametrize(("command", "words", "message"), BAD)
+def test_bad_input_is_one_message_and_exit_code_2(runs, tmp_path, capsys, command, words, message):
+    words = [word.format(box=runs["box"], tmp=tmp_path) for word in words]
+    function = command.play if command is common.play else command.export
+    try:
+        code = main(function, parse(command.Args, words))
+    except SystemExit as stop:
+        code = stop.code
+    error = capsys.readouterr().err
+    assert code == 2
+    assert message in " ".join(error.split())
+    assert "Traceback" not in error
+
+
+# -------------------------------------------------------------------------------------------------------------- fork
+
+
+def copy_repository(to: Path) -> Path:
+    for part in ("algos", "common"):
+        shutil.copytree(ROOT / part, to / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", to)
+    return to
+
+
+@pytest.mark.slow
+def test_a_fork_trains_resumes_plays_and_loads(tmp_path):
+    """Three changed lines: a flag, its use in the network, and another loss."""
+    clone = copy_repository(tmp_path / "clone")
+    fork = clone / "algos" / "my_ppo.py"
+    code = (clone / "algos" / "ppo_pmap.py").read_text()
+    flag = "    vf_coef: float = 0.5\n"
+    for old, new in {
+        flag: '    shrink: float = 0.5\n    """Factor of the logits."""\n' + flag,
+        "        logits = nn.Dense(": "        logits = self.args.shrink * nn.Dense(",
+        "error = jnp.square(value - target)\n": "error = 2 * optax.huber_loss(value, target)\n",
+    }.items():
+        assert code.count(old) == 1, old
+        code = code.replace(old, new)
+    fork.write_text(code)
+
+    flags = [*SMALL, "--shrink", "0.25", "--total-timesteps", "512", "--run-dir", "run", "--gif"]
+    succeed(run_script(*flags, "--stop-after", "256", cwd=tmp_path, script=fork))
+    done = succeed(run_script("--resume", "run", cwd=tmp_path, script=fork))
+    assert "finished at step 512" in done.stdout
+    assert (tmp_path / "run" / "policy.gif").exists()
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["script"] == "algos/my_ppo.py"
+
+    play = "-m", "common.play", str(tmp_path / "run"), "--episodes", "2", "--step", "best"
+    played = succeed(run_python(*play, cwd=clone))
+    assert played.stdout.count("episode ") == 2
+    assert played.stderr == ""
+
+    fork.write_text(code + "\n")
+    load = "from common.policy import load_policy; print(load_policy('../run')([0.0, 0.0, 0.0, 0.0]))"
+    loaded = succeed(run_python("-c", load, cwd=clone))
+    assert loaded.stdout.strip() in ("0", "1")
+    assert "my_ppo.py has changed since" in loaded.stderr
+
+    fork.rename(tmp_path / "elsewhere.py")
+    lost = run_python(*play, cwd=clone)
+    assert lost.returncode == 2
+    assert "my_ppo.py does not exist" in lost.stderr

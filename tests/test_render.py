@@ -1,0 +1,508 @@
+"""Episodes as GIFs: what is recorded, what the pictures show, and the file."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import make_env
+from PIL import Image, ImageFont
+from test_envs import OFFLINE_IDS
+
+from common import canvas, render, spaces
+from common.envs import make, wrap
+from common.errors import UsageError
+from common.evaluate import play_episodes
+from common.render import Recording, draw_gif, record
+
+STEPS = 4
+SLOW_TO_COMPILE = ("Asterix-MinAtar", "Freeway-MinAtar", "Seaquest-MinAtar")
+
+
+def random_recording(env) -> Recording:
+    """A few random steps; compiled in a hurry, or only something of their shape where that still takes seconds."""
+    if env.name in SLOW_TO_COMPILE:
+        obs = np.random.default_rng(0).integers(0, 2, (STEPS + 1, *env.observation_space.shape))
+        states = jax.tree.map(lambda x: np.zeros((STEPS + 1, *x.shape)), env.state_shape)
+        return Recording(states, obs, np.zeros(STEPS, int), np.zeros(STEPS))
+
+    def play(key):
+        def step(state, key):
+            action = spaces.sample(key, env.action_space)
+            out = env.step(key, state, action)
+            return out.state, (out.state, out.final_obs, action, out.reward)
+
+        obs, state = env.reset(key)
+        _, (states, later, actions, rewards) = jax.lax.scan(step, state, jax.random.split(key, STEPS))
+        states, obs = jax.tree.map(
+            lambda first, rest: jnp.concatenate([first[None], rest]), (state, obs), (states, later)
+        )
+        return Recording(states, obs, actions, rewards)
+
+    fast = jax.jit(play, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.device_get(fast(jax.random.key(1)))
+
+
+def drawn(env, recording, path) -> tuple[list[np.ndarray], list[int]]:
+    """The frames of the recording's GIF [H, W, 3], without captions, and their milliseconds."""
+    count = draw_gif(env, recording, path)
+    frames, delays = [], []
+    with Image.open(path) as gif:
+        assert (gif.n_frames, gif.info["loop"]) == (count, 0)
+        for index in range(count):
+            gif.seek(index)
+            frames.append(np.asarray(gif.convert("RGB"), int)[: -render.CAPTION])
+            delays.append(gif.info["duration"])
+    return frames, delays
+
+
+def still(env, path, states: dict, obs=((0.0,), (0.0,)), actions=(0,)) -> list[np.ndarray]:
+    """The frames of hand-made states: {field: its values}."""
+    states = SimpleNamespace(**{name: np.asarray(values) for name, values in states.items()})
+    rewards = np.zeros(len(actions))
+    return drawn(env, Recording(states, np.asarray(obs), np.asarray(actions), rewards), path)[0]
+
+
+def place(frame: np.ndarray, color: str) -> np.ndarray:
+    """The middle of what has `color`, (x, y) in pixels from the top left."""
+    near = np.abs(frame - np.array(canvas.rgb(color))).max(axis=2) <= 12
+    assert near.any(), f"nothing is {color}"
+    rows, columns = np.nonzero(near)
+    return np.array([columns.mean(), rows.mean()]) + 0.5
+
+
+# ------------------------------------------------------------------------------------------------------- recording
+
+
+class Luck(helpers.Endings):
+    """Rewards depend on the action and on the key of the step, too."""
+
+    def step_env(self, key, state, action, params):
+        obs, state, reward, *rest = super().step_env(key, state, action, params)
+        return obs, state, reward + action + jax.random.uniform(key), *rest
+
+
+def test_a_recording_is_an_episode_of_the_evaluation(monkeypatch):
+    monkeypatch.setattr(render, "CHUNK", 8)
+    env = wrap(Luck())
+    keys = jax.random.split(jax.random.key(7), 3)
+
+    def act(obs, keys):
+        return jax.vmap(lambda key: jax.random.randint(key, (), 0, 3))(keys)
+
+    episodes = jax.jit(lambda: play_episodes(env, act, keys))()
+    for index, key in enumerate(keys):
+        recording = record(env, lambda obs, key: act(obs, key[None]), key, env.max_steps)
+        assert len(recording.rewards) == episodes.length[index]
+        assert recording.rewards.sum() == pytest.approx(float(episodes.ret[index]))
+    assert len(set(episodes.length.tolist())) > 1
+
+
+@pytest.mark.parametrize("chunk", [3, 7])
+def test_a_recording_ends_with_the_true_final_state_and_observation(monkeypatch, chunk):
+    monkeypatch.setattr(render, "CHUNK", chunk)
+    env = make_env("Toy")
+    recording = record(env, lambda obs, key: jnp.zeros(1, jnp.int32), jax.random.key(0), env.max_steps)
+    np.testing.assert_array_equal(recording.states.time, range(8))
+    np.testing.assert_array_equal(recording.obs[:, 1], range(8))
+    assert len(set(recording.states.episode)) == len(set(recording.obs[:, 0])) == 1
+    assert recording.rewards.tolist() == [2.5] * 7
+    assert recording.actions.shape == (7,)
+    assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(recording))
+
+
+@pytest.mark.parametrize("max_steps", [1, 10, 12])
+def test_a_recording_stops_at_the_limit(monkeypatch, max_steps):
+    monkeypatch.setattr(render, "CHUNK", 5)
+    recording = record(make_env("Endless"), lambda obs, key: jnp.zeros(1, jnp.int32), jax.random.key(0), max_steps)
+    np.testing.assert_array_equal(recording.states.time, range(max_steps + 1))
+    np.testing.assert_array_equal(recording.obs[:, 1], range(max_steps + 1))
+    assert len(recording.actions) == len(recording.rewards) == max_steps
+
+
+class OwnStep(helpers.Toy):
+    """Draws its observations, with keys that `step_env` does not get."""
+
+    def step(self, key, state, action, params=None):
+        return super().step(jax.random.fold_in(key, 5), state, action, params)
+
+    def step_env(self, key, state, action, params):
+        _, *rest = super().step_env(key, state, action, params)
+        return jax.random.normal(key, (2,)), *rest
+
+
+class Plain:
+    """What an environment needs to be one, and nothing else."""
+
+    def __init__(self):
+        toy, self.default_params = helpers.Toy(), helpers.ToyParams()
+        self.reset, self.step = toy.reset, toy.step
+        self.observation_space, self.action_space = toy.observation_space, toy.action_space
+
+
+@pytest.mark.parametrize("environment", [OwnStep, Plain])
+def test_an_unknown_final_state_repeats_the_one_before(environment):
+    env = wrap(environment())
+    recording = record(env, lambda obs, key: jnp.zeros(1, jnp.int32), jax.random.key(0), 20)
+    np.testing.assert_array_equal(recording.states.time, [0, 1, 2, 3, 4, 5, 6, 6])
+    assert len(set(recording.states.episode)) == 1
+
+
+def test_the_policy_gets_a_new_key_at_every_step():
+    env = make_env("Pusher")
+    recording = record(env, lambda obs, key: jax.random.uniform(key, (1, 1)), jax.random.key(0), 7)
+    assert len(set(recording.actions.ravel().tolist())) == 7
+
+
+# -------------------------------------------------------------------------------------------------------- pictures
+
+
+@pytest.mark.parametrize("name", [*OFFLINE_IDS, "Pixels", "TwoDials", "KeyInState"])
+def test_every_environment_has_pictures(tmp_path, name):
+    env = make_env(name)
+    recording = (
+        random_recording(env)
+        if name != "KeyInState"
+        else record(env, lambda obs, key: sampled(env, key), jax.random.key(0), STEPS)
+    )
+    frames, _ = drawn(env, recording, tmp_path / "episode.gif")
+    assert len(frames) == STEPS + 1
+    height, width, _ = frames[0].shape
+    assert 60 <= height <= 320
+    assert 280 <= width <= 360
+    for step, frame in enumerate(frames[1:]):
+        assert len(np.unique(frame.reshape(-1, 3), axis=0)) > 1, f"frame {step + 1} is blank"
+    state = {field: values for field, values in vars(recording.states).items() if field != "time"}
+    moves = any((x[0] != x[-1]).any() for x in (recording.obs, *jax.tree.leaves(state)))
+    assert not moves or any((frame != frames[0]).any() for frame in frames)
+
+
+def sampled(env, key):
+    return spaces.sample(key, env.action_space)[None]
+
+
+def test_cart_and_pole_are_where_the_state_says(tmp_path):
+    env = make("CartPole-v1")
+    x, theta = np.array([-2.0, 0, 1.3, 0, 0]), np.array([0, 0, 0, 0.2, -0.2])
+    frames = still(env, tmp_path / "a.gif", {"x": x, "theta": theta}, actions=[1, 0, 1, 0])
+    middle, unit = 180, 180 / (1.15 * 2.4)
+    carts, poles = ([place(frame, color)[0] for frame in frames] for color in (canvas.INK, canvas.ORANGE))
+    np.testing.assert_allclose(carts, middle + x * unit, atol=1.5)
+    np.testing.assert_allclose(poles, carts + 0.5 * np.sin(theta) * unit, atol=3)
+    pushes = [place(frame, canvas.BLUE)[0] - cart for frame, cart in zip(frames, carts, strict=True)]
+    assert np.sign(np.round(pushes, -1)).tolist() == [1, -1, 1, -1, 0]  # at the end there is only the hinge
+
+
+def test_the_pendulum_points_up_at_angle_zero(tmp_path):
+    angles = np.array([0, np.pi, np.pi / 2, -np.pi / 2])
+    frames = still(make("Pendulum-v1"), tmp_path / "a.gif", {"theta": angles}, actions=[[2.0], [-5.0], [0.0]])
+    rods = np.array([place(frame, canvas.ORANGE) for frame in frames]) - 140
+    length = np.hypot(*rods.T)
+    assert length.min() > 40
+    np.testing.assert_allclose(rods / length[:, None], [[0, -1], [0, 1], [-1, 0], [1, 0]], atol=0.03)
+    torques = [place(frame, canvas.BLUE)[0] - 140 for frame in frames[:2]]
+    assert torques[0] < -10  # counter-clockwise, from above
+    assert torques[1] == pytest.approx(-torques[0], abs=2)  # clipped to the largest
+
+
+def test_acrobot_is_done_when_its_tip_is_over_the_line(tmp_path):
+    env = make("Acrobot-v1")
+    first = np.array([0, np.pi, 2.0, 2.3, 2.5, 2.5])
+    second = np.array([0, 0, 0.5, 0.5, -1.2, 1.5])
+    frames = still(env, tmp_path / "a.gif", {"joint_angle1": first, "joint_angle2": second}, actions=[1] * 5)
+    line = place(frames[0], canvas.GREEN)[1]
+    over = []
+    for frame in frames:
+        near = np.abs(frame - np.array(canvas.rgb(canvas.ORANGE))).max(axis=2) <= 12
+        over.append(bool(np.nonzero(near)[0].min() + 5 < line))  # half a link's thickness
+    done = [
+        bool(env.inner.is_terminated(SimpleNamespace(joint_angle1=a, joint_angle2=b), env.params))
+        for a, b in zip(first, second, strict=True)
+    ]
+    assert over == done
+    assert set(done) == {True, False}
+
+
+@pytest.mark.parametrize("name", ["MountainCar-v0", "MountainCarContinuous-v0"])
+def test_the_car_reaches_the_flag_at_the_goal(tmp_path, name):
+    env = make(name)
+    positions = np.array([-1.2, -0.5236, env.params.goal_position])
+    actions = [[0.0], [1.0]] if "Continuous" in name else [1, 2]
+    frames = still(env, tmp_path / "a.gif", {"position": positions}, actions=actions)
+    cars, flag = np.array([place(frame, canvas.RED) for frame in frames]), place(frames[0], canvas.GREEN)
+    np.testing.assert_allclose(cars[:, 0], (positions + 1.3) * 180, atol=11)  # leans by its slope
+    assert cars[1, 1] > cars[0, 1] > cars[2, 1]  # the valley, the left side, the hill
+    assert abs(cars[2, 0] - flag[0]) < 25
+    assert place(frames[1], canvas.BLUE)[0] > cars[1, 0] + 20
+
+
+def test_the_reacher_points_where_its_angles_say(tmp_path):
+    angles, goals = np.array([[0, 0], [np.pi / 2, 0], [np.pi, 0.3]]), np.array([[1.5, 1.0]] * 3)
+    frames = still(
+        make("Reacher-misc"), tmp_path / "a.gif", {"angles": angles, "goal_xy": goals}, actions=np.zeros((2, 2))
+    )
+    tips = np.stack([np.cos(angles).sum(axis=1), -np.sin(angles).sum(axis=1)], axis=1)
+    np.testing.assert_allclose([place(frame, canvas.ORANGE) for frame in frames], 140 + tips * 140 / 3, atol=1.5)
+    np.testing.assert_allclose(place(frames[0], canvas.GREEN), 140 + np.array([1.5, -1.0]) * 140 / 3, atol=1.5)
+
+
+@pytest.mark.parametrize(("name", "field"), [("Swimmer-misc", "xy"), ("PointRobot-misc", "pos")])
+def test_points_move_as_their_state(tmp_path, name, field):
+    """Also far away, where they stay at the edge, and where the state is no number."""
+    goal = "goal_xy" if field == "xy" else "goal"
+    places = np.array([[0, 0], [0.5, 0], [0, 0.5], [90, 0], [np.nan, 0]])
+    states = {field: places, goal: np.full((5, 2), 0.8), "urchin_xys": np.full((5, 3, 2), -0.5)}
+    frames = still(make(name), tmp_path / "a.gif", states, actions=[[0.0, 0.1]] * 4)
+    robots = np.array([place(frame, canvas.ORANGE) for frame in frames])
+    right, up = robots[1] - robots[0], robots[2] - robots[0]
+    assert right[0] == pytest.approx(-up[1], abs=2)
+    assert right[0] > 30
+    assert 0 <= robots[3, 0] < 280 > robots[3, 0] > robots[1, 0]
+    assert place(frames[0], canvas.BLUE)[1] < robots[0, 1]  # pushed up
+
+
+@pytest.mark.parametrize("name", ["FourRooms-misc", "MetaMaze-misc", "FrozenLake-misc"])
+def test_agents_and_goals_are_in_their_squares(tmp_path, name):
+    env = make(name)
+    lake = name == "FrozenLake-misc"
+    squares = np.array([[1, 0], [2, 3], [3, 2]]) if lake else np.array([[1, 1], [1, 3], [3, 1]])
+    states = {"position": squares @ [4, 1]} if lake else {"pos": squares, "goal": np.array([[5, 1]] * 3)}
+    frames = still(env, tmp_path / "a.gif", states, actions=[0, 0])
+    side = 48 if lake else 300 // len(env.inner.env_map)
+    offset = (280 - 4 * 48) / 2 if lake else (frames[0].shape[1] - side * len(env.inner.env_map)) / 2
+    for frame, (row, column) in zip(frames, squares, strict=True):
+        np.testing.assert_allclose(
+            place(frame, canvas.ORANGE), [offset + (column + 0.5) * side, (row + 0.5) * side], atol=1
+        )
+    row, column = (3, 3) if lake else (5, 1)
+    np.testing.assert_allclose(
+        place(frames[0], canvas.GREEN), [offset + (column + 0.5) * side, (row + 0.5) * side], atol=1
+    )
+
+
+# ---------------------------------------------------------------------------------- pictures drawn from observations
+
+
+def observed(tmp_path, obs: np.ndarray, actions=None, rewards=None) -> list[np.ndarray]:
+    """The frames for observations [T + 1, ...] of an environment that nobody knows."""
+    steps = len(obs) - 1
+    actions = np.zeros(steps, int) if actions is None else actions
+    rewards = np.zeros(steps) if rewards is None else rewards
+    return drawn(make_env("Toy"), Recording(None, obs, actions, rewards), tmp_path / "a.gif")[0]
+
+
+def is_color(pixel: np.ndarray, color: str) -> bool:
+    return bool(np.abs(pixel - np.array(canvas.rgb(color))).max() <= 3)
+
+
+def test_channels_have_their_colours_and_share_squares(tmp_path):
+    obs = np.zeros((2, 10, 10, 4), np.float32)
+    obs[0, 0, 0, 0] = obs[0, 9, 4, 3] = 1
+    obs[1, 5, 5, 0] = obs[1, 5, 5, 2] = 1
+    first, second = observed(tmp_path, obs)
+    assert first.shape == (300, 300, 3)
+    assert is_color(first[15, 15], canvas.ORANGE)
+    assert is_color(first[285, 135], canvas.YELLOW)
+    assert is_color(first[15, 45], canvas.FLOOR)
+    assert is_color(second[165, 165], canvas.ORANGE)  # the first channel inside ...
+    assert is_color(second[153, 165], canvas.GREEN)  # ... the last
+
+
+def test_every_channel_differs(tmp_path):
+    obs = np.zeros((2, 10, 10, 10), bool)
+    obs[:, range(10), range(10), range(10)] = True
+    frame, _ = observed(tmp_path, obs)
+    assert len({tuple(frame[30 * i + 15, 30 * i + 15]) for i in range(10)} | {tuple(frame[15, 45])}) == 11
+
+
+@pytest.mark.parametrize("scale", [1, 255])
+def test_colour_images_keep_their_colours(tmp_path, scale):
+    image = np.random.default_rng(0).uniform(0.1, 0.9, (3, 12, 16, 3))
+    image[0, 0, 0] = 1
+    obs = (image * scale).astype(np.uint8 if scale == 255 else np.float32)
+    frames = observed(tmp_path, obs)
+    for frame, wanted in zip(frames, image, strict=True):
+        side = frame.shape[0] // 12
+        error = np.abs(frame[side // 2 :: side, side // 2 :: side] - 255 * wanted).mean()
+        assert error < 15  # of 255, with 576 colours for 255 places
+
+
+def test_graded_channels_are_layers_and_a_single_one_is_grey(tmp_path):
+    ramp = np.broadcast_to(np.linspace(0, 1, 8), (2, 6, 8))
+    frame = observed(tmp_path, ramp)[0]
+    side = frame.shape[0] // 6
+    brightness = frame[side // 2, side // 2 :: side].sum(axis=1)
+    assert (np.diff(brightness) > 0).all()
+    stack = np.zeros((2, 6, 8, 4), np.uint8)
+    stack[..., 0] = 255
+    stack[:, :, 4:, 3] = 255
+    stack[:, 0, 0, 3] = 128
+    frame = observed(tmp_path, stack)[0]
+    assert is_color(frame[100, 30], canvas.ORANGE)
+    assert is_color(frame[100, 300], canvas.YELLOW)  # the last over the others
+
+
+def test_large_images_are_shrunk(tmp_path):
+    obs = np.zeros((2, 480, 640, 3), np.uint8)
+    obs[:, :, 320:] = 200
+    frame, _ = observed(tmp_path, obs)
+    assert frame.shape == (240, 320, 3)
+    assert frame[100, 100].sum() < 20 < frame[100, 300].sum()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_lines_show_components_action_and_reward(tmp_path, bad):
+    ramp = np.arange(11.0)
+    obs = np.stack([ramp, -ramp, np.where(ramp == 5, bad, ramp)], axis=1)
+    actions, rewards = ramp[:-1] % 3, np.where(np.arange(10) < 5, 0.0, 1.0)
+    frames = observed(tmp_path, obs, actions, rewards)
+    assert frames[0].shape[0] == 5 * 30
+    lanes = np.stack([frame.reshape(5, 30, *frame.shape[1:]) for frame in frames])
+    heights = np.array([[place(lane[:, 60:300], canvas.BLUE)[1] for lane in lanes[t, :2]] for t in range(11)])
+    assert (np.diff(heights[:, 0]) < 0).all()  # grows
+    assert (np.diff(heights[:, 1]) > 0).all()
+    rights = [place(lane[4][:, 60:300], canvas.GREEN)[0] for lane in lanes[1:]]
+    assert (np.diff(rights) > 0).all()
+    assert place(lanes[10][3][:, 60:300], canvas.ORANGE)[0] > 60
+
+
+@pytest.mark.parametrize("components", [9, 300])
+def test_many_components_share_a_map(tmp_path, components):
+    obs = np.zeros((31, components))
+    obs[15:, -1] = 1
+    obs[3] = np.nan
+    frames = observed(tmp_path, obs)
+    assert frames[0].shape[0] <= 200 + 60
+    map_height = frames[0].shape[0] - 60
+    last = frames[-1][map_height - 4, 66:298].sum(axis=1)  # the row of the last component
+    assert np.argmax(last < last.mean()) / 232 == pytest.approx(15 / 31, abs=0.03)
+    assert frames[0][map_height // 2, 200:300].min() == 255  # nothing yet
+
+
+def test_components_thinner_than_a_pixel_are_seen(tmp_path):
+    frame = observed(tmp_path, np.eye(301))[-1]
+    columns = frame[3:197, 66:298].sum(axis=2)
+    assert (columns.max(axis=0) - columns.min(axis=0) > 50).all()
+
+
+def test_states_and_actions_that_are_no_numbers_are_drawn(tmp_path):
+    still(make("CartPole-v1"), tmp_path / "a.gif", {"x": [np.nan, np.inf], "theta": [-np.inf, np.nan]}, actions=[1])
+    still(make("Pendulum-v1"), tmp_path / "a.gif", {"theta": [np.nan, np.inf]}, actions=[[np.nan]])
+
+
+def test_a_subclass_with_another_state_is_drawn_from_its_observations(tmp_path):
+    frames = still(make("CartPole-v1"), tmp_path / "a.gif", {"elsewhere": [0, 1]}, obs=np.eye(2, 4), actions=[1])
+    assert frames[0].shape[0] == 6 * 30
+
+
+# ------------------------------------------------------------------------------------------------------- the file
+
+
+def swinging(steps: int) -> Recording:
+    time = np.arange(steps + 1) / 25
+    states = SimpleNamespace(x=2 * np.sin(time), theta=0.2 * np.sin(2 * time))
+    return Recording(states, np.zeros((steps + 1, 4)), np.arange(steps) % 2, np.ones(steps))
+
+
+@pytest.mark.parametrize(
+    ("steps", "frames", "delay"), [(40, 41, 20), (499, 500, 20), (500, 251, 40), (2_000, 401, 100), (27_000, 492, 100)]
+)
+def test_frames_and_speed_of_episodes_of_any_length(steps, frames, delay):
+    drawn_steps, delays = render._timing(steps, 0.02)
+    assert (len(drawn_steps), delays[0], delays[-1]) == (frames, delay, 1_000)
+    assert (drawn_steps[0], drawn_steps[-1], len(delays)) == (0, steps, frames)
+    assert len(set(np.diff(drawn_steps)[:-1])) == 1
+
+
+def test_browsers_take_no_delay_under_20_ms():
+    assert render._timing(10, 0.001)[1][0] == 20
+
+
+def test_a_long_episode_is_a_small_file(tmp_path):
+    path = tmp_path / "episode.gif"
+    calls = []
+    count = draw_gif(make("CartPole-v1"), swinging(500), path, lambda *progress: calls.append(progress))
+    assert count == 251
+    assert calls == [(done, count) for done in range(1, count + 1)]
+    assert path.stat().st_size < 400_000
+    with Image.open(path) as gif:
+        assert gif.info["duration"] == 40
+
+
+def test_delays_of_environments(tmp_path):
+    assert drawn(make("CartPole-v1"), swinging(3), tmp_path / "a.gif")[1] == [20, 20, 20, 1_000]
+    obs = np.zeros((11, 5))
+    assert observed_delays(tmp_path, obs) == [400] * 10 + [1_000]
+    assert observed_delays(tmp_path, np.zeros((101, 5))) == [100] * 100 + [1_000]
+
+
+def observed_delays(tmp_path, obs) -> list[int]:
+    steps = len(obs) - 1
+    return drawn(make_env("Toy"), Recording(None, obs, np.zeros(steps, int), np.zeros(steps)), tmp_path / "a.gif")[1]
+
+
+def test_the_caption_counts_steps_and_rewards(tmp_path, monkeypatch):
+    captions = []
+    write = render.write
+    monkeypatch.setattr(render, "write", lambda *call: captions.append(call[3]) or write(*call))
+    recording = swinging(3)._replace(rewards=np.array([1.5, -2.0, 1000.0]))
+    draw_gif(make("CartPole-v1"), recording, tmp_path / "a.gif")
+    rows = [captions[start : start + 6] for start in range(0, len(captions), 6)][-4:]
+    assert rows[0] == ["step", "0 / 3", "reward", "-", "return", "0.00"]
+    assert rows[2] == ["step", "2 / 3", "reward", "-2.00", "return", "-0.50"]
+    assert rows[3] == ["step", "3 / 3", "reward", "1000.0", "return", "999.5"]
+
+
+def test_numbers_are_short():
+    numbers = (0, -1e-9, 0.5, -0.00064, 99.99, -1234.5, -123456.0, np.nan, -np.inf)
+    shown = [canvas.brief(number) for number in numbers]
+    assert shown == ["0.00", "0.00", "0.50", "-0.0006", "99.99", "-1234.5", "-1.2e+05", "-", "-inf"]
+
+
+def test_pillow_without_scalable_fonts_draws_too(tmp_path, monkeypatch):
+    def load_default(size=None):
+        if size:
+            raise ImportError("The _imagingft C module is not installed")
+        return ImageFont.load_default_imagefont()
+
+    canvas.font.cache_clear()
+    monkeypatch.setattr(ImageFont, "load_default", load_default)
+    try:
+        observed(tmp_path, np.zeros((3, 12)))
+    finally:
+        canvas.font.cache_clear()
+
+
+def test_paths_that_cannot_be_written(tmp_path):
+    env, recording = make("CartPole-v1"), swinging(2)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="is a directory: name a file in it"):
+        draw_gif(env, recording, tmp_path)
+    for parent in ("missing", "file"):
+        with pytest.raises(UsageError, match=f"there is no folder .*{parent}"):
+            draw_gif(env, recording, tmp_path / parent / "a.gif")
+    with pytest.raises(UsageError, match=r"/proc/a\.gif cannot be written"):
+        draw_gif(env, recording, Path("/proc/a.gif"), lambda *_: pytest.fail("drawn before the path was tried"))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_is_replaced_only_by_a_whole_one(tmp_path, monkeypatch):
+    env, path = make("CartPole-v1"), tmp_path / "a.gif"
+    path.write_text("old")
+
+    def stop(done, total):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        draw_gif(env, swinging(3), path, stop)
+    monkeypatch.setattr(Image.Image, "save", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(UsageError, match="cannot be written: No space left"):
+        draw_gif(env, swinging(3), path)
+    assert (path.read_text(), [file.name for file in tmp_path.iterdir()]) == ("old", ["a.gif"])
+    monkeypatch.undo()
+    assert draw_gif(env, swinging(3), path) == 4
+    assert (path.read_bytes()[:6], len(list(tmp_path.iterdir()))) == (b"GIF89a", 1)

@@ -185,7 +185,7 @@ def read_config(run_dir: str | Path) -> dict[str, Any]:
         config = json.loads(path.read_text())
         if not isinstance(config["args"]["env"] + config["algorithm"], str):
             raise TypeError
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         missing = isinstance(error, OSError) and not os.path.exists(run_dir)
         reason = "does not exist" if missing else "has no readable config.json"
         raise UsageError(f"{run_dir} is not a run directory: it {reason}") from error

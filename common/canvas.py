@@ -62,9 +62,11 @@ class Canvas:
 
     def __init__(self, box: Box, width: int):
         left, bottom, right, top = box
+        if not 0 < right - left < math.inf or not 1 <= (height := width * (top - bottom) / (right - left)) <= 4 * width:
+            raise ValueError(f"nothing can be drawn between {box}")
         self.unit = width * SMOOTHING / (right - left)
         self._origin = left, top
-        self._image = Image.new("RGB", (width * SMOOTHING, round((top - bottom) * width / (right - left)) * SMOOTHING))
+        self._image = Image.new("RGB", (width * SMOOTHING, round(height) * SMOOTHING))
         self._image.paste(PAPER, (0, 0, *self._image.size))
         self._draw = ImageDraw.Draw(self._image)
 

@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ import numpy as np
 from common.errors import TrainingError, UsageError
 
 Arrays = dict[str, np.ndarray]
-CHECKSUM = "sha256"  # of the other arrays, stored beside them
+CHECKSUM = "sha256"  # `sha256/learner` is that of all arrays `learner/...`, stored beside them
+METRICS = "metrics/metrics"  # in the folder of a step, as orbax has it
 
 
 class Checkpoints:
@@ -27,38 +28,23 @@ class Checkpoints:
     def __init__(self, directory: Path, keep: int = 0, keep_best: bool = False, read_only: bool = False):
         """Keep the newest `keep` checkpoints (0 = all) and, with `keep_best`, the one with the best evaluation.
 
-        With `read_only` nothing in `directory` is touched, not even the leftovers of a killed save.
+        With `read_only` nothing in `directory` is touched: another process may be writing there.
         """
-        from orbax.checkpoint import v1 as ocp
-
         logging.getLogger("absl").setLevel(logging.CRITICAL)
-        policies = ocp.training.preservation_policies
-        newest = policies.LatestN(keep) if keep else policies.PreserveAll()
-        best = policies.BestN(
-            get_metric_fn=lambda metrics: np.mean(metrics["returns"]), n=1, keep_checkpoints_without_metrics=False
-        )
-        policy = policies.AnyPreservationPolicy([newest, best] if keep_best else [newest])
         if read_only and not directory.is_dir():
             raise UsageError(f"there are no checkpoints: {directory} does not exist")
-        for damaged in _unreadable_metrics(directory):  # orbax would refuse the whole folder for one of them
-            if read_only:
-                raise UsageError(f"{damaged} is damaged: delete it, the evaluation that it holds is not needed")
-            shutil.rmtree(damaged.parent)
         self.directory = directory
-        self._inner = ocp.training.Checkpointer(
-            directory.absolute(),
-            preservation_policy=policy,
-            cleanup_tmp_directories=not read_only,
-        )
+        self._writer = None if read_only else _writer(directory, keep, keep_best)
 
     def steps(self) -> list[int]:
         """Steps that have a folder, oldest first; a damaged one is included."""
-        return sorted(checkpoint.step for checkpoint in self._inner.checkpoints)
+        names = [path.name for path in self.directory.iterdir()] if self.directory.is_dir() else []
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def evaluations(self) -> dict[int, list[float]]:
         """The mean greedy return of each seed, by the step of every checkpoint that was evaluated."""
-        stored = {checkpoint.step: checkpoint.metrics or {} for checkpoint in self._inner.checkpoints}
-        return {step: metrics["returns"] for step, metrics in stored.items() if "returns" in metrics}
+        stored = {step: _stored_returns(self.directory / str(step) / METRICS) for step in self.steps()}
+        return {step: returns for step, returns in stored.items() if returns}
 
     def best(self) -> float:
         """Best evaluation stored with a checkpoint, the mean over seeds; -inf without any."""
@@ -71,28 +57,30 @@ class Checkpoints:
         """
         metrics = None if returns is None else {"returns": returns}
         stored = {name: array for name, array in arrays.items() if array.size}  # orbax refuses empty arrays
-        stored |= {CHECKSUM: np.frombuffer(bytes.fromhex(sha256(stored)), np.uint8)}
+        for part in {_part(name) for name in stored}:
+            digest = sha256({name: array for name, array in stored.items() if _part(name) == part})
+            stored[f"{CHECKSUM}/{part}"] = np.frombuffer(bytes.fromhex(digest), np.uint8)
         try:
-            self._inner.wait()  # orbax would delete a checkpoint to overwrite before it waits for its being written
-            self._inner.save_async(step, stored, force=True, overwrite=step in self.steps(), metrics=metrics)
+            self._writer.wait()  # orbax would delete a checkpoint to overwrite before it waits for its being written
+            self._writer.save_async(step, stored, force=True, overwrite=step in self.steps(), metrics=metrics)
         except Exception as error:
             raise self._failure(step, error) from error
 
     def add_evaluation(self, step: int, returns: list[float]) -> None:
         """Store the evaluation of a checkpoint that was saved without one. Raises TrainingError where that fails."""
         self.wait()
-        path = self.directory / str(step) / "metrics" / "metrics"
+        path = self.directory / str(step) / METRICS
         try:
             path.parent.mkdir(exist_ok=True)
             path.with_suffix(".part").write_text(json.dumps({"returns": returns}))
             path.with_suffix(".part").rename(path)
         except OSError as error:
-            raise self._failure(step, error) from error
+            raise TrainingError(f"the evaluation of checkpoint {step} could not be saved ({error})") from error
 
     def wait(self) -> None:
         """Until the save under way is on disk. Raises TrainingError where it fails."""
         try:
-            self._inner.wait()
+            self._writer.wait()
         except Exception as error:
             raise self._failure("under way", error) from error
 
@@ -105,30 +93,32 @@ class Checkpoints:
     ) -> tuple[int, Arrays, list[str]]:
         """The newest checkpoint that loads, as (step, arrays, warnings about those that do not); or that of `step`.
 
-        With `groups`, just the arrays `learner/<group>/...`. All that begin as one of `dispensable` may be missing.
-        Raises UsageError where none loads, or where names, shapes or types differ from those of `like`.
+        With `groups`, just the arrays `learner/<group>/...`, and only `learner` is read. All that begin as one of
+        `dispensable` may be missing. Raises UsageError where none loads, or where names, shapes or types differ from
+        those of `like`.
         """
         warnings = []
         for candidate in reversed(self.steps()) if step is None else [step]:
+            path = self.directory / str(candidate)
             try:
-                arrays = {name: np.asarray(array) for name, array in self._inner.load(candidate).items()}
-                if arrays.pop(CHECKSUM).tobytes().hex() != sha256(arrays):
-                    raise ValueError("its content is not what was saved")
+                arrays = _read(path, "learner" if groups else None)
             except Exception as error:
-                reason = f"{type(error).__name__}: {error}".splitlines()[0][:160]
-                warnings.append(f"checkpoint {candidate} is damaged and was skipped ({reason})")
+                if path.exists() or step is not None:  # else the run that goes on has deleted it meanwhile
+                    reason = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+                    warnings.append(f"checkpoint {candidate} is damaged and was skipped ({reason})")
                 continue
             empty = {name: array for name, array in like.items() if not array.size}
             arrays |= empty
             if groups:
                 arrays = select(arrays, groups)
             missing = [part for part in dispensable if not any(name.startswith(part) for name in arrays)]
-            check_match(arrays, without(like, missing), str(self.directory / str(candidate)))
+            check_match(arrays, without(like, missing), str(path))
             return candidate, arrays, warnings
         raise UsageError(f"no checkpoint in {self.directory} can be loaded" + "".join(f"; {text}" for text in warnings))
 
     def close(self) -> None:
-        self._inner.close()
+        if self._writer:
+            self._writer.close()
 
     def _failure(self, step: Any, error: Exception) -> TrainingError:
         text = f"{type(error).__name__}: {error}"
@@ -138,13 +128,53 @@ class Checkpoints:
         return TrainingError(f"checkpoint {step} could not be saved ({reason}); older checkpoints are intact: {kept}")
 
 
-def _unreadable_metrics(directory: Path) -> Iterator[Path]:
-    """The files with a checkpoint's evaluation that hold something else."""
-    for path in list(directory.glob("*/metrics/metrics")):
-        try:
-            json.loads(path.read_text())["returns"]
-        except (ValueError, KeyError, TypeError):
-            yield path
+def _writer(directory: Path, keep: int, keep_best: bool) -> Any:
+    from orbax.checkpoint import v1 as ocp
+
+    for path in list(directory.glob(f"*/{METRICS}")):  # orbax would refuse the whole folder for one of them
+        if _stored_returns(path) is None:
+            shutil.rmtree(path.parent)
+    policies = ocp.training.preservation_policies
+    newest = policies.LatestN(keep) if keep else policies.PreserveAll()
+    best = policies.BestN(
+        get_metric_fn=lambda metrics: np.mean(metrics["returns"]), n=1, keep_checkpoints_without_metrics=False
+    )
+    policy = policies.AnyPreservationPolicy([newest, best] if keep_best else [newest])
+    return ocp.training.Checkpointer(directory.absolute(), preservation_policy=policy, cleanup_tmp_directories=True)
+
+
+def _stored_returns(path: Path) -> list[float] | None:
+    """What `save` stored of an evaluation; None where it is not there or something else."""
+    try:
+        returns = json.loads(path.read_text())["returns"]
+        return [float(x) for x in returns] if isinstance(returns, list) and returns else None
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
+        return None
+
+
+def _read(path: Path, part: str | None) -> Arrays:
+    """The arrays of a checkpoint, or only those of one part. Raises whatever orbax does where it is damaged."""
+    from orbax.checkpoint import v1 as ocp
+
+    stored = ocp.metadata(path.absolute()).metadata
+    if part:
+        stored = {
+            name: array for name, array in stored.items() if part in (_part(name), name.removeprefix(f"{CHECKSUM}/"))
+        }
+    partly = ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))
+    with ocp.Context(pytree_options=partly):
+        arrays = {name: np.asarray(array) for name, array in ocp.load(path.absolute(), stored).items()}
+    checksums = {name: arrays.pop(name) for name in list(arrays) if _part(name) == CHECKSUM}
+    for part in {_part(name) for name in arrays}:
+        digest = sha256({name: array for name, array in arrays.items() if _part(name) == part})
+        if checksums[f"{CHECKSUM}/{part}"].tobytes().hex() != digest:
+            raise ValueError("its content is not what was saved")
+    return arrays
+
+
+def _part(name: str) -> str:
+    """The first part of an array's name: `learner` or `envs`."""
+    return name.split("/")[0]
 
 
 def flatten(tree: Any) -> Arrays:
@@ -164,8 +194,9 @@ def flatten_names(tree: Any) -> list[str]:
 
 
 def select(arrays: Arrays, groups: tuple[str, ...]) -> Arrays:
-    """The arrays `learner/<group>/...` of each group."""
-    return {name: array for name, array in arrays.items() if name.split("/")[1] in groups}
+    """The arrays `learner/<group>/...`, or `learner/<group>`, of each group."""
+    wanted = [["learner", group] for group in groups]
+    return {name: array for name, array in arrays.items() if name.split("/")[:2] in wanted}
 
 
 def without(arrays: Arrays, beginnings: Sequence[str]) -> Arrays:

@@ -125,7 +125,8 @@ def _result(path: Path) -> dict[str, Any]:
     try:
         result = json.loads((path / "result.json").read_text())
         values = [value for value in np.ravel(result[EVALUATION]).tolist() if is_number(value)]
-        return {"env_steps": result["env_steps"], EVALUATION: values} if values else {}
+        known = values and is_number(result["env_steps"])
+        return {"env_steps": result["env_steps"], EVALUATION: values} if known else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 

@@ -116,7 +116,7 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
     configs = {path: read_config(path) for path in paths}
     for path, config in configs.items():
         for name in ("seed", "num_seeds"):
-            if type(config["args"].get(name)) is not int:
+            if type(config["args"].get(name)) is not int or not 0 <= config["args"][name] < 2**31:
                 raise UsageError(f"{path} is not a run directory: its config.json has no whole number for {name}")
     flags = set().union(*(config["args"] for config in configs.values()))
     for name in selection.split:

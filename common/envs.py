@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from common import spaces
 from common.errors import UsageError
@@ -46,8 +47,9 @@ class Env:
             obs, self.state_shape = jax.eval_shape(self.reset, jax.random.key(0))
             # Declared shapes and dtypes are sometimes wrong: the observation itself decides.
             self.obs_dtype = obs.dtype
-            if isinstance(self.observation_space, spaces.Box):
-                self.observation_space = self.observation_space._replace(shape=obs.shape)
+            if isinstance(self.observation_space, spaces.Box) and self.observation_space.shape != obs.shape:
+                bounds = (np.full(obs.shape, bound, np.float32) for bound in (-np.inf, np.inf))
+                self.observation_space = spaces.Box(*bounds, obs.shape)
             if isinstance(self.action_space, spaces.Box) and not math.prod(self.action_space.shape):
                 raise UsageError(
                     f"environment {name} has no action: its action space has shape {self.action_space.shape}"
@@ -59,8 +61,9 @@ class Env:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise UsageError(f"environment {name} cannot be used as a gymnax environment: {reason}") from error
-        declared = int(getattr(params, "max_steps_in_episode", 0) or DEFAULT_HORIZON)
-        self.max_steps = min(declared, LONGEST_HORIZON)  # of an episode in an evaluation
+        declared = int(getattr(params, "max_steps_in_episode", 0))
+        # Of an episode in an evaluation
+        self.max_steps = min(declared if declared > 0 else DEFAULT_HORIZON, LONGEST_HORIZON)
 
     def _check_step(self, out: Step, obs_shape: tuple[int, ...]) -> None:
         wanted = {"reward": (), "terminated": (), "truncated": (), "obs": obs_shape, "final_obs": obs_shape}

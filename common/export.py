@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from common.args import main, parse, read_config
+from common.args import main, parse
 from common.console import Console
 from common.errors import UsageError
 from common.files import check_target, replacing
@@ -34,6 +34,7 @@ if __name__ == "__main__":
 import jax
 import jax.export
 
+from common.metrics import jsonable
 from common.policy import Policy
 from common.run_directory import versions, write_json
 
@@ -72,9 +73,7 @@ def export_policy(policy: Policy, out: Path) -> Path:
 
     Raises UsageError for an unknown ending of the name and where the files cannot be written.
     """
-    if out.suffix not in FORMATS:
-        raise UsageError(f"--out {out} must end in {' or '.join(FORMATS)}")
-    check_target(out)
+    check_target(out, *FORMATS)
     content = FORMATS[out.suffix](policy)
     with replacing(out) as temporary:
         temporary.write_bytes(content)
@@ -86,7 +85,7 @@ def export_policy(policy: Policy, out: Path) -> Path:
 
 def describe(policy: Policy, out: Path, content: bytes) -> dict[str, Any]:
     """What a user of the file has to know."""
-    config = read_config(policy.run_dir)
+    config = policy.config
     return {
         "file": out.name,
         "sha256": sha256(content).hexdigest(),
@@ -94,12 +93,12 @@ def describe(policy: Policy, out: Path, content: bytes) -> dict[str, Any]:
         "output": "greedy actions [batch, *shape], as the environment takes them",
         "env_spec": policy.env.to_json(),
         "env": config["args"]["env"],
-        "env_params": config["args"]["env_params"],
+        "env_params": config["args"].get("env_params", ""),
         "algorithm": config["algorithm"],
         "run": str(policy.run_dir),
         "step": policy.step,
         "seed": policy.seed,
-        "return": policy.evaluation,
+        "return": None if policy.evaluation is None else jsonable(policy.evaluation),
         "versions": versions(),
     }
 

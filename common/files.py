@@ -8,12 +8,17 @@ from pathlib import Path
 from common.errors import UsageError
 
 
-def check_target(path: Path) -> None:
-    """Raise UsageError where no file can be at `path`: to know it before the work that it takes to fill one."""
-    if path.is_dir():
+def check_target(path: Path, *endings: str) -> None:
+    """Raise UsageError where no file can be at `path`: to know it before the work that it takes to fill one.
+
+    With `endings`, its name must have one of them.
+    """
+    if os.path.isdir(path):
         raise UsageError(f"{path} is a directory: name a file in it")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
+    if endings and path.suffix not in endings:
+        raise UsageError(f"{path} must end in {' or '.join(endings)}")
 
 
 @contextmanager

@@ -112,4 +112,4 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def is_number(value: Any) -> bool:
     """Whether `value` came from a JSON number, and a finite one."""
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) is float and math.isfinite(value) or type(value) is int and abs(value) < 2**63

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.args import check, main, parse, read_config
+from common.args import check, main, parse
 from common.console import Console
 from common.errors import UsageError
 from common.files import check_target
@@ -56,21 +56,30 @@ def act(policy: Policy, stochastic: bool, obs: jax.Array, keys: jax.Array) -> ja
     return jax.vmap(lambda obs, key: policy(obs, key=key))(obs, keys)
 
 
-def save_gif(policy: Policy, env: Env, path: Path, console: Console, key: jax.Array, stochastic=False) -> Recording:
-    """Draw the episode that begins from `key` to `path`; returns it. Raises UsageError where it cannot be written."""
+def record_with_bar(policy: Policy, env: Env, key: jax.Array, console: Console, stochastic: bool = False) -> Recording:
+    """The episode that begins from `key`."""
+    with console.task("playing"):
+        return record(env, lambda obs, key: act(policy, stochastic, obs, key[None]), key, env.max_steps)
+
+
+def save_gif(env: Env, episode: Recording, path: Path, console: Console) -> None:
+    """Draw an episode. Raises UsageError where that does not work, or where the file cannot be written."""
     with console.task(f"drawing {path.name}") as on_frame:
-        recording = record(env, lambda obs, key: act(policy, stochastic, obs, key[None]), key, env.max_steps)
-        draw_gif(env, recording, path, on_frame)
-    return recording
+        try:
+            draw_gif(env, episode, path, on_frame)
+        except (ArithmeticError, ValueError, TypeError) as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(f"this episode cannot be drawn: {type(error).__name__}: {error}") from error
 
 
 def make_env(policy: Policy, name: str, env_params: str) -> Env:
     """The environment called `name`, or that of the policy's run. Raises UsageError where the policy does not fit."""
-    trained = read_config(policy.run_dir)["args"]
+    trained = policy.config["args"]
     if not name and is_custom(trained["env"]):
         raise UsageError(f"{policy.run_dir} was trained on your own environment: name it again, --env {trained['env']}")
     same = name in ("", trained["env"])
-    env = make(name or trained["env"], env_params or (trained["env_params"] if same else ""))
+    env = make(name or trained["env"], env_params or (trained.get("env_params", "") if same else ""))
     for kind in ("observation", "action"):
         ours, theirs = (getattr(it, f"{kind}_space") for it in (policy.env, env))
         if str(ours) != str(theirs):
@@ -81,7 +90,7 @@ def make_env(policy: Policy, name: str, env_params: str) -> Env:
 def play(args: Args) -> Episodes:
     """What the command does; returns the episodes as host arrays."""
     if args.gif:
-        check_target(Path(args.gif))
+        check_target(Path(args.gif), ".gif")
     console = Console(quiet=False, total_steps=0)
     set_up_cache(True)
     policy = args.load(console)
@@ -93,17 +102,18 @@ def play(args: Args) -> Episodes:
     keys = jax.random.split(jax.random.key(args.seed), args.episodes)
     with console.task("playing"):
         run = jax.jit(lambda keys: play_episodes(env, lambda *inputs: act(policy, args.stochastic, *inputs), keys))
-        episodes = jax.tree.map(np.array, jax.device_get(run(keys)))
+        episodes = jax.device_get(run(keys[1:] if args.gif else keys))
     if args.gif:
-        rewards = save_gif(policy, env, Path(args.gif), console, keys[0], args.stochastic).rewards
-        # In a batch numbers are rounded differently, which a chaotic environment can make visible.
-        episodes.ret[0], episodes.length[0] = rewards.sum(), len(rewards)
+        episode = record_with_bar(policy, env, keys[0], console, args.stochastic)
+        first = Episodes(episode.rewards.sum(), len(episode.rewards))
+        episodes = jax.tree.map(np.append, first, episodes)
     for number, (ret, length) in enumerate(zip(*episodes, strict=True), 1):
         console.say(f"episode {number:>4}  return {ret:>10.2f}  length {length:>6,.0f}")
     ret = episodes.ret
     spread = f"{ret.mean():.1f} ± {ret.std():.1f} (min {ret.min():.1f}, max {ret.max():.1f})"
     console.say(f"return   {spread} over {args.episodes} episodes")
     if args.gif:
+        save_gif(env, episode, Path(args.gif), console)
         console.say(f"gif      {args.gif} ({Path(args.gif).stat().st_size / 1e3:,.0f} kB, episode 1)")
     return episodes
 

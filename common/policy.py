@@ -7,6 +7,8 @@ one-hot encoding and the action bounds are part of the policy.
 import dataclasses
 import importlib.util
 import math
+import operator
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -26,7 +28,7 @@ from common.errors import UsageError
 from common.run_directory import ROOT
 from common.spaces import EnvSpec
 
-Step = int | Literal["best", "latest"]
+Choice = int | Literal["best", "latest"]
 ALGOS = (ROOT / "algos").resolve()
 
 
@@ -42,17 +44,19 @@ class Policy:
         step: int | None = None,
         seed: int | None = None,
         evaluation: float | None = None,
+        config: dict[str, Any] | None = None,
     ):
         """`act` is that of an algorithm's record, `learner` the state of one agent."""
         self.env = env
         self.run_dir, self.step, self.seed = run_dir, step, seed
+        self.config = config  # the run's config.json
         self.evaluation = evaluation  # mean greedy return at this step, None where it was not evaluated
         self._learner = jax.device_put(learner)
 
         def apply(learner, obs, key):
             return spaces.clip(act(learner, obs, key), env.action_space, obs.shape[:1])
 
-        self._apply = jax.jit(apply)
+        self._apply, self._jitted = apply, jax.jit(apply)
 
     def __call__(self, obs: Any, *, key: jax.Array | None = None) -> Any:
         """Actions [..., *action] for raw observations [..., *obs]: sampled with a `key`, without one the best known.
@@ -72,12 +76,14 @@ class Policy:
         if not both_integers and not np.can_cast(given.dtype, dtype, "same_kind"):
             raise UsageError(f"observations of {self.env.name} are {dtype}, got {given.dtype}")
         batch = given.shape[:axes]
-        actions = self._apply(self._learner, given.astype(dtype).reshape(math.prod(batch), *shape), key)
+        actions = self._jitted(self._learner, given.astype(dtype).reshape(math.prod(batch), *shape), key)
         actions = actions.reshape(*batch, *actions.shape[1:])
-        return actions if isinstance(obs, jax.Array) else np.asarray(actions)[()]
+        if isinstance(obs, jax.Array) or isinstance(actions, jax.core.Tracer):
+            return actions
+        return np.array(actions)[()]
 
     def bind(self) -> Callable[[jax.Array], jax.Array]:
-        """The greedy policy as a pure function of a batch of observations [B, ...], its parameters inside."""
+        """The greedy policy as a pure function of a batch of observations [B, ...], the parameters it uses inside."""
         return lambda obs: self._apply(self._learner, obs, None)
 
     def __repr__(self) -> str:
@@ -85,7 +91,7 @@ class Policy:
 
 
 def load_policy(
-    run: str | Path, step: Step = "latest", seed: int | None = None, algorithm: ModuleType | str | Path | None = None
+    run: str | Path, step: Choice = "latest", seed: int | None = None, algorithm: ModuleType | str | Path | None = None
 ) -> Policy:
     """The policy of a run directory, or of one of its checkpoints (`runs/NAME/checkpoints/STEP`).
 
@@ -99,10 +105,7 @@ def load_policy(
     run_dir, step = _split_checkpoint(Path(run), step)
     config = read_config(run_dir)
     env = _env_spec(config, run_dir)
-    args, module = _algorithm(config, run_dir, algorithm)
-    functions = module.make_algorithm(args, env)
-    like = _learner_like(functions, args.num_seeds)
-
+    args, functions, like = _algorithm(config, env, run_dir, algorithm)
     seeds = range(args.seed, args.seed + args.num_seeds)
     if seed is not None and seed not in seeds:
         raise UsageError(f"{run_dir} has no seed {seed}: it trained {_span(seeds)}")
@@ -114,20 +117,25 @@ def load_policy(
         arrays = checkpoint.flatten({"learner": like})
         groups = tuple({name.split("/")[1] for name in arrays})
         found, arrays, problems = checkpoints.load(arrays, groups, step=wanted)
-        returns = checkpoints.evaluations().get(found)
+        returns = checkpoints.evaluations().get(found, [])
     finally:
         checkpoints.close()
     for problem in problems:
         warnings.warn(problem, stacklevel=2)
     learner = checkpoint.unflatten(arrays, {"learner": like})["learner"]
     learner = jax.tree.map(lambda x: x[index], learner)
-    return Policy(functions.act, learner, env, run_dir, found, seeds[index], returns and returns[index])
+    evaluation = returns[index] if len(returns) == len(seeds) else None
+    return Policy(functions.act, learner, env, run_dir, found, seeds[index], evaluation, config)
 
 
-def _split_checkpoint(path: Path, step: Step) -> tuple[Path, Step]:
+def _split_checkpoint(path: Path, step: Choice) -> tuple[Path, Choice]:
     """The run directory and the step that `path` and `step` mean together."""
-    if path.parent.name != "checkpoints" or not path.name.isdigit():
+    step = step if isinstance(step, str) else operator.index(step)
+    if os.path.exists(path / "config.json"):
         return path, step
+    given, path = path, Path(os.path.abspath(path))
+    if path.parent.name != "checkpoints" or not path.name.isdecimal():
+        return given, step
     if step not in ("latest", int(path.name)):
         raise UsageError(f"{path} is the checkpoint of step {path.name} already: leave out step {step}")
     return path.parent.parent, int(path.name)
@@ -136,17 +144,20 @@ def _split_checkpoint(path: Path, step: Step) -> tuple[Path, Step]:
 def _env_spec(config: dict[str, Any], run_dir: Path) -> EnvSpec:
     try:
         return EnvSpec.from_json(config["env_spec"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UsageError(f"{run_dir} does not say what its observations and actions are: {error!r}") from error
 
 
 def _algorithm(
-    config: dict[str, Any], run_dir: Path, algorithm: ModuleType | str | Path | None
-) -> tuple[Any, ModuleType]:
-    """The run's flags, and the module that made it."""
-    module = algorithm if isinstance(algorithm, ModuleType) else _import(_path(config, run_dir, algorithm))
-    path = Path(module.__file__)
-    if sha256(path.read_bytes()).hexdigest() != config.get("script_sha256"):
+    config: dict[str, Any], env: EnvSpec, run_dir: Path, algorithm: ModuleType | str | Path | None
+) -> tuple[Any, Any, Any]:
+    """The run's flags, the algorithm's functions for it, and the learners of all seeds without their numbers."""
+    if isinstance(algorithm, ModuleType):
+        module, path = algorithm, Path(algorithm.__file__)
+    else:
+        path = _path(config, run_dir, algorithm)
+        module = _import(path)
+    if _digest(path) != config.get("script_sha256"):
         warnings.warn(f"{path.name} has changed since {run_dir} was made with it", stacklevel=3)
     for name in ("Args", "make_algorithm"):
         if not hasattr(module, name):
@@ -156,51 +167,60 @@ def _algorithm(
     unknown = flags.keys() - {field.name for field in dataclasses.fields(module.Args)}
     if unknown:
         raise UsageError(f"{run_dir} was not made by {path}, which has no --{min(unknown).replace('_', '-')}")
-    return module.Args(**flags), module
+    try:
+        args = module.Args(**flags)
+        functions = module.make_algorithm(args, env)
+        return args, functions, _learner_like(functions, args.num_seeds)
+    except Exception as error:
+        raise UsageError(f"{run_dir} does not fit {path}: {type(error).__name__}: {error}") from error
 
 
 def _path(config: dict[str, Any], run_dir: Path, algorithm: str | Path | None) -> Path:
     """The algorithm's file: what the caller names, else the file in `algos/` that the run says it was made with."""
-    if algorithm is not None:
-        path = Path(algorithm).resolve()
-    else:
-        path = (ROOT / str(config.get("script"))).resolve()
-        if path.parent != ALGOS or path.suffix != ".py":
-            raise UsageError(
-                f"{run_dir} was made by {config.get('script')}, which is not a file of {ALGOS}: if you trust that "
-                "code, name it, as algorithm= or --algorithm"
-            )
-    if not path.is_file():
-        raise UsageError(f"the algorithm of {run_dir} is not there: {path} does not exist")
+    try:
+        path = Path(algorithm or ROOT / str(config.get("script"))).resolve()
+        is_file = path.is_file()
+    except (OSError, ValueError):  # such as a name that is too long
+        path, is_file = Path(), False
+    if algorithm is None and (path.parent != ALGOS or path.suffix != ".py"):
+        raise UsageError(
+            f"{run_dir} was made by {str(config.get('script'))[:200]}, which is not a file of {ALGOS}: "
+            "if you trust that code, name it, as algorithm= or --algorithm"
+        )
+    if not is_file:
+        raise UsageError(f"the algorithm of {run_dir} is not there: {str(algorithm or path)[:200]} does not exist")
     return path
 
 
 def _import(path: Path) -> ModuleType:
-    """The module of a file; once imported it is kept, as by an import statement."""
-    name = f"algos.{path.stem}" if path.parent == ALGOS else f"algorithm_{sha256(str(path).encode()).hexdigest()[:12]}"
-    known = sys.modules.get(name)
-    if known is not None and Path(known.__file__ or "").resolve() == path:
-        return known
+    """The module of a file as it is now; the same one again, as long as the file is the same."""
+    name = f"algorithm_{_digest(path)[:16]}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None:
         raise UsageError(f"{path} is not a Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UsageError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     return module
 
 
+def _digest(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()
+
+
 def _learner_like(functions: Any, num_seeds: int) -> Any:
-    """Zeros in the shape of the learners of all seeds, as a checkpoint has them, [S, ...]."""
+    """Arrays in the shape of the learners of all seeds, as a checkpoint has them, [S, ...]; they take no memory."""
     keys = jax.random.key(0), jax.random.key(0)
     shapes = jax.eval_shape(lambda: key_data(functions.new_learner(*keys)))
-    return jax.tree.map(lambda x: np.zeros((num_seeds, *x.shape), x.dtype), shapes)
+    return jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), (num_seeds, *x.shape)), shapes)
 
 
-def _choose_step(checkpoints: Checkpoints, run_dir: Path, step: Step, index: int) -> int | None:
+def _choose_step(checkpoints: Checkpoints, run_dir: Path, step: Choice, index: int) -> int | None:
     """The step to load for the agent at `index` among the seeds; None for the newest that loads."""
     steps = checkpoints.steps()
     if not steps:
@@ -208,10 +228,11 @@ def _choose_step(checkpoints: Checkpoints, run_dir: Path, step: Step, index: int
     if step == "latest":
         return None
     if step == "best":
-        evaluations = checkpoints.evaluations()
+        stored = checkpoints.evaluations().items()
+        evaluations = {step: x[index] for step, x in stored if len(x) > index and math.isfinite(x[index])}
         if not evaluations:
             raise UsageError(f'no checkpoint of {run_dir} has an evaluation, so that none is "best"; take "latest"')
-        return max(evaluations, key=lambda step: evaluations[step][index])
+        return max(evaluations, key=evaluations.get)
     if step not in steps:
         raise UsageError(f'{run_dir} has no checkpoint {step!r}: choose "best", "latest" or {_listed(steps)}')
     return step

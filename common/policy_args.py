@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from common.args import Count
 from common.console import Console
 
 
@@ -15,7 +16,7 @@ class PolicyArgs:
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """A run directory, or one of its checkpoints."""
-    step: int | Literal["best", "latest"] = "latest"
+    step: Count | Literal["best", "latest"] = "latest"
     """Checkpoint: a number of environment steps, the newest, or the one with the best evaluation."""
     agent: int | None = None
     """Seed of the agent to take from a run with --num-seeds; default the first."""

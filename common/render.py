@@ -6,6 +6,7 @@ Nothing is needed but Pillow: no display, no game library.
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -102,10 +103,10 @@ def _without_reset(env: Env, key: jax.Array, state: Any, action: jax.Array, out:
     if _has_step_env(env):
         bare = copy.copy(env)
         bare.inner = _NoReset(env.inner)
-        again = bare.step(key, state, action)
-        reached = again.state
-        pair = again.final_obs.astype(jnp.float32), out.final_obs.astype(jnp.float32)
-        known = jnp.allclose(*pair, rtol=1e-4, atol=1e-4, equal_nan=True)
+        with suppress(Exception):  # it is not gymnax's, and takes other arguments, say
+            again = bare.step(key, state, action)
+            pair = again.final_obs.astype(jnp.float32), out.final_obs.astype(jnp.float32)
+            reached, known = again.state, jnp.allclose(*pair, rtol=1e-4, atol=1e-4, equal_nan=True)
     reached = jax.tree.map(lambda new, old: jnp.where(known, new, old), reached, state)
     return jax.tree.map(lambda end, new: jnp.where(over, end, new), reached, out.state)
 
@@ -182,7 +183,10 @@ def _drawing(env: Env, recording: Recording) -> Drawing:
     scene = next((SCENES[name] for name in _gymnax_classes(env) if name in SCENES), None)
     if scene and all(hasattr(recording.states, field) for field in scene.fields):
         states = SimpleNamespace(**{field: _finite(getattr(recording.states, field)) for field in scene.fields})
-        return Drawing(scene.prepare(Episode(env.inner, env.params, states, _finite(actions))), scene.seconds)
+        with suppress(ArithmeticError, ValueError):  # parameters without a picture, such as a pole of length 0
+            paint = scene.prepare(Episode(env.inner, env.params, states, _finite(actions)))
+            paint(0)
+            return Drawing(paint, scene.seconds)
     length = len(recording.rewards)
     seconds = float(np.clip(getattr(env.params, "dt", max(0.1, 4 / length)), 0.02, 0.4))
     if pictures.is_grid(recording.obs.shape[1:]):

@@ -71,11 +71,15 @@ def write_result(run: Any, status: str, **more: Any) -> None:
 
 def draw_policy(run: Any, act: Callable, learners: Any) -> None:
     """Write `policy.gif`: an episode with the policy of the first of `learners` [S, ...]."""
-    from common.play import Policy, save_gif
-
-    policy = Policy(act, jax.tree.map(lambda x: x[0], learners), run.env.spec)
+    path = run.dir / "policy.gif"
     try:
-        save_gif(policy, run.env, run.dir / "policy.gif", run.console, jax.random.key(run.args.seed))
+        from common.play import record_with_bar, save_gif
+        from common.policy import Policy
+
+        path.unlink(missing_ok=True)
+        policy = Policy(act, jax.tree.map(lambda x: x[0], learners), run.env.spec)
+        episode = record_with_bar(policy, run.env, jax.random.key(run.args.seed), run.console)
+        save_gif(run.env, episode, path, run.console)
     except Exception as error:  # all is saved by now: a picture that fails does not make the run a failure
         run.console.warn(f"policy.gif could not be drawn: {error}")
 

@@ -291,6 +291,9 @@ class Run:
             return
         index, name, seed = min(first)
         step = before + (index + 1) * self.args.steps_per_update
+        if self.checkpoints:
+            with suppress(TrainingError):
+                self.checkpoints.wait()
         kept = self.checkpoints.steps() if self.checkpoints else []
         saved = f"the last good checkpoint is at step {kept[-1]}" if kept else "there is no checkpoint yet"
         raise TrainingError(

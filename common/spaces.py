@@ -66,7 +66,10 @@ class EnvSpec(NamedTuple):
     def from_json(cls, stored: dict[str, Any]) -> "EnvSpec":
         """The inverse of `to_json`. Raises KeyError, TypeError or ValueError where `stored` is something else."""
         observation, action = (_from_json(stored[name]) for name in ("observation_space", "action_space"))
-        return cls(str(stored["name"]), observation, np.dtype(stored["obs_dtype"]), action)
+        dtype = jnp.dtype(stored["obs_dtype"])
+        if not (jnp.issubdtype(dtype, jnp.number) or dtype.kind == "b"):
+            raise ValueError(f"{dtype} observations")
+        return cls(str(stored["name"]), observation, dtype, action)
 
 
 def convert(space: Any, what: str) -> Space:
@@ -129,9 +132,9 @@ def is_image(space: Space) -> bool:
 
 def _to_json(space: Space) -> dict[str, Any]:
     if isinstance(space, Discrete):
-        return {"type": "Discrete", "n": space.n}
+        return {"type": "Discrete", "shape": [], "n": space.n}
     if isinstance(space, MultiDiscrete):
-        return {"type": "MultiDiscrete", "nvec": list(space.nvec)}
+        return {"type": "MultiDiscrete", "shape": list(space.shape), "nvec": list(space.nvec)}
     bounds = {name: _bound_to_json(getattr(space, name)) for name in ("low", "high")}
     return {"type": "Box", "shape": list(space.shape), **bounds}
 

@@ -303,6 +303,16 @@ class Poison(Toy):
         return jnp.where(state.time == 5, jnp.nan, 1.0)
 
 
+class Misdeclared(Toy):
+    """Observes three numbers and says that they are two, within bounds."""
+
+    def get_obs(self, state, params=None, key=None):
+        return jnp.full(3, state.time, jnp.float32)
+
+    def observation_space(self, params):
+        return gymnax_spaces.Box(np.zeros(2), np.arange(2), (2,), jnp.float32)
+
+
 class Pixels(Toy):
     """Observes a small image of bytes."""
 

@@ -25,7 +25,7 @@ RUNS = {
     "normalised": lambda: (ppo, small_args(normalize_obs=True, **TINY)),
     "images": lambda: (ppo, small_args(env="Breakout-MinAtar", num_seeds=2, **TINY)),
     "one-hot": lambda: (ppo, small_args(env="FrozenLake-misc", **TINY)),
-    "box": lambda: (sac, small_sac_args(total_timesteps=64, hidden_sizes=(8,))),
+    "box": lambda: (sac, small_sac_args(total_timesteps=64, hidden_sizes=(64, 64))),
 }
 
 
@@ -64,6 +64,8 @@ def test_an_exported_policy_acts_like_the_loaded_one_for_every_batch_size(runs, 
     exported = jax.export.deserialize(bytearray((tmp_path / "p.stablehlo").read_bytes()))
     assert set(exported.platforms) == {"cpu", "cuda"}
     policy = load_policy(runs[name])
+    weights = sum(x.nbytes for x in jax.tree.leaves(policy._learner.params.actor))
+    assert (tmp_path / "p.stablehlo").stat().st_size < weights + 20_000, "neither critics nor optimizer belong there"
     for size in (1, 2, 7):
         obs = observations(policy, size)
         np.testing.assert_allclose(exported.call(obs), policy(obs), atol=1e-6)
@@ -87,7 +89,7 @@ def test_the_description_beside_it(runs, tmp_path):
     common.export.export(common.export.Args(run=str(runs["images"]), out=str(tmp_path / "p.stablehlo"), agent=1))
     about = json.loads((tmp_path / "p.stablehlo.json").read_text())
     assert about["env_spec"]["observation_space"] == {"type": "Box", "shape": [10, 10, 4], "low": 0.0, "high": 1.0}
-    assert about["env_spec"]["action_space"] == {"type": "Discrete", "n": 3}
+    assert about["env_spec"]["action_space"] == {"type": "Discrete", "shape": [], "n": 3}
     assert (about["env"], about["algorithm"], about["step"], about["seed"]) == ("Breakout-MinAtar", "ppo_pmap", 256, 1)
     result = json.loads((runs["images"] / "result.json").read_text())
     assert about["return"] == pytest.approx(result["eval/return_mean"][1])
@@ -159,6 +161,8 @@ BAD = [
     (common.play, ["{box}", "--env-params", "{{"], "is not JSON"),
     (common.play, ["{box}", "--episodes", "1", "--gif", "{tmp}/nowhere/x.gif"], "there is no folder"),
     (common.play, ["{box}", "--episodes", "1", "--gif", "{tmp}"], "is a directory"),
+    (common.play, ["{box}", "--gif", "{tmp}/x.png"], "must end in .gif"),
+    (common.play, ["{box}", "--gif", "{tmp}/" + 300 * "x" + ".gif"], "File name too long"),
     (common.play, ["{tmp}"], "has no readable config.json"),
     (common.export, ["{box}", "--out", "{tmp}/nowhere/p.stablehlo"], "there is no folder"),
     (common.export, ["{box}", "--out", "{tmp}/p.txt"], "must end in .stablehlo or .onnx"),

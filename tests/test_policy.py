@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import Pixels, make_env, over_devices, ppo, sac, same_bits, small_args, small_sac_args
+from orbax.checkpoint import v1 as orbax
 
 from common import spaces
-from common.checkpoint import Checkpoints
 from common.envs import make, wrap
 from common.errors import UsageError
 from common.evaluate import run_episodes
@@ -27,6 +27,7 @@ RUNS = {
     "dials": lambda: (ppo, small_args(env="helpers:two_dials", **TINY), make_env("TwoDials")),
     "one-hot": lambda: (ppo, small_args(env="FrozenLake-misc", **TINY), None),
     "bytes": lambda: (ppo, small_args(env="helpers:pixels", **TINY), wrap(Pixels())),
+    "misdeclared": lambda: (ppo, small_args(env="helpers:misdeclared", **TINY), make_env("Misdeclared")),
     "sac": lambda: (sac, small_sac_args(**TINY_SAC), None),
     "sac discrete": lambda: (sac, small_sac_args(**TINY_SAC | {"env": "CartPole-v1"}), None),
 }
@@ -87,6 +88,17 @@ def test_single_observations_batches_and_kinds_of_arrays(trained):
     assert policy(np.zeros((0, 3))).shape == (0, 1)
 
 
+def test_inside_compiled_functions_all_arrays_will_do(trained):
+    policy = load_policy(trained("sac")[0])
+    obs = np.random.default_rng(0).normal(size=(4, 3))
+    keys = jax.random.split(jax.random.key(0), 5)
+    drawn = jax.vmap(lambda key: policy(obs, key=key))(keys)
+    np.testing.assert_allclose(drawn[2], policy(obs, key=keys[2]), rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(lambda: policy(obs))(), policy(obs), rtol=1e-5)
+    actions = policy(obs)
+    actions += 1  # its own, not a view of a device's memory
+
+
 def test_with_a_key_actions_are_drawn_anew_for_every_observation(trained):
     policy = load_policy(trained("sac")[0])
     obs = np.zeros((50, 3))
@@ -129,11 +141,8 @@ def test_observations_that_do_not_fit_are_refused_with_both_shapes(trained, name
 
 def test_step_and_seed_choose_the_parameters(trained):
     run_dir, _, result = trained("normalised")
-    stored = Checkpoints(run_dir / "checkpoints", read_only=True)
     name = "learner/params/actor/params/Torso_0/Dense_0/kernel"
-    like = {name: np.zeros((2, 4, 8), np.float32)}
-    kernels = {step: stored._inner.load(step)[name] for step in (128, 256)}
-    assert like[name].shape == kernels[128].shape
+    kernels = {step: orbax.load(run_dir / "checkpoints" / str(step))[name] for step in (128, 256)}
 
     def kernel(**choice):
         return load_policy(choice.pop("path", run_dir), **choice)._learner.params.actor["params"]["Torso_0"]["Dense_0"]
@@ -145,6 +154,25 @@ def test_step_and_seed_choose_the_parameters(trained):
     assert same_bits(kernel()["kernel"], result.params.actor["params"]["Torso_0"]["Dense_0"]["kernel"][0])
 
 
+def test_a_checkpoint_by_its_path(trained, tmp_path, monkeypatch):
+    run_dir = trained("normalised")[0]
+    monkeypatch.chdir(run_dir / "checkpoints")
+    assert load_policy("128").step == 128
+    (tmp_path / "checkpoints").mkdir()
+    shutil.copytree(run_dir, tmp_path / "checkpoints" / "7")
+    assert load_policy(tmp_path / "checkpoints" / "7").step == 256, "a run with such a name is a run"
+    assert load_policy(run_dir, step=np.int64(128)).step == 128
+
+
+def test_a_run_that_goes_on_can_be_loaded(trained, tmp_path):
+    run_dir = shutil.copytree(trained("normalised")[0], tmp_path / "run")
+    unfinished = run_dir / "checkpoints" / "384.orbax-checkpoint-tmp" / "metrics"
+    unfinished.mkdir(parents=True)
+    (unfinished / "metrics").touch()
+    assert load_policy(run_dir, step="best").step in (128, 256)
+    assert load_policy(run_dir).step == 256
+
+
 def test_the_best_checkpoint_is_that_of_the_agent(trained, tmp_path):
     run_dir = shutil.copytree(trained("normalised")[0], tmp_path / "run")
     for step, returns in ((128, [9.0, 1.0]), (256, [5.0, 2.0])):
@@ -152,6 +180,16 @@ def test_the_best_checkpoint_is_that_of_the_agent(trained, tmp_path):
     first, second = (load_policy(run_dir, step="best", seed=seed) for seed in (0, 1))
     assert (first.step, first.evaluation) == (128, 9.0)
     assert (second.step, second.evaluation) == (256, 2.0)
+    (run_dir / "checkpoints" / "128" / "metrics" / "metrics").write_text('{"returns": [NaN, 1.0]}')
+    assert load_policy(run_dir, step="best").step == 256
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"returns": null}', '{"returns": ["a", {}]}', '{"returns": [1]}'])
+def test_a_damaged_evaluation_is_none(trained, tmp_path, damage):
+    run_dir = shutil.copytree(trained("normalised")[0], tmp_path / "run")
+    (run_dir / "checkpoints" / "256" / "metrics" / "metrics").write_text(damage)
+    assert load_policy(run_dir).evaluation is None
+    assert load_policy(run_dir, step="best", seed=1).step == 128
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(trained, tmp_path):
@@ -223,6 +261,47 @@ def test_a_run_directory_does_not_decide_which_code_is_run(trained, tmp_path, mo
     with pytest.raises(UsageError, match="if you trust that code, name it"):
         load_policy(run_dir)
     assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("script", "algos/\0.py", "not a file of"),
+        ("script", f"algos/{'x' * 300}.py", "not a file of"),
+        ("env_spec/obs_dtype", "O", "does not say"),
+        ("env_spec/obs_dtype", "U5", "does not say"),
+        ("env_spec/observation_space/shape", [10**400], "does not say"),
+        ("env_spec/observation_space/low", 10**400, "does not say"),
+        ("env_spec/action_space/n", -1, "does not fit"),
+        ("args/num_seeds", 10**9, "there and .* here"),
+        ("args/num_seeds", "two", "does not fit"),
+        ("args/hidden_sizes", [10**7], "there and .* here"),
+        ("args/env", 3, "not a run directory"),
+        ("args", [], "not a run directory"),
+    ],
+)
+def test_hostile_configurations_are_one_sentence(trained, tmp_path, path, value, message):
+    run_dir = trained("normalised")[0]
+    config = json.loads((run_dir / "config.json").read_text())
+    *parents, name = path.split("/")
+    inner = config
+    for parent in parents:
+        inner = inner[parent]
+    inner[name] = value
+    with pytest.raises(UsageError, match=message):
+        load_policy(with_config(run_dir, tmp_path / "run", **config))
+
+
+def test_a_file_that_changed_is_imported_anew(trained, tmp_path):
+    mine = tmp_path / "mine.py"
+    code = Path(ppo.__file__).read_text().replace("parents[1]", "parents[0]")
+    obs = np.random.default_rng(0).normal(size=(20, 4))
+    actions = []
+    for best in ("policy.mode()", "1 - policy.mode()"):
+        mine.write_text(code.replace("return policy.mode() if key", f"return {best} if key"))
+        with pytest.warns(UserWarning, match="mine.py has changed since"):
+            actions.append(load_policy(trained("normalised")[0], algorithm=mine)(obs))
+    np.testing.assert_array_equal(actions[0], 1 - actions[1])
 
 
 def test_code_from_elsewhere_is_run_when_it_is_named(trained, tmp_path):

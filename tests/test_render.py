@@ -393,6 +393,14 @@ def test_states_and_actions_that_are_no_numbers_are_drawn(tmp_path):
     still(make("Pendulum-v1"), tmp_path / "a.gif", {"theta": [np.nan, np.inf]}, actions=[[np.nan]])
 
 
+@pytest.mark.parametrize("params", ['{"x_threshold": 0}', '{"x_threshold": -1}', '{"length": 1e30}', '{"length": 1e4}'])
+def test_parameters_without_a_picture_are_drawn_from_the_observations(tmp_path, params):
+    env = make("CartPole-v1", params)
+    frames, _ = drawn(env, random_recording(env), tmp_path / "x.gif")
+    assert frames[-1].shape[0] < 500
+    assert len(np.unique(frames[-1].reshape(-1, 3), axis=0)) > 3
+
+
 def test_a_subclass_with_another_state_is_drawn_from_its_observations(tmp_path):
     frames = still(make("CartPole-v1"), tmp_path / "a.gif", {"elsewhere": [0, 1]}, obs=np.eye(2, 4), actions=[1])
     assert frames[0].shape[0] == 6 * 30

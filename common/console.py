@@ -17,6 +17,8 @@ class Console:
 
         self.quiet, self.total = quiet, total_steps
         self._rich = Rich(highlight=False, soft_wrap=True)
+        if self._rich.is_jupyter:  # there rich puts every line into a box of its own
+            self._rich = Rich(highlight=False, soft_wrap=True, force_jupyter=False, force_terminal=False)
         self._errors = Rich(stderr=True, highlight=False, soft_wrap=True)
         self._bar = None
         self._task = None

@@ -183,8 +183,9 @@ def read_config(run_dir: str | Path) -> dict[str, Any]:
     path = Path(run_dir) / "config.json"
     try:
         config = json.loads(path.read_text())
-        if not isinstance(config["args"]["env"] + config["algorithm"], str):
-            raise TypeError
+        names = config["args"]["env"] + config["algorithm"] + str(config.get("script"))
+        if not names.isprintable():  # they are shown on terminals
+            raise ValueError
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         missing = isinstance(error, OSError) and not os.path.exists(run_dir)
         reason = "does not exist" if missing else "has no readable config.json"
@@ -199,6 +200,8 @@ def parse(args_class: type, argv: list[str] | None = None) -> Any:
         argv = sys.argv[1:]
         module = sys.modules["__main__"].__spec__
         program = f"python -m {module.name}" if module else None
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(errors="replace")  # where it has no ±
         signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))  # nothing to save until a run begins
         if hasattr(signal, "SIGPIPE") and "--help" in argv:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in `--help | head`

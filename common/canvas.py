@@ -51,7 +51,7 @@ def brief(value: float) -> str:
     if size < 5e-5:
         return "0.00"
     if size < 0.01:
-        return f"{value:.1g}"
+        return f"{value:.0e}".replace("e-0", "e-")
     if size < 100:
         return f"{value:.2f}"
     return f"{value:.1f}" if size < 10_000 else f"{value:.2g}"

@@ -127,7 +127,7 @@ def _result(path: Path) -> dict[str, Any]:
         values = [value for value in np.ravel(result[EVALUATION]).tolist() if is_number(value)]
         known = values and is_number(result["env_steps"])
         return {"env_steps": result["env_steps"], EVALUATION: values} if known else {}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
 
 
@@ -135,7 +135,9 @@ def _most_of_the_way(groups: list[Group]) -> float:
     logs = [run.log.series.get(TRAINING) for group in groups for run in group.runs]
     values = np.concatenate([np.ravel(series.values) for series in logs if series] or [np.empty(0)])
     values = values[np.isfinite(values)]
-    return float(values.min() + 0.9 * (values.max() - values.min())) if len(values) else math.nan
+    if not len(values) or values.min() == values.max():  # nothing was learned that could be reached
+        return math.nan
+    return float(values.min() + 0.9 * (values.max() - values.min()))
 
 
 def _row(group: Group, finals: list[Returns], kind: str, threshold: float) -> Row:

@@ -18,6 +18,7 @@ from common.logs import Log, is_number, read_log
 
 TRAINING, EVALUATION = "episode/return_last100", "eval/return_mean"
 GRID = 400  # points of a curve at most; more than a picture can show
+LARGEST = {"seed": 2**31, "num_seeds": 10**5}
 RESAMPLES = 2000  # of the bootstrap
 RUNS = tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")
 
@@ -116,8 +117,8 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
     configs = {path: read_config(path) for path in paths}
     for path, config in configs.items():
         for name in ("seed", "num_seeds"):
-            if type(config["args"].get(name)) is not int or not 0 <= config["args"][name] < 2**31:
-                raise UsageError(f"{path} is not a run directory: its config.json has no whole number for {name}")
+            if type(config["args"].get(name)) is not int or not 0 <= config["args"][name] < LARGEST[name]:
+                raise UsageError(f"{path} is not a run directory: its config.json has no sensible number for {name}")
     flags = set().union(*(config["args"] for config in configs.values()))
     for name in selection.split:
         if name not in flags:
@@ -140,7 +141,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 PLUMBING = {
-    *("env", "seed", "num_seeds", "num_devices", "tensorboard", "wandb", "compile_cache"),
+    *("env", "seed", "num_seeds", "num_devices", "gif", "tensorboard", "wandb", "compile_cache"),
     *("log_interval", "eval_interval", "checkpoint_interval", "keep_checkpoints", "keep_best"),
     *(name for name in ONE_TIME if name != "init_from"),
 }

@@ -50,7 +50,10 @@ def choose_devices(
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         with suppress(RuntimeError):  # JAX has started in this process: its devices are what they are
             jax.config.update("jax_num_cpu_devices", num_devices or worthwhile[-1])
-    devices = jax.local_devices()
+    try:
+        devices = jax.local_devices()
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"JAX cannot use JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: {error}") from error
     if num_devices > len(devices):
         raise UsageError(f"--num-devices {num_devices}: JAX has {len(devices)} {devices[0].platform} device(s) here")
     usable = worthwhile if devices[0].platform == "cpu" else shares

@@ -6,6 +6,7 @@ python -m common.export runs/NAME --out policy.onnx
 docs/using-a-policy.md shows the few lines that load it.
 """
 
+import json
 import sys
 import warnings
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ import jax.export
 
 from common.metrics import jsonable
 from common.policy import Policy
-from common.run_directory import versions, write_json
+from common.run_directory import versions
 
 PLATFORMS = "cpu", "cuda"
 
@@ -75,11 +76,11 @@ def export_policy(policy: Policy, out: Path) -> Path:
     """
     check_target(out, *FORMATS)
     content = FORMATS[out.suffix](policy)
-    with replacing(out) as temporary:
-        temporary.write_bytes(content)
     sidecar = out.with_name(out.name + ".json")
-    with replacing(sidecar) as temporary:
-        write_json(temporary, describe(policy, out, content))
+    check_target(sidecar)
+    with replacing(out) as policy_file, replacing(sidecar) as description:
+        policy_file.write_bytes(content)
+        description.write_text(json.dumps(describe(policy, out, content), indent=2) + "\n")
     return sidecar
 
 

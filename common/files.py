@@ -15,8 +15,12 @@ def check_target(path: Path, *endings: str) -> None:
     """
     if os.path.isdir(path):
         raise UsageError(f"{path} is a directory: name a file in it")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UsageError(f"{path} is not a file: it cannot be replaced by one")
     if not os.path.isdir(path.parent):
         raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"{path} cannot be written: the folder {path.parent} is read-only")
     if endings and path.suffix not in endings:
         raise UsageError(f"{path} must end in {' or '.join(endings)}")
 
@@ -25,12 +29,15 @@ def check_target(path: Path, *endings: str) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`, with the same suffix, that takes its place once it is written.
 
+    A symbolic link stays one: what it leads to is replaced.
+
     Raises UsageError where it cannot be written.
     """
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         yield temporary
-        temporary.replace(path)
+        temporary.replace(target)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:

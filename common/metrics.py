@@ -67,7 +67,7 @@ def read(path: Path) -> Iterator[Row]:
         return
     with path.open(errors="replace") as lines:
         for line in lines:
-            with suppress(json.JSONDecodeError):
+            with suppress(json.JSONDecodeError, RecursionError):
                 yield json.loads(line)
 
 

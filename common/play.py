@@ -3,7 +3,9 @@
 python -m common.play runs/NAME --episodes 5 --gif episode.gif
 """
 
+import signal
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +34,7 @@ class Args(PolicyArgs):
     """Environment parameters to change, as a JSON object; default those of the run."""
 
     def __post_init__(self):
-        check(self, "episodes", at_least=1)
+        check(self, "episodes", at_least=1, at_most=100_000)
         check(self, "seed", at_least=0, at_most=2**31 - 1)
 
 
@@ -91,6 +93,8 @@ def play(args: Args) -> Episodes:
     """What the command does; returns the episodes as host arrays."""
     if args.gif:
         check_target(Path(args.gif), ".gif")
+    with suppress(ValueError):  # outside the main thread
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ends the bar, and leaves no half of a file
     console = Console(quiet=False, total_steps=0)
     set_up_cache(True)
     policy = args.load(console)

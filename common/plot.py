@@ -177,6 +177,13 @@ def _shortened(group: Group, found: list[Curve], x: str) -> Iterator[Note]:
 
 def draw(panels: list[Panel], x: str, ylabel: str, title: str = "") -> Any:
     """A matplotlib Figure with one axes for each panel; `x` is `env_steps` or `wall`."""
+    import matplotlib
+
+    with matplotlib.rc_context({"text.parse_math": False}):  # names may have a $
+        return _draw_figure(panels, x, ylabel, title)
+
+
+def _draw_figure(panels: list[Panel], x: str, ylabel: str, title: str) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -29,7 +29,8 @@ class PolicyArgs:
 
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            policy = load_policy(self.run, self.step, self.agent, self.algorithm or None)
-        for warning in caught:
-            console.warn(str(warning.message))
-        return policy
+            try:
+                return load_policy(self.run, self.step, self.agent, self.algorithm or None)
+            finally:
+                for warning in caught:
+                    console.warn(str(warning.message))

@@ -39,7 +39,7 @@ class Box(NamedTuple):
     high: np.ndarray
     shape: tuple[int, ...]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"Box{list(self.shape)}"
 
 

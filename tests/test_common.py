@@ -18,6 +18,7 @@ from common.envs import DEFAULT_HORIZON
 from common.episodes import WINDOW, new_recent, new_tracker, no_episodes, recent_metrics, track
 from common.errors import UsageError
 from common.evaluate import run_episodes
+from common.files import replacing
 from common.metrics import jsonable
 from common.repeat import repeat
 
@@ -320,6 +321,27 @@ def test_an_evaluation_added_to_a_checkpoint_decides_which_is_best(tmp_path):
     checkpoints.add_evaluation(1, [8.0, 10.0])
     checkpoints.close()
     assert saved(tmp_path, [2, 3], [5.0, 6.0], keep=1, keep_best=True).steps() == [1, 3]
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+
+
+def test_a_symbolic_link_leads_to_the_new_file(tmp_path):
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with replacing(tmp_path / "link") as temporary:
+        temporary.write_text("new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+
+
+def test_a_file_that_fails_leaves_the_old_one_and_nothing_else(tmp_path):
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(RuntimeError), replacing(tmp_path / "file") as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "old"
 
 
 # ----------------------------------------------------------------------------------------------------------- devices

@@ -583,7 +583,7 @@ def broken(tmp_path, monkeypatch):
         ("cut", "cut is not a run directory"),
         ("list", "list is not a run directory"),
         ("argless", "argless is not a run directory"),
-        ("words", "words is not a run directory: its config.json has no whole number for num_seeds"),
+        ("words", "words is not a run directory: its config.json has no sensible number for num_seeds"),
         ("good silent", "silent has no metrics yet"),
         ("unreadable", "unreadable/metrics.jsonl cannot be read: Is a directory"),
         ("good --by clip_epz", "--by clip_epz: none of the runs has this flag; did you mean clip_eps?"),

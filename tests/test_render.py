@@ -467,7 +467,7 @@ def test_the_caption_counts_steps_and_rewards(tmp_path, monkeypatch):
 def test_numbers_are_short():
     numbers = (0, -1e-9, 0.5, -0.00064, 99.99, -1234.5, -123456.0, np.nan, -np.inf)
     shown = [canvas.brief(number) for number in numbers]
-    assert shown == ["0.00", "0.00", "0.50", "-0.0006", "99.99", "-1234.5", "-1.2e+05", "-", "-inf"]
+    assert shown == ["0.00", "0.00", "0.50", "-6e-4", "99.99", "-1234.5", "-1.2e+05", "-", "-inf"]
 
 
 def test_pillow_without_scalable_fonts_draws_too(tmp_path, monkeypatch):

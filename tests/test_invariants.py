@@ -48,8 +48,10 @@ def ten_updates(case: str, num_devices: int):
     return run_updates(small_args(**flags), make_env(name), num_devices, 10)
 
 
-@pytest.mark.parametrize("num_devices", [2, 4, 8])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "num_devices"),
+    [("discrete", 2), ("discrete", 4), ("discrete", 8), ("continuous", 4), ("multidiscrete", 4)],
+)
 def test_x1_parameters_do_not_depend_on_the_number_of_devices(case, num_devices):
     (one, metrics), (many, _) = ten_updates(case, 1), ten_updates(case, num_devices)
     assert relative_difference(host_params(one), host_params(many)) < 1e-5

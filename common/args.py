@@ -200,7 +200,7 @@ def parse(args_class: type, argv: list[str] | None = None) -> Any:
         argv = sys.argv[1:]
         module = sys.modules["__main__"].__spec__
         program = f"python -m {module.name}" if module else None
-        for stream in (sys.stdout, sys.stderr):
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it is closed
             stream.reconfigure(errors="replace")  # where it has no ±
         signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))  # nothing to save until a run begins
         if hasattr(signal, "SIGPIPE") and "--help" in argv:

@@ -266,7 +266,8 @@ def test_a_run_directory_does_not_decide_which_code_is_run(trained, tmp_path, mo
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("script", "algos/\0.py", "not a file of"),
+        ("script", "algos/\0.py", "not a run directory"),
+        ("algorithm", "\x1b[2J", "not a run directory"),
         ("script", f"algos/{'x' * 300}.py", "not a file of"),
         ("env_spec/obs_dtype", "O", "does not say"),
         ("env_spec/obs_dtype", "U5", "does not say"),

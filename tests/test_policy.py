@@ -66,9 +66,16 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_of_its_run_did(traine
 def test_the_normaliser_is_inside(trained):
     run_dir, env, _ = trained("normalised")
     policy = load_policy(run_dir)
-    args = ppo.Args.from_run(run_dir)
-    seen = np.asarray(policy._learner.obs_stats.normalize(jnp.array([[0.3, -2.0, 0.1, 1.0]])))
-    logits = ppo.Actor(args, env.observation_space, env.action_space).apply(policy._learner.params.actor, seen).logits
+    actor = ppo.Actor(ppo.Args.from_run(run_dir), env.observation_space, env.action_space)
+
+    def logits_of(obs):
+        return actor.apply(policy._learner.params.actor, obs).logits
+
+    raw = np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32)
+    normalised = policy._learner.obs_stats.normalize(raw)
+    np.testing.assert_array_equal(policy(raw), logits_of(normalised).argmax(axis=1))
+    assert np.mean(policy(raw) != logits_of(raw).argmax(axis=1)) > 0.01, "else this shows nothing"
+    logits = logits_of(policy._learner.obs_stats.normalize(jnp.array([[0.3, -2.0, 0.1, 1.0]])))
     keys = jax.random.split(jax.random.key(0), 4000)
     drawn = jax.vmap(lambda key: policy(jnp.array([0.3, -2.0, 0.1, 1.0]), key=key))(keys)
     probability = float(jax.nn.softmax(logits)[0, 1])

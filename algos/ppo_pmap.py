@@ -14,12 +14,12 @@ from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.args import RunArgs, check, main, parse
+from common.args import DeviceEnvArgs, check, main, parse
 from common.errors import UsageError
 
 
 @dataclass(kw_only=True)
-class Args(RunArgs):
+class Args(DeviceEnvArgs):
     """Train PPO on a gymnax-style environment. All sizes are global: --num-envs 64 is 64 over all devices together."""
 
     num_steps: int = 64
@@ -119,7 +119,7 @@ from common import spaces
 from common.averages import Averages, zeros_of
 from common.convolution import Convolutions
 from common.devices import AXIS, choose_devices, flat_pmean, over_seeds, pmapped
-from common.distributions import Categoricals, Normal, action_noise, batch_noise
+from common.distributions import Categoricals, Normal, action_noise
 from common.envs import Env, make, wrap
 from common.episodes import EpisodeTracker, RecentEpisodes, new_recent, new_tracker, recent_metrics, track
 from common.evaluate import Episodes, run_episodes
@@ -498,7 +498,7 @@ def make_ppo(args: Args, env: Env) -> PPO:
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """Actions [B, ...] for raw observations [B, ...]: sampled with a key, else the most likely ones."""
         policy = actor.apply(learner.params.actor, see(learner, obs))
-        return policy.mode() if key is None else policy.sample(batch_noise(key, obs.shape[0], env.action_space))
+        return policy.mode() if key is None else policy.sample(action_noise(key, env.action_space, obs.shape[:1]))
 
     def see(learner: Learner, obs: jax.Array) -> jax.Array:
         """Raw observations as the networks get them."""

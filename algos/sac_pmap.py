@@ -15,12 +15,12 @@ from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.args import Count, RunArgs, check, main, parse
+from common.args import Count, DeviceEnvArgs, check, main, parse
 from common.errors import UsageError
 
 
 @dataclass(kw_only=True)
-class Args(RunArgs):
+class Args(DeviceEnvArgs):
     """Train SAC on a gymnax-style environment. All sizes are global: --num-envs 8 is 8 over all devices together."""
 
     env: str = "Pendulum-v1"
@@ -166,7 +166,7 @@ from common import spaces
 from common.averages import Averages, zeros_of
 from common.convolution import Convolutions
 from common.devices import AXIS, choose_devices, flat_pmean, over_seeds, pmapped, same_for_all_seeds
-from common.distributions import LOG_2PI, Categoricals, action_noise, batch_noise
+from common.distributions import LOG_2PI, Categoricals, action_noise
 from common.envs import Env, make, wrap
 from common.episodes import EpisodeTracker, RecentEpisodes, new_recent, new_tracker, recent_metrics, track
 from common.evaluate import Episodes, run_episodes
@@ -564,7 +564,7 @@ def make_sac(args: Args, env: Env) -> SAC:
         policy = actor.apply(learner.params.actor, obs)
         if key is None:
             return to_env(policy.mode())
-        action = policy.sample(batch_noise(key, obs.shape[0], env.action_space))
+        action = policy.sample(action_noise(key, env.action_space, obs.shape[:1]))
         return to_env(action if discrete else action[0])
 
     def to_env(action: jax.Array) -> jax.Array:

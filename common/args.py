@@ -13,12 +13,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 import tyro
 
 from common.console import fail
 from common.errors import TrainingError, UsageError
+from common.suites import is_custom
 
 
 def _parse_count(words: list[str]) -> int:
@@ -45,20 +46,16 @@ Count = Annotated[
 class RunArgs:
     """Flags of every algorithm. Sizes and intervals count environment steps over all devices together."""
 
-    env: str = "CartPole-v1"
-    """Environment: a gymnax id, or package.module:factory importable from the working directory."""
+    num_seeds: ClassVar[int] = 1
+    gif: ClassVar[bool] = False
+
+    env: str
     env_params: str = ""
     """Environment parameters to change, as a JSON object, such as '{"max_steps_in_episode": 200}'."""
     seed: int = 0
     """Random seed of the first agent."""
-    num_seeds: int = 1
-    """Independent agents trained together, with seeds seed, seed + 1, ..."""
-    num_devices: int = 0
-    """Devices to train on; 0 is every accelerator, or on a CPU as many cores as pay off."""
     total_timesteps: Count = 500_000
     """Environment steps to train for, rounded up to whole updates."""
-    num_envs: Count = 32
-    """Parallel environments."""
     log_interval: Count = 10_000
     """Environment steps between log rows."""
     eval_interval: Count = 100_000
@@ -83,8 +80,6 @@ class RunArgs:
     """Stop, saved and resumable, once this many environment steps are done in all; 0 is off."""
     max_seconds: float = 0.0
     """Stop, saved and resumable, after this many seconds; 0 is off."""
-    gif: bool = False
-    """At the end, play an episode with the final policy and draw it to policy.gif in the run directory."""
     tensorboard: bool = False
     """Also write TensorBoard files into the run directory."""
     wandb: bool = False
@@ -125,8 +120,8 @@ class RunArgs:
 
     def __post_init__(self):
         _check_types(self)
-        check(self, "num_seeds total_timesteps num_envs log_interval eval_episodes", at_least=1)
-        check(self, "num_devices eval_interval checkpoint_interval keep_checkpoints stop_after max_seconds", at_least=0)
+        check(self, "total_timesteps log_interval eval_episodes", at_least=1)
+        check(self, "eval_interval checkpoint_interval keep_checkpoints stop_after max_seconds", at_least=0)
         check(self, "seed", at_least=0, at_most=2**31 - 1 - self.num_seeds)
         if self.resume and self.init_from:
             raise UsageError("--resume continues a run and --init-from starts one: give only one of them")
@@ -153,12 +148,33 @@ class RunArgs:
         known = {field.name for field in dataclasses.fields(cls)}
         stored = {name: value for name, value in stored.items() if name in known and name not in ONE_TIME}
         stored |= {name: tuple(value) for name, value in stored.items() if isinstance(value, list)}
-        if ":" in stored["env"].removeprefix("gymnax:") and "env" not in overrides:
+        if is_custom(stored["env"]) and "env" not in overrides:
             raise UsageError(
                 f"{run_dir} was trained on your own environment {stored['env']}; to resume, name it again: "
                 f"--env {stored['env']}"
             )
         return cls(**stored | overrides | {"resume": str(run_dir), "run_dir": str(run_dir)})
+
+
+@dataclass(kw_only=True)
+class DeviceEnvArgs(RunArgs):
+    """Flags of algorithms whose environments step on the devices too."""
+
+    num_seeds: int = 1
+    """Independent agents trained together, with seeds seed, seed + 1, ..."""
+    gif: bool = False
+    """At the end, play an episode with the final policy and draw it to policy.gif in the run directory."""
+    env: str = "CartPole-v1"
+    """Environment: a gymnax id, or package.module:factory importable from the working directory."""
+    num_devices: int = 0
+    """Devices to train on; 0 is every accelerator, or on a CPU as many cores as pay off."""
+    num_envs: Count = 32
+    """Parallel environments."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        check(self, "num_seeds num_envs", at_least=1)
+        check(self, "num_devices", at_least=0)
 
 
 ONE_TIME = ("resume", "run_dir", "init_from", "overwrite", "stop_after", "max_seconds", "benchmark", "quiet")

@@ -25,10 +25,13 @@ def set_up_cache(enabled: bool) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
-def compile_together(algorithm: Any, seeds: np.ndarray, state: Any) -> Any:
-    """The record `algorithm` with its three programs compiled in parallel, from the shapes of its `state` alone."""
+def compile_together(algorithm: Any, seeds: np.ndarray, state: Any, example: Any) -> Any:
+    """The record `algorithm` with its programs compiled in parallel, from the shapes of its `state` and of what `update`
+    takes beside it. An `evaluate` that is no program stays as it is.
+    """
     # The longest compilation first: tracing the others overlaps with it.
-    jobs = {"update": ((state, np.int32(0)), 1), "init": ((seeds,), 0), "evaluate": ((state,), 1)}
+    jobs = {"update": ((state, example), 1), "init": ((seeds,), 0), "evaluate": ((state,), 1)}
+    jobs = {name: job for name, job in jobs.items() if hasattr(getattr(algorithm, name), "lower")}
     with ThreadPoolExecutor(len(jobs)) as pool:
         compiled = {
             name: pool.submit(getattr(algorithm, name).lower(*example).compile, _options(level))

@@ -47,17 +47,44 @@ def choose_devices(
             f"gives a batch equal parts; device counts that work: {', '.join(map(str, shares[:12]))}"
         )
     worthwhile = [n for n in shares if n <= _cores() and n * envs_per_cpu_device <= num_envs] or [1]
-    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        with suppress(RuntimeError):  # JAX has started in this process: its devices are what they are
-            jax.config.update("jax_num_cpu_devices", num_devices or worthwhile[-1])
-    try:
-        devices = jax.local_devices()
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"JAX cannot use JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: {error}") from error
+    _make_cpu_devices(num_devices or worthwhile[-1])
+    devices = _local_devices()
     if num_devices > len(devices):
         raise UsageError(f"--num-devices {num_devices}: JAX has {len(devices)} {devices[0].platform} device(s) here")
     usable = worthwhile if devices[0].platform == "cpu" else shares
     return devices[: num_devices or max(n for n in usable if n <= len(devices))]
+
+
+def choose_roles(
+    actors: tuple[int, ...], learners: tuple[int, ...]
+) -> tuple[list[jax.Device], list[jax.Device]]:
+    """The devices at these indices, to act and to learn on; they may overlap.
+
+    Without indices the first device acts, and all accelerators or the first CPU device learn. On a CPU the devices are
+    virtual and are made here, unless JAX has already started. Raises UsageError for one that does not exist.
+    """
+    _make_cpu_devices(max((*actors, *learners), default=0) + 1)
+    devices = _local_devices()
+    missing = [index for index in (*actors, *learners) if index >= len(devices)]
+    if missing:
+        have = f"JAX has {len(devices)} {devices[0].platform} device(s) here, numbered from 0"
+        raise UsageError(f"there is no device {missing[0]} for --actor-devices or --learner-devices: {have}")
+    every = devices[:1] if devices[0].platform == "cpu" else devices
+    return [devices[i] for i in actors or (0,)], [devices[i] for i in learners] or every
+
+
+def _make_cpu_devices(count: int) -> None:
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    with suppress(RuntimeError):  # JAX has started in this process: its devices are what they are
+        jax.config.update("jax_num_cpu_devices", count)
+
+
+def _local_devices() -> list[jax.Device]:
+    try:
+        return jax.local_devices()
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"JAX cannot use JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: {error}") from error
 
 
 def describe(devices: list[jax.Device]) -> str:

@@ -84,14 +84,9 @@ class Normal(struct.PyTreeNode):
         return jnp.sum(self.log_std + 0.5 * (1 + LOG_2PI), axis=-1)
 
 
-def action_noise(key: jax.Array, space) -> jax.Array:
-    """The noise that `sample` of one action needs: standard normals for a Box, else one uniform per component."""
+def action_noise(key: jax.Array, space, batch: tuple[int, ...] = ()) -> jax.Array:
+    """The noise [*batch, ...] that `sample` needs: standard normals for a Box, else one uniform per component."""
     if isinstance(space, Box):
-        return jax.random.normal(key, (math.prod(space.shape),))
+        return jax.random.normal(key, (*batch, math.prod(space.shape)))
     # Never 0, which would pick a first choice of probability 0.
-    return jax.random.uniform(key, (len(space.nvec),), minval=2**-24)
-
-
-def batch_noise(key: jax.Array, size: int, space) -> jax.Array:
-    """The noise of `size` actions, [size, ...]."""
-    return jax.vmap(lambda key: action_noise(key, space))(jax.random.split(key, size))
+    return jax.random.uniform(key, (*batch, len(space.nvec)), minval=2**-24)

@@ -19,6 +19,7 @@ import numpy as np
 
 from common import spaces
 from common.errors import UsageError
+from common.suites import split_name, steps_on_host
 
 DEFAULT_HORIZON = 1_000  # for environments without `max_steps_in_episode`
 LONGEST_HORIZON = 27_000  # an evaluation has to end, whatever `max_steps_in_episode` says
@@ -119,8 +120,10 @@ def make(name: str, env_params: str = "") -> Env:
     `env_params` is a JSON object of environment parameters to replace. A factory is called without arguments and
     returns an environment or a pair (environment, parameters). Raises UsageError for an unknown name or parameter.
     """
-    suite, _, rest = name.rpartition(":")
-    inner, params = _make_gymnax(rest) if suite in ("", "gymnax") else _make_custom(suite, rest)
+    suite, rest = split_name(name)
+    if steps_on_host(name):
+        raise UsageError(f"{name} steps on the host, not on the device: algos/appo_pmap.py trains on it")
+    inner, params = _make_gymnax(rest) if suite else _make_custom(*rest.rsplit(":", 1))
     return Env(name, inner, _replace_params(name, params, env_params))
 
 
@@ -130,11 +133,6 @@ def wrap(environment: Any) -> Env:
         return environment
     inner, params = _with_params(environment)
     return Env(getattr(inner, "name", type(inner).__name__), inner, params)
-
-
-def is_custom(name: str) -> bool:
-    """Whether `name` refers to a user's own code."""
-    return name.rpartition(":")[0] not in ("", "gymnax")
 
 
 def _make_gymnax(env_id: str) -> tuple[Any, Any]:

@@ -29,7 +29,7 @@ class Metrics:
         self._tensorboard = (
             _import("tensorboardX", "tensorboard").SummaryWriter(str(directory)) if tensorboard else None
         )
-        self._wandb = _import("wandb", "wandb") if wandb else None
+        self._wandb, self._newest = _import("wandb", "wandb") if wandb else None, 0
         if self._wandb:
             where = {"project": "pmaprl", "name": directory.name, "dir": str(directory)}
             self._wandb.init(**where, id=_wandb_id(directory), resume="allow", config=config)
@@ -42,8 +42,9 @@ class Metrics:
         if self._tensorboard:
             for name, value in scalars.items():
                 self._tensorboard.add_scalar(name, value, row["env_steps"])
+        self._newest = max(self._newest, row["env_steps"])
         if self._wandb:
-            self._wandb.log(scalars, step=row["env_steps"])
+            self._wandb.log(scalars, step=self._newest)  # it drops rows that come late, as background evaluations do
 
     def close(self) -> None:
         self._file.close()

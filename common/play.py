@@ -45,10 +45,11 @@ import jax
 import numpy as np
 
 from common.compile import set_up_cache
-from common.envs import Env, is_custom, make
+from common.envs import Env, make
 from common.evaluate import Episodes, play_episodes
 from common.policy import Policy
 from common.render import Recording, draw_gif, record
+from common.suites import is_custom
 
 
 def act(policy: Policy, stochastic: bool, obs: jax.Array, keys: jax.Array) -> jax.Array:

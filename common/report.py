@@ -10,9 +10,9 @@ from typing import Any
 import jax
 
 from common.devices import describe
-from common.envs import is_custom
 from common.metrics import jsonable
 from common.run_directory import write_json
+from common.suites import is_custom
 
 
 def print_header(run: Any) -> None:
@@ -45,6 +45,8 @@ def print_footer(run: Any, status: str) -> None:
     say(f"curve    {run.dir / 'curve.png'}")
     if args.gif and (run.dir / "policy.gif").exists():
         say(f"gif      {run.dir / 'policy.gif'}")
+    for remark in run.remarks:
+        say(remark)
     command = _resume_command(run)
     if status == "finished":
         say(f"finished at step {run.steps:,}; train longer: {command} --total-timesteps {2 * run.total}")

@@ -67,6 +67,8 @@ class Run:
         self.evaluation: dict[str, list[float]] = {}
         self.console = Console(args.quiet or args.benchmark, self.total)
         self.seconds = dict.fromkeys(("compile", "eval", "checkpoint", "host"), 0.0)
+        self.counters: dict[str, int] = {}  # of the host, kept in checkpoints beside the state
+        self.remarks: list[str] = []  # lines for the footer
         self._intervals = {
             "log": args.log_interval,
             "eval": 0 if args.benchmark else args.eval_interval,
@@ -98,10 +100,11 @@ class Run:
             if self._metrics:
                 self._metrics.close()
 
-    def start(self, algorithm: Any) -> tuple[Any, Any]:
+    def start(self, algorithm: Any, example: Any = np.int32(0)) -> tuple[Any, Any]:  # noqa: B008  (immutable)
         """Make or load the state; returns it with the compiled update (or None, None where nothing is left to do).
 
-        `algorithm` holds the functions `init`, `update` and `evaluate` over all devices, see `pmapped`.
+        `algorithm` holds the functions `init`, `update` and `evaluate` over all devices, see `pmapped`; `example` has
+        the shapes of what `update` takes beside the state.
         """
         args, self._act = self.args, algorithm.act
         seeds = np.arange(args.seed, args.seed + args.num_seeds, dtype=np.int32)
@@ -116,7 +119,7 @@ class Run:
 
         self.console.say("compiling ...")
         with self._timed("compile"):
-            algorithm = compile_together(algorithm, seeds, shapes)
+            algorithm = compile_together(algorithm, seeds, shapes, example)
             self._evaluate = algorithm.evaluate
             state = algorithm.init(seeds) if self._host is None else to_devices(self._host, shapes, self.devices)
             if self._transferred:
@@ -141,8 +144,13 @@ class Run:
     @property
     def unfinished(self) -> bool:
         """Whether to run another chunk."""
+        return self.steps < self._end and not self.stopping
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a signal or the clock asks for the end."""
         out_of_time = self.args.max_seconds and self.wall_seconds > self.args.max_seconds
-        return self.steps < self._end and not self._signals.received and not out_of_time
+        return bool(self._signals.received or out_of_time)
 
     def next_chunk(self) -> np.int32:
         """How many updates to run next: up to the next boundary of any interval."""
@@ -151,12 +159,15 @@ class Run:
         self._chunk = min(self._chunk, 2**30)  # the count is an int32 on the device
         return np.int32(self._chunk)
 
-    def advance(self, state: Any, metrics: dict[str, jax.Array], broken: dict[str, jax.Array]) -> None:
-        """Account for a dispatched chunk: log the one before it; evaluate and save when due."""
+    def advance(self, state: Any, *report: Any) -> None:
+        """Account for a dispatched chunk: log the one before it; evaluate and save when due.
+
+        `report` is what `update` returns beside the state: metrics, and where each was not finite for the first time.
+        """
         before, self.steps = self.steps, self.steps + self._chunk * self.args.steps_per_update
         due = {name for name, interval in self._intervals.items() if self.steps >= next_boundary(before, interval)}
         self._log_pending()
-        self._pending = before, self.steps, metrics, broken
+        self._pending = before, self.steps, report
         at_end = self.steps >= self._end
         if at_end or due & {"eval", "checkpoint"}:
             self._settle(state, evaluate=at_end or "eval" in due, save=at_end or "checkpoint" in due)
@@ -170,7 +181,7 @@ class Run:
         if self._host is None:
             self._host = to_host(state, self.args.unsaved)
         status = "interrupted" if interrupted else "finished" if self.steps >= self.total else "stopped"
-        self.sha256 = checkpoint.sha256(self._saved_part())
+        self.sha256 = checkpoint.sha256(self._saved_part(self._host))
         self.console.stop()
         if self.dir:
             with self._timed("checkpoint"):
@@ -200,6 +211,7 @@ class Run:
     def _load(self, like: Any) -> None:
         """Read what --resume or --init-from names, before anything is written."""
         args, zeros = self.args, checkpoint.flatten(like)
+        counters = self._counters()
         if not args.resume:
             self._transferred = self._load_parameters(args.init_from, zeros)
             return
@@ -213,7 +225,8 @@ class Run:
             source = self.config["args"]["init_from"]
             self._transferred = self._load_parameters(source, zeros)
             return
-        self.steps, arrays, warnings = self.checkpoints.load(zeros, dispensable=args.dispensable)
+        self.steps, arrays, warnings = self.checkpoints.load(zeros | counters, dispensable=args.dispensable)
+        self.counters = {name: int(arrays.pop(f"counters/{name}")[0]) for name in self.counters}
         if self.steps > self.total:
             raise UsageError(
                 f"--total-timesteps {args.total_timesteps} is less than the {self.steps} steps that {self.dir} has done"
@@ -264,8 +277,8 @@ class Run:
         """Read the metrics of the pending chunk, check and write them."""
         if self._pending is None:
             return
-        (before, steps, metrics, broken), self._pending = self._pending, None
-        metrics, broken = jax.device_get((metrics, broken))
+        (before, steps, report), self._pending = self._pending, None
+        metrics, broken = self._read(*report)
         now = time.perf_counter()
         with self._timed("host"):
             trained = self.trained_seconds
@@ -283,6 +296,10 @@ class Run:
                 self._metrics.write(row)
             self.console.update(steps, row)
         self._raise_if_broken(before, broken)
+
+    def _read(self, *report: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """What `advance` was given, on the host."""
+        return jax.device_get(report)
 
     def _raise_if_broken(self, before: int, broken: dict[str, np.ndarray]) -> None:
         """Raise TrainingError where a metric of the chunk that started at step `before` was not finite."""
@@ -308,26 +325,35 @@ class Run:
         logged = not self._pending
         evaluate = evaluate and self._evaluated_at != self.steps and not self.args.benchmark
         best = evaluate and self._evaluate_now(state)
+        evaluated = evaluate and self._evaluated_at == self.steps
         self._log_pending()  # raises on a non-finite number, before the state can be saved
-        if evaluate and logged and self._metrics:  # the row of this step is written, the evaluation gets its own
+        if evaluated and logged and self._metrics:  # the row of this step is written, the evaluation gets its own
             self._metrics.write({"env_steps": self.steps} | self._fresh_evaluation())
         if self._saved_at != self.steps and (best or save):
             self._save(state)
-        elif self._saved_at == self.steps and evaluate and self.checkpoints:
+        elif self._saved_at == self.steps and evaluated and self.checkpoints:
             self.checkpoints.add_evaluation(self.steps, self.evaluation["eval/return_mean"])
 
     def _evaluate_now(self, state: Any) -> bool:
         """Evaluate all seeds; returns whether --keep-best wants this state saved."""
         with self._timed("eval"):
-            episodes = jax.device_get(self._evaluate(state))  # [D, S, E / D]
-            returns, lengths = (
-                np.moveaxis(x, 0, 1).reshape(self.args.num_seeds, -1)[:, : self.args.eval_episodes] for x in episodes
-            )
+            episodes = self._episodes(state)
+        return episodes is not None and self._note_evaluation(self.steps, *episodes)
+
+    def _episodes(self, state: Any) -> tuple[np.ndarray, np.ndarray] | None:
+        """Returns and lengths of the episodes of an evaluation, [S, E]; None where it was given up."""
+        episodes = jax.device_get(self._evaluate(state))  # [D, S, E / D]
+        return tuple(
+            np.moveaxis(x, 0, 1).reshape(self.args.num_seeds, -1)[:, : self.args.eval_episodes] for x in episodes
+        )
+
+    def _note_evaluation(self, step: int, returns: np.ndarray, lengths: np.ndarray) -> bool:
+        """Take over an evaluation of the state at `step`; returns whether --keep-best wants that saved."""
         statistics = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
         values = {f"return_{name}": function(returns, axis=1) for name, function in statistics.items()}
         values["length_mean"] = lengths.mean(axis=1)
         self.evaluation = {f"eval/{name}": value.astype(float).tolist() for name, value in values.items()}
-        self._evaluated_at = self.steps
+        self._evaluated_at = step
         mean = float(np.mean(self.evaluation["eval/return_mean"]))
         best = self._best is None or mean > self._best
         self._best = mean if best else self._best
@@ -343,10 +369,13 @@ class Run:
             self._host, self._saved_at = to_host(state, self.args.unsaved), self.steps
             if self.checkpoints:
                 returns = self.evaluation["eval/return_mean"] if self._evaluated_at == self.steps else None
-                self.checkpoints.save(self.steps, self._saved_part(), returns)
+                self.checkpoints.save(self.steps, self._saved_part(self._host) | self._counters(), returns)
 
-    def _saved_part(self) -> checkpoint.Arrays:
-        return checkpoint.without(checkpoint.flatten(self._host), self.args.unsaved)
+    def _saved_part(self, host: Any) -> checkpoint.Arrays:
+        return checkpoint.without(checkpoint.flatten(host), self.args.unsaved)
+
+    def _counters(self) -> checkpoint.Arrays:
+        return {f"counters/{name}": np.int64([count]) for name, count in self.counters.items()}
 
     @contextmanager
     def _timed(self, name: str):

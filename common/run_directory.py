@@ -18,8 +18,8 @@ from typing import Any
 import jax
 
 from common.args import ONE_TIME, read_config
-from common.envs import is_custom
 from common.errors import UsageError
+from common.suites import is_custom
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -30,7 +30,7 @@ from helpers import (
 )
 
 from common import spaces
-from common.args import RunArgs, main, parse
+from common.args import DeviceEnvArgs, main, parse
 from common.devices import host_like, to_devices, to_host
 from common.errors import UsageError
 from common.replay import Replay, check_memory, new_replay
@@ -573,7 +573,7 @@ ELSEWHERE = {"save_buffer"}  # tested above
 
 
 def own_flags() -> set[str]:
-    shared = {field.name for field in dataclasses.fields(RunArgs)}
+    shared = {field.name for field in dataclasses.fields(DeviceEnvArgs)}
     return {field.name for field in dataclasses.fields(sac.Args)} - shared
 
 

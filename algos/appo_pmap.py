@@ -1,0 +1,563 @@
+"""Asynchronous PPO and IMPALA (Espeholt et al. 2018) for environments on the host; docs/appo.md explains this file.
+
+python algos/appo_pmap.py --env envpool:CartPole-v1
+python algos/appo_pmap.py --help
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common.args import check, main, parse
+from common.errors import UsageError
+from common.host_args import HostEnvArgs
+
+
+@dataclass(kw_only=True)
+class Args(HostEnvArgs):
+    """Train APPO or IMPALA on environments that step on the host, in threads beside the learner."""
+
+    loss: Literal["appo", "impala"] = "appo"
+    """Policy loss: PPO's clipped ratio, or IMPALA's policy gradient with clipped importance weights."""
+    advantage: Literal["vtrace", "gae"] = "vtrace"
+    """Estimate of advantages and values: V-trace corrects for stale policies, GAE does not."""
+    num_epochs: int = 1
+    """Passes over the batch per update."""
+    num_minibatches: int = 1
+    """Gradient steps per epoch; minibatches are made of whole environments."""
+    learning_rate: float = 1e-3
+    """Adam step size, at the start."""
+    anneal_lr: bool = True
+    """Anneal the learning rate linearly to zero over the run."""
+    gamma: float = 0.99
+    """Discount factor."""
+    gae_lambda: float = 0.95
+    """Lambda of GAE and of V-trace."""
+    rho_clip: float = 1.0
+    """V-trace: largest importance weight of a step's own error."""
+    c_clip: float = 1.0
+    """V-trace: largest importance weight by which later errors reach back."""
+    pg_rho_clip: float = 1.0
+    """Largest importance weight of the policy gradient of --loss impala."""
+    max_policy_lag: int = 0
+    """Leave out steps whose policy is more than this many updates old; 0 learns from all."""
+    clip_eps: float = 0.2
+    """Clipping range of the probability ratio of --loss appo."""
+    clip_mode: Literal["ppo", "symmetric"] = "ppo"
+    """Ratio interval: ppo is [1 - eps, 1 + eps], symmetric is [1 / (1 + eps), 1 + eps]."""
+    ratio_clamp: float = 20.0
+    """Keep probability ratios between 1 / this and this before anything else uses them."""
+    vf_coef: float = 0.5
+    """Weight of the value loss."""
+    clip_vloss: bool = False
+    """Clip the change of the value within an update, by --clip-eps."""
+    ent_coef: float = 0.01
+    """Weight of the exploration loss."""
+    exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
+    """Reward the policy's entropy, or penalise its symmetric KL to the uniform policy (not for Box actions)."""
+    max_grad_norm: float = 0.5
+    """Clip the global norm of the gradient; 0 turns it off."""
+    norm_adv: bool = True
+    """Normalise advantages over each minibatch, across all devices."""
+    normalize_obs: bool = False
+    """Normalise observations by their running mean and standard deviation."""
+    normalize_rewards: bool = False
+    """Divide rewards by the running standard deviation of the discounted return."""
+    reward_scale: float = 1.0
+    """Multiply rewards by this for learning; reported returns stay raw."""
+    activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
+    """Activation of the hidden layers."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers, behind the convolutions where observations are images."""
+    share_torso: bool = False
+    """Use the same hidden layers for policy and values: half the work, which pays with images."""
+    encoder: Literal["small", "nature", "impala"] = "small"
+    """Convolutions for images: 16 channels of 3 x 3, the DQN network of Nature, or IMPALA's residual network."""
+
+    def sizes(self, num_devices: int) -> list[str]:
+        """The derived sizes, for the header of a run."""
+        rollouts = f"{self.batch_rollouts} rollouts of {self.envs_per_actor} envs x {self.num_steps} steps"
+        minibatch = self.steps_per_update // self.num_minibatches
+        return [
+            f"{self.num_actors} actors x {self.envs_per_actor} envs = {self.num_envs} envs",
+            f"{rollouts} = {self.steps_per_update:,} per update, {self.num_updates:,} updates",
+            f"{self.num_epochs} epochs x {self.num_minibatches} minibatches of {minibatch:,}",
+        ]
+
+    def __post_init__(self):
+        super().__post_init__()
+        check(self, "num_epochs num_minibatches hidden_sizes ratio_clamp", at_least=1)
+        check(self, "learning_rate clip_eps reward_scale rho_clip c_clip pg_rho_clip", above=0)
+        check(self, "vf_coef ent_coef max_grad_norm max_policy_lag", at_least=0)
+        check(self, "gamma gae_lambda", at_least=0, at_most=1)
+        if self.normalize_rewards and self.reward_scale != 1:
+            raise UsageError("--normalize-rewards cancels --reward-scale; leave one of them out")
+
+
+if __name__ == "__main__":
+    ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+
+from common import spaces
+from common.actors import ActorsFailed
+from common.async_run import AsyncRun, Reports
+from common.convolution import Convolutions, ImpalaConvolutions, NatureConvolutions
+from common.devices import AXIS, choose_roles, describe, flat_pmean, to_host
+from common.distributions import Categoricals, Normal, action_noise
+from common.feed import Feed, env_maker, example_batch, inspect, limits_of, over_devices
+from common.host_evaluate import Evaluator
+from common.normalize import RunningStats, running_stats
+from common.rollouts import Rollout
+from common.run import TrainResult
+from common.sampling import minibatch_indices
+
+# ---------------------------------------------------------------------------------------------------------- networks
+
+ENCODERS = {"small": Convolutions, "nature": NatureConvolutions, "impala": ImpalaConvolutions}
+
+
+class Torso(nn.Module):
+    """Features of an observation: an MLP, behind convolutions where the observation is an image [H, W, C]."""
+
+    args: Args
+    space: spaces.Space
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> jax.Array:
+        activation = getattr(nn, self.args.activation)
+        layer = {"kernel_init": nn.initializers.orthogonal(np.sqrt(2)), "dtype": self.args.dtype}
+        x = spaces.encode(obs, self.space)  # [..., features] or [..., H, W, C]
+        if spaces.is_image(self.space):
+            x = ENCODERS[self.args.encoder](activation, layer)(x)
+        for width in self.args.hidden_sizes:
+            x = activation(nn.Dense(width, **layer)(x))
+        return x
+
+
+class Network(nn.Module):
+    """The policy, a distribution over actions, and the value of an observation."""
+
+    args: Args
+    obs_space: spaces.Space
+    action_space: spaces.Space
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> tuple[Categoricals | Normal, jax.Array]:
+        x = Torso(self.args, self.obs_space, name="torso")(obs)
+        y = x if self.args.share_torso else Torso(self.args, self.obs_space, name="value_torso")(obs)
+        value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), name="value")(y)[..., 0]
+        head = partial(nn.Dense, kernel_init=nn.initializers.orthogonal(0.01), name="policy")
+        if isinstance(self.action_space, spaces.Box):
+            mean = head(math.prod(self.action_space.shape))(x)  # actions are flat here, the environments shape them
+            log_std = self.param("log_std", nn.initializers.zeros, mean.shape[-1:])
+            return Normal(mean, jnp.broadcast_to(log_std, mean.shape)), value
+        logits = head(sum(self.action_space.nvec))(x)
+        scalar = isinstance(self.action_space, spaces.Discrete)
+        return Categoricals(logits, self.action_space.nvec, scalar=scalar), value
+
+
+# ----------------------------------------------------------------------------------------------------------- records
+
+
+class Learner(struct.PyTreeNode):
+    """What is identical on every learner device."""
+
+    params: Any
+    opt_state: optax.OptState
+    obs_stats: RunningStats | None
+    return_stats: RunningStats | None
+    key: jax.Array  # root of all randomness of the learner; never advanced, only folded
+    updates: jax.Array  # [] updates done
+
+
+class TrainState(struct.PyTreeNode):
+    learner: Learner
+    envs: Any = ()  # those of the actors are on the host
+
+
+class Published(NamedTuple):
+    """What an actor needs to act."""
+
+    params: Any
+    obs_stats: RunningStats | None
+
+
+class Batch(NamedTuple):
+    """What the loss needs, [T, N, ...]."""
+
+    obs: jax.Array  # [T + 1, N, ...]
+    action: jax.Array
+    log_prob: jax.Array  # under the policy that acted
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    final_obs: jax.Array | None  # true next observation, where `obs` does not have it
+    weight: jax.Array  # 1 for steps to learn from, else 0
+    old_value: jax.Array | None  # before this update, to clip the change of the value
+
+
+class APPO(NamedTuple):
+    """The algorithm as pure functions of one device, for `pmap`, `shard_map` or `vmap` with axis name `AXIS`."""
+
+    init: Callable  # seeds [1] -> TrainState
+    update: Callable  # TrainState, rollouts -> TrainState, Published, metrics
+    evaluate: Any  # an Evaluator
+    explore: Callable  # Published, memory, key data, step, observations [N, ...] -> actions, log-probabilities, memory
+    new_learner: Callable  # keys of the parameters and of everything random -> Learner
+    act: Callable  # Learner, raw observations [B, ...], key or None for the best -> actions [B, ...]
+
+
+# ------------------------------------------------------------------------------------------------------------- maths
+
+
+def gae(reward, value, next_value, terminated, truncated, gamma: float, gae_lambda: float) -> jax.Array:
+    """Advantages [T, N] by generalized advantage estimation (Schulman et al. 2016, eq. 16).
+
+    `next_value` is the value of the true next observation, also where the episode was truncated. Termination cuts the
+    bootstrap; both kinds of end cut the sum.
+    """
+    delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
+    decay = gamma * gae_lambda * (1.0 - (terminated | truncated))
+
+    def backward(advantage, inputs):
+        delta, decay = inputs
+        advantage = delta + decay * advantage
+        return advantage, advantage
+
+    return jax.lax.scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
+
+
+def vtrace(
+    log_rho, reward, value, next_value, terminated, truncated, gamma, lambda_, rho_clip, c_clip
+) -> tuple[jax.Array, jax.Array]:
+    """Value targets and advantages [T, N] by V-trace (Espeholt et al. 2018, eq. 1 and section 4.2).
+
+    `log_rho` is the log-probability of each action now, minus that when it was taken; the rest is as for `gae`. The
+    advantage comes without the importance weight of its own action.
+    """
+    rho, done = jnp.exp(log_rho), terminated | truncated
+    next_value = jnp.where(terminated, 0.0, next_value)
+    delta = jnp.minimum(rho, rho_clip) * (reward + gamma * next_value - value)
+    decay = gamma * lambda_ * jnp.minimum(rho, c_clip) * (1.0 - done)
+
+    def backward(correction, inputs):
+        delta, decay = inputs
+        correction = delta + decay * correction
+        return correction, correction
+
+    correction = jax.lax.scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
+    # Beyond an end, and beyond the last step, nothing corrects the next value.
+    next_correction = jnp.concatenate([correction[1:], jnp.zeros_like(correction[:1])]) * (1.0 - done)
+    advantage = reward + gamma * (next_value + lambda_ * next_correction) - value
+    return value + correction, advantage
+
+
+def ratio_bounds(clip_eps: float, clip_mode: str) -> tuple[float, float]:
+    """Interval of the probability ratio outside which it earns no more."""
+    return (1 - clip_eps if clip_mode == "ppo" else 1 / (1 + clip_eps)), 1 + clip_eps
+
+
+def squared_error(value, old_value, target, clip_eps: float) -> jax.Array:
+    """Half the squared error of each value; with `old_value` the worse of it and of the error after a clipped change."""
+    error = jnp.square(value - target)
+    if old_value is not None:
+        clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
+        error = jnp.maximum(error, jnp.square(clipped - target))
+    return 0.5 * error
+
+
+# --------------------------------------------------------------------------------------------------------- algorithm
+
+
+def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
+    """APPO for `env` as pure functions. Raises UsageError for flags that its spaces do not fit."""
+    if args.exploration_loss == "symmetric-kl" and isinstance(env.action_space, spaces.Box):
+        raise UsageError("--exploration-loss symmetric-kl needs discrete actions: there is no uniform policy on a Box")
+    if args.normalize_obs and not isinstance(env.observation_space, spaces.Box):
+        raise UsageError(f"--normalize-obs needs arrays as observations, {env.name} has {env.observation_space}")
+    network = Network(args, env.observation_space, env.action_space)
+    clip = optax.clip_by_global_norm(args.max_grad_norm) if args.max_grad_norm else optax.identity()
+    optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=1e-5)))
+
+    def init(seeds: jax.Array) -> TrainState:
+        """Fresh state for the one seed in `seeds` [1]."""
+        params_key, key = jax.random.split(jax.random.key(seeds[0]))
+        return TrainState(jax.tree.map(lambda x: x[None], new_learner(params_key, key)))
+
+    def new_learner(params_key: jax.Array, key: jax.Array) -> Learner:
+        obs = jnp.zeros((1, *env.observation_space.shape), env.obs_dtype)
+        params = network.init(params_key, obs)
+        return Learner(
+            params=params,
+            opt_state=optimizer.init(params),
+            obs_stats=running_stats(env.observation_space.shape) if args.normalize_obs else None,
+            return_stats=running_stats(()) if args.normalize_rewards else None,
+            key=key,
+            updates=jnp.int32(0),
+        )
+
+    def update(state: TrainState, rollouts: tuple[Rollout, ...]):
+        """Learn from this device's share of some rollouts, [T, N, ...] each."""
+        learner = jax.tree.map(lambda x: x[0], state.learner)
+        rollout = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *rollouts)  # [T, N of all rollouts, ...]
+        return_stats = learner.return_stats and learner.return_stats.merge(rollout.discounted, AXIS)
+        batch = prepare(learner, return_stats, rollout)
+        params, opt_state, metrics = learn(learner, batch, len(rollouts))
+        learner = learner.replace(
+            params=params,
+            opt_state=opt_state,
+            obs_stats=learner.obs_stats and learner.obs_stats.merge(rollout.obs[:-1], AXIS),
+            return_stats=return_stats,
+            updates=learner.updates + 1,
+        )
+        published = Published(learner.params, learner.obs_stats)
+        return TrainState(jax.tree.map(lambda x: x[None], learner)), published, metrics
+
+    def prepare(learner: Learner, return_stats: RunningStats | None, rollout: Rollout) -> Batch:
+        """What the loss needs of a rollout: scaled rewards, and which steps count."""
+        reward = rollout.reward * args.reward_scale
+        if return_stats is not None:
+            reward = jnp.clip(reward / return_stats.std, -10, 10)
+        lag = learner.updates - rollout.version
+        fresh = lag <= args.max_policy_lag if args.max_policy_lag else True
+        changes = args.clip_vloss and args.num_epochs * args.num_minibatches > 1
+        return Batch(
+            obs=rollout.obs,
+            action=rollout.action,
+            log_prob=rollout.record,
+            reward=reward,
+            terminated=rollout.terminated,
+            truncated=rollout.truncated,
+            final_obs=rollout.final_obs,
+            weight=(rollout.valid & fresh).astype(jnp.float32),
+            old_value=network.apply(learner.params, see(learner, rollout.obs[:-1]))[1] if changes else None,
+        )
+
+    def learn(learner: Learner, batch: Batch, num_rollouts: int):
+        """Epochs of minibatch gradient steps; returns parameters, optimizer state and metrics."""
+        key = jax.random.fold_in(learner.key, learner.updates)
+        minibatches = env_indices(key, batch.reward.shape[1], num_rollouts)  # [E * M, N / M]
+        progress = learner.updates / args.num_updates if args.anneal_lr else 0.0
+        learning_rate = args.learning_rate * jnp.maximum(1.0 - progress, 0.0)
+
+        def gradient_step(carry, indices):
+            params, opt_state = carry
+            whole = args.num_minibatches == 1
+            minibatch = batch if whole else jax.tree.map(lambda x: x[:, indices], batch)
+            (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, learner, minibatch)
+            grads, metrics = flat_pmean((grads, metrics))
+            direction, opt_state = optimizer.update(grads, opt_state)
+            params = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
+            return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
+
+        (params, opt_state), metrics = jax.lax.scan(gradient_step, (learner.params, learner.opt_state), minibatches)
+        metrics = jax.tree.map(jnp.mean, metrics)
+        return params, opt_state, metrics | {"learning_rate": learning_rate, "params/norm": optax.global_norm(params)}
+
+    def env_indices(key: jax.Array, num_envs: int, num_rollouts: int) -> jax.Array:
+        """Which of this device's environments go into each minibatch, [E * M, N / M]: equal parts of every rollout."""
+        local = num_envs // num_rollouts
+
+        def of_rollout(index):
+            indices = minibatch_indices(jax.random.fold_in(key, index), 1, local, args.num_epochs, args.num_minibatches)
+            return indices + index * local
+
+        indices = jax.vmap(of_rollout)(jnp.arange(num_rollouts))  # [R, E, M, local / M]
+        return jnp.moveaxis(indices, 0, 2).reshape(args.num_epochs * args.num_minibatches, -1)
+
+    def loss(params: Any, learner: Learner, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Policy, value and exploration losses of a minibatch [T, N, ...], means over the steps that count."""
+        count = jnp.maximum(jax.lax.pmean(jnp.sum(batch.weight), AXIS), 1e-8)
+
+        def mean(x):
+            return jnp.sum(x * batch.weight) / count  # the mean over devices of this is the mean over all steps
+
+        policy, values = network.apply(params, see(learner, batch.obs))  # [T + 1, N]
+        policy, value = jax.tree.map(lambda x: x[:-1], (policy, values))
+        limit = math.log(args.ratio_clamp)
+        log_ratio = jnp.clip(policy.log_prob(batch.action) - batch.log_prob, -limit, limit)
+        ratio = jnp.exp(log_ratio)
+
+        fixed = jax.lax.stop_gradient((params, values, log_ratio))
+        target, advantage = estimate(learner, batch, *fixed)
+        advantage_mean, advantage_std = 0.0, 1.0
+        if args.norm_adv:
+            advantage_mean = jax.lax.pmean(mean(advantage), AXIS)
+            advantage_std = jnp.sqrt(jax.lax.pmean(mean(jnp.square(advantage - advantage_mean)), AXIS)) + 1e-8
+        advantage = (advantage - advantage_mean) / advantage_std
+
+        low, high = ratio_bounds(args.clip_eps, args.clip_mode)
+        if args.loss == "appo":
+            gain = jnp.minimum(ratio * advantage, jnp.clip(ratio, low, high) * advantage)
+        else:
+            gain = jax.lax.stop_gradient(jnp.minimum(ratio, args.pg_rho_clip)) * advantage * log_ratio
+        entropy = mean(policy.entropy())
+        uses_entropy = args.exploration_loss == "entropy"
+        losses = {
+            "loss/policy": -mean(gain),
+            "loss/value": mean(squared_error(value, batch.old_value, target, args.clip_eps)),
+            "loss/exploration": -entropy if uses_entropy else mean(policy.symmetric_kl_to_uniform()),
+        }
+        weights = {"loss/policy": 1.0, "loss/value": args.vf_coef, "loss/exploration": args.ent_coef}
+        total = sum(weights[name] * value for name, value in losses.items())
+        statistics = {
+            "loss/total": total,
+            "policy/entropy": entropy,
+            "policy/approx_kl": mean(ratio - 1 - log_ratio),  # of the policies that acted and of this one
+            "policy/clip_fraction": mean((ratio < low) | (ratio > high)),
+            "policy/rho": mean(ratio),
+            "value/mean": mean(value),
+            "value/target": mean(target),
+            "advantage/std": jnp.asarray(advantage_std),
+        }
+        return total, losses | statistics
+
+    def estimate(learner: Learner, batch: Batch, params, values, log_ratio) -> tuple[jax.Array, jax.Array]:
+        """Value targets and advantages of a minibatch, [T, N]; `values` are [T + 1, N]."""
+        value, next_value = values[:-1], values[1:]
+        if batch.final_obs is not None:
+            cut = batch.truncated & ~batch.terminated
+            value_of = lambda obs: network.apply(params, see(learner, obs))[1]  # noqa: E731
+            next_value = put_final_values(next_value, cut, batch.final_obs, value_of)
+        common = batch.reward, value, next_value, batch.terminated, batch.truncated, args.gamma, args.gae_lambda
+        if args.advantage == "gae":
+            advantage = gae(*common)
+            return value + advantage, advantage
+        return vtrace(log_ratio, *common, args.rho_clip, args.c_clip)
+
+    def explore(published: Published, memory: Any, key_data: jax.Array, step: jax.Array, obs: jax.Array):
+        """Sampled actions [N, ...] of an actor's environments with their log-probabilities [N]."""
+        key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
+        policy, _ = network.apply(published.params, see(published, obs))
+        action = policy.sample(action_noise(key, env.action_space, obs.shape[:1]))
+        return action, policy.log_prob(action), memory
+
+    def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """Actions [B, ...] for raw observations [B, ...]: sampled with a key, else the most likely ones."""
+        policy, _ = network.apply(learner.params, see(learner, obs))
+        return policy.mode() if key is None else policy.sample(action_noise(key, env.action_space, obs.shape[:1]))
+
+    def see(known: Learner | Published, obs: jax.Array) -> jax.Array:
+        """Raw observations as the network gets them."""
+        return obs if known.obs_stats is None else known.obs_stats.normalize(obs)
+
+    evaluator = Evaluator(
+        env_maker(args, min(args.eval_episodes, args.envs_per_actor)), jax.jit(act), args.eval_episodes, limits_of(args)
+    )
+    return APPO(init, update, evaluator, explore, new_learner, act)
+
+
+make_algorithm = make_appo  # the name by which `load_policy` knows it
+
+
+def put_final_values(next_value, cut, final_obs, value_of) -> jax.Array:
+    """`next_value` [T, N] with the value of `final_obs` [T, N, ...] where `cut` [T, N].
+
+    Evaluates N observations at a time until all are done: no network pass at all while no time limit strikes, and right
+    under `vmap`, where a `cond` would evaluate everything.
+    """
+    shape, width = next_value.shape, next_value.shape[1]
+    final_obs = final_obs.reshape(-1, *final_obs.shape[2:])
+
+    def fill(carry):
+        cut, next_value = carry
+        (index,) = jnp.nonzero(cut, size=width, fill_value=cut.size)
+        next_value = next_value.at[index].set(value_of(final_obs[index]), mode="drop")
+        return cut.at[index].set(False, mode="drop"), next_value
+
+    start = cut.ravel(), next_value.ravel()
+    return jax.lax.while_loop(lambda carry: jnp.any(carry[0]), fill, start)[1].reshape(shape)
+
+
+# --------------------------------------------------------------------------------------------------------------- run
+
+
+def train(args: Args) -> TrainResult:
+    """Train as the command line does.
+
+    Raises UsageError for what cannot be done, TrainingError where training had to stop, KeyboardInterrupt after SIGINT.
+    """
+    actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)
+    check_split(args, len(devices))
+    env = inspect(args)
+    appo = make_appo(args, env.spec)
+    learner = jax.eval_shape(appo.new_learner, jax.random.key(0), jax.random.key(0))
+    obs = jnp.zeros((args.envs_per_actor, *env.spec.observation_space.shape), env.spec.obs_dtype)
+    key = jax.random.key_data(jax.random.key(0))
+    explored = jax.eval_shape(appo.explore, Published(learner.params, learner.obs_stats), (), key, np.uint32(0), obs)
+    example = over_devices(example_batch(args, env, *explored, args.normalize_rewards), len(devices))
+    over_learners = partial(jax.pmap, axis_name=AXIS, devices=devices)
+    appo = appo._replace(
+        init=over_learners(appo.init),
+        update=over_learners(appo.update, out_axes=(0, None, None), donate_argnums=0),
+    )
+    notes = {"actors": f"{args.actor_threads} threads on each of {describe(actor_devices)}"}
+    with AsyncRun(args, __file__, env, devices, notes) as run:
+        run.counters = {"restarts": 0}
+        state, update = run.start(appo, example)
+        if state is None:
+            return run.finish(state)
+        first = to_host(state).learner
+        published = jax.tree.map(lambda x: x[0], Published(first.params, first.obs_stats))
+        gamma = args.gamma if args.normalize_rewards else None
+        explore = jax.jit(appo.explore)
+        with Feed(args, run, explore, published, actor_devices, update, int(first.updates[0]), gamma=gamma) as feed:
+            while run.unfinished:
+                state = train_chunk(run, feed, state, update, args.sampler_only)
+        run.remarks.append(feed.meters.bottleneck())
+        return run.finish(state)
+
+
+def train_chunk(run: AsyncRun, feed: Feed, state: TrainState, update: Callable, sampler_only: bool) -> TrainState:
+    """The updates up to the next thing that is due. While one runs, the rollouts of the next go to the devices."""
+    reports, failure = Reports(), None
+    for _ in range(run.next_chunk()):
+        try:
+            batch = feed.next_batch()
+        except ActorsFailed as error:
+            failure = error
+            break
+        if batch is None or reports.broken:
+            break
+        if sampler_only:
+            reports.add({})
+            continue
+        state, published, metrics = update(state, batch)
+        feed.publish(published)
+        run.log()
+        with feed.meters.timed("update"):
+            reports.add(metrics)
+    reports.more = feed.meters.row()
+    run.counters["restarts"] = feed.crew.restarts
+    run.advance(state, reports)
+    if failure:
+        run.rescue(state)
+        raise failure
+    return state
+
+
+def check_split(args: Args, num_learners: int) -> None:
+    """Raise UsageError unless every learner device gets an equal part of each minibatch from each rollout."""
+    block = num_learners * args.num_minibatches
+    if args.envs_per_actor % block:
+        nearest = sorted({max(args.envs_per_actor // block, 1) * block, -(-args.envs_per_actor // block) * block})
+        raise UsageError(
+            f"--envs-per-actor {args.envs_per_actor} must be a multiple of {block}, {num_learners} learner devices times "
+            f"{args.num_minibatches} minibatches; nearest: {' or '.join(map(str, nearest))}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main(train, ARGS))

@@ -1,0 +1,159 @@
+"""Batches for a learner from actors that get its parameters back: the wiring of threads, queues and devices."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from common.actors import Actor, Crew, Schedule
+from common.async_run import AsyncRun
+from common.host_args import HostEnvArgs
+from common.host_envs import HostEnvs, make_host
+from common.meters import Meters
+from common.rollouts import Rollout, RolloutQueues
+from common.slots import ParameterSlots
+from common.spaces import EnvSpec
+from common.watch import Limits
+
+
+class HostEnvKind(NamedTuple):
+    """What is known of an environment before any actor has one."""
+
+    name: str
+    spec: EnvSpec
+    resets_in_step: bool
+
+
+def inspect(args: HostEnvArgs) -> HostEnvKind:
+    """Make the environment once to see what it is. Raises UsageError where that does not work."""
+    vectorization = "vector" if args.vectorization == "vector" else "sync"
+    envs = make_host(args.env, 1, args.seed, args.env_params, vectorization)
+    try:
+        return HostEnvKind(args.env, envs.spec, envs.resets_in_step)
+    finally:
+        envs.close()
+
+
+def env_maker(args: HostEnvArgs, num_envs: int) -> Callable[[int], HostEnvs]:
+    """A function of a seed that makes `num_envs` environments."""
+    more = args.env_params, args.vectorization, args.reset_timeout, args.step_timeout
+    return lambda seed: make_host(args.env, num_envs, seed, *more)
+
+
+def limits_of(args: HostEnvArgs) -> Limits:
+    times = args.learner_timeout, args.reset_timeout, args.step_timeout
+    return Limits(*times, args.max_restarts, args.restart_interval)
+
+
+def example_batch(args: HostEnvArgs, env: HostEnvKind, action: Any, record: Any, memory: Any, discounted: bool) -> Any:
+    """Shapes of what `Feed.next_batch` returns on one device; `action` [N, ...] and so on are those of one step."""
+    steps, count = args.num_steps, args.envs_per_actor
+
+    def stacked(x, length=steps):
+        return jax.ShapeDtypeStruct((length, *x.shape), x.dtype)
+
+    obs = jax.ShapeDtypeStruct((count, *env.spec.observation_space.shape), env.spec.obs_dtype)
+    number, flag = (jax.ShapeDtypeStruct((count,), dtype) for dtype in (np.float32, bool))
+    rollout = Rollout(
+        obs=stacked(obs, steps + 1),
+        action=stacked(action),
+        record=jax.tree.map(stacked, record),
+        reward=stacked(number),
+        terminated=stacked(flag),
+        truncated=stacked(flag),
+        valid=stacked(flag),
+        version=jax.ShapeDtypeStruct((steps, count), np.int32),
+        final_obs=stacked(obs) if env.resets_in_step else None,
+        discounted=stacked(number) if discounted else None,
+        memory=jax.tree.map(lambda x: stacked(x, 1), memory),
+    )
+    return (rollout,) * args.batch_rollouts
+
+
+def over_devices(batch: Any, count: int) -> Any:
+    """Shapes or host arrays [T, N, ...] as `pmap` takes them over `count` devices: [D, T, N / D, ...]."""
+
+    def split(x):
+        steps, envs, *shape = x.shape
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct((count, steps, envs // count, *shape), x.dtype)
+        return np.moveaxis(x.reshape(steps, count, envs // count, *shape), 1, 0)
+
+    return jax.tree.map(split, batch)
+
+
+class Feed:
+    """Actors at work; a context manager. `next_batch`, an update, and `publish` alternate."""
+
+    def __init__(
+        self,
+        args: HostEnvArgs,
+        run: AsyncRun,
+        act: Callable,
+        params: Any,
+        devices: list[jax.Device],
+        update: Any,
+        updates_done: int,
+        memory: Any = (),
+        gamma: float | None = None,
+    ):
+        """Actors act on `devices`, at first with `params`. `act`, `memory` and `gamma` are as for an `Actor`; `update` is
+        the compiled program.
+        """
+        self._run, self._batch_rollouts, self._interval = run, args.batch_rollouts, args.publish_interval
+        self._num_learners = len(run.devices)
+        self._sharding = jax.tree.leaves(update.input_shardings[0][1])[0]
+        self._version = self._first = updates_done
+        self._slots = ParameterSlots(devices)
+        self._slots.publish(updates_done, params)
+        actors = [
+            Actor(
+                index=index,
+                make_envs=env_maker(args, args.envs_per_actor),
+                act=act,
+                device=device,
+                slots=self._slots,
+                num_steps=args.num_steps,
+                seed=(args.seed, updates_done),
+                memory=memory,
+                gamma=gamma,
+            )
+            for index, device in enumerate(device for device in devices for _ in range(args.actor_threads))
+        ]
+        queues = RolloutQueues(len(actors), args.queue_size, args.on_full)
+        schedule = Schedule(len(actors), self._batch_rollouts, self._interval, updates_done)
+        schedule = schedule if args.fixed_order else None
+        self.crew = Crew(actors, self._slots, queues, limits_of(args), run.console.warn, schedule, args.serial)
+        self.meters = Meters(self.crew, args.envs_per_actor * args.num_steps, args.max_policy_lag)
+
+    def __enter__(self) -> "Feed":
+        self.crew.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.crew.__exit__(*error)
+
+    def next_batch(self) -> tuple[Rollout, ...] | None:
+        """The rollouts of an update, on their way to the learner's devices; None once the run stops.
+
+        Raises ActorsFailed, see `Crew.take`.
+        """
+        batch = []
+        while len(batch) < self._batch_rollouts:
+            with self.meters.timed("wait_get"):
+                collected = self.crew.take(lambda: self._run.stopping)
+            if collected is None:
+                return None
+            self.meters.take(collected, self._version)
+            with self.meters.timed("transfer"):
+                batch.append(jax.device_put(over_devices(collected.rollout, self._num_learners), self._sharding))
+        self.crew.queues.train(self._batch_rollouts)
+        return tuple(batch)
+
+    def publish(self, params: Any) -> None:
+        """Note an update; its parameters go to the actors at every `publish_interval`-th."""
+        self._version += 1
+        if (self._version - self._first) % self._interval == 0:
+            with self.meters.timed("publish"):
+                self._slots.publish(self._version, params)

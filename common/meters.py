@@ -1,0 +1,114 @@
+"""What a learner and its actors measure: throughput, lag, queues, where the time goes, and episodes."""
+
+import time
+from collections import deque
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from common.actors import Crew
+from common.episodes import WINDOW
+from common.rollouts import Collected
+
+SPANS = (10, 60, 300)  # seconds
+WAITS = {"wait_get": "wait for rollouts", "update": "update"}
+
+
+class Meters:
+    """Collects while a run goes on; `row` says how it went since the last row."""
+
+    def __init__(self, crew: Crew, steps_per_rollout: int, max_policy_lag: int):
+        self._crew, self._per_rollout, self._max_lag = crew, steps_per_rollout, max_policy_lag
+        self.seconds = dict.fromkeys(("wait_get", "transfer", "update", "publish"), 0.0)
+        self._began = time.monotonic()
+        self._samples: deque[tuple[float, int, int]] = deque([(self._began, 0, 0)])  # time, rollouts made, learned from
+        self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+        self._begin_row()
+
+    @contextmanager
+    def timed(self, name: str):
+        """Add the time inside to one of the learner's accounts."""
+        began = time.monotonic()
+        yield
+        self.seconds[name] += time.monotonic() - began
+
+    def take(self, collected: Collected, version: int) -> None:
+        """Note a rollout that is learned from now, with `version` updates done."""
+        rollout = collected.rollout
+        lag = version - rollout.version[rollout.valid]
+        self._lags.append(lag)
+        self._valid += lag.size
+        self._steps += rollout.valid.size
+        self._too_old += int(np.sum(lag > self._max_lag)) if self._max_lag else 0
+        episodes = list(zip(collected.returns, collected.lengths, strict=True))
+        self._episodes += episodes
+        self._recent.extend(episodes)
+        self._queue_sizes.append(self._crew.queues.waiting)
+        now, queues = time.monotonic(), self._crew.queues
+        if now - self._samples[-1][0] >= 0.1:
+            self._samples.append((now, queues.produced, queues.trained))
+            while now - self._samples[1][0] > SPANS[-1]:
+                self._samples.popleft()
+
+    def row(self) -> dict[str, Any]:
+        """The metrics since the last call."""
+        queues, actors = self._crew.queues, self._crew.actors
+        row = self._episode_metrics() | self._speeds()
+        if self._lags:
+            lag = np.concatenate(self._lags) if any(map(len, self._lags)) else np.zeros(1)
+            row |= {"lag/min": lag.min(), "lag/mean": lag.mean(), "lag/max": lag.max()}
+            low, middle, high = np.percentile(self._queue_sizes, (10, 50, 90))
+            row |= {"queue/p10": low, "queue/p50": middle, "queue/p90": high}
+            row |= {"batch/valid": self._valid / self._steps, "batch/too_old": self._too_old / self._steps}
+        counts = "produced", "trained", "dropped", "discarded", "waiting"
+        row |= {f"rollouts/{name}": getattr(queues, name) for name in counts}
+        row["actors/restarts"] = self._crew.restarts
+        for name in actors[0].seconds:
+            row[f"time/actor_{name}"] = float(np.mean([actor.seconds[name] for actor in actors]))
+        row |= {f"time/learner_{name}": seconds for name, seconds in self.seconds.items()}
+        self._begin_row()
+        return row
+
+    def bottleneck(self) -> str:
+        """In words, which side the other one waited for."""
+        wall = max(time.monotonic() - self._began, 1e-9)
+        learner = self.seconds["wait_get"] / wall
+        waits = [actor.seconds["wait_put"] + actor.seconds["wait_params"] for actor in self._crew.actors]
+        actors = float(np.mean(waits)) / wall
+        shares = f"the learner waited for rollouts {learner:.0%} of the time, the actors for the learner {actors:.0%}"
+        if abs(learner - actors) < 0.1:
+            return f"speed    balanced: {shares}"
+        slow, advice = (
+            ("the actors", "more --actor-threads or faster environments")
+            if learner > actors
+            else ("the learner", "fewer epochs, a smaller network or more --learner-devices")
+        )
+        return f"speed    the bottleneck is {slow}: {shares}; {advice} would help"
+
+    def _begin_row(self) -> None:
+        self._lags: list[np.ndarray] = []
+        self._queue_sizes: list[int] = []
+        self._episodes: list[tuple[float, int]] = []
+        self._valid = self._steps = self._too_old = 0
+
+    def _speeds(self) -> dict[str, float]:
+        now, queues = time.monotonic(), self._crew.queues
+        row = {}
+        for span in SPANS:
+            then, made, learned = next(sample for sample in self._samples if sample[0] >= now - span or span == SPANS[-1])
+            elapsed = max(now - then, 1e-9)
+            row[f"time/sps_actors_{span}s"] = (queues.produced - made) * self._per_rollout / elapsed
+            row[f"time/sps_learner_{span}s"] = (queues.trained - learned) * self._per_rollout / elapsed
+        return row
+
+    def _episode_metrics(self) -> dict[str, float]:
+        row = {"episode/count": float(len(self._episodes))}
+        for index, name in enumerate(("return", "length")):
+            values = np.array([episode[index] for episode in self._episodes]) if self._episodes else np.full(1, np.nan)
+            recent = np.array([episode[index] for episode in self._recent]) if self._recent else np.full(1, np.nan)
+            row |= {f"episode/{name}": values.mean(), f"episode/{name}_min": values.min()}
+            row |= {f"episode/{name}_max": values.max(), f"episode/{name}_last{WINDOW}": recent.mean()}
+            if name == "return":
+                row |= {f"episode/return_min_last{WINDOW}": recent.min(), f"episode/return_max_last{WINDOW}": recent.max()}
+        return row

@@ -1,0 +1,102 @@
+"""Rollouts on their way from actors to a learner: the record, and bounded queues that account for every one of them."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+POLL = 0.1  # seconds between two looks at whether to stop
+
+OnFull = Literal["block", "drop-oldest"]
+
+
+class Rollout(NamedTuple):
+    """T steps of N environments, host arrays. The environments are the second axis of every one."""
+
+    obs: np.ndarray  # [T + 1, N, ...] with the observation after the last step
+    action: np.ndarray  # [T, N, ...]
+    record: Any  # [T, N, ...] what the policy noted of its actions, such as their log-probabilities
+    reward: np.ndarray  # [T, N]
+    terminated: np.ndarray  # [T, N]
+    truncated: np.ndarray  # [T, N]
+    valid: np.ndarray  # [T, N] False for steps in which an environment only reset itself
+    version: np.ndarray  # [T, N] the version of the parameters that acted
+    final_obs: np.ndarray | None  # [T, N, ...] true next observations, where `obs` does not have them
+    discounted: np.ndarray | None  # [T, N] running discounted return, for reward normalisation
+    memory: Any  # [1, N, ...] what a recurrent policy carried into the first step; () without recurrence
+
+
+class Collected(NamedTuple):
+    """A rollout and what happened in it."""
+
+    actor: int
+    rollout: Rollout
+    returns: list[float]  # of the episodes that ended in it
+    lengths: list[int]
+
+
+class RolloutQueues:
+    """One queue per actor, each holding up to `size` rollouts.
+
+    At any time `produced == trained + dropped + discarded + waiting + held`.
+    """
+
+    def __init__(self, num_actors: int, size: int, on_full: OnFull):
+        """Where a queue is full, `put` waits ("block") or makes room ("drop-oldest")."""
+        self._queues: list[deque[tuple[int, Collected]]] = [deque() for _ in range(num_actors)]
+        self._size, self._on_full = size, on_full
+        self._changed = threading.Condition()
+        self.produced = self.trained = self.dropped = self.discarded = self.held = 0
+
+    @property
+    def waiting(self) -> int:
+        """Rollouts in all queues."""
+        return sum(map(len, self._queues))
+
+    def put(self, collected: Collected, stopped: Callable[[], bool]) -> bool:
+        """Add a rollout at its actor's end; False where it was not taken before `stopped`."""
+        queue = self._queues[collected.actor]
+        with self._changed:
+            if self._on_full == "block":
+                while len(queue) >= self._size:
+                    if stopped():
+                        return False
+                    self._changed.wait(POLL)
+            elif len(queue) >= self._size:
+                queue.popleft()
+                self.dropped += 1
+            queue.append((self.produced, collected))
+            self.produced += 1
+            self._changed.notify_all()
+        return True
+
+    def take(self, actor: int | None, timeout: float) -> Collected | None:
+        """The oldest rollout of `actor`, or of any; it is `held` from then on. None where none comes in time."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._first(actor) is not None, timeout):
+                return None
+            _, collected = self._queues[self._first(actor)].popleft()
+            self.held += 1
+            self._changed.notify_all()
+            return collected
+
+    def train(self, count: int) -> None:
+        """Account for `count` rollouts that were held and are learned from now."""
+        with self._changed:
+            self.held -= count
+            self.trained += count
+
+    def discard(self) -> None:
+        """Give up all that waits and is held, at the end of a run."""
+        with self._changed:
+            self.discarded += self.waiting + self.held
+            self.held = 0
+            for queue in self._queues:
+                queue.clear()
+
+    def _first(self, actor: int | None) -> int | None:
+        """Which queue to take from; None while that has nothing."""
+        filled = [index for index in range(len(self._queues)) if self._queues[index] and actor in (None, index)]
+        return min(filled, key=lambda index: self._queues[index][0][0], default=None)

@@ -270,7 +270,7 @@ def ratio_bounds(clip_eps: float, clip_mode: str) -> tuple[float, float]:
 
 
 def squared_error(value, old_value, target, clip_eps: float) -> jax.Array:
-    """Half the squared error of each value; with `old_value` the worse of it and of the error after a clipped change."""
+    """Half the squared error of values; with `old_value` the worse of it and of the error after a clipped change."""
     error = jnp.square(value - target)
     if old_value is not None:
         clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
@@ -517,6 +517,7 @@ def train(args: Args) -> TrainResult:
             while run.unfinished:
                 state = train_chunk(run, feed, state, update, args.sampler_only)
         run.remarks.append(feed.meters.bottleneck())
+        run.measured = {"sampler_only": args.sampler_only, **feed.meters.totals()}
         return run.finish(state)
 
 
@@ -554,8 +555,8 @@ def check_split(args: Args, num_learners: int) -> None:
     if args.envs_per_actor % block:
         nearest = sorted({max(args.envs_per_actor // block, 1) * block, -(-args.envs_per_actor // block) * block})
         raise UsageError(
-            f"--envs-per-actor {args.envs_per_actor} must be a multiple of {block}, {num_learners} learner devices times "
-            f"{args.num_minibatches} minibatches; nearest: {' or '.join(map(str, nearest))}"
+            f"--envs-per-actor {args.envs_per_actor} must be a multiple of {block}, {num_learners} learner devices "
+            f"times {args.num_minibatches} minibatches; nearest: {' or '.join(map(str, nearest))}"
         )
 
 

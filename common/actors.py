@@ -23,6 +23,7 @@ from common.rollouts import POLL, Collected, Rollout, RolloutQueues
 from common.slots import ParameterSlots, Slot
 from common.watch import GRACE, Limits, Worker, describe
 
+
 class ActorsFailed(TrainingError):
     """Actors can deliver no more. What the learner has learned so far is fine."""
 
@@ -60,9 +61,9 @@ class Actor(Worker):
         memory: Any = (),
         gamma: float | None = None,
     ):
-        """`make_envs` takes a seed. `act` takes parameters, memory, key data, a step's number and observations [N, ...],
-        and returns actions [N, ...], a record of them and the new memory. With `gamma`, rollouts carry the running
-        discounted return.
+        """`make_envs` takes a seed. `act` takes parameters, memory, key data, a step's number and observations
+        [N, ...], and returns actions [N, ...], a record of them and the new memory. With `gamma`, rollouts carry the
+        running discounted return.
         """
         super().__init__(f"actor {index}", ("env_step", "act", "wait_params", "wait_put"))
         self.index, self.device = index, device
@@ -165,10 +166,14 @@ class Crew:
         warn: Callable[[str], None],
         schedule: Schedule | None = None,
         serial: bool = False,
+        restarts: int = 0,
     ):
-        """With a `schedule` (lockstep) everything happens in its fixed order, else as soon as it can."""
+        """With a `schedule` (lockstep) everything happens in its fixed order, else as soon as it can.
+
+        `restarts` is where their count begins; the limit is for those to come.
+        """
         self.actors, self.queues, self.limits = actors, queues, limits
-        self.restarts = 0
+        self.restarts = self._restarts_before = restarts
         self._slots, self._warn, self._schedule, self._serial = slots, warn, schedule, serial
         self._taken = 0
         self._stop = threading.Event()
@@ -225,7 +230,7 @@ class Crew:
 
     def _run(self, actor: Actor) -> None:
         """The thread of one actor."""
-        while self._attempt(actor, lambda: self._deliver_for_ever(actor)):
+        while self._attempt(actor, lambda: self._deliver_for_ever(actor), self._stop.is_set):
             pass
         actor.close()
 
@@ -235,9 +240,8 @@ class Crew:
                 actor.start()
             self.queues.put(actor.collect(self._chooser(actor)), stopped)
 
-        while not stopped() and not self._failure and self._attempt(actor, once):
-            if self.queues.waiting:
-                return
+        while self._attempt(actor, once, stopped) and not self.queues.waiting:
+            pass
 
     def _deliver_for_ever(self, actor: Actor) -> None:
         actor.start()
@@ -248,36 +252,37 @@ class Crew:
 
     def _chooser(self, actor: Actor) -> Callable[[Slot | None], Slot]:
         """Where the actor's next rollout gets its parameters from."""
-        if self._schedule is None:
-            return lambda slot: self._slots.latest(actor.device)
-        version = self._schedule.version(actor.index, actor.rollouts)
-        return lambda slot: slot or self._wait_for(version, actor.device)
+        version = self._schedule and self._schedule.version(actor.index, actor.rollouts)
 
-    def _wait_for(self, version: int, device: jax.Device) -> Slot:
-        while not self._stop.is_set():
-            slot = self._slots.wait_for(version, device, POLL)
-            if slot:
-                return slot
-        raise Stopped
+        def choose(slot: Slot | None) -> Slot:
+            if version is None and not self._stop.is_set():
+                return self._slots.latest(actor.device)
+            while not self._stop.is_set():
+                slot = slot or self._slots.wait_for(version, actor.device, POLL)
+                if slot:
+                    return slot
+            raise Stopped
 
-    def _attempt(self, actor: Actor, work: Callable[[], None]) -> bool:
+        return choose
+
+    def _attempt(self, actor: Actor, work: Callable[[], None], stopped: Callable[[], bool]) -> bool:
         """Do `work`; where it raises, make the actor ready to begin anew. Returns whether to go on."""
         try:
             work()
         except Stopped:
             return False
         except Exception as error:
-            if self._stop.is_set():
+            if stopped():
                 return False
             actor.close()
-            return self._may_restart(actor, error)
-        return not self._stop.is_set()
+            return self._may_restart(actor, error, stopped)
+        return not stopped()
 
-    def _may_restart(self, actor: Actor, error: Exception) -> bool:
+    def _may_restart(self, actor: Actor, error: Exception, stopped: Callable[[], bool]) -> bool:
         trace = "".join(traceback.format_exception(error)).rstrip()
         with self._lock:
             self.restarts += 1
-            number = self.restarts
+            number = self.restarts - self._restarts_before
         last = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         if number > self.limits.max_restarts:
             self.restarts -= 1
@@ -290,5 +295,8 @@ class Crew:
         actor.restarts += 1
         when = f"in {wait:.0f} s" if wait else "now"
         self._warn(f"{actor.name} failed and restarts {when} ({number} of {self.limits.max_restarts}):\n{trace}")
+        until = time.monotonic() + wait
         with actor.doing("wait to restart"):
-            return not self._stop.wait(wait)
+            while time.monotonic() < until and not stopped():
+                time.sleep(POLL)
+        return not stopped()

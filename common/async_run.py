@@ -7,9 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from common import checkpoint
 from common.devices import to_host
-from common.host_evaluate import Evaluator
 from common.metrics import jsonable
 from common.run import Run
 

@@ -26,8 +26,8 @@ def set_up_cache(enabled: bool) -> None:
 
 
 def compile_together(algorithm: Any, seeds: np.ndarray, state: Any, example: Any) -> Any:
-    """The record `algorithm` with its programs compiled in parallel, from the shapes of its `state` and of what `update`
-    takes beside it. An `evaluate` that is no program stays as it is.
+    """The record `algorithm` with its programs compiled in parallel, from the shapes of its `state` and of what
+    `update` takes beside it. An `evaluate` that is no program stays as it is.
     """
     # The longest compilation first: tracing the others overlaps with it.
     jobs = {"update": ((state, example), 1), "init": ((seeds,), 0), "evaluate": ((state,), 1)}

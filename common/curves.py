@@ -52,7 +52,7 @@ class LoggedRun:
 
     @property
     def num_seeds(self) -> int:
-        return self.flags["num_seeds"]
+        return self.flags.get("num_seeds", 1)
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,9 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
     paths = {Path(run).resolve(): Path(run) for run in selection.runs}.values()  # each once
     configs = {path: read_config(path) for path in paths}
     for path, config in configs.items():
-        for name in ("seed", "num_seeds"):
-            if type(config["args"].get(name)) is not int or not 0 <= config["args"][name] < LARGEST[name]:
+        for name, default in (("seed", None), ("num_seeds", 1)):
+            number = config["args"].get(name, default)
+            if type(number) is not int or not 0 <= number < LARGEST[name]:
                 raise UsageError(f"{path} is not a run directory: its config.json has no sensible number for {name}")
     flags = set().union(*(config["args"] for config in configs.values()))
     for name in selection.split:

@@ -55,9 +55,7 @@ def choose_devices(
     return devices[: num_devices or max(n for n in usable if n <= len(devices))]
 
 
-def choose_roles(
-    actors: tuple[int, ...], learners: tuple[int, ...]
-) -> tuple[list[jax.Device], list[jax.Device]]:
+def choose_roles(actors: tuple[int, ...], learners: tuple[int, ...]) -> tuple[list[jax.Device], list[jax.Device]]:
     """The devices at these indices, to act and to learn on; they may overlap.
 
     Without indices the first device acts, and all accelerators or the first CPU device learn. On a CPU the devices are

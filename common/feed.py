@@ -1,6 +1,7 @@
 """Batches for a learner from actors that get its parameters back: the wiring of threads, queues and devices."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -98,11 +99,11 @@ class Feed:
         memory: Any = (),
         gamma: float | None = None,
     ):
-        """Actors act on `devices`, at first with `params`. `act`, `memory` and `gamma` are as for an `Actor`; `update` is
-        the compiled program.
+        """Actors act on `devices`, at first with `params`. `act`, `memory` and `gamma` are as for an `Actor`; `update`
+        is the compiled program.
         """
         self._run, self._batch_rollouts, self._interval = run, args.batch_rollouts, args.publish_interval
-        self._num_learners = len(run.devices)
+        self._num_learners, self._serial = len(run.devices), args.serial
         self._sharding = jax.tree.leaves(update.input_shardings[0][1])[0]
         self._version = self._first = updates_done
         self._slots = ParameterSlots(devices)
@@ -123,8 +124,16 @@ class Feed:
         ]
         queues = RolloutQueues(len(actors), args.queue_size, args.on_full)
         schedule = Schedule(len(actors), self._batch_rollouts, self._interval, updates_done)
-        schedule = schedule if args.fixed_order else None
-        self.crew = Crew(actors, self._slots, queues, limits_of(args), run.console.warn, schedule, args.serial)
+        self.crew = Crew(
+            actors,
+            self._slots,
+            queues,
+            limits_of(args),
+            run.console.warn,
+            schedule=schedule if args.fixed_order else None,
+            serial=args.serial,
+            restarts=run.counters["restarts"],
+        )
         self.meters = Meters(self.crew, args.envs_per_actor * args.num_steps, args.max_policy_lag)
 
     def __enter__(self) -> "Feed":
@@ -141,7 +150,7 @@ class Feed:
         """
         batch = []
         while len(batch) < self._batch_rollouts:
-            with self.meters.timed("wait_get"):
+            with nullcontext() if self._serial else self.meters.timed("wait_get"):
                 collected = self.crew.take(lambda: self._run.stopping)
             if collected is None:
                 return None

@@ -102,7 +102,9 @@ class HostEnvArgs(RunArgs):
             example = f"envpool:{self.env}" if ":" not in self.env else "envpool:CartPole-v1"
             raise UsageError(f"--env {self.env} does not step on the host: name one as {example}, or gymnasium:id")
         if self.fixed_order and self.on_full != "block":
-            raise UsageError(f"--on-full {self.on_full} depends on the clock, --lockstep and --serial must not: leave one out")
+            raise UsageError(
+                f"--on-full {self.on_full} depends on the clock, --lockstep and --serial must not: leave one out"
+            )
 
 
 def _indices(flag: str, text: str) -> tuple[int, ...]:

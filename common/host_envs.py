@@ -1,8 +1,8 @@
 """Environments that step on the host, several together: `make_host("envpool:Pong-v5", num_envs=8, seed=0)`.
 
-Suites reset their environments by themselves, in one of two ways. Some do it within the step that ended an episode: what
-they return is the next episode's first observation, and the last of the old one comes extra. Others take one more step
-for it, in which they ignore the action. Here every step says which it was.
+Suites reset their environments by themselves, in one of two ways. Some do it within the step that ended an episode:
+what they return is the next episode's first observation, and the last of the old one comes extra. Others take one more
+step for it, in which they ignore the action. Here every step says which it was.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import types
 import warnings
 from collections.abc import Callable, Iterable
@@ -27,6 +28,7 @@ from common.errors import UsageError
 from common.suites import HOST_SUITES, split_name
 
 Vectorization = Literal["async", "sync", "vector"]
+CLOSING = 1.0  # seconds that processes get to end by themselves
 TAKEN = ("num_envs", "seed", "env_type", "batch_size", "gym_reset_return_info")  # what flags of their own decide
 
 
@@ -71,8 +73,8 @@ def make_host(
 
     `env_params` is a JSON object of arguments for envpool's or gymnasium's `make`. The rest matters to gymnasium only:
     whether each environment has a process of its own, all share this thread, or the suite has an implementation of its
-    own for several; and after how many seconds processes that do not answer raise TimeoutError. Raises UsageError for an
-    unknown name, for arguments that do not work, and for spaces that are not supported.
+    own for several; and after how many seconds processes that do not answer raise TimeoutError. Raises UsageError for
+    an unknown name, for arguments that do not work, and for spaces that are not supported.
     """
     suite, env_id = split_name(name)
     if suite not in HOST_SUITES:
@@ -122,7 +124,7 @@ class EnvpoolEnvs:
 
 
 class GymnasiumEnvs:
-    """gymnasium's environments, in processes of their own ("async"), in this thread, or as the suite vectorises them."""
+    """gymnasium's environments, in processes of their own ("async"), in this thread, or vectorised by their suite."""
 
     def __init__(
         self,
@@ -152,7 +154,7 @@ class GymnasiumEnvs:
             self.spec = _spec(f"gymnasium:{env_id}", *single)
         mode = self._inner.metadata.get("autoreset_mode")
         if mode not in (vector.AutoresetMode.SAME_STEP, vector.AutoresetMode.NEXT_STEP):
-            raise UsageError(f"gymnasium:{env_id} does not reset its environments by itself: take another vectorization")
+            raise UsageError(f"gymnasium:{env_id} does not reset by itself: take another --vectorization")
         self.resets_in_step = mode is vector.AutoresetMode.SAME_STEP
         self.num_envs = num_envs
         self._seed: int | None = seed
@@ -166,13 +168,15 @@ class GymnasiumEnvs:
         if not self._in_processes:
             return self._inner.reset(seed=seed)[0]
         self._inner.reset_async(seed=seed)
-        return self._inner.reset_wait(timeout=self._timeouts[0])[0]
+        with _in_time("reset", self._timeouts[0]):
+            return self._inner.reset_wait(timeout=self._timeouts[0])[0]
 
     def step(self, action: np.ndarray) -> HostStep:
         action = _in_bounds(action, self.spec.action_space).astype(self._action_dtype)
         if self._in_processes:
             self._inner.step_async(action)
-            outputs = self._inner.step_wait(timeout=self._timeouts[1])
+            with _in_time("step", self._timeouts[1]):
+                outputs = self._inner.step_wait(timeout=self._timeouts[1])
         else:
             outputs = self._inner.step(action)
         obs, reward, terminated, truncated, infos = outputs
@@ -189,8 +193,19 @@ class GymnasiumEnvs:
         return HostStep(obs, reward.astype(np.float32), terminated, truncated, valid, final_obs)
 
     def close(self) -> None:
-        # Asking a process that hangs to end would hang too.
-        self._inner.close(**({"terminate": True} if self._in_processes else {}))
+        if not self._in_processes:
+            self._inner.close()
+            return
+        # gymnasium's own `close` waits for a process that hangs, and leaves the others behind where one has died.
+        for pipe in self._inner.parent_pipes:
+            with contextlib.suppress(OSError):
+                pipe.send(("close", None))
+        deadline = time.monotonic() + CLOSING
+        for process in self._inner.processes:
+            process.join(max(deadline - time.monotonic(), 0.0))
+            process.kill()
+            process.join()
+        self._inner.closed = True
 
 
 def _options(env_params: str) -> dict[str, Any]:
@@ -235,6 +250,14 @@ def _as_usage_error(name: str):
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         raise UsageError(f"environment {name} cannot be made: {reason}") from error
+
+
+@contextlib.contextmanager
+def _in_time(what: str, seconds: float | None):
+    try:
+        yield
+    except multiprocessing.TimeoutError as error:
+        raise TimeoutError(f"an environment's {what} took over {seconds:g} s (--{what}-timeout)") from error
 
 
 def _spec(name: str, observation: Any, action: Any) -> spaces.EnvSpec:

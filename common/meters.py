@@ -12,7 +12,6 @@ from common.episodes import WINDOW
 from common.rollouts import Collected
 
 SPANS = (10, 60, 300)  # seconds
-WAITS = {"wait_get": "wait for rollouts", "update": "update"}
 
 
 class Meters:
@@ -53,7 +52,7 @@ class Meters:
 
     def row(self) -> dict[str, Any]:
         """The metrics since the last call."""
-        queues, actors = self._crew.queues, self._crew.actors
+        queues = self._crew.queues
         row = self._episode_metrics() | self._speeds()
         if self._lags:
             lag = np.concatenate(self._lags) if any(map(len, self._lags)) else np.zeros(1)
@@ -64,11 +63,15 @@ class Meters:
         counts = "produced", "trained", "dropped", "discarded", "waiting"
         row |= {f"rollouts/{name}": getattr(queues, name) for name in counts}
         row["actors/restarts"] = self._crew.restarts
-        for name in actors[0].seconds:
-            row[f"time/actor_{name}"] = float(np.mean([actor.seconds[name] for actor in actors]))
-        row |= {f"time/learner_{name}": seconds for name, seconds in self.seconds.items()}
         self._begin_row()
-        return row
+        return row | self.totals()
+
+    def totals(self) -> dict[str, float]:
+        """Seconds so far, of the mean actor and of the learner."""
+        actors = self._crew.actors
+        seconds = {f"actor_{name}": np.mean([actor.seconds[name] for actor in actors]) for name in actors[0].seconds}
+        seconds |= {f"learner_{name}": value for name, value in self.seconds.items()}
+        return {f"time/{name}": float(value) for name, value in seconds.items()}
 
     def bottleneck(self) -> str:
         """In words, which side the other one waited for."""
@@ -96,7 +99,8 @@ class Meters:
         now, queues = time.monotonic(), self._crew.queues
         row = {}
         for span in SPANS:
-            then, made, learned = next(sample for sample in self._samples if sample[0] >= now - span or span == SPANS[-1])
+            before = [sample for sample in self._samples if sample[0] <= now - span]
+            then, made, learned = before[-1] if before else self._samples[0]
             elapsed = max(now - then, 1e-9)
             row[f"time/sps_actors_{span}s"] = (queues.produced - made) * self._per_rollout / elapsed
             row[f"time/sps_learner_{span}s"] = (queues.trained - learned) * self._per_rollout / elapsed
@@ -105,10 +109,8 @@ class Meters:
     def _episode_metrics(self) -> dict[str, float]:
         row = {"episode/count": float(len(self._episodes))}
         for index, name in enumerate(("return", "length")):
-            values = np.array([episode[index] for episode in self._episodes]) if self._episodes else np.full(1, np.nan)
-            recent = np.array([episode[index] for episode in self._recent]) if self._recent else np.full(1, np.nan)
-            row |= {f"episode/{name}": values.mean(), f"episode/{name}_min": values.min()}
-            row |= {f"episode/{name}_max": values.max(), f"episode/{name}_last{WINDOW}": recent.mean()}
-            if name == "return":
-                row |= {f"episode/return_min_last{WINDOW}": recent.min(), f"episode/return_max_last{WINDOW}": recent.max()}
+            for episodes, when in ((self._episodes, ""), (self._recent, f"_last{WINDOW}")):
+                values = [episode[index] for episode in episodes] or [np.nan]
+                for ending, function in (("", np.mean), ("_min", np.min), ("_max", np.max)):
+                    row[f"episode/{name}{ending}{when}"] = function(values)
         return row

@@ -103,7 +103,7 @@ def _benchmark_record(run: Any) -> dict[str, Any]:
         "compile_seconds": round(run.seconds["compile"], 2),
         "steps_per_second": round(run.steps / run.trained_seconds),
     }
-    return where | flags | speed
+    return where | flags | speed | run.measured
 
 
 def _last_checkpoint(run: Any) -> str | None:

@@ -19,7 +19,7 @@ import jax
 
 from common.args import ONE_TIME, read_config
 from common.errors import UsageError
-from common.suites import is_custom
+from common.suites import is_custom, split_name, steps_on_host
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -38,7 +38,7 @@ def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) ->
         "args": flags,
         "steps_per_update": args.steps_per_update,
         "env_spec": env.spec.to_json(),
-        "versions": versions(),
+        "versions": versions() | suite_version(args.env),
         "git": _git_hash(),
         "devices": [str(device) for device in devices],
         "command": sys.argv,
@@ -50,6 +50,11 @@ def versions() -> dict[str, str]:
     names = ("jax", "jaxlib", "flax", "optax", "gymnax", "orbax-checkpoint")
     kit = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     return {"pmaprl": kit, "python": sys.version.split()[0]} | {name: metadata.version(name) for name in names}
+
+
+def suite_version(env: str) -> dict[str, str]:
+    """The version of the suite of an environment that steps on the host."""
+    return {split_name(env)[0]: metadata.version(split_name(env)[0])} if steps_on_host(env) else {}
 
 
 def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]]:

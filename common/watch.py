@@ -4,7 +4,7 @@ import time
 from contextlib import contextmanager
 from typing import NamedTuple
 
-GRACE = 5.0  # seconds: for threads to end, and for environments that raise at a timeout by themselves
+GRACE = 3.0  # seconds: for threads to end, and for environments that raise at a timeout by themselves
 
 
 class Limits(NamedTuple):

@@ -1,0 +1,109 @@
+"""Gymnasium environments for tests: `--env gymnasium:host_toys:Toy-v0`, with arguments that make them misbehave."""
+
+import os
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+
+
+class Toy(gymnasium.Env):
+    """Observes (episode, step); truncated after `limit` steps, or terminated where `terminates`; reward is the action.
+
+    What may happen, at a step counted over all episodes: `raise_at`, `hang_at`, `nan_at`, `nan_reward_at`, `grow_at`,
+    `exit_at`, and `hang_in_reset`. Only to one environment, where `once` names a file to remember it.
+    """
+
+    action_space = gymnasium.spaces.Discrete(3)
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def __init__(self, limit: int = 7, terminates: bool = False, sleep: float = 0.0, once: str = "", **trouble: int):
+        self.limit, self.terminates, self.sleep = limit, terminates, sleep
+        self.trouble, self.once = trouble, once
+        self.total = self.episode = 0
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        if self._happens("hang_in_reset", 1):
+            time.sleep(1e6)
+        if seed is not None:
+            self.episode = 100 * (seed % 10_000)
+        self.time = 0
+        self.episode += 1
+        return self._observe(), {}
+
+    def step(self, action):
+        self.total += 1
+        self.time += 1
+        if self._happens("raise_at", self.total):
+            raise RuntimeError("the toy was told to fail")
+        if self._happens("exit_at", self.total):
+            os._exit(7)
+        time.sleep(1e6 if self._happens("hang_at", self.total) else self.sleep)
+        obs = self._observe()
+        if self._happens("nan_at", self.total):
+            obs = obs * np.nan
+        if self._happens("grow_at", self.total):
+            obs = np.append(obs, obs)
+        reward = np.nan if self._happens("nan_reward_at", self.total) else float(action)
+        over = self.time >= self.limit
+        return obs, reward, over and self.terminates, over and not self.terminates, {}
+
+    def _observe(self):
+        return np.array([self.episode, self.time], np.float32)
+
+    def _happens(self, what: str, now: int) -> bool:
+        if self.trouble.get(what) != now:
+            return False
+        if self.once:
+            try:
+                Path(self.once).touch(exist_ok=False)
+            except FileExistsError:
+                return False
+        return True
+
+
+class BoxToy(Toy):
+    """Actions in a Box [2, 2] of -2 .. 1, as 64 bit numbers; the reward is their sum, NaN where that does not fit."""
+
+    action_space = gymnasium.spaces.Box(-2.0, 1.0, (2, 2), np.float64)
+
+    def step(self, action):
+        obs, _, *rest = super().step(0)
+        return obs, float(action.sum()) if self.action_space.contains(action) else np.nan, *rest
+
+
+class MultiToy(Toy):
+    """MultiDiscrete actions and observations."""
+
+    action_space = gymnasium.spaces.MultiDiscrete([2, 3])
+    observation_space = gymnasium.spaces.MultiDiscrete([4, 5])
+
+    def step(self, action):
+        obs, _, *rest = super().step(0)
+        return obs, float(action[0] + 10 * action[1]), *rest
+
+    def _observe(self):
+        return np.array([self.episode % 4, self.time % 5])
+
+
+class ImageToy(Toy):
+    """Bytes as images."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (12, 12, 3), np.uint8)
+
+    def _observe(self):
+        return np.full((12, 12, 3), self.time, np.uint8)
+
+
+class DictToy(Toy):
+    observation_space = gymnasium.spaces.Dict({"a": Toy.observation_space})
+
+
+class ShiftedToy(Toy):
+    action_space = gymnasium.spaces.Discrete(3, start=1)
+
+
+for toy in (Toy, BoxToy, MultiToy, ImageToy, DictToy, ShiftedToy):
+    gymnasium.register(f"{toy.__name__}-v0", toy, disable_env_checker=True)

@@ -1,0 +1,602 @@
+"""APPO and IMPALA: V-trace, the loss, what masks do, and whole runs on toy environments."""
+
+import dataclasses
+import functools
+import inspect
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import appo_pmap as appo
+import gymnasium
+import host_toys  # noqa: F401  (registers the toys)
+import jax
+import jax.numpy as jnp
+import numpy as np
+import ppo_pmap as ppo
+import pytest
+from helpers import Watch, metric_rows, relative_difference, replicas_are_identical, result_of, same_bits
+
+from common.args import main, parse
+from common.devices import AXIS, to_host
+from common.feed import inspect as inspect_env
+from common.host_args import HostEnvArgs
+from common.policy import load_policy
+from common.rollouts import Rollout
+
+TOY = "gymnasium:host_toys:Toy-v0"
+SMALL = {
+    "env": TOY,
+    "vectorization": "sync",
+    "num_steps": 8,
+    "envs_per_actor": 8,
+    "hidden_sizes": (8,),
+    "total_timesteps": 10 * 2 * 8 * 8,
+    "eval_episodes": 4,
+    "eval_interval": 0,
+    "checkpoint_interval": 0,
+    "log_interval": 256,
+    "quiet": True,
+}
+
+
+def small_args(**flags: Any) -> appo.Args:
+    return appo.Args(**SMALL | flags)
+
+
+# --------------------------------------------------------------------------------------------------------------- maths
+
+REWARD = np.array([1, -0.5, 2, 0, 1])
+VALUE = np.array([0.2, 0.4, -0.1, 0.8, 0.3])
+NEXT_VALUE = np.array([0.4, -0.1, 0.8, 0.3, 0.6])
+LOG_RHO = np.array([-1, 0.5, 0, 1.5, -0.3])
+AT_2 = np.arange(5) == 2
+NEVER = np.zeros(5, bool)
+
+
+def vtrace(log_rho, reward, value, next_value, terminated, truncated, gamma=0.99, lambda_=1.0, rho=1.0, c=1.0):
+    columns = (jnp.asarray(x)[:, None] for x in (log_rho, reward, value, next_value, terminated, truncated))
+    target, advantage = appo.vtrace(*columns, gamma, lambda_, rho, c)
+    return np.asarray(target)[:, 0], np.asarray(advantage)[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("rho", "c", "target", "advantage"),
+    [
+        (1.0, 1.0, [1.0333205, 1.48, 2.0, 1.2460326, 1.2586188], [0.8333205, 1.08, 2.1, 0.4460326, 0.9586188]),
+        (2.0, 0.8, [0.6458574, 0.4161275, 2.0, 0.5532261, 1.2586188], [0.4458574, 1.780619, 2.1, 0.8920652, 0.9586188]),
+    ],
+)
+def test_golden_vtrace(rho, c, target, advantage):
+    found, unweighted = vtrace(LOG_RHO, REWARD, VALUE, NEXT_VALUE, AT_2, NEVER, rho=rho, c=c)
+    np.testing.assert_allclose(found, target, atol=1e-6)
+    np.testing.assert_allclose(unweighted * np.minimum(np.exp(LOG_RHO), rho), advantage, atol=1e-6)
+
+
+def random_trace(seed: int, length: int = 12) -> dict[str, np.ndarray]:
+    """A trace with both kinds of end and both at once; the next value is independent wherever an episode ended."""
+    rng = np.random.default_rng(seed)
+    trace = {"log_rho": rng.normal(size=length), "reward": rng.normal(size=length), "value": rng.normal(size=length)}
+    terminated, truncated = rng.random((2, length)) < 0.2
+    ended = terminated | truncated
+    next_value = np.append(trace["value"][1:], rng.normal())
+    next_value = np.where(ended, rng.normal(size=length), next_value)
+    return trace | {"next_value": next_value, "terminated": terminated, "truncated": truncated}
+
+
+def double_sum(log_rho, reward, value, next_value, terminated, truncated, gamma, lambda_, rho, c) -> np.ndarray:
+    """Equation 1 of the paper as it stands there, for each step a sum over the rest of its episode."""
+    weight, decay = np.minimum(np.exp(log_rho), rho), lambda_ * np.minimum(np.exp(log_rho), c)
+    delta = weight * (reward + gamma * np.where(terminated, 0, next_value) - value)
+    targets = []
+    for start in range(len(reward)):
+        total, factor = 0.0, 1.0
+        for step in range(start, len(reward)):
+            total += factor * delta[step]
+            factor *= gamma * decay[step]
+            if terminated[step] or truncated[step]:
+                break
+        targets.append(value[start] + total)
+    return np.array(targets)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_vtrace_is_the_double_sum(seed):
+    trace = random_trace(seed)
+    target, advantage = vtrace(**trace, gamma=0.9, lambda_=0.8, rho=1.3, c=0.7)
+    wanted = double_sum(**trace, gamma=0.9, lambda_=0.8, rho=1.3, c=0.7)
+    np.testing.assert_allclose(target, wanted, atol=1e-5)
+    ended = trace["terminated"] | trace["truncated"]
+    mixed = 0.8 * np.append(wanted[1:], 0) + 0.2 * np.append(trace["value"][1:], 0)
+    later = np.where(ended | (np.arange(12) == 11), trace["next_value"], mixed)
+    later = np.where(trace["terminated"], 0, later)
+    np.testing.assert_allclose(advantage, trace["reward"] + 0.9 * later - trace["value"], atol=1e-5)
+
+
+def test_vtrace_equals_rlax():
+    rlax = pytest.importorskip("rlax")
+    trace = random_trace(0) | {"truncated": np.zeros(12, bool)}
+    target, advantage = vtrace(**trace, gamma=0.9, lambda_=0.8)
+    rho = np.exp(trace["log_rho"])
+    discount = 0.9 * ~trace["terminated"]
+    other = rlax.vtrace_td_error_and_advantage(trace["value"], trace["next_value"], trace["reward"], discount, rho, 0.8)
+    np.testing.assert_allclose(target - trace["value"], other.errors, atol=1e-5)
+    np.testing.assert_allclose(np.minimum(rho, 1) * advantage, other.pg_advantage, atol=1e-5)
+
+
+def unbroken(seed: int) -> dict[str, np.ndarray]:
+    """A trace of a single episode."""
+    trace = random_trace(seed) | {"terminated": np.zeros(12, bool), "truncated": np.zeros(12, bool)}
+    return trace | {"next_value": np.append(trace["value"][1:], 0.3)}
+
+
+def test_vtrace_on_policy_is_the_discounted_return_and_without_weights_the_value():
+    trace = unbroken(1) | {"log_rho": np.zeros(12), "terminated": np.arange(12) == 11}
+    returns = [sum(0.9 ** (j - i) * trace["reward"][j] for j in range(i, 12)) for i in range(12)]
+    np.testing.assert_allclose(vtrace(**trace, gamma=0.9)[0], returns, atol=1e-5)
+    np.testing.assert_allclose(vtrace(**trace, gamma=0.9, rho=1e-9, c=1e-9)[0], trace["value"], atol=1e-6)
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_two_episodes_in_one_trace_equal_two_traces(end):
+    trace = unbroken(2)
+    trace[end] = np.arange(12) == 4
+    whole = vtrace(**trace)
+    parts = [vtrace(**{name: x[part] for name, x in trace.items()}) for part in (slice(0, 5), slice(5, 12))]
+    for one, *two in zip(whole, *parts, strict=True):
+        np.testing.assert_allclose(one, np.concatenate(two), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gae", "ratio_bounds", "put_final_values"])
+def test_pieces_that_ppo_has_too_are_the_same(name):
+    assert inspect.getsource(getattr(appo, name)) == inspect.getsource(getattr(ppo, name))
+
+
+# ---------------------------------------------------------------------------------------------------------- the update
+
+
+class Lab:
+    """APPO's functions for an environment, and rollouts made up for it."""
+
+    def __init__(self, **flags: Any):
+        self.args = small_args(**{"learning_rate": 0.01, "anneal_lr": False} | flags)
+        env = inspect_env(self.args)
+        self.spec = env.spec
+        self.appo = appo.make_appo(self.args, env.spec)
+        self.learner = self.appo.new_learner(jax.random.key(0), jax.random.key(1))
+
+    def rollout(self, seed: int, final_obs: bool = False, steps: int = 8, envs: int = 8) -> Rollout:
+        rng = np.random.default_rng(seed)
+        terminated, truncated = rng.random((2, steps, envs)) < 0.15
+        shape = steps, envs
+        return Rollout(
+            obs=rng.normal(size=(steps + 1, envs, 2)).astype(np.float32),
+            action=rng.integers(0, 3, shape).astype(np.int32),
+            record=np.log(rng.uniform(0.1, 0.9, shape)).astype(np.float32),
+            reward=rng.normal(size=shape).astype(np.float32),
+            terminated=terminated,
+            truncated=truncated,
+            valid=rng.random(shape) < 0.9,
+            version=np.zeros(shape, np.int32),
+            final_obs=rng.normal(size=(steps, envs, 2)).astype(np.float32) if final_obs else None,
+            discounted=rng.normal(size=shape).astype(np.float32),
+            memory=(),
+        )
+
+    def update(self, *rollouts: Rollout, devices: int = 1, updates: int = 1) -> tuple[Any, dict[str, Any]]:
+        """Parameters and metrics after learning from the same rollouts again and again."""
+        state = appo.TrainState(jax.tree.map(lambda x: jnp.stack([x[None]] * devices), self.learner))
+        shards = jax.tree.map(
+            lambda x: jnp.moveaxis(x.reshape(x.shape[0], devices, -1, *x.shape[2:]), 1, 0), tuple(rollouts)
+        )
+        step = jax.jit(jax.vmap(self.appo.update, axis_name=AXIS))
+        step = step.lower(state, shards).compile({"xla_backend_optimization_level": 0})
+        for _ in range(updates):
+            state, _, metrics = step(state, shards)
+        assert replicas(state.learner.params)
+        return jax.tree.map(lambda x: np.asarray(x)[0, 0], state.learner.params), jax.tree.map(lambda x: x[0], metrics)
+
+
+def replicas(tree: Any) -> bool:
+    return all(np.ptp(np.asarray(x), axis=0).max(initial=0) < 1e-6 for x in jax.tree.leaves(tree))
+
+
+FLAGS = [
+    {"num_epochs": 2, "num_minibatches": 2, "clip_vloss": True},
+    {"loss": "impala", "normalize_obs": True, "normalize_rewards": True},
+]
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=str)
+def test_any_number_of_devices_learns_the_same(flags):
+    lab = Lab(envs_per_actor=16, **flags)
+    rollouts = [lab.rollout(seed, final_obs="loss" in flags, envs=16) for seed in (0, 1)]
+    one, _ = lab.update(*rollouts, updates=3)
+    for devices in (2, 8):
+        several, _ = lab.update(*rollouts, devices=devices, updates=3)
+        assert relative_difference(one, several) < 1e-5
+
+
+def test_masked_steps_teach_nothing():
+    lab = Lab(max_policy_lag=3)
+    rollout = lab.rollout(0)
+    old = np.random.default_rng(1).random(rollout.valid.shape) < 0.2
+    rollout = rollout._replace(version=np.where(old, -4, -3).astype(np.int32))
+    # An end before a masked step, so that no advantage before it sums over it
+    ended = np.append((old | ~rollout.valid)[1:], np.zeros((1, 8), bool), axis=0)
+    rollout = rollout._replace(terminated=rollout.terminated | ended)
+    masked = old | ~rollout.valid
+    other = rollout._replace(
+        reward=np.where(masked, 1e3, rollout.reward).astype(np.float32),
+        action=np.where(masked, 2, rollout.action),
+        record=np.where(masked, -5, rollout.record).astype(np.float32),
+    )
+    assert relative_difference(lab.update(rollout)[0], lab.update(other)[0]) < 1e-6
+    changed = rollout._replace(reward=np.where(masked, rollout.reward, 1e3).astype(np.float32))
+    assert relative_difference(lab.update(rollout)[0], lab.update(changed)[0]) > 1e-3
+
+
+def test_means_are_over_the_steps_that_count():
+    lab = Lab()
+    few, many = lab.rollout(0, envs=4), lab.rollout(1, envs=4)
+    few = few._replace(valid=np.ones((8, 4), bool))
+    both = jax.tree.map(lambda a, b: np.concatenate([a, b], axis=1), few, many._replace(valid=np.zeros((8, 4), bool)))
+    assert relative_difference(lab.update(few)[0], lab.update(both)[0]) < 1e-5
+    assert relative_difference(lab.update(few)[0], lab.update(both, devices=2)[0]) < 1e-5
+
+
+@pytest.mark.parametrize("advantage", ["vtrace", "gae"])
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_both_kinds_of_reset_teach_the_same(end, advantage):
+    """The same experience as a suite records it that resets within a step, and as one that takes a step of its own."""
+    lab = Lab(advantage=advantage)
+    within = lab.rollout(0, final_obs=True, steps=6, envs=8)
+    flags = {name: np.zeros((6, 8), bool) for name in ("terminated", "truncated")}
+    flags[end][2] = True
+    within = within._replace(valid=np.ones((6, 8), bool), **flags)
+    within = within._replace(final_obs=np.where(flags[end][..., None], within.final_obs, within.obs[1:]))
+
+    def with_reset_step(x):
+        return np.insert(x, 3, 0, axis=0)
+
+    apart = jax.tree.map(with_reset_step, within._replace(final_obs=None))
+    obs = np.insert(within.obs, 3, within.final_obs[2], axis=0)
+    apart = apart._replace(obs=obs)
+    assert not apart.valid[3].any()
+    assert relative_difference(lab.update(within)[0], lab.update(apart)[0]) < 1e-5
+
+
+def test_a_truncated_step_bootstraps_from_its_final_observation_and_a_terminated_one_from_nothing():
+    lab = Lab(vf_coef=1.0)
+    rollout = lab.rollout(0, final_obs=True, steps=1)._replace(valid=np.ones((1, 8), bool))
+    for truncated, terminated in ((True, False), (False, True), (True, True)):
+        case = rollout._replace(truncated=np.full((1, 8), truncated), terminated=np.full((1, 8), terminated))
+        case = case._replace(record=np.full((1, 8), -9, np.float32))  # weights over 1, so that they are clipped to it
+        network = appo.Network(lab.args, lab.spec.observation_space, lab.spec.action_space)
+        value = np.asarray(network.apply(lab.learner.params, case.final_obs[0])[1])
+        target = case.reward[0] + 0.99 * (0 if terminated else value)
+        np.testing.assert_allclose(lab.update(case)[1]["value/target"], target.mean(), rtol=1e-4)
+
+
+def test_both_losses_agree_on_policy():
+    rollouts = []
+    for loss in ("appo", "impala"):
+        lab = Lab(loss=loss, norm_adv=False)
+        rollout = lab.rollout(0)
+        network = appo.Network(lab.args, lab.spec.observation_space, lab.spec.action_space)
+        log_prob = network.apply(lab.learner.params, rollout.obs[:-1])[0].log_prob(rollout.action)
+        rollouts.append(lab.update(rollout._replace(record=np.asarray(log_prob)))[0])
+    assert relative_difference(*rollouts) < 1e-5
+
+
+def test_ratios_stay_finite():
+    lab = Lab(num_epochs=3)
+    rollout = lab.rollout(0)
+    params, metrics = lab.update(rollout._replace(record=np.full((8, 8), -200, np.float32)))
+    assert metrics["policy/rho"] == pytest.approx(20.0)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize("encoder", ["small", "nature", "impala"])
+def test_images_are_seen(encoder):
+    lab = Lab(encoder=encoder, env="gymnasium:host_toys:ImageToy-v0", share_torso=True)
+    obs = np.random.default_rng(0).integers(0, 255, (5, 84, 84, 4)).astype(np.uint8)
+    space = lab.spec.observation_space._replace(shape=(84, 84, 4))
+    network = appo.Network(lab.args, space, lab.spec.action_space)
+    policy, value = network.init_with_output(jax.random.key(0), obs)[0]
+    assert value.shape == (5,)
+    assert len(np.unique(np.asarray(value))) == 5
+    assert np.isfinite(policy.logits).all()
+
+
+# ---------------------------------------------------------------------------------------------------------- whole runs
+
+
+def train(folder: Path, **flags: Any) -> Any:
+    return appo.train(small_args(run_dir=str(folder), **flags))
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [row for row in metric_rows(folder) if "rollouts/produced" in row]
+
+
+@pytest.fixture(scope="module")
+def lockstep(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lockstep") / "run"
+    return train(folder, lockstep=True, num_epochs=2, num_minibatches=2), folder
+
+
+def test_lockstep_repeats_itself_and_serial_gives_the_same(lockstep, tmp_path):
+    flags = {"num_epochs": 2, "num_minibatches": 2}
+    again = train(tmp_path / "again", lockstep=True, **flags)
+    serial = train(tmp_path / "serial", serial=True, **flags)
+    other = train(tmp_path / "other", serial=True, seed=1, **flags)
+    assert lockstep[0].state_sha256 == again.state_sha256 == serial.state_sha256 != other.state_sha256
+
+
+def test_lag_is_exactly_one_in_lockstep(lockstep):
+    lags = [[row[f"lag/{name}"] for name in ("min", "mean", "max")] for row in rows(lockstep[1])]
+    assert lags[1:] == [[1, 1, 1]] * (len(lags) - 1)
+    assert lags[0] == [0, 0.5, 1]  # two updates, the first of them with the parameters that the run began with
+
+
+def test_lag_grows_with_the_publish_interval(tmp_path):
+    train(tmp_path / "run", lockstep=True, publish_interval=3, log_interval=128)
+    assert [row["lag/max"] for row in rows(tmp_path / "run")] == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3]
+
+
+def test_learners_on_other_devices_learn_the_same(lockstep, tmp_path, monkeypatch):
+    states = []
+    chunk = appo.train_chunk
+    monkeypatch.setattr(appo, "train_chunk", lambda *args: states.append(chunk(*args)) or states[-1])
+    flags = {"num_epochs": 2, "num_minibatches": 2, "actor_devices": "0", "learner_devices": "1,2"}
+    split = train(tmp_path / "split", lockstep=True, **flags)
+    assert relative_difference(split.params, lockstep[0].params) < 1e-5
+    assert replicas_are_identical(states[-1])
+    assert json.loads((tmp_path / "split" / "config.json").read_text())["devices"] == ["cpu:1", "cpu:2"]
+
+
+def test_actors_on_several_devices(tmp_path):
+    train(tmp_path / "run", actor_devices="0,3", learner_devices="1,2", actor_threads=1)
+    assert rows(tmp_path / "run")[-1]["rollouts/trained"] == 20
+
+
+def slow_update(monkeypatch, seconds: float) -> None:
+    """Make every update take at least this long."""
+    add = appo.Reports.add
+    monkeypatch.setattr(appo.Reports, "add", lambda self, metrics: (time.sleep(seconds), add(self, metrics)))
+
+
+@pytest.mark.parametrize("on_full", ["block", "drop-oldest"])
+def test_every_rollout_is_accounted_for(on_full, tmp_path, monkeypatch):
+    slow_update(monkeypatch, 0.02)
+    train(tmp_path / "run", on_full=on_full, total_timesteps=20 * 128, log_interval=128)
+    seen = rows(tmp_path / "run")
+    for row in seen:
+        counts = [row[f"rollouts/{name}"] for name in ("trained", "dropped", "discarded", "waiting")]
+        assert row["rollouts/produced"] == sum(counts)
+    assert seen[-1]["rollouts/trained"] == 40
+    assert (seen[-1]["rollouts/dropped"] > 0) == (on_full == "drop-oldest")
+
+
+def test_lag_is_bounded_with_a_slow_learner(tmp_path, monkeypatch):
+    slow_update(monkeypatch, 0.02)
+    train(tmp_path / "run", total_timesteps=30 * 128, max_policy_lag=1, log_interval=128)
+    seen = rows(tmp_path / "run")
+    assert 2 <= max(row["lag/max"] for row in seen) <= 4  # being collected, waiting, and two with the learner
+    assert seen[-1]["batch/too_old"] > 0
+    assert min(row["batch/valid"] for row in seen) == 1  # masked for their age only
+
+
+def test_rollouts_of_whichever_actors_are_first(tmp_path):
+    train(tmp_path / "run", rollouts_per_update=1, actor_threads=3)
+    assert rows(tmp_path / "run")[-1]["updates"] == 20
+    assert result_of(tmp_path / "run")["env_steps"] == 20 * 64
+
+
+def test_one_compilation_and_no_growing_memory(tmp_path, monkeypatch):
+    with Watch(monkeypatch) as watch:
+        train(tmp_path / "run", total_timesteps=40 * 128, log_interval=128)
+    names = [name for name, chunks in watch.compiled]
+    assert sorted(names) == ["jit(_fun)", "jit(_fun)", "jit(act)", "jit(explore)"]  # the first two: `init` and `update`
+    assert max(watch.bytes[5:]) < 2 * min(watch.bytes[5:])  # a few versions of the parameters come and go
+
+
+def test_resume_continues_with_the_same_learner(tmp_path):
+    folder = tmp_path / "run"
+    flags = {"normalize_obs": True, "normalize_rewards": True, "checkpoint_interval": 256}
+    part = train(folder, stop_after=512, **flags)
+    host = {}
+    start = appo.AsyncRun.start
+
+    def watched(run, *args):
+        state, update = start(run, *args)
+        host["state"] = to_host(state)
+        return state, update
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(appo.AsyncRun, "start", watched)
+        rest = appo.train(appo.Args.from_run(folder, env=TOY, quiet=True))
+    assert part.status == "stopped"
+    assert same_bits(part.params, host["state"].learner.params)
+    assert host["state"].learner.updates == 4
+    assert float(host["state"].learner.obs_stats.count[0]) == 512
+    assert rest.env_steps == 1280
+    assert rows(folder)[-1]["updates"] == 10
+
+
+def test_a_loaded_policy_earns_what_the_run_said(lockstep):
+    result, folder = lockstep
+    policy = load_policy(folder)
+    envs = gymnasium.make_vec("host_toys:Toy-v0", 2, "sync")
+    assert policy(np.zeros((5, 2))).shape == (5,)
+    assert policy.evaluation == result.evaluation["eval/return_mean"][0]
+    envs.close()
+
+
+def test_evaluations_go_on_beside_the_training(tmp_path):
+    train(tmp_path / "run", eval_interval=256, keep_best=True, keep_checkpoints=1, total_timesteps=60 * 128)
+    evaluated = [row["env_steps"] for row in metric_rows(tmp_path / "run") if "eval/return_mean" in row]
+    assert len(evaluated) >= 2
+    assert evaluated[-1] == 60 * 128
+    assert all(step % 256 == 0 for step in evaluated)
+    best = load_policy(tmp_path / "run", "best")
+    returns = [row["eval/return_mean"] for row in metric_rows(tmp_path / "run") if "eval/return_mean" in row]
+    assert best.evaluation == max(returns)
+
+
+@pytest.mark.parametrize("env", ["BoxToy", "MultiToy", "ImageToy"])
+def test_other_spaces_train(env, tmp_path):
+    result = train(tmp_path / "run", env=f"gymnasium:host_toys:{env}-v0")
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.params))
+
+
+def test_measuring_prints_one_line(capsys):
+    appo.train(small_args(sampler_only=True))
+    sampled = json.loads(capsys.readouterr().out)
+    appo.train(small_args(benchmark=True))
+    trained = json.loads(capsys.readouterr().out)
+    assert sampled["sampler_only"]
+    assert not trained["sampler_only"]
+    assert sampled["steps_per_second"] > 0 < trained["steps_per_second"]
+
+
+# --------------------------------------------------------------------------------------------------------------- flags
+
+LEARNING = {
+    "loss": ("impala", {}),
+    "advantage": ("gae", {"num_epochs": 2}),
+    "num_epochs": (2, {}),
+    "num_minibatches": (2, {}),
+    "learning_rate": (0.1, {}),
+    "anneal_lr": (False, {}),
+    "gamma": (0.5, {}),
+    "gae_lambda": (0.5, {}),
+    "rho_clip": (0.5, {}),
+    "c_clip": (0.5, {}),
+    "pg_rho_clip": (0.5, {"loss": "impala"}),
+    "max_policy_lag": (1, {"publish_interval": 3}),
+    "clip_eps": (0.001, {"num_epochs": 4, "learning_rate": 0.1}),
+    "clip_mode": ("symmetric", {"num_epochs": 4, "learning_rate": 0.1}),
+    "ratio_clamp": (1.001, {"num_epochs": 4, "learning_rate": 0.1}),
+    "vf_coef": (1.0, {}),
+    "clip_vloss": (True, {"num_epochs": 4, "learning_rate": 0.1, "clip_eps": 0.01}),
+    "ent_coef": (0.1, {}),
+    "exploration_loss": ("symmetric-kl", {}),
+    "max_grad_norm": (0.01, {}),
+    "norm_adv": (False, {}),
+    "normalize_obs": (True, {}),
+    "normalize_rewards": (True, {}),
+    "reward_scale": (0.1, {}),
+    "activation": ("relu", {}),
+    "hidden_sizes": ((5,), {}),
+    "share_torso": (True, {}),
+    "encoder": ("nature", {"env": "gymnasium:host_toys:ImageToy-v0"}),
+    "num_steps": (4, {}),
+    "envs_per_actor": (4, {}),
+    "actor_threads": (1, {}),
+    "rollouts_per_update": (1, {}),
+    "publish_interval": (2, {}),
+    "env_params": ('{"limit": 3}', {}),
+    "seed": (1, {}),
+}
+ELSEWHERE = {
+    *("env", "vectorization", "eval_episodes", "actor_devices", "learner_devices", "on_full", "lockstep", "serial"),
+    *("sampler_only", "queue_size"),  # here
+    *("learner_timeout", "reset_timeout", "step_timeout", "max_restarts", "restart_interval"),  # test_host
+}
+
+
+@functools.cache
+def params_with(**flags: Any) -> Any:
+    return appo.train(small_args(serial=True, benchmark=True, **{"total_timesteps": 512} | flags)).params
+
+
+def test_every_flag_has_a_case():
+    own = {field.name for field in dataclasses.fields(appo.Args)} - {
+        field.name for field in dataclasses.fields(HostEnvArgs.__base__)
+    }
+    assert own <= LEARNING.keys() | ELSEWHERE
+
+
+@pytest.mark.parametrize("flag", LEARNING)
+def test_every_flag_changes_something(flag, capsys):
+    value, others = LEARNING[flag]
+    assert not same_bits(*map(jax.tree.leaves, (params_with(**others), params_with(**others | {flag: value}))))
+
+
+def test_longer_queues_hold_more(tmp_path, monkeypatch):
+    slow_update(monkeypatch, 0.05)
+    train(tmp_path / "run", queue_size=3, log_interval=10**9)
+    assert rows(tmp_path / "run")[-1]["queue/p90"] >= 4
+
+
+BAD = [
+    ("--env CartPole-v1", "host, envpool:CartPole-v1"),
+    ("--env envpool:CartPol-v1", "envpool:CartPol-v1, envpool:CartPole-v1"),
+    ("--env gymnasium:CartPol-v1", "gymnasium:CartPol-v1, gymnasium:CartPole-v1"),
+    ("--env gymnasium:nowhere:Toy-v0", "gymnasium:nowhere:Toy-v0, nowhere"),
+    ("--env gymnasium:host_toys:DictToy-v0", "Dict, not supported"),
+    ("--env gymnasium:host_toys:ShiftedToy-v0", "start=1, not supported"),
+    ("--vectorization vector --env gymnasium:Acrobot-v1", "gymnasium:Acrobot-v1, cannot be made"),
+    ("--env-params {", "--env-params, JSON"),
+    ("--env-params [1]", "--env-params, object"),
+    ("""--env-params {"num_envs":3}""", "--env-params, num_envs"),
+    ("""--env-params {"no_such":3}""", "envpool:CartPole-v1, no_such"),
+    ("--envs-per-actor 9 --num-minibatches 2", "--envs-per-actor 9, 2 minibatches, 8 or 10"),
+    ("--envs-per-actor 8 --learner-devices 0,1,2", "--envs-per-actor 8, 3 learner devices, 6 or 9"),
+    ("--envs-per-actor 0", "--envs-per-actor, at least 1"),
+    ("--num-steps 0", "--num-steps, at least 1"),
+    ("--actor-threads 0", "--actor-threads, at least 1"),
+    ("--actor-devices 0,x", "--actor-devices, 0,x"),
+    ("--actor-devices 0,0", "--actor-devices, twice, --actor-threads"),
+    ("--learner-devices 99", "99, 8 cpu"),
+    ("--learner-devices=-1", "--learner-devices, -1"),
+    ("--queue-size 0", "--queue-size, at least 1"),
+    ("--publish-interval 0", "--publish-interval, at least 1"),
+    ("--rollouts-per-update -1", "--rollouts-per-update, at least 0"),
+    ("--lockstep --on-full drop-oldest", "--on-full drop-oldest, --lockstep"),
+    ("--step-timeout 0", "--step-timeout, greater than 0"),
+    ("--max-restarts -1", "--max-restarts, at least 0"),
+    ("--ratio-clamp 0.5", "--ratio-clamp, at least 1"),
+    ("--rho-clip 0", "--rho-clip, greater than 0"),
+    ("--max-policy-lag -1", "--max-policy-lag, at least 0"),
+    ("--normalize-rewards --reward-scale 2", "--normalize-rewards, --reward-scale"),
+    ("--exploration-loss symmetric-kl --env gymnasium:host_toys:BoxToy-v0", "symmetric-kl, Box"),
+    ("--normalize-obs --env gymnasium:host_toys:MultiToy-v0", "--normalize-obs, MultiDiscrete"),
+    ("--num-epochs 0", "--num-epochs, at least 1"),
+    ("--sampler-only --run-dir x", "--benchmark, --run-dir"),
+]
+
+
+@pytest.mark.parametrize(("flags", "wanted"), BAD, ids=[flags for flags, _ in BAD])
+def test_bad_flags(flags, wanted, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(appo.train, parse(appo.Args, flags.split()))
+    except SystemExit as stop:
+        code = stop.code
+    errors = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert code == 2
+    assert "Traceback" not in errors
+    assert all(word in errors for word in wanted.split(", ")), errors
+    assert not any(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------------------ learning
+
+
+@pytest.mark.slow
+def test_cartpole_is_learned(tmp_path):
+    args = appo.Args(
+        env="envpool:CartPole-v1",
+        total_timesteps=300_000,
+        num_epochs=4,
+        num_minibatches=4,
+        eval_interval=0,
+        checkpoint_interval=0,
+        quiet=True,
+        run_dir=str(tmp_path / "run"),
+    )
+    assert appo.train(args).evaluation["eval/return_mean"][0] >= 475

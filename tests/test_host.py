@@ -1,0 +1,443 @@
+"""Environments on the host, actors, queues and parameter slots, and what happens when they fail."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import appo_pmap as appo
+import host_toys  # noqa: F401  (registers the toys)
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cli_helpers import ROOT, environment, read_until, start_script
+from helpers import result_of
+from test_appo import SMALL, TOY, metric_rows, train
+
+from common.actors import Actor, Schedule
+from common.host_envs import make_host
+from common.host_evaluate import run_host_episodes
+from common.rollouts import Collected, RolloutQueues
+from common.slots import ParameterSlots, Slot
+from common.watch import GRACE, Limits, Worker
+
+TOYS = "gymnasium:host_toys:"
+SCRIPT = ROOT / "algos" / "appo_pmap.py"
+
+
+def steps(name: str, count: int, **more: Any) -> tuple[Any, list[Any]]:
+    """The first observations, and what `count` steps with action 0 or zeros return."""
+    envs = make_host(name, num_envs=2, seed=3, **more)
+    action = np.zeros((2, *envs.spec.action_space.shape), np.int32)
+    first = envs.reset()
+    outputs = [envs.step(action) for _ in range(count)]
+    envs.close()
+    return first, outputs
+
+
+# -------------------------------------------------------------------------------------------------------- environments
+
+
+@pytest.mark.parametrize("vectorization", ["async", "sync"])
+def test_a_reset_within_the_step_leaves_the_final_observation(vectorization):
+    first, outputs = steps(TOYS + "Toy-v0", 8, vectorization=vectorization)
+    episode = first[:, 0]
+    for number, out in enumerate(outputs, 1):
+        assert out.valid.all()
+        assert (out.truncated == (number == 7)).all()
+        assert not out.terminated.any()
+        np.testing.assert_array_equal(
+            out.final_obs, np.stack([episode + (number > 7), [number - 7 * (number > 7)] * 2], 1)
+        )
+        np.testing.assert_array_equal(out.obs[:, 1], [number % 7] * 2)
+    np.testing.assert_array_equal(outputs[6].obs[:, 0], episode + 1)
+    assert len(set(episode)) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("envpool:CartPole-v1", {"env_params": '{"max_episode_steps": 5}'}),
+        ("gymnasium:CartPole-v1", {"vectorization": "vector", "env_params": '{"max_episode_steps": 5}'}),
+    ],
+)
+def test_a_reset_in_a_step_of_its_own_is_not_valid(name, more):
+    first, outputs = steps(name, 12, **more)
+    assert all(out.final_obs is None for out in outputs)
+    np.testing.assert_array_equal([out.truncated.all() for out in outputs], [i % 6 == 4 for i in range(12)])
+    np.testing.assert_array_equal([out.valid.all() for out in outputs], [i % 6 != 5 for i in range(12)])
+    assert (outputs[5].reward == 0).all()
+    assert (np.abs(outputs[5].obs) <= 0.05).all()  # where CartPole begins
+    assert (np.abs(outputs[4].obs) > 0.05).any()  # the true next observation
+    assert (np.abs(first) <= 0.05).all()
+
+
+def test_termination_is_not_truncation():
+    _, outputs = steps(TOYS + "Toy-v0", 7, vectorization="sync", env_params='{"terminates": true}')
+    assert outputs[-1].terminated.all()
+    assert not outputs[-1].truncated.any()
+
+
+def test_box_actions_are_shaped_clipped_and_cast():
+    envs = make_host(TOYS + "BoxToy-v0", 3, 0, vectorization="sync")
+    envs.reset()
+    action = np.array([[-9, 9, 0.5, 0.25]] * 3, np.float32)
+    np.testing.assert_allclose(envs.step(action).reward, [-2 + 1 + 0.75] * 3)
+    envs.close()
+    envs = make_host("envpool:Pendulum-v1", 3, 0)
+    envs.reset()
+    assert envs.step(np.full((3, 1), 7, np.float32)).obs.shape == (3, 3)
+
+
+def test_discrete_vectors():
+    envs = make_host(TOYS + "MultiToy-v0", 2, 0, vectorization="sync")
+    assert envs.reset().shape == (2, 2)
+    assert envs.step(np.array([[1, 2], [0, 1]])).reward.tolist() == [21.0, 10.0]
+
+
+def test_atari_frames_have_their_channels_last():
+    envpool = pytest.importorskip("envpool")
+    envs = make_host("envpool:Pong-v5", 1, 5)
+    raw = envpool.make("Pong-v5", env_type="gymnasium", num_envs=1, seed=5)
+    np.testing.assert_array_equal(envs.reset()[0], np.moveaxis(raw.reset()[0][0], 0, -1))
+    for action in (2, 3, 2, 2):
+        obs = envs.step(np.array([action])).obs
+        np.testing.assert_array_equal(obs[0], np.moveaxis(raw.step(np.array([action]))[0][0], 0, -1))
+    assert obs.shape == (1, 84, 84, 4)
+    assert obs.dtype == envs.spec.obs_dtype == np.uint8
+    assert envs.spec.observation_space.shape == (84, 84, 4)
+
+
+def test_other_seeds_are_other_episodes():
+    firsts = [make_host("envpool:CartPole-v1", 2, seed).reset() for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(firsts[0], firsts[1])
+    assert not np.isclose(firsts[0], firsts[2]).any()
+
+
+def test_processes_that_hang_raise_and_end():
+    envs = make_host(TOYS + "Toy-v0", 2, 0, '{"hang_at": 2}', "async", 60, 0.5)
+    envs.reset()
+    envs.step(np.zeros(2, int))
+    processes = list(envs._inner.processes)
+    with pytest.raises(TimeoutError):
+        envs.step(np.zeros(2, int))
+    envs.close()
+    assert not any(process.is_alive() for process in processes)
+
+
+def test_processes_do_not_import_this_program(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "if __name__ != '__main__': raise SystemExit('imported again')\n"
+        "from common.host_envs import make_host\n"
+        "envs = make_host('gymnasium:CartPole-v1', 2, 0)\n"
+        "print(envs.reset().shape)\n"
+        "envs.close()\n"
+    )
+    done = subprocess.run([sys.executable, program], env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.stdout == "(2, 4)\n", done.stderr
+
+
+def test_an_evaluation_plays_a_fixed_number_of_episodes_in_each_environment():
+    limits = itertools.count(1)
+
+    class Uneven(host_toys.Toy):
+        def __init__(self):
+            super().__init__(limit=next(limits))
+
+    import gymnasium
+
+    gymnasium.register("Uneven-v0", Uneven, disable_env_checker=True)
+    next(limits)
+    envs = make_host("gymnasium:Uneven-v0", 3, 0, vectorization="sync")
+    found = run_host_episodes(envs, lambda obs: np.ones(3, int), 7, Worker("the evaluation"))
+    lengths = [env.unwrapped.limit for env in envs._inner.envs]
+    assert sorted(found.length) == sorted(lengths * 2 + lengths[:1])
+    np.testing.assert_array_equal(found.ret, found.length)
+
+
+# ---------------------------------------------------------------------------------------------------- slots and queues
+
+
+def test_readers_see_whole_versions_only():
+    device = jax.devices()[0]
+    slots = ParameterSlots([device])
+
+    @jax.jit
+    def advance(tree):
+        return jax.tree.map(lambda x: jnp.tanh(x @ x) * 0 + x + 1, tree)
+
+    tree = [jnp.zeros((200, 200)) for _ in range(4)]
+    slots.publish(0, tree)
+    found, wrong, stop = set(), [], threading.Event()
+
+    def read():
+        last = 0
+        while not stop.is_set():
+            version, params = slots.latest(device)
+            numbers = {float(x[0, 0]) for x in params} | {float(x[-1, -1]) for x in params}
+            if numbers != {float(version)} or version < last:
+                wrong.append((version, numbers))
+            last = version
+            found.add(version)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for version in range(1, 40):
+        tree = advance(tree)
+        slots.publish(version, tree)  # while it is computed
+        if version % 2:
+            jax.block_until_ready(tree)
+    jax.block_until_ready(tree)
+    time.sleep(0.1)
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert not wrong
+    assert 39 in found
+    assert slots.wait_for(39, device, 0).version == 39
+    assert slots.wait_for(40, device, 0.01) is None
+
+
+@pytest.mark.parametrize("on_full", ["block", "drop-oldest"])
+def test_queues_lose_nothing_unseen(on_full):
+    queues = RolloutQueues(3, 2, on_full)
+    stop = threading.Event()
+
+    def produce(actor):
+        for number in itertools.count():
+            if stop.is_set() or not queues.put(Collected(actor, number, [], []), stop.is_set):
+                return
+            time.sleep(0.0005)
+
+    producers = [threading.Thread(target=produce, args=(actor,)) for actor in range(3)]
+    for producer in producers:
+        producer.start()
+    seen = {actor: [] for actor in range(3)}
+    for turn in range(120):
+        collected = queues.take(turn % 3 if turn < 60 else None, 5.0)
+        assert turn >= 60 or collected.actor == turn % 3
+        seen[collected.actor].append(collected.rollout)
+        queues.train(1)
+        time.sleep(0.001)
+        with queues._changed:
+            counts = queues.trained, queues.dropped, queues.discarded, queues.waiting, queues.held
+            assert queues.produced == sum(counts)
+            assert queues.waiting <= 6
+    stop.set()
+    for producer in producers:
+        producer.join()
+    queues.discard()
+    assert queues.produced == queues.trained + queues.dropped + queues.discarded
+    for numbers in seen.values():
+        assert numbers == sorted(set(numbers))
+        assert on_full == "drop-oldest" or numbers == list(range(len(numbers)))
+    assert (queues.dropped > 0) == (on_full == "drop-oldest")
+
+
+def test_the_schedule_of_lockstep():
+    every = Schedule(num_actors=2, rollouts_per_update=2, publish_interval=1, first=10)
+    assert [every.version(1, index) for index in range(4)] == [10, 10, 11, 12]
+    third = Schedule(num_actors=1, rollouts_per_update=1, publish_interval=3, first=0)
+    assert [third.version(0, index) for index in range(9)] == [0, 0, 0, 0, 3, 3, 3, 6, 6]
+    several = Schedule(num_actors=2, rollouts_per_update=4, publish_interval=1, first=0)
+    assert [several.version(actor, index) for index in range(6) for actor in range(2)] == [0] * 8 + [1] * 4
+
+
+# -------------------------------------------------------------------------------------------------------------- actors
+
+
+def actor_on(name: str, gamma: float | None = None, **more: Any) -> Actor:
+    def act(params, memory, key, step, obs):
+        return np.full(len(obs), params % 3, np.int32), {"step": np.full(len(obs), step)}, memory + 1
+
+    make = lambda seed: make_host(name, 2, seed, **more)  # noqa: E731
+    return Actor(0, make, act, jax.devices()[0], None, 6, (0,), memory=np.zeros(2), gamma=gamma)
+
+
+def collect(actor: Actor, count: int) -> list[Collected]:
+    versions = itertools.count()
+    actor.start()
+    found = [actor.collect(lambda slot: Slot(next(versions), 1)) for _ in range(count)]
+    actor.close()
+    return found
+
+
+def test_rollouts_hang_together():
+    parts = collect(actor_on(TOYS + "Toy-v0", 0.5, vectorization="sync"), 4)
+    rollouts = [part.rollout for part in parts]
+    for before, after in itertools.pairwise(rollouts):
+        np.testing.assert_array_equal(before.obs[-1], after.obs[0])
+    whole = jax.tree.map(lambda *x: np.concatenate(x), *rollouts)  # obs [4 * (T + 1), ...]
+    ended = whole.truncated
+    next_obs = np.concatenate([rollout.obs[1:] for rollout in rollouts])
+    np.testing.assert_array_equal(ended[:, 0], [step % 7 == 6 for step in range(24)])
+    np.testing.assert_array_equal(whole.final_obs[~ended], next_obs[~ended])
+    np.testing.assert_array_equal(whole.final_obs[ended][:, 1], [7.0] * 6)
+    np.testing.assert_array_equal(next_obs[ended][:, 1], [0.0] * 6)
+    np.testing.assert_array_equal(whole.version[:, 0], np.arange(24))
+    np.testing.assert_array_equal(whole.record["step"][:, 0], np.arange(24))
+    np.testing.assert_array_equal(np.concatenate([rollout.memory[:, 0] for rollout in rollouts]), [0, 6, 12, 18])
+    np.testing.assert_allclose(whole.discounted[:, 0], [2 - 0.5 ** (step % 7) for step in range(24)])
+    assert [part.returns for part in parts] == [[], [7.0, 7.0], [7.0, 7.0], [7.0, 7.0]]
+    assert parts[1].lengths == [7, 7]
+
+
+def test_steps_that_only_reset_do_not_count():
+    params = '{"max_episode_steps": 5}'
+    parts = collect(actor_on("envpool:CartPole-v1", 0.5, env_params=params), 3)
+    assert sum((part.lengths for part in parts), []) == [5] * 6
+    assert sum((part.returns for part in parts), []) == [5.0] * 6
+    np.testing.assert_array_equal(parts[1].rollout.valid[:, 0], [True] * 5 + [False])
+    assert parts[0].rollout.final_obs is None
+
+
+def test_a_worker_beyond_its_limit_is_stuck():
+    limits = Limits(learner=1, reset=10, step=20, max_restarts=0, restart_interval=0)
+    worker = Worker("actor 3")
+    for phase, limit in (("reset", 10), ("step", 20)):
+        worker.phase, worker.beat = phase, time.monotonic() - limit - GRACE + 1
+        assert worker.stuck(limits) is None
+        worker.beat -= 2
+        assert worker.stuck(limits) == f"--{phase}-timeout {limit}"
+        assert str(worker) == f"actor 3: {phase} for {limit + GRACE + 1:.1f} s"
+    worker.phase = "put"
+    assert worker.stuck(limits) is None
+
+
+# -------------------------------------------------------------------------------------------------------------- faults
+
+
+def trouble(folder: Path, **more: Any) -> str:
+    return json.dumps({"once": str(folder / "once"), **more})
+
+
+@pytest.mark.parametrize(
+    ("what", "vectorization", "words"),
+    [
+        ({"raise_at": 20}, "async", "RuntimeError: the toy was told to fail"),
+        ({"exit_at": 20}, "async", "EOFError"),
+        ({"hang_at": 20}, "async", "TimeoutError"),
+        ({"hang_in_reset": 1}, "async", "TimeoutError"),
+        ({"nan_at": 20}, "sync", "the observation of environment 0 of actor"),
+        ({"nan_reward_at": 20}, "sync", "the reward of environment 0 of actor"),
+        ({"grow_at": 20}, "sync", "ValueError"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_an_actor_that_fails_begins_anew(what, vectorization, words, tmp_path, capfd):
+    small = {"envs_per_actor": 2, "actor_threads": 1, "total_timesteps": 10 * 16}
+    limits = {"reset_timeout": 3.0, "step_timeout": 1.0}
+    params = trouble(tmp_path, **what)
+    train(tmp_path / "run", vectorization=vectorization, env_params=params, eval_episodes=2, **small, **limits)
+    errors = capfd.readouterr().err
+    assert words in errors
+    assert "restarts now (1 of 10)" in errors
+    assert result_of(tmp_path / "run")["status"] == "finished"
+    assert [row for row in metric_rows(tmp_path / "run") if "rollouts/produced" in row][-1]["actors/restarts"] == 1
+
+
+def test_a_restart_is_counted_in_the_checkpoint(tmp_path, capfd):
+    params = trouble(tmp_path, raise_at=20)
+    train(tmp_path / "run", env_params=params, stop_after=640)
+    assert "restarts now" in capfd.readouterr().err
+    appo.train(appo.Args.from_run(tmp_path / "run", env=TOY, quiet=True))
+    assert [row for row in metric_rows(tmp_path / "run") if "rollouts/produced" in row][-1]["actors/restarts"] == 1
+
+
+def test_the_second_restart_of_an_actor_waits(tmp_path, capfd):
+    flags = {"actor_threads": 1, "restart_interval": 0.7, "max_restarts": 3}
+    with pytest.raises(appo.ActorsFailed, match=r"after 3 restarts \(--max-restarts\): RuntimeError: the toy"):
+        train(tmp_path / "run", env_params='{"raise_at": 20}', **flags)
+    errors = capfd.readouterr().err
+    assert errors.count("restarts now") == 1
+    assert errors.count("restarts in 1 s") == 2
+    assert result_of(tmp_path / "run")["status"] == "failed"
+    assert (tmp_path / "run" / "checkpoints").is_dir()
+    kept = [int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()]
+    assert kept == [result_of(tmp_path / "run")["env_steps"]]
+
+
+def test_a_serial_run_restarts_too(tmp_path, capfd):
+    train(tmp_path / "run", serial=True, env_params=trouble(tmp_path, raise_at=20))
+    assert "restarts now (1 of 10)" in capfd.readouterr().err
+
+
+def test_a_learner_without_rollouts_says_what_every_actor_does(tmp_path):
+    words = r"no rollout for \d+ s \(--learner-timeout 1\); actor 0: step for [\d.]+ s; actor 1: step for"
+    with pytest.raises(appo.ActorsFailed, match=words):
+        train(tmp_path / "run", env_params='{"sleep": 0.3}', learner_timeout=1.0)
+
+
+@pytest.mark.slow
+def test_a_thread_that_hangs_ends_the_run_with_its_work_saved(tmp_path):
+    flags = "--vectorization sync --step-timeout 0.5 --num-steps 4 --envs-per-actor 2 --hidden-sizes 4 --quiet"
+    words = [*flags.split(), "--env", TOY, "--env-params", '{"hang_at": 30}', "--run-dir", "run"]
+    process = start_script(*words, cwd=tmp_path, script=SCRIPT, PYTHONPATH=str(ROOT / "tests"))
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "is stuck (--step-timeout 0.5); actor 0: step for" in output
+    assert "Traceback" not in output
+    assert any((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def children(pid: int) -> list[int]:
+    """All processes below `pid`."""
+    listing = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = dict(map(int, line.split()) for line in listing.splitlines())
+
+    def below(process):
+        while process in parents:
+            process = parents[process]
+            if process == pid:
+                return True
+        return False
+
+    return [process for process in parents if below(process)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_signals_leave_no_process_behind(number, code, tmp_path):
+    flags = "--num-steps 4 --envs-per-actor 2 --hidden-sizes 4 --total-timesteps 1e8 --log-interval 64"
+    words = [*flags.split(), "--env", TOY, "--env-params", '{"sleep": 0.01}', "--run-dir", "run"]
+    process = start_script(*words, cwd=tmp_path, script=SCRIPT, PYTHONPATH=str(ROOT / "tests"))
+    read_until(process, "step ")
+    below = children(process.pid)
+    assert len(below) >= 4
+    os.kill(process.pid, number)
+    began = time.monotonic()
+    process.communicate(timeout=10)
+    assert time.monotonic() - began < 10
+    assert process.returncode == code
+    deadline = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}").exists() for pid in below) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
+    if number != signal.SIGKILL:
+        assert any((tmp_path / "run" / "checkpoints").iterdir())
+
+
+@pytest.mark.slow
+def test_200_000_frames_of_pong(tmp_path):
+    """Frames of half the size keep this short."""
+    args = SMALL | {
+        "env": "envpool:Pong-v5",
+        "env_params": '{"img_height": 42, "img_width": 42}',
+        "log_interval": 10_000,
+    }
+    sizes = {"total_timesteps": 50_000, "num_steps": 32, "share_torso": True, "eval_episodes": 1}
+    result = appo.train(appo.Args(**args | sizes, run_dir=str(tmp_path / "run")))
+    assert 4 * result.env_steps >= 200_000
+    last = [row for row in metric_rows(tmp_path / "run") if "rollouts/produced" in row][-1]
+    assert -21 <= last["episode/return_last100"] <= -15
+    assert last["lag/max"] <= 5

@@ -27,10 +27,10 @@ class Args(HostEnvArgs):
     """Policy loss: PPO's clipped ratio, or IMPALA's policy gradient with clipped importance weights."""
     advantage: Literal["vtrace", "gae"] = "vtrace"
     """Estimate of advantages and values: V-trace corrects for stale policies, GAE does not."""
-    num_epochs: int = 1
+    num_epochs: int = 4
     """Passes over the batch per update."""
-    num_minibatches: int = 1
-    """Gradient steps per epoch; minibatches are made of whole environments."""
+    num_minibatches: int = 4
+    """Gradient steps per epoch."""
     learning_rate: float = 1e-3
     """Adam step size, at the start."""
     anneal_lr: bool = True
@@ -121,7 +121,7 @@ from common.host_evaluate import Evaluator
 from common.normalize import RunningStats, running_stats
 from common.rollouts import Rollout
 from common.run import TrainResult
-from common.sampling import minibatch_indices
+from common.sampling import block_width, minibatch_indices
 
 # ---------------------------------------------------------------------------------------------------------- networks
 
@@ -195,17 +195,15 @@ class Published(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What the loss needs, [T, N, ...]."""
+    """What the losses need of each sample, [T * N, ...]."""
 
-    obs: jax.Array  # [T + 1, N, ...]
+    obs: jax.Array  # as the network sees it
     action: jax.Array
     log_prob: jax.Array  # under the policy that acted
-    reward: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array
-    final_obs: jax.Array | None  # true next observation, where `obs` does not have it
+    value: jax.Array  # before this update
+    advantage: jax.Array
+    target: jax.Array
     weight: jax.Array  # 1 for steps to learn from, else 0
-    old_value: jax.Array | None  # before this update, to clip the change of the value
 
 
 class APPO(NamedTuple):
@@ -269,6 +267,17 @@ def ratio_bounds(clip_eps: float, clip_mode: str) -> tuple[float, float]:
     return (1 - clip_eps if clip_mode == "ppo" else 1 / (1 + clip_eps)), 1 + clip_eps
 
 
+def weighted_mean(weight: jax.Array, x: jax.Array) -> jax.Array:
+    """This device's share of the mean of `x` where `weight` is 1: the mean over devices of this is that over all."""
+    return jnp.sum(x * weight) / jnp.maximum(jax.lax.pmean(jnp.sum(weight), AXIS), 1e-8)
+
+
+def normalized(advantage: jax.Array, mean: Callable) -> jax.Array:
+    """Advantages with zero mean and unit variance over all devices; `mean` is a device's share of one."""
+    centred = advantage - jax.lax.pmean(mean(advantage), AXIS)
+    return centred / (jnp.sqrt(jax.lax.pmean(mean(jnp.square(centred)), AXIS)) + 1e-8)
+
+
 def squared_error(value, old_value, target, clip_eps: float) -> jax.Array:
     """Half the squared error of values; with `old_value` the worse of it and of the error after a clipped change."""
     error = jnp.square(value - target)
@@ -313,8 +322,8 @@ def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
         learner = jax.tree.map(lambda x: x[0], state.learner)
         rollout = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *rollouts)  # [T, N of all rollouts, ...]
         return_stats = learner.return_stats and learner.return_stats.merge(rollout.discounted, AXIS)
-        batch = prepare(learner, return_stats, rollout)
-        params, opt_state, metrics = learn(learner, batch, len(rollouts))
+        batch, metrics = prepare(learner, return_stats, rollout)
+        params, opt_state, learn_metrics = learn(learner, batch, len(rollouts))
         learner = learner.replace(
             params=params,
             opt_state=opt_state,
@@ -323,40 +332,45 @@ def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
             updates=learner.updates + 1,
         )
         published = Published(learner.params, learner.obs_stats)
-        return TrainState(jax.tree.map(lambda x: x[None], learner)), published, metrics
+        return TrainState(jax.tree.map(lambda x: x[None], learner)), published, metrics | learn_metrics
 
-    def prepare(learner: Learner, return_stats: RunningStats | None, rollout: Rollout) -> Batch:
-        """What the loss needs of a rollout: scaled rewards, and which steps count."""
+    def prepare(learner: Learner, return_stats: RunningStats | None, rollout: Rollout) -> tuple[Batch, dict]:
+        """Values, advantages and value targets of a rollout, flattened to [T * N, ...], and metrics of them."""
+        policy, values = network.apply(learner.params, see(learner, rollout.obs))  # [T + 1, N]
+        policy, value, next_value = jax.tree.map(lambda x: x[:-1], policy), values[:-1], values[1:]
+        if rollout.final_obs is not None:
+            cut = rollout.truncated & ~rollout.terminated
+            next_value = put_final_values(next_value, cut, rollout.final_obs, partial(value_of, learner))
         reward = rollout.reward * args.reward_scale
         if return_stats is not None:
             reward = jnp.clip(reward / return_stats.std, -10, 10)
+        common = reward, value, next_value, rollout.terminated, rollout.truncated, args.gamma, args.gae_lambda
+        log_rho = log_ratio(policy.log_prob(rollout.action), rollout.record)
+        if args.advantage == "gae":
+            advantage = gae(*common)
+            target = value + advantage
+        else:
+            target, advantage = vtrace(log_rho, *common, args.rho_clip, args.c_clip)
         lag = learner.updates - rollout.version
         fresh = lag <= args.max_policy_lag if args.max_policy_lag else True
-        changes = args.clip_vloss and args.num_epochs * args.num_minibatches > 1
-        return Batch(
-            obs=rollout.obs,
-            action=rollout.action,
-            log_prob=rollout.record,
-            reward=reward,
-            terminated=rollout.terminated,
-            truncated=rollout.truncated,
-            final_obs=rollout.final_obs,
-            weight=(rollout.valid & fresh).astype(jnp.float32),
-            old_value=network.apply(learner.params, see(learner, rollout.obs[:-1]))[1] if changes else None,
-        )
+        weight = (rollout.valid & fresh).astype(jnp.float32)
+        obs = see(learner, rollout.obs[:-1])
+        batch = Batch(obs, rollout.action, rollout.record, value, advantage, target, weight)
+        mean = partial(weighted_mean, weight)
+        metrics = {"value/mean": mean(value), "value/target": mean(target), "policy/rho": mean(jnp.exp(log_rho))}
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch), jax.lax.pmean(metrics, AXIS)
 
     def learn(learner: Learner, batch: Batch, num_rollouts: int):
         """Epochs of minibatch gradient steps; returns parameters, optimizer state and metrics."""
         key = jax.random.fold_in(learner.key, learner.updates)
-        minibatches = env_indices(key, batch.reward.shape[1], num_rollouts)  # [E * M, N / M]
+        minibatches = sample_indices(key, batch.value.size, num_rollouts)  # [E * M, B]
         progress = learner.updates / args.num_updates if args.anneal_lr else 0.0
         learning_rate = args.learning_rate * jnp.maximum(1.0 - progress, 0.0)
 
         def gradient_step(carry, indices):
             params, opt_state = carry
-            whole = args.num_minibatches == 1
-            minibatch = batch if whole else jax.tree.map(lambda x: x[:, indices], batch)
-            (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, learner, minibatch)
+            minibatch = batch if args.num_minibatches == 1 else jax.tree.map(lambda x: x[indices], batch)
+            (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, minibatch)
             grads, metrics = flat_pmean((grads, metrics))
             direction, opt_state = optimizer.update(grads, opt_state)
             params = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
@@ -366,48 +380,40 @@ def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
         metrics = jax.tree.map(jnp.mean, metrics)
         return params, opt_state, metrics | {"learning_rate": learning_rate, "params/norm": optax.global_norm(params)}
 
-    def env_indices(key: jax.Array, num_envs: int, num_rollouts: int) -> jax.Array:
-        """Which of this device's environments go into each minibatch, [E * M, N / M]: equal parts of every rollout."""
-        local = num_envs // num_rollouts
+    def sample_indices(key: jax.Array, size: int, num_rollouts: int) -> jax.Array:
+        """Which of this device's samples, flattened from [T, N], go into each minibatch, [E * M, B].
+
+        Every minibatch has equal parts of all rollouts, the same samples on any number of devices.
+        """
+        envs = size // args.num_steps
+        local = envs // num_rollouts  # of this device, in each rollout
 
         def of_rollout(index):
-            indices = minibatch_indices(jax.random.fold_in(key, index), 1, local, args.num_epochs, args.num_minibatches)
-            return indices + index * local
+            sizes = args.num_steps, local, args.num_epochs, args.num_minibatches
+            step, env = jnp.divmod(minibatch_indices(jax.random.fold_in(key, index), *sizes), local)
+            return step * envs + index * local + env
 
-        indices = jax.vmap(of_rollout)(jnp.arange(num_rollouts))  # [R, E, M, local / M]
+        indices = jax.vmap(of_rollout)(jnp.arange(num_rollouts))  # [R, E, M, B / R]
         return jnp.moveaxis(indices, 0, 2).reshape(args.num_epochs * args.num_minibatches, -1)
 
-    def loss(params: Any, learner: Learner, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Policy, value and exploration losses of a minibatch [T, N, ...], means over the steps that count."""
-        count = jnp.maximum(jax.lax.pmean(jnp.sum(batch.weight), AXIS), 1e-8)
-
-        def mean(x):
-            return jnp.sum(x * batch.weight) / count  # the mean over devices of this is the mean over all steps
-
-        policy, values = network.apply(params, see(learner, batch.obs))  # [T + 1, N]
-        policy, value = jax.tree.map(lambda x: x[:-1], (policy, values))
-        limit = math.log(args.ratio_clamp)
-        log_ratio = jnp.clip(policy.log_prob(batch.action) - batch.log_prob, -limit, limit)
-        ratio = jnp.exp(log_ratio)
-
-        fixed = jax.lax.stop_gradient((params, values, log_ratio))
-        target, advantage = estimate(learner, batch, *fixed)
-        advantage_mean, advantage_std = 0.0, 1.0
-        if args.norm_adv:
-            advantage_mean = jax.lax.pmean(mean(advantage), AXIS)
-            advantage_std = jnp.sqrt(jax.lax.pmean(mean(jnp.square(advantage - advantage_mean)), AXIS)) + 1e-8
-        advantage = (advantage - advantage_mean) / advantage_std
-
+    def loss(params: Any, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Policy, value and exploration losses of a minibatch, [B, ...], means over the steps that count."""
+        mean = partial(weighted_mean, batch.weight)
+        policy, value = network.apply(params, batch.obs)
+        change = log_ratio(policy.log_prob(batch.action), batch.log_prob)
+        ratio = jnp.exp(change)
+        advantage = normalized(batch.advantage, mean) if args.norm_adv else batch.advantage
         low, high = ratio_bounds(args.clip_eps, args.clip_mode)
         if args.loss == "appo":
             gain = jnp.minimum(ratio * advantage, jnp.clip(ratio, low, high) * advantage)
         else:
-            gain = jax.lax.stop_gradient(jnp.minimum(ratio, args.pg_rho_clip)) * advantage * log_ratio
+            gain = jax.lax.stop_gradient(jnp.minimum(ratio, args.pg_rho_clip)) * advantage * change
         entropy = mean(policy.entropy())
         uses_entropy = args.exploration_loss == "entropy"
+        old_value = batch.value if args.clip_vloss else None
         losses = {
             "loss/policy": -mean(gain),
-            "loss/value": mean(squared_error(value, batch.old_value, target, args.clip_eps)),
+            "loss/value": mean(squared_error(value, old_value, batch.target, args.clip_eps)),
             "loss/exploration": -entropy if uses_entropy else mean(policy.symmetric_kl_to_uniform()),
         }
         weights = {"loss/policy": 1.0, "loss/value": args.vf_coef, "loss/exploration": args.ent_coef}
@@ -415,27 +421,17 @@ def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
         statistics = {
             "loss/total": total,
             "policy/entropy": entropy,
-            "policy/approx_kl": mean(ratio - 1 - log_ratio),  # of the policies that acted and of this one
+            "policy/approx_kl": mean(ratio - 1 - change),  # of the policy that acted and this one
             "policy/clip_fraction": mean((ratio < low) | (ratio > high)),
-            "policy/rho": mean(ratio),
-            "value/mean": mean(value),
-            "value/target": mean(target),
-            "advantage/std": jnp.asarray(advantage_std),
         }
         return total, losses | statistics
 
-    def estimate(learner: Learner, batch: Batch, params, values, log_ratio) -> tuple[jax.Array, jax.Array]:
-        """Value targets and advantages of a minibatch, [T, N]; `values` are [T + 1, N]."""
-        value, next_value = values[:-1], values[1:]
-        if batch.final_obs is not None:
-            cut = batch.truncated & ~batch.terminated
-            value_of = lambda obs: network.apply(params, see(learner, obs))[1]  # noqa: E731
-            next_value = put_final_values(next_value, cut, batch.final_obs, value_of)
-        common = batch.reward, value, next_value, batch.terminated, batch.truncated, args.gamma, args.gae_lambda
-        if args.advantage == "gae":
-            advantage = gae(*common)
-            return value + advantage, advantage
-        return vtrace(log_ratio, *common, args.rho_clip, args.c_clip)
+    def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array) -> jax.Array:
+        limit = math.log(args.ratio_clamp)
+        return jnp.clip(log_prob - old_log_prob, -limit, limit)
+
+    def value_of(learner: Learner, obs: jax.Array) -> jax.Array:
+        return network.apply(learner.params, see(learner, obs))[1]
 
     def explore(published: Published, memory: Any, key_data: jax.Array, step: jax.Array, obs: jax.Array):
         """Sampled actions [N, ...] of an actor's environments with their log-probabilities [N]."""
@@ -515,13 +511,15 @@ def train(args: Args) -> TrainResult:
         explore = jax.jit(appo.explore)
         with Feed(args, run, explore, published, actor_devices, update, int(first.updates[0]), gamma=gamma) as feed:
             while run.unfinished:
-                state = train_chunk(run, feed, state, update, args.sampler_only)
+                state = train_chunk(run, feed, state, update, args.sampler_only, args.serial)
         run.remarks.append(feed.meters.bottleneck())
         run.measured = {"sampler_only": args.sampler_only, **feed.meters.totals()}
         return run.finish(state)
 
 
-def train_chunk(run: AsyncRun, feed: Feed, state: TrainState, update: Callable, sampler_only: bool) -> TrainState:
+def train_chunk(
+    run: AsyncRun, feed: Feed, state: TrainState, update: Callable, sampler_only: bool, serial: bool
+) -> TrainState:
     """The updates up to the next thing that is due. While one runs, the rollouts of the next go to the devices."""
     reports, failure = Reports(), None
     for _ in range(run.next_chunk()):
@@ -540,6 +538,8 @@ def train_chunk(run: AsyncRun, feed: Feed, state: TrainState, update: Callable, 
         run.log()
         with feed.meters.timed("update"):
             reports.add(metrics)
+            if serial:
+                jax.block_until_ready(metrics)
     reports.more = feed.meters.row()
     run.counters["restarts"] = feed.crew.restarts
     run.advance(state, reports)
@@ -551,12 +551,12 @@ def train_chunk(run: AsyncRun, feed: Feed, state: TrainState, update: Callable, 
 
 def check_split(args: Args, num_learners: int) -> None:
     """Raise UsageError unless every learner device gets an equal part of each minibatch from each rollout."""
-    block = num_learners * args.num_minibatches
+    block = num_learners * block_width(args.num_steps, args.num_minibatches)
     if args.envs_per_actor % block:
         nearest = sorted({max(args.envs_per_actor // block, 1) * block, -(-args.envs_per_actor // block) * block})
         raise UsageError(
-            f"--envs-per-actor {args.envs_per_actor} must be a multiple of {block}, {num_learners} learner devices "
-            f"times {args.num_minibatches} minibatches; nearest: {' or '.join(map(str, nearest))}"
+            f"--envs-per-actor {args.envs_per_actor} must be a multiple of {block}, so that {num_learners} learner "
+            f"devices and {args.num_minibatches} minibatches get equal parts; nearest: {' or '.join(map(str, nearest))}"
         )
 
 

@@ -20,7 +20,7 @@ def time_training(algorithm: Any, devices: list[jax.Device], updates: int, skip:
     programs = pmapped(algorithm, devices)
     seeds = np.zeros((len(devices), 1), np.int32)
     began = time.perf_counter()
-    programs = compile_together(programs, seeds, jax.eval_shape(programs.init, seeds))
+    programs = compile_together(programs, seeds, jax.eval_shape(programs.init, seeds), np.int32(0))
     compile_seconds = time.perf_counter() - began
     state, *_ = programs.update(programs.init(seeds), np.int32(skip))
 

@@ -3,6 +3,7 @@
 python -m common.play runs/NAME --episodes 5 --gif episode.gif
 """
 
+import itertools
 import signal
 import sys
 from contextlib import suppress
@@ -47,9 +48,15 @@ import numpy as np
 from common.compile import set_up_cache
 from common.envs import Env, make
 from common.evaluate import Episodes, play_episodes
+from common.host_envs import make_host
+from common.host_evaluate import run_host_episodes
 from common.policy import Policy
 from common.render import Recording, draw_gif, record
-from common.suites import is_custom
+from common.spaces import EnvSpec
+from common.suites import is_custom, steps_on_host
+from common.watch import Worker
+
+HOST_ENVS = 16  # at most, stepped together
 
 
 def act(policy: Policy, stochastic: bool, obs: jax.Array, keys: jax.Array) -> jax.Array:
@@ -78,16 +85,42 @@ def save_gif(env: Env, episode: Recording, path: Path, console: Console) -> None
 
 def make_env(policy: Policy, name: str, env_params: str) -> Env:
     """The environment called `name`, or that of the policy's run. Raises UsageError where the policy does not fit."""
+    env = make(*_which(policy, name, env_params))
+    _check_fit(policy, env)
+    return env
+
+
+def _which(policy: Policy, name: str, env_params: str) -> tuple[str, str]:
+    """Name and parameters of the environment to play in."""
     trained = policy.config["args"]
     if not name and is_custom(trained["env"]):
         raise UsageError(f"{policy.run_dir} was trained on your own environment: name it again, --env {trained['env']}")
     same = name in ("", trained["env"])
-    env = make(name or trained["env"], env_params or (trained.get("env_params", "") if same else ""))
+    return name or trained["env"], env_params or (trained.get("env_params", "") if same else "")
+
+
+def _check_fit(policy: Policy, env: Env | EnvSpec) -> None:
     for kind in ("observation", "action"):
         ours, theirs = (getattr(it, f"{kind}_space") for it in (policy.env, env))
         if str(ours) != str(theirs):
             raise UsageError(f"the policy's {kind}s are {ours}, those of {env.name} are {theirs}")
-    return env
+
+
+def play_on_host(args: Args, policy: Policy, name: str, env_params: str, console: Console) -> Episodes:
+    """Episodes in environments that step on the host."""
+    own = policy.config["args"].get("vectorization") == "vector"
+    envs = make_host(name, min(args.episodes, HOST_ENVS), args.seed, env_params, "vector" if own else "sync")
+    key, steps = jax.random.key(args.seed), itertools.count()
+
+    def choose(obs: np.ndarray) -> np.ndarray:
+        return policy(obs, key=jax.random.fold_in(key, next(steps)) if args.stochastic else None)
+
+    try:
+        _check_fit(policy, envs.spec)
+        with console.task("playing"):
+            return Episodes(*run_host_episodes(envs, choose, args.episodes, Worker("play")))
+    finally:
+        envs.close()
 
 
 def play(args: Args) -> Episodes:
@@ -99,11 +132,18 @@ def play(args: Args) -> Episodes:
     console = Console(quiet=False, total_steps=0)
     set_up_cache(True)
     policy = args.load(console)
-    env = make_env(policy, args.env, args.env_params)
     how = "sampled actions" if args.stochastic else "greedy"
     console.say(f"policy   {policy.run_dir}, step {policy.step:,}, seed {policy.seed}, {how}")
-    console.say(f"env      {env.name}")
+    name, env_params = _which(policy, args.env, args.env_params)
+    console.say(f"env      {name}")
+    if steps_on_host(name):
+        if args.gif:
+            raise UsageError(f"--gif draws environments that step on the device, and {name} does not")
+        episodes = play_on_host(args, policy, name, env_params, console)
+        show(episodes, console)
+        return episodes
 
+    env = make_env(policy, args.env, args.env_params)
     keys = jax.random.split(jax.random.key(args.seed), args.episodes)
     with console.task("playing"):
         run = jax.jit(lambda keys: play_episodes(env, lambda *inputs: act(policy, args.stochastic, *inputs), keys))
@@ -112,15 +152,20 @@ def play(args: Args) -> Episodes:
         episode = record_with_bar(policy, env, keys[0], console, args.stochastic)
         first = Episodes(episode.rewards.sum(), len(episode.rewards))
         episodes = jax.tree.map(np.append, first, episodes)
-    for number, (ret, length) in enumerate(zip(*episodes, strict=True), 1):
-        console.say(f"episode {number:>4}  return {ret:>10.2f}  length {length:>6,.0f}")
-    ret = episodes.ret
-    spread = f"{ret.mean():.1f} ± {ret.std():.1f} (min {ret.min():.1f}, max {ret.max():.1f})"
-    console.say(f"return   {spread} over {args.episodes} episodes")
+    show(episodes, console)
     if args.gif:
         save_gif(env, episode, Path(args.gif), console)
         console.say(f"gif      {args.gif} ({Path(args.gif).stat().st_size / 1e3:,.0f} kB, episode 1)")
     return episodes
+
+
+def show(episodes: Episodes, console: Console) -> None:
+    """Print every episode and their summary."""
+    for number, (ret, length) in enumerate(zip(*episodes, strict=True), 1):
+        console.say(f"episode {number:>4}  return {ret:>10.2f}  length {length:>6,.0f}")
+    ret = episodes.ret
+    spread = f"{ret.mean():.1f} ± {ret.std():.1f} (min {ret.min():.1f}, max {ret.max():.1f})"
+    console.say(f"return   {spread} over {len(ret)} episodes")
 
 
 if __name__ == "__main__":

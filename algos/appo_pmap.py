@@ -336,8 +336,11 @@ def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
 
     def prepare(learner: Learner, return_stats: RunningStats | None, rollout: Rollout) -> tuple[Batch, dict]:
         """Values, advantages and value targets of a rollout, flattened to [T * N, ...], and metrics of them."""
-        policy, values = network.apply(learner.params, see(learner, rollout.obs))  # [T + 1, N]
-        policy, value, next_value = jax.tree.map(lambda x: x[:-1], policy), values[:-1], values[1:]
+        obs = see(learner, rollout.obs[:-1])
+        # Flat, as in the loss: with one gradient step per update both passes are the same, and compiled into one.
+        policy, value = network.apply(learner.params, obs.reshape(-1, *obs.shape[2:]))
+        policy, value = jax.tree.map(lambda x: x.reshape(*obs.shape[:2], *x.shape[1:]), (policy, value))  # [T, N]
+        next_value = jnp.concatenate([value[1:], value_of(learner, rollout.obs[-1])[None]])
         if rollout.final_obs is not None:
             cut = rollout.truncated & ~rollout.terminated
             next_value = put_final_values(next_value, cut, rollout.final_obs, partial(value_of, learner))
@@ -354,7 +357,6 @@ def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
         lag = learner.updates - rollout.version
         fresh = lag <= args.max_policy_lag if args.max_policy_lag else True
         weight = (rollout.valid & fresh).astype(jnp.float32)
-        obs = see(learner, rollout.obs[:-1])
         batch = Batch(obs, rollout.action, rollout.record, value, advantage, target, weight)
         mean = partial(weighted_mean, weight)
         metrics = {"value/mean": mean(value), "value/target": mean(target), "policy/rho": mean(jnp.exp(log_rho))}
@@ -376,8 +378,12 @@ def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
             params = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
             return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
 
-        (params, opt_state), metrics = jax.lax.scan(gradient_step, (learner.params, learner.opt_state), minibatches)
-        metrics = jax.tree.map(jnp.mean, metrics)
+        start = learner.params, learner.opt_state
+        if len(minibatches) == 1:
+            (params, opt_state), metrics = gradient_step(start, minibatches[0])
+        else:
+            (params, opt_state), metrics = jax.lax.scan(gradient_step, start, minibatches)
+            metrics = jax.tree.map(jnp.mean, metrics)
         return params, opt_state, metrics | {"learning_rate": learning_rate, "params/norm": optax.global_norm(params)}
 
     def sample_indices(key: jax.Array, size: int, num_rollouts: int) -> jax.Array:

@@ -480,7 +480,7 @@ LEARNING = {
     "pg_rho_clip": (0.5, {"loss": "impala"}),
     "max_policy_lag": (1, {"publish_interval": 3}),
     "clip_eps": (0.001, {"num_epochs": 4, "learning_rate": 0.1}),
-    "clip_mode": ("symmetric", {"num_epochs": 8, "learning_rate": 0.5, "clip_eps": 0.5}),
+    "clip_mode": ("symmetric", {"num_epochs": 8, "learning_rate": 0.05, "clip_eps": 0.3}),
     "ratio_clamp": (1.001, {"num_epochs": 4, "learning_rate": 0.1}),
     "vf_coef": (1.0, {}),
     "clip_vloss": (True, {"num_epochs": 4, "learning_rate": 0.1, "clip_eps": 0.01}),

@@ -91,10 +91,17 @@ class AsyncRun(Run):
         return episodes and (episodes.ret[None], episodes.length[None])
 
     def _take_evaluation(self) -> None:
-        """Write down the evaluation in the background, where it is done."""
-        if not self._evaluation or not self._evaluation[2].done():
+        """Write down the evaluation in the background, where it is done; give it up where it is stuck."""
+        if not self._evaluation:
             return
-        (step, host, future), self._evaluation = self._evaluation, None
+        step, host, future = self._evaluation
+        flag = None if future.done() else self._evaluate.beyond_limit()
+        if flag:
+            self.console.warn(f"the evaluation at step {step:,} is stuck ({flag}) and was given up; {self._evaluate}")
+        if flag or future.done():
+            self._evaluation = None
+        if not future.done():
+            return
         try:
             episodes = future.result()
         except Exception as error:

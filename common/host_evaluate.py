@@ -49,7 +49,7 @@ class Evaluator(Worker):
         while not future.done():
             if stopped():
                 return None
-            flag = self.stuck(self._limits)
+            flag = self.beyond_limit()
             if flag:
                 raise TrainingError(f"the evaluation is stuck ({flag}); {self}")
             time.sleep(POLL / 10)
@@ -57,6 +57,10 @@ class Evaluator(Worker):
             return future.result()
         except Exception as error:
             raise TrainingError(f"the evaluation failed: {type(error).__name__}: {error}") from error
+
+    def beyond_limit(self) -> str | None:
+        """The flag whose limit the evaluation under way is beyond, if any."""
+        return self.stuck(self._limits)
 
     def _evaluate(self, learner: Any) -> HostEpisodes:
         envs = None

@@ -87,6 +87,12 @@ def random_trace(seed: int, length: int = 12) -> dict[str, np.ndarray]:
     return trace | {"next_value": next_value, "terminated": terminated, "truncated": truncated}
 
 
+def unbroken(seed: int) -> dict[str, np.ndarray]:
+    """A trace of a single episode."""
+    trace = random_trace(seed) | {"terminated": np.zeros(12, bool), "truncated": np.zeros(12, bool)}
+    return trace | {"next_value": np.append(trace["value"][1:], 0.3)}
+
+
 def double_sum(log_rho, reward, value, next_value, terminated, truncated, gamma, lambda_, rho, c) -> np.ndarray:
     """Equation 1 of the paper as it stands there, for each step a sum over the rest of its episode."""
     weight, decay = np.minimum(np.exp(log_rho), rho), lambda_ * np.minimum(np.exp(log_rho), c)
@@ -118,19 +124,13 @@ def test_vtrace_is_the_double_sum(seed):
 
 def test_vtrace_equals_rlax():
     rlax = pytest.importorskip("rlax")
-    trace = random_trace(0) | {"truncated": np.zeros(12, bool)}
+    trace = unbroken(0) | {"terminated": random_trace(0)["terminated"]}
     target, advantage = vtrace(**trace, gamma=0.9, lambda_=0.8)
     rho = np.exp(trace["log_rho"])
     discount = 0.9 * ~trace["terminated"]
     other = rlax.vtrace_td_error_and_advantage(trace["value"], trace["next_value"], trace["reward"], discount, rho, 0.8)
     np.testing.assert_allclose(target - trace["value"], other.errors, atol=1e-5)
     np.testing.assert_allclose(np.minimum(rho, 1) * advantage, other.pg_advantage, atol=1e-5)
-
-
-def unbroken(seed: int) -> dict[str, np.ndarray]:
-    """A trace of a single episode."""
-    trace = random_trace(seed) | {"terminated": np.zeros(12, bool), "truncated": np.zeros(12, bool)}
-    return trace | {"next_value": np.append(trace["value"][1:], 0.3)}
 
 
 def test_vtrace_on_policy_is_the_discounted_return_and_without_weights_the_value():

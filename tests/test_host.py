@@ -21,7 +21,10 @@ from cli_helpers import ROOT, environment, read_until, start_script
 from helpers import result_of
 from test_appo import SMALL, TOY, metric_rows, train
 
+import common.host_evaluate
+import common.watch
 from common.actors import Actor, Schedule
+from common.errors import TrainingError
 from common.host_envs import make_host
 from common.host_evaluate import run_host_episodes
 from common.rollouts import Collected, RolloutQueues
@@ -376,6 +379,35 @@ def test_a_learner_without_rollouts_says_what_every_actor_does(tmp_path):
     words = r"no rollout for \d+ s \(--learner-timeout 1\); actor 0: step for [\d.]+ s; actor 1: step for"
     with pytest.raises(appo.ActorsFailed, match=words):
         train(tmp_path / "run", env_params='{"sleep": 0.3}', learner_timeout=1.0)
+
+
+def test_an_evaluation_that_fails_does_not_stop_the_training(tmp_path, monkeypatch, capfd):
+    def fail(*_):
+        raise RuntimeError("no evaluation today")
+
+    monkeypatch.setattr(common.host_evaluate, "run_host_episodes", fail)
+    with pytest.raises(TrainingError, match="the evaluation failed: RuntimeError: no evaluation today"):
+        train(tmp_path / "run", eval_interval=128, total_timesteps=40 * 128)
+    assert "the evaluation at step 128 failed: RuntimeError: no evaluation today" in capfd.readouterr().err
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [str(40 * 128)]
+    assert result_of(tmp_path / "run")["status"] == "failed"
+
+
+def test_an_evaluation_that_hangs_is_given_up(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(common.watch, "GRACE", 0.0)
+    evaluate, turns = common.host_evaluate.run_host_episodes, itertools.count()
+
+    def hang_once(envs, policy, num_episodes, worker):
+        if next(turns) == 0:
+            with worker.doing("step"):
+                time.sleep(3)
+        return evaluate(envs, policy, num_episodes, worker)
+
+    monkeypatch.setattr(common.host_evaluate, "run_host_episodes", hang_once)
+    flags = {"eval_interval": 128, "total_timesteps": 30 * 128, "step_timeout": 0.2, "env_params": '{"sleep": 0.0005}'}
+    train(tmp_path / "run", **flags)
+    assert "the evaluation at step 128 is stuck (--step-timeout 0.2) and was given up" in capfd.readouterr().err
+    assert result_of(tmp_path / "run")["status"] == "finished"
 
 
 @pytest.mark.slow

@@ -116,7 +116,7 @@ from common.async_run import AsyncRun, Reports
 from common.convolution import Convolutions, ImpalaConvolutions, NatureConvolutions
 from common.devices import AXIS, choose_roles, describe, flat_pmean, to_host
 from common.distributions import Categoricals, Normal, action_noise
-from common.feed import Feed, env_maker, example_batch, inspect, limits_of, over_devices
+from common.feed import Feed, HostEnvKind, env_maker, example_batch, inspect, limits_of, over_devices
 from common.host_evaluate import Evaluator
 from common.normalize import RunningStats, running_stats
 from common.rollouts import Rollout
@@ -331,8 +331,7 @@ def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
             return_stats=return_stats,
             updates=learner.updates + 1,
         )
-        published = Published(learner.params, learner.obs_stats)
-        return TrainState(jax.tree.map(lambda x: x[None], learner)), published, metrics | learn_metrics
+        return TrainState(jax.tree.map(lambda x: x[None], learner)), publish(learner), metrics | learn_metrics
 
     def prepare(learner: Learner, return_stats: RunningStats | None, rollout: Rollout) -> tuple[Batch, dict]:
         """Values, advantages and value targets of a rollout, flattened to [T * N, ...], and metrics of them."""
@@ -464,6 +463,10 @@ def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
 make_algorithm = make_appo  # the name by which `load_policy` knows it
 
 
+def publish(learner: Learner) -> Published:
+    return Published(learner.params, learner.obs_stats)
+
+
 def put_final_values(next_value, cut, final_obs, value_of) -> jax.Array:
     """`next_value` [T, N] with the value of `final_obs` [T, N, ...] where `cut` [T, N].
 
@@ -495,37 +498,27 @@ def train(args: Args) -> TrainResult:
     check_split(args, len(devices))
     env = inspect(args)
     appo = make_appo(args, env.spec)
-    learner = jax.eval_shape(appo.new_learner, jax.random.key(0), jax.random.key(0))
-    obs = jnp.zeros((args.envs_per_actor, *env.spec.observation_space.shape), env.spec.obs_dtype)
-    key = jax.random.key_data(jax.random.key(0))
-    explored = jax.eval_shape(appo.explore, Published(learner.params, learner.obs_stats), (), key, np.uint32(0), obs)
-    example = over_devices(example_batch(args, env, *explored, args.normalize_rewards), len(devices))
     over_learners = partial(jax.pmap, axis_name=AXIS, devices=devices)
-    appo = appo._replace(
+    programs = appo._replace(
         init=over_learners(appo.init),
         update=over_learners(appo.update, out_axes=(0, None, None), donate_argnums=0),
     )
+    example = over_devices(example_rollouts(args, env, appo), len(devices))
     notes = {"actors": f"{args.actor_threads} threads on each of {describe(actor_devices)}"}
     with AsyncRun(args, __file__, env, devices, notes) as run:
-        run.counters = {"restarts": 0}
-        state, update = run.start(appo, example)
+        state, update = run.start(programs, example)
         if state is None:
             return run.finish(state)
-        first = to_host(state).learner
-        published = jax.tree.map(lambda x: x[0], Published(first.params, first.obs_stats))
+        first = jax.tree.map(lambda x: x[0], to_host(state).learner)
         gamma = args.gamma if args.normalize_rewards else None
-        explore = jax.jit(appo.explore)
-        with Feed(args, run, explore, published, actor_devices, update, int(first.updates[0]), gamma=gamma) as feed:
+        actors = {"act": jax.jit(appo.explore), "devices": actor_devices, "gamma": gamma}
+        with Feed(args, run, update, first.updates, publish(first), **actors) as feed:
             while run.unfinished:
-                state = train_chunk(run, feed, state, update, args.sampler_only, args.serial)
-        run.remarks.append(feed.meters.bottleneck())
-        run.measured = {"sampler_only": args.sampler_only, **feed.meters.totals()}
+                state = train_chunk(args, run, feed, state, update)
         return run.finish(state)
 
 
-def train_chunk(
-    run: AsyncRun, feed: Feed, state: TrainState, update: Callable, sampler_only: bool, serial: bool
-) -> TrainState:
+def train_chunk(args: Args, run: AsyncRun, feed: Feed, state: TrainState, update: Callable) -> TrainState:
     """The updates up to the next thing that is due. While one runs, the rollouts of the next go to the devices."""
     reports, failure = Reports(), None
     for _ in range(run.next_chunk()):
@@ -536,23 +529,32 @@ def train_chunk(
             break
         if batch is None or reports.broken:
             break
-        if sampler_only:
-            reports.add({})
-            continue
-        state, published, metrics = update(state, batch)
-        feed.publish(published)
+        metrics = {}
+        if not args.sampler_only:
+            state, published, metrics = update(state, batch)
+            feed.publish(published)
         run.log()
         with feed.meters.timed("update"):
             reports.add(metrics)
-            if serial:
+            if args.serial:
                 jax.block_until_ready(metrics)
-    reports.more = feed.meters.row()
-    run.counters["restarts"] = feed.crew.restarts
+    reports.more = feed.row()
     run.advance(state, reports)
     if failure:
         run.rescue(state)
         raise failure
     return state
+
+
+def example_rollouts(args: Args, env: HostEnvKind, appo: APPO) -> tuple[Rollout, ...]:
+    """Shapes of the rollouts of an update."""
+
+    def explore(obs):
+        learner = appo.new_learner(jax.random.key(0), jax.random.key(0))
+        return appo.explore(publish(learner), (), jax.random.key_data(learner.key), jnp.uint32(0), obs)
+
+    obs = jax.ShapeDtypeStruct((args.envs_per_actor, *env.spec.observation_space.shape), env.spec.obs_dtype)
+    return example_batch(args, env, *jax.eval_shape(explore, obs), args.normalize_rewards)
 
 
 def check_split(args: Args, num_learners: int) -> None:

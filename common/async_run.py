@@ -47,7 +47,10 @@ class Reports:
 class AsyncRun(Run):
     """See `Run`; chunks may end early, and `evaluate` is an `Evaluator`."""
 
-    _evaluation: tuple[int, Any, Future] | None = None  # the step, the state and the result to come
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.counters = {"restarts": 0}
+        self._evaluation: tuple[int, Any, Future] | None = None  # the step, the state and the result to come
 
     def advance(self, state: Any, reports: Reports) -> None:
         """Account for the updates that `reports` has."""

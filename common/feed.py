@@ -91,21 +91,21 @@ class Feed:
         self,
         args: HostEnvArgs,
         run: AsyncRun,
-        act: Callable,
-        params: Any,
-        devices: list[jax.Device],
         update: Any,
         updates_done: int,
+        params: Any,
+        act: Callable,
+        devices: list[jax.Device],
         memory: Any = (),
         gamma: float | None = None,
     ):
-        """Actors act on `devices`, at first with `params`. `act`, `memory` and `gamma` are as for an `Actor`; `update`
-        is the compiled program.
+        """Batches go where the compiled `update` wants them. Actors act on `devices`, at first with `params`; `act`,
+        `memory` and `gamma` are as for an `Actor`.
         """
         self._run, self._batch_rollouts, self._interval = run, args.batch_rollouts, args.publish_interval
-        self._num_learners, self._serial = len(run.devices), args.serial
+        self._num_learners, self._serial, self._sampler_only = len(run.devices), args.serial, args.sampler_only
         self._sharding = jax.tree.leaves(update.input_shardings[0][1])[0]
-        self._version = self._first = updates_done
+        self._version = self._first = updates_done = int(updates_done)
         self._slots = ParameterSlots(devices)
         self._slots.publish(updates_done, params)
         actors = [
@@ -142,6 +142,8 @@ class Feed:
 
     def __exit__(self, *error: Any) -> None:
         self.crew.__exit__(*error)
+        self._run.remarks.append(self.meters.bottleneck())
+        self._run.measured = {"sampler_only": self._sampler_only, **self.meters.counts(), **self.meters.totals()}
 
     def next_batch(self) -> tuple[Rollout, ...] | None:
         """The rollouts of an update, on their way to the learner's devices; None once the run stops.
@@ -166,3 +168,8 @@ class Feed:
         if (self._version - self._first) % self._interval == 0:
             with self.meters.timed("publish"):
                 self._slots.publish(self._version, params)
+
+    def row(self) -> dict[str, Any]:
+        """The metrics of actors and queues since the last call."""
+        self._run.counters["restarts"] = self.crew.restarts
+        return self.meters.row()

@@ -52,7 +52,6 @@ class Meters:
 
     def row(self) -> dict[str, Any]:
         """The metrics since the last call."""
-        queues = self._crew.queues
         row = self._episode_metrics() | self._speeds()
         if self._lags:
             lag = np.concatenate(self._lags) if any(map(len, self._lags)) else np.zeros(1)
@@ -60,11 +59,14 @@ class Meters:
             low, middle, high = np.percentile(self._queue_sizes, (10, 50, 90))
             row |= {"queue/p10": low, "queue/p50": middle, "queue/p90": high}
             row |= {"batch/valid": self._valid / self._steps, "batch/too_old": self._too_old / self._steps}
-        counts = "produced", "trained", "dropped", "discarded", "waiting"
-        row |= {f"rollouts/{name}": getattr(queues, name) for name in counts}
-        row["actors/restarts"] = self._crew.restarts
         self._begin_row()
-        return row | self.totals()
+        return row | self.counts() | self.totals()
+
+    def counts(self) -> dict[str, int]:
+        """What became of all rollouts so far."""
+        names = "produced", "trained", "dropped", "discarded", "waiting", "held"
+        counts = {f"rollouts/{name}": getattr(self._crew.queues, name) for name in names}
+        return counts | {"actors/restarts": self._crew.restarts}
 
     def totals(self) -> dict[str, float]:
         """Seconds so far, of the mean actor and of the learner."""

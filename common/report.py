@@ -68,7 +68,7 @@ def write_result(run: Any, status: str, **more: Any) -> None:
         "state_sha256": run.sha256,
         "checkpoint": _last_checkpoint(run),
     }
-    write_json(run.dir / "result.json", record | more)
+    write_json(run.dir / "result.json", record | run.measured | more)
 
 
 def draw_policy(run: Any, act: Callable, learners: Any) -> None:

@@ -59,12 +59,11 @@ class RolloutQueues:
         """Add a rollout at its actor's end; False where it was not taken before `stopped`."""
         queue = self._queues[collected.actor]
         with self._changed:
-            if self._on_full == "block":
-                while len(queue) >= self._size:
-                    if stopped():
-                        return False
-                    self._changed.wait(POLL)
-            elif len(queue) >= self._size:
+            while self._on_full == "block" and len(queue) >= self._size:
+                if stopped():
+                    return False
+                self._changed.wait(POLL)
+            if len(queue) >= self._size:
                 queue.popleft()
                 self.dropped += 1
             queue.append((self.produced, collected))

@@ -69,7 +69,7 @@ class Run:
         self.seconds = dict.fromkeys(("compile", "eval", "checkpoint", "host"), 0.0)
         self.counters: dict[str, int] = {}  # of the host, kept in checkpoints beside the state
         self.remarks: list[str] = []  # lines for the footer
-        self.measured: dict[str, Any] = {}  # more for the line of --benchmark
+        self.measured: dict[str, Any] = {}  # more for result.json and the line of --benchmark
         self._intervals = {
             "log": args.log_interval,
             "eval": 0 if args.benchmark else args.eval_interval,

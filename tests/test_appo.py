@@ -376,9 +376,14 @@ def test_every_rollout_is_accounted_for(on_full, tmp_path, monkeypatch):
     train(tmp_path / "run", on_full=on_full, total_timesteps=20 * 128, log_interval=128)
     seen = rows(tmp_path / "run")
     for row in seen:
-        counts = [row[f"rollouts/{name}"] for name in ("trained", "dropped", "discarded", "waiting")]
+        counts = [row[f"rollouts/{name}"] for name in ("trained", "dropped", "discarded", "waiting", "held")]
         assert row["rollouts/produced"] == sum(counts)
     assert seen[-1]["rollouts/trained"] == 40
+    end = {
+        name: result_of(tmp_path / "run")[f"rollouts/{name}"]
+        for name in ("produced", "trained", "dropped", "discarded")
+    }
+    assert end["produced"] == end["trained"] + end["dropped"] + end["discarded"]
     assert (seen[-1]["rollouts/dropped"] > 0) == (on_full == "drop-oldest")
 
 

@@ -1,18 +1,57 @@
-"""Eight virtual CPU devices for every test process, and compiled programs kept in pytest's cache between tests."""
+"""Eight virtual CPU devices and a fast compiler for every test process, compiled programs kept in pytest's cache."""
 
+import os
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
 import pytest
+from cli_helpers import FAST_COMPILER
 
+import common.compile
+
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FAST_COMPILER}"
+options_of_users = common.compile._options
+common.compile._options = lambda level: {}  # none that would override the flags above
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # starts the backend, so that no run can choose another number
+
+LONGEST_FIRST = ("sac", "faults", "invariants", "flags", "notebooks", "envs", "cli", "export", "policy")
+LONGEST_FIRST += ("render", "common", "bad_input", "maths", "plot")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "cache"):
         jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long start first, those that are not listed before all others: both processes end together."""
+    places = {f"test_{name}": place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path.stem, -1))
+
+
+@contextmanager
+def compiling_as_users_do():
+    emitters = {"xla_cpu_use_fusion_emitters": True}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(common.compile, "_options", lambda level: options_of_users(level) | emitters)
+        yield
+
+
+@pytest.fixture
+def users_compiler():
+    """Compile the programs of a run as they are compiled outside the tests: for what compilers may break."""
+    with compiling_as_users_do():
+        yield
+
+
+@pytest.fixture(scope="module")
+def users_compiler_throughout():
+    """The same for a whole file: where runs in this process must equal runs in others, bit by bit."""
+    with compiling_as_users_do():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -31,6 +31,7 @@ from algos.ppo_pmap import Args, train
 from common.args import main, parse
 
 TOTAL = 16 * STEPS
+pytestmark = pytest.mark.usefixtures("users_compiler_throughout")
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ from algos.ppo_pmap import Args, train
 from common.args import main, parse
 
 TOTAL = 400 * STEPS
+pytestmark = pytest.mark.usefixtures("users_compiler_throughout")
 
 
 def in_process(*words) -> int:

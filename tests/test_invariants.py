@@ -32,6 +32,7 @@ from common.devices import global_ids, to_host
 from common.sampling import block_width, minibatch_indices, rollout_keys
 
 ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.usefixtures("users_compiler_throughout")
 
 # ---------------------------------------------------------------------------------------- X1, X3: devices and replicas
 

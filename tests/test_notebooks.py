@@ -5,7 +5,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from cli_helpers import ROOT, environment, fingerprint
+from cli_helpers import FAST_COMPILER, ROOT, environment, fingerprint
 from nbformat import NotebookNode
 
 from notebooks.refresh import RUN_TIME, copy_repository, execute
@@ -31,8 +31,8 @@ WORDS = {
 
 def reduced(tmp_path: Path) -> dict[str, str]:
     """The environment of a notebook: a small size, a fast compiler, and nothing written into the home directory."""
-    fast = {"XLA_FLAGS": "--xla_backend_optimization_level=0", "IPYTHONDIR": str(tmp_path / "ipython")}
-    return environment(PMAPRL_NOTEBOOK_SCALE="0.05", **fast)
+    folder = str(tmp_path / "ipython")
+    return environment(PMAPRL_NOTEBOOK_SCALE="0.05", XLA_FLAGS=FAST_COMPILER, IPYTHONDIR=folder)
 
 
 @pytest.fixture(autouse=True)

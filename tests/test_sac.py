@@ -29,6 +29,7 @@ from helpers import (
     small_sac_args,
 )
 
+import common.compile
 from common import spaces
 from common.args import DeviceEnvArgs, main, parse
 from common.devices import host_like, to_devices, to_host
@@ -281,6 +282,7 @@ def test_a_batch_is_the_same_set_on_any_number_of_devices():
     np.testing.assert_array_equal(one, np.ravel(many))
 
 
+@pytest.mark.usefixtures("users_compiler")
 @pytest.mark.parametrize(("num_envs", "num_seeds"), [(1, 1), (4, 3)])
 def test_the_buffer_is_updated_in_place(num_envs, num_seeds):
     """The memory that the compiled update needs beside its state is far less than the buffer."""
@@ -288,7 +290,7 @@ def test_the_buffer_is_updated_in_place(num_envs, num_seeds):
     args = small_sac_args(**flags, buffer_size=10**6)
     functions = sac.pmapped(sac.make_sac(args, make_env("Pendulum-v1")), jax.devices()[:1])
     state = jax.eval_shape(functions.init, np.zeros((1, num_seeds), np.int32))
-    memory = functions.update.lower(state, np.int32(0)).compile().memory_analysis()
+    memory = functions.update.lower(state, np.int32(0)).compile(common.compile._options(1)).memory_analysis()
     buffer = 33e6 * num_seeds
     assert memory.alias_size_in_bytes > buffer, "the state is not donated"
     assert memory.temp_size_in_bytes < 0.2 * buffer
@@ -401,6 +403,7 @@ def twelve_updates(case: str, num_devices: int):
     return run_updates(small_sac_args(**flags), make_env(name), num_devices, 12)
 
 
+@pytest.mark.usefixtures("users_compiler")
 @pytest.mark.parametrize(
     ("case", "num_devices"), [("box", 2), ("box", 4), ("box", 8), ("discrete", 4), ("groups of two", 4)]
 )
@@ -419,6 +422,7 @@ def run_start(case: str):
     return programs(small_sac_args(**flags), make_env(name), 1)[0]()
 
 
+@pytest.mark.usefixtures("users_compiler")
 @pytest.mark.parametrize("case", CASES)
 def test_x3_replicas_are_bit_identical(case):
     assert replicas_are_identical(twelve_updates(case, 4)[0])
@@ -431,6 +435,7 @@ def trained(tmp_path, name: str, **flags):
 FULL = {"num_devices": 2, "num_seeds": 2, "total_timesteps": 16 * 40, "log_interval": 16 * 8, "eval_interval": 16 * 8}
 
 
+@pytest.mark.usefixtures("users_compiler")
 def test_x4_resume_is_exact_with_the_buffer_and_on_other_devices(tmp_path):
     """The rings of 20 slots have wrapped once when the run stops, and again at its end."""
     whole = trained(tmp_path, "whole", **FULL)
@@ -499,6 +504,7 @@ def test_x5_x10_x11_a_run_counts_its_steps_repeats_exactly_compiles_once_and_sta
     assert first.state_sha256 != trained(tmp_path, "third", **flags, seed=1).state_sha256
 
 
+@pytest.mark.usefixtures("users_compiler")
 def test_x8_seeds_equal_single_runs_and_differ():
     env = make_env("Pendulum-v1")
     together, _ = run_updates(small_sac_args(num_seeds=3, seed=5), env, 2, 12)
@@ -654,6 +660,7 @@ def test_other_spaces_train(env):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(host_params(state)))
 
 
+@pytest.mark.usefixtures("users_compiler")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",

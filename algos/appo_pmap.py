@@ -111,17 +111,17 @@ import optax
 from flax import struct
 
 from common import spaces
-from common.actors import ActorsFailed
-from common.async_run import AsyncRun, Reports
+from common.async_run import AsyncRun
 from common.convolution import Convolutions, ImpalaConvolutions, NatureConvolutions
 from common.devices import AXIS, choose_roles, describe, flat_pmean, to_host
 from common.distributions import Categoricals, Normal, action_noise
-from common.feed import Feed, HostEnvKind, env_maker, example_batch, inspect, limits_of, over_devices
+from common.feed import Feed, HostEnvKind, env_maker, example_batch, inspect, limits_of, over_devices, train_chunk
 from common.host_evaluate import Evaluator
 from common.normalize import RunningStats, running_stats
 from common.rollouts import Rollout
 from common.run import TrainResult
 from common.sampling import block_width, minibatch_indices
+from common.watch import leave
 
 # ---------------------------------------------------------------------------------------------------------- networks
 
@@ -321,13 +321,13 @@ def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
         """Learn from this device's share of some rollouts, [T, N, ...] each."""
         learner = jax.tree.map(lambda x: x[0], state.learner)
         rollout = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *rollouts)  # [T, N of all rollouts, ...]
-        return_stats = learner.return_stats and learner.return_stats.merge(rollout.discounted, AXIS)
+        return_stats = learner.return_stats and learner.return_stats.merge(rollout.discounted, AXIS, rollout.valid)
         batch, metrics = prepare(learner, return_stats, rollout)
         params, opt_state, learn_metrics = learn(learner, batch, len(rollouts))
         learner = learner.replace(
             params=params,
             opt_state=opt_state,
-            obs_stats=learner.obs_stats and learner.obs_stats.merge(rollout.obs[:-1], AXIS),
+            obs_stats=learner.obs_stats and learner.obs_stats.merge(rollout.obs[:-1], AXIS, rollout.valid),
             return_stats=return_stats,
             updates=learner.updates + 1,
         )
@@ -405,14 +405,15 @@ def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
         """Policy, value and exploration losses of a minibatch, [B, ...], means over the steps that count."""
         mean = partial(weighted_mean, batch.weight)
         policy, value = network.apply(params, batch.obs)
-        change = log_ratio(policy.log_prob(batch.action), batch.log_prob)
+        log_prob = policy.log_prob(batch.action)
+        change = log_ratio(log_prob, batch.log_prob)
         ratio = jnp.exp(change)
         advantage = normalized(batch.advantage, mean) if args.norm_adv else batch.advantage
         low, high = ratio_bounds(args.clip_eps, args.clip_mode)
         if args.loss == "appo":
             gain = jnp.minimum(ratio * advantage, jnp.clip(ratio, low, high) * advantage)
         else:
-            gain = jax.lax.stop_gradient(jnp.minimum(ratio, args.pg_rho_clip)) * advantage * change
+            gain = jax.lax.stop_gradient(jnp.minimum(ratio, args.pg_rho_clip)) * advantage * log_prob
         entropy = mean(policy.entropy())
         uses_entropy = args.exploration_loss == "entropy"
         old_value = batch.value if args.clip_vloss else None
@@ -518,34 +519,6 @@ def train(args: Args) -> TrainResult:
         return run.finish(state)
 
 
-def train_chunk(args: Args, run: AsyncRun, feed: Feed, state: TrainState, update: Callable) -> TrainState:
-    """The updates up to the next thing that is due. While one runs, the rollouts of the next go to the devices."""
-    reports, failure = Reports(), None
-    for _ in range(run.next_chunk()):
-        try:
-            batch = feed.next_batch()
-        except ActorsFailed as error:
-            failure = error
-            break
-        if batch is None or reports.broken:
-            break
-        metrics = {}
-        if not args.sampler_only:
-            state, published, metrics = update(state, batch)
-            feed.publish(published)
-        run.log()
-        with feed.meters.timed("update"):
-            reports.add(metrics)
-            if args.serial:
-                jax.block_until_ready(metrics)
-    reports.more = feed.row()
-    run.advance(state, reports)
-    if failure:
-        run.rescue(state)
-        raise failure
-    return state
-
-
 def example_rollouts(args: Args, env: HostEnvKind, appo: APPO) -> tuple[Rollout, ...]:
     """Shapes of the rollouts of an update."""
 
@@ -569,4 +542,4 @@ def check_split(args: Args, num_learners: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(train, ARGS))
+    leave(main(train, ARGS))

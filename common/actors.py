@@ -21,15 +21,11 @@ from common.errors import TrainingError
 from common.host_envs import HostEnvs
 from common.rollouts import POLL, Collected, Rollout, RolloutQueues
 from common.slots import ParameterSlots, Slot
-from common.watch import GRACE, Limits, Worker, describe
+from common.watch import GRACE, THREAD, Limits, Stopped, Worker, describe
 
 
 class ActorsFailed(TrainingError):
     """Actors can deliver no more. What the learner has learned so far is fine."""
-
-
-class Stopped(Exception):
-    """The run ends: leave the loop."""
 
 
 class Schedule(NamedTuple):
@@ -68,6 +64,7 @@ class Actor(Worker):
         super().__init__(f"actor {index}", ("env_step", "act", "wait_params", "wait_put"))
         self.index, self.device = index, device
         self.rollouts = self.restarts = 0
+        self.restarted = -np.inf  # when it did so for the last time
         self.envs: HostEnvs | None = None
         self._make_envs, self._act, self._slots = make_envs, act, slots
         self._num_steps, self._seed, self._first_memory, self._gamma = num_steps, seed, memory, gamma
@@ -112,7 +109,9 @@ class Actor(Worker):
         self._obs = self._checked(out.obs)
         self._check_finite(out.reward, "reward")
         final_obs = self._checked(out.final_obs) if self.envs.resets_in_step else None
-        discounted = self._account(out.reward, out.terminated | out.truncated, out.valid, returns, lengths)
+        over = out.terminated | out.truncated
+        self._forget(over | ~out.valid)
+        discounted = self._account(out.reward, over, out.valid, returns, lengths)
         version = np.full(len(obs), slot.version, np.int32)
         outcome = out.reward, out.terminated, out.truncated, out.valid
         return Rollout(obs, action, record, *outcome, version, final_obs, discounted, ())
@@ -123,6 +122,16 @@ class Actor(Worker):
         if envs is not None:
             with suppress(Exception), self.doing("close"):
                 envs.close()
+
+    def _forget(self, begins: np.ndarray) -> None:
+        """Start the memory of environments anew whose next step is the first of an episode."""
+        if not begins.any():
+            return
+
+        def forget(memory, first):
+            return np.where(begins.reshape(-1, *[1] * (np.ndim(memory) - 1)), first, memory)
+
+        self._memory = jax.tree.map(forget, self._memory, self._first_memory)
 
     def _account(self, reward, done, valid, returns: list[float], lengths: list[int]) -> np.ndarray | None:
         """Add up episodes; returns the running discounted returns [N], if wanted."""
@@ -144,8 +153,9 @@ class Actor(Worker):
         spec, wanted = self.envs.spec, (self.envs.num_envs, *self.envs.spec.observation_space.shape)
         if obs.shape != wanted:
             raise ValueError(f"the observations of {self.name} have shape {obs.shape} instead of {wanted}")
+        obs = obs.astype(spec.obs_dtype, copy=False)
         self._check_finite(obs, "observation")
-        return obs.astype(spec.obs_dtype, copy=False)
+        return obs
 
     def _check_finite(self, values: np.ndarray, what: str) -> None:
         if values.dtype.kind != "f" or np.isfinite(values).all():
@@ -179,7 +189,8 @@ class Crew:
         self._stop = threading.Event()
         self._failure: ActorsFailed | None = None
         self._lock = threading.Lock()
-        self._threads = [] if serial else [threading.Thread(target=self._run, args=(a,), daemon=True) for a in actors]
+        threads = (threading.Thread(target=self._run, args=(actor,), name=THREAD, daemon=True) for actor in actors)
+        self._threads = [] if serial else list(threads)
 
     def __enter__(self) -> "Crew":
         for thread in self._threads:
@@ -230,40 +241,47 @@ class Crew:
 
     def _run(self, actor: Actor) -> None:
         """The thread of one actor."""
-        while self._attempt(actor, lambda: self._deliver_for_ever(actor), self._stop.is_set):
-            pass
-        actor.close()
+        try:
+            while self._attempt(actor, lambda: self._deliver_for_ever(actor), self._stop.is_set):
+                pass
+            actor.close()
+        except BaseException as error:  # a thread that ends without a word would leave the run waiting
+            self._failure = ActorsFailed(f"the thread of {actor.name} ended: {type(error).__name__}: {error}")
+        actor.phase = "ended"
 
     def _collect_now(self, actor: Actor, stopped: Callable[[], bool]) -> None:
         def once():
             if actor.envs is None:
                 actor.start()
-            self.queues.put(actor.collect(self._chooser(actor)), stopped)
+            self.queues.put(actor.collect(self._chooser(actor, stopped)), stopped)
 
-        while self._attempt(actor, once, stopped) and not self.queues.waiting:
+        while self._attempt(actor, once, stopped) and not self.queues.counts["waiting"]:
             pass
 
     def _deliver_for_ever(self, actor: Actor) -> None:
         actor.start()
         while not self._stop.is_set():
-            collected = actor.collect(self._chooser(actor))
+            collected = actor.collect(self._chooser(actor, self._stop.is_set))
             with actor.doing("put", "wait_put"):
                 self.queues.put(collected, self._stop.is_set)
 
-    def _chooser(self, actor: Actor) -> Callable[[Slot | None], Slot]:
-        """Where the actor's next rollout gets its parameters from."""
+    def _chooser(self, actor: Actor, stopped: Callable[[], bool]) -> Callable[[Slot | None], Slot]:
+        """Where the actor's next rollout gets its parameters from; raises Stopped once it is time."""
         version = self._schedule and self._schedule.version(actor.index, actor.rollouts)
 
-        def choose(slot: Slot | None) -> Slot:
-            if version is None and not self._stop.is_set():
-                return self._slots.latest(actor.device)
-            while not self._stop.is_set():
+        def newest(_: Slot | None) -> Slot:
+            if stopped():
+                raise Stopped
+            return self._slots.latest(actor.device)
+
+        def scheduled(slot: Slot | None) -> Slot:
+            while not stopped():
                 slot = slot or self._slots.wait_for(version, actor.device, POLL)
                 if slot:
                     return slot
             raise Stopped
 
-        return choose
+        return newest if self._schedule is None else scheduled
 
     def _attempt(self, actor: Actor, work: Callable[[], None], stopped: Callable[[], bool]) -> bool:
         """Do `work`; where it raises, make the actor ready to begin anew. Returns whether to go on."""
@@ -280,23 +298,23 @@ class Crew:
 
     def _may_restart(self, actor: Actor, error: Exception, stopped: Callable[[], bool]) -> bool:
         trace = "".join(traceback.format_exception(error)).rstrip()
-        with self._lock:
-            self.restarts += 1
-            number = self.restarts - self._restarts_before
         last = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        if number > self.limits.max_restarts:
-            self.restarts -= 1
+        with self._lock:
+            allowed = self.restarts - self._restarts_before < self.limits.max_restarts
+            self.restarts += allowed
+            number = self.restarts - self._restarts_before
+        if not allowed:
             self._warn(f"{actor.name} failed:\n{trace}")
             self._failure = ActorsFailed(
                 f"{actor.name} failed, after {self.limits.max_restarts} restarts (--max-restarts): {last}"
             )
             return False
-        wait = self.limits.restart_interval if actor.restarts else 0.0
-        actor.restarts += 1
-        when = f"in {wait:.0f} s" if wait else "now"
+        now = time.monotonic()
+        until = max(actor.restarted + self.limits.restart_interval, now)
+        when = f"in {until - now:.0f} s" if until > now else "now"
         self._warn(f"{actor.name} failed and restarts {when} ({number} of {self.limits.max_restarts}):\n{trace}")
-        until = time.monotonic() + wait
         with actor.doing("wait to restart"):
             while time.monotonic() < until and not stopped():
                 time.sleep(POLL)
+        actor.restarts, actor.restarted = actor.restarts + 1, time.monotonic()
         return not stopped()

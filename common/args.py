@@ -245,6 +245,8 @@ def main(train: Callable[[Any], Any], args: Any) -> int:
         return fail(f"the device has not enough memory for these sizes: {str(error).splitlines()[0]}", 1)
     except KeyboardInterrupt:
         return 130
+    except SystemExit as stop:
+        return stop.code
     return 0
 
 

@@ -1,6 +1,7 @@
 """A run whose learner waits for actors, and whose evaluations go on beside the training."""
 
 import math
+import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -8,8 +9,10 @@ import jax
 import numpy as np
 
 from common.devices import to_host
+from common.errors import TrainingError
 from common.metrics import jsonable
-from common.run import Run
+from common.rollouts import COUNTED, POLL
+from common.run import Run, TrainResult
 
 
 class Reports:
@@ -49,11 +52,13 @@ class AsyncRun(Run):
 
     def __init__(self, *args: Any):
         super().__init__(*args)
-        self.counters = {"restarts": 0}
+        self.counters = dict.fromkeys(("restarts", *COUNTED), 0)
         self._evaluation: tuple[int, Any, Future] | None = None  # the step, the state and the result to come
 
     def advance(self, state: Any, reports: Reports) -> None:
         """Account for the updates that `reports` has."""
+        if not reports.updates:
+            return
         self._chunk = reports.updates
         self._take_evaluation()
         super().advance(state, reports)
@@ -65,14 +70,27 @@ class AsyncRun(Run):
         self._log_pending()
 
     def rescue(self, state: Any) -> None:
-        """Save before the run fails for a reason that does not lie in `state`."""
+        """Save before the run fails for a reason that does not lie in `state`; warns where that fails too."""
+        self._take_evaluation()
         if self.checkpoints and self._saved_at != self.steps and self.steps > self.first_step:
             self._log_pending()
-            self._save(state)
-            self.checkpoints.wait()
+            try:
+                self._save(state)
+                self.checkpoints.wait()
+            except TrainingError as error:
+                self.console.warn(str(error))
 
     def _read(self, reports: Reports) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return reports.read()
+
+    def finish(self, state: Any) -> TrainResult:
+        """See `Run`."""
+        self._take_evaluation()
+        return super().finish(state)
+
+    def __exit__(self, *error: Any) -> None:
+        self._evaluate.stop()
+        super().__exit__(*error)
 
     def _settle(self, state: Any, evaluate: bool, save: bool) -> None:
         if self.unfinished:
@@ -86,11 +104,14 @@ class AsyncRun(Run):
 
     def _episodes(self, state: Any) -> tuple[np.ndarray, np.ndarray] | None:
         """At the end: wait for the evaluation under way, then for that of `state`."""
-        while self._evaluation and not self._signals.received:
-            self._evaluate.wait(self._evaluation[2], lambda: self._signals.received)
+        stopped = lambda: bool(self._signals.received)  # noqa: E731
+        while self._evaluation and not stopped():
             self._take_evaluation()
+            time.sleep(POLL / 10)
+        if stopped():
+            return None
         learner = jax.tree.map(lambda x: x[0], to_host(state).learner)
-        episodes = self._evaluate.wait(self._evaluate.start(learner), lambda: self._signals.received)
+        episodes = self._evaluate.wait(self._evaluate.start(learner), stopped)
         return episodes and (episodes.ret[None], episodes.length[None])
 
     def _take_evaluation(self) -> None:
@@ -98,10 +119,10 @@ class AsyncRun(Run):
         if not self._evaluation:
             return
         step, host, future = self._evaluation
-        flag = None if future.done() else self._evaluate.beyond_limit()
-        if flag:
-            self.console.warn(f"the evaluation at step {step:,} is stuck ({flag}) and was given up; {self._evaluate}")
-        if flag or future.done():
+        problem = None if future.done() else self._evaluate.problem()
+        if problem:
+            self.console.warn(f"the evaluation at step {step:,} {problem} and was given up")
+        if problem or future.done():
             self._evaluation = None
         if not future.done():
             return

@@ -9,6 +9,7 @@ import logging
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from common.errors import TrainingError, UsageError
 
 Arrays = dict[str, np.ndarray]
 CHECKSUM = "sha256"  # `sha256/learner` is that of all arrays `learner/...`, stored beside them
+DELETED = ".deleted"  # what a folder's name ends with while it is being deleted
 METRICS = "metrics/metrics"  # in the folder of a step, as orbax has it
 
 
@@ -34,7 +36,8 @@ class Checkpoints:
         if read_only and not directory.is_dir():
             raise UsageError(f"there are no checkpoints: {directory} does not exist")
         self.directory = directory
-        self._writer = None if read_only else _writer(directory, keep, keep_best)
+        self._keep, self._keep_best = keep, keep_best
+        self._writer = None if read_only else _writer(directory)
 
     def steps(self) -> list[int]:
         """Steps that have a folder, oldest first; a damaged one is included."""
@@ -60,8 +63,8 @@ class Checkpoints:
         for part in {_part(name) for name in stored}:
             digest = sha256({name: array for name, array in stored.items() if _part(name) == part})
             stored[f"{CHECKSUM}/{part}"] = np.frombuffer(bytes.fromhex(digest), np.uint8)
+        self.wait()  # orbax would delete a checkpoint to overwrite before it waits for its being written
         try:
-            self._writer.wait()  # orbax would delete a checkpoint to overwrite before it waits for its being written
             self._writer.save_async(step, stored, force=True, overwrite=step in self.steps(), metrics=metrics)
         except Exception as error:
             raise self._failure(step, error) from error
@@ -78,11 +81,12 @@ class Checkpoints:
             raise TrainingError(f"the evaluation of checkpoint {step} could not be saved ({error})") from error
 
     def wait(self) -> None:
-        """Until the save under way is on disk. Raises TrainingError where it fails."""
+        """Until the save under way is on disk, and old ones are gone. Raises TrainingError where it fails."""
         try:
             self._writer.wait()
         except Exception as error:
             raise self._failure("under way", error) from error
+        self._delete_old()
 
     def load(
         self,
@@ -120,6 +124,20 @@ class Checkpoints:
         if self._writer:
             self._writer.close()
 
+    def _delete_old(self) -> None:
+        """Keep the newest by step, not by the time of saving, and the best as the evaluations on disk have it now."""
+        steps, evaluations = self.steps(), self.evaluations() if self._keep_best else {}
+        kept = steps[-self._keep :]  # 0 keeps all
+        if evaluations:
+            kept = [*kept, max(evaluations, key=lambda step: np.mean(evaluations[step]))]
+        unwanted = set(steps).difference(kept)
+        for step in unwanted:
+            path = self.directory / str(step)
+            with suppress(OSError):  # renamed first: half of a checkpoint must not look like one
+                shutil.rmtree(path.rename(path.with_suffix(DELETED)))
+        if unwanted:
+            self._writer.reload()
+
     def _failure(self, step: Any, error: Exception) -> TrainingError:
         text = f"{type(error).__name__}: {error}"
         known = re.search("No space left on device|File too large|Disk quota exceeded|Read-only file system", text)
@@ -128,19 +146,16 @@ class Checkpoints:
         return TrainingError(f"checkpoint {step} could not be saved ({reason}); older checkpoints are intact: {kept}")
 
 
-def _writer(directory: Path, keep: int, keep_best: bool) -> Any:
+def _writer(directory: Path) -> Any:
     from orbax.checkpoint import v1 as ocp
 
+    for path in list(directory.glob(f"*{DELETED}")):
+        shutil.rmtree(path, ignore_errors=True)
     for path in list(directory.glob(f"*/{METRICS}")):  # orbax would refuse the whole folder for one of them
         if _stored_returns(path) is None:
             shutil.rmtree(path.parent)
-    policies = ocp.training.preservation_policies
-    newest = policies.LatestN(keep) if keep else policies.PreserveAll()
-    best = policies.BestN(
-        get_metric_fn=lambda metrics: np.mean(metrics["returns"]), n=1, keep_checkpoints_without_metrics=False
-    )
-    policy = policies.AnyPreservationPolicy([newest, best] if keep_best else [newest])
-    return ocp.training.Checkpointer(directory.absolute(), preservation_policy=policy, cleanup_tmp_directories=True)
+    everything = ocp.training.preservation_policies.PreserveAll()
+    return ocp.training.Checkpointer(directory.absolute(), preservation_policy=everything, cleanup_tmp_directories=True)
 
 
 def _stored_returns(path: Path) -> list[float] | None:

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from common.actors import Actor, Crew, Schedule
-from common.async_run import AsyncRun
+from common.actors import Actor, ActorsFailed, Crew, Schedule
+from common.async_run import AsyncRun, Reports
 from common.host_args import HostEnvArgs
 from common.host_envs import HostEnvs, make_host
 from common.meters import Meters
-from common.rollouts import Rollout, RolloutQueues
+from common.rollouts import COUNTED, Rollout, RolloutQueues
 from common.slots import ParameterSlots
 from common.spaces import EnvSpec
 from common.watch import Limits
@@ -122,7 +122,9 @@ class Feed:
             )
             for index, device in enumerate(device for device in devices for _ in range(args.actor_threads))
         ]
-        queues = RolloutQueues(len(actors), args.queue_size, args.on_full)
+        counters = run.counters
+        before = {name: counters[name] for name in COUNTED}
+        queues = RolloutQueues(len(actors), args.queue_size, args.on_full, before)
         schedule = Schedule(len(actors), self._batch_rollouts, self._interval, updates_done)
         self.crew = Crew(
             actors,
@@ -132,7 +134,7 @@ class Feed:
             run.console.warn,
             schedule=schedule if args.fixed_order else None,
             serial=args.serial,
-            restarts=run.counters["restarts"],
+            restarts=counters["restarts"],
         )
         self.meters = Meters(self.crew, args.envs_per_actor * args.num_steps, args.max_policy_lag)
 
@@ -171,5 +173,39 @@ class Feed:
 
     def row(self) -> dict[str, Any]:
         """The metrics of actors and queues since the last call."""
-        self._run.counters["restarts"] = self.crew.restarts
+        counts = self.crew.queues.counts
+        self._run.counters = {"restarts": self.crew.restarts} | {name: counts[name] for name in COUNTED}
         return self.meters.row()
+
+
+def train_chunk(args: HostEnvArgs, run: AsyncRun, feed: Feed, state: Any, update: Callable) -> Any:
+    """Updates of `state` up to the next thing that is due; returns the new state.
+
+    `update` returns the state, what to publish, and metrics. While it runs, the rollouts of the next update are awaited
+    and copied to the devices. Raises ActorsFailed, with everything saved.
+    """
+    reports, failure = Reports(), None
+    for _ in range(run.next_chunk()):
+        try:
+            batch = feed.next_batch()
+        except ActorsFailed as error:
+            failure = error
+            break
+        if batch is None or reports.broken:
+            break
+        metrics = {}
+        if not args.sampler_only:
+            with feed.meters.timed("update"):
+                state, published, metrics = update(state, batch)
+            feed.publish(published)
+        run.log()
+        with feed.meters.timed("update"):
+            reports.add(metrics)
+            if args.serial:
+                jax.block_until_ready(metrics)
+    reports.more = feed.row()
+    run.advance(state, reports)
+    if failure:
+        run.rescue(state)
+        raise failure
+    return state

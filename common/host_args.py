@@ -101,6 +101,8 @@ class HostEnvArgs(RunArgs):
         if not steps_on_host(self.env):
             example = f"envpool:{self.env}" if ":" not in self.env else "envpool:CartPole-v1"
             raise UsageError(f"--env {self.env} does not step on the host: name one as {example}, or gymnasium:id")
+        if self.fixed_order and self.sampler_only:
+            raise UsageError("--sampler-only has no learner, and --lockstep and --serial wait for one: leave one out")
         if self.fixed_order and self.on_full != "block":
             raise UsageError(
                 f"--on-full {self.on_full} depends on the clock, --lockstep and --serial must not: leave one out"

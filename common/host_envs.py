@@ -96,31 +96,22 @@ class EnvpoolEnvs:
         with _as_usage_error(f"envpool:{env_id}"):
             self._inner = envpool.make(env_id, env_type="gymnasium", num_envs=num_envs, seed=seed, **options)
             self.spec = _spec(f"envpool:{env_id}", self._inner.observation_space, self._inner.action_space)
-        # Atari's frames are stacked in front, [C, H, W]: networks take [H, W, C].
-        shape = self._inner.observation_space.shape
-        self._turns = len(shape) == 3 and shape[0] < min(shape[1:])
-        if self._turns:
-            box = self.spec.observation_space
-            low, high = (np.moveaxis(bound, 0, -1) for bound in (box.low, box.high))
-            self.spec = self.spec._replace(observation_space=spaces.Box(low, high, low.shape))
+        self.spec, self._turns = _channels_last(self.spec)
         self._action_dtype = self._inner.action_space.dtype
         self.num_envs = num_envs
 
     def reset(self) -> np.ndarray:
         self._over = np.zeros(self.num_envs, bool)
-        return self._seen(self._inner.reset()[0])
+        return self._turns(self._inner.reset()[0])
 
     def step(self, action: np.ndarray) -> HostStep:
         action = _in_bounds(action, self.spec.action_space).astype(self._action_dtype)
         obs, reward, terminated, truncated, _ = self._inner.step(action)
         valid, self._over = ~self._over, terminated | truncated
-        return HostStep(self._seen(obs), reward.astype(np.float32), terminated, truncated, valid, None)
+        return HostStep(self._turns(obs), reward.astype(np.float32), terminated, truncated, valid, None)
 
     def close(self) -> None:
         self._inner.close()
-
-    def _seen(self, obs: np.ndarray) -> np.ndarray:
-        return np.moveaxis(obs, 1, -1) if self._turns else obs
 
 
 class GymnasiumEnvs:
@@ -151,7 +142,7 @@ class GymnasiumEnvs:
             else:
                 self._inner = _in_processes(vector, partial(_make_gymnasium, env_id, options), num_envs)
             single = self._inner.single_observation_space, self._inner.single_action_space
-            self.spec = _spec(f"gymnasium:{env_id}", *single)
+            self.spec, self._turns = _channels_last(_spec(f"gymnasium:{env_id}", *single))
         mode = self._inner.metadata.get("autoreset_mode")
         if mode not in (vector.AutoresetMode.SAME_STEP, vector.AutoresetMode.NEXT_STEP):
             raise UsageError(f"gymnasium:{env_id} does not reset by itself: take another --vectorization")
@@ -160,16 +151,17 @@ class GymnasiumEnvs:
         self._seed: int | None = seed
         self._timeouts = reset_timeout, step_timeout
         self._in_processes = vectorization == "async"
+        self._reuses_arrays = vectorization == "vector"  # at least it may
         self._action_dtype = self._inner.single_action_space.dtype
 
     def reset(self) -> np.ndarray:
         self._over = np.zeros(self.num_envs, bool)
         seed, self._seed = self._seed, None  # once: later resets go on with the environments' own randomness
         if not self._in_processes:
-            return self._inner.reset(seed=seed)[0]
+            return self._turns(np.array(self._inner.reset(seed=seed)[0]))
         self._inner.reset_async(seed=seed)
         with _in_time("reset", self._timeouts[0]):
-            return self._inner.reset_wait(timeout=self._timeouts[0])[0]
+            return self._turns(self._inner.reset_wait(timeout=self._timeouts[0])[0])
 
     def step(self, action: np.ndarray) -> HostStep:
         action = _in_bounds(action, self.spec.action_space).astype(self._action_dtype)
@@ -179,6 +171,8 @@ class GymnasiumEnvs:
                 outputs = self._inner.step_wait(timeout=self._timeouts[1])
         else:
             outputs = self._inner.step(action)
+            if self._reuses_arrays:
+                outputs = *map(np.array, outputs[:4]), outputs[4]
         obs, reward, terminated, truncated, infos = outputs
         over = terminated | truncated
         valid, final_obs = np.ones(self.num_envs, bool), None
@@ -190,6 +184,7 @@ class GymnasiumEnvs:
                 final_obs[index] = infos["final_obs"][index]
         else:
             final_obs = obs
+        obs, final_obs = self._turns(obs), None if final_obs is None else self._turns(final_obs)
         return HostStep(obs, reward.astype(np.float32), terminated, truncated, valid, final_obs)
 
     def close(self) -> None:
@@ -269,6 +264,18 @@ def _spec(name: str, observation: Any, action: Any) -> spaces.EnvSpec:
     dtype = narrow.get(np.dtype(observation.dtype), np.dtype(observation.dtype))
     observation = spaces.convert(observation, "observation space")
     return spaces.EnvSpec(name, observation, dtype, spaces.convert(action, "action space"))
+
+
+def _channels_last(spec: spaces.EnvSpec) -> tuple[spaces.EnvSpec, Callable[[np.ndarray], np.ndarray]]:
+    """`spec` with images as [H, W, C], which networks take, and what turns observations [N, ...] so.
+
+    Frames that are stacked in front, [C, H, W], are known by their few channels.
+    """
+    box = spec.observation_space
+    if not spaces.is_image(box) or box.shape[0] >= min(box.shape[1:]):
+        return spec, lambda obs: obs
+    low, high = (np.moveaxis(bound, 0, -1) for bound in (box.low, box.high))
+    return spec._replace(observation_space=spaces.Box(low, high, low.shape)), lambda obs: np.moveaxis(obs, 1, -1)
 
 
 def _in_bounds(action: np.ndarray, space: spaces.Space) -> np.ndarray:

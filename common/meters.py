@@ -21,7 +21,9 @@ class Meters:
         self._crew, self._per_rollout, self._max_lag = crew, steps_per_rollout, max_policy_lag
         self.seconds = dict.fromkeys(("wait_get", "transfer", "update", "publish"), 0.0)
         self._began = time.monotonic()
-        self._samples: deque[tuple[float, int, int]] = deque([(self._began, 0, 0)])  # time, rollouts made, learned from
+        counts = crew.queues.counts
+        start = self._began, counts["produced"], counts["trained"]  # time, rollouts made and learned from
+        self._samples: deque[tuple[float, int, int]] = deque([start])
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self._begin_row()
 
@@ -29,8 +31,10 @@ class Meters:
     def timed(self, name: str):
         """Add the time inside to one of the learner's accounts."""
         began = time.monotonic()
-        yield
-        self.seconds[name] += time.monotonic() - began
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.monotonic() - began
 
     def take(self, collected: Collected, version: int) -> None:
         """Note a rollout that is learned from now, with `version` updates done."""
@@ -43,10 +47,10 @@ class Meters:
         episodes = list(zip(collected.returns, collected.lengths, strict=True))
         self._episodes += episodes
         self._recent.extend(episodes)
-        self._queue_sizes.append(self._crew.queues.waiting)
-        now, queues = time.monotonic(), self._crew.queues
+        counts, now = self._crew.queues.counts, time.monotonic()
+        self._queue_sizes.append(counts["waiting"])
         if now - self._samples[-1][0] >= 0.1:
-            self._samples.append((now, queues.produced, queues.trained))
+            self._samples.append((now, counts["produced"], counts["trained"]))
             while now - self._samples[1][0] > SPANS[-1]:
                 self._samples.popleft()
 
@@ -64,8 +68,7 @@ class Meters:
 
     def counts(self) -> dict[str, int]:
         """What became of all rollouts so far."""
-        names = "produced", "trained", "dropped", "discarded", "waiting", "held"
-        counts = {f"rollouts/{name}": getattr(self._crew.queues, name) for name in names}
+        counts = {f"rollouts/{name}": count for name, count in self._crew.queues.counts.items()}
         return counts | {"actors/restarts": self._crew.restarts}
 
     def totals(self) -> dict[str, float]:
@@ -98,14 +101,14 @@ class Meters:
         self._valid = self._steps = self._too_old = 0
 
     def _speeds(self) -> dict[str, float]:
-        now, queues = time.monotonic(), self._crew.queues
+        now, counts = time.monotonic(), self._crew.queues.counts
         row = {}
         for span in SPANS:
             before = [sample for sample in self._samples if sample[0] <= now - span]
             then, made, learned = before[-1] if before else self._samples[0]
             elapsed = max(now - then, 1e-9)
-            row[f"time/sps_actors_{span}s"] = (queues.produced - made) * self._per_rollout / elapsed
-            row[f"time/sps_learner_{span}s"] = (queues.trained - learned) * self._per_rollout / elapsed
+            row[f"time/sps_actors_{span}s"] = (counts["produced"] - made) * self._per_rollout / elapsed
+            row[f"time/sps_learner_{span}s"] = (counts["trained"] - learned) * self._per_rollout / elapsed
         return row
 
     def _episode_metrics(self) -> dict[str, float]:

@@ -21,18 +21,26 @@ class RunningStats(struct.PyTreeNode):
         """`x` [..., *shape] with zero mean and unit variance, clipped to +-`clip`."""
         return jnp.clip((x - self.mean) / self.std, -clip, clip)
 
-    def merge(self, batch: jax.Array, axis_name: str) -> "RunningStats":
-        """The statistics after `batch` [..., *shape], of which every device on `axis_name` holds an equal share."""
+    def merge(self, batch: jax.Array, axis_name: str, valid: jax.Array | None = None) -> "RunningStats":
+        """The statistics after `batch` [..., *shape], of which every device on `axis_name` holds an equal share.
+
+        Only those samples count that are `valid` [...].
+        """
         axes = tuple(range(batch.ndim - self.mean.ndim))
-        count = jax.lax.psum(batch.size // self.mean.size, axis_name)
-        mean = jax.lax.pmean(batch.mean(axes), axis_name)
-        m2 = jax.lax.psum(jnp.sum((batch - mean) ** 2, axes), axis_name)
+        where = None if valid is None else valid.reshape(*valid.shape, *[1] * self.mean.ndim)
+        samples = batch.size // self.mean.size if valid is None else jnp.sum(valid.astype(jnp.float32))
+        count = jax.lax.psum(samples, axis_name)
+        if valid is None:
+            mean = jax.lax.pmean(batch.mean(axes), axis_name)
+        else:
+            mean = jax.lax.psum(batch.sum(axes, where=where), axis_name) / jnp.maximum(count, 1)
+        m2 = jax.lax.psum(jnp.sum((batch - mean) ** 2, axes, where=where), axis_name)
         total = self.count + count
         delta = mean - self.mean
         return RunningStats(
             count=total,
-            mean=self.mean + delta * count / total,
-            m2=self.m2 + m2 + delta**2 * self.count * count / total,
+            mean=self.mean + delta * count / jnp.maximum(total, 1),
+            m2=self.m2 + m2 + delta**2 * self.count * count / jnp.maximum(total, 1),
         )
 
 

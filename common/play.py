@@ -118,7 +118,7 @@ def play_on_host(args: Args, policy: Policy, name: str, env_params: str, console
     try:
         _check_fit(policy, envs.spec)
         with console.task("playing"):
-            return Episodes(*run_host_episodes(envs, choose, args.episodes, Worker("play")))
+            return run_host_episodes(envs, choose, args.episodes, Worker("play"))
     finally:
         envs.close()
 

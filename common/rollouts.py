@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+COUNTED = ("produced", "trained", "dropped", "discarded")
 POLL = 0.1  # seconds between two looks at whether to stop
 
 OnFull = Literal["block", "drop-oldest"]
@@ -43,33 +44,44 @@ class RolloutQueues:
     At any time `produced == trained + dropped + discarded + waiting + held`.
     """
 
-    def __init__(self, num_actors: int, size: int, on_full: OnFull):
-        """Where a queue is full, `put` waits ("block") or makes room ("drop-oldest")."""
+    def __init__(self, num_actors: int, size: int, on_full: OnFull, before: dict[str, int] | None = None):
+        """Where a queue is full, `put` waits ("block") or makes room ("drop-oldest").
+
+        Counting goes on from `before`, of which nothing is under way any more.
+        """
         self._queues: list[deque[tuple[int, Collected]]] = [deque() for _ in range(num_actors)]
         self._size, self._on_full = size, on_full
         self._changed = threading.Condition()
-        self.produced = self.trained = self.dropped = self.discarded = self.held = 0
+        self._counts = dict.fromkeys(COUNTED, 0) | (before or {})
+        gone = sum(self._counts[name] for name in COUNTED if name != "produced")
+        self._counts["discarded"] += self._counts["produced"] - gone
+        self._held = 0
 
     @property
-    def waiting(self) -> int:
-        """Rollouts in all queues."""
+    def counts(self) -> dict[str, int]:
+        """What became of all rollouts, at one moment."""
+        with self._changed:
+            return self._counts | {"waiting": self._waiting, "held": self._held}
+
+    @property
+    def _waiting(self) -> int:
         return sum(map(len, self._queues))
 
-    def put(self, collected: Collected, stopped: Callable[[], bool]) -> bool:
-        """Add a rollout at its actor's end; False where it was not taken before `stopped`."""
+    def put(self, collected: Collected, stopped: Callable[[], bool]) -> None:
+        """Add a rollout at its actor's end; it is discarded where there is no room before `stopped`."""
         queue = self._queues[collected.actor]
         with self._changed:
-            while self._on_full == "block" and len(queue) >= self._size:
-                if stopped():
-                    return False
+            while self._on_full == "block" and len(queue) >= self._size and not stopped():
                 self._changed.wait(POLL)
+            self._counts["produced"] += 1
+            if stopped():
+                self._counts["discarded"] += 1
+                return
             if len(queue) >= self._size:
                 queue.popleft()
-                self.dropped += 1
-            queue.append((self.produced, collected))
-            self.produced += 1
+                self._counts["dropped"] += 1
+            queue.append((self._counts["produced"], collected))
             self._changed.notify_all()
-        return True
 
     def take(self, actor: int | None, timeout: float) -> Collected | None:
         """The oldest rollout of `actor`, or of any; it is `held` from then on. None where none comes in time."""
@@ -77,21 +89,21 @@ class RolloutQueues:
             if not self._changed.wait_for(lambda: self._first(actor) is not None, timeout):
                 return None
             _, collected = self._queues[self._first(actor)].popleft()
-            self.held += 1
+            self._held += 1
             self._changed.notify_all()
             return collected
 
     def train(self, count: int) -> None:
         """Account for `count` rollouts that were held and are learned from now."""
         with self._changed:
-            self.held -= count
-            self.trained += count
+            self._held -= count
+            self._counts["trained"] += count
 
     def discard(self) -> None:
         """Give up all that waits and is held, at the end of a run."""
         with self._changed:
-            self.discarded += self.waiting + self.held
-            self.held = 0
+            self._counts["discarded"] += self._waiting + self._held
+            self._held = 0
             for queue in self._queues:
                 queue.clear()
 

@@ -1,10 +1,21 @@
 """Workers that can get stuck: each says what it does and since when, and whoever waits for them looks."""
 
+import os
+import sys
+import threading
 import time
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
+WAITING = ("put", "wait for parameters", "wait to restart", "ended")  # phases in which nothing is expected
 GRACE = 3.0  # seconds: for threads to end, and for environments that raise at a timeout by themselves
+
+
+THREAD = "pmaprl worker"  # the name of threads that may hang
+
+
+class Stopped(Exception):
+    """The run ends: leave the loop."""
 
 
 class Limits(NamedTuple):
@@ -24,26 +35,43 @@ class Worker:
         self.name = name
         self.seconds = dict.fromkeys(accounts, 0.0)
         self.phase, self.beat = "start", time.monotonic()
+        self.ended = False  # set by others
 
     @contextmanager
     def doing(self, phase: str, account: str | None = None):
         """Say what goes on, for the watch, and add up how long it takes, for the metrics."""
         self.phase, self.beat = phase, time.monotonic()
-        yield
-        now = time.monotonic()
-        if account:
-            self.seconds[account] += now - self.beat
-        self.phase, self.beat = "between", now
+        try:
+            yield
+        finally:
+            now = time.monotonic()
+            if account:
+                self.seconds[account] += now - self.beat
+            self.phase, self.beat = "between", now
 
     def stuck(self, limits: Limits) -> str | None:
         """The flag whose limit this worker is beyond, if any."""
-        allowed = {"reset": limits.reset, "step": limits.step}.get(self.phase)
-        if allowed is None or time.monotonic() - self.beat <= allowed + GRACE:
+        phase, beat = self.phase, self.beat
+        if phase in WAITING:
             return None
-        return f"--{self.phase}-timeout {allowed:g}"
+        name, allowed = {"reset": ("reset", limits.reset), "step": ("step", limits.step)}.get(
+            phase, ("learner", limits.learner)
+        )
+        if time.monotonic() - beat <= allowed + GRACE:
+            return None
+        return f"--{name}-timeout {allowed:g}"
 
     def __str__(self) -> str:
         return f"{self.name}: {self.phase} for {time.monotonic() - self.beat:.1f} s"
+
+
+def leave(code: int) -> NoReturn:
+    """End the process; at once where a thread hangs in foreign code, which Python's own shutdown could crash."""
+    if any(thread.name == THREAD for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def describe(workers: list[Worker]) -> str:

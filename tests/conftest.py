@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from cli_helpers import FAST_COMPILER
+from cli_helpers import FAST_COMPILER, HAS_EMITTERS
 
 import common.compile
 
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @contextmanager
 def compiling_as_users_do():
-    emitters = {"xla_cpu_use_fusion_emitters": True}
+    emitters = {"xla_cpu_use_fusion_emitters": True} if HAS_EMITTERS else {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(common.compile, "_options", lambda level: options_of_users(level) | emitters)
         yield

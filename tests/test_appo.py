@@ -4,12 +4,12 @@ import dataclasses
 import functools
 import inspect
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import appo_pmap as appo
-import gymnasium
 import host_toys  # noqa: F401  (registers the toys)
 import jax
 import jax.numpy as jnp
@@ -18,12 +18,20 @@ import ppo_pmap as ppo
 import pytest
 from helpers import Watch, metric_rows, relative_difference, replicas_are_identical, result_of, same_bits
 
+import common.host_evaluate
+from common import export, play
 from common.args import main, parse
+from common.async_run import Reports
 from common.devices import AXIS, to_host
+from common.errors import UsageError
+from common.evaluate import SEED, Episodes
 from common.feed import inspect as inspect_env
 from common.host_args import HostEnvArgs
+from common.host_envs import make_host
+from common.host_evaluate import run_host_episodes
 from common.policy import load_policy
 from common.rollouts import Rollout
+from common.watch import Worker
 
 TOY = "gymnasium:host_toys:Toy-v0"
 SMALL = {
@@ -193,7 +201,6 @@ class Lab:
             lambda x: jnp.moveaxis(x.reshape(x.shape[0], devices, -1, *x.shape[2:]), 1, 0), tuple(rollouts)
         )
         step = jax.jit(jax.vmap(self.appo.update, axis_name=AXIS))
-        step = step.lower(state, shards).compile({"xla_backend_optimization_level": 0})
         for _ in range(updates):
             state, _, metrics = step(state, shards)
         assert replicas(state.learner.params)
@@ -248,11 +255,11 @@ def test_means_are_over_the_steps_that_count():
     assert relative_difference(lab.update(few)[0], lab.update(both, devices=2)[0]) < 1e-5
 
 
-@pytest.mark.parametrize("advantage", ["vtrace", "gae"])
+@pytest.mark.parametrize("flags", [{}, {"advantage": "gae", "normalize_obs": True, "normalize_rewards": True}], ids=str)
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
-def test_both_kinds_of_reset_teach_the_same(end, advantage):
+def test_both_kinds_of_reset_teach_the_same(end, flags):
     """The same experience as a suite records it that resets within a step, and as one that takes a step of its own."""
-    lab = Lab(advantage=advantage)
+    lab = Lab(**flags)
     within = lab.rollout(0, final_obs=True, steps=6, envs=8)
     flags = {name: np.zeros((6, 8), bool) for name in ("terminated", "truncated")}
     flags[end][2] = True
@@ -266,7 +273,7 @@ def test_both_kinds_of_reset_teach_the_same(end, advantage):
     obs = np.insert(within.obs, 3, within.final_obs[2], axis=0)
     apart = apart._replace(obs=obs)
     assert not apart.valid[3].any()
-    assert relative_difference(lab.update(within)[0], lab.update(apart)[0]) < 1e-5
+    assert relative_difference(lab.update(within, updates=2)[0], lab.update(apart, updates=2)[0]) < 1e-5
 
 
 def test_a_truncated_step_bootstraps_from_its_final_observation_and_a_terminated_one_from_nothing():
@@ -298,6 +305,14 @@ def test_ratios_stay_finite():
     params, metrics = lab.update(rollout._replace(record=np.full((8, 8), -200, np.float32)))
     assert metrics["policy/rho"] == pytest.approx(20.0)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
+
+
+def test_impala_learns_beyond_the_clamp():
+    lab = Lab(loss="impala")
+    metrics = lab.update(lab.rollout(0)._replace(record=np.full((8, 8), -200, np.float32)))[1]
+    assert metrics["policy/rho"] == pytest.approx(20.0)
+    lab = Lab(loss="impala", vf_coef=0.0, ent_coef=0.0)
+    assert lab.update(lab.rollout(0)._replace(record=np.full((8, 8), -200, np.float32)))[1]["grad/norm"] > 0
 
 
 @pytest.mark.parametrize("encoder", ["small", "nature", "impala"])
@@ -366,8 +381,8 @@ def test_actors_on_several_devices(tmp_path):
 
 def slow_update(monkeypatch, seconds: float) -> None:
     """Make every update take at least this long."""
-    add = appo.Reports.add
-    monkeypatch.setattr(appo.Reports, "add", lambda self, metrics: (time.sleep(seconds), add(self, metrics)))
+    add = Reports.add
+    monkeypatch.setattr(Reports, "add", lambda self, metrics: (time.sleep(seconds), add(self, metrics)))
 
 
 @pytest.mark.parametrize("on_full", ["block", "drop-oldest"])
@@ -430,27 +445,98 @@ def test_resume_continues_with_the_same_learner(tmp_path):
     assert host["state"].learner.updates == 4
     assert float(host["state"].learner.obs_stats.count[0]) == 512
     assert rest.env_steps == 1280
-    assert rows(folder)[-1]["updates"] == 10
+    last = rows(folder)[-1]
+    assert last["updates"] == 10
+    assert last["rollouts/trained"] == 20
+    counts = [last[f"rollouts/{name}"] for name in ("trained", "dropped", "discarded", "waiting", "held")]
+    assert last["rollouts/produced"] == sum(counts)
 
 
 def test_a_loaded_policy_earns_what_the_run_said(lockstep):
     result, folder = lockstep
     policy = load_policy(folder)
-    envs = gymnasium.make_vec("host_toys:Toy-v0", 2, "sync")
-    assert policy(np.zeros((5, 2))).shape == (5,)
-    assert policy.evaluation == result.evaluation["eval/return_mean"][0]
-    envs.close()
+    envs = make_host(TOY, 4, SEED, vectorization="sync")
+    episodes = run_host_episodes(envs, policy, 4, Worker("test"))
+    assert episodes.ret.mean() == policy.evaluation == result.evaluation["eval/return_mean"][0]
+    assert len(set(policy(np.random.default_rng(0).normal(size=(300, 2)) * 100))) > 1
 
 
-def test_evaluations_go_on_beside_the_training(tmp_path):
-    train(tmp_path / "run", eval_interval=256, keep_best=True, keep_checkpoints=1, total_timesteps=60 * 128)
-    evaluated = [row["env_steps"] for row in metric_rows(tmp_path / "run") if "eval/return_mean" in row]
-    assert len(evaluated) >= 2
-    assert evaluated[-1] == 60 * 128
-    assert all(step % 256 == 0 for step in evaluated)
+def test_commands_for_policies_know_host_environments(lockstep, tmp_path, capsys):
+    _, folder = lockstep
+    episodes = play.play(play.Args(run=str(folder), env=TOY, episodes=3))
+    assert len(episodes.ret) == 3
+    assert episodes.length.tolist() == [7, 7, 7]
+    assert play.play(play.Args(run=str(folder), env=TOY, episodes=3, stochastic=True)).length.tolist() == [7, 7, 7]
+    with pytest.raises(UsageError, match="--gif draws environments that step on the device"):
+        play.play(play.Args(run=str(folder), env=TOY, gif=str(tmp_path / "x.gif")))
+    with pytest.raises(UsageError, match="name it again"):
+        play.play(play.Args(run=str(folder)))
+    capsys.readouterr()
+    export.export(export.Args(run=str(folder), out=str(tmp_path / "policy.stablehlo")))
+    assert (tmp_path / "policy.stablehlo").stat().st_size > 1000
+
+
+class SlowEvaluations:
+    """Evaluations that take until `release` is called, with the returns that are given one after another."""
+
+    def __init__(self, monkeypatch, returns: list[float]):
+        self._released, self._returns = threading.Event(), iter(returns)
+        monkeypatch.setattr(common.host_evaluate, "run_host_episodes", self._evaluate)
+
+    def _evaluate(self, envs, policy, num_episodes, worker):
+        value = next(self._returns)
+        self._released.wait(30)
+        return Episodes(np.full(num_episodes, value), np.ones(num_episodes))
+
+    def release(self):
+        self._released.set()
+
+
+def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
+    slow = SlowEvaluations(monkeypatch, [5.0, 1.0])
+    advance = appo.AsyncRun.advance
+
+    def watched(run, *report):
+        advance(run, *report)
+        if run.steps == 20 * 128:
+            slow.release()
+
+    monkeypatch.setattr(appo.AsyncRun, "advance", watched)
+    train(tmp_path / "run", eval_interval=256, keep_best=True, keep_checkpoints=1, total_timesteps=21 * 128)
+    evaluated = {
+        row["env_steps"]: row["eval/return_mean"] for row in metric_rows(tmp_path / "run") if "eval/length_mean" in row
+    }
+    assert evaluated == {256: 5.0, 21 * 128: 1.0}
+    # The evaluation of step 256 came last, and was the best
+    assert load_policy(tmp_path / "run", "best").step == 256
+    assert load_policy(tmp_path / "run").step == 21 * 128
+    saved = load_policy(tmp_path / "run", 256)
+    assert saved.evaluation == 5.0
+
+
+def test_the_best_of_the_checkpoints_stays(tmp_path, monkeypatch):
+    slow = SlowEvaluations(monkeypatch, [1.0, 9.0, *[2.0] * 50])
+    slow.release()
+    flags = {"eval_interval": 256, "checkpoint_interval": 256, "keep_best": True, "keep_checkpoints": 2}
+    train(tmp_path / "run", total_timesteps=40 * 128, env_params='{"sleep": 0.0005}', **flags)
     best = load_policy(tmp_path / "run", "best")
-    returns = [row["eval/return_mean"] for row in metric_rows(tmp_path / "run") if "eval/return_mean" in row]
-    assert best.evaluation == max(returns)
+    assert best.evaluation == 9.0
+    steps = sorted(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert steps == [best.step, 38 * 128, 40 * 128]
+
+
+def test_a_restart_does_not_change_what_lockstep_means(tmp_path, capfd):
+    """Every rollout still has the parameters that its place in the order says."""
+    flags = {"rollouts_per_update": 3, "publish_interval": 2, "restart_interval": 0.0}
+    hashes = []
+    for name, mode in (("a", "lockstep"), ("b", "lockstep"), ("c", "serial")):
+        params = json.dumps({"raise_at": 20})
+        result = train(
+            tmp_path / name, env_params=params, max_restarts=100, total_timesteps=12 * 192, **{mode: True}, **flags
+        )
+        hashes.append(result.state_sha256)
+    assert len(set(hashes)) == 1
+    assert "restarts now" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("env", ["BoxToy", "MultiToy", "ImageToy"])
@@ -574,6 +660,7 @@ BAD = [
     ("--normalize-obs --env gymnasium:host_toys:MultiToy-v0", "--normalize-obs, MultiDiscrete"),
     ("--num-epochs 0", "--num-epochs, at least 1"),
     ("--sampler-only --run-dir x", "--benchmark, --run-dir"),
+    ("--sampler-only --serial", "--sampler-only, --serial"),
 ]
 
 
@@ -595,6 +682,7 @@ def test_bad_flags(flags, wanted, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("users_compiler")
 def test_cartpole_is_learned(tmp_path):
     args = appo.Args(
         env="envpool:CartPole-v1",

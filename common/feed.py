@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from common.actors import Actor, ActorsFailed, Crew, Schedule
+from common.actor import Actor
+from common.actors import ActorsFailed, Crew, Schedule
 from common.async_run import AsyncRun, Reports
 from common.host_args import HostEnvArgs
 from common.host_envs import HostEnvs, make_host

@@ -9,13 +9,8 @@ import contextlib
 import difflib
 import importlib
 import json
-import multiprocessing
 import os
-import signal
 import sys
-import threading
-import time
-import types
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -25,10 +20,10 @@ import numpy as np
 
 from common import spaces
 from common.errors import UsageError
+from common.processes import Processes
 from common.suites import HOST_SUITES, split_name
 
 Vectorization = Literal["async", "sync", "vector"]
-CLOSING = 1.0  # seconds that processes get to end by themselves
 TAKEN = ("num_envs", "seed", "env_type", "batch_size", "gym_reset_return_info")  # what flags of their own decide
 
 
@@ -134,13 +129,13 @@ class GymnasiumEnvs:
         if ":" not in env_id:
             _check_known(env_id, gymnasium.registry, "gymnasium")
         with _as_usage_error(f"gymnasium:{env_id}"):
+            maker = partial(gymnasium.make, env_id, **options)
             if vectorization == "vector":
                 self._inner = gymnasium.make_vec(env_id, num_envs, "vector_entry_point", **options)
             elif vectorization == "sync":
-                makers = [partial(_make_gymnasium, env_id, options)] * num_envs
-                self._inner = vector.SyncVectorEnv(makers, autoreset_mode=vector.AutoresetMode.SAME_STEP)
+                self._inner = vector.SyncVectorEnv([maker] * num_envs, autoreset_mode=vector.AutoresetMode.SAME_STEP)
             else:
-                self._inner = _in_processes(vector, partial(_make_gymnasium, env_id, options), num_envs)
+                self._inner = Processes(maker, num_envs, reset_timeout, step_timeout)
             single = self._inner.single_observation_space, self._inner.single_action_space
             self.spec, self._turns = _channels_last(_spec(f"gymnasium:{env_id}", *single))
         mode = self._inner.metadata.get("autoreset_mode")
@@ -149,58 +144,33 @@ class GymnasiumEnvs:
         self.resets_in_step = mode is vector.AutoresetMode.SAME_STEP
         self.num_envs = num_envs
         self._seed: int | None = seed
-        self._timeouts = reset_timeout, step_timeout
-        self._in_processes = vectorization == "async"
         self._reuses_arrays = vectorization == "vector"  # at least it may
         self._action_dtype = self._inner.single_action_space.dtype
 
     def reset(self) -> np.ndarray:
         self._over = np.zeros(self.num_envs, bool)
         seed, self._seed = self._seed, None  # once: later resets go on with the environments' own randomness
-        if not self._in_processes:
-            return self._turns(np.array(self._inner.reset(seed=seed)[0]))
-        self._inner.reset_async(seed=seed)
-        with _in_time("reset", self._timeouts[0]):
-            return self._turns(self._inner.reset_wait(timeout=self._timeouts[0])[0])
+        return self._turns(np.array(self._inner.reset(seed=seed)[0]))
 
     def step(self, action: np.ndarray) -> HostStep:
-        action = _in_bounds(action, self.spec.action_space).astype(self._action_dtype)
-        if self._in_processes:
-            self._inner.step_async(action)
-            with _in_time("step", self._timeouts[1]):
-                outputs = self._inner.step_wait(timeout=self._timeouts[1])
-        else:
-            outputs = self._inner.step(action)
-            if self._reuses_arrays:
-                outputs = *map(np.array, outputs[:4]), outputs[4]
-        obs, reward, terminated, truncated, infos = outputs
+        *outputs, infos = self._inner.step(_in_bounds(action, self.spec.action_space).astype(self._action_dtype))
+        if self._reuses_arrays:
+            outputs = map(np.array, outputs)
+        obs, reward, terminated, truncated = outputs
         over = terminated | truncated
         valid, final_obs = np.ones(self.num_envs, bool), None
-        if not self.resets_in_step:
-            valid, self._over = ~self._over, over
-        elif over.any():
-            final_obs = np.array(obs)
+        if self.resets_in_step:
+            final_obs = np.array(obs) if over.any() else obs
             for index in np.flatnonzero(over):
                 final_obs[index] = infos["final_obs"][index]
+            final_obs = self._turns(final_obs)
         else:
-            final_obs = obs
-        obs, final_obs = self._turns(obs), None if final_obs is None else self._turns(final_obs)
+            valid, self._over = ~self._over, over
+        obs = self._turns(obs)
         return HostStep(obs, reward.astype(np.float32), terminated, truncated, valid, final_obs)
 
     def close(self) -> None:
-        if not self._in_processes:
-            self._inner.close()
-            return
-        # gymnasium's own `close` waits for a process that hangs, and leaves the others behind where one has died.
-        for pipe in self._inner.parent_pipes:
-            with contextlib.suppress(OSError):
-                pipe.send(("close", None))
-        deadline = time.monotonic() + CLOSING
-        for process in self._inner.processes:
-            process.join(max(deadline - time.monotonic(), 0.0))
-            process.kill()
-            process.join()
-        self._inner.closed = True
+        self._inner.close()
 
 
 def _options(env_params: str) -> dict[str, Any]:
@@ -247,14 +217,6 @@ def _as_usage_error(name: str):
         raise UsageError(f"environment {name} cannot be made: {reason}") from error
 
 
-@contextlib.contextmanager
-def _in_time(what: str, seconds: float | None):
-    try:
-        yield
-    except multiprocessing.TimeoutError as error:
-        raise TimeoutError(f"an environment's {what} took over {seconds:g} s (--{what}-timeout)") from error
-
-
 def _spec(name: str, observation: Any, action: Any) -> spaces.EnvSpec:
     for space in (observation, action):
         if np.any(getattr(space, "start", 0)):
@@ -282,29 +244,3 @@ def _in_bounds(action: np.ndarray, space: spaces.Space) -> np.ndarray:
     if not isinstance(space, spaces.Box):
         return action
     return np.clip(action.reshape(len(action), *space.shape), space.low, space.high)
-
-
-def _make_gymnasium(env_id: str, options: dict[str, Any]) -> Any:
-    import gymnasium
-
-    if multiprocessing.parent_process():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process: the parent decides what ends
-    return gymnasium.make(env_id, **options)
-
-
-_starting = threading.Lock()
-
-
-def _in_processes(vector: Any, maker: Callable[[], Any], num_envs: int) -> Any:
-    """One process per environment, from a server that knows nothing of this program: a fork of it, with JAX's threads,
-    could deadlock.
-    """
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["gymnasium", "numpy"])
-    with _starting:
-        main = sys.modules["__main__"]
-        sys.modules["__main__"] = types.ModuleType("__main__")  # else each process would import this program, and JAX
-        try:
-            mode = vector.AutoresetMode.SAME_STEP
-            return vector.AsyncVectorEnv([maker] * num_envs, context="forkserver", autoreset_mode=mode)
-        finally:
-            sys.modules["__main__"] = main

@@ -107,3 +107,26 @@ class ShiftedToy(Toy):
 
 for toy in (Toy, BoxToy, MultiToy, ImageToy, DictToy, ShiftedToy):
     gymnasium.register(f"{toy.__name__}-v0", toy, disable_env_checker=True)
+
+
+class ReusingToys(gymnasium.vector.VectorEnv):
+    """Vectorised by itself, with arrays that every step overwrites; observes the step, and truncates at the third."""
+
+    metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}
+    single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    single_action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, num_envs: int = 1, **_):
+        self.num_envs, self._obs, self._ended = num_envs, np.zeros((num_envs, 1), np.float32), np.zeros(num_envs, bool)
+
+    def reset(self, *, seed=None, options=None):
+        self._obs[:] = 0
+        return self._obs, {}
+
+    def step(self, actions):
+        self._obs += 1
+        self._ended[:] = self._obs[:, 0] == 3
+        return self._obs, self._obs[:, 0], np.zeros(self.num_envs, bool), self._ended, {}
+
+
+gymnasium.register("ReusingToys-v0", vector_entry_point=ReusingToys)

@@ -23,7 +23,8 @@ from test_appo import SMALL, TOY, metric_rows, train
 
 import common.host_evaluate
 import common.watch
-from common.actors import Actor, ActorsFailed, Schedule
+from common.actor import Actor
+from common.actors import ActorsFailed, Schedule
 from common.errors import TrainingError
 from common.host_envs import make_host
 from common.host_evaluate import run_host_episodes
@@ -297,6 +298,12 @@ def test_rollouts_hang_together():
     np.testing.assert_allclose(whole.discounted[:, 0], [2 - 0.5 ** (step % 7) for step in range(24)])
     assert [part.returns for part in parts] == [[], [7.0, 7.0], [7.0, 7.0], [7.0, 7.0]]
     assert parts[1].lengths == [7, 7]
+
+
+def test_arrays_that_an_environment_uses_again_are_copied():
+    (part,) = collect(actor_on(TOYS + "ReusingToys-v0", vectorization="vector"), 1)
+    np.testing.assert_array_equal(part.rollout.obs[:, 0, 0], np.arange(7))
+    np.testing.assert_array_equal(part.rollout.truncated[:, 0], np.arange(1, 7) == 3)
 
 
 def test_steps_that_only_reset_do_not_count():

@@ -89,7 +89,8 @@ class AsyncRun(Run):
         return super().finish(state)
 
     def __exit__(self, *error: Any) -> None:
-        self._evaluate.stop()
+        if self._evaluate:
+            self._evaluate.stop()
         super().__exit__(*error)
 
     def _settle(self, state: Any, evaluate: bool, save: bool) -> None:

@@ -76,7 +76,7 @@ class Run:
             "checkpoint": 0 if args.benchmark else args.checkpoint_interval,
         }
         self.checkpoints = self.sha256 = None
-        self._pending = self._host = self._transferred = self._best = None
+        self._pending = self._host = self._transferred = self._best = self._evaluate = None
         self._evaluated_at = self._saved_at = self._trained_until = None
         self._metrics = None
         self._created = self._trained_since = self._row_began = time.perf_counter()

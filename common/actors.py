@@ -160,14 +160,14 @@ class Crew:
             work()
         except Stopped:
             return False
-        except Exception as error:
+        except BaseException as error:  # environments may also call sys.exit
             if stopped():
                 return False
             actor.close()
             return self._may_restart(actor, error, stopped)
         return not stopped()
 
-    def _may_restart(self, actor: Actor, error: Exception, stopped: Callable[[], bool]) -> bool:
+    def _may_restart(self, actor: Actor, error: BaseException, stopped: Callable[[], bool]) -> bool:
         trace = "".join(traceback.format_exception(error)).rstrip()
         last = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         with self._lock:

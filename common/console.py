@@ -28,10 +28,9 @@ class Console:
             return
         try:
             self._rich.print(text, markup=False)
-        except (
-            BrokenPipeError,
-            SystemExit,
-        ):  # rich turns the first into the second: the reader has gone, as in `| head`: the run goes on without it
+        except (OSError, SystemExit):
+            # The reader has gone, as in `| head` (rich makes that a SystemExit), or the output's disk is full: the run
+            # goes on without it.
             self.quiet = True
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 

@@ -145,7 +145,8 @@ class Feed:
 
     def __exit__(self, *error: Any) -> None:
         self.crew.__exit__(*error)
-        self._run.remarks.append(self.meters.bottleneck())
+        if not self._serial and self.meters.shares:
+            self._run.remarks.append(self.meters.bottleneck())
         self._run.measured = {"sampler_only": self._sampler_only, **self.meters.counts(), **self.meters.totals()}
 
     def next_batch(self) -> tuple[Rollout, ...] | None:
@@ -176,7 +177,10 @@ class Feed:
         """The metrics of actors and queues since the last call."""
         counts = self.crew.queues.counts
         self._run.counters = {"restarts": self.crew.restarts} | {name: counts[name] for name in COUNTED}
-        return self.meters.row()
+        row = self.meters.row()
+        if 0 < row.get("batch/valid", 0) <= row.get("batch/too_old", 0):
+            self._run.console.warn("every step of late was older than --max-policy-lag: nothing was learned from them")
+        return row
 
 
 def train_chunk(args: HostEnvArgs, run: AsyncRun, feed: Feed, state: Any, update: Callable) -> Any:

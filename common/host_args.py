@@ -41,15 +41,15 @@ class HostEnvArgs(RunArgs):
     publish_interval: int = 1
     """Updates between two versions of the parameters that actors get."""
     lockstep: bool = False
-    """Fixed order, repeatable: every update learns from one rollout of each actor, collected while the last one ran."""
+    """Fixed order, repeatable: updates learn from the actors' rollouts in turn, collected while the last one ran."""
     serial: bool = False
     """Everything in one thread, for debugging; the same numbers as with --lockstep."""
     learner_timeout: float = 300.0
     """Fail after this many seconds without a rollout."""
     reset_timeout: float = 120.0
-    """Seconds that making and resetting the environments of an actor may take."""
+    """Seconds that making and first resetting the environments of an actor may take."""
     step_timeout: float = 60.0
-    """Seconds that a step of the environments of an actor may take."""
+    """Seconds that a step of the environments of an actor may take, with the resets in it."""
     max_restarts: int = 10
     """Restarts of failed actors, with new environments, before the run fails."""
     restart_interval: float = 60.0
@@ -94,7 +94,8 @@ class HostEnvArgs(RunArgs):
     def __post_init__(self):
         self.benchmark = self.benchmark or self.sampler_only
         super().__post_init__()
-        check(self, "num_steps envs_per_actor actor_threads queue_size publish_interval", at_least=1, at_most=2**20)
+        check(self, "num_steps envs_per_actor queue_size publish_interval", at_least=1, at_most=2**20)
+        check(self, "actor_threads", at_least=1, at_most=1024)
         check(self, "rollouts_per_update max_restarts restart_interval", at_least=0)
         check(self, "learner_timeout reset_timeout step_timeout", above=0)
         _ = self.actor_indices, self.learner_indices

@@ -225,6 +225,8 @@ def _spec(name: str, observation: Any, action: Any) -> spaces.EnvSpec:
     narrow = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}
     dtype = narrow.get(np.dtype(observation.dtype), np.dtype(observation.dtype))
     observation = spaces.convert(observation, "observation space")
+    if 0 in observation.shape:
+        raise UsageError(f"environment {name} has no observation: its observation space has shape {observation.shape}")
     return spaces.EnvSpec(name, observation, dtype, spaces.convert(action, "action space"))
 
 

@@ -25,6 +25,7 @@ class Meters:
         start = self._began, counts["produced"], counts["trained"]  # time, rollouts made and learned from
         self._samples: deque[tuple[float, int, int]] = deque([start])
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+        self.shares: tuple[float, float, float] | None = None
         self._begin_row()
 
     @contextmanager
@@ -64,6 +65,7 @@ class Meters:
             row |= {"queue/p10": low, "queue/p50": middle, "queue/p90": high}
             row |= {"batch/valid": self._valid / self._steps, "batch/too_old": self._too_old / self._steps}
         self._begin_row()
+        self.shares = self._share()
         return row | self.counts() | self.totals()
 
     def counts(self) -> dict[str, int]:
@@ -79,20 +81,28 @@ class Meters:
         return {f"time/{name}": float(value) for name, value in seconds.items()}
 
     def bottleneck(self) -> str:
-        """In words, which side the other one waited for."""
-        wall = max(time.monotonic() - self._began, 1e-9)
-        learner = self.seconds["wait_get"] / wall
-        waits = [actor.seconds["wait_put"] + actor.seconds["wait_params"] for actor in self._crew.actors]
-        actors = float(np.mean(waits)) / wall
-        shares = f"the learner waited for rollouts {learner:.0%} of the time, the actors for the learner {actors:.0%}"
+        """In words, which side the other one waited for, up to the last row."""
+        learner, actors, dropped = self.shares
+        text = f"the learner waited for rollouts {learner:.0%} of the time, the actors for the learner {actors:.0%}"
+        if dropped:
+            return f"speed    the bottleneck is the learner: {dropped:.0%} of the rollouts were dropped; {text}"
         if abs(learner - actors) < 0.1:
-            return f"speed    balanced: {shares}"
-        slow, advice = (
-            ("the actors", "more --actor-threads or faster environments")
-            if learner > actors
-            else ("the learner", "fewer epochs, a smaller network or more --learner-devices")
-        )
-        return f"speed    the bottleneck is {slow}: {shares}; {advice} would help"
+            return f"speed    balanced: {text}"
+        if learner < actors:
+            advice = "fewer epochs, a smaller network or more --learner-devices would help"
+            return f"speed    the bottleneck is the learner: {text}; {advice}"
+        seconds = self.totals()
+        steps = seconds["time/actor_env_step"] > seconds["time/actor_act"]
+        advice = "faster environments" if steps else "a smaller network or more --envs-per-actor"
+        return f"speed    the bottleneck is the actors: {text}; {advice} would help"
+
+    def _share(self) -> tuple[float, float, float] | None:
+        """Of the time so far: waiting of the learner and of the mean actor; and of the rollouts: those dropped."""
+        counts, wall = self._crew.queues.counts, time.monotonic() - self._began
+        if not counts["trained"]:
+            return None
+        waits = [actor.seconds["wait_put"] + actor.seconds["wait_params"] for actor in self._crew.actors]
+        return self.seconds["wait_get"] / wall, float(np.mean(waits)) / wall, counts["dropped"] / counts["produced"]
 
     def _begin_row(self) -> None:
         self._lags: list[np.ndarray] = []

@@ -42,15 +42,15 @@ class Processes:
         self.metadata = self._envs.metadata
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict]:
-        """As gymnasium's. Raises TimeoutError where a process does not answer in time."""
-        self._envs.reset_async(seed=seed)
+        """As gymnasium's. Raises TimeoutError where a process does not answer in time, RuntimeError where one died."""
         with self._in_time("reset") as seconds:
+            self._envs.reset_async(seed=seed)
             return self._envs.reset_wait(timeout=seconds)
 
     def step(self, action: Any) -> tuple[Any, ...]:
-        """As gymnasium's. Raises TimeoutError where a process does not answer in time."""
-        self._envs.step_async(action)
+        """As gymnasium's. Raises TimeoutError where a process does not answer in time, RuntimeError where one died."""
         with self._in_time("step") as seconds:
+            self._envs.step_async(action)
             return self._envs.step_wait(timeout=seconds)
 
     def close(self) -> None:
@@ -75,6 +75,10 @@ class Processes:
             yield seconds
         except multiprocessing.TimeoutError as error:
             raise TimeoutError(f"an environment's {what} took over {seconds:g} s (--{what}-timeout)") from error
+        except (EOFError, ConnectionError) as error:
+            ended = [process for process in self.processes if process.exitcode is not None]
+            codes = ", ".join(f"{process.exitcode}" for process in ended) or "unknown"
+            raise RuntimeError(f"a process of an environment ended by itself (exit code {codes})") from error
 
 
 class _Maker:

@@ -80,7 +80,7 @@ def convert(space: Any, what: str) -> Space:
     """
     if hasattr(space, "nvec"):
         return MultiDiscrete(tuple(int(n) for n in np.ravel(space.nvec)))
-    if hasattr(space, "n"):
+    if hasattr(space, "n") and not getattr(space, "shape", ()):  # MultiBinary has both
         return Discrete(int(space.n))
     if hasattr(space, "low"):
         shape = tuple(space.shape)

@@ -341,7 +341,7 @@ def trouble(folder: Path, **more: Any) -> str:
     ("what", "vectorization", "words"),
     [
         ({"raise_at": 20}, "async", "RuntimeError: the toy was told to fail"),
-        ({"exit_at": 20}, "async", "EOFError"),
+        ({"exit_at": 20}, "async", "a process of an environment ended by itself (exit code 7)"),
         ({"hang_at": 20}, "async", "TimeoutError"),
         ({"hang_in_reset": 1}, "async", "TimeoutError"),
         ({"nan_at": 20}, "sync", "the observation of environment 0 of actor"),

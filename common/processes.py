@@ -1,6 +1,6 @@
 """gymnasium environments in processes of their own: what hangs there can be killed."""
 
-import multiprocessing
+import multiprocessing.connection
 import signal
 import sys
 import threading
@@ -76,6 +76,7 @@ class Processes:
         except multiprocessing.TimeoutError as error:
             raise TimeoutError(f"an environment's {what} took over {seconds:g} s (--{what}-timeout)") from error
         except (EOFError, ConnectionError) as error:
+            multiprocessing.connection.wait([process.sentinel for process in self.processes], timeout=1.0)
             ended = [process for process in self.processes if process.exitcode is not None]
             codes = ", ".join(f"{process.exitcode}" for process in ended) or "unknown"
             raise RuntimeError(f"a process of an environment ended by itself (exit code {codes})") from error

@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Sleeping(gymnasium.vector.VectorEnv):
-    """Every step of all environments together sleeps for `seconds`, as if a simulator elsewhere computed it."""
+    """A step sleeps for `seconds` per environment, as simulators would one after another, but elsewhere."""
 
     metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}
 
@@ -21,7 +21,7 @@ class Sleeping(gymnasium.vector.VectorEnv):
         return self._obs, {}
 
     def step(self, actions):
-        time.sleep(self._seconds)
+        time.sleep(self._seconds * self.num_envs)
         ends = np.zeros((2, self.num_envs), bool)
         return self._obs, np.ones(self.num_envs), *ends, {}
 

@@ -21,6 +21,8 @@ from common.console import fail
 from common.errors import TrainingError, UsageError
 from common.suites import is_custom
 
+MAX_DEVICES = 4096
+
 
 def _parse_count(words: list[str]) -> int:
     value = float(words[0].replace("_", ""))

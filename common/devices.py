@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from common.args import MAX_DEVICES
 from common.errors import UsageError
 
 AXIS = "devices"
-MAX_DEVICES = 4096
 
 # Below this many environments per device a second CPU device costs more than it brings (docs/ppo.md, "Devices").
 MIN_ENVS_PER_CPU_DEVICE = 8

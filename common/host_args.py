@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from common.args import Count, RunArgs, check
+from common.args import MAX_DEVICES, Count, RunArgs, check
 from common.errors import UsageError
 from common.suites import steps_on_host
-
-MAX_DEVICES = 4096
 
 
 @dataclass(kw_only=True)

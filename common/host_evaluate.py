@@ -36,6 +36,8 @@ class Evaluator:
                 future.set_result(self._play(jax.device_put(learner), worker))
             except Exception as error:
                 future.set_exception(error)
+            except BaseException as error:  # environments may also call sys.exit, which must not end who waits
+                future.set_exception(RuntimeError(repr(error)))
 
         self._thread = threading.Thread(target=work, name=THREAD, daemon=True)
         self._thread.start()

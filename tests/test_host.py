@@ -397,14 +397,17 @@ def test_a_learner_without_rollouts_says_what_every_actor_does(tmp_path):
         train(tmp_path / "run", env_params='{"sleep": 0.3}', learner_timeout=1.0)
 
 
-def test_an_evaluation_that_fails_does_not_stop_the_training(tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+def test_an_evaluation_that_fails_does_not_stop_the_training(kind, tmp_path, monkeypatch, capfd):
     def fail(*_):
-        raise RuntimeError("no evaluation today")
+        raise kind("no evaluation today")
 
     monkeypatch.setattr(common.host_evaluate, "run_host_episodes", fail)
-    with pytest.raises(TrainingError, match="the evaluation failed: RuntimeError: no evaluation today"):
+    with pytest.raises(TrainingError, match="the evaluation failed: RuntimeError: .*no evaluation today"):
         train(tmp_path / "run", eval_interval=128, total_timesteps=40 * 128)
-    assert "the evaluation at step 128 failed: RuntimeError: no evaluation today" in capfd.readouterr().err
+    errors = capfd.readouterr().err
+    assert "the evaluation at step 128 failed: RuntimeError: " in errors
+    assert "no evaluation today" in errors
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [str(40 * 128)]
     assert result_of(tmp_path / "run")["status"] == "failed"
 

@@ -57,6 +57,8 @@ class Args(HostEnvArgs):
     """Weight of the value loss."""
     clip_vloss: bool = False
     """Clip the change of the value within an update, by --clip-eps."""
+    normalize_returns: bool = True
+    """Let the critic predict returns in units of their running mean and deviation, whatever the scale of rewards."""
     ent_coef: float = 0.01
     """Weight of the exploration loss."""
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
@@ -67,10 +69,6 @@ class Args(HostEnvArgs):
     """Normalise advantages over each minibatch, across all devices."""
     normalize_obs: bool = False
     """Normalise observations by their running mean and standard deviation."""
-    normalize_rewards: bool = False
-    """Divide rewards by the running standard deviation of the discounted return."""
-    reward_scale: float = 1.0
-    """Multiply rewards by this for learning; reported returns stay raw."""
     activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
     """Activation of the hidden layers."""
     hidden_sizes: tuple[int, ...] = (64, 64)
@@ -93,11 +91,9 @@ class Args(HostEnvArgs):
     def __post_init__(self):
         super().__post_init__()
         check(self, "num_epochs num_minibatches hidden_sizes ratio_clamp", at_least=1)
-        check(self, "learning_rate clip_eps reward_scale rho_clip c_clip pg_rho_clip", above=0)
+        check(self, "learning_rate clip_eps rho_clip c_clip pg_rho_clip", above=0)
         check(self, "vf_coef ent_coef max_grad_norm max_policy_lag", at_least=0)
         check(self, "gamma gae_lambda", at_least=0, at_most=1)
-        if self.normalize_rewards and self.reward_scale != 1:
-            raise UsageError("--normalize-rewards cancels --reward-scale; leave one of them out")
 
 
 if __name__ == "__main__":
@@ -117,7 +113,7 @@ from common.devices import AXIS, choose_roles, describe, flat_pmean, to_host
 from common.distributions import Categoricals, Normal, action_noise
 from common.feed import Feed, HostEnvKind, env_maker, example_batch, inspect, limits_of, over_devices, train_chunk
 from common.host_evaluate import Evaluator
-from common.normalize import RunningStats, running_stats
+from common.normalize import RunningStats, rescale_output, running_stats
 from common.rollouts import Rollout
 from common.run import TrainResult
 from common.sampling import block_width, minibatch_indices
@@ -157,7 +153,7 @@ class Network(nn.Module):
     def __call__(self, obs: jax.Array) -> tuple[Categoricals | Normal, jax.Array]:
         x = Torso(self.args, self.obs_space, name="torso")(obs)
         y = x if self.args.share_torso else Torso(self.args, self.obs_space, name="value_torso")(obs)
-        value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), name="value")(y)[..., 0]
+        value = nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(y)[..., 0]  # zero is so in any units
         head = partial(nn.Dense, kernel_init=nn.initializers.orthogonal(0.01), name="policy")
         if isinstance(self.action_space, spaces.Box):
             mean = head(math.prod(self.action_space.shape))(x)  # actions are flat here, the environments shape them
@@ -177,7 +173,7 @@ class Learner(struct.PyTreeNode):
     params: Any
     opt_state: optax.OptState
     obs_stats: RunningStats | None
-    return_stats: RunningStats | None
+    return_stats: RunningStats | None  # the units of the network's values
     key: jax.Array  # root of all randomness of the learner; never advanced, only folded
     updates: jax.Array  # [] updates done
 
@@ -312,7 +308,7 @@ def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
             params=params,
             opt_state=optimizer.init(params),
             obs_stats=running_stats(env.observation_space.shape) if args.normalize_obs else None,
-            return_stats=running_stats(()) if args.normalize_rewards else None,
+            return_stats=running_stats(()) if args.normalize_returns else None,
             key=key,
             updates=jnp.int32(0),
         )
@@ -321,32 +317,29 @@ def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
         """Learn from this device's share of some rollouts, [T, N, ...] each."""
         learner = jax.tree.map(lambda x: x[0], state.learner)
         rollout = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *rollouts)  # [T, N of all rollouts, ...]
-        return_stats = learner.return_stats and learner.return_stats.merge(rollout.discounted, AXIS, rollout.valid)
-        batch, metrics = prepare(learner, return_stats, rollout)
+        batch, metrics = prepare(learner, rollout)
+        learner, batch = update_units(learner, batch)
         params, opt_state, learn_metrics = learn(learner, batch, len(rollouts))
         learner = learner.replace(
             params=params,
             opt_state=opt_state,
             obs_stats=learner.obs_stats and learner.obs_stats.merge(rollout.obs[:-1], AXIS, rollout.valid),
-            return_stats=return_stats,
             updates=learner.updates + 1,
         )
         return TrainState(jax.tree.map(lambda x: x[None], learner)), publish(learner), metrics | learn_metrics
 
-    def prepare(learner: Learner, return_stats: RunningStats | None, rollout: Rollout) -> tuple[Batch, dict]:
-        """Values, advantages and value targets of a rollout, flattened to [T * N, ...], and metrics of them."""
+    def prepare(learner: Learner, rollout: Rollout) -> tuple[Batch, dict]:
+        """Values, advantages and targets in units of the rewards, flattened to [T * N, ...], and metrics of them."""
         obs = see(learner, rollout.obs[:-1])
         # Flat, as in the loss: with one gradient step per update both passes are the same, and compiled into one.
         policy, value = network.apply(learner.params, obs.reshape(-1, *obs.shape[2:]))
+        value = in_reward_units(learner, value)
         policy, value = jax.tree.map(lambda x: x.reshape(*obs.shape[:2], *x.shape[1:]), (policy, value))  # [T, N]
         next_value = jnp.concatenate([value[1:], value_of(learner, rollout.obs[-1])[None]])
         if rollout.final_obs is not None:
             cut = rollout.truncated & ~rollout.terminated
             next_value = put_final_values(next_value, cut, rollout.final_obs, partial(value_of, learner))
-        reward = rollout.reward * args.reward_scale
-        if return_stats is not None:
-            reward = jnp.clip(reward / return_stats.std, -10, 10)
-        common = reward, value, next_value, rollout.terminated, rollout.truncated, args.gamma, args.gae_lambda
+        common = rollout.reward, value, next_value, rollout.terminated, rollout.truncated, args.gamma, args.gae_lambda
         log_rho = log_ratio(policy.log_prob(rollout.action), rollout.record)
         if args.advantage == "gae":
             advantage = gae(*common)
@@ -360,6 +353,15 @@ def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
         mean = partial(weighted_mean, weight)
         metrics = {"value/mean": mean(value), "value/target": mean(target), "policy/rho": mean(jnp.exp(log_rho))}
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch), jax.lax.pmean(metrics, AXIS)
+
+    def update_units(learner: Learner, batch: Batch) -> tuple[Learner, Batch]:
+        """Move on to units of the values that count these targets in; the values stay what they are (PopArt)."""
+        if learner.return_stats is None:
+            return learner, batch
+        units = learner.return_stats.merge(batch.target, AXIS, batch.weight > 0)
+        params = rescale_output(learner.params, "value", learner.return_stats, units)
+        value, target = units.normalize(batch.value, math.inf), units.normalize(batch.target, math.inf)
+        return learner.replace(params=params, return_stats=units), batch._replace(value=value, target=target)
 
     def learn(learner: Learner, batch: Batch, num_rollouts: int):
         """Epochs of minibatch gradient steps; returns parameters, optimizer state and metrics."""
@@ -437,7 +439,10 @@ def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
         return jnp.clip(log_prob - old_log_prob, -limit, limit)
 
     def value_of(learner: Learner, obs: jax.Array) -> jax.Array:
-        return network.apply(learner.params, see(learner, obs))[1]
+        return in_reward_units(learner, network.apply(learner.params, see(learner, obs))[1])
+
+    def in_reward_units(learner: Learner, value: jax.Array) -> jax.Array:
+        return value if learner.return_stats is None else learner.return_stats.denormalize(value)
 
     def explore(published: Published, memory: Any, key_data: jax.Array, step: jax.Array, obs: jax.Array):
         """Sampled actions [N, ...] of an actor's environments with their log-probabilities [N]."""
@@ -511,8 +516,7 @@ def train(args: Args) -> TrainResult:
         if state is None:
             return run.finish(state)
         first = jax.tree.map(lambda x: x[0], to_host(state).learner)
-        gamma = args.gamma if args.normalize_rewards else None
-        actors = {"act": jax.jit(appo.explore), "devices": actor_devices, "gamma": gamma}
+        actors = {"act": jax.jit(appo.explore), "devices": actor_devices}
         with Feed(args, run, update, first.updates, publish(first), **actors) as feed:
             while run.unfinished:
                 state = train_chunk(args, run, feed, state, update)
@@ -527,7 +531,7 @@ def example_rollouts(args: Args, env: HostEnvKind, appo: APPO) -> tuple[Rollout,
         return appo.explore(publish(learner), (), jax.random.key_data(learner.key), jnp.uint32(0), obs)
 
     obs = jax.ShapeDtypeStruct((args.envs_per_actor, *env.spec.observation_space.shape), env.spec.obs_dtype)
-    return example_batch(args, env, *jax.eval_shape(explore, obs), args.normalize_rewards)
+    return example_batch(args, env, *jax.eval_shape(explore, obs))
 
 
 def check_split(args: Args, num_learners: int) -> None:

@@ -38,7 +38,7 @@ class Args(DeviceEnvArgs):
     """The KL divergence per update that --lr-schedule kl-adaptive steers to."""
     gamma: float = 0.99
     """Discount factor."""
-    gae_lambda: float = 0.9
+    gae_lambda: float = 0.95
     """Lambda of generalized advantage estimation."""
     clip_eps: float = 0.2
     """Clipping range of the probability ratio."""
@@ -48,6 +48,8 @@ class Args(DeviceEnvArgs):
     """Weight of the value loss."""
     clip_vloss: bool = True
     """Clip the change of the value, by --clip-eps, as in the policy loss."""
+    normalize_returns: bool = True
+    """Let the critic predict returns in units of their running mean and deviation, whatever the scale of rewards."""
     ent_coef: float = 0.01
     """Weight of the exploration loss."""
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
@@ -60,10 +62,6 @@ class Args(DeviceEnvArgs):
     """Skip the remaining epochs of an update once the KL divergence of an epoch exceeds this; 0 turns it off."""
     normalize_obs: bool = False
     """Normalise observations by their running mean and standard deviation."""
-    normalize_rewards: bool = False
-    """Divide rewards by the running standard deviation of the discounted return."""
-    reward_scale: float = 1.0
-    """Multiply rewards by this for learning; reported returns stay raw."""
     activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
     """Activation of the hidden layers."""
     hidden_sizes: tuple[int, ...] = (64, 64)
@@ -96,11 +94,9 @@ class Args(DeviceEnvArgs):
     def __post_init__(self):
         super().__post_init__()
         check(self, "num_steps update_epochs num_minibatches hidden_sizes", at_least=1)
-        check(self, "learning_rate clip_eps desired_kl reward_scale", above=0)
+        check(self, "learning_rate clip_eps desired_kl", above=0)
         check(self, "vf_coef ent_coef max_grad_norm target_kl", at_least=0)
         check(self, "gamma gae_lambda", at_least=0, at_most=1)
-        if self.normalize_rewards and self.reward_scale != 1:
-            raise UsageError("--normalize-rewards cancels --reward-scale; leave one of them out")
         if self.lr_schedule == "linear" and not self.anneal_lr:
             raise UsageError("--no-anneal-lr contradicts --lr-schedule linear; leave one of them out")
 
@@ -123,7 +119,7 @@ from common.distributions import Categoricals, Normal, action_noise
 from common.envs import Env, make, wrap
 from common.episodes import EpisodeTracker, RecentEpisodes, new_recent, new_tracker, recent_metrics, track
 from common.evaluate import Episodes, run_episodes
-from common.normalize import RunningStats, discounted_returns, running_stats
+from common.normalize import RunningStats, rescale_output, running_stats
 from common.repeat import repeat
 from common.run import Run, TrainResult
 from common.sampling import block_width, keys_of, minibatch_indices, rollout_keys
@@ -170,7 +166,7 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    """The value of an observation."""
+    """The value of an observation: zero at first, which is the same in any units."""
 
     args: Args
     obs_space: spaces.Space
@@ -178,7 +174,7 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
         x = Torso(self.args, self.obs_space)(obs)
-        return nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(x)[..., 0]  # [B]
+        return nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(x)[..., 0]  # [B]
 
 
 # ----------------------------------------------------------------------------------------------------------- records
@@ -196,7 +192,7 @@ class Learner(struct.PyTreeNode):
     opt_state: optax.OptState
     learning_rate: jax.Array  # [] moves under kl-adaptive only
     obs_stats: RunningStats | None
-    return_stats: RunningStats | None
+    return_stats: RunningStats | None  # the units of the critic
     recent: RecentEpisodes
     key: jax.Array  # root of all randomness; never advanced, only folded
     updates: jax.Array  # [] updates done
@@ -208,7 +204,6 @@ class Envs(struct.PyTreeNode):
     state: Any  # [N, ...]
     obs: jax.Array  # [N, ...]
     tracker: EpisodeTracker  # [N]
-    discounted: jax.Array  # [N] running discounted return, for reward normalisation
 
 
 class TrainState(struct.PyTreeNode):
@@ -334,7 +329,7 @@ def make_ppo(args: Args, env: Env) -> PPO:
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
         start = env.reset_mid_episode if args.decorrelate else env.reset
         obs, env_state = jax.vmap(start)(keys_of(envs_key, num_envs))
-        envs = Envs(state=env_state, obs=obs, tracker=new_tracker(num_envs), discounted=jnp.zeros(num_envs))
+        envs = Envs(state=env_state, obs=obs, tracker=new_tracker(num_envs))
         return TrainState(new_learner(params_key, key), envs)
 
     def new_learner(params_key: jax.Array, key: jax.Array) -> Learner:
@@ -346,7 +341,7 @@ def make_ppo(args: Args, env: Env) -> PPO:
             opt_state=optimizer.init(params),
             learning_rate=jnp.float32(args.learning_rate),
             obs_stats=running_stats(env.observation_space.shape) if args.normalize_obs else None,
-            return_stats=running_stats(()) if args.normalize_rewards else None,
+            return_stats=running_stats(()) if args.normalize_returns else None,
             recent=new_recent(),
             key=key,
             updates=jnp.int32(0),
@@ -359,8 +354,8 @@ def make_ppo(args: Args, env: Env) -> PPO:
 
         envs, trajectory = collect(learner, envs, rollout_key)
         tracker, recent, episodes = track(envs.tracker, learner.recent, trajectory.reward, trajectory.done, AXIS)
-        reward, discounted, return_stats = scale_rewards(learner, envs, trajectory)
-        batch, value_metrics = estimate(learner, envs, trajectory._replace(reward=reward))
+        batch, value_metrics = estimate(learner, envs, trajectory)
+        learner, batch = update_units(learner, batch)
         params, opt_state, learn_metrics = learn(learner, batch, shuffle_key)
 
         obs_stats = learner.obs_stats and learner.obs_stats.merge(trajectory.obs, AXIS)
@@ -369,12 +364,10 @@ def make_ppo(args: Args, env: Env) -> PPO:
             opt_state=opt_state,
             learning_rate=next_learning_rate(learner, learn_metrics["policy/approx_kl"]),
             obs_stats=obs_stats,
-            return_stats=return_stats,
             recent=recent,
             updates=learner.updates + 1,
         )
-        envs = envs.replace(tracker=tracker, discounted=discounted)
-        return TrainState(learner, envs), Averages.of(value_metrics | learn_metrics), episodes
+        return TrainState(learner, envs.replace(tracker=tracker)), Averages.of(value_metrics | learn_metrics), episodes
 
     def collect(learner: Learner, envs: Envs, key: jax.Array) -> tuple[Envs, Trajectory]:
         """Step all environments `num_steps` times with the current policy."""
@@ -394,25 +387,12 @@ def make_ppo(args: Args, env: Env) -> PPO:
         (env_state, obs), trajectory = jax.lax.scan(step, (envs.state, envs.obs), (noise, env_keys))
         return envs.replace(state=env_state, obs=obs), trajectory
 
-    def scale_rewards(learner: Learner, envs: Envs, trajectory: Trajectory):
-        """Rewards for learning [T, N], the running discounted returns [N], and their statistics."""
-        reward = trajectory.reward * args.reward_scale
-        if learner.return_stats is None:
-            return reward, envs.discounted, None
-        running, returns = discounted_returns(envs.discounted, reward, trajectory.done, args.gamma)
-        return_stats = learner.return_stats.merge(returns, AXIS)
-        return jnp.clip(reward / return_stats.std, -10, 10), running, return_stats
-
     def estimate(learner: Learner, envs: Envs, trajectory: Trajectory) -> tuple[Batch, dict[str, jax.Array]]:
-        """Values, advantages and value targets of a rollout, flattened to [T * N, ...]."""
-
-        def value_of(obs):
-            return critic.apply(learner.params.critic, see(learner, obs))
-
-        value = value_of(trajectory.obs)  # [T, N]
-        next_value = jnp.concatenate([value[1:], value_of(envs.obs)[None]])
+        """Values, advantages and value targets of a rollout, in units of the rewards, flattened to [T * N, ...]."""
+        value = value_of(learner, trajectory.obs)  # [T, N]
+        next_value = jnp.concatenate([value[1:], value_of(learner, envs.obs)[None]])
         cut = trajectory.truncated & ~trajectory.terminated
-        next_value = put_final_values(next_value, cut, trajectory.final_obs, value_of)
+        next_value = put_final_values(next_value, cut, trajectory.final_obs, partial(value_of, learner))
         ends = trajectory.terminated, trajectory.truncated
         advantage = gae(trajectory.reward, value, next_value, *ends, args.gamma, args.gae_lambda)
 
@@ -426,6 +406,16 @@ def make_ppo(args: Args, env: Env) -> PPO:
         )
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)  # [T * N, ...]
         return batch, value_statistics(batch)
+
+    def update_units(learner: Learner, batch: Batch) -> tuple[Learner, Batch]:
+        """Move on to units of the critic that count these targets in; its values stay what they are (PopArt)."""
+        if learner.return_stats is None:
+            return learner, batch
+        units = learner.return_stats.merge(batch.target, AXIS)
+        critic_params = rescale_output(learner.params.critic, "value", learner.return_stats, units)
+        value, target = units.normalize(batch.value, math.inf), units.normalize(batch.target, math.inf)
+        learner = learner.replace(params=learner.params._replace(critic=critic_params), return_stats=units)
+        return learner, batch._replace(value=value, target=target)
 
     def learn(learner: Learner, batch: Batch, key: jax.Array):
         """Epochs of minibatch gradient steps; returns parameters, optimizer state and metrics."""
@@ -491,6 +481,11 @@ def make_ppo(args: Args, env: Env) -> PPO:
             "policy/clip_fraction": jnp.mean((ratio < bounds[0]) | (ratio > bounds[1])),
         }
         return total, losses | statistics
+
+    def value_of(learner: Learner, obs: jax.Array) -> jax.Array:
+        """The critic's values of raw observations, in units of the rewards."""
+        value = critic.apply(learner.params.critic, see(learner, obs))
+        return value if learner.return_stats is None else learner.return_stats.denormalize(value)
 
     def evaluate_one(learner: Learner) -> Episodes:
         return run_episodes(env, partial(act, learner), math.ceil(args.eval_episodes / jax.lax.axis_size(AXIS)))

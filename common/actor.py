@@ -29,11 +29,9 @@ class Actor(Worker):
         num_steps: int,
         seed: tuple[int, ...],
         memory: Any = (),
-        gamma: float | None = None,
     ):
         """`make_envs` takes a seed. `act` takes parameters, memory, key data, a step's number and observations
-        [N, ...], and returns actions [N, ...], a record of them and the new memory. With `gamma`, rollouts carry the
-        running discounted return.
+        [N, ...], and returns actions [N, ...], a record of them and the new memory.
         """
         super().__init__(f"actor {index}", ("env_step", "act", "wait_params", "wait_put"))
         self.index, self.device = index, device
@@ -41,7 +39,7 @@ class Actor(Worker):
         self.restarted = -np.inf  # when it did so for the last time
         self.envs: HostEnvs | None = None
         self._make_envs, self._act, self._slots = make_envs, act, slots
-        self._num_steps, self._seed, self._first_memory, self._gamma = num_steps, seed, memory, gamma
+        self._num_steps, self._seed, self._first_memory = num_steps, seed, memory
 
     def start(self) -> None:
         """Make the environments, other ones after every restart, and begin their episodes."""
@@ -53,7 +51,7 @@ class Actor(Worker):
         self._key = np.asarray(jax.random.key_data(jax.random.key(int(seeds[1]))))
         self._steps = np.uint32(0)
         self._memory = self._first_memory
-        self._return, self._discounted = np.zeros((2, self.envs.num_envs))
+        self._return = np.zeros(self.envs.num_envs)
         self._length = np.zeros(self.envs.num_envs, int)
 
     def collect(self, choose: Callable[[Slot | None], Slot]) -> Collected:
@@ -85,10 +83,10 @@ class Actor(Worker):
         final_obs = self._checked(out.final_obs) if self.envs.resets_in_step else None
         over = out.terminated | out.truncated
         self._forget(over | ~out.valid)
-        discounted = self._account(out.reward, over, out.valid, returns, lengths)
+        self._account(out.reward, over, out.valid, returns, lengths)
         version = np.full(len(obs), slot.version, np.int32)
         outcome = out.reward, out.terminated, out.truncated, out.valid
-        return Rollout(obs, action, record, *outcome, version, final_obs, discounted, ())
+        return Rollout(obs, action, record, *outcome, version, final_obs, ())
 
     def close(self) -> None:
         """Close the environments; what they raise then does not matter any more."""
@@ -107,8 +105,8 @@ class Actor(Worker):
 
         self._memory = jax.tree.map(forget, self._memory, self._first_memory)
 
-    def _account(self, reward, done, valid, returns: list[float], lengths: list[int]) -> np.ndarray | None:
-        """Add up episodes; returns the running discounted returns [N], if wanted."""
+    def _account(self, reward, done, valid, returns: list[float], lengths: list[int]) -> None:
+        """Add up episodes."""
         self._return += reward
         self._length += valid
         if done.any():
@@ -116,11 +114,6 @@ class Actor(Worker):
             lengths.extend(self._length[done].tolist())
             self._return[done] = 0.0
             self._length[done] = 0
-        if self._gamma is None:
-            return None
-        discounted = self._gamma * self._discounted + reward
-        self._discounted = np.where(done, 0.0, discounted)
-        return discounted.astype(np.float32)
 
     def _checked(self, obs: np.ndarray) -> np.ndarray:
         """Observations [N, ...] in the type that the networks expect. Raises ValueError where they cannot be used."""

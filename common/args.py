@@ -224,6 +224,7 @@ def parse(args_class: type, argv: list[str] | None = None) -> Any:
         if hasattr(signal, "SIGPIPE") and "--help" in argv:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in `--help | head`
     try:
+        _refuse_old_spellings(args_class, argv)
         return tyro.cli(args_class, args=argv, default=_resume_defaults(args_class, argv), prog=program)
     except UsageError as error:
         raise SystemExit(fail(str(error), 2)) from None
@@ -250,6 +251,20 @@ def main(train: Callable[[Any], Any], args: Any) -> int:
     except SystemExit as stop:
         return stop.code
     return 0
+
+
+OLD_SPELLINGS = {
+    "normalize-rewards": "--normalize-returns, which is on by default, takes its place",
+    "reward-scale": "with --normalize-returns, which is on by default, the scale of rewards does not matter",
+}
+"""Flags that algorithms once had, and what to do instead."""
+
+
+def _refuse_old_spellings(args_class: type, argv: list[str]) -> None:
+    for word in argv:
+        name = word.split("=")[0].replace("_", "-").removeprefix("--").removeprefix("no-")
+        if word.startswith("--") and name in OLD_SPELLINGS and not hasattr(args_class, name.replace("-", "_")):
+            raise UsageError(f"--{name} is gone: {OLD_SPELLINGS[name]}")
 
 
 def _resume_defaults(args_class: type, argv: list[str]) -> Any:

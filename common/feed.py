@@ -48,7 +48,7 @@ def limits_of(args: HostEnvArgs) -> Limits:
     return Limits(*times, args.max_restarts, args.restart_interval)
 
 
-def example_batch(args: HostEnvArgs, env: HostEnvKind, action: Any, record: Any, memory: Any, discounted: bool) -> Any:
+def example_batch(args: HostEnvArgs, env: HostEnvKind, action: Any, record: Any, memory: Any) -> Any:
     """Shapes of what `Feed.next_batch` returns on one device; `action` [N, ...] and so on are those of one step."""
     steps, count = args.num_steps, args.envs_per_actor
 
@@ -67,7 +67,6 @@ def example_batch(args: HostEnvArgs, env: HostEnvKind, action: Any, record: Any,
         valid=stacked(flag),
         version=jax.ShapeDtypeStruct((steps, count), np.int32),
         final_obs=stacked(obs) if env.resets_in_step else None,
-        discounted=stacked(number) if discounted else None,
         memory=jax.tree.map(lambda x: stacked(x, 1), memory),
     )
     return (rollout,) * args.batch_rollouts
@@ -98,10 +97,9 @@ class Feed:
         act: Callable,
         devices: list[jax.Device],
         memory: Any = (),
-        gamma: float | None = None,
     ):
-        """Batches go where the compiled `update` wants them. Actors act on `devices`, at first with `params`; `act`,
-        `memory` and `gamma` are as for an `Actor`.
+        """Batches go where the compiled `update` wants them. Actors act on `devices`, at first with `params`; `act`
+        and `memory` are as for an `Actor`.
         """
         self._run, self._batch_rollouts, self._interval = run, args.batch_rollouts, args.publish_interval
         self._num_learners, self._serial, self._sampler_only = len(run.devices), args.serial, args.sampler_only
@@ -119,7 +117,6 @@ class Feed:
                 num_steps=args.num_steps,
                 seed=(args.seed, updates_done),
                 memory=memory,
-                gamma=gamma,
             )
             for index, device in enumerate(device for device in devices for _ in range(args.actor_threads))
         ]

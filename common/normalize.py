@@ -1,5 +1,7 @@
 """Running mean and variance, merged exactly over batches and devices (Chan et al. 1979)."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -20,6 +22,10 @@ class RunningStats(struct.PyTreeNode):
     def normalize(self, x: jax.Array, clip: float = 10.0) -> jax.Array:
         """`x` [..., *shape] with zero mean and unit variance, clipped to +-`clip`."""
         return jnp.clip((x - self.mean) / self.std, -clip, clip)
+
+    def denormalize(self, x: jax.Array) -> jax.Array:
+        """What `normalize` gets `x` from, where it does not clip."""
+        return self.mean + self.std * x
 
     def merge(self, batch: jax.Array, axis_name: str, valid: jax.Array | None = None) -> "RunningStats":
         """The statistics after `batch` [..., *shape], of which every device on `axis_name` holds an equal share.
@@ -44,20 +50,17 @@ class RunningStats(struct.PyTreeNode):
         )
 
 
-def discounted_returns(
-    discounted: jax.Array, reward: jax.Array, done: jax.Array, gamma: float
-) -> tuple[jax.Array, jax.Array]:
-    """The running discounted return [N] after a rollout of `reward` and `done` [T, N], and at each of its steps [T, N].
+def rescale_output(params: Any, layer: str, old: RunningStats, new: RunningStats) -> Any:
+    """Parameters of a network whose linear `layer` predicts in units of `old`, changed to predict the same in `new`.
 
-    Its deviation is the scale of rewards that `--normalize-rewards` divides by.
+    The output-preserving half of PopArt (van Hasselt et al. 2016, proposition 1).
     """
-
-    def step(discounted, inputs):
-        reward, done = inputs
-        discounted = gamma * discounted + reward
-        return jnp.where(done, 0.0, discounted), discounted
-
-    return jax.lax.scan(step, discounted, (reward, done))
+    head = params["params"][layer]
+    head = {
+        "kernel": head["kernel"] * old.std / new.std,
+        "bias": (old.denormalize(head["bias"]) - new.mean) / new.std,
+    }
+    return {**params, "params": {**params["params"], layer: head}}
 
 
 def running_stats(shape: tuple[int, ...]) -> RunningStats:

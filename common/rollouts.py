@@ -25,7 +25,6 @@ class Rollout(NamedTuple):
     valid: np.ndarray  # [T, N] False for steps in which an environment only reset itself
     version: np.ndarray  # [T, N] the version of the parameters that acted
     final_obs: np.ndarray | None  # [T, N, ...] true next observations, where `obs` does not have them
-    discounted: np.ndarray | None  # [T, N] running discounted return, for reward normalisation
     memory: Any  # [1, N, ...] what a recurrent policy carried into the first step; () without recurrence
 
 

@@ -190,7 +190,6 @@ class Lab:
             valid=rng.random(shape) < 0.9,
             version=np.zeros(shape, np.int32),
             final_obs=rng.normal(size=(steps, envs, 2)).astype(np.float32) if final_obs else None,
-            discounted=rng.normal(size=shape).astype(np.float32),
             memory=(),
         )
 
@@ -213,7 +212,7 @@ def replicas(tree: Any) -> bool:
 
 FLAGS = [
     {"num_epochs": 2, "num_minibatches": 2, "clip_vloss": True},
-    {"loss": "impala", "normalize_obs": True, "normalize_rewards": True},
+    {"loss": "impala", "normalize_obs": True},
 ]
 
 
@@ -255,7 +254,9 @@ def test_means_are_over_the_steps_that_count():
     assert relative_difference(lab.update(few)[0], lab.update(both, devices=2)[0]) < 1e-5
 
 
-@pytest.mark.parametrize("flags", [{}, {"advantage": "gae", "normalize_obs": True, "normalize_rewards": True}], ids=str)
+@pytest.mark.parametrize(
+    "flags", [{}, {"advantage": "gae", "normalize_obs": True, "normalize_returns": False}], ids=str
+)
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
 def test_both_kinds_of_reset_teach_the_same(end, flags):
     """The same experience as a suite records it that resets within a step, and as one that takes a step of its own."""
@@ -427,7 +428,7 @@ def test_one_compilation_and_no_growing_memory(tmp_path, monkeypatch):
 
 def test_resume_continues_with_the_same_learner(tmp_path):
     folder = tmp_path / "run"
-    flags = {"normalize_obs": True, "normalize_rewards": True, "checkpoint_interval": 256}
+    flags = {"normalize_obs": True, "checkpoint_interval": 256}
     part = train(folder, stop_after=512, **flags)
     host = {}
     start = appo.AsyncRun.start
@@ -580,8 +581,7 @@ LEARNING = {
     "max_grad_norm": (0.01, {}),
     "norm_adv": (False, {}),
     "normalize_obs": (True, {}),
-    "normalize_rewards": (True, {}),
-    "reward_scale": (0.1, {}),
+    "normalize_returns": (False, {}),
     "activation": ("relu", {}),
     "hidden_sizes": ((5,), {}),
     "share_torso": (True, {}),
@@ -655,7 +655,7 @@ BAD = [
     ("--ratio-clamp 0.5", "--ratio-clamp, at least 1"),
     ("--rho-clip 0", "--rho-clip, greater than 0"),
     ("--max-policy-lag -1", "--max-policy-lag, at least 0"),
-    ("--normalize-rewards --reward-scale 2", "--normalize-rewards, --reward-scale"),
+    ("--reward-scale 2", "--reward-scale, --normalize-returns"),
     ("--exploration-loss symmetric-kl --env gymnasium:host_toys:BoxToy-v0", "symmetric-kl, Box"),
     ("--normalize-obs --env gymnasium:host_toys:MultiToy-v0", "--normalize-obs, MultiDiscrete"),
     ("--num-epochs 0", "--num-epochs, at least 1"),

@@ -95,11 +95,11 @@ CASES = [
     ("last seed too large", "--seed 2147483640 --num-seeds 100", "--seed, at most"),
     *(
         (f"{flag} zero", f"--{flag} 0", f"--{flag}, greater than 0")
-        for flag in ("learning-rate", "clip-eps", "desired-kl", "reward-scale")
+        for flag in ("learning-rate", "clip-eps", "desired-kl")
     ),
     *(
         (f"{flag} {value}", f"--{flag} {value}", f"--{flag}, {value}")
-        for flag in ("learning-rate", "gamma", "ent-coef", "max-seconds", "reward-scale")
+        for flag in ("learning-rate", "gamma", "ent-coef", "max-seconds")
         for value in ("nan", "inf")
     ),
     ("gamma over 1", "--gamma 1.1", "--gamma, at most 1, 1.1"),
@@ -120,6 +120,7 @@ CASES = [
     ("benchmark and keep-best", "--benchmark --keep-best", "--benchmark, --keep-best"),
     ("two schedules", "--no-anneal-lr --lr-schedule linear", "--no-anneal-lr, --lr-schedule linear"),
     ("no uniform policy", "--env Pendulum-v1 --exploration-loss symmetric-kl", "symmetric-kl, discrete"),
+    ("flags of old", "--no-normalize-rewards", "--normalize-rewards, --normalize-returns"),
     # what to resume and to start from
     ("resume nothing", "--resume @missing", "missing, does not exist"),
     ("resume an empty directory", "--resume @empty", "empty, config.json"),

@@ -264,12 +264,12 @@ def test_the_schedule_of_lockstep():
 # -------------------------------------------------------------------------------------------------------------- actors
 
 
-def actor_on(name: str, gamma: float | None = None, **more: Any) -> Actor:
+def actor_on(name: str, **more: Any) -> Actor:
     def act(params, memory, key, step, obs):
         return np.full(len(obs), params % 3, np.int32), {"step": np.full(len(obs), step)}, memory + 1
 
     make = lambda seed: make_host(name, 2, seed, **more)  # noqa: E731
-    return Actor(0, make, act, jax.devices()[0], None, 6, (0,), memory=np.zeros(2), gamma=gamma)
+    return Actor(0, make, act, jax.devices()[0], None, 6, (0,), memory=np.zeros(2))
 
 
 def collect(actor: Actor, count: int) -> list[Collected]:
@@ -281,7 +281,7 @@ def collect(actor: Actor, count: int) -> list[Collected]:
 
 
 def test_rollouts_hang_together():
-    parts = collect(actor_on(TOYS + "Toy-v0", 0.5, vectorization="sync"), 4)
+    parts = collect(actor_on(TOYS + "Toy-v0", vectorization="sync"), 4)
     rollouts = [part.rollout for part in parts]
     for before, after in itertools.pairwise(rollouts):
         np.testing.assert_array_equal(before.obs[-1], after.obs[0])
@@ -295,7 +295,6 @@ def test_rollouts_hang_together():
     np.testing.assert_array_equal(whole.version[:, 0], np.arange(24))
     np.testing.assert_array_equal(whole.record["step"][:, 0], np.arange(24))
     np.testing.assert_array_equal(np.concatenate([rollout.memory[:, 0] for rollout in rollouts]), [0, 6, 5, 4])
-    np.testing.assert_allclose(whole.discounted[:, 0], [2 - 0.5 ** (step % 7) for step in range(24)])
     assert [part.returns for part in parts] == [[], [7.0, 7.0], [7.0, 7.0], [7.0, 7.0]]
     assert parts[1].lengths == [7, 7]
 
@@ -308,7 +307,7 @@ def test_arrays_that_an_environment_uses_again_are_copied():
 
 def test_steps_that_only_reset_do_not_count():
     params = '{"max_episode_steps": 5}'
-    parts = collect(actor_on("envpool:CartPole-v1", 0.5, env_params=params), 3)
+    parts = collect(actor_on("envpool:CartPole-v1", env_params=params), 3)
     assert sum((part.lengths for part in parts), []) == [5] * 6
     assert sum((part.returns for part in parts), []) == [5.0] * 6
     np.testing.assert_array_equal(parts[1].rollout.valid[:, 0], [True] * 5 + [False])

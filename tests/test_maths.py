@@ -2,6 +2,7 @@
 
 import math
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ from helpers import make_env, over_devices, ppo, run_updates, small_args
 
 from common.devices import AXIS, flat_pmean
 from common.distributions import Categoricals, Normal, action_noise
-from common.normalize import running_stats
+from common.normalize import RunningStats, rescale_output, running_stats
 from common.run import next_boundary
 from common.spaces import Box, Discrete, MultiDiscrete
 
@@ -114,7 +115,7 @@ def test_adapt_learning_rate():
     assert ppo.adapt_learning_rate(jnp.float32(1.2e-6), 1.0, 0.01) == pytest.approx(1e-6)
 
 
-@pytest.mark.parametrize("flags", [{}, {"normalize_obs": True, "normalize_rewards": True}], ids=["raw", "normalised"])
+@pytest.mark.parametrize("flags", [{"normalize_returns": False}, {"normalize_obs": True}], ids=["raw", "normalised"])
 def test_ratio_of_the_first_minibatch_is_one(flags):
     args = small_args(update_epochs=1, num_minibatches=1, hidden_sizes=(8,), **flags)
     _, metrics = run_updates(args, make_env("CartPole-v1"), 1, 3)
@@ -227,6 +228,21 @@ def test_running_statistics_equal_numpy(devices):
 
 def test_running_statistics_of_nothing_change_nothing():
     np.testing.assert_array_equal(running_stats((2,)).normalize(jnp.array([1.5, -2.0])), [1.5, -2.0])
+
+
+def test_new_units_leave_predictions_as_they_are():
+    layer = nn.Dense(1, name="value")
+    network = nn.Sequential([nn.Dense(5), layer])
+    x = jnp.linspace(-2, 2, 12).reshape(4, 3)
+    params = network.init(jax.random.key(0), x)
+    old, new = (RunningStats(jnp.float32(9), jnp.float32(mean), jnp.float32(9 * std**2)) for mean, std in PREDICTIONS)
+    rescaled = rescale_output(params, "value", old, new)
+    before, after = (stats.denormalize(network.apply(p, x)) for stats, p in ((old, params), (new, rescaled)))
+    np.testing.assert_allclose(before, after, rtol=1e-5)
+    assert abs(network.apply(params, x) - network.apply(rescaled, x)).min() > 0.1
+
+
+PREDICTIONS = (-300.0, 40.0), (5.0, 0.01)  # mean and deviation of old and new units
 
 
 def test_next_boundary():

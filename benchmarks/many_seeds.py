@@ -1,0 +1,115 @@
+"""What many seeds of a run end with, and whether any of them loses what it had; prints one line of JSON.
+
+    python benchmarks/many_seeds.py ppo_pmap --threshold 495 -- --env CartPole-v1 --num-seeds 200 --seed 10000
+    python benchmarks/many_seeds.py ppo_pmap --reward-factor 0.01 -- --env CartPole-v1 --num-seeds 200 --seed 10000
+    python benchmarks/many_seeds.py appo_pmap --runs 40 --threshold 495 -- --env envpool:CartPole-v1
+
+What stands behind `--` are the flags of the algorithm; where they do not say how often to evaluate, it is ten times.
+Rounding makes runs part after some 40,000 steps: compare `--num-devices 1` and 2, and in front of the command
+`XLA_FLAGS=--xla_cpu_max_isa=SSE4_2`, which computes as an old processor would.
+"""
+
+import copy
+import importlib
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import jax
+import numpy as np
+import tyro
+
+from common import envs
+from common.args import parse
+from common.curves import estimate, interval
+from common.devices import choose_devices
+from common.metrics import read
+from common.run_directory import versions
+
+
+@dataclass
+class What:
+    """What to train, and what counts as learned."""
+
+    algorithm: tyro.conf.Positional[str]
+    """A file of algos/, such as ppo_pmap."""
+    flags: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="-- FLAGS")] = field(default=())
+    """Flags of the algorithm."""
+    threshold: float = math.inf
+    """Return from which on a seed has learned its task."""
+    runs: int = 1
+    """Runs one after another, each with the seeds that follow those of the one before."""
+    reward_factor: float = 1.0
+    """Multiply rewards by this; the returns here stay those of the original."""
+
+
+def scaled(env: envs.Env, factor: float) -> envs.Env:
+    """`env` with its rewards multiplied by `factor`."""
+    other = copy.copy(env)
+
+    def step(*inputs: Any) -> envs.Step:
+        out = env.step(*inputs)
+        return out._replace(reward=factor * out.reward)
+
+    other.step = step
+    return other
+
+
+def evaluations(run_dir: Path) -> np.ndarray:
+    """The mean greedy return of each seed in every evaluation, [evaluations, S]."""
+    rows = (row["eval/return_mean"] for row in read(run_dir / "metrics.jsonl") if "eval/return_mean" in row)
+    return np.array([np.atleast_1d(row) for row in rows], float)
+
+
+def main(what: What) -> None:
+    algorithm = importlib.import_module(f"algos.{what.algorithm}")
+    args = parse(algorithm.Args, list(what.flags))
+    if "--eval-interval" not in what.flags:
+        args.eval_interval = args.total_timesteps // 10
+    args.quiet, args.checkpoint_interval, num_seeds = True, 0, getattr(args, "num_seeds", 1)
+    env = None
+    if what.reward_factor != 1:
+        choose_devices(args.num_devices, args.num_envs, args.block)  # making an environment starts JAX
+        env = scaled(envs.make(args.env, args.env_params), what.reward_factor)
+    began, returns = time.perf_counter(), []
+    with tempfile.TemporaryDirectory() as folder:
+        for run in range(what.runs):
+            args.run_dir = f"{folder}/{run}"
+            algorithm.train(args, *([] if env is None else [env]))
+            returns.append(evaluations(Path(args.run_dir)) / what.reward_factor)
+            args.seed += num_seeds
+    returns = np.concatenate(returns, axis=1)  # [evaluations, seeds]
+    final, best = returns[-1], returns.max(axis=0)
+    spread = interval(final, "iqm")
+    record = {
+        "benchmark": "many_seeds",
+        "versions": versions(),
+        "devices": [str(device) for device in jax.devices()],
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "algorithm": what.algorithm,
+        "flags": what.flags,
+        "reward_factor": what.reward_factor,
+        "seeds": final.size,
+        "iqm": round(float(estimate(final, "iqm")), 3),
+        "iqm_interval": spread and [round(float(spread.low), 3), round(float(spread.high), 3)],
+        "min": round(float(final.min()), 3),
+        "max": round(float(final.max()), 3),
+        "learned": int(np.sum(final >= what.threshold)),
+        "lost": int(np.sum((best >= what.threshold) & (final < what.threshold))),
+        "mean_by_evaluation": [round(float(mean), 2) for mean in returns.mean(axis=1)],
+        "final": [round(float(x), 2) for x in final],
+        "seconds": round(time.perf_counter() - began),
+    }
+    print(json.dumps(record))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(What))

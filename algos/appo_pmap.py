@@ -14,9 +14,10 @@ from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.args import check, main, parse
-from common.errors import UsageError
-from common.host_args import HostEnvArgs
+from common.cli.checks import check
+from common.cli.command import main, parse
+from common.cli.errors import UsageError
+from common.cli.host_flags import HostEnvArgs
 
 
 @dataclass(kw_only=True)
@@ -106,18 +107,28 @@ import numpy as np
 import optax
 from flax import struct
 
-from common import spaces
-from common.async_run import AsyncRun
-from common.convolution import Convolutions, ImpalaConvolutions, NatureConvolutions
-from common.devices import AXIS, choose_roles, describe, flat_pmean, to_host
-from common.distributions import Categoricals, Normal, action_noise
-from common.feed import Feed, HostEnvKind, env_maker, example_batch, inspect, limits_of, over_devices, train_chunk
-from common.host_evaluate import Evaluator
-from common.normalize import RunningStats, rescale_output, running_stats
-from common.rollouts import Rollout
-from common.run import TrainResult
-from common.sampling import block_width, minibatch_indices
-from common.watch import leave
+from common.actors.async_run import AsyncRun
+from common.actors.batches import (
+    Feed,
+    HostEnvKind,
+    env_maker,
+    example_batch,
+    inspect,
+    limits_of,
+    over_devices,
+    train_chunk,
+)
+from common.actors.evaluation import Evaluator
+from common.actors.rollouts import Rollout
+from common.actors.watching import leave
+from common.device.devices import choose_roles, describe
+from common.device.sampling import block_width, minibatch_indices
+from common.device.sharding import AXIS, flat_pmean, to_host
+from common.envs import spaces
+from common.nets.convolutions import Convolutions, ImpalaConvolutions, NatureConvolutions
+from common.nets.distributions import Categoricals, Normal, action_noise
+from common.nets.normalizers import RunningStats, rescale_output, running_stats
+from common.runs.run import TrainResult
 
 # ---------------------------------------------------------------------------------------------------------- networks
 
@@ -153,7 +164,7 @@ class Network(nn.Module):
     def __call__(self, obs: jax.Array) -> tuple[Categoricals | Normal, jax.Array]:
         x = Torso(self.args, self.obs_space, name="torso")(obs)
         y = x if self.args.share_torso else Torso(self.args, self.obs_space, name="value_torso")(obs)
-        value = nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(y)[..., 0]  # zero is so in any units
+        value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), name="value")(y)[..., 0]
         head = partial(nn.Dense, kernel_init=nn.initializers.orthogonal(0.01), name="policy")
         if isinstance(self.action_space, spaces.Box):
             mean = head(math.prod(self.action_space.shape))(x)  # actions are flat here, the environments shape them

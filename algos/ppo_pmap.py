@@ -14,8 +14,10 @@ from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.args import DeviceEnvArgs, check, main, parse
-from common.errors import UsageError
+from common.cli.checks import check
+from common.cli.command import main, parse
+from common.cli.errors import UsageError
+from common.cli.flags import DeviceEnvArgs
 
 
 @dataclass(kw_only=True)
@@ -111,18 +113,19 @@ import numpy as np
 import optax
 from flax import struct
 
-from common import spaces
-from common.averages import Averages, zeros_of
-from common.convolution import Convolutions
-from common.devices import AXIS, choose_devices, flat_pmean, over_seeds, pmapped
-from common.distributions import Categoricals, Normal, action_noise
-from common.envs import Env, make, wrap
-from common.episodes import EpisodeTracker, RecentEpisodes, new_recent, new_tracker, recent_metrics, track
-from common.evaluate import Episodes, run_episodes
-from common.normalize import RunningStats, rescale_output, running_stats
-from common.repeat import repeat
-from common.run import Run, TrainResult
-from common.sampling import block_width, keys_of, minibatch_indices, rollout_keys
+from common.device.averages import Averages, zeros_of
+from common.device.devices import choose_devices
+from common.device.episodes import EpisodeTracker, RecentEpisodes, new_recent, new_tracker, recent_metrics, track
+from common.device.evaluation import Episodes, run_episodes
+from common.device.sampling import block_width, keys_of, minibatch_indices, rollout_keys
+from common.device.sharding import AXIS, flat_pmean, over_seeds, pmapped
+from common.device.update_loop import repeat
+from common.envs import spaces
+from common.envs.environment import Env, make, wrap
+from common.nets.convolutions import Convolutions
+from common.nets.distributions import Categoricals, Normal, action_noise
+from common.nets.normalizers import RunningStats, rescale_output, running_stats
+from common.runs.run import Run, TrainResult
 
 # ---------------------------------------------------------------------------------------------------------- networks
 
@@ -166,7 +169,7 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    """The value of an observation: zero at first, which is the same in any units."""
+    """The value of an observation."""
 
     args: Args
     obs_space: spaces.Space
@@ -174,7 +177,7 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
         x = Torso(self.args, self.obs_space)(obs)
-        return nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(x)[..., 0]  # [B]
+        return nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), name="value")(x)[..., 0]  # [B]
 
 
 # ----------------------------------------------------------------------------------------------------------- records

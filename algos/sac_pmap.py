@@ -15,8 +15,10 @@ from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.args import Count, DeviceEnvArgs, check, main, parse
-from common.errors import UsageError
+from common.cli.checks import Count, check
+from common.cli.command import main, parse
+from common.cli.errors import UsageError
+from common.cli.flags import DeviceEnvArgs
 
 
 @dataclass(kw_only=True)
@@ -162,18 +164,19 @@ import numpy as np
 import optax
 from flax import struct
 
-from common import spaces
-from common.averages import Averages, zeros_of
-from common.convolution import Convolutions
-from common.devices import AXIS, choose_devices, flat_pmean, over_seeds, pmapped, same_for_all_seeds
-from common.distributions import LOG_2PI, Categoricals, action_noise
-from common.envs import Env, make, wrap
-from common.episodes import EpisodeTracker, RecentEpisodes, new_recent, new_tracker, recent_metrics, track
-from common.evaluate import Episodes, run_episodes
-from common.repeat import repeat
-from common.replay import Replay, check_memory, new_replay, num_groups
-from common.run import Run, TrainResult
-from common.sampling import keys_of
+from common.device.averages import Averages, zeros_of
+from common.device.devices import choose_devices
+from common.device.episodes import EpisodeTracker, RecentEpisodes, new_recent, new_tracker, recent_metrics, track
+from common.device.evaluation import Episodes, run_episodes
+from common.device.replay import Replay, check_memory, new_replay, num_groups
+from common.device.sampling import keys_of
+from common.device.sharding import AXIS, flat_pmean, over_seeds, pmapped, same_for_all_seeds
+from common.device.update_loop import repeat
+from common.envs import spaces
+from common.envs.environment import Env, make, wrap
+from common.nets.convolutions import Convolutions
+from common.nets.distributions import LOG_2PI, Categoricals, action_noise
+from common.runs.run import Run, TrainResult
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 ENVS_PER_CPU_DEVICE = math.inf  # a single CPU device uses all cores for these networks; more only wait for each other

@@ -25,7 +25,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 import tyro
 
 from algos.appo_pmap import Args, train
-from common.run_directory import suite_version, versions
+from common.runs.directory import suite_version, versions
 
 ROUNDS = 5
 

@@ -27,12 +27,12 @@ import jax
 import numpy as np
 import tyro
 
-from common import envs
-from common.args import parse
-from common.curves import estimate, interval
-from common.devices import choose_devices
-from common.metrics import read
-from common.run_directory import versions
+from common.cli.command import parse
+from common.device.devices import choose_devices
+from common.drawing.statistics import estimate, interval
+from common.envs import environment as envs
+from common.runs.directory import versions
+from common.runs.metrics import read
 
 
 @dataclass

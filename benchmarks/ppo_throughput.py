@@ -22,9 +22,10 @@ import tyro
 
 from algos.ppo_pmap import Actor, Args, Critic, make_ppo
 from benchmarks.timing import matmul_rate, median_seconds, time_training
-from common import envs
-from common.devices import AXIS, choose_devices
-from common.run_directory import versions
+from common.device.devices import choose_devices
+from common.device.sharding import AXIS
+from common.envs import environment as envs
+from common.runs.directory import versions
 
 
 @dataclass

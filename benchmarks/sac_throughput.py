@@ -20,9 +20,10 @@ import tyro
 
 from algos.sac_pmap import ENVS_PER_CPU_DEVICE, Args, make_sac
 from benchmarks.timing import matmul_rate, time_training
-from common import envs
-from common.devices import AXIS, choose_devices
-from common.run_directory import versions
+from common.device.devices import choose_devices
+from common.device.sharding import AXIS
+from common.envs import environment as envs
+from common.runs.directory import versions
 
 
 @dataclass

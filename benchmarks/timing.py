@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.compile import compile_together
-from common.devices import pmapped
+from common.device.compilation import compile_together
+from common.device.sharding import pmapped
 
 REPEATS = 5
 

@@ -16,24 +16,12 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 
-from common.args import check, main, parse
-from common.curves import (
-    EVALUATION,
-    TRAINING,
-    Group,
-    LoggedRun,
-    Note,
-    Selection,
-    estimate,
-    estimate_name,
-    flag_text,
-    interval,
-    load,
-    pooled,
-    say,
-)
-from common.files import check_target, replacing
-from common.logs import is_number
+from common.cli.checks import check
+from common.cli.command import main, parse
+from common.cli.files import check_target, replacing
+from common.drawing.curves import EVALUATION, TRAINING, Group, LoggedRun, Note, Selection, flag_text, load, pooled, say
+from common.drawing.statistics import estimate, estimate_name, interval
+from common.runs.history import is_number
 
 
 @dataclass(kw_only=True)

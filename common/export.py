@@ -14,11 +14,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from common.args import main, parse
-from common.console import Console
-from common.errors import UsageError
-from common.files import check_target, replacing
-from common.policy_args import PolicyArgs
+from common.cli.command import main, parse
+from common.cli.console import Console
+from common.cli.errors import UsageError
+from common.cli.files import check_target, replacing
+from common.cli.policy_flags import PolicyArgs
 
 
 @dataclass
@@ -35,9 +35,9 @@ if __name__ == "__main__":
 import jax
 import jax.export
 
-from common.metrics import jsonable
 from common.policy import Policy
-from common.run_directory import versions
+from common.runs.directory import versions
+from common.runs.metrics import jsonable
 
 PLATFORMS = "cpu", "cuda"
 

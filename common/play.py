@@ -10,11 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.args import check, main, parse
-from common.console import Console
-from common.errors import UsageError
-from common.files import check_target
-from common.policy_args import PolicyArgs
+from common.cli.checks import check
+from common.cli.command import main, parse
+from common.cli.console import Console
+from common.cli.errors import UsageError
+from common.cli.files import check_target
+from common.cli.policy_flags import PolicyArgs
 
 
 @dataclass
@@ -45,16 +46,17 @@ if __name__ == "__main__":
 import jax
 import numpy as np
 
-from common.compile import set_up_cache
-from common.envs import Env, make
-from common.evaluate import Episodes, play_episodes
-from common.host_envs import make_host
-from common.host_evaluate import run_host_episodes
+from common.actors.evaluation import run_host_episodes
+from common.actors.watching import Worker
+from common.cli.env_names import is_custom, steps_on_host
+from common.device.compilation import set_up_cache
+from common.device.evaluation import Episodes, play_episodes
+from common.drawing.gif import draw_gif
+from common.drawing.recording import Recording, record
+from common.envs.environment import Env, make
+from common.envs.host import make_host
+from common.envs.spaces import EnvSpec
 from common.policy import Policy
-from common.render import Recording, draw_gif, record
-from common.spaces import EnvSpec
-from common.suites import is_custom, steps_on_host
-from common.watch import Worker
 
 HOST_ENVS = 16  # at most, stepped together
 

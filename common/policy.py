@@ -20,13 +20,13 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from common import checkpoint, spaces
-from common.args import ONE_TIME, read_config
-from common.checkpoint import Checkpoints
-from common.devices import key_data
-from common.errors import UsageError
-from common.run_directory import ROOT
-from common.spaces import EnvSpec
+from common.cli.errors import UsageError
+from common.cli.flags import ONE_TIME, read_config
+from common.device.sharding import key_data
+from common.envs import spaces
+from common.envs.spaces import EnvSpec
+from common.runs.checkpoints import Checkpoints, flatten, unflatten
+from common.runs.directory import ROOT
 
 Choice = int | Literal["best", "latest"]
 ALGOS = (ROOT / "algos").resolve()
@@ -114,7 +114,7 @@ def load_policy(
     checkpoints = Checkpoints(run_dir / "checkpoints", read_only=True)
     try:
         wanted = _choose_step(checkpoints, run_dir, step, index)
-        arrays = checkpoint.flatten({"learner": like})
+        arrays = flatten({"learner": like})
         groups = tuple({name.split("/")[1] for name in arrays})
         found, arrays, problems = checkpoints.load(arrays, groups, step=wanted)
         returns = checkpoints.evaluations().get(found, [])
@@ -122,7 +122,7 @@ def load_policy(
         checkpoints.close()
     for problem in problems:
         warnings.warn(problem, stacklevel=2)
-    learner = checkpoint.unflatten(arrays, {"learner": like})["learner"]
+    learner = unflatten(arrays, {"learner": like})["learner"]
     learner = jax.tree.map(lambda x: x[index], learner)
     evaluation = returns[index] if len(returns) == len(seeds) else None
     return Policy(functions.act, learner, env, run_dir, found, seeds[index], evaluation, config)

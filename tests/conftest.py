@@ -8,11 +8,11 @@ import jax
 import pytest
 from cli_helpers import FAST_COMPILER, HAS_EMITTERS
 
-import common.compile
+import common.device.compilation
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FAST_COMPILER}"
-options_of_users = common.compile._options
-common.compile._options = lambda level: {}  # none that would override the flags above
+options_of_users = common.device.compilation._options
+common.device.compilation._options = lambda level: {}  # none that would override the flags above
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # starts the backend, so that no run can choose another number
 
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def compiling_as_users_do():
     emitters = {"xla_cpu_use_fusion_emitters": True} if HAS_EMITTERS else {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(common.compile, "_options", lambda level: options_of_users(level) | emitters)
+        patch.setattr(common.device.compilation, "_options", lambda level: options_of_users(level) | emitters)
         yield
 
 

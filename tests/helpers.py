@@ -15,11 +15,11 @@ from gymnax.environments import environment
 from gymnax.environments import spaces as gymnax_spaces
 from ppo_pmap import Args, TrainState, make_ppo, train  # noqa: F401  (re-exported)
 
-import common.compile
-from common.devices import AXIS, to_host
-from common.envs import Env, make, wrap
-from common.metrics import read
-from common.run import Run
+import common.device.compilation
+from common.device.sharding import AXIS, to_host
+from common.envs.environment import Env, make, wrap
+from common.runs.metrics import read
+from common.runs.run import Run
 
 SMALL = {
     "num_envs": 16,
@@ -71,7 +71,7 @@ def programs(args: Args, env: Env, num_devices: int):
     update = jax.pmap(functions.update, axis_name=AXIS, devices=devices, in_axes=(0, None), out_axes=(0, None, None))
     seeds = np.arange(args.seed, args.seed + args.num_seeds, dtype=np.int32)
     seeds = np.broadcast_to(seeds, (num_devices, args.num_seeds)).copy()
-    update = update.lower(jax.eval_shape(init, seeds), np.int32(0)).compile(common.compile._options(1))
+    update = update.lower(jax.eval_shape(init, seeds), np.int32(0)).compile(common.device.compilation._options(1))
     return functools.partial(init, seeds), update
 
 

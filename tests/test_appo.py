@@ -18,20 +18,20 @@ import ppo_pmap as ppo
 import pytest
 from helpers import Watch, metric_rows, relative_difference, replicas_are_identical, result_of, same_bits
 
-import common.host_evaluate
+import common.actors.evaluation
 from common import export, play
-from common.args import main, parse
-from common.async_run import Reports
-from common.devices import AXIS, to_host
-from common.errors import UsageError
-from common.evaluate import SEED, Episodes
-from common.feed import inspect as inspect_env
-from common.host_args import HostEnvArgs
-from common.host_envs import make_host
-from common.host_evaluate import run_host_episodes
+from common.actors.async_run import Reports
+from common.actors.batches import inspect as inspect_env
+from common.actors.evaluation import run_host_episodes
+from common.actors.rollouts import Rollout
+from common.actors.watching import Worker
+from common.cli.command import main, parse
+from common.cli.errors import UsageError
+from common.cli.host_flags import HostEnvArgs
+from common.device.evaluation import SEED, Episodes
+from common.device.sharding import AXIS, to_host
+from common.envs.host import make_host
 from common.policy import load_policy
-from common.rollouts import Rollout
-from common.watch import Worker
 
 TOY = "gymnasium:host_toys:Toy-v0"
 SMALL = {
@@ -482,7 +482,7 @@ class SlowEvaluations:
 
     def __init__(self, monkeypatch, returns: list[float]):
         self._released, self._returns = threading.Event(), iter(returns)
-        monkeypatch.setattr(common.host_evaluate, "run_host_episodes", self._evaluate)
+        monkeypatch.setattr(common.actors.evaluation, "run_host_episodes", self._evaluate)
 
     def _evaluate(self, envs, policy, num_episodes, worker):
         value = next(self._returns)

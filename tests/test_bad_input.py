@@ -14,8 +14,8 @@ import pytest
 from cli_helpers import fingerprint, run_script
 
 from algos.ppo_pmap import Args, train
-from common.args import main, parse
-from common.errors import UsageError
+from common.cli.command import main, parse
+from common.cli.errors import UsageError
 
 TINY = "--total-timesteps 64 --num-envs 4 --num-steps 8 --num-minibatches 2 --hidden-sizes 4 --eval-episodes 2"
 

@@ -28,7 +28,7 @@ from cli_helpers import (
 )
 
 from algos.ppo_pmap import Args, train
-from common.args import main, parse
+from common.cli.command import main, parse
 
 TOTAL = 16 * STEPS
 pytestmark = pytest.mark.usefixtures("users_compiler_throughout")

@@ -10,17 +10,18 @@ import pytest
 from flax import struct
 from helpers import AXIS, host_params, make_env, metric_rows, over_devices, programs, same_bits, small_args, train
 
-from common import checkpoint
-from common.averages import Averages
-from common.checkpoint import Checkpoints
-from common.devices import choose_devices, global_ids, host_like, to_devices, to_host
-from common.envs import DEFAULT_HORIZON
-from common.episodes import WINDOW, new_recent, new_tracker, no_episodes, recent_metrics, track
-from common.errors import UsageError
-from common.evaluate import run_episodes
-from common.files import replacing
-from common.metrics import jsonable
-from common.repeat import repeat
+from common.cli.errors import UsageError
+from common.cli.files import replacing
+from common.device.averages import Averages
+from common.device.devices import choose_devices
+from common.device.episodes import WINDOW, new_recent, new_tracker, no_episodes, recent_metrics, track
+from common.device.evaluation import run_episodes
+from common.device.sharding import global_ids, host_like, to_devices, to_host
+from common.device.update_loop import repeat
+from common.envs.environment import DEFAULT_HORIZON
+from common.runs import checkpoints as checkpoint
+from common.runs.checkpoints import Checkpoints
+from common.runs.metrics import jsonable
 
 # ---------------------------------------------------------------------------------------------------------- episodes
 

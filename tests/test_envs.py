@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from helpers import KeyInState, Toy, TwoDials, make_env, same_bits, small_args, train
 
-from common import spaces
-from common.devices import to_devices, to_host
-from common.envs import LONGEST_HORIZON, make, wrap
-from common.errors import UsageError
+from common.cli.errors import UsageError
+from common.device.sharding import to_devices, to_host
+from common.envs import spaces
+from common.envs.environment import LONGEST_HORIZON, make, wrap
 
 OFFLINE_IDS = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]
 TINY = {"num_envs": 4, "num_steps": 4, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}

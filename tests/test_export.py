@@ -16,7 +16,7 @@ from PIL import Image
 
 import common.export
 import common.play
-from common.args import main, parse
+from common.cli.command import main, parse
 from common.policy import load_policy
 
 DOCS = (ROOT / "docs" / "using-a-policy.md").read_text()

@@ -13,8 +13,8 @@ from cli_helpers import Recorder, checkpoint_steps, read_config, read_result, re
 from PIL import Image
 
 from algos.ppo_pmap import Args, train
-from common.args import main
-from common.run import Run
+from common.cli.command import main
+from common.runs.run import Run
 
 BASE = {
     "num_devices": 1,

@@ -21,16 +21,16 @@ from cli_helpers import ROOT, environment, read_until, start_script
 from helpers import result_of
 from test_appo import SMALL, TOY, metric_rows, train
 
-import common.host_evaluate
-import common.watch
-from common.actor import Actor
-from common.actors import ActorsFailed, Schedule
-from common.errors import TrainingError
-from common.host_envs import make_host
-from common.host_evaluate import run_host_episodes
-from common.rollouts import Collected, RolloutQueues
-from common.slots import ParameterSlots, Slot
-from common.watch import GRACE, Limits, Worker
+import common.actors.evaluation
+import common.actors.watching
+from common.actors.actor import Actor
+from common.actors.crew import ActorsFailed, Schedule
+from common.actors.evaluation import run_host_episodes
+from common.actors.parameters import ParameterSlots, Slot
+from common.actors.rollouts import Collected, RolloutQueues
+from common.actors.watching import GRACE, Limits, Worker
+from common.cli.errors import TrainingError
+from common.envs.host import make_host
 
 TOYS = "gymnasium:host_toys:"
 SCRIPT = ROOT / "algos" / "appo_pmap.py"
@@ -141,7 +141,7 @@ def test_processes_do_not_import_this_program(tmp_path):
     program.write_text(
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "if __name__ != '__main__': raise SystemExit('imported again')\n"
-        "from common.host_envs import make_host\n"
+        "from common.envs.host import make_host\n"
         "envs = make_host('gymnasium:CartPole-v1', 2, 0)\n"
         "print(envs.reset().shape)\n"
         "envs.close()\n"
@@ -401,7 +401,7 @@ def test_an_evaluation_that_fails_does_not_stop_the_training(kind, tmp_path, mon
     def fail(*_):
         raise kind("no evaluation today")
 
-    monkeypatch.setattr(common.host_evaluate, "run_host_episodes", fail)
+    monkeypatch.setattr(common.actors.evaluation, "run_host_episodes", fail)
     with pytest.raises(TrainingError, match="the evaluation failed: RuntimeError: .*no evaluation today"):
         train(tmp_path / "run", eval_interval=128, total_timesteps=40 * 128)
     errors = capfd.readouterr().err
@@ -412,8 +412,8 @@ def test_an_evaluation_that_fails_does_not_stop_the_training(kind, tmp_path, mon
 
 
 def test_an_evaluation_that_hangs_is_given_up(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(common.watch, "GRACE", 0.0)
-    evaluate, turns = common.host_evaluate.run_host_episodes, itertools.count()
+    monkeypatch.setattr(common.actors.watching, "GRACE", 0.0)
+    evaluate, turns = common.actors.evaluation.run_host_episodes, itertools.count()
 
     def hang_once(envs, policy, num_episodes, worker):
         if next(turns) == 0:
@@ -421,7 +421,7 @@ def test_an_evaluation_that_hangs_is_given_up(tmp_path, monkeypatch, capfd):
                 time.sleep(3)
         return evaluate(envs, policy, num_episodes, worker)
 
-    monkeypatch.setattr(common.host_evaluate, "run_host_episodes", hang_once)
+    monkeypatch.setattr(common.actors.evaluation, "run_host_episodes", hang_once)
     flags = {"eval_interval": 128, "total_timesteps": 30 * 128, "step_timeout": 0.2, "env_params": '{"sleep": 0.0005}'}
     train(tmp_path / "run", **flags)
     assert (

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from helpers import make_env, over_devices, ppo, run_updates, small_args
 
-from common.devices import AXIS, flat_pmean
-from common.distributions import Categoricals, Normal, action_noise
-from common.normalize import RunningStats, rescale_output, running_stats
-from common.run import next_boundary
-from common.spaces import Box, Discrete, MultiDiscrete
+from common.device.sharding import AXIS, flat_pmean
+from common.envs.spaces import Box, Discrete, MultiDiscrete
+from common.nets.distributions import Categoricals, Normal, action_noise
+from common.nets.normalizers import RunningStats, rescale_output, running_stats
+from common.runs.run import next_boundary
 
 # ------------------------------------------------------------------------------------------------------- advantages
 

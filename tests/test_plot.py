@@ -11,10 +11,13 @@ import pytest
 from cli_helpers import ROOT, environment
 
 from common import compare, plot
-from common.args import main, parse
-from common.curves import GRID, Curve, LoggedRun, Selection, align, curves, estimate, group, interval, load
-from common.errors import UsageError
-from common.logs import Log, read_log
+from common.cli.command import main, parse
+from common.cli.errors import UsageError
+from common.drawing import figure
+from common.drawing.curves import GRID, Curve, LoggedRun, Selection, align, curves, group, load
+from common.drawing.figure import draw, draw_curve
+from common.drawing.statistics import estimate, interval
+from common.runs.history import Log, read_log
 
 RETURN = "episode/return_last100"
 EVALUATION = "eval/return_mean"
@@ -387,8 +390,8 @@ def test_the_command_writes_the_picture_and_says_where(tmp_path, capsys, monkeyp
 @pytest.fixture
 def drawn(monkeypatch):
     """The figures that are made from here on."""
-    figures, draw = [], plot.draw
-    monkeypatch.setattr(plot, "draw", lambda *args: figures.append(draw(*args)) or figures[-1])
+    figures = []
+    monkeypatch.setattr(figure, "draw", lambda *args: figures.append(draw(*args)) or figures[-1])
     return figures
 
 
@@ -396,7 +399,7 @@ def test_the_curve_of_a_run_shows_each_seed_and_the_mean(tmp_path, drawn):
     logged = rows([100, 200, 300], [[None, None], [1, None], [2, 4]])
     logged[2][EVALUATION] = [10, 20]
     make_run(tmp_path / "a", logged, num_seeds=2)
-    assert plot.draw_curve(tmp_path / "a", "CartPole-v1, ppo_pmap") == tmp_path / "a" / "curve.png"
+    assert draw_curve(tmp_path / "a", "CartPole-v1, ppo_pmap") == tmp_path / "a" / "curve.png"
     assert (tmp_path / "a" / "curve.png").read_bytes().startswith(b"\x89PNG")
     (axes,) = drawn[0].axes
     assert axes.get_legend().get_title().get_text() == "CartPole-v1, ppo_pmap, 2 seeds and their mean"
@@ -413,11 +416,11 @@ def test_the_curve_of_a_run_shows_each_seed_and_the_mean(tmp_path, drawn):
 @pytest.mark.filterwarnings("error")
 def test_the_curve_of_a_run_with_one_seed_or_without_numbers(tmp_path, drawn):
     make_run(tmp_path / "a", rows([100, 200], [1, 2]))
-    plot.draw_curve(tmp_path / "a", "one")
+    draw_curve(tmp_path / "a", "one")
     assert [line_data(line) for line in drawn[0].axes[0].lines] == [([100, 200], [1, 2])]
     assert drawn[0].axes[0].get_legend().get_title().get_text() == "one"
     make_run(tmp_path / "b", "")
-    plot.draw_curve(tmp_path / "b", "none")
+    draw_curve(tmp_path / "b", "none")
     assert not drawn[1].axes[0].lines
 
 

@@ -12,12 +12,12 @@ import pytest
 from helpers import Pixels, make_env, over_devices, ppo, sac, same_bits, small_args, small_sac_args
 from orbax.checkpoint import v1 as orbax
 
-from common import spaces
-from common.envs import make, wrap
-from common.errors import UsageError
-from common.evaluate import run_episodes
+from common.cli.errors import UsageError
+from common.device.evaluation import run_episodes
+from common.envs import spaces
+from common.envs.environment import make, wrap
+from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from common.policy import load_policy
-from common.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 
 TINY = {"total_timesteps": 256, "checkpoint_interval": 128, "eval_interval": 128, "hidden_sizes": (8,)}
 TINY_SAC = {"total_timesteps": 64, "learning_starts": 16, "hidden_sizes": (8,)}

@@ -12,11 +12,13 @@ from helpers import make_env
 from PIL import Image, ImageFont
 from test_envs import OFFLINE_IDS
 
-from common import canvas, render, spaces
-from common.envs import make, wrap
-from common.errors import UsageError
-from common.evaluate import play_episodes
-from common.render import Recording, draw_gif, record
+from common.cli.errors import UsageError
+from common.device.evaluation import play_episodes
+from common.drawing import canvas
+from common.drawing.gif import CAPTION, _timing, draw_gif
+from common.drawing.recording import Recording, record
+from common.envs import spaces
+from common.envs.environment import make, wrap
 
 STEPS = 4
 SLOW_TO_COMPILE = ("Asterix-MinAtar", "Freeway-MinAtar", "Seaquest-MinAtar")
@@ -54,7 +56,7 @@ def drawn(env, recording, path) -> tuple[list[np.ndarray], list[int]]:
         assert (gif.n_frames, gif.info["loop"]) == (count, 0)
         for index in range(count):
             gif.seek(index)
-            frames.append(np.asarray(gif.convert("RGB"), int)[: -render.CAPTION])
+            frames.append(np.asarray(gif.convert("RGB"), int)[:-CAPTION])
             delays.append(gif.info["duration"])
     return frames, delays
 
@@ -86,7 +88,7 @@ class Luck(helpers.Endings):
 
 
 def test_a_recording_is_an_episode_of_the_evaluation(monkeypatch):
-    monkeypatch.setattr(render, "CHUNK", 8)
+    monkeypatch.setattr("common.drawing.recording.CHUNK", 8)
     env = wrap(Luck())
     keys = jax.random.split(jax.random.key(7), 3)
 
@@ -103,7 +105,7 @@ def test_a_recording_is_an_episode_of_the_evaluation(monkeypatch):
 
 @pytest.mark.parametrize("chunk", [3, 7])
 def test_a_recording_ends_with_the_true_final_state_and_observation(monkeypatch, chunk):
-    monkeypatch.setattr(render, "CHUNK", chunk)
+    monkeypatch.setattr("common.drawing.recording.CHUNK", chunk)
     env = make_env("Toy")
     recording = record(env, lambda obs, key: jnp.zeros(1, jnp.int32), jax.random.key(0), env.max_steps)
     np.testing.assert_array_equal(recording.states.time, range(8))
@@ -116,7 +118,7 @@ def test_a_recording_ends_with_the_true_final_state_and_observation(monkeypatch,
 
 @pytest.mark.parametrize("max_steps", [1, 10, 12])
 def test_a_recording_stops_at_the_limit(monkeypatch, max_steps):
-    monkeypatch.setattr(render, "CHUNK", 5)
+    monkeypatch.setattr("common.drawing.recording.CHUNK", 5)
     recording = record(make_env("Endless"), lambda obs, key: jnp.zeros(1, jnp.int32), jax.random.key(0), max_steps)
     np.testing.assert_array_equal(recording.states.time, range(max_steps + 1))
     np.testing.assert_array_equal(recording.obs[:, 1], range(max_steps + 1))
@@ -419,14 +421,14 @@ def swinging(steps: int) -> Recording:
     ("steps", "frames", "delay"), [(40, 41, 20), (499, 500, 20), (500, 251, 40), (2_000, 401, 100), (27_000, 492, 100)]
 )
 def test_frames_and_speed_of_episodes_of_any_length(steps, frames, delay):
-    drawn_steps, delays = render._timing(steps, 0.02)
+    drawn_steps, delays = _timing(steps, 0.02)
     assert (len(drawn_steps), delays[0], delays[-1]) == (frames, delay, 1_000)
     assert (drawn_steps[0], drawn_steps[-1], len(delays)) == (0, steps, frames)
     assert len(set(np.diff(drawn_steps)[:-1])) == 1
 
 
 def test_browsers_take_no_delay_under_20_ms():
-    assert render._timing(10, 0.001)[1][0] == 20
+    assert _timing(10, 0.001)[1][0] == 20
 
 
 def test_a_long_episode_is_a_small_file(tmp_path):
@@ -454,8 +456,8 @@ def observed_delays(tmp_path, obs) -> list[int]:
 
 def test_the_caption_counts_steps_and_rewards(tmp_path, monkeypatch):
     captions = []
-    write = render.write
-    monkeypatch.setattr(render, "write", lambda *call: captions.append(call[3]) or write(*call))
+    write = canvas.write
+    monkeypatch.setattr("common.drawing.gif.write", lambda *call: captions.append(call[3]) or write(*call))
     recording = swinging(3)._replace(rewards=np.array([1.5, -2.0, 1000.0]))
     draw_gif(make("CartPole-v1"), recording, tmp_path / "a.gif")
     rows = [captions[start : start + 6] for start in range(0, len(captions), 6)][-4:]

@@ -29,12 +29,13 @@ from helpers import (
     small_sac_args,
 )
 
-import common.compile
-from common import spaces
-from common.args import DeviceEnvArgs, main, parse
-from common.devices import host_like, to_devices, to_host
-from common.errors import UsageError
-from common.replay import Replay, check_memory, new_replay
+import common.device.compilation
+from common.cli.command import main, parse
+from common.cli.errors import UsageError
+from common.cli.flags import DeviceEnvArgs
+from common.device.replay import Replay, check_memory, new_replay
+from common.device.sharding import host_like, to_devices, to_host
+from common.envs import spaces
 
 SCRIPT = sac.__file__
 
@@ -290,7 +291,7 @@ def test_the_buffer_is_updated_in_place(num_envs, num_seeds):
     args = small_sac_args(**flags, buffer_size=10**6)
     functions = sac.pmapped(sac.make_sac(args, make_env("Pendulum-v1")), jax.devices()[:1])
     state = jax.eval_shape(functions.init, np.zeros((1, num_seeds), np.int32))
-    memory = functions.update.lower(state, np.int32(0)).compile(common.compile._options(1)).memory_analysis()
+    memory = functions.update.lower(state, np.int32(0)).compile(common.device.compilation._options(1)).memory_analysis()
     buffer = 33e6 * num_seeds
     assert memory.alias_size_in_bytes > buffer, "the state is not donated"
     assert memory.temp_size_in_bytes < 0.2 * buffer

@@ -1,0 +1,131 @@
+"""One actor: environments on the host, stepped with a policy on a device, one rollout at a time.
+
+Independent of the algorithm: `act` decides what it does with the parameters, and what it notes of its actions.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import jax
+import numpy as np
+
+from common.actors.parameters import ParameterSlots, Slot
+from common.actors.rollouts import Collected, Rollout
+from common.actors.watching import Worker
+from common.envs.host import HostEnvs
+
+
+class Actor(Worker):
+    """N environments, stepped one rollout at a time. Used by one thread."""
+
+    def __init__(
+        self,
+        index: int,
+        make_envs: Callable[[int], HostEnvs],
+        act: Callable,
+        device: jax.Device,
+        slots: ParameterSlots,
+        num_steps: int,
+        seed: tuple[int, ...],
+        memory: Any = (),
+    ):
+        """`make_envs` takes a seed. `act` takes parameters, memory, key data, a step's number and observations
+        [N, ...], and returns actions [N, ...], a record of them and the new memory.
+        """
+        super().__init__(f"actor {index}", ("env_step", "act", "wait_params", "wait_put"))
+        self.index, self.device = index, device
+        self.rollouts = self.restarts = 0
+        self.restarted = -np.inf  # when it did so for the last time
+        self.envs: HostEnvs | None = None
+        self._make_envs, self._act, self._slots = make_envs, act, slots
+        self._num_steps, self._seed, self._first_memory = num_steps, seed, memory
+
+    def start(self) -> None:
+        """Make the environments, other ones after every restart, and begin their episodes."""
+        seeds = np.random.SeedSequence([*self._seed, self.index, self.restarts]).generate_state(2) >> 1
+        with self.doing("reset"):
+            self.envs = self._make_envs(int(seeds[0]))
+            obs = self.envs.reset()
+        self._obs = self._checked(obs)
+        self._key = np.asarray(jax.random.key_data(jax.random.key(int(seeds[1]))))
+        self._steps = np.uint32(0)
+        self._memory = self._first_memory
+        self._return = np.zeros(self.envs.num_envs)
+        self._length = np.zeros(self.envs.num_envs, int)
+
+    def collect(self, choose: Callable[[Slot | None], Slot]) -> Collected:
+        """Step `num_steps` times; `choose` gets the parameters in use and returns those for the next step."""
+        memory = jax.tree.map(lambda x: np.asarray(x)[None], self._memory)
+        steps, returns, lengths = [], [], []
+        slot = None
+        for _ in range(self._num_steps):
+            with self.doing("wait for parameters", "wait_params"):
+                slot = choose(slot)
+            steps.append(self._step(slot, returns, lengths))
+        # Fresh memory for every rollout: the transfer of the last one may still be going on.
+        rollout = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
+        obs = np.stack([*(step.obs for step in steps), self._obs])
+        self.rollouts += 1
+        return Collected(self.index, rollout._replace(obs=obs, memory=memory), returns, lengths)
+
+    def _step(self, slot: Slot, returns: list[float], lengths: list[int]) -> Rollout:
+        """One step, [N, ...]; the results of episodes that it ended go into the lists."""
+        obs = self._obs
+        with self.doing("act", "act"):
+            action, record, self._memory = self._act(slot.params, self._memory, self._key, self._steps, obs)
+            action, record = jax.device_get((action, record))
+        self._steps += np.uint32(1)
+        with self.doing("step", "env_step"):
+            out = self.envs.step(action)
+        self._obs = self._checked(out.obs)
+        self._check_finite(out.reward, "reward")
+        final_obs = self._checked(out.final_obs) if self.envs.resets_in_step else None
+        over = out.terminated | out.truncated
+        self._forget(over | ~out.valid)
+        self._account(out.reward, over, out.valid, returns, lengths)
+        version = np.full(len(obs), slot.version, np.int32)
+        outcome = out.reward, out.terminated, out.truncated, out.valid
+        return Rollout(obs, action, record, *outcome, version, final_obs, ())
+
+    def close(self) -> None:
+        """Close the environments; what they raise then does not matter any more."""
+        envs, self.envs = self.envs, None
+        if envs is not None:
+            with suppress(Exception), self.doing("close"):
+                envs.close()
+
+    def _forget(self, begins: np.ndarray) -> None:
+        """Start the memory of environments anew whose next step is the first of an episode."""
+        if not begins.any():
+            return
+
+        def forget(memory, first):
+            return np.where(begins.reshape(-1, *[1] * (np.ndim(memory) - 1)), first, memory)
+
+        self._memory = jax.tree.map(forget, self._memory, self._first_memory)
+
+    def _account(self, reward, done, valid, returns: list[float], lengths: list[int]) -> None:
+        """Add up episodes."""
+        self._return += reward
+        self._length += valid
+        if done.any():
+            returns.extend(self._return[done].tolist())
+            lengths.extend(self._length[done].tolist())
+            self._return[done] = 0.0
+            self._length[done] = 0
+
+    def _checked(self, obs: np.ndarray) -> np.ndarray:
+        """Observations [N, ...] in the type that the networks expect. Raises ValueError where they cannot be used."""
+        spec, wanted = self.envs.spec, (self.envs.num_envs, *self.envs.spec.observation_space.shape)
+        if obs.shape != wanted:
+            raise ValueError(f"the observations of {self.name} have shape {obs.shape} instead of {wanted}")
+        obs = obs.astype(spec.obs_dtype, copy=False)
+        self._check_finite(obs, "observation")
+        return obs
+
+    def _check_finite(self, values: np.ndarray, what: str) -> None:
+        if values.dtype.kind != "f" or np.isfinite(values).all():
+            return
+        finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+        raise ValueError(f"the {what} of environment {np.flatnonzero(~finite)[0]} of {self.name} is not finite")

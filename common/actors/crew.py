@@ -1,0 +1,191 @@
+"""A crew of actors: each in a thread of its own, watched, and restarted where it fails.
+
+with Crew(actors, slots, queues, limits, ...) as crew:
+    collected = crew.take(stopped)
+"""
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from common.actors.actor import Actor
+from common.actors.parameters import ParameterSlots, Slot
+from common.actors.rollouts import POLL, Collected, RolloutQueues
+from common.actors.watching import GRACE, THREAD, Limits, Stopped, describe
+from common.cli.errors import TrainingError
+
+
+class ActorsFailed(TrainingError):
+    """Actors can deliver no more. What the learner has learned so far is fine."""
+
+
+class Schedule(NamedTuple):
+    """With lockstep: which rollout is learned from when, and which parameters it is collected with."""
+
+    num_actors: int
+    rollouts_per_update: int
+    publish_interval: int
+    first: int  # updates done before
+
+    def version(self, actor: int, index: int) -> int:
+        """The version for an actor's rollout number `index`: the newest that exists while its update is prepared."""
+        update = (index * self.num_actors + actor) // self.rollouts_per_update
+        return self.first + max(update - 1, 0) // self.publish_interval * self.publish_interval
+
+
+class Crew:
+    """All actors: each in a thread of its own, or with `serial` all in the caller's, one rollout at a time."""
+
+    def __init__(
+        self,
+        actors: list[Actor],
+        slots: ParameterSlots,
+        queues: RolloutQueues,
+        limits: Limits,
+        warn: Callable[[str], None],
+        schedule: Schedule | None = None,
+        serial: bool = False,
+        restarts: int = 0,
+    ):
+        """With a `schedule` (lockstep) everything happens in its fixed order, else as soon as it can.
+
+        `restarts` is where their count begins; the limit is for those to come.
+        """
+        self.actors, self.queues, self.limits = actors, queues, limits
+        self.restarts = self._restarts_before = restarts
+        self._slots, self._warn, self._schedule, self._serial = slots, warn, schedule, serial
+        self._taken = 0
+        self._stop = threading.Event()
+        self._failure: ActorsFailed | None = None
+        self._lock = threading.Lock()
+        threads = (threading.Thread(target=self._run, args=(actor,), name=THREAD, daemon=True) for actor in actors)
+        self._threads = [] if serial else list(threads)
+
+    def __enter__(self) -> "Crew":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """End the threads and close all environments, within `GRACE` seconds where they answer."""
+        self._stop.set()
+        deadline = time.monotonic() + GRACE
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        if self._serial:
+            for actor in self.actors:
+                actor.close()
+        self.queues.discard()
+        stuck = [actor for actor, thread in zip(self.actors, self._threads, strict=False) if thread.is_alive()]
+        if stuck:
+            self._warn(f"actors that do not answer were left behind: {describe(stuck)}")
+
+    def take(self, stopped: Callable[[], bool]) -> Collected | None:
+        """The next rollout to learn from; None once `stopped`.
+
+        Raises ActorsFailed where the actors have given up, are stuck, or deliver nothing for too long.
+        """
+        wanted = self._taken % len(self.actors) if self._schedule else None
+        if self._serial:
+            self._collect_now(self.actors[wanted], stopped)
+        began = time.monotonic()
+        while not stopped():
+            self._raise_failures(time.monotonic() - began)
+            collected = self.queues.take(wanted, POLL)
+            if collected is not None:
+                self._taken += 1
+                return collected
+        return None
+
+    def _raise_failures(self, waited: float) -> None:
+        if self._failure:
+            raise self._failure
+        for actor in () if self._serial else self.actors:  # in one thread nobody can be late, but in a debugger
+            flag = actor.stuck(self.limits)
+            if flag:
+                raise ActorsFailed(f"{actor.name} is stuck ({flag}); {describe(self.actors)}")
+        if waited > self.limits.learner:
+            flag = f"--learner-timeout {self.limits.learner:g}"
+            raise ActorsFailed(f"the learner got no rollout for {waited:.0f} s ({flag}); {describe(self.actors)}")
+
+    def _run(self, actor: Actor) -> None:
+        """The thread of one actor."""
+        try:
+            while self._attempt(actor, lambda: self._deliver_for_ever(actor), self._stop.is_set):
+                pass
+            actor.close()
+        except BaseException as error:  # a thread that ends without a word would leave the run waiting
+            self._failure = ActorsFailed(f"the thread of {actor.name} ended: {type(error).__name__}: {error}")
+        actor.phase = "ended"
+
+    def _collect_now(self, actor: Actor, stopped: Callable[[], bool]) -> None:
+        def once():
+            if actor.envs is None:
+                actor.start()
+            self.queues.put(actor.collect(self._chooser(actor, stopped)), stopped)
+
+        while self._attempt(actor, once, stopped) and not self.queues.counts["waiting"]:
+            pass
+
+    def _deliver_for_ever(self, actor: Actor) -> None:
+        actor.start()
+        while not self._stop.is_set():
+            collected = actor.collect(self._chooser(actor, self._stop.is_set))
+            with actor.doing("put", "wait_put"):
+                self.queues.put(collected, self._stop.is_set)
+
+    def _chooser(self, actor: Actor, stopped: Callable[[], bool]) -> Callable[[Slot | None], Slot]:
+        """Where the actor's next rollout gets its parameters from; raises Stopped once it is time."""
+        version = self._schedule and self._schedule.version(actor.index, actor.rollouts)
+
+        def newest(_: Slot | None) -> Slot:
+            if stopped():
+                raise Stopped
+            return self._slots.latest(actor.device)
+
+        def scheduled(slot: Slot | None) -> Slot:
+            while not stopped():
+                slot = slot or self._slots.wait_for(version, actor.device, POLL)
+                if slot:
+                    return slot
+            raise Stopped
+
+        return newest if self._schedule is None else scheduled
+
+    def _attempt(self, actor: Actor, work: Callable[[], None], stopped: Callable[[], bool]) -> bool:
+        """Do `work`; where it raises, make the actor ready to begin anew. Returns whether to go on."""
+        try:
+            work()
+        except Stopped:
+            return False
+        except BaseException as error:  # environments may also call sys.exit
+            if stopped():
+                return False
+            actor.close()
+            return self._may_restart(actor, error, stopped)
+        return not stopped()
+
+    def _may_restart(self, actor: Actor, error: BaseException, stopped: Callable[[], bool]) -> bool:
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        last = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        with self._lock:
+            allowed = self.restarts - self._restarts_before < self.limits.max_restarts
+            self.restarts += allowed
+            number = self.restarts - self._restarts_before
+        if not allowed:
+            self._warn(f"{actor.name} failed:\n{trace}")
+            self._failure = ActorsFailed(
+                f"{actor.name} failed, after {self.limits.max_restarts} restarts (--max-restarts): {last}"
+            )
+            return False
+        now = time.monotonic()
+        until = max(actor.restarted + self.limits.restart_interval, now)
+        when = f"in {until - now:.0f} s" if until > now else "now"
+        self._warn(f"{actor.name} failed and restarts {when} ({number} of {self.limits.max_restarts}):\n{trace}")
+        with actor.doing("wait to restart"):
+            while time.monotonic() < until and not stopped():
+                time.sleep(POLL)
+        actor.restarts, actor.restarted = actor.restarts + 1, time.monotonic()
+        return not stopped()

@@ -1,0 +1,131 @@
+"""What a learner and its actors measure: throughput, lag, queues, where the time goes, and episodes."""
+
+import time
+from collections import deque
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from common.actors.crew import Crew
+from common.actors.rollouts import Collected
+from common.device.episodes import WINDOW
+
+SPANS = (10, 60, 300)  # seconds
+
+
+class Meters:
+    """Collects while a run goes on; `row` says how it went since the last row."""
+
+    def __init__(self, crew: Crew, steps_per_rollout: int, max_policy_lag: int):
+        self._crew, self._per_rollout, self._max_lag = crew, steps_per_rollout, max_policy_lag
+        self.seconds = dict.fromkeys(("wait_get", "transfer", "update", "publish"), 0.0)
+        self._began = time.monotonic()
+        counts = crew.queues.counts
+        start = self._began, counts["produced"], counts["trained"]  # time, rollouts made and learned from
+        self._samples: deque[tuple[float, int, int]] = deque([start])
+        self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+        self.shares: tuple[float, float, float] | None = None
+        self._begin_row()
+
+    @contextmanager
+    def timed(self, name: str):
+        """Add the time inside to one of the learner's accounts."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.monotonic() - began
+
+    def take(self, collected: Collected, version: int) -> None:
+        """Note a rollout that is learned from now, with `version` updates done."""
+        rollout = collected.rollout
+        lag = version - rollout.version[rollout.valid]
+        self._lags.append(lag)
+        self._valid += lag.size
+        self._steps += rollout.valid.size
+        self._too_old += int(np.sum(lag > self._max_lag)) if self._max_lag else 0
+        episodes = list(zip(collected.returns, collected.lengths, strict=True))
+        self._episodes += episodes
+        self._recent.extend(episodes)
+        counts, now = self._crew.queues.counts, time.monotonic()
+        self._queue_sizes.append(counts["waiting"])
+        if now - self._samples[-1][0] >= 0.1:
+            self._samples.append((now, counts["produced"], counts["trained"]))
+            while now - self._samples[1][0] > SPANS[-1]:
+                self._samples.popleft()
+
+    def row(self) -> dict[str, Any]:
+        """The metrics since the last call."""
+        row = self._episode_metrics() | self._speeds()
+        if self._lags:
+            lag = np.concatenate(self._lags) if any(map(len, self._lags)) else np.zeros(1)
+            row |= {"lag/min": lag.min(), "lag/mean": lag.mean(), "lag/max": lag.max()}
+            low, middle, high = np.percentile(self._queue_sizes, (10, 50, 90))
+            row |= {"queue/p10": low, "queue/p50": middle, "queue/p90": high}
+            row |= {"batch/valid": self._valid / self._steps, "batch/too_old": self._too_old / self._steps}
+        self._begin_row()
+        self.shares = self._share()
+        return row | self.counts() | self.totals()
+
+    def counts(self) -> dict[str, int]:
+        """What became of all rollouts so far."""
+        counts = {f"rollouts/{name}": count for name, count in self._crew.queues.counts.items()}
+        return counts | {"actors/restarts": self._crew.restarts}
+
+    def totals(self) -> dict[str, float]:
+        """Seconds so far, of the mean actor and of the learner."""
+        actors = self._crew.actors
+        seconds = {f"actor_{name}": np.mean([actor.seconds[name] for actor in actors]) for name in actors[0].seconds}
+        seconds |= {f"learner_{name}": value for name, value in self.seconds.items()}
+        return {f"time/{name}": float(value) for name, value in seconds.items()}
+
+    def bottleneck(self) -> str:
+        """In words, which side the other one waited for, up to the last row."""
+        learner, actors, dropped = self.shares
+        text = f"the learner waited for rollouts {learner:.0%} of the time, the actors for the learner {actors:.0%}"
+        if dropped:
+            return f"speed    the bottleneck is the learner: {dropped:.0%} of the rollouts were dropped; {text}"
+        if abs(learner - actors) < 0.1:
+            return f"speed    balanced: {text}"
+        if learner < actors:
+            advice = "fewer epochs, a smaller network or more --learner-devices would help"
+            return f"speed    the bottleneck is the learner: {text}; {advice}"
+        seconds = self.totals()
+        steps = seconds["time/actor_env_step"] > seconds["time/actor_act"]
+        advice = "faster environments" if steps else "a smaller network or more --envs-per-actor"
+        return f"speed    the bottleneck is the actors: {text}; {advice} would help"
+
+    def _share(self) -> tuple[float, float, float] | None:
+        """Of the time so far: waiting of the learner and of the mean actor; and of the rollouts: those dropped."""
+        counts, wall = self._crew.queues.counts, time.monotonic() - self._began
+        if not counts["trained"]:
+            return None
+        waits = [actor.seconds["wait_put"] + actor.seconds["wait_params"] for actor in self._crew.actors]
+        return self.seconds["wait_get"] / wall, float(np.mean(waits)) / wall, counts["dropped"] / counts["produced"]
+
+    def _begin_row(self) -> None:
+        self._lags: list[np.ndarray] = []
+        self._queue_sizes: list[int] = []
+        self._episodes: list[tuple[float, int]] = []
+        self._valid = self._steps = self._too_old = 0
+
+    def _speeds(self) -> dict[str, float]:
+        now, counts = time.monotonic(), self._crew.queues.counts
+        row = {}
+        for span in SPANS:
+            before = [sample for sample in self._samples if sample[0] <= now - span]
+            then, made, learned = before[-1] if before else self._samples[0]
+            elapsed = max(now - then, 1e-9)
+            row[f"time/sps_actors_{span}s"] = (counts["produced"] - made) * self._per_rollout / elapsed
+            row[f"time/sps_learner_{span}s"] = (counts["trained"] - learned) * self._per_rollout / elapsed
+        return row
+
+    def _episode_metrics(self) -> dict[str, float]:
+        row = {"episode/count": float(len(self._episodes))}
+        for index, name in enumerate(("return", "length")):
+            for episodes, when in ((self._episodes, ""), (self._recent, f"_last{WINDOW}")):
+                values = [episode[index] for episode in episodes] or [np.nan]
+                for ending, function in (("", np.mean), ("_min", np.min), ("_max", np.max)):
+                    row[f"episode/{name}{ending}{when}"] = function(values)
+        return row

@@ -1,0 +1,45 @@
+"""Writing a file whole or not at all."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from common.cli.errors import UsageError
+
+
+def check_target(path: Path, *endings: str) -> None:
+    """Raise UsageError where no file can be at `path`: to know it before the work that it takes to fill one.
+
+    With `endings`, its name must have one of them.
+    """
+    if os.path.isdir(path):
+        raise UsageError(f"{path} is a directory: name a file in it")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UsageError(f"{path} is not a file: it cannot be replaced by one")
+    if not os.path.isdir(path.parent):
+        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"{path} cannot be written: the folder {path.parent} is read-only")
+    if endings and path.suffix not in endings:
+        raise UsageError(f"{path} must end in {' or '.join(endings)}")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, with the same suffix, that takes its place once it is written.
+
+    A symbolic link stays one: what it leads to is replaced.
+
+    Raises UsageError where it cannot be written.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        yield temporary
+        temporary.replace(target)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()

@@ -1,0 +1,172 @@
+"""Flags that every algorithm shares, their checks, and the step from a command line to an exit code.
+
+Imports nothing slow, so that `--help` and usage errors answer at once.
+"""
+
+import dataclasses
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from common.cli.checks import Count, _check_types, check
+from common.cli.env_names import is_custom
+from common.cli.errors import UsageError
+
+MAX_DEVICES = 4096
+
+
+@dataclass(kw_only=True)
+class RunArgs:
+    """Flags of every algorithm. Sizes and intervals count environment steps over all devices together."""
+
+    num_seeds: ClassVar[int] = 1
+    gif: ClassVar[bool] = False
+
+    env: str
+    env_params: str = ""
+    """Environment parameters to change, as a JSON object, such as '{"max_steps_in_episode": 200}'."""
+    seed: int = 0
+    """Random seed of the first agent."""
+    total_timesteps: Count = 500_000
+    """Environment steps to train for, rounded up to whole updates."""
+    log_interval: Count = 10_000
+    """Environment steps between log rows."""
+    eval_interval: Count = 100_000
+    """Environment steps between greedy evaluations; 0 evaluates at the end only."""
+    eval_episodes: Count = 128
+    """Episodes per evaluation."""
+    checkpoint_interval: Count = 100_000
+    """Environment steps between checkpoints; 0 saves at the end only."""
+    keep_checkpoints: int = 5
+    """Newest checkpoints to keep; 0 keeps all."""
+    keep_best: bool = False
+    """Also save and keep the checkpoint with the best evaluation (mean over seeds)."""
+    run_dir: str = ""
+    """Directory of the run; default runs/<env>__<algo>__<seed>__<time>."""
+    resume: str = ""
+    """Continue the run in this directory exactly; its flags are taken over, flags given here override them."""
+    init_from: str = ""
+    """Start from the parameters and normaliser of this run, at step 0."""
+    overwrite: bool = False
+    """Delete an existing run in --run-dir first."""
+    stop_after: Count = 0
+    """Stop, saved and resumable, once this many environment steps are done in all; 0 is off."""
+    max_seconds: float = 0.0
+    """Stop, saved and resumable, after this many seconds; 0 is off."""
+    tensorboard: bool = False
+    """Also write TensorBoard files into the run directory."""
+    wandb: bool = False
+    """Also log to Weights & Biases."""
+    quiet: bool = False
+    """Print warnings and errors only."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the hidden layers; parameters, losses and optimizer stay float32."""
+    compile_cache: bool = True
+    """Keep compiled programs in the user's cache folder for the next run."""
+    benchmark: bool = False
+    """Measure only: no run directory, evaluation or checkpoint, and one line of JSON at the end."""
+
+    @property
+    def num_updates(self) -> int:
+        """Updates of the whole run; each algorithm's `steps_per_update` says how long one is."""
+        return math.ceil(self.total_timesteps / self.steps_per_update)
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """Flags that a resumed run cannot change."""
+        return ("seed",)
+
+    @property
+    def dispensable(self) -> tuple[str, ...]:
+        """Beginnings of the names of state arrays without which a checkpoint still loads; they start from zero."""
+        return ()
+
+    @property
+    def unsaved(self) -> tuple[str, ...]:
+        """Beginnings of the names of state arrays that checkpoints leave out."""
+        return ()
+
+    @property
+    def dtype(self) -> str | None:
+        """Type of the hidden layers' arithmetic, for flax."""
+        return None if self.precision == "float32" else self.precision
+
+    def __post_init__(self):
+        _check_types(self)
+        check(self, "total_timesteps log_interval eval_episodes", at_least=1)
+        check(self, "eval_interval checkpoint_interval keep_checkpoints stop_after max_seconds", at_least=0)
+        check(self, "seed", at_least=0, at_most=2**31 - 1 - self.num_seeds)
+        if self.resume and self.init_from:
+            raise UsageError("--resume continues a run and --init-from starts one: give only one of them")
+        if self.resume and self.overwrite:
+            raise UsageError("--overwrite would delete what --resume continues: give only one of them")
+        keeping = "resume", "run_dir", "tensorboard", "wandb", "keep_best", "gif"
+        if self.benchmark and any(getattr(self, name) for name in keeping):
+            flags = ", ".join("--" + name.replace("_", "-") for name in keeping)
+            raise UsageError(f"--benchmark keeps nothing: leave out {flags}")
+        if self.resume and self.run_dir != self.resume:
+            raise UsageError(
+                f"--resume {self.resume} goes on in its own directory: leave out --run-dir; "
+                f"from Python, take the run's flags with Args.from_run({self.resume!r})"
+            )
+
+    @classmethod
+    def from_run(cls, run_dir: str | Path, **overrides: Any):
+        """The flags to resume `run_dir` with, changed by `overrides`.
+
+        Raises UsageError where there is no run, or where `overrides` does not name the environment again although it is
+        the user's own code: a run directory is data, it does not decide which code is imported.
+        """
+        stored = read_config(run_dir)["args"]
+        known = {field.name for field in dataclasses.fields(cls)}
+        stored = {name: value for name, value in stored.items() if name in known and name not in ONE_TIME}
+        stored |= {name: tuple(value) for name, value in stored.items() if isinstance(value, list)}
+        if is_custom(stored["env"]) and "env" not in overrides:
+            raise UsageError(
+                f"{run_dir} was trained on your own environment {stored['env']}; to resume, name it again: "
+                f"--env {stored['env']}"
+            )
+        return cls(**stored | overrides | {"resume": str(run_dir), "run_dir": str(run_dir)})
+
+
+@dataclass(kw_only=True)
+class DeviceEnvArgs(RunArgs):
+    """Flags of algorithms whose environments step on the devices too."""
+
+    num_seeds: int = 1
+    """Independent agents trained together, with seeds seed, seed + 1, ..."""
+    gif: bool = False
+    """At the end, play an episode with the final policy and draw it to policy.gif in the run directory."""
+    env: str = "CartPole-v1"
+    """Environment: a gymnax id, or package.module:factory importable from the working directory."""
+    num_devices: int = 0
+    """Devices to train on; 0 is every accelerator, or on a CPU as many cores as pay off."""
+    num_envs: Count = 32
+    """Parallel environments."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        check(self, "num_seeds num_envs", at_least=1)
+        check(self, "num_devices", at_least=0)
+
+
+ONE_TIME = ("resume", "run_dir", "init_from", "overwrite", "stop_after", "max_seconds", "benchmark", "quiet")
+"""Flags of one invocation, not taken over by --resume."""
+
+
+def read_config(run_dir: str | Path) -> dict[str, Any]:
+    """`config.json` of a run. Raises UsageError where `run_dir` is not one."""
+    path = Path(run_dir) / "config.json"
+    try:
+        config = json.loads(path.read_text())
+        names = config["args"]["env"] + config["algorithm"] + str(config.get("script"))
+        if not names.isprintable():  # they are shown on terminals
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        missing = isinstance(error, OSError) and not os.path.exists(run_dir)
+        reason = "does not exist" if missing else "has no readable config.json"
+        raise UsageError(f"{run_dir} is not a run directory: it {reason}") from error
+    return config

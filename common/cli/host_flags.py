@@ -1,0 +1,119 @@
+"""Flags of algorithms whose environments step on the host, with actors beside a learner. Imports nothing slow."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from common.cli.checks import Count, check
+from common.cli.env_names import steps_on_host
+from common.cli.errors import UsageError
+from common.cli.flags import MAX_DEVICES, RunArgs
+
+
+@dataclass(kw_only=True)
+class HostEnvArgs(RunArgs):
+    """Flags of the actors, and of how they work together with the learner."""
+
+    env: str = "envpool:CartPole-v1"
+    """Environment: envpool:id or gymnasium:id; gymnasium:module:id imports the module that registers your own."""
+    env_params: str = ""
+    """Arguments for envpool's or gymnasium's make, as a JSON object, such as '{"max_episode_steps": 200}'."""
+    vectorization: Literal["async", "sync", "vector"] = "async"
+    """Of gymnasium environments: a process for each, all in the actor's thread, or the suite's own implementation."""
+    eval_episodes: Count = 32
+    """Episodes per evaluation, in environments of their own beside the training."""
+    num_steps: int = 32
+    """Steps of every environment per rollout."""
+    envs_per_actor: Count = 16
+    """Environments that an actor thread steps together."""
+    actor_threads: int = 2
+    """Actor threads per actor device; with two, one acts while the environments of the other step."""
+    actor_devices: str = ""
+    """Devices that choose actions, such as 0 or 0,1; default the first."""
+    learner_devices: str = ""
+    """Devices that learn, such as 1,2,3; default every accelerator, or on a CPU the first device."""
+    rollouts_per_update: int = 0
+    """Rollouts that an update learns from, of whichever actors have them first; 0 is as many as there are actors."""
+    queue_size: int = 1
+    """Rollouts that may wait for the learner, per actor."""
+    on_full: Literal["block", "drop-oldest"] = "block"
+    """What an actor with a full queue does: wait, or drop its oldest rollout there."""
+    publish_interval: int = 1
+    """Updates between two versions of the parameters that actors get."""
+    lockstep: bool = False
+    """Fixed order, repeatable: updates learn from the actors' rollouts in turn, collected while the last one ran."""
+    serial: bool = False
+    """Everything in one thread, for debugging; the same numbers as with --lockstep."""
+    learner_timeout: float = 300.0
+    """Fail after this many seconds without a rollout."""
+    reset_timeout: float = 120.0
+    """Seconds that making and first resetting the environments of an actor may take."""
+    step_timeout: float = 60.0
+    """Seconds that a step of the environments of an actor may take, with the resets in it."""
+    max_restarts: int = 10
+    """Restarts of failed actors, with new environments, before the run fails."""
+    restart_interval: float = 60.0
+    """Seconds between two restarts of the same actor; its first is at once."""
+    sampler_only: bool = False
+    """Measure how fast the actors are without a learner; implies --benchmark."""
+
+    @property
+    def num_actors(self) -> int:
+        return max(len(self.actor_indices), 1) * self.actor_threads
+
+    @property
+    def num_envs(self) -> int:
+        return self.num_actors * self.envs_per_actor
+
+    @property
+    def batch_rollouts(self) -> int:
+        """Rollouts per update."""
+        return self.rollouts_per_update or self.num_actors
+
+    @property
+    def batch_envs(self) -> int:
+        """Environments per update, counted once for each of its rollouts."""
+        return self.batch_rollouts * self.envs_per_actor
+
+    @property
+    def steps_per_update(self) -> int:
+        return self.batch_envs * self.num_steps
+
+    @property
+    def fixed_order(self) -> bool:
+        return self.lockstep or self.serial
+
+    @property
+    def actor_indices(self) -> tuple[int, ...]:
+        return _indices("--actor-devices", self.actor_devices)
+
+    @property
+    def learner_indices(self) -> tuple[int, ...]:
+        return _indices("--learner-devices", self.learner_devices)
+
+    def __post_init__(self):
+        self.benchmark = self.benchmark or self.sampler_only
+        super().__post_init__()
+        check(self, "num_steps envs_per_actor queue_size publish_interval", at_least=1, at_most=2**20)
+        check(self, "actor_threads", at_least=1, at_most=1024)
+        check(self, "rollouts_per_update max_restarts restart_interval", at_least=0)
+        check(self, "learner_timeout reset_timeout step_timeout", above=0)
+        _ = self.actor_indices, self.learner_indices
+        if not steps_on_host(self.env):
+            example = f"envpool:{self.env}" if ":" not in self.env else "envpool:CartPole-v1"
+            raise UsageError(f"--env {self.env} does not step on the host: name one as {example}, or gymnasium:id")
+        if self.fixed_order and self.sampler_only:
+            raise UsageError("--sampler-only has no learner, and --lockstep and --serial wait for one: leave one out")
+        if self.fixed_order and self.on_full != "block":
+            raise UsageError(
+                f"--on-full {self.on_full} depends on the clock, --lockstep and --serial must not: leave one out"
+            )
+
+
+def _indices(flag: str, text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")] if text.strip() else []
+    if not all(word.isascii() and word.isdigit() and int(word) < MAX_DEVICES for word in words):
+        raise UsageError(f"{flag} takes numbers of devices such as 0 or 0,1, got {text!r}")
+    numbers = tuple(map(int, words))
+    if len(set(numbers)) < len(numbers):
+        raise UsageError(f"{flag} {text} names a device twice; --actor-threads gives a device several actors")
+    return numbers

@@ -1,0 +1,86 @@
+"""Devices: choosing them, replicating and sharding state over them, and the one collective of a gradient step.
+
+Every algorithm's state has two fields: `learner`, identical on every device, and `envs`, whose arrays [S, N, ...] are
+split over the devices along the environments. Under `pmap` each array has one more leading axis, the device.
+"""
+
+import os
+from contextlib import suppress
+
+import jax
+
+from common.cli.errors import UsageError
+from common.cli.flags import MAX_DEVICES
+
+# Below this many environments per device a second CPU device costs more than it brings (docs/ppo.md, "Devices").
+MIN_ENVS_PER_CPU_DEVICE = 8
+
+
+def choose_devices(
+    num_devices: int, num_envs: int, block: int = 1, envs_per_cpu_device: float = MIN_ENVS_PER_CPU_DEVICE
+) -> list[jax.Device]:
+    """The devices to train on: `num_devices`, or with 0 all accelerators, or the CPU cores that pay off.
+
+    Environments come in blocks of `block` that no device boundary may cut. A CPU device pays off from
+    `envs_per_cpu_device` environments on. On a CPU the devices are virtual and are
+    made here, unless JAX has already started; then the existing ones are used. Raises UsageError, with the numbers that
+    would work, where there are too few devices or they do not divide the environments.
+    """
+    shares = [count for count in range(1, min(num_envs, MAX_DEVICES) + 1) if num_envs % (count * block) == 0]
+    if not shares:
+        nearest = sorted({max(block, num_envs // block * block), -(-num_envs // block) * block})
+        raise UsageError(
+            f"--num-envs {num_envs} must be a multiple of {block}, so that every minibatch gets an equal part of each "
+            f"environment's steps; nearest: {' or '.join(map(str, nearest))}"
+        )
+    if num_devices and num_devices not in shares:
+        raise UsageError(
+            f"--num-devices {num_devices} does not divide --num-envs {num_envs} into blocks of {block}, the least that "
+            f"gives a batch equal parts; device counts that work: {', '.join(map(str, shares[:12]))}"
+        )
+    worthwhile = [n for n in shares if n <= _cores() and n * envs_per_cpu_device <= num_envs] or [1]
+    _make_cpu_devices(num_devices or worthwhile[-1])
+    devices = _local_devices()
+    if num_devices > len(devices):
+        raise UsageError(f"--num-devices {num_devices}: JAX has {len(devices)} {devices[0].platform} device(s) here")
+    usable = worthwhile if devices[0].platform == "cpu" else shares
+    return devices[: num_devices or max(n for n in usable if n <= len(devices))]
+
+
+def choose_roles(actors: tuple[int, ...], learners: tuple[int, ...]) -> tuple[list[jax.Device], list[jax.Device]]:
+    """The devices at these indices, to act and to learn on; they may overlap.
+
+    Without indices the first device acts, and all accelerators or the first CPU device learn. On a CPU the devices are
+    virtual and are made here, unless JAX has already started. Raises UsageError for one that does not exist.
+    """
+    _make_cpu_devices(max((*actors, *learners), default=0) + 1)
+    devices = _local_devices()
+    missing = [index for index in (*actors, *learners) if index >= len(devices)]
+    if missing:
+        have = f"JAX has {len(devices)} {devices[0].platform} device(s) here, numbered from 0"
+        raise UsageError(f"there is no device {missing[0]} for --actor-devices or --learner-devices: {have}")
+    every = devices[:1] if devices[0].platform == "cpu" else devices
+    return [devices[i] for i in actors or (0,)], [devices[i] for i in learners] or every
+
+
+def _make_cpu_devices(count: int) -> None:
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    with suppress(RuntimeError):  # JAX has started in this process: its devices are what they are
+        jax.config.update("jax_num_cpu_devices", count)
+
+
+def _local_devices() -> list[jax.Device]:
+    try:
+        return jax.local_devices()
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"JAX cannot use JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: {error}") from error
+
+
+def describe(devices: list[jax.Device]) -> str:
+    """Such as `2 x cpu` or `8 x NVIDIA H100`."""
+    return f"{len(devices)} x {devices[0].device_kind}"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,64 @@
+"""Evaluation on the device: one episode in each of a fixed set of environments, all of them in parallel."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from common.device.sampling import keys_of
+from common.envs.environment import Env
+
+SEED = 20_250_101  # the same episodes for every run, seed and evaluation
+
+
+class Episodes(NamedTuple):
+    """Outcome of each evaluation episode."""
+
+    ret: jax.Array  # [E] sum of raw rewards
+    length: jax.Array  # [E] steps
+
+
+def step_key(key: jax.Array, time: jax.Array) -> jax.Array:
+    """The environment's key for step `time` of the episode that began with `key`."""
+    return jax.random.fold_in(key, time)
+
+
+def act_key(key: jax.Array, time: jax.Array) -> jax.Array:
+    """The policy's key for step `time` of the episode that began with `key`."""
+    return jax.random.fold_in(jax.random.fold_in(key, 2**31 - 1), time)  # no step has this number
+
+
+def run_episodes(env: Env, policy: Callable[[jax.Array], jax.Array], num_episodes: int) -> Episodes:
+    """Play this device's `num_episodes` episodes with `policy`: observations [E, ...] to actions [E, ...].
+
+    Initial states depend only on the episode's global index, so that evaluations are comparable.
+    """
+    return play_episodes(env, lambda obs, _: policy(obs), keys_of(jax.random.key(SEED), num_episodes))
+
+
+def play_episodes(env: Env, act: Callable[[jax.Array, jax.Array], jax.Array], keys: jax.Array) -> Episodes:
+    """One episode from each of `keys` [E] with `act`: (observations [E, ...], fresh keys [E]) to actions [E, ...].
+
+    An episode ends at termination, at truncation or after `env.max_steps`.
+    """
+    num_episodes = keys.shape[0]
+    obs, env_state = jax.vmap(env.reset)(keys)
+    zeros = jnp.zeros(num_episodes)
+
+    def unfinished(carry):
+        time, _, _, done, _ = carry
+        return (time < env.max_steps) & ~jnp.all(done)
+
+    def step(carry):
+        time, env_state, obs, done, episodes = carry
+        step_keys, act_keys = (jax.vmap(function, (0, None))(keys, time) for function in (step_key, act_key))
+        out = jax.vmap(env.step)(step_keys, env_state, act(obs, act_keys))
+        episodes = Episodes(
+            ret=episodes.ret + jnp.where(done, 0.0, out.reward), length=episodes.length + jnp.where(done, 0.0, 1.0)
+        )
+        return time + 1, out.state, out.obs, done | out.terminated | out.truncated, episodes
+
+    start = (jnp.int32(0), env_state, obs, zeros > 0, Episodes(zeros, zeros))
+    *_, episodes = jax.lax.while_loop(unfinished, step, start)
+    return episodes

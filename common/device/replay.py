@@ -1,0 +1,116 @@
+"""A replay buffer on the device: one ring of transitions per environment, oldest overwritten first.
+
+All environments are stepped together, so all rings are equally full. Nothing here depends on the number of devices:
+rings are split over them like the environments, and random choices are made by groups of environments that no device
+boundary cuts, each with its own key.
+"""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from common.cli.errors import UsageError
+from common.device.sharding import same_for_all_seeds
+
+
+class Replay(struct.PyTreeNode):
+    """Rings of this device's N environments, of C slots each."""
+
+    data: Any  # a record of arrays [N, C, ...]
+    count: jax.Array  # [N] transitions that each ring was ever given; all equal, and so for all seeds
+
+    @property
+    def capacity(self) -> int:
+        return jax.tree.leaves(self.data)[0].shape[1]
+
+    @property
+    def given(self) -> jax.Array:
+        """Transitions that each ring was ever given, []."""
+        return same_for_all_seeds(self.count[0])
+
+    @property
+    def filled(self) -> jax.Array:
+        """Slots in use of each ring, []."""
+        return jnp.minimum(self.given, self.capacity)
+
+    def add(self, transitions: Any) -> "Replay":
+        """The buffer with one more transition of every environment, [N, ...]."""
+        slot = self.given % self.capacity
+        new = jax.tree.map(lambda x, ring: x.astype(ring.dtype), transitions, self.data)
+        data = jax.tree.map(lambda rings, new: _write(rings, new, slot), self.data, new)
+        return Replay(data, self.count + 1)
+
+    def sample(self, keys: jax.Array, per_group: int) -> Any:
+        """Transitions [G * per_group, ...], drawn uniformly with replacement.
+
+        Each of the G `keys` draws `per_group` transitions from its own N / G neighbouring rings.
+        """
+        width = self.count.shape[0] // keys.shape[0]
+        draw = jax.vmap(lambda key: jax.random.randint(key, (per_group,), 0, width * self.filled))
+        choice = draw(keys)  # [G, per_group]
+        ring = choice // self.filled + width * jnp.arange(keys.shape[0])[:, None]
+        slot = choice % self.filled
+        return jax.tree.map(lambda x: x[ring.ravel(), slot.ravel()], self.data)
+
+
+def new_replay(example: Any, num_envs: int, capacity: int) -> Replay:
+    """An empty buffer with `capacity` slots for each of `num_envs` transitions like `example`."""
+    data = jax.tree.map(lambda x: jnp.zeros((num_envs, capacity, *x.shape), x.dtype), example)
+    return Replay(data, jnp.zeros(num_envs, jnp.int32))
+
+
+def num_groups(num_envs: int, batch_size: int) -> int:
+    """Groups of environments that contribute equal parts of a batch."""
+    return math.gcd(num_envs, batch_size)
+
+
+def check_memory(example: Any, transitions: int, devices: list[jax.Device]) -> str:
+    """Say how much memory `transitions` like `example` (from `jax.eval_shape`) take.
+
+    Raises UsageError, with the numbers, where the devices do not have it.
+    """
+    size = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(example))
+    available = len(devices) * _device_memory(devices[0]) if devices[0].platform != "cpu" else _host_memory()
+    if transitions * size > available:
+        raise UsageError(
+            f"the replay buffer does not fit: {transitions:,} transitions of {size:,} bytes are "
+            f"{transitions * size / 1e9:,.1f} GB, the devices have {available / 1e9:,.1f} GB; at most "
+            f"{int(available / size):,} transitions fit, over all seeds together"
+        )
+    return f"{transitions:,} transitions of {size:,} bytes = {transitions * size / 1e6:,.1f} MB"
+
+
+@jax.custom_batching.custom_vmap
+def _write(rings: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
+    """`rings` [N, C, ...] with `new` [N, ...] at `slot`."""
+    return jax.lax.dynamic_update_slice_in_dim(rings, new[:, None], slot, axis=1)
+
+
+@_write.def_vmap
+def _(axis_size, in_batched, rings, new, slot):
+    # Still one slice: `vmap` by itself makes a scatter of it, and XLA a copy of the buffer for the scatter.
+    rings, new = (
+        x if batched else jnp.broadcast_to(x, (axis_size, *x.shape))
+        for x, batched in zip((rings, new), in_batched, strict=False)
+    )
+    return jax.lax.dynamic_update_slice_in_dim(rings, new[:, :, None], slot, axis=2), True
+
+
+def _device_memory(device: jax.Device) -> float:
+    statistics = device.memory_stats() or {}
+    return statistics.get("bytes_limit", math.inf)
+
+
+def _host_memory() -> float:
+    """Memory of this machine, or of the container that the process runs in."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    cgroup = Path("/sys/fs/cgroup/memory.max")
+    if cgroup.exists() and cgroup.read_text().strip().isdigit():
+        limits.append(int(cgroup.read_text()))
+    return min(limits)

@@ -1,0 +1,49 @@
+"""Randomness that does not depend on the number of devices: keys and minibatches by *global* environment index."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from common.device.sharding import global_ids
+
+
+def keys_of(key: jax.Array, local: int) -> jax.Array:
+    """A key for each of this device's `local` items, [local], from `key` and the item's global index."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, global_ids(local))
+
+
+def rollout_keys(key: jax.Array, num_steps: int, num_envs: int) -> jax.Array:
+    """A key for every step and each of this device's `num_envs` environments, [T, N]."""
+    step_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_steps))
+    return jax.vmap(keys_of, (0, None))(step_keys, num_envs)
+
+
+def block_width(num_steps: int, num_minibatches: int) -> int:
+    """Fewest neighbouring environments whose `num_steps` steps split evenly over the minibatches."""
+    return num_minibatches // math.gcd(num_steps, num_minibatches)
+
+
+def minibatch_indices(
+    key: jax.Array, num_steps: int, num_envs: int, update_epochs: int, num_minibatches: int
+) -> jax.Array:
+    """Which of this device's samples, flattened from [T, N], go into each minibatch: [E, M, T * N / M].
+
+    Blocks of `block_width` neighbouring environments are permuted with their own keys and split evenly over the
+    minibatches. Blocks never cross devices, so every minibatch holds the same samples on any number of devices.
+    """
+    width = block_width(num_steps, num_minibatches)
+    size, blocks = num_steps * width, num_envs // width  # samples of a block, blocks of this device
+    index_bits = jnp.uint32(2 ** (size - 1).bit_length() - 1)
+
+    def shuffle(epoch, block_id):
+        bits = jax.random.bits(jax.random.fold_in(jax.random.fold_in(key, epoch), block_id), (size,))
+        # Index in the low bits, randomness above: sorting single numbers is four times faster than `argsort`.
+        order = jnp.sort((bits & ~index_bits) | jnp.arange(size, dtype=jnp.uint32))
+        return (order & index_bits).astype(jnp.int32)
+
+    over_blocks = jax.vmap(shuffle, (None, 0))
+    order = jax.vmap(over_blocks, (0, None))(jnp.arange(update_epochs), global_ids(blocks))  # [E, blocks, size]
+    step, env = order // width, order % width + width * jnp.arange(blocks)[:, None]
+    split = (step * num_envs + env).reshape(update_epochs, blocks, num_minibatches, -1)
+    return jnp.swapaxes(split, 1, 2).reshape(update_epochs, num_minibatches, -1)

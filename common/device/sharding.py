@@ -1,0 +1,128 @@
+"""TODO."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+AXIS = "devices"
+
+
+def pmapped(algorithm: Any, devices: list[jax.Device]) -> Any:
+    """The record `algorithm` with its functions `init`, `update` and `evaluate` each running on all `devices`.
+
+    What `update` returns beside the state is the same on every device and comes back once. Its state is donated.
+    """
+    over_devices = partial(jax.pmap, axis_name=AXIS, devices=devices)
+    return algorithm._replace(
+        init=over_devices(algorithm.init),
+        update=over_devices(algorithm.update, in_axes=(0, None), out_axes=(0, None, None), donate_argnums=0),
+        evaluate=over_devices(algorithm.evaluate),
+    )
+
+
+def flat_pmean(tree: Any, axis_name: str = AXIS) -> Any:
+    """Mean of a tree over the devices, as one collective on the concatenated arrays instead of one per leaf."""
+    if jax.lax.axis_size(axis_name) == 1:
+        return tree
+    flat, unravel = ravel_pytree(tree)
+    return unravel(jax.lax.pmean(flat, axis_name))
+
+
+def global_ids(local: int, axis_name: str = AXIS) -> jax.Array:
+    """Global indices [local] of this device's `local` items: device d holds d*local .. (d+1)*local - 1."""
+    return jax.lax.axis_index(axis_name) * local + jnp.arange(local)
+
+
+def over_seeds(function: Callable, num_seeds: int) -> Callable:
+    """`function` mapped over the leading seed axis of all its arguments; a single seed skips `vmap` and its cost."""
+    if num_seeds > 1:
+        return jax.vmap(function)
+
+    def single(*args):
+        outputs = function(*jax.tree.map(lambda x: x[0], args))
+        return jax.tree.map(lambda x: x[None], outputs)
+
+    return single
+
+
+@jax.custom_batching.custom_vmap
+def same_for_all_seeds(x: jax.Array) -> jax.Array:
+    """`x`, which has the same value for every seed, as one value under `over_seeds` too.
+
+    A loop's length or a slice's start that differs by seed would turn into masks, scatters and copies.
+    """
+    return x
+
+
+@same_for_all_seeds.def_vmap
+def _(axis_size, in_batched, x):
+    return (x[0] if in_batched[0] else x), False
+
+
+def to_host(state: Any, unwanted: tuple[str, ...] = ()) -> Any:
+    """The global state as host arrays, without the device axis: `learner` [S, ...], `envs` [S, num_envs, ...].
+
+    Does not depend on the number of devices. Typed keys become their data. Arrays of `envs` whose names begin as one of
+    `unwanted` (such as `envs/replay/`) stay on the devices, and are zeros here.
+    """
+    state = key_data(state)
+    first = jax.tree.map(lambda x: x.addressable_data(0), state.learner)
+
+    def wanted(path, x):
+        name = "envs/" + jax.tree_util.keystr(path, simple=True, separator="/")
+        return np.zeros(x.shape, x.dtype) if name.startswith(unwanted) else x
+
+    learner, envs = jax.device_get((first, jax.tree_util.tree_map_with_path(wanted, state.envs)))
+    return state.replace(learner=jax.tree.map(lambda x: x[0], learner), envs=jax.tree.map(_merge, envs))
+
+
+def host_like(shapes: Any) -> Any:
+    """Zeros with the structure, shapes and types that `to_host` gives for a state of `shapes` (from `eval_shape`)."""
+
+    def zeros(x, shape):
+        data = jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x
+        return np.zeros(shape + data.shape[len(x.shape) :], data.dtype)
+
+    return shapes.replace(
+        learner=jax.tree.map(lambda x: zeros(x, x.shape[1:]), shapes.learner),
+        envs=jax.tree.map(lambda x: zeros(x, (x.shape[1], x.shape[0] * x.shape[2], *x.shape[3:])), shapes.envs),
+    )
+
+
+def to_devices(host: Any, like: Any, devices: list[jax.Device]) -> Any:
+    """The inverse of `to_host`: a state for `pmap` over `devices`, with the types of `like`."""
+    count = len(devices)
+    split = host.replace(
+        learner=jax.tree.map(lambda x: np.broadcast_to(x, (count, *np.shape(x))), host.learner),
+        envs=jax.tree.map(lambda x: _split(x, count), host.envs),
+    )
+
+    # Out of a pmap with the same axis name: any other placement makes the update compile a second time.
+    def place(state):
+        return jax.tree.map(lambda x, old: jax.random.wrap_key_data(x) if _is_key(old) else x, state, like)
+
+    return jax.pmap(place, axis_name=AXIS, devices=devices)(split)
+
+
+def key_data(tree: Any) -> Any:
+    """`tree` with plain arrays in place of typed keys."""
+    return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, tree)
+
+
+def _merge(x: np.ndarray) -> np.ndarray:
+    devices, seeds, local, *shape = x.shape  # [D, S, N / D, ...]
+    return np.moveaxis(x, 0, 1).reshape(seeds, devices * local, *shape)
+
+
+def _split(x: np.ndarray, count: int) -> np.ndarray:
+    seeds, total, *shape = x.shape
+    return np.moveaxis(np.reshape(x, (seeds, count, total // count, *shape)), 1, 0)
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)

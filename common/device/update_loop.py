@@ -1,0 +1,37 @@
+"""Many updates in one call: the loop that every algorithm's `update` runs on the device."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from common.device.averages import Averages, zeros_of
+from common.device.episodes import EpisodeTotals, no_episodes
+
+
+def repeat(
+    update: Callable[[Any], tuple[Any, Averages, EpisodeTotals]], state: Any, num_updates: jax.Array
+) -> tuple[Any, dict[str, jax.Array], dict[str, jax.Array]]:
+    """Run `update` `num_updates` times; metrics are averaged, episodes merged.
+
+    `num_updates` is traced: one executable serves every length, and a resumed run executes the very same code. Returns
+    the state, the metrics, and for each of `update`'s metrics the index of the first update in which it was not finite
+    (or -1).
+    """
+    update = jax.jit(update)  # traced once, although its shapes are asked for too
+    _, zeros, _ = zeros_of(update, state)
+    never = {name: jnp.int32(-1) for name in zeros.total}
+
+    def body(index, carry):
+        state, averages, broken, episodes = carry
+        state, new, finished = update(state)
+        broken = {
+            name: jnp.where((first < 0) & ~jnp.isfinite(new.total[name]), index, first)
+            for name, first in broken.items()
+        }
+        return state, averages + new, broken, episodes.merge(finished)
+
+    start = state, zeros, never, no_episodes()
+    state, averages, broken, episodes = jax.lax.fori_loop(0, num_updates, body, start)
+    return state, averages.metrics() | episodes.metrics(), broken

@@ -1,0 +1,185 @@
+"""Pictures of observations, for environments without a scene: grids, images, and lines over time."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from common.drawing.canvas import (
+    BLUE,
+    BROWN,
+    FLOOR,
+    GREEN,
+    INK,
+    LIGHT,
+    ORANGE,
+    PAPER,
+    PURPLE,
+    RED,
+    SILVER,
+    SKY,
+    YELLOW,
+    Canvas,
+    brief,
+    rgb,
+    write,
+)
+
+CHANNELS = (ORANGE, SKY, GREEN, YELLOW, RED, PURPLE, BLUE, PAPER, SILVER, BROWN)
+WIDTH, HEIGHT = 360, 300  # pixels that a grid fills at most
+MANY = 8  # components; more are drawn as a map instead of as lines
+WINDOW = 100  # steps that a line goes back
+LANE, LEFT, RIGHT = 30, 66, 62  # height of a line's lane, and the space for its name and value, in pixels
+
+Paint = Callable[[int], Image.Image]  # the picture after so many steps
+
+
+def is_grid(shape: tuple[int, ...]) -> bool:
+    """Whether an observation of `shape` is drawn as a grid or an image: [H, W] or [H, W, C]."""
+    return len(shape) in (2, 3) and min(shape[:2]) >= 3
+
+
+def is_binary(maps: np.ndarray) -> bool:
+    return all(((frame == 0) | (frame == 1)).all() for frame in maps)
+
+
+def grid(obs: np.ndarray) -> Paint:
+    """Observations [T + 1, H, W] or [T + 1, H, W, C] as squares: one colour per channel, images as they are."""
+    maps = obs if obs.ndim == 4 else obs[..., None]
+    binary = is_binary(maps)
+    photo = maps.shape[-1] == 3 and not binary
+    low, high = min(0.0, float(np.nanmin(maps))), float(np.nanmax(maps))
+    scale = 1 / (high - low) if np.isfinite(high - low) and high > low else 1.0
+    height, width = maps.shape[1:3]
+    cell = max(1, min(40, WIDTH // width, HEIGHT // height))
+    shrink = max(1, -(-width // WIDTH), -(-height // HEIGHT))
+
+    def paint(step: int) -> Image.Image:
+        values = np.nan_to_num(np.clip((maps[step].astype(np.float32) - low) * scale, 0, 1))
+        if photo:
+            pixels = _enlarge(values * 255, cell)
+        elif binary:
+            pixels = _nested(values > 0, cell)
+        else:
+            pixels = _enlarge(_layers(values), cell)
+        if cell >= 8:  # lines between the squares
+            pixels[::cell] = pixels[:, ::cell] = rgb(INK)
+        return Image.fromarray(np.round(pixels).astype(np.uint8)).reduce(shrink)
+
+    return paint
+
+
+class Lane(NamedTuple):
+    """One number over time."""
+
+    name: str
+    values: np.ndarray  # [T + 1], NaN where there is none
+    color: str
+
+
+def lines(obs: np.ndarray, actions: np.ndarray, rewards: np.ndarray) -> Paint:
+    """The components of observations [T + 1, ...], actions [T, ...] and rewards [T] over the last steps.
+
+    Each has a lane with its own scale; more than `MANY` components of the observation share a map, one row each.
+    """
+    components = _columns(obs)
+    chosen = np.pad(_columns(actions), ((0, 1), (0, 0)), constant_values=np.nan)  # none at the end
+    received = np.pad(_columns(rewards), ((1, 0), (0, 0)), constant_values=np.nan)  # none at the start
+    many = components.shape[1] > MANY
+    lanes = [] if many else _lanes("obs", components, BLUE)
+    lanes += _lanes("action", chosen[:, :MANY], ORANGE) + _lanes("reward", received, GREEN)
+    rows = _rows(components) if many else None
+    map_height = int(np.clip(6 * len(rows), 90, 200)) if many else 0
+    box = (0, -map_height - LANE * len(lanes), WIDTH, 0)
+    window = min(WINDOW, len(rewards))
+
+    def paint(step: int) -> Image.Image:
+        shown = slice(max(0, step - window), step + 1)
+        canvas = Canvas(box, WIDTH)
+        for index, lane in enumerate(lanes):
+            _draw_lane(canvas, -map_height - LANE * (index + 0.5), lane, shown, window)
+        picture = canvas.picture()
+        draw = ImageDraw.Draw(picture)
+        for index, lane in enumerate(lanes):
+            y = map_height + LANE * (index + 0.5)
+            write(draw, 8, y, lane.name, INK)
+            write(draw, WIDTH - 8, y, brief(lane.values[step]), INK, to_left=True)
+        if many:
+            _paste_map(picture, rows[:, shown], window, map_height)
+            write(draw, 8, map_height / 2 - 8, "obs", INK)
+            write(draw, 8, map_height / 2 + 8, f"0 .. {len(rows) - 1}", INK)
+        return picture
+
+    return paint
+
+
+def _draw_lane(canvas: Canvas, y: float, lane: Lane, shown: slice, window: int) -> None:
+    """The values `shown` of a lane whose middle is at height `y`; the newest has a dot."""
+    finite = lane.values[np.isfinite(lane.values)]
+    low, high = (finite.min(), finite.max()) if finite.size else (0, 0)
+    middle, scale = (low + high) / 2, (LANE - 10) / max(high - low, 1e-9)
+    canvas.line([(LEFT, y - LANE / 2), (WIDTH - RIGHT, y - LANE / 2)], LIGHT, 1)
+    values = lane.values[shown]
+    xs = LEFT + (WIDTH - LEFT - RIGHT) * np.arange(len(values)) / max(window, 1)
+    points = [(x, y + (value - middle) * scale) for x, value in zip(xs, values, strict=True) if np.isfinite(value)]
+    if len(points) > 1:
+        canvas.line(points, lane.color, 1.5)
+    if points:
+        canvas.disc(points[-1], 3, lane.color)
+
+
+def _paste_map(picture: Image.Image, rows: np.ndarray, window: int, height: int) -> None:
+    """Values 0 .. 1, [components, steps], as shades at the top of a picture of lanes."""
+    shades = np.array(rgb(PAPER)) + rows[..., None] * (np.array(rgb(BLUE)) - np.array(rgb(PAPER)))
+    width = round((WIDTH - LEFT - RIGHT) * rows.shape[1] / (window + 1))
+    image = Image.fromarray(np.round(shades).astype(np.uint8))
+    picture.paste(image.resize((max(width, 1), height - 6), Image.Resampling.BOX), (LEFT, 3))
+
+
+def _rows(components: np.ndarray) -> np.ndarray:
+    """Values [T + 1, N] as shades 0.08 .. 1 of each component's own range, [N, T + 1]."""
+    finite = np.where(np.isfinite(components), components, np.nan)
+    some = np.where(np.isfinite(components).any(axis=0), finite, 0)
+    low, high = np.nanmin(some, axis=0), np.nanmax(some, axis=0)
+    return np.nan_to_num(0.08 + 0.92 * (components - low) / np.maximum(high - low, 1e-9), posinf=1).clip(0, 1).T
+
+
+def _lanes(name: str, columns: np.ndarray, color: str) -> list[Lane]:
+    count = columns.shape[1]
+    return [Lane(f"{name} {i}" if count > 1 else name, columns[:, i], color) for i in range(count)]
+
+
+def _columns(values: np.ndarray) -> np.ndarray:
+    """Values [T, ...] as [T, N], floating."""
+    return np.asarray(values, np.float64).reshape(len(values), -1)
+
+
+def _nested(active: np.ndarray, cell: int) -> np.ndarray:
+    """Pixels of the channels `active` [H, W, C]: where several share a square, the first ones lie inside the last."""
+    height, width, count = active.shape
+    squares = np.broadcast_to(np.array(rgb(FLOOR), np.float32), (height, width, 3))
+    pixels = _enlarge(squares, cell)
+    depth = np.zeros((height, width), int)  # channels drawn so far in each square
+    from_edge = np.minimum(np.arange(cell), np.arange(cell)[::-1])
+    from_edge = np.minimum(from_edge[:, None], from_edge)  # of a pixel in its square
+    for channel in reversed(range(count)):
+        margin = np.repeat(np.repeat(np.minimum(depth, 2) * (cell // 5), cell, axis=0), cell, axis=1)
+        inside = np.tile(from_edge, (height, width)) >= margin
+        here = np.repeat(np.repeat(active[..., channel], cell, axis=0), cell, axis=1)
+        pixels[inside & here] = rgb(CHANNELS[channel % len(CHANNELS)])
+        depth += active[..., channel]
+    return pixels
+
+
+def _layers(values: np.ndarray) -> np.ndarray:
+    """Colours [H, W, 3] of graded channels [H, W, C] within 0 .. 1: the last over the others, a single one in grey."""
+    colors = CHANNELS if values.shape[-1] > 1 else (PAPER,)
+    pixels = np.broadcast_to(np.array(rgb(INK), np.float32), (*values.shape[:2], 3))
+    for channel in range(values.shape[-1]):
+        pixels = pixels + values[..., channel, None] * (np.array(rgb(colors[channel % len(colors)])) - pixels)
+    return pixels
+
+
+def _enlarge(pixels: np.ndarray, cell: int) -> np.ndarray:
+    return np.repeat(np.repeat(pixels, cell, axis=0), cell, axis=1)

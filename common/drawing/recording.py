@@ -1,0 +1,115 @@
+"""TODO."""
+
+import copy
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.device.evaluation import act_key, step_key
+from common.device.sharding import key_data
+from common.envs.environment import Env, Step
+
+CHUNK = 256  # steps in one compiled call; an episode of images never lies on the device as a whole
+
+
+class Recording(NamedTuple):
+    """One episode, host arrays with a leading time axis: T steps, T + 1 states and observations.
+
+    The last observation is the true final one. So is the last state where the environment can tell it; environments
+    that only know their state after the reset repeat the one before.
+    """
+
+    states: Any  # environment states [T + 1, ...], typed keys as their data
+    obs: np.ndarray  # observations [T + 1, ...]
+    actions: np.ndarray  # [T, ...] as the policy gave them
+    rewards: np.ndarray  # [T]
+
+
+def record(env: Env, act: Callable[[jax.Array, jax.Array], jax.Array], key: jax.Array, max_steps: int) -> Recording:
+    """One episode of at most `max_steps` steps with `act`: (observations [1, ...], key) to actions [1, ...].
+
+    It is the episode that `evaluate.play_episodes` plays with the same `key` and policy.
+    """
+    advance = jax.jit(lambda time, obs, state: _advance(env, act, key, time, obs, state))
+    obs, state = jax.jit(env.reset)(key)
+    first = jax.device_get(jax.tree.map(lambda x: x[None], (obs, key_data(state))))
+    chunks, over = [], False
+    while not over:
+        obs, state, chunk = advance(jnp.int32(CHUNK * len(chunks)), obs, state)
+        chunk = jax.device_get(chunk)
+        left = max_steps - CHUNK * len(chunks)
+        ends = np.flatnonzero(chunk.done)
+        steps = min(ends[0] + 1 if ends.size else CHUNK, left)
+        over = bool(ends.size) or left <= CHUNK
+        chunks.append(jax.tree.map(lambda x: x[:steps], chunk))
+    chunk = jax.tree.map(lambda *parts: np.concatenate(parts), *chunks)
+    obs, states = jax.tree.map(lambda *parts: np.concatenate(parts), first, (chunk.obs, chunk.state))
+    return Recording(states, obs, chunk.action, chunk.reward)
+
+
+class _Chunk(NamedTuple):
+    """Steps of an environment, [CHUNK, ...]."""
+
+    state: Any  # after the step, without reset
+    obs: jax.Array  # after the step, without reset
+    action: jax.Array
+    reward: jax.Array
+    done: jax.Array
+
+
+def _advance(env: Env, act: Callable, key: jax.Array, start: jax.Array, obs: jax.Array, state: Any):
+    """`CHUNK` steps from step `start`, past the end of the episode where it comes: (obs, state, _Chunk)."""
+
+    def step(carry, time):
+        obs, state = carry
+        action = act(obs[None], act_key(key, time))[0]
+        out = env.step(step_key(key, time), state, action)
+        reached = key_data(_without_reset(env, step_key(key, time), state, action, out))
+        return (out.obs, out.state), _Chunk(reached, out.final_obs, action, out.reward, out.terminated | out.truncated)
+
+    (obs, state), chunk = jax.lax.scan(step, (obs, state), start + jnp.arange(CHUNK))
+    return obs, state, chunk
+
+
+def _without_reset(env: Env, key: jax.Array, state: Any, action: jax.Array, out: Step) -> Any:
+    """The state that a step from `state` reached, where `out` has that of the reset if it ended the episode.
+
+    gymnax's `step_env` gives it. An environment of another kind, or whose final observation does not agree, gets
+    `state`. (The compiler shares the work with the step itself.)
+    """
+    over = out.terminated | out.truncated
+    reached, known = state, jnp.bool_(False)
+    if _has_step_env(env):
+        bare = copy.copy(env)
+        bare.inner = _NoReset(env.inner)
+        with suppress(Exception):  # it is not gymnax's, and takes other arguments, say
+            again = bare.step(key, state, action)
+            pair = again.final_obs.astype(jnp.float32), out.final_obs.astype(jnp.float32)
+            reached, known = again.state, jnp.allclose(*pair, rtol=1e-4, atol=1e-4, equal_nan=True)
+    reached = jax.tree.map(lambda new, old: jnp.where(known, new, old), reached, state)
+    return jax.tree.map(lambda end, new: jnp.where(over, end, new), reached, out.state)
+
+
+class _NoReset:
+    """A gymnax environment that stays where an episode ends."""
+
+    def __init__(self, inner: Any):
+        self._inner = inner
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array, params: Any) -> tuple:
+        step_key, _ = jax.random.split(key)  # as gymnax does
+        obs, state, reward, terminated, info = self._inner.step_env(step_key, state, action, params)
+        return obs, state, reward, terminated, False, info | {"final_observation": obs}
+
+
+def _has_step_env(env: Env) -> bool:
+    owner = next((kind.__name__ for kind in type(env.inner).__mro__ if "step_env" in vars(kind)), "Environment")
+    return "Environment" in gymnax_classes(env) and owner != "Environment"  # whose own is a placeholder
+
+
+def gymnax_classes(env: Env) -> list[str]:
+    return [kind.__name__ for kind in type(env.inner).__mro__ if kind.__module__.startswith("gymnax.")]

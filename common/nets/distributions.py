@@ -1,0 +1,92 @@
+"""Action distributions as small records: sample, log-probability, entropy, mode.
+
+`Categoricals` covers Discrete and MultiDiscrete actions, `Normal` covers Box actions. Randomness comes in as an array
+drawn beforehand by `action_noise`, so that a rollout can draw the noise of all its steps in one vectorised pass.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from common.envs.spaces import Box
+
+LOG_2PI = 1.8378770664093453
+
+
+class Categoricals(struct.PyTreeNode):
+    """Independent categorical components over the last axis; one component is the plain Discrete case."""
+
+    logits: jax.Array  # [..., sum(nvec)]
+    nvec: tuple[int, ...] = struct.field(pytree_node=False)  # number of choices per component
+    scalar: bool = struct.field(pytree_node=False)  # actions are [...] (Discrete) instead of [..., len(nvec)]
+
+    def sample(self, noise: jax.Array) -> jax.Array:
+        """Inverse-CDF sample from `noise` [..., len(nvec)], uniform in (0, 1): one random number per component."""
+        cdfs = [jnp.cumsum(jax.nn.softmax(part), axis=-1)[..., :-1] for part in self._parts()]
+        picks = [jnp.sum(cdf <= noise[..., i : i + 1], axis=-1) for i, cdf in enumerate(cdfs)]
+        return self._join(picks)
+
+    def mode(self) -> jax.Array:
+        return self._join([jnp.argmax(part, axis=-1) for part in self._parts()])
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """Sum over components of log p(action), [...]."""
+        action = action[..., None] if self.scalar else action
+        return sum(
+            jnp.sum(jax.nn.one_hot(action[..., i], n) * log_p, axis=-1)
+            for i, (n, log_p) in enumerate(zip(self.nvec, self._log_probs(), strict=True))
+        )
+
+    def entropy(self) -> jax.Array:
+        """Sum of the components' entropies in nats, [...]."""
+        return sum(-jnp.sum(jnp.exp(log_p) * log_p, axis=-1) for log_p in self._log_probs())
+
+    def symmetric_kl_to_uniform(self) -> jax.Array:
+        """Half of KL(p || uniform) + KL(uniform || p), summed over components, [...]."""
+        return sum(
+            0.5 * jnp.sum((jnp.exp(log_p) - 1 / n) * (log_p + jnp.log(n)), axis=-1)
+            for n, log_p in zip(self.nvec, self._log_probs(), strict=True)
+        )
+
+    def _parts(self) -> list[jax.Array]:
+        edges = [sum(self.nvec[:i]) for i in range(len(self.nvec) + 1)]
+        return [self.logits[..., a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+
+    def _log_probs(self) -> list[jax.Array]:
+        return [jax.nn.log_softmax(part) for part in self._parts()]
+
+    def _join(self, picks: list[jax.Array]) -> jax.Array:
+        return (picks[0] if self.scalar else jnp.stack(picks, axis=-1)).astype(jnp.int32)
+
+
+class Normal(struct.PyTreeNode):
+    """Independent normal per dimension of the flattened action; not squashed, the environment clips to its bounds."""
+
+    mean: jax.Array  # [..., A]
+    log_std: jax.Array  # [..., A]
+
+    def sample(self, noise: jax.Array) -> jax.Array:
+        """Sample from `noise` [..., A], standard normal."""
+        return self.mean + jnp.exp(self.log_std) * noise
+
+    def mode(self) -> jax.Array:
+        return self.mean
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """Log-density of the (unclipped) action, [...]."""
+        z = (action - self.mean) * jnp.exp(-self.log_std)
+        return -0.5 * jnp.sum(z**2 + 2 * self.log_std + LOG_2PI, axis=-1)
+
+    def entropy(self) -> jax.Array:
+        """Differential entropy in nats, [...]."""
+        return jnp.sum(self.log_std + 0.5 * (1 + LOG_2PI), axis=-1)
+
+
+def action_noise(key: jax.Array, space, batch: tuple[int, ...] = ()) -> jax.Array:
+    """The noise [*batch, ...] that `sample` needs: standard normals for a Box, else one uniform per component."""
+    if isinstance(space, Box):
+        return jax.random.normal(key, (*batch, math.prod(space.shape)))
+    # Never 0, which would pick a first choice of probability 0.
+    return jax.random.uniform(key, (*batch, len(space.nvec)), minval=2**-24)

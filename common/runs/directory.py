@@ -1,0 +1,144 @@
+"""The directory of a run: which one, what may be replaced, and `config.json`."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterable
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from common.cli.flags import ONE_TIME, read_config
+from common.cli.errors import UsageError
+from common.cli.env_names import is_custom, split_name, steps_on_host
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) -> dict[str, Any]:
+    """What `config.json` holds: everything needed to repeat the run."""
+    path = Path(script).resolve()
+    flags = dataclasses.asdict(args)
+    if not is_custom(args.env) and args.env != env.name:
+        # An environment object passed to `train`: resuming needs it again.
+        flags["env"] = f"{type(env.inner).__module__}:{type(env.inner).__qualname__}"
+    return {
+        "algorithm": path.stem,
+        "script": str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path),
+        "script_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "args": flags,
+        "steps_per_update": args.steps_per_update,
+        "env_spec": env.spec.to_json(),
+        "versions": versions() | suite_version(args.env),
+        "git": _git_hash(),
+        "devices": [str(device) for device in devices],
+        "command": sys.argv,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, of the libraries that decide the numbers, and of the kit."""
+    names = ("jax", "jaxlib", "flax", "optax", "gymnax", "orbax-checkpoint")
+    kit = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    return {"pmaprl": kit, "python": sys.version.split()[0]} | {name: metadata.version(name) for name in names}
+
+
+def suite_version(env: str) -> dict[str, str]:
+    """The version of the suite of an environment that steps on the host."""
+    return {split_name(env)[0]: metadata.version(split_name(env)[0])} if steps_on_host(env) else {}
+
+
+def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]]:
+    """The run's directory, and what differs from the flags of the run that is resumed. Writes nothing.
+
+    Raises UsageError where the directory is occupied, not a run, or of another algorithm.
+    """
+    if args.resume:
+        path = Path(args.resume)
+        stored = read_config(path)
+        config["args"]["init_from"] = stored["args"].get("init_from", "")
+        return path, _compare(args, stored, config, path)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{config['args']['env'].replace(':', '.').replace('/', '.')}__{config['algorithm']}__{args.seed}__{stamp}"
+    path = Path(args.run_dir) if args.run_dir else _free(Path("runs") / name)
+    with _readable_errors(path):
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"--run-dir {path} exists and is not a directory")
+        occupied = path.exists() and any(path.iterdir())
+        if occupied and not args.overwrite:
+            raise UsageError(f"{path} exists already: continue it with --resume {path}, or replace it with --overwrite")
+        if occupied and not (path / "config.json").exists():
+            raise UsageError(f"--overwrite deletes only run directories, and {path} has no config.json")
+    return path, []
+
+
+def claim_directory(path: Path, config: dict[str, Any], overwrite: bool) -> None:
+    """Make `path` this run's: emptied with `overwrite`, with a current `config.json` and without `DONE`."""
+    with _readable_errors(path):
+        if overwrite and path.exists():
+            shutil.rmtree(path)
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "DONE").unlink(missing_ok=True)
+        write_json(path / "config.json", config)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace `path` in one step, so that a reader or a crash never sees half of it."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    temporary.replace(path)
+
+
+def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Path) -> list[str]:
+    if stored["algorithm"] != config["algorithm"]:
+        raise UsageError(f"{path} was made by {stored['algorithm']}, not by {config['algorithm']}")
+    if stored.get("steps_per_update") != config["steps_per_update"]:
+        raise UsageError(
+            f"a resumed run keeps its batch: {stored.get('steps_per_update')} steps per update in {path}, "
+            f"{config['steps_per_update']} with these flags"
+        )
+    for name in args.fixed:
+        then, now = stored["args"].get(name), config["args"][name]
+        if then != now:
+            raise UsageError(
+                f"a resumed run keeps its --{name.replace('_', '-')}: {then} in {path}, {now} with these flags"
+            )
+    return differences(stored["args"], config["args"], [name for name in config["args"] if name not in ONE_TIME])
+
+
+def differences(then: dict[str, Any], now: dict[str, Any], names: Iterable[str]) -> list[str]:
+    """Which of the flags `names` differ between two runs, in words."""
+    now = json.loads(json.dumps(now))  # tuples are lists there
+    changed = [name for name in names if now[name] != then.get(name)]
+    return [f"--{name.replace('_', '-')}: {then.get(name)} then, {now[name]} now" for name in changed]
+
+
+@contextmanager
+def _readable_errors(path: Path):
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"run directory {path} cannot be written: {error.strerror}") from error
+
+
+def _free(path: Path) -> Path:
+    """`path`, or with a number behind it where a run started within the same second has it."""
+    candidates = (path.with_name(f"{path.name}-{i}") if i else path for i in range(1000))
+    return next(candidate for candidate in candidates if not candidate.exists())
+
+
+def _git_hash() -> str | None:
+    try:
+        command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

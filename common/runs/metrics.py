@@ -1,0 +1,107 @@
+"""Where metrics go: `metrics.jsonl` always, TensorBoard and Weights & Biases on request."""
+
+import json
+import math
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.cli.errors import UsageError
+
+Row = dict[str, Any]
+
+
+class Metrics:
+    """Writers for rows of flat names; values are numbers, or lists of one number per seed."""
+
+    def __init__(self, directory: Path, config: Row, tensorboard: bool, wandb: bool, resume_at: int = 0):
+        """Open `metrics.jsonl` in `directory`; when resuming, rows after step `resume_at` are dropped first."""
+        path = directory / "metrics.jsonl"
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("w") as kept:
+            kept.writelines(json.dumps(row) + "\n" for row in read(path) if row["env_steps"] <= resume_at)
+        temporary.replace(path)
+        self._file = path.open("a")
+        self._tensorboard = (
+            _import("tensorboardX", "tensorboard").SummaryWriter(str(directory)) if tensorboard else None
+        )
+        self._wandb, self._newest = _import("wandb", "wandb") if wandb else None, 0
+        if self._wandb:
+            where = {"project": "pmaprl", "name": directory.name, "dir": str(directory)}
+            self._wandb.init(**where, id=_wandb_id(directory), resume="allow", config=config)
+
+    def write(self, row: Row) -> None:
+        """Add one row; it is on disk when this returns."""
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+        scalars = _scalars(row)
+        if self._tensorboard:
+            for name, value in scalars.items():
+                self._tensorboard.add_scalar(name, value, row["env_steps"])
+        self._newest = max(self._newest, row["env_steps"])
+        if self._wandb:
+            self._wandb.log(scalars, step=self._newest)  # it drops rows that come late, as background evaluations do
+
+    def close(self) -> None:
+        self._file.close()
+        if self._tensorboard:
+            self._tensorboard.close()
+        if self._wandb:
+            self._wandb.finish()
+
+
+def check_extras(tensorboard: bool, wandb: bool) -> None:
+    """Raise UsageError where a wanted writer is not installed."""
+    if tensorboard:
+        _import("tensorboardX", "tensorboard")
+    if wandb:
+        _import("wandb", "wandb")
+
+
+def read(path: Path) -> Iterator[Row]:
+    """The complete rows of a metrics file, one after another; a line cut off by a crash is left out."""
+    if not path.exists():
+        return
+    with path.open(errors="replace") as lines:
+        for line in lines:
+            with suppress(json.JSONDecodeError, RecursionError):
+                yield json.loads(line)
+
+
+def jsonable(value: Any) -> Any:
+    """Arrays [S] as a number (one seed) or a list, with None for what is not finite, so that the line is valid JSON."""
+    values = np.ravel(np.asarray(value))
+    if values.dtype.kind in "iu":
+        clean = values.tolist()
+    else:
+        clean = [float(f"{x:.7g}") if math.isfinite(x) else None for x in values.astype(float)]
+    return clean[0] if len(clean) == 1 else clean
+
+
+def _wandb_id(directory: Path) -> str:
+    """Weights & Biases' name for this run, kept in its directory so that a resumed run goes on in the same charts."""
+    path = directory / "wandb_id"
+    if not path.exists():
+        path.write_text(secrets.token_hex(4))
+    return path.read_text()
+
+
+def _scalars(row: Row) -> dict[str, float]:
+    scalars = {}
+    for name, value in row.items():
+        if isinstance(value, list):
+            scalars |= {f"{name}/seed_{i}": x for i, x in enumerate(value) if x is not None}
+        elif value is not None:
+            scalars[name] = value
+    return scalars
+
+
+def _import(module: str, extra: str) -> Any:
+    try:
+        return __import__(module)
+    except ImportError as error:
+        raise UsageError(f'--{extra} needs {module}: pip install "{module}", or pip install -e ".[{extra}]"') from error

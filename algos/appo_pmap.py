@@ -16,7 +16,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.cli.checks import check
 from common.cli.command import main, parse
-from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
 
 
@@ -24,52 +23,61 @@ from common.cli.host_flags import HostEnvArgs
 class Args(HostEnvArgs):
     """Train APPO or IMPALA on environments that step on the host, in threads beside the learner."""
 
-    loss: Literal["appo", "impala"] = "appo"
-    """Policy loss: PPO's clipped ratio, or IMPALA's policy gradient with clipped importance weights."""
-    advantage: Literal["vtrace", "gae"] = "vtrace"
-    """Estimate of advantages and values: V-trace corrects for stale policies, GAE does not."""
-    num_epochs: int = 4
-    """Passes over the batch per update."""
-    num_minibatches: int = 4
-    """Gradient steps per epoch."""
-    learning_rate: float = 1e-3
-    """Adam step size, at the start."""
-    anneal_lr: bool = True
-    """Anneal the learning rate linearly to zero over the run."""
+    # advantage
     gamma: float = 0.99
     """Discount factor."""
+    advantage: Literal["vtrace", "gae"] = "vtrace"
+    """Estimate of advantages and values: V-trace corrects for stale policies, GAE does not."""
     gae_lambda: float = 0.95
     """Lambda of GAE and of V-trace."""
     rho_clip: float = 1.0
     """V-trace: largest importance weight of a step's own error."""
     c_clip: float = 1.0
     """V-trace: largest importance weight by which later errors reach back."""
-    pg_rho_clip: float = 1.0
-    """Largest importance weight of the policy gradient of --loss impala."""
     max_policy_lag: int = 0
     """Leave out steps whose policy is more than this many updates old; 0 learns from all."""
+
+    # optimiser
+    num_epochs: int = 4
+    """Passes over the batch per update."""
+    num_minibatches: int = 4
+    """Gradient steps per epoch."""
+    learning_rate: float = 1e-3
+    """Adam step size, at the start."""
+    lr_schedule: Literal["linear", "constant"] = "linear"
+    """Step size over the run: to zero in a line, or the same."""
+    max_grad_norm: float = 0.5
+    """Clip the global norm of the gradient; 0 turns it off."""
+
+    # loss
+    loss: Literal["appo", "impala"] = "appo"
+    """Policy loss: PPO's clipped ratio, or IMPALA's policy gradient with clipped importance weights."""
     clip_eps: float = 0.2
     """Clipping range of the probability ratio of --loss appo."""
     clip_mode: Literal["ppo", "symmetric"] = "ppo"
     """Ratio interval: ppo is [1 - eps, 1 + eps], symmetric is [1 / (1 + eps), 1 + eps]."""
+    pg_rho_clip: float = 1.0
+    """Largest importance weight of the policy gradient of --loss impala."""
     ratio_clamp: float = 20.0
     """Keep probability ratios between 1 / this and this before anything else uses them."""
     vf_coef: float = 0.5
     """Weight of the value loss."""
     clip_vloss: bool = False
     """Clip the change of the value within an update, by --clip-eps."""
-    normalize_returns: bool = True
-    """Let the critic predict returns in units of their running mean and deviation, whatever the scale of rewards."""
     ent_coef: float = 0.01
     """Weight of the exploration loss."""
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
     """Reward the policy's entropy, or penalise its symmetric KL to the uniform policy (not for Box actions)."""
-    max_grad_norm: float = 0.5
-    """Clip the global norm of the gradient; 0 turns it off."""
+
+    # normalisation
     norm_adv: bool = True
     """Normalise advantages over each minibatch, across all devices."""
+    normalize_returns: bool = True
+    """Let the critic predict returns in units of their running mean and deviation, whatever the scale of rewards."""
     normalize_obs: bool = False
     """Normalise observations by their running mean and standard deviation."""
+
+    # network
     activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
     """Activation of the hidden layers."""
     hidden_sizes: tuple[int, ...] = (64, 64)
@@ -103,76 +111,41 @@ if __name__ == "__main__":
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import struct
 
-from common.actors.async_run import AsyncRun
-from common.actors.batches import (
-    Feed,
-    HostEnvKind,
-    env_maker,
-    example_batch,
-    inspect,
-    limits_of,
-    over_devices,
-    train_chunk,
-)
-from common.actors.evaluation import Evaluator
 from common.actors.rollouts import Rollout
 from common.actors.watching import leave
-from common.device.devices import choose_roles, describe
-from common.device.sampling import block_width, minibatch_indices
-from common.device.sharding import AXIS, flat_pmean, to_host
-from common.envs import spaces
-from common.nets.convolutions import Convolutions, ImpalaConvolutions, NatureConvolutions
+from common.device.final_values import put_final_values
+from common.device.learning_rate import current_learning_rate
+from common.device.sampling import minibatch_indices
+from common.device.sharding import AXIS, flat_pmean
+from common.envs.requirements import need_array_observations, need_discrete_actions
+from common.envs.spaces import EnvSpec, Space
 from common.nets.distributions import Categoricals, Normal, action_noise
-from common.nets.normalizers import RunningStats, rescale_output, running_stats
-from common.runs.run import TrainResult
+from common.nets.heads import PolicyHead
+from common.nets.normalizers import RunningStats, denormalize, normalize, rescale_output, running_stats
+from common.nets.torso import Torso
+from common.training import TrainResult, train_with_actors
 
 # ---------------------------------------------------------------------------------------------------------- networks
-
-ENCODERS = {"small": Convolutions, "nature": NatureConvolutions, "impala": ImpalaConvolutions}
-
-
-class Torso(nn.Module):
-    """Features of an observation: an MLP, behind convolutions where the observation is an image [H, W, C]."""
-
-    args: Args
-    space: spaces.Space
-
-    @nn.compact
-    def __call__(self, obs: jax.Array) -> jax.Array:
-        activation = getattr(nn, self.args.activation)
-        layer = {"kernel_init": nn.initializers.orthogonal(np.sqrt(2)), "dtype": self.args.dtype}
-        x = spaces.encode(obs, self.space)  # [..., features] or [..., H, W, C]
-        if spaces.is_image(self.space):
-            x = ENCODERS[self.args.encoder](activation, layer)(x)
-        for width in self.args.hidden_sizes:
-            x = activation(nn.Dense(width, **layer)(x))
-        return x
 
 
 class Network(nn.Module):
     """The policy, a distribution over actions, and the value of an observation."""
 
     args: Args
-    obs_space: spaces.Space
-    action_space: spaces.Space
+    obs_space: Space
+    action_space: Space
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> tuple[Categoricals | Normal, jax.Array]:
-        x = Torso(self.args, self.obs_space, name="torso")(obs)
-        y = x if self.args.share_torso else Torso(self.args, self.obs_space, name="value_torso")(obs)
+        args = self.args
+        torso = partial(Torso, self.obs_space, args.hidden_sizes, args.activation, args.dtype, args.encoder)
+        x = torso(name="torso")(obs)
+        y = x if args.share_torso else torso(name="value_torso")(obs)
         value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), name="value")(y)[..., 0]
-        head = partial(nn.Dense, kernel_init=nn.initializers.orthogonal(0.01), name="policy")
-        if isinstance(self.action_space, spaces.Box):
-            mean = head(math.prod(self.action_space.shape))(x)  # actions are flat here, the environments shape them
-            log_std = self.param("log_std", nn.initializers.zeros, mean.shape[-1:])
-            return Normal(mean, jnp.broadcast_to(log_std, mean.shape)), value
-        logits = head(sum(self.action_space.nvec))(x)
-        scalar = isinstance(self.action_space, spaces.Discrete)
-        return Categoricals(logits, self.action_space.nvec, scalar=scalar), value
+        return PolicyHead(self.action_space, name="policy")(x), value
 
 
 # ----------------------------------------------------------------------------------------------------------- records
@@ -187,11 +160,6 @@ class Learner(struct.PyTreeNode):
     return_stats: RunningStats | None  # the units of the network's values
     key: jax.Array  # root of all randomness of the learner; never advanced, only folded
     updates: jax.Array  # [] updates done
-
-
-class TrainState(struct.PyTreeNode):
-    learner: Learner
-    envs: Any = ()  # those of the actors are on the host
 
 
 class Published(NamedTuple):
@@ -216,9 +184,9 @@ class Batch(NamedTuple):
 class APPO(NamedTuple):
     """The algorithm as pure functions of one device, for `pmap`, `shard_map` or `vmap` with axis name `AXIS`."""
 
-    init: Callable  # seeds [1] -> TrainState
-    update: Callable  # TrainState, rollouts -> TrainState, Published, metrics
-    evaluate: Any  # an Evaluator
+    init: Callable  # seed [] -> Learner
+    update: Callable  # Learner, rollouts -> Learner, Published, metrics
+    publish: Callable  # Learner -> Published
     explore: Callable  # Published, memory, key data, step, observations [N, ...] -> actions, log-probabilities, memory
     new_learner: Callable  # keys of the parameters and of everything random -> Learner
     act: Callable  # Learner, raw observations [B, ...], key or None for the best -> actions [B, ...]
@@ -279,7 +247,7 @@ def weighted_mean(weight: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.sum(x * weight) / jnp.maximum(jax.lax.pmean(jnp.sum(weight), AXIS), 1e-8)
 
 
-def normalized(advantage: jax.Array, mean: Callable) -> jax.Array:
+def standardized(advantage: jax.Array, mean: Callable) -> jax.Array:
     """Advantages with zero mean and unit variance over all devices; `mean` is a device's share of one."""
     centred = advantage - jax.lax.pmean(mean(advantage), AXIS)
     return centred / (jnp.sqrt(jax.lax.pmean(mean(jnp.square(centred)), AXIS)) + 1e-8)
@@ -297,20 +265,18 @@ def squared_error(value, old_value, target, clip_eps: float) -> jax.Array:
 # --------------------------------------------------------------------------------------------------------- algorithm
 
 
-def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
+def make_appo(args: Args, env: EnvSpec) -> APPO:
     """APPO for `env` as pure functions. Raises UsageError for flags that its spaces do not fit."""
-    if args.exploration_loss == "symmetric-kl" and isinstance(env.action_space, spaces.Box):
-        raise UsageError("--exploration-loss symmetric-kl needs discrete actions: there is no uniform policy on a Box")
-    if args.normalize_obs and not isinstance(env.observation_space, spaces.Box):
-        raise UsageError(f"--normalize-obs needs arrays as observations, {env.name} has {env.observation_space}")
+    if args.exploration_loss == "symmetric-kl":
+        need_discrete_actions(env, "--exploration-loss symmetric-kl")
+    if args.normalize_obs:
+        need_array_observations(env, "--normalize-obs")
     network = Network(args, env.observation_space, env.action_space)
     clip = optax.clip_by_global_norm(args.max_grad_norm) if args.max_grad_norm else optax.identity()
     optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=1e-5)))
 
-    def init(seeds: jax.Array) -> TrainState:
-        """Fresh state for the one seed in `seeds` [1]."""
-        params_key, key = jax.random.split(jax.random.key(seeds[0]))
-        return TrainState(jax.tree.map(lambda x: x[None], new_learner(params_key, key)))
+    def init(seed: jax.Array) -> Learner:
+        return new_learner(*jax.random.split(jax.random.key(seed)))
 
     def new_learner(params_key: jax.Array, key: jax.Array) -> Learner:
         obs = jnp.zeros((1, *env.observation_space.shape), env.obs_dtype)
@@ -324,12 +290,11 @@ def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
             updates=jnp.int32(0),
         )
 
-    def update(state: TrainState, rollouts: tuple[Rollout, ...]):
+    def update(learner: Learner, rollouts: tuple[Rollout, ...]):
         """Learn from this device's share of some rollouts, [T, N, ...] each."""
-        learner = jax.tree.map(lambda x: x[0], state.learner)
         rollout = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *rollouts)  # [T, N of all rollouts, ...]
         batch, metrics = prepare(learner, rollout)
-        learner, batch = update_units(learner, batch)
+        learner, batch = renew_units(learner, batch)
         params, opt_state, learn_metrics = learn(learner, batch, len(rollouts))
         learner = learner.replace(
             params=params,
@@ -337,19 +302,19 @@ def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
             obs_stats=learner.obs_stats and learner.obs_stats.merge(rollout.obs[:-1], AXIS, rollout.valid),
             updates=learner.updates + 1,
         )
-        return TrainState(jax.tree.map(lambda x: x[None], learner)), publish(learner), metrics | learn_metrics
+        return learner, publish(learner), metrics | learn_metrics
 
     def prepare(learner: Learner, rollout: Rollout) -> tuple[Batch, dict]:
         """Values, advantages and targets in units of the rewards, flattened to [T * N, ...], and metrics of them."""
-        obs = see(learner, rollout.obs[:-1])
+        obs = normalize(learner.obs_stats, rollout.obs[:-1])
         # Flat, as in the loss: with one gradient step per update both passes are the same, and compiled into one.
         policy, value = network.apply(learner.params, obs.reshape(-1, *obs.shape[2:]))
-        value = in_reward_units(learner, value)
+        value = denormalize(learner.return_stats, value)
         policy, value = jax.tree.map(lambda x: x.reshape(*obs.shape[:2], *x.shape[1:]), (policy, value))  # [T, N]
         next_value = jnp.concatenate([value[1:], value_of(learner, rollout.obs[-1])[None]])
         if rollout.final_obs is not None:
-            cut = rollout.truncated & ~rollout.terminated
-            next_value = put_final_values(next_value, cut, rollout.final_obs, partial(value_of, learner))
+            cut_off = rollout.truncated & ~rollout.terminated
+            next_value = put_final_values(next_value, cut_off, rollout.final_obs, partial(value_of, learner))
         common = rollout.reward, value, next_value, rollout.terminated, rollout.truncated, args.gamma, args.gae_lambda
         log_rho = log_ratio(policy.log_prob(rollout.action), rollout.record)
         if args.advantage == "gae":
@@ -365,7 +330,7 @@ def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
         metrics = {"value/mean": mean(value), "value/target": mean(target), "policy/rho": mean(jnp.exp(log_rho))}
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch), jax.lax.pmean(metrics, AXIS)
 
-    def update_units(learner: Learner, batch: Batch) -> tuple[Learner, Batch]:
+    def renew_units(learner: Learner, batch: Batch) -> tuple[Learner, Batch]:
         """Move on to units of the values that count these targets in; the values stay what they are (PopArt)."""
         if learner.return_stats is None:
             return learner, batch
@@ -378,8 +343,7 @@ def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
         """Epochs of minibatch gradient steps; returns parameters, optimizer state and metrics."""
         key = jax.random.fold_in(learner.key, learner.updates)
         minibatches = sample_indices(key, batch.value.size, num_rollouts)  # [E * M, B]
-        progress = learner.updates / args.num_updates if args.anneal_lr else 0.0
-        learning_rate = args.learning_rate * jnp.maximum(1.0 - progress, 0.0)
+        learning_rate = current_learning_rate(args, learner)
 
         def gradient_step(carry, indices):
             params, opt_state = carry
@@ -421,60 +385,49 @@ def make_appo(args: Args, env: spaces.EnvSpec) -> APPO:
         log_prob = policy.log_prob(batch.action)
         change = log_ratio(log_prob, batch.log_prob)
         ratio = jnp.exp(change)
-        advantage = normalized(batch.advantage, mean) if args.norm_adv else batch.advantage
+        advantage = standardized(batch.advantage, mean) if args.norm_adv else batch.advantage
         low, high = ratio_bounds(args.clip_eps, args.clip_mode)
         if args.loss == "appo":
             gain = jnp.minimum(ratio * advantage, jnp.clip(ratio, low, high) * advantage)
         else:
             gain = jax.lax.stop_gradient(jnp.minimum(ratio, args.pg_rho_clip)) * advantage * log_prob
         entropy = mean(policy.entropy())
-        uses_entropy = args.exploration_loss == "entropy"
         old_value = batch.value if args.clip_vloss else None
         losses = {
             "loss/policy": -mean(gain),
             "loss/value": mean(squared_error(value, old_value, batch.target, args.clip_eps)),
-            "loss/exploration": -entropy if uses_entropy else mean(policy.symmetric_kl_to_uniform()),
+            "loss/exploration": -entropy,
         }
-        weights = {"loss/policy": 1.0, "loss/value": args.vf_coef, "loss/exploration": args.ent_coef}
-        total = sum(weights[name] * value for name, value in losses.items())
-        statistics = {
+        if args.exploration_loss == "symmetric-kl":
+            losses["loss/exploration"] = mean(policy.symmetric_kl_to_uniform())
+        total = losses["loss/policy"] + args.vf_coef * losses["loss/value"] + args.ent_coef * losses["loss/exploration"]
+        return total, losses | {
             "loss/total": total,
             "policy/entropy": entropy,
             "policy/approx_kl": mean(ratio - 1 - change),  # of the policy that acted and this one
             "policy/clip_fraction": mean((ratio < low) | (ratio > high)),
         }
-        return total, losses | statistics
 
     def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array) -> jax.Array:
         limit = math.log(args.ratio_clamp)
         return jnp.clip(log_prob - old_log_prob, -limit, limit)
 
     def value_of(learner: Learner, obs: jax.Array) -> jax.Array:
-        return in_reward_units(learner, network.apply(learner.params, see(learner, obs))[1])
-
-    def in_reward_units(learner: Learner, value: jax.Array) -> jax.Array:
-        return value if learner.return_stats is None else learner.return_stats.denormalize(value)
+        return denormalize(learner.return_stats, network.apply(learner.params, normalize(learner.obs_stats, obs))[1])
 
     def explore(published: Published, memory: Any, key_data: jax.Array, step: jax.Array, obs: jax.Array):
         """Sampled actions [N, ...] of an actor's environments with their log-probabilities [N]."""
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
-        policy, _ = network.apply(published.params, see(published, obs))
+        policy, _ = network.apply(published.params, normalize(published.obs_stats, obs))
         action = policy.sample(action_noise(key, env.action_space, obs.shape[:1]))
         return action, policy.log_prob(action), memory
 
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """Actions [B, ...] for raw observations [B, ...]: sampled with a key, else the most likely ones."""
-        policy, _ = network.apply(learner.params, see(learner, obs))
+        policy, _ = network.apply(learner.params, normalize(learner.obs_stats, obs))
         return policy.mode() if key is None else policy.sample(action_noise(key, env.action_space, obs.shape[:1]))
 
-    def see(known: Learner | Published, obs: jax.Array) -> jax.Array:
-        """Raw observations as the network gets them."""
-        return obs if known.obs_stats is None else known.obs_stats.normalize(obs)
-
-    evaluator = Evaluator(
-        env_maker(args, min(args.eval_episodes, args.envs_per_actor)), jax.jit(act), args.eval_episodes, limits_of(args)
-    )
-    return APPO(init, update, evaluator, explore, new_learner, act)
+    return APPO(init, update, publish, explore, new_learner, act)
 
 
 make_algorithm = make_appo  # the name by which `load_policy` knows it
@@ -484,76 +437,12 @@ def publish(learner: Learner) -> Published:
     return Published(learner.params, learner.obs_stats)
 
 
-def put_final_values(next_value, cut, final_obs, value_of) -> jax.Array:
-    """`next_value` [T, N] with the value of `final_obs` [T, N, ...] where `cut` [T, N].
-
-    Evaluates N observations at a time until all are done: no network pass at all while no time limit strikes, and right
-    under `vmap`, where a `cond` would evaluate everything.
-    """
-    shape, width = next_value.shape, next_value.shape[1]
-    final_obs = final_obs.reshape(-1, *final_obs.shape[2:])
-
-    def fill(carry):
-        cut, next_value = carry
-        (index,) = jnp.nonzero(cut, size=width, fill_value=cut.size)
-        next_value = next_value.at[index].set(value_of(final_obs[index]), mode="drop")
-        return cut.at[index].set(False, mode="drop"), next_value
-
-    start = cut.ravel(), next_value.ravel()
-    return jax.lax.while_loop(lambda carry: jnp.any(carry[0]), fill, start)[1].reshape(shape)
-
-
 # --------------------------------------------------------------------------------------------------------------- run
 
 
 def train(args: Args) -> TrainResult:
-    """Train as the command line does.
-
-    Raises UsageError for what cannot be done, TrainingError where training had to stop, KeyboardInterrupt after SIGINT.
-    """
-    actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)
-    check_split(args, len(devices))
-    env = inspect(args)
-    appo = make_appo(args, env.spec)
-    over_learners = partial(jax.pmap, axis_name=AXIS, devices=devices)
-    programs = appo._replace(
-        init=over_learners(appo.init),
-        update=over_learners(appo.update, out_axes=(0, None, None), donate_argnums=0),
-    )
-    example = over_devices(example_rollouts(args, env, appo), len(devices))
-    notes = {"actors": f"{args.actor_threads} threads on each of {describe(actor_devices)}"}
-    with AsyncRun(args, __file__, env, devices, notes) as run:
-        state, update = run.start(programs, example)
-        if state is None:
-            return run.finish(state)
-        first = jax.tree.map(lambda x: x[0], to_host(state).learner)
-        actors = {"act": jax.jit(appo.explore), "devices": actor_devices}
-        with Feed(args, run, update, first.updates, publish(first), **actors) as feed:
-            while run.unfinished:
-                state = train_chunk(args, run, feed, state, update)
-        return run.finish(state)
-
-
-def example_rollouts(args: Args, env: HostEnvKind, appo: APPO) -> tuple[Rollout, ...]:
-    """Shapes of the rollouts of an update."""
-
-    def explore(obs):
-        learner = appo.new_learner(jax.random.key(0), jax.random.key(0))
-        return appo.explore(publish(learner), (), jax.random.key_data(learner.key), jnp.uint32(0), obs)
-
-    obs = jax.ShapeDtypeStruct((args.envs_per_actor, *env.spec.observation_space.shape), env.spec.obs_dtype)
-    return example_batch(args, env, *jax.eval_shape(explore, obs))
-
-
-def check_split(args: Args, num_learners: int) -> None:
-    """Raise UsageError unless every learner device gets an equal part of each minibatch from each rollout."""
-    block = num_learners * block_width(args.num_steps, args.num_minibatches)
-    if args.envs_per_actor % block:
-        nearest = sorted({max(args.envs_per_actor // block, 1) * block, -(-args.envs_per_actor // block) * block})
-        raise UsageError(
-            f"--envs-per-actor {args.envs_per_actor} must be a multiple of {block}, so that {num_learners} learner "
-            f"devices and {args.num_minibatches} minibatches get equal parts; nearest: {' or '.join(map(str, nearest))}"
-        )
+    """Train as the command line does; see `train_with_actors` for what it raises."""
+    return train_with_actors(args, __file__, make_appo)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ import tyro
 from common.cli.command import parse
 from common.device.devices import choose_devices
 from common.drawing.statistics import estimate, interval
-from common.envs import environment as envs
+from common.envs.environment import Env, Step
+from common.envs.registry import make
 from common.runs.directory import versions
 from common.runs.metrics import read
 
@@ -51,11 +52,11 @@ class What:
     """Multiply rewards by this; the returns here stay those of the original."""
 
 
-def scaled(env: envs.Env, factor: float) -> envs.Env:
+def scaled(env: Env, factor: float) -> Env:
     """`env` with its rewards multiplied by `factor`."""
     other = copy.copy(env)
 
-    def step(*inputs: Any) -> envs.Step:
+    def step(*inputs: Any) -> Step:
         out = env.step(*inputs)
         return out._replace(reward=factor * out.reward)
 
@@ -78,7 +79,7 @@ def main(what: What) -> None:
     env = None
     if what.reward_factor != 1:
         choose_devices(args.num_devices, args.num_envs, args.block)  # making an environment starts JAX
-        env = scaled(envs.make(args.env, args.env_params), what.reward_factor)
+        env = scaled(make(args.env, args.env_params), what.reward_factor)
     began, returns = time.perf_counter(), []
     with tempfile.TemporaryDirectory() as folder:
         for run in range(what.runs):

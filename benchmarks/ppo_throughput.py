@@ -24,7 +24,8 @@ from algos.ppo_pmap import Actor, Args, Critic, make_ppo
 from benchmarks.timing import matmul_rate, median_seconds, time_training
 from common.device.devices import choose_devices
 from common.device.sharding import AXIS
-from common.envs import environment as envs
+from common.envs.environment import Env
+from common.envs.registry import make
 from common.runs.directory import versions
 
 
@@ -47,8 +48,8 @@ def main(sizes: Sizes) -> None:
     flags = {name: value for name, value in vars(sizes).items() if name != "updates"}
     args = Args(**flags, total_timesteps=10**9)
     devices = choose_devices(args.num_devices, args.num_envs, args.block)
-    env = envs.make(args.env)
-    compile_seconds, update_seconds = time_training(make_ppo(args, env), devices, sizes.updates)
+    env = make(args.env)
+    compile_seconds, update_seconds = time_training(make_ppo(args, env), env, devices, sizes.updates)
     forward, backward = time_networks(args, env, devices, sizes.updates)
     floor = forward + args.update_epochs * backward
     record = {
@@ -65,7 +66,7 @@ def main(sizes: Sizes) -> None:
     print(json.dumps(record))
 
 
-def time_networks(args: Args, env: envs.Env, devices: list, updates: int) -> tuple[float, float]:
+def time_networks(args: Args, env: Env, devices: list, updates: int) -> tuple[float, float]:
     """Seconds for one forward pass over a rollout, and for one forward-and-backward pass in minibatches."""
     samples = args.steps_per_update // len(devices)
     size = samples // args.num_minibatches

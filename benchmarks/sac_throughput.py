@@ -22,7 +22,8 @@ from algos.sac_pmap import ENVS_PER_CPU_DEVICE, Args, make_sac
 from benchmarks.timing import matmul_rate, time_training
 from common.device.devices import choose_devices
 from common.device.sharding import AXIS
-from common.envs import environment as envs
+from common.envs.environment import Env
+from common.envs.registry import make
 from common.runs.directory import versions
 
 
@@ -45,10 +46,10 @@ def main(sizes: Sizes) -> None:
     flags = {name: value for name, value in vars(sizes).items() if name != "steps"}
     args = Args(**flags, total_timesteps=10**7)
     devices = choose_devices(args.num_devices, args.num_envs, args.block, ENVS_PER_CPU_DEVICE)
-    env = envs.make(args.env)
+    env = make(args.env)
     updates, skip = (-(-steps // args.num_envs) for steps in (sizes.steps, args.learning_starts))
     before = matmul_rate()
-    compile_seconds, seconds = time_training(make_sac(args, env), devices, updates, skip)
+    compile_seconds, seconds = time_training(make_sac(args, env), env, devices, updates, skip)
     rate = (before + matmul_rate()) / 2
     flops = flops_per_gradient_update(args, env)
     steps_per_second = args.num_envs / seconds
@@ -68,13 +69,12 @@ def main(sizes: Sizes) -> None:
     print(json.dumps(record))
 
 
-def flops_per_gradient_update(args: Args, env: envs.Env) -> float:
+def flops_per_gradient_update(args: Args, env: Env) -> float:
     """Of all matrix products, from the shapes of the kernels; layers are counted as if they read a vector."""
-    params = jax.eval_shape(
-        jax.vmap(make_sac(args, env).init, axis_name=AXIS), jax.numpy.zeros((1, 1), int)
-    ).learner.params
+    init = jax.vmap(make_sac(args, env).init, axis_name=AXIS)
+    params = jax.eval_shape(init, jax.numpy.zeros(1, int)).learner.params  # kernels are [1, in, out]
     actor, critics = (
-        sum(2 * x.size for x in jax.tree.leaves(tree) if x.ndim >= 4) for tree in (params.actor, params.critics)
+        sum(2 * x.size for x in jax.tree.leaves(tree) if x.ndim >= 3) for tree in (params.actor, params.critics)
     )
     forward = actor + critics  # policy and targets at the next observations
     learn_q = 3 * critics

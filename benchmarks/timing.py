@@ -10,14 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.device.compilation import compile_together
-from common.device.sharding import pmapped
+from common.device.programs import Algorithm, for_seeds, pmapped
+from common.envs.environment import Env
 
 REPEATS = 5
 
 
-def time_training(algorithm: Any, devices: list[jax.Device], updates: int, skip: int = 0) -> tuple[float, float]:
-    """Seconds to compile, and seconds per update after the first `skip` ones."""
-    programs = pmapped(algorithm, devices)
+def time_training(
+    algorithm: Algorithm, env: Env, devices: list[jax.Device], updates: int, skip: int = 0
+) -> tuple[float, float]:
+    """Seconds to compile, and seconds per update of one seed after the first `skip` ones."""
+    programs = pmapped(for_seeds(algorithm, env, num_seeds=1, eval_episodes=128), devices)
     seeds = np.zeros((len(devices), 1), np.int32)
     began = time.perf_counter()
     programs = compile_together(programs, seeds, jax.eval_shape(programs.init, seeds), np.int32(0))

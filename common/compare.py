@@ -4,24 +4,29 @@ python -m common.compare runs/* --csv table.csv
 python -m common.compare --help
 """
 
-import csv
-import dataclasses
 import json
 import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
 
 from common.cli.checks import check
 from common.cli.command import main, parse
-from common.cli.files import check_target, replacing
-from common.drawing.curves import EVALUATION, TRAINING, Group, LoggedRun, Note, Selection, flag_text, load, pooled, say
+from common.cli.files import check_target
+from common.drawing.groups import EVALUATION, TRAINING, Group, LoggedRun, Note, Selection, load, pooled, say
 from common.drawing.statistics import estimate, estimate_name, interval
+from common.drawing.table import Row, show, write_csv
 from common.runs.history import is_number
+
+LEGEND = {
+    "return": "greedy evaluation; * the last training return, for want of one",
+    "to threshold": f"wall time until {TRAINING} reaches it, median over seeds",
+}
+MOST_OF_THE_WAY = "90% of the way from the lowest to the highest return seen in the environment"
 
 
 @dataclass(kw_only=True)
@@ -35,28 +40,6 @@ class Args(Selection):
 
 
 @dataclass(frozen=True)
-class Row:
-    """What the table says of a group. Times are seconds of wall time, over all invocations of a run."""
-
-    env: str
-    algorithm: str
-    flags: dict[str, Any]  # of --by
-    seeds: int
-    steps: int  # of the shortest run
-    steps_max: int  # of the longest
-    estimate: str  # "IQM" or "mean"
-    return_: float  # estimate over seeds; NaN where no seed has one
-    return_low: float  # 95% bootstrap interval; NaN with one seed
-    return_high: float
-    training_seeds: int  # so many of the returns are the last ones of training, for want of an evaluation
-    steps_per_second: float  # median over runs, of each seed; without compilation
-    wall_seconds: float  # median over runs
-    threshold: float  # NaN where there is no return yet
-    reached: int  # seeds that reached it
-    seconds_to_threshold: float  # median over all seeds; infinite where half of them did not reach it
-
-
-@dataclass(frozen=True)
 class Returns:
     """The final returns of a run, one for each seed that has one."""
 
@@ -65,22 +48,21 @@ class Returns:
     training: bool = False
 
 
-# ------------------------------------------------------------------------------------------------------------ numbers
-
-
 def compare(args: Args) -> list[Row]:
     """The rows of the table, sorted. Raises UsageError for what is not a run with metrics; prints notes to stderr."""
     check(args, "threshold")
     groups = load(args, [TRAINING, EVALUATION])
-    thresholds = {group.env: args.threshold for group in groups}
-    if args.threshold is None:
-        thresholds = {env: _most_of_the_way([one for one in groups if one.env == env]) for env in thresholds}
     finals = {run.path: final_returns(run) for group in groups for run in group.runs}
     notes = [Note(str(path), returns.note) for path, returns in finals.items() if returns.note]
     say([*(note for group in groups for note in pooled(group)), *notes])
-    return [
-        _row(group, [finals[run.path] for run in group.runs], args.estimate, thresholds[group.env]) for group in groups
-    ]
+    thresholds = {group.env: args.threshold for group in groups}
+    if args.threshold is None:
+        thresholds = {env: _most_of_the_way([one for one in groups if one.env == env]) for env in thresholds}
+    rows = []
+    for group in groups:
+        returns = [finals[run.path] for run in group.runs]
+        rows.append(_row(group, returns, args.estimate, thresholds[group.env]))
+    return rows
 
 
 def seconds_to(run: LoggedRun, threshold: float) -> list[float]:
@@ -98,10 +80,8 @@ def final_returns(run: LoggedRun) -> Returns:
     if result:
         rows = run.log.series.get(EVALUATION)
         at = min([result["env_steps"], *([rows.steps[-1]] if rows else [])])
-        late = at < run.log.steps
-        return Returns(
-            result[EVALUATION], f"the evaluation is from step {at:,.0f} of {run.log.steps:,}" if late else ""
-        )
+        note = f"the evaluation is from step {at:,.0f} of {run.log.steps:,}" if at < run.log.steps else ""
+        return Returns(result[EVALUATION], note)
     values = run.log.series[TRAINING].values.T if TRAINING in run.log.series else np.empty((0, 0))
     last = [float(column[np.isfinite(column)][-1]) for column in values if np.isfinite(column).any()]
     what = f"the last {TRAINING} stands for it" if last else "no episode has ended either"
@@ -120,6 +100,7 @@ def _result(path: Path) -> dict[str, Any]:
 
 
 def _most_of_the_way(groups: list[Group]) -> float:
+    """The threshold for these groups of one environment; NaN where no run has got anywhere."""
     logs = [run.log.series.get(TRAINING) for group in groups for run in group.runs]
     values = np.concatenate([np.ravel(series.values) for series in logs if series] or [np.empty(0)])
     values = values[np.isfinite(values)]
@@ -128,7 +109,7 @@ def _most_of_the_way(groups: list[Group]) -> float:
     return float(values.min() + 0.9 * (values.max() - values.min()))
 
 
-def _row(group: Group, finals: list[Returns], kind: str, threshold: float) -> Row:
+def _row(group: Group, finals: list[Returns], kind: Literal["iqm", "mean"], threshold: float) -> Row:
     returns = np.array([value for one in finals for value in one.values])
     band = interval(returns, kind)
     logs, nothing = [run.log for run in group.runs], math.nan
@@ -153,104 +134,16 @@ def _row(group: Group, finals: list[Returns], kind: str, threshold: float) -> Ro
     )
 
 
-# -------------------------------------------------------------------------------------------------------------- output
-
-
-def show(args: Args, rows: list[Row]) -> None:
-    """Print the table; where the terminal is too narrow for it, a list for each row instead. A pipe gets it whole."""
-    from rich.console import Console
-
-    records = [texts(row, args.split) for row in rows]
-    table = _table(records)
-    width = Console(width=10_000).measure(table).maximum
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=max(width, 200))
-    if width <= console.width:
-        console.print(table)
-    else:
-        for record in records:
-            console.print("\n".join(f"{name:<16} {text}" for name, text in record.items()) + "\n", markup=False)
-    console.print("return        greedy evaluation; * the last training return, for want of one", markup=False)
-    console.print(f"to threshold  wall time until {TRAINING} reaches it, median over seeds", markup=False)
-    if args.threshold is None:
-        console.print("threshold     90% of the way from the lowest to the highest return seen in the environment")
-
-
-def write_csv(rows: list[Row], by: tuple[str, ...], path: Path) -> None:
-    """One line for each row; empty where there is no number. Raises UsageError where it cannot be written."""
-    fields = [one.name for one in dataclasses.fields(Row) if one.name != "flags"]
-    fields[2:2] = by
-    with replacing(path) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(name.rstrip("_") for name in fields)
-        for row in rows:
-            values = vars(row) | {name: flag_text(value) for name, value in row.flags.items()}
-            writer.writerow(_cell(values.get(name, "")) for name in fields)
-
-
 def run_command(args: Args) -> None:
     """What the command does."""
     if args.csv:
         check_target(Path(args.csv))
     rows = compare(args)
-    show(args, rows)
+    seen = {} if args.threshold is not None else {"threshold": MOST_OF_THE_WAY}
+    show(rows, args.split, LEGEND | seen)
     if args.csv:
         write_csv(rows, args.split, Path(args.csv))
         print(f"saved    {args.csv}")
-
-
-def texts(row: Row, by: tuple[str, ...]) -> dict[str, str]:
-    """What the table says of a row, by column; `by` are the flags of --by."""
-    spread = f" [{_brief(row.return_low)}, {_brief(row.return_high)}]" if math.isfinite(row.return_low) else ""
-    kind = f"{row.estimate} " if spread else ""
-    steps = f"{row.steps:,}" if row.steps == row.steps_max else f"{row.steps:,} to {row.steps_max:,}"
-    return {
-        "env": row.env,
-        "algorithm": row.algorithm,
-        **{name: flag_text(row.flags.get(name, "-")) for name in by},
-        "seeds": str(row.seeds),
-        "steps": steps,
-        "return [95% CI]": f"{kind}{_brief(row.return_)}{spread}{' *' * bool(row.training_seeds)}",
-        "steps/s": f"{row.steps_per_second:,.0f}" if math.isfinite(row.steps_per_second) else "-",
-        "wall": _seconds(row.wall_seconds),
-        "threshold": _brief(row.threshold),
-        "to threshold": _reached(row),
-    }
-
-
-def _table(records: list[dict[str, str]]) -> Any:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in records[0]:
-        table.add_column(Text(name), justify="left" if name in ("env", "algorithm") else "right", no_wrap=True)
-    for record in records:
-        table.add_row(*map(Text, record.values()))
-    return table
-
-
-def _reached(row: Row) -> str:
-    some = f"{row.reached} of {row.seeds}"
-    if not math.isfinite(row.seconds_to_threshold):
-        return some if row.reached else "-"
-    return _seconds(row.seconds_to_threshold) + (f" ({some})" if row.reached < row.seeds else "")
-
-
-def _brief(value: float) -> str:
-    if not math.isfinite(value):
-        return "-"
-    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"
-
-
-def _seconds(value: float) -> str:
-    return f"{_brief(value)} s" if math.isfinite(value) else "-"
-
-
-def _cell(value: Any) -> Any:
-    return "" if isinstance(value, float) and not math.isfinite(value) else value
 
 
 if __name__ == "__main__":

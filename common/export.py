@@ -35,7 +35,7 @@ if __name__ == "__main__":
 import jax
 import jax.export
 
-from common.policy import Policy
+from common.policy import Policy, load_named
 from common.runs.directory import versions
 from common.runs.metrics import jsonable
 
@@ -107,7 +107,7 @@ def describe(policy: Policy, out: Path, content: bytes) -> dict[str, Any]:
 def export(args: Args) -> None:
     """What the command does."""
     console = Console(quiet=False, total_steps=0)
-    policy = args.load(console)
+    policy = load_named(args, console)
     out = Path(args.out)
     sidecar = export_policy(policy, out)
     console.say(f"policy   {policy.env.name}, step {policy.step:,}, seed {policy.seed}")

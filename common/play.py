@@ -53,10 +53,10 @@ from common.device.compilation import set_up_cache
 from common.device.evaluation import Episodes, play_episodes
 from common.drawing.gif import draw_gif
 from common.drawing.recording import Recording, record
-from common.envs.environment import Env, make
-from common.envs.host import make_host
+from common.envs.environment import Env
+from common.envs.registry import make, make_host
 from common.envs.spaces import EnvSpec
-from common.policy import Policy
+from common.policy import Policy, load_named
 
 HOST_ENVS = 16  # at most, stepped together
 
@@ -133,7 +133,7 @@ def play(args: Args) -> Episodes:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # ends the bar, and leaves no half of a file
     console = Console(quiet=False, total_steps=0)
     set_up_cache(True)
-    policy = args.load(console)
+    policy = load_named(args, console)
     how = "sampled actions" if args.stochastic else "greedy"
     console.say(f"policy   {policy.run_dir}, step {policy.step:,}, seed {policy.seed}, {how}")
     name, env_params = _which(policy, args.env, args.env_params)

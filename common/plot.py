@@ -15,13 +15,9 @@ import tyro
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.files import check_target, replacing
-from common.drawing.curves import TRAINING, Curve, Group, Note, Selection, align, curves, load, pooled, say, suggest
-from common.drawing.figure import (
-    AXES,
-    Line,
-    Panel,
-    draw,
-)
+from common.drawing.curves import Curve, align, curves
+from common.drawing.figure import AXES, Line, Panel, draw
+from common.drawing.groups import TRAINING, Group, Note, Selection, load, pooled, say, suggest
 from common.drawing.statistics import estimate, estimate_name, interval
 
 

@@ -5,14 +5,11 @@ one-hot encoding and the action bounds are part of the policy.
 """
 
 import dataclasses
-import importlib.util
 import math
 import operator
 import os
-import sys
 import warnings
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -20,16 +17,18 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from common.cli.console import Console
 from common.cli.errors import UsageError
 from common.cli.flags import ONE_TIME, read_config
+from common.cli.policy_flags import PolicyArgs
 from common.device.sharding import key_data
 from common.envs import spaces
 from common.envs.spaces import EnvSpec
-from common.runs.checkpoints import Checkpoints, flatten, unflatten
-from common.runs.directory import ROOT
+from common.runs.arrays import flatten, unflatten
+from common.runs.checkpoints import Checkpoints
+from common.runs.script import digest, find, import_file
 
 Choice = int | Literal["best", "latest"]
-ALGOS = (ROOT / "algos").resolve()
 
 
 class Policy:
@@ -128,6 +127,17 @@ def load_policy(
     return Policy(functions.act, learner, env, run_dir, found, seeds[index], evaluation, config)
 
 
+def load_named(args: PolicyArgs, console: Console) -> Policy:
+    """The policy that a command's flags name; warnings go to `console`. Raises UsageError as `load_policy` does."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            return load_policy(args.run, args.step, args.agent, args.algorithm or None)
+        finally:
+            for warning in caught:
+                console.warn(str(warning.message))
+
+
 def _split_checkpoint(path: Path, step: Choice) -> tuple[Path, Choice]:
     """The run directory and the step that `path` and `step` mean together."""
     step = step if isinstance(step, str) else operator.index(step)
@@ -155,9 +165,9 @@ def _algorithm(
     if isinstance(algorithm, ModuleType):
         module, path = algorithm, Path(algorithm.__file__)
     else:
-        path = _path(config, run_dir, algorithm)
-        module = _import(path)
-    if _digest(path) != config.get("script_sha256"):
+        path = find(config, run_dir, algorithm)
+        module = import_file(path)
+    if digest(path) != config.get("script_sha256"):
         warnings.warn(f"{path.name} has changed since {run_dir} was made with it", stacklevel=3)
     for name in ("Args", "make_algorithm"):
         if not hasattr(module, name):
@@ -173,44 +183,6 @@ def _algorithm(
         return args, functions, _learner_like(functions, args.num_seeds)
     except Exception as error:
         raise UsageError(f"{run_dir} does not fit {path}: {type(error).__name__}: {error}") from error
-
-
-def _path(config: dict[str, Any], run_dir: Path, algorithm: str | Path | None) -> Path:
-    """The algorithm's file: what the caller names, else the file in `algos/` that the run says it was made with."""
-    try:
-        path = Path(algorithm or ROOT / str(config.get("script"))).resolve()
-        is_file = path.is_file()
-    except (OSError, ValueError):  # such as a name that is too long
-        path, is_file = Path(), False
-    if algorithm is None and (path.parent != ALGOS or path.suffix != ".py"):
-        raise UsageError(
-            f"{run_dir} was made by {str(config.get('script'))[:200]}, which is not a file of {ALGOS}: "
-            "if you trust that code, name it, as algorithm= or --algorithm"
-        )
-    if not is_file:
-        raise UsageError(f"the algorithm of {run_dir} is not there: {str(algorithm or path)[:200]} does not exist")
-    return path
-
-
-def _import(path: Path) -> ModuleType:
-    """The module of a file as it is now; the same one again, as long as the file is the same."""
-    name = f"algorithm_{_digest(path)[:16]}_{path.stem}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None:
-        raise UsageError(f"{path} is not a Python file")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up there
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise UsageError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    return module
-
-
-def _digest(path: Path) -> str:
-    return sha256(path.read_bytes()).hexdigest()
 
 
 def _learner_like(functions: Any, num_seeds: int) -> Any:

@@ -3,25 +3,32 @@
 import atexit
 import functools
 import hashlib
+import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from common.cli.command import main, parse
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "algos" / "ppo_pmap.py"
 STEPS = 64  # environment steps per update with SMALL
 SMALL_FLAGS = """
     --hidden-sizes 8 --num-envs 8 --num-steps 8 --num-minibatches 2 --update-epochs 2 --eval-episodes 8 --num-devices 1
-    --no-anneal-lr --eval-interval 0 --checkpoint-interval 0
+    --lr-schedule constant --eval-interval 0 --checkpoint-interval 0
 """
 SMALL = SMALL_FLAGS.split()
 """A run that starts fast and whose program is the same whatever --total-timesteps is."""
+SLOW = {"jax", "flax", "optax", "orbax", "gymnax", "gymnasium", "envpool", "matplotlib"}  # to import
 HAS_EMITTERS = tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)  # later versions end at the unknown flag
 FAST_COMPILER = "--xla_backend_optimization_level=0" + HAS_EMITTERS * " --xla_cpu_use_fusion_emitters=false"
 """Flags of XLA with which programs compile in a quarter of the time, and do the same more slowly."""
@@ -46,17 +53,23 @@ def command(*words: Any, script: Path = SCRIPT) -> list[str]:
     return [sys.executable, str(script), *map(str, words)]
 
 
-def run_script(*words: Any, cwd: Path, timeout: float = 240, script: Path = SCRIPT, **changes: str):
-    """Run the script with these flags and wait; returns the CompletedProcess, output as text."""
-    return subprocess.run(
-        command(*words, script=script),
-        cwd=cwd,
-        env=environment(**changes),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+def run_python(*words: Any, cwd: Path = ROOT, timeout: float = 240, **changes: str) -> subprocess.CompletedProcess:
+    """Run `python WORDS` and wait; its output is text."""
+    words, env = [sys.executable, *map(str, words)], environment(**changes)
+    return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def run_script(*words: Any, script: Path = SCRIPT, **how: Any) -> subprocess.CompletedProcess:
+    """Run the script with these flags, as `run_python` does."""
+    return run_python(script, *words, **how)
+
+
+def slow_imports(*words: Any, **how: Any) -> tuple[subprocess.CompletedProcess, set[str]]:
+    """Run `python WORDS`; returns the process, and which slow packages it has imported."""
+    process = run_python("-X", "importtime", *words, **how)
+    names = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in process.stderr.splitlines() if "|" in line}
+    assert "tyro" in names  # or this sees nothing
+    return process, names & SLOW
 
 
 def start_script(*words: Any, cwd: Path, script: Path = SCRIPT, **changes: str) -> subprocess.Popen:
@@ -84,6 +97,32 @@ def read_until(process: subprocess.Popen, start: str) -> str:
 def succeed(process: subprocess.CompletedProcess) -> subprocess.CompletedProcess:
     assert process.returncode == 0, f"{process.args} exited with {process.returncode}:\n{process.stderr[-3000:]}"
     return process
+
+
+def refusal(command: Callable[[Any], Any], args_class: type, words: list[str]) -> str:
+    """Why a command, run in this process, refuses these words: the one sentence on stderr, its exit code being 2."""
+    stderr = io.StringIO()
+    with redirect_stderr(stderr), redirect_stdout(io.StringIO()):
+        try:
+            code = main(command, parse(args_class, words))
+        except SystemExit as end:
+            code = end.code
+    assert code == 2, f"exit code {code}; stderr: {stderr.getvalue()}"
+    return only_message(stderr.getvalue())
+
+
+def only_message(stderr: str) -> str:
+    """The one error in the output of a command, its lines joined; no traceback, and no second message."""
+    assert "Traceback" not in stderr
+    messages = len(re.findall(r"^error:", stderr, re.MULTILINE)) + stderr.count("For full helptext")
+    assert messages == 1, f"{messages} messages: {stderr}"
+    return " ".join(re.sub("[│╭╰─╮╯]", " ", stderr).split())
+
+
+def check_words(message: str, wanted: str) -> None:
+    """The words, with commas between them, are in the message, whatever line ends break them."""
+    for word in wanted.split(", "):
+        assert word.replace(" ", "") in message.replace(" ", ""), f"{word!r} is missing in: {message}"
 
 
 def strict_json(text: str) -> Any:
@@ -121,8 +160,9 @@ def fingerprint(folder: Path) -> dict[str, str]:
 # -------------------------------------------------------------------------------------------- tiny environments
 
 
-def _toy_class() -> type:
-    """Made on first use: importing gymnax starts JAX, which must not happen while tests are collected."""
+@functools.cache
+def toy() -> Any:
+    """A factory for --env cli_helpers:toy; it imports late because importing gymnax starts JAX."""
     import jax
     import jax.numpy as jnp
     from flax import struct
@@ -164,13 +204,7 @@ def _toy_class() -> type:
             state = (jnp.where(done, start, position), steps)
             return obs, state, reward, done & (noise > 0.5), done & (noise <= 0.5), {"final_observation": final}
 
-    return Toy
-
-
-@functools.cache
-def toy() -> Any:
-    """A factory for --env cli_helpers:toy."""
-    return _toy_class()()
+    return Toy()
 
 
 def long_toy() -> Any:

@@ -13,11 +13,14 @@ import sac_pmap as sac
 from flax import struct
 from gymnax.environments import environment
 from gymnax.environments import spaces as gymnax_spaces
-from ppo_pmap import Args, TrainState, make_ppo, train  # noqa: F401  (re-exported)
+from ppo_pmap import Args, make_ppo, train  # noqa: F401  (re-exported)
 
 import common.device.compilation
+from common.device.programs import Programs, TrainState, for_seeds
 from common.device.sharding import AXIS, to_host
-from common.envs.environment import Env, make, wrap
+from common.envs.environment import Env
+from common.envs.own import wrap
+from common.envs.registry import make
 from common.runs.metrics import read
 from common.runs.run import Run
 
@@ -63,9 +66,15 @@ def over_devices(function, count: int, *args: Any) -> Any:
     return outputs(jnp.arange(count), *(jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), x) for x in args))
 
 
+def functions_of(args: Args, env: Env) -> Programs:
+    """The algorithm of `args` for all seeds, on one device."""
+    algorithm = (sac.make_sac if isinstance(args, sac.Args) else make_ppo)(args, env)
+    return for_seeds(algorithm, env, args.num_seeds, args.eval_episodes)
+
+
 def programs(args: Args, env: Env, num_devices: int):
     """`init` and `update` over devices, compiled as a run compiles them, without the run around them."""
-    functions = (sac.make_sac if isinstance(args, sac.Args) else make_ppo)(args, env)
+    functions = functions_of(args, env)
     devices = jax.devices()[:num_devices]
     init = jax.pmap(functions.init, axis_name=AXIS, devices=devices)
     update = jax.pmap(functions.update, axis_name=AXIS, devices=devices, in_axes=(0, None), out_axes=(0, None, None))

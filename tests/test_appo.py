@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 import json
 import threading
 import time
@@ -14,15 +13,14 @@ import host_toys  # noqa: F401  (registers the toys)
 import jax
 import jax.numpy as jnp
 import numpy as np
-import ppo_pmap as ppo
 import pytest
 from helpers import Watch, metric_rows, relative_difference, replicas_are_identical, result_of, same_bits
 
 import common.actors.evaluation
 from common import export, play
-from common.actors.async_run import Reports
-from common.actors.batches import inspect as inspect_env
+from common.actors.environments import inspect_env
 from common.actors.evaluation import run_host_episodes
+from common.actors.meters import UpdateMetrics
 from common.actors.rollouts import Rollout
 from common.actors.watching import Worker
 from common.cli.command import main, parse
@@ -30,8 +28,9 @@ from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device.evaluation import SEED, Episodes
 from common.device.sharding import AXIS, to_host
-from common.envs.host import make_host
+from common.envs.registry import make_host
 from common.policy import load_policy
+from common.runs.run import Run
 
 TOY = "gymnasium:host_toys:Toy-v0"
 SMALL = {
@@ -158,11 +157,6 @@ def test_two_episodes_in_one_trace_equal_two_traces(end):
         np.testing.assert_allclose(one, np.concatenate(two), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["gae", "ratio_bounds", "put_final_values"])
-def test_pieces_that_ppo_has_too_are_the_same(name):
-    assert inspect.getsource(getattr(appo, name)) == inspect.getsource(getattr(ppo, name))
-
-
 # ---------------------------------------------------------------------------------------------------------- the update
 
 
@@ -170,7 +164,7 @@ class Lab:
     """APPO's functions for an environment, and rollouts made up for it."""
 
     def __init__(self, **flags: Any):
-        self.args = small_args(**{"learning_rate": 0.01, "anneal_lr": False} | flags)
+        self.args = small_args(**{"learning_rate": 0.01, "lr_schedule": "constant"} | flags)
         env = inspect_env(self.args)
         self.spec = env.spec
         self.appo = appo.make_appo(self.args, env.spec)
@@ -195,15 +189,15 @@ class Lab:
 
     def update(self, *rollouts: Rollout, devices: int = 1, updates: int = 1) -> tuple[Any, dict[str, Any]]:
         """Parameters and metrics after learning from the same rollouts again and again."""
-        state = appo.TrainState(jax.tree.map(lambda x: jnp.stack([x[None]] * devices), self.learner))
+        learner = jax.tree.map(lambda x: jnp.stack([x] * devices), self.learner)
         shards = jax.tree.map(
             lambda x: jnp.moveaxis(x.reshape(x.shape[0], devices, -1, *x.shape[2:]), 1, 0), tuple(rollouts)
         )
         step = jax.jit(jax.vmap(self.appo.update, axis_name=AXIS))
         for _ in range(updates):
-            state, _, metrics = step(state, shards)
-        assert replicas(state.learner.params)
-        return jax.tree.map(lambda x: np.asarray(x)[0, 0], state.learner.params), jax.tree.map(lambda x: x[0], metrics)
+            learner, _, metrics = step(learner, shards)
+        assert replicas(learner.params)
+        return jax.tree.map(lambda x: np.asarray(x)[0], learner.params), jax.tree.map(lambda x: x[0], metrics)
 
 
 def replicas(tree: Any) -> bool:
@@ -366,8 +360,8 @@ def test_lag_grows_with_the_publish_interval(tmp_path):
 
 def test_learners_on_other_devices_learn_the_same(lockstep, tmp_path, monkeypatch):
     states = []
-    chunk = appo.train_chunk
-    monkeypatch.setattr(appo, "train_chunk", lambda *args: states.append(chunk(*args)) or states[-1])
+    finish = Run.finish
+    monkeypatch.setattr(Run, "finish", lambda run, state, *more: states.append(state) or finish(run, state, *more))
     flags = {"num_epochs": 2, "num_minibatches": 2, "actor_devices": "0", "learner_devices": "1,2"}
     split = train(tmp_path / "split", lockstep=True, **flags)
     assert relative_difference(split.params, lockstep[0].params) < 1e-5
@@ -382,8 +376,8 @@ def test_actors_on_several_devices(tmp_path):
 
 def slow_update(monkeypatch, seconds: float) -> None:
     """Make every update take at least this long."""
-    add = Reports.add
-    monkeypatch.setattr(Reports, "add", lambda self, metrics: (time.sleep(seconds), add(self, metrics)))
+    add = UpdateMetrics.add
+    monkeypatch.setattr(UpdateMetrics, "add", lambda self, metrics: (time.sleep(seconds), add(self, metrics)))
 
 
 @pytest.mark.parametrize("on_full", ["block", "drop-oldest"])
@@ -431,7 +425,7 @@ def test_resume_continues_with_the_same_learner(tmp_path):
     flags = {"normalize_obs": True, "checkpoint_interval": 256}
     part = train(folder, stop_after=512, **flags)
     host = {}
-    start = appo.AsyncRun.start
+    start = Run.start
 
     def watched(run, *args):
         state, update = start(run, *args)
@@ -439,7 +433,7 @@ def test_resume_continues_with_the_same_learner(tmp_path):
         return state, update
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(appo.AsyncRun, "start", watched)
+        patch.setattr(Run, "start", watched)
         rest = appo.train(appo.Args.from_run(folder, env=TOY, quiet=True))
     assert part.status == "stopped"
     assert same_bits(part.params, host["state"].learner.params)
@@ -495,14 +489,14 @@ class SlowEvaluations:
 
 def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
     slow = SlowEvaluations(monkeypatch, [5.0, 1.0])
-    advance = appo.AsyncRun.advance
+    advance = Run.advance
 
     def watched(run, *report):
         advance(run, *report)
         if run.steps == 20 * 128:
             slow.release()
 
-    monkeypatch.setattr(appo.AsyncRun, "advance", watched)
+    monkeypatch.setattr(Run, "advance", watched)
     train(tmp_path / "run", eval_interval=256, keep_best=True, keep_checkpoints=1, total_timesteps=21 * 128)
     evaluated = {
         row["env_steps"]: row["eval/return_mean"] for row in metric_rows(tmp_path / "run") if "eval/length_mean" in row
@@ -564,7 +558,7 @@ LEARNING = {
     "num_epochs": (2, {}),
     "num_minibatches": (2, {}),
     "learning_rate": (0.1, {}),
-    "anneal_lr": (False, {}),
+    "lr_schedule": ("constant", {}),
     "gamma": (0.5, {}),
     "gae_lambda": (0.5, {}),
     "rho_clip": (0.5, {}),

@@ -14,13 +14,14 @@ from common.cli.errors import UsageError
 from common.cli.files import replacing
 from common.device.averages import Averages
 from common.device.devices import choose_devices
-from common.device.episodes import WINDOW, new_recent, new_tracker, no_episodes, recent_metrics, track
+from common.device.episodes import WINDOW, count_episodes, new_recent, new_tracker, no_episodes, recent_metrics
 from common.device.evaluation import run_episodes
 from common.device.sharding import global_ids, host_like, to_devices, to_host
 from common.device.update_loop import repeat
 from common.envs.environment import DEFAULT_HORIZON
-from common.runs import checkpoints as checkpoint
+from common.runs.arrays import Arrays, flatten, sha256, unflatten
 from common.runs.checkpoints import Checkpoints
+from common.runs.intervals import Intervals
 from common.runs.metrics import jsonable
 
 # ---------------------------------------------------------------------------------------------------------- episodes
@@ -49,7 +50,7 @@ def test_episode_statistics_equal_numpy(devices):
     recent = new_recent()
     step = jax.jit(
         lambda tracker, recent, reward, done: jax.vmap(
-            lambda tracker, reward, done: track(tracker, recent, reward, done, AXIS),
+            lambda tracker, reward, done: count_episodes(tracker, recent, reward, done, AXIS),
             in_axes=(0, 1, 1),
             axis_name=AXIS,
         )(tracker, reward.reshape(T, devices, -1), done.reshape(T, devices, -1))
@@ -152,10 +153,23 @@ def test_counts_stay_exact_in_metrics_and_what_is_not_finite_is_null():
     assert jsonable(np.array([np.nan, 2.5, np.inf])) == [None, 2.5, None]
 
 
+# --------------------------------------------------------------------------------------------------------- intervals
+
+
+def test_what_is_due():
+    intervals = Intervals(log=10, eval=25, checkpoint=0)
+    assert [intervals.next_due(step) for step in (0, 9, 10, 20, 25)] == [10, 10, 20, 25, 30]
+    assert intervals.due(0, 9) == set()
+    assert intervals.due(0, 10) == intervals.due(9, 12) == {"log"}
+    assert intervals.due(20, 25) == {"eval"}
+    assert intervals.due(20, 50) == {"log", "eval"}
+    assert Intervals(0, 0, 0).next_due(7) == np.inf
+
+
 # ------------------------------------------------------------------------------------------------------- checkpoints
 
 
-def arrays(step: int = 0) -> checkpoint.Arrays:
+def arrays(step: int = 0) -> Arrays:
     return {
         "learner/w": np.arange(6, dtype=np.float32).reshape(2, 3) + step,
         "learner/updates": np.asarray(step, np.int32),
@@ -174,11 +188,11 @@ def saved(directory, steps, evaluations=None, **policy) -> Checkpoints:
 
 def test_flatten_names_leaves_and_unflatten_restores_them():
     tree = {"a": [np.arange(3), np.float32(2)], "b": (np.zeros((2, 2)),)}
-    flat = checkpoint.flatten(tree)
+    flat = flatten(tree)
     assert list(flat) == ["a/0", "a/1", "b/0"]
     like = jax.tree.map(np.zeros_like, tree)
-    assert jax.tree.structure(checkpoint.unflatten(flat, like)) == jax.tree.structure(tree)
-    assert same_bits(checkpoint.unflatten(flat, like), tree)
+    assert jax.tree.structure(unflatten(flat, like)) == jax.tree.structure(tree)
+    assert same_bits(unflatten(flat, like), tree)
 
 
 def test_sha256_sees_every_name_type_shape_and_bit():
@@ -192,9 +206,9 @@ def test_sha256_sees_every_name_type_shape_and_bit():
         base | {"b": np.array([1, -1], np.float32)},
         {"a": base["a"]},
     ]
-    assert len({checkpoint.sha256(variant) for variant in variants}) == len(variants)
-    assert checkpoint.sha256(dict(reversed(base.items()))) == checkpoint.sha256(base)
-    assert checkpoint.sha256({"a": np.arange(6).reshape(2, 3).T}) == checkpoint.sha256(
+    assert len({sha256(variant) for variant in variants}) == len(variants)
+    assert sha256(dict(reversed(base.items()))) == sha256(base)
+    assert sha256({"a": np.arange(6).reshape(2, 3).T}) == sha256(
         {"a": np.ascontiguousarray(np.arange(6).reshape(2, 3).T)}
     )
 
@@ -206,7 +220,7 @@ def test_checkpoint_roundtrip_is_bit_exact(tmp_path):
     checkpoints.wait()
     step, loaded, warnings = Checkpoints(tmp_path / "c").load(jax.tree.map(np.zeros_like, values))
     assert (step, warnings) == (7, [])
-    assert checkpoint.sha256(loaded) == checkpoint.sha256(values)
+    assert sha256(loaded) == sha256(values)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +274,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(tmp_path, damage)
     damage(tmp_path / "c" / "30")
     step, loaded, warnings = Checkpoints(tmp_path / "c").load(arrays())
     assert step == 20
-    assert checkpoint.sha256(loaded) == checkpoint.sha256(arrays(20))
+    assert sha256(loaded) == sha256(arrays(20))
     assert len(warnings) == 1
     assert "checkpoint 30 is damaged" in warnings[0]
     # the run goes on and saves the same step again
@@ -271,7 +285,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(tmp_path, damage)
 def test_a_checkpoint_that_loads_but_is_not_what_was_saved_is_skipped(tmp_path, monkeypatch):
     saved(tmp_path / "c", [10]).close()
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "sha256", lambda arrays: "00" * 32)
+        patch.setattr("common.runs.checkpoints.sha256", lambda arrays: "00" * 32)
         saved(tmp_path / "c", [20]).close()
     step, _, warnings = Checkpoints(tmp_path / "c").load(arrays())
     assert step == 10
@@ -347,7 +361,7 @@ def test_a_file_that_fails_leaves_the_old_one_and_nothing_else(tmp_path):
 
 class State(struct.PyTreeNode):
     learner: Any
-    envs: Any
+    shard: Any
 
 
 def example_state(num_devices: int, num_envs: int = 16, num_seeds: int = 3) -> State:
@@ -366,8 +380,8 @@ def example_state(num_devices: int, num_envs: int = 16, num_seeds: int = 3) -> S
 def test_the_host_state_is_global_and_does_not_depend_on_the_devices():
     hosts = {count: to_host(example_state(count)) for count in (1, 2, 4, 8)}
     for seed in range(3):
-        np.testing.assert_array_equal(hosts[4].envs["id"][seed], np.arange(16))
-        np.testing.assert_array_equal(hosts[4].envs["image"][seed, :, 1, 2], np.arange(16))
+        np.testing.assert_array_equal(hosts[4].shard["id"][seed], np.arange(16))
+        np.testing.assert_array_equal(hosts[4].shard["image"][seed, :, 1, 2], np.arange(16))
     assert hosts[4].learner["w"].tolist() == [[0, 0], [1, 1], [2, 2]]
     assert all(same_bits(hosts[1], hosts[count]) for count in (2, 4, 8))
 
@@ -379,9 +393,9 @@ def test_a_state_moves_between_device_counts(old, new):
     placed = to_devices(host, jax.eval_shape(lambda: target), jax.devices()[:new])
     assert jax.tree.map(lambda x: (x.shape, x.dtype), placed) == jax.tree.map(lambda x: (x.shape, x.dtype), target)
     assert same_bits(host, to_host(placed))
-    np.testing.assert_array_equal(jax.random.key_data(placed.envs["key"]), jax.random.key_data(target.envs["key"]))
+    np.testing.assert_array_equal(jax.random.key_data(placed.shard["key"]), jax.random.key_data(target.shard["key"]))
     draw = jax.vmap(jax.vmap(jax.vmap(jax.random.uniform)))
-    np.testing.assert_array_equal(draw(placed.envs["key"]), draw(target.envs["key"]))
+    np.testing.assert_array_equal(draw(placed.shard["key"]), draw(target.shard["key"]))
 
 
 def test_host_like_predicts_what_to_host_gives():

@@ -1,5 +1,8 @@
 """Environments: names, parameters, the interface, and every gymnax id training for two updates."""
 
+import sys
+from types import SimpleNamespace
+
 import gymnax
 import helpers
 import jax
@@ -8,10 +11,14 @@ import numpy as np
 import pytest
 from helpers import KeyInState, Toy, TwoDials, make_env, same_bits, small_args, train
 
+from common.cli.env_names import DEVICE_SUITES
 from common.cli.errors import UsageError
 from common.device.sharding import to_devices, to_host
 from common.envs import spaces
-from common.envs.environment import LONGEST_HORIZON, make, wrap
+from common.envs.environment import LONGEST_HORIZON, Env, Transition
+from common.envs.own import wrap
+from common.envs.registry import make
+from common.envs.usage import check_known
 
 OFFLINE_IDS = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]
 TINY = {"num_envs": 4, "num_steps": 4, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
@@ -96,6 +103,7 @@ def test_a_step_that_ends_an_episode_returns_the_reset_and_the_true_next_observa
         previous, out = obs, env.step(jax.random.key(step), state, jnp.int32(0))
         obs, state = out.obs, out.state
         np.testing.assert_array_equal(out.final_obs, [previous[0], step + 1])
+        assert out.final_state.time == step + 1
         assert (out.truncated, out.terminated) == (step == 6, False)
     assert obs[1] == 0
     assert obs[0] != previous[0]
@@ -146,6 +154,61 @@ def test_what_is_no_environment_is_refused():
         wrap((type("Pair", (), {})(), None))
 
 
+# ------------------------------------------------------------------------------------------------------------- suites
+
+
+class PondEnv(Env):
+    """Observes (where the fish began, steps); knows no resets."""
+
+    def begin(self, key):
+        start = jax.random.randint(key, (), 1, 1000)
+        return jnp.stack([start, 0]), (start, 0)
+
+    def advance(self, key, state, action):
+        start, time = state[0], state[1] + 1
+        return Transition(jnp.stack([start, time]), (start, time), action, False, time >= self.max_steps)
+
+
+def make_pond(name, env_id, env_params):
+    check_known(name, env_id, ["carp", "pike"])
+    box = spaces.Box(low=-np.inf, high=np.inf, shape=(2,))
+    return PondEnv(name, None, box, spaces.Discrete(3), **{"max_steps": 3} | env_params)
+
+
+@pytest.fixture
+def pond(monkeypatch):
+    monkeypatch.setitem(DEVICE_SUITES, "pond", "pond_suite")
+    monkeypatch.setitem(sys.modules, "pond_suite", SimpleNamespace(make=make_pond))
+
+
+@pytest.mark.usefixtures("pond")
+def test_a_suite_without_resets_is_one_line_and_one_module(tmp_path):
+    env = make("pond:carp")
+    (start, _), state = env.reset(jax.random.key(0))
+    for step in range(1, 4):
+        out = env.step(jax.random.key(step), state, jnp.int32(2))
+        state = out.state
+        assert out.final_obs.tolist() == list(out.final_state) == [start, step]
+        assert (out.reward, out.truncated, out.terminated) == (2.0, step == 3, False)
+    assert out.obs.tolist() == [state[0], 0] != [start, 0]
+    assert train(small_args(**TINY, env="pond:carp", run_dir=str(tmp_path / "run"))).status == "finished"
+
+
+@pytest.mark.usefixtures("pond")
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("pond:crap", "", "unknown environment 'pond:crap': did you mean pond:carp"),
+        ("pond:q", "", "unknown environment 'pond:q': known ids: carp, pike"),
+        ("pond:pike", '{"depth": 3}', "environment pond:pike cannot be made: TypeError: .*depth"),
+        ("envpool:Pong-v5", "", "steps on the host"),
+    ],
+)
+def test_every_suite_refuses_alike(name, params, message):
+    with pytest.raises(UsageError, match=message):
+        make(name, params)
+
+
 # ------------------------------------------------------------------------------------------------- custom environments
 
 
@@ -175,13 +238,13 @@ def test_a_factory_that_cannot_be_used_is_named(name):
 def test_an_environment_with_a_typed_key_in_its_state_trains_and_moves(tmp_path):
     env = wrap(KeyInState())
     args = small_args(**TINY, run_dir=str(tmp_path / "run"))
-    functions = helpers.make_ppo(args, env)
+    functions = helpers.functions_of(args, env)
     init = jax.pmap(functions.init, axis_name=helpers.AXIS, devices=jax.devices()[:2])
     state = init(np.zeros((2, 1), np.int32))
     host = to_host(state)
     moved = to_devices(host, jax.eval_shape(lambda: state), jax.devices()[:4])
-    assert jnp.issubdtype(moved.envs.state.key.dtype, jax.dtypes.prng_key)
-    assert moved.envs.state.key.shape == (4, 1, 1)
+    assert jnp.issubdtype(moved.shard.env_state.key.dtype, jax.dtypes.prng_key)
+    assert moved.shard.env_state.key.shape == (4, 1, 1)
     assert same_bits(host, to_host(moved))
     assert train(args, env).status == "finished"
 

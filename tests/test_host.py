@@ -30,7 +30,7 @@ from common.actors.parameters import ParameterSlots, Slot
 from common.actors.rollouts import Collected, RolloutQueues
 from common.actors.watching import GRACE, Limits, Worker
 from common.cli.errors import TrainingError
-from common.envs.host import make_host
+from common.envs.registry import make_host
 
 TOYS = "gymnasium:host_toys:"
 SCRIPT = ROOT / "algos" / "appo_pmap.py"
@@ -141,7 +141,7 @@ def test_processes_do_not_import_this_program(tmp_path):
     program.write_text(
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "if __name__ != '__main__': raise SystemExit('imported again')\n"
-        "from common.envs.host import make_host\n"
+        "from common.envs.registry import make_host\n"
         "envs = make_host('gymnasium:CartPole-v1', 2, 0)\n"
         "print(envs.reset().shape)\n"
         "envs.close()\n"

@@ -13,6 +13,7 @@ import pytest
 from helpers import (
     Args,
     Watch,
+    functions_of,
     host_params,
     make_env,
     metric_rows,
@@ -58,7 +59,7 @@ def test_x1_parameters_do_not_depend_on_the_number_of_devices(case, num_devices)
     (one, metrics), (many, _) = ten_updates(case, 1), ten_updates(case, num_devices)
     assert relative_difference(host_params(one), host_params(many)) < 1e-5
     one, many = to_host(one), to_host(many)
-    assert relative_difference(one.envs.tracker, many.envs.tracker) < 1e-5
+    assert relative_difference(one.shard.tracker, many.shard.tracker) < 1e-5
     assert relative_difference(one.learner.recent, many.learner.recent) < 1e-5
     assert metrics["policy/approx_kl"] > 1e-7  # something was learned
 
@@ -133,9 +134,9 @@ def test_x2_environments_start_differently_and_alike_on_any_number_of_devices():
     env = make_env("Toy")
     starts = []
     for count in (1, 4):
-        functions = ppo.make_ppo(small_args(hidden_sizes=(4,)), env)
+        functions = functions_of(small_args(hidden_sizes=(4,)), env)
         init = jax.pmap(functions.init, axis_name=ppo.AXIS, devices=jax.devices()[:count])
-        starts.append(to_host(init(np.zeros((count, 1), np.int32))).envs.obs)
+        starts.append(to_host(init(np.zeros((count, 1), np.int32))).shard.obs)
     np.testing.assert_array_equal(*starts)
     assert len(set(starts[0][0, :, 0])) == 16
 
@@ -310,7 +311,7 @@ def test_x8_seeds_equal_single_runs_and_differ():
         alone, ours = to_host(alone), jax.tree.map(lambda x, k=k: x[k : k + 1], together)
         assert relative_difference(alone.learner.params, ours.learner.params) < 1e-5
         assert relative_difference(alone.learner.obs_stats, ours.learner.obs_stats) < 1e-5
-        np.testing.assert_array_equal(alone.envs.obs, ours.envs.obs)
+        np.testing.assert_array_equal(alone.shard.obs, ours.shard.obs)
         assert alone_metrics["loss/total"] == pytest.approx(metrics["loss/total"][k], rel=1e-3)
         others = jax.tree.map(lambda x, k=k: x[(k + 1) % 3][None], together)
         assert relative_difference(alone.learner.params, others.learner.params) > 0.01
@@ -322,7 +323,10 @@ def test_x8_four_seeds_on_two_devices_initialise():
 import jax, numpy as np
 jax.config.update("jax_num_cpu_devices", 2)
 import ppo_pmap as ppo
-functions = ppo.make_ppo(ppo.Args(num_seeds=4, quiet=True), ppo.make("CartPole-v1"))
+from common.device.programs import for_seeds
+from common.envs.registry import make
+env = make("CartPole-v1")
+functions = for_seeds(ppo.make_ppo(ppo.Args(num_seeds=4, quiet=True), env), env, 4, 1)
 seeds = np.broadcast_to(np.arange(4, dtype=np.int32), (2, 4)).copy()
 state = jax.pmap(functions.init, axis_name=ppo.AXIS)(seeds)
 print([x.shape for x in jax.tree.leaves(jax.block_until_ready(state).learner.params)][0])

@@ -2,18 +2,18 @@
 
 import math
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import make_env, over_devices, ppo, run_updates, small_args
 
+from common.device.learning_rate import adapt
 from common.device.sharding import AXIS, flat_pmean
 from common.envs.spaces import Box, Discrete, MultiDiscrete
 from common.nets.distributions import Categoricals, Normal, action_noise
 from common.nets.normalizers import RunningStats, rescale_output, running_stats
-from common.runs.run import next_boundary
+from common.runs.intervals import next_boundary
 
 # ------------------------------------------------------------------------------------------------------- advantages
 
@@ -110,9 +110,9 @@ def test_value_loss():
 
 def test_adapt_learning_rate():
     for kl, expected in ((0.021, 1e-3 / 1.5), (0.004, 1.5e-3), (0.01, 1e-3), (0.02, 1e-3), (0.005, 1e-3)):
-        assert ppo.adapt_learning_rate(jnp.float32(1e-3), kl, 0.01) == pytest.approx(expected, rel=1e-6)
-    assert ppo.adapt_learning_rate(jnp.float32(9e-3), 0.0, 0.01) == pytest.approx(1e-2)
-    assert ppo.adapt_learning_rate(jnp.float32(1.2e-6), 1.0, 0.01) == pytest.approx(1e-6)
+        assert adapt(jnp.float32(1e-3), kl, 0.01) == pytest.approx(expected, rel=1e-6)
+    assert adapt(jnp.float32(9e-3), 0.0, 0.01) == pytest.approx(1e-2)
+    assert adapt(jnp.float32(1.2e-6), 1.0, 0.01) == pytest.approx(1e-6)
 
 
 @pytest.mark.parametrize("flags", [{"normalize_returns": False}, {"normalize_obs": True}], ids=["raw", "normalised"])
@@ -231,8 +231,7 @@ def test_running_statistics_of_nothing_change_nothing():
 
 
 def test_new_units_leave_predictions_as_they_are():
-    layer = nn.Dense(1, name="value")
-    network = nn.Sequential([nn.Dense(5), layer])
+    network = ppo.Critic(small_args(hidden_sizes=(5,)), Box(None, None, (3,)))
     x = jnp.linspace(-2, 2, 12).reshape(4, 3)
     params = network.init(jax.random.key(0), x)
     old, new = (RunningStats(jnp.float32(9), jnp.float32(mean), jnp.float32(9 * std**2)) for mean, std in PREDICTIONS)

@@ -1,4 +1,4 @@
-"""Episodes as GIFs: what is recorded, what the pictures show, and the file."""
+"""Episodes as GIFs, of `common/drawing`: what is recorded, what the pictures show, and the file."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,37 +15,23 @@ from test_envs import OFFLINE_IDS
 from common.cli.errors import UsageError
 from common.device.evaluation import play_episodes
 from common.drawing import canvas
-from common.drawing.gif import CAPTION, _timing, draw_gif
+from common.drawing.gif import CAPTION, draw_gif, timing
 from common.drawing.recording import Recording, record
 from common.envs import spaces
-from common.envs.environment import make, wrap
+from common.envs.own import wrap
+from common.envs.registry import make
 
 STEPS = 4
 SLOW_TO_COMPILE = ("Asterix-MinAtar", "Freeway-MinAtar", "Seaquest-MinAtar")
 
 
 def random_recording(env) -> Recording:
-    """A few random steps; compiled in a hurry, or only something of their shape where that still takes seconds."""
+    """A few random steps, or only something of their shape where compiling them takes seconds."""
     if env.name in SLOW_TO_COMPILE:
         obs = np.random.default_rng(0).integers(0, 2, (STEPS + 1, *env.observation_space.shape))
         states = jax.tree.map(lambda x: np.zeros((STEPS + 1, *x.shape)), env.state_shape)
         return Recording(states, obs, np.zeros(STEPS, int), np.zeros(STEPS))
-
-    def play(key):
-        def step(state, key):
-            action = spaces.sample(key, env.action_space)
-            out = env.step(key, state, action)
-            return out.state, (out.state, out.final_obs, action, out.reward)
-
-        obs, state = env.reset(key)
-        _, (states, later, actions, rewards) = jax.lax.scan(step, state, jax.random.split(key, STEPS))
-        states, obs = jax.tree.map(
-            lambda first, rest: jnp.concatenate([first[None], rest]), (state, obs), (states, later)
-        )
-        return Recording(states, obs, actions, rewards)
-
-    fast = jax.jit(play, compiler_options={"xla_backend_optimization_level": 0})
-    return jax.device_get(fast(jax.random.key(1)))
+    return record(env, lambda obs, key: spaces.sample(key, env.action_space)[None], jax.random.key(1), STEPS)
 
 
 def drawn(env, recording, path) -> tuple[list[np.ndarray], list[int]]:
@@ -153,25 +139,15 @@ def test_an_unknown_final_state_repeats_the_one_before(environment):
     assert len(set(recording.states.episode)) == 1
 
 
-def test_the_policy_gets_a_new_key_at_every_step():
-    env = make_env("Pusher")
-    recording = record(env, lambda obs, key: jax.random.uniform(key, (1, 1)), jax.random.key(0), 7)
-    assert len(set(recording.actions.ravel().tolist())) == 7
-
-
 # -------------------------------------------------------------------------------------------------------- pictures
 
 
 @pytest.mark.parametrize("name", [*OFFLINE_IDS, "Pixels", "TwoDials", "KeyInState"])
 def test_every_environment_has_pictures(tmp_path, name):
     env = make_env(name)
-    recording = (
-        random_recording(env)
-        if name != "KeyInState"
-        else record(env, lambda obs, key: sampled(env, key), jax.random.key(0), STEPS)
-    )
+    recording = random_recording(env)
     frames, _ = drawn(env, recording, tmp_path / "episode.gif")
-    assert len(frames) == STEPS + 1
+    assert len(frames) == len(recording.rewards) + 1
     height, width, _ = frames[0].shape
     assert 60 <= height <= 320
     assert 280 <= width <= 360
@@ -180,10 +156,6 @@ def test_every_environment_has_pictures(tmp_path, name):
     state = {field: values for field, values in vars(recording.states).items() if field != "time"}
     moves = any((x[0] != x[-1]).any() for x in (recording.obs, *jax.tree.leaves(state)))
     assert not moves or any((frame != frames[0]).any() for frame in frames)
-
-
-def sampled(env, key):
-    return spaces.sample(key, env.action_space)[None]
 
 
 def test_cart_and_pole_are_where_the_state_says(tmp_path):
@@ -271,29 +243,28 @@ def test_agents_and_goals_are_in_their_squares(tmp_path, name):
     env = make(name)
     lake = name == "FrozenLake-misc"
     squares = np.array([[1, 0], [2, 3], [3, 2]]) if lake else np.array([[1, 1], [1, 3], [3, 1]])
-    states = {"position": squares @ [4, 1]} if lake else {"pos": squares, "goal": np.array([[5, 1]] * 3)}
+    goal = np.array([3, 3] if lake else [5, 1])
+    states = {"position": squares @ [4, 1]} if lake else {"pos": squares, "goal": np.stack([goal] * 3)}
     frames = still(env, tmp_path / "a.gif", states, actions=[0, 0])
-    side = 48 if lake else 300 // len(env.inner.env_map)
-    offset = (280 - 4 * 48) / 2 if lake else (frames[0].shape[1] - side * len(env.inner.env_map)) / 2
-    for frame, (row, column) in zip(frames, squares, strict=True):
-        np.testing.assert_allclose(
-            place(frame, canvas.ORANGE), [offset + (column + 0.5) * side, (row + 0.5) * side], atol=1
-        )
-    row, column = (3, 3) if lake else (5, 1)
-    np.testing.assert_allclose(
-        place(frames[0], canvas.GREEN), [offset + (column + 0.5) * side, (row + 0.5) * side], atol=1
-    )
+    rows = 4 if lake else len(env.inner.env_map)
+    side = 48 if lake else 300 // rows
+    corner = np.array([(frames[0].shape[1] - side * rows) / 2, 0])
+    for frame, square in zip(frames, squares, strict=True):
+        np.testing.assert_allclose(place(frame, canvas.ORANGE), corner + (square[::-1] + 0.5) * side, atol=1)
+    np.testing.assert_allclose(place(frames[0], canvas.GREEN), corner + (goal[::-1] + 0.5) * side, atol=1)
 
 
 # ---------------------------------------------------------------------------------- pictures drawn from observations
 
 
-def observed(tmp_path, obs: np.ndarray, actions=None, rewards=None) -> list[np.ndarray]:
-    """The frames for observations [T + 1, ...] of an environment that nobody knows."""
-    steps = len(obs) - 1
-    actions = np.zeros(steps, int) if actions is None else actions
-    rewards = np.zeros(steps) if rewards is None else rewards
-    return drawn(make_env("Toy"), Recording(None, obs, actions, rewards), tmp_path / "a.gif")[0]
+def seen(obs: np.ndarray) -> Recording:
+    """An episode of an environment that nobody knows, with observations [T + 1, ...]."""
+    return Recording(None, obs, np.zeros(len(obs) - 1, int), np.zeros(len(obs) - 1))
+
+
+def observed(tmp_path, obs: np.ndarray, **parts: np.ndarray) -> list[np.ndarray]:
+    """The frames of such an episode, with these `actions` and `rewards`."""
+    return drawn(make_env("Toy"), seen(obs)._replace(**parts), tmp_path / "a.gif")[0]
 
 
 def is_color(pixel: np.ndarray, color: str) -> bool:
@@ -311,12 +282,9 @@ def test_channels_have_their_colours_and_share_squares(tmp_path):
     assert is_color(first[15, 45], canvas.FLOOR)
     assert is_color(second[165, 165], canvas.ORANGE)  # the first channel inside ...
     assert is_color(second[153, 165], canvas.GREEN)  # ... the last
-
-
-def test_every_channel_differs(tmp_path):
-    obs = np.zeros((2, 10, 10, 10), bool)
-    obs[:, range(10), range(10), range(10)] = True
-    frame, _ = observed(tmp_path, obs)
+    ten = np.zeros((2, 10, 10, 10), bool)
+    ten[:, range(10), range(10), range(10)] = True
+    frame, _ = observed(tmp_path, ten)
     assert len({tuple(frame[30 * i + 15, 30 * i + 15]) for i in range(10)} | {tuple(frame[15, 45])}) == 11
 
 
@@ -360,7 +328,7 @@ def test_lines_show_components_action_and_reward(tmp_path, bad):
     ramp = np.arange(11.0)
     obs = np.stack([ramp, -ramp, np.where(ramp == 5, bad, ramp)], axis=1)
     actions, rewards = ramp[:-1] % 3, np.where(np.arange(10) < 5, 0.0, 1.0)
-    frames = observed(tmp_path, obs, actions, rewards)
+    frames = observed(tmp_path, obs, actions=actions, rewards=rewards)
     assert frames[0].shape[0] == 5 * 30
     lanes = np.stack([frame.reshape(5, 30, *frame.shape[1:]) for frame in frames])
     heights = np.array([[place(lane[:, 60:300], canvas.BLUE)[1] for lane in lanes[t, :2]] for t in range(11)])
@@ -418,17 +386,18 @@ def swinging(steps: int) -> Recording:
 
 
 @pytest.mark.parametrize(
-    ("steps", "frames", "delay"), [(40, 41, 20), (499, 500, 20), (500, 251, 40), (2_000, 401, 100), (27_000, 492, 100)]
+    ("steps", "seconds", "frames", "delay"),
+    [
+        (10, 0.001, 11, 20),  # browsers take no delay under 20 ms
+        *((40, 0.02, 41, 20), (499, 0.02, 500, 20), (500, 0.02, 251, 40)),
+        *((2_000, 0.02, 401, 100), (27_000, 0.02, 492, 100)),
+    ],
 )
-def test_frames_and_speed_of_episodes_of_any_length(steps, frames, delay):
-    drawn_steps, delays = _timing(steps, 0.02)
+def test_frames_and_speed_of_episodes_of_any_length(steps, seconds, frames, delay):
+    drawn_steps, delays = timing(steps, seconds)
     assert (len(drawn_steps), delays[0], delays[-1]) == (frames, delay, 1_000)
     assert (drawn_steps[0], drawn_steps[-1], len(delays)) == (0, steps, frames)
     assert len(set(np.diff(drawn_steps)[:-1])) == 1
-
-
-def test_browsers_take_no_delay_under_20_ms():
-    assert _timing(10, 0.001)[1][0] == 20
 
 
 def test_a_long_episode_is_a_small_file(tmp_path):
@@ -444,14 +413,9 @@ def test_a_long_episode_is_a_small_file(tmp_path):
 
 def test_delays_of_environments(tmp_path):
     assert drawn(make("CartPole-v1"), swinging(3), tmp_path / "a.gif")[1] == [20, 20, 20, 1_000]
-    obs = np.zeros((11, 5))
-    assert observed_delays(tmp_path, obs) == [400] * 10 + [1_000]
-    assert observed_delays(tmp_path, np.zeros((101, 5))) == [100] * 100 + [1_000]
-
-
-def observed_delays(tmp_path, obs) -> list[int]:
-    steps = len(obs) - 1
-    return drawn(make_env("Toy"), Recording(None, obs, np.zeros(steps, int), np.zeros(steps)), tmp_path / "a.gif")[1]
+    for steps, delay in ((10, 400), (100, 100)):
+        episode = seen(np.zeros((steps + 1, 5)))
+        assert drawn(make_env("Toy"), episode, tmp_path / "a.gif")[1] == [delay] * steps + [1_000]
 
 
 def test_the_caption_counts_steps_and_rewards(tmp_path, monkeypatch):
@@ -478,12 +442,9 @@ def test_pillow_without_scalable_fonts_draws_too(tmp_path, monkeypatch):
             raise ImportError("The _imagingft C module is not installed")
         return ImageFont.load_default_imagefont()
 
-    canvas.font.cache_clear()
     monkeypatch.setattr(ImageFont, "load_default", load_default)
-    try:
-        observed(tmp_path, np.zeros((3, 12)))
-    finally:
-        canvas.font.cache_clear()
+    monkeypatch.setattr(canvas, "font", canvas.font.__wrapped__)  # as it is before its first use
+    observed(tmp_path, np.zeros((3, 12)))
 
 
 def test_paths_that_cannot_be_written(tmp_path):
@@ -491,28 +452,17 @@ def test_paths_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="is a directory: name a file in it"):
         draw_gif(env, recording, tmp_path)
-    for parent in ("missing", "file"):
-        with pytest.raises(UsageError, match=f"there is no folder .*{parent}"):
-            draw_gif(env, recording, tmp_path / parent / "a.gif")
+    with pytest.raises(UsageError, match="there is no folder .*file"):
+        draw_gif(env, recording, tmp_path / "file" / "a.gif")
     with pytest.raises(UsageError, match=r"/proc/a\.gif cannot be written"):
         draw_gif(env, recording, Path("/proc/a.gif"), lambda *_: pytest.fail("drawn before the path was tried"))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_file_is_replaced_only_by_a_whole_one(tmp_path, monkeypatch):
-    env, path = make("CartPole-v1"), tmp_path / "a.gif"
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.gif"
     path.write_text("old")
-
-    def stop(done, total):
-        if done == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        draw_gif(env, swinging(3), path, stop)
     monkeypatch.setattr(Image.Image, "save", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
     with pytest.raises(UsageError, match="cannot be written: No space left"):
-        draw_gif(env, swinging(3), path)
+        draw_gif(make("CartPole-v1"), swinging(3), path)
     assert (path.read_text(), [file.name for file in tmp_path.iterdir()]) == ("old", ["a.gif"])
-    monkeypatch.undo()
-    assert draw_gif(env, swinging(3), path) == 4
-    assert (path.read_bytes()[:6], len(list(tmp_path.iterdir()))) == (b"GIF89a", 1)

@@ -16,6 +16,7 @@ import pytest
 from cli_helpers import checkpoint_steps, read_result, read_rows, run_script, start_script, succeed
 from helpers import (
     Watch,
+    functions_of,
     host_params,
     make_env,
     metric_rows,
@@ -33,6 +34,7 @@ import common.device.compilation
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.flags import DeviceEnvArgs
+from common.device.programs import pmapped
 from common.device.replay import Replay, check_memory, new_replay
 from common.device.sharding import host_like, to_devices, to_host
 from common.envs import spaces
@@ -224,7 +226,7 @@ def test_gradient_updates_equal_numpy(kind, updates, frequencies):
         learn_key = jax.random.split(jax.random.fold_in(root, step))[1]
         group_key = jax.random.fold_in(jax.random.fold_in(learn_key, 0), 0)
         noises = [np.asarray(jax.random.normal(key, (6, 1)), np.float64) for key in jax.random.split(group_key, 3)[1:]]
-        ring = to_host(state).envs.replay.data
+        ring = to_host(state).shard.replay.data
         transition = [np.repeat(np.asarray(x, np.float64)[0, 0], 6, axis=0) for x in ring]
         terminated += transition[3][0]
         params = numpy_update(kind, params, optimizers, transition, noises, args, step + 1)
@@ -289,7 +291,7 @@ def test_the_buffer_is_updated_in_place(num_envs, num_seeds):
     """The memory that the compiled update needs beside its state is far less than the buffer."""
     flags = {"num_envs": num_envs, "num_seeds": num_seeds, "hidden_sizes": (4,), "batch_size": 8}
     args = small_sac_args(**flags, buffer_size=10**6)
-    functions = sac.pmapped(sac.make_sac(args, make_env("Pendulum-v1")), jax.devices()[:1])
+    functions = pmapped(functions_of(args, make_env("Pendulum-v1")), jax.devices()[:1])
     state = jax.eval_shape(functions.init, np.zeros((1, num_seeds), np.int32))
     memory = functions.update.lower(state, np.int32(0)).compile(common.device.compilation._options(1)).memory_analysis()
     buffer = 33e6 * num_seeds
@@ -308,8 +310,8 @@ def test_a_buffer_that_does_not_fit_is_refused():
     number, flag = jax.ShapeDtypeStruct((), np.float32), jax.ShapeDtypeStruct((), bool)
     example = sac.Transition(frames, number, number, flag, frames)
     with pytest.raises(UsageError, match=r"56,457 bytes.* GB.*at most [\d,]+ transitions fit"):
-        check_memory(example, 10**12, jax.devices())
-    assert "0.1 MB" in check_memory(example, 1, jax.devices())
+        check_memory(small_sac_args(num_envs=1, buffer_size=10**12), example, jax.devices())
+    assert "0.1 MB" in check_memory(small_sac_args(num_envs=1, buffer_size=1), example, jax.devices())
 
 
 # ---------------------------------------------------------------------------------------------------------- accounting
@@ -322,9 +324,9 @@ def test_the_ratio_is_exact(ratio, num_envs):
     exact = Fraction(str(ratio))
     for step in range(0, 2000, num_envs):
         wanted = int(exact * max(step - 20, 0))
-        assert args.gradient_updates(step) == wanted
+        assert args.ratio.due(step) == wanted
     steps = jnp.arange(0, 2000, num_envs)
-    np.testing.assert_array_equal(args.gradient_updates(steps), [args.gradient_updates(int(step)) for step in steps])
+    np.testing.assert_array_equal(args.ratio.due(steps), [args.ratio.due(int(step)) for step in steps])
 
 
 @pytest.mark.parametrize(("num_envs", "ratio", "devices"), [(4, 0.3, 1), (6, 1.5, 2), (1, 2.0, 1)])
@@ -332,7 +334,7 @@ def test_gradient_updates_are_done_as_counted(num_envs, ratio, devices):
     args = small_sac_args(num_envs=num_envs, utd_ratio=ratio, learning_starts=21, batch_size=12, hidden_sizes=(4,))
     init, update = programs(args, make_env("Pendulum-v1"), devices)
     state, metrics, _ = update(init(), np.int32(5))
-    assert metrics["gradient_updates"] == args.gradient_updates(5 * num_envs)
+    assert metrics["gradient_updates"] == args.ratio.due(5 * num_envs)
     state, metrics, _ = update(state, np.int32(25))
     done = int(Fraction(str(ratio)) * (30 * num_envs - 21))
     assert metrics["gradient_updates"] == done
@@ -341,7 +343,7 @@ def test_gradient_updates_are_done_as_counted(num_envs, ratio, devices):
 
 
 def actions_of(state) -> np.ndarray:
-    return to_host(state).envs.replay.data.action[0, :, :, 0]  # [N, C]
+    return to_host(state).shard.replay.data.action[0, :, :, 0]  # [N, C]
 
 
 def test_actions_are_random_until_learning_starts():
@@ -378,7 +380,7 @@ def test_the_fixed_temperature_is_that_of_the_flag_after_a_resume(tmp_path):
 def test_time_limits_are_not_stored_as_terminations_and_no_reset_is_a_next_observation():
     args = small_sac_args(buffer_size=16 * 64, learning_starts=32)
     state, _ = run_updates(args, make_env("Endings"), 2, 60)
-    ring = jax.tree.map(lambda x: x[0, :, :60].reshape(-1, *x.shape[3:]), to_host(state).envs.replay.data)
+    ring = jax.tree.map(lambda x: x[0, :, :60].reshape(-1, *x.shape[3:]), to_host(state).shard.replay.data)
     (episode, step), (next_episode, next_step) = ring.obs.T, ring.next_obs.T
     np.testing.assert_array_equal(episode, next_episode)
     np.testing.assert_array_equal(step + 1, next_step)
@@ -413,7 +415,7 @@ def test_x1_parameters_do_not_depend_on_the_number_of_devices(case, num_devices)
     assert metrics["gradient_updates"] == 20
     one, many = to_host(one), to_host(many)
     assert relative_difference(one.learner.params, many.learner.params) < 1e-5
-    assert relative_difference(one.envs.replay, many.envs.replay) < 1e-4
+    assert relative_difference(one.shard.replay, many.shard.replay) < 1e-4
     assert relative_difference(one.learner.params.actor, host_params(run_start(case)).actor) > 1e-3
 
 
@@ -456,7 +458,7 @@ def test_without_the_buffer_checkpoints_are_small_and_a_resumed_run_refills(tmp_
     full = trained(tmp_path, "full", **flags, stop_after=16 * 20)
     part = trained(tmp_path, "part", **flags, stop_after=16 * 20, save_buffer=False)
     resumed = sac.train(sac.Args.from_run(part.run_dir))
-    assert "without envs/replay/" in capsys.readouterr().out
+    assert "without shard/replay/" in capsys.readouterr().out
     (before,) = [row for row in metric_rows(part.run_dir) if row["env_steps"] == 16 * 20]
     last = metric_rows(resumed.run_dir)[-1]
     refilled = 16 * 20 - 64  # of the 20 updates after the resume, the first four only refill
@@ -479,14 +481,14 @@ def test_after_a_refill_the_policy_acts_not_chance():
     init, update = programs(args, make_env("Pendulum-v1"), 1)
     state, *_ = update(init(), np.int32(10))
     host = to_host(state)
-    emptied = host.replace(envs=host.envs.replace(replay=jax.tree.map(np.zeros_like, host.envs.replay)))
+    emptied = host.replace(shard=host.shard.replace(replay=jax.tree.map(np.zeros_like, host.shard.replay)))
     shapes = jax.eval_shape(lambda x: x, state)
     assert jax.tree.structure(host_like(shapes)) == jax.tree.structure(emptied)
     refilling = to_devices(emptied, shapes, jax.devices()[:1])
     refilled, metrics, _ = update(refilling, np.int32(2))
     continued, *_ = update(state, np.int32(2))
     np.testing.assert_array_equal(actions_of(refilled)[:, 0], actions_of(continued)[:, 10])
-    assert metrics["gradient_updates"] == args.gradient_updates(160), "it learned from a buffer that is not refilled"
+    assert metrics["gradient_updates"] == args.ratio.due(160), "it learned from a buffer that is not refilled"
 
 
 def test_x5_x10_x11_a_run_counts_its_steps_repeats_exactly_compiles_once_and_stays_small(tmp_path, monkeypatch):
@@ -515,7 +517,7 @@ def test_x8_seeds_equal_single_runs_and_differ():
         alone = to_host(run_updates(small_sac_args(seed=5 + k), env, 2, 12)[0])
         ours, others = (jax.tree.map(lambda x, i=i: x[i][None], together) for i in (k, (k + 1) % 3))
         assert relative_difference(alone.learner.params, ours.learner.params) < 1e-5
-        assert relative_difference(alone.envs.replay, ours.envs.replay) < 1e-4
+        assert relative_difference(alone.shard.replay, ours.shard.replay) < 1e-4
         assert relative_difference(alone.learner.params, others.learner.params) > 0.01
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from common.actors.actor import Actor
 from common.actors.parameters import ParameterSlots, Slot
-from common.actors.rollouts import POLL, Collected, RolloutQueues
-from common.actors.watching import GRACE, THREAD, Limits, Stopped, describe
+from common.actors.rollouts import Collected, RolloutQueues
+from common.actors.watching import GRACE, LOOK_INTERVAL, THREAD, Limits, Stopped, describe
 from common.cli.errors import TrainingError
 
 
@@ -93,7 +93,7 @@ class Crew:
         began = time.monotonic()
         while not stopped():
             self._raise_failures(time.monotonic() - began)
-            collected = self.queues.take(wanted, POLL)
+            collected = self.queues.take(wanted, LOOK_INTERVAL)
             if collected is not None:
                 self._taken += 1
                 return collected
@@ -147,7 +147,7 @@ class Crew:
 
         def scheduled(slot: Slot | None) -> Slot:
             while not stopped():
-                slot = slot or self._slots.wait_for(version, actor.device, POLL)
+                slot = slot or self._slots.wait_for(version, actor.device, LOOK_INTERVAL)
                 if slot:
                     return slot
             raise Stopped
@@ -186,6 +186,6 @@ class Crew:
         self._warn(f"{actor.name} failed and restarts {when} ({number} of {self.limits.max_restarts}):\n{trace}")
         with actor.doing("wait to restart"):
             while time.monotonic() < until and not stopped():
-                time.sleep(POLL)
+                time.sleep(LOOK_INTERVAL)
         actor.restarts, actor.restarted = actor.restarts + 1, time.monotonic()
         return not stopped()

@@ -2,71 +2,109 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from common.actors.rollouts import POLL
-from common.actors.watching import GRACE, THREAD, Limits, Stopped, Worker
+from common.actors.environments import env_maker
+from common.actors.watching import GRACE, LOOK_INTERVAL, THREAD, Limits, Stopped, Worker
 from common.cli.errors import TrainingError
-from common.device.evaluation import SEED, Episodes
+from common.cli.host_flags import HostEnvArgs
+from common.device.evaluation import SEED, Episodes, Evaluated
+from common.device.sharding import to_host
 from common.envs.environment import LONGEST_HORIZON
 from common.envs.host import HostEnvs
 
 
-class Evaluator:
-    """Plays greedy episodes in a thread of its own, one evaluation at a time."""
+class UnderWay(NamedTuple):
+    """An evaluation that goes on in a thread."""
 
-    def __init__(self, make_envs: Callable[[int], HostEnvs], act: Callable, num_episodes: int, limits: Limits):
-        """`make_envs` takes a seed, `act` a learner and observations [N, ...]."""
-        self._make_envs, self._act, self._num_episodes, self._limits = make_envs, act, num_episodes, limits
-        self._worker: Worker | None = None
-        self._thread: threading.Thread | None = None
+    step: int
+    state: Any  # on the host
+    result: Future  # Episodes [E]
+    worker: Worker
+    thread: threading.Thread
 
-    def start(self, learner: Any) -> Future:
-        """Begin to evaluate `learner`, arrays that nobody changes; the result are Episodes."""
-        future: Future = Future()
-        self._worker = worker = Worker("the evaluation")
 
-        def work():
-            try:
-                future.set_result(self._play(jax.device_put(learner), worker))
-            except Exception as error:
-                future.set_exception(error)
-            except BaseException as error:  # environments may also call sys.exit, which must not end who waits
-                future.set_exception(RuntimeError(repr(error)))
+class HostEvaluation:
+    """Plays greedy episodes beside the training, one evaluation at a time."""
 
-        self._thread = threading.Thread(target=work, name=THREAD, daemon=True)
-        self._thread.start()
-        return future
+    def __init__(self, args: HostEnvArgs, act: Callable, warn: Callable[[str], None]):
+        """`act` takes a learner and observations [N, ...]."""
+        self._make_envs = env_maker(args, min(args.eval_episodes, args.envs_per_actor))
+        self._act, self._num_episodes, self._limits, self._warn = act, args.eval_episodes, Limits.of(args), warn
+        self._under_way: UnderWay | None = None
 
-    def wait(self, future: Future, stopped: Callable[[], bool]) -> Episodes | None:
-        """What `start` promised, or None once `stopped`. Raises TrainingError where it fails or gets stuck."""
-        while not future.done():
-            if stopped():
-                return None
-            problem = self.problem()
-            if problem:
-                raise TrainingError(f"the evaluation {problem}")
-            time.sleep(POLL / 10)
+    def begin(self, step: int, state: Any) -> None:
+        """Start to evaluate a copy of `state`, unless another evaluation is under way."""
+        if self._under_way:
+            return
+        host, result, worker = to_host(state), Future(), Worker("the evaluation")
+        learner = jax.tree.map(lambda x: x[0], host.learner)
+        thread = threading.Thread(target=self._work, args=(learner, worker, result), name=THREAD, daemon=True)
+        self._under_way = UnderWay(step, host, result, worker, thread)
+        thread.start()
+
+    def poll(self) -> Evaluated | None:
+        """The evaluation that was under way, where it is over. Warns of one that fails or gets stuck."""
+        if not self._under_way:
+            return None
+        step = self._under_way.step
         try:
-            return future.result()
-        except Exception as error:
-            raise TrainingError(f"the evaluation failed: {type(error).__name__}: {error}") from error
+            return self._take()
+        except TrainingError as error:
+            self._warn(f"the evaluation at step {step:,} {error}")
+            return None
 
-    def problem(self) -> str | None:
-        """Where the evaluation under way is beyond a limit: that, and what it is doing."""
-        flag = self._worker.stuck(self._limits)
-        return f"is stuck ({flag}), in {self._worker.phase}" if flag else None
+    def finish(self, step: int, state: Any, stopped: Callable[[], bool]) -> Iterator[Evaluated]:
+        """The evaluation that is under way, then that of the last `state`; waits for both until `stopped`.
+
+        Raises TrainingError where the last one fails or gets stuck.
+        """
+        while self._under_way and self._under_way.step != step and not stopped():
+            if evaluated := self.poll():
+                yield evaluated
+            time.sleep(LOOK_INTERVAL / 10)
+        if not stopped():
+            self.begin(step, state)
+        while self._under_way and not stopped():
+            try:
+                if evaluated := self._take():
+                    yield evaluated
+            except TrainingError as error:
+                raise TrainingError(f"the evaluation {error}") from error
+            time.sleep(LOOK_INTERVAL / 10)
 
     def stop(self) -> None:
         """End the evaluation under way, if there is one; its result does not matter any more."""
-        if self._thread:
-            self._worker.ended = True
-            self._thread.join(GRACE)
+        if self._under_way:
+            self._under_way.worker.ended = True
+            self._under_way.thread.join(GRACE)
+
+    def _take(self) -> Evaluated | None:
+        """The evaluation under way, once it is over. Raises TrainingError where it has failed or is beyond a limit."""
+        step, state, result, worker, _ = self._under_way
+        flag = worker.stuck(self._limits)
+        if not result.done() and not flag:
+            return None
+        self._under_way = None
+        if not result.done():
+            raise TrainingError(f"is stuck ({flag}), in {worker.phase} and was given up")
+        if result.exception():
+            raise TrainingError(f"failed: {type(result.exception()).__name__}: {result.exception()}")
+        return Evaluated(step, Episodes(*(x[None] for x in result.result())), state)
+
+    def _work(self, learner: Any, worker: Worker, result: Future) -> None:
+        """What the thread does."""
+        try:
+            result.set_result(self._play(jax.device_put(learner), worker))
+        except Exception as error:
+            result.set_exception(error)
+        except BaseException as error:  # environments may also call sys.exit, which must not end who waits
+            result.set_exception(RuntimeError(repr(error)))
 
     def _play(self, learner: Any, worker: Worker) -> Episodes:
         envs = None

@@ -1,17 +1,48 @@
 """What a learner and its actors measure: throughput, lag, queues, where the time goes, and episodes."""
 
+import math
 import time
 from collections import deque
 from contextlib import contextmanager
 from typing import Any
 
+import jax
 import numpy as np
 
 from common.actors.crew import Crew
 from common.actors.rollouts import Collected
 from common.device.episodes import WINDOW
 
-SPANS = (10, 60, 300)  # seconds
+SPEED_WINDOWS = (10, 60, 300)  # seconds over which speeds are measured
+
+
+class UpdateMetrics:
+    """The metrics of a chunk's updates, each read when the update after it is under way."""
+
+    def __init__(self):
+        self.updates = 0
+        self.broken: dict[str, np.ndarray] = {}  # by metric, the index of the first update in which it was not finite
+        self._sums: dict[str, float] = {}
+        self._newest: dict[str, jax.Array] = {}
+
+    def add(self, metrics: dict[str, jax.Array]) -> None:
+        """Take the metrics of an update that was just dispatched; waits for the one before it."""
+        self._read_newest()
+        self._newest = metrics
+        self.updates += 1
+
+    def read(self, more: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Means over the updates, with `more` metrics behind them, and what was not finite."""
+        self._read_newest()
+        means = {name: np.float32(total / self.updates) for name, total in self._sums.items()}
+        return means | more, self.broken
+
+    def _read_newest(self) -> None:
+        metrics, self._newest = jax.device_get(self._newest), {}
+        for name, value in metrics.items():
+            self._sums[name] = self._sums.get(name, 0.0) + float(value)
+            if not math.isfinite(value):
+                self.broken.setdefault(name, np.array([self.updates - 1]))
 
 
 class Meters:
@@ -52,7 +83,7 @@ class Meters:
         self._queue_sizes.append(counts["waiting"])
         if now - self._samples[-1][0] >= 0.1:
             self._samples.append((now, counts["produced"], counts["trained"]))
-            while now - self._samples[1][0] > SPANS[-1]:
+            while now - self._samples[1][0] > max(SPEED_WINDOWS):
                 self._samples.popleft()
 
     def row(self) -> dict[str, Any]:
@@ -113,7 +144,7 @@ class Meters:
     def _speeds(self) -> dict[str, float]:
         now, counts = time.monotonic(), self._crew.queues.counts
         row = {}
-        for span in SPANS:
+        for span in SPEED_WINDOWS:
             before = [sample for sample in self._samples if sample[0] <= now - span]
             then, made, learned = before[-1] if before else self._samples[0]
             elapsed = max(now - then, 1e-9)

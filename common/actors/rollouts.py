@@ -7,8 +7,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-COUNTED = ("produced", "trained", "dropped", "discarded")
-POLL = 0.1  # seconds between two looks at whether to stop
+from common.actors.watching import LOOK_INTERVAL
+
+FATES = ("produced", "trained", "dropped", "discarded")  # all were produced, each then met one of the others
 
 OnFull = Literal["block", "drop-oldest"]
 
@@ -51,8 +52,8 @@ class RolloutQueues:
         self._queues: list[deque[tuple[int, Collected]]] = [deque() for _ in range(num_actors)]
         self._size, self._on_full = size, on_full
         self._changed = threading.Condition()
-        self._counts = dict.fromkeys(COUNTED, 0) | (before or {})
-        gone = sum(self._counts[name] for name in COUNTED if name != "produced")
+        self._counts = dict.fromkeys(FATES, 0) | (before or {})
+        gone = sum(self._counts[name] for name in FATES if name != "produced")
         self._counts["discarded"] += self._counts["produced"] - gone
         self._held = 0
 
@@ -71,7 +72,7 @@ class RolloutQueues:
         queue = self._queues[collected.actor]
         with self._changed:
             while self._on_full == "block" and len(queue) >= self._size and not stopped():
-                self._changed.wait(POLL)
+                self._changed.wait(LOOK_INTERVAL)
             self._counts["produced"] += 1
             if stopped():
                 self._counts["discarded"] += 1

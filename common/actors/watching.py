@@ -7,10 +7,11 @@ import time
 from contextlib import contextmanager
 from typing import NamedTuple, NoReturn
 
+from common.cli.host_flags import HostEnvArgs
+
 WAITING = ("put", "wait for parameters", "wait to restart", "ended")  # phases in which nothing is expected
 GRACE = 3.0  # seconds: for threads to end, and for environments that raise at a timeout by themselves
-
-
+LOOK_INTERVAL = 0.1  # seconds between two looks at whether to stop
 THREAD = "pmaprl worker"  # the name of threads that may hang
 
 
@@ -26,6 +27,11 @@ class Limits(NamedTuple):
     step: float
     max_restarts: int  # of all actors together
     restart_interval: float  # between two restarts of the same actor
+
+    @classmethod
+    def of(cls, args: HostEnvArgs) -> "Limits":
+        times = args.learner_timeout, args.reset_timeout, args.step_timeout
+        return cls(*times, args.max_restarts, args.restart_interval)
 
 
 class Worker:

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Checks of flags: their types, whole numbers in any spelling, and bounds."""
 
 import dataclasses
 import math
@@ -42,7 +42,7 @@ def check(args: Any, names: str, at_least=-math.inf, at_most=math.inf, above=-ma
             raise UsageError(f"--{name.replace('_', '-')} must be {' and '.join(rules)}, got {number}")
 
 
-def _check_types(args: Any) -> None:
+def check_types(args: Any) -> None:
     """Raise UsageError where a value does not have its field's type; whole floats become integers (`1e6`)."""
     for field in dataclasses.fields(args):
         flag = "--" + field.name.replace("_", "-")

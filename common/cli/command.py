@@ -1,4 +1,4 @@
-"""TODO."""
+"""From a command line to flags, and from what training raises to an exit code."""
 
 import errno
 import os
@@ -9,8 +9,7 @@ from typing import Any
 
 import tyro
 
-from common.cli.console import fail
-from common.cli.errors import TrainingError, UsageError
+from common.cli.errors import TrainingError, UsageError, fail
 from common.cli.flags import RunArgs
 
 
@@ -57,6 +56,7 @@ def main(train: Callable[[Any], Any], args: Any) -> int:
 
 
 OLD_SPELLINGS = {
+    "anneal-lr": "--lr-schedule linear anneals the step size, --lr-schedule constant does not",
     "normalize-rewards": "--normalize-returns, which is on by default, takes its place",
     "reward-scale": "with --normalize-returns, which is on by default, the scale of rewards does not matter",
 }

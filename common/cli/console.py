@@ -1,12 +1,11 @@
 """What a person sees while a run goes on: a header, a progress bar (or a line per interval), and the end."""
 
 import os
+import statistics
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-
-import numpy as np
 
 
 class Console:
@@ -95,15 +94,10 @@ class Console:
             self._bar = None
 
 
-def fail(message: str, code: int) -> int:
-    """Print why the program ends, to stderr; returns `code`."""
-    print(f"error: {message}", file=sys.stderr)
-    return code
-
-
-def _brief(value: Any) -> str:
-    """One number as it is, several as mean +- deviation over seeds."""
-    values = np.atleast_1d(np.array(value, dtype=float))
-    if np.isnan(values).all():
+def _brief(value: float | list[float | None] | None) -> str:
+    """One number as it is, several as mean ± deviation over seeds."""
+    numbers = [x for x in (value if isinstance(value, list) else [value]) if x is not None]
+    if not numbers:
         return "-"
-    return f"{np.nanmean(values):.1f}" + (f" ± {np.nanstd(values):.1f}" if len(values) > 1 else "")
+    several = isinstance(value, list) and len(value) > 1
+    return f"{statistics.fmean(numbers):.1f}" + (f" ± {statistics.pstdev(numbers):.1f}" if several else "")

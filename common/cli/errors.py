@@ -1,5 +1,7 @@
 """The two errors that a person reads as one sentence instead of a traceback."""
 
+import sys
+
 
 class UsageError(ValueError):
     """The request cannot be carried out as asked; the message says what would work. Exit code 2."""
@@ -7,3 +9,9 @@ class UsageError(ValueError):
 
 class TrainingError(RuntimeError):
     """The run had to stop; the message says why and what is saved. Exit code 1."""
+
+
+def fail(message: str, code: int) -> int:
+    """Print why the program ends, to stderr; returns `code`."""
+    print(f"error: {message}", file=sys.stderr)
+    return code

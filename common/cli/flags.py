@@ -1,7 +1,4 @@
-"""Flags that every algorithm shares, their checks, and the step from a command line to an exit code.
-
-Imports nothing slow, so that `--help` and usage errors answer at once.
-"""
+"""Flags that every algorithm shares, and those of a run that is resumed."""
 
 import dataclasses
 import json
@@ -11,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from common.cli.checks import Count, _check_types, check
+from common.cli.checks import Count, check, check_types
 from common.cli.env_names import is_custom
 from common.cli.errors import UsageError
-
-MAX_DEVICES = 4096
 
 
 @dataclass(kw_only=True)
@@ -24,6 +19,10 @@ class RunArgs:
 
     num_seeds: ClassVar[int] = 1
     gif: ClassVar[bool] = False
+    fixed: ClassVar[tuple[str, ...]] = ("seed",)
+    """Flags that a resumed run cannot change."""
+    dispensable: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of the names of state arrays without which a checkpoint still loads; they start from zero."""
 
     env: str
     env_params: str = ""
@@ -75,16 +74,6 @@ class RunArgs:
         return math.ceil(self.total_timesteps / self.steps_per_update)
 
     @property
-    def fixed(self) -> tuple[str, ...]:
-        """Flags that a resumed run cannot change."""
-        return ("seed",)
-
-    @property
-    def dispensable(self) -> tuple[str, ...]:
-        """Beginnings of the names of state arrays without which a checkpoint still loads; they start from zero."""
-        return ()
-
-    @property
     def unsaved(self) -> tuple[str, ...]:
         """Beginnings of the names of state arrays that checkpoints leave out."""
         return ()
@@ -95,7 +84,7 @@ class RunArgs:
         return None if self.precision == "float32" else self.precision
 
     def __post_init__(self):
-        _check_types(self)
+        check_types(self)
         check(self, "total_timesteps log_interval eval_episodes", at_least=1)
         check(self, "eval_interval checkpoint_interval keep_checkpoints stop_after max_seconds", at_least=0)
         check(self, "seed", at_least=0, at_most=2**31 - 1 - self.num_seeds)

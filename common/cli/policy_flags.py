@@ -1,13 +1,11 @@
-"""The flags by which the commands that use a trained policy find it. Imports nothing slow."""
+"""The flags by which the commands that use a trained policy find it."""
 
-import warnings
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from common.cli.checks import Count
-from common.cli.console import Console
 
 
 @dataclass
@@ -22,15 +20,3 @@ class PolicyArgs:
     """Seed of the agent to take from a run with --num-seeds; default the first."""
     algorithm: str = ""
     """The algorithm's file, where it is not in this repository's algos/: its code is run."""
-
-    def load(self, console: Console) -> Any:
-        """The policy; what it warns of goes to `console`. Raises UsageError as `load_policy` does."""
-        from common.policy import load_policy
-
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", UserWarning)
-            try:
-                return load_policy(self.run, self.step, self.agent, self.algorithm or None)
-            finally:
-                for warning in caught:
-                    console.warn(str(warning.message))

@@ -1,8 +1,4 @@
-"""Devices: choosing them, replicating and sharding state over them, and the one collective of a gradient step.
-
-Every algorithm's state has two fields: `learner`, identical on every device, and `envs`, whose arrays [S, N, ...] are
-split over the devices along the environments. Under `pmap` each array has one more leading axis, the device.
-"""
+"""Which devices train: as many as pay off, or as the flags say, with the numbers that would work where they do not."""
 
 import os
 from contextlib import suppress
@@ -10,7 +6,8 @@ from contextlib import suppress
 import jax
 
 from common.cli.errors import UsageError
-from common.cli.flags import MAX_DEVICES
+
+MAX_DEVICES = 4096  # more are a slip of the finger, and as virtual ones would exhaust the machine
 
 # Below this many environments per device a second CPU device costs more than it brings (docs/ppo.md, "Devices").
 MIN_ENVS_PER_CPU_DEVICE = 8
@@ -53,6 +50,8 @@ def choose_roles(actors: tuple[int, ...], learners: tuple[int, ...]) -> tuple[li
     Without indices the first device acts, and all accelerators or the first CPU device learn. On a CPU the devices are
     virtual and are made here, unless JAX has already started. Raises UsageError for one that does not exist.
     """
+    if too_large := [index for index in (*actors, *learners) if index >= MAX_DEVICES]:
+        raise UsageError(f"--actor-devices and --learner-devices go up to {MAX_DEVICES - 1}, got {too_large[0]}")
     _make_cpu_devices(max((*actors, *learners), default=0) + 1)
     devices = _local_devices()
     missing = [index for index in (*actors, *learners) if index >= len(devices)]

@@ -67,7 +67,7 @@ def new_recent() -> RecentEpisodes:
     return RecentEpisodes(ret=jnp.zeros(WINDOW), length=jnp.zeros(WINDOW), count=jnp.zeros((), jnp.int32))
 
 
-def track(
+def count_episodes(
     tracker: EpisodeTracker, recent: RecentEpisodes, reward: jax.Array, done: jax.Array, axis_name: str
 ) -> tuple[EpisodeTracker, RecentEpisodes, EpisodeTotals]:
     """Account for a rollout of raw `reward` [T, N] and `done` [T, N] on each device of `axis_name`.

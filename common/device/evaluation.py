@@ -1,7 +1,7 @@
 """Evaluation on the device: one episode in each of a fixed set of environments, all of them in parallel."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,14 @@ class Episodes(NamedTuple):
 
     ret: jax.Array  # [E] sum of raw rewards
     length: jax.Array  # [E] steps
+
+
+class Evaluated(NamedTuple):
+    """Episodes with the state that a run had at some step."""
+
+    step: int
+    episodes: Episodes  # [S, E], host arrays
+    state: Any = None  # that state on the host, where the run may have gone on since
 
 
 def step_key(key: jax.Array, time: jax.Array) -> jax.Array:

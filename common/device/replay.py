@@ -16,7 +16,7 @@ import numpy as np
 from flax import struct
 
 from common.cli.errors import UsageError
-from common.device.sharding import same_for_all_seeds
+from common.device.seeds import same_for_all_seeds
 
 
 class Replay(struct.PyTreeNode):
@@ -30,18 +30,18 @@ class Replay(struct.PyTreeNode):
         return jax.tree.leaves(self.data)[0].shape[1]
 
     @property
-    def given(self) -> jax.Array:
+    def added(self) -> jax.Array:
         """Transitions that each ring was ever given, []."""
         return same_for_all_seeds(self.count[0])
 
     @property
     def filled(self) -> jax.Array:
         """Slots in use of each ring, []."""
-        return jnp.minimum(self.given, self.capacity)
+        return jnp.minimum(self.added, self.capacity)
 
     def add(self, transitions: Any) -> "Replay":
         """The buffer with one more transition of every environment, [N, ...]."""
-        slot = self.given % self.capacity
+        slot = self.added % self.capacity
         new = jax.tree.map(lambda x, ring: x.astype(ring.dtype), transitions, self.data)
         data = jax.tree.map(lambda rings, new: _write(rings, new, slot), self.data, new)
         return Replay(data, self.count + 1)
@@ -70,11 +70,12 @@ def num_groups(num_envs: int, batch_size: int) -> int:
     return math.gcd(num_envs, batch_size)
 
 
-def check_memory(example: Any, transitions: int, devices: list[jax.Device]) -> str:
-    """Say how much memory `transitions` like `example` (from `jax.eval_shape`) take.
+def check_memory(args: Any, example: Any, devices: list[jax.Device]) -> str:
+    """Say how much memory the buffers of all seeds take, for transitions like `example` (from `jax.eval_shape`).
 
     Raises UsageError, with the numbers, where the devices do not have it.
     """
+    transitions = args.capacity * args.num_envs * args.num_seeds
     size = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(example))
     available = len(devices) * _device_memory(devices[0]) if devices[0].platform != "cpu" else _host_memory()
     if transitions * size > available:
@@ -83,7 +84,8 @@ def check_memory(example: Any, transitions: int, devices: list[jax.Device]) -> s
             f"{transitions * size / 1e9:,.1f} GB, the devices have {available / 1e9:,.1f} GB; at most "
             f"{int(available / size):,} transitions fit, over all seeds together"
         )
-    return f"{transitions:,} transitions of {size:,} bytes = {transitions * size / 1e6:,.1f} MB"
+    unsaved = "" if args.save_buffer else ", not saved: a resumed run fills it again before it learns on"
+    return f"{transitions:,} transitions of {size:,} bytes = {transitions * size / 1e6:,.1f} MB{unsaved}"
 
 
 @jax.custom_batching.custom_vmap

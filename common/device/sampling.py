@@ -13,6 +13,12 @@ def keys_of(key: jax.Array, local: int) -> jax.Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(key, global_ids(local))
 
 
+def split_keys(keys: jax.Array, num: int) -> tuple[jax.Array, ...]:
+    """`num` new arrays of keys in place of one of any shape."""
+    split = jax.vmap(lambda key: jax.random.split(key, num))(keys.ravel())  # [keys, num]
+    return tuple(split[:, i].reshape(keys.shape) for i in range(num))
+
+
 def rollout_keys(key: jax.Array, num_steps: int, num_envs: int) -> jax.Array:
     """A key for every step and each of this device's `num_envs` environments, [T, N]."""
     step_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_steps))

@@ -1,7 +1,9 @@
-"""TODO."""
+"""State on the devices and on the host, and the one collective of a gradient step.
 
-from collections.abc import Callable
-from functools import partial
+Every algorithm's state has two fields: `learner`, identical on every device, and `shard`, whose arrays [S, N, ...] are
+split over the devices along the environments. Under `pmap` each array has one more leading axis, the device.
+"""
+
 from typing import Any
 
 import jax
@@ -10,19 +12,6 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 AXIS = "devices"
-
-
-def pmapped(algorithm: Any, devices: list[jax.Device]) -> Any:
-    """The record `algorithm` with its functions `init`, `update` and `evaluate` each running on all `devices`.
-
-    What `update` returns beside the state is the same on every device and comes back once. Its state is donated.
-    """
-    over_devices = partial(jax.pmap, axis_name=AXIS, devices=devices)
-    return algorithm._replace(
-        init=over_devices(algorithm.init),
-        update=over_devices(algorithm.update, in_axes=(0, None), out_axes=(0, None, None), donate_argnums=0),
-        evaluate=over_devices(algorithm.evaluate),
-    )
 
 
 def flat_pmean(tree: Any, axis_name: str = AXIS) -> Any:
@@ -38,47 +27,21 @@ def global_ids(local: int, axis_name: str = AXIS) -> jax.Array:
     return jax.lax.axis_index(axis_name) * local + jnp.arange(local)
 
 
-def over_seeds(function: Callable, num_seeds: int) -> Callable:
-    """`function` mapped over the leading seed axis of all its arguments; a single seed skips `vmap` and its cost."""
-    if num_seeds > 1:
-        return jax.vmap(function)
-
-    def single(*args):
-        outputs = function(*jax.tree.map(lambda x: x[0], args))
-        return jax.tree.map(lambda x: x[None], outputs)
-
-    return single
-
-
-@jax.custom_batching.custom_vmap
-def same_for_all_seeds(x: jax.Array) -> jax.Array:
-    """`x`, which has the same value for every seed, as one value under `over_seeds` too.
-
-    A loop's length or a slice's start that differs by seed would turn into masks, scatters and copies.
-    """
-    return x
-
-
-@same_for_all_seeds.def_vmap
-def _(axis_size, in_batched, x):
-    return (x[0] if in_batched[0] else x), False
-
-
 def to_host(state: Any, unwanted: tuple[str, ...] = ()) -> Any:
-    """The global state as host arrays, without the device axis: `learner` [S, ...], `envs` [S, num_envs, ...].
+    """The global state as host arrays, without the device axis: `learner` [S, ...], `shard` [S, num_envs, ...].
 
-    Does not depend on the number of devices. Typed keys become their data. Arrays of `envs` whose names begin as one of
-    `unwanted` (such as `envs/replay/`) stay on the devices, and are zeros here.
+    Does not depend on the number of devices. Typed keys become their data. Arrays of `shard` whose names begin as one
+    of `unwanted` (such as `shard/replay/`) stay on the devices, and are zeros here.
     """
     state = key_data(state)
     first = jax.tree.map(lambda x: x.addressable_data(0), state.learner)
 
     def wanted(path, x):
-        name = "envs/" + jax.tree_util.keystr(path, simple=True, separator="/")
+        name = "shard/" + jax.tree_util.keystr(path, simple=True, separator="/")
         return np.zeros(x.shape, x.dtype) if name.startswith(unwanted) else x
 
-    learner, envs = jax.device_get((first, jax.tree_util.tree_map_with_path(wanted, state.envs)))
-    return state.replace(learner=jax.tree.map(lambda x: x[0], learner), envs=jax.tree.map(_merge, envs))
+    learner, envs = jax.device_get((first, jax.tree_util.tree_map_with_path(wanted, state.shard)))
+    return state.replace(learner=jax.tree.map(lambda x: x[0], learner), shard=jax.tree.map(_merge, envs))
 
 
 def host_like(shapes: Any) -> Any:
@@ -90,7 +53,7 @@ def host_like(shapes: Any) -> Any:
 
     return shapes.replace(
         learner=jax.tree.map(lambda x: zeros(x, x.shape[1:]), shapes.learner),
-        envs=jax.tree.map(lambda x: zeros(x, (x.shape[1], x.shape[0] * x.shape[2], *x.shape[3:])), shapes.envs),
+        shard=jax.tree.map(lambda x: zeros(x, (x.shape[1], x.shape[0] * x.shape[2], *x.shape[3:])), shapes.shard),
     )
 
 
@@ -99,7 +62,7 @@ def to_devices(host: Any, like: Any, devices: list[jax.Device]) -> Any:
     count = len(devices)
     split = host.replace(
         learner=jax.tree.map(lambda x: np.broadcast_to(x, (count, *np.shape(x))), host.learner),
-        envs=jax.tree.map(lambda x: _split(x, count), host.envs),
+        shard=jax.tree.map(lambda x: _split(x, count), host.shard),
     )
 
     # Out of a pmap with the same axis name: any other placement makes the update compile a second time.

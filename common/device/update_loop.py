@@ -35,3 +35,22 @@ def repeat(
     start = state, zeros, never, no_episodes()
     state, averages, broken, episodes = jax.lax.fori_loop(0, num_updates, body, start)
     return state, averages.metrics() | episodes.metrics(), broken
+
+
+def repeat_and_add(step: Callable[[jax.Array, Any], tuple[Any, Averages]], state: Any, count: jax.Array):
+    """Run `step` of 0 .. `count` - 1 and the state, `count` times; the state and the sum of the averages."""
+    step = jax.jit(step)  # traced once, although its shapes are asked for too
+    _, zeros = zeros_of(step, jnp.int32(0), state)
+
+    def body(index, carry):
+        state, averages = carry
+        state, new = step(index, state)
+        return state, averages + new
+
+    return jax.lax.fori_loop(0, count, body, (state, zeros))
+
+
+def do_where(due: jax.Array, step: Callable[[Any], tuple[Any, Averages]], state: Any) -> tuple[Any, Averages]:
+    """`step` of the state where it is `due`, else the state as it is and averages of nothing."""
+    _, zeros = zeros_of(step, state)
+    return jax.lax.cond(due, step, lambda state: (state, zeros), state)

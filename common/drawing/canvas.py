@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from PIL import Image, ImageColor, ImageDraw, ImageFont
@@ -18,6 +18,7 @@ COLORS = (BLUE, ORANGE, GREEN, SKY, RED, PURPLE, YELLOW, INK, FLOOR, GREY, LIGHT
 
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, bottom, right, top
+Paint = Callable[[int], Image.Image]  # how an episode is drawn: the picture after so many steps
 
 
 @functools.cache

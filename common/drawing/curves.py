@@ -1,80 +1,14 @@
-"""Learning curves of many runs: groups, their curves, and statistics over seeds. For `plot` and `compare`."""
+"""Learning curves: one for each seed of a group of runs, and all of them at the same places."""
 
-import difflib
-import itertools
-import json
-import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 import numpy as np
-import tyro
 
 from common.cli.errors import UsageError
-from common.cli.flags import ONE_TIME, read_config
-from common.runs.history import Log, is_number, read_log
+from common.drawing.groups import Group, LoggedRun
 
-TRAINING, EVALUATION = "episode/return_last100", "eval/return_mean"
 GRID = 400  # points of a curve at most; more than a picture can show
-LARGEST = {"seed": 2**31, "num_seeds": 10**5}
-RUNS = tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")
-
-
-@dataclass(kw_only=True)
-class Selection:
-    """Flags that say which runs are looked at, and how."""
-
-    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], RUNS] = ()
-    """Run directories, such as runs/*."""
-    by: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FLAG"), tyro.conf.UseAppendAction] = ()
-    """Split the runs of an algorithm by this flag's value too, such as clip_eps; several with commas or repeated."""
-    estimate: Literal["iqm", "mean"] = "iqm"
-    """Over seeds: iqm leaves out the lowest and the highest quarter, which takes 4 seeds (mean below that), or mean."""
-
-    @property
-    def split(self) -> tuple[str, ...]:
-        """The flags named by --by, as they are called in config.json."""
-        words = itertools.chain.from_iterable(word.split(",") for word in self.by)
-        return tuple(dict.fromkeys(word.strip().removeprefix("--").replace("-", "_") for word in words))
-
-
-@dataclass(frozen=True)
-class LoggedRun:
-    """A run directory, read."""
-
-    path: Path
-    algorithm: str
-    flags: dict[str, Any]
-    log: Log
-
-    @property
-    def num_seeds(self) -> int:
-        return self.flags.get("num_seeds", 1)
-
-
-@dataclass(frozen=True)
-class Group:
-    """All runs of one algorithm in one environment, with the same values of the flags of --by."""
-
-    env: str
-    algorithm: str
-    variant: dict[str, Any]  # those values; a flag that the algorithm does not have is left out
-    runs: tuple[LoggedRun, ...]
-
-    @property
-    def label(self) -> str:
-        """Such as `ppo_pmap, clip_eps 0.2`."""
-        return ", ".join([self.algorithm, *(f"{name} {flag_text(value)}" for name, value in self.variant.items())])
-
-
-@dataclass(frozen=True)
-class Note:
-    """Something about runs that a picture or a table does not show."""
-
-    who: str
-    what: str
 
 
 @dataclass(frozen=True)
@@ -92,90 +26,6 @@ class Aligned:
 
     x: np.ndarray  # [G]
     values: np.ndarray  # [S, G]
-
-
-# ----------------------------------------------------------------------------------------------------- runs in groups
-
-
-def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
-    """The runs of `selection` with these metrics, in groups, sorted.
-
-    Raises UsageError for no runs, what is not a run, a run without metrics, and a flag in `by` that no run has.
-    """
-    if not selection.runs:
-        raise UsageError("name at least one run directory, such as runs/NAME or runs/*")
-    paths = {Path(run).resolve(): Path(run) for run in selection.runs}.values()  # each once
-    configs = {path: read_config(path) for path in paths}
-    for path, config in configs.items():
-        for name, default in (("seed", None), ("num_seeds", 1)):
-            number = config["args"].get(name, default)
-            if type(number) is not int or not 0 <= number < LARGEST[name]:
-                raise UsageError(f"{path} is not a run directory: its config.json has no sensible number for {name}")
-    flags = set().union(*(config["args"] for config in configs.values()))
-    for name in selection.split:
-        if name not in flags:
-            raise UsageError(f"--by {name}: none of the runs has this flag; {suggest(name, flags)}")
-    runs = []
-    for path, config in configs.items():
-        log = read_log(path, metrics)
-        if not log.names:
-            raise UsageError(f"{path} has no metrics yet: wait for the first row of its metrics.jsonl, or leave it out")
-        runs.append(LoggedRun(path, config["algorithm"], config["args"], log))
-    return group(runs, selection.split)
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Which of the `known` names may have been meant; all of them where none is near."""
-    known = sorted(known)
-    parts = [other for other in known if name and (name in other or other in name)]
-    near = list(dict.fromkeys([*difflib.get_close_matches(name, known, cutoff=0.6), *parts]))
-    return f"did you mean {' or '.join(near[:5])}?" if near else f"there are {', '.join(known)}"
-
-
-PLUMBING = {
-    *("env", "seed", "num_seeds", "num_devices", "gif", "tensorboard", "wandb", "compile_cache"),
-    *("log_interval", "eval_interval", "checkpoint_interval", "keep_checkpoints", "keep_best"),
-    *(name for name in ONE_TIME if name != "init_from"),
-}
-"""Flags that decide nothing about what is learned, or are told apart anyway."""
-
-
-def group(runs: Iterable[LoggedRun], by: tuple[str, ...] = ()) -> list[Group]:
-    """Put runs together by environment, algorithm and the flags `by`; sorted, numbers as numbers."""
-    together: dict[str, list[LoggedRun]] = {}
-    for run in runs:
-        together.setdefault(json.dumps([run.flags["env"], run.algorithm, _variant(run, by)]), []).append(run)
-    groups = [Group(x[0].flags["env"], x[0].algorithm, _variant(x[0], by), tuple(x)) for x in together.values()]
-    return sorted(groups, key=lambda x: (x.env, x.algorithm, [_order(value) for value in x.variant.values()]))
-
-
-def flag_text(value: Any) -> str:
-    """A flag's value as one writes it."""
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def pooled(group: Group) -> list[Note]:
-    """What to know of a group whose runs are not repetitions of one experiment with different seeds."""
-    flags = [{name: json.dumps(value) for name, value in run.flags.items()} for run in group.runs]
-    names = set.intersection(*map(set, flags)) - PLUMBING
-    differing = sorted(name for name in names if len({one[name] for one in flags}) > 1)
-    who = f"{group.label} in {group.env}"
-    if differing:
-        what = f"runs with different {', '.join(differing)} are put together, --by {differing[0]} tells them apart"
-        return [Note(who, what)]
-    seeds = [run.flags["seed"] + i for run in group.runs for i in range(run.num_seeds)]
-    twice = len(seeds) > len(set(seeds))
-    return [Note(who, "a seed is there more than once, which makes the interval too narrow")] if twice else []
-
-
-def say(notes: Iterable[Note]) -> None:
-    """Print notes to stderr, those that say the same in one line."""
-    together: dict[str, list[str]] = {}
-    for note in notes:
-        together.setdefault(note.what, []).append(note.who)
-    for what, who in together.items():
-        more = f" and {len(who) - 1} more" if len(who) > 1 else ""
-        print(f"note: {who[0]}{more}: {what}", file=sys.stderr)
 
 
 def curves(group: Group, metric: str, x: Literal["env_steps", "wall"]) -> list[Curve]:
@@ -212,11 +62,3 @@ def align(curves: list[Curve], hold: bool = False) -> Aligned:
     places = places[(places >= start) & (places <= end)]
     places = np.linspace(start, end, GRID) if len(places) > GRID else places
     return Aligned(places, np.stack([np.interp(places, curve.x, curve.y) for curve in curves]))
-
-
-def _variant(run: LoggedRun, by: tuple[str, ...]) -> dict[str, Any]:
-    return {name: run.flags[name] for name in by if name in run.flags}
-
-
-def _order(value: Any) -> tuple[int, float, str]:
-    return (0, value, "") if is_number(value) else (1, 0.0, str(value))

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Learning curves as matplotlib figures: lines with bands in panels, and `curve.png` of one run."""
 
 import math
 from dataclasses import dataclass
@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from common.drawing.curves import (
-    EVALUATION,
-    TRAINING,
-)
+from common.drawing.groups import EVALUATION, TRAINING
 from common.drawing.statistics import Interval
 from common.runs.history import read_log
 
@@ -48,9 +45,8 @@ def draw_curve(run_dir: Path, title: str) -> Path:
     """Draw training and evaluation returns of `run_dir` against environment steps; returns the picture's path."""
     series = read_log(run_dir, (TRAINING, EVALUATION)).series
     lines = []
-    for style, (name, label) in enumerate(
-        ((TRAINING, "training, last 100 episodes"), (EVALUATION, "greedy evaluation"))
-    ):
+    labels = {TRAINING: "training, last 100 episodes", EVALUATION: "greedy evaluation"}
+    for style, (name, label) in enumerate(labels.items()):
         there = np.isfinite(series[name].values).any(axis=1) if name in series else np.zeros(0, bool)
         if there.any():
             steps, values = series[name].steps[there], series[name].values[there]

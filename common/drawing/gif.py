@@ -15,13 +15,14 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from common.cli.files import check_target, replacing
-from common.drawing import pictures
-from common.drawing.canvas import COLORS, GREY, INK, LIGHT, PAPER, brief, rgb, write
-from common.drawing.recording import Recording, gymnax_classes
-from common.drawing.scenes import SCENES, Episode
+from common.drawing import classic_control, pictures, points_and_mazes
+from common.drawing.canvas import COLORS, GREY, INK, LIGHT, PAPER, Paint, brief, rgb, write
+from common.drawing.recording import Recording
+from common.drawing.scene import Episode
 from common.envs import spaces
 from common.envs.environment import Env
 
+SCENES = classic_control.SCENES | points_and_mazes.SCENES
 MAX_FRAMES = 500
 LONGEST_DELAY = 0.1  # seconds between frames that leave out steps: a longer episode plays faster than it was
 LAST_DELAY = 1_000  # milliseconds for which the end is shown before the loop begins again
@@ -33,7 +34,7 @@ DRAWN_COLORS, FOUND_COLORS = 63, 255  # at most, with colours that are chosen he
 class Drawing(NamedTuple):
     """How an episode is drawn."""
 
-    paint: Callable[[int], Image.Image]  # the picture after so many steps, without its caption
+    paint: Paint  # without the caption
     seconds: float  # that a step lasts
     colors: int = DRAWN_COLORS
 
@@ -50,7 +51,7 @@ def draw_gif(
     with replacing(path) as temporary:
         temporary.touch()  # fails before the work, not after it
         drawing = _drawing(env, recording)
-        steps, delays = _timing(len(recording.rewards), drawing.seconds)
+        steps, delays = timing(len(recording.rewards), drawing.seconds)
         returns = np.concatenate([[0.0], np.cumsum(recording.rewards, dtype=np.float64)])
 
         def frame(step: int) -> Image.Image:
@@ -78,7 +79,8 @@ def draw_gif(
 def _drawing(env: Env, recording: Recording) -> Drawing:
     """From the state where its kind of environment is known, else from the observation."""
     actions = np.asarray(spaces.clip(jnp.asarray(recording.actions), env.action_space, (len(recording.actions),)))
-    scene = next((SCENES[name] for name in gymnax_classes(env) if name in SCENES), None)
+    classes = [kind.__name__ for kind in type(env.inner).__mro__ if kind.__module__.startswith("gymnax.")]
+    scene = next((SCENES[name] for name in classes if name in SCENES), None)
     if scene and all(hasattr(recording.states, field) for field in scene.fields):
         states = SimpleNamespace(**{field: _finite(getattr(recording.states, field)) for field in scene.fields})
         with suppress(ArithmeticError, ValueError):  # parameters without a picture, such as a pole of length 0
@@ -98,7 +100,7 @@ def _finite(values: np.ndarray) -> np.ndarray:
     return np.nan_to_num(values).clip(-1e6, 1e6) if values.dtype.kind == "f" else values
 
 
-def _timing(length: int, seconds: float) -> tuple[list[int], list[int]]:
+def timing(length: int, seconds: float) -> tuple[list[int], list[int]]:
     """After which steps of an episode a frame is drawn, and for how many milliseconds each is shown."""
     stride = max(1, math.ceil(length / (MAX_FRAMES - 1)))
     steps = [*range(0, length, stride), length]

@@ -1,6 +1,5 @@
 """Pictures of observations, for environments without a scene: grids, images, and lines over time."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from common.drawing.canvas import (
     SKY,
     YELLOW,
     Canvas,
+    Paint,
     brief,
     rgb,
     write,
@@ -31,8 +31,6 @@ WIDTH, HEIGHT = 360, 300  # pixels that a grid fills at most
 MANY = 8  # components; more are drawn as a map instead of as lines
 WINDOW = 100  # steps that a line goes back
 LANE, LEFT, RIGHT = 30, 66, 62  # height of a line's lane, and the space for its name and value, in pixels
-
-Paint = Callable[[int], Image.Image]  # the picture after so many steps
 
 
 def is_grid(shape: tuple[int, ...]) -> bool:

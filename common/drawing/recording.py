@@ -1,8 +1,6 @@
-"""TODO."""
+"""An episode of an environment on the device, kept with its states, to be drawn afterwards."""
 
-import copy
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +9,7 @@ import numpy as np
 
 from common.device.evaluation import act_key, step_key
 from common.device.sharding import key_data
-from common.envs.environment import Env, Step
+from common.envs.environment import Env
 
 CHUNK = 256  # steps in one compiled call; an episode of images never lies on the device as a whole
 
@@ -68,48 +66,8 @@ def _advance(env: Env, act: Callable, key: jax.Array, start: jax.Array, obs: jax
         obs, state = carry
         action = act(obs[None], act_key(key, time))[0]
         out = env.step(step_key(key, time), state, action)
-        reached = key_data(_without_reset(env, step_key(key, time), state, action, out))
-        return (out.obs, out.state), _Chunk(reached, out.final_obs, action, out.reward, out.terminated | out.truncated)
+        over = out.terminated | out.truncated
+        return (out.obs, out.state), _Chunk(key_data(out.final_state), out.final_obs, action, out.reward, over)
 
     (obs, state), chunk = jax.lax.scan(step, (obs, state), start + jnp.arange(CHUNK))
     return obs, state, chunk
-
-
-def _without_reset(env: Env, key: jax.Array, state: Any, action: jax.Array, out: Step) -> Any:
-    """The state that a step from `state` reached, where `out` has that of the reset if it ended the episode.
-
-    gymnax's `step_env` gives it. An environment of another kind, or whose final observation does not agree, gets
-    `state`. (The compiler shares the work with the step itself.)
-    """
-    over = out.terminated | out.truncated
-    reached, known = state, jnp.bool_(False)
-    if _has_step_env(env):
-        bare = copy.copy(env)
-        bare.inner = _NoReset(env.inner)
-        with suppress(Exception):  # it is not gymnax's, and takes other arguments, say
-            again = bare.step(key, state, action)
-            pair = again.final_obs.astype(jnp.float32), out.final_obs.astype(jnp.float32)
-            reached, known = again.state, jnp.allclose(*pair, rtol=1e-4, atol=1e-4, equal_nan=True)
-    reached = jax.tree.map(lambda new, old: jnp.where(known, new, old), reached, state)
-    return jax.tree.map(lambda end, new: jnp.where(over, end, new), reached, out.state)
-
-
-class _NoReset:
-    """A gymnax environment that stays where an episode ends."""
-
-    def __init__(self, inner: Any):
-        self._inner = inner
-
-    def step(self, key: jax.Array, state: Any, action: jax.Array, params: Any) -> tuple:
-        step_key, _ = jax.random.split(key)  # as gymnax does
-        obs, state, reward, terminated, info = self._inner.step_env(step_key, state, action, params)
-        return obs, state, reward, terminated, False, info | {"final_observation": obs}
-
-
-def _has_step_env(env: Env) -> bool:
-    owner = next((kind.__name__ for kind in type(env.inner).__mro__ if "step_env" in vars(kind)), "Environment")
-    return "Environment" in gymnax_classes(env) and owner != "Environment"  # whose own is a placeholder
-
-
-def gymnax_classes(env: Env) -> list[str]:
-    return [kind.__name__ for kind in type(env.inner).__mro__ if kind.__module__.startswith("gymnax.")]

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Estimates over seeds and their bootstrap intervals, as Agarwal et al. recommend: arxiv.org/abs/2108.13264."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,76 +1,117 @@
-"""Environments behind one interface: `make("CartPole-v1")`, `make("package.module:factory")`, `wrap(environment)`.
+"""Environments that step on the device. Whoever adds a suite of them derives a class from `Env`, as described here.
 
-The underlying environment is gymnax-style: `step` returns (observation, state, reward, terminated, truncated, info),
-resets by itself in the same step, and leaves the true next observation in `info["final_observation"]`.
+`Env` is one environment as pure functions of a single instance; algorithms `vmap` and compile them. A class of a suite
+gives two of them, and `Env` does the rest: types, bounds of actions, checks, and resets.
+
+- `begin(key)` returns the first observation of an episode and its state. An observation is one array, always of the
+  same shape and dtype: numbers, bytes or bools. A state is any pytree of arrays, typed keys and Python numbers.
+- `advance(key, state, action)` returns a `Transition`: one step, without a reset. The action is an integer [] where
+  the space is Discrete, integers [A] where it is MultiDiscrete, and floats in shape and bounds where it is a Box.
+- `terminated` says that the episode is over by its own rules: nothing follows, and no value is bootstrapped.
+  `truncated` says that a time limit cut an episode that would have gone on: the value of `obs` stands for the rest.
+  Where both are true, it has terminated.
+- `obs` and `state` are those that the step reached, also at the end of an episode. `Env.step` puts the first ones of
+  the next episode in their place, and keeps them as `final_obs` and `final_state`.
+- A suite without a time limit of its own gets one here: count the steps in the state. `max_steps` only bounds the
+  episodes of an evaluation.
+- Under `vmap` every step computes a reset too, whether it is needed or not: an expensive `begin` slows training down.
+- A suite that can only step and reset in one gives `step` instead of `advance`, as `gymnax_style.py` does.
+
+A complete module for a suite called pond, whose states know neither time limits nor resets:
+
+    def ids():
+        return import_package("pond", extra="pond").registered()
+
+    def make(name, env_id, env_params):
+        check_known(name, env_id, ids())
+        return PondEnv(name, import_package("pond", extra="pond").create(env_id, **env_params))
+
+    class PondEnv(Env):
+        def __init__(self, name, inner):
+            observations = Box(low=-np.inf, high=np.inf, shape=(inner.obs_size,))
+            super().__init__(name, inner, observations, Discrete(inner.num_actions), max_steps=1_000)
+
+        def begin(self, key):
+            pond = self.inner.reset(key)
+            return pond.obs, (pond, 0)
+
+        def advance(self, key, state, action):
+            pond, time = self.inner.step(state[0], action), state[1] + 1
+            return Transition(pond.obs, (pond, time), pond.reward, pond.done, time >= self.max_steps)
+
+What `make` raises reaches the user as one sentence, see `registry.py`: UsageError as it is, everything else after
+"environment pond:carp cannot be made:".
 """
 
-import difflib
-import importlib
-import json
 import math
-import os
-import sys
-import types
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.cli.env_names import split_name, steps_on_host
 from common.cli.errors import UsageError
 from common.envs import spaces
 
-DEFAULT_HORIZON = 1_000  # for environments without `max_steps_in_episode`
-LONGEST_HORIZON = 27_000  # an evaluation has to end, whatever `max_steps_in_episode` says
+DEFAULT_HORIZON = 1_000  # for environments that declare no `max_steps`
+LONGEST_HORIZON = 27_000  # an evaluation has to end, whatever an environment declares
+
+
+class Transition(NamedTuple):
+    """What `advance` returns: one step of one environment, without a reset."""
+
+    obs: jax.Array  # the true next observation
+    state: Any  # the true next state
+    reward: jax.Array  # [], any number
+    terminated: jax.Array  # [] bool: the episode is over, nothing follows
+    truncated: jax.Array  # [] bool: a time limit, the episode would go on
 
 
 class Step(NamedTuple):
-    """What one step of one environment returns."""
+    """What `Env.step` returns: one step of one environment, with the reset where it ended an episode."""
 
-    obs: jax.Array  # first observation of the next episode where this step ended one
-    state: Any
+    obs: jax.Array  # what to act on next: the next episode's first observation where this one is over
+    state: Any  # likewise
     reward: jax.Array  # float32
     terminated: jax.Array  # bool: the episode is over, nothing follows
     truncated: jax.Array  # bool: a time limit, the episode would go on
     final_obs: jax.Array  # the true next observation, never that of a reset
+    final_state: Any  # the true next state; the one before where only the environment's own reset knows it
 
 
 class Env:
-    """One environment: pure functions of a single instance, to be vmapped."""
+    """One environment: pure functions of a single instance, to be vmapped. See the module's text."""
 
-    def __init__(self, name: str, inner: Any, params: Any):
-        """Wrap a gymnax-style environment. Raises UsageError where it lacks a part of that interface."""
-        self.name, self.inner, self.params = name, inner, params
-        try:
-            self.observation_space = spaces.convert(inner.observation_space(params), "observation space")
-            self.action_space = spaces.convert(inner.action_space(params), "action space")
-            obs, self.state_shape = jax.eval_shape(self.reset, jax.random.key(0))
-            # Declared shapes and dtypes are sometimes wrong: the observation itself decides.
-            self.obs_dtype = obs.dtype
-            if isinstance(self.observation_space, spaces.Box) and self.observation_space.shape != obs.shape:
-                bounds = (np.full(obs.shape, bound, np.float32) for bound in (-np.inf, np.inf))
-                self.observation_space = spaces.Box(*bounds, obs.shape)
-            if isinstance(self.action_space, spaces.Box) and not math.prod(self.action_space.shape):
-                raise UsageError(
-                    f"environment {name} has no action: its action space has shape {self.action_space.shape}"
-                )
-            action = jax.eval_shape(lambda key: spaces.sample(key, self.action_space), jax.random.key(0))
-            self._check_step(jax.eval_shape(self.step, jax.random.key(0), self.state_shape, action), obs.shape)
-        except UsageError:
-            raise
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise UsageError(f"environment {name} cannot be used as a gymnax environment: {reason}") from error
-        declared = int(getattr(params, "max_steps_in_episode", 0))
-        # Of an episode in an evaluation
-        self.max_steps = min(declared if declared > 0 else DEFAULT_HORIZON, LONGEST_HORIZON)
+    params: Any = None  # of environments that take parameters with every call, as gymnax's do
 
-    def _check_step(self, out: Step, obs_shape: tuple[int, ...]) -> None:
-        wanted = {"reward": (), "terminated": (), "truncated": (), "obs": obs_shape, "final_obs": obs_shape}
-        for name, shape in wanted.items():
-            if (found := getattr(out, name).shape) != shape:
-                raise UsageError(f"environment {self.name}: step returned {name} of shape {found} instead of {shape}")
+    def __init__(self, name: str, inner: Any, observation_space: Any, action_space: Any, max_steps: int = 0):
+        """`name` is what the user calls it, `inner` the suite's own object. Spaces may be gymnax's or gymnasium's too.
+
+        `max_steps` bounds an episode of an evaluation; 0 where nothing is known. `begin` and `advance` are traced here.
+        Raises UsageError or ValueError where spaces or what they return do not fit.
+        """
+        self.name, self.inner = name, inner
+        self.max_steps = min(max_steps if max_steps > 0 else DEFAULT_HORIZON, LONGEST_HORIZON)
+        self.observation_space = spaces.convert(observation_space, "observation space")
+        self.action_space = spaces.convert(action_space, "action space")
+        obs, self.state_shape = jax.eval_shape(self.reset, jax.random.key(0))
+        # Declared shapes and dtypes are sometimes wrong: the observation itself decides.
+        self.obs_shape, self.obs_dtype = obs.shape, obs.dtype
+        if isinstance(self.observation_space, spaces.Box) and self.observation_space.shape != obs.shape:
+            bounds = (np.full(obs.shape, bound, np.float32) for bound in (-np.inf, np.inf))
+            self.observation_space = spaces.Box(*bounds, obs.shape)
+        if isinstance(self.action_space, spaces.Box) and not math.prod(self.action_space.shape):
+            raise UsageError(f"environment {name} has no action: its action space has shape {self.action_space.shape}")
+        action = jax.eval_shape(lambda key: spaces.sample(key, self.action_space), jax.random.key(0))
+        jax.eval_shape(self.step, jax.random.key(0), self.state_shape, action)  # checks what it returns
+
+    def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:
+        """First observation and state of an episode: what a suite gives."""
+        raise NotImplementedError
+
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+        """One step without a reset: what a suite gives."""
+        raise NotImplementedError
 
     @property
     def spec(self) -> spaces.EnvSpec:
@@ -79,7 +120,23 @@ class Env:
     def reset(self, key: jax.Array) -> tuple[jax.Array, Any]:
         """First observation and state of an episode."""
         # `astype` makes Python numbers in the state strongly typed, as they are after a step
-        return jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.result_type(x)), self.inner.reset(key, self.params))
+        return jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.result_type(x)), self.begin(key))
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
+        """One step, with the reset included where it ended the episode. Box actions may come flat, and are clipped."""
+        advance_key, reset_key = jax.random.split(key)
+        reached = self.checked(self.advance(advance_key, state, spaces.clip(action, self.action_space)))
+        over = reached.terminated | reached.truncated
+        obs, next_state = select(over, self.reset(reset_key), (reached.obs, reached.state))
+        return Step(
+            obs=obs,
+            state=next_state,
+            reward=reached.reward,
+            terminated=reached.terminated,
+            truncated=reached.truncated,
+            final_obs=reached.obs,
+            final_state=reached.state,
+        )
 
     def reset_mid_episode(self, key: jax.Array) -> tuple[jax.Array, Any]:
         """Observation and state at a random phase of an episode: after up to one horizon of random actions."""
@@ -93,127 +150,25 @@ class Env:
 
         return jax.lax.fori_loop(0, steps, walk, self.reset(reset_key))
 
-    def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
-        """One step, with the reset included where it ended the episode. Box actions may come flat, and are clipped."""
-        outputs = self.inner.step(key, state, spaces.clip(action, self.action_space), self.params)
-        if len(outputs) != 6:
-            raise UsageError(
-                f"environment {self.name}: step returned {len(outputs)} values instead of the 6 of gymnax >= 1.0 "
-                "(observation, state, reward, terminated, truncated, info)"
-            )
-        obs, state, reward, terminated, truncated, info = outputs
-        if "final_observation" not in info:
-            raise UsageError(f'environment {self.name}: step left no "final_observation" in its info')
-        return Step(
-            obs=jnp.asarray(obs).astype(self.obs_dtype),
+    def checked(self, transition: Transition) -> Transition:
+        """`transition` in the dtypes of `reset` and `Step`. Raises UsageError where a shape is wrong."""
+        obs, state, reward, terminated, truncated = transition
+        return Transition(
+            obs=self.checked_array("obs", obs, self.obs_dtype, self.obs_shape),
             state=jax.tree.map(lambda new, old: jnp.asarray(new).astype(old.dtype), state, self.state_shape),
-            reward=jnp.asarray(reward, jnp.float32),
-            terminated=jnp.asarray(terminated, bool),
-            truncated=jnp.asarray(truncated, bool),
-            final_obs=jnp.asarray(info["final_observation"]).astype(self.obs_dtype),
+            reward=self.checked_array("reward", reward, jnp.float32),
+            terminated=self.checked_array("terminated", terminated, bool),
+            truncated=self.checked_array("truncated", truncated, bool),
         )
 
-
-def make(name: str, env_params: str = "") -> Env:
-    """The environment called `name`: a gymnax id, `gymnax:id`, or `package.module:factory`.
-
-    `env_params` is a JSON object of environment parameters to replace. A factory is called without arguments and
-    returns an environment or a pair (environment, parameters). Raises UsageError for an unknown name or parameter.
-    """
-    suite, rest = split_name(name)
-    if steps_on_host(name):
-        raise UsageError(f"{name} steps on the host, not on the device: algos/appo_pmap.py trains on it")
-    inner, params = _make_gymnax(rest) if suite else _make_custom(*rest.rsplit(":", 1))
-    return Env(name, inner, _replace_params(name, params, env_params))
+    def checked_array(self, what: str, value: Any, dtype: Any, shape: tuple[int, ...] = ()) -> jax.Array:
+        """`value` as an array of `dtype`. Raises UsageError, naming `what` it is, where its shape is another."""
+        array = jnp.asarray(value).astype(dtype)
+        if array.shape != shape:
+            raise UsageError(f"environment {self.name}: step returned {what} of shape {array.shape} instead of {shape}")
+        return array
 
 
-def wrap(environment: Any) -> Env:
-    """An `Env` from an environment object, or from a pair (object, parameters)."""
-    if isinstance(environment, Env):
-        return environment
-    inner, params = _with_params(environment)
-    return Env(getattr(inner, "name", type(inner).__name__), inner, params)
-
-
-def _make_gymnax(env_id: str) -> tuple[Any, Any]:
-    gymnax = _import_gymnax()
-    if env_id not in gymnax.registered_envs:
-        lowered = {known.lower(): known for known in gymnax.registered_envs}
-        near = [lowered[match] for match in difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.4)]
-        hint = f"did you mean {', '.join(near)}?" if near else f"known ids: {', '.join(gymnax.registered_envs)}"
-        raise UsageError(f"unknown environment {env_id!r}: {hint}")
-    try:
-        return gymnax.make(env_id)
-    except Exception as error:  # MNISTBandit downloads its images here
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise UsageError(f"environment {env_id} cannot be made: {reason}") from error
-
-
-def _make_custom(module: str, factory: str) -> tuple[Any, Any]:
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        return _with_params(getattr(importlib.import_module(module), factory)())
-    except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise UsageError(
-            f"environment {module}:{factory} cannot be made ({reason}); a name with a colon is package.module:factory, "
-            "importable from the working directory, and the factory takes no arguments"
-        ) from error
-
-
-class _OnFirstUse(types.ModuleType):
-    """Stands in for a module and imports it when one of its attributes is used."""
-
-    def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):
-            raise AttributeError(attribute)
-        return getattr(importlib.import_module(self.__name__), attribute)
-
-
-def _import_gymnax() -> Any:
-    """Import gymnax without the modules that it needs for pictures only: they take most of the time."""
-    for name in {"seaborn", "matplotlib.pyplot"} - sys.modules.keys():
-        sys.modules[name] = _OnFirstUse(name)
-    try:
-        return importlib.import_module("gymnax")
-    finally:
-        for name in [name for name, module in sys.modules.items() if isinstance(module, _OnFirstUse)]:
-            del sys.modules[name]
-
-
-def _with_params(made: Any) -> tuple[Any, Any]:
-    inner, params = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    if isinstance(inner, type):
-        raise UsageError(f"{inner.__name__} is a class, not an environment: return {inner.__name__}()")
-    if not (
-        hasattr(inner, "reset")
-        and hasattr(inner, "step")
-        and (isinstance(made, tuple) or hasattr(inner, "default_params"))
-    ):
-        raise UsageError(f"{made!r} is neither a gymnax-style environment nor a pair (environment, parameters)")
-    return (inner, params) if isinstance(made, tuple) else (inner, inner.default_params)
-
-
-def _replace_params(name: str, params: Any, env_params: str) -> Any:
-    if not env_params:
-        return params
-    try:
-        wanted = json.loads(env_params)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"--env-params {env_params!r} is not JSON: {error}") from error
-    if not isinstance(wanted, dict):
-        raise UsageError(f"--env-params {env_params!r} must be a JSON object such as '{{\"name\": 1.0}}'")
-    fields = vars(params) if hasattr(params, "replace") else {}
-    known = {field: value for field, value in fields.items() if isinstance(value, (bool, int, float))}
-    for field, value in wanted.items():
-        if field not in known:
-            raise UsageError(f"{name} has no parameter {field!r}; it has {', '.join(known) or 'none'}")
-        number = isinstance(value, (bool, int, float)) and math.isfinite(value)
-        if (
-            not number
-            or isinstance(value, bool) is not isinstance(known[field], bool)
-            or type(known[field])(value) != value
-        ):
-            raise UsageError(f"{name} parameter {field!r} must be like {known[field]!r}, got {value!r}")
-    return params.replace(**{field: type(known[field])(value) for field, value in wanted.items()})
+def select(condition: jax.Array, yes: Any, no: Any) -> Any:
+    """`jnp.where` on the arrays of two trees of the same structure."""
+    return jax.tree.map(lambda yes, no: jnp.where(condition, yes, no), yes, no)

@@ -73,11 +73,13 @@ class EnvSpec(NamedTuple):
 
 
 def convert(space: Any, what: str) -> Space:
-    """Our record of a gymnax or gymnasium space, recognised by its attributes.
+    """Our record of a gymnax or gymnasium space, recognised by its attributes; ours stay as they are.
 
     Raises ValueError, naming `what` the space is for, where it is none of Discrete, MultiDiscrete (or a Tuple of
     Discrete) and Box.
     """
+    if isinstance(space, (Discrete, MultiDiscrete)):
+        return space
     if hasattr(space, "nvec"):
         return MultiDiscrete(tuple(int(n) for n in np.ravel(space.nvec)))
     if hasattr(space, "n") and not getattr(space, "shape", ()):  # MultiBinary has both

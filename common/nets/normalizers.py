@@ -50,6 +50,16 @@ class RunningStats(struct.PyTreeNode):
         )
 
 
+def normalize(stats: RunningStats | None, x: jax.Array) -> jax.Array:
+    """`stats.normalize(x)`, or `x` where there are no statistics."""
+    return x if stats is None else stats.normalize(x)
+
+
+def denormalize(stats: RunningStats | None, x: jax.Array) -> jax.Array:
+    """`stats.denormalize(x)`, or `x` where there are no statistics."""
+    return x if stats is None else stats.denormalize(x)
+
+
 def rescale_output(params: Any, layer: str, old: RunningStats, new: RunningStats) -> Any:
     """Parameters of a network whose linear `layer` predicts in units of `old`, changed to predict the same in `new`.
 

@@ -3,22 +3,19 @@
 A checkpoint holds data only: no pickled objects, no code. Arrays are global, so it loads on any number of devices.
 """
 
-import hashlib
 import json
 import logging
 import re
 import shutil
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from common.cli.errors import TrainingError, UsageError
+from common.runs.arrays import COUNTERS, Arrays, check_match, first_part, select, sha256, without
 
-Arrays = dict[str, np.ndarray]
 CHECKSUM = "sha256"  # `sha256/learner` is that of all arrays `learner/...`, stored beside them
 DELETED = ".deleted"  # what a folder's name ends with while it is being deleted
 METRICS = "metrics/metrics"  # in the folder of a step, as orbax has it
@@ -60,8 +57,8 @@ class Checkpoints:
         """
         metrics = None if returns is None else {"returns": returns}
         stored = {name: array for name, array in arrays.items() if array.size}  # orbax refuses empty arrays
-        for part in {_part(name) for name in stored}:
-            digest = sha256({name: array for name, array in stored.items() if _part(name) == part})
+        for part in {first_part(name) for name in stored}:
+            digest = sha256({name: array for name, array in stored.items() if first_part(name) == part})
             stored[f"{CHECKSUM}/{part}"] = np.frombuffer(bytes.fromhex(digest), np.uint8)
         self.wait()  # orbax would delete a checkpoint to overwrite before it waits for its being written
         try:
@@ -116,7 +113,7 @@ class Checkpoints:
             if groups:
                 arrays = select(arrays, groups)
             missing = [part for part in dispensable if not any(name.startswith(part) for name in arrays)]
-            check_match(arrays, without(like, missing), str(path))
+            check_match(without(arrays, [f"{COUNTERS}/"]), without(like, missing), str(path))
             return candidate, arrays, warnings
         raise UsageError(f"no checkpoint in {self.directory} can be loaded" + "".join(f"; {text}" for text in warnings))
 
@@ -173,69 +170,13 @@ def _read(path: Path, part: str | None) -> Arrays:
 
     stored = ocp.metadata(path.absolute()).metadata
     if part:
-        stored = {
-            name: array for name, array in stored.items() if part in (_part(name), name.removeprefix(f"{CHECKSUM}/"))
-        }
+        stored = {name: x for name, x in stored.items() if first_part(name) == part or name == f"{CHECKSUM}/{part}"}
     partly = ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))
     with ocp.Context(pytree_options=partly):
         arrays = {name: np.asarray(array) for name, array in ocp.load(path.absolute(), stored).items()}
-    checksums = {name: arrays.pop(name) for name in list(arrays) if _part(name) == CHECKSUM}
-    for part in {_part(name) for name in arrays}:
-        digest = sha256({name: array for name, array in arrays.items() if _part(name) == part})
+    checksums = {name: arrays.pop(name) for name in list(arrays) if first_part(name) == CHECKSUM}
+    for part in {first_part(name) for name in arrays}:
+        digest = sha256({name: array for name, array in arrays.items() if first_part(name) == part})
         if checksums[f"{CHECKSUM}/{part}"].tobytes().hex() != digest:
             raise ValueError("its content is not what was saved")
     return arrays
-
-
-def _part(name: str) -> str:
-    """The first part of an array's name: `learner` or `envs`."""
-    return name.split("/")[0]
-
-
-def flatten(tree: Any) -> Arrays:
-    """A tree of host arrays as named arrays, such as `learner/params/actor/params/Dense_0/kernel`."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
-
-
-def unflatten(arrays: Arrays, like: Any) -> Any:
-    """The inverse of `flatten`, with the structure of `like`."""
-    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in flatten_names(like)])
-
-
-def flatten_names(tree: Any) -> list[str]:
-    paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(tree))
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
-
-
-def select(arrays: Arrays, groups: tuple[str, ...]) -> Arrays:
-    """The arrays `learner/<group>/...`, or `learner/<group>`, of each group."""
-    wanted = [["learner", group] for group in groups]
-    return {name: array for name, array in arrays.items() if name.split("/")[:2] in wanted}
-
-
-def without(arrays: Arrays, beginnings: Sequence[str]) -> Arrays:
-    """The arrays whose names begin with none of `beginnings`."""
-    return {name: array for name, array in arrays.items() if not name.startswith(tuple(beginnings))}
-
-
-def sha256(arrays: Arrays) -> str:
-    """Checksum over names, types, shapes and every byte."""
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name} {array.dtype} {array.shape}".encode())
-        digest.update(array.reshape(-1).view(np.uint8))
-    return digest.hexdigest()
-
-
-def check_match(stored: Arrays, wanted: Arrays, where: str) -> None:
-    """Raise UsageError, naming the first difference, unless both hold the same names, shapes and types."""
-    # Parameters first: their shapes say most about the flags.
-    for name in sorted(stored.keys() | wanted.keys(), key=lambda name: ("/params/" not in name, name)):
-        found, expected = (
-            f"{arrays[name].dtype}{list(arrays[name].shape)}" if name in arrays else "nothing"
-            for arrays in (stored, wanted)
-        )
-        if found != expected:
-            raise UsageError(f"{where} does not fit these flags: {name} is {found} there and {expected} here")

@@ -17,9 +17,9 @@ from typing import Any
 
 import jax
 
-from common.cli.flags import ONE_TIME, read_config
-from common.cli.errors import UsageError
 from common.cli.env_names import is_custom, split_name, steps_on_host
+from common.cli.errors import UsageError
+from common.cli.flags import ONE_TIME, read_config
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,0 +1,31 @@
+"""Several agents at once: the leading axis S of everything, one entry for each seed."""
+
+from collections.abc import Callable
+
+import jax
+
+
+def over_seeds(function: Callable, num_seeds: int) -> Callable:
+    """`function` mapped over the leading seed axis of all its arguments; a single seed skips `vmap` and its cost."""
+    if num_seeds > 1:
+        return jax.vmap(function)
+
+    def single(*args):
+        outputs = function(*jax.tree.map(lambda x: x[0], args))
+        return jax.tree.map(lambda x: x[None], outputs)
+
+    return single
+
+
+@jax.custom_batching.custom_vmap
+def same_for_all_seeds(x: jax.Array) -> jax.Array:
+    """`x`, which has the same value for every seed, as one value under `over_seeds` too.
+
+    A loop's length or a slice's start that differs by seed would turn into masks, scatters and copies.
+    """
+    return x
+
+
+@same_for_all_seeds.def_vmap
+def _(axis_size, in_batched, x):
+    return (x[0] if in_batched[0] else x), False

@@ -1,0 +1,45 @@
+"""envpool's environments, stepped by C++ threads: `envpool:Pong-v5`."""
+
+from typing import Any
+
+import numpy as np
+
+from common.envs.host import HostEnvs, HostOptions, HostStep
+from common.envs.host_spaces import Conversion
+from common.envs.usage import check_known, import_package, refuse_params
+
+
+def ids() -> list[str]:
+    return import_package("envpool", extra="host").list_all_envs()
+
+
+def make(name: str, env_id: str, options: HostOptions) -> HostEnvs:
+    check_known(name, env_id, ids())
+    refuse_params(options.env_params, ("env_type", "batch_size", "gym_reset_return_info"))
+    numbers = {"num_envs": options.num_envs, "seed": options.seed}
+    envpool = import_package("envpool", extra="host")
+    return EnvpoolEnvs(name, envpool.make(env_id, env_type="gymnasium", **numbers, **options.env_params))
+
+
+class EnvpoolEnvs:
+    """They reset in a step of their own, and cannot be killed."""
+
+    resets_in_step = False
+
+    def __init__(self, name: str, inner: Any):
+        self._inner = inner
+        self._conversion = Conversion(name, inner.observation_space, inner.action_space)
+        self.spec, self.num_envs = self._conversion.spec, inner.config["num_envs"]
+
+    def reset(self) -> np.ndarray:
+        self._over = np.zeros(self.num_envs, bool)
+        return self._conversion.observations(self._inner.reset()[0])
+
+    def step(self, action: np.ndarray) -> HostStep:
+        obs, reward, terminated, truncated, _ = self._inner.step(self._conversion.actions(action))
+        valid, self._over = ~self._over, terminated | truncated
+        obs = self._conversion.observations(obs)
+        return HostStep(obs, reward.astype(np.float32), terminated, truncated, valid, final_obs=None)
+
+    def close(self) -> None:
+        self._inner.close()

@@ -1,0 +1,86 @@
+"""gymnasium's environments: `gymnasium:CartPole-v1`, or `gymnasium:module:id` where that module registers them."""
+
+import os
+import sys
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from common.cli.errors import UsageError
+from common.envs.host import HostEnvs, HostOptions, HostStep
+from common.envs.host_spaces import Conversion
+from common.envs.processes import Processes
+from common.envs.usage import check_known, import_package
+
+
+def ids() -> list[str]:
+    return list(import_package("gymnasium", extra="host").registry)
+
+
+def make(name: str, env_id: str, options: HostOptions) -> HostEnvs:
+    if ":" not in env_id:
+        check_known(name, env_id, ids())
+    elif os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    return GymnasiumEnvs(name, env_id, options)
+
+
+class GymnasiumEnvs:
+    """In processes of their own ("async"), in this thread ("sync"), or vectorised by their suite ("vector")."""
+
+    def __init__(self, name: str, env_id: str, options: HostOptions):
+        self._inner = _vectorized(env_id, options)
+        self._conversion = Conversion(name, self._inner.single_observation_space, self._inner.single_action_space)
+        self.spec, self.num_envs = self._conversion.spec, options.num_envs
+        modes = import_package("gymnasium", extra="host").vector.AutoresetMode
+        mode = self._inner.metadata.get("autoreset_mode")
+        if mode not in (modes.SAME_STEP, modes.NEXT_STEP):
+            raise UsageError(f"{name} does not reset by itself: take another --vectorization")
+        self.resets_in_step = mode is modes.SAME_STEP
+        self._seed: int | None = options.seed
+        self._reuses_arrays = options.vectorization == "vector"  # at least it may
+
+    def reset(self) -> np.ndarray:
+        self._over = np.zeros(self.num_envs, bool)
+        seed, self._seed = self._seed, None  # once: later resets go on with the environments' own randomness
+        return self._conversion.observations(np.array(self._inner.reset(seed=seed)[0]))
+
+    def step(self, action: np.ndarray) -> HostStep:
+        *outputs, infos = self._inner.step(self._conversion.actions(action))
+        if self._reuses_arrays:
+            outputs = map(np.array, outputs)
+        obs, reward, terminated, truncated = outputs
+        over = terminated | truncated
+        valid, final_obs = np.ones(self.num_envs, bool), None
+        if self.resets_in_step:
+            final_obs = self._conversion.observations(_with_final(obs, over, infos))
+        else:
+            valid, self._over = ~self._over, over
+        obs = self._conversion.observations(obs)
+        return HostStep(obs, reward.astype(np.float32), terminated, truncated, valid, final_obs)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _vectorized(env_id: str, options: HostOptions) -> Any:
+    """gymnasium's vector environment, or what has its interface."""
+    gymnasium = import_package("gymnasium", extra="host")
+    if options.vectorization == "vector":
+        return gymnasium.make_vec(env_id, options.num_envs, "vector_entry_point", **options.env_params)
+    maker = partial(gymnasium.make, env_id, **options.env_params)
+    if options.vectorization == "sync":
+        same_step = gymnasium.vector.AutoresetMode.SAME_STEP
+        return gymnasium.vector.SyncVectorEnv([maker] * options.num_envs, autoreset_mode=same_step)
+    return Processes(maker, options.num_envs, options.reset_timeout, options.step_timeout)
+
+
+def _with_final(obs: np.ndarray, over: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
+    """Observations [N, ...] with the last of the old episode where a new one has begun."""
+    if not over.any():
+        return obs
+    final_obs = np.array(obs)
+    for index in np.flatnonzero(over):
+        final_obs[index] = infos["final_obs"][index]
+    return final_obs

@@ -1,0 +1,102 @@
+"""Environments that are written as gymnax's are: those of gymnax itself, and users' own.
+
+`reset(key, params)` returns (observation, state), and `step(key, state, action, params)` returns (observation, state,
+reward, terminated, truncated, info), resets by itself in the same step, and leaves the true next observation in
+`info["final_observation"]`. Subclasses of gymnax's `Environment` give `reset_env` and `step_env` instead, and leave
+resets and time limits to it.
+"""
+
+import math
+from typing import Any
+
+import jax
+
+from common.cli.errors import UsageError
+from common.envs import spaces
+from common.envs.environment import Env, Step, Transition, select
+from common.envs.usage import readable_errors
+
+
+def adapt(name: str, inner: Any, params: Any, env_params: dict[str, Any]) -> Env:
+    """The environment `inner` with its `params`, after those in `env_params` are replaced.
+
+    Raises UsageError where it lacks a part of the interface, or has no such parameters.
+    """
+    params = _replaced(name, params, env_params)
+    kind = SteppingEnv if _leaves_step_to_gymnax(inner) else SelfResettingEnv
+    with readable_errors(f"environment {name} cannot be used as a gymnax environment"):
+        return kind(name, inner, params)
+
+
+def with_params(made: Any) -> tuple[Any, Any]:
+    """Environment and parameters from such a pair, or from an environment with default parameters."""
+    inner, params = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if isinstance(inner, type):
+        raise UsageError(f"{inner.__name__} is a class, not an environment: return {inner.__name__}()")
+    has_params = isinstance(made, tuple) or hasattr(inner, "default_params")
+    if not (hasattr(inner, "reset") and hasattr(inner, "step") and has_params):
+        raise UsageError(f"{made!r} is neither a gymnax-style environment nor a pair (environment, parameters)")
+    return (inner, params) if isinstance(made, tuple) else (inner, inner.default_params)
+
+
+class GymnaxStyleEnv(Env):
+    """What both kinds have in common."""
+
+    def __init__(self, name: str, inner: Any, params: Any):
+        self.params = params
+        max_steps = int(getattr(params, "max_steps_in_episode", 0))
+        super().__init__(name, inner, inner.observation_space(params), inner.action_space(params), max_steps)
+
+    def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:
+        return self.inner.reset(key, self.params)
+
+
+class SteppingEnv(GymnaxStyleEnv):
+    """An environment that says how it steps, in `step_env`, and leaves `step` to gymnax."""
+
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+        obs, state, reward, terminated, _ = self.inner.step_env(key, state, action, self.params)
+        return Transition(obs, state, reward, terminated, self.inner.is_truncated(state, self.params))
+
+
+class SelfResettingEnv(GymnaxStyleEnv):
+    """An environment with a `step` of its own: nobody but itself knows the state in which an episode ended."""
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
+        outputs = self.inner.step(key, state, spaces.clip(action, self.action_space), self.params)
+        if len(outputs) != 6:
+            raise UsageError(
+                f"environment {self.name}: step returned {len(outputs)} values instead of the 6 of gymnax >= 1.0 "
+                "(observation, state, reward, terminated, truncated, info)"
+            )
+        *outputs, info = outputs
+        if "final_observation" not in info:
+            raise UsageError(f'environment {self.name}: step left no "final_observation" in its info')
+        out = self.checked(Transition(*outputs))
+        final_obs = self.checked_array("final_obs", info["final_observation"], self.obs_dtype, self.obs_shape)
+        return Step(*out, final_obs, final_state=select(out.terminated | out.truncated, state, out.state))
+
+
+def _leaves_step_to_gymnax(inner: Any) -> bool:
+    owners = (kind for kind in type(inner).__mro__ if "step" in vars(kind))
+    return getattr(next(owners, None), "__module__", "") == "gymnax.environments.environment"
+
+
+def _replaced(name: str, params: Any, env_params: dict[str, Any]) -> Any:
+    """`params` with the numbers and switches in `env_params`."""
+    fields = vars(params) if hasattr(params, "replace") else {}
+    known = {field: value for field, value in fields.items() if isinstance(value, (bool, int, float))}
+    for field, value in env_params.items():
+        if field not in known:
+            raise UsageError(f"{name} has no parameter {field!r}; it has {', '.join(known) or 'none'}")
+        if not _is_like(value, known[field]):
+            raise UsageError(f"{name} parameter {field!r} must be like {known[field]!r}, got {value!r}")
+    changes = {field: type(known[field])(value) for field, value in env_params.items()}
+    return params.replace(**changes) if changes else params
+
+
+def _is_like(value: Any, known: bool | int | float) -> bool:
+    """Whether `value` can stand where `known` does: a switch for a switch, a finite number for a number."""
+    if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
+        return False
+    return isinstance(value, bool) is isinstance(known, bool) and type(known)(value) == value

@@ -1,0 +1,37 @@
+"""A user's own environment: an object, or `package.module:factory` importable from the working directory."""
+
+import importlib
+import os
+import sys
+from typing import Any
+
+from common.cli.errors import UsageError
+from common.envs.environment import Env
+from common.envs.gymnax_style import adapt, with_params
+from common.envs.usage import reason
+
+
+def wrap(environment: Any) -> Env:
+    """An `Env` from a gymnax-style environment, or from a pair (environment, parameters); an `Env` stays as it is."""
+    if isinstance(environment, Env):
+        return environment
+    inner, params = with_params(environment)
+    return adapt(getattr(inner, "name", type(inner).__name__), inner, params, {})
+
+
+def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
+    return adapt(name, *_call(env_id), env_params)
+
+
+def _call(path: str) -> tuple[Any, Any]:
+    """What the factory called `path` returns, as a pair (environment, parameters)."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    module, factory = path.rsplit(":", 1)
+    try:
+        return with_params(getattr(importlib.import_module(module), factory)())
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f"environment {path} cannot be made ({reason(error)}); a name with a colon is package.module:factory, "
+            "importable from the working directory, and the factory takes no arguments"
+        ) from error

@@ -1,0 +1,36 @@
+"""What an algorithm needs of an environment's spaces, checked in one sentence."""
+
+from typing import Any
+
+import numpy as np
+
+from common.cli.errors import UsageError
+from common.envs.spaces import Box, Discrete, MultiDiscrete
+
+
+def need_array_observations(env: Any, flag: str) -> None:
+    """Raise UsageError unless observations are arrays, which `flag` takes."""
+    if not isinstance(env.observation_space, Box):
+        raise UsageError(f"{flag} needs arrays as observations, {env.name} has {env.observation_space}")
+
+
+def need_discrete_actions(env: Any, flag: str) -> None:
+    """Raise UsageError where actions are a Box, on which there is no uniform policy."""
+    if isinstance(env.action_space, Box):
+        raise UsageError(f"{flag} needs discrete actions: there is no uniform policy on a Box")
+
+
+def need_one_or_bounded_actions(env: Any, algorithm: str) -> None:
+    """Raise UsageError unless actions are Discrete, or a Box with finite bounds."""
+    space = env.action_space
+    if isinstance(space, MultiDiscrete):
+        raise UsageError(
+            f"{algorithm} acts in a Box or in Discrete actions, {env.name} has {space}; PPO can train on it"
+        )
+    if isinstance(space, Discrete):
+        return
+    if not (np.isfinite(space.low) & np.isfinite(space.high) & (space.low < space.high)).all():
+        raise UsageError(
+            f"{algorithm} squashes actions between bounds, and those of {env.name} are {np.ravel(space.low)} to "
+            f"{np.ravel(space.high)}: each must be finite, the lower below the upper"
+        )

@@ -1,0 +1,35 @@
+"""Actions as off-policy algorithms keep them: those of a Box flat and within -1 .. 1, discrete ones as they are."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.envs.spaces import Box, Discrete, Space
+
+
+def action_scale(space: Box) -> tuple[np.ndarray, np.ndarray]:
+    """Factor and offset [A] that bring -1 .. 1 to the bounds of a Box."""
+    low, high = np.ravel(space.low), np.ravel(space.high)
+    return high / 2 - low / 2, high / 2 + low / 2
+
+
+def to_env(action: jax.Array, space: Space) -> jax.Array:
+    """Actions [..., A] as the environment takes them."""
+    if isinstance(space, Discrete):
+        return action
+    scale, offset = action_scale(space)
+    return action * scale + offset
+
+
+def uniform_action(key: jax.Array, space: Space) -> jax.Array:
+    """A uniformly random action, as it is kept."""
+    if isinstance(space, Discrete):
+        return jax.random.randint(key, (), 0, space.n)
+    return jax.random.uniform(key, (math.prod(space.shape),), minval=-1.0, maxval=1.0)
+
+
+def empty_action(space: Space) -> jax.Array:
+    """An action of zeros, which has its shape and type."""
+    return jnp.zeros_like(uniform_action(jax.random.key(0), space))

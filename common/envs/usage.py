@@ -1,0 +1,71 @@
+"""What every suite says in the same words: which environment was asked for, and why there is none."""
+
+import difflib
+import importlib
+import json
+from collections.abc import Iterable
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from common.cli.errors import UsageError
+
+LISTED = 40  # ids at most, in a message
+
+
+def read_params(env_params: str) -> dict[str, Any]:
+    """The JSON object that --env-params is; nothing where it is empty."""
+    if not env_params:
+        return {}
+    try:
+        params = json.loads(env_params)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"--env-params {env_params!r} is not JSON: {error}") from error
+    if not isinstance(params, dict):
+        raise UsageError(f"--env-params {env_params!r} must be a JSON object such as '{{\"name\": 1.0}}'")
+    return params
+
+
+def refuse_params(params: dict[str, Any], taken: Iterable[str]) -> None:
+    """Raise UsageError where `params` has one of the names that are not the user's to set there."""
+    for name in taken:
+        if name in params:
+            raise UsageError(f"--env-params cannot set {name!r}: it follows from other flags")
+
+
+def import_package(package: str, extra: str) -> ModuleType:
+    """The Python package of a suite, which comes with our `extra`. Raises UsageError where it is not installed."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise UsageError(f'{package} environments need {package}: pip install -e ".[{extra}]" ({error})') from error
+
+
+def check_known(name: str, env_id: str, known: Iterable[str]) -> None:
+    """Raise UsageError, with the nearest ids, unless `env_id` is `known`; `name` is the whole name, with the suite."""
+    known = list(known)
+    if env_id in known:
+        return
+    suite = name.removesuffix(env_id)
+    lowered = {other.lower(): other for other in known}
+    near = [lowered[match] for match in difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.4)]
+    hint = f"known ids: {', '.join(known)}" if len(known) <= LISTED else f"none of its {len(known)} ids is like it"
+    if near:
+        hint = f"did you mean {', '.join(suite + other for other in near)}?"
+    raise UsageError(f"unknown environment {name!r}: {hint}")
+
+
+@contextmanager
+def readable_errors(what: str):
+    """Turn every other exception into a UsageError that says `what` went wrong, and why in one line."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{what}: {reason(error)}") from error
+
+
+def reason(error: BaseException) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]

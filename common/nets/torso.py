@@ -1,0 +1,62 @@
+"""What stands before the heads of a network: raw observations as features, and hidden layers."""
+
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.envs import spaces
+from common.nets.convolutions import Convolutions, ImpalaConvolutions, NatureConvolutions
+
+CONVOLUTIONS = {"small": Convolutions, "nature": NatureConvolutions, "impala": ImpalaConvolutions}
+
+
+class Features(nn.Module):
+    """Raw observations as vectors [..., F]: encoded, and images [..., H, W, C] behind convolutions."""
+
+    space: spaces.Space
+    activation: str  # a function of flax.linen, such as tanh
+    layer: dict[str, Any]  # arguments of every `nn.Dense`
+    encoder: Literal["small", "nature", "impala"] = "small"
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> jax.Array:
+        x = spaces.encode(obs, self.space)  # [..., F] or [..., H, W, C]
+        if not spaces.is_image(self.space):
+            return x
+        return CONVOLUTIONS[self.encoder](getattr(nn, self.activation), self.layer)(x)
+
+
+class MLP(nn.Module):
+    """The hidden layers, [..., F] to [..., width of the last]."""
+
+    hidden_sizes: tuple[int, ...]
+    activation: str
+    layer: dict[str, Any]
+    layer_norm: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for width in self.hidden_sizes:
+            x = nn.Dense(width, **self.layer)(x)
+            x = nn.LayerNorm(dtype=self.layer.get("dtype"))(x) if self.layer_norm else x
+            x = getattr(nn, self.activation)(x)
+        return x
+
+
+class Torso(nn.Module):
+    """Features of raw observations and hidden layers behind them, initialised orthogonally with gain sqrt(2)."""
+
+    space: spaces.Space
+    hidden_sizes: tuple[int, ...]
+    activation: str
+    dtype: jnp.dtype | None = None  # of the arithmetic; parameters stay float32
+    encoder: Literal["small", "nature", "impala"] = "small"
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> jax.Array:
+        layer = {"kernel_init": nn.initializers.orthogonal(np.sqrt(2)), "dtype": self.dtype}
+        x = Features(self.space, self.activation, layer, self.encoder)(obs)
+        return MLP(self.hidden_sizes, self.activation, layer)(x)

@@ -1,0 +1,77 @@
+"""The state of a run as named arrays, such as `learner/params/actor/params/Dense_0/kernel`: what checkpoints hold."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from common.cli.errors import UsageError
+
+Arrays = dict[str, np.ndarray]
+COUNTERS = "counters"  # the first part of the names of numbers beside the state
+
+
+def flatten(tree: Any) -> Arrays:
+    """A tree of host arrays as named arrays."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+
+
+def unflatten(arrays: Arrays, like: Any) -> Any:
+    """The inverse of `flatten`, with the structure of `like`."""
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in flatten_names(like)])
+
+
+def flatten_names(tree: Any) -> list[str]:
+    paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(tree))
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+
+
+def select(arrays: Arrays, groups: tuple[str, ...]) -> Arrays:
+    """The arrays `learner/<group>/...`, or `learner/<group>`, of each group."""
+    wanted = [["learner", group] for group in groups]
+    return {name: array for name, array in arrays.items() if name.split("/")[:2] in wanted}
+
+
+def first_part(name: str) -> str:
+    """The first part of an array's name: `learner`, `shard` or `counters`."""
+    return name.split("/")[0]
+
+
+def counter_arrays(counters: dict[str, int]) -> Arrays:
+    """Numbers that are saved beside a state, whatever their names."""
+    return {f"{COUNTERS}/{name}": np.int64([count]) for name, count in counters.items()}
+
+
+def counters_of(arrays: Arrays) -> dict[str, int]:
+    """The inverse of `counter_arrays`."""
+    return {name.removeprefix(f"{COUNTERS}/"): int(x[0]) for name, x in arrays.items() if first_part(name) == COUNTERS}
+
+
+def without(arrays: Arrays, beginnings: Sequence[str]) -> Arrays:
+    """The arrays whose names begin with none of `beginnings`."""
+    return {name: array for name, array in arrays.items() if not name.startswith(tuple(beginnings))}
+
+
+def sha256(arrays: Arrays) -> str:
+    """Checksum over names, types, shapes and every byte."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(array.reshape(-1).view(np.uint8))
+    return digest.hexdigest()
+
+
+def check_match(stored: Arrays, wanted: Arrays, where: str) -> None:
+    """Raise UsageError, naming the first difference, unless both hold the same names, shapes and types."""
+    # Parameters first: their shapes say most about the flags.
+    for name in sorted(stored.keys() | wanted.keys(), key=lambda name: ("/params/" not in name, name)):
+        found, expected = (
+            f"{arrays[name].dtype}{list(arrays[name].shape)}" if name in arrays else "nothing"
+            for arrays in (stored, wanted)
+        )
+        if found != expected:
+            raise UsageError(f"{where} does not fit these flags: {name} is {found} there and {expected} here")

@@ -1,0 +1,90 @@
+"""What a run begins from: nothing, the run that it resumes, or the parameters of another one. Writes nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from common.cli.console import Console
+from common.cli.errors import UsageError
+from common.cli.flags import ONE_TIME, read_config
+from common.device.sharding import to_devices, to_host
+from common.runs.arrays import Arrays, counters_of, flatten, select, unflatten
+from common.runs.checkpoints import Checkpoints
+from common.runs.directory import differences
+from common.runs.reports import stored_evaluation
+
+TRANSFERRED = "params", "obs_stats", "return_stats"  # what --init-from takes over, of the learner
+
+
+class Start(NamedTuple):
+    """What a run begins from."""
+
+    step: int = 0
+    host: Any = None  # the state on the host, where a run is resumed
+    transferred: Arrays | None = None  # arrays of another run, in place of fresh ones
+    counters: dict[str, int] = {}  # of the companion; not to be changed
+    evaluation: dict[str, list[float]] = {}  # the last one; not to be changed
+
+
+def load(args: Any, config: dict[str, Any], like: Any, console: Console) -> Start:
+    """Read what --resume or --init-from names, for a state `like` this.
+
+    Raises UsageError where it does not fit.
+    """
+    if args.resume and (start := _resume(args, like, console)):
+        return start
+    source = config["args"]["init_from"]
+    return Start(transferred=_parameters_of(source, config, like, console) if source else None)
+
+
+def place(start: Start, make: Callable[[], Any], shapes: Any, devices: list[jax.Device]) -> Any:
+    """The state on `devices`, with these `shapes`; `make` gives a fresh one."""
+    state = make() if start.host is None else to_devices(start.host, shapes, devices)
+    if start.transferred:
+        host = to_host(state)
+        arrays = flatten(host) | start.transferred
+        state = to_devices(unflatten(arrays, host), shapes, devices)
+    return jax.block_until_ready(state)
+
+
+def _resume(args: Any, like: Any, console: Console) -> Start | None:
+    """The newest state of the run that is resumed; None where it has not saved any yet."""
+    path = Path(args.resume)
+    folder = path / "checkpoints"
+    saved = Checkpoints(folder, read_only=True) if folder.is_dir() else None
+    if not saved or not saved.steps():
+        if (path / "DONE").exists():
+            raise UsageError(f"{path} has finished, but its checkpoints are gone: nothing is left to resume")
+        console.warn(f"{path} has no checkpoint yet: starting it from step 0")
+        return None
+    zeros = flatten(like)
+    step, arrays, warnings = saved.load(zeros, dispensable=args.dispensable)
+    for warning in warnings:
+        console.warn(warning)
+    total = args.num_updates * args.steps_per_update
+    if step > total:
+        raise UsageError(f"--total-timesteps {args.total_timesteps} is less than the {step} steps that {path} has done")
+    console.say(f"resumed  {path} at step {step:,}")
+    for name in args.dispensable:
+        if not any(stored.startswith(name) for stored in arrays):
+            console.say(f"resumed  without {name}, which is not in the checkpoint: it fills again")
+    host, counters = unflatten(zeros | arrays, like), counters_of(arrays)
+    return Start(step, host, counters=counters, evaluation=stored_evaluation(path))
+
+
+def _parameters_of(source: str, config: dict[str, Any], like: Any, console: Console) -> Arrays:
+    """Parameters and normaliser statistics of the newest state of another run."""
+    stored, ours = read_config(source)["args"], config["args"]
+    others = Checkpoints(Path(source) / "checkpoints", read_only=True)
+    wanted = select(flatten(like), TRANSFERRED)
+    try:
+        step, arrays, warnings = others.load(wanted, TRANSFERRED)
+    except UsageError as error:
+        flags = "; ".join(differences(stored, ours, [name for name in ours if name not in (*ONE_TIME, "seed")]))
+        raise UsageError(f"{error} ({flags})" if flags else str(error)) from error
+    for warning in warnings:
+        console.warn(warning)
+    console.say(f"started from the parameters of {source} at step {step:,}")
+    return arrays

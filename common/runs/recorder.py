@@ -1,0 +1,122 @@
+"""Rows of metrics: one for every chunk of updates, in `metrics.jsonl` and on the console.
+
+A chunk's report is read once the next chunk is under way, so that the devices never wait for the host.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.cli.console import Console
+from common.cli.errors import TrainingError
+from common.runs.clock import Clock
+from common.runs.metrics import Metrics, jsonable
+
+Report = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
+"""Metrics by name, and for some of them the index of the chunk's first update in which each seed's was not finite, or
+-1; [S] each.
+"""
+
+
+@dataclass
+class Chunk:
+    """Updates that are dispatched, and how to learn what they report."""
+
+    first_step: int
+    last_step: int
+    read: Callable[[], Report]
+
+    @cached_property
+    def report(self) -> Report:
+        """Waits for the updates."""
+        return self.read()
+
+    @property
+    def first_broken(self) -> tuple[int, str, int] | None:
+        """Update, metric and seed of the first number that was not finite."""
+        _, broken = self.report
+        found = [(int(index), name, seed) for name, x in broken.items() for seed, index in enumerate(x) if index >= 0]
+        return min(found, default=None)
+
+
+class Recorder:
+    """Holds back the row of the newest chunk until it is asked to write it."""
+
+    def __init__(
+        self,
+        run_dir: Path | None,
+        args: Any,
+        config: dict[str, Any],
+        first_step: int,
+        clock: Clock,
+        console: Console,
+        last_good: Callable[[], str],
+    ):
+        """The run begins at `first_step`; without `run_dir` the console alone shows rows. `last_good` says, where
+        metrics are not finite, from what the run could go on.
+        """
+        self._args, self._first_step = args, first_step
+        self._clock, self._console, self._last_good = clock, console, last_good
+        self._metrics = None
+        if run_dir:
+            self._metrics = Metrics(run_dir, config, args.tensorboard, args.wandb, resume_at=first_step)
+        self._chunk: Chunk | None = None
+        self._evaluation: dict[str, Any] = {}  # for the row of the chunk
+
+    def hold(self, chunk: Chunk) -> None:
+        """Take the newest chunk; the one before has to be written by then."""
+        self._chunk, self._evaluation = chunk, {}
+
+    def wait(self) -> None:
+        """Until the newest chunk is done. Writes its row already where something in it is not finite, and raises."""
+        if self._chunk and self._chunk.first_broken:
+            self.write()
+
+    def add_evaluation(self, step: int, evaluation: dict[str, list[float]]) -> None:
+        """Into the row of that step, or as a row of its own where that is written."""
+        values = {name: jsonable(value) for name, value in evaluation.items()}
+        if self._chunk and self._chunk.last_step == step:
+            self._evaluation = values
+        elif self._metrics:
+            self._metrics.write({"env_steps": step} | values)
+
+    def write(self) -> None:
+        """Write the row that is held back, if there is one. Raises TrainingError where a metric was not finite."""
+        if self._chunk is None:
+            return
+        chunk, self._chunk = self._chunk, None
+        metrics, _ = chunk.report
+        seconds = self._clock.lap()
+        with self._clock.timed("host"):
+            row = {"env_steps": chunk.last_step, "updates": chunk.last_step // self._args.steps_per_update}
+            row |= {name: jsonable(value) for name, value in metrics.items()}
+            row |= self._evaluation | self._times(chunk, seconds)
+            if self._metrics:
+                self._metrics.write(row)
+            self._console.update(chunk.last_step, row)
+        if broken := chunk.first_broken:
+            index, name, seed = broken
+            step = chunk.first_step + (index + 1) * self._args.steps_per_update
+            raise TrainingError(
+                f"{name} is not finite at step {step} (seed {self._args.seed + seed}); {self._last_good()}; "
+                "look at the environment's rewards and observations, or take smaller steps"
+            )
+
+    def close(self) -> None:
+        if self._metrics:
+            self._metrics.close()
+
+    def _times(self, chunk: Chunk, seconds: float) -> dict[str, float]:
+        clock, trained = self._clock, self._clock.trained
+        others = sum(clock.seconds[name] for name in ("eval", "checkpoint", "host"))
+        times = {
+            "sps": (chunk.last_step - chunk.first_step) / max(seconds, 1e-9),
+            "sps_total": (chunk.last_step - self._first_step) / max(trained, 1e-9),
+            "update": trained - others,
+            "wall": clock.wall,
+        }
+        return {f"time/{name}": jsonable(value) for name, value in (times | clock.seconds).items()}

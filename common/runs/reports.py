@@ -1,0 +1,129 @@
+"""What a run says of itself: the header and the footer on the console, `result.json`, the line of --benchmark."""
+
+import json
+import math
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from common.cli.env_names import is_custom
+from common.device.devices import describe
+from common.runs.directory import write_json
+from common.runs.metrics import jsonable
+
+
+class Outcome(NamedTuple):
+    """What became of a run."""
+
+    status: str  # "finished", "stopped", "interrupted" or "failed"
+    env_steps: int
+    updates: int
+    evaluation: dict[str, list[float]]  # the newest one
+    eval_episodes: int  # of an evaluation
+    wall_seconds: float
+    compile_seconds: float
+    steps_per_second: float  # since the start, compilation left out
+    state_sha256: str | None
+    checkpoint: str | None  # path of the newest one
+    figures: dict[str, Any]  # those of the companion
+
+
+@dataclass
+class TrainResult:
+    """What `train` returns."""
+
+    params: Any  # host arrays with a leading seed axis
+    evaluation: dict[str, Any]  # the last evaluation, such as `eval/return_mean`: one number per seed
+    env_steps: int
+    run_dir: Path | None
+    state_sha256: str
+    status: str  # "finished" or "stopped"
+
+
+def header(
+    args: Any,
+    env: str,
+    devices: list[jax.Device],
+    notes: dict[str, str],
+    total: int,
+    run_dir: Path | None,
+    changes: list[str],
+) -> str:
+    """Devices, environment, derived sizes, and flags that a resumed run changes, before anything slow begins."""
+    lines = [f"devices  {describe(devices)}", f"env      {env}"]
+    lines += [f"sizes    {line}" for line in args.sizes(len(devices))]
+    lines += [f"{name:<8} {note}" for name, note in notes.items()]
+    if total != args.total_timesteps:
+        lines.append(f"steps    {args.total_timesteps:,} rounded up to {total:,}, whole updates")
+    if run_dir:
+        lines.append(f"run      {run_dir}")
+    return "\n".join([*lines, *(f"changed  {change}" for change in changes)])
+
+
+def footer(
+    args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome: Outcome, more: list[str]
+) -> list[str]:
+    """The evaluation, where everything is, `more`, and the command that goes on."""
+    lines = []
+    for seed, mean in enumerate(outcome.evaluation.get("eval/return_mean", [])):
+        std, low, high = (outcome.evaluation[f"eval/return_{name}"][seed] for name in ("std", "min", "max"))
+        who = f" of seed {args.seed + seed}" if args.num_seeds > 1 else ""
+        spread = f"{mean:.1f} ± {std:.1f} (min {low:.1f}, max {high:.1f})"
+        lines.append(f"greedy   return{who} {spread} over {outcome.eval_episodes} episodes")
+    lines += [f"saved    {outcome.checkpoint or 'nothing yet'}", *filter(None, more)]
+    command = _resume_command(config, run_dir)
+    if outcome.status == "finished":
+        again = f"{command} --total-timesteps {2 * total}"
+        lines.append(f"finished at step {outcome.env_steps:,}; train longer: {again}")
+    else:
+        lines.append(f"{outcome.status} at step {outcome.env_steps:,} of {total:,}; continue: {command}")
+    return "\n".join(lines)
+
+
+def write_result(run_dir: Path, outcome: Outcome, **more: Any) -> None:
+    """Write `result.json`."""
+    record = {
+        "status": outcome.status,
+        "env_steps": outcome.env_steps,
+        "updates": outcome.updates,
+        **{name: [jsonable(x) for x in values] for name, values in outcome.evaluation.items()},
+        "eval/episodes": outcome.eval_episodes,
+        "wall_seconds": round(outcome.wall_seconds, 3),
+        "compile_seconds": round(outcome.compile_seconds, 3),
+        "steps_per_second": round(outcome.steps_per_second, 1),
+        "state_sha256": outcome.state_sha256,
+        "checkpoint": outcome.checkpoint,
+    }
+    write_json(run_dir / "result.json", record | outcome.figures | more)
+
+
+def benchmark_record(args: Any, config: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
+    """What --benchmark prints."""
+    where = {name: config[name] for name in ("algorithm", "versions", "devices")}
+    flags = {name: getattr(args, name) for name in ("env", "num_envs", "num_seeds", "total_timesteps")}
+    speed = {
+        "compile_seconds": round(outcome.compile_seconds, 2),
+        "steps_per_second": round(outcome.steps_per_second),
+    }
+    return where | flags | speed | outcome.figures
+
+
+def stored_evaluation(run_dir: Path) -> dict[str, list[float]]:
+    """The last evaluation in `result.json`, if there is one."""
+    try:
+        record = json.loads((run_dir / "result.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    stored = {name: value for name, value in record.items() if name.startswith("eval/") and name != "eval/episodes"}
+    return {name: [math.nan if x is None else x for x in values] for name, values in stored.items()}
+
+
+def _resume_command(config: dict[str, Any], run_dir: Path) -> str:
+    called = config["command"][0]
+    script = called if Path(called).stem == config["algorithm"] else config["script"]
+    env = config["args"]["env"]
+    again = f" --env {shlex.quote(env)}" if is_custom(env) else ""
+    return f"python {shlex.quote(script)} --resume {shlex.quote(str(run_dir))}{again}"

@@ -1,0 +1,91 @@
+"""What a run saves of its state, and what it knows of its checkpoints."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.cli.errors import TrainingError
+from common.device.evaluation import Evaluated
+from common.device.sharding import to_host
+from common.runs.arrays import counter_arrays, flatten, sha256, without
+from common.runs.checkpoints import Checkpoints
+from common.runs.loading import Start
+
+
+class Saver:
+    """Saves states, each once, with the evaluations that belong to them."""
+
+    def __init__(self, directory: Path | None, args: Any, start: Start, counters: Callable[[], dict[str, int]]):
+        """Checkpoints go into the run's `directory`, or nowhere, each with the `counters` of the moment."""
+        self._checkpoints = None
+        if directory:
+            self._checkpoints = Checkpoints(directory / "checkpoints", args.keep_checkpoints, args.keep_best)
+        self._unsaved, self._keep_best = args.unsaved, args.keep_best
+        self._counters = counters
+        self._saved, self._newest = {start.step}, start.host
+        self._best = self._checkpoints.best() if self._checkpoints else -np.inf
+        self._returns: dict[int, list[float]] = {}  # of the newest evaluation, by its step
+        self._best_step: int | None = None
+
+    def add_evaluation(self, evaluated: Evaluated) -> None:
+        """Store an evaluation with the state that it is of; save that too where it is past and --keep-best wants it."""
+        step, returns = evaluated.step, evaluated.episodes.ret.mean(axis=1).astype(float).tolist()
+        self._returns = {step: returns}
+        is_best = np.mean(returns) > self._best
+        if is_best:
+            self._best, self._best_step = float(np.mean(returns)), step
+        if step in self._saved:
+            self.wait()  # its save may be under way, and so may be its deletion
+        if step in self._saved and step in self.steps():
+            self._checkpoints.add_evaluation(step, returns)
+        elif is_best and self._keep_best and evaluated.state is not None:
+            self._write(step, evaluated.state)
+
+    def wants(self, step: int) -> bool:
+        """Whether --keep-best wants the state of this step, which is the present one, saved."""
+        return self._keep_best and self._best_step == step
+
+    def save(self, step: int, state: Any) -> None:
+        """Start saving, unless that is done. Raises TrainingError where it fails, or the save before did."""
+        if step not in self._saved:
+            self._write(step, to_host(state, self._unsaved))
+
+    def newest(self, state: Any) -> Any:
+        """The state on the host: the one that was saved last, or that the run goes on from, else a copy of `state`."""
+        return to_host(state, self._unsaved) if self._newest is None else self._newest
+
+    def sha256(self, host: Any) -> str:
+        """Checksum of what checkpoints hold of a state."""
+        return sha256(without(flatten(host), self._unsaved))
+
+    def steps(self) -> list[int]:
+        """Steps of all checkpoints, oldest first."""
+        return self._checkpoints.steps() if self._checkpoints else []
+
+    def last_good(self) -> str:
+        """In words, where a run that broke can go on."""
+        with suppress(TrainingError):
+            self.wait()
+        steps = self.steps()
+        return f"the last good checkpoint is at step {steps[-1]}" if steps else "there is no checkpoint yet"
+
+    def wait(self) -> None:
+        """Until everything is on disk. Raises TrainingError where that fails."""
+        if self._checkpoints:
+            self._checkpoints.wait()
+
+    def close(self) -> None:
+        if self._checkpoints:
+            self._checkpoints.wait()
+            self._checkpoints.close()
+
+    def _write(self, step: int, host: Any) -> None:
+        if step > max(self._saved):  # not the best one of the past
+            self._newest = host
+        self._saved.add(step)
+        if self._checkpoints:
+            arrays = without(flatten(host), self._unsaved)
+            self._checkpoints.save(step, arrays | counter_arrays(self._counters()), self._returns.get(step))

@@ -1,0 +1,179 @@
+"""What `train` of every algorithm does: a run on devices, or a run whose learner gets its batches from actors.
+
+    train_on_devices(args, __file__, make_ppo)
+    train_with_actors(args, __file__, make_appo)
+
+Both call `make_algorithm(args, env)` for pure functions and do the rest: devices, environments, compilation, the run,
+and what is drawn at its end. Both raise UsageError for what cannot be done, TrainingError where training had to stop,
+and KeyboardInterrupt after SIGINT.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from common.actors.batches import Batches, check_split, example_batch
+from common.actors.crew import ActorsFailed
+from common.actors.environments import inspect_env
+from common.actors.evaluation import HostEvaluation
+from common.actors.meters import UpdateMetrics
+from common.cli.host_flags import HostEnvArgs
+from common.device.devices import choose_devices, choose_roles, describe
+from common.device.programs import Programs, TrainState, for_seeds, pmapped
+from common.device.sharding import AXIS, to_host
+from common.drawing.figure import draw_curve
+from common.envs.environment import Env
+from common.envs.own import wrap
+from common.envs.registry import make
+from common.runs.reports import TrainResult
+from common.runs.run import Run
+
+
+def train_on_devices(
+    args: Any,
+    script: str,
+    make_algorithm: Callable,
+    env: Any = None,
+    notes: Callable[[Env, list[jax.Device]], dict[str, str]] = lambda env, devices: {},
+    **choice: Any,
+) -> TrainResult:
+    """Environments step on the devices too, and many updates run in one call.
+
+    `env` is a gymnax-style environment object, in place of the name `args.env`. `notes` are lines for the header, by
+    the word that they begin with. `choice` goes to `choose_devices`.
+    """
+    devices = choose_devices(args.num_devices, args.num_envs, args.block, **choice)
+    env = make(args.env, args.env_params) if env is None else wrap(env)
+    algorithm = make_algorithm(args, env)
+    programs = pmapped(for_seeds(algorithm, env, args.num_seeds, args.eval_episodes), devices)
+    with Run(args, script, env, devices, notes(env, devices)) as run:
+        state, update = run.start(programs, example=np.int32(0))
+        while run.unfinished:
+            updates = run.next_chunk()
+            state, *report = update(state, updates)
+            run.advance(state, updates, partial(jax.device_get, report))
+        return run.finish(state, [partial(_draw_curve, run, env), partial(_draw_policy, run, env, algorithm.act)])
+
+
+def train_with_actors(args: HostEnvArgs, script: str, make_algorithm: Callable) -> TrainResult:
+    """Environments step on the host, in threads beside the learner; an update learns from some of their rollouts."""
+    actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)
+    check_split(args, len(devices))
+    env = inspect_env(args)
+    algorithm = make_algorithm(args, env.spec)
+    notes = {"actors": f"{args.actor_threads} threads on each of {describe(actor_devices)}"}
+    with Run(args, script, env, devices, notes) as run:
+        evaluation = HostEvaluation(args, jax.jit(algorithm.act), run.console.warn)
+        example = example_batch(args, env, algorithm, len(devices))
+        state, update = run.start(_over_learners(algorithm, devices), example, evaluation)
+        if state is not None:
+            state = _learn_from_actors(run, algorithm, state, update, actor_devices)
+        return run.finish(state, [partial(_draw_curve, run, env)])
+
+
+def _over_learners(algorithm: Any, devices: list[jax.Device]) -> Programs:
+    """The algorithm's programs on all `devices`. A state is a learner with an axis for its one seed."""
+
+    def init(seeds):
+        return TrainState(jax.tree.map(lambda x: x[None], algorithm.init(seeds[0])), shard=())
+
+    def update(state, rollouts):
+        learner = jax.tree.map(lambda x: x[0], state.learner)
+        learner, published, metrics = algorithm.update(learner, rollouts)
+        return state.replace(learner=jax.tree.map(lambda x: x[None], learner)), published, metrics
+
+    over_devices = partial(jax.pmap, axis_name=AXIS, devices=devices)
+    update = over_devices(update, out_axes=(0, None, None), donate_argnums=0)
+    return Programs(over_devices(init), update, evaluate=None)
+
+
+def _learn_from_actors(run: Run, algorithm: Any, state: Any, update: Callable, actor_devices: list[jax.Device]) -> Any:
+    """Updates of `state` until the run ends; returns the last state."""
+    learner = jax.tree.map(lambda x: x[0], to_host(state).learner)
+    run.companion = batches = Batches(
+        run.args,
+        act=jax.jit(algorithm.explore),
+        params=algorithm.publish(learner),
+        version=int(learner.updates),
+        actor_devices=actor_devices,
+        sharding=jax.tree.leaves(update.input_shardings[0][1])[0],
+        counters=run.counters,
+        warn=run.console.warn,
+    )
+    with batches:
+        while run.unfinished:
+            state = _run_chunk(run, batches, state, update)
+    return state
+
+
+def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
+    """Updates of `state` up to the next thing that is due, or fewer where the run stops; returns the new state.
+
+    While an update runs, the rollouts of the next one are awaited and copied to the devices. Raises ActorsFailed, with
+    everything saved.
+    """
+    metrics, failure = UpdateMetrics(), None
+    for _ in range(run.next_chunk()):
+        try:
+            batch = batches.next(lambda: run.stopping)
+        except ActorsFailed as error:
+            batch, failure = None, error
+        if batch is None or metrics.broken:
+            break
+        state, reported = _update(run.args, batches, state, batch, update)
+        run.log()  # the row of the last chunk
+        with batches.meters.timed("update"):
+            metrics.add(reported)
+            if run.args.serial:
+                jax.block_until_ready(reported)
+    if metrics.updates:
+        run.advance(state, metrics.updates, partial(metrics.read, batches.row()))
+    if metrics.broken:
+        run.log()  # raises
+    if failure:
+        run.rescue(state)
+        raise failure
+    return state
+
+
+def _update(args: HostEnvArgs, batches: Batches, state: Any, batch: Any, update: Callable) -> tuple[Any, dict]:
+    """The new state, and metrics; its parameters go to the actors."""
+    if args.sampler_only:
+        return state, {}
+    with batches.meters.timed("update"):
+        state, published, metrics = update(state, batch)
+    batches.publish(published)
+    return state, metrics
+
+
+def _draw_curve(run: Run, env: Any, learners: Any, status: str) -> str:
+    """Draw the metrics of a run to `curve.png`; what it returns is a line for the console, see `Run.finish`."""
+    title = f"{env.name}, {run.config['algorithm']}"
+    return f"curve    {draw_curve(run.dir, title)}"
+
+
+def _draw_policy(run: Run, env: Env, act: Callable, learners: Any, status: str) -> str:
+    """With --gif, draw an episode with the policy of the first of `learners` [S, ...] to `policy.gif`."""
+    path = run.dir / "policy.gif"
+    if not run.args.gif:
+        return ""
+    if status != "interrupted":
+        try:
+            _play_and_draw(run, env, act, learners, path)
+        except Exception as error:  # all is saved by now: a picture that fails does not make the run a failure
+            run.console.warn(f"policy.gif could not be drawn: {error}")
+    return f"gif      {path}" if path.exists() else ""
+
+
+def _play_and_draw(run: Run, env: Env, act: Callable, learners: Any, path: Path) -> None:
+    from common.play import record_with_bar, save_gif  # slow, and needed with --gif only
+    from common.policy import Policy
+
+    path.unlink(missing_ok=True)
+    policy = Policy(act, jax.tree.map(lambda x: x[0], learners), env.spec)
+    episode = record_with_bar(policy, env, jax.random.key(run.args.seed), run.console)
+    save_gif(env, episode, path, run.console)

@@ -1,0 +1,149 @@
+"""The plan of `common/` and `algos/`: who imports whom, how long a file may be, what siblings share."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_helpers import ROOT, SLOW, run_python, slow_imports
+
+ALGORITHMS = sorted((ROOT / "algos").glob("*.py"))
+COMMANDS = [path for path in sorted((ROOT / "common").glob("*.py")) if "__main__" in path.read_text()]
+
+# What each room imports of the others. The top is what lies in common/ itself.
+MAY_IMPORT = {
+    "cli": set(),
+    "envs": {"cli"},
+    "nets": {"cli", "envs"},  # whose spaces say what goes in and out
+    "device": {"cli", "envs", "nets"},
+    "actors": {"cli", "envs", "device"},
+    "runs": {"cli", "envs", "nets", "device"},
+    "drawing": {"cli", "envs", "device", "runs"},
+}
+ROOMS = set(MAY_IMPORT)
+MAY_IMPORT |= {"top": ROOMS, "algos": ROOMS | {"top"}}
+
+LONGEST = {"common": 250, "algos": 450}  # lines of a file
+
+# Pieces of algorithms that have one name and differ all the same.
+THEIR_OWN = {
+    "Args": "flags",
+    "Actor": "PPO's gives a distribution for any space, SAC's squashes a normal one",
+    "Params": "networks, and SAC's temperature",
+    "Learner": "what is learned",
+    "Shard": "SAC's holds a part of the replay buffer",
+    "Batch": "what the losses need",
+    "train": "what a run consists of",
+}
+
+
+def name_of(path: Path) -> str:
+    """A file as a module, such as common.cli.flags."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {name_of(path): path for path in [*sorted((ROOT / "common").rglob("*.py")), *ALGORITHMS]}
+
+
+def room_of(module: str) -> str:
+    package, *rest = module.split(".")
+    if package == "algos":
+        return "algos"
+    return rest[0] if rest and rest[0] in ROOMS else "top"
+
+
+def imported(path: Path) -> Iterator[tuple[str, str]]:
+    """What a file imports of this repository, in functions too: (module, name), without a name for a whole module."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found = [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{name_of(path)} imports relative to itself: write the whole name."
+            names = [(node.module, alias.name) for alias in node.names]
+            found = [(".".join(name), "") if ".".join(name) in MODULES else name for name in names]
+        else:
+            continue
+        yield from ((module, name) for module, name in found if module.split(".")[0] in LONGEST)
+
+
+def private_names(path: Path) -> Iterator[str]:
+    """Names with an underscore that a file takes from another module, by import or by attribute."""
+    modules = set()
+    for module, name in imported(path):
+        modules |= set() if name else {module.rpartition(".")[2]}
+        if name.startswith("_"):
+            yield f"{module}.{name}"
+    for node in ast.walk(ast.parse(path.read_text())):
+        owner = node.value if isinstance(node, ast.Attribute) else None
+        if isinstance(owner, ast.Name) and owner.id in modules and re.match("_[^_]", node.attr):
+            yield f"{owner.id}.{node.attr}"
+
+
+def test_every_room_is_in_the_plan():
+    assert {path.name for path in (ROOT / "common").iterdir() if any(path.glob("*.py"))} == ROOMS
+
+
+def test_imports_go_one_way():
+    """Nothing imports an algorithm either, not even another one."""
+    wrong = []
+    for module, path in MODULES.items():
+        room = room_of(module)
+        allowed = (MAY_IMPORT[room] | {room}) - {"algos"}
+        found = {target for target, _ in imported(path) if room_of(target) not in allowed}
+        wrong += [f"{module} imports {target}, and {room} may import {sorted(allowed)} only." for target in found]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_private_names_stay_in_their_module():
+    wrong = [f"{module} uses {name}." for module, path in MODULES.items() for name in private_names(path)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_modules_are_short():
+    lines = {module: len(path.read_text().splitlines()) for module, path in MODULES.items()}
+    most = {module: LONGEST[module.split(".")[0]] for module in MODULES}
+    long = [f"{x} has {lines[x]} lines, {most[x]} are the limit." for x in MODULES if lines[x] > most[x]]
+    assert not long, "\n".join(long)
+
+
+def test_modules_say_what_they_are_for():
+    said = {module: ast.get_docstring(ast.parse(path.read_text())) or "TODO" for module, path in MODULES.items()}
+    silent = [f"{module} has no docstring." for module, words in said.items() if words.startswith("TODO")]
+    assert not silent, "\n".join(silent)
+
+
+def test_the_command_line_imports_nothing_slow():
+    modules = ", ".join(module for module in MODULES if room_of(module) == "cli")
+    code = f"import sys, {modules}; print(*({SLOW | {'numpy'}} & sys.modules.keys()))"
+    done = run_python("-c", code)
+    assert done.stdout == "\n", f"common/cli imports {done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("path", [*COMMANDS, *ALGORITHMS], ids=name_of)
+def test_help_imports_nothing_slow(path):
+    process, slow = slow_imports("-m", name_of(path), "--help")
+    assert f"python -m {name_of(path)}" in process.stdout
+    assert not slow, f"{name_of(path)} imports {slow} before it has read its command line."
+
+
+def pieces(path: Path) -> Iterator[tuple[str, str]]:
+    """Functions and classes of a file: (name, text), with decorators."""
+    lines = path.read_text().splitlines()
+    for node in ast.parse("\n".join(lines)).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            yield node.name, "\n".join(lines[first - 1 : node.end_lineno])
+
+
+def test_pieces_that_algorithms_share_are_the_same():
+    """Each file has them for its reader, so nothing but this keeps siblings from drifting apart."""
+    texts = defaultdict(dict)
+    for path in ALGORITHMS:
+        for name, text in pieces(path):
+            texts[name][path.name] = text
+    different = {name: found for name, found in texts.items() if len(set(found.values())) > 1}
+    drifted = [f"{name} differs between {', '.join(different[name])}." for name in different.keys() - THEIR_OWN.keys()]
+    assert not drifted, "\n".join(drifted)
+    assert THEIR_OWN.keys() <= different.keys(), "THEIR_OWN names pieces that do not differ any more."

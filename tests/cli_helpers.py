@@ -148,7 +148,14 @@ def read_rows(run_dir: Path) -> list[dict[str, Any]]:
 
 def checkpoint_steps(run_dir: Path) -> list[int]:
     """Steps of the checkpoints, sorted; folders of an unfinished save are left out."""
-    return sorted(int(path.name) for path in (run_dir / "checkpoints").iterdir() if path.name.isdigit())
+    return sorted(int(path.name) for path in run_dir.glob("checkpoints/*") if path.name.isdigit())
+
+
+def read_until_saved(process: subprocess.Popen, run_dir: Path, beyond: int) -> None:
+    """Read the output of a process up to a row after it has saved a checkpoint `beyond` this step."""
+    for line in process.stdout:
+        if line.startswith("step ") and max(checkpoint_steps(run_dir), default=0) > beyond:
+            return
 
 
 def fingerprint(folder: Path) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +73,20 @@ def functions_of(args: Args, env: Env) -> Programs:
     return for_seeds(algorithm, env, args.num_seeds, args.eval_episodes)
 
 
+def init_over(args: Args, env: Env, num_devices: int) -> Callable[[], TrainState]:
+    """`init` over devices."""
+    init = jax.pmap(functions_of(args, env).init, axis_name=AXIS, devices=jax.devices()[:num_devices])
+    seeds = np.arange(args.seed, args.seed + args.num_seeds, dtype=np.int32)
+    return functools.partial(init, np.tile(seeds, (num_devices, 1)))
+
+
 def programs(args: Args, env: Env, num_devices: int):
     """`init` and `update` over devices, compiled as a run compiles them, without the run around them."""
-    functions = functions_of(args, env)
-    devices = jax.devices()[:num_devices]
-    init = jax.pmap(functions.init, axis_name=AXIS, devices=devices)
-    update = jax.pmap(functions.update, axis_name=AXIS, devices=devices, in_axes=(0, None), out_axes=(0, None, None))
-    seeds = np.arange(args.seed, args.seed + args.num_seeds, dtype=np.int32)
-    seeds = np.broadcast_to(seeds, (num_devices, args.num_seeds)).copy()
-    update = update.lower(jax.eval_shape(init, seeds), np.int32(0)).compile(common.device.compilation._options(1))
-    return functools.partial(init, seeds), update
+    init, update = init_over(args, env, num_devices), functions_of(args, env).update
+    how = {"axis_name": AXIS, "devices": jax.devices()[:num_devices]}
+    update = jax.pmap(update, in_axes=(0, None), out_axes=(0, None, None), **how)
+    update = update.lower(jax.eval_shape(init), np.int32(0)).compile(common.device.compilation._options(1))
+    return init, update
 
 
 def run_updates(args: Args, env: Env, num_devices: int, updates: int) -> tuple[TrainState, dict[str, np.ndarray]]:
@@ -337,26 +342,9 @@ class Unbounded(Pusher):
         return gymnax_spaces.Box(-np.inf, 0.5, (1,), jnp.float32)
 
 
-def unbounded() -> Toy:
-    return Unbounded()
-
-
 class NoAction(Pusher):
     def action_space(self, params):
         return gymnax_spaces.Box(-1.0, 0.5, (0,), jnp.float32)
-
-
-def no_action() -> Toy:
-    return NoAction()
-
-
-def two_dials() -> Toy:
-    return TwoDials()
-
-
-def toy() -> Toy:
-    """A factory, as `--env helpers:toy` calls it."""
-    return Toy()
 
 
 def make_env(name: str) -> Env:

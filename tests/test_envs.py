@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import KeyInState, Toy, TwoDials, make_env, same_bits, small_args, train
+from helpers import KeyInState, Toy, make_env, same_bits, small_args, train
 
 from common.cli.env_names import DEVICE_SUITES
 from common.cli.errors import UsageError
@@ -51,11 +51,6 @@ def test_unknown_id_suggests_the_nearest(wrong, suggestion):
         make(wrong)
 
 
-def test_unknown_id_like_no_other_lists_all():
-    with pytest.raises(UsageError, match=r"known ids: CartPole-v1.*Swimmer-misc"):
-        make("qqqq")
-
-
 def test_names_with_the_suite():
     assert make("gymnax:CartPole-v1").max_steps == make("CartPole-v1").max_steps == 500
 
@@ -73,10 +68,8 @@ def test_env_params_replace_parameters():
     [
         ("{gravity: 5}", "is not JSON"),
         ("[1]", "must be a JSON object"),
-        ("5", "must be a JSON object"),
         ('{"gravty": 5}', "has no parameter 'gravty'; it has .*gravity"),
         ('{"gravity": "low"}', "parameter 'gravity' must be like 9.8, got 'low'"),
-        ('{"gravity": true}', "parameter 'gravity' must be like 9.8, got True"),
         ('{"gravity": null}', "parameter 'gravity' must be like 9.8, got None"),
     ],
 )
@@ -86,13 +79,6 @@ def test_bad_env_params_are_refused(text, message):
 
 
 # --------------------------------------------------------------------------------------------------------- interface
-
-
-def test_box_actions_are_clipped_to_the_space():
-    env = make_env("Pusher")
-    _, state = env.reset(jax.random.key(0))
-    rewards = [float(env.step(jax.random.key(1), state, jnp.array([a])).reward) for a in (-3.0, -0.5, 0.2, 7.0)]
-    np.testing.assert_allclose(rewards, [-1, -0.5, 0.2, 0.5])
 
 
 def test_a_step_that_ends_an_episode_returns_the_reset_and_the_true_next_observation():
@@ -139,19 +125,17 @@ def test_encoding_of_observations():
     assert spaces.encode(jnp.ones((4, 5, 2, 3), bool), matrix).shape == (4, 5, 6)
 
 
-def test_the_five_values_of_old_gymnax_are_refused():
-    with pytest.raises(UsageError, match=r"step returned 5 values instead of the 6 of gymnax >= 1\.0"):
-        wrap(helpers.OldApi())
-
-
-def test_a_missing_final_observation_is_refused():
-    with pytest.raises(UsageError, match='step left no "final_observation" in its info'):
-        wrap(helpers.NoFinalObservation())
-
-
-def test_what_is_no_environment_is_refused():
-    with pytest.raises(UsageError, match="neither a gymnax-style environment nor a pair"):
-        wrap((type("Pair", (), {})(), None))
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (helpers.OldApi(), r"step returned 5 values instead of the 6 of gymnax >= 1\.0"),
+        (helpers.NoFinalObservation(), 'step left no "final_observation" in its info'),
+        ((type("Pair", (), {})(), None), "neither a gymnax-style environment nor a pair"),
+    ],
+)
+def test_what_is_no_environment_is_refused(env, message):
+    with pytest.raises(UsageError, match=message):
+        wrap(env)
 
 
 # ------------------------------------------------------------------------------------------------------------- suites
@@ -212,12 +196,6 @@ def test_every_suite_refuses_alike(name, params, message):
 # ------------------------------------------------------------------------------------------------- custom environments
 
 
-def test_an_environment_object_trains(tmp_path):
-    result = train(small_args(**TINY, run_dir=str(tmp_path / "run")), TwoDials())
-    assert (result.status, result.env_steps) == ("finished", 32)
-    assert result.evaluation["eval/length_mean"] == [7]
-
-
 def test_a_factory_by_name(tmp_path, monkeypatch):
     (tmp_path / "own_envs.py").write_text(
         "from helpers import Toy, ToyParams\n\ndef build():\n    return Toy(), ToyParams(max_steps_in_episode=3)\n"
@@ -226,7 +204,7 @@ def test_a_factory_by_name(tmp_path, monkeypatch):
     env = make("own_envs:build")
     assert isinstance(env.inner, Toy)
     assert env.max_steps == 3
-    assert make("helpers:toy", '{"max_steps_in_episode": 9}').max_steps == 9
+    assert make("helpers:Toy", '{"max_steps_in_episode": 9}').max_steps == 9
 
 
 @pytest.mark.parametrize("name", ["no_such_module:build", "helpers:no_such_factory", "helpers:make_env"])
@@ -235,17 +213,18 @@ def test_a_factory_that_cannot_be_used_is_named(name):
         make(name)
 
 
-def test_an_environment_with_a_typed_key_in_its_state_trains_and_moves(tmp_path):
+def test_an_environment_with_a_typed_key_in_its_state_trains_and_moves_between_devices(tmp_path):
     env = wrap(KeyInState())
-    args = small_args(**TINY, run_dir=str(tmp_path / "run"))
-    functions = helpers.functions_of(args, env)
-    init = jax.pmap(functions.init, axis_name=helpers.AXIS, devices=jax.devices()[:2])
-    state = init(np.zeros((2, 1), np.int32))
-    host = to_host(state)
-    moved = to_devices(host, jax.eval_shape(lambda: state), jax.devices()[:4])
-    assert jnp.issubdtype(moved.shard.env_state.key.dtype, jax.dtypes.prng_key)
-    assert moved.shard.env_state.key.shape == (4, 1, 1)
-    assert same_bits(host, to_host(moved))
+    args = small_args(**TINY | {"num_envs": 8}, num_seeds=2, run_dir=str(tmp_path / "run"))
+    states = {count: helpers.init_over(args, env, count)() for count in (1, 2, 4, 8)}
+    for old, new in ((2, 4), (4, 2), (1, 8), (8, 1)):
+        wanted = states[new]
+        moved = to_devices(to_host(states[old]), jax.eval_shape(lambda state: state, wanted), jax.devices()[:new])
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), moved) == jax.tree.map(lambda x: (x.shape, x.dtype), wanted)
+        assert jnp.issubdtype(moved.shard.env_state.key.dtype, jax.dtypes.prng_key)
+        keys = (jax.random.key_data(state.shard.env_state.key) for state in (moved, wanted))
+        np.testing.assert_array_equal(*keys)  # the same environments on each device
+        assert same_bits(to_host(moved), to_host(wanted))
     assert train(args, env).status == "finished"
 
 
@@ -259,7 +238,7 @@ def test_box_actions_of_any_shape_reach_the_environment_and_have_one_log_prob(sh
             return jnp.sum(action)
 
         def action_space(self, params):
-            return gymnax.environments.spaces.Box(-1.0, 1.0, shape)
+            return gymnax.environments.spaces.Box(-1.0, 0.5, shape)
 
     env = wrap(Levers())
     actor = helpers.ppo.Actor(small_args(), env.observation_space, env.action_space)
@@ -273,7 +252,7 @@ def test_box_actions_of_any_shape_reach_the_environment_and_have_one_log_prob(sh
     assert policy.log_prob(action).shape == policy.entropy().shape == (5,)
     np.testing.assert_allclose(policy.entropy(), size * 0.5 * (1 + np.log(2 * np.pi)), rtol=1e-5)
     reward = jax.vmap(env.step)(jax.random.split(jax.random.key(3), 5), state, action).reward
-    np.testing.assert_allclose(reward, np.clip(action, -1, 1).reshape(5, -1).sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(reward, np.clip(action, -1, 0.5).reshape(5, -1).sum(axis=1), rtol=1e-5)
 
 
 def test_only_arrays_are_normalised():

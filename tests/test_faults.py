@@ -4,23 +4,26 @@ import random
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import ppo_pmap as ppo
 import pytest
+import sac_pmap as sac
 from cli_helpers import (
     SMALL,
+    SMALL_FLAGS,
     STEPS,
     Recorder,
     checkpoint_steps,
     command,
-    environment,
     fingerprint,
     read_result,
     read_rows,
     read_until,
+    read_until_saved,
+    run_python,
     run_script,
     start_script,
     succeed,
@@ -45,49 +48,52 @@ def uninterrupted(tmp_path_factory) -> str:
     return read_result(folder / "run")["state_sha256"]
 
 
-def finish(folder: Path) -> dict:
-    """Resume `folder`/run to its end and return its result."""
-    succeed(run_script("--resume", "run", "--checkpoint-interval", 0, "--quiet", cwd=folder))
-    assert (folder / "run" / "DONE").exists()
-    steps = [row["env_steps"] for row in read_rows(folder / "run")]
-    assert steps == sorted(set(steps)), "rows are repeated or out of order"
-    return read_result(folder / "run")
-
-
 # ------------------------------------------------------------------------------------------------- kill and signals
 
 
+KILLED = {
+    ppo: f"{SMALL_FLAGS} --checkpoint-interval {STEPS} --log-interval {STEPS}",
+    sac: """
+        --num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 50 --buffer-size 600 --eval-episodes 4
+        --eval-interval 0 --num-devices 1 --log-interval 200 --checkpoint-interval 200
+    """,
+}
+
+
 @pytest.mark.slow
-def test_twenty_kills_change_nothing(tmp_path, uninterrupted):
-    """kill -9, mostly while saving (every update is saved), some while starting; then the end is as if undisturbed."""
-    moments = random.Random(0)
-    saving = [*SMALL, "--total-timesteps", TOTAL, "--checkpoint-interval", STEPS, "--log-interval", STEPS]
-    words = [*saving, "--run-dir", "run"]
+@pytest.mark.parametrize(("algorithm", "kills", "total"), [(ppo, 20, TOTAL), (sac, 6, 16_000)], ids=["ppo", "sac"])
+def test_kills_change_nothing(algorithm, kills, total, tmp_path):
+    """kill -9, mostly while saving (all the time), some while starting; then the end is as if undisturbed."""
+    moments, script = random.Random(0), algorithm.__file__
+    flags = [*KILLED[algorithm].split(), "--total-timesteps", total]
+    succeed(run_script(*flags, "--run-dir", "whole", "--quiet", cwd=tmp_path, script=script))
+    words = [*flags, "--run-dir", "run"]
     reached, unfinished_saves = [], 0
-    for kill in range(20):
-        process = start_script(*words, cwd=tmp_path)
+    for kill in range(kills):
+        process = start_script(*words, cwd=tmp_path, script=script)
         try:
             if kill % 5 == 4:
                 time.sleep(moments.uniform(0.2, 3))  # while importing, compiling or loading
             else:
-                for line in process.stdout:
-                    saved = (tmp_path / "run" / "checkpoints").is_dir() and checkpoint_steps(tmp_path / "run")
-                    if line.startswith("step ") and saved:
-                        break
-                time.sleep(moments.uniform(0, 0.3))
+                read_until_saved(process, tmp_path / "run", beyond=max(reached, default=0))
+                time.sleep(moments.uniform(0, 0.1))
         finally:
             process.kill()
             rest = process.communicate()[0]
         assert process.returncode == -signal.SIGKILL, f"the run ended before kill {kill}: {rest}"
-        reached.append(checkpoint_steps(tmp_path / "run")[-1])
+        reached.append(max(checkpoint_steps(tmp_path / "run"), default=0))
         names = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
         unfinished_saves += any(not name.isdigit() for name in names)
         words = ["--resume", "run"]
     assert reached == sorted(reached), "a kill lost a checkpoint"
-    assert len(set(reached)) > 10, f"the kills came too early to test anything: {reached}"
-    assert reached[-1] < TOTAL, "the run was over before the last kill"
-    assert unfinished_saves, "no kill hit a save"
-    assert finish(tmp_path)["state_sha256"] == uninterrupted
+    assert len(set(reached)) > kills / 2, f"the kills came too early to test anything: {reached}"
+    assert reached[-1] < total, "the run was over before the last kill"
+    assert unfinished_saves or algorithm is sac, "no kill hit a save"
+    succeed(run_script("--resume", "run", "--quiet", cwd=tmp_path, script=script))
+    assert (tmp_path / "run" / "DONE").exists()
+    whole, rows = tmp_path / "whole", read_rows(tmp_path / "run")
+    assert read_result(tmp_path / "run")["state_sha256"] == read_result(whole)["state_sha256"]
+    assert [row["env_steps"] for row in rows] == [row["env_steps"] for row in read_rows(whole)]
 
 
 @pytest.mark.slow
@@ -238,15 +244,7 @@ def test_a_full_disk_is_said_clearly(tmp_path):
     limit = (
         "import os, resource as r, sys; r.setrlimit(r.RLIMIT_FSIZE, (40_000,) * 2); os.execv(sys.argv[1], sys.argv[1:])"
     )
-    failed = subprocess.run(
-        [sys.executable, "-c", limit, *command("--resume", "run", "--quiet")],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    failed = run_python("-c", limit, *command("--resume", "run", "--quiet"), cwd=tmp_path)
     assert failed.returncode == 1, failed.stderr
     # orbax's own threads complain to stderr as well, in between
     message = f"could not be saved (File too large); older checkpoints are intact: {STEPS}, {2 * STEPS}"
@@ -292,10 +290,6 @@ def truncate_biggest(folder: Path) -> None:
     biggest(folder).write_bytes(content[: len(content) // 2])
 
 
-def empty_biggest(folder: Path) -> None:
-    biggest(folder).write_bytes(b"")
-
-
 def flip_a_byte(folder: Path) -> None:
     path = biggest(folder)
     content = bytearray(path.read_bytes())
@@ -323,7 +317,7 @@ def delete_metadata(folder: Path) -> None:
     (folder / "state" / "_METADATA").unlink()
 
 
-DAMAGES = [delete_biggest, truncate_biggest, empty_biggest, flip_a_byte, empty_all_files, empty_directory]
+DAMAGES = [delete_biggest, truncate_biggest, flip_a_byte, empty_all_files, empty_directory]
 DAMAGES += [a_file_instead, delete_metadata]
 
 
@@ -335,6 +329,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(damage, newest, saved, w
         damage(run_dir / "checkpoints" / str(updates * STEPS))
     assert in_process("--resume", run_dir) == 0
     output = capsys.readouterr()
+    assert "Traceback" not in output.err
     if damage is not a_file_instead:  # that one is not even listed
         assert output.err.count("warning:") == newest
         assert f"checkpoint {6 * STEPS}" in output.err
@@ -354,16 +349,6 @@ def test_when_every_checkpoint_is_damaged(saved, tmp_path, capsys):
     message = capsys.readouterr().err
     assert message.count("error:") == 1
     assert all(f"checkpoint {step}" in message for step in (2 * STEPS, 4 * STEPS, 6 * STEPS))
-
-
-@pytest.mark.slow
-def test_a_damaged_checkpoint_through_a_process(saved, wanted, tmp_path):
-    run_dir = Path(shutil.copytree(saved, tmp_path / "run"))
-    truncate_biggest(run_dir / "checkpoints" / str(6 * STEPS))
-    done = succeed(run_script("--resume", "run", "--quiet", cwd=tmp_path))
-    assert "warning:" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert read_result(run_dir)["state_sha256"] == wanted
 
 
 def test_a_torn_line_of_metrics_is_dropped(saved, tmp_path):

@@ -1,4 +1,4 @@
-"""No dead flags: every flag of PPO has a case here, which shows that it changes something."""
+"""No dead flags: every flag of every algorithm has a case here, which shows that it changes something."""
 
 import dataclasses
 import functools
@@ -8,12 +8,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import appo_pmap as appo
+import jax
+import ppo_pmap as ppo
 import pytest
+import sac_pmap as sac
 from cli_helpers import Recorder, checkpoint_steps, read_config, read_result, read_rows, run_script, toy
+from helpers import host_params, make_env, run_updates, same_bits, small_sac_args
 from PIL import Image
+from test_appo import small_args as small_appo_args
 
-from algos.ppo_pmap import Args, train
-from common.cli.command import main
+from common.cli.flags import DeviceEnvArgs, RunArgs
 from common.runs.run import Run
 
 BASE = {
@@ -30,63 +35,104 @@ BASE = {
 }
 UPDATE = 32
 
-# Flags that change what is learned: the value to compare with, and other flags that both runs get.
-LEARNING: dict[str, tuple[Any, dict[str, Any]]] = {
-    "env": ("cli_helpers:long_toy", {"env": "cli_helpers:toy"}),
-    "env_params": ('{"bonus": 1.0}', {"env": "cli_helpers:toy"}),
-    "seed": (1, {}),
-    "num_envs": (8, {}),
-    "num_steps": (16, {}),
-    "update_epochs": (3, {}),
+Cases = dict[str, tuple[Any, dict[str, Any]]]
+"""Flags that change what is learned: the value to compare with, and other flags that both runs get."""
+
+ALL: Cases = {"gamma": (0.5, {}), "hidden_sizes": ((5,), {}), "seed": (1, {})}
+ON_POLICY: Cases = ALL | {
     "num_minibatches": (4, {}),
-    "total_timesteps": (128, {}),  # anneals more slowly
     "learning_rate": (0.01, {}),
     "lr_schedule": ("constant", {}),
-    "desired_kl": (1e-9, {"lr_schedule": "kl-adaptive", "learning_rate": 0.001}),
-    "gamma": (0.5, {}),
     "gae_lambda": (0.5, {}),
-    "clip_eps": (0.3, {}),
-    "clip_mode": ("symmetric", {"clip_eps": 0.2}),
     "vf_coef": (0.1, {}),
-    "clip_vloss": (True, {}),
     "ent_coef": (0.5, {}),
     "exploration_loss": ("symmetric-kl", {}),
-    "max_grad_norm": (0.0, {}),
+    "max_grad_norm": (0.01, {}),
     "norm_adv": (False, {}),
-    "target_kl": (1e-6, {}),
     "normalize_obs": (True, {}),
     "normalize_returns": (False, {}),
     "activation": ("relu", {}),
-    "hidden_sizes": ((5,), {}),
+}
+PPO: Cases = ON_POLICY | {
+    "env": ("cli_helpers:long_toy", {"env": "cli_helpers:toy"}),
+    "env_params": ('{"bonus": 1.0}', {"env": "cli_helpers:toy"}),
+    "num_envs": (8, {}),
+    "num_steps": (16, {}),
+    "update_epochs": (3, {}),
+    "total_timesteps": (128, {}),  # anneals more slowly
+    "desired_kl": (1e-9, {"lr_schedule": "kl-adaptive", "learning_rate": 0.001}),
+    "clip_eps": (0.3, {}),
+    "clip_mode": ("symmetric", {"clip_eps": 0.2}),
+    "clip_vloss": (True, {}),
+    "target_kl": (1e-6, {}),
     "decorrelate": (True, {}),
     "precision": ("bfloat16", {}),
+}
+SAC: Cases = ALL | {
+    "buffer_size": (160, {}),
+    "learning_starts": (64, {}),
+    "hold_random": (2, {}),
+    "utd_ratio": (0.25, {}),
+    "batch_size": (32, {}),
+    "policy_lr": (0.01, {}),
+    "q_lr": (0.01, {}),
+    "tau": (0.1, {}),
+    "policy_frequency": (2, {}),
+    "target_frequency": (2, {}),
+    "autotune": (False, {}),
+    "alpha": (0.5, {"autotune": False}),
+    "target_entropy_scale": (0.5, {}),
+    "critic_layer_norm": (True, {}),
+    "activation": ("tanh", {}),
+}
+APPO: Cases = ON_POLICY | {
+    "env_params": ('{"limit": 3}', {}),
+    "num_steps": (4, {}),
+    "envs_per_actor": (4, {}),
+    "actor_threads": (1, {}),
+    "rollouts_per_update": (1, {}),
+    "publish_interval": (2, {}),
+    "num_epochs": (2, {}),
+    "loss": ("impala", {}),
+    "advantage": ("gae", {"num_epochs": 2}),
+    "rho_clip": (0.5, {}),
+    "c_clip": (0.5, {}),
+    "pg_rho_clip": (0.5, {"loss": "impala"}),
+    "max_policy_lag": (1, {"publish_interval": 3}),
+    "clip_eps": (0.001, {"num_epochs": 4, "learning_rate": 0.1}),
+    "clip_mode": ("symmetric", {"num_epochs": 8, "learning_rate": 0.05, "clip_eps": 0.3}),
+    "ratio_clamp": (1.001, {"num_epochs": 4, "learning_rate": 0.1}),
+    "clip_vloss": (True, {"num_epochs": 4, "learning_rate": 0.1, "clip_eps": 0.01}),
+    "share_torso": (True, {}),
+    "encoder": ("nature", {"env": "gymnasium:host_toys:ImageToy-v0"}),
 }
 
 
 def start(run_dir: Path | None = None, **flags: Any):
     """Train the toy (or what `env` names) with BASE and these flags."""
     where = {} if flags.get("benchmark") or flags.get("resume") else {"run_dir": str(run_dir or tempfile.mkdtemp())}
-    return train(Args(**BASE | where | flags), None if "env" in flags else toy())
+    return ppo.train(ppo.Args(**BASE | where | flags), None if "env" in flags else toy())
 
 
 @functools.cache
-def checksum(**flags: Any) -> str:
-    return start(**flags).state_sha256
+def learned(algorithm: Any, **flags: Any) -> Any:
+    """Parameters after a short run with these flags."""
+    if algorithm is ppo:
+        return start(**flags).params
+    if algorithm is sac:
+        args = small_sac_args(**{"hidden_sizes": (4,)} | flags)
+        return host_params(run_updates(args, make_env("Pendulum-v1"), 1, 24)[0])
+    return appo.train(small_appo_args(serial=True, benchmark=True, **{"total_timesteps": 512} | flags)).params
 
 
-def learning_case(name: str):
-    def case(tmp_path, **_):
-        value, others = LEARNING[name]
-        assert getattr(Args(**BASE | others), name) != value
-        assert checksum(**others) != start(tmp_path, **others | {name: value}).state_sha256
-
-    return case
+LEARNING = [(algorithm, flag) for algorithm, cases in ((ppo, PPO), (sac, SAC), (appo, APPO)) for flag in cases]
 
 
-def num_seeds(tmp_path, **_):
-    result = start(tmp_path, num_seeds=2)
-    assert len(result.evaluation["eval/return_mean"]) == 2
-    assert len(read_rows(tmp_path)[-1]["loss/policy"]) == 2
+@pytest.mark.parametrize(("algorithm", "flag"), LEARNING, ids=[f"{one.__name__}-{flag}" for one, flag in LEARNING])
+def test_every_flag_changes_what_is_learned(algorithm, flag, capsys):
+    value, others = {ppo: PPO, sac: SAC, appo: APPO}[algorithm][flag]
+    base, changed = learned(algorithm, **others), learned(algorithm, **others | {flag: value})
+    assert not same_bits(*map(jax.tree.leaves, (base, changed)))
 
 
 def num_devices(tmp_path, **_):
@@ -98,30 +144,10 @@ def num_devices(tmp_path, **_):
     assert [len(read_config(tmp_path / name)["devices"]) for name in ("one", "two")] == [1, 2]
 
 
-def log_interval(tmp_path, **_):
-    start(tmp_path / "often", log_interval=UPDATE)
-    start(tmp_path / "rarely", log_interval=1000)
-    assert [row["env_steps"] for row in read_rows(tmp_path / "often")] == [32, 64, 96]
-    assert [row["env_steps"] for row in read_rows(tmp_path / "rarely")] == [96]
-
-
-def eval_interval(tmp_path, **_):
-    for interval, wanted in ((UPDATE, [32, 64, 96]), (2 * UPDATE, [64, 96]), (0, [96])):
-        run_dir = tmp_path / str(interval)
-        start(run_dir, log_interval=UPDATE, eval_interval=interval)
-        assert [row["env_steps"] for row in read_rows(run_dir) if "eval/return_mean" in row] == wanted
-
-
 def eval_episodes(tmp_path, **_):
     few, many = start(tmp_path / "few"), start(tmp_path / "many", eval_episodes=9)
     assert read_result(tmp_path / "many")["eval/episodes"] == 9
     assert few.evaluation["eval/return_std"] != many.evaluation["eval/return_std"]
-
-
-def checkpoint_interval(tmp_path, **_):
-    for interval, wanted in ((UPDATE, [32, 64, 96]), (2 * UPDATE, [64, 96]), (0, [96])):
-        start(tmp_path / str(interval), checkpoint_interval=interval)
-        assert checkpoint_steps(tmp_path / str(interval)) == wanted
 
 
 def keep_checkpoints(tmp_path, **_):
@@ -148,37 +174,11 @@ def keep_best(tmp_path, **_):
     assert min(best) in checkpoint_steps(tmp_path / "saves")
 
 
-def run_dir(tmp_path, **_):
-    result = start(tmp_path / "here" / "and there")
-    assert result.run_dir == tmp_path / "here" / "and there"
-    assert (result.run_dir / "DONE").exists()
-
-
-def resume(tmp_path, **_):
-    start(tmp_path, stop_after=64)
-    resumed = train(Args.from_run(tmp_path, env="cli_helpers:toy", quiet=True))
-    assert [row["env_steps"] for row in read_rows(tmp_path)][-1] == 96
-    assert resumed.state_sha256 == checksum()
-
-
-def init_from(tmp_path, **_):
-    start(tmp_path / "source", seed=3)
-    result = start(tmp_path / "new", init_from=str(tmp_path / "source"))
-    assert result.env_steps == 96
-    assert result.state_sha256 != checksum()
-
-
 def overwrite(tmp_path, **_):
     start(tmp_path, seed=1)
     start(tmp_path, seed=2, overwrite=True)
     assert read_config(tmp_path)["args"]["seed"] == 2
     assert len(read_rows(tmp_path)) == 1
-
-
-def stop_after(tmp_path, **_):
-    result = start(tmp_path, stop_after=33)
-    assert (result.status, result.env_steps) == ("stopped", 64)
-    assert not (tmp_path / "DONE").exists()
 
 
 def max_seconds(tmp_path, **_):
@@ -225,15 +225,6 @@ def wandb(tmp_path, monkeypatch, **_):
     assert recorder.calls[-1][0] == "finish"
 
 
-def quiet(tmp_path, capsys, **_):
-    capsys.readouterr()
-    start(tmp_path / "quiet")
-    silent = capsys.readouterr()
-    assert silent.out == silent.err == ""
-    start(tmp_path / "loud", quiet=False)
-    assert "finished" in capsys.readouterr().out
-
-
 def compile_cache(tmp_path, **_):
     words = ["--hidden-sizes", 2, "--num-envs", 2, "--num-steps", 4, "--num-minibatches", 1, "--total-timesteps", 8]
     words += ["--eval-episodes", 1, "--quiet", "--num-devices", 1]
@@ -273,26 +264,35 @@ def test_an_evaluation_after_the_last_row_gets_a_row_of_its_own(tmp_path, monkey
     assert json.loads((tmp_path / "checkpoints" / str(UPDATE) / "metrics" / "metrics").read_text())
 
 
-RUN = (num_seeds, num_devices, log_interval, eval_interval, eval_episodes, checkpoint_interval, keep_checkpoints)
-RUN += (keep_best, run_dir, resume, init_from, overwrite, stop_after, max_seconds, gif, tensorboard, wandb, quiet)
-RUN += (compile_cache, benchmark)
-CASES = {case.__name__: case for case in RUN} | {name: learning_case(name) for name in LEARNING}
+RUN = num_devices, eval_episodes, keep_checkpoints, keep_best, overwrite, max_seconds, gif, tensorboard, wandb
+RUN += compile_cache, benchmark
+IN_TEST_CLI = {"checkpoint_interval", "eval_interval", "init_from", "log_interval", "quiet", "run_dir", "stop_after"}
+IN_TEST_INVARIANTS = {"num_seeds", "resume"}
+IN_TEST_SAC = {"save_buffer"}
+IN_TEST_APPO = {"actor_devices", "env", "eval_episodes", "learner_devices", "lockstep", "on_full", "queue_size"}
+IN_TEST_APPO |= {"sampler_only", "serial", "vectorization"}
+IN_TEST_HOST = {"learner_timeout", "max_restarts", "reset_timeout", "restart_interval", "step_timeout"}
 
 
-@pytest.mark.parametrize("flag", [field.name for field in dataclasses.fields(Args)])
-def test_every_flag_changes_something(flag, tmp_path, monkeypatch, capsys):
-    assert flag in CASES, f"--{flag.replace('_', '-')} is new: add a case that shows what it does"
-    CASES[flag](tmp_path=tmp_path, monkeypatch=monkeypatch, capsys=capsys)
+def names(args_class: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(args_class)}
 
 
-def test_no_case_is_left_over():
-    assert CASES.keys() == {field.name for field in dataclasses.fields(Args)}
+def test_every_flag_has_a_case():
+    assert PPO.keys() | {case.__name__ for case in RUN} | IN_TEST_CLI | IN_TEST_INVARIANTS == names(ppo.Args)
+    assert names(sac.Args) - names(DeviceEnvArgs) <= SAC.keys() | IN_TEST_SAC
+    assert names(appo.Args) - names(RunArgs) <= APPO.keys() | IN_TEST_APPO | IN_TEST_HOST
+
+
+@pytest.mark.parametrize("case", RUN, ids=lambda case: case.__name__)
+def test_every_flag_of_a_run_changes_something(case, tmp_path, monkeypatch, capsys):
+    case(tmp_path=tmp_path, monkeypatch=monkeypatch, capsys=capsys)
 
 
 def test_without_a_change_nothing_differs(tmp_path):
     """Otherwise the cases above would show nothing. Nor do the flags of a run change what is learned."""
     again = {"log_interval": UPDATE, "eval_interval": 2 * UPDATE, "checkpoint_interval": UPDATE, "eval_episodes": 3}
-    assert start(tmp_path, **again).state_sha256 == checksum()
+    assert start(tmp_path, **again).state_sha256 == start().state_sha256
 
 
 def test_tensorboard_files_are_written(tmp_path):
@@ -300,11 +300,3 @@ def test_tensorboard_files_are_written(tmp_path):
     start(tmp_path, tensorboard=True)
     (events,) = tmp_path.glob("events.out.tfevents.*")
     assert b"loss/policy" in events.read_bytes()
-
-
-def test_wandb_works_through_the_command_line_entry(tmp_path, monkeypatch):
-    recorder = Recorder()
-    monkeypatch.setitem(sys.modules, "wandb", recorder)
-    args = Args(**BASE, env="cli_helpers:toy", wandb=True, run_dir=str(tmp_path / "run"))
-    assert main(train, args) == 0
-    assert {"init", "log", "finish"} <= recorder.names()

@@ -1,20 +1,18 @@
-"""The promises that every algorithm keeps, for PPO: X1 to X6, X8, X10 and X11 of the design."""
+"""The promises that PPO and SAC keep: X1 to X6, X8, X10 and X11 of the design."""
 
 import functools
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from cli_helpers import ROOT, run_python, succeed
 from helpers import (
     Args,
     Watch,
-    functions_of,
     host_params,
+    init_over,
     make_env,
     metric_rows,
     over_devices,
@@ -24,8 +22,10 @@ from helpers import (
     replicas_are_identical,
     result_of,
     run_updates,
+    sac,
     same_bits,
     small_args,
+    small_sac_args,
     train,
 )
 
@@ -33,40 +33,43 @@ from benchmarks.many_seeds import scaled
 from common.device.sampling import block_width, minibatch_indices, rollout_keys
 from common.device.sharding import global_ids, to_host
 
-ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.usefixtures("users_compiler_throughout")
 
 # ---------------------------------------------------------------------------------------- X1, X3: devices and replicas
 
 CASES = {
-    "discrete": ("CartPole-v1", {"decorrelate": True, "lr_schedule": "kl-adaptive"}),
-    "continuous": ("Pendulum-v1", {"normalize_obs": True, "num_minibatches": 2}),
-    "multidiscrete": ("TwoDials", {"num_minibatches": 16, "exploration_loss": "symmetric-kl"}),  # blocks of two envs
+    "discrete": (small_args, "CartPole-v1", {"decorrelate": True, "lr_schedule": "kl-adaptive"}),
+    "continuous": (small_args, "Pendulum-v1", {"normalize_obs": True, "num_minibatches": 2}),
+    # blocks of two environments
+    "multidiscrete": (small_args, "TwoDials", {"num_minibatches": 16, "exploration_loss": "symmetric-kl"}),
+    "sac": (small_sac_args, "Pendulum-v1", {}),
+    "sac, discrete": (small_sac_args, "CartPole-v1", {"policy_frequency": 2, "target_frequency": 3}),
+    "sac, groups of two": (small_sac_args, "Pendulum-v1", {"batch_size": 8, "critic_layer_norm": True}),
 }
 
 
 @functools.cache
-def ten_updates(case: str, num_devices: int):
-    name, flags = CASES[case]
-    return run_updates(small_args(**flags), make_env(name), num_devices, 10)
+def after(updates: int, case: str, num_devices: int):
+    args, name, flags = CASES[case]
+    return run_updates(args(**flags), make_env(name), num_devices, updates)[0]
 
 
 @pytest.mark.parametrize(
-    ("case", "num_devices"),
-    [("discrete", 2), ("discrete", 4), ("discrete", 8), ("continuous", 4), ("multidiscrete", 4)],
+    ("case", "num_devices"), [(case, 4) for case in CASES] + [(case, n) for case in ("discrete", "sac") for n in (2, 8)]
 )
 def test_x1_parameters_do_not_depend_on_the_number_of_devices(case, num_devices):
-    (one, metrics), (many, _) = ten_updates(case, 1), ten_updates(case, num_devices)
-    assert relative_difference(host_params(one), host_params(many)) < 1e-5
-    one, many = to_host(one), to_host(many)
-    assert relative_difference(one.shard.tracker, many.shard.tracker) < 1e-5
+    """After twelve updates; in ten of them SAC learns."""
+    start, one, many = (to_host(after(*run)) for run in ((0, case, 1), (12, case, 1), (12, case, num_devices)))
+    assert relative_difference(one.learner.params, many.learner.params) < 1e-5
+    assert relative_difference(one.learner.params.actor, start.learner.params.actor) > 1e-3
     assert relative_difference(one.learner.recent, many.learner.recent) < 1e-5
-    assert metrics["policy/approx_kl"] > 1e-7  # something was learned
+    assert relative_difference(one.shard.tracker, many.shard.tracker) < 1e-5
+    assert relative_difference(one.shard, many.shard) < 1e-4  # with the replay buffer
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_x3_replicas_are_bit_identical(case):
-    assert replicas_are_identical(ten_updates(case, 4)[0])
+    assert replicas_are_identical(after(12, case, 4))
 
 
 # ------------------------------------------------------------------------------------------------------- X2: sharding
@@ -132,11 +135,7 @@ def test_x2_environment_ids_and_keys_are_global(devices):
 
 def test_x2_environments_start_differently_and_alike_on_any_number_of_devices():
     env = make_env("Toy")
-    starts = []
-    for count in (1, 4):
-        functions = functions_of(small_args(hidden_sizes=(4,)), env)
-        init = jax.pmap(functions.init, axis_name=ppo.AXIS, devices=jax.devices()[:count])
-        starts.append(to_host(init(np.zeros((count, 1), np.int32))).shard.obs)
+    starts = [to_host(init_over(small_args(hidden_sizes=(4,)), env, count)()).shard.obs for count in (1, 4)]
     np.testing.assert_array_equal(*starts)
     assert len(set(starts[0][0, :, 0])) == 16
 
@@ -162,18 +161,29 @@ def test_x4_resume_is_exact(tmp_path):
     assert metric_rows(part.run_dir) == rows
 
 
-def test_x4_resume_of_two_seeds_anywhere_and_on_other_devices(tmp_path):
-    """Stopped after an odd number of updates, between two log rows; annealed learning rate; from 2 devices to 4."""
-    short = '{"max_steps_in_episode": 30}'
-    flags = {"num_seeds": 2, "num_devices": 2, "env_params": short, "log_interval": 2 * 128, "hidden_sizes": (8,)}
-    whole = train(small_args(**flags, run_dir=str(tmp_path / "whole")))
-    part = train(small_args(**flags, run_dir=str(tmp_path / "part"), stop_after=5 * 128))
+@pytest.mark.parametrize("algorithm", [ppo, sac], ids=["ppo", "sac"])
+def test_x4_resume_of_two_seeds_anywhere_and_on_other_devices(algorithm, tmp_path):
+    """From 2 devices to 4. PPO, its learning rate annealed, stops after an odd number of updates, between two log rows;
+    the rings of SAC's buffer, of 20 slots, have wrapped once when it stops, and again at its end.
+    """
+    if algorithm is ppo:
+        small, updates, stop, tolerance = small_args, 10, 5 * 128, 1e-5
+        flags = {"env_params": '{"max_steps_in_episode": 30}', "log_interval": 2 * 128, "hidden_sizes": (8,)}
+    else:
+        small, updates, stop, tolerance = small_sac_args, 40, 24 * 16, 1e-4
+        flags = {"total_timesteps": 40 * 16, "log_interval": 8 * 16, "eval_interval": 8 * 16}
+    flags |= {"num_seeds": 2, "num_devices": 2}
+    whole = algorithm.train(small(**flags, run_dir=str(tmp_path / "whole")))
+    part = algorithm.train(small(**flags, run_dir=str(tmp_path / "part"), stop_after=stop))
     shutil.copytree(part.run_dir, tmp_path / "other")
-    same = train(Args.from_run(part.run_dir, quiet=True))
-    assert same.state_sha256 == whole.state_sha256
-    moved = train(Args.from_run(tmp_path / "other", quiet=True, num_devices=4))
-    assert relative_difference(whole.params, moved.params) < 1e-5
-    assert moved.env_steps == 10 * 128
+    same = algorithm.train(algorithm.Args.from_run(part.run_dir, quiet=True))
+    assert same.state_sha256 == whole.state_sha256 != part.state_sha256
+    assert same_bits(same.params, whole.params)
+    assert same.evaluation == whole.evaluation
+    assert algorithm is ppo or metric_rows(part.run_dir) == metric_rows(whole.run_dir)
+    moved = algorithm.train(algorithm.Args.from_run(tmp_path / "other", quiet=True, num_devices=4))
+    assert relative_difference(whole.params, moved.params) < tolerance
+    assert result_of(moved.run_dir)["updates"] == updates
 
 
 # ------------------------------------------------------------------------------------------------------ X5: accounting
@@ -186,25 +196,35 @@ def test_x5_never_fewer_steps_than_asked_and_less_than_an_update_more(total, num
     assert 0 <= args.num_updates * args.steps_per_update - total < args.steps_per_update
 
 
-def test_x5_x10_x11_a_run_counts_its_steps_repeats_exactly_compiles_once_and_stays_small(tmp_path, monkeypatch):
-    """2500 steps are 20 updates of 128, in chunks of 3 and a last one of 2 updates."""
-    flags = {"total_timesteps": 2500, "num_devices": 2, "log_interval": 3 * 128, "hidden_sizes": (8,)}
+@pytest.mark.parametrize(
+    ("algorithm", "args", "update", "chunk", "total"),
+    [(ppo, small_args, 128, 3 * 128, 2500), (sac, small_sac_args, 16, 6 * 16, 500)],
+    ids=["ppo", "sac"],
+)
+def test_x5_x10_x11_a_run_counts_its_steps_repeats_exactly_compiles_once_and_stays_small(
+    algorithm, args, update, chunk, total, tmp_path, monkeypatch
+):
+    """In chunks of several updates, and a last one of fewer."""
+
+    def run(name, **more):
+        flags = {"total_timesteps": total, "num_devices": 2, "log_interval": chunk, "hidden_sizes": (8,)}
+        return algorithm.train(args(**flags | more, run_dir=str(tmp_path / name)))
+
     with Watch(monkeypatch) as watch:
-        first = train(small_args(**flags, run_dir=str(tmp_path / "first")))
-    assert watch.steps == [384, 768, 1152, 1536, 1920, 2304, 2560]
+        first = run("first")
+    end = -(-total // update) * update
+    assert watch.steps == [*range(chunk, total, chunk), end]
     programs = [chunks for name, chunks in watch.compiled if "_fun" in str(name)]
     assert programs == [0, 0, 0], "init, update and evaluate, each once and before the first chunk"
-    assert watch.bytes[1] == watch.bytes[5]
+    assert watch.bytes[1] == watch.bytes[4]
 
-    result = result_of(first.run_dir)
-    assert first.env_steps == result["env_steps"] == 2560
-    assert result["updates"] == 20
-    assert [row["env_steps"] for row in metric_rows(first.run_dir)] == watch.steps
-
-    second = train(small_args(**flags, run_dir=str(tmp_path / "second")))
-    assert first.state_sha256 == second.state_sha256 == result["state_sha256"]
-    third = train(small_args(**flags, run_dir=str(tmp_path / "third"), seed=1))
-    assert third.state_sha256 != first.state_sha256
+    result, rows = result_of(first.run_dir), metric_rows(first.run_dir)
+    assert first.env_steps == result["env_steps"] == update * result["updates"] == end
+    assert [row["env_steps"] for row in rows] == watch.steps
+    assert algorithm is ppo or rows[-1]["gradient_updates"] == (end - 32) // 8
+    assert algorithm is ppo or rows[0]["loss/q1"] is not None
+    assert first.state_sha256 == run("second").state_sha256 == result["state_sha256"]
+    assert first.state_sha256 != run("third", seed=1).state_sha256
 
 
 # ------------------------------------------------------------------------------------------- X6: the ends of episodes
@@ -298,22 +318,28 @@ def test_every_seed_learns_cartpole_and_keeps_it(tmp_path):
 # ----------------------------------------------------------------------------------------------------------- X8: seeds
 
 
-def test_x8_seeds_equal_single_runs_and_differ():
-    flags = {"normalize_obs": True, "num_minibatches": 2}
-    env = make_env("Endings")
-    together, metrics = run_updates(small_args(num_seeds=3, seed=5, **flags), env, 2, 10)
+@pytest.mark.parametrize(
+    ("args", "env", "loss"),
+    [
+        (functools.partial(small_args, normalize_obs=True, num_minibatches=2), "Endings", "loss/total"),
+        (small_sac_args, "Pendulum-v1", "loss/q1"),
+    ],
+    ids=["ppo", "sac"],
+)
+def test_x8_seeds_equal_single_runs_and_differ(args, env, loss):
+    env = make_env(env)
+    together, metrics = run_updates(args(num_seeds=3, seed=5), env, 2, 12)
     together = to_host(together)
-    assert len(set(np.round(metrics["loss/total"], 5))) == 3
+    assert len(set(np.round(metrics[loss], 5))) == 3
     assert len(set(map(tuple, together.learner.key.tolist()))) == 3
-    assert together.learner.obs_stats.count.tolist() == [10 * 128] * 3
     for k in range(3):
-        alone, alone_metrics = run_updates(small_args(seed=5 + k, **flags), env, 2, 10)
-        alone, ours = to_host(alone), jax.tree.map(lambda x, k=k: x[k : k + 1], together)
+        alone, alone_metrics = run_updates(args(seed=5 + k), env, 2, 12)
+        alone = to_host(alone)
+        ours, others = (jax.tree.map(lambda x, i=i: x[i][None], together) for i in (k, (k + 1) % 3))
         assert relative_difference(alone.learner.params, ours.learner.params) < 1e-5
-        assert relative_difference(alone.learner.obs_stats, ours.learner.obs_stats) < 1e-5
-        np.testing.assert_array_equal(alone.shard.obs, ours.shard.obs)
-        assert alone_metrics["loss/total"] == pytest.approx(metrics["loss/total"][k], rel=1e-3)
-        others = jax.tree.map(lambda x, k=k: x[(k + 1) % 3][None], together)
+        assert relative_difference(alone.learner, ours.learner) < 1e-4
+        assert relative_difference(alone.shard, ours.shard) < 1e-4
+        assert alone_metrics[loss] == pytest.approx(metrics[loss][k], rel=1e-3)
         assert relative_difference(alone.learner.params, others.learner.params) > 0.01
 
 
@@ -331,8 +357,5 @@ seeds = np.broadcast_to(np.arange(4, dtype=np.int32), (2, 4)).copy()
 state = jax.pmap(functions.init, axis_name=ppo.AXIS)(seeds)
 print([x.shape for x in jax.tree.leaves(jax.block_until_ready(state).learner.params)][0])
 """
-    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'algos'}", "PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    done = succeed(run_python("-c", program, timeout=120, PYTHONPATH=f"{ROOT}:{ROOT / 'algos'}"))
     assert done.stdout.startswith("(2, 4")

@@ -23,7 +23,11 @@ WORDS = {
         r"ten +\(10, 6\) -> \[\d( \d){9}\]",
         "greedy return -?[0-9.]+ in 128 episodes",
     ],
-    "anatomy_of_ppo": ["the file's differ by at most  [0-9.]+e-0[6-9]|by at most  0.0e", "to the last bit: True"],
+    "anatomy_of_ppo": [
+        "the file's differ by at most  [0-9.]+e-0[6-9]|by at most  0.0e",
+        "in new units +[0-9.]+ = ",
+        "to the last bit: True",
+    ],
     "fork_an_algorithm": [r"^\+    return -jnp.mean\(ratio", r"LayerNorm", r"ppo_with_layer_norm .*seed:( \d+){8}"],
     "sac_and_many_seeds": [r"each seed:( -\d+){8}", "eight agents +[0-9.]+ s to compile", "torque upright"],
 }

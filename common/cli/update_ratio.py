@@ -31,11 +31,11 @@ class UpdateRatio(NamedTuple):
         """Raise UsageError where counting up to so many `transitions` needs more than the devices' 32 bit integers."""
         if self.numerator * self.denominator > LARGEST:
             raise UsageError(
-                f"--utd-ratio {self.numerator / self.denominator:g} is too fine to count exactly: "
+                f"--utd-ratio {self.numerator / self.denominator} is too fine to count exactly: "
                 "round it to four digits or fewer"
             )
         if transitions > LARGEST:
             raise UsageError(f"--total-timesteps must be at most {LARGEST}, got {transitions}")
         if self.due(transitions) > LARGEST:
-            ratio = f"{self.numerator / self.denominator:g}"
+            ratio = self.numerator / self.denominator
             raise UsageError(f"--utd-ratio {ratio} asks for more than {LARGEST} gradient updates")

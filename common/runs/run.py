@@ -130,8 +130,9 @@ class Run:
         self._recorder.write()
         self._recorder.hold(Chunk(before, self.steps, read))
         due = self._intervals.due(before, self.steps)
-        if due & {"eval", "checkpoint"}:
-            self._settle(state, "eval" in due, "checkpoint" in due)
+        at_end = self.steps >= self._end
+        if at_end or due & {"eval", "checkpoint"}:
+            self._settle(state, evaluate=at_end or "eval" in due, save=at_end or "checkpoint" in due)
 
     def log(self) -> None:
         """Write the row of the last chunk. Raises TrainingError where a metric in it was not finite."""
@@ -140,7 +141,7 @@ class Run:
     def _settle(self, state: Any, evaluate: bool, save: bool) -> None:
         """Evaluate and save this very state, unless that is done; also save it where --keep-best wants it."""
         self._recorder.wait()  # raises: what is broken is neither evaluated nor saved
-        if evaluate:
+        if evaluate and not self.args.benchmark:
             self._evaluations.begin(self.steps, state)
         self._recorder.write()
         if save or self._saver.wants(self.steps):
@@ -164,7 +165,7 @@ class Run:
         """
         advanced = self.steps > self.first_step
         if advanced:
-            self._settle(state, evaluate=not self._evaluated_enough(), save=True)
+            self._settle(state, evaluate=not self._signals.received, save=True)
             self._evaluations.finish(self.steps, state, self._evaluated_enough)  # once it is saved, since it may fail
         self._clock.end()
         interrupted = self._signals.received

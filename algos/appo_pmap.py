@@ -114,6 +114,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from common.actors.algorithm import ActorAlgorithm
 from common.actors.rollouts import Rollout
 from common.actors.watching import leave
 from common.device.final_values import put_final_values
@@ -179,17 +180,6 @@ class Batch(NamedTuple):
     advantage: jax.Array
     target: jax.Array
     weight: jax.Array  # 1 for steps to learn from, else 0
-
-
-class APPO(NamedTuple):
-    """The algorithm as pure functions of one device, for `pmap`, `shard_map` or `vmap` with axis name `AXIS`."""
-
-    init: Callable  # seed [] -> Learner
-    update: Callable  # Learner, rollouts -> Learner, Published, metrics
-    publish: Callable  # Learner -> Published
-    explore: Callable  # Published, memory, key data, step, observations [N, ...] -> actions, log-probabilities, memory
-    new_learner: Callable  # keys of the parameters and of everything random -> Learner
-    act: Callable  # Learner, raw observations [B, ...], key or None for the best -> actions [B, ...]
 
 
 # ------------------------------------------------------------------------------------------------------------- maths
@@ -265,7 +255,7 @@ def squared_error(value, old_value, target, clip_eps: float) -> jax.Array:
 # --------------------------------------------------------------------------------------------------------- algorithm
 
 
-def make_appo(args: Args, env: EnvSpec) -> APPO:
+def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
     """APPO for `env` as pure functions. Raises UsageError for flags that its spaces do not fit."""
     if args.exploration_loss == "symmetric-kl":
         need_discrete_actions(env, "--exploration-loss symmetric-kl")
@@ -274,21 +264,6 @@ def make_appo(args: Args, env: EnvSpec) -> APPO:
     network = Network(args, env.observation_space, env.action_space)
     clip = optax.clip_by_global_norm(args.max_grad_norm) if args.max_grad_norm else optax.identity()
     optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=1e-5)))
-
-    def init(seed: jax.Array) -> Learner:
-        return new_learner(*jax.random.split(jax.random.key(seed)))
-
-    def new_learner(params_key: jax.Array, key: jax.Array) -> Learner:
-        obs = jnp.zeros((1, *env.observation_space.shape), env.obs_dtype)
-        params = network.init(params_key, obs)
-        return Learner(
-            params=params,
-            opt_state=optimizer.init(params),
-            obs_stats=running_stats(env.observation_space.shape) if args.normalize_obs else None,
-            return_stats=running_stats(()) if args.normalize_returns else None,
-            key=key,
-            updates=jnp.int32(0),
-        )
 
     def update(learner: Learner, rollouts: tuple[Rollout, ...]):
         """Learn from this device's share of some rollouts, [T, N, ...] each."""
@@ -307,7 +282,7 @@ def make_appo(args: Args, env: EnvSpec) -> APPO:
     def prepare(learner: Learner, rollout: Rollout) -> tuple[Batch, dict]:
         """Values, advantages and targets in units of the rewards, flattened to [T * N, ...], and metrics of them."""
         obs = normalize(learner.obs_stats, rollout.obs[:-1])
-        # Flat, as in the loss: with one gradient step per update both passes are the same, and compiled into one.
+        # Flat, as in the loss: with one gradient step per update both torsos are the same, and compiled into one.
         policy, value = network.apply(learner.params, obs.reshape(-1, *obs.shape[2:]))
         value = denormalize(learner.return_stats, value)
         policy, value = jax.tree.map(lambda x: x.reshape(*obs.shape[:2], *x.shape[1:]), (policy, value))  # [T, N]
@@ -316,7 +291,7 @@ def make_appo(args: Args, env: EnvSpec) -> APPO:
             cut_off = rollout.truncated & ~rollout.terminated
             next_value = put_final_values(next_value, cut_off, rollout.final_obs, partial(value_of, learner))
         common = rollout.reward, value, next_value, rollout.terminated, rollout.truncated, args.gamma, args.gae_lambda
-        log_rho = log_ratio(policy.log_prob(rollout.action), rollout.record)
+        log_rho = log_ratio(policy.log_prob(rollout.action), rollout.noted)
         if args.advantage == "gae":
             advantage = gae(*common)
             target = value + advantage
@@ -325,19 +300,20 @@ def make_appo(args: Args, env: EnvSpec) -> APPO:
         lag = learner.updates - rollout.version
         fresh = lag <= args.max_policy_lag if args.max_policy_lag else True
         weight = (rollout.valid & fresh).astype(jnp.float32)
-        batch = Batch(obs, rollout.action, rollout.record, value, advantage, target, weight)
+        batch = Batch(obs, rollout.action, rollout.noted, value, advantage, target, weight)
         mean = partial(weighted_mean, weight)
         metrics = {"value/mean": mean(value), "value/target": mean(target), "policy/rho": mean(jnp.exp(log_rho))}
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch), jax.lax.pmean(metrics, AXIS)
 
     def renew_units(learner: Learner, batch: Batch) -> tuple[Learner, Batch]:
-        """Move on to units of the values that count these targets in; the values stay what they are (PopArt)."""
+        """Let these targets move the units of values and advantages; the values themselves stay (PopArt)."""
         if learner.return_stats is None:
             return learner, batch
         units = learner.return_stats.merge(batch.target, AXIS, batch.weight > 0)
         params = rescale_output(learner.params, "value", learner.return_stats, units)
-        value, target = units.normalize(batch.value, math.inf), units.normalize(batch.target, math.inf)
-        return learner.replace(params=params, return_stats=units), batch._replace(value=value, target=target)
+        learner = learner.replace(params=params, return_stats=units)
+        value, target = units.normalize(batch.value, clip=None), units.normalize(batch.target, clip=None)
+        return learner, batch._replace(value=value, target=target, advantage=batch.advantage / units.std)
 
     def learn(learner: Learner, batch: Batch, num_rollouts: int):
         """Epochs of minibatch gradient steps; returns parameters, optimizer state and metrics."""
@@ -415,6 +391,21 @@ def make_appo(args: Args, env: EnvSpec) -> APPO:
     def value_of(learner: Learner, obs: jax.Array) -> jax.Array:
         return denormalize(learner.return_stats, network.apply(learner.params, normalize(learner.obs_stats, obs))[1])
 
+    def init(seed: jax.Array) -> Learner:
+        return new_learner(*jax.random.split(jax.random.key(seed)))
+
+    def new_learner(params_key: jax.Array, key: jax.Array) -> Learner:
+        obs = jnp.zeros((1, *env.observation_space.shape), env.obs_dtype)
+        params = network.init(params_key, obs)
+        return Learner(
+            params=params,
+            opt_state=optimizer.init(params),
+            obs_stats=running_stats(env.observation_space.shape) if args.normalize_obs else None,
+            return_stats=running_stats(()) if args.normalize_returns else None,
+            key=key,
+            updates=jnp.int32(0),
+        )
+
     def explore(published: Published, memory: Any, key_data: jax.Array, step: jax.Array, obs: jax.Array):
         """Sampled actions [N, ...] of an actor's environments with their log-probabilities [N]."""
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
@@ -427,7 +418,7 @@ def make_appo(args: Args, env: EnvSpec) -> APPO:
         policy, _ = network.apply(learner.params, normalize(learner.obs_stats, obs))
         return policy.mode() if key is None else policy.sample(action_noise(key, env.action_space, obs.shape[:1]))
 
-    return APPO(init, update, publish, explore, new_learner, act)
+    return ActorAlgorithm(init, update, publish, explore, new_learner, act)
 
 
 make_algorithm = make_appo  # the name by which `load_policy` knows it

@@ -4,7 +4,6 @@ python algos/ppo_pmap.py --env CartPole-v1
 python algos/ppo_pmap.py --help
 """
 
-import math
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.cli.checks import check
 from common.cli.command import main, parse
+from common.cli.errors import UsageError
 from common.cli.flags import DeviceEnvArgs
 
 
@@ -100,6 +100,8 @@ class Args(DeviceEnvArgs):
         check(self, "learning_rate clip_eps desired_kl", above=0)
         check(self, "vf_coef ent_coef max_grad_norm target_kl", at_least=0)
         check(self, "gamma gae_lambda", at_least=0, at_most=1)
+        if self.lr_schedule != "kl-adaptive" and self.desired_kl != Args.desired_kl:
+            raise UsageError(f"--desired-kl needs --lr-schedule kl-adaptive, it is {self.lr_schedule}")
 
 
 if __name__ == "__main__":
@@ -262,7 +264,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
     optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=1e-5)))
 
     def update(state: TrainState) -> tuple[TrainState, Averages, Any]:
-        """One iteration of PPO: collect, estimate advantages, learn."""
+        """One iteration of PPO (algorithm 1): collect, estimate advantages, learn."""
         learner, shard = state.learner, state.shard
         rollout_key, shuffle_key = jax.random.split(jax.random.fold_in(learner.key, learner.updates))
 
@@ -323,14 +325,14 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         return batch, value_metrics(batch.value, batch.target, batch.advantage)
 
     def renew_units(learner: Learner, batch: Batch) -> tuple[Learner, Batch]:
-        """Let these targets move the units of the critic, whose values stay what they are (PopArt)."""
+        """Let these targets move the units of values and advantages; the values themselves stay (PopArt)."""
         if learner.return_stats is None:
             return learner, batch
         units = learner.return_stats.merge(batch.target, AXIS)
         critic_params = rescale_output(learner.params.critic, "value", learner.return_stats, units)
         learner = learner.replace(params=learner.params._replace(critic=critic_params), return_stats=units)
-        value, target = units.normalize(batch.value, math.inf), units.normalize(batch.target, math.inf)
-        return learner, batch._replace(value=value, target=target)
+        value, target = units.normalize(batch.value, clip=None), units.normalize(batch.target, clip=None)
+        return learner, batch._replace(value=value, target=target, advantage=batch.advantage / units.std)
 
     def learn(learner: Learner, batch: Batch, key: jax.Array):
         """Epochs of minibatch gradient steps; returns parameters, optimizer state and metrics."""
@@ -351,7 +353,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
             params = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
             return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
 
-        def epoch(carry, inputs):
+        def epoch(carry, inputs):  # computed in any case, and dropped once the policy has moved too far
             before, stopped = carry
             after, metrics = jax.lax.scan(gradient_step, before, inputs)
             metrics = jax.tree.map(jnp.mean, metrics)
@@ -380,6 +382,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         }
         if args.exploration_loss == "symmetric-kl":
             losses["loss/exploration"] = jnp.mean(policy.symmetric_kl_to_uniform())
+        # Equation 9
         total = losses["loss/policy"] + args.vf_coef * losses["loss/value"] + args.ent_coef * losses["loss/exploration"]
         return total, losses | {
             "loss/total": total,

@@ -95,7 +95,7 @@ from common.device.seeds import same_for_all_seeds
 from common.device.sharding import AXIS, flat_pmean
 from common.device.update_loop import do_where, repeat_and_add
 from common.envs.environment import Env
-from common.envs.requirements import need_one_or_bounded_actions
+from common.envs.requirements import need_squashable_actions
 from common.envs.spaces import Discrete, Space
 from common.envs.unit_actions import action_scale, empty_action, to_env, uniform_action
 from common.nets.distributions import LOG_2PI, Categoricals, action_noise
@@ -235,7 +235,7 @@ def target_entropy(space: Space, scale: float | None) -> float:
 
 def make_sac(args: Args, env: Env) -> Algorithm:
     """SAC for `env` as pure functions. Raises UsageError for spaces that it cannot act in."""
-    need_one_or_bounded_actions(env, "SAC")
+    need_squashable_actions(env, "SAC")
     discrete = isinstance(env.action_space, Discrete)
     actor = Actor(args, env.observation_space, env.action_space)
     critics = Critics(args, env.observation_space, env.action_space)

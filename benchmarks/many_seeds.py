@@ -64,31 +64,35 @@ def scaled(env: Env, factor: float) -> Env:
     return other
 
 
-def evaluations(run_dir: Path) -> np.ndarray:
-    """The mean greedy return of each seed in every evaluation, [evaluations, S]."""
-    rows = (row["eval/return_mean"] for row in read(run_dir / "metrics.jsonl") if "eval/return_mean" in row)
-    return np.array([np.atleast_1d(row) for row in rows], float)
+def evaluations(run_dir: Path) -> dict[int, np.ndarray]:
+    """The mean greedy return of each seed [S], by the step of the evaluation."""
+    rows = (row for row in read(run_dir / "metrics.jsonl") if "eval/return_mean" in row)
+    return {row["env_steps"]: np.atleast_1d(np.array(row["eval/return_mean"], float)) for row in rows}
 
 
 def main(what: What) -> None:
     algorithm = importlib.import_module(f"algos.{what.algorithm}")
     args = parse(algorithm.Args, list(what.flags))
-    if "--eval-interval" not in what.flags:
+    if args.eval_interval == algorithm.Args.eval_interval:
         args.eval_interval = args.total_timesteps // 10
     args.quiet, args.checkpoint_interval, num_seeds = True, 0, getattr(args, "num_seeds", 1)
     env = None
+    if what.reward_factor != 1 and not hasattr(args, "num_devices"):
+        sys.exit("--reward-factor needs an algorithm whose environments step on the devices")
     if what.reward_factor != 1:
         choose_devices(args.num_devices, args.num_envs, args.block)  # making an environment starts JAX
         env = scaled(make(args.env, args.env_params), what.reward_factor)
-    began, returns = time.perf_counter(), []
+    began, runs = time.perf_counter(), []
     with tempfile.TemporaryDirectory() as folder:
         for run in range(what.runs):
             args.run_dir = f"{folder}/{run}"
             algorithm.train(args, *([] if env is None else [env]))
-            returns.append(evaluations(Path(args.run_dir)) / what.reward_factor)
+            found = evaluations(Path(args.run_dir))
+            runs.append({step: returns / what.reward_factor for step, returns in found.items()})
             args.seed += num_seeds
-    returns = np.concatenate(returns, axis=1)  # [evaluations, seeds]
-    final, best = returns[-1], returns.max(axis=0)
+    final = np.concatenate([run[max(run)] for run in runs])  # [seeds of all runs]
+    best = np.concatenate([np.max(list(run.values()), axis=0) for run in runs])
+    everywhere = sorted(set.intersection(*map(set, runs)))  # on the host some evaluations may be left out
     spread = interval(final, "iqm")
     record = {
         "benchmark": "many_seeds",
@@ -105,7 +109,7 @@ def main(what: What) -> None:
         "max": round(float(final.max()), 3),
         "learned": int(np.sum(final >= what.threshold)),
         "lost": int(np.sum((best >= what.threshold) & (final < what.threshold))),
-        "mean_by_evaluation": [round(float(mean), 2) for mean in returns.mean(axis=1)],
+        "mean_by_step": {step: round(float(np.mean([run[step] for run in runs])), 2) for step in everywhere},
         "final": [round(float(x), 2) for x in final],
         "seconds": round(time.perf_counter() - began),
     }

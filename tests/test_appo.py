@@ -163,7 +163,7 @@ class Lab:
         return Rollout(
             obs=rng.normal(size=(steps + 1, envs, 2)).astype(np.float32),
             action=rng.integers(0, 3, shape).astype(np.int32),
-            record=np.log(rng.uniform(0.1, 0.9, shape)).astype(np.float32),
+            noted=np.log(rng.uniform(0.1, 0.9, shape)).astype(np.float32),
             reward=rng.normal(size=shape).astype(np.float32),
             terminated=terminated,
             truncated=truncated,
@@ -216,7 +216,7 @@ def test_masked_steps_teach_nothing():
     other = rollout._replace(
         reward=np.where(masked, 1e3, rollout.reward).astype(np.float32),
         action=np.where(masked, 2, rollout.action),
-        record=np.where(masked, -5, rollout.record).astype(np.float32),
+        noted=np.where(masked, -5, rollout.noted).astype(np.float32),
     )
     assert relative_difference(lab.update(rollout)[0], lab.update(other)[0]) < 1e-6
     changed = rollout._replace(reward=np.where(masked, rollout.reward, 1e3).astype(np.float32))
@@ -260,7 +260,7 @@ def test_a_truncated_step_bootstraps_from_its_final_observation_and_a_terminated
     rollout = lab.rollout(0, final_obs=True, steps=1)._replace(valid=np.ones((1, 8), bool))
     for truncated, terminated in ((True, False), (False, True), (True, True)):
         case = rollout._replace(truncated=np.full((1, 8), truncated), terminated=np.full((1, 8), terminated))
-        case = case._replace(record=np.full((1, 8), -9, np.float32))  # weights over 1, so that they are clipped to it
+        case = case._replace(noted=np.full((1, 8), -9, np.float32))  # weights over 1, so that they are clipped to it
         network = appo.Network(lab.args, lab.spec.observation_space, lab.spec.action_space)
         value = np.asarray(network.apply(lab.learner.params, case.final_obs[0])[1])
         target = case.reward[0] + 0.99 * (0 if terminated else value)
@@ -274,14 +274,14 @@ def test_both_losses_agree_on_policy():
         rollout = lab.rollout(0)
         network = appo.Network(lab.args, lab.spec.observation_space, lab.spec.action_space)
         log_prob = network.apply(lab.learner.params, rollout.obs[:-1])[0].log_prob(rollout.action)
-        rollouts.append(lab.update(rollout._replace(record=np.asarray(log_prob)))[0])
+        rollouts.append(lab.update(rollout._replace(noted=np.asarray(log_prob)))[0])
     assert relative_difference(*rollouts) < 1e-5
 
 
 @pytest.mark.parametrize("flags", [{"num_epochs": 3}, {"loss": "impala", "vf_coef": 0.0, "ent_coef": 0.0}], ids=str)
 def test_ratios_beyond_the_clamp_stay_finite_and_impala_learns_from_them(flags):
     lab = Lab(**flags)
-    params, metrics = lab.update(lab.rollout(0)._replace(record=np.full((8, 8), -200, np.float32)))
+    params, metrics = lab.update(lab.rollout(0)._replace(noted=np.full((8, 8), -200, np.float32)))
     assert metrics["policy/rho"] == pytest.approx(20.0)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
     assert "loss" not in flags or metrics["grad/norm"] > 0
@@ -315,17 +315,19 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+PASSES = {"num_epochs": 2, "num_minibatches": 2}
+
+
 @pytest.fixture(scope="module")
 def lockstep(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lockstep") / "run"
-    return train(folder, lockstep=True, num_epochs=2, num_minibatches=2), folder
+    return train(folder, lockstep=True, **PASSES), folder
 
 
 def test_lockstep_repeats_itself_and_serial_gives_the_same(lockstep, tmp_path):
-    flags = {"num_epochs": 2, "num_minibatches": 2}
-    again = train(tmp_path / "again", lockstep=True, **flags)
-    serial = train(tmp_path / "serial", serial=True, **flags)
-    other = train(tmp_path / "other", serial=True, seed=1, **flags)
+    again = train(tmp_path / "again", lockstep=True, **PASSES)
+    serial = train(tmp_path / "serial", serial=True, **PASSES)
+    other = train(tmp_path / "other", serial=True, seed=1, **PASSES)
     assert lockstep[0].state_sha256 == again.state_sha256 == serial.state_sha256 != other.state_sha256
 
 
@@ -344,8 +346,7 @@ def test_learners_on_other_devices_learn_the_same(lockstep, tmp_path, monkeypatc
     states = []
     finish = Run.finish
     monkeypatch.setattr(Run, "finish", lambda run, state, *more: states.append(state) or finish(run, state, *more))
-    flags = {"num_epochs": 2, "num_minibatches": 2, "actor_devices": "0", "learner_devices": "1,2"}
-    split = train(tmp_path / "split", lockstep=True, **flags)
+    split = train(tmp_path / "split", lockstep=True, actor_devices="0", learner_devices="1,2", **PASSES)
     assert relative_difference(split.params, lockstep[0].params) < 1e-5
     assert replicas_are_identical(states[-1])
     assert json.loads((tmp_path / "split" / "config.json").read_text())["devices"] == ["cpu:1", "cpu:2"]
@@ -575,12 +576,6 @@ def test_bad_flags(flags, wanted, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("users_compiler")
 def test_cartpole_is_learned(tmp_path):
-    args = appo.Args(
-        env="envpool:CartPole-v1",
-        total_timesteps=300_000,
-        eval_interval=0,
-        checkpoint_interval=0,
-        quiet=True,
-        run_dir=str(tmp_path / "run"),
-    )
-    assert appo.train(args).evaluation["eval/return_mean"][0] >= 475
+    run = {"eval_interval": 0, "checkpoint_interval": 0, "quiet": True, "run_dir": str(tmp_path / "run")}
+    result = appo.train(appo.Args(env="envpool:CartPole-v1", total_timesteps=300_000, **run))
+    assert result.evaluation["eval/return_mean"][0] >= 475

@@ -110,25 +110,17 @@ def counting_update(state):
     return state + 1, Averages.of(metrics), episodes
 
 
-def test_repeat_averages_metrics_and_finds_the_first_broken_update():
-    state, metrics, broken = jax.jit(lambda s, n: repeat(counting_update, s, n))(jnp.int32(0), jnp.int32(6))
-    assert state == 6
-    assert metrics["value"] == pytest.approx(2.5)
-    assert metrics["episode/count"] == 6
-    assert metrics["episode/return"] == pytest.approx(2.5)
-    assert metrics["episode/return_max"] == 5
-    assert jax.tree.map(int, broken) == {"value": -1, "late": 3, "early": 1}
-
-
-def test_repeat_keeps_seeds_apart():
+def test_repeat_averages_metrics_and_finds_the_first_broken_update_of_each_seed():
     states = jnp.array([0, 10, 2])
-    state, metrics, broken = jax.jit(lambda s, n: jax.vmap(lambda x: repeat(counting_update, x, n))(s))(
-        states, jnp.int32(2)
-    )
-    np.testing.assert_array_equal(state, states + 2)
-    np.testing.assert_array_equal(metrics["value"], [0.5, 10.5, 2.5])
-    np.testing.assert_array_equal(broken["late"], [-1, 0, 1])
-    np.testing.assert_array_equal(broken["early"], [1, -1, -1])
+    repeated = jax.jit(lambda states, n: jax.vmap(lambda state: repeat(counting_update, state, n))(states))
+    state, metrics, broken = repeated(states, jnp.int32(6))
+    np.testing.assert_array_equal(state, states + 6)
+    np.testing.assert_allclose(metrics["value"], [2.5, 12.5, 4.5])
+    np.testing.assert_array_equal(metrics["episode/count"], [6, 6, 6])
+    np.testing.assert_allclose(metrics["episode/return"], [2.5, 12.5, 4.5])
+    np.testing.assert_array_equal(metrics["episode/return_max"], [5, 15, 7])
+    broken = {name: index.tolist() for name, index in broken.items()}
+    assert broken == {"value": [-1, -1, -1], "late": [3, 0, 1], "early": [1, -1, -1]}
 
 
 def test_zero_updates_leave_the_state_bit_identical():

@@ -29,7 +29,6 @@ from cli_helpers import (
     succeed,
 )
 
-from algos.ppo_pmap import Args, train
 from common.cli.command import main, parse
 
 TOTAL = 400 * STEPS
@@ -37,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("users_compiler_throughout")
 
 
 def in_process(*words) -> int:
-    return main(train, parse(Args, [str(word) for word in words]))
+    return main(ppo.train, parse(ppo.Args, [str(word) for word in words]))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +62,7 @@ KILLED = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "kills", "total"), [(ppo, 20, TOTAL), (sac, 6, 16_000)], ids=["ppo", "sac"])
 def test_kills_change_nothing(algorithm, kills, total, tmp_path):
-    """kill -9, mostly while saving (all the time), some while starting; then the end is as if undisturbed."""
+    """kill -9, mostly while it trains and saves, some while it starts; then the end is as if undisturbed."""
     moments, script = random.Random(0), algorithm.__file__
     flags = [*KILLED[algorithm].split(), "--total-timesteps", total]
     succeed(run_script(*flags, "--run-dir", "whole", "--quiet", cwd=tmp_path, script=script))

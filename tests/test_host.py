@@ -4,8 +4,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cli_helpers import ROOT, environment, read_until, start_script
+from cli_helpers import ROOT, checkpoint_steps, read_until, run_python, start_script
 from helpers import result_of
-from test_appo import SMALL, TOY, rows, train
+from test_appo import TOY, rows, train
 
 import common.actors.evaluation
 import common.actors.watching
@@ -141,7 +139,7 @@ def test_processes_do_not_import_this_program(tmp_path):
         "print(envs.reset().shape)\n"
         "envs.close()\n"
     )
-    done = subprocess.run([sys.executable, program], env=environment(), capture_output=True, text=True, timeout=60)
+    done = run_python(program, timeout=60)
     assert done.stdout == "(2, 4)\n", done.stderr
 
 
@@ -288,7 +286,7 @@ def test_rollouts_hang_together():
     np.testing.assert_array_equal(whole.final_obs[ended][:, 1], [7.0] * 6)
     np.testing.assert_array_equal(next_obs[ended][:, 1], [0.0] * 6)
     np.testing.assert_array_equal(whole.version[:, 0], np.arange(24))
-    np.testing.assert_array_equal(whole.record["step"][:, 0], np.arange(24))
+    np.testing.assert_array_equal(whole.noted["step"][:, 0], np.arange(24))
     np.testing.assert_array_equal(np.concatenate([rollout.memory[:, 0] for rollout in rollouts]), [0, 6, 5, 4])
     assert [part.returns for part in parts] == [[], [7.0, 7.0], [7.0, 7.0], [7.0, 7.0]]
     assert parts[1].lengths == [7, 7]
@@ -372,9 +370,7 @@ def test_the_second_restart_of_an_actor_waits(tmp_path, capfd):
     assert errors.count("restarts now") == 1
     assert errors.count("restarts in 3 s") == 2
     assert result_of(tmp_path / "run")["status"] == "failed"
-    assert (tmp_path / "run" / "checkpoints").is_dir()
-    kept = [int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()]
-    assert kept == [result_of(tmp_path / "run")["env_steps"]]
+    assert checkpoint_steps(tmp_path / "run") == [result_of(tmp_path / "run")["env_steps"]]
 
 
 def test_a_learner_without_rollouts_says_what_every_actor_does(tmp_path):
@@ -394,7 +390,7 @@ def test_an_evaluation_that_fails_does_not_stop_the_training(kind, tmp_path, mon
     errors = capfd.readouterr().err
     assert "the evaluation at step 128 failed: RuntimeError: " in errors
     assert "no evaluation today" in errors
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [str(40 * 128)]
+    assert checkpoint_steps(tmp_path / "run") == [40 * 128]
     assert result_of(tmp_path / "run")["status"] == "failed"
 
 
@@ -411,9 +407,8 @@ def test_an_evaluation_that_hangs_is_given_up(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(common.actors.evaluation, "run_host_episodes", hang_once)
     flags = {"eval_interval": 128, "total_timesteps": 30 * 128, "step_timeout": 0.2, "env_params": '{"sleep": 0.0005}'}
     train(tmp_path / "run", **flags)
-    assert (
-        "the evaluation at step 128 is stuck (--step-timeout 0.2), in step and was given up" in capfd.readouterr().err
-    )
+    words = "the evaluation at step 128 is stuck (--step-timeout 0.2), in step and was given up"
+    assert words in capfd.readouterr().err
     assert result_of(tmp_path / "run")["status"] == "finished"
 
 
@@ -464,13 +459,9 @@ def test_signals_leave_no_process_behind(number, code, tmp_path):
 @pytest.mark.usefixtures("users_compiler")
 def test_200_000_frames_of_pong(tmp_path):
     """Frames of half the size keep this short."""
-    args = SMALL | {
-        "env": "envpool:Pong-v5",
-        "env_params": '{"img_height": 42, "img_width": 42}',
-        "log_interval": 10_000,
-    }
-    sizes = {"total_timesteps": 50_000, "num_steps": 32, "share_torso": True, "eval_episodes": 1}
-    result = appo.train(appo.Args(**args | sizes, run_dir=str(tmp_path / "run")))
+    env = {"env": "envpool:Pong-v5", "env_params": '{"img_height": 42, "img_width": 42}', "share_torso": True}
+    sizes = {"total_timesteps": 50_000, "num_steps": 32, "log_interval": 10_000, "eval_episodes": 1}
+    result = train(tmp_path / "run", **env, **sizes)
     assert 4 * result.env_steps >= 200_000
     last = rows(tmp_path / "run")[-1]
     assert -21 <= last["episode/return_last100"] <= -15

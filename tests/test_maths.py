@@ -58,9 +58,8 @@ def test_put_final_values_of_none_to_all_also_under_vmap():
 
     wanted = np.where(cut, 10 * final_obs[..., 0], next_value)
     np.testing.assert_array_equal(jax.vmap(fill)(next_value, cut, final_obs), wanted)
-    np.testing.assert_array_equal(
-        [jax.jit(fill)(*arrays) for arrays in zip(next_value, cut, final_obs, strict=True)], wanted
-    )
+    for i in range(5):
+        np.testing.assert_array_equal(jax.jit(fill)(next_value[i], cut[i], final_obs[i]), wanted[i])
 
 
 # ----------------------------------------------------------------------------------------------------------- losses

@@ -151,16 +151,19 @@ def test_observations_that_do_not_fit_are_refused_with_both_shapes(trained, name
 
 def test_step_and_seed_choose_the_parameters(trained):
     run_dir, _, result = trained("normalised")
-    name = "learner/params/actor/params/Torso_0/Dense_0/kernel"
+    name = "learner/params/actor/params/PolicyHead_0/Dense_0/kernel"
     kernels = {step: orbax.load(run_dir / "checkpoints" / str(step))[name] for step in (128, 256)}
 
-    def kernel(**choice):
-        return load_policy(run_dir, **choice)._learner.params.actor["params"]["Torso_0"]["Dense_0"]
+    def kernel(params):
+        return params.actor["params"]["PolicyHead_0"]["Dense_0"]["kernel"]
 
-    assert same_bits(kernel()["kernel"], kernels[256][0])
-    assert same_bits(kernel(seed=1)["kernel"], kernels[256][1])
-    assert same_bits(kernel(step=128, seed=1)["kernel"], kernels[128][1])
-    assert same_bits(kernel()["kernel"], result.params.actor["params"]["Torso_0"]["Dense_0"]["kernel"][0])
+    def loaded(**choice):
+        return kernel(load_policy(run_dir, **choice)._learner.params)
+
+    assert same_bits(loaded(), kernels[256][0])
+    assert same_bits(loaded(seed=1), kernels[256][1])
+    assert same_bits(loaded(step=128, seed=1), kernels[128][1])
+    assert same_bits(loaded(), kernel(result.params)[0])
 
 
 def test_a_checkpoint_by_its_path(trained, tmp_path, monkeypatch):

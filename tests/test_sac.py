@@ -2,7 +2,6 @@
 
 from collections import Counter
 from fractions import Fraction
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,17 +71,13 @@ def test_actions_reach_asymmetric_bounds():
 # ----------------------------------------------------------------------- gradient updates, against numpy in float64
 
 
-class Tree(NamedTuple):
-    """Parameters as nested dictionaries of float64 arrays."""
-
-    actor: Any
-    critics: Any
-    targets: Any
-    log_alpha: Any
-
-
 def dense(x, layer):
     return x @ layer["kernel"] + layer["bias"]
+
+
+def two_critics(critics, x):
+    hidden = (np.tanh(dense(x, critics[f"MLP_{i}"]["Dense_0"])) for i in range(2))
+    return np.stack([dense(h, critics[f"Dense_{i}"]) for i, h in enumerate(hidden)])
 
 
 class Box:
@@ -100,9 +95,7 @@ class Box:
 
     @staticmethod
     def q(critics, obs, action):
-        x = np.concatenate([obs, action], axis=1)
-        hidden = (np.tanh(dense(x, critics[f"MLP_{i}"]["Dense_0"])) for i in range(2))
-        return np.stack([dense(h, critics[f"Dense_{i}"])[:, 0] for i, h in enumerate(hidden)])
+        return two_critics(critics, np.concatenate([obs, action], axis=1))[..., 0]
 
     @classmethod
     def expected(cls, actor, critics, obs, noise):
@@ -117,19 +110,14 @@ class Discrete:
     env, wanted_entropy = "Blink", 0.5 * np.log(3)
 
     @staticmethod
-    def all_q(critics, obs):
-        hidden = (np.tanh(dense(obs, critics[f"MLP_{i}"]["Dense_0"])) for i in range(2))
-        return np.stack([dense(h, critics[f"Dense_{i}"]) for i, h in enumerate(hidden)])
+    def q(critics, obs, action):
+        return two_critics(critics, obs)[:, np.arange(len(action)), action.astype(int)]
 
-    @classmethod
-    def q(cls, critics, obs, action):
-        return cls.all_q(critics, obs)[:, np.arange(len(action)), action.astype(int)]
-
-    @classmethod
-    def expected(cls, actor, critics, obs, noise):
+    @staticmethod
+    def expected(actor, critics, obs, noise):
         logits = dense(np.tanh(dense(obs, actor["MLP_0"]["Dense_0"])), actor["Dense_0"])
         p = np.exp(logits) / np.sum(np.exp(logits), axis=1, keepdims=True)
-        return np.sum(p * np.min(cls.all_q(critics, obs), axis=0), axis=1), -np.sum(p * np.log(p), axis=1)
+        return np.sum(p * np.min(two_critics(critics, obs), axis=0), axis=1), -np.sum(p * np.log(p), axis=1)
 
 
 def gradient(function, tree):
@@ -156,7 +144,7 @@ class Adam:
         return jax.tree.map(lambda x, update: x + np.asarray(update, np.float64), tree, updates)
 
 
-def numpy_update(kind, params: Tree, optimizers, transition, noises, args, number: int) -> Tree:
+def numpy_update(kind, params: sac.Params, optimizers, transition, noises, args, number: int) -> sac.Params:
     """Gradient update `number` (from 1), on a batch that holds a single transition many times."""
     obs, action, reward, terminated, next_obs = transition
     next_noise, noise = noises
@@ -175,11 +163,11 @@ def numpy_update(kind, params: Tree, optimizers, transition, noises, args, numbe
     if number % args.target_frequency == 0:
         targets = jax.tree.map(lambda old, new: (1 - args.tau) * old + args.tau * new, targets, critics)
     if number % args.policy_frequency:
-        return Tree(params.actor, critics, targets, params.log_alpha)
+        return sac.Params(params.actor, critics, targets, params.log_alpha)
     actor = optimizers[1].step(params.actor, gradient(policy_loss, params.actor))
     entropy = np.mean(kind.expected(params.actor, critics, obs, noise)[1])
     excess = np.array([entropy - kind.wanted_entropy])
-    return Tree(actor, critics, targets, optimizers[2].step({"x": params.log_alpha}, {"x": excess})["x"])
+    return sac.Params(actor, critics, targets, optimizers[2].step({"x": params.log_alpha}, {"x": excess})["x"])
 
 
 @pytest.mark.parametrize(
@@ -194,7 +182,7 @@ def test_gradient_updates_equal_numpy(kind, updates, frequencies):
     init, update = programs(args, make_env(kind.env), 1)
     state = init()
     raw = to_host(state).learner.params
-    params = Tree(
+    params = sac.Params(
         *(jax.tree.map(lambda x: np.asarray(x[0], np.float64), tree["params"]) for tree in raw[:3]),
         np.array([np.log(0.2)]),
     )

@@ -31,7 +31,7 @@ class Actor(Worker):
         memory: Any = (),
     ):
         """`make_envs` takes a seed. `act` takes parameters, memory, key data, a step's number and observations
-        [N, ...], and returns actions [N, ...], a record of them and the new memory.
+        [N, ...], and returns actions [N, ...], what is noted of them, and the new memory.
         """
         super().__init__(f"actor {index}", ("env_step", "act", "wait_params", "wait_put"))
         self.index, self.device = index, device
@@ -73,8 +73,8 @@ class Actor(Worker):
         """One step, [N, ...]; the results of episodes that it ended go into the lists."""
         obs = self._obs
         with self.doing("act", "act"):
-            action, record, self._memory = self._act(slot.params, self._memory, self._key, self._steps, obs)
-            action, record = jax.device_get((action, record))
+            action, noted, self._memory = self._act(slot.params, self._memory, self._key, self._steps, obs)
+            action, noted = jax.device_get((action, noted))
         self._steps += np.uint32(1)
         with self.doing("step", "env_step"):
             out = self.envs.step(action)
@@ -86,7 +86,7 @@ class Actor(Worker):
         self._account(out.reward, over, out.valid, returns, lengths)
         version = np.full(len(obs), slot.version, np.int32)
         outcome = out.reward, out.terminated, out.truncated, out.valid
-        return Rollout(obs, action, record, *outcome, version, final_obs, ())
+        return Rollout(obs, action, noted, *outcome, version, final_obs, ())
 
     def close(self) -> None:
         """Close the environments; what they raise then does not matter any more."""

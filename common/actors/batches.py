@@ -51,11 +51,11 @@ def example_batch(args: HostEnvArgs, env: HostEnvKind, algorithm: Any, num_learn
 
     obs = jax.ShapeDtypeStruct((count, *env.spec.observation_space.shape), env.spec.obs_dtype)
     number, flag = (jax.ShapeDtypeStruct((count,), dtype) for dtype in (np.float32, bool))
-    action, record, memory = jax.eval_shape(explore, obs)
+    action, noted, memory = jax.eval_shape(explore, obs)
     rollout = Rollout(
         obs=stacked(obs, steps + 1),
         action=stacked(action),
-        record=jax.tree.map(stacked, record),
+        noted=jax.tree.map(stacked, noted),
         reward=stacked(number),
         terminated=stacked(flag),
         truncated=stacked(flag),

@@ -91,6 +91,7 @@ class HostEvaluation:
         if not result.done() and not flag:
             return None
         self._under_way = None
+        worker.ended = True
         if not result.done():
             raise TrainingError(f"is stuck ({flag}), in {worker.phase} and was given up")
         if result.exception():

@@ -19,7 +19,7 @@ class Rollout(NamedTuple):
 
     obs: np.ndarray  # [T + 1, N, ...] with the observation after the last step
     action: np.ndarray  # [T, N, ...]
-    record: Any  # [T, N, ...] what the policy noted of its actions, such as their log-probabilities
+    noted: Any  # [T, N, ...] what the policy noted of its actions, such as their log-probabilities
     reward: np.ndarray  # [T, N]
     terminated: np.ndarray  # [T, N]
     truncated: np.ndarray  # [T, N]

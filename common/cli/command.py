@@ -56,18 +56,19 @@ def main(train: Callable[[Any], Any], args: Any) -> int:
 
 
 OLD_SPELLINGS = {
-    "anneal-lr": "--lr-schedule linear anneals the step size, --lr-schedule constant does not",
-    "normalize-rewards": "--normalize-returns, which is on by default, takes its place",
-    "reward-scale": "with --normalize-returns, which is on by default, the scale of rewards does not matter",
+    "anneal-lr": ("lr_schedule", "--lr-schedule linear anneals the step size, --lr-schedule constant does not"),
+    "normalize-rewards": ("normalize_returns", "--normalize-returns, which is on by default, takes its place"),
+    "reward-scale": ("normalize_returns", "--normalize-returns, which is on by default, finds the scale by itself"),
 }
-"""Flags that algorithms once had, and what to do instead."""
+"""Flags that algorithms once had: the field that took their place, and what to do."""
 
 
 def _refuse_old_spellings(args_class: type, argv: list[str]) -> None:
     for word in argv:
         name = word.split("=")[0].replace("_", "-").removeprefix("--").removeprefix("no-")
-        if word.startswith("--") and name in OLD_SPELLINGS and not hasattr(args_class, name.replace("-", "_")):
-            raise UsageError(f"--{name} is gone: {OLD_SPELLINGS[name]}")
+        field, advice = OLD_SPELLINGS.get(name, ("", ""))
+        if word.startswith("--") and hasattr(args_class, field) and not hasattr(args_class, name.replace("-", "_")):
+            raise UsageError(f"--{name} is gone: {advice}")
 
 
 def _resume_defaults(args_class: type, argv: list[str]) -> Any:

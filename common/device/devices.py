@@ -19,9 +19,9 @@ def choose_devices(
     """The devices to train on: `num_devices`, or with 0 all accelerators, or the CPU cores that pay off.
 
     Environments come in blocks of `block` that no device boundary may cut. A CPU device pays off from
-    `envs_per_cpu_device` environments on. On a CPU the devices are virtual and are
-    made here, unless JAX has already started; then the existing ones are used. Raises UsageError, with the numbers that
-    would work, where there are too few devices or they do not divide the environments.
+    `envs_per_cpu_device` environments on. On a CPU the devices are virtual and are made here, unless JAX has already
+    started; then the existing ones are used. Raises UsageError, with the numbers that would work, where there are too
+    few devices or they do not divide the environments.
     """
     shares = [count for count in range(1, min(num_envs, MAX_DEVICES) + 1) if num_envs % (count * block) == 0]
     if not shares:

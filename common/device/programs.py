@@ -19,8 +19,8 @@ from common.envs.environment import Env
 class TrainState(struct.PyTreeNode):
     """Everything that training changes."""
 
-    learner: Any  # identical on every device; has the RecentEpisodes `recent`
-    shard: Any  # this device's share of the environments, and of what belongs to them
+    learner: Any  # identical on every device; where environments step there too, it has the RecentEpisodes `recent`
+    shard: Any  # this device's share of the environments, and of what belongs to them; () where they are elsewhere
 
 
 class Algorithm(NamedTuple):

@@ -40,8 +40,8 @@ def to_host(state: Any, unwanted: tuple[str, ...] = ()) -> Any:
         name = "shard/" + jax.tree_util.keystr(path, simple=True, separator="/")
         return np.zeros(x.shape, x.dtype) if name.startswith(unwanted) else x
 
-    learner, envs = jax.device_get((first, jax.tree_util.tree_map_with_path(wanted, state.shard)))
-    return state.replace(learner=jax.tree.map(lambda x: x[0], learner), shard=jax.tree.map(_merge, envs))
+    learner, shard = jax.device_get((first, jax.tree_util.tree_map_with_path(wanted, state.shard)))
+    return state.replace(learner=jax.tree.map(lambda x: x[0], learner), shard=jax.tree.map(_merge, shard))
 
 
 def host_like(shapes: Any) -> Any:

@@ -20,7 +20,7 @@ def need_discrete_actions(env: Any, flag: str) -> None:
         raise UsageError(f"{flag} needs discrete actions: there is no uniform policy on a Box")
 
 
-def need_one_or_bounded_actions(env: Any, algorithm: str) -> None:
+def need_squashable_actions(env: Any, algorithm: str) -> None:
     """Raise UsageError unless actions are Discrete, or a Box with finite bounds."""
     space = env.action_space
     if isinstance(space, MultiDiscrete):

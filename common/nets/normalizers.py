@@ -19,9 +19,10 @@ class RunningStats(struct.PyTreeNode):
         """Standard deviation, 1 before the first batch."""
         return jnp.where(self.count > 0, jnp.sqrt(self.m2 / jnp.maximum(self.count, 1) + 1e-8), 1.0)
 
-    def normalize(self, x: jax.Array, clip: float = 10.0) -> jax.Array:
-        """`x` [..., *shape] with zero mean and unit variance, clipped to +-`clip`."""
-        return jnp.clip((x - self.mean) / self.std, -clip, clip)
+    def normalize(self, x: jax.Array, clip: float | None = 10.0) -> jax.Array:
+        """`x` [..., *shape] with zero mean and unit variance, clipped to +-`clip` if that is given."""
+        x = (x - self.mean) / self.std
+        return x if clip is None else jnp.clip(x, -clip, clip)
 
     def denormalize(self, x: jax.Array) -> jax.Array:
         """What `normalize` gets `x` from, where it does not clip."""

@@ -112,7 +112,12 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
             raise UsageError(
                 f"a resumed run keeps its --{name.replace('_', '-')}: {then} in {path}, {now} with these flags"
             )
-    return differences(stored["args"], config["args"], [name for name in config["args"] if name not in ONE_TIME])
+    changes = differences(stored["args"], config["args"], [name for name in config["args"] if name not in ONE_TIME])
+    gone = sorted(stored["args"].keys() - config["args"].keys())
+    changes += [f"--{name.replace('_', '-')}: {stored['args'][name]} then, no flag of this file now" for name in gone]
+    if stored.get("script_sha256") != config["script_sha256"]:
+        changes.append(f"{config['script']} itself: it is not the file that the run was made with")
+    return changes
 
 
 def differences(then: dict[str, Any], now: dict[str, Any], names: Iterable[str]) -> list[str]:

@@ -63,9 +63,7 @@ def header(
     return "\n".join([*lines, *(f"changed  {change}" for change in changes)])
 
 
-def footer(
-    args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome: Outcome, more: list[str]
-) -> list[str]:
+def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome: Outcome, more: list[str]) -> str:
     """The evaluation, where everything is, `more`, and the command that goes on."""
     lines = []
     for seed, mean in enumerate(outcome.evaluation.get("eval/return_mean", [])):

@@ -166,7 +166,8 @@ class Run:
         advanced = self.steps > self.first_step
         if advanced:
             self._settle(state, evaluate=not self._signals.received, save=True)
-            self._evaluations.finish(self.steps, state, self._evaluated_enough)  # once it is saved, since it may fail
+            # Once all is saved, since an environment on the host may fail
+            self._evaluations.finish(self.steps, state, self._no_more_evaluations)
         self._clock.end()
         interrupted = self._signals.received
         host = self._saver.newest(state)
@@ -181,9 +182,9 @@ class Run:
         else:
             if advanced or status != "finished":
                 reports.write_result(self.dir, outcome)
-            lines = [draw(host.learner, status) for draw in at_end] + self.companion.remarks()
             if status == "finished":
                 (self.dir / "DONE").touch()
+            lines = [draw(host.learner, status) for draw in at_end] + self.companion.remarks()
             self.console.say(reports.footer(self.args, self.config, self.dir, self.total, outcome, lines))
         if interrupted == signal.SIGINT:
             raise KeyboardInterrupt
@@ -191,7 +192,7 @@ class Run:
             raise SystemExit(128 + interrupted)
         return TrainResult(host.learner.params, outcome.evaluation, self.steps, self.dir, sha256, status)
 
-    def _evaluated_enough(self) -> bool:
+    def _no_more_evaluations(self) -> bool:
         return bool(self.args.benchmark or self._signals.received)
 
     def _outcome(self, status: str, sha256: str | None = None) -> reports.Outcome:

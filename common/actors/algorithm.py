@@ -1,0 +1,18 @@
+"""What an algorithm that learns from actors consists of."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class ActorAlgorithm(NamedTuple):
+    """An algorithm as pure functions of one agent. They know of other devices by the axis name `AXIS` only.
+
+    Its sibling for environments that step on the devices is `common.device.programs.Algorithm`.
+    """
+
+    init: Callable  # seed [] -> Learner
+    update: Callable  # Learner, rollouts -> Learner, what to publish, metrics
+    publish: Callable  # Learner -> what an actor needs to act
+    explore: Callable  # published, memory, key data, step, observations [N, ...] -> actions, notes of them, memory
+    new_learner: Callable  # keys of the parameters and of everything random -> Learner
+    act: Callable  # Learner, raw observations [B, ...], key or None for the best -> actions [B, ...]

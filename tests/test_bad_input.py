@@ -43,6 +43,8 @@ CASES = [
     ("--num-env 8", "--num-env, --num-envs"),
     ("--resume", "--resume"),
     ("--no-normalize-rewards", "--normalize-rewards, --normalize-returns"),
+    ("--no-anneal-lr", "--anneal-lr, --lr-schedule constant"),
+    ("--desired-kl 0.05", "--desired-kl, --lr-schedule kl-adaptive"),
     # numbers
     *(
         (f"--{flag} 0", f"--{flag}, at least 1, 0")

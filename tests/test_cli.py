@@ -1,6 +1,7 @@
 """`common/cli` and `common/runs` as a user meets them: a process, its output and the directory it leaves."""
 
 import dataclasses
+import json
 import os
 import shlex
 import shutil
@@ -207,6 +208,16 @@ def test_stop_and_resume_give_the_same_state(finished, workplace):
 
 def in_process(*words) -> int:
     return main(train, parse(Args, [str(word) for word in words]))
+
+
+def test_a_resume_names_what_the_file_no_longer_knows(copy, capsys):
+    config = read_config(copy)
+    config["args"]["kl_coef"], config["script_sha256"] = 10.0, "of another file"
+    (copy / "config.json").write_text(json.dumps(config))
+    assert in_process("--resume", copy) == 0
+    printed = capsys.readouterr().out
+    assert "changed  --kl-coef: 10.0 then, no flag of this file now" in printed
+    assert "changed  algos/ppo_pmap.py itself" in printed
 
 
 def test_resuming_a_finished_run_says_so_and_keeps_its_result(copy, capsys):

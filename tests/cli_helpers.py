@@ -164,66 +164,6 @@ def fingerprint(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-# -------------------------------------------------------------------------------------------- tiny environments
-
-
-@functools.cache
-def toy() -> Any:
-    """A factory for --env cli_helpers:toy; it imports late because importing gymnax starts JAX."""
-    import jax
-    import jax.numpy as jnp
-    from flax import struct
-    from gymnax.environments import spaces
-
-    @struct.dataclass
-    class ToyParams:
-        max_steps_in_episode: int = 4
-        bonus: float = 0.0
-        poison: int = 0  # from this many steps on the reward is NaN; 0 is never
-        fast: bool = False
-
-    class Toy:
-        """Episodes of 4 or 5 steps, ended at random by termination or truncation; the reward is the action's number."""
-
-        name = "Toy"
-        default_params = ToyParams()
-
-        def observation_space(self, params):
-            return spaces.Box(0.0, 8.0, (2,), jnp.float32)
-
-        def action_space(self, params):
-            return spaces.Discrete(3)
-
-        def reset(self, key, params):
-            position = jax.random.randint(key, (), 0, 2).astype(jnp.float32)
-            return jnp.stack([position, 1.0]), (position, jnp.int32(0))
-
-        def step(self, key, state, action, params):
-            position, steps = state
-            position, steps = position + 1.0, steps + 1
-            poisoned = (params.poison > 0) & (steps > params.poison)
-            noise = jax.random.uniform(key)
-            reward = jnp.where(poisoned, jnp.nan, action + params.bonus + 0.1 * noise)
-            done = position > params.max_steps_in_episode
-            final = jnp.stack([position, 1.0])
-            first, (start, _) = self.reset(key, params)
-            obs = jnp.where(done, first, final)
-            state = (jnp.where(done, start, position), steps)
-            return obs, state, reward, done & (noise > 0.5), done & (noise <= 0.5), {"final_observation": final}
-
-    return Toy()
-
-
-def long_toy() -> Any:
-    """The same with longer episodes, as a pair (environment, parameters)."""
-    return toy(), toy().default_params.replace(max_steps_in_episode=6)
-
-
-def poison() -> Any:
-    """Its reward is NaN from step 41 of each environment on."""
-    return toy(), toy().default_params.replace(poison=40)
-
-
 class Recorder:
     """Stands in for an optional package: it records calls, and fails on call number `fail_at`."""
 

@@ -220,6 +220,14 @@ class Endings(Toy):
         return state.episode % 7 + 0.5 * state.time
 
 
+class Luck(Endings):
+    """Rewards depend on the action and on the key of the step, too."""
+
+    def step_env(self, key, state, action, params):
+        obs, state, reward, *rest = super().step_env(key, state, action, params)
+        return obs, state, reward + action + jax.random.uniform(key), *rest
+
+
 class RewardIsEpisode(Toy):
     """The return of an episode is known from its first observation alone."""
 
@@ -311,10 +319,14 @@ class Blink(Toy):
 
 
 class Poison(Toy):
-    """The fifth reward is NaN."""
+    """The reward is NaN from step 41 of an episode on."""
+
+    @property
+    def default_params(self):
+        return ToyParams(max_steps_in_episode=100)
 
     def reward(self, state, action):
-        return jnp.where(state.time == 5, jnp.nan, 1.0)
+        return jnp.where(state.time > 40, jnp.nan, 1.0)
 
 
 class Misdeclared(Toy):

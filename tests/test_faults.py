@@ -179,7 +179,7 @@ def test_a_deadline_that_passes_while_compiling(tmp_path):
 
 def test_a_nan_stops_the_run_with_a_reason(tmp_path, capsys):
     """The reward is NaN from step 41 of each environment on, that is in update 6; updates 1 to 5 are good."""
-    words = [*SMALL, "--env", "cli_helpers:poison", "--total-timesteps", 100 * STEPS, "--run-dir", tmp_path / "run"]
+    words = [*SMALL, "--env", "helpers:Poison", "--total-timesteps", 100 * STEPS, "--run-dir", tmp_path / "run"]
     code = in_process(*words, "--checkpoint-interval", 2 * STEPS, "--log-interval", 50 * STEPS, "--quiet")
     message = capsys.readouterr().err
     assert code == 1
@@ -193,7 +193,7 @@ def test_a_nan_stops_the_run_with_a_reason(tmp_path, capsys):
     assert "not finite" in result["reason"]
     assert None in read_rows(tmp_path / "run")[-1].values(), "the row that shows the broken number is there"
 
-    resumed = ["--resume", tmp_path / "run", "--env", "cli_helpers:poison", "--quiet"]
+    resumed = ["--resume", tmp_path / "run", "--env", "helpers:Poison", "--quiet"]
     assert in_process(*resumed, "--stop-after", 5 * STEPS) == 0
     assert read_result(tmp_path / "run")["env_steps"] == 5 * STEPS
 
@@ -210,7 +210,7 @@ def test_a_huge_learning_rate_is_a_failure(tmp_path, capsys):
 
 
 def test_one_broken_seed_of_several_is_named(tmp_path, capsys):
-    words = [*SMALL, "--env", "cli_helpers:poison", "--num-seeds", 2, "--seed", 7, "--total-timesteps", TOTAL]
+    words = [*SMALL, "--env", "helpers:Poison", "--num-seeds", 2, "--seed", 7, "--total-timesteps", TOTAL]
     assert in_process(*words, "--run-dir", tmp_path / "run", "--quiet") == 1
     assert "(seed 7)" in capsys.readouterr().err
 

@@ -13,7 +13,7 @@ import jax
 import ppo_pmap as ppo
 import pytest
 import sac_pmap as sac
-from cli_helpers import Recorder, checkpoint_steps, read_config, read_rows, run_script, toy
+from cli_helpers import Recorder, checkpoint_steps, read_config, read_rows, run_script
 from helpers import host_params, make_env, run_updates, same_bits, small_sac_args
 from PIL import Image
 from test_appo import small_args as small_appo_args
@@ -54,8 +54,8 @@ ON_POLICY: Cases = ALL | {
     "activation": ("relu", {}),
 }
 PPO: Cases = ON_POLICY | {
-    "env": ("cli_helpers:long_toy", {"env": "cli_helpers:toy"}),
-    "env_params": ('{"bonus": 1.0}', {"env": "cli_helpers:toy"}),
+    "env": ("helpers:Blink", {"env": "helpers:Luck"}),
+    "env_params": ('{"max_steps_in_episode": 3}', {"env": "helpers:Toy"}),
     "num_envs": (8, {}),
     "num_steps": (16, {}),
     "update_epochs": (3, {}),
@@ -111,7 +111,7 @@ APPO: Cases = ON_POLICY | {
 def start(run_dir: Path | None = None, **flags: Any):
     """Train the toy (or what `env` names) with BASE and these flags."""
     where = {} if flags.get("benchmark") else {"run_dir": str(run_dir or tempfile.mkdtemp())}
-    return ppo.train(ppo.Args(**BASE | where | flags), None if "env" in flags else toy())
+    return ppo.train(ppo.Args(**BASE | where | flags), None if "env" in flags else make_env("Luck"))
 
 
 @functools.cache
@@ -149,7 +149,8 @@ def keep_checkpoints(tmp_path, **_):
 
 def keep_best(tmp_path, **_):
     flags = {"checkpoint_interval": UPDATE, "eval_interval": UPDATE, "log_interval": UPDATE, "keep_checkpoints": 1}
-    flags |= {"total_timesteps": 8 * UPDATE, "seed": 7, "learning_rate": 0.1}  # so large that it gets worse again
+    flags |= {"env": "CartPole-v1", "total_timesteps": 8 * UPDATE, "seed": 3}
+    flags["learning_rate"] = 0.1  # so large that it gets worse again
     start(tmp_path / "newest", **flags)
     assert checkpoint_steps(tmp_path / "newest") == [8 * UPDATE]
     start(tmp_path / "best", **flags, keep_best=True)

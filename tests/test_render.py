@@ -69,17 +69,9 @@ def place(frame: np.ndarray, color: str) -> np.ndarray:
 # ------------------------------------------------------------------------------------------------------- recording
 
 
-class Luck(helpers.Endings):
-    """Rewards depend on the action and on the key of the step, too."""
-
-    def step_env(self, key, state, action, params):
-        obs, state, reward, *rest = super().step_env(key, state, action, params)
-        return obs, state, reward + action + jax.random.uniform(key), *rest
-
-
 def test_a_recording_is_an_episode_of_the_evaluation(monkeypatch):
     monkeypatch.setattr("common.drawing.recording.CHUNK", 8)
-    env = wrap(Luck())
+    env = make_env("Luck")
     keys = jax.random.split(jax.random.key(7), 3)
 
     def act(obs, keys):

@@ -324,8 +324,8 @@ def test_actions_are_random_until_learning_starts():
 def test_a_broken_number_is_noticed_before_it_is_learned_from():
     """The reward is NaN in the warm-up, when nothing is learned yet: the state must not be saved."""
     init, update = programs(small_sac_args(learning_starts=16 * 100), make_env("Poison"), 1)
-    _, _, broken = update(init(), np.int32(10))
-    assert broken["env/reward"].tolist() == [4]
+    _, _, broken = update(init(), np.int32(50))
+    assert broken["env/reward"].tolist() == [40]
     assert broken["env/obs_magnitude"].tolist() == [-1]
 
 

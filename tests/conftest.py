@@ -1,5 +1,6 @@
 """Eight virtual CPU devices and a fast compiler for every test process, compiled programs kept in pytest's cache."""
 
+import functools
 import os
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,3 +62,11 @@ def bounded_mappings():
     mappings = Path("/proc/self/maps")
     if mappings.exists() and mappings.read_bytes().count(b"\n") > 15_000:
         jax.clear_caches()
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """Run directory, environment and result of each of TRAINED, trained when first asked for."""
+    from helpers import train_tiny  # starts JAX, which must have eight devices by then
+
+    return functools.cache(lambda name: train_tiny(name, tmp_path_factory.mktemp("trained") / name.replace(" ", "-")))

@@ -1,5 +1,6 @@
 """What several test files share: small arguments, running PPO's functions directly, and toy environments."""
 
+import dataclasses
 import functools
 import json
 from collections.abc import Callable
@@ -364,4 +365,23 @@ def make_env(name: str) -> Env:
     return wrap(globals()[name]()) if name in globals() else make(name)
 
 
-__all__ = ["ppo", "sac"]
+# -------------------------------------------------------------------------------------------------------- trained runs
+
+TINY = {"total_timesteps": 256, "checkpoint_interval": 128, "eval_interval": 128, "hidden_sizes": (8,)}
+TINY_SAC = {"total_timesteps": 64, "learning_starts": 16, "hidden_sizes": (64, 64)}
+TRAINED = {
+    "normalised": small_args(normalize_obs=True, num_seeds=2, **TINY),
+    "box": small_args(env="helpers:Pusher", **TINY),
+    "dials": small_args(env="helpers:TwoDials", **TINY),
+    "one-hot": small_args(env="FrozenLake-misc", **TINY),
+    "bytes": small_args(env="helpers:Pixels", **TINY),
+    "misdeclared": small_args(env="helpers:Misdeclared", **TINY),
+    "sac": small_sac_args(**TINY_SAC),
+    "sac discrete": small_sac_args(**TINY_SAC | {"env": "CartPole-v1"}),
+}
+
+
+def train_tiny(name: str, run_dir: Path) -> tuple[Path, Env, Any]:
+    """Run directory, environment and result of one of TRAINED."""
+    args = dataclasses.replace(TRAINED[name], run_dir=str(run_dir))
+    return run_dir, make(args.env), (sac if isinstance(args, sac.Args) else ppo).train(args)

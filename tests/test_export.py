@@ -2,39 +2,21 @@
 
 import json
 import re
-import shutil
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from cli_helpers import ROOT, SMALL, refusal, run_python, run_script, succeed
-from helpers import ppo, sac, small_args, small_sac_args
 from PIL import Image
 
 import common.export
 import common.play
 from common.cli.command import main, parse
 from common.policy import load_policy
+from notebooks.refresh import copy_repository
 
 DOCS = (ROOT / "docs" / "using-a-policy.md").read_text()
-TINY = {"total_timesteps": 256, "hidden_sizes": (8,)}
-RUNS = {
-    "normalised": lambda: (ppo, small_args(normalize_obs=True, **TINY)),
-    "images": lambda: (ppo, small_args(env="Breakout-MinAtar", num_seeds=2, **TINY)),
-    "one-hot": lambda: (ppo, small_args(env="FrozenLake-misc", **TINY)),
-    "box": lambda: (sac, small_sac_args(total_timesteps=64, hidden_sizes=(64, 64))),
-}
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("runs")
-    for name, make in RUNS.items():
-        algorithm, args = make()
-        args.run_dir = str(folder / name)
-        algorithm.train(args)
-    return {name: folder / name for name in RUNS}
+RUNS = "normalised", "one-hot", "bytes", "sac"
 
 
 def observations(policy, size: int) -> np.ndarray:
@@ -51,12 +33,12 @@ def snippet(kind: str) -> str:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_an_exported_policy_acts_like_the_loaded_one_for_every_batch_size(runs, tmp_path, name):
-    words = [str(runs[name]), "--out", str(tmp_path / "p.stablehlo")]
+def test_an_exported_policy_acts_like_the_loaded_one_for_every_batch_size(trained, tmp_path, name):
+    words = [str(trained(name)[0]), "--out", str(tmp_path / "p.stablehlo")]
     assert main(common.export.export, parse(common.export.Args, words)) == 0
     exported = jax.export.deserialize(bytearray((tmp_path / "p.stablehlo").read_bytes()))
     assert set(exported.platforms) == {"cpu", "cuda"}
-    policy = load_policy(runs[name])
+    policy = load_policy(trained(name)[0])
     weights = sum(x.nbytes for x in jax.tree.leaves(policy._learner.params.actor))
     assert (tmp_path / "p.stablehlo").stat().st_size < weights + 20_000, "neither critics nor optimizer belong there"
     for size in (1, 2, 7):
@@ -64,10 +46,10 @@ def test_an_exported_policy_acts_like_the_loaded_one_for_every_batch_size(runs, 
         np.testing.assert_allclose(exported.call(obs), policy(obs), atol=1e-6)
 
 
-def test_the_documented_lines_load_it_without_the_repository(runs, tmp_path):
+def test_the_documented_lines_load_it_without_the_repository(trained, tmp_path):
     out = tmp_path / "policy.stablehlo"
-    main(common.export.export, common.export.Args(run=str(runs["normalised"]), out=str(out)))
-    policy = load_policy(runs["normalised"])
+    main(common.export.export, common.export.Args(run=str(trained("normalised")[0]), out=str(out)))
+    policy = load_policy(trained("normalised")[0])
     obs = observations(policy, 5)
     np.save(tmp_path / "obs.npy", obs)
     code = snippet("stablehlo") + 'np.save("actions.npy", policy(np.load("obs.npy")))\n'
@@ -77,23 +59,22 @@ def test_the_documented_lines_load_it_without_the_repository(runs, tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "actions.npy"), policy(obs), atol=1e-6)
 
 
-def test_the_description_beside_it(runs, tmp_path):
-    common.export.export(common.export.Args(run=str(runs["images"]), out=str(tmp_path / "p.stablehlo"), agent=1))
+def test_the_description_beside_it(trained, tmp_path):
+    run_dir, _, result = trained("normalised")
+    common.export.export(common.export.Args(run=str(run_dir), out=str(tmp_path / "p.stablehlo"), agent=1))
     about = json.loads((tmp_path / "p.stablehlo.json").read_text())
-    assert about["env_spec"]["observation_space"] == {"type": "Box", "shape": [10, 10, 4], "low": 0.0, "high": 1.0}
-    assert about["env_spec"]["action_space"] == {"type": "Discrete", "shape": [], "n": 3}
-    assert (about["env"], about["algorithm"], about["step"], about["seed"]) == ("Breakout-MinAtar", "ppo_pmap", 256, 1)
-    result = json.loads((runs["images"] / "result.json").read_text())
-    assert about["return"] == pytest.approx(result["eval/return_mean"][1])
+    assert about["env_spec"]["action_space"] == {"type": "Discrete", "shape": [], "n": 2}
+    assert (about["env"], about["algorithm"], about["step"], about["seed"]) == ("CartPole-v1", "ppo_pmap", 256, 1)
+    assert about["return"] == pytest.approx(result.evaluation["eval/return_mean"][1])
     assert about["versions"]["jax"] == jax.__version__
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_onnx(runs, tmp_path, monkeypatch, name):
+def test_onnx(trained, tmp_path, monkeypatch, name):
     pytest.importorskip("jax2onnx")
     import onnxruntime
 
-    policy, out = load_policy(runs[name]), tmp_path / "policy.onnx"
+    policy, out = load_policy(trained(name)[0]), tmp_path / "policy.onnx"
     common.export.export_policy(policy, out)
     session = onnxruntime.InferenceSession(str(out))
     for size in (1, 7):
@@ -108,9 +89,9 @@ def test_onnx(runs, tmp_path, monkeypatch, name):
 # -------------------------------------------------------------------------------------------------------------- play
 
 
-def test_playing_prints_the_returns_and_draws_an_episode(runs, tmp_path, capsys):
+def test_playing_prints_the_returns_and_draws_an_episode(trained, tmp_path, capsys):
     gif = tmp_path / "episode.gif"
-    words = [str(runs["normalised"]), "--episodes", "3", "--gif", str(gif), "--stochastic"]
+    words = [str(trained("normalised")[0]), "--episodes", "3", "--gif", str(gif), "--stochastic"]
     episodes = common.play.play(parse(common.play.Args, words))
     lines = capsys.readouterr().out.splitlines()
     printed = [re.split(r"\s+", line) for line in lines if line.startswith("episode ")]
@@ -121,17 +102,17 @@ def test_playing_prints_the_returns_and_draws_an_episode(runs, tmp_path, capsys)
         assert picture.n_frames == episodes.length[0] + 1
 
 
-def test_stochastic_play_differs_from_greedy_play_and_repeats_with_its_seed(runs):
+def test_stochastic_play_differs_from_greedy_play_and_repeats_with_its_seed(trained):
     def returns(**flags):
-        return common.play.play(common.play.Args(run=str(runs["box"]), episodes=2, **flags)).ret.tolist()
+        return common.play.play(common.play.Args(run=str(trained("sac")[0]), episodes=2, **flags)).ret.tolist()
 
     assert returns(stochastic=True) == returns(stochastic=True)
     assert returns(stochastic=True) != returns()
     assert returns(stochastic=True) != returns(stochastic=True, seed=1)
 
 
-def test_play_in_a_changed_environment(runs):
-    args = common.play.Args(run=str(runs["box"]), episodes=2, env_params='{"max_steps_in_episode": 5}')
+def test_play_in_a_changed_environment(trained):
+    args = common.play.Args(run=str(trained("sac")[0]), episodes=2, env_params='{"max_steps_in_episode": 5}')
     assert common.play.play(args).length.tolist() == [5, 5]
 
 
@@ -143,31 +124,24 @@ PLAY, EXPORT = (common.play.play, common.play.Args), (common.export.export, comm
 @pytest.mark.parametrize(
     ("command", "words", "wanted"),
     [
-        (PLAY, "{box} --episodes 200000", "--episodes must be at least 1 and at most 100000"),
-        (PLAY, "{box} --seed -1", "--seed must be at least 0"),
-        (PLAY, "{box} --step 5", "no checkpoint 5"),
-        (PLAY, "{box} --agent 5", "no seed 5"),
-        (PLAY, "{box} --env CartPole-v1", "the policy's observations are Box[3], those of CartPole-v1 are Box[4]"),
-        (PLAY, "{box} --gif {tmp}/x.png", "must end in .gif"),
-        (PLAY, "{box} --gif /dev/null", "is not a file"),
-        (PLAY, "{box} --episodes 1 --gif {tmp}/" + 300 * "x" + ".gif", "File name too long"),
-        (EXPORT, "{box} --out {tmp}/nowhere/p.stablehlo", "there is no folder"),
-        (EXPORT, "{box} --out {tmp}/p.txt", "must end in .stablehlo or .onnx"),
-        (EXPORT, "{box} --algorithm {tmp}/x.py", "x.py does not exist"),
+        (PLAY, "{run} --episodes 200000", "--episodes must be at least 1 and at most 100000"),
+        (PLAY, "{run} --seed -1", "--seed must be at least 0"),
+        (PLAY, "{run} --step 5", "no checkpoint 5"),
+        (PLAY, "{run} --agent 5", "no seed 5"),
+        (PLAY, "{run} --env CartPole-v1", "the policy's observations are Box[3], those of CartPole-v1 are Box[4]"),
+        (PLAY, "{run} --gif {tmp}/x.png", "must end in .gif"),
+        (PLAY, "{run} --gif /dev/null", "is not a file"),
+        (PLAY, "{run} --episodes 1 --gif {tmp}/" + 300 * "x" + ".gif", "File name too long"),
+        (EXPORT, "{run} --out {tmp}/nowhere/p.stablehlo", "there is no folder"),
+        (EXPORT, "{run} --out {tmp}/p.txt", "must end in .stablehlo or .onnx"),
+        (EXPORT, "{run} --algorithm {tmp}/x.py", "x.py does not exist"),
     ],
 )
-def test_bad_input_is_one_message_and_exit_code_2(runs, tmp_path, command, words, wanted):
-    assert wanted in refusal(*command, words.format(box=runs["box"], tmp=tmp_path).split())
+def test_bad_input_is_one_message_and_exit_code_2(trained, tmp_path, command, words, wanted):
+    assert wanted in refusal(*command, words.format(run=trained("sac")[0], tmp=tmp_path).split())
 
 
 # -------------------------------------------------------------------------------------------------------------- fork
-
-
-def copy_repository(to: Path) -> Path:
-    for part in ("algos", "common"):
-        shutil.copytree(ROOT / part, to / part, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", to)
-    return to
 
 
 @pytest.mark.slow

@@ -151,13 +151,6 @@ def checkpoint_steps(run_dir: Path) -> list[int]:
     return sorted(int(path.name) for path in run_dir.glob("checkpoints/*") if path.name.isdigit())
 
 
-def read_until_saved(process: subprocess.Popen, run_dir: Path, beyond: int) -> None:
-    """Read the output of a process up to a row after it has saved a checkpoint `beyond` this step."""
-    for line in process.stdout:
-        if line.startswith("step ") and max(checkpoint_steps(run_dir), default=0) > beyond:
-            return
-
-
 def fingerprint(folder: Path) -> dict[str, str]:
     """Every file below `folder` with a checksum of its content."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())

@@ -4,8 +4,10 @@ import random
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import ppo_pmap as ppo
@@ -22,7 +24,6 @@ from cli_helpers import (
     read_result,
     read_rows,
     read_until,
-    read_until_saved,
     run_python,
     run_script,
     start_script,
@@ -59,35 +60,35 @@ KILLED = {
 }
 
 
+def wait_until(process: subprocess.Popen, happened: Callable[[], bool]) -> None:
+    """Look at what a process has done until something has happened, or until it ends."""
+    while process.poll() is None and not happened():
+        time.sleep(0.001)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("algorithm", "kills", "total"), [(ppo, 20, TOTAL), (sac, 6, 16_000)], ids=["ppo", "sac"])
+@pytest.mark.parametrize(("algorithm", "kills", "total"), [(ppo, 12, TOTAL), (sac, 6, 16_000)], ids=["ppo", "sac"])
 def test_kills_change_nothing(algorithm, kills, total, tmp_path):
-    """kill -9, mostly while it trains and saves, some while it starts; then the end is as if undisturbed."""
+    """kill -9 after a save or within one, and some while it starts; then the end is as if undisturbed."""
     moments, script = random.Random(0), algorithm.__file__
-    flags = [*KILLED[algorithm].split(), "--total-timesteps", total]
+    flags, checkpoints = [*KILLED[algorithm].split(), "--total-timesteps", total], tmp_path / "run" / "checkpoints"
     succeed(run_script(*flags, "--run-dir", "whole", "--quiet", cwd=tmp_path, script=script))
-    words = [*flags, "--run-dir", "run"]
-    reached, unfinished_saves = [], 0
+    words, reached = [*flags, "--run-dir", "run", "--quiet"], [0]
     for kill in range(kills):
         process = start_script(*words, cwd=tmp_path, script=script)
-        try:
-            if kill % 5 == 4:
-                time.sleep(moments.uniform(0.2, 3))  # while importing, compiling or loading
-            else:
-                read_until_saved(process, tmp_path / "run", beyond=max(reached, default=0))
-                time.sleep(moments.uniform(0, 0.1))
-        finally:
-            process.kill()
-            rest = process.communicate()[0]
+        if kill % 5 == 4:
+            time.sleep(moments.uniform(0.2, 3))  # while importing, compiling or loading
+        else:
+            wait_until(process, lambda: max(checkpoint_steps(tmp_path / "run"), default=0) > reached[-1])
+            if kill % 2:
+                wait_until(process, lambda: any(not path.name.isdigit() for path in checkpoints.iterdir()))
+        process.kill()
+        rest = process.communicate()[0]
         assert process.returncode == -signal.SIGKILL, f"the run ended before kill {kill}: {rest}"
         reached.append(max(checkpoint_steps(tmp_path / "run"), default=0))
-        names = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
-        unfinished_saves += any(not name.isdigit() for name in names)
-        words = ["--resume", "run"]
+        words = ["--resume", "run", "--quiet"]
     assert reached == sorted(reached), "a kill lost a checkpoint"
-    assert len(set(reached)) > kills / 2, f"the kills came too early to test anything: {reached}"
     assert reached[-1] < total, "the run was over before the last kill"
-    assert unfinished_saves or algorithm is sac, "no kill hit a save"
     succeed(run_script("--resume", "run", "--quiet", cwd=tmp_path, script=script))
     assert (tmp_path / "run" / "DONE").exists()
     whole, rows = tmp_path / "whole", read_rows(tmp_path / "run")
@@ -120,7 +121,7 @@ def test_a_signal_saves_and_exits(number, code, tmp_path, uninterrupted):
 def test_a_signal_during_an_evaluation_saves_too(tmp_path):
     """Evaluations fill almost all of the time here, and no checkpoint is due before the end."""
     words = [*SMALL, "--env", "Pendulum-v1", "--total-timesteps", 10_000 * TOTAL, "--log-interval", STEPS]
-    words += ["--eval-interval", STEPS, "--eval-episodes", 20_000, "--run-dir", "run"]
+    words += ["--eval-interval", STEPS, "--eval-episodes", 5_000, "--run-dir", "run"]
     process = start_script(*words, cwd=tmp_path)
     read_until(process, "step ")
     began = time.perf_counter()
@@ -160,9 +161,9 @@ def test_a_second_interrupt_exits_at_once(tmp_path):
         read_until(process, "compiled")
         time.sleep(1)
         process.send_signal(signal.SIGINT)
-        time.sleep(0.5)
+        read_until(process, "interrupted")
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=10) == 130
+        assert process.wait(timeout=60) == 130
     finally:
         process.kill()
         process.communicate()
@@ -199,20 +200,16 @@ def test_a_nan_stops_the_run_with_a_reason(tmp_path, capsys):
 
 
 def test_a_huge_learning_rate_is_a_failure(tmp_path, capsys):
-    code = in_process(*SMALL, "--learning-rate", "1e30", "--total-timesteps", TOTAL, "--run-dir", tmp_path / "run")
+    words = [*SMALL, "--learning-rate", "1e30", "--total-timesteps", TOTAL, "--num-seeds", 2, "--seed", 7]
+    code = in_process(*words, "--run-dir", tmp_path / "run")
     message = capsys.readouterr().err
     assert code == 1
     assert "not finite at step" in message
+    assert "(seed 7)" in message
     assert "there is no checkpoint" in message
     assert "smaller steps" in message
     assert checkpoint_steps(tmp_path / "run") == []
     assert read_result(tmp_path / "run")["status"] == "failed"
-
-
-def test_one_broken_seed_of_several_is_named(tmp_path, capsys):
-    words = [*SMALL, "--env", "helpers:Poison", "--num-seeds", 2, "--seed", 7, "--total-timesteps", TOTAL]
-    assert in_process(*words, "--run-dir", tmp_path / "run", "--quiet") == 1
-    assert "(seed 7)" in capsys.readouterr().err
 
 
 # ----------------------------------------------------------------------------------------------------- exceptions
@@ -280,26 +277,15 @@ def biggest(folder: Path) -> Path:
     return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
 
 
-def delete_biggest(folder: Path) -> None:
-    biggest(folder).unlink()
-
-
 def truncate_biggest(folder: Path) -> None:
     content = biggest(folder).read_bytes()
     biggest(folder).write_bytes(content[: len(content) // 2])
 
 
 def flip_a_byte(folder: Path) -> None:
-    path = biggest(folder)
-    content = bytearray(path.read_bytes())
+    content = bytearray(biggest(folder).read_bytes())
     content[len(content) // 2] ^= 0xFF
-    path.write_bytes(bytes(content))
-
-
-def empty_all_files(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            path.write_bytes(b"")
+    biggest(folder).write_bytes(bytes(content))
 
 
 def empty_directory(folder: Path) -> None:
@@ -316,12 +302,10 @@ def delete_metadata(folder: Path) -> None:
     (folder / "state" / "_METADATA").unlink()
 
 
-DAMAGES = [delete_biggest, truncate_biggest, flip_a_byte, empty_all_files, empty_directory]
-DAMAGES += [a_file_instead, delete_metadata]
+DAMAGES = truncate_biggest, flip_a_byte, empty_directory, a_file_instead, delete_metadata
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-@pytest.mark.parametrize("newest", [1, 2], ids=["newest", "two newest"])
+@pytest.mark.parametrize(("damage", "newest"), [(damage, 1) for damage in DAMAGES] + [(flip_a_byte, 2)])
 def test_a_damaged_checkpoint_is_skipped_with_a_warning(damage, newest, saved, wanted, tmp_path, capsys):
     run_dir = Path(shutil.copytree(saved, tmp_path / "run"))
     for updates in (6, 4)[:newest]:
@@ -343,7 +327,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(damage, newest, saved, w
 def test_when_every_checkpoint_is_damaged(saved, tmp_path, capsys):
     run_dir = Path(shutil.copytree(saved, tmp_path / "run"))
     for step in checkpoint_steps(run_dir):
-        empty_all_files(run_dir / "checkpoints" / str(step))
+        empty_directory(run_dir / "checkpoints" / str(step))
     assert in_process("--resume", run_dir, "--quiet") == 2
     message = capsys.readouterr().err
     assert message.count("error:") == 1

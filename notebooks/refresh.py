@@ -31,7 +31,6 @@ def copy_repository(target: Path) -> Path:
     """What notebooks need of the working tree, copied to execute them in; returns `target`."""
     for name in NEEDED:
         shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", target)
     return target
 
 

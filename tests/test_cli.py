@@ -312,7 +312,7 @@ def test_several_seeds_through_a_symbolic_link(workplace):
 
 def test_as_a_module_with_the_default_directory(workplace, tmp_path):
     """`python -m algos.ppo_pmap` from the repository's root (here a link to it, so that `runs/` lands elsewhere)."""
-    for name in ("algos", "common", "pyproject.toml"):
+    for name in ("algos", "common"):
         (tmp_path / name).symlink_to(ROOT / name)
     words = [*SMALL, "--num-steps", "4", "--total-timesteps", "1e2", "--log-interval", "32", "--quiet"]
     process = succeed(run_python("-m", "algos.ppo_pmap", *words, cwd=tmp_path))

@@ -145,9 +145,9 @@ def test_bad_input_is_one_message_and_exit_code_2(trained, tmp_path, command, wo
 
 
 @pytest.mark.slow
-def test_a_fork_trains_resumes_plays_and_loads(tmp_path):
+def test_a_fork_in_another_project_trains_resumes_plays_and_loads(tmp_path):
     """Three changed lines: a flag, its use in the network, and another loss."""
-    clone = copy_repository(tmp_path / "clone")
+    clone = copy_repository(tmp_path / "clone")  # without pyproject.toml, as another project has it
     fork = clone / "algos" / "my_ppo.py"
     code = (clone / "algos" / "ppo_pmap.py").read_text()
     flag = "    vf_coef: float = 0.5\n"

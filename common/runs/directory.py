@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Iterable
 from contextlib import contextmanager
 from importlib import metadata
@@ -22,6 +21,7 @@ from common.cli.errors import UsageError
 from common.cli.flags import ONE_TIME, read_config
 
 ROOT = Path(__file__).resolve().parents[2]
+VERSION = "0.1.0"  # of the kit; pyproject.toml takes it from here, and copies of the code have it too
 
 
 def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) -> dict[str, Any]:
@@ -48,8 +48,7 @@ def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) ->
 def versions() -> dict[str, str]:
     """Versions of Python, of the libraries that decide the numbers, and of the kit."""
     names = ("jax", "jaxlib", "flax", "optax", "gymnax", "orbax-checkpoint")
-    kit = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    return {"pmaprl": kit, "python": sys.version.split()[0]} | {name: metadata.version(name) for name in names}
+    return {"pmaprl": VERSION, "python": sys.version.split()[0]} | {name: metadata.version(name) for name in names}
 
 
 def suite_version(env: str) -> dict[str, str]:

@@ -26,7 +26,7 @@ from common.actors.crew import ActorsFailed, Schedule
 from common.actors.evaluation import run_host_episodes
 from common.actors.parameters import ParameterSlots, Slot
 from common.actors.rollouts import Collected, RolloutQueues
-from common.actors.watching import GRACE, Limits, Worker
+from common.actors.watching import GRACE, Activity, Limits, Worker
 from common.cli.errors import TrainingError
 from common.envs.registry import make_host
 
@@ -310,16 +310,36 @@ def test_steps_that_only_reset_do_not_count():
 def test_a_worker_beyond_its_limit_is_stuck():
     limits = Limits(learner=1, reset=10, step=20, max_restarts=0, restart_interval=0)
     worker = Worker("actor 3")
+
+    def busy(phase: str, seconds: float) -> str | None:
+        worker.activity = Activity(phase, time.monotonic() - seconds)
+        return worker.stuck(limits)
+
     for phase, limit in (("reset", 10), ("step", 20)):
-        worker.phase, worker.beat = phase, time.monotonic() - limit - GRACE + 1
-        assert worker.stuck(limits) is None
-        worker.beat -= 2
-        assert worker.stuck(limits) == f"--{phase}-timeout {limit}"
+        assert busy(phase, limit + GRACE - 1) is None
+        assert busy(phase, limit + GRACE + 1) == f"--{phase}-timeout {limit}"
         assert str(worker) == f"actor 3: {phase} for {limit + GRACE + 1:.1f} s"
-    worker.phase, worker.beat = "act", time.monotonic() - GRACE - 2
-    assert worker.stuck(limits) == "--learner-timeout 1"
-    worker.phase = "put"
-    assert worker.stuck(limits) is None
+    assert busy("act", GRACE + 2) == "--learner-timeout 1"
+    assert busy("put", GRACE + 2) is None
+
+
+def test_a_worker_that_has_waited_for_long_is_not_stuck_in_what_comes_next(monkeypatch):
+    """Whoever watches may look between any two attributes that the worker stores."""
+    limits = Limits(learner=1, reset=1, step=1, max_restarts=0, restart_interval=0)
+    worker, looks = Worker("actor 0"), []
+
+    def store(worker, name, value):
+        object.__setattr__(worker, name, value)
+        looks.append(worker.stuck(limits))
+
+    monkeypatch.setattr(Worker, "__setattr__", store)
+    with worker.doing("put"):
+        later = time.monotonic() + 1e3
+        monkeypatch.setattr(time, "monotonic", lambda: later)
+    with worker.doing("step"):
+        pass
+    assert len(looks) >= 4
+    assert not any(looks)
 
 
 # -------------------------------------------------------------------------------------------------------------- faults

@@ -118,7 +118,7 @@ class Crew:
             actor.close()
         except BaseException as error:  # a thread that ends without a word would leave the run waiting
             self._failure = ActorsFailed(f"the thread of {actor.name} ended: {type(error).__name__}: {error}")
-        actor.phase = "ended"
+        actor.note("ended")
 
     def _collect_now(self, actor: Actor, stopped: Callable[[], bool]) -> None:
         def once():

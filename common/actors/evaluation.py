@@ -93,7 +93,7 @@ class HostEvaluation:
         self._under_way = None
         worker.ended = True
         if not result.done():
-            raise TrainingError(f"is stuck ({flag}), in {worker.phase} and was given up")
+            raise TrainingError(f"is stuck ({flag}), in {worker.activity.phase} and was given up")
         if result.exception():
             raise TrainingError(f"failed: {type(result.exception()).__name__}: {result.exception()}")
         return Evaluated(step, Episodes(*(x[None] for x in result.result())), state)

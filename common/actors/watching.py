@@ -34,41 +34,53 @@ class Limits(NamedTuple):
         return cls(*times, args.max_restarts, args.restart_interval)
 
 
+class Activity(NamedTuple):
+    """What a worker does. Replaced as a whole: others look at it at any moment."""
+
+    phase: str
+    since: float  # of `time.monotonic`
+
+
 class Worker:
     """Something that runs in a thread of its own."""
 
     def __init__(self, name: str, accounts: tuple[str, ...] = ()):
         self.name = name
         self.seconds = dict.fromkeys(accounts, 0.0)
-        self.phase, self.beat = "start", time.monotonic()
         self.ended = False  # set by others
+        self.note("start")
+
+    def note(self, phase: str) -> float:
+        """Say what begins now; returns when that is."""
+        self.activity = Activity(phase, time.monotonic())
+        return self.activity.since
 
     @contextmanager
     def doing(self, phase: str, account: str | None = None):
         """Say what goes on, for the watch, and add up how long it takes, for the metrics."""
-        self.phase, self.beat = phase, time.monotonic()
+        began = self.note(phase)
         try:
             yield
         finally:
-            now = time.monotonic()
+            ended = self.note("between")
             if account:
-                self.seconds[account] += now - self.beat
-            self.phase, self.beat = "between", now
+                self.seconds[account] += ended - began
 
     def stuck(self, limits: Limits) -> str | None:
         """The flag whose limit this worker is beyond, if any."""
-        phase, beat = self.phase, self.beat
+        phase, since = self.activity
         if phase in WAITING:
             return None
         name, allowed = {"reset": ("reset", limits.reset), "step": ("step", limits.step)}.get(
             phase, ("learner", limits.learner)
         )
-        if time.monotonic() - beat <= allowed + GRACE:
+        if time.monotonic() - since <= allowed + GRACE:
             return None
         return f"--{name}-timeout {allowed:g}"
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.phase} for {time.monotonic() - self.beat:.1f} s"
+        phase, since = self.activity
+        return f"{self.name}: {phase} for {time.monotonic() - since:.1f} s"
 
 
 def leave(code: int) -> NoReturn:

@@ -409,7 +409,8 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
         start = env.reset_mid_episode if args.decorrelate else env.reset
         obs, env_state = jax.vmap(start)(keys_of(envs_key, num_envs))
-        return TrainState(new_learner(params_key, key), Shard(env_state, obs, new_tracker(num_envs)))
+        tracker = new_tracker(num_envs, under_way=args.decorrelate)
+        return TrainState(new_learner(params_key, key), Shard(env_state, obs, tracker))
 
     def new_learner(params_key: jax.Array, key: jax.Array) -> Learner:
         obs = jnp.zeros((1, *env.observation_space.shape), env.obs_dtype)

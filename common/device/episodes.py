@@ -11,7 +11,7 @@ class EpisodeTracker(struct.PyTreeNode):
     """The running episode of every environment."""
 
     ret: jax.Array  # [N] raw reward so far
-    length: jax.Array  # [N] steps so far
+    length: jax.Array  # [N] steps so far; -inf where it had begun before anything was counted
 
 
 class RecentEpisodes(struct.PyTreeNode):
@@ -59,8 +59,10 @@ def no_episodes() -> EpisodeTotals:
     return EpisodeTotals(zero, zero, inf, -inf, zero, inf, -inf)
 
 
-def new_tracker(num_envs: int) -> EpisodeTracker:
-    return EpisodeTracker(ret=jnp.zeros(num_envs), length=jnp.zeros(num_envs))
+def new_tracker(num_envs: int, under_way: bool = False) -> EpisodeTracker:
+    """Of episodes that begin now, or of some that are `under_way`: what is left of those will not count as episodes."""
+    steps = -jnp.inf if under_way else 0.0
+    return EpisodeTracker(ret=jnp.zeros(num_envs), length=jnp.full(num_envs, steps, jnp.float32))
 
 
 def new_recent() -> RecentEpisodes:
@@ -81,8 +83,9 @@ def count_episodes(
         return jax.tree.map(lambda x: jnp.where(done, 0.0, x), finished), finished
 
     tracker, finished = jax.lax.scan(step, tracker, (reward, done))  # finished [T, N]
+    whole = done & (finished.length > 0)
     done, ret, length = (
-        jax.lax.all_gather(x, axis_name, axis=1, tiled=True).ravel() for x in (done, finished.ret, finished.length)
+        jax.lax.all_gather(x, axis_name, axis=1, tiled=True).ravel() for x in (whole, finished.ret, finished.length)
     )  # [T * N of all devices]
     totals = EpisodeTotals(
         count=jnp.sum(done, dtype=jnp.float32),

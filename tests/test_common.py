@@ -4,7 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import AXIS, host_params, make_env, metric_rows, over_devices, programs, same_bits, small_args, train
+from helpers import (
+    AXIS,
+    KeyedState,
+    Toy,
+    host_params,
+    make_env,
+    metric_rows,
+    over_devices,
+    programs,
+    same_bits,
+    small_args,
+    train,
+)
 
 from common.cli.errors import UsageError
 from common.cli.files import replacing
@@ -14,7 +26,9 @@ from common.device.episodes import WINDOW, count_episodes, new_recent, new_track
 from common.device.evaluation import run_episodes
 from common.device.sharding import to_host
 from common.device.update_loop import repeat
+from common.drawing.recording import record
 from common.envs.environment import DEFAULT_HORIZON
+from common.envs.own import wrap
 from common.runs.arrays import Arrays, sha256
 from common.runs.checkpoints import Checkpoints
 from common.runs.intervals import Intervals
@@ -331,6 +345,25 @@ def test_an_episode_counts_once_although_its_environment_goes_on():
     whole = [(ret - sums[length]) / length for ret, length in zip(returns, lengths, strict=True)]
     assert whole == [round(x) for x in whole]
     assert set(whole) <= set(range(7))
+
+
+class Echo(Toy):
+    """Earns 1 in a step with a key that its reset could have split off its own key, in two splits."""
+
+    def reset_env(self, key, params):
+        state = KeyedState(time=jnp.int32(0), episode=jnp.int32(0), key=key)
+        return self.get_obs(state), state
+
+    def step_env(self, key, state, action, params):
+        split_off = jax.vmap(lambda key: jax.random.split(key, 8))(jax.random.split(state.key, 8))
+        obs, state, _, *rest = super().step_env(key, state, action, params)
+        return obs, state, jnp.any(split_off == key), *rest
+
+
+def test_a_step_draws_nothing_that_the_reset_has_drawn():
+    env, key = wrap(Echo()), jax.random.key(0)
+    assert episodes(env, constant(0), 8)[0].tolist() == [0] * 8
+    assert record(env, lambda obs, key: constant(0)(obs), key, env.max_steps).rewards.tolist() == [0] * 7
 
 
 def test_an_environment_without_a_time_limit_is_capped():

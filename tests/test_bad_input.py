@@ -18,11 +18,11 @@ TINY = "--total-timesteps 64 --num-envs 4 --num-steps 8 --num-minibatches 2 --hi
 # The flags, and what the message must say. @x is the path of that name from `places`.
 CASES = [
     # environments
-    ("--env CartPol-v1", "CartPol-v1, CartPole-v1"),
     ("--env=", "environment"),
     ("--env gymnax:Pendulum", "Pendulum-v1"),
     ("--env bad_envs:raises", "bad_envs:raises, the factory is broken"),
-    ("--env bad_envs:none", "bad_envs:none"),
+    ("--env bad_envs:none", "bad_envs:none, neither a gymnax-style environment nor a pair"),
+    ("--env FrozenLake-misc --normalize-obs", "--normalize-obs needs arrays"),
     ("--env bad_envs:odd_space", "bad_envs:odd_space, space"),
     ("--env bad_envs:step_raises", "bad_envs:step_raises, cannot step"),
     ("--env bad_envs:wide", "bad_envs:wide, reward, (1,)"),
@@ -66,7 +66,6 @@ CASES = [
     ("--learning-rate inf", "--learning-rate, finite"),
     ("--gamma nan", "--gamma, nan"),
     ("--gamma 1.1", "--gamma, at most 1, 1.1"),
-    ("--num-envs 30 --num-devices 4", "--num-devices 4, --num-envs 30, 1, 2, 3, 5"),
     # what contradicts
     ("--resume @run --init-from @run", "--resume, --init-from"),
     ("--resume @run --overwrite", "--resume, --overwrite"),

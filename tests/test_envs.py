@@ -25,10 +25,6 @@ TINY = {"num_envs": 4, "num_steps": 4, "num_minibatches": 2, "update_epochs": 1,
 TINY |= {"total_timesteps": 2 * 16, "eval_episodes": 2}
 
 
-def test_all_offline_ids_are_tested():
-    assert len(OFFLINE_IDS) == 25
-
-
 @pytest.mark.parametrize("name", OFFLINE_IDS)
 def test_gymnax_id_trains_for_two_updates(tmp_path, name):
     short = '{"max_steps_in_episode": 20}'
@@ -49,10 +45,6 @@ def test_gymnax_id_trains_for_two_updates(tmp_path, name):
 def test_unknown_id_suggests_the_nearest(wrong, suggestion):
     with pytest.raises(UsageError, match=f"unknown environment '{wrong}'.*{suggestion}"):
         make(wrong)
-
-
-def test_names_with_the_suite():
-    assert make("gymnax:CartPole-v1").max_steps == make("CartPole-v1").max_steps == 500
 
 
 def test_env_params_replace_parameters():
@@ -130,7 +122,6 @@ def test_encoding_of_observations():
     [
         (helpers.OldApi(), r"step returned 5 values instead of the 6 of gymnax >= 1\.0"),
         (helpers.NoFinalObservation(), 'step left no "final_observation" in its info'),
-        ((type("Pair", (), {})(), None), "neither a gymnax-style environment nor a pair"),
     ],
 )
 def test_what_is_no_environment_is_refused(env, message):
@@ -196,17 +187,6 @@ def test_every_suite_refuses_alike(name, params, message):
 # ------------------------------------------------------------------------------------------------- custom environments
 
 
-def test_a_factory_by_name(tmp_path, monkeypatch):
-    (tmp_path / "own_envs.py").write_text(
-        "from helpers import Toy, ToyParams\n\ndef build():\n    return Toy(), ToyParams(max_steps_in_episode=3)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    env = make("own_envs:build")
-    assert isinstance(env.inner, Toy)
-    assert env.max_steps == 3
-    assert make("helpers:Toy", '{"max_steps_in_episode": 9}').max_steps == 9
-
-
 @pytest.mark.parametrize("name", ["no_such_module:build", "helpers:no_such_factory", "helpers:make_env"])
 def test_a_factory_that_cannot_be_used_is_named(name):
     with pytest.raises(UsageError, match=f"environment {name} cannot be made"):
@@ -253,8 +233,3 @@ def test_box_actions_of_any_shape_reach_the_environment_and_have_one_log_prob(sh
     np.testing.assert_allclose(policy.entropy(), size * 0.5 * (1 + np.log(2 * np.pi)), rtol=1e-5)
     reward = jax.vmap(env.step)(jax.random.split(jax.random.key(3), 5), state, action).reward
     np.testing.assert_allclose(reward, np.clip(action, -1, 0.5).reshape(5, -1).sum(axis=1), rtol=1e-5)
-
-
-def test_only_arrays_are_normalised():
-    with pytest.raises(UsageError, match="--normalize-obs needs arrays"):
-        helpers.ppo.make_ppo(small_args(normalize_obs=True), make("FrozenLake-misc"))

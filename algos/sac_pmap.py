@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.cli.checks import Count, check
+from common.cli.checks import check
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.replay_flags import ReplayArgs
@@ -25,13 +25,13 @@ class Args(ReplayArgs):
 
     env: str = "Pendulum-v1"
     """Environment: a gymnax id, or package.module:factory importable from the working directory."""
-    total_timesteps: Count = 15_000
+    total_timesteps: int = 15_000
     """Environment steps to train for, rounded up to whole steps of all environments."""
-    num_envs: Count = 1
+    num_envs: int = 1
     """Parallel environments."""
 
     # exploration before learning
-    hold_random: Count = 1
+    hold_random: int = 1
     """Steps of an environment for which a random action before --learning-starts is held; more reach further."""
 
     # optimiser
@@ -39,9 +39,9 @@ class Args(ReplayArgs):
     """Adam step size of the policy."""
     q_lr: float = 1e-3
     """Adam step size of the Q functions and of the temperature."""
-    policy_frequency: Count = 1
+    policy_frequency: int = 1
     """Gradient updates of the Q functions per update of policy and temperature."""
-    target_frequency: Count = 1
+    target_frequency: int = 1
     """Gradient updates of the Q functions per update of their targets."""
 
     # loss
@@ -66,7 +66,7 @@ class Args(ReplayArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, "hold_random policy_frequency target_frequency hidden_sizes", at_least=1, at_most=2**31 - 1)
+        check(self, "hold_random policy_frequency target_frequency hidden_sizes", at_least=1)
         check(self, "policy_lr q_lr", above=0)
         check(self, "alpha", at_least=1e-8)
         check(self, "gamma", at_least=0, at_most=1)

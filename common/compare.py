@@ -38,6 +38,10 @@ class Args(Selection):
     threshold: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
     """Return to reach; default 90% of the way from the lowest to the highest one seen in the environment."""
 
+    def __post_init__(self):
+        super().__post_init__()
+        check(self, "threshold")
+
 
 @dataclass(frozen=True)
 class Returns:
@@ -50,7 +54,6 @@ class Returns:
 
 def compare(args: Args) -> list[Row]:
     """The rows of the table, sorted. Raises UsageError for what is not a run with metrics; prints notes to stderr."""
-    check(args, "threshold")
     groups = load(args, [TRAINING, EVALUATION])
     finals = {run.path: final_returns(run) for group in groups for run in group.runs}
     notes = [Note(str(path), returns.note) for path, returns in finals.items() if returns.note]

@@ -36,6 +36,7 @@ class Args(PolicyArgs):
     """Environment parameters to change, as a JSON object; default those of the run."""
 
     def __post_init__(self):
+        super().__post_init__()
         check(self, "episodes", at_least=1, at_most=100_000)
         check(self, "seed", at_least=0, at_most=2**31 - 1)
 

@@ -114,9 +114,10 @@ def refusal(command: Callable[[Any], Any], args_class: type, words: list[str]) -
 def only_message(stderr: str) -> str:
     """The one error in the output of a command, its lines joined; no traceback, and no second message."""
     assert "Traceback" not in stderr
-    messages = len(re.findall(r"^error:", stderr, re.MULTILINE)) + stderr.count("For full helptext")
-    assert messages == 1, f"{messages} messages: {stderr}"
-    return " ".join(re.sub("[│╭╰─╮╯]", " ", stderr).split())
+    messages = re.findall(r"^error: .*", stderr, re.MULTILINE)
+    assert len(messages) == 1, f"{len(messages)} messages: {stderr}"
+    assert not set(stderr) & set("│╭╰─╮╯"), f"a box around it: {stderr}"
+    return " ".join(stderr.split())
 
 
 def check_words(message: str, wanted: str) -> None:

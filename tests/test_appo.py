@@ -538,6 +538,8 @@ BAD = [
     ("--normalize-obs --env gymnasium:host_toys:MultiToy-v0", "--normalize-obs, MultiDiscrete"),
     ("--sampler-only --run-dir x", "--benchmark, --run-dir"),
     ("--sampler-only --serial", "--sampler-only, --serial"),
+    ("--num-seeds 3", "no --num-seeds, --seed"),
+    ("--num-devices 3", "no --num-devices, --actor-devices, --learner-devices"),
 ]
 
 

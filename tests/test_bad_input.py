@@ -39,9 +39,17 @@ CASES = [
     ("--hidden-sizes", "--hidden-sizes"),
     ("--num-envs 1.5", "--num-envs, 1.5"),
     ("--total-timesteps inf", "--total-timesteps"),
+    ("--total-timesteps 1e30", "--total-timesteps, at most"),
+    ("--total-timesteps 1e18", "--total-timesteps, updates, 2,147,483,647"),
+    ("--num-steps 1e9", "steps, 2,147,483,647"),
+    ("--num-envs 1e12", "--num-envs, at most 2147483647"),
+    ("--eval-episodes 1e12", "--eval-episodes, at most 2147483647"),
     ("--log-interval nan", "--log-interval"),
     ("--num-env 8", "--num-env, --num-envs"),
-    ("--resume", "--resume"),
+    ("--resume", "--resume needs a value"),
+    ("--resume --quiet", "--resume needs a value"),
+    ("--quiet yes", "'yes', no flag"),
+    ("--unheard-of 3", "--unheard-of, --help"),
     ("--no-normalize-rewards", "--normalize-rewards, --normalize-returns"),
     ("--no-anneal-lr", "--anneal-lr, --lr-schedule constant"),
     ("--desired-kl 0.05", "--desired-kl, --lr-schedule kl-adaptive"),
@@ -222,7 +230,7 @@ def test_a_missing_package_is_named(flag, module, places, monkeypatch):
 WRONG = {
     "num_envs": ("8", 8.5, True, None, float("inf"), float("nan")),
     "gamma": ("0.9", None),
-    "hidden_sizes": (("wide",), (8.5,), 8),
+    "hidden_sizes": (("wide",), (8.5,), 8, ()),
     "env": (5,),
     "activation": ("cubic",),
     "lr_schedule": ("cosine",),
@@ -238,6 +246,13 @@ def test_python_arguments_are_checked_too(name, value):
     """`Args(...)` refuses what the command line refuses, with the flag's name."""
     with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} "):
         Args(**{name: value})
+
+
+def test_sizes_beyond_all_memory_are_one_sentence(places, capsys):
+    words = [*TINY.split(), "--num-devices", "1", "--quiet", "--run-dir", "new", "--hidden-sizes", *["10000000"] * 2]
+    assert main(train, parse(Args, words)) == 1
+    check_words(only_message(capsys.readouterr().err), "not enough memory, (1, 10000000, 10000000)")
+    assert not (places / "new").exists()
 
 
 def test_bad_input_in_a_process_of_its_own(places):

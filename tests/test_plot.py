@@ -442,6 +442,7 @@ def test_the_csv_file_has_full_numbers(two_groups, tmp_path):
         ("compare good --by clip_epz", "--by clip_epz: none of the runs has this flag; did you mean clip_eps?"),
         ("compare good --by zzzzz", "there are clip_eps, env, gamma"),
         ("compare good --threshold nan", "--threshold must be finite"),
+        ("compare good --threshold high", "--threshold must be a number, got 'high'"),
         ("compare good --csv nowhere/x.csv", "nowhere/x.csv cannot be written: there is no folder nowhere"),
         ("plot good --y return", f"none of the runs has this metric; did you mean {RETURN}?"),
         ("plot null", f"{RETURN} is null in all rows of the runs"),

@@ -270,7 +270,7 @@ def test_a_buffer_that_does_not_fit_is_refused():
     number, flag = jax.ShapeDtypeStruct((), np.float32), jax.ShapeDtypeStruct((), bool)
     example = sac.Transition(frames, number, number, flag, frames)
     with pytest.raises(UsageError, match=r"56,457 bytes.* GB.*at most [\d,]+ transitions fit"):
-        check_memory(small_sac_args(num_envs=1, buffer_size=10**12), example, jax.devices())
+        check_memory(small_sac_args(num_envs=1, buffer_size=2**31 - 1), example, jax.devices())
     assert "0.1 MB" in check_memory(small_sac_args(num_envs=1, buffer_size=1), example, jax.devices())
 
 
@@ -405,16 +405,17 @@ BAD = [
     ("--env CartPole-v1 --num-envs 3 --num-devices 2", "--num-devices 2, 3"),
     ("--num-envs 4 --batch-size 6 --num-devices 4", "--num-devices 4, 1, 2"),
     ("--batch-size 0", "--batch-size, at least 1"),
-    ("--buffer-size 0", "--buffer-size 0"),
+    ("--buffer-size 0", "--buffer-size, at least 1"),
     ("--buffer-size 3 --num-envs 4", "--buffer-size 3, --num-envs 4"),
-    ("--buffer-size 1e15", "GB, at most"),
+    ("--buffer-size 1e15", "--buffer-size, at most 2147483647"),
+    ("--buffer-size 2e9 --num-seeds 10000", "GB, at most"),
     ("--learning-starts -1", "--learning-starts, at least 0"),
     ("--learning-starts 15000", "--learning-starts 15000, --total-timesteps 15000"),
     ("--utd-ratio 0", "--utd-ratio, greater than 0"),
     ("--utd-ratio 1e-12", "--utd-ratio 1e-12, four digits"),
     ("--utd-ratio 33.33333", "--utd-ratio 33.33333, four digits"),
     ("--utd-ratio 1e6 --total-timesteps 1e6", "--utd-ratio, gradient updates"),
-    ("--total-timesteps 1e10", "--total-timesteps, 2147483647"),
+    ("--total-timesteps 1e10", "--total-timesteps, 2,147,483,647"),
     ("--gamma 1.1", "--gamma, at most 1"),
     ("--alpha 0", "--alpha, at least 1e-08"),
     ("--no-autotune --target-entropy-scale 0.5", "--target-entropy-scale, --autotune"),

@@ -1,82 +1,124 @@
-"""Checks of flags: their types, whole numbers in any spelling, and bounds."""
+"""Checks of flags: their kinds, whole numbers in any spelling, and bounds."""
 
 import dataclasses
 import math
-from typing import Annotated, Any, Literal, get_args, get_origin
+from contextlib import suppress
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import tyro
 
 from common.cli.errors import UsageError
 
-
-def _parse_count(words: list[str]) -> int:
-    value = float(words[0].replace("_", ""))
-    if not math.isfinite(value) or value != int(value):
-        raise ValueError(f"{words[0]} is not a whole number")
-    return int(value) if "e" in words[0].lower() or "." in words[0] else int(words[0])
+LARGEST = 2**31 - 1
+"""What the devices can count up to."""
 
 
-Count = Annotated[
-    int,
-    tyro.constructors.PrimitiveConstructorSpec(
+class Word(str):
+    """A word of the command line where a number or a choice belongs; `check_types` makes one of it."""
+
+
+WORDS = tyro.constructors.ConstructorRegistry()
+"""The rule by which tyro leaves words to `check_types`: it says what is wrong with them as it does in Python."""
+
+
+@WORDS.primitive_rule
+def _leave(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+    metavar = _metavar(info.type)
+    if not metavar:
+        return None  # tyro's own ways, for texts and switches
+    return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
-        metavar="INT",
-        instance_from_str=_parse_count,
-        is_instance=lambda value: isinstance(value, int),
+        metavar=metavar,
+        instance_from_str=lambda words: Word(words[0]),
+        is_instance=lambda value: True,
         str_from_instance=lambda value: [str(value)],
-    ),
-]
-"""An integer that may also be written 1e6 or 1_000_000."""
+    )
+
+
+def _metavar(kind: Any) -> str:
+    """What --help shows for a number or a choice; empty for other kinds."""
+    if get_origin(kind) is Literal:
+        return "{" + ",".join(get_args(kind)) + "}"
+    if _is_union(kind):
+        return "|".join(filter(None, map(_metavar, get_args(kind))))
+    return {int: "INT", float: "FLOAT"}.get(kind, "")
 
 
 def check(args: Any, names: str, at_least=-math.inf, at_most=math.inf, above=-math.inf) -> None:
-    """Raise UsageError unless each of the named numbers (or each of its elements) is finite and within the bounds."""
+    """Raise UsageError unless each of the named numbers (or each of its elements) is finite and within the bounds.
+
+    Whole numbers have to be at most LARGEST where `at_most` says nothing.
+    """
     for name in names.split():
         value = getattr(args, name)
+        if value == ():
+            raise UsageError(f"{_flag(name)} needs at least one number")
         for number in value if isinstance(value, tuple) else () if value is None else (value,):
-            if at_least <= number <= at_most and number > above and math.isfinite(number):
+            most = LARGEST if isinstance(number, int) and at_most == math.inf else at_most
+            if at_least <= number <= most and number > above and abs(number) < math.inf:
                 continue
-            bounds = [("at least", at_least), ("at most", at_most), ("greater than", above)]
+            bounds = [("at least", at_least), ("at most", most if number > most else at_most), ("greater than", above)]
             rules = [f"{words} {bound}" for words, bound in bounds if math.isfinite(bound)]
-            rules += [] if math.isfinite(number) and rules else ["finite"]
-            raise UsageError(f"--{name.replace('_', '-')} must be {' and '.join(rules)}, got {number}")
+            rules += [] if abs(number) < math.inf and rules else ["finite"]
+            raise UsageError(f"{_flag(name)} must be {' and '.join(rules)}, got {number}")
 
 
 def check_types(args: Any) -> None:
     """Raise UsageError where a value does not have its field's type; whole floats become integers (`1e6`)."""
     for field in dataclasses.fields(args):
-        flag = "--" + field.name.replace("_", "-")
-        setattr(args, field.name, _typed(flag, getattr(args, field.name), field.type))
+        setattr(args, field.name, _typed(_flag(field.name), getattr(args, field.name), field.type))
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _typed(flag: str, value: Any, kind: Any) -> Any:
-    if type(None) in get_args(kind):
-        return None if value is None else _typed(flag, value, get_args(kind)[0])
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise UsageError(f"{flag} must be one of {', '.join(get_args(kind))}, got {value!r}")
-        return value
-    if kind in (int, Count):
-        return _whole(flag, value)
+    if get_origin(kind) is Annotated:
+        return _typed(flag, value, get_args(kind)[0])
     if get_origin(kind) is tuple:
         if not isinstance(value, (tuple, list)):
-            raise UsageError(f"{flag} must be a sequence of whole numbers, got {value!r}")
-        if not value:
-            raise UsageError(f"{flag} needs at least one number")
-        return tuple(_whole(flag, number) for number in value)
-    if kind is float and (isinstance(value, bool) or not isinstance(value, (int, float))):
-        raise UsageError(f"{flag} must be a number, got {value!r}")
-    if kind in (bool, str) and not isinstance(value, kind):
-        raise UsageError(f"{flag} must be a {kind.__name__}, got {value!r}")
+            raise UsageError(f"{flag} must be a sequence, got {value!r}")
+        return tuple(_typed(flag, element, get_args(kind)[0]) for element in value)
+    options = get_args(kind) if _is_union(kind) else (kind,)
+    for option in options:
+        with suppress(ValueError, OverflowError):
+            return _read(value, option)
+    described = " or ".join(_described(option) for option in options if option is not NoneType)
+    raise UsageError(f"{flag} must be {described}, got {value!r}")
+
+
+def _read(value: Any, kind: Any) -> Any:
+    """`value` as a number, a choice, a text, a switch or nothing. Raises ValueError where it is none."""
+    if kind is int:
+        return _whole(value)
+    if kind is float and isinstance(value, (int, Word)) and not isinstance(value, bool):
+        return float(value)
+    if kind is NoneType and value == "None":
+        return None
+    if get_origin(kind) is Literal and value in get_args(kind):
+        return str(value)
+    if isinstance(kind, type) and isinstance(value, kind):
+        return value
+    raise ValueError
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, Word):
+        value = float(value) if set(value.lower()) & set(".e") else int(value)  # which is exact, however long
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError
     return value
 
 
-def _whole(flag: str, value: Any) -> int:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not math.isfinite(value)
-        or value != int(value)
-    ):
-        raise UsageError(f"{flag} must be a whole number, got {value!r}")
-    return int(value)
+def _described(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    return {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}[kind]
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType)

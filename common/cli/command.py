@@ -1,14 +1,20 @@
 """From a command line to flags, and from what training raises to an exit code."""
 
+import dataclasses
 import errno
+import io
+import itertools
 import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from typing import Any
 
 import tyro
 
+from common.cli.absent_flags import explain
+from common.cli.checks import WORDS
 from common.cli.errors import TrainingError, UsageError, fail
 from common.cli.flags import RunArgs
 
@@ -26,8 +32,7 @@ def parse(args_class: type, argv: list[str] | None = None) -> Any:
         if hasattr(signal, "SIGPIPE") and "--help" in argv:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in `--help | head`
     try:
-        _refuse_old_spellings(args_class, argv)
-        return tyro.cli(args_class, args=argv, default=_resume_defaults(args_class, argv), prog=program)
+        return _read(args_class, argv, program)
     except UsageError as error:
         raise SystemExit(fail(str(error), 2)) from None
 
@@ -44,10 +49,10 @@ def main(train: Callable[[Any], Any], args: Any) -> int:
         if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS):
             raise
         return fail(f"{error}; saved checkpoints are intact", 1)
-    except RuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+    except (RuntimeError, MemoryError) as error:
+        if "RESOURCE_EXHAUSTED" not in str(error) and not isinstance(error, MemoryError):
             raise
-        return fail(f"the device has not enough memory for these sizes: {str(error).splitlines()[0]}", 1)
+        return fail(f"there is not enough memory for these sizes: {str(error).splitlines()[0]}", 1)
     except KeyboardInterrupt:
         return 130
     except SystemExit as stop:
@@ -55,27 +60,38 @@ def main(train: Callable[[Any], Any], args: Any) -> int:
     return 0
 
 
-OLD_SPELLINGS = {
-    "anneal-lr": ("lr_schedule", "--lr-schedule linear anneals the step size, --lr-schedule constant does not"),
-    "normalize-rewards": ("normalize_returns", "--normalize-returns, which is on by default, takes its place"),
-    "reward-scale": ("normalize_returns", "--normalize-returns, which is on by default, finds the scale by itself"),
-}
-"""Flags that algorithms once had: the field that took their place, and what to do."""
+def _read(args_class: type, argv: list[str], program: str | None) -> Any:
+    """The arguments. Raises UsageError where there is something wrong with them, SystemExit for --help."""
+    default = _resume_defaults(args_class, argv)
+    how = {"prog": program, "registry": WORDS, "return_unknown_args": True}
+    try:
+        with redirect_stderr(io.StringIO()):  # where errors are explained in a box
+            args, unknown = tyro.cli(args_class, args=argv, default=default, **how)
+    except SystemExit as end:
+        if end.code != 2:
+            raise
+        ours = isinstance(end.__context__, UsageError)  # from the checks of flags
+        raise (end.__context__ if ours else UsageError(_lacking(args_class, argv))) from None
+    if unknown:
+        flags = [word.split("=")[0] for word in unknown if word.startswith("--")]
+        nothing = f"{unknown[0]!r} belongs to no flag: --help lists all of them"
+        raise UsageError(explain(args_class, flags[0]) if flags else nothing)
+    return args
 
 
-def _refuse_old_spellings(args_class: type, argv: list[str]) -> None:
-    for word in argv:
-        name = word.split("=")[0].replace("_", "-").removeprefix("--").removeprefix("no-")
-        field, advice = OLD_SPELLINGS.get(name, ("", ""))
-        if word.startswith("--") and hasattr(args_class, field) and not hasattr(args_class, name.replace("-", "_")):
-            raise UsageError(f"--{name} is gone: {advice}")
+def _lacking(args_class: type, argv: list[str]) -> str:
+    """Which flag has no value, that being all that is left to the parser to refuse."""
+    takes_value = {field.name for field in dataclasses.fields(args_class) if field.type is not bool}
+    pairs = itertools.pairwise([*argv, "--"])
+    bare = [word for word, after in pairs if word[2:].replace("-", "_") in takes_value and after.startswith("--")]
+    return f"{bare[0]} needs a value" if bare else "these flags cannot be read: --help lists all of them"
 
 
 def _resume_defaults(args_class: type, argv: list[str]) -> Any:
     """The resumed run's flags, as defaults that explicit flags override; None without --resume."""
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
     given = dict(zip(words, words[1:], strict=False))  # of a repeated flag the last counts
-    if "--resume" not in given or not issubclass(args_class, RunArgs):
+    if given.get("--resume", "--").startswith("--") or not issubclass(args_class, RunArgs):
         return None
     explicit_env = {"env": given["--env"]} if "--env" in given else {}
     return args_class.from_run(given["--resume"], **explicit_env)

@@ -2,13 +2,12 @@
 
 import dataclasses
 import json
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from common.cli.checks import Count, check, check_types
+from common.cli.checks import LARGEST, check, check_types
 from common.cli.env_names import is_custom
 from common.cli.errors import UsageError
 
@@ -29,15 +28,15 @@ class RunArgs:
     """Environment parameters to change, as a JSON object, such as '{"max_steps_in_episode": 200}'."""
     seed: int = 0
     """Random seed of the first agent."""
-    total_timesteps: Count = 500_000
+    total_timesteps: int = 500_000
     """Environment steps to train for, rounded up to whole updates."""
-    log_interval: Count = 10_000
+    log_interval: int = 10_000
     """Environment steps between log rows."""
-    eval_interval: Count = 100_000
+    eval_interval: int = 100_000
     """Environment steps between greedy evaluations; 0 evaluates at the end only."""
-    eval_episodes: Count = 128
+    eval_episodes: int = 128
     """Episodes per evaluation."""
-    checkpoint_interval: Count = 100_000
+    checkpoint_interval: int = 100_000
     """Environment steps between checkpoints; 0 saves at the end only."""
     keep_checkpoints: int = 5
     """Newest checkpoints to keep; 0 keeps all."""
@@ -51,7 +50,7 @@ class RunArgs:
     """Start from the parameters and normaliser of this run, at step 0."""
     overwrite: bool = False
     """Delete an existing run in --run-dir first."""
-    stop_after: Count = 0
+    stop_after: int = 0
     """Stop, saved and resumable, once this many environment steps are done in all; 0 is off."""
     max_seconds: float = 0.0
     """Stop, saved and resumable, after this many seconds; 0 is off."""
@@ -70,8 +69,18 @@ class RunArgs:
 
     @property
     def num_updates(self) -> int:
-        """Updates of the whole run; each algorithm's `steps_per_update` says how long one is."""
-        return math.ceil(self.total_timesteps / self.steps_per_update)
+        """Updates of the whole run; each algorithm's `steps_per_update` says how long one is.
+
+        Raises UsageError where the devices cannot count them.
+        """
+        size = self.steps_per_update
+        updates = -(-self.total_timesteps // size)
+        if size > LARGEST or updates > LARGEST:
+            raise UsageError(
+                f"--total-timesteps {self.total_timesteps:,} makes {updates:,} updates of {size:,} steps: "
+                f"at most {LARGEST:,} of each can be counted"
+            )
+        return updates
 
     @property
     def unsaved(self) -> tuple[str, ...]:
@@ -85,9 +94,11 @@ class RunArgs:
 
     def __post_init__(self):
         check_types(self)
-        check(self, "total_timesteps log_interval eval_episodes", at_least=1)
-        check(self, "eval_interval checkpoint_interval keep_checkpoints stop_after max_seconds", at_least=0)
-        check(self, "seed", at_least=0, at_most=2**31 - 1 - self.num_seeds)
+        check(self, "total_timesteps log_interval", at_least=1, at_most=LARGEST**2)
+        check(self, "eval_interval checkpoint_interval stop_after", at_least=0, at_most=LARGEST**2)
+        check(self, "eval_episodes", at_least=1)
+        check(self, "keep_checkpoints max_seconds", at_least=0)
+        check(self, "seed", at_least=0, at_most=LARGEST - self.num_seeds)
         if self.resume and self.init_from:
             raise UsageError("--resume continues a run and --init-from starts one: give only one of them")
         if self.resume and self.overwrite:
@@ -133,7 +144,7 @@ class DeviceEnvArgs(RunArgs):
     """Environment: a gymnax id, or package.module:factory importable from the working directory."""
     num_devices: int = 0
     """Devices to train on; 0 is every accelerator, or on a CPU as many cores as pay off."""
-    num_envs: Count = 32
+    num_envs: int = 32
     """Parallel environments."""
 
     def __post_init__(self):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from common.cli.checks import Count, check
+from common.cli.checks import check
 from common.cli.env_names import steps_on_host
 from common.cli.errors import UsageError
 from common.cli.flags import RunArgs
@@ -19,11 +19,11 @@ class HostEnvArgs(RunArgs):
     """Arguments for envpool's or gymnasium's make, as a JSON object, such as '{"max_episode_steps": 200}'."""
     vectorization: Literal["async", "sync", "vector"] = "async"
     """Of gymnasium environments: a process for each, all in the actor's thread, or the suite's own implementation."""
-    eval_episodes: Count = 32
+    eval_episodes: int = 32
     """Episodes per evaluation, in environments of their own beside the training."""
     num_steps: int = 32
     """Steps of every environment per rollout."""
-    envs_per_actor: Count = 16
+    envs_per_actor: int = 16
     """Environments that an actor thread steps together."""
     actor_threads: int = 2
     """Actor threads per actor device; with two, one acts while the environments of the other step."""

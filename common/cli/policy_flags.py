@@ -5,18 +5,24 @@ from typing import Annotated, Literal
 
 import tyro
 
-from common.cli.checks import Count
+from common.cli.checks import check_types
+from common.cli.errors import UsageError
 
 
 @dataclass
 class PolicyArgs:
     """Which policy."""
 
-    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN", help_behavior_hint="(required)")] = ""
     """A run directory, or one of its checkpoints."""
-    step: Count | Literal["best", "latest"] = "latest"
+    step: int | Literal["best", "latest"] = "latest"
     """Checkpoint: a number of environment steps, the newest, or the one with the best evaluation."""
     agent: int | None = None
     """Seed of the agent to take from a run with --num-seeds; default the first."""
     algorithm: str = ""
     """The algorithm's file, where it is not in this repository's algos/: its code is run."""
+
+    def __post_init__(self):
+        check_types(self)
+        if not self.run:
+            raise UsageError("name a run directory, such as runs/NAME")

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from common.cli.checks import Count, check
+from common.cli.checks import check
 from common.cli.errors import UsageError
 from common.cli.flags import DeviceEnvArgs
 from common.cli.update_ratio import UpdateRatio
@@ -14,21 +14,21 @@ from common.cli.update_ratio import UpdateRatio
 class ReplayArgs(DeviceEnvArgs):
     """An update is one step of every environment and the gradient updates that belong to it."""
 
-    log_interval: Count = 1_000
+    log_interval: int = 1_000
     """Environment steps between log rows."""
-    eval_interval: Count = 5_000
+    eval_interval: int = 5_000
     """Environment steps between greedy evaluations; 0 evaluates at the end only."""
-    checkpoint_interval: Count = 5_000
+    checkpoint_interval: int = 5_000
     """Environment steps between checkpoints; 0 saves at the end only."""
-    buffer_size: Count = 1_000_000
+    buffer_size: int = 1_000_000
     """Transitions that the replay buffer holds."""
     save_buffer: bool = True
     """Save the replay buffer in checkpoints; without it a resumed run first refills to --learning-starts."""
-    learning_starts: Count = 1_000
+    learning_starts: int = 1_000
     """Environment steps with uniformly random actions before learning starts."""
     utd_ratio: float = 1.0
     """Gradient updates per environment step, exactly; fractions too."""
-    batch_size: Count = 256
+    batch_size: int = 256
     """Transitions per gradient update."""
 
     fixed: ClassVar[tuple[str, ...]] = ("seed", "learning_starts")
@@ -66,7 +66,7 @@ class ReplayArgs(DeviceEnvArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, "batch_size", at_least=1, at_most=2**31 - 1)
+        check(self, "batch_size buffer_size", at_least=1)
         check(self, "learning_starts", at_least=0)
         check(self, "utd_ratio", above=0)
         if self.buffer_size < self.num_envs:

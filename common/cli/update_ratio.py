@@ -3,9 +3,8 @@
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from common.cli.checks import LARGEST
 from common.cli.errors import UsageError
-
-LARGEST = 2**31 - 1
 
 
 class UpdateRatio(NamedTuple):

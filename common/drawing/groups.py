@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from common.cli.checks import check_types
 from common.cli.errors import UsageError
 from common.cli.flags import ONE_TIME, read_config
 from common.runs.history import Log, is_number, read_log
@@ -30,6 +31,9 @@ class Selection:
     """Split the runs of an algorithm by this flag's value too, such as clip_eps; several with commas or repeated."""
     estimate: Literal["iqm", "mean"] = "iqm"
     """Over seeds: iqm leaves out the lowest and the highest quarter, which takes 4 seeds (mean below that), or mean."""
+
+    def __post_init__(self):
+        check_types(self)
 
     @property
     def split(self) -> tuple[str, ...]:

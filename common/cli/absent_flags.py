@@ -1,0 +1,28 @@
+"""Flags that one looks for in vain: what to do instead of those that are gone, and of those that others have."""
+
+import dataclasses
+import difflib
+from typing import Any
+
+INSTEAD = {
+    "anneal_lr": ("lr_schedule", "--lr-schedule linear anneals the step size, --lr-schedule constant does not"),
+    "normalize_rewards": ("normalize_returns", "--normalize-returns, which is on by default, takes its place"),
+    "reward_scale": ("normalize_returns", "--normalize-returns, which is on by default, finds the scale by itself"),
+    "num_seeds": ("actor_threads", "one run trains one agent, start a run for each --seed"),
+    "num_devices": ("actor_threads", "--actor-devices and --learner-devices name them"),
+    "num_envs": ("actor_threads", "--envs-per-actor and --actor-threads say how many there are"),
+    "gif": ("actor_threads", "environments on the host are not drawn"),
+}
+"""By the name of a flag: a field of the algorithms that this is for, and what to do."""
+
+
+def explain(args_class: Any, flag: str) -> str:
+    """Why `args_class` has no such flag, or what may have been meant, in one sentence."""
+    name = flag.lstrip("-").replace("-", "_").removeprefix("no_")
+    known = [field.name for field in dataclasses.fields(args_class)]
+    field, advice = INSTEAD.get(name, ("", ""))
+    if field in known:
+        return f"there is no --{name.replace('_', '-')} here: {advice}"
+    near = difflib.get_close_matches(name, known, n=1) or [other for other in known if name and name in other][:1]
+    hint = f"did you mean --{near[0].replace('_', '-')}?" if near else "--help lists all flags"
+    return f"there is no {flag} here: {hint}"

@@ -176,9 +176,10 @@ def numpy_update(kind, params: sac.Params, optimizers, transition, noises, args,
     ids=["box", "discrete"],
 )
 def test_gradient_updates_equal_numpy(kind, updates, frequencies):
-    flags = {"num_envs": 1, "buffer_size": 1, "batch_size": 6, "learning_starts": 0, "utd_ratio": 1.0}
+    flags = {"num_envs": 1, "batch_size": 6, "learning_starts": 0, "utd_ratio": 1.0}
     rates = {"policy_lr": 0.02, "q_lr": 0.03, "tau": 0.1, "activation": "tanh", "hidden_sizes": (3,)}
     args = small_sac_args(**flags, **rates, **frequencies)
+    args.buffer_size = 1  # less than flags may say, so that the batch is known
     init, update = programs(args, make_env(kind.env), 1)
     state = init()
     raw = to_host(state).learner.params
@@ -271,7 +272,7 @@ def test_a_buffer_that_does_not_fit_is_refused():
     example = sac.Transition(frames, number, number, flag, frames)
     with pytest.raises(UsageError, match=r"56,457 bytes.* GB.*at most [\d,]+ transitions fit"):
         check_memory(small_sac_args(num_envs=1, buffer_size=2**31 - 1), example, jax.devices())
-    assert "0.1 MB" in check_memory(small_sac_args(num_envs=1, buffer_size=1), example, jax.devices())
+    assert "0.1 MB" in check_memory(small_sac_args(num_envs=1, batch_size=1, buffer_size=1), example, jax.devices())
 
 
 # ---------------------------------------------------------------------------------------------------------- accounting
@@ -406,7 +407,7 @@ BAD = [
     ("--num-envs 4 --batch-size 6 --num-devices 4", "--num-devices 4, 1, 2"),
     ("--batch-size 0", "--batch-size, at least 1"),
     ("--buffer-size 0", "--buffer-size, at least 1"),
-    ("--buffer-size 3 --num-envs 4", "--buffer-size 3, --num-envs 4"),
+    ("--buffer-size 259 --num-envs 5", "--buffer-size 259, --batch-size 256, --num-envs 5, at least 260"),
     ("--buffer-size 1e15", "--buffer-size, at most 2147483647"),
     ("--buffer-size 2e9 --num-seeds 10000", "GB, at most"),
     ("--learning-starts -1", "--learning-starts, at least 0"),

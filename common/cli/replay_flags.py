@@ -69,9 +69,11 @@ class ReplayArgs(DeviceEnvArgs):
         check(self, "batch_size buffer_size", at_least=1)
         check(self, "learning_starts", at_least=0)
         check(self, "utd_ratio", above=0)
-        if self.buffer_size < self.num_envs:
+        if self.capacity * self.num_envs < self.batch_size:
+            least = -(-self.batch_size // self.num_envs) * self.num_envs
             raise UsageError(
-                f"--buffer-size {self.buffer_size} is less than one transition for each of --num-envs {self.num_envs}"
+                f"--buffer-size {self.buffer_size} does not hold a batch: for --batch-size {self.batch_size} and "
+                f"--num-envs {self.num_envs} it takes at least {least}"
             )
         self.ratio.check(self.num_updates * self.num_envs)
         if self.learning_starts >= self.total_timesteps:

@@ -21,6 +21,7 @@ from common.actors.meters import Meters
 from common.actors.parameters import ParameterSlots
 from common.actors.rollouts import FATES, Rollout, RolloutQueues
 from common.actors.watching import Limits
+from common.cli.checks import multiples_near
 from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device.sampling import block_width
@@ -30,10 +31,10 @@ def check_split(args: HostEnvArgs, num_learners: int) -> None:
     """Raise UsageError unless every learner device gets an equal part of each minibatch from each rollout."""
     block = num_learners * block_width(args.num_steps, args.num_minibatches)
     if args.envs_per_actor % block:
-        nearest = sorted({max(args.envs_per_actor // block, 1) * block, -(-args.envs_per_actor // block) * block})
         raise UsageError(
             f"--envs-per-actor {args.envs_per_actor} must be a multiple of {block}, so that {num_learners} learner "
-            f"devices and {args.num_minibatches} minibatches get equal parts; nearest: {' or '.join(map(str, nearest))}"
+            f"devices and {args.num_minibatches} minibatches get equal parts; nearest: "
+            f"{multiples_near(args.envs_per_actor, block)}"
         )
 
 

@@ -64,6 +64,12 @@ def check(args: Any, names: str, at_least=-math.inf, at_most=math.inf, above=-ma
             raise UsageError(f"{_flag(name)} must be {' and '.join(rules)}, got {number}")
 
 
+def multiples_near(number: int, unit: int) -> str:
+    """The multiples of `unit` around `number`, in words."""
+    near = {max(number // unit, 1) * unit, -(-number // unit) * unit}
+    return " or ".join(map(str, sorted(near)))
+
+
 def check_types(args: Any) -> None:
     """Raise UsageError where a value does not have its field's type; whole floats become integers (`1e6`)."""
     for field in dataclasses.fields(args):

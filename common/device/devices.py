@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import jax
 
+from common.cli.checks import multiples_near
 from common.cli.errors import UsageError
 
 MAX_DEVICES = 4096  # more are a slip of the finger, and as virtual ones would exhaust the machine
@@ -25,15 +26,15 @@ def choose_devices(
     """
     shares = [count for count in range(1, min(num_envs, MAX_DEVICES) + 1) if num_envs % (count * block) == 0]
     if not shares:
-        nearest = sorted({max(block, num_envs // block * block), -(-num_envs // block) * block})
         raise UsageError(
             f"--num-envs {num_envs} must be a multiple of {block}, so that every minibatch gets an equal part of each "
-            f"environment's steps; nearest: {' or '.join(map(str, nearest))}"
+            f"environment's steps; nearest: {multiples_near(num_envs, block)}"
         )
     if num_devices and num_devices not in shares:
+        blocks = f" into blocks of {block}, the least that gives a batch equal parts" if block > 1 else ""
         raise UsageError(
-            f"--num-devices {num_devices} does not divide --num-envs {num_envs} into blocks of {block}, the least that "
-            f"gives a batch equal parts; device counts that work: {', '.join(map(str, shares[:12]))}"
+            f"--num-devices {num_devices} does not divide --num-envs {num_envs}{blocks}: take --num-envs "
+            f"{multiples_near(num_envs, num_devices * block)}, or --num-devices {', '.join(map(str, shares[:12]))}"
         )
     worthwhile = [n for n in shares if n <= _cores() and n * envs_per_cpu_device <= num_envs] or [1]
     _make_cpu_devices(num_devices or worthwhile[-1])

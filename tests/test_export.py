@@ -127,6 +127,8 @@ PLAY, EXPORT = (common.play.play, common.play.Args), (common.export.export, comm
         (PLAY, "{run} --episodes 200000", "--episodes must be at least 1 and at most 100000"),
         (PLAY, "{run} --seed -1", "--seed must be at least 0"),
         (PLAY, "{run} --step 5", "no checkpoint 5"),
+        (PLAY, "{run} --step newest", "--step must be a whole number or one of best, latest, got 'newest'"),
+        (PLAY, "", "name a run directory"),
         (PLAY, "{run} --agent 5", "no seed 5"),
         (PLAY, "{run} --env CartPole-v1", "the policy's observations are Box[3], those of CartPole-v1 are Box[4]"),
         (PLAY, "{run} --gif {tmp}/x.png", "must end in .gif"),

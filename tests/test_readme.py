@@ -1,0 +1,67 @@
+"""README and docs/: the commands that they show are understood, links lead somewhere, their environments train."""
+
+import importlib
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from cli_helpers import ROOT, SMALL
+
+from common.cli.command import parse
+
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+COMMAND = re.compile(r"python (?:-m )?((?:algos|common)[/.]\w+)(?:\.py)? ((?:\\\n|[^\n`#])+)")  # module, words
+SMALL_ACTORS = """
+    --vectorization sync --actor-threads 1 --envs-per-actor 4 --num-steps 8 --hidden-sizes 8 --eval-episodes 2
+    --max-restarts 0
+"""
+
+
+def commands(page: Path) -> list[tuple[str, list[str]]]:
+    """The modules of all commands that a page shows, each with its words; every run in them is `runs/NAME`."""
+    text = re.sub(r"runs/\S+", "runs/NAME", page.read_text())
+    return [(match[1].replace("/", "."), shlex.split(match[2].replace("\\\n", ""))) for match in COMMAND.finditer(text)]
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that links to headings of a page have."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_are_understood(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("runs/NAME").mkdir(parents=True)
+    Path("runs/NAME/config.json").write_text(json.dumps({"algorithm": "ppo_pmap", "args": {"env": "CartPole-v1"}}))
+    for module, words in commands(page):
+        if words != ["--help"]:
+            parse(importlib.import_module(module).Args, words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!http)([^)]+)\)", page.read_text()):
+        path, _, anchor = target.partition("#")
+        linked = page.parent / path if path else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+@pytest.mark.parametrize(
+    ("env", "small"), [("my_envs:Walk", SMALL), ("gymnasium:my_gym_envs:Walk-v0", SMALL_ACTORS.split())]
+)
+def test_the_environments_of_readme_train(env, small, tmp_path, monkeypatch):
+    for name, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", README.read_text(), re.DOTALL):
+        (tmp_path / name).write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the working directory is put there
+    ((module, words),) = [command for command in commands(README) if command[1] == ["--env", env]]
+    algorithm = importlib.import_module(module)
+    result = algorithm.train(parse(algorithm.Args, [*words, *small, "--total-timesteps", "64", "--quiet"]))
+    assert result.status == "finished"
+    assert 10 < result.evaluation["eval/length_mean"][0] <= 20

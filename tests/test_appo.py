@@ -503,9 +503,6 @@ def test_measuring_prints_one_line(capsys):
     assert sampled["steps_per_second"] > 0 < trained["steps_per_second"]
 
 
-# --------------------------------------------------------------------------------------------------------------- flags
-
-
 def test_longer_queues_hold_more(tmp_path, monkeypatch):
     slow_update(monkeypatch, 0.05)
     train(tmp_path / "run", queue_size=3, log_interval=10**9)
@@ -548,9 +545,6 @@ def test_bad_flags(flags, wanted, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     check_words(refusal(appo.train, appo.Args, flags.split()), wanted)
     assert not any(tmp_path.iterdir())
-
-
-# ------------------------------------------------------------------------------------------------------------ learning
 
 
 @pytest.mark.slow

@@ -64,9 +64,6 @@ def boundaries_passed(interval: int, total: int, update: int) -> list[int]:
     return [step for step in range(update, total + 1, update) if step // interval > (step - update) // interval]
 
 
-# ------------------------------------------------------------------------------------------------------------- help
-
-
 def test_help_lists_every_flag_with_its_sentence_and_imports_nothing_slow(workplace):
     process, slow = slow_imports(SCRIPT, "--help", cwd=workplace)
     assert not slow
@@ -360,9 +357,6 @@ def test_numbers_may_be_written_in_every_usual_form():
     assert [(type(value), value) for value in (args.total_timesteps, args.num_envs)] == [(int, 1_000_000), (int, 64)]
     exact = 9_007_199_254_740_993  # not a float
     assert parse(Args, ["--total-timesteps", str(exact)]).total_timesteps == exact
-
-
-# --------------------------------------------------------------------------------------------------- odd surroundings
 
 
 def test_a_run_can_be_read_while_it_goes_on_and_does_not_mind_a_reader_that_leaves(workplace):

@@ -112,9 +112,6 @@ def test_reported_returns_are_raw_and_of_whole_episodes(decorrelate, tmp_path):
     assert result.evaluation["eval/length_mean"] == [7]
 
 
-# ------------------------------------------------------------------------------------------------------------ repeat
-
-
 def counting_update(state):
     """Metric `value` is the number of the update; `late` is infinite from the fourth update on, `early` NaN in one."""
     metrics = {
@@ -155,9 +152,6 @@ def test_counts_stay_exact_in_metrics_and_what_is_not_finite_is_null():
     assert jsonable(np.array([1, 2])) == [1, 2]
     assert jsonable(np.float32(0.1)) == 0.1
     assert jsonable(np.array([np.nan, 2.5, np.inf])) == [None, 2.5, None]
-
-
-# --------------------------------------------------------------------------------------------------------- intervals
 
 
 def test_what_is_due():
@@ -270,9 +264,6 @@ def test_an_evaluation_added_to_a_checkpoint_decides_which_is_best(tmp_path):
     assert saved(tmp_path, [2, 3], [5.0, 6.0], keep=1, keep_best=True).steps() == [1, 3]
 
 
-# ------------------------------------------------------------------------------------------------------------- files
-
-
 def test_a_symbolic_link_leads_to_the_new_file(tmp_path):
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -289,9 +280,6 @@ def test_a_file_that_fails_leaves_the_old_one_and_nothing_else(tmp_path):
         raise RuntimeError
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "old"
-
-
-# ----------------------------------------------------------------------------------------------------------- devices
 
 
 @pytest.mark.parametrize(

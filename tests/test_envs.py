@@ -35,9 +35,6 @@ def test_gymnax_id_trains_for_two_updates(tmp_path, name):
     assert 1 <= result.evaluation["eval/length_mean"][0] <= 20
 
 
-# -------------------------------------------------------------------------------------------------- names, parameters
-
-
 @pytest.mark.parametrize(
     ("wrong", "suggestion"),
     [("CartPole-v2", "CartPole-v1"), ("cartpole", "CartPole-v1"), ("breakout", "Breakout-MinAtar")],
@@ -182,9 +179,6 @@ def test_a_suite_without_resets_is_one_line_and_one_module(tmp_path):
 def test_every_suite_refuses_alike(name, params, message):
     with pytest.raises(UsageError, match=message):
         make(name, params)
-
-
-# ------------------------------------------------------------------------------------------------- custom environments
 
 
 @pytest.mark.parametrize("name", ["no_such_module:build", "helpers:no_such_factory", "helpers:make_env"])

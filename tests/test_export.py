@@ -116,8 +116,6 @@ def test_play_in_a_changed_environment(trained):
     assert common.play.play(args).length.tolist() == [5, 5]
 
 
-# -------------------------------------------------------------------------------------------------------- bad input
-
 PLAY, EXPORT = (common.play.play, common.play.Args), (common.export.export, common.export.Args)
 
 
@@ -141,9 +139,6 @@ PLAY, EXPORT = (common.play.play, common.play.Args), (common.export.export, comm
 )
 def test_bad_input_is_one_message_and_exit_code_2(trained, tmp_path, command, words, wanted):
     assert wanted in refusal(*command, words.format(run=trained("sac")[0], tmp=tmp_path).split())
-
-
-# -------------------------------------------------------------------------------------------------------------- fork
 
 
 @pytest.mark.slow

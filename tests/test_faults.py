@@ -212,9 +212,6 @@ def test_a_huge_learning_rate_is_a_failure(tmp_path, capsys):
     assert read_result(tmp_path / "run")["status"] == "failed"
 
 
-# ----------------------------------------------------------------------------------------------------- exceptions
-
-
 def test_an_exception_leaves_older_checkpoints_intact(tmp_path, monkeypatch):
     """A logger that fails in the middle of training."""
     monkeypatch.setitem(sys.modules, "wandb", Recorder(fail_at=8))

@@ -35,7 +35,6 @@ from common.device.sharding import global_ids, to_host
 
 pytestmark = pytest.mark.usefixtures("users_compiler_throughout")
 
-# ---------------------------------------------------------------------------------------- X1, X3: devices and replicas
 
 CASES = {
     "discrete": (small_args, "CartPole-v1", {"decorrelate": True, "lr_schedule": "kl-adaptive"}),
@@ -72,9 +71,6 @@ def test_x3_replicas_are_bit_identical(case):
     assert replicas_are_identical(after(12, case, 4))
 
 
-# ------------------------------------------------------------------------------------------------------- X2: sharding
-
-
 def minibatches_over(num_devices, num_steps, num_envs, num_minibatches, epochs=3, seed=0):
     """Global (step, env) of every sample, [E, M, samples, 2] with the devices' parts one after the other."""
     local = num_envs // num_devices
@@ -88,26 +84,19 @@ def minibatches_over(num_devices, num_steps, num_envs, num_minibatches, epochs=3
 SIZES = [(8, 16, 4), (8, 16, 16), (5, 16, 2), (12, 24, 8), (16, 8, 1)]
 
 
-@pytest.mark.parametrize(("num_steps", "num_envs", "num_minibatches"), SIZES)
-def test_x2_every_sample_is_in_one_minibatch_of_each_epoch(num_steps, num_envs, num_minibatches):
-    everything = {(t, n) for t in range(num_steps) for n in range(num_envs)}
-    for epoch in minibatches_over(2, num_steps, num_envs, num_minibatches):
-        assert len(epoch.reshape(-1, 2)) == len(everything)
-        assert set(map(tuple, epoch.reshape(-1, 2))) == everything
-        assert {len(minibatch) for minibatch in epoch} == {len(everything) // num_minibatches}
-
-
-@pytest.mark.parametrize(("num_steps", "num_envs", "num_minibatches"), SIZES)
-def test_x2_minibatches_are_the_same_sets_on_any_number_of_devices(num_steps, num_envs, num_minibatches):
-    def as_sets(samples):
-        return [[set(map(tuple, minibatch)) for minibatch in epoch] for epoch in samples]
-
-    sizes = num_steps, num_envs, num_minibatches
-    blocks = num_envs // block_width(num_steps, num_minibatches)
-    counts = [count for count in (2, 4, 8) if blocks % count == 0]
-    assert counts
-    one = as_sets(minibatches_over(1, *sizes))
-    assert all(as_sets(minibatches_over(count, *sizes)) == one for count in counts)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_x2_every_sample_is_in_one_minibatch_of_each_epoch_on_any_number_of_devices(sizes):
+    num_steps, num_envs, num_minibatches = sizes
+    one, *several = (
+        np.sort(minibatches_over(count, *sizes) @ [num_envs, 1])  # each sample as a number, [E, M, samples]
+        for count in (1, 2, 4, 8)
+        if num_envs // block_width(num_steps, num_minibatches) % count == 0
+    )
+    assert several
+    for minibatches in several:
+        np.testing.assert_array_equal(minibatches, one)
+    for epoch in one:
+        np.testing.assert_array_equal(np.sort(epoch, axis=None), np.arange(num_steps * num_envs))
 
 
 def test_x2_minibatches_hold_an_equal_part_of_every_block_and_are_shuffled():
@@ -140,53 +129,34 @@ def test_x2_environments_start_differently_and_alike_on_any_number_of_devices():
     assert len(set(starts[0][0, :, 0])) == 16
 
 
-# ---------------------------------------------------------------------------------------------------- X4: exact resume
+ANNEALED = {"env_params": '{"max_steps_in_episode": 30}', "num_seeds": 2, "log_interval": 2 * 128}
+ADAPTIVE = {"env": "Pendulum-v1", "normalize_obs": True, "lr_schedule": "kl-adaptive", "decorrelate": True}
+ADAPTIVE |= {"log_interval": 2 * 128, "eval_interval": 6 * 128}
+RINGS = {"total_timesteps": 40 * 16, "num_seeds": 2, "log_interval": 8 * 16, "eval_interval": 8 * 16}
+RESUMED = {
+    "ppo": (ppo, small_args, 10, 5 * 128, ANNEALED),  # stops between two rows
+    "ppo, kl-adaptive": (ppo, small_args, 10, 6 * 128, ADAPTIVE),
+    "sac": (sac, small_sac_args, 40, 24 * 16, RINGS),  # of 20 slots: wrapped once when it stops, and again at its end
+}
 
 
-def test_x4_resume_is_exact(tmp_path):
-    """Ten updates at once, or six (then logged, evaluated and saved) and four."""
-    learning = {"normalize_obs": True, "lr_schedule": "kl-adaptive", "decorrelate": True}
-    flags = learning | {"env": "Pendulum-v1", "log_interval": 2 * 128, "eval_interval": 6 * 128}
-    whole = train(small_args(**flags, run_dir=str(tmp_path / "whole")))
-    part = train(small_args(**flags, run_dir=str(tmp_path / "part"), stop_after=6 * 128))
-    assert (part.status, part.env_steps) == ("stopped", 6 * 128)
-    assert part.state_sha256 != whole.state_sha256
-    resumed = train(Args.from_run(part.run_dir, quiet=True))
-    assert (resumed.status, resumed.env_steps, resumed.run_dir) == ("finished", 10 * 128, part.run_dir)
-    assert resumed.state_sha256 == whole.state_sha256
-    assert same_bits(resumed.params, whole.params)
-    assert resumed.evaluation == whole.evaluation
-    rows = metric_rows(whole.run_dir)
-    assert [row["updates"] for row in rows] == [2, 4, 6, 8, 10]
-    assert metric_rows(part.run_dir) == rows
-
-
-@pytest.mark.parametrize("algorithm", [ppo, sac], ids=["ppo", "sac"])
-def test_x4_resume_of_two_seeds_anywhere_and_on_other_devices(algorithm, tmp_path):
-    """From 2 devices to 4. PPO, its learning rate annealed, stops after an odd number of updates, between two log rows;
-    the rings of SAC's buffer, of 20 slots, have wrapped once when it stops, and again at its end.
-    """
-    if algorithm is ppo:
-        small, updates, stop, tolerance = small_args, 10, 5 * 128, 1e-5
-        flags = {"env_params": '{"max_steps_in_episode": 30}', "log_interval": 2 * 128, "hidden_sizes": (8,)}
-    else:
-        small, updates, stop, tolerance = small_sac_args, 40, 24 * 16, 1e-4
-        flags = {"total_timesteps": 40 * 16, "log_interval": 8 * 16, "eval_interval": 8 * 16}
-    flags |= {"num_seeds": 2, "num_devices": 2}
-    whole = algorithm.train(small(**flags, run_dir=str(tmp_path / "whole")))
-    part = algorithm.train(small(**flags, run_dir=str(tmp_path / "part"), stop_after=stop))
+@pytest.mark.parametrize("case", RESUMED)
+def test_x4_resume_is_exact_and_on_other_devices_equal(case, tmp_path):
+    """All updates at once, or some (then logged, evaluated and saved) and the rest, on the same 2 devices or on 4."""
+    algorithm, small, updates, stop, flags = RESUMED[case]
+    whole = algorithm.train(small(**flags, num_devices=2, run_dir=str(tmp_path / "whole")))
+    part = algorithm.train(small(**flags, num_devices=2, run_dir=str(tmp_path / "part"), stop_after=stop))
+    assert (part.status, part.env_steps) == ("stopped", stop)
     shutil.copytree(part.run_dir, tmp_path / "other")
     same = algorithm.train(algorithm.Args.from_run(part.run_dir, quiet=True))
+    assert (same.status, same.env_steps, same.run_dir) == ("finished", whole.env_steps, part.run_dir)
     assert same.state_sha256 == whole.state_sha256 != part.state_sha256
     assert same_bits(same.params, whole.params)
     assert same.evaluation == whole.evaluation
-    assert algorithm is ppo or metric_rows(part.run_dir) == metric_rows(whole.run_dir)
+    assert stop % flags["log_interval"] or metric_rows(part.run_dir) == metric_rows(whole.run_dir)
     moved = algorithm.train(algorithm.Args.from_run(tmp_path / "other", quiet=True, num_devices=4))
-    assert relative_difference(whole.params, moved.params) < tolerance
+    assert relative_difference(whole.params, moved.params) < (1e-5 if algorithm is ppo else 1e-4)
     assert result_of(moved.run_dir)["updates"] == updates
-
-
-# ------------------------------------------------------------------------------------------------------ X5: accounting
 
 
 @pytest.mark.parametrize(("total", "num_envs", "num_steps"), [(1, 4, 8), (1000, 16, 8), (1024, 16, 8), (1025, 16, 8)])
@@ -225,9 +195,6 @@ def test_x5_x10_x11_a_run_counts_its_steps_repeats_exactly_compiles_once_and_sta
     assert algorithm is ppo or rows[0]["loss/q1"] is not None
     assert first.state_sha256 == run("second").state_sha256 == result["state_sha256"]
     assert first.state_sha256 != run("third", seed=1).state_sha256
-
-
-# ------------------------------------------------------------------------------------------- X6: the ends of episodes
 
 
 class OracleCritic(nn.Module):
@@ -283,9 +250,6 @@ def test_x6_bootstrap_through_the_whole_update(monkeypatch, num_seeds):
         np.testing.assert_allclose(advantage, expected, rtol=1e-4, atol=0.2)  # values are up to 300,000
 
 
-# ------------------------------------------------------------------------------------------------- the scale of rewards
-
-
 @pytest.mark.parametrize("factor", [0.01, 100.0])
 def test_what_is_learned_does_not_depend_on_the_scale_of_rewards(factor):
     """Where the values that the critic begins with have that scale too."""
@@ -313,9 +277,6 @@ def test_every_seed_learns_cartpole_and_keeps_it(tmp_path):
     assert len(rows) == 5
     assert min(rows[-1]) >= 495
     assert np.mean(rows[2]) > 480
-
-
-# ----------------------------------------------------------------------------------------------------------- X8: seeds
 
 
 @pytest.mark.parametrize(

@@ -189,9 +189,6 @@ def test_each_seed_has_its_curve_of_finite_numbers(tmp_path):
     assert [one.x.tolist() for one in curves(only, RETURN, "wall")] == [[2, 3], [1, 2]]
 
 
-# ----------------------------------------------------------------------------------------------------------- alignment
-
-
 def curve(x, y):
     return Curve(logged_run(), np.array(x, float), np.array(y, float))
 
@@ -426,9 +423,6 @@ def test_the_csv_file_has_full_numbers(two_groups, tmp_path):
     assert (first["seeds"], first["steps"], first["return"], first["estimate"]) == ("5", "200704", "127.0", "IQM")
     assert float(first["wall_seconds"]) == 2007.04
     assert (first["threshold"], first["reached"], first["seconds_to_threshold"]) == ("300.0", "1", "")
-
-
-# -------------------------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(

@@ -299,9 +299,6 @@ def test_an_algorithm_that_cannot_be_the_one_is_refused(trained, tmp_path):
         load_policy(run_dir, algorithm=broken)
 
 
-# ------------------------------------------------------------------------------------------------------------ spaces
-
-
 @pytest.mark.parametrize(
     "space",
     [

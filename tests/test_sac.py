@@ -68,7 +68,7 @@ def test_actions_reach_asymmetric_bounds():
     np.testing.assert_allclose(offset + factor, [0.5, 8])
 
 
-# ----------------------------------------------------------------------- gradient updates, against numpy in float64
+# ------------------------------------------------------------------------------- gradient updates, written down again
 
 
 def dense(x, layer):
@@ -76,8 +76,8 @@ def dense(x, layer):
 
 
 def two_critics(critics, x):
-    hidden = (np.tanh(dense(x, critics[f"MLP_{i}"]["Dense_0"])) for i in range(2))
-    return np.stack([dense(h, critics[f"Dense_{i}"]) for i, h in enumerate(hidden)])
+    hidden = (jnp.tanh(dense(x, critics[f"MLP_{i}"]["Dense_0"])) for i in range(2))
+    return jnp.stack([dense(h, critics[f"Dense_{i}"]) for i, h in enumerate(hidden)])
 
 
 class Box:
@@ -87,21 +87,21 @@ class Box:
 
     @staticmethod
     def act(actor, obs, noise):
-        out = dense(np.tanh(dense(obs, actor["MLP_0"]["Dense_0"])), actor["Dense_0"])
-        mean, log_std = out[:, :1], -5 + 3.5 * (np.tanh(out[:, 1:]) + 1)
-        u = mean + np.exp(log_std) * noise
-        density = np.exp(-0.5 * noise**2) / np.sqrt(2 * np.pi) / np.exp(log_std)
-        return np.tanh(u), np.log(density / (2 * (1 - np.tanh(u) ** 2)))[:, 0]
+        out = dense(jnp.tanh(dense(obs, actor["MLP_0"]["Dense_0"])), actor["Dense_0"])
+        mean, log_std = out[:, :1], -5 + 3.5 * (jnp.tanh(out[:, 1:]) + 1)
+        u = mean + jnp.exp(log_std) * noise
+        density = jnp.exp(-0.5 * noise**2) / jnp.sqrt(2 * jnp.pi) / jnp.exp(log_std)
+        return jnp.tanh(u), jnp.log(density / (2 * (1 - jnp.tanh(u) ** 2)))[:, 0]
 
     @staticmethod
     def q(critics, obs, action):
-        return two_critics(critics, np.concatenate([obs, action], axis=1))[..., 0]
+        return two_critics(critics, jnp.concatenate([obs, action], axis=1))[..., 0]
 
     @classmethod
     def expected(cls, actor, critics, obs, noise):
         """Expected smaller Q and entropy, [B]."""
         action, log_prob = cls.act(actor, obs, noise)
-        return np.min(cls.q(critics, obs, action), axis=0), -log_prob
+        return jnp.min(cls.q(critics, obs, action), axis=0), -log_prob
 
 
 class Discrete:
@@ -111,28 +111,13 @@ class Discrete:
 
     @staticmethod
     def q(critics, obs, action):
-        return two_critics(critics, obs)[:, np.arange(len(action)), action.astype(int)]
+        return two_critics(critics, obs)[:, jnp.arange(len(action)), action.astype(int)]
 
     @staticmethod
     def expected(actor, critics, obs, noise):
-        logits = dense(np.tanh(dense(obs, actor["MLP_0"]["Dense_0"])), actor["Dense_0"])
-        p = np.exp(logits) / np.sum(np.exp(logits), axis=1, keepdims=True)
-        return np.sum(p * np.min(two_critics(critics, obs), axis=0), axis=1), -np.sum(p * np.log(p), axis=1)
-
-
-def gradient(function, tree):
-    """Central differences of `function` at every number of `tree`."""
-    leaves, structure = jax.tree.flatten(tree)
-    grads = [np.zeros_like(leaf) for leaf in leaves]
-    for leaf, grad in zip(leaves, grads, strict=True):
-        for index in np.ndindex(leaf.shape):
-            kept = leaf[index]
-            leaf[index] = kept + 1e-5
-            above = function(tree)
-            leaf[index] = kept - 1e-5
-            grad[index] = (above - function(tree)) / 2e-5
-            leaf[index] = kept
-    return jax.tree.unflatten(structure, grads)
+        logits = dense(jnp.tanh(dense(obs, actor["MLP_0"]["Dense_0"])), actor["Dense_0"])
+        p = jnp.exp(logits) / jnp.sum(jnp.exp(logits), axis=1, keepdims=True)
+        return jnp.sum(p * jnp.min(two_critics(critics, obs), axis=0), axis=1), -jnp.sum(p * jnp.log(p), axis=1)
 
 
 class Adam:
@@ -141,32 +126,32 @@ class Adam:
 
     def step(self, tree, grads):
         updates, self.state = self.adam.update(grads, self.state or self.adam.init(tree))
-        return jax.tree.map(lambda x, update: x + np.asarray(update, np.float64), tree, updates)
+        return optax.apply_updates(tree, updates)
 
 
-def numpy_update(kind, params: sac.Params, optimizers, transition, noises, args, number: int) -> sac.Params:
+def updated(kind, params: sac.Params, optimizers, transition, noises, args, number: int) -> sac.Params:
     """Gradient update `number` (from 1), on a batch that holds a single transition many times."""
     obs, action, reward, terminated, next_obs = transition
     next_noise, noise = noises
-    alpha = np.exp(params.log_alpha[0])
+    alpha = jnp.exp(params.log_alpha[0])
     next_q, next_entropy = kind.expected(params.actor, params.targets, next_obs, next_noise)
     target = reward + args.gamma * (1 - terminated) * (next_q + alpha * next_entropy)
 
     def q_loss(critics):
-        return np.sum(np.mean((kind.q(critics, obs, action) - target) ** 2, axis=1))
+        return jnp.sum(jnp.mean((kind.q(critics, obs, action) - target) ** 2, axis=1))
 
     def policy_loss(actor):
         q, entropy = kind.expected(actor, critics, obs, noise)
-        return -np.mean(q + alpha * entropy)
+        return -jnp.mean(q + alpha * entropy)
 
-    critics, targets = optimizers[0].step(params.critics, gradient(q_loss, params.critics)), params.targets
+    critics, targets = optimizers[0].step(params.critics, jax.grad(q_loss)(params.critics)), params.targets
     if number % args.target_frequency == 0:
         targets = jax.tree.map(lambda old, new: (1 - args.tau) * old + args.tau * new, targets, critics)
     if number % args.policy_frequency:
         return sac.Params(params.actor, critics, targets, params.log_alpha)
-    actor = optimizers[1].step(params.actor, gradient(policy_loss, params.actor))
-    entropy = np.mean(kind.expected(params.actor, critics, obs, noise)[1])
-    excess = np.array([entropy - kind.wanted_entropy])
+    actor = optimizers[1].step(params.actor, jax.grad(policy_loss)(params.actor))
+    entropy = jnp.mean(kind.expected(params.actor, critics, obs, noise)[1])
+    excess = jnp.array([entropy - kind.wanted_entropy])
     return sac.Params(actor, critics, targets, optimizers[2].step({"x": params.log_alpha}, {"x": excess})["x"])
 
 
@@ -175,7 +160,7 @@ def numpy_update(kind, params: sac.Params, optimizers, transition, noises, args,
     [(Box, 2, {}), (Discrete, 6, {"policy_frequency": 2, "target_frequency": 3})],
     ids=["box", "discrete"],
 )
-def test_gradient_updates_equal_numpy(kind, updates, frequencies):
+def test_gradient_updates_are_those_of_the_paper(kind, updates, frequencies):
     flags = {"num_envs": 1, "batch_size": 6, "learning_starts": 0, "utd_ratio": 1.0}
     rates = {"policy_lr": 0.02, "q_lr": 0.03, "tau": 0.1, "activation": "tanh", "hidden_sizes": (3,)}
     args = small_sac_args(**flags, **rates, **frequencies)
@@ -184,8 +169,8 @@ def test_gradient_updates_equal_numpy(kind, updates, frequencies):
     state = init()
     raw = to_host(state).learner.params
     params = sac.Params(
-        *(jax.tree.map(lambda x: np.asarray(x[0], np.float64), tree["params"]) for tree in raw[:3]),
-        np.array([np.log(0.2)]),
+        *(jax.tree.map(lambda x: x[0], tree["params"]) for tree in raw[:3]),
+        jnp.log(jnp.array([0.2])),
     )
     before = params
     optimizers, terminated = (Adam(0.03), Adam(0.02), Adam(0.03)), 0
@@ -194,11 +179,11 @@ def test_gradient_updates_equal_numpy(kind, updates, frequencies):
         state, metrics, _ = update(state, np.int32(1))
         learn_key = jax.random.split(jax.random.fold_in(root, step))[1]
         group_key = jax.random.fold_in(jax.random.fold_in(learn_key, 0), 0)
-        noises = [np.asarray(jax.random.normal(key, (6, 1)), np.float64) for key in jax.random.split(group_key, 3)[1:]]
+        noises = [jax.random.normal(key, (6, 1)) for key in jax.random.split(group_key, 3)[1:]]
         ring = to_host(state).shard.replay.data
-        transition = [np.repeat(np.asarray(x, np.float64)[0, 0], 6, axis=0) for x in ring]
+        transition = [jnp.repeat(jnp.float32(x[0, 0]), 6, axis=0) for x in ring]
         terminated += transition[3][0]
-        params = numpy_update(kind, params, optimizers, transition, noises, args, step + 1)
+        params = updated(kind, params, optimizers, transition, noises, args, step + 1)
     ours = to_host(state).learner.params
     assert metrics["gradient_updates"] == updates
     assert terminated == (3 if kind is Discrete else 0)
@@ -399,9 +384,6 @@ def test_after_a_refill_the_policy_acts_not_chance():
     assert metrics["gradient_updates"] == args.ratio.due(160), "it learned from a buffer that is not refilled"
 
 
-# --------------------------------------------------------------------------------------------------------------- flags
-
-
 BAD = [
     ("--env CartPole-v1 --num-envs 3 --num-devices 2", "--num-devices 2, 3"),
     ("--num-envs 4 --batch-size 6 --num-devices 4", "--num-devices 4, 1, 2"),
@@ -434,9 +416,6 @@ def test_bad_flags(flags, wanted, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     check_words(refusal(sac.train, sac.Args, flags.split()), wanted)
     assert not any(tmp_path.iterdir())
-
-
-# ------------------------------------------------------------------------------------------------------------ learning
 
 
 @pytest.mark.parametrize("env", ["Breakout-MinAtar", "FrozenLake-misc", "Reacher-misc", "Pusher", "Pixels"])

@@ -99,6 +99,13 @@ def succeed(process: subprocess.CompletedProcess) -> subprocess.CompletedProcess
     return process
 
 
+def in_process(*words: Any) -> int:
+    """The exit code of PPO with these flags, trained in this process."""
+    from algos.ppo_pmap import Args, train  # starts JAX
+
+    return main(train, parse(Args, list(map(str, words))))
+
+
 def refusal(command: Callable[[Any], Any], args_class: type, words: list[str]) -> str:
     """Why a command, run in this process, refuses these words: the one sentence on stderr, its exit code being 2."""
     stderr = io.StringIO()

@@ -258,10 +258,10 @@ def test_a_step_saved_again_at_once(tmp_path):
 
 
 def test_an_evaluation_added_to_a_checkpoint_decides_which_is_best(tmp_path):
-    checkpoints = saved(tmp_path, [1], keep=1, keep_best=True)
+    checkpoints = saved(tmp_path, [1], keep=2, keep_best=True)
     checkpoints.add_evaluation(1, [8.0, 10.0])
     checkpoints.close()
-    assert saved(tmp_path, [2, 3], [5.0, 6.0], keep=1, keep_best=True).steps() == [1, 3]
+    assert saved(tmp_path, [2, 3, 4], [5.0, 6.0, 7.0], keep=2, keep_best=True).steps() == [1, 3, 4]
 
 
 def test_a_symbolic_link_leads_to_the_new_file(tmp_path):

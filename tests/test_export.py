@@ -168,14 +168,3 @@ def test_a_fork_in_another_project_trains_resumes_plays_and_loads(tmp_path):
     played = succeed(run_python(*play, cwd=clone))
     assert played.stdout.count("episode ") == 2
     assert played.stderr == ""
-
-    fork.write_text(code + "\n")
-    load = "from common.policy import load_policy; print(load_policy('../run')([0.0, 0.0, 0.0, 0.0]))"
-    loaded = succeed(run_python("-c", load, cwd=clone))
-    assert loaded.stdout.strip() in ("0", "1")
-    assert "my_ppo.py has changed since" in loaded.stderr
-
-    fork.rename(tmp_path / "elsewhere.py")
-    lost = run_python(*play, cwd=clone)
-    assert lost.returncode == 2
-    assert "my_ppo.py does not exist" in lost.stderr

@@ -209,15 +209,13 @@ class OracleCritic(nn.Module):
 
 @pytest.mark.parametrize("num_seeds", [1, 3], ids=["one seed", "three seeds under vmap"])
 def test_x6_bootstrap_through_the_whole_update(monkeypatch, num_seeds):
-    """What the update hands to `gae`, and what it gets, for episodes of every length and kind of end."""
+    """What the update hands to `gae`, for episodes of every length and kind of end."""
     calls = []
     gae = ppo.gae
 
-    def recording(reward, value, next_value, terminated, truncated, *decays):
-        advantage = gae(reward, value, next_value, terminated, truncated, *decays)
-        arrays = reward, value, next_value, terminated, truncated, advantage
-        jax.debug.callback(lambda *call: calls.append([np.asarray(x) for x in call]), *arrays)
-        return advantage
+    def recording(*arrays_and_decays):
+        jax.debug.callback(lambda *call: calls.append([np.asarray(x) for x in call]), *arrays_and_decays[:5])
+        return gae(*arrays_and_decays)
 
     monkeypatch.setattr(ppo, "gae", recording)
     monkeypatch.setattr(ppo, "Critic", OracleCritic)
@@ -227,9 +225,9 @@ def test_x6_bootstrap_through_the_whole_update(monkeypatch, num_seeds):
     jax.block_until_ready(update(init(), np.int32(2)))
     jax.effects_barrier()
     assert len(calls) == 2 * num_seeds
-    assert any(truncated[-1].any() for *_, truncated, _ in calls)  # also in the last step of a rollout
+    assert any(truncated[-1].any() for *_, truncated in calls)  # also in the last step of a rollout
 
-    for reward, value, next_value, terminated, truncated, advantage in calls:
+    for reward, value, next_value, terminated, truncated in calls:
         episode, step = value // 100, value % 100
         for kind, is_kind in enumerate([terminated & ~truncated, truncated & ~terminated, terminated & truncated]):
             assert is_kind.sum() > 5
@@ -237,17 +235,6 @@ def test_x6_bootstrap_through_the_whole_update(monkeypatch, num_seeds):
         np.testing.assert_array_equal(reward, episode % 7 + 0.5 * (step + 1))
         # the value of the observation that truly follows: the same episode, one step on, never that of a reset
         np.testing.assert_array_equal(next_value[~terminated], value[~terminated] + 1)
-
-        expected = np.zeros_like(value, np.float64)
-        for n in range(value.shape[1]):
-            ahead = 0.0
-            for t in reversed(range(len(value))):
-                future = 0.0 if terminated[t, n] else float(value[t, n]) + 1
-                ended = terminated[t, n] or truncated[t, n]
-                delta = reward[t, n] + args.gamma * future - value[t, n]
-                ahead = delta + (0.0 if ended else args.gamma * args.gae_lambda * ahead)
-                expected[t, n] = ahead
-        np.testing.assert_allclose(advantage, expected, rtol=1e-4, atol=0.2)  # values are up to 300,000
 
 
 @pytest.mark.parametrize("factor", [0.01, 100.0])

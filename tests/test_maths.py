@@ -208,14 +208,11 @@ def test_new_units_leave_predictions_as_they_are():
     network = ppo.Critic(small_args(hidden_sizes=(5,)), Box(None, None, (3,)))
     x = jnp.linspace(-2, 2, 12).reshape(4, 3)
     params = network.init(jax.random.key(0), x)
-    old, new = (RunningStats(jnp.float32(9), jnp.float32(mean), jnp.float32(9 * std**2)) for mean, std in PREDICTIONS)
+    old, new = (RunningStats(*map(jnp.float32, (9, mean, 9 * std**2))) for mean, std in ((-300, 40), (5, 0.01)))
     rescaled = rescale_output(params, "value", old, new)
     before, after = (stats.denormalize(network.apply(p, x)) for stats, p in ((old, params), (new, rescaled)))
     np.testing.assert_allclose(before, after, rtol=1e-5)
     assert abs(network.apply(params, x) - network.apply(rescaled, x)).min() > 0.1
-
-
-PREDICTIONS = (-300.0, 40.0), (5.0, 0.01)  # mean and deviation of old and new units
 
 
 def test_next_boundary():

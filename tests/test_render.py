@@ -101,17 +101,6 @@ def test_a_recording_ends_with_the_true_final_state_and_observation(monkeypatch,
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(recording))
 
 
-class OwnStep(helpers.Toy):
-    """Draws its observations, with keys that `step_env` does not get."""
-
-    def step(self, key, state, action, params=None):
-        return super().step(jax.random.fold_in(key, 5), state, action, params)
-
-    def step_env(self, key, state, action, params):
-        _, *rest = super().step_env(key, state, action, params)
-        return jax.random.normal(key, (2,)), *rest
-
-
 class Plain:
     """What an environment needs to be one, and nothing else."""
 
@@ -121,10 +110,8 @@ class Plain:
         self.observation_space, self.action_space = toy.observation_space, toy.action_space
 
 
-@pytest.mark.parametrize("environment", [OwnStep, Plain])
-def test_an_unknown_final_state_repeats_the_one_before(environment):
-    env = wrap(environment())
-    recording = record(env, lambda obs, key: jnp.zeros(1, jnp.int32), jax.random.key(0), 20)
+def test_an_unknown_final_state_repeats_the_one_before():
+    recording = record(wrap(Plain()), lambda obs, key: jnp.zeros(1, jnp.int32), jax.random.key(0), 20)
     np.testing.assert_array_equal(recording.states.time, [0, 1, 2, 3, 4, 5, 6, 6])
     assert len(set(recording.states.episode)) == 1
 
@@ -396,18 +383,13 @@ def test_the_caption_counts_steps_and_rewards(tmp_path, monkeypatch):
     captions = []
     write = canvas.write
     monkeypatch.setattr("common.drawing.gif.write", lambda *call: captions.append(call[3]) or write(*call))
-    recording = swinging(3)._replace(rewards=np.array([1.5, -2.0, 1000.0]))
+    recording = swinging(4)._replace(rewards=np.array([1.5, -2.0, 1000.0, -np.inf]))
     draw_gif(make("CartPole-v1"), recording, tmp_path / "a.gif")
-    rows = [captions[start : start + 6] for start in range(0, len(captions), 6)][-4:]
-    assert rows[0] == ["step", "0 / 3", "reward", "-", "return", "0.00"]
-    assert rows[2] == ["step", "2 / 3", "reward", "-2.00", "return", "-0.50"]
-    assert rows[3] == ["step", "3 / 3", "reward", "1000.0", "return", "999.5"]
-
-
-def test_numbers_are_short():
-    numbers = (0, -1e-9, 0.5, -0.00064, 99.99, -1234.5, -123456.0, np.nan, -np.inf)
-    shown = [canvas.brief(number) for number in numbers]
-    assert shown == ["0.00", "0.00", "0.50", "-6e-4", "99.99", "-1234.5", "-1.2e+05", "-", "-inf"]
+    rows = [captions[start : start + 6] for start in range(0, len(captions), 6)][-5:]
+    assert rows[0] == ["step", "0 / 4", "reward", "-", "return", "0.00"]
+    assert rows[2] == ["step", "2 / 4", "reward", "-2.00", "return", "-0.50"]
+    assert rows[3] == ["step", "3 / 4", "reward", "1000.0", "return", "999.5"]
+    assert rows[4] == ["step", "4 / 4", "reward", "-inf", "return", "-inf"]
 
 
 def test_pillow_without_scalable_fonts_draws_too(tmp_path, monkeypatch):

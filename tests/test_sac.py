@@ -86,22 +86,17 @@ class Box:
     env, wanted_entropy = "Pendulum-v1", -1.0
 
     @staticmethod
-    def act(actor, obs, noise):
-        out = dense(jnp.tanh(dense(obs, actor["MLP_0"]["Dense_0"])), actor["Dense_0"])
-        mean, log_std = out[:, :1], -5 + 3.5 * (jnp.tanh(out[:, 1:]) + 1)
-        u = mean + jnp.exp(log_std) * noise
-        density = jnp.exp(-0.5 * noise**2) / jnp.sqrt(2 * jnp.pi) / jnp.exp(log_std)
-        return jnp.tanh(u), jnp.log(density / (2 * (1 - jnp.tanh(u) ** 2)))[:, 0]
-
-    @staticmethod
     def q(critics, obs, action):
         return two_critics(critics, jnp.concatenate([obs, action], axis=1))[..., 0]
 
     @classmethod
     def expected(cls, actor, critics, obs, noise):
         """Expected smaller Q and entropy, [B]."""
-        action, log_prob = cls.act(actor, obs, noise)
-        return jnp.min(cls.q(critics, obs, action), axis=0), -log_prob
+        out = dense(jnp.tanh(dense(obs, actor["MLP_0"]["Dense_0"])), actor["Dense_0"])
+        mean, log_std = out[:, :1], -5 + 3.5 * (jnp.tanh(out[:, 1:]) + 1)
+        action = jnp.tanh(mean + jnp.exp(log_std) * noise)
+        density = jnp.exp(-0.5 * noise**2) / jnp.sqrt(2 * jnp.pi) / jnp.exp(log_std) / (2 * (1 - action**2))
+        return jnp.min(cls.q(critics, obs, action), axis=0), -jnp.log(density)[:, 0]
 
 
 class Discrete:
@@ -169,8 +164,8 @@ def test_gradient_updates_are_those_of_the_paper(kind, updates, frequencies):
     state = init()
     raw = to_host(state).learner.params
     params = sac.Params(
-        *(jax.tree.map(lambda x: x[0], tree["params"]) for tree in raw[:3]),
-        jnp.log(jnp.array([0.2])),
+        *(jax.tree.map(lambda x: np.float64(x[0]), tree["params"]) for tree in raw[:3]),
+        np.log([0.2]),
     )
     before = params
     optimizers, terminated = (Adam(0.03), Adam(0.02), Adam(0.03)), 0
@@ -179,11 +174,12 @@ def test_gradient_updates_are_those_of_the_paper(kind, updates, frequencies):
         state, metrics, _ = update(state, np.int32(1))
         learn_key = jax.random.split(jax.random.fold_in(root, step))[1]
         group_key = jax.random.fold_in(jax.random.fold_in(learn_key, 0), 0)
-        noises = [jax.random.normal(key, (6, 1)) for key in jax.random.split(group_key, 3)[1:]]
+        noises = [np.float64(jax.random.normal(key, (6, 1))) for key in jax.random.split(group_key, 3)[1:]]
         ring = to_host(state).shard.replay.data
-        transition = [jnp.repeat(jnp.float32(x[0, 0]), 6, axis=0) for x in ring]
+        transition = [np.repeat(np.float64(x)[0, 0], 6, axis=0) for x in ring]
         terminated += transition[3][0]
-        params = updated(kind, params, optimizers, transition, noises, args, step + 1)
+        with jax.enable_x64(True):
+            params = updated(kind, params, optimizers, transition, noises, args, step + 1)
     ours = to_host(state).learner.params
     assert metrics["gradient_updates"] == updates
     assert terminated == (3 if kind is Discrete else 0)
@@ -191,7 +187,7 @@ def test_gradient_updates_are_those_of_the_paper(kind, updates, frequencies):
         mine = jax.tree.map(lambda x: x[0], getattr(ours, name)["params"])
         assert relative_difference(getattr(params, name), mine) < 3e-5, name
         assert relative_difference(getattr(before, name), mine) > 0.005, f"{name} did not move"
-    assert ours.log_alpha[0] == pytest.approx(params.log_alpha[0], abs=1e-5)
+    assert ours.log_alpha[0] == pytest.approx(float(params.log_alpha[0]), abs=1e-5)
 
 
 # -------------------------------------------------------------------------------------------------------------- replay
@@ -399,11 +395,9 @@ BAD = [
     ("--utd-ratio 33.33333", "--utd-ratio 33.33333, four digits"),
     ("--utd-ratio 1e6 --total-timesteps 1e6", "--utd-ratio, gradient updates"),
     ("--total-timesteps 1e10", "--total-timesteps, 2,147,483,647"),
-    ("--gamma 1.1", "--gamma, at most 1"),
     ("--alpha 0", "--alpha, at least 1e-08"),
     ("--no-autotune --target-entropy-scale 0.5", "--target-entropy-scale, --autotune"),
     ("--env CartPole-v1 --target-entropy-scale 1.5", "--target-entropy-scale 1.5, log n"),
-    ("--target-entropy-scale inf", "--target-entropy-scale, finite"),
     ("--hold-random 1e12", "--hold-random, at most 2147483647"),
     ("--env helpers:NoAction", "no action, (0,)"),
     ("--env helpers:Unbounded", "finite, inf"),

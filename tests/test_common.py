@@ -1,5 +1,7 @@
 """The shared modules: episode statistics, repeated updates, checkpoints, devices, evaluation."""
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +33,7 @@ from common.envs.environment import DEFAULT_HORIZON
 from common.envs.own import wrap
 from common.runs.arrays import Arrays, sha256
 from common.runs.checkpoints import Checkpoints
+from common.runs.directory import write_json
 from common.runs.intervals import Intervals
 from common.runs.metrics import jsonable
 
@@ -257,11 +260,28 @@ def test_a_step_saved_again_at_once(tmp_path):
     checkpoints.close()
 
 
+def test_any_number_of_saves_takes_the_same_number_of_threads(tmp_path):
+    checkpoints, alive = saved(tmp_path, [1, 2]), []
+    for step in range(3, 7):
+        checkpoints.save(step, arrays(), None)
+        checkpoints.wait()
+        alive.append(threading.active_count())
+    assert alive == alive[:1] * 4
+    checkpoints.close()
+
+
 def test_an_evaluation_added_to_a_checkpoint_decides_which_is_best(tmp_path):
     checkpoints = saved(tmp_path, [1], keep=2, keep_best=True)
     checkpoints.add_evaluation(1, [8.0, 10.0])
     checkpoints.close()
     assert saved(tmp_path, [2, 3, 4], [5.0, 6.0, 7.0], keep=2, keep_best=True).steps() == [1, 3, 4]
+
+
+def test_json_that_cannot_be_written_leaves_nothing_behind(tmp_path):
+    (tmp_path / "result.json" / "a folder in its place").mkdir(parents=True)
+    with pytest.raises(OSError, match="result.json"):
+        write_json(tmp_path / "result.json", {"status": "failed"})
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
 def test_a_symbolic_link_leads_to_the_new_file(tmp_path):

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import ppo_pmap as ppo
 import pytest
 import sac_pmap as sac
 from cli_helpers import (
+    ROOT,
     SMALL,
     SMALL_FLAGS,
     STEPS,
@@ -223,15 +225,28 @@ def test_a_full_disk_is_said_clearly(tmp_path):
     )
     failed = run_python("-c", limit, *command("--resume", "run", "--quiet"), cwd=tmp_path)
     assert failed.returncode == 1, failed.stderr
-    # orbax's own threads complain to stderr as well, in between
-    message = f"could not be saved (File too large); older checkpoints are intact: {STEPS}, {2 * STEPS}"
-    assert failed.stderr.count("error: checkpoint") == 1, failed.stderr
-    assert message in failed.stderr
+    intact = f"{STEPS}, {2 * STEPS}"
+    message = f"checkpoint {3 * STEPS} could not be saved (File too large); older checkpoints are intact: {intact}"
+    assert failed.stderr == f"error: {message}\n", "orbax's threads and event loops complain as well"
     assert read_result(tmp_path / "run")["status"] == "failed"
-    after = fingerprint(tmp_path / "run" / "checkpoints")
-    assert {name: after.get(name) for name in before} == before
+    assert fingerprint(tmp_path / "run" / "checkpoints") == before
     succeed(run_script("--resume", "run", "--quiet", cwd=tmp_path))
     assert read_result(tmp_path / "run")["env_steps"] == 6 * STEPS
+
+
+def test_a_process_ends_soon_after_a_save_that_failed(tmp_path):
+    """Folders cannot be made under a file, as under a directory that has become read-only."""
+    code = """
+        import pathlib, numpy
+        from common.runs.checkpoints import Checkpoints
+        checkpoints, folder = Checkpoints(pathlib.Path("saves").absolute()), pathlib.Path("saves")
+        folder.rmdir()
+        folder.touch()
+        checkpoints.save(1, {"learner/w": numpy.ones(2)}, None)
+        checkpoints.wait()
+    """
+    failed = run_python("-c", textwrap.dedent(code), cwd=tmp_path, timeout=100, PYTHONPATH=str(ROOT))
+    assert "TrainingError: checkpoint 1 could not be saved" in failed.stderr
 
 
 # ---------------------------------------------------------------------------------------------- damaged checkpoints

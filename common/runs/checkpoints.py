@@ -3,10 +3,12 @@
 A checkpoint holds data only: no pickled objects, no code. Arrays are global, so it loads on any number of devices.
 """
 
+import functools
 import json
 import logging
 import re
 import shutil
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,9 @@ from common.runs.arrays import COUNTERS, Arrays, check_match, first_part, select
 
 CHECKSUM = "sha256"  # `sha256/learner` is that of all arrays `learner/...`, stored beside them
 DELETED = ".deleted"  # what a folder's name ends with while it is being deleted
+UNFINISHED = ".orbax-checkpoint-tmp"  # the same while it is being written, as orbax has it
 METRICS = "metrics/metrics"  # in the folder of a step, as orbax has it
+KNOWN_FAILURES = "No space left on device|File too large|Disk quota exceeded|Read-only file system|Permission denied"
 
 
 class Checkpoints:
@@ -29,12 +33,13 @@ class Checkpoints:
 
         With `read_only` nothing in `directory` is touched: another process may be writing there.
         """
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        _hide_noise()
         if read_only and not directory.is_dir():
             raise UsageError(f"there are no checkpoints: {directory} does not exist")
         self.directory = directory
         self._keep, self._keep_best = keep, keep_best
         self._writer = None if read_only else _writer(directory)
+        self._saving: tuple[int, Any] | None = None  # the step whose save is under way, and orbax's handle of it
 
     def steps(self) -> list[int]:
         """Steps that have a folder, oldest first; a damaged one is included."""
@@ -62,7 +67,8 @@ class Checkpoints:
             stored[f"{CHECKSUM}/{part}"] = np.frombuffer(bytes.fromhex(digest), np.uint8)
         self.wait()  # orbax would delete a checkpoint to overwrite before it waits for its being written
         try:
-            self._writer.save_async(step, stored, force=True, overwrite=step in self.steps(), metrics=metrics)
+            again = step in self.steps()
+            self._saving = step, self._writer.save_async(step, stored, force=True, overwrite=again, metrics=metrics)
         except Exception as error:
             raise self._failure(step, error) from error
 
@@ -79,10 +85,12 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Until the save under way is on disk, and old ones are gone. Raises TrainingError where it fails."""
-        try:
-            self._writer.wait()
-        except Exception as error:
-            raise self._failure("under way", error) from error
+        if self._saving:
+            (step, saving), self._saving = self._saving, None
+            try:
+                saving.result()  # ends its thread, which the writer's own `wait` leaves behind
+            except Exception as error:
+                raise self._failure(step, error) from error
         self._delete_old()
 
     def load(
@@ -135,12 +143,24 @@ class Checkpoints:
         if unwanted:
             self._writer.reload()
 
-    def _failure(self, step: Any, error: Exception) -> TrainingError:
+    def _failure(self, step: int, error: Exception) -> TrainingError:
+        """The reason in words; what there is of the checkpoint is deleted, for the disk may be full."""
+        for path in list(self.directory.glob(f"{step}{UNFINISHED}*")):
+            shutil.rmtree(path, ignore_errors=True)
         text = f"{type(error).__name__}: {error}"
-        known = re.search("No space left on device|File too large|Disk quota exceeded|Read-only file system", text)
+        known = re.search(KNOWN_FAILURES, text)
         reason = known.group() if known else text.splitlines()[0][:300]
         kept = ", ".join(str(kept) for kept in self.steps() if kept != step) or "none"
         return TrainingError(f"checkpoint {step} could not be saved ({reason}); older checkpoints are intact: {kept}")
+
+
+@functools.cache
+def _hide_noise() -> None:
+    """Errors of a save are raised; orbax's threads and event loops would also print them, as tracebacks."""
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda event: None if str(event.exc_value) == "Event loop is closed" else hook(event)
 
 
 def _writer(directory: Path) -> Any:
@@ -151,8 +171,14 @@ def _writer(directory: Path) -> Any:
     for path in list(directory.glob(f"*/{METRICS}")):  # orbax would refuse the whole folder for one of them
         if _stored_returns(path) is None:
             shutil.rmtree(path.parent)
-    everything = ocp.training.preservation_policies.PreserveAll()
-    return ocp.training.Checkpointer(directory.absolute(), preservation_policy=everything, cleanup_tmp_directories=True)
+    # Where a folder could not be made in the background, threads would wait for it until a timeout of minutes.
+    at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+    return ocp.training.Checkpointer(
+        directory.absolute(),
+        context=ocp.Context(async_options=at_once),
+        preservation_policy=ocp.training.preservation_policies.PreserveAll(),
+        cleanup_tmp_directories=True,
+    )
 
 
 def _stored_returns(path: Path) -> list[float] | None:

@@ -93,8 +93,11 @@ def claim_directory(path: Path, config: dict[str, Any], overwrite: bool) -> None
 def write_json(path: Path, value: Any) -> None:
     """Replace `path` in one step, so that a reader or a crash never sees half of it."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(value, indent=2) + "\n")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Path) -> list[str]:

@@ -67,7 +67,7 @@ def train_with_actors(args: HostEnvArgs, script: str, make_algorithm: Callable) 
     algorithm = make_algorithm(args, env.spec)
     notes = {"actors": f"{args.actor_threads} threads on each of {describe(actor_devices)}"}
     with Run(args, script, env, devices, notes) as run:
-        evaluation = HostEvaluation(args, jax.jit(algorithm.act), run.console.warn)
+        evaluation = HostEvaluation(args, jax.jit(algorithm.act))
         example = example_batch(args, env, algorithm, len(devices))
         state, update = run.start(_over_learners(algorithm, devices), example, evaluation)
         if state is not None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from cli_helpers import check_words, refusal
 from helpers import Watch, metric_rows, relative_difference, replicas_are_identical, result_of, same_bits
+from orbax.checkpoint import v1 as orbax
 
 import common.actors.evaluation
 from common import export, play
@@ -460,6 +461,7 @@ def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
     assert load_policy(tmp_path / "run").step == 21 * 128
     saved = load_policy(tmp_path / "run", 256)
     assert saved.evaluation == 5.0
+    assert orbax.load(tmp_path / "run" / "checkpoints" / "256")["counters/trained"] == 256 // 64, "counters of then"
 
 
 def test_a_restart_does_not_change_what_lockstep_means(tmp_path, capfd):

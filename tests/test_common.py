@@ -20,7 +20,7 @@ from helpers import (
     train,
 )
 
-from common.cli.errors import UsageError
+from common.cli.errors import TrainingError, UsageError
 from common.cli.files import replacing
 from common.device.averages import Averages
 from common.device.devices import choose_devices
@@ -33,9 +33,13 @@ from common.envs.environment import DEFAULT_HORIZON
 from common.envs.own import wrap
 from common.runs.arrays import Arrays, sha256
 from common.runs.checkpoints import Checkpoints
+from common.runs.clock import Clock
 from common.runs.directory import write_json
+from common.runs.evaluation import Evaluations
 from common.runs.intervals import Intervals
+from common.runs.loading import Start
 from common.runs.metrics import jsonable
+from common.runs.saver import Saver
 
 # ---------------------------------------------------------------------------------------------------------- episodes
 
@@ -277,6 +281,15 @@ def test_an_evaluation_added_to_a_checkpoint_decides_which_is_best(tmp_path):
     assert saved(tmp_path, [2, 3, 4], [5.0, 6.0, 7.0], keep=2, keep_best=True).steps() == [1, 3, 4]
 
 
+def test_the_evaluation_of_a_checkpoint_that_is_being_deleted_is_left_out(tmp_path):
+    checkpoints = saved(tmp_path, [1], keep=1)
+    checkpoints.save(2, arrays(2), None)  # once that is done, the first one goes
+    assert not checkpoints.add_evaluation(1, [5.0])
+    assert checkpoints.add_evaluation(2, [5.0])
+    assert checkpoints.evaluations() == {2: [5.0]}
+    checkpoints.close()
+
+
 def test_json_that_cannot_be_written_leaves_nothing_behind(tmp_path):
     (tmp_path / "result.json" / "a folder in its place").mkdir(parents=True)
     with pytest.raises(OSError, match="result.json"):
@@ -379,6 +392,34 @@ def test_an_environment_without_a_time_limit_is_capped():
     returns, lengths = episodes(make_env("Endless"), constant(0), 2)
     assert lengths.tolist() == [DEFAULT_HORIZON] * 2
     assert returns.tolist() == [2.5 * DEFAULT_HORIZON] * 2
+
+
+class Beside:
+    """Evaluations beside the training, each of which fails at the first look at it."""
+
+    def __init__(self):
+        self.begun = []
+
+    def begin(self, step, state):
+        self.begun.append(step)
+
+    def poll(self):
+        raise TrainingError("failed")
+
+
+def test_an_evaluation_that_fails_is_not_begun_again():
+    warnings, beside = [], Beside()
+    evaluations = Evaluations(
+        {}, recorder=None, saver=Saver(None, small_args(), Start(), dict), clock=Clock(), warn=warnings.append
+    )
+    evaluations.use(beside)
+    evaluations.begin(1, None)
+    evaluations.begin(2, None)  # the first is under way
+    with pytest.raises(TrainingError, match="the evaluation at step 3 failed"):
+        evaluations.finish(3, None, stopped=lambda: False)
+    evaluations.begin(3, None)
+    assert beside.begun == [1, 3]
+    assert warnings == ["the evaluation at step 1 failed"]
 
 
 def test_exactly_eval_episodes_count(tmp_path):

@@ -405,7 +405,7 @@ def test_an_evaluation_that_fails_does_not_stop_the_training(kind, tmp_path, mon
         raise kind("no evaluation today")
 
     monkeypatch.setattr(common.actors.evaluation, "run_host_episodes", fail)
-    with pytest.raises(TrainingError, match="the evaluation failed: RuntimeError: .*no evaluation today"):
+    with pytest.raises(TrainingError, match="the evaluation at step 5,120 failed: RuntimeError: .*no evaluation today"):
         train(tmp_path / "run", eval_interval=128, total_timesteps=40 * 128)
     errors = capfd.readouterr().err
     assert "the evaluation at step 128 failed: RuntimeError: " in errors

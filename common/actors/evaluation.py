@@ -1,8 +1,7 @@
 """Evaluation in host environments of its own, beside the training."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import jax
 import numpy as np
 
 from common.actors.environments import env_maker
-from common.actors.watching import GRACE, LOOK_INTERVAL, THREAD, Limits, Stopped, Worker
+from common.actors.watching import GRACE, THREAD, Limits, Stopped, Worker
 from common.cli.errors import TrainingError
 from common.cli.host_flags import HostEnvArgs
 from common.device.evaluation import SEED, Episodes, Evaluated
@@ -32,51 +31,19 @@ class UnderWay(NamedTuple):
 class HostEvaluation:
     """Plays greedy episodes beside the training, one evaluation at a time."""
 
-    def __init__(self, args: HostEnvArgs, act: Callable, warn: Callable[[str], None]):
+    def __init__(self, args: HostEnvArgs, act: Callable):
         """`act` takes a learner and observations [N, ...]."""
         self._make_envs = env_maker(args, min(args.eval_episodes, args.envs_per_actor))
-        self._act, self._num_episodes, self._limits, self._warn = act, args.eval_episodes, Limits.of(args), warn
+        self._act, self._num_episodes, self._limits = act, args.eval_episodes, Limits.of(args)
         self._under_way: UnderWay | None = None
 
     def begin(self, step: int, state: Any) -> None:
-        """Start to evaluate a copy of `state`, unless another evaluation is under way."""
-        if self._under_way:
-            return
+        """Start to evaluate a copy of `state`."""
         host, result, worker = to_host(state), Future(), Worker("the evaluation")
         learner = jax.tree.map(lambda x: x[0], host.learner)
         thread = threading.Thread(target=self._work, args=(learner, worker, result), name=THREAD, daemon=True)
         self._under_way = UnderWay(step, host, result, worker, thread)
         thread.start()
-
-    def poll(self) -> Evaluated | None:
-        """The evaluation that was under way, where it is over. Warns of one that fails or gets stuck."""
-        if not self._under_way:
-            return None
-        step = self._under_way.step
-        try:
-            return self._take()
-        except TrainingError as error:
-            self._warn(f"the evaluation at step {step:,} {error}")
-            return None
-
-    def finish(self, step: int, state: Any, stopped: Callable[[], bool]) -> Iterator[Evaluated]:
-        """The evaluation that is under way, then that of the last `state`; waits for both until `stopped`.
-
-        Raises TrainingError where the last one fails or gets stuck.
-        """
-        while self._under_way and self._under_way.step != step and not stopped():
-            if evaluated := self.poll():
-                yield evaluated
-            time.sleep(LOOK_INTERVAL / 10)
-        if not stopped():
-            self.begin(step, state)
-        while self._under_way and not stopped():
-            try:
-                if evaluated := self._take():
-                    yield evaluated
-            except TrainingError as error:
-                raise TrainingError(f"the evaluation {error}") from error
-            time.sleep(LOOK_INTERVAL / 10)
 
     def stop(self) -> None:
         """End the evaluation under way, if there is one; its result does not matter any more."""
@@ -84,7 +51,7 @@ class HostEvaluation:
             self._under_way.worker.ended = True
             self._under_way.thread.join(GRACE)
 
-    def _take(self) -> Evaluated | None:
+    def poll(self) -> Evaluated | None:
         """The evaluation under way, once it is over. Raises TrainingError where it has failed or is beyond a limit."""
         step, state, result, worker, _ = self._under_way
         flag = worker.stuck(self._limits)

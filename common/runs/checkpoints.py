@@ -72,9 +72,14 @@ class Checkpoints:
         except Exception as error:
             raise self._failure(step, error) from error
 
-    def add_evaluation(self, step: int, returns: list[float]) -> None:
-        """Store the evaluation of a checkpoint that was saved without one. Raises TrainingError where that fails."""
-        self.wait()
+    def add_evaluation(self, step: int, returns: list[float]) -> bool:
+        """Store the evaluation of a checkpoint that was saved without one; returns whether there is such a checkpoint.
+
+        Raises TrainingError where storing fails.
+        """
+        self.wait()  # the checkpoint's save may be under way, and so may be its deletion
+        if step not in self.steps():
+            return False
         path = self.directory / str(step) / METRICS
         try:
             path.parent.mkdir(exist_ok=True)
@@ -82,6 +87,7 @@ class Checkpoints:
             path.with_suffix(".part").rename(path)
         except OSError as error:
             raise TrainingError(f"the evaluation of checkpoint {step} could not be saved ({error})") from error
+        return True
 
     def wait(self) -> None:
         """Until the save under way is on disk, and old ones are gone. Raises TrainingError where it fails."""

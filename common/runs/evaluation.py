@@ -1,31 +1,29 @@
 """Evaluations of a run: at once on the devices, or beside the training on the host. A run treats both alike."""
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
+from common.cli.errors import TrainingError
 from common.device.evaluation import Episodes, Evaluated
 from common.runs.clock import Clock
 from common.runs.recorder import Recorder
 from common.runs.saver import Saver
 
+LOOK_INTERVAL = 0.01  # seconds between two looks at an evaluation that is waited for
+
 
 class Evaluation(Protocol):
-    """Greedy episodes with the state of the run at some step."""
+    """Greedy episodes with the state of the run at some step; one evaluation at a time."""
 
-    def begin(self, step: int, state: Any) -> None:
-        """Start to evaluate `state`, unless another evaluation is under way. The next update may overwrite `state`."""
+    def begin(self, step: int, state: Any) -> Evaluated | None:
+        """Evaluate `state`. None where that goes on beside the training, whose next update may overwrite `state`."""
 
     def poll(self) -> Evaluated | None:
-        """An evaluation that has come to its end since the last call. One that fails costs a warning."""
-
-    def finish(self, step: int, state: Any, stopped: Callable[[], bool]) -> Iterable[Evaluated]:
-        """The evaluation that is under way, then that of the last `state`; waits for both until `stopped`.
-
-        Raises TrainingError where the last one fails.
-        """
+        """What goes on beside the training, once it is over. Raises TrainingError where it has failed."""
 
     def stop(self) -> None:
         """Give up what is under way."""
@@ -37,18 +35,13 @@ class DeviceEvaluation:
     def __init__(self, evaluate: Callable, args: Any):
         """`evaluate` takes a state and returns Episodes [D, S, E / D, rounded up]."""
         self._evaluate, self._num_seeds, self._num_episodes = evaluate, args.num_seeds, args.eval_episodes
-        self._result: Evaluated | None = None
 
-    def begin(self, step: int, state: Any) -> None:
+    def begin(self, step: int, state: Any) -> Evaluated:
         episodes = jax.device_get(self._evaluate(state))
-        self._result = Evaluated(step, jax.tree.map(self._over_seeds, episodes))
+        return Evaluated(step, jax.tree.map(self._over_seeds, episodes))
 
-    def poll(self) -> Evaluated | None:
-        result, self._result = self._result, None
-        return result
-
-    def finish(self, step: int, state: Any, stopped: Callable[[], bool]) -> Iterable[Evaluated]:
-        return ()
+    def poll(self) -> None:
+        return None
 
     def stop(self) -> None:
         pass
@@ -59,42 +52,78 @@ class DeviceEvaluation:
 
 
 class Evaluations:
-    """Hands what comes of evaluations to the recorder and the saver."""
+    """Begins evaluations, each step's once, and hands what comes of them to the recorder and the saver."""
 
-    def __init__(self, newest: dict[str, list[float]], recorder: Recorder, saver: Saver, clock: Clock):
+    def __init__(
+        self,
+        newest: dict[str, list[float]],
+        recorder: Recorder,
+        saver: Saver,
+        clock: Clock,
+        warn: Callable[[str], None],
+    ):
         """`newest` are the metrics of the last evaluation before this run, if there was one."""
-        self.newest, self._step = newest, None
-        self._recorder, self._saver, self._clock = recorder, saver, clock
+        self.newest = newest
+        self._recorder, self._saver, self._clock, self._warn = recorder, saver, clock, warn
         self._evaluation: Evaluation | None = None
+        self._begun: int | None = None  # the step of the last one that has begun
+        self._counters: dict[str, int] = {}  # those of that step
+        self._under_way = False
 
     def use(self, evaluation: Evaluation) -> None:
         self._evaluation = evaluation
 
     def begin(self, step: int, state: Any) -> None:
-        if self._step != step:
-            with self._clock.timed("eval"):
-                self._evaluation.begin(step, state)
-            self.poll()
+        """Evaluate `state`, unless that is done or another evaluation is under way."""
+        if self._under_way or self._begun == step:
+            return
+        self._begun, self._counters, self._under_way = step, self._saver.counters(), True
+        with self._clock.timed("eval"):
+            self._note(self._evaluation.begin(step, state))
 
     def poll(self) -> None:
-        self._note(self._evaluation.poll())
+        """Take the evaluation that has come to its end since the last call. One that has failed costs a warning."""
+        try:
+            self._take()
+        except TrainingError as error:
+            self._warn(str(error))
 
     def finish(self, step: int, state: Any, stopped: Callable[[], bool]) -> None:
-        self.poll()
-        if self._step != step:
-            with self._clock.timed("eval"):
-                for evaluated in self._evaluation.finish(step, state, stopped):
-                    self._note(evaluated)
+        """Wait for the evaluation under way, then for that of the last `state`, until `stopped`.
+
+        Raises TrainingError where the last one fails.
+        """
+        while self._begun != step and self._under_way and not stopped():
+            self.poll()
+            self._look_later()
+        if not stopped():
+            self.begin(step, state)
+        while self._under_way and not stopped():
+            self._take()
+            self._look_later()
 
     def stop(self) -> None:
         if self._evaluation:
             self._evaluation.stop()
 
+    def _look_later(self) -> None:
+        with self._clock.timed("eval"):
+            time.sleep(LOOK_INTERVAL)
+
+    def _take(self) -> None:
+        if not self._under_way:
+            return
+        try:
+            self._note(self._evaluation.poll())
+        except TrainingError as error:
+            self._under_way = False
+            raise TrainingError(f"the evaluation at step {self._begun:,} {error}") from error
+
     def _note(self, evaluated: Evaluated | None) -> None:
         if evaluated:
-            self.newest, self._step = metrics_of(evaluated.episodes), evaluated.step
+            self._under_way, self.newest = False, metrics_of(evaluated.episodes)
             self._recorder.add_evaluation(evaluated.step, self.newest)
-            self._saver.add_evaluation(evaluated)
+            self._saver.add_evaluation(evaluated, self._counters)
 
 
 def metrics_of(episodes: Episodes) -> dict[str, list[float]]:

@@ -91,7 +91,8 @@ class Run:
         self._saver = Saver(self.dir, args, start, lambda: self.companion.counters())
         showing = self._clock, self.console, self._saver.last_good
         self._recorder = Recorder(self.dir, args, self.config, start.step, *showing)
-        self._evaluations = Evaluations(start.evaluation, self._recorder, self._saver, self._clock)
+        parts = self._recorder, self._saver, self._clock, self.console.warn
+        self._evaluations = Evaluations(start.evaluation, *parts)
         if start.host is not None and self.steps >= self._end:
             return None, None
 

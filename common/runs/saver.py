@@ -24,25 +24,26 @@ class Saver:
         if directory:
             self._checkpoints = Checkpoints(directory / "checkpoints", args.keep_checkpoints, args.keep_best)
         self._unsaved, self._keep_best = args.unsaved, args.keep_best
-        self._counters = counters
+        self.counters = counters
         self._saved, self._newest = {start.step}, start.host
         self._best = self._checkpoints.best() if self._checkpoints else -np.inf
         self._returns: dict[int, list[float]] = {}  # of the newest evaluation, by its step
         self._best_step: int | None = None
 
-    def add_evaluation(self, evaluated: Evaluated) -> None:
-        """Store an evaluation with the state that it is of; save that too where it is past and --keep-best wants it."""
+    def add_evaluation(self, evaluated: Evaluated, counters: dict[str, int]) -> None:
+        """Store an evaluation with the state that it is of, if that is still there or will be saved.
+
+        A past state that --keep-best wants and that is not there is saved, with the `counters` of its step.
+        """
         step, returns = evaluated.step, evaluated.episodes.ret.mean(axis=1).astype(float).tolist()
         self._returns = {step: returns}
         is_best = np.mean(returns) > self._best
         if is_best:
             self._best, self._best_step = float(np.mean(returns)), step
-        if step in self._saved:
-            self.wait()  # its save may be under way, and so may be its deletion
-        if step in self._saved and step in self.steps():
-            self._checkpoints.add_evaluation(step, returns)
-        elif is_best and self._keep_best and evaluated.state is not None:
-            self._write(step, evaluated.state)
+        if step in self._saved and self._checkpoints and self._checkpoints.add_evaluation(step, returns):
+            return
+        if is_best and self._keep_best and evaluated.state is not None:
+            self._write(step, evaluated.state, counters)
 
     def wants(self, step: int) -> bool:
         """Whether --keep-best wants the state of this step, which is the present one, saved."""
@@ -51,7 +52,7 @@ class Saver:
     def save(self, step: int, state: Any) -> None:
         """Start saving, unless that is done. Raises TrainingError where it fails, or the save before did."""
         if step not in self._saved:
-            self._write(step, to_host(state, self._unsaved))
+            self._write(step, to_host(state, self._unsaved), self.counters())
 
     def newest(self, state: Any) -> Any:
         """The state on the host: the one that was saved last, or that the run goes on from, else a copy of `state`."""
@@ -82,10 +83,10 @@ class Saver:
             self._checkpoints.wait()
             self._checkpoints.close()
 
-    def _write(self, step: int, host: Any) -> None:
+    def _write(self, step: int, host: Any, counters: dict[str, int]) -> None:
         if step > max(self._saved):  # not the best one of the past
             self._newest = host
         self._saved.add(step)
         if self._checkpoints:
             arrays = without(flatten(host), self._unsaved)
-            self._checkpoints.save(step, arrays | counter_arrays(self._counters()), self._returns.get(step))
+            self._checkpoints.save(step, arrays | counter_arrays(counters), self._returns.get(step))

@@ -1,6 +1,8 @@
 """Gymnasium environments for tests: `--env gymnasium:host_toys:Toy-v0`, with arguments that make them misbehave."""
 
+import multiprocessing
 import os
+import re
 import time
 from pathlib import Path
 
@@ -11,8 +13,9 @@ import numpy as np
 class Toy(gymnasium.Env):
     """Observes (episode, step); truncated after `limit` steps, or terminated where `terminates`; reward is the action.
 
-    What may happen, at a step counted over all episodes: `raise_at`, `hang_at`, `nan_at`, `nan_reward_at`, `grow_at`,
-    `exit_at`, and `hang_in_reset`. Only to one environment, where `once` names a file to remember it.
+    What may happen, at a step counted over all episodes: `raise_at`, `hang_at`, `spin_at`, `nan_at`, `nan_reward_at`,
+    `grow_at`, `exit_at`; and `hang_in_process`, while it is made in one of its own. Only to one environment, where
+    `once` names a file to remember it.
     """
 
     action_space = gymnasium.spaces.Discrete(3)
@@ -22,11 +25,11 @@ class Toy(gymnasium.Env):
         self.limit, self.terminates, self.sleep = limit, terminates, sleep
         self.trouble, self.once = trouble, once
         self.total = self.episode = 0
+        if multiprocessing.parent_process() and self._happens("hang_in_process", 1):
+            time.sleep(1e6)
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
-        if self._happens("hang_in_reset", 1):
-            time.sleep(1e6)
         if seed is not None:
             self.episode = 100 * (seed % 10_000)
         self.time = 0
@@ -40,6 +43,8 @@ class Toy(gymnasium.Env):
             raise RuntimeError("the toy was told to fail")
         if self._happens("exit_at", self.total):
             os._exit(7)
+        if self._happens("spin_at", self.total):
+            re.match("(a+)+b", "a" * 99)  # for ages, without a moment for other threads of the interpreter
         time.sleep(1e6 if self._happens("hang_at", self.total) else self.sleep)
         obs = self._observe()
         if self._happens("nan_at", self.total):

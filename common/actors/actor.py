@@ -4,7 +4,6 @@ Independent of the algorithm: `act` decides what it does with the parameters, an
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import jax
@@ -37,15 +36,15 @@ class Actor(Worker):
         self.index, self.device = index, device
         self.rollouts = self.restarts = 0
         self.restarted = -np.inf  # when it did so for the last time
-        self.envs: HostEnvs | None = None
         self._make_envs, self._act, self._slots = make_envs, act, slots
         self._num_steps, self._seed, self._first_memory = num_steps, seed, memory
 
     def start(self) -> None:
         """Make the environments, other ones after every restart, and begin their episodes."""
         seeds = np.random.SeedSequence([*self._seed, self.index, self.restarts]).generate_state(2) >> 1
-        with self.doing("reset"):
+        with self.doing("make"):
             self.envs = self._make_envs(int(seeds[0]))
+        with self.doing("reset"):
             obs = self.envs.reset()
         self._obs = self._checked(obs)
         self._key = np.asarray(jax.random.key_data(jax.random.key(int(seeds[1]))))
@@ -87,13 +86,6 @@ class Actor(Worker):
         version = np.full(len(obs), slot.version, np.int32)
         outcome = out.reward, out.terminated, out.truncated, out.valid
         return Rollout(obs, action, noted, *outcome, version, final_obs, ())
-
-    def close(self) -> None:
-        """Close the environments; what they raise then does not matter any more."""
-        envs, self.envs = self.envs, None
-        if envs is not None:
-            with suppress(Exception), self.doing("close"):
-                envs.close()
 
     def _forget(self, begins: np.ndarray) -> None:
         """Start the memory of environments anew whose next step is the first of an episode."""

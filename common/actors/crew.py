@@ -8,12 +8,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from common.actors.actor import Actor
 from common.actors.parameters import ParameterSlots, Slot
 from common.actors.rollouts import Collected, RolloutQueues
-from common.actors.watching import GRACE, LOOK_INTERVAL, THREAD, Limits, Stopped, describe
+from common.actors.watching import LOOK_INTERVAL, Limits, Stopped, describe, end
 from common.cli.errors import TrainingError
 
 
@@ -60,25 +61,19 @@ class Crew:
         self._stop = threading.Event()
         self._failure: ActorsFailed | None = None
         self._lock = threading.Lock()
-        threads = (threading.Thread(target=self._run, args=(actor,), name=THREAD, daemon=True) for actor in actors)
-        self._threads = [] if serial else list(threads)
 
     def __enter__(self) -> "Crew":
-        for thread in self._threads:
-            thread.start()
+        for actor in () if self._serial else self.actors:
+            actor.run(partial(self._run, actor))
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """End the threads and close all environments, within `GRACE` seconds where they answer."""
+        """End the threads and close all environments, see `watching.end`."""
         self._stop.set()
-        deadline = time.monotonic() + GRACE
-        for thread in self._threads:
-            thread.join(max(deadline - time.monotonic(), 0.0))
-        if self._serial:
-            for actor in self.actors:
-                actor.close()
+        stuck = end(self.actors)
+        for actor in self.actors if self._serial else ():
+            actor.close()
         self.queues.discard()
-        stuck = [actor for actor, thread in zip(self.actors, self._threads, strict=False) if thread.is_alive()]
         if stuck:
             self._warn(f"actors that do not answer were left behind: {describe(stuck)}")
 

@@ -1,21 +1,22 @@
 """Evaluation in host environments of its own, beside the training."""
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from common.actors.environments import env_maker
-from common.actors.watching import GRACE, THREAD, Limits, Stopped, Worker
+from common.actors.watching import Limits, Stopped, Worker, end
 from common.cli.errors import TrainingError
 from common.cli.host_flags import HostEnvArgs
 from common.device.evaluation import SEED, Episodes, Evaluated
 from common.device.sharding import to_host
 from common.envs.environment import LONGEST_HORIZON
 from common.envs.host import HostEnvs
+from common.envs.usage import reason
 
 
 class UnderWay(NamedTuple):
@@ -25,7 +26,6 @@ class UnderWay(NamedTuple):
     state: Any  # on the host
     result: Future  # Episodes [E]
     worker: Worker
-    thread: threading.Thread
 
 
 class HostEvaluation:
@@ -39,21 +39,19 @@ class HostEvaluation:
 
     def begin(self, step: int, state: Any) -> None:
         """Start to evaluate a copy of `state`."""
-        host, result, worker = to_host(state), Future(), Worker("the evaluation")
+        host, worker = to_host(state), Worker("the evaluation")
         learner = jax.tree.map(lambda x: x[0], host.learner)
-        thread = threading.Thread(target=self._work, args=(learner, worker, result), name=THREAD, daemon=True)
-        self._under_way = UnderWay(step, host, result, worker, thread)
-        thread.start()
+        self._under_way = UnderWay(step, host, worker.run(partial(self._play, learner, worker)), worker)
 
     def stop(self) -> None:
         """End the evaluation under way, if there is one; its result does not matter any more."""
         if self._under_way:
             self._under_way.worker.ended = True
-            self._under_way.thread.join(GRACE)
+            end([self._under_way.worker])
 
     def poll(self) -> Evaluated | None:
         """The evaluation under way, once it is over. Raises TrainingError where it has failed or is beyond a limit."""
-        step, state, result, worker, _ = self._under_way
+        step, state, result, worker = self._under_way
         flag = worker.stuck(self._limits)
         if not result.done() and not flag:
             return None
@@ -62,27 +60,18 @@ class HostEvaluation:
         if not result.done():
             raise TrainingError(f"is stuck ({flag}), in {worker.activity.phase} and was given up")
         if result.exception():
-            raise TrainingError(f"failed: {type(result.exception()).__name__}: {result.exception()}")
+            raise TrainingError(f"failed: {reason(result.exception())}")
         return Evaluated(step, Episodes(*(x[None] for x in result.result())), state)
 
-    def _work(self, learner: Any, worker: Worker, result: Future) -> None:
-        """What the thread does."""
-        try:
-            result.set_result(self._play(jax.device_put(learner), worker))
-        except Exception as error:
-            result.set_exception(error)
-        except BaseException as error:  # environments may also call sys.exit, which must not end who waits
-            result.set_exception(RuntimeError(repr(error)))
-
     def _play(self, learner: Any, worker: Worker) -> Episodes:
-        envs = None
+        """What the thread does."""
+        learner = jax.device_put(learner)
         try:
-            with worker.doing("reset"):
-                envs = self._make_envs(SEED)
-            return run_host_episodes(envs, lambda obs: self._act(learner, obs), self._num_episodes, worker)
+            with worker.doing("make"):
+                worker.envs = self._make_envs(SEED)
+            return run_host_episodes(worker.envs, lambda obs: self._act(learner, obs), self._num_episodes, worker)
         finally:
-            if envs:
-                envs.close()
+            worker.close()
 
 
 def run_host_episodes(

@@ -1,13 +1,16 @@
-"""Workers that can get stuck: each says what it does and since when, and whoever waits for them looks."""
+"""Workers that may hang: each says what it does and since when, and whoever waits for them looks."""
 
 import os
 import sys
 import threading
 import time
-from contextlib import contextmanager
-from typing import NamedTuple, NoReturn
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, NoReturn
 
 from common.cli.host_flags import HostEnvArgs
+from common.envs.host import HostEnvs
 
 WAITING = ("put", "wait for parameters", "wait to restart", "ended")  # phases in which nothing is expected
 GRACE = 3.0  # seconds: for threads to end, and for environments that raise at a timeout by themselves
@@ -42,13 +45,29 @@ class Activity(NamedTuple):
 
 
 class Worker:
-    """Something that runs in a thread of its own."""
+    """Something that steps environments in a thread of its own."""
 
     def __init__(self, name: str, accounts: tuple[str, ...] = ()):
         self.name = name
         self.seconds = dict.fromkeys(accounts, 0.0)
+        self.envs: HostEnvs | None = None
         self.ended = False  # set by others
+        self._thread: threading.Thread | None = None
         self.note("start")
+
+    def run(self, work: Callable[[], Any]) -> Future:
+        """Do `work` in the thread; the future gets what it returns or raises."""
+        result = Future()
+
+        def target():
+            try:
+                result.set_result(work())
+            except BaseException as error:  # environments may also call sys.exit
+                result.set_exception(error)
+
+        self._thread = threading.Thread(target=target, name=THREAD, daemon=True)
+        self._thread.start()
+        return result
 
     def note(self, phase: str) -> float:
         """Say what begins now; returns when that is."""
@@ -66,21 +85,55 @@ class Worker:
             if account:
                 self.seconds[account] += ended - began
 
+    def close(self) -> None:
+        """Close the environments; what they raise then does not matter any more."""
+        envs, self.envs = self.envs, None
+        if envs is not None:
+            with suppress(Exception, SystemExit), self.doing("close"):
+                envs.close()
+
     def stuck(self, limits: Limits) -> str | None:
         """The flag whose limit this worker is beyond, if any."""
         phase, since = self.activity
         if phase in WAITING:
             return None
-        name, allowed = {"reset": ("reset", limits.reset), "step": ("step", limits.step)}.get(
-            phase, ("learner", limits.learner)
-        )
+        name, allowed = {
+            "make": ("reset", limits.reset),
+            "reset": ("reset", limits.reset),
+            "close": ("reset", limits.reset),
+            "step": ("step", limits.step),
+        }.get(phase, ("learner", limits.learner))
         if time.monotonic() - since <= allowed + GRACE:
             return None
         return f"--{name}-timeout {allowed:g}"
 
+    def join(self, until: float) -> bool:
+        """Wait for the thread to end, no longer than `until`, of `time.monotonic`; returns whether it has."""
+        if self._thread:
+            self._thread.join(max(until - time.monotonic(), 0.0))
+        return not (self._thread and self._thread.is_alive())
+
+    def kill(self) -> None:
+        """End the environments' processes, if they have any, from another thread: its waiting for them ends too."""
+        envs = self.envs
+        if envs is not None:
+            envs.kill()
+
     def __str__(self) -> str:
         phase, since = self.activity
         return f"{self.name}: {phase} for {time.monotonic() - since:.1f} s"
+
+
+def end(workers: list[Worker]) -> list[Worker]:
+    """Wait for workers that were told to stop, at most `GRACE` seconds; returns those that do not answer.
+
+    Half of that time is theirs. Then the processes are killed of those that are not done.
+    """
+    now = time.monotonic()
+    late = [worker for worker in workers if not worker.join(now + GRACE / 2)]
+    for worker in late:
+        worker.kill()
+    return [worker for worker in late if not worker.join(now + GRACE)]
 
 
 def leave(code: int) -> NoReturn:

@@ -43,3 +43,6 @@ class EnvpoolEnvs:
 
     def close(self) -> None:
         self._inner.close()
+
+    def kill(self) -> None:
+        pass

@@ -10,7 +10,6 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.envs.host import HostEnvs, HostOptions, HostStep
 from common.envs.host_spaces import Conversion
-from common.envs.processes import Processes
 from common.envs.usage import check_known, import_package
 
 
@@ -40,6 +39,7 @@ class GymnasiumEnvs:
         self.resets_in_step = mode is modes.SAME_STEP
         self._seed: int | None = options.seed
         self._reuses_arrays = options.vectorization == "vector"  # at least it may
+        self._in_processes = options.vectorization == "async"
 
     def reset(self) -> np.ndarray:
         self._over = np.zeros(self.num_envs, bool)
@@ -63,6 +63,10 @@ class GymnasiumEnvs:
     def close(self) -> None:
         self._inner.close()
 
+    def kill(self) -> None:
+        if self._in_processes:
+            self._inner.kill()
+
 
 def _vectorized(env_id: str, options: HostOptions) -> Any:
     """gymnasium's vector environment, or what has its interface."""
@@ -73,6 +77,8 @@ def _vectorized(env_id: str, options: HostOptions) -> Any:
     if options.vectorization == "sync":
         same_step = gymnasium.vector.AutoresetMode.SAME_STEP
         return gymnasium.vector.SyncVectorEnv([maker] * options.num_envs, autoreset_mode=same_step)
+    from common.envs.processes import Processes  # needs gymnasium, and a system that forks
+
     return Processes(maker, options.num_envs, options.reset_timeout, options.step_timeout)
 
 

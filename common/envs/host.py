@@ -44,6 +44,9 @@ A complete module for a suite called pond, whose environments reset in the step 
 
         def close(self):
             self._inner.close()
+
+        def kill(self):
+            self._inner.kill_processes()
 """
 
 from typing import Any, Literal, NamedTuple, Protocol
@@ -92,3 +95,6 @@ class HostEnvs(Protocol):
 
     def close(self) -> None:
         """End threads and processes, also those that hang."""
+
+    def kill(self) -> None:
+        """End processes at once, from another thread while one of the above may go on. Does nothing without any."""

@@ -1,6 +1,8 @@
-"""gymnasium environments in processes of their own: what hangs there can be killed."""
+"""gymnasium environments in processes of their own: what hangs there can be killed, and ends with this program."""
 
+import fcntl
 import multiprocessing.connection
+import os
 import signal
 import sys
 import threading
@@ -10,12 +12,14 @@ from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+
 CLOSING = 1.0  # seconds that processes get to end by themselves
 _starting = threading.Lock()
 
 
-class Processes:
-    """One environment per process, with the interface of a gymnasium vector environment."""
+class Processes(AsyncVectorEnv):
+    """gymnasium's vector environment with one process for each, where nothing is waited for without a limit."""
 
     def __init__(
         self, maker: Callable[[], Any], num_envs: int, reset_timeout: float | None, step_timeout: float | None
@@ -24,41 +28,49 @@ class Processes:
 
         They come from a server that knows nothing of this program: forks of it, with JAX's threads, could deadlock.
         """
-        from gymnasium.vector import AsyncVectorEnv, AutoresetMode
-
         self._timeouts = {"reset": reset_timeout, "step": step_timeout}
-        multiprocessing.get_context("forkserver").set_forkserver_preload(["gymnasium", "numpy"])
-        makers, mode = [_Maker(maker)] * num_envs, AutoresetMode.SAME_STEP
-        with _starting:
-            main = sys.modules["__main__"]
-            sys.modules["__main__"] = types.ModuleType("__main__")  # else each process would import this one, and JAX
-            try:
-                self._envs = AsyncVectorEnv(makers, context="forkserver", autoreset_mode=mode)
-            finally:
-                sys.modules["__main__"] = main
-        self.processes = self._envs.processes
-        self.single_observation_space = self._envs.single_observation_space
-        self.single_action_space = self._envs.single_action_space
-        self.metadata = self._envs.metadata
+        self.processes = []
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["gymnasium", "numpy"])
+        self._begun = context.Semaphore(0)
+        makers = [_Maker(maker, self._begun)] * num_envs
+        try:
+            with _hidden_main():
+                super().__init__(makers, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
+        except BaseException:
+            self.kill()
+            self.closed = True
+            raise
 
-    def reset(self, *, seed: int | None = None) -> tuple[Any, dict]:
+    def _check_spaces(self) -> None:
+        """Wait until all processes have begun.
+
+        gymnasium's constructor ends with this. Its own waits for the environments to be made, without a limit.
+        """
+        with self._in_time("reset"):
+            for _ in self.processes:
+                while not self._begun.acquire(timeout=0.1):
+                    if not all(process.is_alive() for process in self.processes):
+                        raise EOFError
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
         """As gymnasium's. Raises TimeoutError where a process does not answer in time, RuntimeError where one died."""
         with self._in_time("reset") as seconds:
-            self._envs.reset_async(seed=seed)
-            return self._envs.reset_wait(timeout=seconds)
+            self.reset_async(seed, options)
+            return self.reset_wait(timeout=seconds)
 
-    def step(self, action: Any) -> tuple[Any, ...]:
+    def step(self, actions: Any) -> tuple[Any, ...]:
         """As gymnasium's. Raises TimeoutError where a process does not answer in time, RuntimeError where one died."""
         with self._in_time("step") as seconds:
-            self._envs.step_async(action)
-            return self._envs.step_wait(timeout=seconds)
+            self.step_async(actions)
+            return self.step_wait(timeout=seconds)
 
-    def close(self) -> None:
+    def close_extras(self, **_: Any) -> None:
         """Ask all processes to end, and kill those that do not.
 
-        gymnasium's own `close` waits for one that hangs, and leaves the others behind where one has died.
+        gymnasium's own waits for one that hangs, and leaves the others behind where one has died.
         """
-        for pipe in self._envs.parent_pipes:
+        for pipe in filter(None, self.parent_pipes):  # None where the environment raised
             with suppress(OSError):
                 pipe.send(("close", None))
         deadline = time.monotonic() + CLOSING
@@ -66,7 +78,11 @@ class Processes:
             process.join(max(deadline - time.monotonic(), 0.0))
             process.kill()
             process.join()
-        self._envs.closed = True
+
+    def kill(self) -> None:
+        """End all processes at once, from any thread: one that waits for them gets a RuntimeError."""
+        for process in self.processes:
+            process.kill()
 
     @contextmanager
     def _in_time(self, what: str):
@@ -82,13 +98,45 @@ class Processes:
             raise RuntimeError(f"a process of an environment ended by itself (exit code {codes})") from error
 
 
+@contextmanager
+def _hidden_main():
+    """Keep processes that start from importing this program, and JAX with it."""
+    with _starting:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
+
+
 class _Maker:
     """Calls `maker`, in a process of its own out of Ctrl-C's reach: the parent decides what ends."""
 
-    def __init__(self, maker: Callable[[], Any]):
-        self._maker = maker
+    def __init__(self, maker: Callable[[], Any], begun: Any):
+        """`begun` is a semaphore for all processes that have come so far."""
+        self._maker, self._begun = maker, begun
 
     def __call__(self) -> Any:
-        if multiprocessing.parent_process():
+        if parent := multiprocessing.parent_process():
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            _end_with(parent.sentinel)
+            self._begun.release()
         return self._maker()
+
+
+def _end_with(sentinel: int) -> None:
+    """End this process once the one behind `sentinel` has ended, however that happened and whatever goes on here."""
+    if hasattr(fcntl, "F_SETSIG"):  # the kernel does it, also where an environment keeps the interpreter to itself
+        fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(sentinel, fcntl.F_SETFL, os.O_ASYNC)
+        if multiprocessing.connection.wait([sentinel], timeout=0):
+            os._exit(1)
+    else:
+        threading.Thread(target=_exit_after, args=(sentinel,), daemon=True).start()
+
+
+def _exit_after(sentinel: int) -> None:
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)

@@ -112,6 +112,14 @@ def test_x2_minibatches_hold_an_equal_part_of_every_block_and_are_shuffled():
     assert len(set(map(tuple, samples[0, 0] % [num_steps, width]))) > 1
 
 
+@pytest.mark.parametrize("num_steps", [1_000, 65_536])
+def test_x2_many_steps_do_not_stay_in_the_order_of_time(num_steps):
+    """Of two neighbours in the shuffled order, the earlier step comes first in half of all cases."""
+    order = minibatches_over(1, num_steps, 1, 1, epochs=2)[:, 0, :, 0]
+    np.testing.assert_array_equal(np.sort(order), [range(num_steps)] * 2)
+    assert np.mean(np.diff(order) > 0) == pytest.approx(0.5, abs=0.03)
+
+
 @pytest.mark.parametrize("devices", [1, 2, 8])
 def test_x2_environment_ids_and_keys_are_global(devices):
     np.testing.assert_array_equal(over_devices(lambda: global_ids(16 // devices), devices).ravel(), np.arange(16))

@@ -40,16 +40,37 @@ def minibatch_indices(
     """
     width = block_width(num_steps, num_minibatches)
     size, blocks = num_steps * width, num_envs // width  # samples of a block, blocks of this device
-    index_bits = jnp.uint32(2 ** (size - 1).bit_length() - 1)
 
     def shuffle(epoch, block_id):
-        bits = jax.random.bits(jax.random.fold_in(jax.random.fold_in(key, epoch), block_id), (size,))
-        # Index in the low bits, randomness above: sorting single numbers is four times faster than `argsort`.
-        order = jnp.sort((bits & ~index_bits) | jnp.arange(size, dtype=jnp.uint32))
-        return (order & index_bits).astype(jnp.int32)
+        # Below zero are numbers that no epoch has
+        order_key, label_key = (jax.random.fold_in(jax.random.fold_in(key, n), block_id) for n in (epoch, -1 - epoch))
+        return random_order(order_key, label_key, size)
 
     over_blocks = jax.vmap(shuffle, (None, 0))
     order = jax.vmap(over_blocks, (0, None))(jnp.arange(update_epochs), global_ids(blocks))  # [E, blocks, size]
     step, env = order // width, order % width + width * jnp.arange(blocks)[:, None]
     split = (step * num_envs + env).reshape(update_epochs, blocks, num_minibatches, -1)
     return jnp.swapaxes(split, 1, 2).reshape(update_epochs, num_minibatches, -1)
+
+
+def random_order(key: jax.Array, label_key: jax.Array, size: int) -> jax.Array:
+    """The numbers below `size` in random order, [size].
+
+    Sorts single numbers, four times faster than `argsort`: random bits, and in the low bits a label, by which a number
+    is found again. Of many random bits some are equal. Labels that grow with the numbers would leave those in the order
+    of time, so number i has label a * i + b modulo a power of two, with a random b and a random odd a.
+    """
+    label_bits = jnp.uint32(2 ** (size - 1).bit_length() - 1)
+    factor, offset = jax.random.bits(label_key, (2,))
+    factor |= 1
+    labels = factor * jnp.arange(size, dtype=jnp.uint32) + offset
+    order = jnp.sort((jax.random.bits(key, (size,)) & ~label_bits) | (labels & label_bits))
+    return ((order - offset) * inverse(factor) & label_bits).astype(jnp.int32)
+
+
+def inverse(odd: jax.Array) -> jax.Array:
+    """The number whose product with the `odd` one is 1 modulo 2**32."""
+    result = odd  # right in its lowest three bits, and after each of Newton's steps in twice as many
+    for _ in range(4):
+        result *= 2 - odd * result
+    return result

@@ -1,11 +1,18 @@
 """The notebooks: what they keep, and that they run, at a twentieth of their size."""
 
 import re
+import shutil
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import matplotlib.pyplot as plt
 import nbformat
 import pytest
 from cli_helpers import FAST_COMPILER, ROOT, environment, fingerprint
+from IPython.core.inputtransformer2 import TransformerManager
+from IPython.utils.text import DollarFormatter
 from nbformat import NotebookNode
 
 from notebooks.refresh import RUN_TIME, copy_repository, execute
@@ -112,34 +119,57 @@ def test_runs(name, tmp_path):
     assert {path: digest for path, digest in fingerprint(root).items() if not path.startswith("runs/")} == before
 
 
-COLAB = """
-import shutil, sys, types
+class Colab:
+    """What the first cell needs of IPython on Colab, and which commands it has run."""
 
-def system(command):
-    print("system", shell.var_expand(command))
-    if "clone" in command:
-        shutil.copytree("../pmaprl", "pmaprl")
+    def __init__(self, names: dict[str, Any], clonable: bool):
+        self.names, self.clonable, self.commands = names, clonable, []
 
-shell = get_ipython()
-colab = sys.modules["google.colab"] = types.ModuleType("google.colab")
-colab.output = None  # JAX imports it
-shell.system = system
-"""
+    def system(self, command: str) -> None:
+        self.commands.append(DollarFormatter().vformat(command, (), self.names))
+        if "clone" in command and self.clonable:
+            copy_repository(Path("pmaprl"))
+
+    def run_line_magic(self, *words: str) -> None:
+        pass
 
 
-@pytest.mark.slow
-def test_setup_on_colab(tmp_path):
-    """On Colab the first cell clones and installs, once, and goes to the repository."""
-    copy_repository(tmp_path / "pmaprl")
-    (tmp_path / "content" / "notebooks").mkdir(parents=True)
-    setup = load("quickstart").cells[1].source
-    sources = COLAB, "import os; os.chdir('..')", setup, setup, "import algos.ppo_pmap; print(os.getcwd())"
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    execute(notebook, tmp_path / "content", reduced(tmp_path))
-    lines = printed(notebook).split("\n")
-    assert [line for line in lines if line.startswith("system")] == [
-        "system git clone --quiet https://github.com/pmaprl/pmaprl pmaprl",
-        "system pip install --quiet --editable pmaprl",
-    ]
-    assert sum(line.endswith("computes on 2 x cpu") for line in lines) == 2
-    assert str(tmp_path / "content" / "pmaprl") in lines
+def set_up(monkeypatch: pytest.MonkeyPatch, folder: Path, clonable: bool) -> Colab:
+    """Run the first cell twice in `folder`, as on Colab."""
+    names: dict[str, Any] = {}
+    colab = Colab(names, clonable)
+    names["get_ipython"] = lambda: colab
+    monkeypatch.setitem(sys.modules, "google.colab", ModuleType("google.colab"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(folder)
+    source = TransformerManager().transform_cell(load("quickstart").cells[1].source)
+    with plt.rc_context():
+        exec(source, names)
+        exec(source, names)
+    return colab
+
+
+PIP = "pip install --quiet --editable "
+CLONE = "GIT_TERMINAL_PROMPT=0 git clone --quiet https://github.com/pmaprl/pmaprl pmaprl"
+
+
+def test_on_colab_the_first_cell_clones_and_installs_once(tmp_path, monkeypatch):
+    colab = set_up(monkeypatch, tmp_path, clonable=True)
+    assert colab.commands == [CLONE, f"{PIP}{tmp_path}/pmaprl"]
+    assert Path.cwd() == tmp_path / "pmaprl"
+    assert sys.path[0] == str(tmp_path / "pmaprl")
+
+
+@pytest.mark.parametrize("top", ["pmaprl-main", ""], ids=["a folder", "its content"])
+def test_on_colab_the_first_cell_takes_an_uploaded_zip(top, tmp_path, monkeypatch):
+    copy_repository(tmp_path / "files" / top)
+    (tmp_path / "content").mkdir()
+    shutil.make_archive(str(tmp_path / "content" / "pmaprl-main"), "zip", tmp_path / "files")
+    colab = set_up(monkeypatch, tmp_path / "content", clonable=False)
+    assert Path.cwd() == tmp_path / "content" / top
+    assert colab.commands == [f"{PIP}{Path.cwd()}"]
+
+
+def test_on_colab_the_first_cell_says_what_to_do_where_there_is_nothing_to_clone(tmp_path, monkeypatch):
+    with pytest.raises(SystemExit, match="set REPOSITORY to an address that git can clone, or upload a zip"):
+        set_up(monkeypatch, tmp_path, clonable=False)

@@ -79,9 +79,6 @@ def test_a_usage_error_imports_nothing_slow(workplace):
     assert (process.returncode, slow) == (2, set())
 
 
-# ---------------------------------------------------------------------------------------------------- a run's output
-
-
 def test_what_a_run_prints(finished):
     output = finished[0].stdout
     for words in (
@@ -174,9 +171,6 @@ def test_nothing_in_the_run_directory_is_pickled(finished):
         assert not name.endswith((".pkl", ".pickle", ".npy", ".npz", ".py"))
         assert not content.startswith(b"\x80")  # the first byte of a pickle
         assert not any(word in content for word in (b"numpy.core", b"numpy._core", b"cbuiltins"))
-
-
-# ----------------------------------------------------------------------------------------------------------- resuming
 
 
 def test_stop_and_resume_give_the_same_state(finished, workplace):
@@ -283,9 +277,6 @@ def test_init_from_takes_the_parameters_and_starts_at_step_0(tmp_path):
     assert result.env_steps == read_rows(result.run_dir)[0]["env_steps"] == STEPS
     assert same(result, source)
     assert not same(own, source)
-
-
-# --------------------------------------------------------------------------------------- other ways to start a run
 
 
 def test_several_seeds_through_a_symbolic_link(workplace):

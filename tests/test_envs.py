@@ -67,9 +67,6 @@ def test_bad_env_params_are_refused(text, message):
         make("CartPole-v1", text)
 
 
-# --------------------------------------------------------------------------------------------------------- interface
-
-
 def test_a_step_that_ends_an_episode_returns_the_reset_and_the_true_next_observation():
     env = make_env("Toy")
     obs, state = env.reset(jax.random.key(0))
@@ -124,9 +121,6 @@ def test_encoding_of_observations():
 def test_what_is_no_environment_is_refused(env, message):
     with pytest.raises(UsageError, match=message):
         wrap(env)
-
-
-# ------------------------------------------------------------------------------------------------------------- suites
 
 
 class PondEnv(Env):

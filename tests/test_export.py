@@ -29,9 +29,6 @@ def snippet(kind: str) -> str:
     return re.search(rf"<!-- load {kind} -->\n```python\n(.*?)```", DOCS, re.DOTALL)[1]
 
 
-# ------------------------------------------------------------------------------------------------------------ export
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_an_exported_policy_acts_like_the_loaded_one_for_every_batch_size(trained, tmp_path, name):
     words = [str(trained(name)[0]), "--out", str(tmp_path / "p.stablehlo")]
@@ -84,9 +81,6 @@ def test_onnx(trained, tmp_path, monkeypatch, name):
     here = {}
     exec(snippet("onnx"), here)
     assert len(here["actions"]) == 3
-
-
-# -------------------------------------------------------------------------------------------------------------- play
 
 
 def test_playing_prints_the_returns_and_draws_an_episode(trained, tmp_path, capsys):

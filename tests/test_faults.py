@@ -37,9 +37,6 @@ TOTAL = 400 * STEPS
 pytestmark = pytest.mark.usefixtures("users_compiler_throughout")
 
 
-# ------------------------------------------------------------------------------------------------- kill and signals
-
-
 KILLED = {
     ppo: f"{SMALL_FLAGS} --checkpoint-interval {STEPS} --log-interval {STEPS}",
     sac: """
@@ -161,9 +158,6 @@ def test_a_deadline_that_passes_while_compiling(tmp_path):
     assert read_result(tmp_path / "run")["status"] == "stopped"
 
 
-# ------------------------------------------------------------------------------------------------- broken numbers
-
-
 def test_a_nan_stops_the_run_with_a_reason(tmp_path, capsys):
     """The reward is NaN from step 41 of each environment on, that is in update 6; updates 1 to 5 are good."""
     words = [*SMALL, "--env", "helpers:Poison", "--total-timesteps", 100 * STEPS, "--run-dir", tmp_path / "run"]
@@ -247,9 +241,6 @@ def test_a_process_ends_soon_after_a_save_that_failed(tmp_path):
     """
     failed = run_python("-c", textwrap.dedent(code), cwd=tmp_path, timeout=100, PYTHONPATH=str(ROOT))
     assert "TrainingError: checkpoint 1 could not be saved" in failed.stderr
-
-
-# ---------------------------------------------------------------------------------------------- damaged checkpoints
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,6 @@ from common.nets.distributions import Categoricals, Normal, action_noise
 from common.nets.normalizers import RunningStats, rescale_output, running_stats
 from common.runs.intervals import next_boundary
 
-# ------------------------------------------------------------------------------------------------------- advantages
-
 REWARD = [1, -0.5, 2, 0, 1]
 VALUE = [0.2, 0.4, -0.1, 0.8, 0.3]
 BOOTSTRAP = 0.6
@@ -62,9 +60,6 @@ def test_put_final_values_of_none_to_all_also_under_vmap():
         np.testing.assert_array_equal(jax.jit(fill)(next_value[i], cut[i], final_obs[i]), wanted[i])
 
 
-# ----------------------------------------------------------------------------------------------------------- losses
-
-
 def test_ratio_bounds():
     np.testing.assert_allclose(ppo.ratio_bounds(0.1, "ppo"), (0.9, 1.1))
     np.testing.assert_allclose(ppo.ratio_bounds(0.1, "symmetric"), (0.9090909, 1.1), rtol=1e-7)
@@ -103,8 +98,6 @@ def test_ratio_of_the_first_minibatch_is_one(flags):
     assert metrics["policy/clip_fraction"] == 0
     assert abs(metrics["policy/approx_kl"]) < 1e-7
 
-
-# ---------------------------------------------------------------------------------------------------- distributions
 
 LOGITS = np.array([0.5, -1.0, 2.0, 0.3, 0.1], np.float32)
 

@@ -23,9 +23,6 @@ def run_copy(trained, tmp_path) -> Path:
     return shutil.copytree(trained("normalised")[0], tmp_path / "run")
 
 
-# ------------------------------------------------------------------------------------------------------------ acting
-
-
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_loaded_policy_earns_exactly_what_the_evaluation_of_its_run_did(trained, name):
     run_dir, env, result = trained(name)
@@ -114,9 +111,6 @@ def test_observations_that_do_not_fit_are_refused_with_both_shapes(trained, name
     with pytest.raises(UsageError) as error:
         policy(obs)
     assert all(word in str(error.value) for word in words), error.value
-
-
-# ------------------------------------------------------------------------------------------------------------ choice
 
 
 def test_step_and_seed_choose_the_parameters(trained):
@@ -210,9 +204,6 @@ def test_a_run_without_checkpoints_or_evaluations_is_refused(run_copy):
     shutil.rmtree(run_copy / "checkpoints")
     with pytest.raises(UsageError, match="there are no checkpoints"):
         load_policy(run_copy)
-
-
-# ------------------------------------------------------------------------------------------------------------- trust
 
 
 def with_config(run_dir: Path, copy: Path, **changes) -> Path:

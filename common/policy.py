@@ -25,7 +25,7 @@ from common.device.sharding import key_data
 from common.envs import spaces
 from common.envs.spaces import EnvSpec
 from common.runs.arrays import flatten, unflatten
-from common.runs.checkpoints import Checkpoints
+from common.runs.checkpoints import FOLDER, Checkpoints, best_step
 from common.runs.script import digest, find, import_file
 
 Choice = int | Literal["best", "latest"]
@@ -110,17 +110,17 @@ def load_policy(
         raise UsageError(f"{run_dir} has no seed {seed}: it trained {_span(seeds)}")
     index = 0 if seed is None else seed - args.seed
 
-    checkpoints = Checkpoints(run_dir / "checkpoints", read_only=True)
+    checkpoints = Checkpoints(run_dir / FOLDER, read_only=True)
     try:
         wanted = _choose_step(checkpoints, run_dir, step, index)
         arrays = flatten({"learner": like})
         groups = tuple({name.split("/")[1] for name in arrays})
-        found, arrays, problems = checkpoints.load(arrays, groups, step=wanted)
+        found, arrays, damaged = checkpoints.load(arrays, groups, step=wanted)
         returns = checkpoints.evaluations().get(found, [])
     finally:
         checkpoints.close()
-    for problem in problems:
-        warnings.warn(problem, stacklevel=2)
+    for one in damaged:
+        warnings.warn(str(one), stacklevel=2)
     learner = unflatten(arrays, {"learner": like})["learner"]
     learner = jax.tree.map(lambda x: x[index], learner)
     evaluation = returns[index] if len(returns) == len(seeds) else None
@@ -144,7 +144,7 @@ def _split_checkpoint(path: Path, step: Choice) -> tuple[Path, Choice]:
     if os.path.exists(path / "config.json"):
         return path, step
     given, path = path, Path(os.path.abspath(path))
-    if path.parent.name != "checkpoints" or not path.name.isdecimal():
+    if path.parent.name != FOLDER or not path.name.isdecimal():
         return given, step
     if step not in ("latest", int(path.name)):
         raise UsageError(f"{path} is the checkpoint of step {path.name} already: leave out step {step}")
@@ -200,11 +200,10 @@ def _choose_step(checkpoints: Checkpoints, run_dir: Path, step: Choice, index: i
     if step == "latest":
         return None
     if step == "best":
-        stored = checkpoints.evaluations().items()
-        evaluations = {step: x[index] for step, x in stored if len(x) > index and math.isfinite(x[index])}
-        if not evaluations:
+        best = best_step(checkpoints.evaluations(), index)
+        if best is None:
             raise UsageError(f'no checkpoint of {run_dir} has an evaluation, so that none is "best"; take "latest"')
-        return max(evaluations, key=evaluations.get)
+        return best
     if step not in steps:
         raise UsageError(f'{run_dir} has no checkpoint {step!r}: choose "best", "latest" or {_listed(steps)}')
     return step

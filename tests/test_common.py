@@ -226,11 +226,11 @@ def test_a_checkpoint_that_does_not_fit_names_the_array(tmp_path, change, messag
 def test_a_checkpoint_that_loads_but_is_not_what_was_saved_is_skipped(tmp_path, monkeypatch):
     saved(tmp_path / "c", [10]).close()
     with monkeypatch.context() as patch:
-        patch.setattr("common.runs.checkpoints.sha256", lambda arrays: "00" * 32)
+        patch.setattr("common.runs.checkpoint_files.sha256", lambda arrays: "00" * 32)
         saved(tmp_path / "c", [20]).close()
-    step, _, warnings = Checkpoints(tmp_path / "c").load(arrays())
+    step, _, damaged = Checkpoints(tmp_path / "c").load(arrays())
     assert step == 10
-    assert "not what was saved" in warnings[0]
+    assert "not what was saved" in str(damaged[0])
 
 
 def test_keeping_the_best_checkpoint(tmp_path):

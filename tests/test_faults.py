@@ -1,5 +1,6 @@
 """Faults: kill -9, signals, broken numbers, exceptions, a full disk, damaged checkpoints: nothing saved is lost."""
 
+import json
 import random
 import shlex
 import shutil
@@ -309,6 +310,25 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(damage, newest, saved, w
     assert Path(result["checkpoint"]).name == str(8 * STEPS)
     steps = [row["env_steps"] for row in read_rows(run_dir)]
     assert steps == sorted(set(steps))
+
+
+def test_only_what_loads_counts_among_the_newest_and_as_the_best(tmp_path, capsys):
+    run_dir, folder = tmp_path / "run", tmp_path / "run" / "checkpoints"
+    words = [*SMALL, "--total-timesteps", 8 * STEPS, "--checkpoint-interval", STEPS, "--run-dir", run_dir, "--quiet"]
+    assert in_process(*words, "--stop-after", 5 * STEPS) == 0
+    for updates, mean in enumerate([1e6, 3e6, 9e6, 2e6, 0.0], start=1):
+        path = folder / str(updates * STEPS) / "metrics" / "metrics"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"returns": [mean]}))
+    for updates in (3, 5):
+        truncate_biggest(folder / str(updates * STEPS))
+    keep = "--keep-best", "--keep-checkpoints", 2, "--checkpoint-interval", 0
+    assert in_process("--resume", run_dir, *keep, "--stop-after", 6 * STEPS) == 0
+    assert checkpoint_steps(run_dir) == [2 * STEPS, 4 * STEPS, 6 * STEPS]
+    aside = {path.name for path in folder.iterdir() if not path.name.isdigit()}
+    assert aside == {f"{updates * STEPS}.damaged" for updates in (3, 5)}
+    warnings = capsys.readouterr().err
+    assert all(f"{name} now" in warnings for name in aside)
 
 
 def test_when_every_checkpoint_is_damaged(saved, tmp_path, capsys):

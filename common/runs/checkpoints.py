@@ -3,26 +3,34 @@
 A checkpoint holds data only: no pickled objects, no code. Arrays are global, so it loads on any number of devices.
 """
 
-import functools
-import json
-import logging
 import re
 import shutil
-import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from common.cli.errors import TrainingError, UsageError
-from common.runs.arrays import COUNTERS, Arrays, check_match, first_part, select, sha256, without
+from common.runs.arrays import COUNTERS, Arrays, check_match, select, without
+from common.runs.checkpoint_files import make_writer, read, stored_returns, with_checksums, write_returns
 
-CHECKSUM = "sha256"  # `sha256/learner` is that of all arrays `learner/...`, stored beside them
-DELETED = ".deleted"  # what a folder's name ends with while it is being deleted
+FOLDER = "checkpoints"  # in the directory of a run
+DELETED = ".deleted"  # what the name of a checkpoint ends with while it is being deleted
+DAMAGED = ".damaged"  # once it was found not to load: it does not count any more
 UNFINISHED = ".orbax-checkpoint-tmp"  # the same while it is being written, as orbax has it
-METRICS = "metrics/metrics"  # in the folder of a step, as orbax has it
 KNOWN_FAILURES = "No space left on device|File too large|Disk quota exceeded|Read-only file system|Permission denied"
+
+
+class Damaged(NamedTuple):
+    """A checkpoint that does not load."""
+
+    step: int
+    error: Exception
+
+    def __str__(self) -> str:
+        reason = f"{type(self.error).__name__}: {self.error}".splitlines()[0][:160]
+        return f"checkpoint {self.step} is damaged and was skipped ({reason})"
 
 
 class Checkpoints:
@@ -33,12 +41,11 @@ class Checkpoints:
 
         With `read_only` nothing in `directory` is touched: another process may be writing there.
         """
-        _hide_noise()
         if read_only and not directory.is_dir():
             raise UsageError(f"there are no checkpoints: {directory} does not exist")
         self.directory = directory
         self._keep, self._keep_best = keep, keep_best
-        self._writer = None if read_only else _writer(directory)
+        self._writer = None if read_only else self._open()
         self._saving: tuple[int, Any] | None = None  # the step whose save is under way, and orbax's handle of it
 
     def steps(self) -> list[int]:
@@ -46,14 +53,41 @@ class Checkpoints:
         names = [path.name for path in self.directory.iterdir()] if self.directory.is_dir() else []
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
+    def path(self, step: int) -> Path:
+        """The folder of a checkpoint, whether it is there or not."""
+        return self.directory / str(step)
+
     def evaluations(self) -> dict[int, list[float]]:
         """The mean greedy return of each seed, by the step of every checkpoint that was evaluated."""
-        stored = {step: _stored_returns(self.directory / str(step) / METRICS) for step in self.steps()}
+        stored = {step: stored_returns(self.path(step)) for step in self.steps()}
         return {step: returns for step, returns in stored.items() if returns}
 
     def best(self) -> float:
         """Best evaluation stored with a checkpoint, the mean over seeds; -inf without any."""
-        return max((float(np.mean(returns)) for returns in self.evaluations().values()), default=-np.inf)
+        evaluations = self.evaluations()
+        best = best_step(evaluations)
+        return -np.inf if best is None else float(np.mean(evaluations[best]))
+
+    def damaged_best(self) -> list[Damaged]:
+        """The checkpoints that do not load although their evaluations are better than those of all that do."""
+        found, evaluations = [], self.evaluations()
+        while (step := best_step(evaluations)) is not None:
+            try:
+                read(self.path(step), None)
+                break
+            except Exception as error:
+                found.append(Damaged(step, error))
+            del evaluations[step]
+        return found
+
+    def set_aside(self, step: int) -> None:
+        """Take a damaged checkpoint out of all that follows: it gets another name, until it is damaged again."""
+        path = self.path(step)
+        aside = path.with_suffix(DAMAGED)
+        shutil.rmtree(aside, ignore_errors=True)
+        with suppress(OSError):
+            path.rename(aside)
+        self._writer.reload()
 
     def save(self, step: int, arrays: Arrays, returns: list[float] | None) -> None:
         """Start saving, with the evaluation of each seed if there is one; waits for the previous save.
@@ -61,10 +95,7 @@ class Checkpoints:
         Raises TrainingError where either fails.
         """
         metrics = None if returns is None else {"returns": returns}
-        stored = {name: array for name, array in arrays.items() if array.size}  # orbax refuses empty arrays
-        for part in {first_part(name) for name in stored}:
-            digest = sha256({name: array for name, array in stored.items() if first_part(name) == part})
-            stored[f"{CHECKSUM}/{part}"] = np.frombuffer(bytes.fromhex(digest), np.uint8)
+        stored = with_checksums(arrays)
         self.wait()  # orbax would delete a checkpoint to overwrite before it waits for its being written
         try:
             again = step in self.steps()
@@ -80,11 +111,8 @@ class Checkpoints:
         self.wait()  # the checkpoint's save may be under way, and so may be its deletion
         if step not in self.steps():
             return False
-        path = self.directory / str(step) / METRICS
         try:
-            path.parent.mkdir(exist_ok=True)
-            path.with_suffix(".part").write_text(json.dumps({"returns": returns}))
-            path.with_suffix(".part").rename(path)
+            write_returns(self.path(step), returns)
         except OSError as error:
             raise TrainingError(f"the evaluation of checkpoint {step} could not be saved ({error})") from error
         return True
@@ -105,22 +133,21 @@ class Checkpoints:
         groups: tuple[str, ...] = (),
         dispensable: tuple[str, ...] = (),
         step: int | None = None,
-    ) -> tuple[int, Arrays, list[str]]:
-        """The newest checkpoint that loads, as (step, arrays, warnings about those that do not); or that of `step`.
+    ) -> tuple[int, Arrays, list[Damaged]]:
+        """The newest checkpoint that loads, as (step, arrays, those that do not); or that of `step`.
 
         With `groups`, just the arrays `learner/<group>/...`, and only `learner` is read. All that begin as one of
         `dispensable` may be missing. Raises UsageError where none loads, or where names, shapes or types differ from
         those of `like`.
         """
-        warnings = []
+        damaged = []
         for candidate in reversed(self.steps()) if step is None else [step]:
-            path = self.directory / str(candidate)
+            path = self.path(candidate)
             try:
-                arrays = _read(path, "learner" if groups else None)
+                arrays = read(path, "learner" if groups else None)
             except Exception as error:
                 if path.exists() or step is not None:  # else the run that goes on has deleted it meanwhile
-                    reason = f"{type(error).__name__}: {error}".splitlines()[0][:160]
-                    warnings.append(f"checkpoint {candidate} is damaged and was skipped ({reason})")
+                    damaged.append(Damaged(candidate, error))
                 continue
             empty = {name: array for name, array in like.items() if not array.size}
             arrays |= empty
@@ -128,22 +155,26 @@ class Checkpoints:
                 arrays = select(arrays, groups)
             missing = [part for part in dispensable if not any(name.startswith(part) for name in arrays)]
             check_match(without(arrays, [f"{COUNTERS}/"]), without(like, missing), str(path))
-            return candidate, arrays, warnings
-        raise UsageError(f"no checkpoint in {self.directory} can be loaded" + "".join(f"; {text}" for text in warnings))
+            return candidate, arrays, damaged
+        raise UsageError("; ".join([f"no checkpoint in {self.directory} can be loaded", *map(str, damaged)]))
 
     def close(self) -> None:
         if self._writer:
             self._writer.close()
 
+    def _open(self) -> Any:
+        """A writer for the folder, once what a crash may have left there is gone."""
+        for path in list(self.directory.glob(f"*{DELETED}")):
+            shutil.rmtree(path, ignore_errors=True)
+        return make_writer(self.directory)
+
     def _delete_old(self) -> None:
         """Keep the newest by step, not by the time of saving, and the best as the evaluations on disk have it now."""
         steps, evaluations = self.steps(), self.evaluations() if self._keep_best else {}
         kept = steps[-self._keep :]  # 0 keeps all
-        if evaluations:
-            kept = [*kept, max(evaluations, key=lambda step: np.mean(evaluations[step]))]
-        unwanted = set(steps).difference(kept)
+        unwanted = set(steps).difference(kept, [best_step(evaluations)])
         for step in unwanted:
-            path = self.directory / str(step)
+            path = self.path(step)
             with suppress(OSError):  # renamed first: half of a checkpoint must not look like one
                 shutil.rmtree(path.rename(path.with_suffix(DELETED)))
         if unwanted:
@@ -160,55 +191,12 @@ class Checkpoints:
         return TrainingError(f"checkpoint {step} could not be saved ({reason}); older checkpoints are intact: {kept}")
 
 
-@functools.cache
-def _hide_noise() -> None:
-    """Errors of a save are raised; orbax's threads and event loops would also print them, as tracebacks."""
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
-    logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
-    hook = sys.unraisablehook
-    sys.unraisablehook = lambda event: None if str(event.exc_value) == "Event loop is closed" else hook(event)
+def best_step(evaluations: dict[int, list[float]], agent: int | None = None) -> int | None:
+    """The step of the best evaluation, of the `agent` at this place among the seeds or of their mean.
 
-
-def _writer(directory: Path) -> Any:
-    from orbax.checkpoint import v1 as ocp
-
-    for path in list(directory.glob(f"*{DELETED}")):
-        shutil.rmtree(path, ignore_errors=True)
-    for path in list(directory.glob(f"*/{METRICS}")):  # orbax would refuse the whole folder for one of them
-        if _stored_returns(path) is None:
-            shutil.rmtree(path.parent)
-    # Where a folder could not be made in the background, threads would wait for it until a timeout of minutes.
-    at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
-    return ocp.training.Checkpointer(
-        directory.absolute(),
-        context=ocp.Context(async_options=at_once),
-        preservation_policy=ocp.training.preservation_policies.PreserveAll(),
-        cleanup_tmp_directories=True,
-    )
-
-
-def _stored_returns(path: Path) -> list[float] | None:
-    """What `save` stored of an evaluation; None where it is not there or something else."""
-    try:
-        returns = json.loads(path.read_text())["returns"]
-        return [float(x) for x in returns] if isinstance(returns, list) and returns else None
-    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
-        return None
-
-
-def _read(path: Path, part: str | None) -> Arrays:
-    """The arrays of a checkpoint, or only those of one part. Raises whatever orbax does where it is damaged."""
-    from orbax.checkpoint import v1 as ocp
-
-    stored = ocp.metadata(path.absolute()).metadata
-    if part:
-        stored = {name: x for name, x in stored.items() if first_part(name) == part or name == f"{CHECKSUM}/{part}"}
-    partly = ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))
-    with ocp.Context(pytree_options=partly):
-        arrays = {name: np.asarray(array) for name, array in ocp.load(path.absolute(), stored).items()}
-    checksums = {name: arrays.pop(name) for name in list(arrays) if first_part(name) == CHECKSUM}
-    for part in {first_part(name) for name in arrays}:
-        digest = sha256({name: array for name, array in arrays.items() if first_part(name) == part})
-        if checksums[f"{CHECKSUM}/{part}"].tobytes().hex() != digest:
-            raise ValueError("its content is not what was saved")
-    return arrays
+    None where no evaluation has a finite return of it.
+    """
+    known = {step: x for step, x in evaluations.items() if len(x) > (agent or 0)}
+    returns = {step: np.mean(x) if agent is None else x[agent] for step, x in known.items()}
+    finite = {step: x for step, x in returns.items() if np.isfinite(x)}
+    return max(finite, key=finite.get, default=None)

@@ -11,7 +11,7 @@ from common.cli.errors import UsageError
 from common.cli.flags import ONE_TIME, read_config
 from common.device.sharding import to_devices, to_host
 from common.runs.arrays import Arrays, counters_of, flatten, select, unflatten
-from common.runs.checkpoints import Checkpoints
+from common.runs.checkpoints import DAMAGED, FOLDER, Checkpoints
 from common.runs.directory import differences
 from common.runs.reports import stored_evaluation
 
@@ -26,6 +26,7 @@ class Start(NamedTuple):
     transferred: Arrays | None = None  # arrays of another run, in place of fresh ones
     counters: dict[str, int] = {}  # of the companion; not to be changed
     evaluation: dict[str, list[float]] = {}  # the last one; not to be changed
+    damaged: frozenset[int] = frozenset()  # steps of checkpoints that do not load
 
 
 def load(args: Any, config: dict[str, Any], like: Any, console: Console) -> Start:
@@ -52,7 +53,7 @@ def place(start: Start, make: Callable[[], Any], shapes: Any, devices: list[jax.
 def _resume(args: Any, like: Any, console: Console) -> Start | None:
     """The newest state of the run that is resumed; None where it has not saved any yet."""
     path = Path(args.resume)
-    folder = path / "checkpoints"
+    folder = path / FOLDER
     saved = Checkpoints(folder, read_only=True) if folder.is_dir() else None
     if not saved or not saved.steps():
         if (path / "DONE").exists():
@@ -60,9 +61,10 @@ def _resume(args: Any, like: Any, console: Console) -> Start | None:
         console.warn(f"{path} has no checkpoint yet: starting it from step 0")
         return None
     zeros = flatten(like)
-    step, arrays, warnings = saved.load(zeros, dispensable=args.dispensable)
-    for warning in warnings:
-        console.warn(warning)
+    step, arrays, found = saved.load(zeros, dispensable=args.dispensable)
+    damaged = {one.step: one for one in found + (saved.damaged_best() if args.keep_best else [])}
+    for one in damaged.values():
+        console.warn(f"{one}; it is {one.step}{DAMAGED} now")
     total = args.num_updates * args.steps_per_update
     if step > total:
         raise UsageError(f"--total-timesteps {args.total_timesteps} is less than the {step} steps that {path} has done")
@@ -71,20 +73,20 @@ def _resume(args: Any, like: Any, console: Console) -> Start | None:
         if not any(stored.startswith(name) for stored in arrays):
             console.say(f"resumed  without {name}, which is not in the checkpoint: it fills again")
     host, counters = unflatten(zeros | arrays, like), counters_of(arrays)
-    return Start(step, host, counters=counters, evaluation=stored_evaluation(path))
+    return Start(step, host, None, counters, stored_evaluation(path), frozenset(damaged))
 
 
 def _parameters_of(source: str, config: dict[str, Any], like: Any, console: Console) -> Arrays:
     """Parameters and normaliser statistics of the newest state of another run."""
     stored, ours = read_config(source)["args"], config["args"]
-    others = Checkpoints(Path(source) / "checkpoints", read_only=True)
+    others = Checkpoints(Path(source) / FOLDER, read_only=True)
     wanted = select(flatten(like), TRANSFERRED)
     try:
-        step, arrays, warnings = others.load(wanted, TRANSFERRED)
+        step, arrays, damaged = others.load(wanted, TRANSFERRED)
     except UsageError as error:
         flags = "; ".join(differences(stored, ours, [name for name in ours if name not in (*ONE_TIME, "seed")]))
         raise UsageError(f"{error} ({flags})" if flags else str(error)) from error
-    for warning in warnings:
-        console.warn(warning)
+    for one in damaged:
+        console.warn(str(one))
     console.say(f"started from the parameters of {source} at step {step:,}")
     return arrays

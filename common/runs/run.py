@@ -197,7 +197,7 @@ class Run:
         return bool(self.args.benchmark or self._signals.received)
 
     def _outcome(self, status: str, sha256: str | None = None) -> reports.Outcome:
-        saved = self._saver.steps()
+        checkpoint = self._saver.checkpoint()
         return reports.Outcome(
             status=status,
             env_steps=self.steps,
@@ -208,6 +208,6 @@ class Run:
             compile_seconds=self._clock.seconds["compile"],
             steps_per_second=(self.steps - self.first_step) / self._clock.trained,
             state_sha256=sha256,
-            checkpoint=str(self.dir / "checkpoints" / str(saved[-1])) if saved else None,
+            checkpoint=str(checkpoint) if checkpoint else None,
             figures=self.companion.figures(),
         )

@@ -11,7 +11,7 @@ from common.cli.errors import TrainingError
 from common.device.evaluation import Evaluated
 from common.device.sharding import to_host
 from common.runs.arrays import counter_arrays, flatten, sha256, without
-from common.runs.checkpoints import Checkpoints
+from common.runs.checkpoints import FOLDER, Checkpoints
 from common.runs.loading import Start
 
 
@@ -22,7 +22,9 @@ class Saver:
         """Checkpoints go into the run's `directory`, or nowhere, each with the `counters` of the moment."""
         self._checkpoints = None
         if directory:
-            self._checkpoints = Checkpoints(directory / "checkpoints", args.keep_checkpoints, args.keep_best)
+            self._checkpoints = Checkpoints(directory / FOLDER, args.keep_checkpoints, args.keep_best)
+            for step in start.damaged:
+                self._checkpoints.set_aside(step)
         self._unsaved, self._keep_best = args.unsaved, args.keep_best
         self.counters = counters
         self._saved, self._newest = {start.step}, start.host
@@ -62,16 +64,17 @@ class Saver:
         """Checksum of what checkpoints hold of a state."""
         return sha256(without(flatten(host), self._unsaved))
 
-    def steps(self) -> list[int]:
-        """Steps of all checkpoints, oldest first."""
-        return self._checkpoints.steps() if self._checkpoints else []
+    def checkpoint(self) -> Path | None:
+        """The newest checkpoint, if there is one."""
+        steps = self._checkpoints.steps() if self._checkpoints else []
+        return self._checkpoints.path(steps[-1]) if steps else None
 
     def last_good(self) -> str:
         """In words, where a run that broke can go on."""
         with suppress(TrainingError):
             self.wait()
-        steps = self.steps()
-        return f"the last good checkpoint is at step {steps[-1]}" if steps else "there is no checkpoint yet"
+        newest = self.checkpoint()
+        return f"the last good checkpoint is at step {newest.name}" if newest else "there is no checkpoint yet"
 
     def wait(self) -> None:
         """Until everything is on disk. Raises TrainingError where that fails."""

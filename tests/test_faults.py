@@ -25,6 +25,7 @@ from cli_helpers import (
     command,
     fingerprint,
     in_process,
+    only_message,
     read_result,
     read_rows,
     read_until,
@@ -33,6 +34,8 @@ from cli_helpers import (
     start_script,
     succeed,
 )
+
+from common.runs.run import Run
 
 TOTAL = 400 * STEPS
 pytestmark = pytest.mark.usefixtures("users_compiler_throughout")
@@ -339,6 +342,21 @@ def test_when_every_checkpoint_is_damaged(saved, tmp_path, capsys):
     message = capsys.readouterr().err
     assert message.count("error:") == 1
     assert all(f"checkpoint {step}" in message for step in (2 * STEPS, 4 * STEPS, 6 * STEPS))
+
+
+def test_a_run_whose_directory_is_deleted_stops(tmp_path, monkeypatch, capsys):
+    advance = Run.advance
+
+    def deleting(run, *report):
+        if run.steps == 2 * STEPS:
+            shutil.rmtree(run.dir)
+        advance(run, *report)
+
+    monkeypatch.setattr(Run, "advance", deleting)
+    words = [*SMALL, "--total-timesteps", TOTAL, "--log-interval", STEPS, "--run-dir", tmp_path / "run", "--quiet"]
+    assert in_process(*words) == 1
+    assert "run was deleted or moved" in only_message(capsys.readouterr().err)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_torn_line_of_metrics_is_dropped(saved, tmp_path):

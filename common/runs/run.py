@@ -126,6 +126,7 @@ class Run:
 
         `read` waits for what the chunk reports. Raises TrainingError for what was not finite.
         """
+        self._saver.check_directory()
         before, self.steps = self.steps, self.steps + int(updates) * self.args.steps_per_update
         self._evaluations.poll()
         self._recorder.write()
@@ -170,6 +171,7 @@ class Run:
             # Once all is saved, since an environment on the host may fail
             self._evaluations.finish(self.steps, state, self._no_more_evaluations)
         self._clock.end()
+        self._saver.check_directory()
         interrupted = self._signals.received
         host = self._saver.newest(state)
         self.console.stop()

@@ -20,7 +20,7 @@ class Saver:
 
     def __init__(self, directory: Path | None, args: Any, start: Start, counters: Callable[[], dict[str, int]]):
         """Checkpoints go into the run's `directory`, or nowhere, each with the `counters` of the moment."""
-        self._checkpoints = None
+        self._directory, self._checkpoints = directory, None
         if directory:
             self._checkpoints = Checkpoints(directory / FOLDER, args.keep_checkpoints, args.keep_best)
             for step in start.damaged:
@@ -75,6 +75,13 @@ class Saver:
             self.wait()
         newest = self.checkpoint()
         return f"the last good checkpoint is at step {newest.name}" if newest else "there is no checkpoint yet"
+
+    def check_directory(self) -> None:
+        """Raise TrainingError where the directory of the run is gone, or what a resume needs of it."""
+        if self._directory and not (self._directory / "config.json").exists():
+            raise TrainingError(
+                f"{self._directory} was deleted or moved while the run went on: nothing more can be saved"
+            )
 
     def wait(self) -> None:
         """Until everything is on disk. Raises TrainingError where that fails."""

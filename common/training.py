@@ -28,7 +28,7 @@ from common.device.sharding import AXIS, to_host
 from common.drawing.figure import draw_curve
 from common.envs.environment import Env
 from common.envs.own import wrap
-from common.envs.registry import make
+from common.envs.registry import list_envs, make
 from common.runs.reports import TrainResult
 from common.runs.run import Run
 
@@ -40,12 +40,14 @@ def train_on_devices(
     env: Any = None,
     notes: Callable[[Env, list[jax.Device]], dict[str, str]] = lambda env, devices: {},
     **choice: Any,
-) -> TrainResult:
+) -> TrainResult | None:
     """Environments step on the devices too, and many updates run in one call.
 
     `env` is a gymnax-style environment object, in place of the name `args.env`. `notes` are lines for the header, by
-    the word that they begin with. `choice` goes to `choose_devices`.
+    the word that they begin with. `choice` goes to `choose_devices`. With --list-envs there is no result.
     """
+    if args.list_envs:
+        return list_envs("device", args.list_envs)
     devices = choose_devices(args.num_devices, args.num_envs, args.block, **choice)
     env = make(args.env, args.env_params) if env is None else wrap(env)
     algorithm = make_algorithm(args, env)
@@ -59,8 +61,13 @@ def train_on_devices(
         return run.finish(state, [partial(_draw_curve, run, env), partial(_draw_policy, run, env, algorithm.act)])
 
 
-def train_with_actors(args: HostEnvArgs, script: str, make_algorithm: Callable) -> TrainResult:
-    """Environments step on the host, in threads beside the learner; an update learns from some of their rollouts."""
+def train_with_actors(args: HostEnvArgs, script: str, make_algorithm: Callable) -> TrainResult | None:
+    """Environments step on the host, in threads beside the learner; an update learns from some of their rollouts.
+
+    With --list-envs there is no result.
+    """
+    if args.list_envs:
+        return list_envs("host", args.list_envs)
     actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)
     check_split(args, len(devices))
     env = inspect_env(args)

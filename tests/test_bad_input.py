@@ -19,6 +19,8 @@ TINY = "--total-timesteps 64 --num-envs 4 --num-steps 8 --num-minibatches 2 --hi
 CASES = [
     # environments
     ("--env=", "environment"),
+    ("--env LunarLander-v3", "algos/appo_pmap.py, gymnasium:LunarLander-v3"),
+    ("--list-envs envpool", "--list-envs envpool, gymnax"),
     ("--env gymnax:Pendulum", "Pendulum-v1"),
     ("--env bad_envs:raises", "bad_envs:raises, the factory is broken"),
     ("--env bad_envs:none", "bad_envs:none, neither a gymnax-style environment nor a pair"),

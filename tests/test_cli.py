@@ -371,3 +371,11 @@ def test_a_closed_standard_output(workplace):
     done = run(["sh", "-c", line], cwd=workplace, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert os.path.exists(workplace / "silent" / "DONE")
+
+
+def test_the_environments_are_listed_and_nothing_is_trained(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for words in (["--list-envs"], ["--list-envs", "gymnax", "--num-envs", "8"]):
+        assert in_process(*words) == 0
+        assert {"CartPole-v1", "Breakout-MinAtar"} <= set(capsys.readouterr().out.splitlines())
+    assert not any(tmp_path.iterdir())

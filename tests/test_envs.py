@@ -1,6 +1,7 @@
 """Environments: names, parameters, the interface, and every gymnax id training for two updates."""
 
 import sys
+from contextlib import closing
 from types import SimpleNamespace
 
 import gymnax
@@ -11,13 +12,13 @@ import numpy as np
 import pytest
 from helpers import KeyInState, Toy, make_env, same_bits, small_args, train
 
-from common.cli.env_names import DEVICE_SUITES
+from common.cli.env_names import SUITES
 from common.cli.errors import UsageError
 from common.device.sharding import to_devices, to_host
 from common.envs import spaces
 from common.envs.environment import LONGEST_HORIZON, Env, Transition
 from common.envs.own import wrap
-from common.envs.registry import make
+from common.envs.registry import list_envs, make, make_host
 from common.envs.usage import check_known
 
 OFFLINE_IDS = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]
@@ -143,8 +144,8 @@ def make_pond(name, env_id, env_params):
 
 @pytest.fixture
 def pond(monkeypatch):
-    monkeypatch.setitem(DEVICE_SUITES, "pond", "pond_suite")
-    monkeypatch.setitem(sys.modules, "pond_suite", SimpleNamespace(make=make_pond))
+    monkeypatch.setitem(SUITES, "pond", "device")
+    monkeypatch.setitem(sys.modules, "common.envs.pond_suite", SimpleNamespace(make=make_pond, ids=lambda: ["carp"]))
 
 
 @pytest.mark.usefixtures("pond")
@@ -221,3 +222,46 @@ def test_box_actions_of_any_shape_reach_the_environment_and_have_one_log_prob(sh
     np.testing.assert_allclose(policy.entropy(), size * 0.5 * (1 + np.log(2 * np.pi)), rtol=1e-5)
     reward = jax.vmap(env.step)(jax.random.split(jax.random.key(3), 5), state, action).reward
     np.testing.assert_allclose(reward, np.clip(action, -1, 0.5).reshape(5, -1).sum(axis=1), rtol=1e-5)
+
+
+def test_the_listed_environments_are_those_that_can_be_trained(capsys, monkeypatch):
+    list_envs("device", "all")
+    assert capsys.readouterr().out.split() == OFFLINE_IDS
+    monkeypatch.setattr("common.envs.envpool_suite.ids", lambda: ["CartPole-v1", "MiniGrid-Empty-5x5-v0"])
+    list_envs("host", "all")
+    listed = capsys.readouterr().out.split()
+    assert "gymnasium:CartPole-v1" in listed
+    assert "gymnasium:GymV21Environment-v0" not in listed, "it needs what is not installed"
+    assert [name for name in listed if name.startswith("envpool")] == ["envpool:CartPole-v1"], "the other sees a Dict"
+
+
+@pytest.mark.parametrize(
+    ("maker", "name", "words"),
+    [
+        (make, "LunarLander-v3", "algos/appo_pmap.py trains on envpool:LunarLander-v3 or gymnasium:LunarLander-v3"),
+        (make_host, "LunarLander-v3", "trains on envpool:LunarLander-v3 or gymnasium:LunarLander-v3"),
+        (make_host, "gymnasium:Breakout-MinAtar", "algos/ppo_pmap.py trains on gymnax:Breakout-MinAtar"),
+        (make_host, "gymnasium:ALE/Pong-v5", "pip install ale-py"),
+    ],
+)
+def test_an_environment_of_another_suite_is_found_there(maker, name, words, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(UsageError, match=words):
+        maker(name, 1, 0) if maker is make_host else maker(name)
+
+
+def test_a_package_that_registers_environments_is_imported_wherever_they_are_made(monkeypatch):
+    import gymnasium
+    from gymnasium.envs.classic_control import CartPoleEnv
+
+    monkeypatch.setitem(sys.modules, "ale_py", SimpleNamespace(Toy=CartPoleEnv))
+    gymnasium.register("ALE/Toy-v0", "ale_py:Toy")
+    try:
+        with closing(make_host("gymnasium:ALE/Toy-v0", 1, 0, vectorization="sync")) as envs:
+            assert envs.reset().shape == (1, 4)
+        made = []
+        monkeypatch.setattr("common.envs.gymnasium_suite.GymnasiumEnvs", lambda *args: made.append(args))
+        make_host("gymnasium:ALE/Toy-v0", 1, 0)
+    finally:
+        del gymnasium.registry["ALE/Toy-v0"]
+    assert made[0][1] == "ale_py:ALE/Toy-v0"

@@ -259,6 +259,7 @@ def test_an_evaluation_after_the_last_row_gets_a_row_of_its_own(tmp_path, monkey
 RUN = (num_devices, keep_checkpoints, keep_best, overwrite, max_seconds, gif, tensorboard, wandb)
 RUN += (compile_cache, benchmark)
 IN_TEST_CLI = {"checkpoint_interval", "eval_interval", "init_from", "log_interval", "quiet", "run_dir", "stop_after"}
+IN_TEST_CLI |= {"list_envs"}
 IN_TEST_COMMON = {"eval_episodes"}
 IN_TEST_INVARIANTS = {"num_seeds", "resume"}
 IN_TEST_SAC = {"save_buffer"}

@@ -45,6 +45,19 @@ def _metavar(kind: Any) -> str:
     return {int: "INT", float: "FLOAT"}.get(kind, "")
 
 
+Suite = Annotated[
+    str,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="[SUITE]",
+        instance_from_str=lambda words: " ".join(words) or "all",
+        is_instance=lambda value: isinstance(value, str),
+        str_from_instance=lambda value: [value],
+    ),
+]
+"""The name of a suite of environments, or "all" where a flag stands without one."""
+
+
 def check(args: Any, names: str, at_least=-math.inf, at_most=math.inf, above=-math.inf) -> None:
     """Raise UsageError unless each of the named numbers (or each of its elements) is finite and within the bounds.
 

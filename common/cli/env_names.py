@@ -1,17 +1,17 @@
 """Names of environments: a bare id is gymnax's, `suite:id` another suite's, `package.module:factory` a user's own.
 
-A suite is one line here, with the module that makes its environments; `docs/environments.md` has the steps to add one.
+A suite is one line here; what else there is to know of it stands in its file, `common/envs/SUITE_suite.py`.
 """
 
+from typing import Literal
+
 OWN = ""
-DEVICE_SUITES = {
-    "gymnax": "common.envs.gymnax_suite",
-    OWN: "common.envs.own",
+SUITES: dict[str, Literal["device", "host"]] = {
+    "gymnax": "device",
+    "envpool": "host",
+    "gymnasium": "host",
 }
-HOST_SUITES = {
-    "envpool": "common.envs.envpool_suite",
-    "gymnasium": "common.envs.gymnasium_suite",
-}
+"""Where the environments of a suite step."""
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -19,9 +19,7 @@ def split_name(name: str) -> tuple[str, str]:
     suite, colon, env_id = name.partition(":")
     if not colon:
         return "gymnax", name
-    if suite and suite in DEVICE_SUITES | HOST_SUITES:
-        return suite, env_id
-    return OWN, name
+    return (suite, env_id) if suite in SUITES else (OWN, name)
 
 
 def is_custom(name: str) -> bool:
@@ -30,4 +28,4 @@ def is_custom(name: str) -> bool:
 
 
 def steps_on_host(name: str) -> bool:
-    return split_name(name)[0] in HOST_SUITES
+    return SUITES.get(split_name(name)[0]) == "host"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from common.cli.checks import LARGEST, check, check_types
+from common.cli.checks import LARGEST, Suite, check, check_types
 from common.cli.env_names import is_custom
 from common.cli.errors import UsageError
 
@@ -24,6 +24,8 @@ class RunArgs:
     """Beginnings of the names of state arrays without which a checkpoint still loads; they start from zero."""
 
     env: str
+    list_envs: Suite = ""
+    """Only print the environments that can be trained, or those of one suite."""
     env_params: str = ""
     """Environment parameters to change, as a JSON object, such as '{"max_steps_in_episode": 200}'."""
     seed: int = 0
@@ -154,6 +156,7 @@ class DeviceEnvArgs(RunArgs):
 
 
 ONE_TIME = ("resume", "run_dir", "init_from", "overwrite", "stop_after", "max_seconds", "benchmark", "quiet")
+ONE_TIME += ("list_envs",)
 """Flags of one invocation, not taken over by --resume."""
 
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.cli.checks import check
-from common.cli.env_names import steps_on_host
 from common.cli.errors import UsageError
 from common.cli.flags import RunArgs
 
@@ -98,9 +97,6 @@ class HostEnvArgs(RunArgs):
         check(self, "rollouts_per_update max_restarts restart_interval", at_least=0)
         check(self, "learner_timeout reset_timeout step_timeout", above=0)
         _ = self.actor_indices, self.learner_indices
-        if not steps_on_host(self.env):
-            example = f"envpool:{self.env}" if ":" not in self.env else "envpool:CartPole-v1"
-            raise UsageError(f"--env {self.env} does not step on the host: name one as {example}, or gymnasium:id")
         if self.fixed_order and self.sampler_only:
             raise UsageError("--sampler-only has no learner, and --lockstep and --serial wait for one: leave one out")
         if self.fixed_order and self.on_full != "block":

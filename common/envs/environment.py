@@ -22,6 +22,8 @@ A complete module for a suite called pond, whose states know neither time limits
     def ids():
         return import_package("pond", extra="pond").registered()
 
+    trainable = ids
+
     def make(name, env_id, env_params):
         check_known(name, env_id, ids())
         return PondEnv(name, import_package("pond", extra="pond").create(env_id, **env_params))

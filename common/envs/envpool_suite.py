@@ -1,5 +1,6 @@
 """envpool's environments, stepped by C++ threads: `envpool:Pong-v5`."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,27 @@ def ids() -> list[str]:
     return import_package("envpool", extra="host").list_all_envs()
 
 
+def trainable() -> list[str]:
+    return [env_id for env_id in ids() if _is_supported(env_id)]
+
+
 def make(name: str, env_id: str, options: HostOptions) -> HostEnvs:
     check_known(name, env_id, ids())
     refuse_params(options.env_params, ("env_type", "batch_size", "gym_reset_return_info"))
     numbers = {"num_envs": options.num_envs, "seed": options.seed}
     envpool = import_package("envpool", extra="host")
     return EnvpoolEnvs(name, envpool.make(env_id, env_type="gymnasium", **numbers, **options.env_params))
+
+
+def _is_supported(env_id: str) -> bool:
+    """Whether the spaces are, and what the environment needs of the machine is there."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            spec = import_package("envpool", extra="host").make_spec(env_id)
+            Conversion(env_id, spec.gymnasium_observation_space, spec.gymnasium_action_space)
+    except Exception:
+        return False
+    return True
 
 
 class EnvpoolEnvs:

@@ -1,7 +1,10 @@
 """gymnasium's environments: `gymnasium:CartPole-v1`, or `gymnasium:module:id` where that module registers them."""
 
 import os
+import re
 import sys
+import warnings
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -12,17 +15,54 @@ from common.envs.host import HostEnvs, HostOptions, HostStep
 from common.envs.host_spaces import Conversion
 from common.envs.usage import check_known, import_package
 
+PACKAGES = {"ALE": "ale_py"}
+"""What registers its environments only once it is imported, by the namespace of their ids."""
+
 
 def ids() -> list[str]:
-    return list(import_package("gymnasium", extra="host").registry)
+    return list(_registry())
+
+
+def trainable() -> list[str]:
+    registry, works = _registry(), {}  # by class: what holds for one environment of it holds for all
+    for env_id, spec in registry.items():
+        if spec.entry_point not in works:
+            works[spec.entry_point] = _is_supported(env_id)
+    return [env_id for env_id, spec in registry.items() if works[spec.entry_point]]
 
 
 def make(name: str, env_id: str, options: HostOptions) -> HostEnvs:
     if ":" not in env_id:
+        namespace = env_id.partition("/")[0]
+        if namespace in PACKAGES:
+            import_package(PACKAGES[namespace])
         check_known(name, env_id, ids())
+        package = re.match(r"\w*", str(_registry()[env_id].entry_point)).group()
+        env_id = f"{package}:{env_id}" if package in PACKAGES.values() else env_id  # as other processes know it
     elif os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     return GymnasiumEnvs(name, env_id, options)
+
+
+def _registry() -> dict[str, Any]:
+    """Everything that can be made, by id."""
+    gymnasium = import_package("gymnasium", extra="host")
+    for package in PACKAGES.values():
+        with suppress(UsageError):  # it is not installed
+            import_package(package)
+    return gymnasium.registry
+
+
+def _is_supported(env_id: str) -> bool:
+    """Whether the environment can be made here, and has spaces that are supported."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            env = import_package("gymnasium", extra="host").make(env_id)
+            Conversion(env_id, env.observation_space, env.action_space)
+            env.close()
+    except Exception:
+        return False
+    return True
 
 
 class GymnasiumEnvs:

@@ -21,6 +21,8 @@ A complete module for a suite called pond, whose environments reset in the step 
     def ids():
         return import_package("pond", extra="pond").registered()
 
+    trainable = ids
+
     def make(name, env_id, options):
         check_known(name, env_id, ids())
         pond = import_package("pond", extra="pond")

@@ -1,24 +1,31 @@
 """Environments by name: `make("CartPole-v1")` for the device, `make_host("envpool:Pong-v5", 8, seed=0)` for the host.
 
-The tables in `common/cli/env_names.py` name a module for every suite. It gives two functions:
+For every suite in `common/cli/env_names.py` there is a module `common/envs/SUITE_suite.py` with three functions:
 
 - `make(name, env_id, env_params)` returns an `Env`, or `make(name, env_id, options)` a `HostEnvs`. `name` is the whole
   name as the user gave it, for messages; `env_id` is what follows the suite's; `env_params` is --env-params as a dict.
-- `ids()` returns the ids that `make` knows, where there is a list of them.
+- `ids()` returns the ids that `make` knows.
+- `trainable()` returns those of them that can be trained here, for --list-envs; it may take seconds.
 
 What a module raises reaches the user as one sentence: a UsageError as it is, everything else after "environment NAME
 cannot be made:".
 """
 
 import importlib
+import sys
 import warnings
-from typing import Any
+from contextlib import suppress
+from types import ModuleType
+from typing import Any, Literal
 
-from common.cli.env_names import DEVICE_SUITES, HOST_SUITES, split_name, steps_on_host
+from common.cli.env_names import OWN, SUITES, split_name, steps_on_host
 from common.cli.errors import UsageError
 from common.envs.environment import Env
 from common.envs.host import HostEnvs, HostOptions, Vectorization
-from common.envs.usage import read_params, readable_errors, refuse_params
+from common.envs.usage import UnknownId, read_params, readable_errors, refuse_params
+
+Place = Literal["device", "host"]
+TRAINERS: dict[Place, str] = {"device": "algos/ppo_pmap.py", "host": "algos/appo_pmap.py"}
 
 
 def make(name: str, env_params: str = "") -> Env:
@@ -28,8 +35,8 @@ def make(name: str, env_params: str = "") -> Env:
     returns an environment or a pair (environment, parameters). Raises UsageError for an unknown name or parameter.
     """
     if steps_on_host(name):
-        raise UsageError(f"{name} steps on the host, not on the device: algos/appo_pmap.py trains on it")
-    return _make(DEVICE_SUITES, name, read_params(env_params))
+        raise UsageError(f"{name} steps on the host, not on the device: {TRAINERS['host']} trains on it")
+    return _make(name, read_params(env_params))
 
 
 def make_host(
@@ -47,16 +54,54 @@ def make_host(
     arguments that do not work, and for spaces that are not supported.
     """
     if not steps_on_host(name):
-        raise UsageError(f"{name} does not step on the host: name one as envpool:CartPole-v1 or gymnasium:CartPole-v1")
+        hint = _who_trains(split_name(name)[1]) or "name one as envpool:CartPole-v1 or gymnasium:CartPole-v1"
+        raise UsageError(f"{name} does not step on the host: {hint}")
     params = read_params(env_params)
     refuse_params(params, ("num_envs", "seed"))
     options = HostOptions(num_envs, seed, params, vectorization, reset_timeout, step_timeout)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*precision lowered by casting")  # of bounds that are not exact
-        return _make(HOST_SUITES, name, options)
+        return _make(name, options)
 
 
-def _make(suites: dict[str, str], name: str, options: Any) -> Any:
+def list_envs(place: Place, wanted: str) -> None:
+    """Print the names of environments that step there and can be trained: of the suite `wanted`, or of "all" of them.
+
+    Raises UsageError where there is no such suite, or where it is not installed.
+    """
+    suites = [suite for suite, where in SUITES.items() if where == place]
+    if wanted not in (*suites, "all"):
+        raise UsageError(f"--list-envs {wanted}: what this algorithm trains on is of {' or '.join(suites)}")
+    for suite in suites if wanted == "all" else [wanted]:
+        try:
+            ids = _module(suite).trainable()
+        except UsageError as error:  # it is not installed
+            if suite == wanted:
+                raise
+            print(f"note: {error}", file=sys.stderr)
+            continue
+        print(*(env_id if suite == "gymnax" else f"{suite}:{env_id}" for env_id in ids), sep="\n")
+
+
+def _make(name: str, options: Any) -> Any:
     suite, env_id = split_name(name)
-    with readable_errors(f"environment {name} cannot be made"):
-        return importlib.import_module(suites[suite]).make(name, env_id, options)
+    try:
+        with readable_errors(f"environment {name} cannot be made"):
+            return _module(suite).make(name, env_id, options)
+    except UnknownId as error:
+        hint = _who_trains(env_id)
+        raise UsageError(f"unknown environment {name!r}: {hint}" if hint else str(error)) from error
+
+
+def _module(suite: str) -> ModuleType:
+    return importlib.import_module("common.envs.own" if suite == OWN else f"common.envs.{suite}_suite")
+
+
+def _who_trains(env_id: str) -> str:
+    """Under which names other suites have this id, and what trains on them; empty where none has it."""
+    found: dict[Place, list[str]] = {}
+    for suite, place in SUITES.items():
+        with suppress(UsageError):  # it is not installed
+            if env_id in _module(suite).ids():
+                found.setdefault(place, []).append(f"{suite}:{env_id}")
+    return ", ".join(f"{TRAINERS[place]} trains on {' or '.join(names)}" for place, names in found.items())

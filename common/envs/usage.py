@@ -13,6 +13,10 @@ from common.cli.errors import UsageError
 LISTED = 40  # ids at most, in a message
 
 
+class UnknownId(UsageError):
+    """A suite has no environment with this id."""
+
+
 def read_params(env_params: str) -> dict[str, Any]:
     """The JSON object that --env-params is; nothing where it is empty."""
     if not env_params:
@@ -33,16 +37,20 @@ def refuse_params(params: dict[str, Any], taken: Iterable[str]) -> None:
             raise UsageError(f"--env-params cannot set {name!r}: it follows from other flags")
 
 
-def import_package(package: str, extra: str) -> ModuleType:
-    """The Python package of a suite, which comes with our `extra`. Raises UsageError where it is not installed."""
+def import_package(package: str, extra: str = "") -> ModuleType:
+    """The Python package of a suite, which comes with our `extra` or by itself.
+
+    Raises UsageError where it is not installed.
+    """
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise UsageError(f'{package} environments need {package}: pip install -e ".[{extra}]" ({error})') from error
+        what = f'-e ".[{extra}]"' if extra else package.replace("_", "-")
+        raise UsageError(f"{package} environments need {package}: pip install {what} ({error})") from error
 
 
 def check_known(name: str, env_id: str, known: Iterable[str]) -> None:
-    """Raise UsageError, with the nearest ids, unless `env_id` is `known`; `name` is the whole name, with the suite."""
+    """Raise UnknownId, with the nearest ones, unless `env_id` is `known`; `name` is the whole name, with the suite."""
     known = list(known)
     if env_id in known:
         return
@@ -52,7 +60,7 @@ def check_known(name: str, env_id: str, known: Iterable[str]) -> None:
     hint = f"known ids: {', '.join(known)}" if len(known) <= LISTED else f"none of its {len(known)} ids is like it"
     if near:
         hint = f"did you mean {', '.join(suite + other for other in near)}?"
-    raise UsageError(f"unknown environment {name!r}: {hint}")
+    raise UnknownId(f"unknown environment {name!r}: {hint}")
 
 
 @contextmanager

@@ -139,7 +139,7 @@ def test_metrics_are_rows_of_json_with_the_documented_names(finished):
         *(f"episode/{name}{kind}" for name in ("return", "length") for kind in ("", "_min", "_max", "_last100")),
         *("loss/policy", "loss/value", "loss/exploration", "loss/total", "policy/entropy", "policy/approx_kl"),
         *("policy/clip_fraction", "value/explained_variance", "value/mean", "grad/norm", "learning_rate"),
-        *("advantage/std", "params/norm", "time/sps", "time/sps_total"),
+        *("advantage/std", "params/norm", "time/sps", "time/sps_total", "time/sps_wall"),
         *("time/update", "time/eval", "time/checkpoint", "time/host"),
     }
     for row in rows:

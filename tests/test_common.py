@@ -1,6 +1,7 @@
 """The shared modules: episode statistics, repeated updates, checkpoints, devices, evaluation."""
 
 import threading
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -157,6 +158,29 @@ def test_counts_stay_exact_in_metrics_and_what_is_not_finite_is_null():
     assert jsonable(np.array([1, 2])) == [1, 2]
     assert jsonable(np.float32(0.1)) == 0.1
     assert jsonable(np.array([np.nan, 2.5, np.inf])) == [None, 2.5, None]
+
+
+def test_training_time_is_without_evaluation_and_saving(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    clock = Clock()
+
+    def pass_time(seconds, doing=None):
+        nonlocal now
+        with clock.timed(doing) if doing else nullcontext():
+            now += seconds
+
+    pass_time(10, "compile")
+    clock.begin()
+    for evaluating, saving in ((0, 0), (5, 0), (0, 7)):
+        pass_time(2)
+        pass_time(evaluating, "eval")
+        pass_time(saving, "checkpoint")
+        assert clock.lap() == 2
+    assert (clock.trained, clock.since_begin, clock.wall) == (6, 18, 28)
+    clock.end()
+    pass_time(3, "checkpoint")
+    assert clock.trained == 6
 
 
 def test_what_is_due():

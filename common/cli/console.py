@@ -63,7 +63,7 @@ class Console:
         if self._bar:
             self._bar.update(self._task, completed=min(steps, self.total), report=report)
             return
-        eta = max(self.total - steps, 0) / max(row["time/sps_total"], 1e-9)
+        eta = max(self.total - steps, 0) / max(row["time/sps_wall"], 1e-9)
         self.say(f"step {steps:>11,} / {self.total:,}  {report}  ETA {eta:.0f} s")
 
     @contextmanager

@@ -31,7 +31,7 @@ class Row:
     return_low: float  # 95% bootstrap interval; NaN with one seed
     return_high: float
     training_seeds: int  # so many of the returns are the last ones of training, for want of an evaluation
-    steps_per_second: float  # median over runs, of each seed; without compilation
+    steps_per_second: float  # of training, median over runs, of each seed
     wall_seconds: float  # median over runs
     threshold: float  # NaN where there is no return yet
     reached: int  # seeds that reached it

@@ -5,18 +5,19 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Runs from its making on; training lasts from `begin` to `end`, compilation left out."""
+    """Runs from its making on; training begins and ends when it is told so."""
 
     def __init__(self):
         self.seconds = dict.fromkeys(("compile", "eval", "checkpoint", "host"), 0.0)
-        self._made = self._began = self._lap = time.perf_counter()
-        self._ended: float | None = None
+        self._made = self._began = time.perf_counter()
+        self._lap = 0.0  # seconds of training at the last one
+        self._ended: float | None = None  # seconds of training in the end
 
     def begin(self) -> None:
-        self._began = self._lap = time.perf_counter()
+        self._began = time.perf_counter()
 
     def end(self) -> None:
-        self._ended = time.perf_counter()
+        self._ended = self.trained
 
     @property
     def wall(self) -> float:
@@ -24,13 +25,20 @@ class Clock:
         return time.perf_counter() - self._made
 
     @property
+    def since_begin(self) -> float:
+        """Seconds since training began, with all that interrupts it."""
+        return time.perf_counter() - self._began
+
+    @property
     def trained(self) -> float:
-        """Seconds of training, with all that interrupts it."""
-        return (self._ended or time.perf_counter()) - self._began
+        """Seconds of training, without evaluation and saving."""
+        if self._ended is not None:
+            return self._ended
+        return self.since_begin - self.seconds["eval"] - self.seconds["checkpoint"]
 
     def lap(self) -> float:
-        """Seconds since the last call, or since training began."""
-        before, self._lap = self._lap, time.perf_counter()
+        """Seconds of training since the last call, or since it began."""
+        before, self._lap = self._lap, self.trained
         return self._lap - before
 
     @contextmanager

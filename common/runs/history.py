@@ -30,7 +30,7 @@ class Log:
     names: frozenset[str]  # all metrics that some row has
     steps: int
     wall_seconds: float  # of all invocations; NaN where no row has it
-    trained_seconds: float  # without compilation
+    trained_seconds: float  # without compilation, evaluation and saving
 
 
 class _Clock:

@@ -111,12 +111,12 @@ class Recorder:
             self._metrics.close()
 
     def _times(self, chunk: Chunk, seconds: float) -> dict[str, float]:
-        clock, trained = self._clock, self._clock.trained
-        others = sum(clock.seconds[name] for name in ("eval", "checkpoint", "host"))
+        clock, done = self._clock, chunk.last_step - self._first_step
         times = {
             "sps": (chunk.last_step - chunk.first_step) / max(seconds, 1e-9),
-            "sps_total": (chunk.last_step - self._first_step) / max(trained, 1e-9),
-            "update": trained - others,
+            "sps_total": done / max(clock.trained, 1e-9),
+            "sps_wall": done / max(clock.since_begin, 1e-9),
+            "update": clock.trained - clock.seconds["host"],
             "wall": clock.wall,
         }
         return {f"time/{name}": jsonable(value) for name, value in (times | clock.seconds).items()}

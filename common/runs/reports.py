@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
     eval_episodes: int  # of an evaluation
     wall_seconds: float
     compile_seconds: float
-    steps_per_second: float  # since the start, compilation left out
+    steps_per_second: float  # of training, since the start: without compilation, evaluation and saving
     state_sha256: str | None
     checkpoint: str | None  # path of the newest one
     figures: dict[str, Any]  # those of the companion

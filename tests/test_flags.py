@@ -256,6 +256,16 @@ def test_an_evaluation_after_the_last_row_gets_a_row_of_its_own(tmp_path, monkey
     assert json.loads((tmp_path / "checkpoints" / str(UPDATE) / "metrics" / "metrics").read_text())
 
 
+def test_a_longer_run_says_where_its_annealed_step_size_begins_again(tmp_path, capsys):
+    flags = {"env": "cli_helpers:toy", "log_interval": UPDATE, "quiet": False}
+    start(tmp_path, **flags)
+    assert "train longer, from a step size of 0.025 to 0 again: python " in capsys.readouterr().out
+    ppo.train(ppo.Args.from_run(tmp_path, **flags, total_timesteps=2 * 96))
+    assert "at step 96, step size 0.025\n" in capsys.readouterr().out
+    sizes = [row["learning_rate"] for row in read_rows(tmp_path)]
+    assert sizes == pytest.approx([0.05, 0.05 * 2 / 3, 0.05 / 3, 0.025, 0.05 / 3, 0.025 / 3])
+
+
 RUN = (num_devices, keep_checkpoints, keep_best, overwrite, max_seconds, gif, tensorboard, wandb)
 RUN += (compile_cache, benchmark)
 IN_TEST_CLI = {"checkpoint_interval", "eval_interval", "init_from", "log_interval", "quiet", "run_dir", "stop_after"}

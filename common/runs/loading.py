@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from common.cli.console import Console
 from common.cli.errors import UsageError
 from common.cli.flags import ONE_TIME, read_config
+from common.device.learning_rate import current_learning_rate
 from common.device.sharding import to_devices, to_host
 from common.runs.arrays import Arrays, counters_of, flatten, select, unflatten
 from common.runs.checkpoints import DAMAGED, FOLDER, Checkpoints
@@ -68,11 +70,13 @@ def _resume(args: Any, like: Any, console: Console) -> Start | None:
     total = args.num_updates * args.steps_per_update
     if step > total:
         raise UsageError(f"--total-timesteps {args.total_timesteps} is less than the {step} steps that {path} has done")
-    console.say(f"resumed  {path} at step {step:,}")
+    host, counters = unflatten(zeros | arrays, like), counters_of(arrays)
+    scheduled = hasattr(args, "lr_schedule")  # by another --total-timesteps it jumps
+    size = f", step size {np.max(current_learning_rate(args, host.learner)):.3g}" if scheduled else ""
+    console.say(f"resumed  {path} at step {step:,}{size}")
     for name in args.dispensable:
         if not any(stored.startswith(name) for stored in arrays):
             console.say(f"resumed  without {name}, which is not in the checkpoint: it fills again")
-    host, counters = unflatten(zeros | arrays, like), counters_of(arrays)
     return Start(step, host, None, counters, stored_evaluation(path), frozenset(damaged))
 
 

@@ -74,8 +74,10 @@ def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome
     lines += [f"saved    {outcome.checkpoint or 'nothing yet'}", *filter(None, more)]
     command = _resume_command(config, run_dir)
     if outcome.status == "finished":
+        annealed = getattr(args, "lr_schedule", None) == "linear"
+        jump = f", from a step size of {args.learning_rate / 2:g} to 0 again" if annealed else ""
         again = f"{command} --total-timesteps {2 * total}"
-        lines.append(f"finished at step {outcome.env_steps:,}; train longer: {again}")
+        lines.append(f"finished at step {outcome.env_steps:,}; train longer{jump}: {again}")
     else:
         lines.append(f"{outcome.status} at step {outcome.env_steps:,} of {total:,}; continue: {command}")
     return "\n".join(lines)

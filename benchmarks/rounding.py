@@ -23,7 +23,7 @@ from common.device.sharding import to_host
 from common.envs.registry import make
 
 SEEDS = 0, 1, 2
-UPDATES = 1, 5, 10, 20, 30, 100, Args().num_updates
+UPDATES = 5, 10, 20, 30, 100, Args().num_updates
 
 
 class Agent(NamedTuple):

@@ -14,8 +14,8 @@ class Toy(gymnasium.Env):
     """Observes (episode, step); truncated after `limit` steps, or terminated where `terminates`; reward is the action.
 
     What may happen, at a step counted over all episodes: `raise_at`, `hang_at`, `spin_at`, `nan_at`, `nan_reward_at`,
-    `grow_at`, `exit_at`; and `hang_in_process`, while it is made in one of its own. Only to one environment, where
-    `once` names a file to remember it.
+    `grow_at`, `exit_at`; `hang_in_make` and `hang_in_process`, while it is made, anywhere or in a process of its own;
+    `hang_in_close` and `raise_in_close`. Only to one environment, where `once` names a file to remember it.
     """
 
     action_space = gymnasium.spaces.Discrete(3)
@@ -25,7 +25,8 @@ class Toy(gymnasium.Env):
         self.limit, self.terminates, self.sleep = limit, terminates, sleep
         self.trouble, self.once = trouble, once
         self.total = self.episode = 0
-        if multiprocessing.parent_process() and self._happens("hang_in_process", 1):
+        in_process = multiprocessing.parent_process() is not None
+        if self._happens("hang_in_make", 1) or in_process and self._happens("hang_in_process", 1):
             time.sleep(1e6)
 
     def reset(self, seed=None, options=None):
@@ -54,6 +55,12 @@ class Toy(gymnasium.Env):
         reward = np.nan if self._happens("nan_reward_at", self.total) else float(action)
         over = self.time >= self.limit
         return obs, reward, over and self.terminates, over and not self.terminates, {}
+
+    def close(self):
+        if self._happens("hang_in_close", 1):
+            time.sleep(1e6)
+        if self._happens("raise_in_close", 1):
+            raise RuntimeError("the toy was told to fail")
 
     def _observe(self):
         return np.array([self.episode, self.time], np.float32)

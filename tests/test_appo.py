@@ -507,6 +507,7 @@ BAD = [
     ("--env gymnasium:nowhere:Toy-v0", "gymnasium:nowhere:Toy-v0, nowhere"),
     ("--env gymnasium:host_toys:DictToy-v0", "Dict, not supported"),
     ("--env gymnasium:host_toys:ShiftedToy-v0", "start=1, not supported"),
+    ("""--env gymnasium:host_toys:Toy-v0 --env-params {"raise_in_close":1}""", "cannot be closed, told to fail"),
     ("--vectorization vector --env gymnasium:Acrobot-v1", "gymnasium:Acrobot-v1, cannot be made"),
     ("""--env-params {"num_envs":3}""", "--env-params, num_envs"),
     ("""--env-params {"no_such":3}""", "envpool:CartPole-v1, no_such"),

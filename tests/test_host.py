@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 from cli_helpers import ROOT, checkpoint_steps, read_until, run_python, start_script
 from helpers import result_of
-from test_appo import TOY, rows, train
+from test_appo import TOY, rows, small_args, train
 
 import common.actors.evaluation
 import common.actors.watching
 from common.actors.actor import Actor
 from common.actors.crew import ActorsFailed, Schedule
+from common.actors.environments import inspect_env
 from common.actors.evaluation import run_host_episodes
 from common.actors.parameters import ParameterSlots, Slot
 from common.actors.rollouts import Collected, RolloutQueues
@@ -345,6 +346,14 @@ def test_a_worker_that_has_waited_for_long_is_not_stuck_in_what_comes_next(monke
 
 
 # -------------------------------------------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize("phase", ["make", "close"])
+def test_an_environment_that_hangs_at_the_first_look_is_given_up(phase, monkeypatch):
+    monkeypatch.setattr(common.actors.watching, "GRACE", 0.0)
+    args = small_args(env_params=json.dumps({f"hang_in_{phase}": 1}), reset_timeout=2.0)
+    with pytest.raises(TrainingError, match=rf"Toy-v0 does not return from {phase} \(--reset-timeout 2\)"):
+        inspect_env(args)
 
 
 def trouble(folder: Path, **more: Any) -> str:

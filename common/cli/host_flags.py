@@ -45,7 +45,7 @@ class HostEnvArgs(RunArgs):
     learner_timeout: float = 300.0
     """Fail after this many seconds without a rollout."""
     reset_timeout: float = 120.0
-    """Seconds that making and first resetting the environments of an actor may take."""
+    """Seconds that making, first resetting or closing the environments of an actor may take, each."""
     step_timeout: float = 60.0
     """Seconds that a step of the environments of an actor may take, with the resets in it."""
     max_restarts: int = 10

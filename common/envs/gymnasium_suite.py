@@ -101,7 +101,10 @@ class GymnasiumEnvs:
         return HostStep(obs, reward.astype(np.float32), terminated, truncated, valid, final_obs)
 
     def close(self) -> None:
-        self._inner.close()
+        try:
+            self._inner.close()
+        finally:
+            self._inner.closed = True  # else it would try once more while it is deleted
 
     def kill(self) -> None:
         if self._in_processes:

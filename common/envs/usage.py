@@ -70,7 +70,7 @@ def readable_errors(what: str):
         yield
     except UsageError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"{what}: {reason(error)}") from error
 
 

@@ -29,6 +29,7 @@ from common.drawing.figure import draw_curve
 from common.envs.environment import Env
 from common.envs.own import wrap
 from common.envs.registry import list_envs, make
+from common.runs.lock import locked
 from common.runs.reports import TrainResult
 from common.runs.run import Run
 
@@ -52,7 +53,8 @@ def train_on_devices(
     env = make(args.env, args.env_params) if env is None else wrap(env)
     algorithm = make_algorithm(args, env)
     programs = pmapped(for_seeds(algorithm, env, args.num_seeds, args.eval_episodes), devices)
-    with Run(args, script, env, devices, notes(env, devices)) as run:
+    run = Run(args, script, env, devices, notes(env, devices))
+    with locked(run.dir), run:
         state, update = run.start(programs, example=np.int32(0))
         while run.unfinished:
             updates = run.next_chunk()
@@ -73,7 +75,8 @@ def train_with_actors(args: HostEnvArgs, script: str, make_algorithm: Callable) 
     env = inspect_env(args)
     algorithm = make_algorithm(args, env.spec)
     notes = {"actors": f"{args.actor_threads} threads on each of {describe(actor_devices)}"}
-    with Run(args, script, env, devices, notes) as run:
+    run = Run(args, script, env, devices, notes)
+    with locked(run.dir), run:
         evaluation = HostEvaluation(args, jax.jit(algorithm.act))
         example = example_batch(args, env, algorithm, len(devices))
         state, update = run.start(_over_learners(algorithm, devices), example, evaluation)

@@ -1,13 +1,15 @@
 """`common/cli` and `common/runs` as a user meets them: a process, its output and the directory it leaves."""
 
 import dataclasses
+import fcntl
 import json
 import os
 import shlex
 import shutil
+import socket
 import sys
 from pathlib import Path
-from subprocess import run
+from subprocess import PIPE, Popen, run
 
 import jax
 import numpy as np
@@ -34,6 +36,8 @@ from cli_helpers import (
 
 from algos.ppo_pmap import Args, train
 from common.cli.command import parse
+from common.cli.errors import UsageError
+from common.runs.lock import check_free, locked
 
 TOTAL = 16 * STEPS
 pytestmark = pytest.mark.usefixtures("users_compiler_throughout")
@@ -379,3 +383,58 @@ def test_the_environments_are_listed_and_nothing_is_trained(tmp_path, monkeypatc
         assert in_process(*words) == 0
         assert {"CartPole-v1", "Breakout-MinAtar"} <= set(capsys.readouterr().out.splitlines())
     assert not any(tmp_path.iterdir())
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from common.runs.lock import locked
+
+with locked(Path(sys.argv[1])):
+    print("here", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_process_at_a_time_works_in_a_run_directory(copy, capsys):
+    """The others are told who does, and change nothing; a holder that is killed is no longer one."""
+    words = [sys.executable, "-c", HOLDER, str(copy)]
+    holder = Popen(words, cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "here\n"
+        before = fingerprint(copy)
+        for how in (["--resume"], ["--run-dir"], ["--overwrite", "--run-dir"]):
+            assert in_process(*SMALL, *how, copy) == 2
+            message = capsys.readouterr().err
+            assert f"in use by process {holder.pid} on {socket.gethostname()}" in message
+        assert fingerprint(copy) == before
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert (copy / "lock").exists(), "or this does not show that a stale one is taken over"
+    assert in_process("--resume", copy, "--total-timesteps", 2 * TOTAL, "--quiet") == 0
+    assert read_result(copy)["env_steps"] == 2 * TOTAL
+    assert not (copy / "lock").exists()
+
+
+def test_a_process_that_waited_for_the_lock_holds_the_one_that_others_see(tmp_path, monkeypatch):
+    """Its file is deleted by the one that held it, just when it is locked."""
+    flock, stale = fcntl.flock, []
+
+    def locked_too_late(file, how):
+        if not stale:
+            stale.append((tmp_path / "lock").unlink())
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", locked_too_late)
+    with locked(tmp_path), pytest.raises(UsageError, match=f"in use by process {os.getpid()}"):
+        check_free(tmp_path)
+    check_free(tmp_path)
+
+
+def test_a_new_directory_that_stays_empty_is_not_left_behind(tmp_path):
+    with locked(tmp_path / "new"):
+        assert (tmp_path / "new" / "lock").exists()
+    with locked(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []

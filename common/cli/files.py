@@ -26,6 +26,15 @@ def check_target(path: Path, *endings: str) -> None:
 
 
 @contextmanager
+def writing(what: str | Path) -> Iterator[None]:
+    """Turn an OSError into a UsageError that says `what` cannot be written, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{what} cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`, with the same suffix, that takes its place once it is written.
 
@@ -36,10 +45,9 @@ def replacing(path: Path) -> Iterator[Path]:
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
-        yield temporary
-        temporary.replace(target)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+        with writing(path):
+            yield temporary
+            temporary.replace(target)
     finally:
         with suppress(OSError):
             temporary.unlink()

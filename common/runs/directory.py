@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,9 @@ import jax
 
 from common.cli.env_names import is_custom, split_name, steps_on_host
 from common.cli.errors import UsageError
+from common.cli.files import writing
 from common.cli.flags import ONE_TIME, read_config
+from common.runs import lock
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = "0.1.0"  # of the kit; pyproject.toml takes it from here, and copies of the code have it too
@@ -69,10 +70,11 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{config['args']['env'].replace(':', '.').replace('/', '.')}__{config['algorithm']}__{args.seed}__{stamp}"
     path = Path(args.run_dir) if args.run_dir else _free(Path("runs") / name)
-    with _readable_errors(path):
+    with writing(f"run directory {path}"):
         if path.exists() and not path.is_dir():
             raise UsageError(f"--run-dir {path} exists and is not a directory")
-        occupied = path.exists() and any(path.iterdir())
+        lock.check_free(path)
+        occupied = any(_content(path))
         if occupied and not args.overwrite:
             raise UsageError(f"{path} exists already: continue it with --resume {path}, or replace it with --overwrite")
         if occupied and not (path / "config.json").exists():
@@ -82,9 +84,9 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
 
 def claim_directory(path: Path, config: dict[str, Any], overwrite: bool) -> None:
     """Make `path` this run's: emptied with `overwrite`, with a current `config.json` and without `DONE`."""
-    with _readable_errors(path):
-        if overwrite and path.exists():
-            shutil.rmtree(path)
+    with writing(f"run directory {path}"):
+        if overwrite:
+            _empty(path)
         path.mkdir(parents=True, exist_ok=True)
         (path / "DONE").unlink(missing_ok=True)
         write_json(path / "config.json", config)
@@ -129,12 +131,17 @@ def differences(then: dict[str, Any], now: dict[str, Any], names: Iterable[str])
     return [f"--{name.replace('_', '-')}: {then.get(name)} then, {now[name]} now" for name in changed]
 
 
-@contextmanager
-def _readable_errors(path: Path):
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"run directory {path} cannot be written: {error.strerror}") from error
+def _empty(path: Path) -> None:
+    for inside in _content(path):
+        if inside.is_dir() and not inside.is_symlink():
+            shutil.rmtree(inside)
+        else:
+            inside.unlink()
+
+
+def _content(path: Path) -> list[Path]:
+    """What is in a run directory beside its lock."""
+    return [inside for inside in path.iterdir() if inside.name != lock.NAME] if path.exists() else []
 
 
 def _free(path: Path) -> Path:

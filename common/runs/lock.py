@@ -1,0 +1,71 @@
+"""One process at a time in a run directory: a lock that the operating system takes back from a process that ends.
+
+It is one of the file system, so that over NFS it keeps out other hosts too, wherever that has locks at all.
+"""
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+from common.cli.errors import UsageError
+from common.cli.files import writing
+
+NAME = "lock"  # of the file; it says who holds it
+
+
+@contextmanager
+def locked(run_dir: Path | None) -> Iterator[None]:
+    """Keep other processes out of `run_dir`, if there is one; it is made, and removed again where it stays empty.
+
+    Raises UsageError, naming process and host, where another one is in there.
+    """
+    if run_dir is None:
+        yield
+        return
+    with writing(f"run directory {run_dir}"):
+        new = not run_dir.exists()
+        run_dir.mkdir(parents=True, exist_ok=True)
+        file = _acquire(run_dir)
+        file.truncate()
+        print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # such as one that somebody else has deleted
+            (run_dir / NAME).unlink()
+            if new:
+                run_dir.rmdir()
+        file.close()
+
+
+def check_free(run_dir: Path) -> None:
+    """Raise UsageError where another process is in `run_dir`."""
+    with suppress(FileNotFoundError):
+        _lock(run_dir, os.O_RDWR).close()
+
+
+def _acquire(run_dir: Path) -> TextIO:
+    """The lock's file, open and locked."""
+    while True:
+        file = _lock(run_dir, os.O_RDWR | os.O_CREAT)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(run_dir / NAME)):
+                return file
+        file.close()  # the one that held it has deleted it in between
+
+
+def _lock(run_dir: Path, flags: int) -> TextIO:
+    file = os.fdopen(os.open(run_dir / NAME, flags | os.O_NOFOLLOW, 0o666), "r+", errors="replace")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with file:
+            holder = "".join(filter(str.isprintable, file.read(200))) or "another process"
+        raise UsageError(f"{run_dir} is in use by {holder}: wait until that ends, or end it") from None
+    except OSError:
+        pass  # a file system without locks
+    return file

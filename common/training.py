@@ -77,7 +77,7 @@ def train_with_actors(args: HostEnvArgs, script: str, make_algorithm: Callable) 
     notes = {"actors": f"{args.actor_threads} threads on each of {describe(actor_devices)}"}
     run = Run(args, script, env, devices, notes)
     with locked(run.dir), run:
-        evaluation = HostEvaluation(args, jax.jit(algorithm.act))
+        evaluation = HostEvaluation(args, jax.jit(algorithm.act), run.console.warn)
         example = example_batch(args, env, algorithm, len(devices))
         state, update = run.start(_over_learners(algorithm, devices), example, evaluation)
         if state is not None:

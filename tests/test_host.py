@@ -1,9 +1,11 @@
 """Environments on the host, actors, queues and parameter slots, and what happens when they fail."""
 
+import dataclasses
 import itertools
 import json
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
@@ -416,13 +418,36 @@ def test_an_evaluation_that_fails_does_not_stop_the_training(kind, tmp_path, mon
         raise kind("no evaluation today")
 
     monkeypatch.setattr(common.actors.evaluation, "run_host_episodes", fail)
-    message = f"the evaluation at step 5,120 failed: {kind.__name__}: no evaluation today"
-    with pytest.raises(TrainingError, match=message):
-        train(tmp_path / "run", eval_interval=128, total_timesteps=40 * 128)
-    errors = capfd.readouterr().err
-    assert f"the evaluation at step 128 failed: {kind.__name__}: no evaluation today" in errors
+    words = f"failed, after 1 restarts (--max-restarts): {kind.__name__}: no evaluation today"
+    flags = {"max_restarts": 1, "restart_interval": 0.0}
+    with pytest.raises(TrainingError, match=re.escape(f"the evaluation at step 5,120 {words}")):
+        train(tmp_path / "run", eval_interval=128, total_timesteps=40 * 128, **flags)
+    assert f"the evaluation at step 128 {words}" in capfd.readouterr().err
     assert checkpoint_steps(tmp_path / "run") == [40 * 128]
     assert result_of(tmp_path / "run")["status"] == "failed"
+
+
+def test_an_evaluation_that_fails_begins_anew(tmp_path, monkeypatch, capfd):
+    """The last of a run like all others; the error is that of the environment."""
+    make_envs = common.actors.evaluation.env_maker
+
+    def make_toys(args, num_envs):
+        return make_envs(dataclasses.replace(args, env_params=trouble(tmp_path, raise_at=3)), num_envs)
+
+    monkeypatch.setattr(common.actors.evaluation, "env_maker", make_toys)
+    train(tmp_path / "run", vectorization="async", envs_per_actor=1)
+    errors = capfd.readouterr().err
+    assert "the evaluation at step 1,280 failed and restarts now (1 of 10)" in errors
+    assert "RuntimeError: the toy was told to fail" in errors
+    assert result_of(tmp_path / "run")["status"] == "finished"
+
+
+def test_environments_close_after_one_has_raised():
+    envs = make_host(TOYS + "Toy-v0", 2, 0, env_params='{"raise_at": 1}')
+    envs.reset()
+    with pytest.raises(RuntimeError, match="the toy was told to fail"):
+        envs.step(np.zeros(2, int))
+    envs.close()
 
 
 def test_an_evaluation_that_hangs_is_given_up(tmp_path, monkeypatch, capfd):

@@ -34,8 +34,7 @@ class Actor(Worker):
         """
         super().__init__(f"actor {index}", ("env_step", "act", "wait_params", "wait_put"))
         self.index, self.device = index, device
-        self.rollouts = self.restarts = 0
-        self.restarted = -np.inf  # when it did so for the last time
+        self.rollouts = 0
         self._make_envs, self._act, self._slots = make_envs, act, slots
         self._num_steps, self._seed, self._first_memory = num_steps, seed, memory
 

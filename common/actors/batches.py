@@ -169,7 +169,7 @@ class Batches:
     def counters(self) -> dict[str, int]:
         """What became of all rollouts, and how often actors had to be restarted."""
         counts = self.crew.queues.counts
-        return {"restarts": self.crew.restarts} | {name: counts[name] for name in FATES}
+        return {"restarts": self.crew.restarts.count} | {name: counts[name] for name in FATES}
 
     def figures(self) -> dict[str, Any]:
         """Counts and seconds of the whole run."""

@@ -6,16 +6,17 @@ with Crew(actors, slots, queues, limits, ...) as crew:
 
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 from common.actors.actor import Actor
 from common.actors.parameters import ParameterSlots, Slot
+from common.actors.restarts import Restarts
 from common.actors.rollouts import Collected, RolloutQueues
 from common.actors.watching import LOOK_INTERVAL, Limits, Stopped, describe, end
 from common.cli.errors import TrainingError
+from common.envs.usage import reason
 
 
 class ActorsFailed(TrainingError):
@@ -52,15 +53,14 @@ class Crew:
     ):
         """With a `schedule` (lockstep) everything happens in its fixed order, else as soon as it can.
 
-        `restarts` is where their count begins; the limit is for those to come.
+        `restarts` is how many there have been before.
         """
         self.actors, self.queues, self.limits = actors, queues, limits
-        self.restarts = self._restarts_before = restarts
+        self.restarts = Restarts(limits, warn, restarts)
         self._slots, self._warn, self._schedule, self._serial = slots, warn, schedule, serial
         self._taken = 0
         self._stop = threading.Event()
         self._failure: ActorsFailed | None = None
-        self._lock = threading.Lock()
 
     def __enter__(self) -> "Crew":
         for actor in () if self._serial else self.actors:
@@ -159,28 +159,9 @@ class Crew:
             if stopped():
                 return False
             actor.close()
-            return self._may_restart(actor, error, stopped)
-        return not stopped()
-
-    def _may_restart(self, actor: Actor, error: BaseException, stopped: Callable[[], bool]) -> bool:
-        trace = "".join(traceback.format_exception(error)).rstrip()
-        last = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        with self._lock:
-            allowed = self.restarts - self._restarts_before < self.limits.max_restarts
-            self.restarts += allowed
-            number = self.restarts - self._restarts_before
-        if not allowed:
-            self._warn(f"{actor.name} failed:\n{trace}")
-            self._failure = ActorsFailed(
-                f"{actor.name} failed, after {self.limits.max_restarts} restarts (--max-restarts): {last}"
-            )
-            return False
-        now = time.monotonic()
-        until = max(actor.restarted + self.limits.restart_interval, now)
-        when = f"in {until - now:.0f} s" if until > now else "now"
-        self._warn(f"{actor.name} failed and restarts {when} ({number} of {self.limits.max_restarts}):\n{trace}")
-        with actor.doing("wait to restart"):
-            while time.monotonic() < until and not stopped():
-                time.sleep(LOOK_INTERVAL)
-        actor.restarts, actor.restarted = actor.restarts + 1, time.monotonic()
+            restarted = self.restarts.wait(actor, error, stopped)
+            if not restarted and not stopped():
+                times = f"after {self.limits.max_restarts} restarts (--max-restarts)"
+                self._failure = ActorsFailed(f"{actor.name} failed, {times}: {reason(error)}")
+            return restarted
         return not stopped()

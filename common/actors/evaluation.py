@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from common.actors.environments import env_maker
+from common.actors.restarts import Restarts
 from common.actors.watching import Limits, Stopped, Worker, end
 from common.cli.errors import TrainingError
 from common.cli.host_flags import HostEnvArgs
@@ -31,17 +32,17 @@ class UnderWay(NamedTuple):
 class HostEvaluation:
     """Plays greedy episodes beside the training, one evaluation at a time."""
 
-    def __init__(self, args: HostEnvArgs, act: Callable):
+    def __init__(self, args: HostEnvArgs, act: Callable, warn: Callable[[str], None]):
         """`act` takes a learner and observations [N, ...]."""
         self._make_envs = env_maker(args, min(args.eval_episodes, args.envs_per_actor))
-        self._act, self._num_episodes, self._limits = act, args.eval_episodes, Limits.of(args)
+        self._act, self._num_episodes, self._limits, self._warn = act, args.eval_episodes, Limits.of(args), warn
         self._under_way: UnderWay | None = None
 
     def begin(self, step: int, state: Any) -> None:
         """Start to evaluate a copy of `state`."""
-        host, worker = to_host(state), Worker("the evaluation")
+        host, worker = to_host(state), Worker(f"the evaluation at step {step:,}")
         learner = jax.tree.map(lambda x: x[0], host.learner)
-        self._under_way = UnderWay(step, host, worker.run(partial(self._play, learner, worker)), worker)
+        self._under_way = UnderWay(step, host, worker.run(partial(self._attempt, learner, worker)), worker)
 
     def stop(self) -> None:
         """End the evaluation under way, if there is one; its result does not matter any more."""
@@ -60,12 +61,21 @@ class HostEvaluation:
         if not result.done():
             raise TrainingError(f"is stuck ({flag}), in {worker.activity.phase} and was given up")
         if result.exception():
-            raise TrainingError(f"failed: {reason(result.exception())}")
+            times = f"after {worker.restarts} restarts (--max-restarts)"
+            raise TrainingError(f"failed, {times}: {reason(result.exception())}")
         return Evaluated(step, Episodes(*(x[None] for x in result.result())), state)
 
+    def _attempt(self, learner: Any, worker: Worker) -> Episodes:
+        """What the thread does: play, and begin anew where an environment fails."""
+        learner, restarts = jax.device_put(learner), Restarts(self._limits, self._warn)
+        while True:
+            try:
+                return self._play(learner, worker)
+            except BaseException as error:  # environments may also call sys.exit
+                if worker.ended or not restarts.wait(worker, error, lambda: worker.ended):
+                    raise
+
     def _play(self, learner: Any, worker: Worker) -> Episodes:
-        """What the thread does."""
-        learner = jax.device_put(learner)
         try:
             with worker.doing("make"):
                 worker.envs = self._make_envs(SEED)

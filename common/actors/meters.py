@@ -102,7 +102,7 @@ class Meters:
     def counts(self) -> dict[str, int]:
         """What became of all rollouts so far."""
         counts = {f"rollouts/{name}": count for name, count in self._crew.queues.counts.items()}
-        return counts | {"actors/restarts": self._crew.restarts}
+        return counts | {"actors/restarts": self._crew.restarts.count}
 
     def totals(self) -> dict[str, float]:
         """Seconds so far, of the mean actor and of the learner."""

@@ -1,5 +1,6 @@
 """Workers that may hang: each says what it does and since when, and whoever waits for them looks."""
 
+import math
 import os
 import sys
 import threading
@@ -28,7 +29,7 @@ class Limits(NamedTuple):
     learner: float  # without a rollout
     reset: float
     step: float
-    max_restarts: int  # of all actors together
+    max_restarts: int  # of all actors together, or of an evaluation
     restart_interval: float  # between two restarts of the same actor
 
     @classmethod
@@ -52,6 +53,7 @@ class Worker:
         self.seconds = dict.fromkeys(accounts, 0.0)
         self.envs: HostEnvs | None = None
         self.ended = False  # set by others
+        self.restarts, self.restarted = 0, -math.inf  # how often, and when for the last time
         self._thread: threading.Thread | None = None
         self.note("start")
 

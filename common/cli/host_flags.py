@@ -49,7 +49,7 @@ class HostEnvArgs(RunArgs):
     step_timeout: float = 60.0
     """Seconds that a step of the environments of an actor may take, with the resets in it."""
     max_restarts: int = 10
-    """Restarts of failed actors, with new environments, before the run fails."""
+    """Restarts of failed actors, with new environments, before the run fails; as many for each evaluation."""
     restart_interval: float = 60.0
     """Seconds between two restarts of the same actor; its first is at once."""
     sampler_only: bool = False

@@ -1,0 +1,46 @@
+"""Workers that failed begin anew, with other environments, as often and as soon as they may."""
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+from common.actors.watching import LOOK_INTERVAL, Limits, Worker
+
+
+class Restarts:
+    """The restarts of several workers, counted together. Safe for any number of threads."""
+
+    def __init__(self, limits: Limits, warn: Callable[[str], None], before: int = 0):
+        """Counting goes on from `before`; the limit is for those to come."""
+        self.count, self._before = before, before
+        self._limits, self._warn = limits, warn
+        self._lock = threading.Lock()
+
+    def wait(self, worker: Worker, error: BaseException, stopped: Callable[[], bool]) -> bool:
+        """Say that `worker` failed and wait until it may begin anew: at once, but not soon after its last restart.
+
+        Returns False where it may not any more, or once `stopped`.
+        """
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        number = self._next()
+        if not number:
+            self._warn(f"{worker.name} failed:\n{trace}")
+            return False
+        now = time.monotonic()
+        until = max(worker.restarted + self._limits.restart_interval, now)
+        when = f"in {until - now:.0f} s" if until > now else "now"
+        self._warn(f"{worker.name} failed and restarts {when} ({number} of {self._limits.max_restarts}):\n{trace}")
+        with worker.doing("wait to restart"):
+            while time.monotonic() < until and not stopped():
+                time.sleep(LOOK_INTERVAL)
+        worker.restarts, worker.restarted = worker.restarts + 1, time.monotonic()
+        return not stopped()
+
+    def _next(self) -> int:
+        """The number of one more restart, or 0 where there may be none."""
+        with self._lock:
+            if self.count - self._before >= self._limits.max_restarts:
+                return 0
+            self.count += 1
+            return self.count - self._before

@@ -14,26 +14,16 @@ import ppo_pmap as ppo
 import pytest
 import sac_pmap as sac
 from cli_helpers import Recorder, checkpoint_steps, read_config, read_rows, run_script
-from helpers import host_params, make_env, run_updates, same_bits, small_sac_args
+from helpers import host_params, make_env, run_updates, same_bits, small_args, small_sac_args
 from PIL import Image
 from test_appo import small_args as small_appo_args
 
 from common.cli.flags import DeviceEnvArgs, RunArgs
 from common.runs.run import Run
 
-BASE = {
-    "num_devices": 1,
-    "num_envs": 4,
-    "num_steps": 8,
-    "num_minibatches": 2,
-    "hidden_sizes": (4,),
-    "total_timesteps": 96,  # 3 updates
-    "eval_episodes": 4,
-    "learning_rate": 0.05,
-    "clip_eps": 0.02,
-    "quiet": True,
-}
 UPDATE = 32
+BASE = {"num_envs": 4, "num_minibatches": 2, "hidden_sizes": (4,), "total_timesteps": 3 * UPDATE}
+BASE |= {"learning_rate": 0.05, "clip_eps": 0.02}
 
 Cases = dict[str, tuple[Any, dict[str, Any]]]
 """Flags that change what is learned: the value to compare with, and other flags that both runs get."""
@@ -62,7 +52,7 @@ PPO: Cases = ON_POLICY | {
     "total_timesteps": (128, {}),  # anneals more slowly
     "desired_kl": (1e-9, {"lr_schedule": "kl-adaptive", "learning_rate": 0.001}),
     "clip_eps": (0.3, {}),
-    "clip_mode": ("symmetric", {"clip_eps": 0.2}),
+    "clip_mode": ("symmetric", {"clip_eps": 0.2, "update_epochs": 4}),
     "clip_vloss": (True, {}),
     "target_kl": (1e-6, {}),
     "decorrelate": (True, {}),
@@ -111,7 +101,7 @@ APPO: Cases = ON_POLICY | {
 def start(run_dir: Path | None = None, **flags: Any):
     """Train the toy (or what `env` names) with BASE and these flags."""
     where = {} if flags.get("benchmark") else {"run_dir": str(run_dir or tempfile.mkdtemp())}
-    return ppo.train(ppo.Args(**BASE | where | flags), None if "env" in flags else make_env("Luck"))
+    return ppo.train(small_args(**BASE | where | flags), None if "env" in flags else make_env("Luck"))
 
 
 @functools.cache
@@ -174,7 +164,7 @@ def overwrite(tmp_path, **_):
 
 
 def max_seconds(tmp_path, **_):
-    result = start(tmp_path, max_seconds=3.0, total_timesteps=10**9, lr_schedule="constant")
+    result = start(tmp_path, max_seconds=1.0, total_timesteps=10**9, log_interval=10_000)
     assert result.status == "stopped"
     assert result.env_steps < 10**9
     assert not (tmp_path / "DONE").exists()

@@ -9,17 +9,7 @@ import numpy as np
 import optax
 import pytest
 from cli_helpers import check_words, refusal
-from helpers import (
-    functions_of,
-    host_params,
-    make_env,
-    metric_rows,
-    programs,
-    relative_difference,
-    run_updates,
-    sac,
-    small_sac_args,
-)
+from helpers import functions_of, make_env, metric_rows, programs, relative_difference, run_updates, sac, small_sac_args
 
 import common.device.compilation
 from common.cli.errors import UsageError
@@ -417,7 +407,7 @@ def test_other_spaces_train(env):
     args = small_sac_args(num_envs=4, batch_size=16, eval_episodes=2)
     state, metrics = run_updates(args, make_env(env), 2, 20)
     assert metrics["gradient_updates"] > 0
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(host_params(state)))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(to_host(state).learner.params))
 
 
 @pytest.mark.usefixtures("users_compiler")

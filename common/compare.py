@@ -16,11 +16,11 @@ import tyro
 
 from common.cli.checks import check
 from common.cli.command import main, parse
-from common.cli.files import check_target
+from common.cli.files import check_target, read_text
 from common.drawing.groups import EVALUATION, TRAINING, Group, LoggedRun, Note, Selection, load, pooled, say
 from common.drawing.statistics import estimate, estimate_name, interval
 from common.drawing.table import Row, show, write_csv
-from common.runs.history import is_number
+from common.runs.metrics import is_number
 
 LEGEND = {
     "return": "greedy evaluation; * the last training return, for want of one",
@@ -94,7 +94,7 @@ def final_returns(run: LoggedRun) -> Returns:
 def _result(path: Path) -> dict[str, Any]:
     """Steps and evaluation, numbers only, in `result.json`; empty where it is not there, damaged or without one."""
     try:
-        result = json.loads((path / "result.json").read_text())
+        result = json.loads(read_text(path / "result.json"))
         values = [value for value in np.ravel(result[EVALUATION]).tolist() if is_number(value)]
         known = values and is_number(result["env_steps"])
         return {"env_steps": result["env_steps"], EVALUATION: values} if known else {}

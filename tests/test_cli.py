@@ -8,6 +8,7 @@ import shlex
 import shutil
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE, Popen, run
 
@@ -438,3 +439,58 @@ def test_a_new_directory_that_stays_empty_is_not_left_behind(tmp_path):
     with locked(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/1024", "metrics.tmp", "curve.png", "notes"])
+def test_nothing_is_written_or_deleted_through_links(name, copy, tmp_path, capsys):
+    inside, outside = copy / name, tmp_path / "outside"
+    if inside.exists():
+        inside.rename(outside)
+    inside.symlink_to(outside)
+    before = fingerprint(tmp_path)
+    assert in_process("--resume", copy, "--total-timesteps", 2 * TOTAL, "--quiet") == 2
+    assert f"{inside} is a link" in capsys.readouterr().err
+    assert fingerprint(tmp_path) == before
+
+
+def test_links_that_wandb_keeps_for_itself_are_no_concern(copy):
+    (copy / "wandb").mkdir()
+    (copy / "wandb" / "latest-run").symlink_to("run-1")
+    assert in_process("--resume", copy, "--quiet") == 0
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "result.json", "checkpoints/1024/state/_METADATA"])
+def test_a_pipe_in_the_place_of_a_file_is_refused(name, copy, capsys):
+    """Nobody writes into it: whoever reads it waits for ever."""
+    (copy / name).unlink()
+    os.mkfifo(copy / name)
+    with suppress(SystemExit):
+        assert in_process("--resume", copy, "--quiet") == 2
+    message = capsys.readouterr().err
+    assert name in message
+    assert message.count("error:") == 1
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "result.json", "checkpoints"])
+def test_a_file_and_a_folder_are_not_taken_for_each_other(name, copy, capsys):
+    path = copy / name
+    kind = "folder" if path.is_file() else "file"
+    path.rename(copy / "other")
+    path.mkdir() if kind == "folder" else path.touch()
+    assert in_process("--resume", copy, "--quiet") == 2
+    assert f"{path} is a {kind}" in capsys.readouterr().err
+
+
+ODD_RESULTS = ["null", "[1]", "3", '{"eval/return_mean": 5}', '{"eval/return_mean": ["high"]}', "[" * 99_999]
+
+
+def test_odd_rows_and_results_do_not_keep_a_run_from_going_on(copy, capsys):
+    for result in ODD_RESULTS:
+        (copy / "result.json").write_text(result)
+        assert in_process("--resume", copy) == 0, result
+        assert "finished at step" in capsys.readouterr().out
+    with (copy / "metrics.jsonl").open("a") as file:
+        file.write('null\n[1]\n"a"\n{}\n{"env_steps": "many"}\n{"env_steps": [1]}\n{"env_steps": 5, "time/wall": {}}\n')
+    assert in_process("--resume", copy, "--total-timesteps", 2 * TOTAL, "--quiet") == 0
+    assert all(isinstance(row["env_steps"], int) for row in read_rows(copy))
+    assert read_result(copy)["env_steps"] == 2 * TOTAL

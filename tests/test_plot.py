@@ -428,7 +428,7 @@ def test_a_pipe_gets_the_whole_table_and_the_csv_file_full_numbers(two_groups, t
         ("compare good nowhere", "nowhere is not a run directory: it does not exist"),
         ("compare words", "words is not a run directory: its config.json has no sensible number for num_seeds"),
         ("compare good silent", "silent has no metrics yet"),
-        ("compare unreadable", "unreadable/metrics.jsonl cannot be read: Is a directory"),
+        ("compare unreadable", "unreadable/metrics.jsonl cannot be read: it is not a file"),
         ("compare good --by clip_epz", "--by clip_epz: none of the runs has this flag; did you mean clip_eps?"),
         ("compare good --by zzzzz", "there are clip_eps, env, gamma"),
         ("compare good --threshold nan", "--threshold must be finite"),

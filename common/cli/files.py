@@ -1,11 +1,24 @@
-"""Writing a file whole or not at all."""
+"""Reading what is a file, and writing one whole or not at all."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common.cli.errors import UsageError
+
+
+def check_file(path: Path) -> None:
+    """Raise OSError where there is something else than a file, such as a pipe, which might never end."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. Raises OSError or UnicodeDecodeError."""
+    check_file(path)
+    return path.read_text()
 
 
 def check_target(path: Path, *endings: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from common.cli.checks import LARGEST, Suite, check, check_types
 from common.cli.env_names import is_custom
 from common.cli.errors import UsageError
+from common.cli.files import read_text
 
 
 @dataclass(kw_only=True)
@@ -164,7 +165,7 @@ def read_config(run_dir: str | Path) -> dict[str, Any]:
     """`config.json` of a run. Raises UsageError where `run_dir` is not one."""
     path = Path(run_dir) / "config.json"
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(read_text(path))
         names = config["args"]["env"] + config["algorithm"] + str(config.get("script"))
         if not names.isprintable():  # they are shown on terminals
             raise ValueError

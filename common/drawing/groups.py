@@ -14,7 +14,8 @@ import tyro
 from common.cli.checks import check_types
 from common.cli.errors import UsageError
 from common.cli.flags import ONE_TIME, read_config
-from common.runs.history import Log, is_number, read_log
+from common.runs.history import Log, read_log
+from common.runs.metrics import is_number
 
 TRAINING, EVALUATION = "episode/return_last100", "eval/return_mean"
 LARGEST = {"seed": 2**31, "num_seeds": 10**5}

@@ -20,6 +20,7 @@ from common.cli.errors import UsageError
 from common.cli.files import writing
 from common.cli.flags import ONE_TIME, read_config
 from common.runs import lock
+from common.runs.contents import check_contents
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = "0.1.0"  # of the kit; pyproject.toml takes it from here, and copies of the code have it too
@@ -62,24 +63,18 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
 
     Raises UsageError where the directory is occupied, not a run, or of another algorithm.
     """
-    if args.resume:
-        path = Path(args.resume)
-        stored = read_config(path)
-        config["args"]["init_from"] = stored["args"].get("init_from", "")
-        return path, _compare(args, stored, config, path)
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{config['args']['env'].replace(':', '.').replace('/', '.')}__{config['algorithm']}__{args.seed}__{stamp}"
-    path = Path(args.run_dir) if args.run_dir else _free(Path("runs") / name)
+    path = Path(args.run_dir) if args.run_dir else _free(Path("runs") / _name(args.seed, config))
     with writing(f"run directory {path}"):
         if path.exists() and not path.is_dir():
             raise UsageError(f"--run-dir {path} exists and is not a directory")
         lock.check_free(path)
-        occupied = any(_content(path))
-        if occupied and not args.overwrite:
-            raise UsageError(f"{path} exists already: continue it with --resume {path}, or replace it with --overwrite")
-        if occupied and not (path / "config.json").exists():
-            raise UsageError(f"--overwrite deletes only run directories, and {path} has no config.json")
-    return path, []
+        if not args.resume:
+            _check_unoccupied(path, args.overwrite)
+            return path, []
+        check_contents(path)
+    stored = read_config(path)
+    config["args"]["init_from"] = stored["args"].get("init_from", "")
+    return path, _compare(args, stored, config, path)
 
 
 def claim_directory(path: Path, config: dict[str, Any], overwrite: bool) -> None:
@@ -100,6 +95,14 @@ def write_json(path: Path, value: Any) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _check_unoccupied(path: Path, overwrite: bool) -> None:
+    occupied = any(_content(path))
+    if occupied and not overwrite:
+        raise UsageError(f"{path} exists already: continue it with --resume {path}, or replace it with --overwrite")
+    if occupied and not (path / "config.json").exists():
+        raise UsageError(f"--overwrite deletes only run directories, and {path} has no config.json")
 
 
 def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Path) -> list[str]:
@@ -142,6 +145,11 @@ def _empty(path: Path) -> None:
 def _content(path: Path) -> list[Path]:
     """What is in a run directory beside its lock."""
     return [inside for inside in path.iterdir() if inside.name != lock.NAME] if path.exists() else []
+
+
+def _name(seed: int, config: dict[str, Any]) -> str:
+    env, stamp = config["args"]["env"].replace(":", ".").replace("/", "."), time.strftime("%Y%m%d-%H%M%S")
+    return f"{env}__{config['algorithm']}__{seed}__{stamp}"
 
 
 def _free(path: Path) -> Path:

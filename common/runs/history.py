@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from common.cli.errors import UsageError
-from common.runs.metrics import read
+from common.runs.metrics import is_number, read
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,6 @@ def read_log(run_dir: Path, metrics: Iterable[str]) -> Log:
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        yield from (row for row in read(path) if isinstance(row, dict) and is_number(row.get("env_steps")))
+        yield from read(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', '') or 'it is not text'}") from error
-
-
-def is_number(value: Any) -> bool:
-    """Whether `value` came from a JSON number, and a finite one."""
-    return type(value) is float and math.isfinite(value) or type(value) is int and abs(value) < 2**63

@@ -4,13 +4,13 @@ import json
 import math
 import secrets
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from common.cli.errors import UsageError
+from common.cli.files import check_file
 
 Row = dict[str, Any]
 
@@ -63,13 +63,28 @@ def check_extras(tensorboard: bool, wandb: bool) -> None:
 
 
 def read(path: Path) -> Iterator[Row]:
-    """The complete rows of a metrics file, one after another; a line cut off by a crash is left out."""
+    """The rows of a metrics file, one after another; lines that are none, or cut off by a crash, are left out.
+
+    Raises OSError where it cannot be read.
+    """
+    check_file(path)
     if not path.exists():
         return
     with path.open(errors="replace") as lines:
-        for line in lines:
-            with suppress(json.JSONDecodeError, RecursionError):
-                yield json.loads(line)
+        yield from filter(None, map(_row, lines))
+
+
+def _row(line: str) -> Row | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and is_number(row.get("env_steps")) else None
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` came from a JSON number, and a finite one."""
+    return type(value) is float and math.isfinite(value) or type(value) is int and abs(value) < 2**63
 
 
 def jsonable(value: Any) -> Any:

@@ -10,9 +10,13 @@ from typing import Any, NamedTuple
 import jax
 
 from common.cli.env_names import is_custom
+from common.cli.files import read_text
 from common.device.devices import describe
 from common.runs.directory import write_json
 from common.runs.metrics import jsonable
+
+SHOWN = {f"eval/return_{name}" for name in ("mean", "std", "min", "max")}
+"""What the footer shows of an evaluation."""
 
 
 class Outcome(NamedTuple):
@@ -112,13 +116,15 @@ def benchmark_record(args: Any, config: dict[str, Any], outcome: Outcome) -> dic
 
 
 def stored_evaluation(run_dir: Path) -> dict[str, list[float]]:
-    """The last evaluation in `result.json`, if there is one."""
+    """The last evaluation in `result.json`, if there is one that is whole."""
     try:
-        record = json.loads((run_dir / "result.json").read_text())
-    except (OSError, ValueError):
+        record = json.loads(read_text(run_dir / "result.json"))
+        stored = {name: x for name, x in record.items() if name.startswith("eval/") and name != "eval/episodes"}
+        values = {name: [math.nan if x is None else float(x) for x in values] for name, values in stored.items()}
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
-    stored = {name: value for name, value in record.items() if name.startswith("eval/") and name != "eval/episodes"}
-    return {name: [math.nan if x is None else x for x in values] for name, values in stored.items()}
+    whole = values.keys() >= SHOWN and len({len(x) for x in values.values()}) == 1
+    return values if whole else {}
 
 
 def _resume_command(config: dict[str, Any], run_dir: Path) -> str:

@@ -119,8 +119,9 @@ from common.actors.rollouts import Rollout
 from common.actors.watching import leave
 from common.device.final_values import put_final_values
 from common.device.learning_rate import current_learning_rate
+from common.device.reductions import across_devices, over_steps
 from common.device.sampling import minibatch_indices
-from common.device.sharding import AXIS, flat_pmean
+from common.device.sharding import AXIS
 from common.envs.requirements import need_array_observations, need_discrete_actions
 from common.envs.spaces import EnvSpec, Space
 from common.nets.distributions import Categoricals, Normal, action_noise
@@ -325,7 +326,7 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
             params, opt_state = carry
             minibatch = batch if args.num_minibatches == 1 else jax.tree.map(lambda x: x[indices], batch)
             (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, minibatch)
-            grads, metrics = flat_pmean((grads, metrics))
+            grads, metrics = across_devices(grads, metrics)
             direction, opt_state = optimizer.update(grads, opt_state)
             params = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
             return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
@@ -335,7 +336,7 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
             (params, opt_state), metrics = gradient_step(start, minibatches[0])
         else:
             (params, opt_state), metrics = jax.lax.scan(gradient_step, start, minibatches)
-            metrics = jax.tree.map(jnp.mean, metrics)
+            metrics = over_steps(metrics)
         return params, opt_state, metrics | {"learning_rate": learning_rate, "params/norm": optax.global_norm(params)}
 
     def sample_indices(key: jax.Array, size: int, num_rollouts: int) -> jax.Array:

@@ -113,13 +113,13 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from common.device.averages import Averages
 from common.device.episodes import EpisodeTracker, RecentEpisodes, count_episodes, new_recent, new_tracker
 from common.device.final_values import put_final_values
 from common.device.learning_rate import current_learning_rate, next_learning_rate
 from common.device.programs import Algorithm, TrainState
+from common.device.reductions import Tally, across_devices, over_steps
 from common.device.sampling import block_width, keys_of, minibatch_indices, rollout_keys, split_keys
-from common.device.sharding import AXIS, flat_pmean
+from common.device.sharding import AXIS
 from common.device.value_metrics import value_metrics
 from common.envs.environment import Env
 from common.envs.requirements import need_array_observations, need_discrete_actions
@@ -263,7 +263,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
     clip = optax.clip_by_global_norm(args.max_grad_norm) if args.max_grad_norm else optax.identity()
     optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=1e-5)))
 
-    def update(state: TrainState) -> tuple[TrainState, Averages, Any]:
+    def update(state: TrainState) -> tuple[TrainState, Tally, Any]:
         """One iteration of PPO (algorithm 1): collect, estimate advantages, learn."""
         learner, shard = state.learner, state.shard
         rollout_key, shuffle_key = jax.random.split(jax.random.fold_in(learner.key, learner.updates))
@@ -284,7 +284,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
             updates=learner.updates + 1,
         )
         state = TrainState(learner, shard.replace(tracker=tracker))
-        return state, Averages.of(estimate_metrics | learn_metrics), episodes
+        return state, Tally.of(estimate_metrics | learn_metrics), episodes
 
     def collect(learner: Learner, shard: Shard, key: jax.Array) -> tuple[Shard, Trajectory]:
         """Step all environments `num_steps` times with the current policy."""
@@ -348,7 +348,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
             minibatch = jax.tree.map(lambda x: x[indices], batch)
             minibatch = minibatch._replace(advantage=(minibatch.advantage - mean) / std)
             (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, minibatch)
-            grads, metrics = flat_pmean((grads, metrics))
+            grads, metrics = across_devices(grads, metrics)
             direction, opt_state = optimizer.update(grads, opt_state)
             params = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
             return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
@@ -356,14 +356,14 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         def epoch(carry, inputs):  # computed in any case, and dropped once the policy has moved too far
             before, stopped = carry
             after, metrics = jax.lax.scan(gradient_step, before, inputs)
-            metrics = jax.tree.map(jnp.mean, metrics)
+            metrics = over_steps(metrics)
             after = jax.tree.map(lambda old, new: jnp.where(stopped, old, new), before, after)
             too_far = metrics["policy/approx_kl"] > (args.target_kl or jnp.inf)
             return (after, stopped | too_far), (metrics, ~stopped)
 
         start = (learner.params, learner.opt_state), jnp.bool_(False)
         ((params, opt_state), _), (metrics, counts) = jax.lax.scan(epoch, start, (minibatches, mean, std))
-        metrics = jax.tree.map(lambda x: jnp.mean(x, where=counts), metrics)
+        metrics = over_steps(metrics, counts)
         metrics |= {"policy/epochs": jnp.sum(counts, dtype=jnp.float32), "learning_rate": learning_rate}
         return params, opt_state, metrics | {"params/norm": optax.global_norm(params)}
 

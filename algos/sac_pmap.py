@@ -86,9 +86,9 @@ import numpy as np
 import optax
 from flax import struct
 
-from common.device.averages import Averages
 from common.device.episodes import EpisodeTracker, RecentEpisodes, count_episodes, new_recent, new_tracker
 from common.device.programs import Algorithm, TrainState
+from common.device.reductions import Tally, across_devices
 from common.device.replay import Replay, check_memory, new_replay, num_groups
 from common.device.sampling import keys_of, split_keys
 from common.device.seeds import same_for_all_seeds
@@ -247,7 +247,7 @@ def make_sac(args: Args, env: Env) -> Algorithm:
         )
     groups = num_groups(args.num_envs, args.batch_size)
 
-    def update(state: TrainState) -> tuple[TrainState, Averages, Any]:
+    def update(state: TrainState) -> tuple[TrainState, Tally, Any]:
         """One step of every environment, and the gradient updates that are due after it."""
         learner, shard = state.learner, state.shard
         act_key, learn_key = jax.random.split(jax.random.fold_in(learner.key, learner.updates))
@@ -256,10 +256,10 @@ def make_sac(args: Args, env: Env) -> Algorithm:
         tracker, recent, episodes = count_episodes(shard.tracker, learner.recent, reward[None], done[None], AXIS)
         shard = shard.replace(tracker=tracker, replay=shard.replay.add(transition))
         learner = learner.replace(recent=recent, updates=learner.updates + 1)
-        learner, averages = learn(learner, shard.replay, learn_key)
+        learner, tally = learn(learner, shard.replay, learn_key)
         # Learning may meet a broken number long after it was stored: these show it at once, before it can be saved.
         seen = {"env/reward": jnp.mean(reward), "env/obs_magnitude": jnp.mean(jnp.abs(transition.next_obs * 1.0))}
-        return TrainState(learner, shard), averages | Averages.of(flat_pmean(seen)), episodes
+        return TrainState(learner, shard), tally | Tally.of(flat_pmean(seen)), episodes
 
     def collect(learner: Learner, shard: Shard, key: jax.Array):
         """Step every environment once: at random until --learning-starts, then with the current policy."""
@@ -278,17 +278,17 @@ def make_sac(args: Args, env: Env) -> Algorithm:
         transition = Transition(shard.obs, action, out.reward, out.terminated, out.final_obs)
         return shard.replace(env_state=out.state, obs=out.obs), out.reward, out.terminated | out.truncated, transition
 
-    def learn(learner: Learner, replay: Replay, key: jax.Array) -> tuple[Learner, Averages]:
+    def learn(learner: Learner, replay: Replay, key: jax.Array) -> tuple[Learner, Tally]:
         """The gradient updates that are due after the newest transitions."""
         stored = replay.added * args.num_envs
         due = args.ratio.due(stored) - args.ratio.due(stored - args.num_envs)
 
         return repeat_and_add(partial(gradient_update, replay=replay, key=key), learner, due)
 
-    def gradient_update(index: jax.Array, learner: Learner, replay: Replay, key: jax.Array) -> tuple[Learner, Averages]:
+    def gradient_update(index: jax.Array, learner: Learner, replay: Replay, key: jax.Array) -> tuple[Learner, Tally]:
         """One step of both Q functions, of their targets, and, when it is due, of policy and temperature."""
         batch, next_noise, noise = draw(replay, jax.random.fold_in(key, index))
-        critic_params, opt_state, averages = update_critics(learner, batch, next_noise)
+        critic_params, opt_state, tally = update_critics(learner, batch, next_noise)
         targets = learner.params.targets
         done = same_for_all_seeds(learner.gradient_updates) + 1
         tau = jnp.where(done % args.target_frequency == 0, args.tau, 0.0)
@@ -299,8 +299,8 @@ def make_sac(args: Args, env: Env) -> Algorithm:
             gradient_updates=done,
         )
         due = done % args.policy_frequency == 0
-        learner, policy_averages = do_where(due, lambda learner: update_policy(learner, batch, noise), learner)
-        return learner, averages | policy_averages
+        learner, policy_tally = do_where(due, lambda learner: update_policy(learner, batch, noise), learner)
+        return learner, tally | policy_tally
 
     def draw(replay: Replay, key: jax.Array) -> tuple[Transition, jax.Array, jax.Array]:
         """This device's share B of a batch, and noise for actions after it and in it, [B, A]."""
@@ -336,36 +336,32 @@ def make_sac(args: Args, env: Env) -> Algorithm:
                 "q/td_error": jnp.mean(jnp.abs(q - target)),
             }
 
-        grads, metrics = flat_pmean(jax.grad(loss, has_aux=True)(params.critics))
+        grads, metrics = across_devices(*jax.grad(loss, has_aux=True)(params.critics))
         changes, opt_state = q_optimizer.update(grads, learner.opt_states.critics)
-        averages = Averages.of(metrics | {"grad/q_norm": optax.global_norm(grads)})
-        return optax.apply_updates(params.critics, changes), opt_state, averages
+        metrics |= {"grad/q_norm": optax.global_norm(grads)}
+        return optax.apply_updates(params.critics, changes), opt_state, Tally.of(metrics)
 
-    def update_policy(learner: Learner, batch: Transition, noise: jax.Array) -> tuple[Learner, Averages]:
+    def update_policy(learner: Learner, batch: Transition, noise: jax.Array) -> tuple[Learner, Tally]:
         """One gradient step of the policy and, with --autotune, of the temperature."""
         params, opt_states = learner.params, learner.opt_states
         alpha = temperature(params)
 
         def loss(actor_params):
             q, entropy = soft_value(actor_params, params.critics, batch.obs, noise)
-            return -jnp.mean(q + alpha * entropy), jnp.mean(entropy)
+            value = -jnp.mean(q + alpha * entropy)
+            return value, {"loss/policy": value, "policy/entropy": jnp.mean(entropy)}
 
-        (value, entropy), grads = jax.value_and_grad(loss, has_aux=True)(params.actor)
-        grads, value, entropy = flat_pmean((grads, value, entropy))
+        grads, metrics = across_devices(*jax.grad(loss, has_aux=True)(params.actor))
         changes, actor_state = policy_optimizer.update(grads, opt_states.actor)
         params = params._replace(actor=optax.apply_updates(params.actor, changes))
         opt_states = opt_states._replace(actor=actor_state)
         if args.autotune:  # the gradient of log_alpha * (entropy - entropy_wanted)
-            change, alpha_state = q_optimizer.update(entropy - entropy_wanted, opt_states.log_alpha)
+            gradient = metrics["policy/entropy"] - entropy_wanted
+            change, alpha_state = q_optimizer.update(gradient, opt_states.log_alpha)
             params = params._replace(log_alpha=params.log_alpha + change)
             opt_states = opt_states._replace(log_alpha=alpha_state)
-        metrics = {
-            "loss/policy": value,
-            "policy/entropy": entropy,
-            "policy/alpha": alpha,
-            "grad/policy_norm": optax.global_norm(grads),
-        }
-        return learner.replace(params=params, opt_states=opt_states), Averages.of(metrics)
+        metrics |= {"policy/alpha": alpha, "grad/policy_norm": optax.global_norm(grads)}
+        return learner.replace(params=params, opt_states=opt_states), Tally.of(metrics)
 
     def temperature(params: Params) -> jax.Array:
         return jnp.exp(params.log_alpha) if args.autotune else jnp.float32(args.alpha)

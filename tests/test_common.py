@@ -1,8 +1,12 @@
 """The shared modules: episode statistics, repeated updates, checkpoints, devices, evaluation."""
 
+import importlib.util
+import sys
 import threading
 from contextlib import nullcontext
+from pathlib import Path
 
+import appo_pmap as appo
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,20 +19,24 @@ from helpers import (
     make_env,
     metric_rows,
     over_devices,
+    ppo,
     programs,
+    sac,
     same_bits,
     small_args,
+    small_sac_args,
     train,
 )
+from test_appo import small_args as small_appo_args
 
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import replacing
-from common.device.averages import Averages
 from common.device.devices import choose_devices
 from common.device.episodes import WINDOW, count_episodes, new_recent, new_tracker, no_episodes, recent_metrics
 from common.device.evaluation import run_episodes
+from common.device.reductions import Tally, across_devices, over_steps
 from common.device.sharding import to_host
-from common.device.update_loop import repeat
+from common.device.update_loop import do_where, repeat
 from common.drawing.recording import record
 from common.envs.environment import DEFAULT_HORIZON
 from common.envs.own import wrap
@@ -120,26 +128,86 @@ def test_reported_returns_are_raw_and_of_whole_episodes(decorrelate, tmp_path):
 
 def counting_update(state):
     """Metric `value` is the number of the update; `late` is infinite from the fourth update on, `early` NaN in one."""
+    value = state.astype(jnp.float32)
     metrics = {
-        "value": state.astype(jnp.float32),
+        "value": value,
         "late": jnp.where(state >= 3, jnp.inf, 0.0),
         "early": jnp.where(state == 1, jnp.nan, 0.0),
     }
     episodes = no_episodes().replace(count=jnp.float32(1), ret_sum=metrics["value"], ret_max=metrics["value"])
-    return state + 1, Averages.of(metrics), episodes
+    metrics |= {f"value_{kind}": -value for kind in ("sum", "max", "min", "last")}
+    odd = {"odd": value, "odd_max": -value, "odd_last": -value}
+    tally = Tally.of(metrics)
+    for due, rare in ((state % 2 == 1, odd), (False, {"never": value, "never_max": value})):
+        tally |= do_where(due, lambda state, rare=rare: (state, Tally.of(rare)), state)[1]
+    return state + 1, tally, episodes
 
 
-def test_repeat_averages_metrics_and_finds_the_first_broken_update_of_each_seed():
+def test_repeat_puts_metrics_together_and_finds_the_first_broken_update_of_each_seed():
     states = jnp.array([0, 10, 2])
     repeated = jax.jit(lambda states, n: jax.vmap(lambda state: repeat(counting_update, state, n))(states))
     state, metrics, broken = repeated(states, jnp.int32(6))
     np.testing.assert_array_equal(state, states + 6)
     np.testing.assert_allclose(metrics["value"], [2.5, 12.5, 4.5])
+    np.testing.assert_array_equal(metrics["value_sum"], [-15, -75, -27])
+    np.testing.assert_array_equal(metrics["value_max"], [0, -10, -2])
+    np.testing.assert_array_equal(metrics["value_min"], metrics["value_last"])
+    np.testing.assert_array_equal(metrics["value_last"], [-5, -15, -7])
+    np.testing.assert_array_equal(metrics["odd"], [3, 13, 5])
+    np.testing.assert_array_equal(metrics["odd_max"], [-1, -11, -3])
+    np.testing.assert_array_equal(metrics["odd_last"], [-5, -15, -7])
+    assert np.isnan([metrics["never"], metrics["never_max"]]).all()
     np.testing.assert_array_equal(metrics["episode/count"], [6, 6, 6])
     np.testing.assert_allclose(metrics["episode/return"], [2.5, 12.5, 4.5])
     np.testing.assert_array_equal(metrics["episode/return_max"], [5, 15, 7])
-    broken = {name: index.tolist() for name, index in broken.items()}
+    broken = {name: broken[name].tolist() for name in ("value", "late", "early")}
     assert broken == {"value": [-1, -1, -1], "late": [3, 0, 1], "early": [1, -1, -1]}
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_metrics_are_those_of_the_samples_of_all_devices(devices):
+    samples = np.arange(8.0) - 5
+
+    def of_share(x):
+        return across_devices(x.mean(), {"x": x.mean(), "x_sum": x.sum(), "x_max": x.max(), "x_min": x.min()})
+
+    grads, metrics = over_devices(of_share, devices, samples)
+    assert grads.tolist() == [-1.5] * devices
+    wanted = {"x": -1.5, "x_sum": -12, "x_max": 2, "x_min": -5}
+    assert {name: x.tolist() for name, x in metrics.items()} == {name: [x] * devices for name, x in wanted.items()}
+
+
+def test_metrics_are_those_of_all_steps_that_count():
+    steps = dict.fromkeys(("x", "x_sum", "x_max", "x_min", "x_last"), np.arange(8.0) - 5)
+    assert over_steps(steps) == {"x": -1.5, "x_sum": -12, "x_max": 2, "x_min": -5, "x_last": 2}
+    assert over_steps(steps, np.arange(8) < 3) == {"x": -4, "x_sum": -12, "x_max": -3, "x_min": -5, "x_last": -3}
+
+
+FORKED = {  # a piece of the file, what a fork puts behind it, and the flags of a run on two devices
+    ppo: ('"policy/entropy": entropy,', "ratio", small_args, {"num_devices": 2}),
+    sac: ('"q/target": jnp.mean(target),', "target", small_sac_args, {"num_devices": 2, "total_timesteps": 80 * 16}),
+    appo: ('"policy/entropy": entropy,', "ratio", small_appo_args, {"learner_devices": "0,1", "serial": True}),
+}
+
+
+@pytest.mark.parametrize("algorithm", FORKED, ids=lambda module: module.__name__)
+def test_a_fork_adds_a_metric_that_is_a_sum(algorithm, tmp_path):
+    """The samples that were learned from, over all devices, gradient steps and updates."""
+    place, samples, args, flags = FORKED[algorithm]
+    before = Path(algorithm.__file__).read_text()
+    assert before.count(place) == 1
+    path = tmp_path / "forked.py"
+    path.write_text(before.replace(place, f'{place} "samples_sum": jnp.float32({samples}.size),'))
+    spec = importlib.util.spec_from_file_location("forked", path)
+    fork = sys.modules["forked"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fork)
+    flags = vars(args(**flags, log_interval=512, run_dir=str(tmp_path / "run")))
+    fork.train(fork.Args(**flags))
+    rows = [row for row in metric_rows(tmp_path / "run") if "samples_sum" in row]
+    per_step = {ppo: 2, appo: 1, sac: 64 / 8}[algorithm]  # epochs; batch size times updates per step, from step 32 on
+    steps = rows[-1]["env_steps"] - 32 * (algorithm is sac)
+    assert len(rows) > 2
+    assert sum(row["samples_sum"] for row in rows) == per_step * steps
 
 
 def test_zero_updates_leave_the_state_bit_identical():

@@ -4,6 +4,7 @@ import math
 import time
 from collections import deque
 from contextlib import contextmanager
+from operator import add
 from typing import Any
 
 import jax
@@ -12,8 +13,10 @@ import numpy as np
 from common.actors.crew import Crew
 from common.actors.rollouts import Collected
 from common.device.episodes import WINDOW
+from common.device.reductions import kind_of
 
 SPEED_WINDOWS = (10, 60, 300)  # seconds over which speeds are measured
+JOIN = {"mean": add, "sum": add, "max": max, "min": min, "last": lambda old, new: new}  # values of metrics, by kind
 
 
 class UpdateMetrics:
@@ -22,7 +25,7 @@ class UpdateMetrics:
     def __init__(self):
         self.updates = 0
         self.broken: dict[str, np.ndarray] = {}  # by metric, the index of the first update in which it was not finite
-        self._sums: dict[str, float] = {}
+        self._values: dict[str, float] = {}  # the sum so far, of a mean too; or the largest, the smallest, the newest
         self._newest: dict[str, jax.Array] = {}
 
     def add(self, metrics: dict[str, jax.Array]) -> None:
@@ -32,15 +35,16 @@ class UpdateMetrics:
         self.updates += 1
 
     def read(self, more: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Means over the updates, with `more` metrics behind them, and what was not finite."""
+        """What the metrics of the updates come to, with `more` behind them, and what was not finite."""
         self._read_newest()
-        means = {name: np.float32(total / self.updates) for name, total in self._sums.items()}
-        return means | more, self.broken
+        counts = {name: self.updates if kind_of(name) == "mean" else 1 for name in self._values}
+        return {name: np.float32(x / counts[name]) for name, x in self._values.items()} | more, self.broken
 
     def _read_newest(self) -> None:
         metrics, self._newest = jax.device_get(self._newest), {}
         for name, value in metrics.items():
-            self._sums[name] = self._sums.get(name, 0.0) + float(value)
+            before = self._values.get(name)
+            self._values[name] = float(value) if before is None else JOIN[kind_of(name)](before, float(value))
             if not math.isfinite(value):
                 self.broken.setdefault(name, np.array([self.updates - 1]))
 

@@ -27,7 +27,7 @@ class Algorithm(NamedTuple):
     """An algorithm as pure functions of one agent. They know of other devices by the axis name `AXIS` only."""
 
     init: Callable  # seed [] -> TrainState
-    update: Callable  # TrainState -> TrainState, Averages, EpisodeTotals
+    update: Callable  # TrainState -> TrainState, Tally, EpisodeTotals
     new_learner: Callable  # keys of the parameters and of everything random -> Learner
     act: Callable  # Learner, raw observations [B, ...], key or None for the best -> actions [B, ...]
     gauges: Callable = lambda state: {}  # TrainState -> metrics of how things stand at the end of an interval

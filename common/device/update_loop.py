@@ -6,14 +6,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from common.device.averages import Averages, zeros_of
 from common.device.episodes import EpisodeTotals, no_episodes
+from common.device.reductions import Tally
 
 
 def repeat(
-    update: Callable[[Any], tuple[Any, Averages, EpisodeTotals]], state: Any, num_updates: jax.Array
+    update: Callable[[Any], tuple[Any, Tally, EpisodeTotals]], state: Any, num_updates: jax.Array
 ) -> tuple[Any, dict[str, jax.Array], dict[str, jax.Array]]:
-    """Run `update` `num_updates` times; metrics are averaged, episodes merged.
+    """Run `update` `num_updates` times; metrics are put together, episodes merged.
 
     `num_updates` is traced: one executable serves every length, and a resumed run executes the very same code. Returns
     the state, the metrics, and for each of `update`'s metrics the index of the first update in which it was not finite
@@ -21,36 +21,41 @@ def repeat(
     """
     update = jax.jit(update)  # traced once, although its shapes are asked for too
     _, zeros, _ = zeros_of(update, state)
-    never = {name: jnp.int32(-1) for name in zeros.total}
+    never = {name: jnp.int32(-1) for name in zeros.value}
 
     def body(index, carry):
-        state, averages, broken, episodes = carry
+        state, tally, broken, episodes = carry
         state, new, finished = update(state)
         broken = {
-            name: jnp.where((first < 0) & ~jnp.isfinite(new.total[name]), index, first)
+            name: jnp.where((first < 0) & ~jnp.isfinite(new.value[name]), index, first)
             for name, first in broken.items()
         }
-        return state, averages + new, broken, episodes.merge(finished)
+        return state, tally + new, broken, episodes.merge(finished)
 
     start = state, zeros, never, no_episodes()
-    state, averages, broken, episodes = jax.lax.fori_loop(0, num_updates, body, start)
-    return state, averages.metrics() | episodes.metrics(), broken
+    state, tally, broken, episodes = jax.lax.fori_loop(0, num_updates, body, start)
+    return state, tally.metrics() | episodes.metrics(), broken
 
 
-def repeat_and_add(step: Callable[[jax.Array, Any], tuple[Any, Averages]], state: Any, count: jax.Array):
-    """Run `step` of 0 .. `count` - 1 and the state, `count` times; the state and the sum of the averages."""
+def repeat_and_add(step: Callable[[jax.Array, Any], tuple[Any, Tally]], state: Any, count: jax.Array):
+    """Run `step` of 0 .. `count` - 1 and the state, `count` times; the state and the sum of the tallies."""
     step = jax.jit(step)  # traced once, although its shapes are asked for too
     _, zeros = zeros_of(step, jnp.int32(0), state)
 
     def body(index, carry):
-        state, averages = carry
+        state, tally = carry
         state, new = step(index, state)
-        return state, averages + new
+        return state, tally + new
 
     return jax.lax.fori_loop(0, count, body, (state, zeros))
 
 
-def do_where(due: jax.Array, step: Callable[[Any], tuple[Any, Averages]], state: Any) -> tuple[Any, Averages]:
-    """`step` of the state where it is `due`, else the state as it is and averages of nothing."""
+def do_where(due: jax.Array, step: Callable[[Any], tuple[Any, Tally]], state: Any) -> tuple[Any, Tally]:
+    """`step` of the state where it is `due`, else the state as it is and a tally of nothing."""
     _, zeros = zeros_of(step, state)
     return jax.lax.cond(due, step, lambda state: (state, zeros), state)
+
+
+def zeros_of(function: Callable, *args: Any) -> Any:
+    """Zeros shaped as what `function(*args)` returns: where a loop's sums begin."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))

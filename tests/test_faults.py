@@ -156,10 +156,13 @@ def test_a_second_interrupt_exits_at_once(tmp_path):
         process.communicate()
 
 
-def test_a_deadline_that_passes_while_compiling(tmp_path):
-    code = in_process(*SMALL, "--max-seconds", "0.001", "--run-dir", tmp_path / "run", "--quiet")
-    assert code == 0
-    assert read_result(tmp_path / "run")["status"] == "stopped"
+def test_slices_shorter_than_compiling_get_on(tmp_path):
+    """The time is up before anything is trained."""
+    slices = ["--max-seconds", "0.001", "--log-interval", STEPS, "--quiet"]
+    assert in_process(*SMALL, *slices, "--run-dir", tmp_path / "run") == 0
+    assert in_process("--resume", tmp_path / "run", *slices) == 0
+    result = read_result(tmp_path / "run")
+    assert (result["status"], result["env_steps"]) == ("stopped", 2 * STEPS)
 
 
 def test_a_nan_stops_the_run_with_a_reason(tmp_path, capsys):

@@ -56,7 +56,7 @@ class RunArgs:
     stop_after: int = 0
     """Stop, saved and resumable, once this many environment steps are done in all; 0 is off."""
     max_seconds: float = 0.0
-    """Stop, saved and resumable, after this many seconds; 0 is off."""
+    """Stop, saved and resumable, after this many seconds, but not before some training is done; 0 is off."""
     tensorboard: bool = False
     """Also write TensorBoard files into the run directory."""
     wandb: bool = False

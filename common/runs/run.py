@@ -113,8 +113,9 @@ class Run:
 
     @property
     def stopping(self) -> bool:
-        """Whether a signal or the clock asks for the end."""
-        return bool(self._signals.received) or 0 < self.args.max_seconds < self._clock.wall
+        """Whether a signal or the clock asks for the end; the clock not before something has been trained."""
+        late = 0 < self.args.max_seconds < self._clock.wall
+        return bool(self._signals.received) or (late and self.steps > self.first_step)
 
     def next_chunk(self) -> np.int32:
         """How many updates to run next."""

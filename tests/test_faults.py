@@ -122,20 +122,23 @@ def test_a_signal_during_an_evaluation_saves_too(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_signal_before_the_first_update(tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_does_not_wait_for_the_compiler(number, code, tmp_path):
     """What it tells the user to do then works."""
+    never = "import runpy, sys, time; import common.runs.run as r; r.compile_together = lambda *_: time.sleep(600); "
+    never += "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     words = [*SMALL, "--total-timesteps", STEPS, "--run-dir", "run"]
-    process = start_script(*words, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cold"))
-    read_until(process, "run ")  # it compiles now
-    time.sleep(0.5)
-    process.terminate()
-    output = process.communicate(timeout=120)[0]
-    assert process.returncode == 143, output
-    assert "Traceback" not in output
+    process = start_script(never, ppo.__file__, *words, script="-c", cwd=tmp_path, PYTHONPATH=str(ROOT))
+    try:
+        read_until(process, "compiling")
+        process.send_signal(number)
+        output = process.communicate(timeout=120)[0]
+    finally:
+        process.kill()
+    assert process.returncode == code, output
+    assert read_result(tmp_path / "run")["status"] == "interrupted"
     last = output.strip().splitlines()[-1]
-    if "--resume" in last:
-        words = shlex.split(last[last.index("python ") :])[2:]
-    succeed(run_script(*words, cwd=tmp_path))
+    succeed(run_python(*shlex.split(last[last.index("python ") :])[1:], cwd=tmp_path))
     assert read_result(tmp_path / "run")["status"] == "finished"
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import errno
 import io
 import itertools
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from common.cli.absent_flags import explain
 from common.cli.checks import WORDS
 from common.cli.errors import TrainingError, UsageError, fail
 from common.cli.flags import RunArgs
+from common.cli.signals import end_at_once
 
 
 def parse(args_class: type, argv: list[str] | None = None) -> Any:
@@ -28,7 +28,7 @@ def parse(args_class: type, argv: list[str] | None = None) -> Any:
         program = f"python -m {module.name}" if module else None
         for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it is closed
             stream.reconfigure(errors="replace")  # where it has no ±
-        signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))  # nothing to save until a run begins
+        signal.signal(signal.SIGINT, end_at_once)  # nothing to save until a run begins
         if hasattr(signal, "SIGPIPE") and "--help" in argv:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in `--help | head`
     try:

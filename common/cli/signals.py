@@ -3,8 +3,14 @@
 import os
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+
+def end_at_once(number: int, frame: Any = None) -> NoReturn:
+    """The handler of a command that has nothing to save yet."""
+    os._exit(128 + number)
 
 
 class SignalWatch:
@@ -15,6 +21,7 @@ class SignalWatch:
         self.received: int | None = None
         self._announce, self._abandon = announce, abandon
         self._handlers = {}
+        self._farewell: Callable[[], None] | None = None
 
     def start(self) -> None:
         """Take over both signals; does nothing outside the main thread, where signals are the caller's business."""
@@ -37,6 +44,29 @@ class SignalWatch:
         self._handlers = {}
         os.close(self._write)  # ends the thread
 
+    @contextmanager
+    def ending_at_once(self, farewell: Callable[[], None]) -> Iterator[None]:
+        """Inside, the first signal ends the process already, after `farewell` is called: nothing is lost but time.
+
+        That is so in a command. A process that merely calls `train`, as a notebook's, has more to lose than the run.
+        """
+        if self._handlers.get(signal.SIGINT) is end_at_once:
+            self._farewell = farewell
+        try:
+            if self.received:
+                self._leave(self.received)
+            yield
+        finally:
+            self._farewell = None
+
+    def _leave(self, number: int) -> None:
+        """End the process, if a signal does so now."""
+        if self._farewell:
+            try:
+                self._farewell()
+            finally:
+                end_at_once(number)
+
     def _watch(self) -> None:
         with suppress(OSError):
             while received := os.read(self._read, 1):
@@ -44,8 +74,9 @@ class SignalWatch:
                     continue  # a signal of the program around us
                 if received[0] == self.received == signal.SIGINT:
                     self._abandon()
-                    os._exit(128 + signal.SIGINT)
+                    end_at_once(signal.SIGINT)
                 first, self.received = self.received is None, received[0]
+                self._leave(received[0])
                 if first:
                     self._announce()
         os.close(self._read)

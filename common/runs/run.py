@@ -9,6 +9,7 @@ import math
 import signal
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import jax
@@ -97,7 +98,8 @@ class Run:
             return None, None
 
         self.console.say("compiling ...")
-        with self._clock.timed("compile"):
+        leave = partial(self._leave_untrained, start.host)
+        with self._clock.timed("compile"), self._signals.ending_at_once(leave):
             programs = compile_together(programs, seeds, shapes, example)
             state = place(start, lambda: programs.init(seeds), shapes, self.devices)
         self.console.say(f"compiled in {self._clock.seconds['compile']:.1f} s")
@@ -195,6 +197,14 @@ class Run:
         if interrupted:
             raise SystemExit(128 + interrupted)
         return TrainResult(host.learner.params, outcome.evaluation, self.steps, self.dir, sha256, status)
+
+    def _leave_untrained(self, host: Any) -> None:
+        """Write and say what an interrupted run does, before there is anything to save that `host` does not have."""
+        outcome = self._outcome("interrupted", self._saver.sha256(host) if host else None)
+        if self.dir:
+            reports.write_result(self.dir, outcome)
+            self.console.say(reports.footer(self.args, self.config, self.dir, self.total, outcome, []))
+        self._recorder.close()
 
     def _no_more_evaluations(self) -> bool:
         return bool(self.args.benchmark or self._signals.received)

@@ -494,3 +494,13 @@ def test_odd_rows_and_results_do_not_keep_a_run_from_going_on(copy, capsys):
     assert in_process("--resume", copy, "--total-timesteps", 2 * TOTAL, "--quiet") == 0
     assert all(isinstance(row["env_steps"], int) for row in read_rows(copy))
     assert read_result(copy)["env_steps"] == 2 * TOTAL
+
+
+def test_a_row_with_a_broken_number_is_not_shown_before_the_error(tmp_path, capsys):
+    """The reward is NaN from update 6 on; the file has the row that shows it."""
+    words = [*SMALL, "--env", "cli_helpers:poison", "--total-timesteps", 100 * STEPS, "--log-interval", 5 * STEPS]
+    assert in_process(*words, "--run-dir", tmp_path / "run") == 1
+    printed = capsys.readouterr()
+    assert [line.split()[1] for line in printed.out.splitlines() if line.startswith("step ")] == ["320"]
+    assert f"not finite at step {6 * STEPS}" in printed.err
+    assert [row["env_steps"] for row in read_rows(tmp_path / "run")] == [5 * STEPS, 10 * STEPS]

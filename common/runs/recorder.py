@@ -97,9 +97,10 @@ class Recorder:
             row |= self._evaluation | self._times(chunk, seconds)
             if self._metrics:
                 self._metrics.write(row)
-            self._console.update(chunk.last_step, row)
-        if broken := chunk.first_broken:
-            index, name, seed = broken
+            if not chunk.first_broken:  # else the error is all that there is to show
+                self._console.update(chunk.last_step, row)
+        if chunk.first_broken:
+            index, name, seed = chunk.first_broken
             step = chunk.first_step + (index + 1) * self._args.steps_per_update
             raise TrainingError(
                 f"{name} is not finite at step {step} (seed {self._args.seed + seed}); {self._last_good()}; "

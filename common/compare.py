@@ -7,6 +7,7 @@ python -m common.compare --help
 import json
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -57,7 +58,7 @@ def compare(args: Args) -> list[Row]:
     groups = load(args, [TRAINING, EVALUATION])
     finals = {run.path: final_returns(run) for group in groups for run in group.runs}
     notes = [Note(str(path), returns.note) for path, returns in finals.items() if returns.note]
-    say([*(note for group in groups for note in pooled(group)), *notes])
+    say([*(note for group in groups for note in (*pooled(group), *_lengths(group))), *notes])
     thresholds = {group.env: args.threshold for group in groups}
     if args.threshold is None:
         thresholds = {env: _most_of_the_way([one for one in groups if one.env == env]) for env in thresholds}
@@ -100,6 +101,14 @@ def _result(path: Path) -> dict[str, Any]:
         return {"env_steps": result["env_steps"], EVALUATION: values} if known else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
+
+
+def _lengths(group: Group) -> Iterator[Note]:
+    """Whether returns after very different numbers of steps are put together."""
+    steps = sorted(run.log.steps for run in group.runs)
+    if steps[0] < 0.9 * steps[-1]:
+        what = f"runs of {steps[0]:,} to {steps[-1]:,} steps are put together"
+        yield Note(f"{group.label} in {group.env}", what)
 
 
 def _most_of_the_way(groups: list[Group]) -> float:

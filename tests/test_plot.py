@@ -134,9 +134,11 @@ def test_what_to_know_of_runs_that_are_no_repetitions():
         return [note.what for one in group(runs) for note in pooled(one)]
 
     assert notes(logged_run(), logged_run(seed=1)) == []
-    assert "a seed is there more than once" in notes(logged_run(num_seeds=2), logged_run(seed=1))[0]
+    assert "seed 1 is there more than once" in notes(logged_run(num_seeds=2), logged_run(seed=1))[0]
     different = notes(logged_run(clip_eps=0.1), logged_run(clip_eps=0.2, seed=1))
     assert different == ["runs with different clip_eps are put together, --by clip_eps tells them apart"]
+    assert len(notes(logged_run(clip_eps=0.1), logged_run(clip_eps=0.2))) == 1, "--by tells the same seed apart too"
+    assert "seed 0 is there more" in notes(logged_run(gamma=0.9), logged_run(gamma=0.9), logged_run(gamma=0.8))[1]
 
 
 def test_by_takes_flags_as_they_are_written():
@@ -427,7 +429,7 @@ def test_a_pipe_gets_the_whole_table_and_the_csv_file_full_numbers(two_groups, t
         ("compare", "name at least one run directory, such as runs/NAME or runs/*"),
         ("compare good nowhere", "nowhere is not a run directory: it does not exist"),
         ("compare words", "words is not a run directory: its config.json has no sensible number for num_seeds"),
-        ("compare good silent", "silent has no metrics yet"),
+        ("compare silent", "silent has no metrics yet"),
         ("compare unreadable", "unreadable/metrics.jsonl cannot be read: it is not a file"),
         ("compare good --by clip_epz", "--by clip_epz: none of the runs has this flag; did you mean clip_eps?"),
         ("compare good --by zzzzz", "there are clip_eps, env, gamma"),
@@ -457,3 +459,15 @@ def test_a_comparison_needs_neither_jax_nor_matplotlib(tmp_path):
     process, slow = slow_imports("-m", "common.compare", make_run(tmp_path / "a", rows([100], [1.0])))
     assert "CartPole-v1" in process.stdout
     assert not slow
+
+
+@pytest.mark.parametrize("program", ["plot", "compare"])
+def test_a_run_without_metrics_is_left_out_and_different_lengths_are_said(program, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "short", rows([100, 200], [1, 2]))
+    make_run(tmp_path / "long", rows([100, 2000], [1, 2]), seed=1)
+    make_run(tmp_path / "silent", "", seed=2)
+    assert call(program, "short", "long", "silent") == 0
+    notes = capsys.readouterr().err
+    assert "note: silent: no metrics yet, left out" in notes
+    assert ("200 to 2,000 steps" if program == "compare" else "go on to 2,000") in notes

@@ -4,7 +4,8 @@ import difflib
 import itertools
 import json
 import sys
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -81,9 +82,9 @@ class Note:
 
 
 def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
-    """The runs of `selection` with these metrics, in groups, sorted.
+    """The runs of `selection` with these metrics, in groups, sorted; those without metrics are left out, with a note.
 
-    Raises UsageError for no runs, what is not a run, a run without metrics, and a flag in `by` that no run has.
+    Raises UsageError for no runs, what is not a run, runs that all have no metrics, and a flag in `by` that no run has.
     """
     if not selection.runs:
         raise UsageError("name at least one run directory, such as runs/NAME or runs/*")
@@ -93,12 +94,13 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
     for name in selection.split:
         if name not in flags:
             raise UsageError(f"--by {name}: none of the runs has this flag; {suggest(name, flags)}")
-    runs = []
-    for path, config in configs.items():
-        log = read_log(path, metrics)
-        if not log.names:
-            raise UsageError(f"{path} has no metrics yet: wait for the first row of its metrics.jsonl, or leave it out")
-        runs.append(LoggedRun(path, config["algorithm"], config["args"], log))
+    logs = {path: read_log(path, metrics) for path in configs}
+    silent = [path for path, log in logs.items() if not log.names]
+    if len(silent) == len(logs):
+        raise UsageError(f"{silent[0]} has no metrics yet: wait for the first row of its metrics.jsonl")
+    say(Note(str(path), "no metrics yet, left out") for path in silent)
+    found = {path: config for path, config in configs.items() if path not in silent}
+    runs = [LoggedRun(path, config["algorithm"], config["args"], logs[path]) for path, config in found.items()]
     return group(runs, selection.split)
 
 
@@ -141,18 +143,22 @@ def flag_text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def pooled(group: Group) -> list[Note]:
+def pooled(group: Group) -> Iterator[Note]:
     """What to know of a group whose runs are not repetitions of one experiment with different seeds."""
+    who = f"{group.label} in {group.env}"
     flags = [{name: json.dumps(value) for name, value in run.flags.items()} for run in group.runs]
     names = set.intersection(*map(set, flags)) - PLUMBING
     differing = sorted(name for name in names if len({one[name] for one in flags}) > 1)
-    who = f"{group.label} in {group.env}"
     if differing:
         what = f"runs with different {', '.join(differing)} are put together, --by {differing[0]} tells them apart"
-        return [Note(who, what)]
-    seeds = [run.flags["seed"] + i for run in group.runs for i in range(run.num_seeds)]
-    twice = len(seeds) > len(set(seeds))
-    return [Note(who, "a seed is there more than once, which makes the interval too narrow")] if twice else []
+        yield Note(who, what)
+    agents = Counter()
+    for run, one in zip(group.runs, flags, strict=True):
+        variant = tuple(one[name] for name in differing)
+        agents.update((run.flags["seed"] + i, variant) for i in range(run.num_seeds))
+    twice = [seed for (seed, _), count in agents.items() if count > 1]
+    if twice:
+        yield Note(who, f"seed {min(twice)} is there more than once, which makes the interval too narrow")
 
 
 def say(notes: Iterable[Note]) -> None:

@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common.cli.checks import check
 from common.cli.command import main, parse
@@ -33,7 +34,7 @@ class Args(PolicyArgs):
     env: str = ""
     """Play in this environment; needed where the policy was trained on your own, package.module:factory."""
     env_params: str = ""
-    """Environment parameters to change, as a JSON object; default those of the run."""
+    """Environment parameters to change, as a JSON object; default those of the run's evaluations."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -55,6 +56,7 @@ from common.device.evaluation import Episodes, play_episodes
 from common.drawing.gif import draw_gif
 from common.drawing.recording import Recording, record
 from common.envs.environment import Env
+from common.envs.evaluation_params import evaluation_params
 from common.envs.registry import make, make_host
 from common.envs.spaces import EnvSpec
 from common.policy import Policy, load_named
@@ -98,8 +100,16 @@ def _which(policy: Policy, name: str, env_params: str) -> tuple[str, str]:
     trained = policy.config["args"]
     if not name and is_custom(trained["env"]):
         raise UsageError(f"{policy.run_dir} was trained on your own environment: name it again, --env {trained['env']}")
-    same = name in ("", trained["env"])
-    return name or trained["env"], env_params or (trained.get("env_params", "") if same else "")
+    if name not in ("", trained["env"]):
+        return name, env_params
+    return trained["env"], env_params or _params_of_evaluations(trained)
+
+
+def _params_of_evaluations(trained: dict[str, Any]) -> str:
+    """Environment parameters, by the flags of the run."""
+    names = "env", "vectorization", "env_params", "eval_env_params"
+    flags = {name: trained.get(name, "") for name in names}
+    return evaluation_params(**flags) if steps_on_host(trained["env"]) else flags["env_params"]
 
 
 def _check_fit(policy: Policy, env: Env | EnvSpec) -> None:
@@ -112,18 +122,19 @@ def _check_fit(policy: Policy, env: Env | EnvSpec) -> None:
 def play_on_host(args: Args, policy: Policy, name: str, env_params: str, console: Console) -> Episodes:
     """Episodes in environments that step on the host."""
     own = policy.config["args"].get("vectorization") == "vector"
-    envs = make_host(name, min(args.episodes, HOST_ENVS), args.seed, env_params, "vector" if own else "sync")
+    worker = Worker("play")
+    worker.envs = make_host(name, min(args.episodes, HOST_ENVS), args.seed, env_params, "vector" if own else "sync")
     key, steps = jax.random.key(args.seed), itertools.count()
 
     def choose(obs: np.ndarray) -> np.ndarray:
         return policy(obs, key=jax.random.fold_in(key, next(steps)) if args.stochastic else None)
 
     try:
-        _check_fit(policy, envs.spec)
+        _check_fit(policy, worker.envs.spec)
         with console.task("playing"):
-            return run_host_episodes(envs, choose, args.episodes, Worker("play"))
+            return run_host_episodes(worker.envs, choose, args.episodes, worker)
     finally:
-        envs.close()
+        worker.close()
 
 
 def play(args: Args) -> Episodes:

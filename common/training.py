@@ -18,7 +18,7 @@ import numpy as np
 
 from common.actors.batches import Batches, check_split, example_batch
 from common.actors.crew import ActorsFailed
-from common.actors.environments import inspect_env
+from common.actors.environments import eval_params, inspect_env
 from common.actors.evaluation import HostEvaluation
 from common.actors.meters import UpdateMetrics
 from common.cli.host_flags import HostEnvArgs
@@ -75,6 +75,8 @@ def train_with_actors(args: HostEnvArgs, script: str, make_algorithm: Callable) 
     env = inspect_env(args)
     algorithm = make_algorithm(args, env.spec)
     notes = {"actors": f"{args.actor_threads} threads on each of {describe(actor_devices)}"}
+    if (params := eval_params(args)) != args.env_params:
+        notes["eval"] = f"with {params}"
     run = Run(args, script, env, devices, notes)
     with locked(run.dir), run:
         evaluation = HostEvaluation(args, jax.jit(algorithm.act), run.console.warn)

@@ -265,7 +265,8 @@ IN_TEST_INVARIANTS = {"num_seeds", "resume"}
 IN_TEST_SAC = {"save_buffer"}
 IN_TEST_APPO = {"actor_devices", "env", "eval_episodes", "learner_devices", "lockstep", "on_full", "queue_size"}
 IN_TEST_APPO |= {"sampler_only", "serial", "vectorization"}
-IN_TEST_HOST = {"learner_timeout", "max_restarts", "reset_timeout", "restart_interval", "step_timeout"}
+IN_TEST_HOST = {"eval_env_params"}
+IN_TEST_HOST |= {"learner_timeout", "max_restarts", "reset_timeout", "restart_interval", "step_timeout"}
 
 
 def names(args_class: type) -> set[str]:

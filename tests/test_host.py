@@ -1,6 +1,5 @@
 """Environments on the host, actors, queues and parameter slots, and what happens when they fail."""
 
-import dataclasses
 import itertools
 import json
 import multiprocessing
@@ -25,15 +24,18 @@ from test_appo import TOY, rows, small_args, train
 
 import common.actors.evaluation
 import common.actors.watching
+from common import play
 from common.actors.actor import Actor
 from common.actors.crew import ActorsFailed, Schedule
-from common.actors.environments import inspect_env
+from common.actors.environments import env_maker, eval_params, inspect_env
 from common.actors.evaluation import run_host_episodes
 from common.actors.parameters import ParameterSlots, Slot
 from common.actors.rollouts import Collected, RolloutQueues
 from common.actors.watching import GRACE, Activity, Limits, Worker
 from common.cli.errors import TrainingError
+from common.envs.evaluation_params import evaluation_params
 from common.envs.registry import make_host
+from common.envs.usage import read_params
 
 TOYS = "gymnasium:host_toys:"
 SCRIPT = ROOT / "algos" / "appo_pmap.py"
@@ -146,6 +148,35 @@ def test_processes_do_not_import_this_program(tmp_path):
     )
     done = run_python(program, timeout=60)
     assert done.stdout == "(2, 4)\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("env", "vectorization", "flags", "wanted"),
+    [
+        ("envpool:Pong-v5", "async", ('{"noop_max": 9}', ""), {"noop_max": 9}),
+        ("envpool:Pong-v5", "async", ('{"reward_clip": true}', ""), {"reward_clip": False}),
+        ("envpool:Pong-v5", "async", ('{"episodic_life": true}', '{"a": 1}'), {"episodic_life": False, "a": 1}),
+        ("envpool:Pong-v5", "async", ("", '{"episodic_life": true}'), {"episodic_life": True}),
+        ("gymnasium:ale_py:ALE/Pong-v5", "vector", ("", ""), {"reward_clipping": False}),
+        ("gymnasium:ale_py:ALE/Pong-v5", "async", ("", ""), {}),
+    ],
+)
+def test_evaluations_count_whole_games_unless_told_otherwise(env, vectorization, flags, wanted):
+    assert read_params(evaluation_params(env, vectorization, *flags)) == wanted
+
+
+def test_atari_is_evaluated_on_whole_games_and_unclipped_rewards():
+    params = '{"reward_clip": true, "episodic_life": true, "img_height": 42, "img_width": 42}'
+    args = small_args(env="envpool:Seaquest-v5", env_params=params)
+    random, found = np.random.default_rng(0), []
+    for env_params in (args.env_params, eval_params(args)):
+        envs = env_maker(args, 2, env_params)(5)
+        found.append(run_host_episodes(envs, lambda obs: random.integers(18, size=2), 6, Worker("test")))
+        envs.close()
+    trained, evaluated = found
+    assert evaluated.length.min() > trained.length.max()  # four lives
+    assert (evaluated.ret % 20 == 0).all()  # the points of a shark
+    assert (trained.ret % 20 > 0).any()
 
 
 def test_an_evaluation_plays_a_fixed_number_of_episodes_in_each_environment():
@@ -429,15 +460,18 @@ def test_an_evaluation_that_fails_does_not_stop_the_training(kind, tmp_path, mon
     assert result_of(tmp_path / "run")["status"] == "failed"
 
 
-def test_an_evaluation_that_fails_begins_anew(tmp_path, monkeypatch, capfd):
+def test_evaluations_have_parameters_of_their_own(tmp_path, capfd):
+    result = train(tmp_path / "run", env_params='{"limit": 7}', eval_env_params='{"limit": 3}', quiet=False)
+    assert 'eval     with {"limit": 3}' in capfd.readouterr().out
+    assert result.evaluation["eval/length_mean"] == [3.0]
+    assert rows(tmp_path / "run")[-1]["episode/length"] == 7
+    assert play.play(play.Args(run=str(tmp_path / "run"), env=TOY, episodes=2)).length.tolist() == [3, 3]
+
+
+def test_an_evaluation_that_fails_begins_anew(tmp_path, capfd):
     """The last of a run like all others; the error is that of the environment."""
-    make_envs = common.actors.evaluation.env_maker
-
-    def make_toys(args, num_envs):
-        return make_envs(dataclasses.replace(args, env_params=trouble(tmp_path, raise_at=3)), num_envs)
-
-    monkeypatch.setattr(common.actors.evaluation, "env_maker", make_toys)
-    train(tmp_path / "run", vectorization="async", envs_per_actor=1)
+    params = trouble(tmp_path, raise_at=3)
+    train(tmp_path / "run", vectorization="async", envs_per_actor=1, eval_env_params=params)
     errors = capfd.readouterr().err
     assert "the evaluation at step 1,280 failed and restarts now (1 of 10)" in errors
     assert "RuntimeError: the toy was told to fail" in errors

@@ -104,7 +104,7 @@ class Batches:
         actors = [
             Actor(
                 index=index,
-                make_envs=env_maker(args, args.envs_per_actor),
+                make_envs=env_maker(args, args.envs_per_actor, args.env_params),
                 act=act,
                 device=device,
                 slots=self._slots,

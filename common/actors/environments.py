@@ -6,8 +6,9 @@ from functools import partial
 from typing import NamedTuple
 
 from common.actors.watching import LOOK_INTERVAL, Limits, Worker
-from common.cli.errors import TrainingError
+from common.cli.errors import TrainingError, UsageError
 from common.cli.host_flags import HostEnvArgs
+from common.envs.evaluation_params import evaluation_params
 from common.envs.host import HostEnvs
 from common.envs.registry import make_host
 from common.envs.spaces import EnvSpec
@@ -23,12 +24,34 @@ class HostEnvKind(NamedTuple):
 
 
 def inspect_env(args: HostEnvArgs) -> HostEnvKind:
-    """Make the environment once to see what it is.
+    """Make the environment once to see what it is, and once more where evaluations have another one.
 
-    Raises UsageError where that does not work, TrainingError where it takes longer than --reset-timeout.
+    Raises UsageError where that does not work or both do not fit, TrainingError where it takes too long.
     """
+    kind = _inspect(args, args.env_params)
+    if eval_params(args) != args.env_params:
+        try:
+            _check_same(kind, _inspect(args, eval_params(args)))
+        except UsageError as error:
+            raise UsageError(f"in evaluations, with --eval-env-params: {error}") from error
+    return kind
+
+
+def eval_params(args: HostEnvArgs) -> str:
+    """The parameters of the environments in evaluations, as --env-params are those of the others."""
+    return evaluation_params(args.env, args.vectorization, args.env_params, args.eval_env_params)
+
+
+def env_maker(args: HostEnvArgs, num_envs: int, env_params: str) -> Callable[[int], HostEnvs]:
+    """A function of a seed that makes `num_envs` environments."""
+    more = env_params, args.vectorization, args.reset_timeout, args.step_timeout
+    return lambda seed: make_host(args.env, num_envs, seed, *more)
+
+
+def _inspect(args: HostEnvArgs, env_params: str) -> HostEnvKind:
+    """What one environment is, made and closed in a thread, for at most --reset-timeout each."""
     worker, limits = Worker(args.env), Limits.of(args)
-    kind = worker.run(partial(_inspect, args, worker))
+    kind = worker.run(partial(_make_and_close, args, env_params, worker))
     while not kind.done():
         if flag := worker.stuck(limits):
             raise TrainingError(f"environment {args.env} does not return from {worker.activity.phase} ({flag})")
@@ -36,16 +59,17 @@ def inspect_env(args: HostEnvArgs) -> HostEnvKind:
     return kind.result()
 
 
-def _inspect(args: HostEnvArgs, worker: Worker) -> HostEnvKind:
+def _make_and_close(args: HostEnvArgs, env_params: str, worker: Worker) -> HostEnvKind:
     vectorization = "vector" if args.vectorization == "vector" else "sync"
     with worker.doing("make"):
-        envs = make_host(args.env, 1, args.seed, args.env_params, vectorization)
+        envs = make_host(args.env, 1, args.seed, env_params, vectorization)
     with worker.doing("close"), readable_errors(f"environment {args.env} cannot be closed"):
         envs.close()
     return HostEnvKind(args.env, envs.spec, envs.resets_in_step)
 
 
-def env_maker(args: HostEnvArgs, num_envs: int) -> Callable[[int], HostEnvs]:
-    """A function of a seed that makes `num_envs` environments."""
-    more = args.env_params, args.vectorization, args.reset_timeout, args.step_timeout
-    return lambda seed: make_host(args.env, num_envs, seed, *more)
+def _check_same(trained: HostEnvKind, evaluated: HostEnvKind) -> None:
+    for what in ("observation", "action"):
+        ours, theirs = (str(getattr(kind.spec, f"{what}_space")) for kind in (trained, evaluated))
+        if ours != theirs:
+            raise UsageError(f"{what}s are {theirs}, and {ours} in the training")

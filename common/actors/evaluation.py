@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from common.actors.environments import env_maker
+from common.actors.environments import env_maker, eval_params
 from common.actors.restarts import Restarts
 from common.actors.watching import Limits, Stopped, Worker, end
 from common.cli.errors import TrainingError
@@ -34,7 +34,7 @@ class HostEvaluation:
 
     def __init__(self, args: HostEnvArgs, act: Callable, warn: Callable[[str], None]):
         """`act` takes a learner and observations [N, ...]."""
-        self._make_envs = env_maker(args, min(args.eval_episodes, args.envs_per_actor))
+        self._make_envs = env_maker(args, min(args.eval_episodes, args.envs_per_actor), eval_params(args))
         self._act, self._num_episodes, self._limits, self._warn = act, args.eval_episodes, Limits.of(args), warn
         self._under_way: UnderWay | None = None
 

@@ -16,6 +16,8 @@ class HostEnvArgs(RunArgs):
     """Environment: envpool:id or gymnasium:id; gymnasium:module:id imports the module that registers your own."""
     env_params: str = ""
     """Arguments for envpool's or gymnasium's make, as a JSON object, such as '{"max_episode_steps": 200}'."""
+    eval_env_params: str = ""
+    """Arguments that evaluations change, as a JSON object; Atari is evaluated on whole games and unclipped rewards."""
     vectorization: Literal["async", "sync", "vector"] = "async"
     """Of gymnasium environments: a process for each, all in the actor's thread, or the suite's own implementation."""
     eval_episodes: int = 32

@@ -17,16 +17,16 @@ class UnknownId(UsageError):
     """A suite has no environment with this id."""
 
 
-def read_params(env_params: str) -> dict[str, Any]:
-    """The JSON object that --env-params is; nothing where it is empty."""
+def read_params(env_params: str, flag: str = "--env-params") -> dict[str, Any]:
+    """The JSON object that a `flag` is; nothing where it is empty."""
     if not env_params:
         return {}
     try:
         params = json.loads(env_params)
     except json.JSONDecodeError as error:
-        raise UsageError(f"--env-params {env_params!r} is not JSON: {error}") from error
+        raise UsageError(f"{flag} {env_params!r} is not JSON: {error}") from error
     if not isinstance(params, dict):
-        raise UsageError(f"--env-params {env_params!r} must be a JSON object such as '{{\"name\": 1.0}}'")
+        raise UsageError(f"{flag} {env_params!r} must be a JSON object such as '{{\"name\": 1.0}}'")
     return params
 
 

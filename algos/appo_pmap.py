@@ -6,7 +6,6 @@ python algos/appo_pmap.py --help
 
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -122,7 +121,7 @@ from common.device.learning_rate import current_learning_rate
 from common.device.reductions import across_devices, over_steps
 from common.device.sampling import minibatch_indices
 from common.device.sharding import AXIS
-from common.envs.requirements import need_array_observations, need_discrete_actions
+from common.envs.requirements import need_fitting_spaces
 from common.envs.spaces import EnvSpec, Space
 from common.nets.distributions import Categoricals, Normal, action_noise
 from common.nets.heads import PolicyHead
@@ -233,21 +232,26 @@ def ratio_bounds(clip_eps: float, clip_mode: str) -> tuple[float, float]:
     return (1 - clip_eps if clip_mode == "ppo" else 1 / (1 + clip_eps)), 1 + clip_eps
 
 
+def policy_loss(ratio, advantage, bounds) -> jax.Array:
+    """Clipped surrogate objective of each sample (Schulman et al. 2017, eq. 7), negated."""
+    return -jnp.minimum(ratio * advantage, jnp.clip(ratio, *bounds) * advantage)
+
+
 def weighted_mean(weight: jax.Array, x: jax.Array) -> jax.Array:
     """This device's share of the mean of `x` where `weight` is 1: the mean over devices of this is that over all."""
     return jnp.sum(x * weight) / jnp.maximum(jax.lax.pmean(jnp.sum(weight), AXIS), 1e-8)
 
 
-def standardized(advantage: jax.Array, mean: Callable) -> jax.Array:
+def standardized(advantage, mean) -> jax.Array:
     """Advantages with zero mean and unit variance over all devices; `mean` is a device's share of one."""
     centred = advantage - jax.lax.pmean(mean(advantage), AXIS)
     return centred / (jnp.sqrt(jax.lax.pmean(mean(jnp.square(centred)), AXIS)) + 1e-8)
 
 
-def squared_error(value, old_value, target, clip_eps: float) -> jax.Array:
-    """Half the squared error of values; with `old_value` the worse of it and of the error after a clipped change."""
+def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
+    """Half the squared error of each sample; with `clip_eps` the worse of it and of that after a clipped change."""
     error = jnp.square(value - target)
-    if old_value is not None:
+    if clip_eps is not None:
         clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
         error = jnp.maximum(error, jnp.square(clipped - target))
     return 0.5 * error
@@ -258,10 +262,7 @@ def squared_error(value, old_value, target, clip_eps: float) -> jax.Array:
 
 def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
     """APPO for `env` as pure functions. Raises UsageError for flags that its spaces do not fit."""
-    if args.exploration_loss == "symmetric-kl":
-        need_discrete_actions(env, "--exploration-loss symmetric-kl")
-    if args.normalize_obs:
-        need_array_observations(env, "--normalize-obs")
+    need_fitting_spaces(args, env)
     network = Network(args, env.observation_space, env.action_space)
     clip = optax.clip_by_global_norm(args.max_grad_norm) if args.max_grad_norm else optax.identity()
     optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=1e-5)))
@@ -269,8 +270,8 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
     def update(learner: Learner, rollouts: tuple[Rollout, ...]):
         """Learn from this device's share of some rollouts, [T, N, ...] each."""
         rollout = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *rollouts)  # [T, N of all rollouts, ...]
-        batch, metrics = prepare(learner, rollout)
-        learner, batch = renew_units(learner, batch)
+        batch, metrics = estimate(learner, rollout)
+        learner, batch = renew_units(learner, batch, batch.weight > 0)
         params, opt_state, learn_metrics = learn(learner, batch, len(rollouts))
         learner = learner.replace(
             params=params,
@@ -280,7 +281,7 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         )
         return learner, publish(learner), metrics | learn_metrics
 
-    def prepare(learner: Learner, rollout: Rollout) -> tuple[Batch, dict]:
+    def estimate(learner: Learner, rollout: Rollout) -> tuple[Batch, dict]:
         """Values, advantages and targets in units of the rewards, flattened to [T * N, ...], and metrics of them."""
         obs = normalize(learner.obs_stats, rollout.obs[:-1])
         # Flat, as in the loss: with one gradient step per update both torsos are the same, and compiled into one.
@@ -306,11 +307,11 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         metrics = {"value/mean": mean(value), "value/target": mean(target), "policy/rho": mean(jnp.exp(log_rho))}
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch), jax.lax.pmean(metrics, AXIS)
 
-    def renew_units(learner: Learner, batch: Batch) -> tuple[Learner, Batch]:
-        """Let these targets move the units of values and advantages; the values themselves stay (PopArt)."""
+    def renew_units(learner: Learner, batch: Batch, counts: jax.Array | None = None) -> tuple[Learner, Batch]:
+        """Let the targets of samples that count move the units of all; the values themselves stay (PopArt)."""
         if learner.return_stats is None:
             return learner, batch
-        units = learner.return_stats.merge(batch.target, AXIS, batch.weight > 0)
+        units = learner.return_stats.merge(batch.target, AXIS, counts)
         params = rescale_output(learner.params, "value", learner.return_stats, units)
         learner = learner.replace(params=params, return_stats=units)
         value, target = units.normalize(batch.value, clip=None), units.normalize(batch.target, clip=None)
@@ -322,20 +323,15 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         minibatches = sample_indices(key, batch.value.size, num_rollouts)  # [E * M, B]
         learning_rate = current_learning_rate(args, learner)
 
-        def gradient_step(carry, indices):
-            params, opt_state = carry
+        def step(carry, indices):
             minibatch = batch if args.num_minibatches == 1 else jax.tree.map(lambda x: x[indices], batch)
-            (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, minibatch)
-            grads, metrics = across_devices(grads, metrics)
-            direction, opt_state = optimizer.update(grads, opt_state)
-            params = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
-            return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
+            return gradient_step(carry, minibatch, learning_rate)
 
         start = learner.params, learner.opt_state
         if len(minibatches) == 1:
-            (params, opt_state), metrics = gradient_step(start, minibatches[0])
+            (params, opt_state), metrics = step(start, minibatches[0])
         else:
-            (params, opt_state), metrics = jax.lax.scan(gradient_step, start, minibatches)
+            (params, opt_state), metrics = jax.lax.scan(step, start, minibatches)
             metrics = over_steps(metrics)
         return params, opt_state, metrics | {"learning_rate": learning_rate, "params/norm": optax.global_norm(params)}
 
@@ -355,6 +351,15 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         indices = jax.vmap(of_rollout)(jnp.arange(num_rollouts))  # [R, E, M, B / R]
         return jnp.moveaxis(indices, 0, 2).reshape(args.num_epochs * args.num_minibatches, -1)
 
+    def gradient_step(carry, minibatch: Batch, learning_rate: jax.Array):
+        """One step of the optimizer on parameters and its state, which it carries, and metrics."""
+        params, opt_state = carry
+        (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, minibatch)
+        grads, metrics = across_devices(grads, metrics)
+        direction, opt_state = optimizer.update(grads, opt_state)
+        params = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
+        return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
+
     def loss(params: Any, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Policy, value and exploration losses of a minibatch, [B, ...], means over the steps that count."""
         mean = partial(weighted_mean, batch.weight)
@@ -363,18 +368,17 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         change = log_ratio(log_prob, batch.log_prob)
         ratio = jnp.exp(change)
         advantage = standardized(batch.advantage, mean) if args.norm_adv else batch.advantage
-        low, high = ratio_bounds(args.clip_eps, args.clip_mode)
-        if args.loss == "appo":
-            gain = jnp.minimum(ratio * advantage, jnp.clip(ratio, low, high) * advantage)
-        else:
-            gain = jax.lax.stop_gradient(jnp.minimum(ratio, args.pg_rho_clip)) * advantage * log_prob
+        bounds = ratio_bounds(args.clip_eps, args.clip_mode)
+        clip_value = args.clip_eps if args.clip_vloss else None
         entropy = mean(policy.entropy())
-        old_value = batch.value if args.clip_vloss else None
         losses = {
-            "loss/policy": -mean(gain),
-            "loss/value": mean(squared_error(value, old_value, batch.target, args.clip_eps)),
+            "loss/policy": mean(policy_loss(ratio, advantage, bounds)),
+            "loss/value": mean(value_loss(value, batch.value, batch.target, clip_value)),
             "loss/exploration": -entropy,
         }
+        if args.loss == "impala":
+            weight = jax.lax.stop_gradient(jnp.minimum(ratio, args.pg_rho_clip))
+            losses["loss/policy"] = -mean(weight * advantage * log_prob)
         if args.exploration_loss == "symmetric-kl":
             losses["loss/exploration"] = mean(policy.symmetric_kl_to_uniform())
         total = losses["loss/policy"] + args.vf_coef * losses["loss/value"] + args.ent_coef * losses["loss/exploration"]
@@ -382,14 +386,19 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
             "loss/total": total,
             "policy/entropy": entropy,
             "policy/approx_kl": mean(ratio - 1 - change),  # of the policy that acted and this one
-            "policy/clip_fraction": mean((ratio < low) | (ratio > high)),
+            "policy/clip_fraction": mean((ratio < bounds[0]) | (ratio > bounds[1])),
         }
 
     def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array) -> jax.Array:
         limit = math.log(args.ratio_clamp)
         return jnp.clip(log_prob - old_log_prob, -limit, limit)
 
+    def policy_of(learner: Learner | Published, obs: jax.Array) -> Categoricals | Normal:
+        """The network's distributions for raw observations."""
+        return network.apply(learner.params, normalize(learner.obs_stats, obs))[0]
+
     def value_of(learner: Learner, obs: jax.Array) -> jax.Array:
+        """The network's values of raw observations, in units of the rewards."""
         return denormalize(learner.return_stats, network.apply(learner.params, normalize(learner.obs_stats, obs))[1])
 
     def init(seed: jax.Array) -> Learner:
@@ -410,13 +419,13 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
     def explore(published: Published, memory: Any, key_data: jax.Array, step: jax.Array, obs: jax.Array):
         """Sampled actions [N, ...] of an actor's environments with their log-probabilities [N]."""
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
-        policy, _ = network.apply(published.params, normalize(published.obs_stats, obs))
+        policy = policy_of(published, obs)
         action = policy.sample(action_noise(key, env.action_space, obs.shape[:1]))
         return action, policy.log_prob(action), memory
 
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """Actions [B, ...] for raw observations [B, ...]: sampled with a key, else the most likely ones."""
-        policy, _ = network.apply(learner.params, normalize(learner.obs_stats, obs))
+        policy = policy_of(learner, obs)
         return policy.mode() if key is None else policy.sample(action_noise(key, env.action_space, obs.shape[:1]))
 
     return ActorAlgorithm(init, update, publish, explore, new_learner, act)

@@ -120,9 +120,10 @@ from common.device.programs import Algorithm, TrainState
 from common.device.reductions import Tally, across_devices, over_steps
 from common.device.sampling import block_width, keys_of, minibatch_indices, rollout_keys, split_keys
 from common.device.sharding import AXIS
+from common.device.update_loop import scan_until_stopped
 from common.device.value_metrics import value_metrics
 from common.envs.environment import Env
-from common.envs.requirements import need_array_observations, need_discrete_actions
+from common.envs.requirements import need_fitting_spaces
 from common.envs.spaces import Space
 from common.nets.distributions import Categoricals, Normal, action_noise
 from common.nets.heads import PolicyHead
@@ -236,17 +237,23 @@ def ratio_bounds(clip_eps: float, clip_mode: str) -> tuple[float, float]:
 
 
 def policy_loss(ratio, advantage, bounds) -> jax.Array:
-    """Clipped surrogate objective (Schulman et al. 2017, eq. 7), negated."""
-    return -jnp.mean(jnp.minimum(ratio * advantage, jnp.clip(ratio, *bounds) * advantage))
+    """Clipped surrogate objective of each sample (Schulman et al. 2017, eq. 7), negated."""
+    return -jnp.minimum(ratio * advantage, jnp.clip(ratio, *bounds) * advantage)
+
+
+def standardized(advantage, mean) -> jax.Array:
+    """Advantages with zero mean and unit variance over all devices; `mean` is a device's share of one."""
+    centred = advantage - jax.lax.pmean(mean(advantage), AXIS)
+    return centred / (jnp.sqrt(jax.lax.pmean(mean(jnp.square(centred)), AXIS)) + 1e-8)
 
 
 def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
-    """Half the squared error; with `clip_eps` the worse of it and of the error after a clipped change."""
+    """Half the squared error of each sample; with `clip_eps` the worse of it and of that after a clipped change."""
     error = jnp.square(value - target)
     if clip_eps is not None:
         clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
         error = jnp.maximum(error, jnp.square(clipped - target))
-    return 0.5 * jnp.mean(error)
+    return 0.5 * error
 
 
 # --------------------------------------------------------------------------------------------------------- algorithm
@@ -254,10 +261,7 @@ def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
 
 def make_ppo(args: Args, env: Env) -> Algorithm:
     """PPO for `env` as pure functions. Raises UsageError for flags that its spaces do not fit."""
-    if args.exploration_loss == "symmetric-kl":
-        need_discrete_actions(env, "--exploration-loss symmetric-kl")
-    if args.normalize_obs:
-        need_array_observations(env, "--normalize-obs")
+    need_fitting_spaces(args, env)
     actor = Actor(args, env.observation_space, env.action_space)
     critic = Critic(args, env.observation_space)
     clip = optax.clip_by_global_norm(args.max_grad_norm) if args.max_grad_norm else optax.identity()
@@ -288,14 +292,13 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
 
     def collect(learner: Learner, shard: Shard, key: jax.Array) -> tuple[Shard, Trajectory]:
         """Step all environments `num_steps` times with the current policy."""
-        keys = rollout_keys(key, args.num_steps, shard.obs.shape[0])  # [T, N]
-        noise_keys, env_keys = split_keys(keys, 2)
+        noise_keys, env_keys = split_keys(rollout_keys(key, args.num_steps, shard.obs.shape[0]), 2)  # [T, N]
         noise = jax.vmap(jax.vmap(partial(action_noise, space=env.action_space)))(noise_keys)  # all steps in one pass
 
         def step(carry, inputs):
             env_state, obs = carry
             noise, keys = inputs
-            policy = actor.apply(learner.params.actor, normalize(learner.obs_stats, obs))
+            policy = policy_of(learner, obs)
             action = policy.sample(noise)
             out = jax.vmap(env.step)(keys, env_state, action)
             transition = Trajectory(obs, policy, action, out.reward, out.terminated, out.truncated, out.final_obs)
@@ -324,13 +327,13 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)  # [T * N, ...]
         return batch, value_metrics(batch.value, batch.target, batch.advantage)
 
-    def renew_units(learner: Learner, batch: Batch) -> tuple[Learner, Batch]:
-        """Let these targets move the units of values and advantages; the values themselves stay (PopArt)."""
+    def renew_units(learner: Learner, batch: Batch, counts: jax.Array | None = None) -> tuple[Learner, Batch]:
+        """Let the targets of samples that count move the units of all; the values themselves stay (PopArt)."""
         if learner.return_stats is None:
             return learner, batch
-        units = learner.return_stats.merge(batch.target, AXIS)
-        critic_params = rescale_output(learner.params.critic, "value", learner.return_stats, units)
-        learner = learner.replace(params=learner.params._replace(critic=critic_params), return_stats=units)
+        units = learner.return_stats.merge(batch.target, AXIS, counts)
+        params = rescale_output(learner.params, "value", learner.return_stats, units)
+        learner = learner.replace(params=params, return_stats=units)
         value, target = units.normalize(batch.value, clip=None), units.normalize(batch.target, clip=None)
         return learner, batch._replace(value=value, target=target, advantage=batch.advantage / units.std)
 
@@ -339,33 +342,34 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         num_envs = batch.value.shape[0] // args.num_steps
         sizes = args.num_steps, num_envs, args.update_epochs, args.num_minibatches
         minibatches = minibatch_indices(key, *sizes)  # [E, M, B]
-        mean, std = advantage_statistics(batch.advantage[minibatches])  # [E, M]
+        advantage = batch.advantage[minibatches]
+        if args.norm_adv:
+            advantage = standardized(advantage, partial(jnp.mean, axis=-1, keepdims=True))
         learning_rate = current_learning_rate(args, learner)
 
-        def gradient_step(carry, inputs):
-            params, opt_state = carry
-            indices, mean, std = inputs
-            minibatch = jax.tree.map(lambda x: x[indices], batch)
-            minibatch = minibatch._replace(advantage=(minibatch.advantage - mean) / std)
-            (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, minibatch)
-            grads, metrics = across_devices(grads, metrics)
-            direction, opt_state = optimizer.update(grads, opt_state)
-            params = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
-            return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
+        def step(carry, inputs):
+            indices, advantage = inputs
+            minibatch = jax.tree.map(lambda x: x[indices], batch)._replace(advantage=advantage)
+            return gradient_step(carry, minibatch, learning_rate)
 
-        def epoch(carry, inputs):  # computed in any case, and dropped once the policy has moved too far
-            before, stopped = carry
-            after, metrics = jax.lax.scan(gradient_step, before, inputs)
+        def epoch(carry, inputs):
+            carry, metrics = jax.lax.scan(step, carry, inputs)
             metrics = over_steps(metrics)
-            after = jax.tree.map(lambda old, new: jnp.where(stopped, old, new), before, after)
-            too_far = metrics["policy/approx_kl"] > (args.target_kl or jnp.inf)
-            return (after, stopped | too_far), (metrics, ~stopped)
+            return carry, metrics, metrics["policy/approx_kl"] > (args.target_kl or jnp.inf)
 
-        start = (learner.params, learner.opt_state), jnp.bool_(False)
-        ((params, opt_state), _), (metrics, counts) = jax.lax.scan(epoch, start, (minibatches, mean, std))
-        metrics = over_steps(metrics, counts)
-        metrics |= {"policy/epochs": jnp.sum(counts, dtype=jnp.float32), "learning_rate": learning_rate}
+        start = learner.params, learner.opt_state
+        (params, opt_state), metrics, epochs = scan_until_stopped(epoch, start, (minibatches, advantage))
+        metrics |= {"policy/epochs": epochs, "learning_rate": learning_rate}
         return params, opt_state, metrics | {"params/norm": optax.global_norm(params)}
+
+    def gradient_step(carry, minibatch: Batch, learning_rate: jax.Array):
+        """One step of the optimizer on parameters and its state, which it carries, and metrics."""
+        params, opt_state = carry
+        (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, minibatch)
+        grads, metrics = across_devices(grads, metrics)
+        direction, opt_state = optimizer.update(grads, opt_state)
+        params = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
+        return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
 
     def loss(params: Params, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Policy, value and exploration losses of a minibatch, [B, ...]."""
@@ -374,10 +378,11 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         log_ratio = policy.log_prob(batch.action) - batch.log_prob
         ratio = jnp.exp(log_ratio)
         bounds = ratio_bounds(args.clip_eps, args.clip_mode)
+        clip_value = args.clip_eps if args.clip_vloss else None
         entropy = jnp.mean(policy.entropy())
         losses = {
-            "loss/policy": policy_loss(ratio, batch.advantage, bounds),
-            "loss/value": value_loss(value, batch.value, batch.target, args.clip_eps if args.clip_vloss else None),
+            "loss/policy": jnp.mean(policy_loss(ratio, batch.advantage, bounds)),
+            "loss/value": jnp.mean(value_loss(value, batch.value, batch.target, clip_value)),
             "loss/exploration": -entropy,
         }
         if args.exploration_loss == "symmetric-kl":
@@ -391,26 +396,21 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
             "policy/clip_fraction": jnp.mean((ratio < bounds[0]) | (ratio > bounds[1])),
         }
 
+    def policy_of(learner: Learner, obs: jax.Array) -> Categoricals | Normal:
+        """The actor's distributions for raw observations."""
+        return actor.apply(learner.params.actor, normalize(learner.obs_stats, obs))
+
     def value_of(learner: Learner, obs: jax.Array) -> jax.Array:
         """The critic's values of raw observations, in units of the rewards."""
         value = critic.apply(learner.params.critic, normalize(learner.obs_stats, obs))
         return denormalize(learner.return_stats, value)
-
-    def advantage_statistics(advantage: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Global mean and standard deviation of each minibatch [..., B], or 0 and 1 without --norm-adv."""
-        if not args.norm_adv:
-            return jnp.zeros(advantage.shape[:-1]), jnp.ones(advantage.shape[:-1])
-        mean = jax.lax.pmean(jnp.mean(advantage, axis=-1), AXIS)
-        variance = jax.lax.pmean(jnp.mean(jnp.square(advantage - mean[..., None]), axis=-1), AXIS)
-        return mean, jnp.sqrt(variance) + 1e-8
 
     def init(seed: jax.Array) -> TrainState:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
         start = env.reset_mid_episode if args.decorrelate else env.reset
         obs, env_state = jax.vmap(start)(keys_of(envs_key, num_envs))
-        tracker = new_tracker(num_envs, under_way=args.decorrelate)
-        return TrainState(new_learner(params_key, key), Shard(env_state, obs, tracker))
+        return TrainState(new_learner(params_key, key), Shard(env_state, obs, new_tracker(num_envs, args.decorrelate)))
 
     def new_learner(params_key: jax.Array, key: jax.Array) -> Learner:
         obs = jnp.zeros((1, *env.observation_space.shape), env.obs_dtype)
@@ -429,7 +429,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
 
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """Actions [B, ...] for raw observations [B, ...]: sampled with a key, else the most likely ones."""
-        policy = actor.apply(learner.params.actor, normalize(learner.obs_stats, obs))
+        policy = policy_of(learner, obs)
         return policy.mode() if key is None else policy.sample(action_noise(key, env.action_space, obs.shape[:1]))
 
     return Algorithm(init, update, new_learner, act)

@@ -35,7 +35,7 @@ WORDS = {
         "in new units +[0-9.]+ = ",
         "to the last bit: True",
     ],
-    "fork_an_algorithm": [r"^\+    return -jnp.mean\(ratio", r"LayerNorm", r"ppo_with_layer_norm .*seed:( \d+){8}"],
+    "fork_an_algorithm": [r"^\+    return -ratio \* advantage", r"LayerNorm", r"ppo_with_layer_norm .*seed:( \d+){8}"],
     "sac_and_many_seeds": [r"each seed:( -\d+){8}", "eight agents +[0-9.]+ s to compile", "torque upright"],
 }
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from common.device.episodes import EpisodeTotals, no_episodes
-from common.device.reductions import Tally
+from common.device.reductions import Tally, over_steps
 
 
 def repeat(
@@ -54,6 +54,23 @@ def do_where(due: jax.Array, step: Callable[[Any], tuple[Any, Tally]], state: An
     """`step` of the state where it is `due`, else the state as it is and a tally of nothing."""
     _, zeros = zeros_of(step, state)
     return jax.lax.cond(due, step, lambda state: (state, zeros), state)
+
+
+def scan_until_stopped(step: Callable, state: Any, inputs: Any) -> tuple[Any, dict[str, jax.Array], jax.Array]:
+    """Steps of `jax.lax.scan`, of which those count that come before one says stop, and that one.
+
+    `step` returns the state, metrics, and whether to stop. Later steps are computed too, as under `vmap` in any case.
+    Returns the last state that counts, the metrics of all steps that do, and their number.
+    """
+
+    def body(carry, inputs):
+        before, stopped = carry
+        after, metrics, stop = step(before, inputs)
+        after = jax.tree.map(lambda old, new: jnp.where(stopped, old, new), before, after)
+        return (after, stopped | stop), (metrics, ~stopped)
+
+    (state, _), (metrics, counts) = jax.lax.scan(body, (state, jnp.bool_(False)), inputs)
+    return state, over_steps(metrics, counts), jnp.sum(counts, dtype=jnp.float32)
 
 
 def zeros_of(function: Callable, *args: Any) -> Any:

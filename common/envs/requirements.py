@@ -8,16 +8,12 @@ from common.cli.errors import UsageError
 from common.envs.spaces import Box, Discrete, MultiDiscrete
 
 
-def need_array_observations(env: Any, flag: str) -> None:
-    """Raise UsageError unless observations are arrays, which `flag` takes."""
-    if not isinstance(env.observation_space, Box):
-        raise UsageError(f"{flag} needs arrays as observations, {env.name} has {env.observation_space}")
-
-
-def need_discrete_actions(env: Any, flag: str) -> None:
-    """Raise UsageError where actions are a Box, on which there is no uniform policy."""
-    if isinstance(env.action_space, Box):
-        raise UsageError(f"{flag} needs discrete actions: there is no uniform policy on a Box")
+def need_fitting_spaces(args: Any, env: Any) -> None:
+    """Raise UsageError where --normalize-obs or --exploration-loss does not fit the environment's spaces."""
+    if args.normalize_obs and not isinstance(env.observation_space, Box):
+        raise UsageError(f"--normalize-obs needs arrays as observations, {env.name} has {env.observation_space}")
+    if args.exploration_loss == "symmetric-kl" and isinstance(env.action_space, Box):
+        raise UsageError("--exploration-loss symmetric-kl needs discrete actions: there is no uniform policy on a Box")
 
 
 def need_squashable_actions(env: Any, algorithm: str) -> None:

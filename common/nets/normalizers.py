@@ -62,16 +62,18 @@ def denormalize(stats: RunningStats | None, x: jax.Array) -> jax.Array:
 
 
 def rescale_output(params: Any, layer: str, old: RunningStats, new: RunningStats) -> Any:
-    """Parameters of a network whose linear `layer` predicts in units of `old`, changed to predict the same in `new`.
+    """Parameters of networks whose linear `layer` predicts in units of `old`, changed to predict the same in `new`.
 
     The output-preserving half of PopArt (van Hasselt et al. 2016, proposition 1).
     """
-    head = params["params"][layer]
-    head = {
-        "kernel": head["kernel"] * old.std / new.std,
-        "bias": (old.denormalize(head["bias"]) - new.mean) / new.std,
-    }
-    return {**params, "params": {**params["params"], layer: head}}
+
+    def rescaled(path, x):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if name.endswith(f"/{layer}/kernel"):
+            return x * old.std / new.std
+        return (old.denormalize(x) - new.mean) / new.std if name.endswith(f"/{layer}/bias") else x
+
+    return jax.tree_util.tree_map_with_path(rescaled, params)
 
 
 def running_stats(shape: tuple[int, ...]) -> RunningStats:

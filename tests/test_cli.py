@@ -38,6 +38,7 @@ from cli_helpers import (
 from algos.ppo_pmap import Args, train
 from common.cli.command import parse
 from common.cli.errors import UsageError
+from common.runs import lock
 from common.runs.lock import check_free, locked
 
 TOTAL = 16 * STEPS
@@ -412,10 +413,10 @@ def test_one_process_at_a_time_works_in_a_run_directory(copy, capsys):
     finally:
         holder.kill()
         holder.communicate()
-    assert (copy / "lock").exists(), "or this does not show that a stale one is taken over"
+    assert (copy / lock.NAME).exists(), "or this does not show that a stale one is taken over"
     assert in_process("--resume", copy, "--total-timesteps", 2 * TOTAL, "--quiet") == 0
     assert read_result(copy)["env_steps"] == 2 * TOTAL
-    assert not (copy / "lock").exists()
+    assert not (copy / lock.NAME).exists()
 
 
 def test_a_process_that_waited_for_the_lock_holds_the_one_that_others_see(tmp_path, monkeypatch):
@@ -424,7 +425,7 @@ def test_a_process_that_waited_for_the_lock_holds_the_one_that_others_see(tmp_pa
 
     def locked_too_late(file, how):
         if not stale:
-            stale.append((tmp_path / "lock").unlink())
+            stale.append((tmp_path / lock.NAME).unlink())
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", locked_too_late)
@@ -433,9 +434,24 @@ def test_a_process_that_waited_for_the_lock_holds_the_one_that_others_see(tmp_pa
     check_free(tmp_path)
 
 
+def test_a_run_leaves_the_directory_to_the_one_that_has_replaced_it(tmp_path):
+    with locked(tmp_path / "run"):
+        assert lock.is_ours(tmp_path / "run")
+        (tmp_path / "run" / lock.NAME).unlink()
+        (tmp_path / "run" / lock.NAME).write_text("process 1 elsewhere")
+        assert not lock.is_ours(tmp_path / "run")
+    assert (tmp_path / "run" / lock.NAME).exists()
+
+
+def test_without_locks_of_the_system_directories_are_used_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "fcntl", None)
+    with locked(tmp_path / "run"):
+        check_free(tmp_path / "run")
+
+
 def test_a_new_directory_that_stays_empty_is_not_left_behind(tmp_path):
     with locked(tmp_path / "new"):
-        assert (tmp_path / "new" / "lock").exists()
+        assert (tmp_path / "new" / lock.NAME).exists()
     with locked(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []

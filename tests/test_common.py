@@ -1,10 +1,12 @@
 """The shared modules: episode statistics, repeated updates, checkpoints, devices, evaluation."""
 
+import errno
 import importlib.util
 import sys
 import threading
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import appo_pmap as appo
 import jax
@@ -33,7 +35,7 @@ from common.cli.errors import TrainingError, UsageError
 from common.cli.files import replacing
 from common.device.devices import choose_devices
 from common.device.episodes import WINDOW, count_episodes, new_recent, new_tracker, no_episodes, recent_metrics
-from common.device.evaluation import run_episodes
+from common.device.evaluation import Episodes, Evaluated, run_episodes
 from common.device.reductions import Tally, across_devices, over_steps
 from common.device.sharding import to_host
 from common.device.update_loop import do_where, repeat
@@ -278,6 +280,19 @@ def saved(directory, steps, evaluations=None, **policy) -> Checkpoints:
     return checkpoints
 
 
+@pytest.mark.parametrize("error", [MemoryError("too large"), OSError(errno.EMFILE, "Too many open files")])
+def test_a_checkpoint_that_cannot_be_read_for_now_is_not_damaged(tmp_path, monkeypatch, error):
+    checkpoints = saved(tmp_path, [1, 2])
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("common.runs.checkpoints.read", fail)
+    with pytest.raises(TrainingError, match="(?i)checkpoint 2 cannot be read .*too"):
+        checkpoints.load(arrays(2))
+    checkpoints.close()
+
+
 def test_sha256_sees_every_name_type_shape_and_bit():
     base = {"a": np.arange(4, dtype=np.int32), "b": np.ones(2, np.float32)}
     variants = [
@@ -474,24 +489,39 @@ def test_an_environment_without_a_time_limit_is_capped():
 
 
 class Beside:
-    """Evaluations beside the training, each of which fails at the first look at it."""
+    """Evaluations beside the training, whose outcome is known at the first look."""
 
-    def __init__(self):
-        self.begun = []
+    def __init__(self, outcome=None):
+        """Without an `outcome` they fail."""
+        self.begun, self._outcome = [], outcome
 
     def begin(self, step, state):
         self.begun.append(step)
 
     def poll(self):
-        raise TrainingError("failed")
+        if not self._outcome:
+            raise TrainingError("failed")
+        return self._outcome
+
+
+class FullDisk(Saver):
+    def add_evaluation(self, evaluated, counters):
+        raise TrainingError("checkpoint 1 could not be saved")
+
+
+def evaluations_of(beside, saver_class=Saver):
+    """With the list of what they warn of."""
+    warnings = []
+    saver = saver_class(None, small_args(), Start(), dict, warn=warnings.append)
+    recorder = SimpleNamespace(add_evaluation=lambda step, metrics: None)
+    evaluations = Evaluations({}, recorder, saver, Clock(), warnings.append)
+    evaluations.use(beside)
+    return evaluations, warnings
 
 
 def test_an_evaluation_that_fails_is_not_begun_again():
-    warnings, beside = [], Beside()
-    evaluations = Evaluations(
-        {}, recorder=None, saver=Saver(None, small_args(), Start(), dict), clock=Clock(), warn=warnings.append
-    )
-    evaluations.use(beside)
+    beside = Beside()
+    evaluations, warnings = evaluations_of(beside)
     evaluations.begin(1, None)
     evaluations.begin(2, None)  # the first is under way
     with pytest.raises(TrainingError, match="the evaluation at step 3 failed"):
@@ -499,6 +529,15 @@ def test_an_evaluation_that_fails_is_not_begun_again():
     evaluations.begin(3, None)
     assert beside.begun == [1, 3]
     assert warnings == ["the evaluation at step 1 failed"]
+
+
+def test_a_save_that_fails_is_more_than_an_evaluation_that_fails():
+    outcome = Evaluated(1, Episodes(np.ones((1, 2)), np.ones((1, 2))))
+    evaluations, warnings = evaluations_of(Beside(outcome), FullDisk)
+    evaluations.begin(1, None)
+    with pytest.raises(TrainingError, match="^checkpoint 1 could not be saved"):
+        evaluations.poll()
+    assert not warnings
 
 
 def test_exactly_eval_episodes_count(tmp_path):

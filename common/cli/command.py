@@ -46,7 +46,7 @@ def main(train: Callable[[Any], Any], args: Any) -> int:
     except TrainingError as error:
         return fail(str(error), 1)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS):
+        if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
             raise
         return fail(f"{error}; saved checkpoints are intact", 1)
     except (RuntimeError, MemoryError) as error:

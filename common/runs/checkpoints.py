@@ -3,11 +3,12 @@
 A checkpoint holds data only: no pickled objects, no code. Arrays are global, so it loads on any number of devices.
 """
 
+import errno
 import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,18 +20,16 @@ FOLDER = "checkpoints"  # in the directory of a run
 DELETED = ".deleted"  # what the name of a checkpoint ends with while it is being deleted
 DAMAGED = ".damaged"  # once it was found not to load: it does not count any more
 UNFINISHED = ".orbax-checkpoint-tmp"  # the same while it is being written, as orbax has it
+OF_DAMAGE = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR  # of errors of the system: files are not what they were
 KNOWN_FAILURES = "No space left on device|File too large|Disk quota exceeded|Read-only file system|Permission denied"
 
 
-class Damaged(NamedTuple):
-    """A checkpoint that does not load."""
+class Damaged(Exception):
+    """A checkpoint that does not load, whoever reads it."""
 
-    step: int
-    error: Exception
-
-    def __str__(self) -> str:
-        reason = f"{type(self.error).__name__}: {self.error}".splitlines()[0][:160]
-        return f"checkpoint {self.step} is damaged and was skipped ({reason})"
+    def __init__(self, step: int, error: Exception):
+        self.step = step
+        super().__init__(f"checkpoint {step} is damaged and was skipped ({_reason(error)})")
 
 
 class Checkpoints:
@@ -68,26 +67,32 @@ class Checkpoints:
         best = best_step(evaluations)
         return -np.inf if best is None else float(np.mean(evaluations[best]))
 
-    def damaged_best(self) -> list[Damaged]:
-        """The checkpoints that do not load although their evaluations are better than those of all that do."""
+    def damaged_best(self, sound: int) -> list[Damaged]:
+        """The checkpoints that do not load although their evaluations are better than those of all that do.
+
+        That of step `sound` has loaded.
+        """
         found, evaluations = [], self.evaluations()
-        while (step := best_step(evaluations)) is not None:
+        while (step := best_step(evaluations)) not in (None, sound):
             try:
-                read(self.path(step), None)
+                self._read(step)
                 break
-            except Exception as error:
-                found.append(Damaged(step, error))
+            except Damaged as damaged:
+                found.append(damaged)
             del evaluations[step]
         return found
 
-    def set_aside(self, step: int) -> None:
-        """Take a damaged checkpoint out of all that follows: it gets another name, until it is damaged again."""
-        path = self.path(step)
+    def set_aside(self, damaged: Damaged) -> str:
+        """Take a checkpoint out of all that follows: it gets another name. Returns what there is to say of that."""
+        path = self.path(damaged.step)
         aside = path.with_suffix(DAMAGED)
         shutil.rmtree(aside, ignore_errors=True)
-        with suppress(OSError):
+        try:
             path.rename(aside)
+        except OSError as error:
+            return f"{damaged}; it could not be renamed ({error.strerror})"
         self._writer.reload()
+        return f"{damaged}; it is {aside.name} now"
 
     def save(self, step: int, arrays: Arrays, returns: list[float] | None) -> None:
         """Start saving, with the evaluation of each seed if there is one; waits for the previous save.
@@ -144,10 +149,10 @@ class Checkpoints:
         for candidate in reversed(self.steps()) if step is None else [step]:
             path = self.path(candidate)
             try:
-                arrays = read(path, "learner" if groups else None)
-            except Exception as error:
+                arrays = self._read(candidate, "learner" if groups else None)
+            except Damaged as error:
                 if path.exists() or step is not None:  # else the run that goes on has deleted it meanwhile
-                    damaged.append(Damaged(candidate, error))
+                    damaged.append(error)
                 continue
             empty = {name: array for name, array in like.items() if not array.size}
             arrays |= empty
@@ -161,6 +166,15 @@ class Checkpoints:
     def close(self) -> None:
         if self._writer:
             self._writer.close()
+
+    def _read(self, step: int, part: str | None = None) -> Arrays:
+        """The arrays of a checkpoint. Raises Damaged, or TrainingError where something else is in the way."""
+        try:
+            return read(self.path(step), part)
+        except Exception as error:
+            if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in OF_DAMAGE):
+                raise TrainingError(f"checkpoint {step} cannot be read ({_reason(error)})") from error
+            raise Damaged(step, error) from error
 
     def _open(self) -> Any:
         """A writer for the folder, once what a crash may have left there is gone."""
@@ -189,6 +203,10 @@ class Checkpoints:
         reason = known.group() if known else text.splitlines()[0][:300]
         kept = ", ".join(str(kept) for kept in self.steps() if kept != step) or "none"
         return TrainingError(f"checkpoint {step} could not be saved ({reason}); older checkpoints are intact: {kept}")
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:160]
 
 
 def best_step(evaluations: dict[int, list[float]], agent: int | None = None) -> int | None:

@@ -16,6 +16,10 @@ from common.runs.saver import Saver
 LOOK_INTERVAL = 0.01  # seconds between two looks at an evaluation that is waited for
 
 
+class EvaluationFailed(TrainingError):
+    """An evaluation came to nothing; the training is as good as before."""
+
+
 class Evaluation(Protocol):
     """Greedy episodes with the state of the run at some step; one evaluation at a time."""
 
@@ -82,16 +86,19 @@ class Evaluations:
             self._note(self._evaluation.begin(step, state))
 
     def poll(self) -> None:
-        """Take the evaluation that has come to its end since the last call. One that has failed costs a warning."""
+        """Take the evaluation that has come to its end since the last call. One that has failed costs a warning.
+
+        Raises TrainingError where a state cannot be saved with its evaluation.
+        """
         try:
             self._take()
-        except TrainingError as error:
+        except EvaluationFailed as error:
             self._warn(str(error))
 
     def finish(self, step: int, state: Any, stopped: Callable[[], bool]) -> None:
         """Wait for the evaluation under way, then for that of the last `state`, until `stopped`.
 
-        Raises TrainingError where the last one fails.
+        Raises TrainingError where the last one fails, or a state cannot be saved.
         """
         while self._begun != step and self._under_way and not stopped():
             self.poll()
@@ -114,10 +121,11 @@ class Evaluations:
         if not self._under_way:
             return
         try:
-            self._note(self._evaluation.poll())
+            evaluated = self._evaluation.poll()
         except TrainingError as error:
             self._under_way = False
-            raise TrainingError(f"the evaluation at step {self._begun:,} {error}") from error
+            raise EvaluationFailed(f"the evaluation at step {self._begun:,} {error}") from error
+        self._note(evaluated)
 
     def _note(self, evaluated: Evaluated | None) -> None:
         if evaluated:

@@ -13,7 +13,7 @@ from common.cli.flags import ONE_TIME, read_config
 from common.device.learning_rate import current_learning_rate
 from common.device.sharding import to_devices, to_host
 from common.runs.arrays import Arrays, counters_of, flatten, select, unflatten
-from common.runs.checkpoints import DAMAGED, FOLDER, Checkpoints
+from common.runs.checkpoints import FOLDER, Checkpoints, Damaged
 from common.runs.directory import differences
 from common.runs.reports import stored_evaluation
 
@@ -28,7 +28,7 @@ class Start(NamedTuple):
     transferred: Arrays | None = None  # arrays of another run, in place of fresh ones
     counters: dict[str, int] = {}  # of the companion; not to be changed
     evaluation: dict[str, list[float]] = {}  # the last one; not to be changed
-    damaged: frozenset[int] = frozenset()  # steps of checkpoints that do not load
+    damaged: tuple[Damaged, ...] = ()  # checkpoints that do not load
 
 
 def load(args: Any, config: dict[str, Any], like: Any, console: Console) -> Start:
@@ -64,9 +64,7 @@ def _resume(args: Any, like: Any, console: Console) -> Start | None:
         return None
     zeros = flatten(like)
     step, arrays, found = saved.load(zeros, dispensable=args.dispensable)
-    damaged = {one.step: one for one in found + (saved.damaged_best() if args.keep_best else [])}
-    for one in damaged.values():
-        console.warn(f"{one}; it is {one.step}{DAMAGED} now")
+    damaged = {one.step: one for one in found + (saved.damaged_best(sound=step) if args.keep_best else [])}
     total = args.num_updates * args.steps_per_update
     if step > total:
         raise UsageError(f"--total-timesteps {args.total_timesteps} is less than the {step} steps that {path} has done")
@@ -77,7 +75,7 @@ def _resume(args: Any, like: Any, console: Console) -> Start | None:
     for name in args.dispensable:
         if not any(stored.startswith(name) for stored in arrays):
             console.say(f"resumed  without {name}, which is not in the checkpoint: it fills again")
-    return Start(step, host, None, counters, stored_evaluation(path), frozenset(damaged))
+    return Start(step, host, None, counters, stored_evaluation(path), tuple(damaged.values()))
 
 
 def _parameters_of(source: str, config: dict[str, Any], like: Any, console: Console) -> Arrays:

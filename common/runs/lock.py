@@ -3,7 +3,6 @@
 It is one of the file system, so that over NFS it keeps out other hosts too, wherever that has locks at all.
 """
 
-import fcntl
 import os
 import socket
 from collections.abc import Iterator
@@ -14,7 +13,12 @@ from typing import TextIO
 from common.cli.errors import UsageError
 from common.cli.files import writing
 
-NAME = "lock"  # of the file; it says who holds it
+try:
+    import fcntl
+except ImportError:  # a system without such locks, as some file systems are
+    fcntl = None
+
+NAME = ".pmaprl.lock"  # of the file; it says who holds it
 
 
 @contextmanager
@@ -31,21 +35,35 @@ def locked(run_dir: Path | None) -> Iterator[None]:
         run_dir.mkdir(parents=True, exist_ok=True)
         file = _acquire(run_dir)
         file.truncate()
-        print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
+        file.write(_holder())
+        file.flush()
     try:
         yield
     finally:
-        with suppress(OSError):  # such as one that somebody else has deleted
-            (run_dir / NAME).unlink()
-            if new:
-                run_dir.rmdir()
+        with suppress(OSError):
+            if is_ours(run_dir):
+                (run_dir / NAME).unlink()
+                if new:
+                    run_dir.rmdir()
         file.close()
+
+
+def is_ours(run_dir: Path) -> bool:
+    """Whether `run_dir` is still there and locked by this process, and not deleted or replaced by another run's."""
+    try:
+        return (run_dir / NAME).read_text(errors="replace") == _holder()
+    except OSError:
+        return False
 
 
 def check_free(run_dir: Path) -> None:
     """Raise UsageError where another process is in `run_dir`."""
     with suppress(FileNotFoundError):
         _lock(run_dir, os.O_RDWR).close()
+
+
+def _holder() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def _acquire(run_dir: Path) -> TextIO:
@@ -59,7 +77,10 @@ def _acquire(run_dir: Path) -> TextIO:
 
 
 def _lock(run_dir: Path, flags: int) -> TextIO:
-    file = os.fdopen(os.open(run_dir / NAME, flags | os.O_NOFOLLOW, 0o666), "r+", errors="replace")
+    flags |= getattr(os, "O_NOFOLLOW", 0)
+    file = os.fdopen(os.open(run_dir / NAME, flags, 0o666), "r+", errors="replace")
+    if fcntl is None:
+        return file
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -89,7 +89,7 @@ class Run:
         self.counters = start.counters
         if self.dir:
             claim_directory(self.dir, self.config, args.overwrite)
-        self._saver = Saver(self.dir, args, start, lambda: self.companion.counters())
+        self._saver = Saver(self.dir, args, start, lambda: self.companion.counters(), self.console.warn)
         showing = self._clock, self.console, self._saver.last_good
         self._recorder = Recorder(self.dir, args, self.config, start.step, *showing)
         parts = self._recorder, self._saver, self._clock, self.console.warn
@@ -174,12 +174,12 @@ class Run:
             # Once all is saved, since an environment on the host may fail
             self._evaluations.finish(self.steps, state, self._no_more_evaluations)
         self._clock.end()
-        self._saver.check_directory()
         interrupted = self._signals.received
         host = self._saver.newest(state)
         self.console.stop()
         with self._clock.timed("checkpoint"):
             self._saver.close()
+        self._saver.check_directory()
         ending = "finished" if self.steps >= self.total else "stopped"
         status, sha256 = "interrupted" if interrupted else ending, self._saver.sha256(host)
         outcome = self._outcome(status, sha256)

@@ -13,18 +13,26 @@ from common.device.sharding import to_host
 from common.runs.arrays import counter_arrays, flatten, sha256, without
 from common.runs.checkpoints import FOLDER, Checkpoints
 from common.runs.loading import Start
+from common.runs.lock import is_ours
 
 
 class Saver:
     """Saves states, each once, with the evaluations that belong to them."""
 
-    def __init__(self, directory: Path | None, args: Any, start: Start, counters: Callable[[], dict[str, int]]):
+    def __init__(
+        self,
+        directory: Path | None,
+        args: Any,
+        start: Start,
+        counters: Callable[[], dict[str, int]],
+        warn: Callable[[str], None],
+    ):
         """Checkpoints go into the run's `directory`, or nowhere, each with the `counters` of the moment."""
         self._directory, self._checkpoints = directory, None
         if directory:
             self._checkpoints = Checkpoints(directory / FOLDER, args.keep_checkpoints, args.keep_best)
-            for step in start.damaged:
-                self._checkpoints.set_aside(step)
+            for damaged in start.damaged:
+                warn(self._checkpoints.set_aside(damaged))
         self._unsaved, self._keep_best = args.unsaved, args.keep_best
         self.counters = counters
         self._saved, self._newest = {start.step}, start.host
@@ -77,8 +85,8 @@ class Saver:
         return f"the last good checkpoint is at step {newest.name}" if newest else "there is no checkpoint yet"
 
     def check_directory(self) -> None:
-        """Raise TrainingError where the directory of the run is gone, or what a resume needs of it."""
-        if self._directory and not (self._directory / "config.json").exists():
+        """Raise TrainingError where the directory of the run is not its own any more."""
+        if self._directory and not is_ours(self._directory):
             raise TrainingError(
                 f"{self._directory} was deleted or moved while the run went on: nothing more can be saved"
             )

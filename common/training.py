@@ -71,9 +71,9 @@ def train_with_actors(args: HostEnvArgs, script: str, make_algorithm: Callable) 
     if args.list_envs:
         return list_envs("host", args.list_envs)
     actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)
-    check_split(args, len(devices))
     env = inspect_env(args)
     algorithm = make_algorithm(args, env.spec)
+    check_split(args, algorithm.num_minibatches, len(devices))
     notes = {"actors": f"{args.actor_threads} threads on each of {describe(actor_devices)}"}
     if (params := eval_params(args)) != args.env_params:
         notes["eval"] = f"with {params}"
@@ -111,6 +111,7 @@ def _learn_from_actors(run: Run, algorithm: Any, state: Any, update: Callable, a
         act=jax.jit(algorithm.explore),
         params=algorithm.publish(learner),
         version=int(learner.updates),
+        max_policy_lag=algorithm.max_policy_lag,
         actor_devices=actor_devices,
         sharding=jax.tree.leaves(update.input_shardings[0][1])[0],
         counters=run.counters,

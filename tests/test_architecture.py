@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from cli_helpers import ROOT, SLOW, run_python, slow_imports
 
+from common.cli.host_flags import HostEnvArgs
+
 ALGORITHMS = sorted((ROOT / "algos").glob("*.py"))
 COMMANDS = [path for path in sorted((ROOT / "common").glob("*.py")) if "__main__" in path.read_text()]
 
@@ -104,6 +106,14 @@ def test_imports_go_one_way():
         found = {target for target, _ in imported(path) if room_of(target) not in allowed}
         wrong += [f"{module} imports {target}, and {room} may import {sorted(allowed)} only." for target in found]
     assert not wrong, "\n".join(wrong)
+
+
+def test_actors_read_no_flag_of_one_algorithm():
+    known = {name for base in HostEnvArgs.__mro__ for name in (*vars(base), *getattr(base, "__annotations__", {}))}
+    texts = {name: path.read_text() for name, path in MODULES.items() if room_of(name) == "actors"}
+    read = [(name, flag) for name, text in texts.items() for flag in re.findall(r"\bargs\.(\w+)", text)]
+    assert len(read) > 10
+    assert not [found for found in read if found[1] not in known]
 
 
 def test_private_names_stay_in_their_module():

@@ -5,7 +5,9 @@ from typing import NamedTuple
 
 
 class ActorAlgorithm(NamedTuple):
-    """An algorithm as pure functions of one agent. They know of other devices by the axis name `AXIS` only.
+    """An algorithm as pure functions of one agent, and what has to be known to feed it.
+
+    The functions know of other devices by the axis name `AXIS` only.
 
     Its sibling for environments that step on the devices is `common.device.programs.Algorithm`.
     """
@@ -16,3 +18,5 @@ class ActorAlgorithm(NamedTuple):
     explore: Callable  # published, memory, key data, step, observations [N, ...] -> actions, notes of them, memory
     new_learner: Callable  # keys of the parameters and of everything random -> Learner
     act: Callable  # Learner, raw observations [B, ...], key or None for the best -> actions [B, ...]
+    num_minibatches: int = 1  # equal parts that its update makes of every rollout
+    max_policy_lag: int = 0  # it leaves out steps whose policy is more than this many updates old; 0 learns from all

@@ -27,13 +27,13 @@ from common.cli.host_flags import HostEnvArgs
 from common.device.sampling import block_width
 
 
-def check_split(args: HostEnvArgs, num_learners: int) -> None:
+def check_split(args: HostEnvArgs, num_minibatches: int, num_learners: int) -> None:
     """Raise UsageError unless every learner device gets an equal part of each minibatch from each rollout."""
-    block = num_learners * block_width(args.num_steps, args.num_minibatches)
+    block = num_learners * block_width(args.num_steps, num_minibatches)
     if args.envs_per_actor % block:
         raise UsageError(
             f"--envs-per-actor {args.envs_per_actor} must be a multiple of {block}, so that {num_learners} learner "
-            f"devices and {args.num_minibatches} minibatches get equal parts; nearest: "
+            f"devices and {num_minibatches} minibatches get equal parts; nearest: "
             f"{multiples_near(args.envs_per_actor, block)}"
         )
 
@@ -89,13 +89,15 @@ class Batches:
         act: Callable,
         params: Any,
         version: int,
+        max_policy_lag: int,
         actor_devices: list[jax.Device],
         sharding: jax.sharding.Sharding,
         counters: dict[str, int],
         warn: Callable[[str], None],
     ):
         """Actors act on `actor_devices` with `act`, see `Actor`, at first with `params`, behind which are `version`
-        updates. Batches go where `sharding` says. Counting goes on from `counters`.
+        updates. Batches go where `sharding` says. Steps more than `max_policy_lag` updates old count as too old, unless
+        that is 0. Counting goes on from `counters`.
         """
         self._args, self._sharding, self._warn = args, sharding, warn
         self._version = self._first = version
@@ -125,7 +127,7 @@ class Batches:
             serial=args.serial,
             restarts=counters.get("restarts", 0),
         )
-        self.meters = Meters(self.crew, args.envs_per_actor * args.num_steps, args.max_policy_lag)
+        self.meters = Meters(self.crew, args.envs_per_actor * args.num_steps, max_policy_lag)
 
     def __enter__(self) -> "Batches":
         self.crew.__enter__()

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_helpers import check_words, fingerprint, only_message, refusal, run_script
+from cli_helpers import check_words, fingerprint, refusal
 
 from algos.ppo_pmap import Args, train
 from common.cli.command import main, parse
@@ -239,10 +239,3 @@ def test_sizes_beyond_all_memory_are_one_sentence(places, capsys):
     assert main(train, parse(Args, words)) == 1
     check_words(only_message(capsys.readouterr().err), "not enough memory, (1, 10000000, 10000000)")
     assert not (places / "new").exists()
-
-
-def test_bad_input_in_a_process_of_its_own(places):
-    done = run_script("--run-dir", "file/run", "--total-timesteps", 64, cwd=places)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stdout
-    check_words(only_message(done.stderr), "file/run, cannot be written")

@@ -315,30 +315,6 @@ def test_as_a_module_with_the_default_directory(workplace, tmp_path):
     assert rows[-1]["episode/return"] is not None
 
 
-FACTORY = """
-import gymnax
-
-
-def make():
-    env, params = gymnax.make("CartPole-v1")
-    return env, params.replace(max_steps_in_episode=7)
-"""
-
-
-def test_a_users_own_environment(workplace):
-    package = workplace / "my_envs"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "short.py").write_text(FACTORY)
-    words = [*SMALL, "--env", "my_envs.short:make", "--total-timesteps", 4 * STEPS, "--stop-after", 2 * STEPS]
-    succeed(run_script(*words, "--run-dir", "own", cwd=workplace))
-    assert read_result(workplace / "own")["eval/length_mean"] == [7.0]
-    assert read_config(workplace / "own")["args"]["env"] == "my_envs.short:make"
-
-    succeed(run_script("--resume", "own", "--env", "my_envs.short:make", cwd=workplace))
-    assert read_result(workplace / "own")["env_steps"] == 4 * STEPS
-
-
 def test_numbers_may_be_written_in_every_usual_form():
     for word in ("1e6", "1_000_000", "1000000", "1E6", "1.0e6", "1e+6", "1000000.0"):
         assert parse(Args, ["--total-timesteps", word]).total_timesteps == 1_000_000

@@ -564,12 +564,11 @@ def test_a_failure_leaves_no_process_behind(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("users_compiler")
-def test_200_000_frames_of_pong(tmp_path):
+def test_frames_of_pong_from_end_to_end(tmp_path):
     """Frames of half the size keep this short."""
     env = {"env": "envpool:Pong-v5", "env_params": '{"img_height": 42, "img_width": 42}', "share_torso": True}
-    sizes = {"total_timesteps": 50_000, "num_steps": 32, "log_interval": 10_000, "eval_episodes": 1}
-    result = train(tmp_path / "run", **env, **sizes)
-    assert 4 * result.env_steps >= 200_000
+    sizes = {"total_timesteps": 16_000, "num_steps": 32, "log_interval": 4_000, "eval_episodes": 1}
+    train(tmp_path / "run", **env, **sizes)
     last = rows(tmp_path / "run")[-1]
     assert -21 <= last["episode/return_last100"] <= -15
     assert last["lag/max"] <= 5

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_helpers import check_words, fingerprint, refusal
+from cli_helpers import check_words, fingerprint, only_message, refusal
 
 from algos.ppo_pmap import Args, train
 from common.cli.command import main, parse

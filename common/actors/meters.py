@@ -4,7 +4,6 @@ import math
 import time
 from collections import deque
 from contextlib import contextmanager
-from operator import add
 from typing import Any
 
 import jax
@@ -13,10 +12,9 @@ import numpy as np
 from common.actors.crew import Crew
 from common.actors.rollouts import Collected
 from common.device.episodes import WINDOW
-from common.device.reductions import kind_of
+from common.device.reductions import join, kind_of
 
 SPEED_WINDOWS = (10, 60, 300)  # seconds over which speeds are measured
-JOIN = {"mean": add, "sum": add, "max": max, "min": min, "last": lambda old, new: new}  # values of metrics, by kind
 
 
 class UpdateMetrics:
@@ -44,7 +42,7 @@ class UpdateMetrics:
         metrics, self._newest = jax.device_get(self._newest), {}
         for name, value in metrics.items():
             before = self._values.get(name)
-            self._values[name] = float(value) if before is None else JOIN[kind_of(name)](before, float(value))
+            self._values[name] = float(value) if before is None else join(name, before, float(value), np)
             if not math.isfinite(value):
                 self.broken.setdefault(name, np.array([self.updates - 1]))
 

@@ -20,6 +20,12 @@ def kind_of(name: str) -> str:
     return next((kind for kind in ("sum", "max", "min", "last") if name.endswith(f"_{kind}")), "mean")
 
 
+def join(name: str, old: Any, new: Any, np: Any = jnp) -> Any:
+    """The value of two reports of a metric, of a mean their sum; on the host with `np` as NumPy."""
+    functions = {"mean": np.add, "sum": np.add, "max": np.maximum, "min": np.minimum, "last": lambda old, new: new}
+    return functions[kind_of(name)](old, new)
+
+
 def across_devices(grads: Any, metrics: Metrics) -> tuple[Any, Metrics]:
     """Gradients and metrics of all samples, from those of an equal share of them on each device."""
     collectives = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}
@@ -62,17 +68,13 @@ class Tally(struct.PyTreeNode):
 
     def metrics(self) -> Metrics:
         """What they come to; NaN for what was never reported."""
-        means = {name: x / self.count[name] for name, x in self.value.items()}
         return {
-            name: means[name] if kind_of(name) == "mean" else jnp.where(self.count[name] > 0, x, jnp.nan)
+            name: x / self.count[name] if kind_of(name) == "mean" else jnp.where(self.count[name] > 0, x, jnp.nan)
             for name, x in self.value.items()
         }
 
     def _with(self, newer: "Tally", name: str) -> jax.Array:
         """The value of both reports of a metric."""
-        kind, old, new = kind_of(name), self.value[name], newer.value[name]
-        if kind in ("mean", "sum"):
-            return old + new
-        new = jnp.where(newer.count[name] > 0, new, old)
-        old = jnp.where(self.count[name] > 0, old, new)
-        return {"max": jnp.maximum(old, new), "min": jnp.minimum(old, new), "last": new}[kind]
+        old, new = self.value[name], newer.value[name]
+        none = [newer.count[name] == 0, self.count[name] == 0]
+        return jnp.select(none, [old, new], join(name, old, new))

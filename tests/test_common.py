@@ -248,6 +248,10 @@ def test_training_time_is_without_evaluation_and_saving(monkeypatch):
         pass_time(saving, "checkpoint")
         assert clock.lap() == 2
     assert (clock.trained, clock.since_begin, clock.wall) == (6, 18, 28)
+    with pytest.raises(KeyboardInterrupt), clock.timed("eval"):
+        now += 1
+        raise KeyboardInterrupt
+    assert clock.trained == 6
     clock.end()
     pass_time(3, "checkpoint")
     assert clock.trained == 6

@@ -45,5 +45,7 @@ class Clock:
     def timed(self, name: str):
         """Add the time inside to one of `seconds`."""
         began = time.perf_counter()
-        yield
-        self.seconds[name] += time.perf_counter() - began
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - began

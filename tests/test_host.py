@@ -6,9 +6,11 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -381,6 +383,24 @@ def test_a_worker_that_has_waited_for_long_is_not_stuck_in_what_comes_next(monke
 
 
 # -------------------------------------------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize("stdout", ["closed", "unread"])
+def test_a_run_that_leaves_a_thread_behind_ends_at_once_whoever_reads(stdout, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    unread = os.fdopen(writer, "w")
+    unread.write("nobody reads this")
+    monkeypatch.setattr(sys, "stdout", unread if stdout == "unread" else None)
+    monkeypatch.setattr(os, "_exit", lambda code: sys.exit(f"at once, with {code}"))
+    released, worker = threading.Event(), Worker("actor 0")
+    worker.run(released.wait)
+    with pytest.raises(SystemExit, match="at once, with 3"):
+        common.actors.watching.leave(3)
+    released.set()
+    assert worker.join(time.monotonic() + 60)
+    with suppress(BrokenPipeError):
+        unread.close()
 
 
 @pytest.mark.parametrize("phase", ["make", "close"])

@@ -141,8 +141,9 @@ def end(workers: list[Worker]) -> list[Worker]:
 def leave(code: int) -> NoReturn:
     """End the process; at once where a thread hangs in foreign code, which Python's own shutdown could crash."""
     if any(thread.name == THREAD for thread in threading.enumerate()):
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, OSError, ValueError):  # it is None, nobody reads it, or it is closed
+                stream.flush()
         os._exit(code)
     sys.exit(code)
 

@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,8 @@ CASES = [
     ("--num-env 8", "--num-env, --num-envs"),
     ("--resume", "--resume needs a value"),
     ("--resume --quiet", "--resume needs a value"),
+    ("--list-envs --seed", "--seed needs a value"),
+    ("--hidden-sizes --seed", "--seed needs a value"),
     ("--quiet yes", "'yes', no flag"),
     ("--unheard-of 3", "--unheard-of, --help"),
     ("--no-normalize-rewards", "--normalize-rewards, --normalize-returns"),
@@ -232,6 +235,92 @@ def test_python_arguments_are_checked_too(name, value):
     """`Args(...)` refuses what the command line refuses, with the flag's name."""
     with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} "):
         Args(**{name: value})
+
+
+FORK = """
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from algos.ppo_pmap import Args
+from common.cli.checks import check
+
+
+@dataclass(kw_only=True)
+class Fork(Args):
+    kappa: float = 0.5
+    switch: bool = False
+    scales: list[float] = field(default_factory=lambda: [1.0])
+    weights: dict[str, float] = field(default_factory=dict)
+    mixed: tuple[int, str] = (1, "a")
+    order: Literal[1, 2] = 1
+    data: Path = Path()
+    maybe: Path | None = None
+    sizes: tuple[int, ...] | None = None
+    limit: Annotated[int, "up to"] | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        check(self, "scales", at_least=0)
+"""
+
+
+@pytest.fixture(scope="module")
+def fork() -> type:
+    """The flags of a copied algorithm, of kinds that none of ours has, and with annotations that are texts."""
+    module = types.ModuleType("fork")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "fork", module)
+        exec(FORK, module.__dict__)
+        yield module.Fork
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("--kappa 1", 1.0),
+        ("--switch", True),
+        ("--scales 1 2.5", [1.0, 2.5]),
+        ("--weights a 1 b 2e3", {"a": 1.0, "b": 2000.0}),
+        ("--mixed 2e3 3", (2000, "3")),
+        ("--order 2", 2),
+        ("--data some/where", Path("some/where")),
+        ("--maybe some/where", Path("some/where")),
+        ("--sizes 1e1 2", (10, 2)),
+        ("--limit 1e3", 1000),
+        ("--num-envs 1e1", 10),
+    ],
+)
+def test_forks_may_have_flags_of_other_kinds(words, value, fork):
+    name = words.split()[0].strip("-").replace("-", "_")
+    for args in (parse(fork, words.split()), fork(**{name: value})):
+        found = getattr(args, name)
+        assert (found, type(found)) == (value, type(value))
+    assert fork(data="a text") == fork(data="a text", order=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("--kappa much", "--kappa must be a number, got 'much'"),
+        ("--scales 1 much", "--scales must be a number, got 'much'"),
+        ("--scales -1", "--scales must be at least 0, got -1"),
+        ("--weights a much", "--weights must be a number, got 'much'"),
+        ("--order 3", "--order must be one of 1, 2, got '3'"),
+        ("--sizes 1 many", "--sizes must be a whole number, got 'many'"),
+        ("--limit 1.5", "--limit must be a whole number or None, got '1.5'"),
+        ("--switch --kappa", "--kappa needs a value"),
+    ],
+)
+def test_flags_of_other_kinds_are_checked(words, wanted, fork):
+    assert wanted in refusal(train, fork, words.split())
+
+
+@pytest.mark.parametrize("words", [f"--seed {'9' * 4000}", f"--seed {'9' * 5000}", "x" * 5000, f"--{'x' * 5000}"])
+def test_messages_do_not_repeat_endless_words(words):
+    assert len(refusal(train, Args, words.split())) < 200
 
 
 def test_sizes_beyond_all_memory_are_one_sentence(places, capsys):

@@ -4,6 +4,8 @@ import dataclasses
 import difflib
 from typing import Any
 
+from common.cli.checks import shortened
+
 INSTEAD = {
     "anneal_lr": ("lr_schedule", "--lr-schedule linear anneals the step size, --lr-schedule constant does not"),
     "normalize_rewards": ("normalize_returns", "--normalize-returns, which is on by default, takes its place"),
@@ -25,4 +27,4 @@ def explain(args_class: Any, flag: str) -> str:
         return f"there is no --{name.replace('_', '-')} here: {advice}"
     near = difflib.get_close_matches(name, known, n=1) or [other for other in known if name and name in other][:1]
     hint = f"did you mean --{near[0].replace('_', '-')}?" if near else "--help lists all flags"
-    return f"there is no {flag} here: {hint}"
+    return f"there is no {shortened(flag)} here: {hint}"

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from contextlib import suppress
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -14,34 +14,49 @@ LARGEST = 2**31 - 1
 """What the devices can count up to."""
 
 
-class Word(str):
-    """A word of the command line where a number or a choice belongs; `check_types` makes one of it."""
-
-
 WORDS = tyro.constructors.ConstructorRegistry()
-"""The rule by which tyro leaves words to `check_types`: it says what is wrong with them as it does in Python."""
+"""The rule by which tyro leaves it to `check_types` to refuse words: it says what is wrong as it does in Python."""
 
 
 @WORDS.primitive_rule
-def _leave(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+def _numbers_and_choices(
+    info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec | None:
     metavar = _metavar(info.type)
     if not metavar:
-        return None  # tyro's own ways, for texts and switches
+        return None  # tyro's own ways, for texts, switches and kinds that are none of ours
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
-        instance_from_str=lambda words: Word(words[0]),
+        instance_from_str=lambda words: _meant(words[0], info.type),
         is_instance=lambda value: True,
         str_from_instance=lambda value: [str(value)],
     )
 
 
+def _meant(word: str, kind: Any) -> Any:
+    """The number or the choice that `word` stands for; the word itself where it is none."""
+    for option in _options(kind):
+        if get_origin(option) is Literal:
+            named = [choice for choice in get_args(option) if str(choice) == word]
+            if named:
+                return named[0]
+        if option is NoneType and word == "None":
+            return None
+        with suppress(ValueError, OverflowError):
+            if option is int:  # in digits it is exact, however long
+                return _whole(float(word) if set(word.lower()) & set(".e") else int(word))
+            if option is float:
+                return float(word)
+    return word
+
+
 def _metavar(kind: Any) -> str:
     """What --help shows for a number or a choice; empty for other kinds."""
     if get_origin(kind) is Literal:
-        return "{" + ",".join(get_args(kind)) + "}"
-    if _is_union(kind):
-        return "|".join(filter(None, map(_metavar, get_args(kind))))
+        return "{" + ",".join(map(str, get_args(kind))) + "}"
+    if len(_options(kind)) > 1:
+        return "|".join(filter(None, map(_metavar, _options(kind))))
     return {int: "INT", float: "FLOAT"}.get(kind, "")
 
 
@@ -65,16 +80,16 @@ def check(args: Any, names: str, at_least=-math.inf, at_most=math.inf, above=-ma
     """
     for name in names.split():
         value = getattr(args, name)
-        if value == ():
+        if value in ((), []):
             raise UsageError(f"{_flag(name)} needs at least one number")
-        for number in value if isinstance(value, tuple) else () if value is None else (value,):
+        for number in value if isinstance(value, (tuple, list)) else () if value is None else (value,):
             most = LARGEST if isinstance(number, int) and at_most == math.inf else at_most
             if at_least <= number <= most and number > above and abs(number) < math.inf:
                 continue
             bounds = [("at least", at_least), ("at most", most if number > most else at_most), ("greater than", above)]
             rules = [f"{words} {bound}" for words, bound in bounds if math.isfinite(bound)]
             rules += [] if abs(number) < math.inf and rules else ["finite"]
-            raise UsageError(f"{_flag(name)} must be {' and '.join(rules)}, got {number}")
+            raise UsageError(f"{_flag(name)} must be {' and '.join(rules)}, got {shortened(str(number))}")
 
 
 def multiples_near(number: int, unit: int) -> str:
@@ -84,9 +99,28 @@ def multiples_near(number: int, unit: int) -> str:
 
 
 def check_types(args: Any) -> None:
-    """Raise UsageError where a value does not have its field's type; whole floats become integers (`1e6`)."""
-    for field in dataclasses.fields(args):
-        setattr(args, field.name, _typed(_flag(field.name), getattr(args, field.name), field.type))
+    """Raise UsageError where a value does not have its field's type; whole floats become integers (`1e6`).
+
+    Values of kinds that are none of ours (see `_NAMES`) stay as they are.
+    """
+    for name, kind in kinds_of(type(args)).items():
+        setattr(args, name, _typed(_flag(name), getattr(args, name), kind))
+
+
+def kinds_of(args_class: type) -> dict[str, Any]:
+    """The type of each flag, also where annotations are texts."""
+    hints = get_type_hints(args_class, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(args_class)}
+
+
+def needs_value(kind: Any) -> bool:
+    """Whether a flag of this type cannot stand alone."""
+    return kind not in (bool, Suite) and get_origin(kind) not in _CONTAINERS
+
+
+def shortened(text: str) -> str:
+    """The text, or its beginning, for a message of one sentence."""
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _flag(name: str) -> str:
@@ -94,38 +128,45 @@ def _flag(name: str) -> str:
 
 
 def _typed(flag: str, value: Any, kind: Any) -> Any:
-    if get_origin(kind) is Annotated:
-        return _typed(flag, value, get_args(kind)[0])
-    if get_origin(kind) is tuple:
-        if not isinstance(value, (tuple, list)):
-            raise UsageError(f"{flag} must be a sequence, got {value!r}")
-        return tuple(_typed(flag, element, get_args(kind)[0]) for element in value)
-    options = get_args(kind) if _is_union(kind) else (kind,)
+    options = _options(kind)
     for option in options:
-        with suppress(ValueError, OverflowError):
-            return _read(value, option)
-    described = " or ".join(_described(option) for option in options if option is not NoneType)
-    raise UsageError(f"{flag} must be {described}, got {value!r}")
+        try:
+            return _read(flag, value, option)
+        except UsageError:  # of an element
+            raise
+        except (ValueError, OverflowError):
+            continue
+    raise UsageError(f"{flag} must be {' or '.join(map(_described, options))}, got {shortened(repr(value))}")
 
 
-def _read(value: Any, kind: Any) -> Any:
-    """`value` as a number, a choice, a text, a switch or nothing. Raises ValueError where it is none."""
+def _read(flag: str, value: Any, kind: Any) -> Any:
+    """`value` as one of that kind. Raises ValueError where it is none, UsageError where an element is not."""
+    container, kinds = get_origin(kind), get_args(kind)
+    if container in _CONTAINERS:
+        return _read_elements(flag, value, container, kinds)
+    if container is Literal and value in kinds:
+        return kinds[kinds.index(value)]
     if kind is int:
         return _whole(value)
-    if kind is float and isinstance(value, (int, Word)) and not isinstance(value, bool):
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if kind is NoneType and value == "None":
-        return None
-    if get_origin(kind) is Literal and value in get_args(kind):
-        return str(value)
-    if isinstance(kind, type) and isinstance(value, kind):
-        return value
-    raise ValueError
+    if container is Literal or kind in _NAMES and not isinstance(value, kind):
+        raise ValueError
+    return value
+
+
+def _read_elements(flag: str, value: Any, container: type, kinds: tuple[Any, ...]) -> Any:
+    """A container with each element as one of its kind. Raises ValueError where `value` is no such container."""
+    if container is dict and isinstance(value, dict):
+        return {_typed(flag, key, kinds[0]): _typed(flag, element, kinds[1]) for key, element in value.items()}
+    if container is dict or not isinstance(value, (tuple, list)):
+        raise ValueError
+    if container is list or Ellipsis in kinds:
+        kinds = kinds[:1] * len(value)
+    return container(_typed(flag, element, kind) for element, kind in zip(value, kinds, strict=True))
 
 
 def _whole(value: Any) -> int:
-    if isinstance(value, Word):
-        value = float(value) if set(value.lower()) & set(".e") else int(value)  # which is exact, however long
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -135,9 +176,16 @@ def _whole(value: Any) -> int:
 
 def _described(kind: Any) -> str:
     if get_origin(kind) is Literal:
-        return f"one of {', '.join(get_args(kind))}"
-    return {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}[kind]
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    return _NAMES.get(kind) or _CONTAINERS[get_origin(kind)]
 
 
-def _is_union(kind: Any) -> bool:
-    return get_origin(kind) in (Union, UnionType)
+_NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", NoneType: "None"}
+_CONTAINERS = {tuple: "a sequence", list: "a sequence", dict: "a dictionary"}
+
+
+def _options(kind: Any) -> tuple[Any, ...]:
+    """The kinds that a value may be of."""
+    if get_origin(kind) is Annotated:
+        return _options(get_args(kind)[0])
+    return sum(map(_options, get_args(kind)), ()) if get_origin(kind) in (Union, UnionType) else (kind,)

@@ -1,6 +1,5 @@
 """From a command line to flags, and from what training raises to an exit code."""
 
-import dataclasses
 import errno
 import io
 import itertools
@@ -13,7 +12,7 @@ from typing import Any
 import tyro
 
 from common.cli.absent_flags import explain
-from common.cli.checks import WORDS
+from common.cli.checks import WORDS, kinds_of, needs_value, shortened
 from common.cli.errors import TrainingError, UsageError, fail
 from common.cli.flags import RunArgs
 from common.cli.signals import end_at_once
@@ -74,14 +73,14 @@ def _read(args_class: type, argv: list[str], program: str | None) -> Any:
         raise (end.__context__ if ours else UsageError(_lacking(args_class, argv))) from None
     if unknown:
         flags = [word.split("=")[0] for word in unknown if word.startswith("--")]
-        nothing = f"{unknown[0]!r} belongs to no flag: --help lists all of them"
+        nothing = f"{shortened(repr(unknown[0]))} belongs to no flag: --help lists all of them"
         raise UsageError(explain(args_class, flags[0]) if flags else nothing)
     return args
 
 
 def _lacking(args_class: type, argv: list[str]) -> str:
     """Which flag has no value, that being all that is left to the parser to refuse."""
-    takes_value = {field.name for field in dataclasses.fields(args_class) if field.type is not bool}
+    takes_value = {name for name, kind in kinds_of(args_class).items() if needs_value(kind)}
     pairs = itertools.pairwise([*argv, "--"])
     bare = [word for word, after in pairs if word[2:].replace("-", "_") in takes_value and after.startswith("--")]
     return f"{bare[0]} needs a value" if bare else "these flags cannot be read: --help lists all of them"

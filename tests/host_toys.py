@@ -10,12 +10,21 @@ import gymnasium
 import numpy as np
 
 
+class OddError(Exception):
+    """Cannot be sent to another process, nor made of one word."""
+
+    def __init__(self, kind: str, what: str):
+        super().__init__(f"{kind} {what}")
+        self.later = lambda: what
+
+
 class Toy(gymnasium.Env):
     """Observes (episode, step); truncated after `limit` steps, or terminated where `terminates`; reward is the action.
 
-    What may happen, at a step counted over all episodes: `raise_at`, `hang_at`, `spin_at`, `nan_at`, `nan_reward_at`,
-    `grow_at`, `exit_at`; `hang_in_make` and `hang_in_process`, while it is made, anywhere or in a process of its own;
-    `hang_in_close` and `raise_in_close`. Only to one environment, where `once` names a file to remember it.
+    What may happen, at a step counted over all episodes: `raise_at`, `raise_odd_at`, `hang_at`, `spin_at`, `nan_at`,
+    `nan_reward_at`, `grow_at`, `exit_at`; while it is made, `hang_in_make` and, in a process of its own only,
+    `hang_in_process`; `hang_in_close` and `raise_in_close`. Only to one environment, where `once` names a file to
+    remember it.
     """
 
     action_space = gymnasium.spaces.Discrete(3)
@@ -42,6 +51,8 @@ class Toy(gymnasium.Env):
         self.time += 1
         if self._happens("raise_at", self.total):
             raise RuntimeError("the toy was told to fail")
+        if self._happens("raise_odd_at", self.total):
+            raise OddError("odd", "trouble")
         if self._happens("exit_at", self.total):
             os._exit(7)
         if self._happens("spin_at", self.total):

@@ -498,10 +498,11 @@ def test_an_evaluation_that_fails_begins_anew(tmp_path, capfd):
     assert result_of(tmp_path / "run")["status"] == "finished"
 
 
-def test_environments_close_after_one_has_raised():
-    envs = make_host(TOYS + "Toy-v0", 2, 0, env_params='{"raise_at": 1}')
+@pytest.mark.parametrize(("what", "words"), [("raise_at", "the toy was told to fail"), ("raise_odd_at", "odd trouble")])
+def test_processes_close_after_an_environment_has_raised(what, words):
+    envs = make_host(TOYS + "Toy-v0", 2, 0, env_params=json.dumps({what: 1}), step_timeout=60.0)
     envs.reset()
-    with pytest.raises(RuntimeError, match="the toy was told to fail"):
+    with pytest.raises(RuntimeError, match=words):
         envs.step(np.zeros(2, int))
     envs.close()
 

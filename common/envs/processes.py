@@ -3,6 +3,7 @@
 import fcntl
 import multiprocessing.connection
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -12,7 +13,10 @@ from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+
+from common.envs.usage import reason
 
 CLOSING = 1.0  # seconds that processes get to end by themselves
 _starting = threading.Lock()
@@ -122,7 +126,31 @@ class _Maker:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             _end_with(parent.sentinel)
             self._begun.release()
-        return self._maker()
+        return _PlainErrors(self._maker())
+
+
+class _PlainErrors(gymnasium.Wrapper):
+    """Raises a RuntimeError in place of errors that gymnasium cannot send to the process that waits for the step."""
+
+    def reset(self, **options: Any) -> tuple[Any, dict]:
+        with _plain_errors():
+            return self.env.reset(**options)
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        with _plain_errors():
+            return self.env.step(action)
+
+
+@contextmanager
+def _plain_errors():
+    try:
+        yield
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(type(error)(error)))  # which is what gymnasium does
+        except Exception:
+            raise RuntimeError(reason(error)) from error
+        raise
 
 
 def _end_with(sentinel: int) -> None:

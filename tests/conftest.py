@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +18,18 @@ common.device.compilation._options = lambda level: {}  # none that would overrid
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # starts the backend, so that no run can choose another number
 
-LONGEST_FIRST = ("sac", "faults", "invariants", "flags", "notebooks", "envs", "cli", "export", "policy")
+QUICK = {  # of each file, the names of tests that `pytest -m quick` runs
+    "appo": "golden|double_sum|teach|both_losses|lockstep|bad_flags",
+    "architecture": "test_(?!help)",
+    "bad_input": "bad_input",
+    "common": "statistics|due|sha256|sizes|counts_once",
+    "envs": "refused|random_elements|encoding",
+    "faults": "a_nan",
+    "invariants": r"x2|x4.*\[ppo\]|x5|x6.*\[one seed\]",
+    "maths": "",
+    "sac": "td_target|squashed|saturates|entropy|bounds|paper|oldest|ratio|bad_flags",
+}
+LONGEST_FIRST = ("invariants", "faults", "flags", "notebooks", "envs", "sac", "cli", "export", "policy")
 LONGEST_FIRST += ("render", "common", "bad_input", "maths", "plot")
 
 
@@ -29,8 +41,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long start first, those that are not listed before all others: both processes end together."""
-    places = {f"test_{name}": place for place, name in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: places.get(item.path.stem, -1))
+    names = {item: item.path.stem.removeprefix("test_") for item in items}
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(names[item], -1))
+    for item in items:
+        if names[item] in QUICK and re.search(QUICK[names[item]], item.name):
+            item.add_marker("quick")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import re
+import subprocess
 import time
 from pathlib import Path
 
@@ -22,19 +23,29 @@ class Toy(gymnasium.Env):
     """Observes (episode, step); truncated after `limit` steps, or terminated where `terminates`; reward is the action.
 
     What may happen, at a step counted over all episodes: `raise_at`, `raise_odd_at`, `hang_at`, `spin_at`, `nan_at`,
-    `nan_reward_at`, `grow_at`, `exit_at`; while it is made, `hang_in_make` and, in a process of its own only,
-    `hang_in_process`; `hang_in_close` and `raise_in_close`. Only to one environment, where `once` names a file to
-    remember it.
+    `nan_reward_at`, `grow_at`, `exit_at`; `hang_in_make` and `hang_in_process`, while it is made, anywhere or in a process of its own;
+    `hang_in_close` and `raise_in_close`. Only to one environment, where `once` names a file to remember it.
+    `simulator` names a file for the number of a process that this starts, in a process of its own.
     """
 
     action_space = gymnasium.spaces.Discrete(3)
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
-    def __init__(self, limit: int = 7, terminates: bool = False, sleep: float = 0.0, once: str = "", **trouble: int):
+    def __init__(
+        self,
+        limit: int = 7,
+        terminates: bool = False,
+        sleep: float = 0.0,
+        once: str = "",
+        simulator: str = "",
+        **trouble: int,
+    ):
         self.limit, self.terminates, self.sleep = limit, terminates, sleep
         self.trouble, self.once = trouble, once
         self.total = self.episode = 0
         in_process = multiprocessing.parent_process() is not None
+        if simulator and in_process:
+            Path(simulator).write_text(str(subprocess.Popen(["sleep", "1e6"]).pid))
         if self._happens("hang_in_make", 1) or in_process and self._happens("hang_in_process", 1):
             time.sleep(1e6)
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import appo_pmap as appo
@@ -20,15 +21,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cli_helpers import ROOT, checkpoint_steps, read_until, run_python, start_script
+from cli_helpers import ROOT, checkpoint_steps, environment, read_until, run_python, start_script
 from helpers import result_of
 from test_appo import TOY, rows, small_args, train
 
 import common.actors.evaluation
+import common.actors.restarts
 import common.actors.watching
 from common import play
 from common.actors.actor import Actor
-from common.actors.crew import ActorsFailed, Schedule
+from common.actors.crew import ActorsFailed, Crew, Schedule
 from common.actors.environments import env_maker, eval_params, inspect_env
 from common.actors.evaluation import run_host_episodes
 from common.actors.parameters import ParameterSlots, Slot
@@ -36,6 +38,7 @@ from common.actors.rollouts import Collected, RolloutQueues
 from common.actors.watching import GRACE, Activity, Limits, Worker
 from common.cli.errors import TrainingError
 from common.envs.evaluation_params import evaluation_params
+from common.envs.processes import Processes
 from common.envs.registry import make_host
 from common.envs.usage import read_params
 
@@ -51,6 +54,27 @@ def steps(name: str, count: int, **more: Any) -> tuple[Any, list[Any]]:
     outputs = [envs.step(action) for _ in range(count)]
     envs.close()
     return first, outputs
+
+
+def wait_until(so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 300
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def children(pid: int) -> list[int]:
+    """All processes below `pid`."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    below = [int(word) for file in files for word in file.read_text().split()]
+    return below + [process for child in below for process in children(child)]
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process, one that has ended and that nobody has asked about left aside."""
+    with suppress(OSError):
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    return False
 
 
 # -------------------------------------------------------------------------------------------------------- environments
@@ -136,6 +160,74 @@ def test_processes_that_hang_raise_and_end():
         envs.step(np.zeros(2, int))
     envs.close()
     assert not any(process.is_alive() for process in processes)
+
+
+class NeverBegins:
+    """A maker that hangs while another process reads it."""
+
+    def __call__(self):
+        return host_toys.Toy()
+
+    def __reduce__(self):
+        return time.sleep, (1e6,)
+
+
+def test_processes_that_never_begin_are_given_up():
+    with pytest.raises(TimeoutError, match=r"reset took over 0.1 s \(--reset-timeout\)"):
+        Processes(NeverBegins(), 1, reset_timeout=0.1, step_timeout=None)
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_what_an_environment_has_started_ends_with_it(end, tmp_path):
+    params = json.dumps({"simulator": str(tmp_path / "simulator")})
+    envs = make_host(TOYS + "Toy-v0", 1, 0, params, "async")
+    envs.reset()
+    simulator = int((tmp_path / "simulator").read_text())
+    assert runs(simulator)
+    getattr(envs, end)()
+    wait_until(lambda: not runs(simulator))
+    envs.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_what_an_environment_has_started_ends_with_the_program(number, tmp_path):
+    """A terminal sends SIGINT to all of the program's group."""
+    params = json.dumps({"simulator": str(tmp_path / "simulator")})
+    code = f"from common.envs.registry import make_host; envs = make_host('{TOYS}Toy-v0', 1, 0, {params!r}, 'async'); "
+    code += "envs.reset(); print('begun', flush=True); import time; time.sleep(1e6)"
+    words = [sys.executable, "-c", code]
+    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    program = Popen(words, env=environment(**path), stdout=PIPE, text=True, start_new_session=True)
+    read_until(program, "begun")
+    simulator = int((tmp_path / "simulator").read_text())
+    (os.killpg if number == signal.SIGINT else os.kill)(program.pid, number)
+    program.communicate(timeout=300)
+    wait_until(lambda: not runs(simulator))
+
+
+def test_runs_may_be_in_processes_of_other_programs(tmp_path):
+    """In a thread, as actors are: where they start must not be taken for a process of an environment."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, threading\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from multiprocessing import get_context\n"
+        "def run():\n"
+        "    from common.envs.registry import make_host\n"
+        "    envs = make_host('gymnasium:CartPole-v1', 2, 0)\n"
+        "    print(envs.reset().shape, flush=True)\n"
+        "    envs.close()\n"
+        "def work():\n"
+        "    thread = threading.Thread(target=run)\n"
+        "    thread.start()\n"
+        "    thread.join()\n"
+        "if __name__ == '__main__':\n"
+        "    process = get_context('spawn').Process(target=work)\n"
+        "    process.start()\n"
+        "    process.join()\n"
+    )
+    done = run_python(program)
+    assert done.stdout == "(2, 4)\n", done.stderr
 
 
 def test_processes_do_not_import_this_program(tmp_path):
@@ -404,10 +496,12 @@ def test_a_run_that_leaves_a_thread_behind_ends_at_once_whoever_reads(stdout, mo
 
 
 @pytest.mark.parametrize("phase", ["make", "close"])
-def test_an_environment_that_hangs_at_the_first_look_is_given_up(phase, monkeypatch):
+def test_an_environment_that_hangs_at_the_first_look_is_given_up(phase, tmp_path, monkeypatch):
+    stuck, hangs = Worker.stuck, (tmp_path / "once").exists
+    monkeypatch.setattr(Worker, "stuck", lambda worker, limits: hangs() and stuck(worker, limits))
     monkeypatch.setattr(common.actors.watching, "GRACE", 0.0)
-    args = small_args(env_params=json.dumps({f"hang_in_{phase}": 1}), reset_timeout=2.0)
-    with pytest.raises(TrainingError, match=rf"Toy-v0 does not return from {phase} \(--reset-timeout 2\)"):
+    args = small_args(env_params=trouble(tmp_path, **{f"hang_in_{phase}": 1}), reset_timeout=0.1)
+    with pytest.raises(TrainingError, match=rf"Toy-v0 does not return from {phase} \(--reset-timeout 0.1\)"):
         inspect_env(args)
 
 
@@ -448,13 +542,27 @@ def test_a_restart_is_counted_in_the_checkpoint(tmp_path, capfd):
     assert rows(tmp_path / "run")[-1]["actors/restarts"] == 1
 
 
-def test_the_second_restart_of_an_actor_waits(tmp_path, capfd):
-    flags = {"actor_threads": 1, "restart_interval": 3.0, "max_restarts": 3}
+class OwnTime:
+    """A clock that only sleeping moves."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_the_second_restart_of_an_actor_waits(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(common.actors.restarts, "time", OwnTime())
+    flags = {"actor_threads": 1, "restart_interval": 30.0, "max_restarts": 3}
     with pytest.raises(ActorsFailed, match=r"after 3 restarts \(--max-restarts\): RuntimeError: the toy"):
         train(tmp_path / "run", env_params='{"raise_at": 20}', **flags)
     errors = capfd.readouterr().err
     assert errors.count("restarts now") == 1
-    assert errors.count("restarts in 3 s") == 2
+    assert errors.count("restarts in 30 s") == 2
     assert result_of(tmp_path / "run")["status"] == "failed"
     assert checkpoint_steps(tmp_path / "run") == [result_of(tmp_path / "run")["env_steps"]]
 
@@ -537,20 +645,6 @@ def test_a_thread_that_hangs_ends_the_run_with_its_work_saved(tmp_path):
     assert any((tmp_path / "run" / "checkpoints").iterdir())
 
 
-def wait_until(so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def children(pid: int) -> list[int]:
-    """All processes below `pid`."""
-    files = Path(f"/proc/{pid}/task").glob("*/children")
-    below = [int(word) for file in files for word in file.read_text().split()]
-    return below + [process for child in below for process in children(child)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_signals_leave_no_process_behind(number, code, tmp_path):
@@ -558,29 +652,29 @@ def test_signals_leave_no_process_behind(number, code, tmp_path):
     flags = (
         "--num-steps 4 --envs-per-actor 2 --hidden-sizes 4 --total-timesteps 1e8 --log-interval 64 --eval-interval 64"
     )
-    params = trouble(tmp_path, sleep=0.01, spin_at=30)
+    params = trouble(tmp_path, sleep=0.01, spin_at=30, simulator=str(tmp_path / "simulator"))
     words = [*flags.split(), "--env", TOY, "--env-params", params, "--run-dir", "run"]
     process = start_script(*words, cwd=tmp_path, script=SCRIPT, PYTHONPATH=str(ROOT / "tests"))
     read_until(process, "step ")
     wait_until((tmp_path / "once").exists)
     below = children(process.pid)
-    assert len(below) >= 4
+    assert len(below) >= 8  # two actors with two environments each, which have simulators
     os.kill(process.pid, number)
-    output, _ = process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode == code
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below))
+    wait_until(lambda: not any(map(runs, below)))
     if number != signal.SIGKILL:
         assert any((tmp_path / "run" / "checkpoints").iterdir())
-        assert "left behind" not in output
 
 
 def test_a_failure_leaves_no_process_behind(tmp_path, monkeypatch):
+    look, hangs = Crew._raise_failures, (tmp_path / "once").exists
+    monkeypatch.setattr(Crew, "_raise_failures", lambda crew, waited: hangs() and look(crew, waited))
     monkeypatch.setattr(common.actors.watching, "GRACE", 0.2)
-    few = {"envs_per_actor": 1, "learner_timeout": 1.0}
+    few = {"actor_threads": 1, "envs_per_actor": 1, "learner_timeout": 1.0}
     with pytest.raises(ActorsFailed, match="no rollout"):
-        train(tmp_path / "run", vectorization="async", env_params='{"hang_at": 20}', **few)
-    names = [process.name for process in multiprocessing.active_children()]
-    assert not [name for name in names if "Worker" in name]
+        train(tmp_path / "run", vectorization="async", env_params=trouble(tmp_path, hang_at=20), **few)
+    wait_until(lambda: not any("Worker" in process.name for process in multiprocessing.active_children()))
 
 
 @pytest.mark.slow

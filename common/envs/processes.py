@@ -1,6 +1,7 @@
 """gymnasium environments in processes of their own: what hangs there can be killed, and ends with this program."""
 
 import fcntl
+import math
 import multiprocessing.connection
 import os
 import pickle
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 import types
+import weakref
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -45,17 +47,25 @@ class Processes(AsyncVectorEnv):
             self.kill()
             self.closed = True
             raise
+        self._at_exit = weakref.finalize(self, _kill, self.processes)  # Python's own end would spare what they started
 
     def _check_spaces(self) -> None:
-        """Wait until all processes have begun.
+        """Wait until all processes have begun, no longer than a reset may take.
 
         gymnasium's constructor ends with this. Its own waits for the environments to be made, without a limit.
         """
-        with self._in_time("reset"):
+        with self._in_time("reset") as seconds:
+            deadline = math.inf if seconds is None else time.monotonic() + seconds
             for _ in self.processes:
-                while not self._begun.acquire(timeout=0.1):
-                    if not all(process.is_alive() for process in self.processes):
-                        raise EOFError
+                self._await_one(deadline)
+
+    def _await_one(self, deadline: float) -> None:
+        """Wait until one more process has begun."""
+        while not self._begun.acquire(timeout=0.1):
+            if not all(process.is_alive() for process in self.processes):
+                raise EOFError
+            if time.monotonic() > deadline:
+                raise multiprocessing.TimeoutError
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
         """As gymnasium's. Raises TimeoutError where a process does not answer in time, RuntimeError where one died."""
@@ -70,7 +80,7 @@ class Processes(AsyncVectorEnv):
             return self.step_wait(timeout=seconds)
 
     def close_extras(self, **_: Any) -> None:
-        """Ask all processes to end, and kill those that do not.
+        """Ask all processes to end, and kill those that do not, with all that any of them has left behind.
 
         gymnasium's own waits for one that hangs, and leaves the others behind where one has died.
         """
@@ -80,13 +90,14 @@ class Processes(AsyncVectorEnv):
         deadline = time.monotonic() + CLOSING
         for process in self.processes:
             process.join(max(deadline - time.monotonic(), 0.0))
-            process.kill()
+        self.kill()
+        for process in self.processes:
             process.join()
+        self._at_exit.detach()  # their numbers may be those of other processes by then
 
     def kill(self) -> None:
         """End all processes at once, from any thread: one that waits for them gets a RuntimeError."""
-        for process in self.processes:
-            process.kill()
+        _kill(self.processes)
 
     @contextmanager
     def _in_time(self, what: str):
@@ -115,16 +126,16 @@ def _hidden_main():
 
 
 class _Maker:
-    """Calls `maker`, in a process of its own out of Ctrl-C's reach: the parent decides what ends."""
+    """Calls `maker`; in another process, in a group of that one's own, which its parent ends and Ctrl-C does not."""
 
     def __init__(self, maker: Callable[[], Any], begun: Any):
         """`begun` is a semaphore for all processes that have come so far."""
-        self._maker, self._begun = maker, begun
+        self._maker, self._begun, self._home = maker, begun, os.getpid()
 
     def __call__(self) -> Any:
-        if parent := multiprocessing.parent_process():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            _end_with(parent.sentinel)
+        if os.getpid() != self._home:  # gymnasium also calls this at home, to see what the environment is
+            os.setpgid(0, 0)
+            _end_with(multiprocessing.parent_process().sentinel)
             self._begun.release()
         return _PlainErrors(self._maker())
 
@@ -153,18 +164,27 @@ def _plain_errors():
         raise
 
 
+def _kill(processes: list[Any]) -> None:
+    """End processes and those that they have started, such as simulators, at once."""
+    for process in processes:
+        if process.pid:  # None where it could not be started
+            process.kill()  # it may have no group of its own yet
+            with suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
 def _end_with(sentinel: int) -> None:
-    """End this process once the one behind `sentinel` has ended, however that happened and whatever goes on here."""
+    """End this group once the process behind `sentinel` has ended, however that happened and whatever goes on here."""
     if hasattr(fcntl, "F_SETSIG"):  # the kernel does it, also where an environment keeps the interpreter to itself
-        fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(sentinel, fcntl.F_SETOWN, -os.getpgid(0))
         fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(sentinel, fcntl.F_SETFL, os.O_ASYNC)
         if multiprocessing.connection.wait([sentinel], timeout=0):
-            os._exit(1)
+            os.killpg(0, signal.SIGKILL)
     else:
-        threading.Thread(target=_exit_after, args=(sentinel,), daemon=True).start()
+        threading.Thread(target=_end_after, args=(sentinel,), daemon=True).start()
 
 
-def _exit_after(sentinel: int) -> None:
+def _end_after(sentinel: int) -> None:
     multiprocessing.connection.wait([sentinel])
-    os._exit(1)
+    os.killpg(0, signal.SIGKILL)

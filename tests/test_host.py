@@ -573,14 +573,24 @@ def test_a_learner_without_rollouts_says_what_every_actor_does(tmp_path):
         train(tmp_path / "run", env_params='{"sleep": 0.3}', learner_timeout=1.0)
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
-def test_an_evaluation_that_fails_does_not_stop_the_training(kind, tmp_path, monkeypatch, capfd):
-    def fail(*_):
-        raise kind("no evaluation today")
+@pytest.mark.parametrize(
+    ("error", "steps", "words"),
+    [
+        (RuntimeError("no way"), [5, 5], "failed twice after 5 steps: RuntimeError: no way"),
+        (SystemExit("no way"), [5, 6], "failed, after 1 restarts (--max-restarts): SystemExit: no way"),
+    ],
+    ids=["in the same way", "too often"],
+)
+def test_an_evaluation_that_fails_does_not_stop_the_training(error, steps, words, tmp_path, monkeypatch, capfd):
+    steps = itertools.cycle(steps)
+
+    def fail(envs, policy, num_episodes, worker):
+        worker.steps = next(steps)
+        raise error
 
     monkeypatch.setattr(common.actors.evaluation, "run_host_episodes", fail)
-    words = f"failed, after 1 restarts (--max-restarts): {kind.__name__}: no evaluation today"
-    flags = {"max_restarts": 1, "restart_interval": 0.0}
+    monkeypatch.setattr(common.actors.restarts, "time", OwnTime())
+    flags = {} if "twice" in words else {"max_restarts": 1}
     with pytest.raises(TrainingError, match=re.escape(f"the evaluation at step 5,120 {words}")):
         train(tmp_path / "run", eval_interval=128, total_timesteps=40 * 128, **flags)
     assert f"the evaluation at step 128 {words}" in capfd.readouterr().err

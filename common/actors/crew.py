@@ -16,7 +16,6 @@ from common.actors.restarts import Restarts
 from common.actors.rollouts import Collected, RolloutQueues
 from common.actors.watching import LOOK_INTERVAL, Limits, Stopped, describe, end
 from common.cli.errors import TrainingError
-from common.envs.usage import reason
 
 
 class ActorsFailed(TrainingError):
@@ -161,7 +160,6 @@ class Crew:
             actor.close()
             restarted = self.restarts.wait(actor, error, stopped)
             if not restarted and not stopped():
-                times = f"after {self.limits.max_restarts} restarts (--max-restarts)"
-                self._failure = ActorsFailed(f"{actor.name} failed, {times}: {reason(error)}")
+                self._failure = ActorsFailed(f"{actor.name} {self.restarts.given_up(error)}")
             return restarted
         return not stopped()

@@ -60,22 +60,27 @@ class HostEvaluation:
         worker.ended = True
         if not result.done():
             raise TrainingError(f"is stuck ({flag}), in {worker.activity.phase} and was given up")
-        if result.exception():
-            times = f"after {worker.restarts} restarts (--max-restarts)"
-            raise TrainingError(f"failed, {times}: {reason(result.exception())}")
         return Evaluated(step, Episodes(*(x[None] for x in result.result())), state)
 
     def _attempt(self, learner: Any, worker: Worker) -> Episodes:
-        """What the thread does: play, and begin anew where an environment fails."""
-        learner, restarts = jax.device_put(learner), Restarts(self._limits, self._warn)
+        """What the thread does: play, and begin anew where an environment fails.
+
+        The episodes are the same then. Raises TrainingError where they fail in the same way, or too often.
+        """
+        restarts, failures = Restarts(self._limits, self._warn), set()
         while True:
             try:
-                return self._play(learner, worker)
+                return self._play(jax.device_put(learner), worker)
             except BaseException as error:  # environments may also call sys.exit
+                failure = f"after {worker.steps} steps: {reason(error)}"
+                if failure in failures:
+                    raise TrainingError(f"failed twice {failure}") from error
+                failures.add(failure)
                 if worker.ended or not restarts.wait(worker, error, lambda: worker.ended):
-                    raise
+                    raise TrainingError(restarts.given_up(error)) from error
 
     def _play(self, learner: Any, worker: Worker) -> Episodes:
+        worker.steps = 0
         try:
             with worker.doing("make"):
                 worker.envs = self._make_envs(SEED)
@@ -105,6 +110,7 @@ def run_host_episodes(
             action = np.asarray(policy(obs.astype(dtype, copy=False)))
         with worker.doing("step"):
             out = envs.step(action)
+        worker.steps += 1
         obs = out.obs
         ret += out.reward
         length += out.valid

@@ -1,4 +1,4 @@
-"""Workers that failed begin anew, with other environments, as often and as soon as they may."""
+"""Workers that failed begin anew, with new environments, as often and as soon as they may."""
 
 import threading
 import time
@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable
 
 from common.actors.watching import LOOK_INTERVAL, Limits, Worker
+from common.envs.usage import reason
 
 
 class Restarts:
@@ -36,6 +37,10 @@ class Restarts:
                 time.sleep(LOOK_INTERVAL)
         worker.restarts, worker.restarted = worker.restarts + 1, time.monotonic()
         return not stopped()
+
+    def given_up(self, error: BaseException) -> str:
+        """What to say of a worker that may not begin anew any more."""
+        return f"failed, after {self.count - self._before} restarts (--max-restarts): {reason(error)}"
 
     def _next(self) -> int:
         """The number of one more restart, or 0 where there may be none."""

@@ -52,6 +52,7 @@ class Worker:
         self.name = name
         self.seconds = dict.fromkeys(accounts, 0.0)
         self.envs: HostEnvs | None = None
+        self.steps = 0  # of an evaluation, since it began, the last time
         self.ended = False  # set by others
         self.restarts, self.restarted = 0, -math.inf  # how often, and when for the last time
         self._thread: threading.Thread | None = None

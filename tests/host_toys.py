@@ -23,8 +23,9 @@ class Toy(gymnasium.Env):
     """Observes (episode, step); truncated after `limit` steps, or terminated where `terminates`; reward is the action.
 
     What may happen, at a step counted over all episodes: `raise_at`, `raise_odd_at`, `hang_at`, `spin_at`, `nan_at`,
-    `nan_reward_at`, `grow_at`, `exit_at`; `hang_in_make` and `hang_in_process`, while it is made, anywhere or in a process of its own;
-    `hang_in_close` and `raise_in_close`. Only to one environment, where `once` names a file to remember it.
+    `nan_reward_at`, `grow_at`, `exit_at`; `hang_in_make` and `hang_in_process`, while it is made, anywhere or in a
+    process of its own; `hang_in_close` and `raise_in_close`. Only to one environment, where `once` names a file to
+    remember it.
     `simulator` names a file for the number of a process that this starts, in a process of its own.
     """
 

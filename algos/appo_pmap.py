@@ -428,8 +428,7 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         policy = policy_of(learner, obs)
         return policy.mode() if key is None else policy.sample(action_noise(key, env.action_space, obs.shape[:1]))
 
-    functions = init, update, publish, explore, new_learner, act
-    return ActorAlgorithm(*functions, num_minibatches=args.num_minibatches, max_policy_lag=args.max_policy_lag)
+    return ActorAlgorithm(init, update, publish, explore, new_learner, act, args.num_minibatches, args.max_policy_lag)
 
 
 make_algorithm = make_appo  # the name by which `load_policy` knows it

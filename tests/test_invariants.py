@@ -265,8 +265,8 @@ def test_what_is_learned_does_not_depend_on_the_scale_of_rewards():
 @pytest.mark.slow
 @pytest.mark.usefixtures("users_compiler")
 def test_every_seed_learns_cartpole_and_keeps_it(tmp_path):
-    """16 seeds with half of the default steps; what 200 seeds do is in docs/ppo.md."""
-    flags = {"num_seeds": 16, "seed": 500, "total_timesteps": 250_000, "eval_interval": 50_000, "eval_episodes": 16}
+    """32 seeds with half of the default steps; what 200 seeds do is in docs/ppo.md."""
+    flags = {"num_seeds": 32, "seed": 500, "total_timesteps": 250_000, "eval_interval": 50_000, "eval_episodes": 16}
     result = train(Args(**flags, quiet=True, checkpoint_interval=0, run_dir=str(tmp_path / "run")))
     rows = [row["eval/return_mean"] for row in metric_rows(result.run_dir) if "eval/return_mean" in row]
     assert len(rows) == 5

@@ -84,6 +84,7 @@ CASES = [
         (f"--benchmark {flag}", f"--benchmark, {flag.split()[0]}")
         for flag in ("--resume @run", "--run-dir new", "--tensorboard", "--wandb", "--keep-best", "--gif")
     ),
+    ("--wandb-group walking", "--wandb-group, --wandb"),
     ("--env Pendulum-v1 --exploration-loss symmetric-kl", "symmetric-kl, discrete"),
     # what to resume and to start from
     ("--resume @missing", "missing, does not exist"),

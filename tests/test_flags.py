@@ -198,13 +198,18 @@ def tensorboard(tmp_path, monkeypatch, **_):
 def wandb(tmp_path, monkeypatch, **_):
     recorder = Recorder()
     monkeypatch.setitem(sys.modules, "wandb", recorder)
-    start(tmp_path, wandb=True)
+    where = {"project": "walking", "group": "long legs", "name": "third try"}
+    start(tmp_path, wandb=True, **{f"wandb_{name}": value for name, value in where.items()})
     assert recorder.calls[0][0] == "init"
     assert recorder.calls[0][2]["config"]["args"]["num_envs"] == 4
+    assert recorder.calls[0][2].items() >= where.items()
     logged = [(args, kwargs) for name, args, kwargs in recorder.calls if name == "log"]
     assert "loss/policy" in logged[-1][0][0]
     assert logged[-1][1] == {"step": 96}
     assert recorder.calls[-1][0] == "finish"
+    start(tmp_path / "defaults", wandb=True)
+    (defaults,) = [kwargs for name, _, kwargs in recorder.calls if name == "init" and kwargs["project"] == "pmaprl"]
+    assert (defaults["name"], defaults["group"]) == ("defaults", None)
 
 
 def compile_cache(tmp_path, **_):
@@ -260,6 +265,7 @@ RUN = (num_devices, keep_checkpoints, keep_best, overwrite, max_seconds, gif, te
 RUN += (compile_cache, benchmark)
 IN_TEST_CLI = {"checkpoint_interval", "eval_interval", "init_from", "log_interval", "quiet", "run_dir", "stop_after"}
 IN_TEST_CLI |= {"list_envs"}
+OF_WANDB = {"wandb_project", "wandb_group", "wandb_name"}
 IN_TEST_COMMON = {"eval_episodes"}
 IN_TEST_INVARIANTS = {"num_seeds", "resume"}
 IN_TEST_SAC = {"save_buffer"}
@@ -274,7 +280,7 @@ def names(args_class: type) -> set[str]:
 
 
 def test_every_flag_has_a_case():
-    of_runs = {case.__name__ for case in RUN} | IN_TEST_CLI | IN_TEST_COMMON | IN_TEST_INVARIANTS
+    of_runs = {case.__name__ for case in RUN} | OF_WANDB | IN_TEST_CLI | IN_TEST_COMMON | IN_TEST_INVARIANTS
     assert PPO.keys() | of_runs == names(ppo.Args)
     assert names(sac.Args) - names(DeviceEnvArgs) <= SAC.keys() | IN_TEST_SAC
     assert names(appo.Args) - names(RunArgs) <= APPO.keys() | IN_TEST_APPO | IN_TEST_HOST

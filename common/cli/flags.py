@@ -61,6 +61,12 @@ class RunArgs:
     """Also write TensorBoard files into the run directory."""
     wandb: bool = False
     """Also log to Weights & Biases."""
+    wandb_project: str = "pmaprl"
+    """The run's project there."""
+    wandb_group: str = ""
+    """The run's group there; default none."""
+    wandb_name: str = ""
+    """The run's name there; default that of its directory."""
     quiet: bool = False
     """Print warnings and errors only."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -110,11 +116,19 @@ class RunArgs:
         if self.benchmark and any(getattr(self, name) for name in keeping):
             flags = ", ".join("--" + name.replace("_", "-") for name in keeping)
             raise UsageError(f"--benchmark keeps nothing: leave out {flags}")
+        details = self._given("wandb_project wandb_group wandb_name")
+        if details and not self.wandb:
+            raise UsageError(f"{details[0]} needs --wandb")
         if self.resume and self.run_dir != self.resume:
             raise UsageError(
                 f"--resume {self.resume} goes on in its own directory: leave out --run-dir; "
                 f"from Python, take the run's flags with Args.from_run({self.resume!r})"
             )
+
+    def _given(self, names: str) -> list[str]:
+        """Those of the named flags that do not have their default."""
+        changed = [name for name in names.split() if getattr(self, name) != getattr(type(self), name)]
+        return ["--" + name.replace("_", "-") for name in changed]
 
     @classmethod
     def from_run(cls, run_dir: str | Path, **overrides: Any):

@@ -122,7 +122,8 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 PLUMBING = {
-    *("env", "seed", "num_seeds", "num_devices", "gif", "tensorboard", "wandb", "compile_cache"),
+    *("env", "seed", "num_seeds", "num_devices", "gif", "tensorboard", "compile_cache"),
+    *("wandb", "wandb_project", "wandb_group", "wandb_name"),
     *("log_interval", "eval_interval", "checkpoint_interval", "keep_checkpoints", "keep_best"),
     *(name for name in ONE_TIME if name != "init_from"),
 }

@@ -18,7 +18,7 @@ Row = dict[str, Any]
 class Metrics:
     """Writers for rows of flat names; values are numbers, or lists of one number per seed."""
 
-    def __init__(self, directory: Path, config: Row, tensorboard: bool, wandb: bool, resume_at: int = 0):
+    def __init__(self, directory: Path, args: Any, config: Row, resume_at: int = 0):
         """Open `metrics.jsonl` in `directory`; when resuming, rows after step `resume_at` are dropped first."""
         path = directory / "metrics.jsonl"
         temporary = path.with_suffix(".tmp")
@@ -27,12 +27,19 @@ class Metrics:
         temporary.replace(path)
         self._file = path.open("a")
         self._tensorboard = (
-            _import("tensorboardX", "tensorboard").SummaryWriter(str(directory)) if tensorboard else None
+            _import("tensorboardX", "tensorboard").SummaryWriter(str(directory)) if args.tensorboard else None
         )
-        self._wandb, self._newest = _import("wandb", "wandb") if wandb else None, 0
+        self._wandb, self._newest = _import("wandb", "wandb") if args.wandb else None, 0
         if self._wandb:
-            where = {"project": "pmaprl", "name": directory.name, "dir": str(directory)}
-            self._wandb.init(**where, id=_wandb_id(directory), resume="allow", config=config)
+            self._wandb.init(
+                project=args.wandb_project,
+                group=args.wandb_group or None,
+                name=args.wandb_name or directory.name,
+                dir=str(directory),
+                id=_wandb_id(directory),
+                resume="allow",
+                config=config,
+            )
 
     def write(self, row: Row) -> None:
         """Add one row; it is on disk when this returns."""

@@ -63,7 +63,7 @@ class Recorder:
         self._clock, self._console, self._last_good = clock, console, last_good
         self._metrics = None
         if run_dir:
-            self._metrics = Metrics(run_dir, config, args.tensorboard, args.wandb, resume_at=first_step)
+            self._metrics = Metrics(run_dir, args, config, resume_at=first_step)
         self._chunk: Chunk | None = None
         self._evaluation: dict[str, Any] = {}  # for the row of the chunk
 

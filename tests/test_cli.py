@@ -490,7 +490,7 @@ def test_odd_rows_and_results_do_not_keep_a_run_from_going_on(copy, capsys):
 
 def test_a_row_with_a_broken_number_is_not_shown_before_the_error(tmp_path, capsys):
     """The reward is NaN from update 6 on; the file has the row that shows it."""
-    words = [*SMALL, "--env", "cli_helpers:poison", "--total-timesteps", 100 * STEPS, "--log-interval", 5 * STEPS]
+    words = [*SMALL, "--env", "helpers:Poison", "--total-timesteps", 100 * STEPS, "--log-interval", 5 * STEPS]
     assert in_process(*words, "--run-dir", tmp_path / "run") == 1
     printed = capsys.readouterr()
     assert [line.split()[1] for line in printed.out.splitlines() if line.startswith("step ")] == ["320"]

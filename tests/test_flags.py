@@ -252,7 +252,7 @@ def test_an_evaluation_after_the_last_row_gets_a_row_of_its_own(tmp_path, monkey
 
 
 def test_a_longer_run_says_where_its_annealed_step_size_begins_again(tmp_path, capsys):
-    flags = {"env": "cli_helpers:toy", "log_interval": UPDATE, "quiet": False}
+    flags = {"env": "helpers:Luck", "log_interval": UPDATE, "quiet": False}
     start(tmp_path, **flags)
     assert "train longer, from a step size of 0.025 to 0 again: python " in capsys.readouterr().out
     ppo.train(ppo.Args.from_run(tmp_path, **flags, total_timesteps=2 * 96))

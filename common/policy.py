@@ -24,7 +24,6 @@ from common.cli.policy_flags import PolicyArgs
 from common.device.sharding import key_data
 from common.envs import spaces
 from common.envs.spaces import EnvSpec
-from common.runs.arrays import flatten, unflatten
 from common.runs.checkpoints import FOLDER, Checkpoints, best_step
 from common.runs.script import digest, find, import_file
 
@@ -49,7 +48,9 @@ class Policy:
         self.env = env
         self.run_dir, self.step, self.seed = run_dir, step, seed
         self.config = config  # the run's config.json
-        self.evaluation = evaluation  # mean greedy return at this step, None where it was not evaluated
+        self.evaluation = (
+            evaluation  # mean greedy return at this step, None where it was not evaluated; see `load_policy`
+        )
         self._learner = jax.device_put(learner)
 
         def apply(learner, obs, key):
@@ -113,15 +114,12 @@ def load_policy(
     checkpoints = Checkpoints(run_dir / FOLDER, read_only=True)
     try:
         wanted = _choose_step(checkpoints, run_dir, step, index)
-        arrays = flatten({"learner": like})
-        groups = tuple({name.split("/")[1] for name in arrays})
-        found, arrays, damaged = checkpoints.load(arrays, groups, step=wanted)
-        returns = checkpoints.evaluations().get(found, [])
+        found, learner, damaged = checkpoints.load_learner(like, wanted)
+        returns = checkpoints.quoted(found)
     finally:
         checkpoints.close()
     for one in damaged:
         warnings.warn(str(one), stacklevel=2)
-    learner = unflatten(arrays, {"learner": like})["learner"]
     learner = jax.tree.map(lambda x: x[index], learner)
     evaluation = returns[index] if len(returns) == len(seeds) else None
     return Policy(functions.act, learner, env, run_dir, found, seeds[index], evaluation, config)

@@ -24,7 +24,7 @@ from common.actors.evaluation import run_host_episodes
 from common.actors.rollouts import Rollout, RolloutQueues
 from common.actors.watching import Worker
 from common.cli.errors import UsageError
-from common.device.evaluation import SEED, Episodes
+from common.device.evaluation import OTHER_SEED, SEED, Episodes
 from common.device.sharding import AXIS, to_host
 from common.envs.registry import make_host
 from common.policy import load_policy
@@ -446,7 +446,14 @@ class SlowEvaluations:
 
 
 def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
-    slow = SlowEvaluations(monkeypatch, [5.0, 1.0])
+    slow, seeds = SlowEvaluations(monkeypatch, [5.0, 1.0, 4.0]), []
+    play = common.actors.evaluation.HostEvaluation._play
+
+    def noting_the_seed(evaluation, learner, seed, worker):
+        seeds.append(seed)
+        return play(evaluation, learner, seed, worker)
+
+    monkeypatch.setattr(common.actors.evaluation.HostEvaluation, "_play", noting_the_seed)
     advance = Run.advance
 
     def watched(run, *report):
@@ -464,7 +471,8 @@ def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
     assert load_policy(tmp_path / "run", "best").step == 256
     assert load_policy(tmp_path / "run").step == 21 * 128
     saved = load_policy(tmp_path / "run", 256)
-    assert saved.evaluation == 5.0
+    assert saved.evaluation == 4.0, "of other episodes than those by which it was chosen"
+    assert seeds == [SEED, SEED, OTHER_SEED]
     assert orbax.load(tmp_path / "run" / "checkpoints" / "256")["counters/trained"] == 256 // 64, "counters of then"
 
 

@@ -499,7 +499,7 @@ class Beside:
         """Without an `outcome` they fail."""
         self.begun, self._outcome = [], outcome
 
-    def begin(self, step, state):
+    def begin(self, step, state, seed):
         self.begun.append(step)
 
     def poll(self):

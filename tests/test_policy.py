@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import TRAINED, over_devices, ppo, sac, same_bits
+from helpers import TINY, TRAINED, over_devices, ppo, result_of, sac, same_bits, small_args
 from orbax.checkpoint import v1 as orbax
 
+import common.runs.evaluation
 from common.cli.errors import UsageError
-from common.device.evaluation import run_episodes
+from common.device.evaluation import OTHER_SEED, run_episodes
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from common.policy import load_policy
 
@@ -32,7 +33,6 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_of_its_run_did(traine
     assert policy(obs).shape == (3, *env.action_space.shape)
     episodes = jax.jit(lambda: over_devices(lambda: run_episodes(env, policy, 4), 1))()
     assert float(episodes.ret.mean()) == pytest.approx(result.evaluation["eval/return_mean"][0], abs=1e-4)
-    assert policy.evaluation == result.evaluation["eval/return_mean"][0]
 
 
 def test_the_normaliser_is_inside(trained):
@@ -156,6 +156,32 @@ def test_the_best_checkpoint_is_that_of_the_agent(run_copy):
     assert (second.step, second.evaluation) == (256, 2.0)
     (run_copy / "checkpoints" / "128" / "metrics" / "metrics").write_text('{"returns": [NaN, 1.0]}')
     assert load_policy(run_copy, step="best").step == 256
+
+
+def test_the_best_checkpoint_quotes_episodes_by_which_it_was_not_chosen(trained):
+    run_dir, env, _ = trained("normalised")
+    for seed in (0, 1):
+        policy = load_policy(run_dir, step="best", seed=seed)
+        episodes = jax.jit(lambda policy=policy: over_devices(lambda: run_episodes(env, policy, 4, OTHER_SEED), 1))()
+        assert policy.evaluation == pytest.approx(float(episodes.ret.mean()), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_interval", "again", "says"),
+    [(128, 400.0, "python -m common.play {} --step best"), (128, 9.0, ""), (0, 0.0, "--keep-best keeps one")],
+)
+def test_a_run_that_ends_below_its_best_says_so(checkpoint_interval, again, says, tmp_path, monkeypatch, capsys):
+    """The returns of its two evaluations, and of the one in other episodes, are given."""
+    means = iter([500.0, 9.0, again])
+    metrics = {"eval/return_std": [3.0], "eval/return_min": [0.0], "eval/return_max": [0.0]}
+    monkeypatch.setattr(common.runs.evaluation, "metrics_of", lambda _: {"eval/return_mean": [next(means)]} | metrics)
+    flags = TINY | {"checkpoint_interval": checkpoint_interval, "quiet": False}
+    run_dir = ppo.train(small_args(run_dir=str(tmp_path / "run"), **flags)).run_dir
+    found = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("better", "lost"))]
+    assert len(found) == bool(says)
+    assert all(line.endswith(says.format(run_dir)) for line in found)
+    if checkpoint_interval:
+        assert load_policy(run_dir, "best").evaluation == result_of(run_dir)["best/return_mean"][0] == again
 
 
 def test_a_damaged_evaluation_is_none(run_copy):

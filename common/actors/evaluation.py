@@ -13,7 +13,7 @@ from common.actors.restarts import Restarts
 from common.actors.watching import Limits, Stopped, Worker, end
 from common.cli.errors import TrainingError
 from common.cli.host_flags import HostEnvArgs
-from common.device.evaluation import SEED, Episodes, Evaluated
+from common.device.evaluation import Episodes, Evaluated
 from common.device.sharding import to_host
 from common.envs.environment import LONGEST_HORIZON
 from common.envs.host import HostEnvs
@@ -38,11 +38,11 @@ class HostEvaluation:
         self._act, self._num_episodes, self._limits, self._warn = act, args.eval_episodes, Limits.of(args), warn
         self._under_way: UnderWay | None = None
 
-    def begin(self, step: int, state: Any) -> None:
-        """Start to evaluate a copy of `state`."""
+    def begin(self, step: int, state: Any, seed: int) -> None:
+        """Start to evaluate a copy of `state`, in environments of this `seed`."""
         host, worker = to_host(state), Worker(f"the evaluation at step {step:,}")
         learner = jax.tree.map(lambda x: x[0], host.learner)
-        self._under_way = UnderWay(step, host, worker.run(partial(self._attempt, learner, worker)), worker)
+        self._under_way = UnderWay(step, host, worker.run(partial(self._attempt, learner, seed, worker)), worker)
 
     def stop(self) -> None:
         """End the evaluation under way, if there is one; its result does not matter any more."""
@@ -62,7 +62,7 @@ class HostEvaluation:
             raise TrainingError(f"is stuck ({flag}), in {worker.activity.phase} and was given up")
         return Evaluated(step, Episodes(*(x[None] for x in result.result())), state)
 
-    def _attempt(self, learner: Any, worker: Worker) -> Episodes:
+    def _attempt(self, learner: Any, seed: int, worker: Worker) -> Episodes:
         """What the thread does: play, and begin anew where an environment fails.
 
         The episodes are the same then. Raises TrainingError where they fail in the same way, or too often.
@@ -70,7 +70,7 @@ class HostEvaluation:
         restarts, failures = Restarts(self._limits, self._warn), set()
         while True:
             try:
-                return self._play(jax.device_put(learner), worker)
+                return self._play(jax.device_put(learner), seed, worker)
             except BaseException as error:  # environments may also call sys.exit
                 failure = f"after {worker.steps} steps: {reason(error)}"
                 if failure in failures:
@@ -79,11 +79,11 @@ class HostEvaluation:
                 if worker.ended or not restarts.wait(worker, error, lambda: worker.ended):
                     raise TrainingError(restarts.given_up(error)) from error
 
-    def _play(self, learner: Any, worker: Worker) -> Episodes:
+    def _play(self, learner: Any, seed: int, worker: Worker) -> Episodes:
         worker.steps = 0
         try:
             with worker.doing("make"):
-                worker.envs = self._make_envs(SEED)
+                worker.envs = self._make_envs(seed)
             return run_host_episodes(worker.envs, lambda obs: self._act(learner, obs), self._num_episodes, worker)
         finally:
             worker.close()

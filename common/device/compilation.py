@@ -30,7 +30,7 @@ def compile_together(algorithm: Any, seeds: np.ndarray, state: Any, example: Any
     `update` takes beside it. An `evaluate` that is no program stays as it is.
     """
     # The longest compilation first: tracing the others overlaps with it.
-    jobs = {"update": ((state, example), 1), "init": ((seeds,), 0), "evaluate": ((state,), 1)}
+    jobs = {"update": ((state, example), 1), "init": ((seeds,), 0), "evaluate": ((state, np.int32(0)), 1)}
     jobs = {name: job for name, job in jobs.items() if hasattr(getattr(algorithm, name), "lower")}
     with ThreadPoolExecutor(len(jobs)) as pool:
         compiled = {

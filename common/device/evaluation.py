@@ -10,6 +10,7 @@ from common.device.sampling import keys_of
 from common.envs.environment import Env
 
 SEED = 20_250_101  # the same episodes for every run, seed and evaluation
+OTHER_SEED = SEED + 1  # other episodes, for what was chosen by its return in those
 
 
 class Episodes(NamedTuple):
@@ -35,12 +36,14 @@ def episode_keys(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     return tuple(jax.random.split(key, 3))
 
 
-def run_episodes(env: Env, policy: Callable[[jax.Array], jax.Array], num_episodes: int) -> Episodes:
+def run_episodes(
+    env: Env, policy: Callable[[jax.Array], jax.Array], num_episodes: int, seed: int | jax.Array = SEED
+) -> Episodes:
     """Play this device's `num_episodes` episodes with `policy`: observations [E, ...] to actions [E, ...].
 
-    Initial states depend only on the episode's global index, so that evaluations are comparable.
+    Initial states depend only on the `seed` and on the episode's global index, so that evaluations are comparable.
     """
-    return play_episodes(env, lambda obs, _: policy(obs), keys_of(jax.random.key(SEED), num_episodes))
+    return play_episodes(env, lambda obs, _: policy(obs), keys_of(jax.random.key(seed), num_episodes))
 
 
 def play_episodes(env: Env, act: Callable[[jax.Array, jax.Array], jax.Array], keys: jax.Array) -> Episodes:

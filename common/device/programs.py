@@ -38,7 +38,7 @@ class Programs(NamedTuple):
 
     init: Callable  # seeds [S] -> TrainState
     update: Callable  # TrainState, number of updates -> TrainState, metrics, first non-finite update of each metric
-    evaluate: Callable  # TrainState -> greedy Episodes [S, E], each device its share
+    evaluate: Callable  # TrainState, seed of the episodes -> greedy Episodes [S, E], each device its share
 
 
 def for_seeds(algorithm: Algorithm, env: Env, num_seeds: int, eval_episodes: int) -> Programs:
@@ -51,12 +51,12 @@ def for_seeds(algorithm: Algorithm, env: Env, num_seeds: int, eval_episodes: int
     def update(state: TrainState, num_updates: jax.Array):
         return over_seeds(lambda state: update_one(state, num_updates), num_seeds)(state)
 
-    def evaluate_one(learner: Any) -> Episodes:
+    def evaluate_one(learner: Any, seed: jax.Array) -> Episodes:
         share = math.ceil(eval_episodes / jax.lax.axis_size(AXIS))
-        return run_episodes(env, partial(algorithm.act, learner), share)
+        return run_episodes(env, partial(algorithm.act, learner), share, seed)
 
-    def evaluate(state: TrainState) -> Episodes:
-        return over_seeds(evaluate_one, num_seeds)(state.learner)
+    def evaluate(state: TrainState, seed: jax.Array) -> Episodes:
+        return over_seeds(lambda learner: evaluate_one(learner, seed), num_seeds)(state.learner)
 
     init = partial(jax.lax.map, algorithm.init)  # not vmapped: batched orthogonal matrices can deadlock
     return Programs(init, update, evaluate)
@@ -70,5 +70,5 @@ def pmapped(programs: Programs, devices: list[jax.Device]) -> Programs:
     return Programs(
         init=over_devices(programs.init),
         update=over_devices(programs.update, in_axes=(0, None), out_axes=(0, None, None), donate_argnums=0),
-        evaluate=over_devices(programs.evaluate),
+        evaluate=over_devices(programs.evaluate, in_axes=(0, None)),
     )

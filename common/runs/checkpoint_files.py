@@ -60,18 +60,18 @@ def read(path: Path, part: str | None = None) -> Arrays:
     return arrays
 
 
-def write_returns(path: Path, returns: list[float]) -> None:
-    """Store the evaluation of the checkpoint at `path`. Raises OSError where that fails."""
+def write_returns(path: Path, **returns: list[float]) -> None:
+    """Store evaluations of the checkpoint at `path` by their names. Raises OSError where that fails."""
     path = path / METRICS
     path.parent.mkdir(exist_ok=True)
-    path.with_suffix(".part").write_text(json.dumps({"returns": returns}))
+    path.with_suffix(".part").write_text(json.dumps(returns))
     path.with_suffix(".part").rename(path)
 
 
-def stored_returns(path: Path) -> list[float] | None:
-    """The evaluation of the checkpoint at `path`; None where it is not there or something else."""
+def stored_returns(path: Path, name: str = "returns") -> list[float] | None:
+    """An evaluation of the checkpoint at `path`; None where it is not there or something else."""
     try:
-        returns = json.loads((path / METRICS).read_text())["returns"]
+        returns = json.loads((path / METRICS).read_text())[name]
         return [float(x) for x in returns] if isinstance(returns, list) and returns else None
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
         return None

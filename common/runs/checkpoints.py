@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from common.cli.errors import TrainingError, UsageError
-from common.runs.arrays import COUNTERS, Arrays, check_match, select, without
+from common.runs.arrays import COUNTERS, Arrays, check_match, flatten, select, unflatten, without
 from common.runs.checkpoint_files import make_writer, read, stored_returns, with_checksums, write_returns
 
 FOLDER = "checkpoints"  # in the directory of a run
+CONFIRMED = "confirmed"  # the name of the evaluation in episodes by which a checkpoint was not chosen
 DELETED = ".deleted"  # what the name of a checkpoint ends with while it is being deleted
 DAMAGED = ".damaged"  # once it was found not to load: it does not count any more
 UNFINISHED = ".orbax-checkpoint-tmp"  # the same while it is being written, as orbax has it
@@ -60,6 +61,13 @@ class Checkpoints:
         """The mean greedy return of each seed, by the step of every checkpoint that was evaluated."""
         stored = {step: stored_returns(self.path(step)) for step in self.steps()}
         return {step: returns for step, returns in stored.items() if returns}
+
+    def quoted(self, step: int) -> list[float]:
+        """The mean greedy return of each seed: of episodes by which a checkpoint was not chosen, if it played any.
+
+        Empty where it was not evaluated.
+        """
+        return stored_returns(self.path(step), CONFIRMED) or stored_returns(self.path(step)) or []
 
     def best(self) -> float:
         """Best evaluation stored with a checkpoint, the mean over seeds; -inf without any."""
@@ -108,19 +116,23 @@ class Checkpoints:
         except Exception as error:
             raise self._failure(step, error) from error
 
-    def add_evaluation(self, step: int, returns: list[float]) -> bool:
-        """Store the evaluation of a checkpoint that was saved without one; returns whether there is such a checkpoint.
+    def add_evaluation(self, step: int, returns: list[float], **more: list[float]) -> bool:
+        """Store the evaluation of a checkpoint that was saved without one, and `more` of it by name.
 
-        Raises TrainingError where storing fails.
+        Returns whether there is such a checkpoint. Raises TrainingError where storing fails.
         """
         self.wait()  # the checkpoint's save may be under way, and so may be its deletion
         if step not in self.steps():
             return False
         try:
-            write_returns(self.path(step), returns)
+            write_returns(self.path(step), returns=returns, **more)
         except OSError as error:
             raise TrainingError(f"the evaluation of checkpoint {step} could not be saved ({error})") from error
         return True
+
+    def confirm(self, step: int, returns: list[float]) -> None:
+        """Store another evaluation of a checkpoint that has one, in other episodes. Raises TrainingError as above."""
+        self.add_evaluation(step, self.evaluations()[step], **{CONFIRMED: returns})
 
     def wait(self) -> None:
         """Until the save under way is on disk, and old ones are gone. Raises TrainingError where it fails."""
@@ -162,6 +174,13 @@ class Checkpoints:
             check_match(without(arrays, [f"{COUNTERS}/"]), without(like, missing), str(path))
             return candidate, arrays, damaged
         raise UsageError("; ".join([f"no checkpoint in {self.directory} can be loaded", *map(str, damaged)]))
+
+    def load_learner(self, like: Any, step: int | None = None) -> tuple[int, Any, list[Damaged]]:
+        """The learner alone, with the structure of `like`, in place of all arrays; see `load`."""
+        arrays = flatten({"learner": like})
+        groups = tuple({name.split("/")[1] for name in arrays})
+        step, arrays, damaged = self.load(arrays, groups, step=step)
+        return step, unflatten(arrays, {"learner": like})["learner"], damaged
 
     def close(self) -> None:
         if self._writer:
@@ -212,9 +231,9 @@ def _reason(error: Exception) -> str:
 def best_step(evaluations: dict[int, list[float]], agent: int | None = None) -> int | None:
     """The step of the best evaluation, of the `agent` at this place among the seeds or of their mean.
 
-    None where no evaluation has a finite return of it.
+    Of equal ones the newest. None where no evaluation has a finite return of it.
     """
     known = {step: x for step, x in evaluations.items() if len(x) > (agent or 0)}
     returns = {step: np.mean(x) if agent is None else x[agent] for step, x in known.items()}
     finite = {step: x for step, x in returns.items() if np.isfinite(x)}
-    return max(finite, key=finite.get, default=None)
+    return max(reversed(finite), key=finite.get, default=None)

@@ -8,9 +8,10 @@ import jax
 import numpy as np
 
 from common.cli.errors import TrainingError
-from common.device.evaluation import Episodes, Evaluated
+from common.device.evaluation import OTHER_SEED, SEED, Episodes, Evaluated
 from common.runs.clock import Clock
 from common.runs.recorder import Recorder
+from common.runs.reports import Best
 from common.runs.saver import Saver
 
 LOOK_INTERVAL = 0.01  # seconds between two looks at an evaluation that is waited for
@@ -23,8 +24,11 @@ class EvaluationFailed(TrainingError):
 class Evaluation(Protocol):
     """Greedy episodes with the state of the run at some step; one evaluation at a time."""
 
-    def begin(self, step: int, state: Any) -> Evaluated | None:
-        """Evaluate `state`. None where that goes on beside the training, whose next update may overwrite `state`."""
+    def begin(self, step: int, state: Any, seed: int) -> Evaluated | None:
+        """Evaluate `state` in the episodes of `seed`.
+
+        None where that goes on beside the training, whose next update may overwrite `state`.
+        """
 
     def poll(self) -> Evaluated | None:
         """What goes on beside the training, once it is over. Raises TrainingError where it has failed."""
@@ -37,11 +41,11 @@ class DeviceEvaluation:
     """Evaluates at once."""
 
     def __init__(self, evaluate: Callable, args: Any):
-        """`evaluate` takes a state and returns Episodes [D, S, E / D, rounded up]."""
+        """`evaluate` takes a state and a seed and returns Episodes [D, S, E / D, rounded up]."""
         self._evaluate, self._num_seeds, self._num_episodes = evaluate, args.num_seeds, args.eval_episodes
 
-    def begin(self, step: int, state: Any) -> Evaluated:
-        episodes = jax.device_get(self._evaluate(state))
+    def begin(self, step: int, state: Any, seed: int) -> Evaluated:
+        episodes = jax.device_get(self._evaluate(state, np.int32(seed)))
         return Evaluated(step, jax.tree.map(self._over_seeds, episodes))
 
     def poll(self) -> None:
@@ -73,6 +77,7 @@ class Evaluations:
         self._begun: int | None = None  # the step of the last one that has begun
         self._counters: dict[str, int] = {}  # those of that step
         self._under_way = False
+        self._best: Best | None = None  # of this invocation
 
     def use(self, evaluation: Evaluation) -> None:
         self._evaluation = evaluation
@@ -83,7 +88,7 @@ class Evaluations:
             return
         self._begun, self._counters, self._under_way = step, self._saver.counters(), True
         with self._clock.timed("eval"):
-            self._note(self._evaluation.begin(step, state))
+            self._note(self._evaluation.begin(step, state, SEED))
 
     def poll(self) -> None:
         """Take the evaluation that has come to its end since the last call. One that has failed costs a warning.
@@ -109,6 +114,22 @@ class Evaluations:
             self._take()
             self._look_later()
 
+    def in_other_episodes(self, step: int, state: Any, stopped: Callable[[], bool]) -> dict[str, list[float]] | None:
+        """The metrics of `state` in episodes that no other evaluation plays; None where it is `stopped` before.
+
+        Raises TrainingError where the evaluation fails.
+        """
+        with self._clock.timed("eval"):
+            evaluated = self._evaluation.begin(step, state, OTHER_SEED)
+            while evaluated is None and not stopped():
+                time.sleep(LOOK_INTERVAL)
+                evaluated = self._evaluation.poll()
+        return metrics_of(evaluated.episodes) if evaluated else None
+
+    def lost(self) -> Best | None:
+        """The best evaluation so far, if there is no checkpoint of its step."""
+        return None if self._best is None or self._saver.has(self._best.step) else self._best
+
     def stop(self) -> None:
         if self._evaluation:
             self._evaluation.stop()
@@ -130,6 +151,8 @@ class Evaluations:
     def _note(self, evaluated: Evaluated | None) -> None:
         if evaluated:
             self._under_way, self.newest = False, metrics_of(evaluated.episodes)
+            evaluation = Best(evaluated.step, self.newest)
+            self._best = evaluation if self._best is None else max(self._best, evaluation, key=Best.mean)
             self._recorder.add_evaluation(evaluated.step, self.newest)
             self._saver.add_evaluation(evaluated, self._counters)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from common.cli.env_names import is_custom
 from common.cli.files import read_text
@@ -19,6 +20,26 @@ SHOWN = {f"eval/return_{name}" for name in ("mean", "std", "min", "max")}
 """What the footer shows of an evaluation."""
 
 
+class Best(NamedTuple):
+    """The best evaluation, in the mean over seeds."""
+
+    step: int
+    evaluation: dict[str, list[float]]
+
+    def mean(self) -> float:
+        """Over seeds and episodes."""
+        return float(np.mean(self.evaluation["eval/return_mean"]))
+
+    def clearly_above(self, other: dict[str, list[float]], num_episodes: int) -> bool:
+        """Whether the return is higher than in the `other` evaluation, by more than two standard errors."""
+        means, deviations = (
+            np.array([x[f"eval/return_{name}"] for x in (self.evaluation, other)])
+            for name in ("mean", "std")  # [2, S]
+        )
+        error = np.sqrt(np.sum(deviations**2) / num_episodes) / means.shape[1]
+        return bool(np.subtract(*means.mean(axis=1)) > 2 * error)
+
+
 class Outcome(NamedTuple):
     """What became of a run."""
 
@@ -26,6 +47,8 @@ class Outcome(NamedTuple):
     env_steps: int
     updates: int
     evaluation: dict[str, list[float]]  # the newest one
+    best: Best | None  # of the checkpoints, where there was a choice; in episodes by which it was not chosen
+    lost: Best | None  # where there is no checkpoint of it
     eval_episodes: int  # of an evaluation
     wall_seconds: float
     compile_seconds: float
@@ -75,6 +98,7 @@ def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome
         who = f" of seed {args.seed + seed}" if args.num_seeds > 1 else ""
         spread = f"{mean:.1f} ± {std:.1f} (min {low:.1f}, max {high:.1f})"
         lines.append(f"greedy   return{who} {spread} over {outcome.eval_episodes} episodes")
+    lines += _better_before(run_dir, outcome)
     lines += [f"saved    {outcome.checkpoint or 'nothing yet'}", *filter(None, more)]
     command = _resume_command(config, run_dir)
     if outcome.status == "finished":
@@ -85,6 +109,21 @@ def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome
     else:
         lines.append(f"{outcome.status} at step {outcome.env_steps:,} of {total:,}; continue: {command}")
     return "\n".join(lines)
+
+
+def _better_before(run_dir: Path, outcome: Outcome) -> list[str]:
+    """That evaluations before were clearly better than the last one, and how to load the best of them."""
+    lines, before, episodes = [], outcome.evaluation, outcome.eval_episodes
+    if outcome.best and outcome.best.clearly_above(before, episodes):
+        before, run = outcome.best.evaluation, shlex.quote(str(run_dir))
+        found = (
+            f"better   return {outcome.best.mean():.1f} at step {outcome.best.step:,} over {episodes} other episodes"
+        )
+        lines.append(f'{found}: load_policy({str(run_dir)!r}, "best"), or python -m common.play {run} --step best')
+    if outcome.lost and outcome.lost.clearly_above(before, episodes):
+        lost = f"return {outcome.lost.mean():.1f} at step {outcome.lost.step:,}"
+        lines.append(f"lost     {lost}, of which there is no checkpoint: --keep-best keeps one")
+    return lines
 
 
 def write_result(run_dir: Path, outcome: Outcome, **more: Any) -> None:
@@ -101,6 +140,9 @@ def write_result(run_dir: Path, outcome: Outcome, **more: Any) -> None:
         "state_sha256": outcome.state_sha256,
         "checkpoint": outcome.checkpoint,
     }
+    if outcome.best:
+        record["best/env_steps"] = outcome.best.step
+        record["best/return_mean"] = [jsonable(x) for x in outcome.best.evaluation["eval/return_mean"]]
     write_json(run_dir / "result.json", record | outcome.figures | more)
 
 

@@ -19,17 +19,18 @@ from common.cli.console import Console
 from common.cli.errors import TrainingError
 from common.cli.signals import SignalWatch
 from common.device.compilation import compile_together, set_up_cache
-from common.device.sharding import host_like
+from common.device.sharding import host_like, to_devices
 from common.runs import reports
 from common.runs.clock import Clock
 from common.runs.companion import Companion, Nobody
+from common.runs.confirmation import confirm_best
 from common.runs.directory import choose_directory, claim_directory, describe_run
 from common.runs.evaluation import DeviceEvaluation, Evaluation, Evaluations
 from common.runs.intervals import Intervals
 from common.runs.loading import load, place
 from common.runs.metrics import check_extras
 from common.runs.recorder import Chunk, Recorder, Report
-from common.runs.reports import TrainResult
+from common.runs.reports import Best, TrainResult
 from common.runs.saver import Saver
 
 
@@ -51,7 +52,7 @@ class Run:
         self._header = reports.header(args, env.name, devices, notes, self.total, self.dir, changes)
         self._end = min(self.total, args.stop_after or self.total)  # of this invocation
         self._intervals, self._clock = Intervals.of(args), Clock()
-        self._saver = self._recorder = self._evaluations = None  # until `start`
+        self._saver = self._recorder = self._evaluations = self._shapes = None  # until `start`
         promise = "interrupted: finishing this chunk and saving; interrupt again to exit at once"
         self._signals = SignalWatch(lambda: self.console.say(promise), self.console.abandon)
 
@@ -83,7 +84,7 @@ class Run:
         args = self.args
         seeds = np.arange(args.seed, args.seed + args.num_seeds, dtype=np.int32)
         seeds = np.broadcast_to(seeds, (len(self.devices), args.num_seeds)).copy()  # [D, S]
-        shapes = jax.eval_shape(programs.init, seeds)
+        self._shapes = shapes = jax.eval_shape(programs.init, seeds)
         start = load(args, self.config, host_like(shapes), self.console)
         self.steps = self.first_step = start.step
         self.counters = start.counters
@@ -174,6 +175,7 @@ class Run:
             # Once all is saved, since an environment on the host may fail
             self._evaluations.finish(self.steps, state, self._no_more_evaluations)
         self._clock.end()
+        best = self._confirm_best(state) if advanced and not self._no_more_evaluations() else None
         interrupted = self._signals.received
         host = self._saver.newest(state)
         self.console.stop()
@@ -182,7 +184,7 @@ class Run:
         self._saver.check_directory()
         ending = "finished" if self.steps >= self.total else "stopped"
         status, sha256 = "interrupted" if interrupted else ending, self._saver.sha256(host)
-        outcome = self._outcome(status, sha256)
+        outcome = self._outcome(status, sha256, best)
         if self.args.benchmark:
             print(json.dumps(reports.benchmark_record(self.args, self.config, outcome)))
         else:
@@ -206,16 +208,30 @@ class Run:
             self.console.say(reports.footer(self.args, self.config, self.dir, self.total, outcome, []))
         self._recorder.close()
 
+    def _confirm_best(self, state: Any) -> Best | None:
+        host = self._saver.newest(state)
+
+        def state_of(step):
+            if step == self.steps:
+                return state
+            learner = self._saver.load_learner(step, host.learner)
+            alone = host.replace(learner=learner, shard=())
+            return state.replace(learner=to_devices(alone, self._shapes.replace(shard=()), self.devices).learner)
+
+        return confirm_best(self._saver, self._evaluations, state_of, self._no_more_evaluations, self.console.warn)
+
     def _no_more_evaluations(self) -> bool:
         return bool(self.args.benchmark or self._signals.received)
 
-    def _outcome(self, status: str, sha256: str | None = None) -> reports.Outcome:
+    def _outcome(self, status: str, sha256: str | None = None, best: Best | None = None) -> reports.Outcome:
         checkpoint = self._saver.checkpoint()
         return reports.Outcome(
             status=status,
             env_steps=self.steps,
             updates=self.steps // self.args.steps_per_update,
             evaluation=self._evaluations.newest,
+            best=best,
+            lost=self._evaluations.lost(),
             eval_episodes=self.args.eval_episodes,
             wall_seconds=self._clock.wall,
             compile_seconds=self._clock.seconds["compile"],

@@ -11,7 +11,7 @@ from common.cli.errors import TrainingError
 from common.device.evaluation import Evaluated
 from common.device.sharding import to_host
 from common.runs.arrays import counter_arrays, flatten, sha256, without
-from common.runs.checkpoints import FOLDER, Checkpoints
+from common.runs.checkpoints import FOLDER, Checkpoints, best_step
 from common.runs.loading import Start
 from common.runs.lock import is_ours
 
@@ -55,6 +55,27 @@ class Saver:
         if is_best and self._keep_best and evaluated.state is not None:
             self._write(step, evaluated.state, counters)
 
+    def choices(self) -> list[int]:
+        """Steps of the checkpoints that `best` chooses, for the mean over seeds first, where it has a choice."""
+        self.wait()
+        evaluations = self._checkpoints.evaluations()
+        if len(evaluations) < 2:
+            return []
+        agents = range(max(map(len, evaluations.values())))
+        chosen = [best_step(evaluations, agent) for agent in (None, *agents)]
+        return [step for step in dict.fromkeys(chosen) if step is not None]
+
+    def confirm(self, step: int, returns: list[float]) -> None:
+        """Store a second evaluation of a checkpoint, by which it was not chosen."""
+        self._checkpoints.confirm(step, returns)
+
+    def load_learner(self, step: int, like: Any) -> Any:
+        """The learner of a checkpoint on the host, with the structure of `like`.
+
+        Raises UsageError where it is damaged.
+        """
+        return self._checkpoints.load_learner(like, step)[1]
+
     def wants(self, step: int) -> bool:
         """Whether --keep-best wants the state of this step, which is the present one, saved."""
         return self._keep_best and self._best_step == step
@@ -76,6 +97,10 @@ class Saver:
         """The newest checkpoint, if there is one."""
         steps = self._checkpoints.steps() if self._checkpoints else []
         return self._checkpoints.path(steps[-1]) if steps else None
+
+    def has(self, step: int) -> bool:
+        """Whether there is a checkpoint of this step."""
+        return bool(self._checkpoints) and self._checkpoints.path(step).exists()
 
     def last_good(self) -> str:
         """In words, where a run that broke can go on."""

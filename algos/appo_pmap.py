@@ -127,7 +127,7 @@ from common.nets.distributions import Categoricals, Normal, action_noise
 from common.nets.heads import PolicyHead
 from common.nets.normalizers import RunningStats, denormalize, normalize, rescale_output, running_stats
 from common.nets.torso import Torso
-from common.training import TrainResult, train_with_actors
+from common.training import Callback, TrainResult, train_with_actors
 
 # ---------------------------------------------------------------------------------------------------------- networks
 
@@ -441,9 +441,9 @@ def publish(learner: Learner) -> Published:
 # --------------------------------------------------------------------------------------------------------------- run
 
 
-def train(args: Args) -> TrainResult:
-    """Train as the command line does; see `train_with_actors` for what it raises."""
-    return train_with_actors(args, __file__, make_appo)
+def train(args: Args, callback: Callback | None = None) -> TrainResult:
+    """Train as the command line does, also with a callback; see `train_with_actors`."""
+    return train_with_actors(args, __file__, make_appo, callback)
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ from common.nets.distributions import Categoricals, Normal, action_noise
 from common.nets.heads import PolicyHead
 from common.nets.normalizers import RunningStats, denormalize, normalize, rescale_output, running_stats
 from common.nets.torso import Torso
-from common.training import TrainResult, train_on_devices
+from common.training import Callback, TrainResult, train_on_devices
 
 # ---------------------------------------------------------------------------------------------------------- networks
 
@@ -441,9 +441,9 @@ make_algorithm = make_ppo  # the name by which `load_policy` knows it
 # --------------------------------------------------------------------------------------------------------------- run
 
 
-def train(args: Args, env: Any = None) -> TrainResult:
-    """Train as the command line does, also on an environment object; see `train_on_devices` for what it raises."""
-    return train_on_devices(args, __file__, make_ppo, env)
+def train(args: Args, env: Any = None, callback: Callback | None = None) -> TrainResult:
+    """Train as the command line does, also on an environment object or with a callback; see `train_on_devices`."""
+    return train_on_devices(args, __file__, make_ppo, env, callback)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ from common.envs.spaces import Discrete, Space
 from common.envs.unit_actions import action_scale, empty_action, to_env, uniform_action
 from common.nets.distributions import LOG_2PI, Categoricals, action_noise
 from common.nets.torso import MLP, Features
-from common.training import TrainResult, train_on_devices
+from common.training import Callback, TrainResult, train_on_devices
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 ENVS_PER_CPU_DEVICE = math.inf  # a single CPU device uses all cores for these networks; more only wait for each other
@@ -433,13 +433,14 @@ def example_transition(env: Env) -> Transition:
 # --------------------------------------------------------------------------------------------------------------- run
 
 
-def train(args: Args, env: Any = None) -> TrainResult:
-    """Train as the command line does, also on an environment object; see `train_on_devices` for what it raises."""
+def train(args: Args, env: Any = None, callback: Callback | None = None) -> TrainResult:
+    """Train as the command line does, also on an environment object or with a callback; see `train_on_devices`."""
 
     def replay_note(env: Env, devices: list[jax.Device]) -> dict[str, str]:
         return {"replay": check_memory(args, jax.eval_shape(lambda: example_transition(env)), devices)}
 
-    return train_on_devices(args, __file__, make_sac, env, replay_note, envs_per_cpu_device=ENVS_PER_CPU_DEVICE)
+    more = {"notes": replay_note, "envs_per_cpu_device": ENVS_PER_CPU_DEVICE}
+    return train_on_devices(args, __file__, make_sac, env, callback, **more)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from common.envs.environment import Env
 from common.envs.own import wrap
 from common.envs.registry import list_envs, make
 from common.runs.lock import locked
+from common.runs.recorder import Callback
 from common.runs.reports import TrainResult
 from common.runs.run import Run
 
@@ -39,13 +40,15 @@ def train_on_devices(
     script: str,
     make_algorithm: Callable,
     env: Any = None,
+    callback: Callback | None = None,
     notes: Callable[[Env, list[jax.Device]], dict[str, str]] = lambda env, devices: {},
     **choice: Any,
 ) -> TrainResult | None:
     """Environments step on the devices too, and many updates run in one call.
 
-    `env` is a gymnax-style environment object, in place of the name `args.env`. `notes` are lines for the header, by
-    the word that they begin with. `choice` goes to `choose_devices`. With --list-envs there is no result.
+    `env` is a gymnax-style environment object, in place of the name `args.env`. `callback` gets every row of metrics,
+    and ends the run, saved and evaluated, where it returns True. `notes` are lines for the header, by the word that
+    they begin with. `choice` goes to `choose_devices`. With --list-envs there is no result.
     """
     if args.list_envs:
         return list_envs("device", args.list_envs)
@@ -53,7 +56,7 @@ def train_on_devices(
     env = make(args.env, args.env_params) if env is None else wrap(env)
     algorithm = make_algorithm(args, env)
     programs = pmapped(for_seeds(algorithm, env, args.num_seeds, args.eval_episodes), devices)
-    run = Run(args, script, env, devices, notes(env, devices))
+    run = Run(args, script, env, devices, notes(env, devices), callback)
     with locked(run.dir), run:
         state, update = run.start(programs, example=np.int32(0))
         while run.unfinished:
@@ -63,10 +66,12 @@ def train_on_devices(
         return run.finish(state, [partial(_draw_curve, run, env), partial(_draw_policy, run, env, algorithm.act)])
 
 
-def train_with_actors(args: HostEnvArgs, script: str, make_algorithm: Callable) -> TrainResult | None:
+def train_with_actors(
+    args: HostEnvArgs, script: str, make_algorithm: Callable, callback: Callback | None = None
+) -> TrainResult | None:
     """Environments step on the host, in threads beside the learner; an update learns from some of their rollouts.
 
-    With --list-envs there is no result.
+    `callback` is as in `train_on_devices`. With --list-envs there is no result.
     """
     if args.list_envs:
         return list_envs("host", args.list_envs)
@@ -77,7 +82,7 @@ def train_with_actors(args: HostEnvArgs, script: str, make_algorithm: Callable) 
     notes = {"actors": f"{args.actor_threads} threads on each of {describe(actor_devices)}"}
     if (params := eval_params(args)) != args.env_params:
         notes["eval"] = f"with {params}"
-    run = Run(args, script, env, devices, notes)
+    run = Run(args, script, env, devices, notes, callback)
     with locked(run.dir), run:
         evaluation = HostEvaluation(args, jax.jit(algorithm.act), run.console.warn)
         example = example_batch(args, env, algorithm, len(devices))

@@ -84,6 +84,9 @@ CASES = [
         (f"--benchmark {flag}", f"--benchmark, {flag.split()[0]}")
         for flag in ("--resume @run", "--run-dir new", "--tensorboard", "--wandb", "--keep-best", "--gif")
     ),
+    ("--benchmark --stop-at-return 0", "--benchmark, --stop-at-return"),
+    ("--stop-at-return 475 --eval-interval 0", "--stop-at-return, --eval-interval 0"),
+    ("--stop-at-return nan", "--stop-at-return, nan"),
     ("--wandb-group walking", "--wandb-group, --wandb"),
     ("--env Pendulum-v1 --exploration-loss symmetric-kl", "symmetric-kl, discrete"),
     # what to resume and to start from

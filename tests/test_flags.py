@@ -170,6 +170,22 @@ def max_seconds(tmp_path, **_):
     assert not (tmp_path / "DONE").exists()
 
 
+def stop_at_return(tmp_path, capsys, **_):
+    """At the first evaluation that reaches it; a resumed run knows, and goes on for a higher one."""
+    flags = {"env": "cli_helpers:toy", "eval_interval": UPDATE, "quiet": False}
+    result = start(tmp_path, **flags, stop_at_return=0.0)
+    assert (result.status, result.env_steps) == ("finished", UPDATE)
+    assert result.evaluation["eval/return_mean"][0] > 0
+    assert (tmp_path / "DONE").exists()
+    assert checkpoint_steps(tmp_path) == [UPDATE]
+    assert "at step 32 of 96, an evaluation has reached 0; train longer: python " in capsys.readouterr().out
+    again = ppo.train(ppo.Args.from_run(tmp_path, **flags))
+    assert (again.status, again.env_steps, again.state_sha256) == ("finished", UPDATE, result.state_sha256)
+    assert "--stop-at-return None" in capsys.readouterr().out
+    longer = ppo.train(ppo.Args.from_run(tmp_path, **flags, stop_at_return=1e6))
+    assert (longer.status, longer.env_steps) == ("finished", 96)
+
+
 def gif(tmp_path, monkeypatch, capsys):
     start(tmp_path / "without")
     assert not (tmp_path / "without" / "policy.gif").exists()
@@ -251,6 +267,29 @@ def test_an_evaluation_after_the_last_row_gets_a_row_of_its_own(tmp_path, monkey
     assert json.loads((tmp_path / "checkpoints" / str(UPDATE) / "metrics" / "metrics").read_text())
 
 
+@pytest.mark.parametrize("algorithm", [ppo, appo], ids=lambda module: module.__name__)
+def test_a_callback_sees_every_row_and_ends_the_run(algorithm, tmp_path):
+    """At the second row, saved and evaluated; what a resumed run learns from there is what it would have learned."""
+    seen = []
+
+    def end_at_the_second(row):
+        seen.append(row)
+        return len(seen) == 2
+
+    toy = {"env": "cli_helpers:toy", "log_interval": UPDATE}
+    args = ppo.Args(**BASE | toy) if algorithm is ppo else small_appo_args(serial=True, log_interval=128)
+    args.run_dir, update = str(tmp_path), args.steps_per_update
+    result = algorithm.train(args, callback=end_at_the_second)
+    assert (result.status, result.env_steps) == ("stopped", 2 * update)
+    assert seen == read_rows(tmp_path)
+    assert [row["env_steps"] for row in seen] == [update, 2 * update, 2 * update]
+    assert "eval/return_mean" in seen[-1]
+    assert checkpoint_steps(tmp_path) == [2 * update]
+    if algorithm is ppo:  # APPO's environments begin anew
+        resumed = ppo.train(ppo.Args.from_run(tmp_path, env=args.env))
+        assert (resumed.status, resumed.state_sha256) == ("finished", start(**toy).state_sha256)
+
+
 def test_a_longer_run_says_where_its_annealed_step_size_begins_again(tmp_path, capsys):
     flags = {"env": "helpers:Luck", "log_interval": UPDATE, "quiet": False}
     start(tmp_path, **flags)
@@ -261,7 +300,7 @@ def test_a_longer_run_says_where_its_annealed_step_size_begins_again(tmp_path, c
     assert sizes == pytest.approx([0.05, 0.05 * 2 / 3, 0.05 / 3, 0.025, 0.05 / 3, 0.025 / 3])
 
 
-RUN = (num_devices, keep_checkpoints, keep_best, overwrite, max_seconds, gif, tensorboard, wandb)
+RUN = (num_devices, keep_checkpoints, keep_best, overwrite, max_seconds, stop_at_return, gif, tensorboard, wandb)
 RUN += (compile_cache, benchmark)
 IN_TEST_CLI = {"checkpoint_interval", "eval_interval", "init_from", "log_interval", "quiet", "run_dir", "stop_after"}
 IN_TEST_CLI |= {"list_envs"}

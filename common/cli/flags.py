@@ -57,6 +57,8 @@ class RunArgs:
     """Stop, saved and resumable, once this many environment steps are done in all; 0 is off."""
     max_seconds: float = 0.0
     """Stop, saved and resumable, after this many seconds, but not before some training is done; 0 is off."""
+    stop_at_return: float | None = None
+    """Finish, saved, once an evaluation (mean over seeds) reaches this return."""
     tensorboard: bool = False
     """Also write TensorBoard files into the run directory."""
     wandb: bool = False
@@ -108,17 +110,23 @@ class RunArgs:
         check(self, "eval_episodes", at_least=1)
         check(self, "keep_checkpoints max_seconds", at_least=0)
         check(self, "seed", at_least=0, at_most=LARGEST - self.num_seeds)
+        check(self, "stop_at_return")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Raise UsageError for flags that contradict each other, or of which one does nothing without the other."""
         if self.resume and self.init_from:
             raise UsageError("--resume continues a run and --init-from starts one: give only one of them")
         if self.resume and self.overwrite:
             raise UsageError("--overwrite would delete what --resume continues: give only one of them")
-        keeping = "resume", "run_dir", "tensorboard", "wandb", "keep_best", "gif"
-        if self.benchmark and any(getattr(self, name) for name in keeping):
-            flags = ", ".join("--" + name.replace("_", "-") for name in keeping)
-            raise UsageError(f"--benchmark keeps nothing: leave out {flags}")
+        keeping = self._given("resume run_dir tensorboard wandb keep_best gif stop_at_return")
+        if self.benchmark and keeping:
+            raise UsageError(f"--benchmark keeps and evaluates nothing: leave out {', '.join(keeping)}")
         details = self._given("wandb_project wandb_group wandb_name")
         if details and not self.wandb:
             raise UsageError(f"{details[0]} needs --wandb")
+        if self.stop_at_return is not None and not self.eval_interval:
+            raise UsageError("--stop-at-return needs evaluations on the way, and with --eval-interval 0 there are none")
         if self.resume and self.run_dir != self.resume:
             raise UsageError(
                 f"--resume {self.resume} goes on in its own directory: leave out --run-dir; "

@@ -65,13 +65,15 @@ class Evaluations:
     def __init__(
         self,
         newest: dict[str, list[float]],
+        goal: float | None,
         recorder: Recorder,
         saver: Saver,
         clock: Clock,
         warn: Callable[[str], None],
     ):
-        """`newest` are the metrics of the last evaluation before this run, if there was one."""
-        self.newest = newest
+        """`newest` are the metrics of the last evaluation before this run, if there was one; `goal` is a return."""
+        self.newest, self._goal = newest, goal
+        self.goal_reached = self._reaches_goal()  # by an evaluation, perhaps not the newest
         self._recorder, self._saver, self._clock, self._warn = recorder, saver, clock, warn
         self._evaluation: Evaluation | None = None
         self._begun: int | None = None  # the step of the last one that has begun
@@ -151,10 +153,15 @@ class Evaluations:
     def _note(self, evaluated: Evaluated | None) -> None:
         if evaluated:
             self._under_way, self.newest = False, metrics_of(evaluated.episodes)
+            self.goal_reached |= self._reaches_goal()
             evaluation = Best(evaluated.step, self.newest)
             self._best = evaluation if self._best is None else max(self._best, evaluation, key=Best.mean)
             self._recorder.add_evaluation(evaluated.step, self.newest)
             self._saver.add_evaluation(evaluated, self._counters)
+
+    def _reaches_goal(self) -> bool:
+        returns = self.newest.get("eval/return_mean", [])
+        return self._goal is not None and bool(returns) and bool(np.mean(returns) >= self._goal)
 
 
 def metrics_of(episodes: Episodes) -> dict[str, list[float]]:

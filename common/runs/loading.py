@@ -52,6 +52,12 @@ def place(start: Start, make: Callable[[], Any], shapes: Any, devices: list[jax.
     return jax.block_until_ready(state)
 
 
+def with_learner(state: Any, learner: Any, shapes: Any, devices: list[jax.Device]) -> Any:
+    """`state`, which has these `shapes`, with another `learner` from the host."""
+    alone = shapes.replace(shard=())
+    return state.replace(learner=to_devices(alone.replace(learner=learner), alone, devices).learner)
+
+
 def _resume(args: Any, like: Any, console: Console) -> Start | None:
     """The newest state of the run that is resumed; None where it has not saved any yet."""
     path = Path(args.resume)

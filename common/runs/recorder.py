@@ -21,6 +21,9 @@ Report = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
 -1; [S] each.
 """
 
+Callback = Callable[[dict[str, Any]], Any]
+"""Called with every row of metrics, once it is written; where it returns True, the run ends."""
+
 
 @dataclass
 class Chunk:
@@ -55,15 +58,15 @@ class Recorder:
         clock: Clock,
         console: Console,
         last_good: Callable[[], str],
+        callback: Callback | None,
     ):
         """The run begins at `first_step`; without `run_dir` the console alone shows rows. `last_good` says, where
         metrics are not finite, from what the run could go on.
         """
+        self.told_to_stop = False  # by the callback
         self._args, self._first_step = args, first_step
-        self._clock, self._console, self._last_good = clock, console, last_good
-        self._metrics = None
-        if run_dir:
-            self._metrics = Metrics(run_dir, args, config, resume_at=first_step)
+        self._clock, self._console, self._last_good, self._callback = clock, console, last_good, callback
+        self._metrics = Metrics(run_dir, args, config, resume_at=first_step) if run_dir else None
         self._chunk: Chunk | None = None
         self._evaluation: dict[str, Any] = {}  # for the row of the chunk
 
@@ -81,8 +84,8 @@ class Recorder:
         values = {name: jsonable(value) for name, value in evaluation.items()}
         if self._chunk and self._chunk.last_step == step:
             self._evaluation = values
-        elif self._metrics:
-            self._metrics.write({"env_steps": step} | values)
+        else:
+            self._emit({"env_steps": step} | values)
 
     def write(self) -> None:
         """Write the row that is held back, if there is one. Raises TrainingError where a metric was not finite."""
@@ -95,8 +98,7 @@ class Recorder:
             row = {"env_steps": chunk.last_step, "updates": chunk.last_step // self._args.steps_per_update}
             row |= {name: jsonable(value) for name, value in metrics.items()}
             row |= self._evaluation | self._times(chunk, seconds)
-            if self._metrics:
-                self._metrics.write(row)
+            self._emit(row)
             if not chunk.first_broken:  # else the error is all that there is to show
                 self._console.update(chunk.last_step, row)
         if chunk.first_broken:
@@ -110,6 +112,12 @@ class Recorder:
     def close(self) -> None:
         if self._metrics:
             self._metrics.close()
+
+    def _emit(self, row: dict[str, Any]) -> None:
+        if self._metrics:
+            self._metrics.write(row)
+        if self._callback and self._callback(row):
+            self.told_to_stop = True
 
     def _times(self, chunk: Chunk, seconds: float) -> dict[str, float]:
         clock, done = self._clock, chunk.last_step - self._first_step

@@ -101,7 +101,11 @@ def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome
     lines += _better_before(run_dir, outcome)
     lines += [f"saved    {outcome.checkpoint or 'nothing yet'}", *filter(None, more)]
     command = _resume_command(config, run_dir)
-    if outcome.status == "finished":
+    if outcome.status == "finished" and outcome.env_steps < total:
+        reached = f"an evaluation has reached {args.stop_at_return:g}"
+        again = f"{command} --stop-at-return None"
+        lines.append(f"finished at step {outcome.env_steps:,} of {total:,}, {reached}; train longer: {again}")
+    elif outcome.status == "finished":
         annealed = getattr(args, "lr_schedule", None) == "linear"
         jump = f", from a step size of {args.learning_rate / 2:g} to 0 again" if annealed else ""
         again = f"{command} --total-timesteps {2 * total}"

@@ -19,7 +19,7 @@ from common.cli.console import Console
 from common.cli.errors import TrainingError
 from common.cli.signals import SignalWatch
 from common.device.compilation import compile_together, set_up_cache
-from common.device.sharding import host_like, to_devices
+from common.device.sharding import host_like
 from common.runs import reports
 from common.runs.clock import Clock
 from common.runs.companion import Companion, Nobody
@@ -27,9 +27,9 @@ from common.runs.confirmation import confirm_best
 from common.runs.directory import choose_directory, claim_directory, describe_run
 from common.runs.evaluation import DeviceEvaluation, Evaluation, Evaluations
 from common.runs.intervals import Intervals
-from common.runs.loading import load, place
+from common.runs.loading import load, place, with_learner
 from common.runs.metrics import check_extras
-from common.runs.recorder import Chunk, Recorder, Report
+from common.runs.recorder import Callback, Chunk, Recorder, Report
 from common.runs.reports import Best, TrainResult
 from common.runs.saver import Saver
 
@@ -37,7 +37,15 @@ from common.runs.saver import Saver
 class Run:
     """See the module's text. Raises UsageError for a run directory or an extra that cannot be used."""
 
-    def __init__(self, args: Any, script: str, env: Any, devices: list[jax.Device], notes: dict[str, str]):
+    def __init__(
+        self,
+        args: Any,
+        script: str,
+        env: Any,
+        devices: list[jax.Device],
+        notes: dict[str, str],
+        callback: Callback | None = None,
+    ):
         """`env` has a `name` and a `spec`. `notes` are lines for the header, by the word that they begin with."""
         check_extras(args.tensorboard, args.wandb)
         set_up_cache(args.compile_cache)
@@ -51,7 +59,7 @@ class Run:
         self.companion: Companion = Nobody()
         self._header = reports.header(args, env.name, devices, notes, self.total, self.dir, changes)
         self._end = min(self.total, args.stop_after or self.total)  # of this invocation
-        self._intervals, self._clock = Intervals.of(args), Clock()
+        self._intervals, self._clock, self._callback = Intervals.of(args), Clock(), callback
         self._saver = self._recorder = self._evaluations = self._shapes = None  # until `start`
         promise = "interrupted: finishing this chunk and saving; interrupt again to exit at once"
         self._signals = SignalWatch(lambda: self.console.say(promise), self.console.abandon)
@@ -92,10 +100,10 @@ class Run:
             claim_directory(self.dir, self.config, args.overwrite)
         self._saver = Saver(self.dir, args, start, lambda: self.companion.counters(), self.console.warn)
         showing = self._clock, self.console, self._saver.last_good
-        self._recorder = Recorder(self.dir, args, self.config, start.step, *showing)
+        self._recorder = Recorder(self.dir, args, self.config, start.step, *showing, self._callback)
         parts = self._recorder, self._saver, self._clock, self.console.warn
-        self._evaluations = Evaluations(start.evaluation, *parts)
-        if start.host is not None and self.steps >= self._end:
+        self._evaluations = Evaluations(start.evaluation, args.stop_at_return, *parts)
+        if start.host is not None and (self.steps >= self._end or self._evaluations.goal_reached):
             return None, None
 
         self.console.say("compiling ...")
@@ -116,9 +124,10 @@ class Run:
 
     @property
     def stopping(self) -> bool:
-        """Whether a signal or the clock asks for the end; the clock not before something has been trained."""
-        late = 0 < self.args.max_seconds < self._clock.wall
-        return bool(self._signals.received) or (late and self.steps > self.first_step)
+        """Whether a signal, the clock (once anything is trained), the callback or a good return asks for the end."""
+        late = 0 < self.args.max_seconds < self._clock.wall and self.steps > self.first_step
+        content = self._recorder.told_to_stop or self._evaluations.goal_reached
+        return bool(self._signals.received) or late or content
 
     def next_chunk(self) -> np.int32:
         """How many updates to run next."""
@@ -139,6 +148,8 @@ class Run:
         at_end = self.steps >= self._end
         if at_end or due & {"eval", "checkpoint"}:
             self._settle(state, evaluate=at_end or "eval" in due, save=at_end or "checkpoint" in due)
+        elif self._callback:
+            self.log()  # it may end the run here
 
     def log(self) -> None:
         """Write the row of the last chunk. Raises TrainingError where a metric in it was not finite."""
@@ -182,7 +193,7 @@ class Run:
         with self._clock.timed("checkpoint"):
             self._saver.close()
         self._saver.check_directory()
-        ending = "finished" if self.steps >= self.total else "stopped"
+        ending = "finished" if self.steps >= self.total or self._evaluations.goal_reached else "stopped"
         status, sha256 = "interrupted" if interrupted else ending, self._saver.sha256(host)
         outcome = self._outcome(status, sha256, best)
         if self.args.benchmark:
@@ -209,14 +220,10 @@ class Run:
         self._recorder.close()
 
     def _confirm_best(self, state: Any) -> Best | None:
-        host = self._saver.newest(state)
+        like = self._saver.newest(state).learner
 
         def state_of(step):
-            if step == self.steps:
-                return state
-            learner = self._saver.load_learner(step, host.learner)
-            alone = host.replace(learner=learner, shard=())
-            return state.replace(learner=to_devices(alone, self._shapes.replace(shard=()), self.devices).learner)
+            return with_learner(state, self._saver.load_learner(step, like), self._shapes, self.devices)
 
         return confirm_best(self._saver, self._evaluations, state_of, self._no_more_evaluations, self.console.warn)
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from common.cli.absent_flags import instead_of
 from common.cli.console import Console
 from common.cli.errors import UsageError
 from common.cli.flags import ONE_TIME, read_config
@@ -174,11 +175,15 @@ def _algorithm(
     flags |= {name: tuple(value) for name, value in flags.items() if isinstance(value, list)}
     unknown = flags.keys() - {field.name for field in dataclasses.fields(module.Args)}
     if unknown:
-        raise UsageError(f"{run_dir} was not made by {path}, which has no --{min(unknown).replace('_', '-')}")
+        advice = instead_of(module.Args, min(unknown))
+        flag = f"--{min(unknown).replace('_', '-')}{advice and ': ' + advice}"
+        raise UsageError(f"{run_dir} was not made by {path} as it is now, which has no {flag}")
     try:
         args = module.Args(**flags)
         functions = module.make_algorithm(args, env)
         return args, functions, _learner_like(functions, args.num_seeds)
+    except UsageError as error:
+        raise UsageError(f"{run_dir} does not fit {path}: {error}") from error
     except Exception as error:
         raise UsageError(f"{run_dir} does not fit {path}: {type(error).__name__}: {error}") from error
 

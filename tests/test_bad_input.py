@@ -11,6 +11,8 @@ import pytest
 from cli_helpers import check_words, fingerprint, only_message, refusal
 
 from algos.ppo_pmap import Args, train
+from algos.sac_pmap import Args as SacArgs
+from algos.sac_pmap import train as sac_train
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
 
@@ -97,18 +99,25 @@ CASES = [
     ("--resume @choice", "activation, cubic"),
     (f"--resume {'x' * 300}", "xxx"),
     ("--resume @custom", "bad_envs:none, --env"),
-    ("--resume @run --num-envs 8", "steps per update, 32, 64"),
-    ("--resume @run --num-envs 8 --num-steps 4", "does not fit"),
-    ("--resume @run --hidden-sizes 8", "does not fit, 4, 8"),
-    ("--resume @run --normalize-obs", "does not fit, obs_stats"),
-    ("--resume @run --env Acrobot-v1", "does not fit"),
+    ("--resume @run --num-envs 8", "32 steps per update, 64 with --num-envs: 4 then, 8 now"),
+    ("--resume @run --num-envs 8 --num-steps 4", "--num-envs: 4 then, 8 now"),
+    ("--resume @run --learning-rate 1 --hidden-sizes 8", "these flags: --hidden-sizes: [4] then, [8] now"),
+    ("--resume @run --normalize-obs", "--normalize-obs: False then, True now"),
+    (
+        "--resume @run --env Acrobot-v1",
+        "--env: CartPole-v1 then, 4 numbers there, 6 here, one of 2 there, one of 3 here",
+    ),
+    ("--resume @old", "--lr-schedule must be one of linear, None"),
     ("--resume @run --total-timesteps 10", "--total-timesteps 10, 64"),
     ("--init-from @missing", "missing, does not exist"),
-    ("--init-from @renamed", "renamed, does not fit"),
+    (f"{TINY} --hidden-sizes 8 --init-from @renamed", "renamed, made by sac_pmap, Dense_0 is 4 x 4 there, 4 x 8 here"),
+    (f"{TINY} --hidden-sizes 4 5 --init-from @renamed", "MLP_0/Dense_1 is missing there, 4 x 5 here"),
+    (f"{TINY} --hidden-sizes 8 --init-from @mislabelled", "Dense_0 is 4 x 4 there, 4 x 8 here"),
     ("--init-from @unsaved", "unsaved, checkpoint"),
-    (f"{TINY} --hidden-sizes 8 --init-from @run", "does not fit, 4, 8"),
-    (f"{TINY} --env Acrobot-v1 --init-from @run", "does not fit, --env: CartPole-v1 then"),
-    (f"{TINY} --normalize-obs --init-from @run", "does not fit, obs_stats"),
+    (f"{TINY} --gamma 0.5 --hidden-sizes 8 --init-from @run", "fit: --hidden-sizes: [4] then, [8] now"),
+    (f"{TINY} --env Acrobot-v1 --init-from @run", "--env: CartPole-v1 then, 4 numbers there, 6 here"),
+    (f"{TINY} --normalize-obs --init-from @run", "--normalize-obs: False then, True now"),
+    (f"{TINY} --num-seeds 2 --init-from @run", "--num-seeds: 1 then, 2 now"),
     # where the run goes
     ("--run-dir @run", "run, --resume, --overwrite"),
     ("--run-dir @foreign", "foreign, exists"),
@@ -190,11 +199,14 @@ def places(tmp_path, trained, monkeypatch):
         "choice": json.dumps(config | {"args": args | {"activation": "cubic"}}),
         "custom": json.dumps(config | {"args": args | {"env": "bad_envs:none"}}),
         "unsaved": json.dumps(config),
+        "old": json.dumps(config | {"args": args | {"lr_schedule": None, "anneal_lr": True}}),
+        "mislabelled": json.dumps(config | {"args": args | {"hidden_sizes": [8]}}),
     }
     for name, text in configs.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(text)
-    shutil.copytree(trained / "checkpoints", tmp_path / "renamed" / "checkpoints")
+    for name in ("renamed", "mislabelled", "old"):
+        shutil.copytree(trained / "checkpoints", tmp_path / name / "checkpoints")
     return tmp_path
 
 
@@ -332,3 +344,15 @@ def test_sizes_beyond_all_memory_are_one_sentence(places, capsys):
     assert main(train, parse(Args, words)) == 1
     check_words(only_message(capsys.readouterr().err), "not enough memory, (1, 10000000, 10000000)")
     assert not (places / "new").exists()
+
+
+def test_a_run_of_another_algorithm_is_refused_before_its_flags_are(places):
+    assert "run was made by ppo_pmap, not by sac_pmap" in refusal(sac_train, SacArgs, ["--resume", str(places / "run")])
+
+
+def test_an_old_run_goes_on_once_its_old_flags_are_replaced(places, capsys):
+    words = ["--resume", str(places / "old"), "--lr-schedule", "constant", "--total-timesteps", "96"]
+    assert main(train, parse(Args, words)) == 0
+    printed = capsys.readouterr().out
+    assert "changed  --lr-schedule: None then, constant now" in printed
+    assert "changed  --anneal-lr: True then, no flag of this file now: --lr-schedule linear anneals" in printed

@@ -291,7 +291,7 @@ def test_a_checkpoint_that_cannot_be_read_for_now_is_not_damaged(tmp_path, monke
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("common.runs.checkpoints.read", fail)
+    monkeypatch.setattr("common.runs.checkpoint_files._read", fail)
     with pytest.raises(TrainingError, match="(?i)checkpoint 2 cannot be read .*too"):
         checkpoints.load(arrays(2))
     checkpoints.close()

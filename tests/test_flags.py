@@ -172,7 +172,7 @@ def max_seconds(tmp_path, **_):
 
 def stop_at_return(tmp_path, capsys, **_):
     """At the first evaluation that reaches it; a resumed run knows, and goes on for a higher one."""
-    flags = {"env": "cli_helpers:toy", "eval_interval": UPDATE, "quiet": False}
+    flags = {"env": "helpers:Luck", "eval_interval": UPDATE, "quiet": False}
     result = start(tmp_path, **flags, stop_at_return=0.0)
     assert (result.status, result.env_steps) == ("finished", UPDATE)
     assert result.evaluation["eval/return_mean"][0] > 0
@@ -276,8 +276,8 @@ def test_a_callback_sees_every_row_and_ends_the_run(algorithm, tmp_path):
         seen.append(row)
         return len(seen) == 2
 
-    toy = {"env": "cli_helpers:toy", "log_interval": UPDATE}
-    args = ppo.Args(**BASE | toy) if algorithm is ppo else small_appo_args(serial=True, log_interval=128)
+    toy = {"env": "helpers:Luck", "log_interval": UPDATE}
+    args = small_args(**BASE | toy) if algorithm is ppo else small_appo_args(serial=True, log_interval=128)
     args.run_dir, update = str(tmp_path), args.steps_per_update
     result = algorithm.train(args, callback=end_at_the_second)
     assert (result.status, result.env_steps) == ("stopped", 2 * update)

@@ -1,6 +1,7 @@
 """`common/policy.py`, a trained policy: loading it, acting with it, and the trust that a run directory gets."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -332,3 +333,36 @@ def test_spaces_survive_a_config_file(space):
     assert (back.name, back.obs_dtype, back.action_space) == ("E", np.uint8, Discrete(2))
     assert type(back.observation_space) is type(space)
     assert all(np.array_equal(a, b) for a, b in zip(back.observation_space, space, strict=True))
+
+
+def test_what_does_not_fit_is_refused_before_it_takes_memory(run_copy, monkeypatch):
+    """A small file may hold an array of gigabytes: its shape is known before it is read."""
+    config = json.loads((run_copy / "config.json").read_text())
+    config["args"]["hidden_sizes"] = [9]
+    (run_copy / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(orbax, "load", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(UsageError, match=r"kernel is float32.* there and .* here"):
+        load_policy(run_copy)
+
+
+def test_numbers_beside_the_state_take_no_memory_either(run_copy):
+    stored = {"learner/x": np.zeros(1), "sha256/learner": np.zeros(10**6, np.uint8)}
+    orbax.save(run_copy / "checkpoints" / "512", stored)
+    with pytest.warns(UserWarning, match="checkpoint 512 is damaged.*too many"):
+        assert load_policy(run_copy).step == 256
+
+
+@pytest.mark.parametrize("name", ["state/_METADATA", "metrics/metrics"])
+def test_a_pipe_in_a_checkpoint_is_not_waited_for(name, run_copy):
+    (run_copy / "checkpoints" / "256" / name).unlink()
+    os.mkfifo(run_copy / "checkpoints" / "256" / name)
+    with pytest.warns(UserWarning, match="checkpoint 256 is damaged.*not a file"):
+        assert load_policy(run_copy).step == 128
+
+
+def test_flags_that_are_gone_are_explained(run_copy):
+    config = json.loads((run_copy / "config.json").read_text())
+    config["args"]["anneal_lr"] = True
+    (run_copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match="no --anneal-lr: --lr-schedule linear"):
+        load_policy(run_copy)

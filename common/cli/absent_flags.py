@@ -18,13 +18,18 @@ INSTEAD = {
 """By the name of a flag: a field of the algorithms that this is for, and what to do."""
 
 
+def instead_of(args_class: Any, name: str) -> str:
+    """What to do instead of the flag `name`, if that is known."""
+    field, advice = INSTEAD.get(name, ("", ""))
+    return advice if hasattr(args_class, field) else ""
+
+
 def explain(args_class: Any, flag: str) -> str:
     """Why `args_class` has no such flag, or what may have been meant, in one sentence."""
     name = flag.lstrip("-").replace("-", "_").removeprefix("no_")
-    known = [field.name for field in dataclasses.fields(args_class)]
-    field, advice = INSTEAD.get(name, ("", ""))
-    if field in known:
+    if advice := instead_of(args_class, name):
         return f"there is no --{name.replace('_', '-')} here: {advice}"
+    known = [field.name for field in dataclasses.fields(args_class)]
     near = difflib.get_close_matches(name, known, n=1) or [other for other in known if name and name in other][:1]
     hint = f"did you mean --{near[0].replace('_', '-')}?" if near else "--help lists all flags"
     return f"there is no {shortened(flag)} here: {hint}"

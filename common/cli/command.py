@@ -1,5 +1,6 @@
 """From a command line to flags, and from what training raises to an exit code."""
 
+import dataclasses
 import errno
 import io
 import itertools
@@ -28,7 +29,7 @@ def parse(args_class: type, argv: list[str] | None = None) -> Any:
         for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it is closed
             stream.reconfigure(errors="replace")  # where it has no ±
         signal.signal(signal.SIGINT, end_at_once)  # nothing to save until a run begins
-        if hasattr(signal, "SIGPIPE") and "--help" in argv:
+        if hasattr(signal, "SIGPIPE") and {"--help", "--list-envs"} & set(argv):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in `--help | head`
     try:
         return _read(args_class, argv, program)
@@ -61,7 +62,7 @@ def main(train: Callable[[Any], Any], args: Any) -> int:
 
 def _read(args_class: type, argv: list[str], program: str | None) -> Any:
     """The arguments. Raises UsageError where there is something wrong with them, SystemExit for --help."""
-    default = _resume_defaults(args_class, argv)
+    default = _defaults(args_class, argv)
     how = {"prog": program, "registry": WORDS, "return_unknown_args": True}
     try:
         with redirect_stderr(io.StringIO()):  # where errors are explained in a box
@@ -86,11 +87,14 @@ def _lacking(args_class: type, argv: list[str]) -> str:
     return f"{bare[0]} needs a value" if bare else "these flags cannot be read: --help lists all of them"
 
 
-def _resume_defaults(args_class: type, argv: list[str]) -> Any:
+def _defaults(args_class: type, argv: list[str]) -> Any:
     """The resumed run's flags, as defaults that explicit flags override; None without --resume."""
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
     given = dict(zip(words, words[1:], strict=False))  # of a repeated flag the last counts
     if given.get("--resume", "--").startswith("--") or not issubclass(args_class, RunArgs):
         return None
     explicit_env = {"env": given["--env"]} if "--env" in given else {}
-    return args_class.from_run(given["--resume"], **explicit_env)
+    defaults = object.__new__(args_class)  # not checked: explicit flags may replace what will not do
+    vars(defaults).update({field.name: field.default for field in dataclasses.fields(args_class)})
+    vars(defaults).update(args_class.stored_flags(given["--resume"], **explicit_env))
+    return defaults

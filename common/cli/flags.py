@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -145,7 +146,17 @@ class RunArgs:
         Raises UsageError where there is no run, or where `overrides` does not name the environment again although it is
         the user's own code: a run directory is data, it does not decide which code is imported.
         """
-        stored = read_config(run_dir)["args"]
+        return cls(**cls.stored_flags(run_dir, **overrides))
+
+    @classmethod
+    def stored_flags(cls, run_dir: str | Path, **overrides: Any) -> dict[str, Any]:
+        """The same as a dictionary, as it stands in `config.json`: whether the values will do is not checked."""
+        config = read_config(run_dir)
+        modules = [sys.modules.get(base.__module__) for base in cls.__mro__]  # one may derive a class of one's own
+        algorithms = [Path(getattr(module, "__file__", None) or "").resolve().stem for module in modules]
+        if config["algorithm"] not in algorithms:
+            raise UsageError(f"{run_dir} was made by {config['algorithm']}, not by {algorithms[0]}")
+        stored = config["args"]
         known = {field.name for field in dataclasses.fields(cls)}
         stored = {name: value for name, value in stored.items() if name in known and name not in ONE_TIME}
         stored |= {name: tuple(value) for name, value in stored.items() if isinstance(value, list)}
@@ -154,7 +165,7 @@ class RunArgs:
                 f"{run_dir} was trained on your own environment {stored['env']}; to resume, name it again: "
                 f"--env {stored['env']}"
             )
-        return cls(**stored | overrides | {"resume": str(run_dir), "run_dir": str(run_dir)})
+        return stored | overrides | {"resume": str(run_dir), "run_dir": str(run_dir)}
 
 
 @dataclass(kw_only=True)

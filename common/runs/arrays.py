@@ -65,13 +65,23 @@ def sha256(arrays: Arrays) -> str:
     return digest.hexdigest()
 
 
-def check_match(stored: Arrays, wanted: Arrays, where: str) -> None:
-    """Raise UsageError, naming the first difference, unless both hold the same names, shapes and types."""
-    # Parameters first: their shapes say most about the flags.
-    for name in sorted(stored.keys() | wanted.keys(), key=lambda name: ("/params/" not in name, name)):
+class Mismatch(UsageError):
+    """Stored arrays are not those that are wanted."""
+
+    def __init__(self, where: str, first: str, stored: Arrays, wanted: Arrays):
+        """`first` is the name of the first one that differs."""
         found, expected = (
-            f"{arrays[name].dtype}{list(arrays[name].shape)}" if name in arrays else "nothing"
+            f"{arrays[first].dtype}{list(arrays[first].shape)}" if first in arrays else "nothing"
             for arrays in (stored, wanted)
         )
-        if found != expected:
-            raise UsageError(f"{where} does not fit these flags: {name} is {found} there and {expected} here")
+        super().__init__(f"{where} does not fit these flags: {first} is {found} there and {expected} here")
+        self.first, self.stored, self.wanted = first, stored, wanted
+
+
+def check_match(stored: Arrays, wanted: Arrays, where: str) -> None:
+    """Raise Mismatch unless both hold the same names, shapes and types; arrays may be anything that has the latter."""
+    # Parameters first: their shapes say most about the flags.
+    for name in sorted(stored.keys() | wanted.keys(), key=lambda name: ("/params/" not in name, name)):
+        kinds = {name in arrays and (arrays[name].dtype, tuple(arrays[name].shape)) for arrays in (stored, wanted)}
+        if len(kinds) > 1:
+            raise Mismatch(where, name, stored, wanted)

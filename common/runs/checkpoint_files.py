@@ -1,19 +1,34 @@
 """The files of one checkpoint, written and read with orbax: arrays with checksums, and its evaluation beside them."""
 
+import errno
 import functools
 import json
 import logging
+import math
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from common.runs.arrays import Arrays, first_part, sha256
+from common.cli.errors import TrainingError
+from common.cli.files import check_file, read_text
+from common.runs.arrays import COUNTERS, Arrays, first_part, sha256
 
 CHECKSUM = "sha256"  # `sha256/learner` is that of all arrays `learner/...`, stored beside them
 METRICS = "metrics/metrics"  # in the folder of a checkpoint, as orbax has it
+SMALL = 32  # numbers at most, in an array beside those of the state
+OF_DAMAGE = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL  # errors of files that are not what they were
+
+
+class Damaged(Exception):
+    """A checkpoint that does not load, whoever reads it."""
+
+    def __init__(self, step: int, error: Exception):
+        self.step, self.error = step, error
+        super().__init__(f"checkpoint {step} is damaged and was skipped ({_reason(error)})")
 
 
 def make_writer(directory: Path) -> Any:
@@ -42,22 +57,18 @@ def with_checksums(arrays: Arrays) -> Arrays:
     return stored
 
 
-def read(path: Path, part: str | None = None) -> Arrays:
-    """The arrays of a checkpoint, or only those of one part. Raises whatever orbax does where it is damaged."""
-    from orbax.checkpoint import v1 as ocp
+def read(path: Path, part: str | None = None, check: Callable[[dict[str, Any]], None] = lambda shapes: None) -> Arrays:
+    """The arrays of the checkpoint at `path`, or only those of one part.
 
-    _hide_noise()
-    stored = ocp.metadata(path.absolute()).metadata
-    if part:
-        stored = {name: x for name, x in stored.items() if first_part(name) == part or name == f"{CHECKSUM}/{part}"}
-    partly = ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))
-    with ocp.Context(pytree_options=partly):
-        arrays = {name: np.asarray(array) for name, array in ocp.load(path.absolute(), stored).items()}
-    checksums = {name: arrays.pop(name) for name in list(arrays) if first_part(name) == CHECKSUM}
-    for part in {first_part(name) for name in arrays}:
-        if checksums[f"{CHECKSUM}/{part}"].tobytes().hex() != _digest(arrays, part):
-            raise ValueError("its content is not what was saved")
-    return arrays
+    `check` gets what has their names, shapes and types, before any is read: it may refuse what takes more memory than
+    there is. Raises Damaged, or TrainingError where something else is in the way.
+    """
+    try:
+        return _read(path, part, check)
+    except Exception as error:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in OF_DAMAGE):
+            raise TrainingError(f"checkpoint {path.name} cannot be read ({_reason(error)})") from error
+        raise Damaged(int(path.name), error) from error
 
 
 def write_returns(path: Path, **returns: list[float]) -> None:
@@ -71,10 +82,33 @@ def write_returns(path: Path, **returns: list[float]) -> None:
 def stored_returns(path: Path, name: str = "returns") -> list[float] | None:
     """An evaluation of the checkpoint at `path`; None where it is not there or something else."""
     try:
-        returns = json.loads((path / METRICS).read_text())[name]
+        returns = json.loads(read_text(path / METRICS))[name]
         return [float(x) for x in returns] if isinstance(returns, list) and returns else None
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
         return None
+
+
+def _read(path: Path, part: str | None, check: Callable[[dict[str, Any]], None]) -> Arrays:
+    """What `read` returns. Raises whatever orbax does where it is damaged."""
+    from orbax.checkpoint import v1 as ocp
+
+    _hide_noise()
+    for file in filter(lambda file: not file.is_dir(), path.rglob("*")):
+        check_file(file)
+    stored = ocp.metadata(path.absolute()).metadata
+    if part:
+        stored = {name: x for name, x in stored.items() if first_part(name) == part or name == f"{CHECKSUM}/{part}"}
+    if any(math.prod(x.shape) > SMALL for name, x in stored.items() if first_part(name) in (CHECKSUM, COUNTERS)):
+        raise ValueError("its numbers beside the state are too many")
+    check({name: x for name, x in stored.items() if first_part(name) != CHECKSUM})
+    partly = ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))
+    with ocp.Context(pytree_options=partly):
+        arrays = {name: np.asarray(array) for name, array in ocp.load(path.absolute(), stored).items()}
+    checksums = {name: arrays.pop(name) for name in list(arrays) if first_part(name) == CHECKSUM}
+    for part in {first_part(name) for name in arrays}:
+        if checksums[f"{CHECKSUM}/{part}"].tobytes().hex() != _digest(arrays, part):
+            raise ValueError("its content is not what was saved")
+    return arrays
 
 
 def _digest(arrays: Arrays, part: str) -> str:
@@ -84,7 +118,11 @@ def _digest(arrays: Arrays, part: str) -> str:
 @functools.cache
 def _hide_noise() -> None:
     """Errors of a save are raised; orbax's threads and event loops would also print them, as tracebacks."""
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
     logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
     hook = sys.unraisablehook
     sys.unraisablehook = lambda event: None if str(event.exc_value) == "Event loop is closed" else hook(event)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:160]

@@ -3,7 +3,6 @@
 A checkpoint holds data only: no pickled objects, no code. Arrays are global, so it loads on any number of devices.
 """
 
-import errno
 import re
 import shutil
 from contextlib import suppress
@@ -13,24 +12,15 @@ from typing import Any
 import numpy as np
 
 from common.cli.errors import TrainingError, UsageError
-from common.runs.arrays import COUNTERS, Arrays, check_match, flatten, select, unflatten, without
-from common.runs.checkpoint_files import make_writer, read, stored_returns, with_checksums, write_returns
+from common.runs.arrays import COUNTERS, Arrays, Mismatch, check_match, flatten, select, unflatten, without
+from common.runs.checkpoint_files import Damaged, make_writer, read, stored_returns, with_checksums, write_returns
 
 FOLDER = "checkpoints"  # in the directory of a run
 CONFIRMED = "confirmed"  # the name of the evaluation in episodes by which a checkpoint was not chosen
 DELETED = ".deleted"  # what the name of a checkpoint ends with while it is being deleted
 DAMAGED = ".damaged"  # once it was found not to load: it does not count any more
 UNFINISHED = ".orbax-checkpoint-tmp"  # the same while it is being written, as orbax has it
-OF_DAMAGE = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR  # of errors of the system: files are not what they were
 KNOWN_FAILURES = "No space left on device|File too large|Disk quota exceeded|Read-only file system|Permission denied"
-
-
-class Damaged(Exception):
-    """A checkpoint that does not load, whoever reads it."""
-
-    def __init__(self, step: int, error: Exception):
-        self.step = step
-        super().__init__(f"checkpoint {step} is damaged and was skipped ({_reason(error)})")
 
 
 class Checkpoints:
@@ -83,7 +73,7 @@ class Checkpoints:
         found, evaluations = [], self.evaluations()
         while (step := best_step(evaluations)) not in (None, sound):
             try:
-                self._read(step)
+                read(self.path(step))
                 break
             except Damaged as damaged:
                 found.append(damaged)
@@ -154,25 +144,20 @@ class Checkpoints:
         """The newest checkpoint that loads, as (step, arrays, those that do not); or that of `step`.
 
         With `groups`, just the arrays `learner/<group>/...`, and only `learner` is read. All that begin as one of
-        `dispensable` may be missing. Raises UsageError where none loads, or where names, shapes or types differ from
-        those of `like`.
+        `dispensable` may be missing. Raises UsageError where none loads, Mismatch where that is because names, shapes
+        or types differ from those of `like`.
         """
         damaged = []
         for candidate in reversed(self.steps()) if step is None else [step]:
             path = self.path(candidate)
             try:
-                arrays = self._read(candidate, "learner" if groups else None)
+                return candidate, self._load(candidate, like, groups, dispensable), damaged
             except Damaged as error:
                 if path.exists() or step is not None:  # else the run that goes on has deleted it meanwhile
                     damaged.append(error)
-                continue
-            empty = {name: array for name, array in like.items() if not array.size}
-            arrays |= empty
-            if groups:
-                arrays = select(arrays, groups)
-            missing = [part for part in dispensable if not any(name.startswith(part) for name in arrays)]
-            check_match(without(arrays, [f"{COUNTERS}/"]), without(like, missing), str(path))
-            return candidate, arrays, damaged
+        for one in damaged:
+            if isinstance(one.error, Mismatch):
+                raise one.error
         raise UsageError("; ".join([f"no checkpoint in {self.directory} can be loaded", *map(str, damaged)]))
 
     def load_learner(self, like: Any, step: int | None = None) -> tuple[int, Any, list[Damaged]]:
@@ -186,14 +171,19 @@ class Checkpoints:
         if self._writer:
             self._writer.close()
 
-    def _read(self, step: int, part: str | None = None) -> Arrays:
-        """The arrays of a checkpoint. Raises Damaged, or TrainingError where something else is in the way."""
-        try:
-            return read(self.path(step), part)
-        except Exception as error:
-            if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in OF_DAMAGE):
-                raise TrainingError(f"checkpoint {step} cannot be read ({_reason(error)})") from error
-            raise Damaged(step, error) from error
+    def _load(self, step: int, like: Arrays, groups: tuple[str, ...], dispensable: tuple[str, ...]) -> Arrays:
+        """What `load` returns of one checkpoint. Nothing is read before its shapes are known to be those of `like`."""
+        empty = {name: array for name, array in like.items() if not array.size}
+
+        def wanted(arrays: Arrays) -> Arrays:
+            return select(arrays | empty, groups) if groups else arrays | empty
+
+        def check(shapes: Arrays) -> None:
+            there = without(wanted(shapes), [f"{COUNTERS}/"])
+            missing = [part for part in dispensable if not any(name.startswith(part) for name in there)]
+            check_match(there, without(like, missing), str(self.path(step)))
+
+        return wanted(read(self.path(step), "learner" if groups else None, check))
 
     def _open(self) -> Any:
         """A writer for the folder, once what a crash may have left there is gone."""
@@ -222,10 +212,6 @@ class Checkpoints:
         reason = known.group() if known else text.splitlines()[0][:300]
         kept = ", ".join(str(kept) for kept in self.steps() if kept != step) or "none"
         return TrainingError(f"checkpoint {step} could not be saved ({reason}); older checkpoints are intact: {kept}")
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:160]
 
 
 def best_step(evaluations: dict[int, list[float]], agent: int | None = None) -> int | None:

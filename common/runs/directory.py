@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from common.cli.absent_flags import instead_of
 from common.cli.env_names import is_custom, split_name, steps_on_host
 from common.cli.errors import UsageError
 from common.cli.files import writing
@@ -24,6 +25,8 @@ from common.runs.contents import check_contents
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = "0.1.0"  # of the kit; pyproject.toml takes it from here, and copies of the code have it too
+BATCH = "num_envs", "num_steps", "envs_per_actor", "actor_threads", "actor_devices", "rollouts_per_update"
+"""Flags that say how many steps an update takes, in algorithms that have them."""
 
 
 def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) -> dict[str, Any]:
@@ -109,9 +112,10 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
     if stored["algorithm"] != config["algorithm"]:
         raise UsageError(f"{path} was made by {stored['algorithm']}, not by {config['algorithm']}")
     if stored.get("steps_per_update") != config["steps_per_update"]:
+        flags = differences(stored["args"], config["args"], [name for name in BATCH if name in config["args"]])
         raise UsageError(
             f"a resumed run keeps its batch: {stored.get('steps_per_update')} steps per update in {path}, "
-            f"{config['steps_per_update']} with these flags"
+            f"{config['steps_per_update']} with {'; '.join(flags) or 'these flags'}"
         )
     for name in args.fixed:
         then, now = stored["args"].get(name), config["args"][name]
@@ -121,7 +125,10 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
             )
     changes = differences(stored["args"], config["args"], [name for name in config["args"] if name not in ONE_TIME])
     gone = sorted(stored["args"].keys() - config["args"].keys())
-    changes += [f"--{name.replace('_', '-')}: {stored['args'][name]} then, no flag of this file now" for name in gone]
+    for name in gone:
+        advice = instead_of(args, name)
+        now = f"no flag of this file now{advice and ': ' + advice}"
+        changes.append(f"--{name.replace('_', '-')}: {stored['args'][name]} then, {now}")
     if stored.get("script_sha256") != config["script_sha256"]:
         changes.append(f"{config['script']} itself: it is not the file that the run was made with")
     return changes

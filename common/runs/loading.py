@@ -9,12 +9,13 @@ import numpy as np
 
 from common.cli.console import Console
 from common.cli.errors import UsageError
-from common.cli.flags import ONE_TIME, read_config
+from common.cli.flags import read_config
 from common.device.learning_rate import current_learning_rate
 from common.device.sharding import to_devices, to_host
-from common.runs.arrays import Arrays, counters_of, flatten, select, unflatten
-from common.runs.checkpoints import FOLDER, Checkpoints, Damaged
-from common.runs.directory import differences
+from common.runs.arrays import Arrays, Mismatch, counters_of, flatten, select, unflatten
+from common.runs.checkpoint_files import Damaged
+from common.runs.checkpoints import FOLDER, Checkpoints
+from common.runs.mismatch import explain
 from common.runs.reports import stored_evaluation
 
 TRANSFERRED = "params", "obs_stats", "return_stats"  # what --init-from takes over, of the learner
@@ -36,7 +37,7 @@ def load(args: Any, config: dict[str, Any], like: Any, console: Console) -> Star
 
     Raises UsageError where it does not fit.
     """
-    if args.resume and (start := _resume(args, like, console)):
+    if args.resume and (start := _resume(args, config, like, console)):
         return start
     source = config["args"]["init_from"]
     return Start(transferred=_parameters_of(source, config, like, console) if source else None)
@@ -58,7 +59,7 @@ def with_learner(state: Any, learner: Any, shapes: Any, devices: list[jax.Device
     return state.replace(learner=to_devices(alone.replace(learner=learner), alone, devices).learner)
 
 
-def _resume(args: Any, like: Any, console: Console) -> Start | None:
+def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> Start | None:
     """The newest state of the run that is resumed; None where it has not saved any yet."""
     path = Path(args.resume)
     folder = path / FOLDER
@@ -69,7 +70,11 @@ def _resume(args: Any, like: Any, console: Console) -> Start | None:
         console.warn(f"{path} has no checkpoint yet: starting it from step 0")
         return None
     zeros = flatten(like)
-    step, arrays, found = saved.load(zeros, dispensable=args.dispensable)
+    try:
+        step, arrays, found = saved.load(zeros, dispensable=args.dispensable)
+    except Mismatch as error:
+        why = explain(error, read_config(path), config)
+        raise UsageError(f"{path} cannot go on with these flags: {why}") from error
     damaged = {one.step: one for one in found + (saved.damaged_best(sound=step) if args.keep_best else [])}
     total = args.num_updates * args.steps_per_update
     if step > total:
@@ -86,14 +91,12 @@ def _resume(args: Any, like: Any, console: Console) -> Start | None:
 
 def _parameters_of(source: str, config: dict[str, Any], like: Any, console: Console) -> Arrays:
     """Parameters and normaliser statistics of the newest state of another run."""
-    stored, ours = read_config(source)["args"], config["args"]
     others = Checkpoints(Path(source) / FOLDER, read_only=True)
     wanted = select(flatten(like), TRANSFERRED)
     try:
         step, arrays, damaged = others.load(wanted, TRANSFERRED)
-    except UsageError as error:
-        flags = "; ".join(differences(stored, ours, [name for name in ours if name not in (*ONE_TIME, "seed")]))
-        raise UsageError(f"{error} ({flags})" if flags else str(error)) from error
+    except Mismatch as error:
+        raise UsageError(f"--init-from {source} does not fit: {explain(error, read_config(source), config)}") from error
     for one in damaged:
         console.warn(str(one))
     console.say(f"started from the parameters of {source} at step {step:,}")

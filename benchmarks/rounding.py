@@ -18,6 +18,7 @@ import numpy as np
 from algos.ppo_pmap import Args, make_ppo
 from common.device.compilation import compile_together
 from common.device.devices import choose_devices
+from common.device.evaluation import SEED
 from common.device.programs import for_seeds, pmapped
 from common.device.sharding import to_host
 from common.envs.registry import make
@@ -43,7 +44,7 @@ def train(seeds: tuple[int, ...], num_devices: int) -> Iterator[list[Agent]]:
         state, *_ = programs.update(state, np.int32(updates - before))
         leaves = jax.tree.leaves(to_host(state).learner.params)
         params = np.concatenate([leaf.reshape(len(seeds), -1) for leaf in leaves], axis=1)
-        returns = np.mean(programs.evaluate(state).ret, axis=(0, 2))
+        returns = np.mean(programs.evaluate(state, np.int32(SEED)).ret, axis=(0, 2))
         yield [Agent(*agent) for agent in zip(params, returns, strict=True)]
 
 

@@ -518,7 +518,7 @@ def evaluations_of(beside, saver_class=Saver):
     warnings = []
     saver = saver_class(None, small_args(), Start(), dict, warn=warnings.append)
     recorder = SimpleNamespace(add_evaluation=lambda step, metrics: None)
-    evaluations = Evaluations({}, recorder, saver, Clock(), warnings.append)
+    evaluations = Evaluations({}, None, recorder, saver, Clock(), warnings.append)
     evaluations.use(beside)
     return evaluations, warnings
 

@@ -15,7 +15,7 @@ from orbax.checkpoint import v1 as orbax
 
 import common.runs.evaluation
 from common.cli.errors import UsageError
-from common.device.evaluation import OTHER_SEED, run_episodes
+from common.device.evaluation import OTHER_SEED, Episodes, Evaluated, run_episodes
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from common.policy import load_policy
 
@@ -168,21 +168,32 @@ def test_the_best_checkpoint_quotes_episodes_by_which_it_was_not_chosen(trained)
 
 
 @pytest.mark.parametrize(
-    ("checkpoint_interval", "again", "says"),
-    [(128, 400.0, "python -m common.play {} --step best"), (128, 9.0, ""), (0, 0.0, "--keep-best keeps one")],
+    ("returns", "checkpoint_interval", "says"),
+    [
+        ([500, 9, 400], 128, "python -m common.play {} --step 128"),
+        ([500, 9, 9], 128, ""),
+        ([9, 500, 900], 128, ""),  # it ends with its best
+        ([500, 9], 0, "--keep-best keeps one"),
+        ([500, 500, 9, 9, 400], 256, "python -m common.play {} --step 256"),  # nothing is lost with the first
+    ],
 )
-def test_a_run_that_ends_below_its_best_says_so(checkpoint_interval, again, says, tmp_path, monkeypatch, capsys):
-    """The returns of its two evaluations, and of the one in other episodes, are given."""
-    means = iter([500.0, 9.0, again])
-    metrics = {"eval/return_std": [3.0], "eval/return_min": [0.0], "eval/return_max": [0.0]}
-    monkeypatch.setattr(common.runs.evaluation, "metrics_of", lambda _: {"eval/return_mean": [next(means)]} | metrics)
+def test_a_run_that_ends_below_its_best_says_so(returns, checkpoint_interval, says, tmp_path, monkeypatch, capsys):
+    """The returns of its evaluations, and of the one in other episodes where there is a choice, are given."""
+    means = iter(returns)
+
+    def evaluate(self, step, state, seed):
+        return Evaluated(step, Episodes(next(means) + np.array([[-3.0, 3.0]]), np.ones((1, 2))))
+
+    monkeypatch.setattr(common.runs.evaluation.DeviceEvaluation, "begin", evaluate)
     flags = TINY | {"checkpoint_interval": checkpoint_interval, "quiet": False}
+    flags["total_timesteps"] = max(checkpoint_interval, 128) * 2
     run_dir = ppo.train(small_args(run_dir=str(tmp_path / "run"), **flags)).run_dir
     found = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("better", "lost"))]
     assert len(found) == bool(says)
     assert all(line.endswith(says.format(run_dir)) for line in found)
+    assert next(means, None) is None
     if checkpoint_interval:
-        assert load_policy(run_dir, "best").evaluation == result_of(run_dir)["best/return_mean"][0] == again
+        assert load_policy(run_dir, "best").evaluation == result_of(run_dir)["best/return_mean"][0] == returns[-1]
 
 
 def test_a_damaged_evaluation_is_none(run_copy):

@@ -155,7 +155,7 @@ class Evaluations:
             self._under_way, self.newest = False, metrics_of(evaluated.episodes)
             self.goal_reached |= self._reaches_goal()
             evaluation = Best(evaluated.step, self.newest)
-            self._best = evaluation if self._best is None else max(self._best, evaluation, key=Best.mean)
+            self._best = max(evaluation, self._best or evaluation, key=Best.mean)  # of equal ones the newest
             self._recorder.add_evaluation(evaluated.step, self.newest)
             self._saver.add_evaluation(evaluated, self._counters)
 

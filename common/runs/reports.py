@@ -117,13 +117,12 @@ def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome
 
 def _better_before(run_dir: Path, outcome: Outcome) -> list[str]:
     """That evaluations before were clearly better than the last one, and how to load the best of them."""
-    lines, before, episodes = [], outcome.evaluation, outcome.eval_episodes
-    if outcome.best and outcome.best.clearly_above(before, episodes):
-        before, run = outcome.best.evaluation, shlex.quote(str(run_dir))
-        found = (
-            f"better   return {outcome.best.mean():.1f} at step {outcome.best.step:,} over {episodes} other episodes"
-        )
-        lines.append(f'{found}: load_policy({str(run_dir)!r}, "best"), or python -m common.play {run} --step best')
+    lines, before, episodes, best = [], outcome.evaluation, outcome.eval_episodes, outcome.best
+    if best and best.step < outcome.env_steps and best.clearly_above(before, episodes):
+        before = best.evaluation
+        found = f"better   return {best.mean():.1f} at step {best.step:,} over {episodes} other episodes"
+        play = f"python -m common.play {shlex.quote(str(run_dir))} --step {best.step}"
+        lines.append(f"{found}: load_policy({str(run_dir)!r}, {best.step}), or {play}")
     if outcome.lost and outcome.lost.clearly_above(before, episodes):
         lost = f"return {outcome.lost.mean():.1f} at step {outcome.lost.step:,}"
         lines.append(f"lost     {lost}, of which there is no checkpoint: --keep-best keeps one")

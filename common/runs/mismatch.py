@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from common.envs.spaces import Box, Discrete, EnvSpec, Space
-from common.runs.arrays import Arrays, Mismatch
+from common.runs.arrays import Arrays, Mismatch, first_part
 from common.runs.directory import differences
 
-SHAPING = ("num_seeds", "num_envs", "buffer_size", "hidden_sizes", "normalize_obs", "normalize_returns")
-SHAPING += ("share_torso", "encoder", "critic_layer_norm")
+OF_LEARNER = ("num_seeds", "hidden_sizes", "normalize_obs", "normalize_returns", "share_torso", "encoder")
+OF_LEARNER += ("critic_layer_norm",)
+OF_SHARD = "num_envs", "buffer_size"
 """Flags that decide, in algorithms that have them, which arrays there are and how large."""
 NAMED = 3  # layers at most, in a sentence
 
@@ -22,8 +23,9 @@ def explain(error: Mismatch, then: Config, now: Config) -> str:
     if then["algorithm"] != now["algorithm"] and layers:
         return f"it was made by {then['algorithm']}, whose layers are others than those of {now['algorithm']}: {layers}"
     spaces = list(_spaces(then, now))
-    of_env = ("env", "env_params") if spaces or error.first.startswith("shard/") else ()
-    flags = [name for name in (*of_env, *SHAPING) if name in now["args"]]
+    of_env = ("env", "env_params") if spaces or first_part(error.first) == "shard" else ()
+    of_shard = OF_SHARD if any(first_part(name) == "shard" for name in error.wanted) else ()
+    flags = [name for name in (*of_env, *of_shard, *OF_LEARNER) if name in now["args"]]
     return "; ".join([*differences(then["args"], now["args"], flags), *spaces]) or layers or str(error)
 
 

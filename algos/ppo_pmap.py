@@ -443,7 +443,7 @@ make_algorithm = make_ppo  # the name by which `load_policy` knows it
 
 def train(args: Args, env: Any = None, callback: Callback | None = None) -> TrainResult:
     """Train as the command line does, also on an environment object or with a callback; see `train_on_devices`."""
-    return train_on_devices(args, __file__, make_ppo, env, callback)
+    return train_on_devices(args, __file__, make_ppo, env, callback=callback)
 
 
 if __name__ == "__main__":

@@ -439,8 +439,9 @@ def train(args: Args, env: Any = None, callback: Callback | None = None) -> Trai
     def replay_note(env: Env, devices: list[jax.Device]) -> dict[str, str]:
         return {"replay": check_memory(args, jax.eval_shape(lambda: example_transition(env)), devices)}
 
-    more = {"notes": replay_note, "envs_per_cpu_device": ENVS_PER_CPU_DEVICE}
-    return train_on_devices(args, __file__, make_sac, env, callback, **more)
+    return train_on_devices(
+        args, __file__, make_sac, env, replay_note, callback, envs_per_cpu_device=ENVS_PER_CPU_DEVICE
+    )
 
 
 if __name__ == "__main__":

@@ -40,15 +40,15 @@ def train_on_devices(
     script: str,
     make_algorithm: Callable,
     env: Any = None,
-    callback: Callback | None = None,
     notes: Callable[[Env, list[jax.Device]], dict[str, str]] = lambda env, devices: {},
+    callback: Callback | None = None,
     **choice: Any,
 ) -> TrainResult | None:
     """Environments step on the devices too, and many updates run in one call.
 
-    `env` is a gymnax-style environment object, in place of the name `args.env`. `callback` gets every row of metrics,
-    and ends the run, saved and evaluated, where it returns True. `notes` are lines for the header, by the word that
-    they begin with. `choice` goes to `choose_devices`. With --list-envs there is no result.
+    `env` is a gymnax-style environment object, in place of the name `args.env`. `notes` are lines for the header, by
+    the word that they begin with. `callback` gets every row of metrics, and ends the run, saved and evaluated, where it
+    returns True. `choice` goes to `choose_devices`. With --list-envs there is no result.
     """
     if args.list_envs:
         return list_envs("device", args.list_envs)

@@ -1,5 +1,6 @@
 """Bad input to PPO and to `common/cli`: exit code 2, one message that says what would work, and nothing damaged."""
 
+import dataclasses
 import json
 import shlex
 import shutil
@@ -356,3 +357,20 @@ def test_an_old_run_goes_on_once_its_old_flags_are_replaced(places, capsys):
     printed = capsys.readouterr().out
     assert "changed  --lr-schedule: None then, constant now" in printed
     assert "changed  --anneal-lr: True then, no flag of this file now: --lr-schedule linear anneals" in printed
+
+
+def test_a_file_that_takes_its_flags_from_another_resumes_its_own_runs(places, monkeypatch):
+    config = json.loads((places / "run" / "config.json").read_text())
+    (places / "unsaved" / "config.json").write_text(json.dumps(config | {"algorithm": "mine"}))
+    words = ["--resume", str(places / "unsaved")]
+    assert "unsaved was made by mine, not by ppo_pmap" in refusal(train, Args, words)
+    monkeypatch.setitem(sys.modules, "mine", types.SimpleNamespace(Args=Args, __file__="mine.py"))
+    assert parse(Args, words).hidden_sizes == (4,)
+
+
+def test_a_run_may_be_older_than_a_flag_whose_default_is_made_each_time(places):
+    @dataclasses.dataclass(kw_only=True)
+    class Newer(Args):
+        layers: list[int] = dataclasses.field(default_factory=list)
+
+    assert parse(Newer, ["--resume", str(places / "run")]).layers == []

@@ -95,6 +95,7 @@ def _defaults(args_class: type, argv: list[str]) -> Any:
         return None
     explicit_env = {"env": given["--env"]} if "--env" in given else {}
     defaults = object.__new__(args_class)  # not checked: explicit flags may replace what will not do
-    vars(defaults).update({field.name: field.default for field in dataclasses.fields(args_class)})
+    made = [field for field in dataclasses.fields(args_class) if field.default_factory is not dataclasses.MISSING]
+    vars(defaults).update({field.name: field.default_factory() for field in made})
     vars(defaults).update(args_class.stored_flags(given["--resume"], **explicit_env))
     return defaults

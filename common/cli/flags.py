@@ -152,8 +152,7 @@ class RunArgs:
     def stored_flags(cls, run_dir: str | Path, **overrides: Any) -> dict[str, Any]:
         """The same as a dictionary, as it stands in `config.json`: whether the values will do is not checked."""
         config = read_config(run_dir)
-        modules = [sys.modules.get(base.__module__) for base in cls.__mro__]  # one may derive a class of one's own
-        algorithms = [Path(getattr(module, "__file__", None) or "").resolve().stem for module in modules]
+        algorithms = cls._algorithms()
         if config["algorithm"] not in algorithms:
             raise UsageError(f"{run_dir} was made by {config['algorithm']}, not by {algorithms[0]}")
         stored = config["args"]
@@ -166,6 +165,14 @@ class RunArgs:
                 f"--env {stored['env']}"
             )
         return stored | overrides | {"resume": str(run_dir), "run_dir": str(run_dir)}
+
+    @classmethod
+    def _algorithms(cls) -> list[str]:
+        """Names of the files whose flags these are: where they or those that they derive from are defined or taken."""
+        defining = [sys.modules.get(base.__module__) for base in cls.__mro__]
+        taking = [module for module in list(sys.modules.values()) if getattr(module, "__dict__", {}).get("Args") is cls]
+        files = [getattr(module, "__file__", None) for module in (*defining, *taking)]
+        return [Path(file).resolve().stem for file in files if file]
 
 
 @dataclass(kw_only=True)

@@ -225,6 +225,19 @@ def test_resuming_a_finished_run_says_so_and_keeps_its_result(copy, capsys):
     assert read_rows(copy)[-1]["env_steps"] == TOTAL
 
 
+@pytest.mark.parametrize("status", ["interrupted", "stopped"])
+def test_a_run_that_ended_once_all_was_trained_has_finished_when_it_is_resumed(status, copy):
+    result = read_result(copy)
+    (copy / "result.json").write_text(json.dumps(result | {"status": status}))
+    (copy / "DONE").unlink()
+    assert in_process("--resume", copy) == 0
+    assert (copy / "DONE").exists()
+    again = read_result(copy)
+    kept = "state_sha256", "env_steps", "eval/return_mean"
+    assert again["status"] == "finished"
+    assert [again[name] for name in kept] == [result[name] for name in kept]
+
+
 def test_a_larger_total_extends_a_finished_run(copy, capsys):
     assert in_process("--resume", copy, "--total-timesteps", 2 * TOTAL, "--learning-rate", "0.002") == 0
     changed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("changed")]

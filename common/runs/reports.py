@@ -160,6 +160,14 @@ def benchmark_record(args: Any, config: dict[str, Any], outcome: Outcome) -> dic
     return where | flags | speed | outcome.figures
 
 
+def stored_status(run_dir: Path) -> str | None:
+    """The status in `result.json`, if there is one."""
+    try:
+        return json.loads(read_text(run_dir / "result.json"))["status"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
 def stored_evaluation(run_dir: Path) -> dict[str, list[float]]:
     """The last evaluation in `result.json`, if there is one that is whole."""
     try:

@@ -199,7 +199,7 @@ class Run:
         if self.args.benchmark:
             print(json.dumps(reports.benchmark_record(self.args, self.config, outcome)))
         else:
-            if advanced or status != "finished":
+            if advanced or status != reports.stored_status(self.dir):
                 reports.write_result(self.dir, outcome)
             if status == "finished":
                 (self.dir / "DONE").touch()

@@ -45,6 +45,7 @@ from common.envs.own import wrap
 from common.runs.arrays import Arrays, sha256
 from common.runs.checkpoints import Checkpoints
 from common.runs.clock import Clock
+from common.runs.confirmation import confirm_best
 from common.runs.directory import write_json
 from common.runs.evaluation import Evaluations
 from common.runs.intervals import Intervals
@@ -388,6 +389,9 @@ def test_the_evaluation_of_a_checkpoint_that_is_being_deleted_is_left_out(tmp_pa
     assert not checkpoints.add_evaluation(1, [5.0])
     assert checkpoints.add_evaluation(2, [5.0])
     assert checkpoints.evaluations() == {2: [5.0]}
+    checkpoints.confirm(1, [4.0])
+    checkpoints.confirm(2, [4.0])
+    assert (checkpoints.evaluations(), checkpoints.quoted(2), checkpoints.quoted(1)) == ({2: [5.0]}, [4.0], [])
     checkpoints.close()
 
 
@@ -542,6 +546,14 @@ def test_a_save_that_fails_is_more_than_an_evaluation_that_fails():
     with pytest.raises(TrainingError, match="^checkpoint 1 could not be saved"):
         evaluations.poll()
     assert not warnings
+
+
+def test_a_run_that_is_stopped_evaluates_no_more_of_its_best_checkpoints():
+    loaded, stored = [], {}
+    saver = SimpleNamespace(choices=lambda: [10, 20], confirm=stored.__setitem__)  # each of two agents has its own
+    evaluations = SimpleNamespace(in_other_episodes=lambda *_: {"eval/return_mean": [1.0, 2.0]})
+    best = confirm_best(saver, evaluations, loaded.append, lambda: bool(loaded), pytest.fail)
+    assert (loaded, stored, best.step) == ([10], {10: [1.0, 2.0]}, 10)
 
 
 def test_exactly_eval_episodes_count(tmp_path):

@@ -121,8 +121,8 @@ class Checkpoints:
         return True
 
     def confirm(self, step: int, returns: list[float]) -> None:
-        """Store another evaluation of a checkpoint that has one, in other episodes. Raises TrainingError as above."""
-        self.add_evaluation(step, self.evaluations()[step], **{CONFIRMED: returns})
+        """Store an evaluation in other episodes, unless the checkpoint is gone. Raises TrainingError as above."""
+        self.add_evaluation(step, stored_returns(self.path(step)) or [], **{CONFIRMED: returns})
 
     def wait(self) -> None:
         """Until the save under way is on disk, and old ones are gone. Raises TrainingError where it fails."""

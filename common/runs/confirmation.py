@@ -23,6 +23,8 @@ def confirm_best(
     """
     steps, found = saver.choices(), {}
     for step in steps:
+        if stopped():
+            break
         try:
             found[step] = evaluations.in_other_episodes(step, state_of(step), stopped)
             if found[step]:

@@ -332,7 +332,7 @@ def test_a_checkpoint_that_does_not_fit_names_the_array(tmp_path, change, messag
     some = {"learner/w": arrays()["learner/w"]}
     with pytest.raises(UsageError, match="envs/key is uint32"):
         checkpoints.load(some)
-    assert checkpoints.load(some, groups=("w",))[1].keys() == some.keys()
+    assert checkpoints.load(some, "learner", groups=("w",))[1].keys() == some.keys()
 
 
 def test_a_checkpoint_that_loads_but_is_not_what_was_saved_is_skipped(tmp_path, monkeypatch):
@@ -353,6 +353,15 @@ def test_keeping_the_best_checkpoint(tmp_path):
     assert Checkpoints(tmp_path / "best", keep=1, keep_best=True).best() == 9.0
     assert saved(tmp_path / "newest", range(1, 6), evaluations, keep=1).steps() == [5]
     assert saved(tmp_path / "without", [1]).best() == -np.inf
+
+
+def test_the_best_checkpoint_is_read_only_where_it_fits(tmp_path, monkeypatch):
+    saved(tmp_path, [1, 2], [9.0, 1.0]).close()
+    monkeypatch.setattr("orbax.checkpoint.v1.load", lambda *_: pytest.fail("it was read"))
+    like = arrays() | {"learner/w": np.zeros(77)}
+    (found,) = Checkpoints(tmp_path, read_only=True).damaged_best(2, like, ())
+    assert "checkpoint 1 is damaged" in str(found)
+    assert "does not fit" in str(found)
 
 
 def test_a_step_saved_again_at_once(tmp_path):

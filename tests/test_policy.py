@@ -356,6 +356,14 @@ def test_what_does_not_fit_is_refused_before_it_takes_memory(run_copy, monkeypat
         load_policy(run_copy)
 
 
+def test_what_no_policy_has_takes_no_memory_either(run_copy, monkeypatch):
+    stored = orbax.load(run_copy / "checkpoints" / "256")
+    orbax.save(run_copy / "checkpoints" / "512", stored | {"learner/more": np.zeros(1000)})
+    monkeypatch.setattr(orbax, "load", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(UsageError, match=r"learner/more is float64\[1000\] there and nothing here"):
+        load_policy(run_copy, 512)
+
+
 def test_numbers_beside_the_state_take_no_memory_either(run_copy):
     stored = {"learner/x": np.zeros(1), "sha256/learner": np.zeros(10**6, np.uint8)}
     orbax.save(run_copy / "checkpoints" / "512", stored)

@@ -65,15 +65,15 @@ class Checkpoints:
         best = best_step(evaluations)
         return -np.inf if best is None else float(np.mean(evaluations[best]))
 
-    def damaged_best(self, sound: int) -> list[Damaged]:
-        """The checkpoints that do not load although their evaluations are better than those of all that do.
+    def damaged_best(self, sound: int, like: Arrays, dispensable: tuple[str, ...]) -> list[Damaged]:
+        """The checkpoints that do not load although their evaluations are better than those of all that do; see `load`.
 
         That of step `sound` has loaded.
         """
         found, evaluations = [], self.evaluations()
         while (step := best_step(evaluations)) not in (None, sound):
             try:
-                read(self.path(step))
+                self._load(step, like, None, (), dispensable)
                 break
             except Damaged as damaged:
                 found.append(damaged)
@@ -137,21 +137,22 @@ class Checkpoints:
     def load(
         self,
         like: Arrays,
+        part: str | None = None,
         groups: tuple[str, ...] = (),
         dispensable: tuple[str, ...] = (),
         step: int | None = None,
     ) -> tuple[int, Arrays, list[Damaged]]:
         """The newest checkpoint that loads, as (step, arrays, those that do not); or that of `step`.
 
-        With `groups`, just the arrays `learner/<group>/...`, and only `learner` is read. All that begin as one of
-        `dispensable` may be missing. Raises UsageError where none loads, Mismatch where that is because names, shapes
-        or types differ from those of `like`.
+        With a `part`, only that is read; with `groups`, the arrays `learner/<group>/...` of it are all that counts. All
+        that begin as one of `dispensable` may be missing. Raises UsageError where none loads, Mismatch where that is
+        because names, shapes or types differ from those of `like`.
         """
         damaged = []
         for candidate in reversed(self.steps()) if step is None else [step]:
             path = self.path(candidate)
             try:
-                return candidate, self._load(candidate, like, groups, dispensable), damaged
+                return candidate, self._load(candidate, like, part, groups, dispensable), damaged
             except Damaged as error:
                 if path.exists() or step is not None:  # else the run that goes on has deleted it meanwhile
                     damaged.append(error)
@@ -162,16 +163,16 @@ class Checkpoints:
 
     def load_learner(self, like: Any, step: int | None = None) -> tuple[int, Any, list[Damaged]]:
         """The learner alone, with the structure of `like`, in place of all arrays; see `load`."""
-        arrays = flatten({"learner": like})
-        groups = tuple({name.split("/")[1] for name in arrays})
-        step, arrays, damaged = self.load(arrays, groups, step=step)
+        step, arrays, damaged = self.load(flatten({"learner": like}), "learner", step=step)
         return step, unflatten(arrays, {"learner": like})["learner"], damaged
 
     def close(self) -> None:
         if self._writer:
             self._writer.close()
 
-    def _load(self, step: int, like: Arrays, groups: tuple[str, ...], dispensable: tuple[str, ...]) -> Arrays:
+    def _load(
+        self, step: int, like: Arrays, part: str | None, groups: tuple[str, ...], dispensable: tuple[str, ...]
+    ) -> Arrays:
         """What `load` returns of one checkpoint. Nothing is read before its shapes are known to be those of `like`."""
         empty = {name: array for name, array in like.items() if not array.size}
 
@@ -183,7 +184,7 @@ class Checkpoints:
             missing = [part for part in dispensable if not any(name.startswith(part) for name in there)]
             check_match(there, without(like, missing), str(self.path(step)))
 
-        return wanted(read(self.path(step), "learner" if groups else None, check))
+        return wanted(read(self.path(step), part, check))
 
     def _open(self) -> Any:
         """A writer for the folder, once what a crash may have left there is gone."""

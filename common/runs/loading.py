@@ -75,7 +75,8 @@ def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> S
     except Mismatch as error:
         why = explain(error, read_config(path), config)
         raise UsageError(f"{path} cannot go on with these flags: {why}") from error
-    damaged = {one.step: one for one in found + (saved.damaged_best(sound=step) if args.keep_best else [])}
+    better = saved.damaged_best(step, zeros, args.dispensable) if args.keep_best else []
+    damaged = {one.step: one for one in found + better}
     total = args.num_updates * args.steps_per_update
     if step > total:
         raise UsageError(f"--total-timesteps {args.total_timesteps} is less than the {step} steps that {path} has done")
@@ -94,7 +95,7 @@ def _parameters_of(source: str, config: dict[str, Any], like: Any, console: Cons
     others = Checkpoints(Path(source) / FOLDER, read_only=True)
     wanted = select(flatten(like), TRANSFERRED)
     try:
-        step, arrays, damaged = others.load(wanted, TRANSFERRED)
+        step, arrays, damaged = others.load(wanted, "learner", TRANSFERRED)
     except Mismatch as error:
         raise UsageError(f"--init-from {source} does not fit: {explain(error, read_config(source), config)}") from error
     for one in damaged:

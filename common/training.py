@@ -87,7 +87,7 @@ def train_with_actors(
         evaluation = HostEvaluation(args, jax.jit(algorithm.act), run.console.warn)
         example = example_batch(args, env, algorithm, len(devices))
         state, update = run.start(_over_learners(algorithm, devices), example, evaluation)
-        if state is not None:
+        if run.unfinished:
             state = _learn_from_actors(run, algorithm, state, update, actor_devices)
         return run.finish(state, [partial(_draw_curve, run, env)])
 

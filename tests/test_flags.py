@@ -267,6 +267,17 @@ def test_an_evaluation_after_the_last_row_gets_a_row_of_its_own(tmp_path, monkey
     assert json.loads((tmp_path / "checkpoints" / str(UPDATE) / "metrics" / "metrics").read_text())
 
 
+def test_a_run_that_was_killed_before_its_last_evaluation_is_evaluated_on_resume(tmp_path):
+    result = start(tmp_path)
+    (tmp_path / "result.json").unlink()
+    (tmp_path / "checkpoints" / "96" / "metrics" / "metrics").unlink()
+    again = ppo.train(ppo.Args.from_run(tmp_path, env="helpers:Luck"))
+    assert (again.status, again.state_sha256) == ("finished", result.state_sha256)
+    assert again.evaluation == result.evaluation
+    assert read_rows(tmp_path)[-1]["eval/return_mean"] == pytest.approx(result.evaluation["eval/return_mean"][0])
+    assert (tmp_path / "checkpoints" / "96" / "metrics" / "metrics").exists()
+
+
 @pytest.mark.parametrize("algorithm", [ppo, appo], ids=lambda module: module.__name__)
 def test_a_callback_sees_every_row_and_ends_the_run(algorithm, tmp_path):
     """At the second row, saved and evaluated; what a resumed run learns from there is what it would have learned."""

@@ -29,7 +29,7 @@ def confirm_best(
             found[step] = evaluations.in_other_episodes(step, state_of(step), stopped)
             if found[step]:
                 saver.confirm(step, found[step]["eval/return_mean"])
-        except (TrainingError, UsageError) as error:
+        except (TrainingError, UsageError, RuntimeError, MemoryError) as error:  # there may be no room for two learners
             warn(f"checkpoint {step}, the best one, could not be evaluated once more: {error}")
     best = found.get(steps[0]) if steps else None
     return Best(steps[0], best) if best else None

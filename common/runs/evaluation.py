@@ -73,7 +73,7 @@ class Evaluations:
     ):
         """`newest` are the metrics of the last evaluation before this run, if there was one; `goal` is a return."""
         self.newest, self._goal = newest, goal
-        self.goal_reached = self._reaches_goal()  # by an evaluation, perhaps not the newest
+        self.goal_reached = self._reaches_goal(saver.best_return)  # by an evaluation, perhaps not the newest
         self._recorder, self._saver, self._clock, self._warn = recorder, saver, clock, warn
         self._evaluation: Evaluation | None = None
         self._begun: int | None = None  # the step of the last one that has begun
@@ -153,15 +153,14 @@ class Evaluations:
     def _note(self, evaluated: Evaluated | None) -> None:
         if evaluated:
             self._under_way, self.newest = False, metrics_of(evaluated.episodes)
-            self.goal_reached |= self._reaches_goal()
             evaluation = Best(evaluated.step, self.newest)
+            self.goal_reached |= self._reaches_goal(evaluation.mean())
             self._best = max(evaluation, self._best or evaluation, key=Best.mean)  # of equal ones the newest
             self._recorder.add_evaluation(evaluated.step, self.newest)
             self._saver.add_evaluation(evaluated, self._counters)
 
-    def _reaches_goal(self) -> bool:
-        returns = self.newest.get("eval/return_mean", [])
-        return self._goal is not None and bool(returns) and bool(np.mean(returns) >= self._goal)
+    def _reaches_goal(self, mean: float) -> bool:
+        return self._goal is not None and mean >= self._goal
 
 
 def metrics_of(episodes: Episodes) -> dict[str, list[float]]:

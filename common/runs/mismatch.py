@@ -25,7 +25,7 @@ def explain(error: Mismatch, then: Config, now: Config) -> str:
     spaces = list(_spaces(then, now))
     of_env = ("env", "env_params") if spaces or first_part(error.first) == "shard" else ()
     of_shard = OF_SHARD if any(first_part(name) == "shard" for name in error.wanted) else ()
-    flags = [name for name in (*of_env, *of_shard, *OF_LEARNER) if name in now["args"]]
+    flags = [name for name in (*of_env, *of_shard, *OF_LEARNER) if name in now["args"].keys() & then["args"].keys()]
     return "; ".join([*differences(then["args"], now["args"], flags), *spaces]) or layers or str(error)
 
 

@@ -98,7 +98,7 @@ class Recorder:
             row = {"env_steps": chunk.last_step, "updates": chunk.last_step // self._args.steps_per_update}
             row |= {name: jsonable(value) for name, value in metrics.items()}
             row |= self._evaluation | self._times(chunk, seconds)
-            self._emit(row)
+            self._emit(row, whole=not chunk.first_broken)
             if not chunk.first_broken:  # else the error is all that there is to show
                 self._console.update(chunk.last_step, row)
         if chunk.first_broken:
@@ -113,10 +113,10 @@ class Recorder:
         if self._metrics:
             self._metrics.close()
 
-    def _emit(self, row: dict[str, Any]) -> None:
+    def _emit(self, row: dict[str, Any], whole: bool = True) -> None:
         if self._metrics:
             self._metrics.write(row)
-        if self._callback and self._callback(row):
+        if whole and self._callback and self._callback(row):
             self.told_to_stop = True
 
     def _times(self, chunk: Chunk, seconds: float) -> dict[str, float]:

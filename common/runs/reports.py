@@ -31,13 +31,16 @@ class Best(NamedTuple):
         return float(np.mean(self.evaluation["eval/return_mean"]))
 
     def clearly_above(self, other: dict[str, list[float]], num_episodes: int) -> bool:
-        """Whether the return is higher than in the `other` evaluation, by more than two standard errors."""
+        """Whether the return is higher than in the `other` evaluation, by more than two standard errors.
+
+        A single episode does not tell.
+        """
         means, deviations = (
             np.array([x[f"eval/return_{name}"] for x in (self.evaluation, other)])
             for name in ("mean", "std")  # [2, S]
         )
         error = np.sqrt(np.sum(deviations**2) / num_episodes) / means.shape[1]
-        return bool(np.subtract(*means.mean(axis=1)) > 2 * error)
+        return num_episodes > 1 and bool(np.subtract(*means.mean(axis=1)) > 2 * error)
 
 
 class Outcome(NamedTuple):

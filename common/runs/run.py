@@ -103,7 +103,8 @@ class Run:
         self._recorder = Recorder(self.dir, args, self.config, start.step, *showing, self._callback)
         parts = self._recorder, self._saver, self._clock, self.console.warn
         self._evaluations = Evaluations(start.evaluation, args.stop_at_return, *parts)
-        if start.host is not None and (self.steps >= self._end or self._evaluations.goal_reached):
+        trained = self.steps >= self._end or self._evaluations.goal_reached
+        if trained and self._saver.is_evaluated(self.steps):
             return None, None
 
         self.console.say("compiling ...")
@@ -180,13 +181,12 @@ class Run:
 
         Each of `at_end` gets the learners on the host, [S, ...], and the run's status, and returns a line to print.
         """
-        advanced = self.steps > self.first_step
-        if advanced:
+        if state is not None:
             self._settle(state, evaluate=not self._signals.received, save=True)
             # Once all is saved, since an environment on the host may fail
             self._evaluations.finish(self.steps, state, self._no_more_evaluations)
         self._clock.end()
-        best = self._confirm_best(state) if advanced and not self._no_more_evaluations() else None
+        best = self._confirm_best(state) if state is not None and not self._no_more_evaluations() else None
         interrupted = self._signals.received
         host = self._saver.newest(state)
         self.console.stop()
@@ -199,7 +199,7 @@ class Run:
         if self.args.benchmark:
             print(json.dumps(reports.benchmark_record(self.args, self.config, outcome)))
         else:
-            if advanced or status != reports.stored_status(self.dir):
+            if state is not None or status != reports.stored_status(self.dir):
                 reports.write_result(self.dir, outcome)
             if status == "finished":
                 (self.dir / "DONE").touch()

@@ -59,7 +59,7 @@ class Saver:
         """Steps of the checkpoints that `best` chooses, for the mean over seeds first, where it has a choice."""
         self.wait()
         evaluations = self._checkpoints.evaluations()
-        if len(evaluations) < 2:
+        if len(evaluations) + self._keep_best < 2:
             return []
         agents = range(max(map(len, evaluations.values())))
         chosen = [best_step(evaluations, agent) for agent in (None, *agents)]
@@ -97,6 +97,15 @@ class Saver:
         """The newest checkpoint, if there is one."""
         steps = self._checkpoints.steps() if self._checkpoints else []
         return self._checkpoints.path(steps[-1]) if steps else None
+
+    @property
+    def best_return(self) -> float:
+        """The best evaluation of a checkpoint, or of a state of this invocation; -inf without any."""
+        return self._best
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether there is an evaluation beside the checkpoint of this step."""
+        return bool(self._checkpoints) and step in self._checkpoints.evaluations()
 
     def has(self, step: int) -> bool:
         """Whether there is a checkpoint of this step."""

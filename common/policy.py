@@ -25,7 +25,9 @@ from common.cli.policy_flags import PolicyArgs
 from common.device.sharding import key_data
 from common.envs import spaces
 from common.envs.spaces import EnvSpec
+from common.runs.arrays import Mismatch
 from common.runs.checkpoints import FOLDER, Checkpoints, best_step
+from common.runs.mismatch import explain
 from common.runs.script import digest, find, import_file
 
 Choice = int | Literal["best", "latest"]
@@ -117,6 +119,8 @@ def load_policy(
         wanted = _choose_step(checkpoints, run_dir, step, index)
         found, learner, damaged = checkpoints.load_learner(like, wanted)
         returns = checkpoints.quoted(found)
+    except Mismatch as error:
+        raise UsageError(f"{run_dir} does not fit its algorithm's file: {explain(error, config, config)}") from error
     finally:
         checkpoints.close()
     for one in damaged:

@@ -429,6 +429,18 @@ def test_commands_for_policies_know_host_environments(lockstep, tmp_path, capsys
     assert (tmp_path / "policy.stablehlo").stat().st_size > 1000
 
 
+@pytest.mark.parametrize("env", ["envpool:CartPole-v1", "gymnasium:CartPole-v1"])
+def test_other_episodes_are_not_the_same_ones_in_another_place(env):
+    """Suites seed their environments with the numbers that follow the first one's."""
+    starts = []
+    for seed in (SEED, OTHER_SEED):
+        envs = make_host(env, 8, seed, vectorization="sync")
+        starts.append({tuple(obs) for obs in envs.reset().tolist()})
+        envs.close()
+    assert len(starts[0]) == len(starts[1]) == 8
+    assert not starts[0] & starts[1]
+
+
 class SlowEvaluations:
     """Evaluations that take until `release` is called, with the returns that are given one after another."""
 

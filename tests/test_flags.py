@@ -14,7 +14,7 @@ import ppo_pmap as ppo
 import pytest
 import sac_pmap as sac
 from cli_helpers import Recorder, checkpoint_steps, read_config, read_rows, run_script
-from helpers import host_params, make_env, run_updates, same_bits, small_args, small_sac_args
+from helpers import host_params, make_env, result_of, run_updates, same_bits, small_args, small_sac_args
 from PIL import Image
 from test_appo import small_args as small_appo_args
 
@@ -267,6 +267,29 @@ def test_an_evaluation_after_the_last_row_gets_a_row_of_its_own(tmp_path, monkey
     assert json.loads((tmp_path / "checkpoints" / str(UPDATE) / "metrics" / "metrics").read_text())
 
 
+def test_a_resumed_run_is_not_judged_by_a_state_that_is_gone(tmp_path):
+    """Of all checkpoints only the first one loads, which was evaluated lower than what result.json says of the last."""
+    flags = {"env": "helpers:Luck", "eval_interval": UPDATE, "checkpoint_interval": UPDATE, "eval_episodes": 8}
+    result = start(tmp_path, **flags)
+    for step in (64, 96):
+        (tmp_path / "checkpoints" / str(step) / "state" / "_METADATA").unlink()
+    first, *_ = [row["eval/return_mean"] for row in read_rows(tmp_path) if "eval/return_mean" in row]
+    goal = max(first, result.evaluation["eval/return_mean"][0]) + 1
+    record = result_of(tmp_path) | {"eval/return_mean": [goal + 1]}
+    (tmp_path / "result.json").write_text(json.dumps(record))
+    flags |= {"stop_at_return": goal, "stop_after": 64}
+    again = ppo.train(ppo.Args.from_run(tmp_path, **flags))
+    assert (again.status, again.env_steps) == ("stopped", 64)
+
+
+def test_flags_of_a_resume_that_trains_nothing_are_not_noted(tmp_path):
+    start(tmp_path, env="helpers:Luck")
+    before = (tmp_path / "config.json").read_text()
+    assert ppo.train(ppo.Args.from_run(tmp_path, env="helpers:Luck", gamma=0.5)).status == "finished"
+    assert (tmp_path / "config.json").read_text() == before
+    assert (tmp_path / "DONE").exists()
+
+
 def test_a_run_that_was_killed_before_its_last_evaluation_is_evaluated_on_resume(tmp_path):
     result = start(tmp_path)
     (tmp_path / "result.json").unlink()
@@ -284,7 +307,8 @@ def test_a_callback_sees_every_row_and_ends_the_run(algorithm, tmp_path):
     seen = []
 
     def end_at_the_second(row):
-        seen.append(row)
+        seen.append(dict(row))
+        row.clear()
         return len(seen) == 2
 
     toy = {"env": "helpers:Luck", "log_interval": UPDATE}

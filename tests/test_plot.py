@@ -466,7 +466,9 @@ def test_a_run_without_metrics_is_left_out_and_different_lengths_are_said(progra
     make_run(tmp_path / "short", rows([100, 200], [1, 2]))
     make_run(tmp_path / "long", rows([100, 2000], [1, 2]), seed=1)
     make_run(tmp_path / "silent", "", seed=2)
-    assert call(program, "short", "long", "silent") == 0
+    (tmp_path / "curves.png").touch()
+    assert call(program, "short", "long", "silent", "curves.png") == 0
     notes = capsys.readouterr().err
     assert "note: silent: no metrics yet, left out" in notes
+    assert "note: curves.png: no run directory, left out" in notes
     assert ("200 to 2,000 steps" if program == "compare" else "go on to 2,000") in notes

@@ -286,7 +286,7 @@ DAMAGED_SPACES = ("", None), ("", {}), ("/type", "Tuple"), ("", {"type": "Box", 
         *((f"env_spec/action_space{more}", value, "does not say") for more, value in DAMAGED_SPACES),
         ("args/num_seeds", 10**9, "there and .* here"),
         ("args/num_seeds", "two", "does not fit"),
-        ("args/hidden_sizes", [10**7], "there and .* here"),
+        ("args/hidden_sizes", [10**7], "there, .* here"),
         ("args/env", 3, "not a run directory"),
         ("args", [], "not a run directory"),
     ],
@@ -352,7 +352,7 @@ def test_what_does_not_fit_is_refused_before_it_takes_memory(run_copy, monkeypat
     config["args"]["hidden_sizes"] = [9]
     (run_copy / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr(orbax, "load", lambda *_: pytest.fail("it was read"))
-    with pytest.raises(UsageError, match=r"kernel is float32.* there and .* here"):
+    with pytest.raises(UsageError, match=r"Dense_0 is .* there, .* here"):
         load_policy(run_copy)
 
 
@@ -377,6 +377,23 @@ def test_a_pipe_in_a_checkpoint_is_not_waited_for(name, run_copy):
     os.mkfifo(run_copy / "checkpoints" / "256" / name)
     with pytest.warns(UserWarning, match="checkpoint 256 is damaged.*not a file"):
         assert load_policy(run_copy).step == 128
+
+
+@pytest.mark.parametrize("name", ["config.json", "checkpoints/256/state/_METADATA"])
+def test_a_file_that_is_too_large_to_be_meant_is_not_read(name, run_copy, monkeypatch):
+    os.truncate(run_copy / name, 2**34)  # zeros that take no room on the disk
+    if name == "config.json":
+        with pytest.raises(UsageError, match="no readable config.json"):
+            load_policy(run_copy)
+    else:
+        with pytest.warns(UserWarning, match="checkpoint 256 is damaged.*larger than"):
+            assert load_policy(run_copy).step == 128
+
+
+def test_a_damaged_checkpoint_that_is_wanted_is_named_with_the_others(run_copy):
+    (run_copy / "checkpoints" / "256" / "state" / "_METADATA").unlink()
+    with pytest.raises(UsageError, match=r"checkpoint 256 is damaged .*; other checkpoints: 128$"):
+        load_policy(run_copy, 256)
 
 
 def test_flags_that_are_gone_are_explained(run_copy):

@@ -1,6 +1,7 @@
 """Reading what is a file, and writing one whole or not at all."""
 
 import errno
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -8,16 +9,23 @@ from pathlib import Path
 
 from common.cli.errors import UsageError
 
+LARGEST_TEXT = 2**24  # bytes of a file that is read whole; it takes a hundred times that in memory at most
 
-def check_file(path: Path) -> None:
-    """Raise OSError where there is something else than a file, such as a pipe, which might never end."""
+
+def check_file(path: Path, at_most: float = math.inf) -> None:
+    """Raise OSError where there is something else than a file, such as a pipe, which might never end; or a larger one.
+
+    `at_most` is in bytes.
+    """
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, "it is not a file", str(path))
+    if os.path.exists(path) and os.path.getsize(path) > at_most:
+        raise OSError(errno.EINVAL, f"it is larger than {at_most:,} bytes", str(path))
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises OSError or UnicodeDecodeError."""
-    check_file(path)
+    """The text of a file. Raises OSError, also where it is too large to be meant, or UnicodeDecodeError."""
+    check_file(path, LARGEST_TEXT)
     return path.read_text()
 
 

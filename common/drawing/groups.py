@@ -82,13 +82,18 @@ class Note:
 
 
 def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
-    """The runs of `selection` with these metrics, in groups, sorted; those without metrics are left out, with a note.
+    """The runs of `selection` with these metrics, in groups, sorted.
 
-    Raises UsageError for no runs, what is not a run, runs that all have no metrics, and a flag in `by` that no run has.
+    What is no run or has no metrics is left out, with a note. Raises UsageError for no runs at all, broken ones, runs
+    that all have no metrics, and a flag in `by` that no run has.
     """
     if not selection.runs:
         raise UsageError("name at least one run directory, such as runs/NAME or runs/*")
-    paths = {Path(run).resolve(): Path(run) for run in selection.runs}.values()  # each once
+    paths = list({Path(run).resolve(): Path(run) for run in selection.runs}.values())  # each once
+    strangers = [path for path in paths if path.exists() and not (path / "config.json").exists()]
+    if len(strangers) < len(paths):  # else all that is named is wrong
+        say(Note(str(path), "no run directory, left out") for path in strangers)
+        paths = [path for path in paths if path not in strangers]
     configs = {path: _read_config(path) for path in paths}
     flags = set().union(*(config["args"] for config in configs.values()))
     for name in selection.split:

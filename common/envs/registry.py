@@ -71,7 +71,7 @@ def list_envs(place: Place, wanted: str) -> None:
     """
     suites = [suite for suite, where in SUITES.items() if where == place]
     if wanted not in (*suites, "all"):
-        raise UsageError(f"--list-envs {wanted}: what this algorithm trains on is of {' or '.join(suites)}")
+        raise UsageError(f"--list-envs {wanted}: this algorithm trains on {' and '.join(suites)}")
     for suite in suites if wanted == "all" else [wanted]:
         try:
             ids = _module(suite).trainable()

@@ -7,6 +7,7 @@ import logging
 import math
 import shutil
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from common.runs.arrays import COUNTERS, Arrays, first_part, sha256
 CHECKSUM = "sha256"  # `sha256/learner` is that of all arrays `learner/...`, stored beside them
 METRICS = "metrics/metrics"  # in the folder of a checkpoint, as orbax has it
 SMALL = 32  # numbers at most, in an array beside those of the state
+LARGEST_METADATA = 2**22  # bytes; those of a state of a hundred arrays are 50 kB
 OF_DAMAGE = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL  # errors of files that are not what they were
 
 
@@ -94,7 +96,7 @@ def _read(path: Path, part: str | None, check: Callable[[dict[str, Any]], None])
 
     _hide_noise()
     for file in filter(lambda file: not file.is_dir(), path.rglob("*")):
-        check_file(file)
+        check_file(file, LARGEST_METADATA if file.name == "_METADATA" else math.inf)
     stored = ocp.metadata(path.absolute()).metadata
     if part:
         stored = {name: x for name, x in stored.items() if first_part(name) == part or name == f"{CHECKSUM}/{part}"}
@@ -119,10 +121,16 @@ def _digest(arrays: Arrays, part: str) -> str:
 def _hide_noise() -> None:
     """Errors of a save are raised; orbax's threads and event loops would also print them, as tracebacks."""
     logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
-    logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
+    logging.getLogger("asyncio").addFilter(lambda record: not _is_of_orbax(record))
     hook = sys.unraisablehook
     sys.unraisablehook = lambda event: None if str(event.exc_value) == "Event loop is closed" else hook(event)
 
 
+def _is_of_orbax(record: logging.LogRecord) -> bool:
+    frames = traceback.extract_tb(record.exc_info[2]) if record.exc_info else []
+    return "orbax" in record.getMessage() or any("orbax" in frame.filename for frame in frames)
+
+
 def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:160]
+    line = f"{type(error).__name__}: {error}".splitlines()[0]
+    return line if len(line) <= 160 else f"{line[:157]}..."

@@ -159,7 +159,9 @@ class Checkpoints:
         for one in damaged:
             if isinstance(one.error, Mismatch):
                 raise one.error
-        raise UsageError("; ".join([f"no checkpoint in {self.directory} can be loaded", *map(str, damaged)]))
+        others = ", ".join(str(other) for other in self.steps() if other != step)
+        none = f"no checkpoint in {self.directory} can be loaded" if step is None else f"other checkpoints: {others}"
+        raise UsageError("; ".join([*map(str, damaged), none]))
 
     def load_learner(self, like: Any, step: int | None = None) -> tuple[int, Any, list[Damaged]]:
         """The learner alone, with the structure of `like`, in place of all arrays; see `load`."""

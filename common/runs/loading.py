@@ -87,7 +87,7 @@ def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> S
     for name in args.dispensable:
         if not any(stored.startswith(name) for stored in arrays):
             console.say(f"resumed  without {name}, which is not in the checkpoint: it fills again")
-    return Start(step, host, None, counters, stored_evaluation(path), tuple(damaged.values()))
+    return Start(step, host, None, counters, stored_evaluation(path, step), tuple(damaged.values()))
 
 
 def _parameters_of(source: str, config: dict[str, Any], like: Any, console: Console) -> Arrays:

@@ -4,6 +4,7 @@ import json
 import math
 import secrets
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from common.cli.errors import UsageError
 from common.cli.files import check_file
 
 Row = dict[str, Any]
+LONGEST = 2**24  # characters of a row; those of ten thousand seeds have 2**22
 
 
 class Metrics:
@@ -77,7 +79,8 @@ def read(path: Path) -> Iterator[Row]:
     check_file(path)
     if not path.exists():
         return
-    with path.open(errors="replace") as lines:
+    with path.open(errors="replace") as file:
+        lines = iter(partial(file.readline, LONGEST), "")  # a longer one comes in pieces, which are no rows
         yield from filter(None, map(_row, lines))
 
 

@@ -21,7 +21,7 @@ def explain(error: Mismatch, then: Config, now: Config) -> str:
     """What of two configurations, `then` and `now`, makes their arrays differ; where nothing does, which arrays do."""
     layers = _layers(error)
     if then["algorithm"] != now["algorithm"] and layers:
-        return f"it was made by {then['algorithm']}, whose layers are others than those of {now['algorithm']}: {layers}"
+        return f"it was made by {then['algorithm']}, whose layers differ from those of {now['algorithm']}: {layers}"
     spaces = list(_spaces(then, now))
     of_env = ("env", "env_params") if spaces or first_part(error.first) == "shard" else ()
     of_shard = OF_SHARD if any(first_part(name) == "shard" for name in error.wanted) else ()

@@ -116,7 +116,7 @@ class Recorder:
     def _emit(self, row: dict[str, Any], whole: bool = True) -> None:
         if self._metrics:
             self._metrics.write(row)
-        if whole and self._callback and self._callback(row):
+        if whole and self._callback and self._callback(dict(row)):
             self.told_to_stop = True
 
     def _times(self, chunk: Chunk, seconds: float) -> dict[str, float]:

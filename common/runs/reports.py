@@ -171,15 +171,16 @@ def stored_status(run_dir: Path) -> str | None:
         return None
 
 
-def stored_evaluation(run_dir: Path) -> dict[str, list[float]]:
-    """The last evaluation in `result.json`, if there is one that is whole."""
+def stored_evaluation(run_dir: Path, step: int) -> dict[str, list[float]]:
+    """The last evaluation in `result.json`, if there is one that is whole, and the run was at `step` then."""
     try:
         record = json.loads(read_text(run_dir / "result.json"))
         stored = {name: x for name, x in record.items() if name.startswith("eval/") and name != "eval/episodes"}
         values = {name: [math.nan if x is None else float(x) for x in values] for name, values in stored.items()}
-    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        whole = values.keys() >= SHOWN and record["env_steps"] == step
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
-    whole = values.keys() >= SHOWN and len({len(x) for x in values.values()}) == 1
+    whole = whole and len({len(x) for x in values.values()}) == 1
     return values if whole else {}
 
 

@@ -91,12 +91,11 @@ class Run:
         self.console.say(self._header)
         args = self.args
         seeds = np.arange(args.seed, args.seed + args.num_seeds, dtype=np.int32)
-        seeds = np.broadcast_to(seeds, (len(self.devices), args.num_seeds)).copy()  # [D, S]
+        seeds = np.tile(seeds, (len(self.devices), 1))  # [D, S]
         self._shapes = shapes = jax.eval_shape(programs.init, seeds)
         start = load(args, self.config, host_like(shapes), self.console)
-        self.steps = self.first_step = start.step
-        self.counters = start.counters
-        if self.dir:
+        self.first_step, self.steps, self.counters = start.step, start.step, start.counters
+        if self.dir and not args.resume:
             claim_directory(self.dir, self.config, args.overwrite)
         self._saver = Saver(self.dir, args, start, lambda: self.companion.counters(), self.console.warn)
         showing = self._clock, self.console, self._saver.last_good
@@ -107,6 +106,8 @@ class Run:
         if trained and self._saver.is_evaluated(self.steps):
             return None, None
 
+        if args.resume:
+            claim_directory(self.dir, self.config)
         self.console.say("compiling ...")
         leave = partial(self._leave_untrained, start.host)
         with self._clock.timed("compile"), self._signals.ending_at_once(leave):

@@ -33,6 +33,7 @@ from test_appo import small_args as small_appo_args
 
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import replacing
+from common.device import compilation
 from common.device.devices import choose_devices
 from common.device.episodes import WINDOW, count_episodes, new_recent, new_tracker, no_episodes, recent_metrics
 from common.device.evaluation import Episodes, Evaluated, run_episodes
@@ -576,3 +577,10 @@ def test_exactly_eval_episodes_count(tmp_path):
     assert result.evaluation["eval/return_std"] == pytest.approx([returns.std()])
     assert result.evaluation["eval/return_min"] == [returns.min()]
     assert result.evaluation["eval/return_max"] == [returns.max()]
+
+
+def test_a_level_of_optimization_that_xla_flags_name_is_obeyed(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS")
+    assert compilation._options(1) == {"xla_backend_optimization_level": 1}
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=SSE4_2 --xla_backend_optimization_level=3")
+    assert compilation._options(1) == {}

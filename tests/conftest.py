@@ -3,7 +3,6 @@
 import functools
 import os
 import re
-from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -14,7 +13,6 @@ import common.device.compilation
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FAST_COMPILER}"
 options_of_users = common.device.compilation._options
-common.device.compilation._options = lambda level: {}  # none that would override the flags above
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # starts the backend, so that no run can choose another number
 
@@ -49,26 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("quick")
 
 
-@contextmanager
-def compiling_as_users_do():
-    emitters = {"xla_cpu_use_fusion_emitters": True} if HAS_EMITTERS else {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(common.device.compilation, "_options", lambda level: options_of_users(level) | emitters)
-        yield
-
-
 @pytest.fixture
-def users_compiler():
+def users_compiler(monkeypatch):
     """Compile the programs of a run as they are compiled outside the tests: for what compilers may break."""
-    with compiling_as_users_do():
-        yield
-
-
-@pytest.fixture(scope="module")
-def users_compiler_throughout():
-    """The same for a whole file: where runs in this process must equal runs in others, bit by bit."""
-    with compiling_as_users_do():
-        yield
+    monkeypatch.delenv("XLA_FLAGS")  # XLA has read them
+    emitters = {"xla_cpu_use_fusion_emitters": True} if HAS_EMITTERS else {}
+    monkeypatch.setattr(common.device.compilation, "_options", lambda level: options_of_users(level) | emitters)
 
 
 @pytest.fixture(autouse=True)

@@ -42,7 +42,6 @@ from common.runs import lock
 from common.runs.lock import check_free, locked
 
 TOTAL = 16 * STEPS
-pytestmark = pytest.mark.usefixtures("users_compiler_throughout")
 
 
 @pytest.fixture(scope="module")
@@ -314,11 +313,14 @@ def test_several_seeds_through_a_symbolic_link(workplace):
 
 
 def test_as_a_module_with_the_default_directory(workplace, tmp_path):
-    """`python -m algos.ppo_pmap` from the repository's root (here a link to it, so that `runs/` lands elsewhere)."""
+    """`python -m algos.ppo_pmap` from the repository's root (here a link to it, so that `runs/` lands elsewhere).
+
+    Compiled as users do.
+    """
     for name in ("algos", "common"):
         (tmp_path / name).symlink_to(ROOT / name)
     words = [*SMALL, "--num-steps", "4", "--total-timesteps", "1e2", "--log-interval", "32", "--quiet"]
-    process = succeed(run_python("-m", "algos.ppo_pmap", *words, cwd=tmp_path))
+    process = succeed(run_python("-m", "algos.ppo_pmap", *words, cwd=tmp_path, XLA_FLAGS=""))
     assert process.stdout == process.stderr == ""
     (run_dir,) = (tmp_path / "runs").iterdir()
     assert run_dir.name.startswith("CartPole-v1__ppo_pmap__0__")

@@ -19,6 +19,7 @@ from PIL import Image
 from test_appo import small_args as small_appo_args
 
 from common.cli.flags import DeviceEnvArgs, RunArgs
+from common.envs.registry import make
 from common.runs.run import Run
 
 UPDATE = 32
@@ -108,7 +109,9 @@ def start(run_dir: Path | None = None, **flags: Any):
 def learned(algorithm: Any, **flags: Any) -> Any:
     """Parameters after a short run with these flags."""
     if algorithm is ppo:
-        return start(**flags).params
+        args = small_args(**BASE | flags)
+        env = make(args.env, args.env_params) if "env" in flags else make_env("Luck")
+        return host_params(run_updates(args, env, 1, args.num_updates)[0])
     if algorithm is sac:
         args = small_sac_args(**{"hidden_sizes": (4,)} | flags)
         return host_params(run_updates(args, make_env("Pendulum-v1"), 1, 24)[0])

@@ -198,10 +198,13 @@ def test_what_an_environment_has_started_ends_with_the_program(number, tmp_path)
     words = [sys.executable, "-c", code]
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     program = Popen(words, env=environment(**path), stdout=PIPE, text=True, start_new_session=True)
-    read_until(program, "begun")
-    simulator = int((tmp_path / "simulator").read_text())
-    (os.killpg if number == signal.SIGINT else os.kill)(program.pid, number)
-    program.communicate(timeout=300)
+    try:
+        read_until(program, "begun")
+        simulator = int((tmp_path / "simulator").read_text())
+        (os.killpg if number == signal.SIGINT else os.kill)(program.pid, number)
+        program.communicate(timeout=300)
+    finally:
+        program.kill()
     wait_until(lambda: not runs(simulator))
 
 

@@ -33,8 +33,7 @@ from benchmarks.many_seeds import scaled
 from common.device.sampling import block_width, minibatch_indices, rollout_keys
 from common.device.sharding import global_ids, to_host
 
-pytestmark = pytest.mark.usefixtures("users_compiler_throughout")
-
+AS_USERS = pytest.mark.usefixtures("users_compiler")  # what compilers may break; the others compile sooner
 
 CASES = {
     "discrete": (small_args, "CartPole-v1", {"decorrelate": True, "lr_schedule": "kl-adaptive"}),
@@ -45,6 +44,14 @@ CASES = {
     "sac, discrete": (small_sac_args, "CartPole-v1", {"policy_frequency": 2, "target_frequency": 3}),
     "sac, groups of two": (small_sac_args, "Pendulum-v1", {"batch_size": 8, "critic_layer_norm": True}),
 }
+PLAIN = "discrete", "sac"
+
+
+@pytest.fixture
+def compiler(case, request):
+    """That of users for the plain case of each algorithm."""
+    if case in PLAIN:
+        request.getfixturevalue("users_compiler")
 
 
 @functools.cache
@@ -53,8 +60,9 @@ def after(updates: int, case: str, num_devices: int):
     return run_updates(args(**flags), make_env(name), num_devices, updates)[0]
 
 
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize(
-    ("case", "num_devices"), [(case, 4) for case in CASES] + [(case, n) for case in ("discrete", "sac") for n in (2, 8)]
+    ("case", "num_devices"), [(case, 4) for case in CASES] + [(case, n) for case in PLAIN for n in (2, 8)]
 )
 def test_x1_parameters_do_not_depend_on_the_number_of_devices(case, num_devices):
     """After twelve updates; in ten of them SAC learns."""
@@ -66,6 +74,7 @@ def test_x1_parameters_do_not_depend_on_the_number_of_devices(case, num_devices)
     assert relative_difference(one.shard, many.shard) < 1e-4  # with the replay buffer
 
 
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("case", CASES)
 def test_x3_replicas_are_bit_identical(case):
     assert replicas_are_identical(after(12, case, 4))
@@ -148,6 +157,7 @@ RESUMED = {
 }
 
 
+@AS_USERS
 @pytest.mark.parametrize("case", RESUMED)
 def test_x4_resume_is_exact_and_on_other_devices_equal(case, tmp_path):
     """All updates at once, or some (then logged, evaluated and saved) and the rest, on the same 2 devices or on 4."""
@@ -174,6 +184,7 @@ def test_x5_never_fewer_steps_than_asked_and_less_than_an_update_more(total, num
     assert 0 <= args.num_updates * args.steps_per_update - total < args.steps_per_update
 
 
+@AS_USERS
 @pytest.mark.parametrize(
     ("algorithm", "args", "update", "chunk", "total"),
     [(ppo, small_args, 128, 3 * 128, 2500), (sac, small_sac_args, 16, 6 * 16, 500)],
@@ -263,7 +274,7 @@ def test_what_is_learned_does_not_depend_on_the_scale_of_rewards():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("users_compiler")
+@AS_USERS
 def test_every_seed_learns_cartpole_and_keeps_it(tmp_path):
     """32 seeds with half of the default steps; what 200 seeds do is in docs/ppo.md."""
     flags = {"num_seeds": 32, "seed": 500, "total_timesteps": 250_000, "eval_interval": 50_000, "eval_episodes": 16}

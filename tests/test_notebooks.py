@@ -1,4 +1,4 @@
-"""The notebooks: what they keep, and that they run, at a twentieth of their size."""
+"""The notebooks: what they keep, and that they run, at a hundredth of their size."""
 
 import re
 import shutil
@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import nbformat
 import pytest
-from cli_helpers import FAST_COMPILER, ROOT, environment, fingerprint
+from cli_helpers import ROOT, environment, fingerprint
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.utils.text import DollarFormatter
 from nbformat import NotebookNode
@@ -41,9 +41,9 @@ WORDS = {
 
 
 def reduced(tmp_path: Path) -> dict[str, str]:
-    """The environment of a notebook: a small size, a fast compiler, and nothing written into the home directory."""
+    """The environment of a notebook: a small size, and nothing written into the home directory."""
     folder = str(tmp_path / "ipython")
-    return environment(PMAPRL_NOTEBOOK_SCALE="0.05", XLA_FLAGS=FAST_COMPILER, IPYTHONDIR=folder)
+    return environment(PMAPRL_NOTEBOOK_SCALE="0.01", IPYTHONDIR=folder)
 
 
 @pytest.fixture(autouse=True)

@@ -33,7 +33,8 @@ from benchmarks.many_seeds import scaled
 from common.device.sampling import block_width, minibatch_indices, rollout_keys
 from common.device.sharding import global_ids, to_host
 
-AS_USERS = pytest.mark.usefixtures("users_compiler")  # what compilers may break; the others compile sooner
+AS_USERS = pytest.mark.usefixtures("users_compiler")
+
 
 CASES = {
     "discrete": (small_args, "CartPole-v1", {"decorrelate": True, "lr_schedule": "kl-adaptive"}),
@@ -44,13 +45,12 @@ CASES = {
     "sac, discrete": (small_sac_args, "CartPole-v1", {"policy_frequency": 2, "target_frequency": 3}),
     "sac, groups of two": (small_sac_args, "Pendulum-v1", {"batch_size": 8, "critic_layer_norm": True}),
 }
-PLAIN = "discrete", "sac"
 
 
 @pytest.fixture
 def compiler(case, request):
-    """That of users for the plain case of each algorithm."""
-    if case in PLAIN:
+    """That of users for the plain case of each algorithm, and the fast one for its variants."""
+    if case in ("discrete", "ppo", "sac"):
         request.getfixturevalue("users_compiler")
 
 
@@ -62,7 +62,7 @@ def after(updates: int, case: str, num_devices: int):
 
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize(
-    ("case", "num_devices"), [(case, 4) for case in CASES] + [(case, n) for case in PLAIN for n in (2, 8)]
+    ("case", "num_devices"), [(case, 4) for case in CASES] + [(case, n) for case in ("discrete", "sac") for n in (2, 8)]
 )
 def test_x1_parameters_do_not_depend_on_the_number_of_devices(case, num_devices):
     """After twelve updates; in ten of them SAC learns."""
@@ -157,7 +157,7 @@ RESUMED = {
 }
 
 
-@AS_USERS
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("case", RESUMED)
 def test_x4_resume_is_exact_and_on_other_devices_equal(case, tmp_path):
     """All updates at once, or some (then logged, evaluated and saved) and the rest, on the same 2 devices or on 4."""

@@ -15,7 +15,7 @@ import tyro
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.files import check_target, replacing
-from common.drawing.curves import Curve, align, curves
+from common.drawing.curves import Curve, align, curves, overlapping
 from common.drawing.figure import AXES, Line, Panel, draw
 from common.drawing.groups import TRAINING, Group, Note, Selection, load, pooled, say, suggest
 from common.drawing.statistics import estimate, estimate_name, interval
@@ -46,7 +46,13 @@ def learning_curves(args: Args) -> Any:
     notes: list[Note] = []
     for group in groups:
         found = curves(group, args.y, args.x)
-        notes += [*pooled(group), *_missing(group, found, args.y), *_shortened(group, found, args.x)]
+        notes += [*pooled(group), *_missing(group, found, args.y)]
+        if args.x == "env_steps":
+            together = overlapping(found)
+            ended = {curve.run.path for curve in found} - {curve.run.path for curve in together}
+            notes += [Note(str(path), "ends before another run begins, left out") for path in sorted(ended)]
+            notes += _shortened(group, together)
+            found = together
         if found:
             panel = panels.setdefault(group.env, Panel(group.env, []))
             panel.lines.append(_line(group, found, args, labels.index(group.label)))
@@ -97,10 +103,10 @@ def _missing(group: Group, found: list[Curve], metric: str) -> Iterator[Note]:
             yield Note(str(run.path), f"no {metric} of {wanted - has} of {wanted} seeds, which are left out")
 
 
-def _shortened(group: Group, found: list[Curve], x: str) -> Iterator[Note]:
+def _shortened(group: Group, found: list[Curve]) -> Iterator[Note]:
     """Whether a much shorter run decides where the line ends."""
     ends = sorted(found, key=lambda curve: curve.x[-1])
-    if ends and x == "env_steps" and ends[0].x[-1] < 0.9 * ends[-1].x[-1]:
+    if ends and ends[0].x[-1] < 0.9 * ends[-1].x[-1]:
         first, last = ends[0].x[-1], ends[-1].x[-1]
         what = f"the line ends at step {first:,.0f} as {ends[0].run.path} does, other runs go on to {last:,.0f}"
         yield Note(f"{group.label} in {group.env}", what)

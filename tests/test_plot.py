@@ -10,9 +10,8 @@ from cli_helpers import check_words, refusal, slow_imports
 
 from common import compare, plot
 from common.cli.command import main, parse
-from common.cli.errors import UsageError
 from common.drawing import figure
-from common.drawing.curves import GRID, Curve, align, curves
+from common.drawing.curves import GRID, Curve, align, curves, overlapping
 from common.drawing.figure import draw, draw_curve
 from common.drawing.groups import LoggedRun, Selection, group, load, pooled
 from common.drawing.statistics import estimate, interval
@@ -207,9 +206,10 @@ def test_long_curves_are_thinned_without_losing_their_ends():
     np.testing.assert_allclose(aligned.values, [2 * aligned.x, 3 * aligned.x])
 
 
-def test_curves_without_a_common_range_are_refused():
-    with pytest.raises(UsageError, match="ends at 10, before run begins at 20"):
-        align([curve([0, 10], [1, 2]), curve([20, 30], [1, 2])])
+def test_curves_that_end_before_another_begins_are_left_out():
+    early, middle, late = curve([0, 10], [1, 2]), curve([0, 25], [1, 2]), curve([20, 30], [1, 2])
+    assert [one.x[-1] for one in overlapping([early, middle, late])] == [25, 30]
+    assert overlapping([]) == []
 
 
 # ------------------------------------------------------------------------------------------------------------- picture
@@ -466,9 +466,11 @@ def test_a_run_without_metrics_is_left_out_and_different_lengths_are_said(progra
     make_run(tmp_path / "short", rows([100, 200], [1, 2]))
     make_run(tmp_path / "long", rows([100, 2000], [1, 2]), seed=1)
     make_run(tmp_path / "silent", "", seed=2)
+    make_run(tmp_path / "tiny", rows([10], [1]), seed=3)
     (tmp_path / "curves.png").touch()
-    assert call(program, "short", "long", "silent", "curves.png") == 0
+    assert call(program, "short", "long", "silent", "tiny", "curves.png") == 0
     notes = capsys.readouterr().err
     assert "note: silent: no metrics yet, left out" in notes
     assert "note: curves.png: no run directory, left out" in notes
-    assert ("200 to 2,000 steps" if program == "compare" else "go on to 2,000") in notes
+    assert ("10 to 2,000 steps" if program == "compare" else "go on to 2,000") in notes
+    assert ("note: tiny: ends before another run begins, left out" in notes) == (program == "plot")

@@ -5,7 +5,6 @@ from typing import Literal
 
 import numpy as np
 
-from common.cli.errors import UsageError
 from common.drawing.groups import Group, LoggedRun
 
 GRID = 400  # points of a curve at most; more than a picture can show
@@ -44,20 +43,19 @@ def curves(group: Group, metric: str, x: Literal["env_steps", "wall"]) -> list[C
     return found
 
 
+def overlapping(curves: list[Curve]) -> list[Curve]:
+    """Those that have a range in common: without any that ends before another one begins."""
+    latest_start = max((curve.x[0] for curve in curves), default=0)
+    return [curve for curve in curves if curve.x[-1] >= latest_start]
+
+
 def align(curves: list[Curve], hold: bool = False) -> Aligned:
     """Interpolate linearly to all places that any curve has (beyond GRID: to evenly spaced ones), where all curves are.
 
-    With `hold`, a curve that has ended keeps its last value until the last one ends. Raises UsageError where the curves
-    have no range in common.
+    With `hold`, a curve that has ended keeps its last value until the last one ends; without, they have to overlap.
     """
-    latest_start = max(curves, key=lambda curve: curve.x[0])
-    ends = sorted(curves, key=lambda curve: curve.x[-1])
-    start, end = latest_start.x[0], ends[-1 if hold else 0].x[-1]
-    if start > end:
-        raise UsageError(
-            f"{ends[0].run.path} ends at {end:,.0f}, before {latest_start.run.path} begins at {start:,.0f}: "
-            "they have no range in common to average over; leave one out, or tell them apart with --by"
-        )
+    start = max(curve.x[0] for curve in curves)
+    end = (max if hold else min)(curve.x[-1] for curve in curves)
     places = np.unique(np.concatenate([curve.x for curve in curves]))
     places = places[(places >= start) & (places <= end)]
     places = np.linspace(start, end, GRID) if len(places) > GRID else places

@@ -377,12 +377,13 @@ def test_a_step_saved_again_at_once(tmp_path):
 
 
 def test_any_number_of_saves_takes_the_same_number_of_threads(tmp_path):
+    """At the least of some moments: right after a save, its threads may just be ending."""
     checkpoints, alive = saved(tmp_path, [1, 2]), []
-    for step in range(3, 7):
+    for step in range(3, 11):
         checkpoints.save(step, arrays(), None)
         checkpoints.wait()
         alive.append(threading.active_count())
-    assert alive == alive[:1] * 4
+    assert min(alive[4:]) == min(alive[:4])
     checkpoints.close()
 
 

@@ -80,7 +80,7 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
     return path, _compare(args, stored, config, path)
 
 
-def claim_directory(path: Path, config: dict[str, Any], overwrite: bool = False) -> None:
+def claim_directory(path: Path, config: dict[str, Any], overwrite: bool) -> None:
     """Make `path` this run's: emptied with `overwrite`, with a current `config.json` and without `DONE`."""
     with writing(f"run directory {path}"):
         if overwrite:

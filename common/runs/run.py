@@ -95,7 +95,7 @@ class Run:
         self._shapes = shapes = jax.eval_shape(programs.init, seeds)
         start = load(args, self.config, host_like(shapes), self.console)
         self.first_step, self.steps, self.counters = start.step, start.step, start.counters
-        if self.dir and not args.resume:
+        if self.dir and self.steps < self.total:  # else nothing is trained, and the flags stay as they are
             claim_directory(self.dir, self.config, args.overwrite)
         self._saver = Saver(self.dir, args, start, lambda: self.companion.counters(), self.console.warn)
         showing = self._clock, self.console, self._saver.last_good
@@ -106,8 +106,6 @@ class Run:
         if trained and self._saver.is_evaluated(self.steps):
             return None, None
 
-        if args.resume:
-            claim_directory(self.dir, self.config)
         self.console.say("compiling ...")
         leave = partial(self._leave_untrained, start.host)
         with self._clock.timed("compile"), self._signals.ending_at_once(leave):

@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+from collections import OrderedDict
 from pathlib import Path
 
 import jax
@@ -27,6 +28,7 @@ QUICK = {  # of each file, the names of tests that `pytest -m quick` runs
     "maths": "",
     "sac": "td_target|squashed|saturates|entropy|bounds|paper.*box|oldest|ratio|bad_flags",
 }
+COMPILED = OrderedDict()  # the newest of `shared_programs`
 LONGEST_FIRST = ("invariants", "flags", "faults", "sac", "envs", "notebooks", "host", "appo", "cli", "export", "policy")
 LONGEST_FIRST += ("render", "common", "bad_input", "maths", "plot")
 
@@ -53,6 +55,36 @@ def users_compiler(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")  # XLA has read them
     emitters = {"xla_cpu_use_fusion_emitters": True} if HAS_EMITTERS else {}
     monkeypatch.setattr(common.device.compilation, "_options", lambda level: options_of_users(level) | emitters)
+
+
+IN_NO_PROGRAM = {"seed", "run_dir", "resume", "init_from", "overwrite", "quiet", "stop_after", "max_seconds", "gif"}
+IN_NO_PROGRAM |= {"stop_at_return", "log_interval", "eval_interval", "checkpoint_interval", "keep_checkpoints"}
+IN_NO_PROGRAM |= {"keep_best", "tensorboard", "wandb", "wandb_project", "wandb_group", "wandb_name"}
+
+
+@pytest.fixture
+def shared_programs(monkeypatch):
+    """Runs that differ only in what no program depends on share their programs: tracing is most of a small run."""
+    from common.runs import run
+
+    begin, compile_together, key = run.Run.__init__, run.compile_together, ()
+
+    def noting(self, args, script, env, devices, *more):
+        nonlocal key
+        without = IN_NO_PROGRAM | ({"total_timesteps"} if vars(args).get("lr_schedule") == "constant" else set())
+        flags = {name: value for name, value in vars(args).items() if name not in without}
+        key = script, env.name, len(devices), repr(flags)
+        begin(self, args, script, env, devices, *more)
+
+    def sharing(*algorithm_and_shapes):
+        if key not in COMPILED:
+            while len(COMPILED) > 3:
+                COMPILED.popitem(last=False)
+            COMPILED[key] = compile_together(*algorithm_and_shapes)
+        return COMPILED[key]
+
+    monkeypatch.setattr(run.Run, "__init__", noting)
+    monkeypatch.setattr(run, "compile_together", sharing)
 
 
 @pytest.fixture(autouse=True)

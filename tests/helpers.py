@@ -64,7 +64,7 @@ def small_sac_args(**flags: Any) -> sac.Args:
 
 def over_devices(function, count: int, *args: Any) -> Any:
     """`function` on `count` devices of the axis, simulated by vmap; arguments are split along their leading axis."""
-    outputs = jax.vmap(lambda _, *shard: function(*shard), axis_name=AXIS)
+    outputs = jax.jit(jax.vmap(lambda _, *shard: function(*shard), axis_name=AXIS))
     return outputs(jnp.arange(count), *(jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), x) for x in args))
 
 

@@ -41,6 +41,7 @@ from common.cli.errors import UsageError
 from common.runs import lock
 from common.runs.lock import check_free, locked
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
 TOTAL = 16 * STEPS
 
 

@@ -36,6 +36,7 @@ from cli_helpers import (
 
 from common.runs.run import Run
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
 TOTAL = 400 * STEPS
 SLOWED = """
 import runpy, sys, time
@@ -46,11 +47,11 @@ Run.advance = lambda run, *report: (advance(run, *report), time.sleep(0.2))
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-KILLED = {  # 80 checkpoints each
-    ppo: f"{SMALL_FLAGS} --total-timesteps {80 * STEPS} --checkpoint-interval {STEPS} --log-interval {STEPS}",
+KILLED = {  # 20 checkpoints each
+    ppo: f"{SMALL_FLAGS} --total-timesteps {20 * STEPS} --checkpoint-interval {STEPS} --log-interval {STEPS}",
     sac: """
         --num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 50 --buffer-size 600 --eval-episodes 4
-        --eval-interval 0 --num-devices 1 --total-timesteps 4000 --log-interval 50 --checkpoint-interval 50
+        --eval-interval 0 --num-devices 1 --total-timesteps 1000 --log-interval 50 --checkpoint-interval 50
     """,
 }
 
@@ -72,14 +73,14 @@ def test_kills_change_nothing(algorithm, tmp_path):
     flags = [*KILLED[algorithm].split(), "--quiet"]
     succeed(run_script(*flags, "--run-dir", "whole", cwd=tmp_path, script=script))
     words, reached = [*flags, "--run-dir", "run"], [0]
-    for kill in range(5):
+    for kill in range(3):
         process = start_script(SLOWED, script, *words, script="-c", cwd=tmp_path, PYTHONPATH=str(ROOT))
-        if kill == 4:
+        if kill == 2:
             time.sleep(2.5)  # while importing, compiling or loading
         else:
             wait_until(process, lambda: max(checkpoint_steps(tmp_path / "run"), default=0) > reached[-1])
-            if kill % 2:
-                wait_until(process, lambda: any(not path.name.isdigit() for path in checkpoints.iterdir()))
+        if kill == 1:
+            wait_until(process, lambda: any(not path.name.isdigit() for path in checkpoints.iterdir()))
         process.kill()
         rest = process.communicate()[0]
         assert process.returncode == -signal.SIGKILL, f"the run ended before kill {kill}: {rest}"
@@ -228,8 +229,8 @@ def test_an_exception_leaves_older_checkpoints_intact(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_full_disk_is_said_clearly(tmp_path):
     """Files may not grow beyond a limit that the checkpoint exceeds and everything else keeps: as on a full disk."""
-    wide = [*SMALL, "--hidden-sizes", 128, 128, "--total-timesteps", 6 * STEPS, "--run-dir", "run"]
-    succeed(run_script(*wide, "--checkpoint-interval", STEPS, "--stop-after", 2 * STEPS, "--quiet", cwd=tmp_path))
+    wide = [*SMALL, "--hidden-sizes", 128, 128, "--total-timesteps", 6 * STEPS, "--run-dir", tmp_path / "run"]
+    assert in_process(*wide, "--checkpoint-interval", STEPS, "--stop-after", 2 * STEPS, "--quiet") == 0
     before = fingerprint(tmp_path / "run" / "checkpoints")
     limit = (
         "import os, resource as r, sys; r.setrlimit(r.RLIMIT_FSIZE, (40_000,) * 2); os.execv(sys.argv[1], sys.argv[1:])"
@@ -241,7 +242,7 @@ def test_a_full_disk_is_said_clearly(tmp_path):
     assert failed.stderr == f"error: {message}\n", "orbax's threads and event loops complain as well"
     assert read_result(tmp_path / "run")["status"] == "failed"
     assert fingerprint(tmp_path / "run" / "checkpoints") == before
-    succeed(run_script("--resume", "run", "--quiet", cwd=tmp_path))
+    assert in_process("--resume", tmp_path / "run", "--quiet") == 0
     assert read_result(tmp_path / "run")["env_steps"] == 6 * STEPS
 
 

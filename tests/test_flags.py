@@ -5,23 +5,37 @@ import functools
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import appo_pmap as appo
 import jax
+import jax.numpy as jnp
 import ppo_pmap as ppo
 import pytest
 import sac_pmap as sac
 from cli_helpers import Recorder, checkpoint_steps, read_config, read_rows, run_script
-from helpers import host_params, make_env, result_of, run_updates, same_bits, small_args, small_sac_args
+from helpers import (
+    functions_of,
+    host_params,
+    make_env,
+    over_devices,
+    result_of,
+    run_updates,
+    same_bits,
+    small_args,
+    small_sac_args,
+)
 from PIL import Image
 from test_appo import small_args as small_appo_args
 
 from common.cli.flags import DeviceEnvArgs, RunArgs
+from common.envs.environment import Env
 from common.envs.registry import make
 from common.runs.run import Run
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
 UPDATE = 32
 BASE = {"num_envs": 4, "num_minibatches": 2, "hidden_sizes": (4,), "total_timesteps": 3 * UPDATE}
 BASE |= {"learning_rate": 0.05, "clip_eps": 0.02}
@@ -105,17 +119,44 @@ def start(run_dir: Path | None = None, **flags: Any):
     return ppo.train(small_args(**BASE | where | flags), None if "env" in flags else make_env("Luck"))
 
 
+def short(algorithm: Any, **flags: Any) -> tuple[Any, Env, int]:
+    """Arguments, environment and number of updates of a short run on a device."""
+    if algorithm is sac:
+        return small_sac_args(**{"hidden_sizes": (4,)} | flags), make_env("Pendulum-v1"), 24
+    args = small_args(**BASE | flags)
+    return args, make(args.env, args.env_params) if "env" in flags else make_env("Luck"), args.num_updates
+
+
 @functools.cache
 def learned(algorithm: Any, **flags: Any) -> Any:
     """Parameters after a short run with these flags."""
-    if algorithm is ppo:
-        args = small_args(**BASE | flags)
-        env = make(args.env, args.env_params) if "env" in flags else make_env("Luck")
-        return host_params(run_updates(args, env, 1, args.num_updates)[0])
-    if algorithm is sac:
-        args = small_sac_args(**{"hidden_sizes": (4,)} | flags)
-        return host_params(run_updates(args, make_env("Pendulum-v1"), 1, 24)[0])
-    return appo.train(small_appo_args(serial=True, benchmark=True, **{"total_timesteps": 512} | flags)).params
+    if algorithm is appo:
+        return appo.train(small_appo_args(serial=True, benchmark=True, **{"total_timesteps": 512} | flags)).params
+    args, env, updates = short(algorithm, **flags)
+    return host_params(run_updates(args, env, 1, updates)[0])
+
+
+NUMBERS = {
+    ppo: {"gamma", "gae_lambda", "vf_coef", "ent_coef", "clip_eps", "learning_rate"},
+    sac: {"gamma", "tau", "policy_lr", "q_lr"},
+}
+"""Flags that a program can take as numbers at run time: one compilation for all of them."""
+
+
+@functools.cache
+def learned_with_numbers(algorithm: Any) -> Callable:
+    """From `NUMBERS`, by name, to parameters."""
+
+    args, env, updates = short(algorithm)
+    standard = {name: getattr(args, name) for name in NUMBERS[algorithm]}
+
+    def learn(numbers):
+        vars(args).update(numbers)
+        functions = functions_of(args, env)
+        return over_devices(lambda: functions.update(functions.init(jnp.array([0])), updates)[0].learner.params, 1)
+
+    compiled = jax.jit(learn)
+    return lambda **numbers: compiled(standard | numbers)
 
 
 LEARNING = [(one, flag, *case) for one, cases in ((ppo, PPO), (sac, SAC), (appo, APPO)) for flag, case in cases.items()]
@@ -123,7 +164,10 @@ LEARNING = [(one, flag, *case) for one, cases in ((ppo, PPO), (sac, SAC), (appo,
 
 @pytest.mark.parametrize(("algorithm", "flag", "value", "others"), LEARNING, ids=lambda x: getattr(x, "__name__", None))
 def test_every_flag_changes_what_is_learned(algorithm, flag, value, others, capsys):
-    base, changed = learned(algorithm, **others), learned(algorithm, **others | {flag: value})
+    learn = functools.partial(learned, algorithm)
+    if not others and flag in NUMBERS.get(algorithm, ()):
+        learn = learned_with_numbers(algorithm)
+    base, changed = learn(**others), learn(**others | {flag: value})
     assert not same_bits(*map(jax.tree.leaves, (base, changed)))
 
 

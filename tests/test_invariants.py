@@ -60,10 +60,12 @@ def after(updates: int, case: str, num_devices: int):
     return run_updates(args(**flags), make_env(name), num_devices, updates)[0]
 
 
+OVER = {"discrete": (4, 8), "continuous": (4,), "multidiscrete": (2,)}
+OVER |= {"sac": (4, 8), "sac, discrete": (2,), "sac, groups of two": (4,)}
+
+
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize(
-    ("case", "num_devices"), [(case, 4) for case in CASES] + [(case, n) for case in ("discrete", "sac") for n in (2, 8)]
-)
+@pytest.mark.parametrize(("case", "num_devices"), [(case, count) for case, counts in OVER.items() for count in counts])
 def test_x1_parameters_do_not_depend_on_the_number_of_devices(case, num_devices):
     """After twelve updates; in ten of them SAC learns."""
     start, one, many = (to_host(after(*run)) for run in ((0, case, 1), (12, case, 1), (12, case, num_devices)))
@@ -77,7 +79,7 @@ def test_x1_parameters_do_not_depend_on_the_number_of_devices(case, num_devices)
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("case", CASES)
 def test_x3_replicas_are_bit_identical(case):
-    assert replicas_are_identical(after(12, case, 4))
+    assert replicas_are_identical(after(12, case, OVER[case][0]))
 
 
 def minibatches_over(num_devices, num_steps, num_envs, num_minibatches, epochs=3, seed=0):

@@ -13,8 +13,10 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from common.cli.command import main, parse
@@ -100,11 +102,10 @@ def succeed(process: subprocess.CompletedProcess) -> subprocess.CompletedProcess
     return process
 
 
-def in_process(*words: Any) -> int:
-    """The exit code of PPO with these flags, trained in this process."""
-    from algos.ppo_pmap import Args, train  # starts JAX
-
-    return main(train, parse(Args, list(map(str, words))))
+def in_process(*words: Any, algorithm: ModuleType | None = None) -> int:
+    """The exit code of PPO, or of another algorithm, with these flags, trained in this process."""
+    algorithm = algorithm or import_module("algos.ppo_pmap")  # starts JAX
+    return main(algorithm.train, parse(algorithm.Args, list(map(str, words))))
 
 
 def refusal(command: Callable[[Any], Any], args_class: type, words: list[str]) -> str:

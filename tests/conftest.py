@@ -24,7 +24,7 @@ QUICK = {  # of each file, the names of tests that `pytest -m quick` runs
     "common": "statistics|due|sha256|sizes|counts_once",
     "envs": "refused|random_elements|encoding",
     "faults": "a_nan",
-    "invariants": r"x2|x4.*\[ppo\]|x5_never|x6.*\[one seed\]",
+    "invariants": r"x2|x4.*adaptive|x5_never|x6.*\[one seed\]",
     "maths": "",
     "sac": "td_target|squashed|saturates|entropy|bounds|paper.*box|oldest|ratio|bad_flags",
 }

@@ -72,7 +72,10 @@ def boundaries_passed(interval: int, total: int, update: int) -> list[int]:
 
 
 def test_help_lists_every_flag_with_its_sentence(workplace):
-    process = run_script("--help", cwd=workplace)
+    """Through a symbolic link to the script."""
+    link = workplace / "link.py"
+    link.symlink_to(SCRIPT)
+    process = run_script("--help", cwd=workplace, script=link)
     text = " ".join(process.stdout.replace("│", " ").split())
     for field in dataclasses.fields(Args):
         assert f"--{field.name.replace('_', '-')}" in text
@@ -179,16 +182,17 @@ def test_nothing_in_the_run_directory_is_pickled(finished):
         assert not any(word in content for word in (b"numpy.core", b"numpy._core", b"cbuiltins"))
 
 
-def test_stop_and_resume_give_the_same_state(finished, workplace):
-    """Through processes, with numbers written 1_024 and 5e2; the interval rule does not start anew on resuming."""
+def test_stop_and_resume_give_the_same_state(finished, workplace, monkeypatch, capsys):
+    """In two processes, with numbers written 1_024 and 5e2; the interval rule does not start anew on resuming."""
+    monkeypatch.chdir(workplace)
     words = [*SMALL, "--total-timesteps", "1_014", "--log-interval", "1e2", "--run-dir", "sliced"]
     words += ["--checkpoint-interval", 100, "--keep-checkpoints", 0, "--eval-interval", 0]
-    stopped = succeed(run_script(*words, "--stop-after", "5e2", cwd=workplace))
+    assert in_process(*words, "--stop-after", "5e2") == 0
     sliced = workplace / "sliced"
     result = read_result(sliced)
     assert (result["status"], result["env_steps"]) == ("stopped", 512)
     assert not (sliced / "DONE").exists()
-    assert "--resume sliced" in stopped.stdout
+    assert "--resume sliced" in capsys.readouterr().out
 
     resumed = succeed(run_script("--resume", "sliced", cwd=workplace))
     assert "step 512" in resumed.stdout
@@ -298,30 +302,26 @@ def test_init_from_takes_the_parameters_and_starts_at_step_0(tmp_path):
     assert not same(own, source)
 
 
-def test_several_seeds_through_a_symbolic_link(workplace):
-    link = workplace / "link.py"
-    link.symlink_to(SCRIPT)
-    words = [*SMALL, "--num-seeds", 3, "--total-timesteps", 2 * STEPS, "--log-interval", 1, "--run-dir", "seeds"]
-    process = succeed(run_script(*words, cwd=workplace, script=link))
-    rows = read_rows(workplace / "seeds")
+def test_several_seeds(tmp_path, capsys):
+    words = [*SMALL, "--num-seeds", 3, "--total-timesteps", 2 * STEPS, "--log-interval", 1]
+    assert in_process(*words, "--run-dir", tmp_path / "seeds") == 0
+    rows = read_rows(tmp_path / "seeds")
     assert [row["env_steps"] for row in rows] == [STEPS, 2 * STEPS]
     for name in ("loss/policy", "episode/return_last100", "grad/norm", "learning_rate", "eval/return_mean"):
         assert len(rows[-1][name]) == 3
     assert len(set(rows[-1]["loss/policy"])) == 3
     assert isinstance(rows[-1]["time/sps"], float)
-    assert len(read_result(workplace / "seeds")["eval/return_mean"]) == 3
-    assert all(f"of seed {seed}" in process.stdout for seed in range(3))
+    assert len(read_result(tmp_path / "seeds")["eval/return_mean"]) == 3
+    printed = capsys.readouterr().out
+    assert all(f"of seed {seed}" in printed for seed in range(3))
 
 
 def test_as_a_module_with_the_default_directory(workplace, tmp_path):
-    """`python -m algos.ppo_pmap` from the repository's root (here a link to it, so that `runs/` lands elsewhere).
-
-    Compiled as users do.
-    """
+    """`python -m algos.ppo_pmap` from the repository's root (here a link to it, so that `runs/` lands elsewhere)."""
     for name in ("algos", "common"):
         (tmp_path / name).symlink_to(ROOT / name)
     words = [*SMALL, "--num-steps", "4", "--total-timesteps", "1e2", "--log-interval", "32", "--quiet"]
-    process = succeed(run_python("-m", "algos.ppo_pmap", *words, cwd=tmp_path, XLA_FLAGS=""))
+    process = succeed(run_python("-m", "algos.ppo_pmap", *words, cwd=tmp_path))
     assert process.stdout == process.stderr == ""
     (run_dir,) = (tmp_path / "runs").iterdir()
     assert run_dir.name.startswith("CartPole-v1__ppo_pmap__0__")
@@ -346,7 +346,7 @@ def test_numbers_may_be_written_in_every_usual_form():
 
 def test_a_run_can_be_read_while_it_goes_on_and_does_not_mind_a_reader_that_leaves(workplace):
     """As in `python algos/ppo_pmap.py | head -3`: the run goes on, or stops saved; it never vanishes."""
-    words = [*SMALL, "--total-timesteps", 400 * STEPS, "--log-interval", STEPS, "--checkpoint-interval", 4 * STEPS]
+    words = [*SMALL, "--total-timesteps", 100 * STEPS, "--log-interval", STEPS, "--checkpoint-interval", 4 * STEPS]
     process = start_script(*words, "--run-dir", "live", cwd=workplace)
     run_dir = workplace / "live"
     printed = (line for line in process.stdout if line.startswith("step "))

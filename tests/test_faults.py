@@ -29,7 +29,6 @@ from cli_helpers import (
     read_rows,
     read_until,
     run_python,
-    run_script,
     start_script,
     succeed,
 )
@@ -71,7 +70,7 @@ def test_kills_change_nothing(algorithm, tmp_path):
     """
     script, checkpoints = algorithm.__file__, tmp_path / "run" / "checkpoints"
     flags = [*KILLED[algorithm].split(), "--quiet"]
-    succeed(run_script(*flags, "--run-dir", "whole", cwd=tmp_path, script=script))
+    assert in_process(*flags, "--run-dir", tmp_path / "whole", algorithm=algorithm) == 0
     words, reached = [*flags, "--run-dir", "run"], [0]
     for kill in range(3):
         process = start_script(SLOWED, script, *words, script="-c", cwd=tmp_path, PYTHONPATH=str(ROOT))
@@ -87,7 +86,7 @@ def test_kills_change_nothing(algorithm, tmp_path):
         reached.append(max(checkpoint_steps(tmp_path / "run"), default=0))
         words = ["--resume", "run", "--quiet"]
     assert reached == sorted(reached), "a kill lost a checkpoint"
-    succeed(run_script("--resume", "run", "--quiet", cwd=tmp_path, script=script))
+    assert in_process("--resume", tmp_path / "run", "--quiet", algorithm=algorithm) == 0
     assert (tmp_path / "run" / "DONE").exists()
     whole, rows = tmp_path / "whole", read_rows(tmp_path / "run")
     assert read_result(tmp_path / "run")["state_sha256"] == read_result(whole)["state_sha256"]
@@ -235,7 +234,7 @@ def test_a_full_disk_is_said_clearly(tmp_path):
     limit = (
         "import os, resource as r, sys; r.setrlimit(r.RLIMIT_FSIZE, (40_000,) * 2); os.execv(sys.argv[1], sys.argv[1:])"
     )
-    failed = run_python("-c", limit, *command("--resume", "run", "--quiet"), cwd=tmp_path)
+    failed = run_python("-c", limit, *command("--resume", "run", "--quiet", "--no-compile-cache"), cwd=tmp_path)
     assert failed.returncode == 1, failed.stderr
     intact = f"{STEPS}, {2 * STEPS}"
     message = f"checkpoint {3 * STEPS} could not be saved (File too large); older checkpoints are intact: {intact}"

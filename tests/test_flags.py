@@ -360,7 +360,7 @@ def test_a_callback_sees_every_row_and_ends_the_run(algorithm, tmp_path):
 
     toy = {"env": "helpers:Luck", "log_interval": UPDATE}
     args = small_args(**BASE | toy) if algorithm is ppo else small_appo_args(serial=True, log_interval=128)
-    args.run_dir, update = str(tmp_path), args.steps_per_update
+    args.run_dir, args.quiet, update = str(tmp_path), False, args.steps_per_update  # the console shows the row, too
     result = algorithm.train(args, callback=end_at_the_second)
     assert (result.status, result.env_steps) == ("stopped", 2 * update)
     assert seen == read_rows(tmp_path)

@@ -119,23 +119,28 @@ def updated(kind, params: sac.Params, optimizers, transition, noises, args, numb
     obs, action, reward, terminated, next_obs = transition
     next_noise, noise = noises
     alpha = jnp.exp(params.log_alpha[0])
-    next_q, next_entropy = kind.expected(params.actor, params.targets, next_obs, next_noise)
+    expected = jax.jit(kind.expected)
+    next_q, next_entropy = expected(params.actor, params.targets, next_obs, next_noise)
     target = reward + args.gamma * (1 - terminated) * (next_q + alpha * next_entropy)
 
-    def q_loss(critics):
+    @jax.jit
+    @jax.grad
+    def q_gradient(critics):
         return jnp.sum(jnp.mean((kind.q(critics, obs, action) - target) ** 2, axis=1))
 
-    def policy_loss(actor):
+    @jax.jit
+    @jax.grad
+    def policy_gradient(actor):
         q, entropy = kind.expected(actor, critics, obs, noise)
         return -jnp.mean(q + alpha * entropy)
 
-    critics, targets = optimizers[0].step(params.critics, jax.grad(q_loss)(params.critics)), params.targets
+    critics, targets = optimizers[0].step(params.critics, q_gradient(params.critics)), params.targets
     if number % args.target_frequency == 0:
         targets = jax.tree.map(lambda old, new: (1 - args.tau) * old + args.tau * new, targets, critics)
     if number % args.policy_frequency:
         return sac.Params(params.actor, critics, targets, params.log_alpha)
-    actor = optimizers[1].step(params.actor, jax.grad(policy_loss)(params.actor))
-    entropy = jnp.mean(kind.expected(params.actor, critics, obs, noise)[1])
+    actor = optimizers[1].step(params.actor, policy_gradient(params.actor))
+    entropy = jnp.mean(expected(params.actor, critics, obs, noise)[1])
     excess = jnp.array([entropy - kind.wanted_entropy])
     return sac.Params(actor, critics, targets, optimizers[2].step({"x": params.log_alpha}, {"x": excess})["x"])
 
@@ -301,9 +306,9 @@ def test_a_broken_number_is_noticed_before_it_is_learned_from():
     assert broken["env/obs_magnitude"].tolist() == [-1]
 
 
-def test_the_fixed_temperature_is_that_of_the_flag_after_a_resume(tmp_path):
+def test_the_fixed_temperature_is_that_of_the_flag_after_a_resume(trained):
     fixed = {"autotune": False, "total_timesteps": 16 * 12, "log_interval": 16}
-    part = trained(tmp_path, "part", **fixed, stop_after=16 * 6)
+    part = trained("part", **fixed, stop_after=16 * 6)
     sac.train(sac.Args.from_run(part.run_dir, quiet=True, alpha=0.7))
     alphas = [row["policy/alpha"] for row in metric_rows(part.run_dir)]
     assert alphas[3:] == pytest.approx([0.2] * 3 + [0.7] * 6)
@@ -325,17 +330,19 @@ def test_time_limits_are_not_stored_as_terminations_and_no_reset_is_a_next_obser
 # ------------------------------------------------------------------------------------------------------------ resuming
 
 
-def trained(tmp_path, name: str, **flags):
-    return sac.train(small_sac_args(run_dir=str(tmp_path / name), **flags))
+@pytest.fixture
+def trained(tmp_path, shared_programs):
+    """Trains a run of this name with these flags."""
+    return lambda name, **flags: sac.train(small_sac_args(run_dir=str(tmp_path / name), **flags))
 
 
 FULL = {"num_devices": 2, "num_seeds": 2, "total_timesteps": 16 * 40, "log_interval": 16 * 8, "eval_interval": 16 * 8}
 
 
-def test_without_the_buffer_checkpoints_are_small_and_a_resumed_run_refills(tmp_path, capsys):
+def test_without_the_buffer_checkpoints_are_small_and_a_resumed_run_refills(trained, capsys):
     flags = FULL | {"buffer_size": 16 * 10_000, "learning_starts": 64}
-    full = trained(tmp_path, "full", **flags, stop_after=16 * 20)
-    part = trained(tmp_path, "part", **flags, stop_after=16 * 20, save_buffer=False)
+    full = trained("full", **flags, stop_after=16 * 20)
+    part = trained("part", **flags, stop_after=16 * 20, save_buffer=False)
     resumed = sac.train(sac.Args.from_run(part.run_dir))
     assert "without shard/replay/" in capsys.readouterr().out
     (before,) = [row for row in metric_rows(part.run_dir) if row["env_steps"] == 16 * 20]
@@ -349,8 +356,8 @@ def test_without_the_buffer_checkpoints_are_small_and_a_resumed_run_refills(tmp_
     assert metric_rows(full.run_dir)[-1]["replay/fill"][0] == pytest.approx(40 / 10_000)
 
 
-def test_the_warm_up_cannot_be_prolonged_by_a_resume(tmp_path):
-    part = trained(tmp_path, "part", total_timesteps=16 * 8, stop_after=16 * 4)
+def test_the_warm_up_cannot_be_prolonged_by_a_resume(trained):
+    part = trained("part", total_timesteps=16 * 8, stop_after=16 * 4)
     with pytest.raises(UsageError, match="--learning-starts: 32 in .*, 64 with"):
         sac.train(sac.Args.from_run(part.run_dir, quiet=True, learning_starts=64))
 

@@ -35,6 +35,19 @@ HAS_EMITTERS = tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)  # la
 FAST_COMPILER = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 FAST_COMPILER += HAS_EMITTERS * " --xla_cpu_use_fusion_emitters=false"
 """Flags of XLA with which programs compile in a quarter of the time, and do the same more slowly."""
+IN_NO_PROGRAM = {"seed", "run_dir", "resume", "init_from", "overwrite", "quiet", "stop_after", "max_seconds", "gif"}
+IN_NO_PROGRAM |= {"stop_at_return", "log_interval", "eval_interval", "checkpoint_interval", "keep_checkpoints"}
+IN_NO_PROGRAM |= {
+    "keep_best",
+    "save_buffer",
+    "compile_cache",
+    "tensorboard",
+    "wandb",
+    "wandb_project",
+    "wandb_group",
+    "wandb_name",
+}
+"""Flags that no compiled program depends on."""
 
 
 @functools.cache

@@ -3,12 +3,11 @@
 import functools
 import os
 import re
-from collections import OrderedDict
 from pathlib import Path
 
 import jax
 import pytest
-from cli_helpers import FAST_COMPILER, HAS_EMITTERS
+from cli_helpers import FAST_COMPILER, HAS_EMITTERS, IN_NO_PROGRAM
 
 import common.device.compilation
 
@@ -28,7 +27,6 @@ QUICK = {  # of each file, the names of tests that `pytest -m quick` runs
     "maths": "",
     "sac": "td_target|squashed|saturates|entropy|bounds|paper.*box|oldest|ratio|bad_flags",
 }
-COMPILED = OrderedDict()  # the newest of `shared_programs`
 LONGEST_FIRST = ("invariants", "flags", "faults", "sac", "envs", "notebooks", "host", "appo", "cli", "export", "policy")
 LONGEST_FIRST += ("render", "common", "bad_input", "maths", "plot")
 
@@ -57,14 +55,15 @@ def users_compiler(monkeypatch):
     monkeypatch.setattr(common.device.compilation, "_options", lambda level: options_of_users(level) | emitters)
 
 
-IN_NO_PROGRAM = {"seed", "run_dir", "resume", "init_from", "overwrite", "quiet", "stop_after", "max_seconds", "gif"}
-IN_NO_PROGRAM |= {"stop_at_return", "log_interval", "eval_interval", "checkpoint_interval", "keep_checkpoints"}
-IN_NO_PROGRAM |= {"keep_best", "tensorboard", "wandb", "wandb_project", "wandb_group", "wandb_name"}
+COMPILED = {}  # the newest of `shared_programs`
 
 
 @pytest.fixture
 def shared_programs(monkeypatch):
-    """Runs that differ only in what no program depends on share their programs: tracing is most of a small run."""
+    """Runs that differ only in what no program depends on share their programs: tracing is most of a small run.
+
+    Environments are the same if their names are. What a test patches inside a program may have no effect.
+    """
     from common.runs import run
 
     begin, compile_together, key = run.Run.__init__, run.compile_together, ()
@@ -73,13 +72,13 @@ def shared_programs(monkeypatch):
         nonlocal key
         without = IN_NO_PROGRAM | ({"total_timesteps"} if vars(args).get("lr_schedule") == "constant" else set())
         flags = {name: value for name, value in vars(args).items() if name not in without}
-        key = script, env.name, len(devices), repr(flags)
+        key = script, type(args), env.name, len(devices), repr(flags), repr(common.device.compilation._options(1))
         begin(self, args, script, env, devices, *more)
 
     def sharing(*algorithm_and_shapes):
         if key not in COMPILED:
             while len(COMPILED) > 3:
-                COMPILED.popitem(last=False)
+                del COMPILED[next(iter(COMPILED))]
             COMPILED[key] = compile_together(*algorithm_and_shapes)
         return COMPILED[key]
 

@@ -72,10 +72,7 @@ def boundaries_passed(interval: int, total: int, update: int) -> list[int]:
 
 
 def test_help_lists_every_flag_with_its_sentence(workplace):
-    """Through a symbolic link to the script."""
-    link = workplace / "link.py"
-    link.symlink_to(SCRIPT)
-    process = run_script("--help", cwd=workplace, script=link)
+    process = run_script("--help", cwd=workplace)
     text = " ".join(process.stdout.replace("│", " ").split())
     for field in dataclasses.fields(Args):
         assert f"--{field.name.replace('_', '-')}" in text
@@ -183,7 +180,10 @@ def test_nothing_in_the_run_directory_is_pickled(finished):
 
 
 def test_stop_and_resume_give_the_same_state(finished, workplace, monkeypatch, capsys):
-    """In two processes, with numbers written 1_024 and 5e2; the interval rule does not start anew on resuming."""
+    """In two processes, the second through a symbolic link to the script, with numbers written 1_024 and 5e2.
+
+    The interval rule does not start anew on resuming.
+    """
     monkeypatch.chdir(workplace)
     words = [*SMALL, "--total-timesteps", "1_014", "--log-interval", "1e2", "--run-dir", "sliced"]
     words += ["--checkpoint-interval", 100, "--keep-checkpoints", 0, "--eval-interval", 0]
@@ -194,7 +194,8 @@ def test_stop_and_resume_give_the_same_state(finished, workplace, monkeypatch, c
     assert not (sliced / "DONE").exists()
     assert "--resume sliced" in capsys.readouterr().out
 
-    resumed = succeed(run_script("--resume", "sliced", cwd=workplace))
+    (workplace / "link.py").symlink_to(SCRIPT)
+    resumed = succeed(run_script("--resume", "sliced", cwd=workplace, script=workplace / "link.py"))
     assert "step 512" in resumed.stdout
     assert "changed" not in resumed.stdout
     result = read_result(sliced)

@@ -459,7 +459,7 @@ def constant(action):
 
 
 def episodes(env, policy, count, devices=1):
-    played = jax.jit(lambda: over_devices(lambda: run_episodes(env, policy, count // devices), devices))()
+    played = over_devices(lambda: run_episodes(env, policy, count // devices), devices)
     return np.asarray(played.ret).ravel(), np.asarray(played.length).ravel()
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import KeyInState, Toy, host_params, make_env, run_updates, same_bits, small_args, train
+from helpers import KeyInState, Toy, make_env, run_updates, same_bits, small_args, train
 
 from common.cli.env_names import SUITES
 from common.cli.errors import UsageError
@@ -20,6 +20,7 @@ from common.envs.environment import LONGEST_HORIZON, Env, Transition
 from common.envs.own import wrap
 from common.envs.registry import list_envs, make, make_host
 from common.envs.usage import check_known
+from common.runs.arrays import flatten, unflatten
 
 OFFLINE_IDS = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]
 TINY = {"num_envs": 4, "num_steps": 4, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
@@ -28,12 +29,24 @@ TINY |= {"total_timesteps": 2 * 16, "eval_episodes": 2}
 
 @pytest.mark.parametrize("name", OFFLINE_IDS)
 def test_gymnax_id_trains_for_two_updates(name):
-    """With episodes that end in each of them."""
+    """With episodes that end in each of them; the state then can be saved."""
     env = make(name, '{"max_steps_in_episode": 20}')
-    state, metrics = run_updates(small_args(**TINY | {"num_steps": 20}), env, 1, 2)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(host_params(state)))
+    state, metrics = run_updates(small_args(**TINY | {"num_steps": 20, "total_timesteps": 2 * 80}), env, 1, 2)
+    host = to_host(state)
+    assert same_bits(unflatten(flatten(host), host), host)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(host.learner.params))
     assert np.isfinite([metrics["episode/return"], metrics["loss/total"]]).all()
     assert 1 <= metrics["episode/length_min"] <= metrics["episode/length_max"] <= 20
+
+
+@pytest.mark.parametrize("name", ["Reacher-misc", "Breakout-MinAtar", "FrozenLake-misc"])
+def test_a_run_on_each_kind_of_space(name, tmp_path):
+    """Saved and evaluated."""
+    short = '{"max_steps_in_episode": 20}'
+    result = train(small_args(**TINY, env=name, env_params=short, run_dir=str(tmp_path / "run")))
+    assert (result.status, result.env_steps) == ("finished", 32)
+    assert np.isfinite(result.evaluation["eval/return_mean"]).all()
+    assert 1 <= result.evaluation["eval/length_mean"][0] <= 20
 
 
 @pytest.mark.parametrize(

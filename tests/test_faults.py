@@ -234,14 +234,15 @@ def test_a_full_disk_is_said_clearly(tmp_path):
     limit = (
         "import os, resource as r, sys; r.setrlimit(r.RLIMIT_FSIZE, (40_000,) * 2); os.execv(sys.argv[1], sys.argv[1:])"
     )
-    failed = run_python("-c", limit, *command("--resume", "run", "--quiet", "--no-compile-cache"), cwd=tmp_path)
+    words = ["--resume", "run", "--quiet", "--no-compile-cache"]  # whose files are too large as well
+    failed = run_python("-c", limit, *command(*words), cwd=tmp_path)
     assert failed.returncode == 1, failed.stderr
     intact = f"{STEPS}, {2 * STEPS}"
     message = f"checkpoint {3 * STEPS} could not be saved (File too large); older checkpoints are intact: {intact}"
     assert failed.stderr == f"error: {message}\n", "orbax's threads and event loops complain as well"
     assert read_result(tmp_path / "run")["status"] == "failed"
     assert fingerprint(tmp_path / "run" / "checkpoints") == before
-    assert in_process("--resume", tmp_path / "run", "--quiet") == 0
+    assert in_process("--resume", tmp_path / "run", "--quiet", "--compile-cache") == 0
     assert read_result(tmp_path / "run")["env_steps"] == 6 * STEPS
 
 

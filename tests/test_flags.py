@@ -1,5 +1,6 @@
 """No dead flags: every flag of every algorithm has a case here, which shows that it changes something."""
 
+import copy
 import dataclasses
 import functools
 import json
@@ -12,10 +13,11 @@ from typing import Any
 import appo_pmap as appo
 import jax
 import jax.numpy as jnp
+import numpy as np
 import ppo_pmap as ppo
 import pytest
 import sac_pmap as sac
-from cli_helpers import Recorder, checkpoint_steps, read_config, read_rows, run_script
+from cli_helpers import IN_NO_PROGRAM, Recorder, checkpoint_steps, read_config, read_rows, run_script
 from helpers import (
     functions_of,
     host_params,
@@ -145,17 +147,18 @@ NUMBERS = {
 
 @functools.cache
 def learned_with_numbers(algorithm: Any) -> Callable:
-    """From `NUMBERS`, by name, to parameters."""
+    """A function that takes some of `NUMBERS` by name and returns the parameters after a short run with them."""
 
     args, env, updates = short(algorithm)
     standard = {name: getattr(args, name) for name in NUMBERS[algorithm]}
 
     def learn(numbers):
-        vars(args).update(numbers)
-        functions = functions_of(args, env)
-        return over_devices(lambda: functions.update(functions.init(jnp.array([0])), updates)[0].learner.params, 1)
+        traced = copy.copy(args)
+        vars(traced).update(numbers)
+        functions = functions_of(traced, env)
+        return functions.update(functions.init(jnp.array([args.seed])), updates)[0].learner.params
 
-    compiled = jax.jit(learn)
+    compiled = jax.jit(lambda numbers: over_devices(lambda: learn(numbers), 1))
     return lambda **numbers: compiled(standard | numbers)
 
 
@@ -169,6 +172,7 @@ def test_every_flag_changes_what_is_learned(algorithm, flag, value, others, caps
         learn = learned_with_numbers(algorithm)
     base, changed = learn(**others), learn(**others | {flag: value})
     assert not same_bits(*map(jax.tree.leaves, (base, changed)))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((base, changed)))
 
 
 def num_devices(tmp_path, **_):
@@ -401,6 +405,7 @@ def names(args_class: type) -> set[str]:
 
 
 def test_every_flag_has_a_case():
+    assert IN_NO_PROGRAM & (PPO | SAC | APPO).keys() == {"seed"}, "which `init` takes as a number"
     of_runs = {case.__name__ for case in RUN} | OF_WANDB | IN_TEST_CLI | IN_TEST_COMMON | IN_TEST_INVARIANTS
     assert PPO.keys() | of_runs == names(ppo.Args)
     assert names(sac.Args) - names(DeviceEnvArgs) <= SAC.keys() | IN_TEST_SAC

@@ -60,12 +60,14 @@ def after(updates: int, case: str, num_devices: int):
     return run_updates(args(**flags), make_env(name), num_devices, updates)[0]
 
 
-OVER = {"discrete": (4, 8), "continuous": (4,), "multidiscrete": (2,)}
-OVER |= {"sac": (4, 8), "sac, discrete": (2,), "sac, groups of two": (4,)}
+DEVICES = {"discrete": (4, 8), "continuous": (4,), "multidiscrete": (2,)}
+DEVICES |= {"sac": (4, 8), "sac, discrete": (2,), "sac, groups of two": (4,)}
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize(("case", "num_devices"), [(case, count) for case, counts in OVER.items() for count in counts])
+@pytest.mark.parametrize(
+    ("case", "num_devices"), [(case, count) for case, counts in DEVICES.items() for count in counts]
+)
 def test_x1_parameters_do_not_depend_on_the_number_of_devices(case, num_devices):
     """After twelve updates; in ten of them SAC learns."""
     start, one, many = (to_host(after(*run)) for run in ((0, case, 1), (12, case, 1), (12, case, num_devices)))
@@ -79,7 +81,7 @@ def test_x1_parameters_do_not_depend_on_the_number_of_devices(case, num_devices)
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("case", CASES)
 def test_x3_replicas_are_bit_identical(case):
-    assert replicas_are_identical(after(12, case, OVER[case][0]))
+    assert replicas_are_identical(after(12, case, DEVICES[case][0]))
 
 
 def minibatches_over(num_devices, num_steps, num_envs, num_minibatches, epochs=3, seed=0):
@@ -162,12 +164,16 @@ RESUMED = {
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("case", RESUMED)
 def test_x4_resume_is_exact_and_on_other_devices_equal(case, tmp_path):
-    """All updates at once, or some (then logged, evaluated and saved) and the rest, on the same 2 devices or on 4."""
+    """All updates at once, or some (then logged, evaluated and saved) and the rest, on the same 2 devices or on 4.
+
+    On 4 in the plain cases only.
+    """
     algorithm, small, updates, stop, flags = RESUMED[case]
     whole = algorithm.train(small(**flags, num_devices=2, run_dir=str(tmp_path / "whole")))
     part = algorithm.train(small(**flags, num_devices=2, run_dir=str(tmp_path / "part"), stop_after=stop))
     assert (part.status, part.env_steps) == ("stopped", stop)
-    shutil.copytree(part.run_dir, tmp_path / "other")
+    if case != "ppo, kl-adaptive":
+        shutil.copytree(part.run_dir, tmp_path / "other")
     same = algorithm.train(algorithm.Args.from_run(part.run_dir, quiet=True))
     assert (same.status, same.env_steps, same.run_dir) == ("finished", whole.env_steps, part.run_dir)
     assert same.state_sha256 == whole.state_sha256 != part.state_sha256
@@ -175,7 +181,7 @@ def test_x4_resume_is_exact_and_on_other_devices_equal(case, tmp_path):
     assert same.evaluation == whole.evaluation
     assert stop % flags["log_interval"] or metric_rows(part.run_dir) == metric_rows(whole.run_dir)
     if case == "ppo, kl-adaptive":
-        return  # moved as in the plain case
+        return
     moved = algorithm.train(algorithm.Args.from_run(tmp_path / "other", quiet=True, num_devices=4))
     assert relative_difference(whole.params, moved.params) < (1e-5 if algorithm is ppo else 1e-4)
     assert result_of(moved.run_dir)["updates"] == updates

@@ -32,7 +32,7 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_of_its_run_did(traine
     # The policy's own shapes: actions are the environment's, neither flat nor without bounds.
     obs = np.zeros((3, *env.observation_space.shape), env.obs_dtype)
     assert policy(obs).shape == (3, *env.action_space.shape)
-    episodes = jax.jit(lambda: over_devices(lambda: run_episodes(env, policy, 4), 1))()
+    episodes = over_devices(lambda: run_episodes(env, policy, 4), 1)
     assert float(episodes.ret.mean()) == pytest.approx(result.evaluation["eval/return_mean"][0], abs=1e-4)
 
 
@@ -163,7 +163,7 @@ def test_the_best_checkpoint_quotes_episodes_by_which_it_was_not_chosen(trained)
     run_dir, env, _ = trained("normalised")
     for seed in (0, 1):
         policy = load_policy(run_dir, step="best", seed=seed)
-        episodes = jax.jit(lambda policy=policy: over_devices(lambda: run_episodes(env, policy, 4, OTHER_SEED), 1))()
+        episodes = over_devices(lambda policy=policy: run_episodes(env, policy, 4, OTHER_SEED), 1)
         assert policy.evaluation == pytest.approx(float(episodes.ret.mean()), abs=1e-4)
 
 

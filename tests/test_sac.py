@@ -306,9 +306,9 @@ def test_a_broken_number_is_noticed_before_it_is_learned_from():
     assert broken["env/obs_magnitude"].tolist() == [-1]
 
 
-def test_the_fixed_temperature_is_that_of_the_flag_after_a_resume(trained):
+def test_the_fixed_temperature_is_that_of_the_flag_after_a_resume(tmp_path):
     fixed = {"autotune": False, "total_timesteps": 16 * 12, "log_interval": 16}
-    part = trained("part", **fixed, stop_after=16 * 6)
+    part = trained(tmp_path, "part", **fixed, stop_after=16 * 6)
     sac.train(sac.Args.from_run(part.run_dir, quiet=True, alpha=0.7))
     alphas = [row["policy/alpha"] for row in metric_rows(part.run_dir)]
     assert alphas[3:] == pytest.approx([0.2] * 3 + [0.7] * 6)
@@ -330,19 +330,18 @@ def test_time_limits_are_not_stored_as_terminations_and_no_reset_is_a_next_obser
 # ------------------------------------------------------------------------------------------------------------ resuming
 
 
-@pytest.fixture
-def trained(tmp_path, shared_programs):
-    """Trains a run of this name with these flags."""
-    return lambda name, **flags: sac.train(small_sac_args(run_dir=str(tmp_path / name), **flags))
+def trained(tmp_path, name: str, **flags):
+    return sac.train(small_sac_args(run_dir=str(tmp_path / name), **flags))
 
 
 FULL = {"num_devices": 2, "num_seeds": 2, "total_timesteps": 16 * 40, "log_interval": 16 * 8, "eval_interval": 16 * 8}
 
 
-def test_without_the_buffer_checkpoints_are_small_and_a_resumed_run_refills(trained, capsys):
+@pytest.mark.usefixtures("shared_programs")
+def test_without_the_buffer_checkpoints_are_small_and_a_resumed_run_refills(tmp_path, capsys):
     flags = FULL | {"buffer_size": 16 * 10_000, "learning_starts": 64}
-    full = trained("full", **flags, stop_after=16 * 20)
-    part = trained("part", **flags, stop_after=16 * 20, save_buffer=False)
+    full = trained(tmp_path, "full", **flags, stop_after=16 * 20)
+    part = trained(tmp_path, "part", **flags, stop_after=16 * 20, save_buffer=False)
     resumed = sac.train(sac.Args.from_run(part.run_dir))
     assert "without shard/replay/" in capsys.readouterr().out
     (before,) = [row for row in metric_rows(part.run_dir) if row["env_steps"] == 16 * 20]
@@ -356,8 +355,8 @@ def test_without_the_buffer_checkpoints_are_small_and_a_resumed_run_refills(trai
     assert metric_rows(full.run_dir)[-1]["replay/fill"][0] == pytest.approx(40 / 10_000)
 
 
-def test_the_warm_up_cannot_be_prolonged_by_a_resume(trained):
-    part = trained("part", total_timesteps=16 * 8, stop_after=16 * 4)
+def test_the_warm_up_cannot_be_prolonged_by_a_resume(tmp_path):
+    part = trained(tmp_path, "part", total_timesteps=16 * 8, stop_after=16 * 4)
     with pytest.raises(UsageError, match="--learning-starts: 32 in .*, 64 with"):
         sac.train(sac.Args.from_run(part.run_dir, quiet=True, learning_starts=64))
 

@@ -148,7 +148,6 @@ NUMBERS = {
 @functools.cache
 def learned_with_numbers(algorithm: Any) -> Callable:
     """A function that takes some of `NUMBERS` by name and returns the parameters after a short run with them."""
-
     args, env, updates = short(algorithm)
     standard = {name: getattr(args, name) for name in NUMBERS[algorithm]}
 

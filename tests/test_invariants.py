@@ -35,7 +35,6 @@ from common.device.sharding import global_ids, to_host
 
 AS_USERS = pytest.mark.usefixtures("users_compiler")
 
-
 CASES = {
     "discrete": (small_args, "CartPole-v1", {"decorrelate": True, "lr_schedule": "kl-adaptive"}),
     "continuous": (small_args, "Pendulum-v1", {"normalize_obs": True, "num_minibatches": 2}),

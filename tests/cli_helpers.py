@@ -1,7 +1,6 @@
 """Helpers of the tests that use the kit as a user does: the command line, run directories, tiny environments."""
 
 import atexit
-import functools
 import hashlib
 import io
 import json
@@ -42,18 +41,17 @@ IN_NO_PROGRAM |= {"wandb_project", "wandb_group", "wandb_name"}
 """Flags that no compiled program depends on."""
 
 
-@functools.cache
-def cache_home() -> Path:
-    """One cache folder for all child processes of this test session, so that only the first of them compiles."""
-    folder = Path(tempfile.mkdtemp(prefix="cache-home-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+CACHE_HOME = "CACHE_HOME_OF_THE_TESTS"
+"""Names one cache folder for the child processes of all processes that test: only the first of them compiles."""
+if CACHE_HOME not in os.environ:
+    os.environ[CACHE_HOME] = tempfile.mkdtemp(prefix="cache-home-")
+    atexit.register(shutil.rmtree, os.environ[CACHE_HOME], ignore_errors=True)
 
 
 def environment(**changes: str) -> dict[str, str]:
     """The environment of a child process: a CPU, the shared cache, a fast compiler, no other setting of the tests."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "JAX_"))}
-    fixed = {"XDG_CACHE_HOME": str(cache_home()), "JAX_PLATFORMS": "cpu", "COLUMNS": "200"}
+    fixed = {"XDG_CACHE_HOME": os.environ[CACHE_HOME], "JAX_PLATFORMS": "cpu", "COLUMNS": "200"}
     return inherited | fixed | {"XLA_FLAGS": FAST_COMPILER, "PYTHONDONTWRITEBYTECODE": "1"} | changes
 
 

@@ -29,6 +29,7 @@ QUICK = {  # of each file, the names of tests that `pytest -m quick` runs
 }
 LONGEST_FIRST = ("invariants", "flags", "faults", "sac", "envs", "notebooks", "host", "appo", "cli", "export", "policy")
 LONGEST_FIRST += ("render", "common", "bad_input", "maths", "plot")
+SAME_PROCESS = {"policy": "export"}  # they share what `trained` trains
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,6 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(names[item], -1))
     for item in items:
+        item.add_marker(pytest.mark.xdist_group(SAME_PROCESS.get(names[item], names[item])))
         if names[item] in QUICK and re.search(QUICK[names[item]], item.name):
             item.add_marker("quick")
 

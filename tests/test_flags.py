@@ -7,6 +7,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import ppo_pmap as ppo
 import pytest
 import sac_pmap as sac
-from cli_helpers import IN_NO_PROGRAM, Recorder, checkpoint_steps, read_config, read_rows, run_script
+from cli_helpers import IN_NO_PROGRAM, Recorder, checkpoint_steps, read_config, read_rows
 from helpers import (
     functions_of,
     host_params,
@@ -29,6 +30,7 @@ from helpers import (
     small_args,
     small_sac_args,
 )
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from PIL import Image
 from test_appo import small_args as small_appo_args
 
@@ -278,16 +280,29 @@ def wandb(tmp_path, monkeypatch, **_):
     assert (defaults["name"], defaults["group"]) == ("defaults", None)
 
 
-def compile_cache(tmp_path, **_):
-    words = ["--hidden-sizes", 2, "--num-envs", 2, "--num-steps", 4, "--num-minibatches", 1, "--total-timesteps", 8]
-    words += ["--eval-episodes", 1, "--quiet", "--num-devices", 1]
-    for flag in ("--compile-cache", "--no-compile-cache"):
-        home = tmp_path / flag
-        home.mkdir()
-        done = run_script(*words, flag, "--run-dir", flag.strip("-"), cwd=tmp_path, XDG_CACHE_HOME=str(home))
-        assert done.returncode == 0, done.stderr
-        programs = [path for path in home.rglob("*") if path.is_file() and path.is_relative_to(home / "pmaprl")]
-        assert bool(programs) is (flag == "--compile-cache")
+@contextmanager
+def without_cache():
+    """JAX as it is before a run has named a directory for compiled programs."""
+    names = "jax_enable_compilation_cache", "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+    kept = {name: getattr(jax.config, name) for name in names}
+    jax.config.update("jax_compilation_cache_dir", None)
+    reset_cache()
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            jax.config.update(name, value)
+        reset_cache()
+
+
+def compile_cache(tmp_path, monkeypatch, **_):
+    for enabled, size in ((True, 6), (False, 7)):  # two programs, that no other test has
+        home = tmp_path / str(enabled)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+        with without_cache():
+            start(tmp_path / f"run {enabled}", compile_cache=enabled, hidden_sizes=(size,))
+        assert home.exists() is enabled
+        assert any((home / "pmaprl").glob("*-cache")) is enabled
 
 
 def benchmark(tmp_path, monkeypatch, capsys, **_):

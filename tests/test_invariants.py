@@ -48,8 +48,8 @@ CASES = {
 
 @pytest.fixture
 def compiler(case, request):
-    """That of users for the plain case of each algorithm, and the fast one for its variants."""
-    if case in ("discrete", "ppo", "sac"):
+    """That of users for a case of each algorithm, and the fast one for its variants."""
+    if case in ("discrete", "ppo, kl-adaptive", "sac"):
         request.getfixturevalue("users_compiler")
 
 
@@ -160,7 +160,7 @@ RESUMED = {
 }
 
 
-@pytest.mark.usefixtures("compiler")
+@pytest.mark.usefixtures("compiler", "shared_programs")
 @pytest.mark.parametrize("case", RESUMED)
 def test_x4_resume_is_exact_and_on_other_devices_equal(case, tmp_path):
     """All updates at once, or some (then logged, evaluated and saved) and the rest, on the same 2 devices or on 4.

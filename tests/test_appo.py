@@ -30,6 +30,8 @@ from common.envs.registry import make_host
 from common.policy import load_policy
 from common.runs.run import Run
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 TOY = "gymnasium:host_toys:Toy-v0"
 SMALL = {
     "env": TOY,

@@ -419,15 +419,16 @@ def test_other_spaces_train(env):
 @pytest.mark.usefixtures("users_compiler")
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "flags",
+    ("flags", "wanted"),
     [
-        {"total_timesteps": 6_000, "batch_size": 128},
-        {"total_timesteps": 3_000, "batch_size": 64, "utd_ratio": 4.0, "critic_layer_norm": True},
+        ({"total_timesteps": 6_000, "batch_size": 128}, -600),
+        ({"total_timesteps": 3_000, "batch_size": 64, "utd_ratio": 4.0, "critic_layer_norm": True}, -300),
     ],
     ids=["one update per step", "four updates per step, with layer normalisation"],
 )
-def test_pendulum_is_learned(flags, tmp_path):
+def test_pendulum_is_learned(flags, wanted, tmp_path):
+    """Better than the worst three of a dozen seeds; chance earns -1200, and a long run -150."""
     small = {"num_seeds": 3, "hidden_sizes": (64, 64), "policy_lr": 1e-3, "eval_episodes": 64, "buffer_size": 10_000}
     run = {"eval_interval": 0, "checkpoint_interval": 0, "quiet": True, "num_devices": 1}
     result = sac.train(sac.Args(**small, **run, **flags, run_dir=str(tmp_path / "run")))
-    assert np.mean(result.evaluation["eval/return_mean"]) > -300
+    assert np.mean(result.evaluation["eval/return_mean"]) > wanted

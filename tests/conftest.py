@@ -4,10 +4,12 @@ import functools
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
 from cli_helpers import FAST_COMPILER, HAS_EMITTERS, IN_NO_PROGRAM
+from xdist.scheduler import LoadFileScheduling
 
 import common.device.compilation
 
@@ -29,7 +31,7 @@ QUICK = {  # of each file, the names of tests that `pytest -m quick` runs
 }
 LONGEST_FIRST = ("invariants", "flags", "faults", "sac", "envs", "notebooks", "host", "appo", "cli", "export", "policy")
 LONGEST_FIRST += ("render", "common", "bad_input", "maths", "plot")
-SAME_PROCESS = {"policy": "export"}  # they share what `trained` trains
+SAME_PROCESS = {"tests/test_policy.py": "tests/test_export.py"}  # they share what `trained` trains
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,9 +46,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(names[item], -1))
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(SAME_PROCESS.get(names[item], names[item])))
         if names[item] in QUICK and re.search(QUICK[names[item]], item.name):
             item.add_marker("quick")
+
+
+class WholeFiles(LoadFileScheduling):
+    """Of a file one process runs all tests, for they share what they have trained and compiled."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return SAME_PROCESS.get(file, file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> WholeFiles:
+    return WholeFiles(config, log)
 
 
 @pytest.fixture

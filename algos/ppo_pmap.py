@@ -75,6 +75,8 @@ class Args(DeviceEnvArgs):
     """Activation of the hidden layers."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers of the actor and of the critic."""
+    share_torso: bool = False
+    """Let the critic take the actor's hidden layers: half of the arithmetic."""
 
     @property
     def steps_per_update(self) -> int:
@@ -135,27 +137,28 @@ from common.training import Callback, TrainResult, train_on_devices
 
 
 class Actor(nn.Module):
-    """The policy: a distribution over actions."""
+    """The policy, a distribution over actions, and the features [B, F] that it is made of."""
 
     args: Args
     obs_space: Space
     action_space: Space
 
     @nn.compact
-    def __call__(self, obs: jax.Array) -> Categoricals | Normal:
+    def __call__(self, obs: jax.Array) -> tuple[Categoricals | Normal, jax.Array]:
         x = Torso(self.obs_space, self.args.hidden_sizes, self.args.activation, self.args.dtype)(obs)
-        return PolicyHead(self.action_space)(x)
+        return PolicyHead(self.action_space)(x), x
 
 
 class Critic(nn.Module):
-    """The value of an observation."""
+    """The value of an observation, or with --share-torso of the actor's features of it."""
 
     args: Args
     obs_space: Space
 
     @nn.compact
-    def __call__(self, obs: jax.Array) -> jax.Array:
-        x = Torso(self.obs_space, self.args.hidden_sizes, self.args.activation, self.args.dtype)(obs)
+    def __call__(self, x: jax.Array) -> jax.Array:
+        torso = Torso(self.obs_space, self.args.hidden_sizes, self.args.activation, self.args.dtype)
+        x = x if self.args.share_torso else torso(x)
         return nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), name="value")(x)[..., 0]  # [B]
 
 
@@ -373,8 +376,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
 
     def loss(params: Params, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Policy, value and exploration losses of a minibatch, [B, ...]."""
-        policy = actor.apply(params.actor, batch.obs)
-        value = critic.apply(params.critic, batch.obs)
+        policy, value = outputs(params, batch.obs)
         log_ratio = policy.log_prob(batch.action) - batch.log_prob
         ratio = jnp.exp(log_ratio)
         bounds = ratio_bounds(args.clip_eps, args.clip_mode)
@@ -398,12 +400,16 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
 
     def policy_of(learner: Learner, obs: jax.Array) -> Categoricals | Normal:
         """The actor's distributions for raw observations."""
-        return actor.apply(learner.params.actor, normalize(learner.obs_stats, obs))
+        return outputs(learner.params, normalize(learner.obs_stats, obs))[0]
 
     def value_of(learner: Learner, obs: jax.Array) -> jax.Array:
         """The critic's values of raw observations, in units of the rewards."""
-        value = critic.apply(learner.params.critic, normalize(learner.obs_stats, obs))
-        return denormalize(learner.return_stats, value)
+        return denormalize(learner.return_stats, outputs(learner.params, normalize(learner.obs_stats, obs))[1])
+
+    def outputs(params: Params, obs: jax.Array) -> tuple[Categoricals | Normal, jax.Array]:
+        """Policy and value for observations as the networks take them; what is not used is not computed."""
+        policy, features = actor.apply(params.actor, obs)
+        return policy, critic.apply(params.critic, features if args.share_torso else obs)
 
     def init(seed: jax.Array) -> TrainState:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
@@ -415,7 +421,8 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
     def new_learner(params_key: jax.Array, key: jax.Array) -> Learner:
         obs = jnp.zeros((1, *env.observation_space.shape), env.obs_dtype)
         actor_key, critic_key = jax.random.split(params_key)
-        params = Params(actor.init(actor_key, obs), critic.init(critic_key, obs))
+        (_, features), actor_params = actor.init_with_output(actor_key, obs)
+        params = Params(actor_params, critic.init(critic_key, features if args.share_torso else obs))
         return Learner(
             params=params,
             opt_state=optimizer.init(params),

@@ -38,6 +38,7 @@ class Sizes:
     num_steps: int = 128
     update_epochs: int = 4
     num_minibatches: int = 4
+    share_torso: bool = False
     num_devices: int = 0
     """0 is what training would choose."""
     updates: int = 40
@@ -73,12 +74,14 @@ def time_networks(args: Args, env: Env, devices: list, updates: int) -> tuple[fl
     actor, critic = Actor(args, env.observation_space, env.action_space), Critic(args, env.observation_space)
     obs = np.random.default_rng(0).normal(size=(len(devices), samples, *env.observation_space.shape))
     obs = obs.astype(env.obs_dtype)
-    params = actor.init(jax.random.key(0), obs[0]), critic.init(jax.random.key(1), obs[0])
+    (_, features), actor_params = actor.init_with_output(jax.random.key(0), obs[0])
+    params = actor_params, critic.init(jax.random.key(1), features if args.share_torso else obs[0])
     params = jax.tree.map(lambda x: np.broadcast_to(x, (len(devices), *x.shape)), params)
 
     def outputs(params, obs):
-        policy = actor.apply(params[0], obs)
-        return sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(policy)) + jnp.sum(critic.apply(params[1], obs))
+        policy, features = actor.apply(params[0], obs)
+        value = critic.apply(params[1], features if args.share_torso else obs)
+        return sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(policy)) + jnp.sum(value)
 
     def descend(params, obs):
         return jax.tree.map(lambda x, g: x - 1e-6 * g, params, jax.grad(outputs)(params, obs))

@@ -225,7 +225,7 @@ def test_box_actions_of_any_shape_reach_the_environment_and_have_one_log_prob(sh
     env = wrap(Levers())
     actor = helpers.ppo.Actor(small_args(), env.observation_space, env.action_space)
     obs, state = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 5))
-    policy = actor.apply(actor.init(jax.random.key(1), obs), obs)
+    policy, _ = actor.apply(actor.init(jax.random.key(1), obs), obs)
     noise = jax.vmap(lambda key: helpers.ppo.action_noise(key, env.action_space))(
         jax.random.split(jax.random.key(2), 5)
     )

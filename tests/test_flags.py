@@ -61,6 +61,7 @@ ON_POLICY: Cases = ALL | {
     "normalize_obs": (True, {}),
     "normalize_returns": (False, {}),
     "activation": ("relu", {}),
+    "share_torso": (True, {}),
 }
 PPO: Cases = ON_POLICY | {
     "env": ("helpers:Blink", {"env": "helpers:Luck"}),
@@ -112,7 +113,6 @@ APPO: Cases = ON_POLICY | {
     "clip_mode": ("symmetric", {"num_epochs": 8, "learning_rate": 0.05, "clip_eps": 0.3}),
     "ratio_clamp": (1.001, {"num_epochs": 4, "learning_rate": 0.1}),
     "clip_vloss": (True, {"num_epochs": 4, "learning_rate": 0.1, "clip_eps": 0.01}),
-    "share_torso": (True, {}),
     "encoder": ("nature", {"env": "gymnasium:host_toys:ImageToy-v0"}),
 }
 
@@ -406,6 +406,7 @@ IN_TEST_CLI = {"checkpoint_interval", "eval_interval", "init_from", "log_interva
 IN_TEST_CLI |= {"list_envs"}
 OF_WANDB = {"wandb_project", "wandb_group", "wandb_name"}
 IN_TEST_COMMON = {"eval_episodes"}
+IN_TEST_TUNED = {"tuned"}
 IN_TEST_INVARIANTS = {"num_seeds", "resume"}
 IN_TEST_SAC = {"save_buffer"}
 IN_TEST_APPO = {"actor_devices", "env", "eval_episodes", "learner_devices", "lockstep", "on_full", "queue_size"}
@@ -420,7 +421,9 @@ def names(args_class: type) -> set[str]:
 
 def test_every_flag_has_a_case():
     assert IN_NO_PROGRAM & (PPO | SAC | APPO).keys() == {"seed"}, "which `init` takes as a number"
-    of_runs = {case.__name__ for case in RUN} | OF_WANDB | IN_TEST_CLI | IN_TEST_COMMON | IN_TEST_INVARIANTS
+    of_runs = (
+        {case.__name__ for case in RUN} | IN_TEST_TUNED | OF_WANDB | IN_TEST_CLI | IN_TEST_COMMON | IN_TEST_INVARIANTS
+    )
     assert PPO.keys() | of_runs == names(ppo.Args)
     assert names(sac.Args) - names(DeviceEnvArgs) <= SAC.keys() | IN_TEST_SAC
     assert names(appo.Args) - names(RunArgs) <= APPO.keys() | IN_TEST_APPO | IN_TEST_HOST

@@ -42,7 +42,7 @@ def test_the_normaliser_is_inside(trained):
     actor = ppo.Actor(ppo.Args.from_run(run_dir), env.observation_space, env.action_space)
 
     def logits_of(obs):
-        return actor.apply(policy._learner.params.actor, obs).logits
+        return actor.apply(policy._learner.params.actor, obs)[0].logits
 
     raw = np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32)
     normalised = policy._learner.obs_stats.normalize(raw)

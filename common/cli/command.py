@@ -88,14 +88,20 @@ def _lacking(args_class: type, argv: list[str]) -> str:
 
 
 def _defaults(args_class: type, argv: list[str]) -> Any:
-    """The resumed run's flags, as defaults that explicit flags override; None without --resume."""
+    """Flags that explicit ones override: a resumed run's, else those tuned for the environment; None without any."""
+    if not issubclass(args_class, RunArgs):
+        return None
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
     given = dict(zip(words, words[1:], strict=False))  # of a repeated flag the last counts
-    if given.get("--resume", "--").startswith("--") or not issubclass(args_class, RunArgs):
+    env = given.get("--env", getattr(args_class, "env", ""))
+    if not given.get("--resume", "--").startswith("--"):
+        flags = args_class.stored_flags(given["--resume"], **{"env": env} if "--env" in given else {})
+    elif "--no-tuned" not in argv and (entry := args_class.tuned_entry(env)):
+        flags = entry.flags | {"env": env}
+    else:
         return None
-    explicit_env = {"env": given["--env"]} if "--env" in given else {}
     defaults = object.__new__(args_class)  # not checked: explicit flags may replace what will not do
     made = [field for field in dataclasses.fields(args_class) if field.default_factory is not dataclasses.MISSING]
     vars(defaults).update({field.name: field.default_factory() for field in made})
-    vars(defaults).update(args_class.stored_flags(given["--resume"], **explicit_env))
+    vars(defaults).update(flags)
     return defaults

@@ -12,6 +12,7 @@ from common.cli.checks import LARGEST, Suite, check, check_types
 from common.cli.env_names import is_custom
 from common.cli.errors import UsageError
 from common.cli.files import read_text
+from common.cli.tuned import Entry, find_entry
 
 
 @dataclass(kw_only=True)
@@ -26,6 +27,8 @@ class RunArgs:
     """Beginnings of the names of state arrays without which a checkpoint still loads; they start from zero."""
 
     env: str
+    tuned: bool = True
+    """On the command line, begin with the flags that algos/tuned/ has for the environment; flags given here win."""
     list_envs: Suite = ""
     """Only print the environments that can be trained, or those of one suite."""
     env_params: str = ""
@@ -140,6 +143,27 @@ class RunArgs:
         return ["--" + name.replace("_", "-") for name in changed]
 
     @classmethod
+    def for_env(cls, env: str, **overrides: Any):
+        """The flags that were tuned for `env`, if there are any, changed by `overrides`."""
+        entry = cls.tuned_entry(env)
+        return cls(**(entry.flags if entry else {}) | overrides | {"env": env})
+
+    @classmethod
+    def tuned_entry(cls, env: str) -> Entry | None:
+        """What was tuned for `env`. Raises UsageError where it has flags or values that the algorithm does not take."""
+        entry = find_entry(cls._scripts()[0], env)
+        if entry is None:
+            return None
+        unknown = entry.flags.keys() - {field.name for field in dataclasses.fields(cls)} | entry.flags.keys() & {"env"}
+        if unknown:
+            raise UsageError(f"{entry.path} has {min(unknown)} for {entry.pattern}, which is no flag to be tuned")
+        try:
+            cls(**entry.flags | {"env": env})
+        except UsageError as error:
+            raise UsageError(f"{entry.path}, {entry.pattern}: {error}") from error
+        return entry
+
+    @classmethod
     def from_run(cls, run_dir: str | Path, **overrides: Any):
         """The flags to resume `run_dir` with, changed by `overrides`.
 
@@ -152,7 +176,7 @@ class RunArgs:
     def stored_flags(cls, run_dir: str | Path, **overrides: Any) -> dict[str, Any]:
         """The same as a dictionary, as it stands in `config.json`: whether the values will do is not checked."""
         config = read_config(run_dir)
-        algorithms = cls._algorithms()
+        algorithms = [script.stem for script in cls._scripts()]
         if config["algorithm"] not in algorithms:
             raise UsageError(f"{run_dir} was made by {config['algorithm']}, not by {algorithms[0]}")
         stored = config["args"]
@@ -167,12 +191,12 @@ class RunArgs:
         return stored | overrides | {"resume": str(run_dir), "run_dir": str(run_dir)}
 
     @classmethod
-    def _algorithms(cls) -> list[str]:
-        """Names of the files whose flags these are: where they or those that they derive from are defined or taken."""
+    def _scripts(cls) -> list[Path]:
+        """The files whose flags these are: where they or those that they derive from are defined or taken."""
         defining = [sys.modules.get(base.__module__) for base in cls.__mro__]
         taking = [module for module in list(sys.modules.values()) if getattr(module, "__dict__", {}).get("Args") is cls]
         files = [getattr(module, "__file__", None) for module in (*defining, *taking)]
-        return [Path(file).resolve().stem for file in files if file]
+        return [Path(file).resolve() for file in files if file]
 
 
 @dataclass(kw_only=True)
@@ -197,7 +221,7 @@ class DeviceEnvArgs(RunArgs):
 
 
 ONE_TIME = ("resume", "run_dir", "init_from", "overwrite", "stop_after", "max_seconds", "benchmark", "quiet")
-ONE_TIME += ("list_envs",)
+ONE_TIME += ("list_envs", "tuned")
 """Flags of one invocation, not taken over by --resume."""
 
 

@@ -14,6 +14,8 @@ from common.runs.history import read_log
 AXES = {
     "env_steps": "environment steps",
     "wall": "wall time [s]",
+    "seconds": "wall time, compilation and evaluations included [s]",
+    "score": "score: 0 is the worst return on its task, 1 its threshold",
     "episode/return": "episode return (mean of the interval)",
     TRAINING: "episode return (mean of the last 100)",
     EVALUATION: "episode return (greedy evaluation)",
@@ -61,7 +63,7 @@ def draw_curve(run_dir: Path, title: str) -> Path:
 
 
 def draw(panels: list[Panel], x: str, ylabel: str, title: str = "") -> Any:
-    """A matplotlib Figure with one axes for each panel; `x` is `env_steps` or `wall`."""
+    """A matplotlib Figure with one axes for each panel; `x` is a key of `AXES`."""
     import matplotlib
 
     with matplotlib.rc_context({"text.parse_math": False}):  # names may have a $

@@ -42,3 +42,17 @@ def interval(values: np.ndarray, kind: Literal["iqm", "mean"]) -> Interval | Non
     bounds = [np.percentile(estimate(column[picks], kind), (2.5, 97.5)) for column in columns]
     low, high = np.array(bounds).T.reshape(2, *values.shape[1:])
     return Interval(low, high)
+
+
+def stratified(tasks: list[np.ndarray], kind: Literal["iqm", "mean"] = "iqm") -> tuple[np.ndarray, Interval | None]:
+    """`estimate` over all seeds of several tasks, [S, ...] each, and its interval, resampling seeds within each task.
+
+    None for the interval where a task has one seed only (Agarwal et al. 2021, section 4.1).
+    """
+    value = estimate(np.concatenate(tasks), kind)
+    if min(map(len, tasks)) < 2:
+        return value, None
+    random = np.random.default_rng(0)
+    resampled = [task[random.integers(len(task), size=(len(task), RESAMPLES))] for task in tasks]  # [S, R, ...]
+    low, high = np.percentile(estimate(np.concatenate(resampled), kind), (2.5, 97.5), axis=0)
+    return value, Interval(low, high)

@@ -1,5 +1,6 @@
 """What a run says of itself: the header and the footer on the console, `result.json`, the line of --benchmark."""
 
+import dataclasses
 import json
 import math
 import shlex
@@ -12,6 +13,8 @@ import numpy as np
 
 from common.cli.env_names import is_custom
 from common.cli.files import read_text
+from common.cli.flags import ONE_TIME
+from common.cli.words import as_typed
 from common.device.devices import describe
 from common.runs.directory import write_json
 from common.runs.metrics import jsonable
@@ -82,8 +85,8 @@ def header(
     run_dir: Path | None,
     changes: list[str],
 ) -> str:
-    """Devices, environment, derived sizes, and flags that a resumed run changes, before anything slow begins."""
-    lines = [f"devices  {describe(devices)}", f"env      {env}"]
+    """Devices, environment, flags, derived sizes, and what a resumed run changes, before anything slow begins."""
+    lines = [f"devices  {describe(devices)}", f"env      {env}", *_flags(args)]
     lines += [f"sizes    {line}" for line in args.sizes(len(devices))]
     lines += [f"{name:<8} {note}" for name, note in notes.items()]
     if total != args.total_timesteps:
@@ -116,6 +119,22 @@ def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome
     else:
         lines.append(f"{outcome.status} at step {outcome.env_steps:,} of {total:,}; continue: {command}")
     return "\n".join(lines)
+
+
+def _flags(args: Any) -> list[str]:
+    """The flags that differ from their defaults, and where they come from."""
+    entry = args.tuned_entry(args.env) if args.tuned and not args.resume else None
+    defaults = {field.name: field.default for field in dataclasses.fields(args)}
+    values = {name: getattr(args, name) for name in defaults if name not in (*ONE_TIME, "env")}
+    values = {name: value for name, value in values.items() if value != defaults[name]}
+    tuned = {name: value for name, value in (entry.flags if entry else {}).items() if values.get(name) == value}
+    lines = []
+    if tuned:
+        where = f"{entry.path.parent.name}/{entry.path.name} has them for {entry.pattern}"
+        lines.append(f"tuned    {as_typed(tuned)} ({where}; --no-tuned leaves them out)")
+    if others := {name: value for name, value in values.items() if name not in tuned}:
+        lines.append(f"flags    {as_typed(others)}")
+    return lines
 
 
 def _better_before(run_dir: Path, outcome: Outcome) -> list[str]:

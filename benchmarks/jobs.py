@@ -1,0 +1,138 @@
+"""Runs of a benchmark as jobs, each in a process of its own: what is done is kept, what was cut short goes on.
+
+A job is a command of the docs. Its run directory is named after what the command means, so that the same command after
+a change of defaults or of tuned flags is another job.
+"""
+
+import dataclasses
+import hashlib
+import importlib
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from common.cli.command import parse
+from common.cli.errors import TrainingError
+from common.cli.flags import ONE_TIME
+from common.runs.metrics import read
+
+ROOT = Path(__file__).resolve().parents[1]
+LOOK_INTERVAL = 0.5  # seconds between two looks at a run that goes on
+ENDS_WITH_PARENT = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Becomes another program, which the kernel asks to save and end when its parent has ended, where kernels do that."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run of `algorithm`, a file of algos/, with these flags; its directory lies in `folder`."""
+
+    algorithm: str
+    flags: tuple[str, ...]
+    folder: Path
+
+    @cached_property
+    def args(self) -> Any:
+        """The flags as the algorithm takes them, with those that were tuned."""
+        return parse(importlib.import_module(f"algos.{self.algorithm}").Args, list(self.flags))
+
+    @cached_property
+    def run_dir(self) -> Path:
+        meant = {name: value for name, value in dataclasses.asdict(self.args).items() if name not in ONE_TIME}
+        digest = hashlib.sha256(json.dumps(meant).encode()).hexdigest()[:8]
+        env = self.args.env.replace(":", "-").replace("/", "-")
+        return self.folder / f"{env}__{self.algorithm}__{self.args.seed}__{digest}"
+
+    @property
+    def command(self) -> str:
+        """As a person would type it."""
+        return shlex.join(["python", f"algos/{self.algorithm}.py", *self.flags])
+
+    @property
+    def done(self) -> bool:
+        return (self.run_dir / "DONE").exists()
+
+    @property
+    def total_steps(self) -> int:
+        """Environment steps, of all its seeds."""
+        return self.args.total_timesteps * self.args.num_seeds
+
+    def steps(self) -> int:
+        """Those of them that are done."""
+        rows = [row["env_steps"] for row in read(self.run_dir / "metrics.jsonl")]
+        return min(max(rows, default=0), self.args.total_timesteps) * self.args.num_seeds
+
+    def start(self) -> subprocess.Popen:
+        """Begin the run, or go on with it; what it says goes into a file beside its directory."""
+        script = [sys.executable, "-c", ENDS_WITH_PARENT, sys.executable, str(ROOT / "algos" / f"{self.algorithm}.py")]
+        there = (self.run_dir / "config.json").exists()
+        flags = ["--resume", str(self.run_dir)] if there else [*self.flags, "--run-dir", str(self.run_dir)]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.log.open("a") as log:
+            return subprocess.Popen([*script, *flags], stdout=log, stderr=log, cwd=ROOT, process_group=0)
+
+    @property
+    def log(self) -> Path:
+        return self.run_dir.with_suffix(".log")
+
+
+def run(jobs: Iterable[Job], say: Callable[[str], None] = print) -> list[Job]:
+    """Run the jobs that are not done, one after another; returns those that failed, whose reasons are said.
+
+    A signal ends the run that goes on, which saves itself, and then this.
+    """
+    from rich import progress
+
+    jobs = list(jobs)
+    columns = [
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(bar_width=30),
+        progress.TextColumn("{task.completed:,.0f} / {task.total:,.0f} steps, ETA"),
+        progress.TimeRemainingColumn(),
+    ]
+    failed = []
+    with progress.Progress(*columns, speed_estimate_period=600) as bar:
+        before = {job: job.total_steps if job.done else job.steps() for job in jobs}
+        everything = bar.add_task("all", total=sum(job.total_steps for job in jobs), completed=sum(before.values()))
+        for job in (job for job in jobs if not job.done):
+            one = bar.add_task(job.command, total=job.total_steps, completed=before[job])
+
+            def show(steps, one=one, job=job):
+                bar.update(one, completed=steps)
+                bar.update(everything, completed=sum((before | {job: steps}).values()))
+
+            try:
+                _watch(job, show)
+                before[job] = job.total_steps
+            except TrainingError as error:
+                failed.append(job)
+                bar.console.print(str(error), markup=False, style="red", soft_wrap=True)
+            bar.remove_task(one)
+    return failed
+
+
+def _watch(job: Job, show: Callable[[int], None]) -> None:
+    """Until the run has ended. Raises TrainingError where it has failed."""
+    process = job.start()
+    try:
+        while process.poll() is None:
+            time.sleep(LOOK_INTERVAL)
+            show(job.steps())
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+    if process.returncode:
+        lines = job.log.read_text().splitlines() or ["it said nothing"]
+        raise TrainingError(f"{job.command} ended with {process.returncode}: {lines[-1]} ({job.log} has the rest)")

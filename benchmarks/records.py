@@ -1,0 +1,75 @@
+"""What a benchmark keeps of finished runs: one record for an environment and an algorithm, over all seeds."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.jobs import Job
+from common.cli.flags import read_config
+from common.drawing.groups import EVALUATION
+from common.runs.history import Series, read_log
+
+
+def machine_class() -> str:
+    """The kind of devices and how many, such as cpu-2."""
+    first, count = jax.devices()[0], len(jax.devices())
+    if first.platform == "cpu":
+        return f"cpu-{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()}"
+    return f"{first.device_kind.lower().replace(' ', '-')}-{count}"
+
+
+def record_of(jobs: list[Job], threshold: float) -> dict[str, Any]:
+    """What came of runs that differ in their seeds only. `returns` are the greedy ones, [evaluations][seeds]."""
+    logs = [read_log(job.run_dir, [EVALUATION]) for job in jobs]
+    curves = [log.series[EVALUATION] for log in logs]
+    config = read_config(jobs[0].run_dir)
+    results = [json.loads((job.run_dir / "result.json").read_text()) for job in jobs]
+    num_seeds = jobs[0].args.num_seeds
+    steps = sorted(set.intersection(*(set(curve.steps) for curve in curves)))
+    reached = [_reached(curve, threshold) for curve in curves]
+    return {
+        "env": jobs[0].args.env,
+        "algorithm": jobs[0].algorithm,
+        "command": jobs[0].command,
+        "versions": config["versions"],
+        "git": config["git"],
+        "devices": config["devices"],
+        "flags": config["args"],
+        "seeds": [job.args.seed + i for job in jobs for i in range(job.args.num_seeds)],
+        "threshold": threshold,
+        "env_steps": [int(step) for step in steps],
+        "returns": [np.concatenate([_at(curve, step) for curve in curves]).tolist() for step in steps],
+        "seconds": [float(np.mean([_seconds(curve, step) for curve in curves])) for step in steps],
+        "env_steps_to_threshold": [step for found in reached for step, _ in found],
+        "seconds_to_threshold": [seconds for found in reached for _, seconds in found],
+        "steps_per_second": [num_seeds * result["steps_per_second"] for result in results],
+        "compile_seconds": [result["compile_seconds"] for result in results],
+        "wall_seconds": [result["wall_seconds"] for result in results],
+    }
+
+
+def load_records(folder: Path) -> list[dict[str, Any]]:
+    """All records of a class of machines."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*/*.json"))]
+
+
+def _at(curve: Series, step: float) -> np.ndarray:
+    """The returns [S] at a step; of several rows the last."""
+    return curve.values[np.flatnonzero(curve.steps == step)[-1]]
+
+
+def _seconds(curve: Series, step: float) -> float:
+    return curve.wall[np.flatnonzero(curve.steps == step)[-1]]
+
+
+def _reached(curve: Series, threshold: float) -> list[tuple[int | None, float | None]]:
+    """For each seed, the steps and the seconds after which an evaluation first reaches the threshold; None if never."""
+    found = []
+    for values in curve.values.T:
+        there = np.flatnonzero(values >= threshold)
+        found.append((int(curve.steps[there[0]]), float(curve.wall[there[0]])) if len(there) else (None, None))
+    return found

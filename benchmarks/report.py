@@ -1,0 +1,181 @@
+"""docs/benchmark.md and its pictures, made of the files in benchmarks/results/ and of nothing else.
+
+python -m benchmarks.report
+"""
+
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.records import load_records
+from common.cli.command import main, parse
+from common.drawing.figure import Line, Panel, draw
+from common.drawing.statistics import Interval, estimate, interval, stratified
+
+ROOT = Path(__file__).resolve().parents[1]
+Record = dict[str, Any]
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Write the page of the benchmark and its pictures."""
+
+    results: str = "benchmarks/results"
+    """Where `python -m benchmarks.learning` wrote its results."""
+    page: str = "docs/benchmark.md"
+    """The page; its pictures go into the folder images beside it."""
+
+
+def report(args: Args) -> None:
+    """What the command does."""
+    results, page = Path(args.results), Path(args.page)
+    page.write_text(page_of(results))
+    for name, figure in pictures(results):
+        figure.savefig(page.parent / "images" / name)
+    print(f"wrote {page}")
+
+
+def page_of(results: Path) -> str:
+    """The page as Markdown."""
+    parts = [INTRODUCTION, *(_chapter(*chapter) for chapter in _chapters(results)), *map(_missing, _machines(results))]
+    return "\n\n".join(parts) + "\n"
+
+
+def pictures(results: Path) -> Iterator[tuple[str, Any]]:
+    """Names and figures: for each set of environments the curves over steps and over time, and the profile."""
+    for machine, name, records in _chapters(results):
+        yield _picture(machine, name, "steps"), draw(_curves(records, "env_steps"), "env_steps", "greedy return, IQM")
+        yield _picture(machine, name, "seconds"), draw(_curves(records, "seconds"), "seconds", "greedy return, IQM")
+        yield _picture(machine, name, "profile"), draw([_profile(records)], "score", "runs above the score")
+
+
+def scores(records: list[Record]) -> dict[str, list[np.ndarray]]:
+    """For each algorithm the final returns [S] on each of its tasks, where 0 is the worst that anyone had there.
+
+    1 is the threshold of the task.
+    """
+    worst, found = {}, {}
+    for record in records:
+        worst[record["env"]] = min(worst.get(record["env"], np.inf), np.min(record["returns"]))
+    for record in records:
+        low = min(worst[record["env"]], record["threshold"] - 1e-9)
+        score = (np.array(record["returns"][-1]) - low) / (record["threshold"] - low)
+        found.setdefault(record["algorithm"], []).append(score)
+    return found
+
+
+def _chapter(machine: str, name: str, records: list[Record]) -> str:
+    lines = [
+        f"## {name}, {machine}",
+        "",
+        "| environment | final | area under the curve | learned | after steps | after seconds | steps/s | compiled |",
+        "|---|---|---|---|---|---|---|---|",
+        *map(_row, records),
+        "",
+    ]
+    for algorithm, tasks in scores(records).items():
+        value, spread = stratified(tasks)
+        lines.append(f"{algorithm}, final score over all of them: {_spread(value, spread)}.")
+    lines += [
+        "",
+        f"![Returns over environment steps](images/{_picture(machine, name, 'steps')})",
+        f"![Returns over seconds](images/{_picture(machine, name, 'seconds')})",
+        f"![Share of runs above a score](images/{_picture(machine, name, 'profile')})",
+    ]
+    return "\n".join(lines)
+
+
+def _picture(machine: str, name: str, kind: str) -> str:
+    return f"benchmark_{machine}_{name}_{kind}.png"
+
+
+def _row(record: Record) -> str:
+    returns, steps = np.array(record["returns"]), np.array(record["env_steps"], float)  # [E, S], [E]
+    area = np.trapezoid(returns, steps, axis=0) / (steps[-1] - steps[0]) if len(steps) > 1 else returns[0]
+    reached = [step for step in record["env_steps_to_threshold"] if step is not None]
+    seconds = [second for second in record["seconds_to_threshold"] if second is not None]
+    cells = [
+        f"{record['env']}, {record['algorithm']}<br>`{record['command']}`",
+        _spread(estimate(returns[-1], "iqm"), interval(returns[-1], "iqm")),
+        _spread(estimate(area, "iqm"), interval(area, "iqm")),
+        f"{len(reached)} of {returns.shape[1]} reach {record['threshold']:g}",
+        f"{np.median(reached):,.0f}" if reached else "",
+        f"{np.median(seconds):,.0f}" if seconds else "",
+        f"{np.mean(record['steps_per_second']):,.0f}",
+        f"{np.mean(record['compile_seconds']):.1f} s",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _curves(records: list[Record], x: str) -> list[Panel]:
+    panels = []
+    for env in dict.fromkeys(record["env"] for record in records):
+        lines = []
+        for style, record in enumerate(record for record in records if record["env"] == env):
+            values = np.array(record["returns"]).T  # [S, E]
+            curve = estimate(values, "iqm")
+            lines.append(Line(record["algorithm"], np.array(record[x]), curve, interval(values, "iqm"), style=style))
+        panels.append(Panel(env, lines))
+    return panels
+
+
+def _profile(records: list[Record]) -> Panel:
+    """The share of an algorithm's runs whose score is above x (Agarwal et al. 2021, section 4.2)."""
+    x, lines = np.linspace(0, 1.2, 121), []
+    for style, (algorithm, tasks) in enumerate(scores(records).items()):
+        above = [task[:, None] > x for task in tasks]  # [S, P] each
+        value, band = stratified(above, "mean")
+        lines.append(Line(algorithm, x, value, band, style=style))
+    return Panel("performance profile", lines)
+
+
+def _missing(machine: Path) -> str:
+    """What of the sets has no results of a machine yet."""
+    there = {(record["algorithm"], record["env"]) for record in load_records(machine)}
+    absent = [f"{env} ({algorithm})" for _, algorithm, env in _tasks() if (algorithm, env) not in there]
+    return f"Not yet run on {machine.name}: {', '.join(absent)}." if absent else f"On {machine.name} all has been run."
+
+
+def _chapters(results: Path) -> Iterator[tuple[str, str, list[Record]]]:
+    """Machine, set and records of all that there are results of."""
+    for machine in _machines(results):
+        records = {(record["algorithm"], record["env"]): record for record in load_records(machine)}
+        for name in dict.fromkeys(name for name, _, _ in _tasks()):
+            tasks = [(algorithm, env) for other, algorithm, env in _tasks() if other == name]
+            if chosen := [records[task] for task in tasks if task in records]:
+                yield machine.name, name, chosen
+
+
+def _tasks() -> list[tuple[str, str, str]]:
+    """Set, algorithm and environment of all that there is to learn."""
+    sets = tomllib.loads((ROOT / "benchmarks" / "sets.toml").read_text())
+    return [
+        (name, algorithm, env) for name, chosen in sets.items() for algorithm in chosen for env in chosen[algorithm]
+    ]
+
+
+def _machines(results: Path) -> list[Path]:
+    """The folder of each class of machines."""
+    return sorted(path for path in results.iterdir() if path.is_dir()) if results.is_dir() else []
+
+
+def _spread(value: np.ndarray, spread: Interval | None) -> str:
+    return f"{value:.4g}" + (f" ({spread.low:.4g} to {spread.high:.4g})" if spread else "")
+
+
+INTRODUCTION = """# Benchmark
+
+What the algorithms learn with the commands below, greedy returns over 128 episodes (16 to 32 on the host). Returns are
+interquartile means over seeds with 95% bootstrap intervals (Agarwal et al. 2021); "learned" counts the seeds that reach
+the threshold in some evaluation, "after" is the median of those. A score is 0 for the worst return that any algorithm
+had on the task, and 1 for its threshold. This page and its pictures are made by `python -m benchmarks.report` from the
+files in `benchmarks/results/`, and those by `python -m benchmarks.learning --set NAME`."""
+
+
+if __name__ == "__main__":
+    sys.exit(main(report, parse(Args)))

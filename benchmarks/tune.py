@@ -1,0 +1,216 @@
+"""Finds flags for an environment by successive halving, and tries them on seeds that the search has not seen.
+
+python -m benchmarks.tune --env MountainCar-v0
+python -m benchmarks.tune --env Asterix-MinAtar Breakout-MinAtar --pattern "*-MinAtar" --total-timesteps 2e6
+
+Many candidates train for a short time, the best of them for longer, and so on (Jamieson and Talwalkar 2016). What is
+done is kept, so it may be stopped at any time and goes on with the same command.
+"""
+
+import importlib
+import json
+import math
+import re
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.jobs import ROOT, Job, run
+from common.cli.checks import check
+from common.cli.command import main, parse
+from common.cli.errors import TrainingError, UsageError
+from common.cli.words import as_typed, as_words
+from common.drawing.groups import EVALUATION
+from common.drawing.statistics import estimate, interval
+from common.runs.history import read_log
+
+EVALUATIONS = 10  # of a run
+UNSEEN = 1_000  # the first seed of those that the search has not seen
+TODAY = "the flags of today"
+Flags = dict[str, Any]
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Find flags for an environment, or for several alike."""
+
+    env: tuple[str, ...]
+    """The environment; of several, flags that are good for all."""
+    algo: str = "ppo_pmap"
+    """A file of algos/."""
+    space: str = ""
+    """A table of benchmarks/spaces.toml; default the one named after the algorithm."""
+    pattern: str = ""
+    """What the entry is for, such as "*-MinAtar"; default the environment."""
+    total_timesteps: int = 500_000
+    """Environment steps of the last candidates; those before get less."""
+    candidates: int = 27
+    """How many to begin with; the flags of today are one of them."""
+    keep: int = 3
+    """One of so many goes on, for so many times as long."""
+    seeds: int = 3
+    """Seeds of a candidate."""
+    unseen_seeds: int = 10
+    """Seeds with which the best one and the flags of today are compared at last."""
+    search_seed: int = 0
+    """Seed of the candidates."""
+    folder: str = "runs/tune"
+    """Where the runs lie."""
+
+    def __post_init__(self):
+        check(self, "total_timesteps seeds", at_least=1)
+        check(self, "candidates keep unseen_seeds", at_least=2)
+        check(self, "search_seed", at_least=0)
+        if len(self.env) > 1 and not self.pattern:
+            raise UsageError('--pattern has to say what the entry for several environments is for, such as "*-MinAtar"')
+
+
+def tune(args: Args) -> None:
+    """Search, then compare with the flags of today. Raises TrainingError where all candidates fail."""
+    candidates, rungs = draw(args), 1
+    while args.candidates >= args.keep ** (rungs + 1):
+        rungs += 1
+    for rung in range(rungs):
+        steps = args.total_timesteps // args.keep ** (rungs - 1 - rung)
+        print(f"{len(candidates)} candidates, {args.seeds} seeds, {steps:,} steps", flush=True)
+        returns = returns_of_all(args, candidates, Size(steps, 0, args.seeds))  # [environments, candidates]
+        scores = scores_of(returns)
+        order = np.argsort(-scores)[: len(candidates) // args.keep if rung < rungs - 1 else 1]
+        candidates = [candidates[index] for index in order]
+        for index, candidate in zip(order, candidates, strict=True):
+            earned = "  ".join(f"{value:8.2f}" for value in returns[:, index])
+            print(f"  {earned}  {as_typed(candidate) or TODAY}", flush=True)
+    conclude(args, candidates[0])
+
+
+def draw(args: Args) -> list[Flags]:
+    """The candidates: the flags of today, {}, and others of the space. Raises UsageError where there is no space."""
+    spaces = tomllib.loads((ROOT / "benchmarks" / "spaces.toml").read_text())
+    space = args.space or args.algo
+    if space not in spaces:
+        raise UsageError(f"benchmarks/spaces.toml has no {space}, but {', '.join(spaces)}")
+    random, candidates = np.random.default_rng(args.search_seed), [{}]
+    while len(candidates) < args.candidates:
+        drawn = {name: _value(random, kind) for name, kind in spaces[space].items()}
+        flags = {name: value for name, value in drawn.items() if value is not None}
+        if _fit(args, flags):
+            candidates.append(flags)
+    return candidates
+
+
+def _value(random: np.random.Generator, kind: Any) -> Any:
+    """What a candidate gets: a choice of a list, a number of two digits between two bounds, or None for the default."""
+    if not isinstance(kind, list | dict):
+        return kind
+    if random.random() < 0.5:
+        return None
+    if isinstance(kind, list):
+        return kind[random.integers(len(kind))]
+    return float(f"{math.exp(random.uniform(math.log(kind['low']), math.log(kind['high']))):.1e}")
+
+
+def _fit(args: Args, flags: Flags) -> bool:
+    """Whether the algorithm takes these flags together."""
+    algorithm = importlib.import_module(f"algos.{args.algo}").Args
+    try:
+        return bool(algorithm(**{name: tuple(x) if isinstance(x, list) else x for name, x in flags.items()}))
+    except UsageError:
+        return False
+
+
+class Size(NamedTuple):
+    """Of a run."""
+
+    steps: int
+    first_seed: int
+    num_seeds: int
+
+
+def job_of(args: Args, env: str, flags: Flags, size: Size) -> Job:
+    """A run of a candidate; that of today takes what was tuned before."""
+    interval = max(size.steps // EVALUATIONS, 1)
+    common = {"env": env, "total_timesteps": size.steps, "eval_interval": interval, "checkpoint_interval": interval}
+    common |= {"keep_checkpoints": 1, "seed": size.first_seed, "num_seeds": size.num_seeds}
+    words = as_words(common | ({"tuned": False} | flags if flags else {}))
+    return Job(args.algo, tuple(words), Path(args.folder))
+
+
+def returns_of_all(args: Args, candidates: list[Flags], size: Size) -> np.ndarray:
+    """What candidates earn [environments, candidates], mean over seeds; NaN where one has failed.
+
+    Raises TrainingError where all have.
+    """
+    returns = []
+    for env in args.env:
+        jobs = [job_of(args, env, flags, size) for flags in candidates]
+        run(jobs)
+        returns.append([returns_of(job).mean() if job.done else np.nan for job in jobs])
+        if np.isnan(returns[-1]).all():
+            raise TrainingError(f"all candidates have failed on {env}: {jobs[0].log} says why")
+    return np.array(returns)
+
+
+def scores_of(returns: np.ndarray) -> np.ndarray:
+    """A score for each candidate: the mean over the environments, in each 0 for the worst, 1 for the best.
+
+    It is -1 where the candidate has failed.
+    """
+    low, high = np.nanmin(returns, axis=1, keepdims=True), np.nanmax(returns, axis=1, keepdims=True)
+    return np.nan_to_num((returns - low) / np.maximum(high - low, 1e-9), nan=-1.0).mean(axis=0)
+
+
+def returns_of(job: Job) -> np.ndarray:
+    """Of each seed [S], the mean greedy return over the second half of the run: learning sooner counts, too."""
+    curve = read_log(job.run_dir, [EVALUATION]).series[EVALUATION]
+    return curve.values[curve.steps > curve.steps[-1] / 2].mean(axis=0)
+
+
+def conclude(args: Args, best: Flags) -> None:
+    """Compare with the flags of today on unseen seeds, and print the entry where it is better."""
+    if not best:
+        print("nothing better than the flags of today was found")
+        return
+    size, better, comments = Size(args.total_timesteps, UNSEEN, args.unseen_seeds), [], []
+    print(f"the best one and {TODAY}, {size.num_seeds} seeds from {UNSEEN} on, {size.steps:,} steps", flush=True)
+    for env in args.env:
+        jobs = [job_of(args, env, flags, size) for flags in (best, {})]
+        if run(jobs):
+            raise TrainingError(f"runs have failed: {jobs[0].log} and {jobs[1].log} say why")
+        tuned, today = map(returns_of, jobs)
+        better.append(estimate(tuned, "iqm") > estimate(today, "iqm"))
+        comments.append(f"# {env}: {_spread(tuned)}, with {TODAY} {_spread(today)}")
+        print(f"  {comments[-1][2:]}", flush=True)
+    if not all(better):
+        print("the best one is not better on seeds that the search has not seen")
+        return
+    path = Path(args.folder) / f"{args.algo}__{re.sub('[^A-Za-z0-9-]', '_', args.pattern or args.env[0])}.toml"
+    path.write_text(entry(args, best, comments))
+    print(f"for algos/tuned/{args.algo}.toml, also in {path}:\n\n{path.read_text()}")
+
+
+def entry(args: Args, best: Flags, comments: list[str]) -> str:
+    """What to put into the table: who found it, what it earns, and the flags."""
+    given = {name: value for name, value in vars(args).items() if value != getattr(Args, name, None)}
+    command = as_typed({name: value for name, value in given.items() if name != "folder"})
+    seeds = f"seeds {UNSEEN} to {UNSEEN + args.unseen_seeds - 1}"
+    lines = [
+        f"# python -m benchmarks.tune {command}",
+        f"# greedy returns over the second half of {args.total_timesteps:,} steps, IQM of {seeds}, 95% intervals:",
+        *comments,
+        f"[{json.dumps(args.pattern or args.env[0])}]",
+        *(f"{name} = {json.dumps(value)}" for name, value in best.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _spread(returns: np.ndarray) -> str:
+    bounds = interval(returns, "iqm")
+    return f"{estimate(returns, 'iqm'):.4g} ({bounds.low:.4g} to {bounds.high:.4g})"
+
+
+if __name__ == "__main__":
+    sys.exit(main(tune, parse(Args)))

@@ -1,0 +1,197 @@
+"""Benchmarks of learning: jobs that go on where they were cut short, records, the page made of them, the search."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli_helpers import ROOT, SMALL, STEPS, in_process, read_rows
+
+from benchmarks import learning, report, tune
+from benchmarks.jobs import Job, run
+from common.cli.errors import TrainingError, UsageError
+
+
+def job(folder: Path, *flags: object) -> Job:
+    return Job("ppo_pmap", ("--env", "CartPole-v1", *map(str, flags)), folder)
+
+
+def test_a_job_is_named_after_what_its_command_means(tmp_path):
+    plain = job(tmp_path).run_dir
+    assert plain.name.startswith("CartPole-v1__ppo_pmap__0__")
+    assert job(tmp_path, "--gamma=0.99", "--quiet").run_dir == plain
+    assert job(tmp_path, "--gamma", 0.9).run_dir != plain
+    assert job(tmp_path, "--seed", 3).run_dir.name.startswith("CartPole-v1__ppo_pmap__3__")
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_where_it_was_cut_short_and_is_not_run_again(tmp_path, capsys):
+    one = job(tmp_path, *SMALL, "--total-timesteps", 8 * STEPS, "--log-interval", STEPS)
+    assert in_process(*one.flags, "--run-dir", one.run_dir, "--stop-after", 4 * STEPS, "--quiet") == 0
+    assert (one.done, one.steps()) == (False, 4 * STEPS)
+    failing = job(tmp_path, *SMALL, "--total-timesteps", STEPS, "--init-from", "nowhere")
+    capsys.readouterr()
+    assert run([one, failing]) == [failing]
+    out = capsys.readouterr().out
+    assert "--init-from nowhere ended with 2: error: " in out, out
+    assert (one.done, one.steps()) == (True, 8 * STEPS)
+    assert [row["env_steps"] for row in read_rows(one.run_dir)] == list(range(STEPS, 9 * STEPS, STEPS))
+    ended = one.log.stat().st_mtime_ns
+    assert run([one]) == []
+    assert one.log.stat().st_mtime_ns == ended
+
+
+@pytest.mark.slow
+def test_learning_writes_what_came_of_all_seeds(tmp_path, capsys):
+    args = learning.Args(
+        envs=("CartPole-v1",),
+        algos=("ppo_pmap",),
+        seeds=2,
+        total_timesteps=4096,
+        folder=str(tmp_path / "runs"),
+        results=str(tmp_path / "results"),
+    )
+    learning.learn(args)
+    (path,) = (tmp_path / "results").glob("*/ppo_pmap/CartPole-v1.json")
+    record = json.loads(path.read_text())
+    assert record["command"] == (
+        "python algos/ppo_pmap.py --env CartPole-v1 --total-timesteps 4096 --eval-interval 204 --seed 0 --num-seeds 2"
+    )
+    (run_dir,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
+    rows = [row for row in read_rows(run_dir) if "eval/return_mean" in row]
+    assert record["returns"] == [row["eval/return_mean"] for row in rows]
+    assert (record["env_steps"], record["seeds"], record["threshold"]) == ([2048, 4096], [0, 1], 475)
+    assert len(record["env_steps_to_threshold"]) == 2
+    assert {"jax", "python"} <= record["versions"].keys()
+    assert record["flags"]["num_envs"] == 32
+    before = path.read_text()
+    learning.learn(args)
+    assert path.read_text() == before
+    report.report(report.Args(results=args.results, page=str(page(tmp_path))))
+    assert f"| {np.mean(record['returns'][-1]):.4g} (" in (tmp_path / "page.md").read_text()
+
+
+def page(folder: Path) -> Path:
+    (folder / "images").mkdir(exist_ok=True)
+    return folder / "page.md"
+
+
+def test_what_is_not_in_the_set_is_refused():
+    with pytest.raises(UsageError, match="nothing of --set classic was chosen, which has ppo_pmap: CartPole-v1, "):
+        learning.tasks_of(learning.Args(envs=("Asterix-MinAtar",)))
+
+
+def record(algorithm: str, env: str, returns: list[list[float]], threshold: float) -> dict:
+    steps = [1000 * (1 + index) for index in range(len(returns))]
+    there = [next((s for s, row in zip(steps, returns, strict=True) if row[i] >= threshold), None) for i in range(8)]
+    return {
+        "env": env,
+        "algorithm": algorithm,
+        "command": f"python algos/{algorithm}.py --env {env}",
+        "threshold": threshold,
+        "env_steps": steps,
+        "seconds": [step / 100 for step in steps],
+        "returns": returns,
+        "env_steps_to_threshold": there,
+        "seconds_to_threshold": [step and step / 100 for step in there],
+        "steps_per_second": [123_456.0],
+        "compile_seconds": [7.0],
+    }
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Two tasks: the first one's last returns are 0, 1, ..., 7, and 4 is its threshold."""
+    records = [
+        record("ppo_pmap", "CartPole-v1", [[0.0] * 8, list(map(float, range(8)))], 4),
+        record("ppo_pmap", "Acrobot-v1", [[-500.0] * 8, [-100.0] * 8], -100),
+    ]
+    for one in records:
+        path = tmp_path / "results" / "cpu-2" / one["algorithm"] / f"{one['env']}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(one))
+    return tmp_path / "results"
+
+
+def test_the_page_has_the_figures_of_the_files(results):
+    text = report.page_of(results)
+    assert "## classic, cpu-2" in text
+    (row,) = (line for line in text.splitlines() if line.startswith("| CartPole-v1"))
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells[0] == "CartPole-v1, ppo_pmap<br>`python algos/ppo_pmap.py --env CartPole-v1`"
+    assert cells[1].startswith("3.5 (")  # the mean of 2, 3, 4 and 5
+    assert cells[2].startswith("1.75 (")  # halfway from 0
+    assert cells[3:] == ["4 of 8 reach 4", "2,000", "20", "123,456", "7.0 s"]
+    # of 0, 1/4, ..., 7/4 and eight times 1 the four lowest and the four highest do not count
+    assert "ppo_pmap, final score over all of them: 1 (" in text
+
+
+def test_the_interval_over_tasks_draws_seeds_within_each(results):
+    tasks = report.scores([json.loads(path.read_text()) for path in sorted(results.glob("*/*/*.json"))])["ppo_pmap"]
+    np.testing.assert_allclose(sorted(tasks[1]), np.arange(8) / 4)
+    np.testing.assert_allclose(tasks[0], 1)
+    value, interval = report.stratified([np.zeros(5), np.ones(5)], "mean")
+    assert value == interval.low == interval.high == 0.5, "each task always has five of the ten"
+
+
+def test_the_page_of_the_docs_is_made_of_the_kept_results(tmp_path):
+    """As they stand: who changes a figure by hand, or a result without the page, is told here."""
+    results, page = ROOT / "benchmarks" / "results", ROOT / "docs" / "benchmark.md"
+    assert page.read_text() == report.page_of(results)
+    images = {f"images/{name}" for name, _ in report.pictures(results)}
+    assert all(f"({name})" in page.read_text() and (page.parent / name).exists() for name in images)
+
+
+@pytest.fixture
+def searched(monkeypatch):
+    """Runs that earn what their entropy bonus says, and nothing where they cannot be run."""
+    ran = []
+
+    def pretend(jobs):
+        for one in jobs:
+            ran.append(one)
+            if one.args.clip_eps == 0.3:
+                continue
+            one.run_dir.mkdir(parents=True, exist_ok=True)
+            worth = -abs(one.args.ent_coef - 0.03) + 1e-3 * one.args.seed
+            rows = [{"env_steps": step, "eval/return_mean": [worth] * one.args.num_seeds} for step in (1, 9, 10)]
+            (one.run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            (one.run_dir / "DONE").touch()
+        return [one for one in jobs if not one.done]
+
+    monkeypatch.setattr(tune, "run", pretend)
+    return ran
+
+
+def test_the_search_finds_the_best_candidate_and_gives_more_steps_to_fewer(searched, tmp_path, capsys):
+    args = tune.Args(env=("CartPole-v1",), candidates=27, total_timesteps=90_000, folder=str(tmp_path / "tune"))
+    tune.tune(args)
+    sizes = [(one.args.total_timesteps, one.args.num_seeds, one.args.seed) for one in searched]
+    halves = [((10_000, 3, 0), 27), ((30_000, 3, 0), 9), ((90_000, 3, 0), 3), ((90_000, 10, 1000), 2)]
+    assert [(size, sizes.count(size)) for size in dict.fromkeys(sizes)] == halves
+    entry = (tmp_path / "tune" / "ppo_pmap__CartPole-v1.toml").read_text()
+    assert tomllib.loads(entry)["CartPole-v1"]["ent_coef"] == 0.03
+    assert "# python -m benchmarks.tune --env CartPole-v1 --total-timesteps 90000\n" in entry
+    assert "# CartPole-v1: 1 (1 to 1), with the flags of today 0.98 (0.98 to 0.98)\n" in entry
+    assert entry in capsys.readouterr().out
+
+
+def test_a_search_that_fails_says_so(searched, tmp_path, monkeypatch):
+    monkeypatch.setattr(tune, "run", lambda jobs: jobs)
+    with pytest.raises(TrainingError, match="all candidates have failed on CartPole-v1"):
+        tune.tune(tune.Args(env=("CartPole-v1",), candidates=3, folder=str(tmp_path)))
+    with pytest.raises(UsageError, match="--pattern has to say"):
+        tune.Args(env=("CartPole-v1", "Acrobot-v1"))
+    with pytest.raises(UsageError, match="spaces.toml has no appo_pmap, but ppo_pmap, "):
+        tune.draw(tune.Args(env=("envpool:CartPole-v1",), algo="appo_pmap"))
+
+
+@pytest.mark.parametrize("space", tomllib.loads((ROOT / "benchmarks" / "spaces.toml").read_text()))
+def test_every_space_has_candidates_that_differ(space):
+    algorithm = space.split("-")[0]
+    args = tune.Args(env=("Pendulum-v1",), algo=algorithm, space=space, candidates=20)
+    candidates = tune.draw(args)
+    assert candidates[0] == {}
+    assert candidates == tune.draw(args)
+    assert len({json.dumps(flags) for flags in candidates}) == 20

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from benchmarks.jobs import Job
-from common.cli.flags import read_config
+from common.cli.flags import ONE_TIME, read_config
 from common.drawing.groups import EVALUATION
 from common.runs.history import Series, read_log
 
@@ -38,7 +38,7 @@ def record_of(jobs: list[Job], threshold: float) -> dict[str, Any]:
         "versions": config["versions"],
         "git": config["git"],
         "devices": config["devices"],
-        "flags": config["args"],
+        "flags": {name: value for name, value in config["args"].items() if name not in ONE_TIME},
         "seeds": [job.args.seed + i for job in jobs for i in range(job.args.num_seeds)],
         "threshold": threshold,
         "env_steps": [int(step) for step in steps],

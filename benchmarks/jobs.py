@@ -7,29 +7,36 @@ a change of defaults or of tuned flags is another job.
 import dataclasses
 import hashlib
 import importlib
+import itertools
 import json
+import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from common.cli.command import parse
-from common.cli.errors import TrainingError
+from common.cli.errors import TrainingError, UsageError
+from common.cli.files import writing
 from common.cli.flags import ONE_TIME
+from common.runs.lock import check_free
 from common.runs.metrics import read
 
 ROOT = Path(__file__).resolve().parents[1]
-LOOK_INTERVAL = 0.5  # seconds between two looks at a run that goes on
+LOOK_INTERVAL = 5.0  # seconds between two looks at a run that goes on
 ENDS_WITH_PARENT = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-os.execv(sys.argv[1], sys.argv[1:])
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(143)
+os.execv(sys.argv[2], sys.argv[2:])
 """
 """Becomes another program, which the kernel asks to save and end when its parent has ended, where kernels do that."""
 
@@ -50,7 +57,7 @@ class Job:
     @cached_property
     def run_dir(self) -> Path:
         meant = {name: value for name, value in dataclasses.asdict(self.args).items() if name not in ONE_TIME}
-        digest = hashlib.sha256(json.dumps(meant).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(json.dumps(meant, sort_keys=True).encode()).hexdigest()[:8]
         env = self.args.env.replace(":", "-").replace("/", "-")
         return self.folder / f"{env}__{self.algorithm}__{self.args.seed}__{digest}"
 
@@ -74,23 +81,29 @@ class Job:
         return min(max(rows, default=0), self.args.total_timesteps) * self.args.num_seeds
 
     def start(self) -> subprocess.Popen:
-        """Begin the run, or go on with it; what it says goes into a file beside its directory."""
-        script = [sys.executable, "-c", ENDS_WITH_PARENT, sys.executable, str(ROOT / "algos" / f"{self.algorithm}.py")]
+        """Begin the run, or go on with it; what it says goes into a file beside its directory.
+
+        It compiles anew, for how long that takes is a result too.
+        """
+        script = [sys.executable, str(ROOT / "algos" / f"{self.algorithm}.py")]
         there = (self.run_dir / "config.json").exists()
-        flags = ["--resume", str(self.run_dir)] if there else [*self.flags, "--run-dir", str(self.run_dir)]
-        self.folder.mkdir(parents=True, exist_ok=True)
+        again = ["--resume", str(self.run_dir), "--env", self.args.env]
+        flags = again if there else [*self.flags, "--run-dir", str(self.run_dir)]
+        with writing(f"folder {self.folder}"):
+            self.folder.mkdir(parents=True, exist_ok=True)
         with self.log.open("a") as log:
-            return subprocess.Popen([*script, *flags], stdout=log, stderr=log, cwd=ROOT, process_group=0)
+            words = [sys.executable, "-c", ENDS_WITH_PARENT, str(os.getpid()), *script, *flags, "--no-compile-cache"]
+            return subprocess.Popen(words, stdout=log, stderr=log, process_group=0)
 
     @property
     def log(self) -> Path:
-        return self.run_dir.with_suffix(".log")
+        return self.run_dir.with_name(f"{self.run_dir.name}.log")
 
 
-def run(jobs: Iterable[Job], say: Callable[[str], None] = print) -> list[Job]:
+def run(jobs: Iterable[Job], after_each: Callable[[], None] = lambda: None) -> list[Job]:
     """Run the jobs that are not done, one after another; returns those that failed, whose reasons are said.
 
-    A signal ends the run that goes on, which saves itself, and then this.
+    SIGINT or SIGTERM end the run that goes on, which saves itself, and then this, with KeyboardInterrupt or SystemExit.
     """
     from rich import progress
 
@@ -102,7 +115,7 @@ def run(jobs: Iterable[Job], say: Callable[[str], None] = print) -> list[Job]:
         progress.TimeRemainingColumn(),
     ]
     failed = []
-    with progress.Progress(*columns, speed_estimate_period=600) as bar:
+    with _signals_raise(), progress.Progress(*columns, speed_estimate_period=600) as bar:
         before = {job: job.total_steps if job.done else job.steps() for job in jobs}
         everything = bar.add_task("all", total=sum(job.total_steps for job in jobs), completed=sum(before.values()))
         for job in (job for job in jobs if not job.done):
@@ -115,24 +128,55 @@ def run(jobs: Iterable[Job], say: Callable[[str], None] = print) -> list[Job]:
             try:
                 _watch(job, show)
                 before[job] = job.total_steps
+                if not bar.console.is_terminal:
+                    print(f"done: {job.command}", flush=True)
             except TrainingError as error:
                 failed.append(job)
                 bar.console.print(str(error), markup=False, style="red", soft_wrap=True)
             bar.remove_task(one)
+            after_each()
+        after_each()  # all may have been done before
     return failed
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """SIGINT and SIGTERM raise KeyboardInterrupt and SystemExit meanwhile, so that what is to be ended is."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    also_before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGTERM, also_before)
 
 
 def _watch(job: Job, show: Callable[[int], None]) -> None:
     """Until the run has ended. Raises TrainingError where it has failed."""
+    _wait_until_free(job)
     process = job.start()
     try:
         while process.poll() is None:
-            time.sleep(LOOK_INTERVAL)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK_INTERVAL)
             show(job.steps())
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             process.wait()
-    if process.returncode:
+    if process.returncode < 0:
+        raise TrainingError(f"{job.command} was ended by signal {-process.returncode}; what is saved goes on next time")
+    if process.returncode or not job.done:
         lines = job.log.read_text().splitlines() or ["it said nothing"]
         raise TrainingError(f"{job.command} ended with {process.returncode}: {lines[-1]} ({job.log} has the rest)")
+
+
+def _wait_until_free(job: Job) -> None:
+    """Wait for a process that is still in the run's directory, as one that was told to end and is saving."""
+    for attempt in itertools.count():
+        try:
+            return check_free(job.run_dir)
+        except UsageError as error:
+            if attempt == 0:
+                print(f"waiting: {error}", flush=True)
+            time.sleep(1)

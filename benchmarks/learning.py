@@ -9,6 +9,7 @@ makes docs/benchmark.md of what it writes.
 
 import dataclasses
 import importlib
+import re
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -16,13 +17,16 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.jobs import ROOT, Job, run
-from benchmarks.records import machine_class, record_of
-from common.cli.checks import check
+from benchmarks.records import load_record, machine_class, record_of
+from common.cli.checks import check, check_types
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
+from common.cli.files import writing
+from common.cli.words import as_words
 from common.runs.directory import write_json
 
 EVALUATIONS = 20  # of a run
+FIRST_SEED = 100
 
 
 @dataclass(kw_only=True)
@@ -36,7 +40,7 @@ class Args:
     envs: tuple[str, ...] = ()
     """Environments; default all of the set."""
     seeds: int = 10
-    """Seeds of each, from 0 on."""
+    """Seeds of each, from 100 on: no search for flags has seen them."""
     total_timesteps: int = 0
     """Environment steps of each agent; 0 are those of the set."""
     folder: str = "runs/benchmark"
@@ -45,6 +49,7 @@ class Args:
     """Where the results go, into a folder for this class of machine."""
 
     def __post_init__(self):
+        check_types(self)
         check(self, "seeds", at_least=1)
         check(self, "total_timesteps", at_least=0)
 
@@ -55,8 +60,13 @@ class Task:
 
     algorithm: str
     env: str
+    steps: int
     threshold: float
     jobs: list[Job]
+
+    def path(self, results: Path) -> Path:
+        """The file of its record."""
+        return results / self.algorithm / f"{re.sub('[:/]', '-', self.env)}.json"
 
 
 def tasks_of(args: Args) -> list[Task]:
@@ -68,44 +78,60 @@ def tasks_of(args: Args) -> list[Task]:
             if (args.algos and algorithm not in args.algos) or (args.envs and env not in args.envs):
                 continue
             steps = args.total_timesteps or goal["steps"]
-            flags = (
-                "--env",
-                env,
-                "--total-timesteps",
-                str(steps),
-                "--eval-interval",
-                str(max(steps // EVALUATIONS, 1)),
-            )
-            jobs = [Job(algorithm, (*flags, *more), Path(args.folder)) for more in _seeds(algorithm, args.seeds)]
-            tasks.append(Task(algorithm, env, goal["threshold"], jobs))
+            size = {"env": env, "total_timesteps": steps, "eval_interval": max(steps // EVALUATIONS, 1)}
+            flags = [as_words(size | seeds) for seeds in _seeds(algorithm, args.seeds)]
+            jobs = [Job(algorithm, tuple(words), Path(args.folder)) for words in flags]
+            tasks.append(Task(algorithm, env, steps, goal["threshold"], jobs))
     if not tasks:
         there = "; ".join(f"{algorithm}: {', '.join(envs)}" for algorithm, envs in chosen.items())
         raise UsageError(f"nothing of --set {args.set} was chosen, which has {there}")
     return tasks
 
 
-def _seeds(algorithm: str, count: int) -> list[tuple[str, ...]]:
-    """Flags that train so many seeds: at once where the algorithm can."""
+def _seeds(algorithm: str, count: int) -> list[dict[str, int]]:
+    """Flags of the runs that train so many seeds: one run where the algorithm can."""
     fields = dataclasses.fields(importlib.import_module(f"algos.{algorithm}").Args)
     if "num_seeds" in {field.name for field in fields}:
-        return [("--seed", "0", "--num-seeds", str(count))]
-    return [("--seed", str(seed)) for seed in range(count)]
+        return [{"seed": FIRST_SEED, "num_seeds": count}]
+    return [{"seed": FIRST_SEED + index} for index in range(count)]
 
 
 def learn(args: Args) -> None:
-    """Run all jobs and write a file for each task whose jobs are done. Raises TrainingError where some have failed."""
-    tasks = tasks_of(args)
-    failed = run([job for task in tasks for job in task.jobs])
-    folder = Path(args.results) / machine_class()
+    """Run all jobs and write a file for each task as soon as its jobs are done.
+
+    Raises UsageError where a file is of more seeds or steps, TrainingError where some jobs have failed.
+    """
+    tasks, results, written = tasks_of(args), Path(args.results) / machine_class(), []
     for task in tasks:
-        if not all(job.done for job in task.jobs):
-            continue
-        path = folder / task.algorithm / f"{task.env.replace(':', '-').replace('/', '-')}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, record_of(task.jobs, task.threshold))
-        print(f"wrote {path}")
+        _check_replaceable(task.path(results), args.seeds, task.steps)
+        with writing(f"folder {results}"):
+            task.path(results).parent.mkdir(parents=True, exist_ok=True)
+
+    def write_done() -> None:
+        for task in tasks:
+            if task in written or not all(job.done for job in task.jobs):
+                continue
+            write_json(task.path(results), record_of(task.jobs, task.threshold))
+            written.append(task)
+
+    failed = run([job for task in tasks for job in task.jobs], write_done)
+    for task in written:
+        print(f"wrote {task.path(results)}")
     if failed:
         raise TrainingError(f"{len(failed)} of {sum(len(task.jobs) for task in tasks)} runs failed")
+
+
+def _check_replaceable(path: Path, seeds: int, steps: int) -> None:
+    """Raise UsageError where the file there is of more than what is asked for."""
+    if not path.exists():
+        return
+    record = load_record(path)
+    count, there = len(record["seeds"]), record["flags"]["total_timesteps"]
+    if count > seeds or there > steps:
+        raise UsageError(
+            f"{path} has {count} seeds of {there:,} steps, and this would replace it by {seeds} of {steps:,}: "
+            "name another folder with --results"
+        )
 
 
 if __name__ == "__main__":

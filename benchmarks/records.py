@@ -2,33 +2,58 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from benchmarks.jobs import Job
+from common.cli.errors import UsageError
+from common.cli.files import read_text
 from common.cli.flags import ONE_TIME, read_config
 from common.drawing.groups import EVALUATION
 from common.runs.history import Series, read_log
 
+COMPILATION = "time/compile"
+NAMES = (
+    "env",
+    "algorithm",
+    "command",
+    "versions",
+    "git",
+    "devices",
+    "flags",
+    "seeds",
+    "threshold",
+    "env_steps",
+    "returns",
+)
+NAMES += ("seconds", "env_steps_to_threshold", "seconds_to_threshold", "steps_per_second", "compile_seconds")
+NAMES += ("wall_seconds",)
+
 
 def machine_class() -> str:
-    """The kind of devices and how many, such as cpu-2."""
-    first, count = jax.devices()[0], len(jax.devices())
-    if first.platform == "cpu":
+    """The kind of devices and how many, such as cpu-2.
+
+    A process of its own asks, for one that has looked at an accelerator keeps its memory from the runs.
+    """
+    ask = "import jax; print(jax.devices()[0].device_kind, len(jax.devices()), sep='-')"
+    kind = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
+    if kind.startswith("cpu"):
         return f"cpu-{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()}"
-    return f"{first.device_kind.lower().replace(' ', '-')}-{count}"
+    return kind.lower().replace(" ", "-")
 
 
 def record_of(jobs: list[Job], threshold: float) -> dict[str, Any]:
-    """What came of runs that differ in their seeds only. `returns` are the greedy ones, [evaluations][seeds]."""
-    logs = [read_log(job.run_dir, [EVALUATION]) for job in jobs]
+    """What came of runs that differ in their seeds only. `returns` are the greedy ones, [evaluations][seeds].
+
+    Seconds and steps/s are of a run with all its seeds, over all its invocations.
+    """
+    logs = [read_log(job.run_dir, [EVALUATION, COMPILATION]) for job in jobs]
     curves = [log.series[EVALUATION] for log in logs]
     config = read_config(jobs[0].run_dir)
-    results = [json.loads((job.run_dir / "result.json").read_text()) for job in jobs]
-    num_seeds = jobs[0].args.num_seeds
     steps = sorted(set.intersection(*(set(curve.steps) for curve in curves)))
     reached = [_reached(curve, threshold) for curve in curves]
     return {
@@ -46,15 +71,24 @@ def record_of(jobs: list[Job], threshold: float) -> dict[str, Any]:
         "seconds": [float(np.mean([_seconds(curve, step) for curve in curves])) for step in steps],
         "env_steps_to_threshold": [step for found in reached for step, _ in found],
         "seconds_to_threshold": [seconds for found in reached for _, seconds in found],
-        "steps_per_second": [num_seeds * result["steps_per_second"] for result in results],
-        "compile_seconds": [result["compile_seconds"] for result in results],
-        "wall_seconds": [result["wall_seconds"] for result in results],
+        "steps_per_second": [jobs[0].args.num_seeds * log.steps / log.trained_seconds for log in logs],
+        "compile_seconds": [float(np.unique(log.series[COMPILATION].values).sum()) for log in logs],
+        "wall_seconds": [log.wall_seconds for log in logs],
     }
 
 
 def load_records(folder: Path) -> list[dict[str, Any]]:
     """All records of a class of machines."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*/*.json"))]
+    return [load_record(path) for path in sorted(folder.glob("*/*.json"))]
+
+
+def load_record(path: Path) -> dict[str, Any]:
+    """What `record_of` gave. Raises UsageError where the file is something else."""
+    try:
+        record = json.loads(read_text(path))
+        return {name: record[name] for name in NAMES}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is not a result of benchmarks.learning: {error!r}") from error
 
 
 def _at(curve: Series, step: float) -> np.ndarray:

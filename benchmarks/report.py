@@ -14,6 +14,8 @@ import numpy as np
 
 from benchmarks.records import load_records
 from common.cli.command import main, parse
+from common.cli.errors import UsageError
+from common.cli.files import writing
 from common.drawing.figure import Line, Panel, draw
 from common.drawing.statistics import Interval, estimate, interval, stratified
 
@@ -34,9 +36,14 @@ class Args:
 def report(args: Args) -> None:
     """What the command does."""
     results, page = Path(args.results), Path(args.page)
-    page.write_text(page_of(results))
-    for name, figure in pictures(results):
-        figure.savefig(page.parent / "images" / name)
+    if not _machines(results):
+        raise UsageError(f"{results} has no results: python -m benchmarks.learning makes some")
+    text, images = page_of(results), page.parent / "images"
+    with writing(f"page {page}"):
+        images.mkdir(parents=True, exist_ok=True)
+        for name, figure in pictures(results):
+            figure.savefig(images / name)
+        page.write_text(text)
     print(f"wrote {page}")
 
 
@@ -80,7 +87,7 @@ def _chapter(machine: str, name: str, records: list[Record]) -> str:
     ]
     for algorithm, tasks in scores(records).items():
         value, spread = stratified(tasks)
-        lines.append(f"{algorithm}, final score over all of them: {_spread(value, spread)}.")
+        lines.append(f"{algorithm}, final score over its {len(tasks)} tasks here: {_spread(value, spread)}.")
     lines += [
         "",
         f"![Returns over environment steps](images/{_picture(machine, name, 'steps')})",
@@ -97,15 +104,17 @@ def _picture(machine: str, name: str, kind: str) -> str:
 def _row(record: Record) -> str:
     returns, steps = np.array(record["returns"]), np.array(record["env_steps"], float)  # [E, S], [E]
     area = np.trapezoid(returns, steps, axis=0) / (steps[-1] - steps[0]) if len(steps) > 1 else returns[0]
-    reached = [step for step in record["env_steps_to_threshold"] if step is not None]
-    seconds = [second for second in record["seconds_to_threshold"] if second is not None]
+    after, seconds = (
+        np.array([np.inf if x is None else x for x in record[name]])
+        for name in ("env_steps_to_threshold", "seconds_to_threshold")
+    )
     cells = [
         f"{record['env']}, {record['algorithm']}<br>`{record['command']}`",
         _spread(estimate(returns[-1], "iqm"), interval(returns[-1], "iqm")),
         _spread(estimate(area, "iqm"), interval(area, "iqm")),
-        f"{len(reached)} of {returns.shape[1]} reach {record['threshold']:g}",
-        f"{np.median(reached):,.0f}" if reached else "",
-        f"{np.median(seconds):,.0f}" if seconds else "",
+        f"{np.isfinite(after).sum()} of {len(after)} reach {record['threshold']:g}",
+        _count(np.median(after)),
+        _count(np.median(seconds)),
         f"{np.mean(record['steps_per_second']):,.0f}",
         f"{np.mean(record['compile_seconds']):.1f} s",
     ]
@@ -164,17 +173,23 @@ def _machines(results: Path) -> list[Path]:
     return sorted(path for path in results.iterdir() if path.is_dir()) if results.is_dir() else []
 
 
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if np.isfinite(value) else "never"
+
+
 def _spread(value: np.ndarray, spread: Interval | None) -> str:
     return f"{value:.4g}" + (f" ({spread.low:.4g} to {spread.high:.4g})" if spread else "")
 
 
 INTRODUCTION = """# Benchmark
 
-What the algorithms learn with the commands below, greedy returns over 128 episodes (16 to 32 on the host). Returns are
-interquartile means over seeds with 95% bootstrap intervals (Agarwal et al. 2021); "learned" counts the seeds that reach
-the threshold in some evaluation, "after" is the median of those. A score is 0 for the worst return that any algorithm
-had on the task, and 1 for its threshold. This page and its pictures are made by `python -m benchmarks.report` from the
-files in `benchmarks/results/`, and those by `python -m benchmarks.learning --set NAME`."""
+What the algorithms learn with the commands below: greedy returns over 128 episodes, 32 on the host. Returns are
+interquartile means over seeds with 95% bootstrap intervals (Agarwal et al. 2021). "Learned" counts the seeds that reach
+the threshold in some evaluation; "after" is the median over all seeds, those that never do included. PPO and SAC train
+all seeds at once: steps/s and seconds are of all together, for APPO of one seed. A score is 0 for the worst return that
+any algorithm had on the task, and 1 for its threshold. Seeds are from 100 on, which no search for flags has seen. This
+page and its pictures are made by `python -m benchmarks.report` from the files in `benchmarks/results/`, and those by
+`python -m benchmarks.learning --set NAME`."""
 
 
 if __name__ == "__main__":

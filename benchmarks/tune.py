@@ -20,16 +20,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.jobs import ROOT, Job, run
-from common.cli.checks import check
+from common.cli.checks import check, check_types
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
 from common.cli.words import as_typed, as_words
 from common.drawing.groups import EVALUATION
-from common.drawing.statistics import estimate, interval
+from common.drawing.statistics import RESAMPLES, estimate, interval
 from common.runs.history import read_log
 
 EVALUATIONS = 10  # of a run
-UNSEEN = 1_000  # the first seed of those that the search has not seen
+SEEN, UNSEEN = 2_000, 1_000  # the first seed of those that the search sees, and that it does not
 TODAY = "the flags of today"
 Flags = dict[str, Any]
 
@@ -62,9 +62,15 @@ class Args:
     """Where the runs lie."""
 
     def __post_init__(self):
+        check_types(self)
         check(self, "total_timesteps seeds", at_least=1)
-        check(self, "candidates keep unseen_seeds", at_least=2)
+        check(self, "candidates keep", at_least=2)
+        check(self, "unseen_seeds", at_least=2, at_most=SEEN - UNSEEN)
         check(self, "search_seed", at_least=0)
+        if not (ROOT / "algos" / f"{self.algo}.py").exists():
+            raise UsageError(f"--algo {self.algo} is no file of algos/, such as ppo_pmap")
+        if not self.env:
+            raise UsageError("--env needs an environment, or several alike")
         if len(self.env) > 1 and not self.pattern:
             raise UsageError('--pattern has to say what the entry for several environments is for, such as "*-MinAtar"')
 
@@ -75,11 +81,11 @@ def tune(args: Args) -> None:
     while args.candidates >= args.keep ** (rungs + 1):
         rungs += 1
     for rung in range(rungs):
-        steps = args.total_timesteps // args.keep ** (rungs - 1 - rung)
+        steps = max(args.total_timesteps // args.keep ** (rungs - 1 - rung), 1)
         print(f"{len(candidates)} candidates, {args.seeds} seeds, {steps:,} steps", flush=True)
-        returns = returns_of_all(args, candidates, Size(steps, 0, args.seeds))  # [environments, candidates]
+        returns = returns_of_all(args, candidates, Size(steps, SEEN, args.seeds))  # [environments, candidates]
         scores = scores_of(returns)
-        order = np.argsort(-scores)[: len(candidates) // args.keep if rung < rungs - 1 else 1]
+        order = np.argsort(-scores, kind="stable")[: len(candidates) // args.keep if rung < rungs - 1 else 1]
         candidates = [candidates[index] for index in order]
         for index, candidate in zip(order, candidates, strict=True):
             earned = "  ".join(f"{value:8.2f}" for value in returns[:, index])
@@ -94,11 +100,15 @@ def draw(args: Args) -> list[Flags]:
     if space not in spaces:
         raise UsageError(f"benchmarks/spaces.toml has no {space}, but {', '.join(spaces)}")
     random, candidates = np.random.default_rng(args.search_seed), [{}]
-    while len(candidates) < args.candidates:
+    for _ in range(100 * args.candidates):
         drawn = {name: _value(random, kind) for name, kind in spaces[space].items()}
         flags = {name: value for name, value in drawn.items() if value is not None}
-        if _fit(args, flags):
+        if len(candidates) < args.candidates and _fit(args, flags):
             candidates.append(flags)
+    if len(candidates) < args.candidates:
+        raise UsageError(
+            f"of {100 * args.candidates} candidates of {space} {args.algo} takes only {len(candidates) - 1}"
+        )
     return candidates
 
 
@@ -118,7 +128,7 @@ def _fit(args: Args, flags: Flags) -> bool:
     algorithm = importlib.import_module(f"algos.{args.algo}").Args
     try:
         return bool(algorithm(**{name: tuple(x) if isinstance(x, list) else x for name, x in flags.items()}))
-    except UsageError:
+    except (UsageError, TypeError):  # a space of another algorithm has flags that this one has not
         return False
 
 
@@ -147,6 +157,8 @@ def returns_of_all(args: Args, candidates: list[Flags], size: Size) -> np.ndarra
     returns = []
     for env in args.env:
         jobs = [job_of(args, env, flags, size) for flags in candidates]
+        if candidates[0] == {} and run(jobs[:1]):
+            raise TrainingError(f"{TODAY} fail on {env}: {jobs[0].log} says why")
         run(jobs)
         returns.append([returns_of(job).mean() if job.done else np.nan for job in jobs])
         if np.isnan(returns[-1]).all():
@@ -181,15 +193,22 @@ def conclude(args: Args, best: Flags) -> None:
         if run(jobs):
             raise TrainingError(f"runs have failed: {jobs[0].log} and {jobs[1].log} say why")
         tuned, today = map(returns_of, jobs)
-        better.append(estimate(tuned, "iqm") > estimate(today, "iqm"))
+        better.append(_is_better(tuned, today))
         comments.append(f"# {env}: {_spread(tuned)}, with {TODAY} {_spread(today)}")
         print(f"  {comments[-1][2:]}", flush=True)
     if not all(better):
-        print("the best one is not better on seeds that the search has not seen")
+        print("the best one is not clearly better on seeds that the search has not seen")
         return
     path = Path(args.folder) / f"{args.algo}__{re.sub('[^A-Za-z0-9-]', '_', args.pattern or args.env[0])}.toml"
     path.write_text(entry(args, best, comments))
     print(f"for algos/tuned/{args.algo}.toml, also in {path}:\n\n{path.read_text()}")
+
+
+def _is_better(tuned: np.ndarray, today: np.ndarray) -> bool:
+    """Whether the 95% bootstrap interval of the difference between two IQMs over seeds is above zero."""
+    random = np.random.default_rng(0)
+    many = [estimate(x[random.integers(len(x), size=(len(x), RESAMPLES))], "iqm") for x in (tuned, today)]
+    return bool(np.percentile(many[0] - many[1], 2.5) > 0)
 
 
 def entry(args: Args, best: Flags, comments: list[str]) -> str:

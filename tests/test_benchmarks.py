@@ -1,12 +1,13 @@
 """Benchmarks of learning: jobs that go on where they were cut short, records, the page made of them, the search."""
 
+import dataclasses
 import json
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_helpers import ROOT, SMALL, STEPS, in_process, read_rows
+from cli_helpers import ROOT, SMALL, STEPS, in_process, read_rows, refusal
 
 from benchmarks import learning, report, tune
 from benchmarks.jobs import Job, run
@@ -56,18 +57,21 @@ def test_learning_writes_what_came_of_all_seeds(tmp_path, capsys):
     (path,) = (tmp_path / "results").glob("*/ppo_pmap/CartPole-v1.json")
     record = json.loads(path.read_text())
     assert record["command"] == (
-        "python algos/ppo_pmap.py --env CartPole-v1 --total-timesteps 4096 --eval-interval 204 --seed 0 --num-seeds 2"
+        "python algos/ppo_pmap.py --env CartPole-v1 --total-timesteps 4096 --eval-interval 204 --seed 100 --num-seeds 2"
     )
     (run_dir,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
     rows = [row for row in read_rows(run_dir) if "eval/return_mean" in row]
     assert record["returns"] == [row["eval/return_mean"] for row in rows]
-    assert (record["env_steps"], record["seeds"], record["threshold"]) == ([2048, 4096], [0, 1], 475)
+    assert (record["env_steps"], record["seeds"], record["threshold"]) == ([2048, 4096], [100, 101], 475)
     assert len(record["env_steps_to_threshold"]) == 2
     assert {"jax", "python"} <= record["versions"].keys()
     assert record["flags"]["num_envs"] == 32
     before = path.read_text()
     learning.learn(args)
     assert path.read_text() == before
+    fewer = dataclasses.replace(args, seeds=1)
+    with pytest.raises(UsageError, match=r"has 2 seeds of 4,096 steps, and this would replace it by 1 of 4,096"):
+        learning.learn(fewer)
     report.report(report.Args(results=args.results, page=str(page(tmp_path))))
     assert f"| {np.mean(record['returns'][-1]):.4g} (" in (tmp_path / "page.md").read_text()
 
@@ -89,6 +93,12 @@ def record(algorithm: str, env: str, returns: list[list[float]], threshold: floa
         "env": env,
         "algorithm": algorithm,
         "command": f"python algos/{algorithm}.py --env {env}",
+        "versions": {},
+        "git": None,
+        "devices": [],
+        "flags": {"total_timesteps": steps[-1]},
+        "seeds": list(range(8)),
+        "wall_seconds": [30.0],
         "threshold": threshold,
         "env_steps": steps,
         "seconds": [step / 100 for step in steps],
@@ -122,9 +132,9 @@ def test_the_page_has_the_figures_of_the_files(results):
     assert cells[0] == "CartPole-v1, ppo_pmap<br>`python algos/ppo_pmap.py --env CartPole-v1`"
     assert cells[1].startswith("3.5 (")  # the mean of 2, 3, 4 and 5
     assert cells[2].startswith("1.75 (")  # halfway from 0
-    assert cells[3:] == ["4 of 8 reach 4", "2,000", "20", "123,456", "7.0 s"]
+    assert cells[3:] == ["4 of 8 reach 4", "never", "never", "123,456", "7.0 s"]
     # of 0, 1/4, ..., 7/4 and eight times 1 the four lowest and the four highest do not count
-    assert "ppo_pmap, final score over all of them: 1 (" in text
+    assert "ppo_pmap, final score over its 2 tasks here: 1 (" in text
 
 
 def test_the_interval_over_tasks_draws_seeds_within_each(results):
@@ -139,6 +149,7 @@ def test_the_page_of_the_docs_is_made_of_the_kept_results(tmp_path):
     """As they stand: who changes a figure by hand, or a result without the page, is told here."""
     results, page = ROOT / "benchmarks" / "results", ROOT / "docs" / "benchmark.md"
     assert page.read_text() == report.page_of(results)
+    assert "| CartPole-v1, ppo_pmap<br>" in page.read_text()
     images = {f"images/{name}" for name, _ in report.pictures(results)}
     assert all(f"({name})" in page.read_text() and (page.parent / name).exists() for name in images)
 
@@ -148,8 +159,8 @@ def searched(monkeypatch):
     """Runs that earn what their entropy bonus says, and nothing where they cannot be run."""
     ran = []
 
-    def pretend(jobs):
-        for one in jobs:
+    def pretend(jobs, *_):
+        for one in (one for one in jobs if not one.done):
             ran.append(one)
             if one.args.clip_eps == 0.3:
                 continue
@@ -168,7 +179,7 @@ def test_the_search_finds_the_best_candidate_and_gives_more_steps_to_fewer(searc
     args = tune.Args(env=("CartPole-v1",), candidates=27, total_timesteps=90_000, folder=str(tmp_path / "tune"))
     tune.tune(args)
     sizes = [(one.args.total_timesteps, one.args.num_seeds, one.args.seed) for one in searched]
-    halves = [((10_000, 3, 0), 27), ((30_000, 3, 0), 9), ((90_000, 3, 0), 3), ((90_000, 10, 1000), 2)]
+    halves = [((10_000, 3, 2000), 27), ((30_000, 3, 2000), 9), ((90_000, 3, 2000), 3), ((90_000, 10, 1000), 2)]
     assert [(size, sizes.count(size)) for size in dict.fromkeys(sizes)] == halves
     entry = (tmp_path / "tune" / "ppo_pmap__CartPole-v1.toml").read_text()
     assert tomllib.loads(entry)["CartPole-v1"]["ent_coef"] == 0.03
@@ -179,12 +190,29 @@ def test_the_search_finds_the_best_candidate_and_gives_more_steps_to_fewer(searc
 
 def test_a_search_that_fails_says_so(searched, tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "run", lambda jobs: jobs)
-    with pytest.raises(TrainingError, match="all candidates have failed on CartPole-v1"):
+    with pytest.raises(TrainingError, match="the flags of today fail on CartPole-v1: .* says why"):
         tune.tune(tune.Args(env=("CartPole-v1",), candidates=3, folder=str(tmp_path)))
     with pytest.raises(UsageError, match="--pattern has to say"):
         tune.Args(env=("CartPole-v1", "Acrobot-v1"))
-    with pytest.raises(UsageError, match="spaces.toml has no appo_pmap, but ppo_pmap, "):
+    with pytest.raises(UsageError, match=r"spaces.toml has no appo_pmap, but ppo_pmap, "):
         tune.draw(tune.Args(env=("envpool:CartPole-v1",), algo="appo_pmap"))
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "wanted"),
+    [
+        (learning, "--seeds abc", "--seeds must be a whole number, got 'abc'"),
+        (learning, "--seeds 0", "--seeds must be at least 1"),
+        (learning, "--set foo", "--set must be"),
+        (tune, "--env CartPole-v1 --algo nosuch", "--algo nosuch is no file of algos/"),
+        (tune, "--env CartPole-v1 --candidates 1", "--candidates must be at least 2"),
+        (tune, "--env Pendulum-v1 --algo sac_pmap --space ppo_pmap", "candidates of ppo_pmap sac_pmap takes only "),
+        (report, "--results nowhere", "nowhere has no results"),
+    ],
+)
+def test_bad_input_is_one_sentence(command, words, wanted):
+    run_command = {learning: learning.learn, tune: tune.tune, report: report.report}[command]
+    assert wanted in refusal(run_command, command.Args, words.split())
 
 
 @pytest.mark.parametrize("space", tomllib.loads((ROOT / "benchmarks" / "spaces.toml").read_text()))

@@ -52,6 +52,8 @@ def algorithm(tmp_path, monkeypatch):
         ("--env CartPole-v1 --num-envs 2 --no-normalize-obs --hidden-sizes 7 7", (2, 8, (7, 7), False)),
         ("--num-steps=16", (4, 16, (4,), True)),
         ("--env CartPole-v1 --no-tuned", (32, 64, (64, 64), False)),
+        ("--tuned --no_tuned", (32, 64, (64, 64), False)),
+        ("--no-tuned --tuned", (4, 8, (4,), True)),
         ("--env Acrobot-v1", (32, 64, (64, 64), False)),
     ],
 )
@@ -62,6 +64,7 @@ def test_explicit_flags_win_over_the_table_and_the_table_over_defaults(words, wa
 
 def test_python_takes_the_table_where_it_is_asked_for(algorithm):
     assert algorithm.Args(env="CartPole-v1").num_envs == 32
+    assert not algorithm.Args(env="CartPole-v1").tuned
     args = algorithm.Args.for_env("CartPole-v1", num_steps=2)
     assert (args.num_envs, args.num_steps, args.hidden_sizes) == (4, 2, (4,))
 
@@ -81,6 +84,9 @@ def test_the_header_says_where_flags_come_from_and_a_resume_ignores_the_table(al
     (tmp_path / "tuned" / "my_ppo.toml").write_text(TABLE.replace("num_steps = 8", "num_steps = 16"))
     assert in_process("--resume", tmp_path / "run", algorithm=algorithm) == 0
     assert "tuned" not in capsys.readouterr().out
+    same = {"total_timesteps": 64, "num_envs": 4, "num_minibatches": 1, "eval_episodes": 4}
+    algorithm.train(algorithm.Args(**same, run_dir=str(tmp_path / "from python")))
+    assert "tuned" not in capsys.readouterr().out, "these are not from the table, though some are in it"
     assert [read_config(tmp_path / "run")["args"][name] for name in used] == [2, 8, [4], True]
 
 
@@ -89,6 +95,7 @@ def test_the_header_says_where_flags_come_from_and_a_resume_ignores_the_table(al
     [
         ('["CartPole-v1"]\nnum_env = 3', "my_ppo.toml has num_env for CartPole-v1, which is no flag"),
         ('["CartPole-v1"]\nenv = "Acrobot-v1"', "has env for CartPole-v1, which is no flag"),
+        ('["CartPole-v1"]\noverwrite = true', "has overwrite for CartPole-v1, which is no flag to be tuned"),
         ('["CartPole-*"]\nnum_envs = "many"', "my_ppo.toml, CartPole-*: --num-envs must be a whole number, got 'many'"),
         ('["CartPole-v1"]\ngamma = 2', "--gamma must be at least 0 and at most 1, got 2.0"),
         ('["CartPole-v1"', "my_ppo.toml cannot be read"),
@@ -117,4 +124,4 @@ def test_entries_of_the_kit_fit_and_differ_from_the_defaults(path, pattern):
     defaults = algorithm(env=pattern)
     assert not [name for name, value in flags.items() if value == getattr(defaults, name)]
     above = path.read_text().split(f'["{pattern}"]')[0].rsplit("\n\n", 1)[-1]
-    assert "# python -m benchmarks.tune --env" in above, "who found it"
+    assert "# python -m benchmarks.tune --env" in above, "how it was found"

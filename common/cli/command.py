@@ -94,12 +94,13 @@ def _defaults(args_class: type, argv: list[str]) -> Any:
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
     given = dict(zip(words, words[1:], strict=False))  # of a repeated flag the last counts
     env = given.get("--env", getattr(args_class, "env", ""))
+    switches = [word for word in argv if word in ("--tuned", "--no-tuned", "--no_tuned")]
     if not given.get("--resume", "--").startswith("--"):
         flags = args_class.stored_flags(given["--resume"], **{"env": env} if "--env" in given else {})
-    elif "--no-tuned" not in argv and (entry := args_class.tuned_entry(env)):
-        flags = entry.flags | {"env": env}
     else:
-        return None
+        flags = args_class.tuned_flags(env) if switches[-1:] in ([], ["--tuned"]) else {}
+        if "tuned" not in flags:
+            return None
     defaults = object.__new__(args_class)  # not checked: explicit flags may replace what will not do
     made = [field for field in dataclasses.fields(args_class) if field.default_factory is not dataclasses.MISSING]
     vars(defaults).update({field.name: field.default_factory() for field in made})

@@ -27,8 +27,8 @@ class RunArgs:
     """Beginnings of the names of state arrays without which a checkpoint still loads; they start from zero."""
 
     env: str
-    tuned: bool = True
-    """On the command line, begin with the flags that algos/tuned/ has for the environment; flags given here win."""
+    tuned: bool = False
+    """Begin with the flags that algos/tuned/ has for the environment, as commands do; flags given here win."""
     list_envs: Suite = ""
     """Only print the environments that can be trained, or those of one suite."""
     env_params: str = ""
@@ -145,8 +145,13 @@ class RunArgs:
     @classmethod
     def for_env(cls, env: str, **overrides: Any):
         """The flags that were tuned for `env`, if there are any, changed by `overrides`."""
+        return cls(**cls.tuned_flags(env) | overrides)
+
+    @classmethod
+    def tuned_flags(cls, env: str) -> dict[str, Any]:
+        """The environment, and what was tuned for it, if anything was: then `tuned` is set."""
         entry = cls.tuned_entry(env)
-        return cls(**(entry.flags if entry else {}) | overrides | {"env": env})
+        return (entry.flags | {"tuned": True} if entry else {}) | {"env": env}
 
     @classmethod
     def tuned_entry(cls, env: str) -> Entry | None:
@@ -154,9 +159,10 @@ class RunArgs:
         entry = find_entry(cls._scripts()[0], env)
         if entry is None:
             return None
-        unknown = entry.flags.keys() - {field.name for field in dataclasses.fields(cls)} | entry.flags.keys() & {"env"}
-        if unknown:
-            raise UsageError(f"{entry.path} has {min(unknown)} for {entry.pattern}, which is no flag to be tuned")
+        tunable = {field.name for field in dataclasses.fields(cls)} - {"env", "seed", *ONE_TIME}
+        for name in entry.flags:
+            if name not in tunable:
+                raise UsageError(f"{entry.path} has {name} for {entry.pattern}, which is no flag to be tuned")
         try:
             cls(**entry.flags | {"env": env})
         except UsageError as error:

@@ -124,9 +124,10 @@ def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome
 def _flags(args: Any) -> list[str]:
     """The flags that differ from their defaults, and where they come from."""
     entry = args.tuned_entry(args.env) if args.tuned and not args.resume else None
-    defaults = {field.name: field.default for field in dataclasses.fields(args)}
-    values = {name: getattr(args, name) for name in defaults if name not in (*ONE_TIME, "env")}
-    values = {name: value for name, value in values.items() if value != defaults[name]}
+    fields = [field for field in dataclasses.fields(args) if field.name not in (*ONE_TIME, "env")]
+    made = {field.name: field.default_factory() for field in fields if callable(field.default_factory)}
+    defaults = {field.name: field.default for field in fields} | made
+    values = {name: getattr(args, name) for name in defaults if getattr(args, name) != defaults[name]}
     tuned = {name: value for name, value in (entry.flags if entry else {}).items() if values.get(name) == value}
     lines = []
     if tuned:

@@ -175,7 +175,8 @@ def _wait_until_free(job: Job) -> None:
     """Wait for a process that is still in the run's directory, as one that was told to end and is saving."""
     for attempt in itertools.count():
         try:
-            return check_free(job.run_dir)
+            check_free(job.run_dir)
+            break
         except UsageError as error:
             if attempt == 0:
                 print(f"waiting: {error}", flush=True)

@@ -87,7 +87,7 @@ def _chapter(machine: str, name: str, records: list[Record]) -> str:
     ]
     for algorithm, tasks in scores(records).items():
         value, spread = stratified(tasks)
-        lines.append(f"{algorithm}, final score over its {len(tasks)} tasks here: {_spread(value, spread)}.")
+        lines.append(f"{algorithm}, final score over its tasks ({len(tasks)}): {_spread(value, spread)}.")
     lines += [
         "",
         f"![Returns over environment steps](images/{_picture(machine, name, 'steps')})",

@@ -134,7 +134,7 @@ def test_the_page_has_the_figures_of_the_files(results):
     assert cells[2].startswith("1.75 (")  # halfway from 0
     assert cells[3:] == ["4 of 8 reach 4", "never", "never", "123,456", "7.0 s"]
     # of 0, 1/4, ..., 7/4 and eight times 1 the four lowest and the four highest do not count
-    assert "ppo_pmap, final score over its 2 tasks here: 1 (" in text
+    assert "ppo_pmap, final score over its tasks (2): 1 (" in text
 
 
 def test_the_interval_over_tasks_draws_seeds_within_each(results):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.jobs import ROOT
 from benchmarks.records import load_records
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
@@ -19,7 +20,6 @@ from common.cli.files import writing
 from common.drawing.figure import Line, Panel, draw
 from common.drawing.statistics import Interval, estimate, interval, stratified
 
-ROOT = Path(__file__).resolve().parents[1]
 Record = dict[str, Any]
 
 

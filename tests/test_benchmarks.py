@@ -188,6 +188,14 @@ def test_the_search_finds_the_best_candidate_and_gives_more_steps_to_fewer(searc
     assert entry in capsys.readouterr().out
 
 
+def test_what_is_not_clearly_better_on_unseen_seeds_gives_no_entry(searched, tmp_path, monkeypatch, capsys):
+    """The best candidate is better by at most a tenth, where seeds differ by up to nine."""
+    monkeypatch.setattr(tune, "returns_of", lambda one: np.arange(one.args.num_seeds) - abs(one.args.ent_coef - 0.03))
+    tune.tune(tune.Args(env=("CartPole-v1",), candidates=27, folder=str(tmp_path / "tune")))
+    assert "not clearly better on seeds that the search has not seen" in capsys.readouterr().out
+    assert not list(tmp_path.rglob("*.toml"))
+
+
 def test_a_search_that_fails_says_so(searched, tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "run", lambda jobs: jobs)
     with pytest.raises(TrainingError, match="the flags of today fail on CartPole-v1: .* says why"):

@@ -81,19 +81,19 @@ class Job:
         return min(max(rows, default=0), self.args.total_timesteps) * self.args.num_seeds
 
     def start(self) -> subprocess.Popen:
-        """Begin the run, or go on with it; what it says goes into a file beside its directory.
-
-        It compiles anew, for how long that takes is a result too.
-        """
-        script = [sys.executable, str(ROOT / "algos" / f"{self.algorithm}.py")]
-        there = (self.run_dir / "config.json").exists()
-        again = ["--resume", str(self.run_dir), "--env", self.args.env]
-        flags = again if there else [*self.flags, "--run-dir", str(self.run_dir)]
+        """Begin the run, or go on with it; what it says goes into a file beside its directory."""
         with writing(f"folder {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
         with self.log.open("a") as log:
-            words = [sys.executable, "-c", ENDS_WITH_PARENT, str(os.getpid()), *script, *flags, "--no-compile-cache"]
+            words = [sys.executable, "-c", ENDS_WITH_PARENT, str(os.getpid()), *self._words()]
             return subprocess.Popen(words, stdout=log, stderr=log, process_group=0)
+
+    def _words(self) -> list[str]:
+        """The command of a process that does it. It compiles anew, for how long that takes is a result too."""
+        script = [sys.executable, str(ROOT / "algos" / f"{self.algorithm}.py")]
+        there = (self.run_dir / "config.json").exists()
+        again = ["--resume", str(self.run_dir), "--env", self.args.env]
+        return [*script, *(again if there else [*self.flags, "--run-dir", str(self.run_dir)]), "--no-compile-cache"]
 
     @property
     def log(self) -> Path:

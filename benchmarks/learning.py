@@ -11,13 +11,13 @@ import dataclasses
 import importlib
 import re
 import sys
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.jobs import ROOT, Job, run
+from benchmarks.jobs import Job, run
 from benchmarks.records import load_record, machine_class, record_of
+from benchmarks.sets import Goal, goals
 from common.cli.checks import check, check_types
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
@@ -64,6 +64,10 @@ class Task:
     threshold: float
     jobs: list[Job]
 
+    @property
+    def seeds(self) -> int:
+        return sum(job.args.num_seeds for job in self.jobs)
+
     def path(self, results: Path) -> Path:
         """The file of its record."""
         return results / self.algorithm / f"{re.sub('[:/]', '-', self.env)}.json"
@@ -71,21 +75,31 @@ class Task:
 
 def tasks_of(args: Args) -> list[Task]:
     """What a set asks for. Raises UsageError where nothing of it is chosen."""
-    chosen = tomllib.loads((ROOT / "benchmarks" / "sets.toml").read_text())[args.set]
+    there = [goal for goal in goals() if goal.set == args.set]
+    chosen = [goal for goal in there if wanted(goal.algorithm, args.algos) and wanted(goal.env, args.envs)]
+    if not chosen:
+        raise UsageError(f"nothing of --set {args.set} was chosen, which has {listed(there)}")
     tasks = []
-    for algorithm, envs in chosen.items():
-        for env, goal in envs.items():
-            if (args.algos and algorithm not in args.algos) or (args.envs and env not in args.envs):
-                continue
-            steps = args.total_timesteps or goal["steps"]
-            size = {"env": env, "total_timesteps": steps, "eval_interval": max(steps // EVALUATIONS, 1)}
-            flags = [as_words(size | seeds) for seeds in _seeds(algorithm, args.seeds)]
-            jobs = [Job(algorithm, tuple(words), Path(args.folder)) for words in flags]
-            tasks.append(Task(algorithm, env, steps, goal["threshold"], jobs))
-    if not tasks:
-        there = "; ".join(f"{algorithm}: {', '.join(envs)}" for algorithm, envs in chosen.items())
-        raise UsageError(f"nothing of --set {args.set} was chosen, which has {there}")
+    for goal in chosen:
+        steps = args.total_timesteps or goal.steps
+        size = {"env": goal.env, "total_timesteps": steps, "eval_interval": max(steps // EVALUATIONS, 1)}
+        flags = [as_words(size | seeds) for seeds in _seeds(goal.algorithm, args.seeds)]
+        jobs = [Job(goal.algorithm, tuple(words), Path(args.folder)) for words in flags]
+        tasks.append(Task(goal.algorithm, goal.env, steps, goal.threshold, jobs))
     return tasks
+
+
+def wanted(name: str, chosen: tuple[str, ...]) -> bool:
+    """Whether it is among the chosen ones; none means all."""
+    return not chosen or name in chosen
+
+
+def listed(chosen: list[Goal]) -> str:
+    """Algorithms, with the environments of each."""
+    envs = {}
+    for goal in chosen:
+        envs.setdefault(goal.algorithm, []).append(goal.env)
+    return "; ".join(f"{algorithm}: {', '.join(names)}" for algorithm, names in envs.items())
 
 
 def _seeds(algorithm: str, count: int) -> list[dict[str, int]]:
@@ -101,9 +115,14 @@ def learn(args: Args) -> None:
 
     Raises UsageError where a file is of more seeds or steps, TrainingError where some jobs have failed.
     """
-    tasks, results, written = tasks_of(args), Path(args.results) / machine_class(), []
+    run_all(tasks_of(args), Path(args.results) / machine_class())
+
+
+def run_all(tasks: list[Task], results: Path) -> None:
+    """What `learn` does, for tasks of any kind."""
+    written = []
     for task in tasks:
-        _check_replaceable(task.path(results), args.seeds, task.steps)
+        _check_replaceable(task.path(results), task.seeds, task.steps)
         with writing(f"folder {results}"):
             task.path(results).parent.mkdir(parents=True, exist_ok=True)
 

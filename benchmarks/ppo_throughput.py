@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -45,26 +46,28 @@ class Sizes:
     """Updates per measurement."""
 
 
-def main(sizes: Sizes) -> None:
+def measure(sizes: Sizes) -> dict[str, Any]:
+    """The record of these sizes."""
     flags = {name: value for name, value in vars(sizes).items() if name != "updates"}
     args = Args(**flags, total_timesteps=10**9)
     devices = choose_devices(args.num_devices, args.num_envs, args.block)
     env = make(args.env)
-    compile_seconds, update_seconds = time_training(make_ppo(args, env), env, devices, sizes.updates)
+    timing = time_training(make_ppo(args, env), env, devices, sizes.updates)
     forward, backward = time_networks(args, env, devices, sizes.updates)
     floor = forward + args.update_epochs * backward
-    record = {
+    return {
         "benchmark": "ppo_throughput",
         "versions": versions(),
         "devices": [str(device) for device in devices],
         "sizes": flags,
-        "compile_seconds": round(compile_seconds, 2),
-        "steps_per_second": round(args.steps_per_update / update_seconds),
+        "compile_seconds": round(timing.compile_seconds, 2),
+        "steps_per_second": round(args.steps_per_update / timing.update_seconds),
         "floor_steps_per_second": round(args.steps_per_update / floor),
-        "share_of_floor": round(floor / update_seconds, 3),
+        "share_of_floor": round(floor / timing.update_seconds, 3),
+        "memory_bytes": timing.memory,
+        "kernels_per_update": timing.kernels,
         "matmul_512_gflops": round(matmul_rate()),
     }
-    print(json.dumps(record))
 
 
 def time_networks(args: Args, env: Env, devices: list, updates: int) -> tuple[float, float]:
@@ -104,4 +107,4 @@ def time_networks(args: Args, env: Env, devices: list, updates: int) -> tuple[fl
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Sizes))
+    print(json.dumps(measure(tyro.cli(Sizes))))

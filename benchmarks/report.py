@@ -4,7 +4,6 @@ python -m benchmarks.report
 """
 
 import sys
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.jobs import ROOT
 from benchmarks.records import load_records
+from benchmarks.sets import Goal, goals, goals_of_peer, peers
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.files import writing
@@ -146,7 +145,7 @@ def _profile(records: list[Record]) -> Panel:
 def _missing(machine: Path) -> str:
     """What of the sets has no results of a machine yet."""
     there = {(record["algorithm"], record["env"]) for record in load_records(machine)}
-    absent = [f"{env} ({algorithm})" for _, algorithm, env in _tasks() if (algorithm, env) not in there]
+    absent = [f"{goal.env} ({goal.algorithm})" for goal in _tasks() if (goal.algorithm, goal.env) not in there]
     return f"Not yet run on {machine.name}: {', '.join(absent)}." if absent else f"On {machine.name} all has been run."
 
 
@@ -154,18 +153,15 @@ def _chapters(results: Path) -> Iterator[tuple[str, str, list[Record]]]:
     """Machine, set and records of all that there are results of."""
     for machine in _machines(results):
         records = {(record["algorithm"], record["env"]): record for record in load_records(machine)}
-        for name in dict.fromkeys(name for name, _, _ in _tasks()):
-            tasks = [(algorithm, env) for other, algorithm, env in _tasks() if other == name]
+        for name in dict.fromkeys(goal.set for goal in _tasks()):
+            tasks = [(goal.algorithm, goal.env) for goal in _tasks() if goal.set == name]
             if chosen := [records[task] for task in tasks if task in records]:
                 yield machine.name, name, chosen
 
 
-def _tasks() -> list[tuple[str, str, str]]:
-    """Set, algorithm and environment of all that there is to learn."""
-    sets = tomllib.loads((ROOT / "benchmarks" / "sets.toml").read_text())
-    return [
-        (name, algorithm, env) for name, chosen in sets.items() for algorithm in chosen for env in chosen[algorithm]
-    ]
+def _tasks() -> list[Goal]:
+    """All that there is to learn, the peers' after ours."""
+    return [*goals(), *(goal for peer in peers() for goal, _ in goals_of_peer(peer))]
 
 
 def _machines(results: Path) -> list[Path]:

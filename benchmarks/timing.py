@@ -1,9 +1,10 @@
 """What the benchmarks share: timing a training program, and the rate of a matrix product as a scale."""
 
+import re
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +15,20 @@ from common.device.programs import Algorithm, for_seeds, pmapped
 from common.envs.environment import Env
 
 REPEATS = 5
+NO_KERNELS = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "iota"}
 
 
-def time_training(
-    algorithm: Algorithm, env: Env, devices: list[jax.Device], updates: int, skip: int = 0
-) -> tuple[float, float]:
-    """Seconds to compile, and seconds per update of one seed after the first `skip` ones."""
+class Timing(NamedTuple):
+    """What training of one seed costs."""
+
+    compile_seconds: float
+    update_seconds: float
+    memory: int  # bytes of a device: the state of training, and what an update needs beside it
+    kernels: int  # operations that a device is given one by one in an update
+
+
+def time_training(algorithm: Algorithm, env: Env, devices: list[jax.Device], updates: int, skip: int = 0) -> Timing:
+    """What `updates` updates cost after the first `skip` ones."""
     programs = pmapped(for_seeds(algorithm, env, num_seeds=1, eval_episodes=128), devices)
     seeds = np.zeros((len(devices), 1), np.int32)
     began = time.perf_counter()
@@ -32,7 +41,47 @@ def time_training(
         state, *_ = programs.update(state, np.int32(updates))
         return state
 
-    return compile_seconds, median_seconds(run) / updates
+    memory = programs.update.memory_analysis()
+    return Timing(
+        compile_seconds=compile_seconds,
+        update_seconds=median_seconds(run) / updates,
+        memory=memory.argument_size_in_bytes + memory.temp_size_in_bytes,
+        kernels=count_kernels(programs.update.as_text()),
+    )
+
+
+def count_kernels(program: str) -> int:
+    """Operations of a compiled program, in XLA's text, that the device is given one by one.
+
+    What is in a loop counts as often as it runs; where XLA does not know how often, as in the loop over updates, once.
+    """
+    bodies, body = {}, []
+    for line in program.splitlines():
+        if heading := re.match(r"(ENTRY )?%?([\w.-]+) .*\{$", line):
+            name = "ENTRY" if heading[1] else heading[2]
+            body = bodies[name] = []
+        elif " = " in line:
+            body.append(line)
+
+    def count(name: str) -> int:
+        return sum(map(of_line, bodies.get(name, [])))
+
+    def of_line(line: str) -> int:
+        kind = re.search(r" ([a-z][a-z0-9-]*)\(", line.split(" = ", 1)[1])
+        if kind is None or kind[1] in NO_KERNELS:
+            return 0
+        inner = re.findall(r"(?:body|to_apply|true_computation|false_computation|calls)=%?([\w.-]+)", line)
+        inner += re.findall(r"%?([\w.-]+)", (re.search(r"branch_computations=\{(.*?)\}", line) or ["", ""])[1])
+        if kind[1] == "while":
+            times = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
+            return (int(times[1]) if times else 1) * sum(map(count, inner))
+        if kind[1] == "call":
+            return max(sum(map(count, inner)), 1)
+        if kind[1] == "conditional":
+            return max(map(count, inner), default=0)
+        return 1
+
+    return count("ENTRY")
 
 
 def matmul_rate() -> float:

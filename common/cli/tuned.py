@@ -5,6 +5,7 @@ It has a table for each environment, or for a pattern of names such as `*-MinAta
 
 import fnmatch
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,9 +39,15 @@ def find_entry(script: Path, env: str) -> Entry | None:
         raise UsageError(f'{path}: {outside[0]} stands outside of every table, such as ["CartPole-v1"]')
     suite, env_id = split_name(env)
     name = env_id if suite == "gymnax" else env
-    fitting = [pattern for pattern in tables if fnmatch.fnmatchcase(name, pattern)]
-    pattern = name if name in tables else next(iter(fitting), None)
+    pattern = fitting(tables, name)
     if pattern is None:
         return None
     flags = {flag: tuple(value) if isinstance(value, list) else value for flag, value in tables[pattern].items()}
     return Entry(path, pattern, flags)
+
+
+def fitting(tables: Collection[str], name: str) -> str | None:
+    """The pattern among `tables` that is for `name`: the very name, else the first that matches."""
+    if name in tables:
+        return name
+    return next((pattern for pattern in tables if fnmatch.fnmatchcase(name, pattern)), None)

@@ -44,7 +44,7 @@ def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) ->
         "steps_per_update": args.steps_per_update,
         "env_spec": env.spec.to_json(),
         "versions": versions() | suite_version(args.env),
-        "git": _git_hash(),
+        "git": git_hash(ROOT),
         "devices": [str(device) for device in devices],
         "command": sys.argv,
     }
@@ -165,9 +165,9 @@ def _free(path: Path) -> Path:
     return next(candidate for candidate in candidates if not candidate.exists())
 
 
-def _git_hash() -> str | None:
+def git_hash(checkout: Path) -> str | None:
     try:
-        command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+        command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

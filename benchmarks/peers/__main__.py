@@ -1,0 +1,152 @@
+"""Trains other kits on the same tasks, with the flags that their authors publish, for the same tables.
+
+python -m benchmarks.peers --peer sb3
+python -m benchmarks.peers --peer purejaxrl --source ~/purejaxrl
+
+A peer is installed once, into an environment of its own in the user's cache folder. What is done is skipped, and what
+was cut short begins again, so it may be stopped at any time. `python -m benchmarks.report` makes docs/benchmark.md of
+what it writes.
+"""
+
+import dataclasses
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.jobs import Job
+from benchmarks.learning import EVALUATIONS, FIRST_SEED, Task, listed, run_all, wanted
+from benchmarks.peers.installation import install, python_of
+from benchmarks.records import machine_class
+from benchmarks.sets import Goal, goals_of_peer, peers
+from common.cli.checks import check, check_types
+from common.cli.command import main, parse
+from common.cli.errors import UsageError
+from common.cli.words import as_typed, as_words
+from common.runs.directory import git_hash, write_json
+
+TRAINERS = Path(__file__).resolve().parent / "trainers"
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Train a peer on all tasks for which its authors publish flags; what is done already is kept."""
+
+    peer: Literal["sb3", "sbx", "rejax", "purejaxrl"]
+    """Stable-Baselines3, SBX, rejax or PureJaxRL."""
+    set: Literal["", "classic", "minatar", "bsuite", "host"] = ""
+    """Only the environments of this set."""
+    algos: tuple[str, ...] = ()
+    """Only these algorithms, such as sb3_ppo."""
+    envs: tuple[str, ...] = ()
+    """Only these environments."""
+    seeds: int = 10
+    """Seeds of each, from 100 on."""
+    total_timesteps: int = 0
+    """Environment steps of each agent; 0 are those of the set."""
+    source: str = ""
+    """A checkout of PureJaxRL, which is no package."""
+    folder: str = "runs/peers"
+    """Where the runs lie."""
+    results: str = "benchmarks/results"
+    """Where the results go, into a folder for this class of machine."""
+
+    def __post_init__(self):
+        check_types(self)
+        check(self, "seeds", at_least=1)
+        check(self, "total_timesteps", at_least=0)
+        if self.peer == "purejaxrl" and not (Path(self.source) / "purejaxrl" / "ppo.py").is_file():
+            where = f"{self.source} is none" if self.source else "PureJaxRL is no package"
+            raise UsageError(f"--source has to name a checkout of PureJaxRL, with purejaxrl/ppo.py in it: {where}")
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a trainer is asked for: it reads this from config.json."""
+
+    algorithm: str
+    env: str
+    total_timesteps: int
+    eval_interval: int
+    seed: int
+    num_seeds: int
+    library: str
+    packages: list[str]
+    flags: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PeerJob(Job):
+    """One run of a peer. Its directory has what a run of the kit has, as far as a benchmark reads it."""
+
+    peer: str
+    training: Training = field(compare=False)
+    of_row: str = field(compare=False)
+    source: str = field(compare=False)
+
+    @property
+    def args(self) -> Training:
+        return self.training
+
+    @property
+    def command(self) -> str:
+        return self.of_row
+
+    def _words(self) -> list[str]:
+        """A run that was cut short begins again."""
+        self.run_dir.mkdir(exist_ok=True)
+        config = {"algorithm": self.algorithm, "args": dataclasses.asdict(self.training), "source": self.source}
+        write_json(self.run_dir / "config.json", config | {"git": git_hash(Path(self.source)) if self.source else None})
+        python = python_of(self.peer, self.training.packages)
+        return [str(python), str(TRAINERS / peers()[self.peer]["trainer"]), str(self.run_dir)]
+
+
+def tasks_of(args: Args) -> list[Task]:
+    """What is to be trained. Raises UsageError where nothing is."""
+    there = [goal for goal, _ in goals_of_peer(args.peer)]
+    tasks = [
+        task_of(args, goal, flags)
+        for goal, flags in goals_of_peer(args.peer)
+        if args.set in ("", goal.set) and wanted(goal.algorithm, args.algos) and wanted(goal.env, args.envs)
+    ]
+    if not tasks:
+        raise UsageError(f"nothing of --peer {args.peer} was chosen, which has flags for {listed(there)}")
+    return tasks
+
+
+def task_of(args: Args, goal: Goal, flags: dict[str, Any]) -> Task:
+    """An environment: one job for all seeds where the peer can train them at once, else one for each."""
+    about, steps = peers()[args.peer], args.total_timesteps or goal.steps
+    given = {"peer": args.peer, "algos": (goal.algorithm,), "envs": (goal.env,), "seeds": args.seeds}
+    given |= {"total_timesteps": args.total_timesteps} if args.total_timesteps else {}
+    given |= {"source": Path(args.source).name} if args.source else {}  # not where it lies on this machine
+    at_once = args.seeds if about["seeds_at_once"] else 1
+    jobs = []
+    for seed in range(FIRST_SEED, FIRST_SEED + args.seeds, at_once):
+        training = Training(
+            algorithm=goal.algorithm.removeprefix(f"{args.peer}_"),
+            env=goal.env,
+            total_timesteps=steps,
+            eval_interval=max(steps // EVALUATIONS, 1),
+            seed=seed,
+            num_seeds=at_once,
+            library=about.get("library", ""),
+            packages=about["packages"],
+            flags=flags,
+        )
+        words = as_words({"env": goal.env, "seed": seed, "num_seeds": at_once, "total_timesteps": steps})
+        of_row = f"python -m benchmarks.peers {as_typed(given)}"
+        source = args.source and str(Path(args.source).resolve())
+        jobs.append(PeerJob(goal.algorithm, tuple(words), Path(args.folder), args.peer, training, of_row, source))
+    return Task(goal.algorithm, goal.env, steps, goal.threshold, jobs)
+
+
+def train(args: Args) -> None:
+    """What the command does. Raises UsageError, or TrainingError where a peer cannot be installed or a run fails."""
+    tasks = tasks_of(args)
+    install(args.peer, peers()[args.peer]["packages"])
+    run_all(tasks, Path(args.results) / machine_class())
+
+
+if __name__ == "__main__":
+    sys.exit(main(train, parse(Args)))

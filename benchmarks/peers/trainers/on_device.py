@@ -1,0 +1,64 @@
+"""Trains peers that are written in JAX: all seeds at once, with greedy evaluations in between."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from rows import Rows, evaluation_points
+
+EPISODES = 128  # of an evaluation, as many as the kit's
+
+
+class Peer(NamedTuple):
+    """How a peer trains one agent."""
+
+    init: Callable[[Any], Any]
+    """A random key to a state of training."""
+    update: Callable[[Any], Any]
+    """The state after `steps_per_update` more environment steps."""
+    act: Callable[[Any, Any], Any]
+    """The greedy action for a state of training and one observation."""
+    env: Any
+    env_params: Any
+    steps_per_update: int
+
+
+def train(rows: Rows, peer: Peer) -> None:
+    """Train the agents of all seeds, and write what they earn."""
+    seeds = jnp.array(rows.seeds)
+    init = jax.jit(lambda seeds: jax.vmap(lambda seed: peer.init(jax.random.PRNGKey(seed)))(seeds))
+    advance = jax.jit(lambda states, count: jax.lax.fori_loop(0, count, lambda _, x: jax.vmap(peer.update)(x), states))
+    evaluate = jax.jit(lambda states, seeds: jax.vmap(lambda *one: mean_return(peer, *one))(states, seeds))
+    with rows.compiling():
+        states = init(seeds)
+        after = jax.eval_shape(jax.vmap(peer.update), states)  # counters may begin as integers and go on as floats
+        states = jax.block_until_ready(jax.tree.map(lambda x, later: jnp.asarray(x, later.dtype), states, after))
+        advance, evaluate = advance.lower(states, 1).compile(), evaluate.lower(states, seeds).compile()
+    updates, done = -(-rows.args["total_timesteps"] // peer.steps_per_update), 0
+    for point in evaluation_points(updates, rows.args["eval_interval"] / peer.steps_per_update):
+        states, done = jax.block_until_ready(advance(states, point - done)), point
+        with rows.evaluating():
+            returns = jax.block_until_ready(evaluate(states, seeds + done))
+        rows.write(done * peer.steps_per_update, returns)
+
+
+def mean_return(peer: Peer, state: Any, seed: Any) -> Any:
+    """The mean return of greedy episodes of one agent, each to its end or time limit."""
+
+    def episode(key):
+        reset_key, key = jax.random.split(key)
+        obs, env_state = peer.env.reset(reset_key, peer.env_params)
+
+        def step(carry):
+            obs, env_state, key, _, total = carry
+            key, step_key = jax.random.split(key)
+            action = peer.act(state, obs)
+            obs, env_state, reward, done, _ = peer.env.step(step_key, env_state, action, peer.env_params)
+            return obs, env_state, key, done, total + jnp.squeeze(reward)
+
+        first = obs, env_state, key, jnp.zeros((), bool), jnp.zeros(())
+        return jax.lax.while_loop(lambda carry: ~carry[3], step, first)[-1]
+
+    keys = jax.random.split(jax.random.fold_in(jax.random.PRNGKey(seed), 1), EPISODES)
+    return jax.vmap(episode)(keys).mean()

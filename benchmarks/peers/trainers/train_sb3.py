@@ -1,0 +1,88 @@
+"""Trains Stable-Baselines3, or SBX where that is asked for: python train_sb3.py RUN_DIR"""
+
+import importlib
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from rows import Rows, evaluation_points, run_of
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
+
+EPISODES = 128  # of an evaluation, as many as the kit's
+OF_THE_ENVS = ("n_envs", "normalize")  # flags that are not the algorithm's
+
+
+def train(rows: Rows) -> None:
+    """Train one agent, and write what it earns."""
+    args = rows.args
+    with rows.compiling():
+        model = make_model(args)
+        evaluation = Evaluation(rows)
+    model.learn(args["total_timesteps"], callback=evaluation, log_interval=None)
+
+
+def make_model(args: dict[str, Any]) -> BaseAlgorithm:
+    """The algorithm with its environments, with flags as RL Zoo's files have them."""
+    flags, seed = args["flags"], args["seed"]
+    env = make_vec_env(args["env"], flags.get("n_envs", 1), seed=seed)
+    if flags.get("normalize", False):
+        env = VecNormalize(env, gamma=flags.get("gamma", 0.99))
+    chosen = {name: value_of(value) for name, value in flags.items() if name not in OF_THE_ENVS}
+    algorithm = getattr(importlib.import_module(args["library"]), args["algorithm"].upper())
+    return algorithm("MlpPolicy", env, seed=seed, **chosen)
+
+
+def value_of(value: Any) -> Any:
+    """A flag's value; "lin_0.1" falls from 0.1 to 0."""
+    if not str(value).startswith("lin_"):
+        return value
+    first = float(value.removeprefix("lin_"))
+    return lambda remaining: remaining * first
+
+
+class Evaluation(BaseCallback):
+    """Evaluates between updates, about once in an interval, and at the end."""
+
+    def __init__(self, rows: Rows):
+        super().__init__()
+        self._rows, args = rows, rows.args
+        self._envs = make_vec_env(args["env"], EPISODES, seed=args["seed"] + 1_000_000)
+        self._points = evaluation_points(args["total_timesteps"], args["eval_interval"])
+
+    def _on_rollout_start(self) -> None:
+        if self.num_timesteps >= self._points[0]:
+            self._evaluate()
+
+    def _on_training_end(self) -> None:
+        self._evaluate()
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _evaluate(self) -> None:
+        with self._rows.evaluating():
+            earned = self._mean_return()
+        self._rows.write(self.num_timesteps, [earned])
+        self._points = [point for point in self._points if point > self.num_timesteps]
+
+    def _mean_return(self) -> float:
+        """Of greedy episodes, one in each environment."""
+        normalizer, obs = self.model.get_vec_normalize_env(), self._envs.reset()
+        returns, going = np.zeros(EPISODES), np.ones(EPISODES, bool)
+        while going.any():
+            actions, _ = self.model.predict(normalizer.normalize_obs(obs) if normalizer else obs, deterministic=True)
+            obs, rewards, dones, _ = self._envs.step(actions)
+            returns += rewards * going
+            going &= ~dones
+        return returns.mean()
+
+
+if __name__ == "__main__":
+    with run_of(sys.argv) as rows:
+        torch.set_num_threads(1)  # networks of this size are several times as slow with more
+        rows.describe(["cpu"])
+        train(rows)

@@ -1,0 +1,49 @@
+"""What there is to learn: the tasks of sets.toml, for the kit's algorithms and for peers that have flags for them."""
+
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.cli.tuned import fitting
+
+FOLDER = Path(__file__).resolve().parent
+
+
+class Goal(NamedTuple):
+    """An environment that an algorithm is to learn."""
+
+    set: str
+    algorithm: str
+    env: str
+    steps: int  # of the environment, for each agent
+    threshold: float
+
+
+def goals() -> list[Goal]:
+    """Those of the kit."""
+    sets = tomllib.loads((FOLDER / "sets.toml").read_text())
+    return [
+        Goal(name, algorithm, env, goal["steps"], goal["threshold"])
+        for name, algorithms in sets.items()
+        for algorithm, envs in algorithms.items()
+        for env, goal in envs.items()
+    ]
+
+
+def peers() -> dict[str, dict[str, Any]]:
+    """What is known of each peer, by name."""
+    return tomllib.loads((FOLDER / "peers" / "peers.toml").read_text())["peers"]
+
+
+def goals_of_peer(peer: str) -> list[tuple[Goal, dict[str, Any]]]:
+    """Those of the kit for which the peer's authors publish flags, with these. Its PPO has the goals of ours."""
+    about = peers()[peer]
+    published = tomllib.loads((FOLDER / "peers" / "peers.toml").read_text())["flags"]
+    found = []
+    for goal in goals():
+        kind = goal.algorithm.removesuffix("_pmap")
+        tables = published.get(f"{about.get('flags_of', peer)}_{kind}", {})
+        pattern = fitting(tables, goal.env)
+        if pattern and not tables[pattern].keys() & set(about.get("refuses", [])):
+            found.append((goal._replace(algorithm=f"{peer}_{kind}"), tables[pattern]))
+    return found

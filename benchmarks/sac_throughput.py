@@ -1,29 +1,36 @@
-"""Training speed of SAC, and the share of the machine's matrix-product rate that it reaches; prints one line of JSON.
+"""Training speed of SAC, and the shares of two floors that it reaches; prints one line of JSON.
 
     python benchmarks/sac_throughput.py
     python benchmarks/sac_throughput.py --num-envs 16 --num-devices 2
 
-Counted are the multiplications and additions of the networks' matrix products in one gradient update: policy and target
-Q functions forward at the next observations; Q functions forward and backward; policy and Q functions forward and
-backward for the policy's gradient, which leaves out the Q functions' weights.
+One floor is what the networks alone cost, in the same process and at the same batch size; the other is the machine's
+rate of matrix products. For that the multiplications and additions of one gradient update are counted: policy and
+target Q functions forward at the next observations; Q functions forward and backward; policy and Q functions forward
+and backward for the policy's gradient, which leaves out the Q functions' weights.
 """
 
 import json
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import tyro
 
-from algos.sac_pmap import ENVS_PER_CPU_DEVICE, Args, make_sac
-from benchmarks.timing import matmul_rate, time_training
+from algos.sac_pmap import ENVS_PER_CPU_DEVICE, Actor, Args, Critics, make_sac
+from benchmarks.timing import matmul_rate, median_seconds, time_training
 from common.device.devices import choose_devices
 from common.device.sharding import AXIS
 from common.envs.environment import Env
 from common.envs.registry import make
+from common.envs.spaces import Discrete
+from common.nets.distributions import action_noise
 from common.runs.directory import versions
 
 
@@ -42,31 +49,74 @@ class Sizes:
     """Environment steps per measurement."""
 
 
-def main(sizes: Sizes) -> None:
+def measure(sizes: Sizes) -> dict[str, Any]:
+    """The record of these sizes."""
     flags = {name: value for name, value in vars(sizes).items() if name != "steps"}
     args = Args(**flags, total_timesteps=10**7)
     devices = choose_devices(args.num_devices, args.num_envs, args.block, ENVS_PER_CPU_DEVICE)
     env = make(args.env)
     updates, skip = (-(-steps // args.num_envs) for steps in (sizes.steps, args.learning_starts))
     before = matmul_rate()
-    compile_seconds, seconds = time_training(make_sac(args, env), env, devices, updates, skip)
+    timing = time_training(make_sac(args, env), env, devices, updates, skip)
+    floor = args.num_envs * args.utd_ratio * time_networks(args, env, devices, updates)  # seconds of an update
     rate = (before + matmul_rate()) / 2
     flops = flops_per_gradient_update(args, env)
-    steps_per_second = args.num_envs / seconds
-    record = {
+    steps_per_second = args.num_envs / timing.update_seconds
+    return {
         "benchmark": "sac_throughput",
         "versions": versions(),
         "devices": [str(device) for device in devices],
         "sizes": flags,
-        "compile_seconds": round(compile_seconds, 2),
+        "compile_seconds": round(timing.compile_seconds, 2),
         "steps_per_second": round(steps_per_second, 1),
         "gradient_updates_per_second": round(steps_per_second * args.utd_ratio, 1),
         "mflop_per_gradient_update": round(flops / 1e6, 1),
         "gflops": round(flops * steps_per_second * args.utd_ratio / 1e9, 1),
         "matmul_512_gflops": round(rate),
         "share_of_matmul_rate": round(flops * steps_per_second * args.utd_ratio / 1e9 / rate, 3),
+        "floor_steps_per_second": round(args.num_envs / floor, 1),
+        "share_of_floor": round(floor / timing.update_seconds, 3),
+        "memory_bytes": timing.memory,
+        "kernels_per_update": timing.kernels,
     }
-    print(json.dumps(record))
+
+
+def time_networks(args: Args, env: Env, devices: list, updates: int) -> float:
+    """Seconds of what the networks alone do in one gradient update, each device with its share of the batch."""
+    space, obs_space = env.action_space, env.observation_space
+    actor, critics = Actor(args, obs_space, space), Critics(args, obs_space, space)
+    size = args.batch_size // len(devices)
+    obs = np.random.default_rng(0).normal(size=(len(devices), size, *obs_space.shape)).astype(env.obs_dtype)
+    noise = action_noise(jax.random.key(0), space, (size,))
+    params = make_sac(args, env).new_learner(jax.random.key(1), jax.random.key(2)).params
+    params = jax.tree.map(lambda x: np.broadcast_to(x, (len(devices), *x.shape)), params)
+
+    def q_of(critic_params, obs, action):
+        return jnp.sum(critics.apply(critic_params, obs, action))
+
+    def value(actor_params, critic_params, obs):
+        policy = actor.apply(actor_params, obs)
+        if isinstance(space, Discrete):
+            return jnp.sum(policy.logits * critics.apply(critic_params, obs))
+        action, log_prob = policy.sample(noise)
+        return q_of(critic_params, obs, action) - jnp.sum(log_prob)
+
+    def descend(params, grads):
+        return jax.tree.map(lambda x, g: x - 1e-6 * g, params, grads)
+
+    # Each pass depends on the one before it, so that none can be left out or moved out of the loop.
+    def gradient_update(params, obs):
+        target = value(params.actor, params.targets, obs)
+        action = None if isinstance(space, Discrete) else 1e-9 * target + noise
+        learned = descend(params.critics, jax.grad(q_of)(params.critics, obs, action))
+        actor_params = descend(params.actor, jax.grad(value)(params.actor, learned, obs))
+        return params._replace(actor=actor_params, critics=learned, targets=learned)
+
+    def repeated(params, obs):
+        return jax.lax.fori_loop(0, updates, lambda _, params: gradient_update(params, obs), params)
+
+    mapped = jax.pmap(repeated, axis_name=AXIS, devices=devices)
+    return median_seconds(partial(mapped, params, obs)) / updates
 
 
 def flops_per_gradient_update(args: Args, env: Env) -> float:
@@ -83,4 +133,4 @@ def flops_per_gradient_update(args: Args, env: Env) -> float:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Sizes))
+    print(json.dumps(measure(tyro.cli(Sizes))))

@@ -15,7 +15,7 @@ from common.device.programs import Algorithm, for_seeds, pmapped
 from common.envs.environment import Env
 
 REPEATS = 5
-NO_KERNELS = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "iota"}
+NO_KERNELS = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"}
 
 
 class Timing(NamedTuple):
@@ -58,28 +58,26 @@ def count_kernels(program: str) -> int:
     bodies, body = {}, []
     for line in program.splitlines():
         if heading := re.match(r"(ENTRY )?%?([\w.-]+) .*\{$", line):
-            name = "ENTRY" if heading[1] else heading[2]
-            body = bodies[name] = []
+            body = bodies["ENTRY" if heading[1] else heading[2]] = []
         elif " = " in line:
             body.append(line)
 
     def count(name: str) -> int:
-        return sum(map(of_line, bodies.get(name, [])))
+        return sum(kernels_of(line) for line in bodies[name])
 
-    def of_line(line: str) -> int:
-        kind = re.search(r" ([a-z][a-z0-9-]*)\(", line.split(" = ", 1)[1])
-        if kind is None or kind[1] in NO_KERNELS:
-            return 0
-        inner = re.findall(r"(?:body|to_apply|true_computation|false_computation|calls)=%?([\w.-]+)", line)
-        inner += re.findall(r"%?([\w.-]+)", (re.search(r"branch_computations=\{(.*?)\}", line) or ["", ""])[1])
-        if kind[1] == "while":
+    def kernels_of(line: str) -> int:
+        kind = re.search(r" ([a-z][a-z0-9-]*)\(", line)[1]
+        called = re.findall(r"(?:body|to_apply|true_computation|false_computation)=%?([\w.-]+)", line)
+        for names in re.findall(r"branch_computations=\{(.*?)\}", line):
+            called += re.findall(r"[\w.-]+", names)
+        if kind == "while":
             times = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
-            return (int(times[1]) if times else 1) * sum(map(count, inner))
-        if kind[1] == "call":
-            return max(sum(map(count, inner)), 1)
-        if kind[1] == "conditional":
-            return max(map(count, inner), default=0)
-        return 1
+            return int(times[1] if times else 1) * sum(map(count, called))
+        if kind == "conditional":
+            return max(map(count, called))
+        if kind == "call":
+            return sum(map(count, called))
+        return kind not in NO_KERNELS
 
     return count("ENTRY")
 

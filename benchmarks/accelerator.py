@@ -1,0 +1,144 @@
+"""How fast training gets with more environments, on whatever devices there are: one table and one picture.
+
+python -m benchmarks.accelerator --minutes 8
+
+Each algorithm trains on each environment with more and more environments, until the time is over, a device's memory is
+full, or the speed falls. What is measured is kept at once, so it may be stopped at any time.
+"""
+
+import importlib
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.records import machine_class
+from common.cli.checks import check, check_types
+from common.cli.command import main, parse
+from common.cli.errors import TrainingError, UsageError
+from common.cli.files import writing
+from common.drawing.figure import Line, Panel, draw
+from common.runs.directory import write_json
+
+FIRST, GROWTH = {"ppo_pmap": 64, "sac_pmap": 16}, 4  # environments to begin with, and how many times as many come next
+WORTH = 1.05  # more environments are tried as long as the last ones were so many times as fast as those before
+Row = dict[str, Any]
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Measure the speed of training over growing numbers of environments."""
+
+    minutes: float = 8.0
+    """When to end; a measurement that has begun is finished."""
+    algos: tuple[str, ...] = ("ppo_pmap", "sac_pmap")
+    """Algorithms that step their environments on the device."""
+    envs: tuple[str, ...] = ("CartPole-v1", "Breakout-MinAtar")
+    """Environments; each is trained with each algorithm."""
+    results: str = "benchmarks/results"
+    """Where accelerator.json and its picture go, into a folder for this class of machine."""
+
+    def __post_init__(self):
+        check_types(self)
+        check(self, "minutes", above=0)
+        for algorithm in self.algos:
+            if algorithm not in FIRST:
+                raise UsageError(f"--algos {algorithm} is not among {', '.join(FIRST)}")
+        if not (self.algos and self.envs):
+            raise UsageError("--algos and --envs need at least one each")
+
+
+def measure_all(args: Args) -> None:
+    """What the command does. Raises TrainingError where nothing can be measured."""
+    folder, deadline = Path(args.results) / machine_class(), time.monotonic() + 60 * args.minutes
+    with writing(f"folder {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for row in measurements(args, deadline):
+        rows.append(row)
+        print(sentence(row), flush=True)
+        write_json(folder / "accelerator.json", {"rows": rows})
+    done = [row for row in rows if "failed" not in row]
+    if not done:
+        raise TrainingError("nothing was measured, see above")
+    picture(rows).savefig(folder / "accelerator.png")
+    print(f"wrote {folder / 'accelerator.json'} and {folder / 'accelerator.png'}")
+
+
+def measurements(args: Args, deadline: float) -> Iterator[Row]:
+    """One row after another: the first size of each series, then the next of each that is worth it."""
+    series = [(algorithm, env, FIRST[algorithm]) for algorithm in args.algos for env in args.envs]
+    last = {}
+    while series:
+        algorithm, env, num_envs = series.pop(0)
+        before, began = last.get((algorithm, env)), time.monotonic()
+        if before and began + GROWTH * before["seconds"] > deadline:
+            continue
+        row = measurement(algorithm, env, num_envs)
+        row["seconds"] = round(time.monotonic() - began, 1)
+        yield row
+        if "failed" in row or (before and row["steps_per_second"] < WORTH * before["steps_per_second"]):
+            continue
+        last[algorithm, env] = row
+        series.append((algorithm, env, GROWTH * num_envs))
+
+
+def measurement(algorithm: str, env: str, num_envs: int) -> Row:
+    """What the algorithm's own benchmark measures; in `failed` the reason where it cannot."""
+    import jax
+
+    benchmark = importlib.import_module(f"benchmarks.{algorithm.removesuffix('_pmap')}_throughput")
+    row = {"algorithm": algorithm, "env": env, "num_envs": num_envs, "device": jax.devices()[0].device_kind}
+    try:
+        return row | benchmark.measure(benchmark.Sizes(env=env, num_envs=num_envs, **sizes(algorithm, env, num_envs)))
+    except (UsageError, jax.errors.JaxRuntimeError) as error:  # such as a device's memory that is full
+        return row | {"failed": str(error).splitlines()[0]}
+
+
+def sizes(algorithm: str, env: str, num_envs: int) -> dict[str, Any]:
+    """The other sizes: few updates, for many environments make each of them long."""
+    if algorithm == "sac_pmap":  # at most 8 gradient updates after each step of all environments
+        return {"utd_ratio": min(1.0, 8 / num_envs), "steps": 20 * num_envs}
+    return {"updates": 3, "num_minibatches": 8, "share_torso": env.endswith("-MinAtar")}
+
+
+def sentence(row: Row) -> str:
+    """A row for the console."""
+    where = f"{row['algorithm']} {row['env']} {row['num_envs']:>7,} envs"
+    if "failed" in row:
+        return f"{where}  failed: {row['failed']}"
+    return (
+        f"{where}  {row['steps_per_second']:>12,.0f} steps/s  {row['share_of_floor']:4.0%} of the networks' floor  "
+        f"{row['memory_bytes'] / 1e6:>8,.0f} MB  {row['kernels_per_update']:>7,} kernels  "
+        f"compiled in {row['compile_seconds']:.0f} s"
+    )
+
+
+def picture(rows: list[Row]) -> Any:
+    """Steps/s over environments, with what the networks alone would allow."""
+    panels = []
+    for algorithm in dict.fromkeys(row["algorithm"] for row in rows):
+        lines = []
+        for style, env in enumerate(dict.fromkeys(row["env"] for row in rows if row["algorithm"] == algorithm)):
+            chosen = [row for row in rows if (row["algorithm"], row["env"]) == (algorithm, env) and "failed" not in row]
+            num_envs, speeds, floors = (
+                np.array([row[name] for row in chosen], float)
+                for name in ("num_envs", "steps_per_second", "floor_steps_per_second")
+            )
+            lines += [
+                Line(env, num_envs, speeds, style=style),
+                Line(f"{env}, floor", num_envs, floors, style=style + 7),
+            ]
+        panels.append(Panel(algorithm, lines))
+    figure = draw(panels, "num_envs", "environment steps/s")
+    for axes in figure.axes:
+        axes.set(xscale="log", yscale="log")
+    return figure
+
+
+if __name__ == "__main__":
+    sys.exit(main(measure_all, parse(Args)))

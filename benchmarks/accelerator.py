@@ -120,6 +120,8 @@ def sentence(row: Row) -> str:
 
 def picture(rows: list[Row]) -> Any:
     """Steps/s over environments, with what the networks alone would allow."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+
     panels = []
     for algorithm in dict.fromkeys(row["algorithm"] for row in rows):
         lines = []
@@ -129,14 +131,17 @@ def picture(rows: list[Row]) -> Any:
                 np.array([row[name] for row in chosen], float)
                 for name in ("num_envs", "steps_per_second", "floor_steps_per_second")
             )
-            lines += [
-                Line(env, num_envs, speeds, style=style),
-                Line(f"{env}, floor", num_envs, floors, style=style + 7),
-            ]
+            solid, dotted = 8 * style, 8 * style + 7
+            lines += [Line(env, num_envs, speeds, style=solid), Line(f"{env}, floor", num_envs, floors, style=dotted)]
         panels.append(Panel(algorithm, lines))
     figure = draw(panels, "num_envs", "environment steps/s")
     for axes in figure.axes:
         axes.set(xscale="log", yscale="log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.set_xticks(sorted({x for line in axes.lines for x in line.get_xdata()}))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(EngFormatter(sep=""))
+            axis.set_minor_formatter(NullFormatter())
     return figure
 
 

@@ -83,7 +83,7 @@ def tasks_of(args: Args) -> list[Task]:
     for goal in chosen:
         steps = args.total_timesteps or goal.steps
         size = {"env": goal.env, "total_timesteps": steps, "eval_interval": max(steps // EVALUATIONS, 1)}
-        flags = [as_words(size | seeds) for seeds in _seeds(goal.algorithm, args.seeds)]
+        flags = [as_words(size | seeds) for seeds in _seeds(goal, args.seeds)]
         jobs = [Job(goal.algorithm, tuple(words), Path(args.folder)) for words in flags]
         tasks.append(Task(goal.algorithm, goal.env, steps, goal.threshold, jobs))
     return tasks
@@ -102,12 +102,19 @@ def listed(chosen: list[Goal]) -> str:
     return "; ".join(f"{algorithm}: {', '.join(names)}" for algorithm, names in envs.items())
 
 
-def _seeds(algorithm: str, count: int) -> list[dict[str, int]]:
-    """Flags of the runs that train so many seeds: one run where the algorithm can."""
-    fields = dataclasses.fields(importlib.import_module(f"algos.{algorithm}").Args)
-    if "num_seeds" in {field.name for field in fields}:
-        return [{"seed": FIRST_SEED, "num_seeds": count}]
-    return [{"seed": FIRST_SEED + index} for index in range(count)]
+def _seeds(goal: Goal, count: int) -> list[dict[str, int]]:
+    """Flags of the runs that train so many seeds."""
+    fields = dataclasses.fields(importlib.import_module(f"algos.{goal.algorithm}").Args)
+    if "num_seeds" not in {field.name for field in fields}:
+        return [{"seed": seeds.start} for seeds in seeds_of_runs(count, 1)]
+    runs = seeds_of_runs(count, goal.seeds_at_once or count)
+    return [{"seed": seeds.start, "num_seeds": len(seeds)} for seeds in runs]
+
+
+def seeds_of_runs(count: int, at_once: int) -> list[range]:
+    """The seeds of each run, so many in one at most."""
+    end = FIRST_SEED + count
+    return [range(first, min(first + at_once, end)) for first in range(FIRST_SEED, end, at_once)]
 
 
 def learn(args: Args) -> None:

@@ -49,7 +49,7 @@ def machine_class() -> str:
 def record_of(jobs: list[Job], threshold: float) -> dict[str, Any]:
     """What came of runs that differ in their seeds only. `returns` are the greedy ones, [evaluations][seeds].
 
-    Seconds and steps/s are of a run with all its seeds, over all its invocations.
+    Seconds and steps/s are of a run with all its seeds, over all its invocations; seconds are means over the runs.
     """
     logs = [read_log(job.run_dir, [EVALUATION, COMPILATION]) for job in jobs]
     curves = [log.series[EVALUATION] for log in logs]

@@ -181,11 +181,12 @@ INTRODUCTION = """# Benchmark
 
 What the algorithms learn with the commands below: greedy returns over 128 episodes, 32 on the host. Returns are
 interquartile means over seeds with 95% bootstrap intervals (Agarwal et al. 2021). "Learned" counts the seeds that reach
-the threshold in some evaluation; "after" is the median over all seeds, those that never do included. PPO and SAC train
-all seeds at once: steps/s and seconds are of all together, for APPO of one seed. A score is 0 for the worst return that
-any algorithm had on the task, and 1 for its threshold. Seeds are from 100 on, which no search for flags has seen. This
-page and its pictures are made by `python -m benchmarks.report` from the files in `benchmarks/results/`, and those by
-`python -m benchmarks.learning --set NAME`."""
+the threshold in some evaluation; "after" is the median over all seeds, those that never do included. Where a run trains
+several seeds at once, its steps/s and seconds are of all of them together. A score is 0 for the worst return that any
+algorithm had on the task, and 1 for its threshold. Seeds are from 100 on, which no search for flags has seen. This page
+and its pictures are made by `python -m benchmarks.report` from the files in `benchmarks/results/`, and those by
+`python -m benchmarks.learning --set NAME` and, for other kits with the flags that their authors publish,
+`python -m benchmarks.peers --peer NAME`."""
 
 
 if __name__ == "__main__":

@@ -17,13 +17,14 @@ class Goal(NamedTuple):
     env: str
     steps: int  # of the environment, for each agent
     threshold: float
+    seeds_at_once: int | None  # in one run; None for all
 
 
 def goals() -> list[Goal]:
     """Those of the kit."""
     sets = tomllib.loads((FOLDER / "sets.toml").read_text())
     return [
-        Goal(name, algorithm, env, goal["steps"], goal["threshold"])
+        Goal(name, algorithm, env, goal["steps"], goal["threshold"], goal.get("seeds_at_once"))
         for name, algorithms in sets.items()
         for algorithm, envs in algorithms.items()
         for env, goal in envs.items()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.jobs import Job
-from benchmarks.learning import EVALUATIONS, FIRST_SEED, Task, listed, run_all, wanted
+from benchmarks.learning import EVALUATIONS, Task, listed, run_all, seeds_of_runs, wanted
 from benchmarks.peers.installation import install, python_of
 from benchmarks.records import machine_class
 from benchmarks.sets import Goal, goals_of_peer, peers
@@ -120,21 +120,21 @@ def task_of(args: Args, goal: Goal, flags: dict[str, Any]) -> Task:
     given = {"peer": args.peer, "algos": (goal.algorithm,), "envs": (goal.env,), "seeds": args.seeds}
     given |= {"total_timesteps": args.total_timesteps} if args.total_timesteps else {}
     given |= {"source": Path(args.source).name} if args.source else {}  # not where it lies on this machine
-    at_once = args.seeds if about["seeds_at_once"] else 1
+    at_once = (goal.seeds_at_once or args.seeds) if about["seeds_at_once"] else 1
     jobs = []
-    for seed in range(FIRST_SEED, FIRST_SEED + args.seeds, at_once):
+    for seeds in seeds_of_runs(args.seeds, at_once):
         training = Training(
             algorithm=goal.algorithm.removeprefix(f"{args.peer}_"),
             env=goal.env,
             total_timesteps=steps,
             eval_interval=max(steps // EVALUATIONS, 1),
-            seed=seed,
-            num_seeds=at_once,
+            seed=seeds.start,
+            num_seeds=len(seeds),
             library=about.get("library", ""),
             packages=about["packages"],
             flags=flags,
         )
-        words = as_words({"env": goal.env, "seed": seed, "num_seeds": at_once, "total_timesteps": steps})
+        words = as_words({"env": goal.env, "seed": seeds.start, "num_seeds": len(seeds), "total_timesteps": steps})
         of_row = f"python -m benchmarks.peers {as_typed(given)}"
         source = args.source and str(Path(args.source).resolve())
         jobs.append(PeerJob(goal.algorithm, tuple(words), Path(args.folder), args.peer, training, of_row, source))

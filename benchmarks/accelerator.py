@@ -7,6 +7,7 @@ full, or the speed falls. What is measured is kept at once, so it may be stopped
 """
 
 import importlib
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from benchmarks.records import machine_class
 from common.cli.checks import check, check_types
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
-from common.cli.files import writing
+from common.cli.files import read_text, writing
 from common.drawing.figure import Line, Panel, draw
 from common.runs.directory import write_json
 
@@ -111,11 +112,45 @@ def sentence(row: Row) -> str:
     where = f"{row['algorithm']} {row['env']} {row['num_envs']:>7,} envs"
     if "failed" in row:
         return f"{where}  failed: {row['failed']}"
+    speed, share, memory, kernels, compiled = _cells(row)
     return (
-        f"{where}  {row['steps_per_second']:>12,.0f} steps/s  {row['share_of_floor']:4.0%} of the networks' floor  "
-        f"{row['memory_bytes'] / 1e6:>8,.0f} MB  {row['kernels_per_update']:>7,} kernels  "
-        f"compiled in {row['compile_seconds']:.0f} s"
+        f"{where}  {speed:>12} steps/s  {share:>4} of the networks' floor  {memory:>10}  {kernels:>7} kernels  "
+        f"compiled in {compiled}"
     )
+
+
+def load_rows(machine: Path) -> list[Row]:
+    """What was measured on a class of machines. Raises UsageError where the file is something else."""
+    path = machine / "accelerator.json"
+    try:
+        rows = json.loads(read_text(path))["rows"]
+        table(rows)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is not a result of benchmarks.accelerator: {error!r}") from error
+    return rows
+
+
+def table(rows: list[Row]) -> str:
+    """The rows as Markdown."""
+    lines = [
+        "| algorithm | environment | environments | steps/s | share of the floor | memory | kernels | compiled |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = [row["algorithm"], row["env"], f"{row['num_envs']:,}"]
+        cells += [f"failed: {row['failed']}", "", "", "", ""] if "failed" in row else _cells(row)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        f"{row['steps_per_second']:,.0f}",
+        f"{row['share_of_floor']:.0%}",
+        f"{row['memory_bytes'] / 1e6:,.0f} MB",
+        f"{row['kernels_per_update']:,}",
+        f"{row['compile_seconds']:.0f} s",
+    ]
 
 
 def picture(rows: list[Row]) -> Any:

@@ -100,6 +100,19 @@ class Job:
         return self.run_dir.with_name(f"{self.run_dir.name}.log")
 
 
+def seed_flags(algorithm: str, seeds: range, at_once: int | None = None) -> list[dict[str, int]]:
+    """Flags of the runs that train these seeds, so many or all of them in one run where the algorithm can."""
+    fields = {field.name for field in dataclasses.fields(importlib.import_module(f"algos.{algorithm}").Args)}
+    if "num_seeds" not in fields:
+        return [{"seed": seed} for seed in seeds]
+    return [{"seed": part.start, "num_seeds": len(part)} for part in parts_of(seeds, at_once or len(seeds))]
+
+
+def parts_of(seeds: range, at_most: int) -> list[range]:
+    """The seeds in parts of equal length, but for the last one, which may be shorter."""
+    return [seeds[index : index + at_most] for index in range(0, len(seeds), at_most)]
+
+
 def run(jobs: Iterable[Job], after_each: Callable[[], None] = lambda: None) -> list[Job]:
     """Run the jobs that are not done, one after another; returns those that failed, whose reasons are said.
 

@@ -7,15 +7,13 @@ What is done is skipped, and what was cut short goes on, so it may be stopped at
 makes docs/benchmark.md of what it writes.
 """
 
-import dataclasses
-import importlib
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.jobs import Job, run
+from benchmarks.jobs import Job, run, seed_flags
 from benchmarks.records import load_record, machine_class, record_of
 from benchmarks.sets import Goal, goals
 from common.cli.checks import check, check_types
@@ -83,7 +81,8 @@ def tasks_of(args: Args) -> list[Task]:
     for goal in chosen:
         steps = args.total_timesteps or goal.steps
         size = {"env": goal.env, "total_timesteps": steps, "eval_interval": max(steps // EVALUATIONS, 1)}
-        flags = [as_words(size | seeds) for seeds in _seeds(goal, args.seeds)]
+        seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)
+        flags = [as_words(size | some) for some in seed_flags(goal.algorithm, seeds, goal.seeds_at_once)]
         jobs = [Job(goal.algorithm, tuple(words), Path(args.folder)) for words in flags]
         tasks.append(Task(goal.algorithm, goal.env, steps, goal.threshold, jobs))
     return tasks
@@ -100,21 +99,6 @@ def listed(chosen: list[Goal]) -> str:
     for goal in chosen:
         envs.setdefault(goal.algorithm, []).append(goal.env)
     return "; ".join(f"{algorithm}: {', '.join(names)}" for algorithm, names in envs.items())
-
-
-def _seeds(goal: Goal, count: int) -> list[dict[str, int]]:
-    """Flags of the runs that train so many seeds."""
-    fields = dataclasses.fields(importlib.import_module(f"algos.{goal.algorithm}").Args)
-    if "num_seeds" not in {field.name for field in fields}:
-        return [{"seed": seeds.start} for seeds in seeds_of_runs(count, 1)]
-    runs = seeds_of_runs(count, goal.seeds_at_once or count)
-    return [{"seed": seeds.start, "num_seeds": len(seeds)} for seeds in runs]
-
-
-def seeds_of_runs(count: int, at_once: int) -> list[range]:
-    """The seeds of each run, so many in one at most."""
-    end = FIRST_SEED + count
-    return [range(first, min(first + at_once, end)) for first in range(FIRST_SEED, end, at_once)]
 
 
 def learn(args: Args) -> None:

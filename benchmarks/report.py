@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.accelerator import load_rows, picture, table
+from benchmarks.learning import listed
 from benchmarks.records import load_records
 from benchmarks.sets import Goal, goals, goals_of_peer, peers
 from common.cli.command import main, parse
@@ -49,19 +51,22 @@ def report(args: Args) -> None:
 def page_of(results: Path) -> str:
     """The page as Markdown."""
     parts = [INTRODUCTION, *(_chapter(*chapter) for chapter in _chapters(results)), *map(_missing, _machines(results))]
+    parts += [_speeds(machine, rows) for machine, rows in _measured(results)]
     return "\n\n".join(parts) + "\n"
 
 
 def pictures(results: Path) -> Iterator[tuple[str, Any]]:
-    """Names and figures: for each set of environments the curves over steps and over time, and the profile."""
+    """Names and figures: for each set of environments the curves over steps and over time, and the profile; speeds."""
+    for machine, rows in _measured(results):
+        yield _picture(machine, "speed", "num_envs"), picture(rows)
     for machine, name, records in _chapters(results):
         yield _picture(machine, name, "steps"), draw(_curves(records, "env_steps"), "env_steps", "greedy return, IQM")
         yield _picture(machine, name, "seconds"), draw(_curves(records, "seconds"), "seconds", "greedy return, IQM")
         yield _picture(machine, name, "profile"), draw([_profile(records)], "score", "runs above the score")
 
 
-def scores(records: list[Record]) -> dict[str, list[np.ndarray]]:
-    """For each algorithm the final returns [S] on each of its tasks, where 0 is the worst that anyone had there.
+def scores(records: list[Record]) -> dict[str, dict[str, np.ndarray]]:
+    """For each algorithm the final returns [S] on each of its environments, where 0 is the worst that anyone had there.
 
     1 is the threshold of the task.
     """
@@ -71,7 +76,7 @@ def scores(records: list[Record]) -> dict[str, list[np.ndarray]]:
     for record in records:
         low = min(worst[record["env"]], record["threshold"] - 1e-9)
         score = (np.array(record["returns"][-1]) - low) / (record["threshold"] - low)
-        found.setdefault(record["algorithm"], []).append(score)
+        found.setdefault(record["algorithm"], {})[record["env"]] = score
     return found
 
 
@@ -84,9 +89,7 @@ def _chapter(machine: str, name: str, records: list[Record]) -> str:
         *map(_row, records),
         "",
     ]
-    for algorithm, tasks in scores(records).items():
-        value, spread = stratified(tasks)
-        lines.append(f"{algorithm}, final score over its tasks ({len(tasks)}): {_spread(value, spread)}.")
+    lines += [_score(algorithm, records) for algorithm in _algorithms(records)]
     lines += [
         "",
         f"![Returns over environment steps](images/{_picture(machine, name, 'steps')})",
@@ -94,6 +97,32 @@ def _chapter(machine: str, name: str, records: list[Record]) -> str:
         f"![Share of runs above a score](images/{_picture(machine, name, 'profile')})",
     ]
     return "\n".join(lines)
+
+
+def _score(algorithm: str, records: list[Record]) -> str:
+    """The final score over the tasks of an algorithm; beside a peer's that of ours over the same tasks."""
+    found, ours = scores(records), f"{algorithm.rsplit('_', 1)[-1]}_pmap"
+    count = len(found[algorithm])
+    parts = [f"{algorithm} {_spread(*stratified(list(found[algorithm].values())))}"]
+    same = [found[ours][env] for env in found[algorithm] if env in found.get(ours, {})]
+    if ours != algorithm and len(same) == count:
+        parts.append(f"{ours} {_spread(*stratified(same))}")
+    return f"- Final score over {count} task{'s' * (count > 1)}: {', '.join(parts)}"
+
+
+def _algorithms(records: list[Record]) -> list[str]:
+    return list(dict.fromkeys(record["algorithm"] for record in records))
+
+
+def _speeds(machine: str, rows: list[Record]) -> str:
+    return f"{SPEED}\n\n### {machine}\n\n{table(rows)}\n\n![Speed](images/{_picture(machine, 'speed', 'num_envs')})"
+
+
+def _measured(results: Path) -> Iterator[tuple[str, list[Record]]]:
+    """Machines and what `python -m benchmarks.accelerator` measured there."""
+    for machine in _machines(results):
+        if (machine / "accelerator.json").exists():
+            yield machine.name, load_rows(machine)
 
 
 def _picture(machine: str, name: str, kind: str) -> str:
@@ -121,10 +150,11 @@ def _row(record: Record) -> str:
 
 
 def _curves(records: list[Record], x: str) -> list[Panel]:
-    panels = []
+    panels, algorithms = [], _algorithms(records)
     for env in dict.fromkeys(record["env"] for record in records):
         lines = []
-        for style, record in enumerate(record for record in records if record["env"] == env):
+        for record in (record for record in records if record["env"] == env):
+            style = algorithms.index(record["algorithm"])
             values = np.array(record["returns"]).T  # [S, E]
             curve = estimate(values, "iqm")
             lines.append(Line(record["algorithm"], np.array(record[x]), curve, interval(values, "iqm"), style=style))
@@ -136,17 +166,17 @@ def _profile(records: list[Record]) -> Panel:
     """The share of an algorithm's runs whose score is above x (Agarwal et al. 2021, section 4.2)."""
     x, lines = np.linspace(0, 1.2, 121), []
     for style, (algorithm, tasks) in enumerate(scores(records).items()):
-        above = [task[:, None] > x for task in tasks]  # [S, P] each
+        above = [task[:, None] > x for task in tasks.values()]  # [S, P] each
         value, band = stratified(above, "mean")
-        lines.append(Line(algorithm, x, value, band, style=style))
+        lines.append(Line(f"{algorithm}, tasks: {len(tasks)}", x, value, band, style=style))
     return Panel("performance profile", lines)
 
 
 def _missing(machine: Path) -> str:
     """What of the sets has no results of a machine yet."""
     there = {(record["algorithm"], record["env"]) for record in load_records(machine)}
-    absent = [f"{goal.env} ({goal.algorithm})" for goal in _tasks() if (goal.algorithm, goal.env) not in there]
-    return f"Not yet run on {machine.name}: {', '.join(absent)}." if absent else f"On {machine.name} all has been run."
+    absent = [goal for goal in _tasks() if (goal.algorithm, goal.env) not in there]
+    return f"Not yet run on {machine.name}: {listed(absent)}." if absent else f"On {machine.name} all has been run."
 
 
 def _chapters(results: Path) -> Iterator[tuple[str, str, list[Record]]]:
@@ -154,7 +184,9 @@ def _chapters(results: Path) -> Iterator[tuple[str, str, list[Record]]]:
     for machine in _machines(results):
         records = {(record["algorithm"], record["env"]): record for record in load_records(machine)}
         for name in dict.fromkeys(goal.set for goal in _tasks()):
-            tasks = [(goal.algorithm, goal.env) for goal in _tasks() if goal.set == name]
+            goals_of_set = [goal for goal in _tasks() if goal.set == name]
+            envs = list(dict.fromkeys(goal.env for goal in goals_of_set))
+            tasks = [(g.algorithm, g.env) for g in sorted(goals_of_set, key=lambda goal: envs.index(goal.env))]
             if chosen := [records[task] for task in tasks if task in records]:
                 yield machine.name, name, chosen
 
@@ -188,6 +220,13 @@ and its pictures are made by `python -m benchmarks.report` from the files in `be
 `python -m benchmarks.learning --set NAME` and, for other kits with the flags that their authors publish,
 `python -m benchmarks.peers --peer NAME`."""
 
+
+SPEED = """## Speed over environments
+
+Training speed with more and more environments, until more of them bring less than 5%, made by
+`python -m benchmarks.accelerator`. The floor is what the networks alone would take, at the same batch sizes on the same
+device; kernels are the operations that a device is given one by one in an update, a loop's as often as it runs where
+the compiler knows how often."""
 
 if __name__ == "__main__":
     sys.exit(main(report, parse(Args)))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.jobs import ROOT, Job, run
+from benchmarks.jobs import ROOT, Job, run, seed_flags
 from common.cli.checks import check, check_types
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
@@ -83,7 +83,9 @@ def tune(args: Args) -> None:
     for rung in range(rungs):
         steps = max(args.total_timesteps // args.keep ** (rungs - 1 - rung), 1)
         print(f"{len(candidates)} candidates, {args.seeds} seeds, {steps:,} steps", flush=True)
-        returns = returns_of_all(args, candidates, Size(steps, SEEN, args.seeds))  # [environments, candidates]
+        returns = returns_of_all(
+            args, candidates, Size(steps, range(SEEN, SEEN + args.seeds))
+        )  # [environments, candidates]
         scores = scores_of(returns)
         order = np.argsort(-scores, kind="stable")[: len(candidates) // args.keep if rung < rungs - 1 else 1]
         candidates = [candidates[index] for index in order]
@@ -127,26 +129,29 @@ def _fit(args: Args, flags: Flags) -> bool:
     """Whether the algorithm takes these flags together."""
     algorithm = importlib.import_module(f"algos.{args.algo}").Args
     try:
-        return bool(algorithm(**{name: tuple(x) if isinstance(x, list) else x for name, x in flags.items()}))
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in flags.items()}
+        return bool(algorithm(env=args.env[0], **given))
     except (UsageError, TypeError):  # a space of another algorithm has flags that this one has not
         return False
 
 
 class Size(NamedTuple):
-    """Of a run."""
+    """How long a candidate trains, and with which seeds."""
 
     steps: int
-    first_seed: int
-    num_seeds: int
+    seeds: range
 
 
-def job_of(args: Args, env: str, flags: Flags, size: Size) -> Job:
-    """A run of a candidate; that of today takes what was tuned before."""
+def jobs_of(args: Args, env: str, flags: Flags, size: Size) -> list[Job]:
+    """The runs of a candidate; those of today take what was tuned before."""
     interval = max(size.steps // EVALUATIONS, 1)
     common = {"env": env, "total_timesteps": size.steps, "eval_interval": interval, "checkpoint_interval": interval}
-    common |= {"keep_checkpoints": 1, "seed": size.first_seed, "num_seeds": size.num_seeds}
-    words = as_words(common | ({"tuned": False} | flags if flags else {}))
-    return Job(args.algo, tuple(words), Path(args.folder))
+    common |= {"keep_checkpoints": 1}
+    words = [
+        as_words(common | seeds | ({"tuned": False} | flags if flags else {}))
+        for seeds in seed_flags(args.algo, size.seeds)
+    ]
+    return [Job(args.algo, tuple(some), Path(args.folder)) for some in words]
 
 
 def returns_of_all(args: Args, candidates: list[Flags], size: Size) -> np.ndarray:
@@ -156,13 +161,13 @@ def returns_of_all(args: Args, candidates: list[Flags], size: Size) -> np.ndarra
     """
     returns = []
     for env in args.env:
-        jobs = [job_of(args, env, flags, size) for flags in candidates]
-        if candidates[0] == {} and run(jobs[:1]):
-            raise TrainingError(f"{TODAY} fail on {env}: {jobs[0].log} says why")
-        run(jobs)
-        returns.append([returns_of(job).mean() if job.done else np.nan for job in jobs])
+        of_each = [jobs_of(args, env, flags, size) for flags in candidates]
+        if candidates[0] == {} and run(of_each[0]):
+            raise TrainingError(f"{TODAY} fail on {env}: {of_each[0][0].log} says why")
+        run(job for jobs in of_each for job in jobs)
+        returns.append([returns_of(jobs).mean() if all(job.done for job in jobs) else np.nan for jobs in of_each])
         if np.isnan(returns[-1]).all():
-            raise TrainingError(f"all candidates have failed on {env}: {jobs[0].log} says why")
+            raise TrainingError(f"all candidates have failed on {env}: {of_each[0][0].log} says why")
     return np.array(returns)
 
 
@@ -175,10 +180,10 @@ def scores_of(returns: np.ndarray) -> np.ndarray:
     return np.nan_to_num((returns - low) / np.maximum(high - low, 1e-9), nan=-1.0).mean(axis=0)
 
 
-def returns_of(job: Job) -> np.ndarray:
+def returns_of(jobs: list[Job]) -> np.ndarray:
     """Of each seed [S], the mean greedy return over the second half of the run: learning sooner counts, too."""
-    curve = read_log(job.run_dir, [EVALUATION]).series[EVALUATION]
-    return curve.values[curve.steps > curve.steps[-1] / 2].mean(axis=0)
+    curves = [read_log(job.run_dir, [EVALUATION]).series[EVALUATION] for job in jobs]
+    return np.concatenate([curve.values[curve.steps > curve.steps[-1] / 2].mean(axis=0) for curve in curves])
 
 
 def conclude(args: Args, best: Flags) -> None:
@@ -186,13 +191,14 @@ def conclude(args: Args, best: Flags) -> None:
     if not best:
         print("nothing better than the flags of today was found")
         return
-    size, better, comments = Size(args.total_timesteps, UNSEEN, args.unseen_seeds), [], []
-    print(f"the best one and {TODAY}, {size.num_seeds} seeds from {UNSEEN} on, {size.steps:,} steps", flush=True)
+    size = Size(args.total_timesteps, range(UNSEEN, UNSEEN + args.unseen_seeds))
+    better, comments = [], []
+    print(f"the best one and {TODAY}, {args.unseen_seeds} seeds from {UNSEEN} on, {size.steps:,} steps", flush=True)
     for env in args.env:
-        jobs = [job_of(args, env, flags, size) for flags in (best, {})]
-        if run(jobs):
-            raise TrainingError(f"runs have failed: {jobs[0].log} and {jobs[1].log} say why")
-        tuned, today = map(returns_of, jobs)
+        of_each = [jobs_of(args, env, flags, size) for flags in (best, {})]
+        if failed := run(job for jobs in of_each for job in jobs):
+            raise TrainingError(f"{len(failed)} runs have failed: {failed[0].log} says why")
+        tuned, today = map(returns_of, of_each)
         better.append(_is_better(tuned, today))
         comments.append(f"# {env}: {_spread(tuned)}, with {TODAY} {_spread(today)}")
         print(f"  {comments[-1][2:]}", flush=True)

@@ -10,7 +10,7 @@ import pytest
 from cli_helpers import ROOT, SMALL, STEPS, in_process, read_rows, refusal
 
 from benchmarks import learning, report, tune
-from benchmarks.jobs import Job, run
+from benchmarks.jobs import Job, run, seed_flags
 from common.cli.errors import TrainingError, UsageError
 
 
@@ -116,6 +116,7 @@ def results(tmp_path):
     records = [
         record("ppo_pmap", "CartPole-v1", [[0.0] * 8, list(map(float, range(8)))], 4),
         record("ppo_pmap", "Acrobot-v1", [[-500.0] * 8, [-100.0] * 8], -100),
+        record("sb3_ppo", "Acrobot-v1", [[-900.0] * 8, [-300.0] * 8], -100),
     ]
     for one in records:
         path = tmp_path / "results" / "cpu-2" / one["algorithm"] / f"{one['env']}.json"
@@ -134,13 +135,24 @@ def test_the_page_has_the_figures_of_the_files(results):
     assert cells[2].startswith("1.75 (")  # halfway from 0
     assert cells[3:] == ["4 of 8 reach 4", "never", "never", "123,456", "7.0 s"]
     # of 0, 1/4, ..., 7/4 and eight times 1 the four lowest and the four highest do not count
-    assert "ppo_pmap, final score over its tasks (2): 1 (" in text
+    assert "- Final score over 2 tasks: ppo_pmap 1 (" in text
+    # of Acrobot's 3/4 for the peer, whose worst return is -900, and 1 for us, of CartPole nothing: the peer has none
+    assert "- Final score over 1 task: sb3_ppo 0.75 (0.75 to 0.75), ppo_pmap 1 (1 to 1)" in text
+    assert text.index("| Acrobot-v1, ppo_pmap<br>") < text.index("| Acrobot-v1, sb3_ppo<br>")
+    assert "sb3_ppo: CartPole-v1, MountainCar-v0" in text.split("Not yet run on cpu-2: ")[1]
+
+
+def test_seeds_are_trained_in_as_few_runs_as_the_algorithm_and_the_set_allow():
+    asked = range(100, 107)
+    assert seed_flags("ppo_pmap", asked) == [{"seed": 100, "num_seeds": 7}]
+    assert seed_flags("ppo_pmap", asked, 5) == [{"seed": 100, "num_seeds": 5}, {"seed": 105, "num_seeds": 2}]
+    assert seed_flags("appo_pmap", asked[:2], 5) == [{"seed": 100}, {"seed": 101}]
 
 
 def test_the_interval_over_tasks_draws_seeds_within_each(results):
     tasks = report.scores([json.loads(path.read_text()) for path in sorted(results.glob("*/*/*.json"))])["ppo_pmap"]
-    np.testing.assert_allclose(sorted(tasks[1]), np.arange(8) / 4)
-    np.testing.assert_allclose(tasks[0], 1)
+    np.testing.assert_allclose(sorted(tasks["CartPole-v1"]), np.arange(8) / 4)
+    np.testing.assert_allclose(tasks["Acrobot-v1"], 1)
     value, interval = report.stratified([np.zeros(5), np.ones(5)], "mean")
     assert value == interval.low == interval.high == 0.5, "each task always has five of the ten"
 
@@ -190,7 +202,7 @@ def test_the_search_finds_the_best_candidate_and_gives_more_steps_to_fewer(searc
 
 def test_what_is_not_clearly_better_on_unseen_seeds_gives_no_entry(searched, tmp_path, monkeypatch, capsys):
     """The best candidate is better by at most a tenth, where seeds differ by up to nine."""
-    monkeypatch.setattr(tune, "returns_of", lambda one: np.arange(one.args.num_seeds) - abs(one.args.ent_coef - 0.03))
+    monkeypatch.setattr(tune, "returns_of", lambda one: np.arange(10) - abs(one[0].args.ent_coef - 0.03))
     tune.tune(tune.Args(env=("CartPole-v1",), candidates=27, folder=str(tmp_path / "tune")))
     assert "not clearly better on seeds that the search has not seen" in capsys.readouterr().out
     assert not list(tmp_path.rglob("*.toml"))
@@ -202,8 +214,8 @@ def test_a_search_that_fails_says_so(searched, tmp_path, monkeypatch):
         tune.tune(tune.Args(env=("CartPole-v1",), candidates=3, folder=str(tmp_path)))
     with pytest.raises(UsageError, match="--pattern has to say"):
         tune.Args(env=("CartPole-v1", "Acrobot-v1"))
-    with pytest.raises(UsageError, match=r"spaces.toml has no appo_pmap, but ppo_pmap, "):
-        tune.draw(tune.Args(env=("envpool:CartPole-v1",), algo="appo_pmap"))
+    with pytest.raises(UsageError, match=r"spaces.toml has no nosuch, but ppo_pmap, "):
+        tune.draw(tune.Args(env=("CartPole-v1",), space="nosuch"))
 
 
 @pytest.mark.parametrize(
@@ -226,7 +238,8 @@ def test_bad_input_is_one_sentence(command, words, wanted):
 @pytest.mark.parametrize("space", tomllib.loads((ROOT / "benchmarks" / "spaces.toml").read_text()))
 def test_every_space_has_candidates_that_differ(space):
     algorithm = space.split("-")[0]
-    args = tune.Args(env=("Pendulum-v1",), algo=algorithm, space=space, candidates=20)
+    env = "envpool:Pendulum-v1" if algorithm == "appo_pmap" else "Pendulum-v1"
+    args = tune.Args(env=(env,), algo=algorithm, space=space, candidates=20)
     candidates = tune.draw(args)
     assert candidates[0] == {}
     assert candidates == tune.draw(args)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.jobs import Job
-from benchmarks.learning import EVALUATIONS, Task, listed, run_all, seeds_of_runs, wanted
+from benchmarks.jobs import Job, parts_of
+from benchmarks.learning import EVALUATIONS, FIRST_SEED, Task, listed, run_all, wanted
 from benchmarks.peers.installation import install, python_of
 from benchmarks.records import machine_class
 from benchmarks.sets import Goal, goals_of_peer, peers
@@ -122,7 +122,7 @@ def task_of(args: Args, goal: Goal, flags: dict[str, Any]) -> Task:
     given |= {"source": Path(args.source).name} if args.source else {}  # not where it lies on this machine
     at_once = (goal.seeds_at_once or args.seeds) if about["seeds_at_once"] else 1
     jobs = []
-    for seeds in seeds_of_runs(args.seeds, at_once):
+    for seeds in parts_of(range(FIRST_SEED, FIRST_SEED + args.seeds), at_once):
         training = Training(
             algorithm=goal.algorithm.removeprefix(f"{args.peer}_"),
             env=goal.env,

@@ -77,7 +77,7 @@ def count_kernels(program: str) -> int:
             return max(map(count, called))
         if kind == "call":
             return sum(map(count, called))
-        return kind not in NO_KERNELS
+        return kind not in NO_KERNELS and not kind.endswith("-done")  # the end of what `-start` began
 
     return count("ENTRY")
 

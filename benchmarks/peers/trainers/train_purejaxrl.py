@@ -5,7 +5,7 @@ import sys
 from types import ModuleType
 from unittest import mock
 
-import gymnax
+import environments
 import jax
 from on_device import Peer, train
 from rows import run_of
@@ -18,6 +18,7 @@ def peer_of(source: str, args: dict) -> Peer:
     steps_per_update = args["flags"]["NUM_ENVS"] * args["flags"]["NUM_STEPS"]
     updates = -(-args["total_timesteps"] // steps_per_update)
     config = {**args["flags"], "ENV_NAME": args["env"], "TOTAL_TIMESTEPS": updates * steps_per_update}
+    ppo.gymnax = environments
     train_all = ppo.make_train(config)
     update = []
 
@@ -32,7 +33,7 @@ def peer_of(source: str, args: dict) -> Peer:
         with mock.patch.object(jax.lax, "scan", scan):
             return train_all(key)["runner_state"]
 
-    env, env_params = gymnax.make(args["env"])
+    env, env_params = environments.make(args["env"])
     env = ppo.FlattenObservationWrapper(env)
     network = ppo.ActorCritic(env.action_space(env_params).n, activation=config["ACTIVATION"])
     return Peer(

@@ -4,6 +4,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+from environments import make
 from on_device import Peer, train
 from rejax import get_algo
 from rows import run_of
@@ -11,8 +12,9 @@ from rows import run_of
 
 def peer_of(args: dict) -> Peer:
     """Its PPO or SAC, with flags as its configurations have them."""
+    env, env_params = make(args["env"])
     algorithm = get_algo(args["algorithm"]).create(
-        env=args["env"], total_timesteps=args["total_timesteps"], **args["flags"]
+        env=env, env_params=env_params, total_timesteps=args["total_timesteps"], **args["flags"]
     )
     steps = algorithm.num_envs * getattr(algorithm, "num_steps", 1)
     return Peer(

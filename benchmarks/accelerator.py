@@ -6,8 +6,8 @@ Each algorithm trains on each environment with more and more environments, until
 full, or the speed falls. What is measured is kept at once, so it may be stopped at any time.
 """
 
-import importlib
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,15 +17,18 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.jobs import ROOT, ends_with_us
 from benchmarks.records import machine_class
 from common.cli.checks import check, check_types
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import read_text, writing
+from common.cli.words import as_words
 from common.drawing.figure import Line, Panel, draw
 from common.runs.directory import write_json
 
 FIRST, GROWTH = {"ppo_pmap": 64, "sac_pmap": 16}, 4  # environments to begin with, and how many times as many come next
+FILE = "accelerator.json"
 WORTH = 1.05  # more environments are tried as long as the last ones were so many times as fast as those before
 Row = dict[str, Any]
 
@@ -58,16 +61,21 @@ def measure_all(args: Args) -> None:
     folder, deadline = Path(args.results) / machine_class(), time.monotonic() + 60 * args.minutes
     with writing(f"folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-    rows = []
+    known = {_key(row): row for row in (load_rows(folder) if (folder / FILE).exists() else [])}
+    measured = False
     for row in measurements(args, deadline):
-        rows.append(row)
         print(sentence(row), flush=True)
-        write_json(folder / "accelerator.json", {"rows": rows})
-    done = [row for row in rows if "failed" not in row]
-    if not done:
+        known[_key(row)] = row
+        measured = measured or "failed" not in row
+        write_json(folder / FILE, {"rows": [known[key] for key in sorted(known)]})
+    if not measured:
         raise TrainingError("nothing was measured, see above")
-    picture(rows).savefig(folder / "accelerator.png")
-    print(f"wrote {folder / 'accelerator.json'} and {folder / 'accelerator.png'}")
+    picture([known[key] for key in sorted(known)]).savefig(folder / "accelerator.png")
+    print(f"wrote {folder / FILE} and {folder / 'accelerator.png'}")
+
+
+def _key(row: Row) -> tuple[str, str, int]:
+    return row["algorithm"], row["env"], row["num_envs"]
 
 
 def measurements(args: Args, deadline: float) -> Iterator[Row]:
@@ -77,7 +85,8 @@ def measurements(args: Args, deadline: float) -> Iterator[Row]:
     while series:
         algorithm, env, num_envs = series.pop(0)
         before, began = last.get((algorithm, env)), time.monotonic()
-        if before and began + GROWTH * before["seconds"] > deadline:
+        expected = GROWTH * before["seconds"] if before else 0.0
+        if began + expected > deadline:
             continue
         row = measurement(algorithm, env, num_envs)
         row["seconds"] = round(time.monotonic() - began, 1)
@@ -89,15 +98,15 @@ def measurements(args: Args, deadline: float) -> Iterator[Row]:
 
 
 def measurement(algorithm: str, env: str, num_envs: int) -> Row:
-    """What the algorithm's own benchmark measures; in `failed` the reason where it cannot."""
-    import jax
-
-    benchmark = importlib.import_module(f"benchmarks.{algorithm.removesuffix('_pmap')}_throughput")
-    row = {"algorithm": algorithm, "env": env, "num_envs": num_envs, "device": jax.devices()[0].device_kind}
-    try:
-        return row | benchmark.measure(benchmark.Sizes(env=env, num_envs=num_envs, **sizes(algorithm, env, num_envs)))
-    except (UsageError, jax.errors.JaxRuntimeError) as error:  # such as a device's memory that is full
-        return row | {"failed": str(error).splitlines()[0]}
+    """What the algorithm's own benchmark measures, in a process that may run out of memory; `failed` says why not."""
+    script = ROOT / "benchmarks" / f"{algorithm.removesuffix('_pmap')}_throughput.py"
+    flags = as_words({"env": env, "num_envs": num_envs} | sizes(algorithm, env, num_envs))
+    done = subprocess.run(ends_with_us([sys.executable, str(script), *flags]), capture_output=True, text=True)
+    row = {"algorithm": algorithm, "env": env, "num_envs": num_envs}
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"it ended with {done.returncode} and said nothing"]
+        return row | {"failed": said[-1][:200]}
+    return row | json.loads(done.stdout.splitlines()[-1])
 
 
 def sizes(algorithm: str, env: str, num_envs: int) -> dict[str, Any]:
@@ -121,7 +130,7 @@ def sentence(row: Row) -> str:
 
 def load_rows(machine: Path) -> list[Row]:
     """What was measured on a class of machines. Raises UsageError where the file is something else."""
-    path = machine / "accelerator.json"
+    path = machine / FILE
     try:
         rows = json.loads(read_text(path))["rows"]
         table(rows)
@@ -144,11 +153,12 @@ def table(rows: list[Row]) -> str:
 
 
 def _cells(row: Row) -> list[str]:
+    memory, kernels = row["memory_bytes"], row["kernels_per_update"]  # None where the compiler does not tell
     return [
         f"{row['steps_per_second']:,.0f}",
         f"{row['share_of_floor']:.0%}",
-        f"{row['memory_bytes'] / 1e6:,.0f} MB",
-        f"{row['kernels_per_update']:,}",
+        "" if memory is None else f"{memory / 1e6:,.0f} MB",
+        "" if kernels is None else f"{kernels:,}",
         f"{row['compile_seconds']:.0f} s",
     ]
 
@@ -166,7 +176,7 @@ def picture(rows: list[Row]) -> Any:
                 np.array([row[name] for row in chosen], float)
                 for name in ("num_envs", "steps_per_second", "floor_steps_per_second")
             )
-            solid, dotted = 8 * style, 8 * style + 7
+            solid, dotted = 8 * style, 8 * style + 7  # the same of 7 colours, and of 4 dashes the first and the last
             lines += [Line(env, num_envs, speeds, style=solid), Line(f"{env}, floor", num_envs, floors, style=dotted)]
         panels.append(Panel(algorithm, lines))
     figure = draw(panels, "num_envs", "environment steps/s")

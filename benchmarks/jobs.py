@@ -80,24 +80,35 @@ class Job:
         rows = [row["env_steps"] for row in read(self.run_dir / "metrics.jsonl")]
         return min(max(rows, default=0), self.args.total_timesteps) * self.args.num_seeds
 
-    def start(self) -> subprocess.Popen:
-        """Begin the run, or go on with it; what it says goes into a file beside its directory."""
-        with writing(f"folder {self.folder}"):
-            self.folder.mkdir(parents=True, exist_ok=True)
-        with self.log.open("a") as log:
-            words = [sys.executable, "-c", ENDS_WITH_PARENT, str(os.getpid()), *self._words()]
-            return subprocess.Popen(words, stdout=log, stderr=log, process_group=0)
+    def saved_steps(self) -> int:
+        """Those that need not be done again, about."""
+        return self.steps()
 
-    def _words(self) -> list[str]:
-        """The command of a process that does it. It compiles anew, for how long that takes is a result too."""
+    def start(self) -> subprocess.Popen:
+        """Begin the run, or go on with it; what it says goes into a file beside its directory.
+
+        It compiles anew, for how long that takes is a result too.
+        """
         script = [sys.executable, str(ROOT / "algos" / f"{self.algorithm}.py")]
         there = (self.run_dir / "config.json").exists()
         again = ["--resume", str(self.run_dir), "--env", self.args.env]
-        return [*script, *(again if there else [*self.flags, "--run-dir", str(self.run_dir)]), "--no-compile-cache"]
+        flags = again if there else [*self.flags, "--run-dir", str(self.run_dir)]
+        return self._start([*script, *flags, "--no-compile-cache"])
+
+    def _start(self, words: list[str]) -> subprocess.Popen:
+        with writing(f"folder {self.folder}"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with self.log.open("a") as log:
+            return subprocess.Popen(ends_with_us(words), stdout=log, stderr=log, process_group=0)
 
     @property
     def log(self) -> Path:
         return self.run_dir.with_name(f"{self.run_dir.name}.log")
+
+
+def ends_with_us(words: list[str]) -> list[str]:
+    """The words of a command that is asked to save and end when this process has ended."""
+    return [sys.executable, "-c", ENDS_WITH_PARENT, str(os.getpid()), *words]
 
 
 def seed_flags(algorithm: str, seeds: range, at_once: int | None = None) -> list[dict[str, int]]:
@@ -129,7 +140,7 @@ def run(jobs: Iterable[Job], after_each: Callable[[], None] = lambda: None) -> l
     ]
     failed = []
     with _signals_raise(), progress.Progress(*columns, speed_estimate_period=600) as bar:
-        before = {job: job.total_steps if job.done else job.steps() for job in jobs}
+        before = {job: job.total_steps if job.done else job.saved_steps() for job in jobs}
         everything = bar.add_task("all", total=sum(job.total_steps for job in jobs), completed=sum(before.values()))
         for job in (job for job in jobs if not job.done):
             one = bar.add_task(job.command, total=job.total_steps, completed=before[job])
@@ -167,6 +178,8 @@ def _signals_raise() -> Iterator[None]:
 def _watch(job: Job, show: Callable[[int], None]) -> None:
     """Until the run has ended. Raises TrainingError where it has failed."""
     _wait_until_free(job)
+    if job.done:  # by another command, meanwhile
+        return
     process = job.start()
     try:
         while process.poll() is None:
@@ -178,7 +191,7 @@ def _watch(job: Job, show: Callable[[int], None]) -> None:
             process.send_signal(signal.SIGTERM)
             process.wait()
     if process.returncode < 0:
-        raise TrainingError(f"{job.command} was ended by signal {-process.returncode}; what is saved goes on next time")
+        raise TrainingError(f"{job.command} was ended by signal {-process.returncode}; the same command goes on")
     if process.returncode or not job.done:
         lines = job.log.read_text().splitlines() or ["it said nothing"]
         raise TrainingError(f"{job.command} ended with {process.returncode}: {lines[-1]} ({job.log} has the rest)")

@@ -7,24 +7,19 @@ What is done is skipped, and what was cut short goes on, so it may be stopped at
 makes docs/benchmark.md of what it writes.
 """
 
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.jobs import Job, run, seed_flags
-from benchmarks.records import load_record, machine_class, record_of
-from benchmarks.sets import Goal, goals
+from benchmarks.jobs import Job, seed_flags
+from benchmarks.records import machine_class
+from benchmarks.sets import goals
+from benchmarks.tasks import EVALUATIONS, FIRST_SEED, Task, listed, run_all, wanted
 from common.cli.checks import check, check_types
 from common.cli.command import main, parse
-from common.cli.errors import TrainingError, UsageError
-from common.cli.files import writing
+from common.cli.errors import UsageError
 from common.cli.words import as_words
-from common.runs.directory import write_json
-
-EVALUATIONS = 20  # of a run
-FIRST_SEED = 100
 
 
 @dataclass(kw_only=True)
@@ -52,25 +47,6 @@ class Args:
         check(self, "total_timesteps", at_least=0)
 
 
-@dataclass(frozen=True)
-class Task:
-    """An environment to learn with an algorithm: one job for all seeds, or one for each."""
-
-    algorithm: str
-    env: str
-    steps: int
-    threshold: float
-    jobs: list[Job]
-
-    @property
-    def seeds(self) -> int:
-        return sum(job.args.num_seeds for job in self.jobs)
-
-    def path(self, results: Path) -> Path:
-        """The file of its record."""
-        return results / self.algorithm / f"{re.sub('[:/]', '-', self.env)}.json"
-
-
 def tasks_of(args: Args) -> list[Task]:
     """What a set asks for. Raises UsageError where nothing of it is chosen."""
     there = [goal for goal in goals() if goal.set == args.set]
@@ -88,60 +64,9 @@ def tasks_of(args: Args) -> list[Task]:
     return tasks
 
 
-def wanted(name: str, chosen: tuple[str, ...]) -> bool:
-    """Whether it is among the chosen ones; none means all."""
-    return not chosen or name in chosen
-
-
-def listed(chosen: list[Goal]) -> str:
-    """Algorithms, with the environments of each."""
-    envs = {}
-    for goal in chosen:
-        envs.setdefault(goal.algorithm, []).append(goal.env)
-    return "; ".join(f"{algorithm}: {', '.join(names)}" for algorithm, names in envs.items())
-
-
 def learn(args: Args) -> None:
-    """Run all jobs and write a file for each task as soon as its jobs are done.
-
-    Raises UsageError where a file is of more seeds or steps, TrainingError where some jobs have failed.
-    """
+    """What the command does. Raises UsageError or TrainingError as `run_all` does."""
     run_all(tasks_of(args), Path(args.results) / machine_class())
-
-
-def run_all(tasks: list[Task], results: Path) -> None:
-    """What `learn` does, for tasks of any kind."""
-    written = []
-    for task in tasks:
-        _check_replaceable(task.path(results), task.seeds, task.steps)
-        with writing(f"folder {results}"):
-            task.path(results).parent.mkdir(parents=True, exist_ok=True)
-
-    def write_done() -> None:
-        for task in tasks:
-            if task in written or not all(job.done for job in task.jobs):
-                continue
-            write_json(task.path(results), record_of(task.jobs, task.threshold))
-            written.append(task)
-
-    failed = run([job for task in tasks for job in task.jobs], write_done)
-    for task in written:
-        print(f"wrote {task.path(results)}")
-    if failed:
-        raise TrainingError(f"{len(failed)} of {sum(len(task.jobs) for task in tasks)} runs failed")
-
-
-def _check_replaceable(path: Path, seeds: int, steps: int) -> None:
-    """Raise UsageError where the file there is of more than what is asked for."""
-    if not path.exists():
-        return
-    record = load_record(path)
-    count, there = len(record["seeds"]), record["flags"]["total_timesteps"]
-    if count > seeds or there > steps:
-        raise UsageError(
-            f"{path} has {count} seeds of {there:,} steps, and this would replace it by {seeds} of {steps:,}: "
-            "name another folder with --results"
-        )
 
 
 if __name__ == "__main__":

@@ -47,7 +47,9 @@ def machine_class() -> str:
 
 
 def record_of(jobs: list[Job], threshold: float) -> dict[str, Any]:
-    """What came of runs that differ in their seeds only. `returns` are the greedy ones, [evaluations][seeds].
+    """What came of runs that differ in their seeds only.
+
+    `returns` are the greedy ones, [evaluations][seeds], None where one is not finite.
 
     Seconds and steps/s are of a run with all its seeds, over all its invocations; seconds are means over the runs.
     """
@@ -67,11 +69,13 @@ def record_of(jobs: list[Job], threshold: float) -> dict[str, Any]:
         "seeds": [job.args.seed + i for job in jobs for i in range(job.args.num_seeds)],
         "threshold": threshold,
         "env_steps": [int(step) for step in steps],
-        "returns": [np.concatenate([_at(curve, step) for curve in curves]).tolist() for step in steps],
+        "returns": [_jsonable(np.concatenate([_at(curve, step) for curve in curves])) for step in steps],
         "seconds": [float(np.mean([_seconds(curve, step) for curve in curves])) for step in steps],
         "env_steps_to_threshold": [step for found in reached for step, _ in found],
         "seconds_to_threshold": [seconds for found in reached for _, seconds in found],
-        "steps_per_second": [jobs[0].args.num_seeds * log.steps / log.trained_seconds for log in logs],
+        "steps_per_second": [
+            job.args.num_seeds * log.steps / log.trained_seconds for job, log in zip(jobs, logs, strict=True)
+        ],
         "compile_seconds": [float(np.unique(log.series[COMPILATION].values).sum()) for log in logs],
         "wall_seconds": [log.wall_seconds for log in logs],
     }
@@ -89,6 +93,16 @@ def load_record(path: Path) -> dict[str, Any]:
         return {name: record[name] for name in NAMES}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is not a result of benchmarks.learning: {error!r}") from error
+
+
+def returns_of(record: dict[str, Any]) -> np.ndarray:
+    """The returns [E, S] of E evaluations; one that is not finite counts as the lowest of the record."""
+    returns = np.array(record["returns"], float)
+    return np.where(np.isfinite(returns), returns, np.nanmin(returns))
+
+
+def _jsonable(values: np.ndarray) -> list[float | None]:
+    return [value if np.isfinite(value) else None for value in values.tolist()]
 
 
 def _at(curve: Series, step: float) -> np.ndarray:

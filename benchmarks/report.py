@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.accelerator import load_rows, picture, table
-from benchmarks.learning import listed
-from benchmarks.records import load_records
+from benchmarks.accelerator import FILE, load_rows, picture, table
+from benchmarks.records import load_records, returns_of
 from benchmarks.sets import Goal, goals, goals_of_peer, peers
+from benchmarks.tasks import listed
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.files import writing
@@ -72,10 +72,10 @@ def scores(records: list[Record]) -> dict[str, dict[str, np.ndarray]]:
     """
     worst, found = {}, {}
     for record in records:
-        worst[record["env"]] = min(worst.get(record["env"], np.inf), np.min(record["returns"]))
+        worst[record["env"]] = min(worst.get(record["env"], np.inf), returns_of(record).min())
     for record in records:
         low = min(worst[record["env"]], record["threshold"] - 1e-9)
-        score = (np.array(record["returns"][-1]) - low) / (record["threshold"] - low)
+        score = (returns_of(record)[-1] - low) / (record["threshold"] - low)
         found.setdefault(record["algorithm"], {})[record["env"]] = score
     return found
 
@@ -84,8 +84,8 @@ def _chapter(machine: str, name: str, records: list[Record]) -> str:
     lines = [
         f"## {name}, {machine}",
         "",
-        "| environment | final | area under the curve | learned | after steps | after seconds | steps/s | compiled |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| {' | '.join(COLUMNS)} |",
+        "|" + "---|" * len(COLUMNS),
         *map(_row, records),
         "",
     ]
@@ -101,11 +101,11 @@ def _chapter(machine: str, name: str, records: list[Record]) -> str:
 
 def _score(algorithm: str, records: list[Record]) -> str:
     """The final score over the tasks of an algorithm; beside a peer's that of ours over the same tasks."""
-    found, ours = scores(records), f"{algorithm.rsplit('_', 1)[-1]}_pmap"
+    found, ours = scores(records), f"{algorithm.rsplit('_', 1)[-1]}_pmap"  # of sb3_ppo it is ppo_pmap
     count = len(found[algorithm])
     parts = [f"{algorithm} {_spread(*stratified(list(found[algorithm].values())))}"]
     same = [found[ours][env] for env in found[algorithm] if env in found.get(ours, {})]
-    if ours != algorithm and len(same) == count:
+    if len(same) == count:
         parts.append(f"{ours} {_spread(*stratified(same))}")
     return f"- Final score over {count} task{'s' * (count > 1)}: {', '.join(parts)}"
 
@@ -121,7 +121,7 @@ def _speeds(machine: str, rows: list[Record]) -> str:
 def _measured(results: Path) -> Iterator[tuple[str, list[Record]]]:
     """Machines and what `python -m benchmarks.accelerator` measured there."""
     for machine in _machines(results):
-        if (machine / "accelerator.json").exists():
+        if (machine / FILE).exists():
             yield machine.name, load_rows(machine)
 
 
@@ -130,23 +130,29 @@ def _picture(machine: str, name: str, kind: str) -> str:
 
 
 def _row(record: Record) -> str:
-    returns, steps = np.array(record["returns"]), np.array(record["env_steps"], float)  # [E, S], [E]
+    returns, steps = returns_of(record), np.array(record["env_steps"], float)  # [E, S], [E]
     area = np.trapezoid(returns, steps, axis=0) / (steps[-1] - steps[0]) if len(steps) > 1 else returns[0]
     after, seconds = (
         np.array([np.inf if x is None else x for x in record[name]])
         for name in ("env_steps_to_threshold", "seconds_to_threshold")
     )
     cells = [
-        f"{record['env']}, {record['algorithm']}<br>`{record['command']}`",
+        f"{record['env']}, {record['algorithm']}<br>`{record['command']}`{_more(record)}",
         _spread(estimate(returns[-1], "iqm"), interval(returns[-1], "iqm")),
         _spread(estimate(area, "iqm"), interval(area, "iqm")),
         f"{np.isfinite(after).sum()} of {len(after)} reach {record['threshold']:g}",
         _count(np.median(after)),
         _count(np.median(seconds)),
-        f"{np.mean(record['steps_per_second']):,.0f}",
+        f"{np.mean(record['steps_per_second']):,.0f} ({len(record['seeds']) // len(record['steps_per_second'])})",
         f"{np.mean(record['compile_seconds']):.1f} s",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _more(record: Record) -> str:
+    """That the command was given for other seeds, too; that of a peer is for all."""
+    runs = len(record["steps_per_second"])
+    return f", {runs} times with other seeds" if runs > 1 and record["algorithm"].endswith("_pmap") else ""
 
 
 def _curves(records: list[Record], x: str) -> list[Panel]:
@@ -155,7 +161,7 @@ def _curves(records: list[Record], x: str) -> list[Panel]:
         lines = []
         for record in (record for record in records if record["env"] == env):
             style = algorithms.index(record["algorithm"])
-            values = np.array(record["returns"]).T  # [S, E]
+            values = returns_of(record).T  # [S, E]
             curve = estimate(values, "iqm")
             lines.append(Line(record["algorithm"], np.array(record[x]), curve, interval(values, "iqm"), style=style))
         panels.append(Panel(env, lines))
@@ -209,24 +215,30 @@ def _spread(value: np.ndarray, spread: Interval | None) -> str:
     return f"{value:.4g}" + (f" ({spread.low:.4g} to {spread.high:.4g})" if spread else "")
 
 
+COLUMNS = ["environment", "final", "area under the curve", "learned", "after steps", "after seconds"]
+COLUMNS += ["steps/s (agents)", "compiled"]
 INTRODUCTION = """# Benchmark
 
 What the algorithms learn with the commands below: greedy returns over 128 episodes, 32 on the host. Returns are
 interquartile means over seeds with 95% bootstrap intervals (Agarwal et al. 2021). "Learned" counts the seeds that reach
-the threshold in some evaluation; "after" is the median over all seeds, those that never do included. Where a run trains
-several seeds at once, its steps/s and seconds are of all of them together. A score is 0 for the worst return that any
-algorithm had on the task, and 1 for its threshold. Seeds are from 100 on, which no search for flags has seen. This page
-and its pictures are made by `python -m benchmarks.report` from the files in `benchmarks/results/`, and those by
-`python -m benchmarks.learning --set NAME` and, for other kits with the flags that their authors publish,
-`python -m benchmarks.peers --peer NAME`."""
+the threshold in some evaluation; "after" is the median over all seeds, those that never do included. Steps/s are of all
+agents of a run together, as many as stand in brackets; seconds are of such a run, with compilation, and for our own
+algorithms with evaluations. A score is 0 for the worst return that any algorithm had on the task, and 1 for its
+threshold. Seeds are from 100 on, which no search for our flags has seen.
+
+This page and its pictures are made by `python -m benchmarks.report` from the files in `benchmarks/results/`, and those
+by `python -m benchmarks.learning --set NAME` and, for other kits with the flags that their authors publish,
+`python -m benchmarks.peers --peer NAME`. PureJaxRL and rejax train on the same environments as we do, SB3 and SBX on
+gymnasium's, which are the same but for MountainCarContinuous, where a car that hits the wall stops."""
 
 
 SPEED = """## Speed over environments
 
 Training speed with more and more environments, until more of them bring less than 5%, made by
-`python -m benchmarks.accelerator`. The floor is what the networks alone would take, at the same batch sizes on the same
-device; kernels are the operations that a device is given one by one in an update, a loop's as often as it runs where
-the compiler knows how often."""
+`python -m benchmarks.accelerator`. PPO learns from every step as often, SAC makes at most 8 gradient updates of 256
+transitions after each step of all environments. The floor is what the networks alone would take, at the same batch
+sizes on the same devices; kernels are the operations that a device is given one by one in an update, a loop's as often
+as it runs where the compiler knows how often."""
 
 if __name__ == "__main__":
     sys.exit(main(report, parse(Args)))

@@ -58,7 +58,8 @@ def measure(sizes: Sizes) -> dict[str, Any]:
     updates, skip = (-(-steps // args.num_envs) for steps in (sizes.steps, args.learning_starts))
     before = matmul_rate()
     timing = time_training(make_sac(args, env), env, devices, updates, skip)
-    floor = args.num_envs * args.utd_ratio * time_networks(args, env, devices, updates)  # seconds of an update
+    acting, learning = time_networks(args, env, devices, updates)
+    floor = acting + args.num_envs * args.utd_ratio * learning  # seconds of an update
     rate = (before + matmul_rate()) / 2
     flops = flops_per_gradient_update(args, env)
     steps_per_second = args.num_envs / timing.update_seconds
@@ -81,12 +82,15 @@ def measure(sizes: Sizes) -> dict[str, Any]:
     }
 
 
-def time_networks(args: Args, env: Env, devices: list, updates: int) -> float:
-    """Seconds of what the networks alone do in one gradient update, each device with its share of the batch."""
+def time_networks(args: Args, env: Env, devices: list, updates: int) -> tuple[float, float]:
+    """Seconds of what the networks alone do to act once in all environments, and in one gradient update."""
     space, obs_space = env.action_space, env.observation_space
     actor, critics = Actor(args, obs_space, space), Critics(args, obs_space, space)
-    size = args.batch_size // len(devices)
-    obs = np.random.default_rng(0).normal(size=(len(devices), size, *obs_space.shape)).astype(env.obs_dtype)
+    size, num_envs = args.batch_size // len(devices), args.num_envs // len(devices)  # of each device
+    random = np.random.default_rng(0)
+    obs, seen = (
+        random.normal(size=(len(devices), count, *obs_space.shape)).astype(env.obs_dtype) for count in (size, num_envs)
+    )
     noise = action_noise(jax.random.key(0), space, (size,))
     params = make_sac(args, env).new_learner(jax.random.key(1), jax.random.key(2)).params
     params = jax.tree.map(lambda x: np.broadcast_to(x, (len(devices), *x.shape)), params)
@@ -97,7 +101,7 @@ def time_networks(args: Args, env: Env, devices: list, updates: int) -> float:
     def value(actor_params, critic_params, obs):
         policy = actor.apply(actor_params, obs)
         if isinstance(space, Discrete):
-            return jnp.sum(policy.logits * critics.apply(critic_params, obs))
+            return jnp.sum(jax.nn.softmax(policy.logits) * critics.apply(critic_params, obs))
         action, log_prob = policy.sample(noise)
         return q_of(critic_params, obs, action) - jnp.sum(log_prob)
 
@@ -105,18 +109,28 @@ def time_networks(args: Args, env: Env, devices: list, updates: int) -> float:
         return jax.tree.map(lambda x, g: x - 1e-6 * g, params, grads)
 
     # Each pass depends on the one before it, so that none can be left out or moved out of the loop.
+    def act(params, obs):
+        chosen = actor.apply(params.actor, obs)
+        changed = 1e-9 * sum(map(jnp.sum, jax.tree.leaves(chosen)))
+        return params._replace(log_alpha=params.log_alpha + changed), (obs + changed).astype(obs.dtype)
+
     def gradient_update(params, obs):
         target = value(params.actor, params.targets, obs)
-        action = None if isinstance(space, Discrete) else 1e-9 * target + noise
+        action = None if isinstance(space, Discrete) else noise
+        obs = (obs + 1e-9 * target).astype(obs.dtype)
         learned = descend(params.critics, jax.grad(q_of)(params.critics, obs, action))
         actor_params = descend(params.actor, jax.grad(value)(params.actor, learned, obs))
-        return params._replace(actor=actor_params, critics=learned, targets=learned)
+        return params._replace(actor=actor_params, critics=learned, targets=learned), obs
 
-    def repeated(params, obs):
-        return jax.lax.fori_loop(0, updates, lambda _, params: gradient_update(params, obs), params)
+    def seconds(step, obs):
+        mapped = jax.pmap(
+            lambda params, obs: jax.lax.fori_loop(0, updates, lambda _, x: step(*x), (params, obs)),
+            axis_name=AXIS,
+            devices=devices,
+        )
+        return median_seconds(partial(mapped, params, obs)) / updates
 
-    mapped = jax.pmap(repeated, axis_name=AXIS, devices=devices)
-    return median_seconds(partial(mapped, params, obs)) / updates
+    return seconds(act, seen), seconds(gradient_update, obs)
 
 
 def flops_per_gradient_update(args: Args, env: Env) -> float:

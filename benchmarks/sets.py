@@ -45,6 +45,6 @@ def goals_of_peer(peer: str) -> list[tuple[Goal, dict[str, Any]]]:
         kind = goal.algorithm.removesuffix("_pmap")
         tables = published.get(f"{about.get('flags_of', peer)}_{kind}", {})
         pattern = fitting(tables, goal.env)
-        if pattern and not tables[pattern].keys() & set(about.get("refuses", [])):
+        if pattern:
             found.append((goal._replace(algorithm=f"{peer}_{kind}"), tables[pattern]))
     return found

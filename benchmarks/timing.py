@@ -15,16 +15,16 @@ from common.device.programs import Algorithm, for_seeds, pmapped
 from common.envs.environment import Env
 
 REPEATS = 5
-NO_KERNELS = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"}
+NO_KERNELS = {"", "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"}
 
 
 class Timing(NamedTuple):
-    """What training of one seed costs."""
+    """What training of one seed costs; None is what the compiler does not tell."""
 
     compile_seconds: float
     update_seconds: float
-    memory: int  # bytes of a device: the state of training, and what an update needs beside it
-    kernels: int  # operations that a device is given one by one in an update
+    memory: int | None  # bytes of a device: the state of training, and what an update needs beside it
+    kernels: int | None  # operations that a device is given one by one in an update
 
 
 def time_training(algorithm: Algorithm, env: Env, devices: list[jax.Device], updates: int, skip: int = 0) -> Timing:
@@ -41,12 +41,12 @@ def time_training(algorithm: Algorithm, env: Env, devices: list[jax.Device], upd
         state, *_ = programs.update(state, np.int32(updates))
         return state
 
-    memory = programs.update.memory_analysis()
+    memory, text = programs.update.memory_analysis(), programs.update.as_text()
     return Timing(
         compile_seconds=compile_seconds,
         update_seconds=median_seconds(run) / updates,
-        memory=memory.argument_size_in_bytes + memory.temp_size_in_bytes,
-        kernels=count_kernels(programs.update.as_text()),
+        memory=memory and memory.argument_size_in_bytes + memory.temp_size_in_bytes,
+        kernels=text and count_kernels(text),
     )
 
 
@@ -63,10 +63,10 @@ def count_kernels(program: str) -> int:
             body.append(line)
 
     def count(name: str) -> int:
-        return sum(kernels_of(line) for line in bodies[name])
+        return sum(kernels_of(line) for line in bodies.get(name, []))
 
     def kernels_of(line: str) -> int:
-        kind = re.search(r" ([a-z][a-z0-9-]*)\(", line)[1]
+        kind = (re.search(r" ([a-z][a-z0-9-]*)\(", line) or ["", ""])[1]
         called = re.findall(r"(?:body|to_apply|true_computation|false_computation)=%?([\w.-]+)", line)
         for names in re.findall(r"branch_computations=\{(.*?)\}", line):
             called += re.findall(r"[\w.-]+", names)
@@ -74,7 +74,7 @@ def count_kernels(program: str) -> int:
             times = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
             return int(times[1] if times else 1) * sum(map(count, called))
         if kind == "conditional":
-            return max(map(count, called))
+            return max(map(count, called), default=0)
         if kind == "call":
             return sum(map(count, called))
         return kind not in NO_KERNELS and not kind.endswith("-done")  # the end of what `-start` began

@@ -38,6 +38,11 @@ def test_sizes_grow_until_they_bring_nothing_or_do_not_fit(speeds, tmp_path, cap
     text = report.page_of(tmp_path)
     assert "| ppo_pmap | CartPole-v1 | 1,024 | 2,050 | 50% | 5 MB | 1,234 | 7 s |" in text
     assert "| sac_pmap | CartPole-v1 | 256 | failed: RESOURCE_EXHAUSTED" in text
+    speeds["ppo_pmap"] = {64: 5000}
+    accelerator.measure_all(accelerator.Args(algos=("ppo_pmap",), envs=("CartPole-v1",), results=str(tmp_path)))
+    rows = json.loads((tmp_path / "toy-1" / "accelerator.json").read_text())["rows"]
+    speeds_then = [row["steps_per_second"] for row in rows if "failed" not in row]
+    assert speeds_then == [5000, 2050, 10, 30], "what is measured again is replaced, and nothing else"
 
 
 def test_what_would_not_end_in_time_is_not_begun(speeds, tmp_path, monkeypatch):

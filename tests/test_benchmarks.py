@@ -133,7 +133,7 @@ def test_the_page_has_the_figures_of_the_files(results):
     assert cells[0] == "CartPole-v1, ppo_pmap<br>`python algos/ppo_pmap.py --env CartPole-v1`"
     assert cells[1].startswith("3.5 (")  # the mean of 2, 3, 4 and 5
     assert cells[2].startswith("1.75 (")  # halfway from 0
-    assert cells[3:] == ["4 of 8 reach 4", "never", "never", "123,456", "7.0 s"]
+    assert cells[3:] == ["4 of 8 reach 4", "never", "never", "123,456 (8)", "7.0 s"]
     # of 0, 1/4, ..., 7/4 and eight times 1 the four lowest and the four highest do not count
     assert "- Final score over 2 tasks: ppo_pmap 1 (" in text
     # of Acrobot's 3/4 for the peer, whose worst return is -900, and 1 for us, of CartPole nothing: the peer has none

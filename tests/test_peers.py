@@ -1,17 +1,22 @@
 """Other kits in the benchmark's tables: what is asked of them, what they write, and how they are evaluated."""
 
+import copy
 import json
 import sys
 import time
+import tomllib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from cli_helpers import ROOT, refusal
 
 import benchmarks.peers.__main__ as peers
-from benchmarks.sets import goals, goals_of_peer
+from benchmarks.records import returns_of
+from benchmarks.sets import goals_of_peer
 from common.cli.errors import TrainingError
+from common.runs.history import read_log
 
 TRAINERS = ROOT / "benchmarks" / "peers" / "trainers"
 TRAINER = f"""
@@ -20,8 +25,7 @@ sys.path.insert(0, {str(TRAINERS)!r})
 from rows import evaluation_points, run_of
 
 with run_of(sys.argv) as rows:
-    rows.args["packages"] = ["numpy[extra]==1.0"]  # is there
-    rows.describe(["cpu"])
+    rows.begin("cpu", ["cpu:0"])
     if rows.args["flags"]["n_envs"] == 16:
         raise MemoryError("too large")
     for point in evaluation_points(rows.args["total_timesteps"], rows.args["eval_interval"]):
@@ -48,7 +52,7 @@ def test_a_peer_fills_the_same_kind_of_file(args, tmp_path):
         "python -m benchmarks.peers --peer sb3 --algos sb3_ppo --envs CartPole-v1 --seeds 2 --total-timesteps 100"
     )
     assert record["seeds"] == [100, 101]
-    assert set(record["versions"]) == {"python", "numpy"}
+    assert (record["devices"], {"python", "numpy"} <= record["versions"].keys()) == (["cpu:0"], True)
     assert record["env_steps"] == list(range(5, 101, 5))
     assert record["returns"][-1] == [200, 201]
     assert record["flags"]["flags"]["n_steps"] == 32
@@ -73,7 +77,8 @@ def test_a_peer_that_fails_says_where_the_reason_is(args, tmp_path, capsys):
         ("--peer nosuch", "--peer must be"),
         ("--peer purejaxrl", "--source has to name a checkout of PureJaxRL, with purejaxrl/ppo.py in it"),
         ("--peer purejaxrl --source nowhere", "nowhere is none"),
-        ("--peer sbx --envs Pendulum-v1 --algos sbx_ppo", "which has flags for sbx_ppo: CartPole-v1, "),
+        ("--peer sbx --envs Breakout-MinAtar", "which has flags for sbx_ppo: CartPole-v1, "),
+        ("--peer rejax --source .", "--source is for PureJaxRL; rejax is installed"),
         ("--peer sb3 --seeds 0", "--seeds must be at least 1"),
     ],
 )
@@ -81,14 +86,14 @@ def test_bad_input_is_one_sentence(words, wanted):
     assert wanted in refusal(peers.train, peers.Args, words.split())
 
 
-def test_peers_train_on_tasks_of_the_kit_with_flags_that_they_take():
-    ours = {(goal.set, goal.env, goal.steps) for goal in goals()}
-    found = {peer: goals_of_peer(peer) for peer in ("sb3", "sbx", "rejax", "purejaxrl")}
-    assert all((goal.set, goal.env, goal.steps) in ours for several in found.values() for goal, _ in several)
-    assert {goal.env for goal, _ in found["purejaxrl"]} >= {"CartPole-v1", "Asterix-MinAtar", "Freeway-MinAtar"}
-    assert any("use_sde" in flags for _, flags in found["sb3"])
-    assert not any("use_sde" in flags for _, flags in found["sbx"])
-    assert {goal.algorithm for goal, _ in found["sbx"]} == {"sbx_ppo", "sbx_sac"}
+def test_every_table_of_flags_is_of_a_task_that_a_peer_trains_on():
+    tables = tomllib.loads((ROOT / "benchmarks" / "peers" / "peers.toml").read_text())["flags"]
+    published = [flags for envs in tables.values() for flags in envs.values()]
+    trained = {peer: goals_of_peer(peer) for peer in ("sb3", "sbx", "rejax", "purejaxrl")}
+    used = [flags for several in trained.values() for _, flags in several]
+    assert all(flags in used for flags in published)
+    assert {goal.env for goal, _ in trained["purejaxrl"]} >= {"CartPole-v1", "Asterix-MinAtar", "Freeway-MinAtar"}
+    assert {goal.algorithm for goal, _ in trained["sbx"]} == {"sbx_ppo", "sbx_sac"}
 
 
 class Countdown:
@@ -106,7 +111,7 @@ def test_a_peer_in_jax_is_evaluated_between_updates_with_its_greedy_actions(tmp_
     import on_device
     import rows
 
-    wanted = {"total_timesteps": 35, "eval_interval": 10, "seed": 5, "num_seeds": 2}
+    wanted = {"total_timesteps": 35, "eval_interval": 10, "seed": 5, "num_seeds": 2, "platform": "cpu"}
     (tmp_path / "config.json").write_text(json.dumps({"args": wanted}))
     peer = on_device.Peer(
         init=lambda key: {"updates": jnp.int32(0), "key": jax.random.uniform(key)},
@@ -124,18 +129,103 @@ def test_a_peer_in_jax_is_evaluated_between_updates_with_its_greedy_actions(tmp_
     assert all(0 < row["time/compile"] < row["time/wall"] for row in written)
 
 
-def test_only_training_counts_for_the_speed_of_a_peer(tmp_path, monkeypatch):
+@pytest.fixture
+def rows(tmp_path, monkeypatch):
+    """The module with which trainers write, and a run that it is to write."""
     monkeypatch.syspath_prepend(str(TRAINERS))
     import rows
 
-    now = iter([0.0, 1.0, 6.0, 10.0, 18.0, 20.0])  # compiling takes 5 s, evaluating 8 s
+    (tmp_path / "config.json").write_text(json.dumps({"args": {"total_timesteps": 70, "platform": "cpu"}}))
+    return rows
+
+
+def test_only_training_counts_for_the_speed_of_a_peer(rows, tmp_path, monkeypatch):
+    now = iter([100.0, 101.0, 106.0, 110.0, 118.0, 120.0])  # compiling takes 5 s, evaluating 8 s
     monkeypatch.setattr(time, "perf_counter", lambda: next(now))
-    (tmp_path / "config.json").write_text(json.dumps({"args": {"total_timesteps": 70}}))
     run = rows.Rows(tmp_path)
+    run.begin("cpu", [])
     with run.compiling():
         pass
     with run.evaluating():
         pass
     run.write(70, [1.0])
     row = json.loads((tmp_path / "metrics.jsonl").read_text())
-    assert (row["time/wall"], row["time/compile"], row["time/sps_total"]) == (20, 5, 10)
+    assert (row["time/wall"], row["time/compile"], row["time/sps_total"]) == (12, 5, 10)
+
+
+def test_a_return_that_is_not_finite_costs_the_others_nothing(rows, tmp_path):
+    run = rows.Rows(tmp_path)
+    run.begin("cpu", [])
+    run.write(10, [1.0, float("nan"), 3.0])
+    values = read_log(tmp_path, ["eval/return_mean"]).series["eval/return_mean"].values
+    np.testing.assert_array_equal(values, [[1, np.nan, 3]])
+    record = {"returns": [[1, None, 3], [2, 5, 4]]}
+    np.testing.assert_array_equal(returns_of(record), [[1, 1, 3], [2, 5, 4]])
+
+
+def test_a_peer_that_finds_other_devices_than_the_kit_does_not_train(rows, tmp_path):
+    (tmp_path / "DONE").touch()
+    refused = pytest.raises(SystemExit, match="error: the peer runs on a gpu, where the kit has a cpu")
+    with refused, rows.run_of(["", str(tmp_path)]) as run:
+        run.begin("gpu", [])
+    assert not (tmp_path / "DONE").exists()
+
+
+def test_the_environments_of_peers_end_episodes_at_the_time_limit_too(monkeypatch):
+    monkeypatch.syspath_prepend(str(TRAINERS))
+    import environments
+
+    env, env_params = environments.make("CartPole-v1")
+    env_params = env_params.replace(max_steps_in_episode=3)
+    obs, state = env.reset(jax.random.key(0), env_params)
+    dones = []
+    for _ in range(6):
+        obs, state, reward, done, info = env.step(jax.random.key(1), state, 0, env_params)
+        dones.append(bool(done))
+    assert dones == [False, False, True] * 2
+    assert info == {}
+    assert copy.deepcopy(env).name == env.name == "CartPole-v1"
+
+
+PUREJAXRL = """
+import gymnax
+import jax
+import jax.numpy as jnp
+
+class FlattenObservationWrapper:
+    def __init__(self, env):
+        self.env = env
+        self.action_space = env.action_space
+
+class ActorCritic:
+    def __init__(self, num_actions, activation):
+        assert (num_actions, activation) == (2, "tanh")
+
+def make_train(config):
+    env, params = gymnax.make(config["ENV_NAME"])
+
+    def train(key):
+        def _update_step(carry, unused):
+            counted, _ = jax.lax.scan(lambda x, _: (x + 1, None), carry[0], None, 3)
+            return (counted, carry[1]), counted
+        carry, _ = jax.lax.scan(_update_step, (jnp.int32(0), key), None, config["TOTAL_TIMESTEPS"] // 8)
+        return {"runner_state": carry}
+    return train
+"""
+
+
+def test_one_update_is_taken_out_of_purejaxrl(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(TRAINERS))
+    (tmp_path / "purejaxrl").mkdir()
+    (tmp_path / "purejaxrl" / "ppo.py").write_text(f"import brax.envs, navix\n{PUREJAXRL}")
+    import train_purejaxrl
+
+    flags = {"NUM_ENVS": 4, "NUM_STEPS": 2, "ACTIVATION": "tanh"}
+    peer = train_purejaxrl.peer_of(str(tmp_path), {"env": "CartPole-v1", "total_timesteps": 100, "flags": flags})
+    sys.path.remove(f"{tmp_path}/purejaxrl")
+    before = jax.jit(peer.init)(jax.random.key(0))
+    assert before[0] == 0
+    assert jax.jit(peer.update)(jax.jit(peer.update)(before))[0] == 6
+    assert peer.steps_per_update == 8
+    assert "brax" not in sys.modules
+    assert jax.lax.scan(lambda x, _: (x + 1, None), 0, None, 2)[0] == 2

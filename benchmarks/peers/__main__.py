@@ -9,19 +9,21 @@ what it writes.
 """
 
 import dataclasses
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.jobs import Job, parts_of
-from benchmarks.learning import EVALUATIONS, FIRST_SEED, Task, listed, run_all, wanted
 from benchmarks.peers.installation import install, python_of
 from benchmarks.records import machine_class
 from benchmarks.sets import Goal, goals_of_peer, peers
+from benchmarks.tasks import EVALUATIONS, FIRST_SEED, Task, listed, run_all, wanted
 from common.cli.checks import check, check_types
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
+from common.cli.files import writing
 from common.cli.words import as_typed, as_words
 from common.runs.directory import git_hash, write_json
 
@@ -55,7 +57,10 @@ class Args:
         check_types(self)
         check(self, "seeds", at_least=1)
         check(self, "total_timesteps", at_least=0)
-        if self.peer == "purejaxrl" and not (Path(self.source) / "purejaxrl" / "ppo.py").is_file():
+        if self.peer != "purejaxrl":
+            if self.source:
+                raise UsageError(f"--source is for PureJaxRL; {self.peer} is installed")
+        elif not (self.source and (Path(self.source) / "purejaxrl" / "ppo.py").is_file()):
             where = f"{self.source} is none" if self.source else "PureJaxRL is no package"
             raise UsageError(f"--source has to name a checkout of PureJaxRL, with purejaxrl/ppo.py in it: {where}")
 
@@ -72,6 +77,8 @@ class Training:
     num_seeds: int
     library: str
     packages: list[str]
+    platform: str
+    commit: str | None
     flags: dict[str, Any]
 
 
@@ -92,20 +99,25 @@ class PeerJob(Job):
     def command(self) -> str:
         return self.of_row
 
-    def _words(self) -> list[str]:
-        """A run that was cut short begins again."""
-        self.run_dir.mkdir(exist_ok=True)
-        config = {"algorithm": self.algorithm, "args": dataclasses.asdict(self.training), "source": self.source}
-        write_json(self.run_dir / "config.json", config | {"git": git_hash(Path(self.source)) if self.source else None})
+    def saved_steps(self) -> int:
+        """None: a run that was cut short begins again."""
+        return 0
+
+    def start(self) -> subprocess.Popen:
+        """Begin the run; what it says goes into a file beside its directory."""
+        with writing(f"folder {self.run_dir}"):
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+        config = {"algorithm": self.algorithm, "args": dataclasses.asdict(self.training), "git": self.training.commit}
+        write_json(self.run_dir / "config.json", config | {"source": self.source})
         python = python_of(self.peer, self.training.packages)
-        return [str(python), str(TRAINERS / peers()[self.peer]["trainer"]), str(self.run_dir)]
+        return self._start([str(python), str(TRAINERS / peers()[self.peer]["trainer"]), str(self.run_dir)])
 
 
-def tasks_of(args: Args) -> list[Task]:
-    """What is to be trained. Raises UsageError where nothing is."""
+def tasks_of(args: Args, platform: str) -> list[Task]:
+    """What is to be trained, on a "cpu" or a "gpu". Raises UsageError where nothing is."""
     there = [goal for goal, _ in goals_of_peer(args.peer)]
     tasks = [
-        task_of(args, goal, flags)
+        task_of(args, platform, goal, flags)
         for goal, flags in goals_of_peer(args.peer)
         if args.set in ("", goal.set) and wanted(goal.algorithm, args.algos) and wanted(goal.env, args.envs)
     ]
@@ -114,12 +126,13 @@ def tasks_of(args: Args) -> list[Task]:
     return tasks
 
 
-def task_of(args: Args, goal: Goal, flags: dict[str, Any]) -> Task:
+def task_of(args: Args, platform: str, goal: Goal, flags: dict[str, Any]) -> Task:
     """An environment: one job for all seeds where the peer can train them at once, else one for each."""
     about, steps = peers()[args.peer], args.total_timesteps or goal.steps
     given = {"peer": args.peer, "algos": (goal.algorithm,), "envs": (goal.env,), "seeds": args.seeds}
     given |= {"total_timesteps": args.total_timesteps} if args.total_timesteps else {}
-    given |= {"source": Path(args.source).name} if args.source else {}  # not where it lies on this machine
+    source = args.source and str(Path(args.source).resolve())
+    given |= {"source": Path(source).name} if source else {}  # not where it lies on this machine
     at_once = (goal.seeds_at_once or args.seeds) if about["seeds_at_once"] else 1
     jobs = []
     for seeds in parts_of(range(FIRST_SEED, FIRST_SEED + args.seeds), at_once):
@@ -131,21 +144,30 @@ def task_of(args: Args, goal: Goal, flags: dict[str, Any]) -> Task:
             seed=seeds.start,
             num_seeds=len(seeds),
             library=about.get("library", ""),
-            packages=about["packages"],
+            packages=packages_for(args.peer, platform),
+            platform=platform,
+            commit=git_hash(Path(source)) if source else None,
             flags=flags,
         )
         words = as_words({"env": goal.env, "seed": seeds.start, "num_seeds": len(seeds), "total_timesteps": steps})
         of_row = f"python -m benchmarks.peers {as_typed(given)}"
-        source = args.source and str(Path(args.source).resolve())
         jobs.append(PeerJob(goal.algorithm, tuple(words), Path(args.folder), args.peer, training, of_row, source))
     return Task(goal.algorithm, goal.env, steps, goal.threshold, jobs)
 
 
 def train(args: Args) -> None:
     """What the command does. Raises UsageError, or TrainingError where a peer cannot be installed or a run fails."""
-    tasks = tasks_of(args)
-    install(args.peer, peers()[args.peer]["packages"])
-    run_all(tasks, Path(args.results) / machine_class())
+    machine = machine_class()
+    platform = "cpu" if machine.startswith("cpu-") else "gpu"
+    tasks = tasks_of(args, platform)
+    install(args.peer, packages_for(args.peer, platform))
+    run_all(tasks, Path(args.results) / machine)
+
+
+def packages_for(peer: str, platform: str) -> list[str]:
+    """What to install: where the kit has a GPU, JAX with CUDA."""
+    packages = peers()[peer]["packages"]
+    return [name.replace("jax==", "jax[cuda12]==") if platform == "gpu" else name for name in packages]
 
 
 if __name__ == "__main__":

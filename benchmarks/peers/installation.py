@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.jobs import ends_with_us
 from common.cli.errors import TrainingError
 from common.cli.files import writing
 from common.device.compilation import cache_directory
+from common.runs.lock import locked
 
 COMPLETE = "COMPLETE"  # a file in the environment, once everything is installed
 
@@ -22,19 +24,23 @@ def python_of(peer: str, packages: list[str]) -> Path:
 
 
 def install(peer: str, packages: list[str]) -> None:
-    """Install the packages, unless they are. Raises TrainingError where that fails."""
+    """Install the packages, unless they are.
+
+    Raises TrainingError where that fails, UsageError where another process is installing them.
+    """
     python = python_of(peer, packages)
     folder = python.parents[1]
     if (folder / COMPLETE).exists():
         return
     print(f"installing {peer} into {folder}, some minutes: {' '.join(packages)}", flush=True)
-    with writing(f"folder {folder}"):
-        shutil.rmtree(folder, ignore_errors=True)  # what an interrupted installation left
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    for words in (
-        [sys.executable, "-m", "venv", str(folder)],
-        [str(python), "-m", "pip", "install", "--quiet", *packages],
-    ):
-        if code := subprocess.run(words).returncode:
-            raise TrainingError(f"{peer} is not installed: {' '.join(words[:4])} ... ended with {code}, see above")
-    (folder / COMPLETE).touch()
+    with locked(folder.with_name(f"{folder.name}-installing")):
+        with writing(f"folder {folder}"):
+            shutil.rmtree(folder, ignore_errors=True)  # what an interrupted installation left
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        for words in (
+            [sys.executable, "-m", "venv", str(folder)],
+            [str(python), "-m", "pip", "install", "--quiet", *packages],
+        ):
+            if code := subprocess.run(ends_with_us(words)).returncode:
+                raise TrainingError(f"{peer} is not installed: {' '.join(words[:4])} ... ended with {code}, see above")
+        (folder / COMPLETE).touch()

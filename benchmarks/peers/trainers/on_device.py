@@ -5,9 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from rows import Rows, evaluation_points
-
-EPISODES = 128  # of an evaluation, as many as the kit's
+from rows import EPISODES, Rows, evaluation_points
 
 
 class Peer(NamedTuple):
@@ -26,6 +24,7 @@ class Peer(NamedTuple):
 
 def train(rows: Rows, peer: Peer) -> None:
     """Train the agents of all seeds, and write what they earn."""
+    rows.begin(jax.default_backend(), jax.devices())
     seeds = jnp.array(rows.seeds)
     init = jax.jit(lambda seeds: jax.vmap(lambda seed: peer.init(jax.random.PRNGKey(seed)))(seeds))
     advance = jax.jit(lambda states, count: jax.lax.fori_loop(0, count, lambda _, x: jax.vmap(peer.update)(x), states))

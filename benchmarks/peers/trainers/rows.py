@@ -4,6 +4,7 @@ Only the standard library is here and in what it imports: peers live in environm
 """
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from common.cli.errors import UsageError
 from common.runs.lock import locked
 
+EPISODES = 128  # of an evaluation, as many as the kit's
+
 
 class Rows:
     """One run: what is asked for, and the rows that come of it."""
@@ -24,20 +27,26 @@ class Rows:
     def __init__(self, run_dir: Path):
         self.config = json.loads((run_dir / "config.json").read_text())
         self.args: dict[str, Any] = self.config["args"]
-        self._run_dir, self._began = run_dir, time.perf_counter()
-        self._compiled = self._evaluated = 0.0
+        self._run_dir = run_dir
+        self._began = self._compiled = self._evaluated = 0.0
         self._file = (run_dir / "metrics.jsonl").open("w")  # a run that was cut short begins again
 
     @property
     def seeds(self) -> range:
         return range(self.args["seed"], self.args["seed"] + self.args["num_seeds"])
 
-    def describe(self, devices: Iterable[object]) -> None:
-        """Say what it runs with."""
-        names = [package.split("=")[0].split("[")[0] for package in self.args["packages"]]
-        self.config["versions"] = {"python": sys.version.split()[0], **{name: metadata.version(name) for name in names}}
+    def begin(self, platform: str, devices: Iterable[object]) -> None:
+        """Say what it runs with, and start the clock: imports do not count.
+
+        Raises UsageError where the peer has found other devices than the kit.
+        """
+        if platform != self.args["platform"]:
+            raise UsageError(f"the peer runs on a {platform}, where the kit has a {self.args['platform']}")
+        self.config["versions"] = {"python": sys.version.split()[0]}
+        self.config["versions"] |= {found.name: found.version for found in metadata.distributions()}
         self.config["devices"] = [str(device) for device in devices]
         (self._run_dir / "config.json").write_text(json.dumps(self.config, indent=2))
+        self._began = time.perf_counter()
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
@@ -48,20 +57,21 @@ class Rows:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """What is in here does not count as training."""
+        """What is in here does not count: of an environment on the host it takes long."""
         began = time.perf_counter()
         yield
         self._evaluated += time.perf_counter() - began
 
     def write(self, env_steps: int, returns: Iterable[float]) -> None:
         """Add an evaluation after so many steps of each agent: the mean return of each seed."""
-        returns, wall = [float(value) for value in returns], time.perf_counter() - self._began
+        returns = [float(value) if math.isfinite(value) else None for value in returns]
+        wall = time.perf_counter() - self._began - self._evaluated
         row = {
             "env_steps": env_steps,
             "eval/return_mean": returns if len(returns) > 1 else returns[0],
             "time/wall": wall,
             "time/compile": self._compiled,
-            "time/sps_total": env_steps / (wall - self._compiled - self._evaluated),
+            "time/sps_total": env_steps / (wall - self._compiled),
         }
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
@@ -80,6 +90,7 @@ def run_of(argv: list[str]) -> Iterator[Rows]:
     run_dir = Path(argv[1])
     try:
         with locked(run_dir):
+            (run_dir / "DONE").unlink(missing_ok=True)
             yield Rows(run_dir)
             (run_dir / "DONE").touch()
     except UsageError as error:

@@ -54,5 +54,4 @@ def import_without(*absent: str) -> ModuleType:
 
 if __name__ == "__main__":
     with run_of(sys.argv) as rows:
-        rows.describe(jax.devices())
         train(rows, peer_of(rows.config["source"], rows.args))

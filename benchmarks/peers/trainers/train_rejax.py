@@ -2,7 +2,6 @@
 
 import sys
 
-import jax
 import jax.numpy as jnp
 from environments import make
 from on_device import Peer, train
@@ -44,5 +43,4 @@ def greedy(algorithm, state, obs):
 
 if __name__ == "__main__":
     with run_of(sys.argv) as rows:
-        rows.describe(jax.devices())
         train(rows, peer_of(rows.args))

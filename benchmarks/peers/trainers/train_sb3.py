@@ -6,23 +6,39 @@ from typing import Any
 
 import numpy as np
 import torch
-from rows import Rows, evaluation_points, run_of
+from rows import EPISODES, Rows, evaluation_points, run_of
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-EPISODES = 128  # of an evaluation, as many as the kit's
 OF_THE_ENVS = ("n_envs", "normalize")  # flags that are not the algorithm's
 
 
 def train(rows: Rows) -> None:
     """Train one agent, and write what it earns."""
     args = rows.args
-    with rows.compiling():
-        model = make_model(args)
-        evaluation = Evaluation(rows)
+    torch.set_num_threads(1)  # in networks of this size more of them wait for each other
+    model, evaluation = make_model(args), Evaluation(rows)
+    rows.begin(*devices_of(model, args["library"]))
+    if args["library"] == "sbx":
+        with rows.compiling():  # in another model: what is compiled is kept for all in a process
+            make_model(args).learn(args["flags"].get("learning_starts", 100) + 2 * steps_of_update(model))
     model.learn(args["total_timesteps"], callback=evaluation, log_interval=None)
+
+
+def devices_of(model: BaseAlgorithm, library: str) -> tuple[str, list[object]]:
+    """The platform and the devices that it trains on."""
+    if library == "sbx":
+        import jax
+
+        return jax.default_backend(), jax.devices()
+    return {"cuda": "gpu"}.get(model.device.type, model.device.type), [model.device]
+
+
+def steps_of_update(model: BaseAlgorithm) -> int:
+    """Environment steps between updates."""
+    return model.n_envs * (model.n_steps if hasattr(model, "n_steps") else model.train_freq.frequency)
 
 
 def make_model(args: dict[str, Any]) -> BaseAlgorithm:
@@ -83,6 +99,4 @@ class Evaluation(BaseCallback):
 
 if __name__ == "__main__":
     with run_of(sys.argv) as rows:
-        torch.set_num_threads(1)  # networks of this size are several times as slow with more
-        rows.describe(["cpu"])
         train(rows)

@@ -1,0 +1,85 @@
+"""Tasks of a benchmark, the kit's and the peers': jobs for all seeds, and one record of what comes of them."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.jobs import Job, run
+from benchmarks.records import load_record, record_of
+from benchmarks.sets import Goal
+from common.cli.errors import TrainingError, UsageError
+from common.cli.files import writing
+from common.runs.directory import write_json
+
+EVALUATIONS = 20  # of a run
+FIRST_SEED = 100
+
+
+@dataclass(frozen=True)
+class Task:
+    """An environment to learn with an algorithm: one job for all seeds, or one for each."""
+
+    algorithm: str
+    env: str
+    steps: int
+    threshold: float
+    jobs: list[Job]
+
+    @property
+    def seeds(self) -> int:
+        return sum(job.args.num_seeds for job in self.jobs)
+
+    def path(self, results: Path) -> Path:
+        """The file of its record."""
+        return results / self.algorithm / f"{re.sub('[:/]', '-', self.env)}.json"
+
+
+def wanted(name: str, chosen: tuple[str, ...]) -> bool:
+    """Whether it is among the chosen ones; none means all."""
+    return not chosen or name in chosen
+
+
+def listed(chosen: list[Goal]) -> str:
+    """Algorithms, with the environments of each."""
+    envs = {}
+    for goal in chosen:
+        envs.setdefault(goal.algorithm, []).append(goal.env)
+    return "; ".join(f"{algorithm}: {', '.join(names)}" for algorithm, names in envs.items())
+
+
+def run_all(tasks: list[Task], results: Path) -> None:
+    """Run all jobs and write a file for each task as soon as its jobs are done.
+
+    Raises UsageError where a file is of more seeds or steps, TrainingError where some jobs have failed.
+    """
+    written = []
+    for task in tasks:
+        _check_replaceable(task.path(results), task.seeds, task.steps)
+        with writing(f"folder {results}"):
+            task.path(results).parent.mkdir(parents=True, exist_ok=True)
+
+    def write_done() -> None:
+        for task in tasks:
+            if task in written or not all(job.done for job in task.jobs):
+                continue
+            write_json(task.path(results), record_of(task.jobs, task.threshold))
+            written.append(task)
+
+    failed = run([job for task in tasks for job in task.jobs], write_done)
+    for task in written:
+        print(f"wrote {task.path(results)}")
+    if failed:
+        raise TrainingError(f"{len(failed)} of {sum(len(task.jobs) for task in tasks)} runs failed")
+
+
+def _check_replaceable(path: Path, seeds: int, steps: int) -> None:
+    """Raise UsageError where the file there is of more than what is asked for."""
+    if not path.exists():
+        return
+    record = load_record(path)
+    count, there = len(record["seeds"]), record["flags"]["total_timesteps"]
+    if count > seeds or there > steps:
+        raise UsageError(
+            f"{path} has {count} seeds of {there:,} steps, and this would replace it by {seeds} of {steps:,}: "
+            "name another folder with --results"
+        )

@@ -220,20 +220,21 @@ COLUMNS += ["steps/s (agents)", "compiled"]
 INTRODUCTION = """# Benchmark
 
 **Right** is what tests hold, on every change: losses, advantages, V-trace and distributions against golden values
-(`tests/test_maths.py`, `tests/test_sac.py`, `tests/test_appo.py`); the same parameters on 1, 2, 4 and 8 devices and of a
-seed alone or among others, resume to the last bit, and time limits through a whole update (`tests/test_invariants.py`);
-nothing saved lost by `kill -9`, signals or a full disk (`tests/test_faults.py`). Whether the default flags learn on
-other processors too, with hundreds of seeds, is in [ppo.md](ppo.md#results) and [sac.md](sac.md#results).
+(`tests/test_maths.py`, `tests/test_sac.py`, `tests/test_appo.py`); the same parameters on 1, 2, 4 and 8 devices and
+of a seed alone or among others, resume to the last bit, and time limits through a whole update
+(`tests/test_invariants.py`); nothing saved lost by `kill -9`, signals or a full disk (`tests/test_faults.py`).
+Whether the default flags learn on other processors too, with hundreds of seeds, is in [ppo.md](ppo.md#results) and
+[sac.md](sac.md#results).
 
 **How good** it is the tables say: what is learned with the commands below, in greedy returns over 128 episodes, 32 on
-the host. Returns are interquartile means over seeds with 95% bootstrap intervals (Agarwal et al. 2021). "Learned" counts
-the seeds that reach the threshold in some evaluation; "after" is the median over all seeds, those that never do
-included. Steps/s are of all agents of a run together, as many as stand in brackets; seconds are of such a run, with
-compilation, and for our own algorithms with evaluations. A score is 0 for the worst return that any algorithm had on
-the task, and 1 for its threshold. Seeds are from 100 on, which no search for our flags has seen.
+the host. Returns are interquartile means over seeds with 95% bootstrap intervals (Agarwal et al. 2021). "Learned"
+counts the seeds that reach the threshold in some evaluation; "after" is the median over all seeds, those that never
+do included. Steps/s are of all agents of a run together, as many as stand in brackets; seconds are of such a run,
+with compilation, and for our own algorithms with evaluations. A score is 0 for the worst return that any algorithm
+had on the task, and 1 for its threshold. Seeds are from 100 on, which no search for our flags has seen.
 
-This page and its pictures are made by `python -m benchmarks.report` from the files in `benchmarks/results/`, and those
-by `python -m benchmarks.learning --set NAME` and, for other kits with the flags that their authors publish,
+This page and its pictures are made by `python -m benchmarks.report` from the files in `benchmarks/results/`, and
+those by `python -m benchmarks.learning --set NAME` and, for other kits with the flags that their authors publish,
 `python -m benchmarks.peers --peer NAME`. PureJaxRL and rejax train on the same environments as we do, SB3 and SBX on
 gymnasium's, which are the same but for MountainCarContinuous, where a car that hits the wall stops."""
 

@@ -57,18 +57,16 @@ class Args:
 
 
 def measure_all(args: Args) -> None:
-    """What the command does. Raises TrainingError where nothing can be measured."""
+    """What the command does. Raises UsageError where an environment cannot be, TrainingError where nothing can."""
     folder, deadline = Path(args.results) / machine_class(), time.monotonic() + 60 * args.minutes
     with writing(f"folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
     known = {_key(row): row for row in (load_rows(folder) if (folder / FILE).exists() else [])}
-    measured = False
     for row in measurements(args, deadline):
         print(sentence(row), flush=True)
         known[_key(row)] = row
-        measured = measured or "failed" not in row
         write_json(folder / FILE, {"rows": [known[key] for key in sorted(known)]})
-    if not measured:
+    if not any("steps_per_second" in row for row in known.values()):
         raise TrainingError("nothing was measured, see above")
     picture([known[key] for key in sorted(known)]).savefig(folder / "accelerator.png")
     print(f"wrote {folder / FILE} and {folder / 'accelerator.png'}")
@@ -79,7 +77,10 @@ def _key(row: Row) -> tuple[str, str, int]:
 
 
 def measurements(args: Args, deadline: float) -> Iterator[Row]:
-    """One row after another: the first size of each series, then the next of each that is worth it."""
+    """One row after another: the first size of each series, then the next of each that is worth it.
+
+    Raises UsageError where the first size of one cannot be measured.
+    """
     series = [(algorithm, env, FIRST[algorithm]) for algorithm in args.algos for env in args.envs]
     last = {}
     while series:
@@ -87,8 +88,14 @@ def measurements(args: Args, deadline: float) -> Iterator[Row]:
         before, began = last.get((algorithm, env)), time.monotonic()
         expected = GROWTH * before["seconds"] if before else 0.0
         if began + expected > deadline:
+            print(f"{algorithm} {env}: {num_envs:,} envs may take {expected:.0f} s, more than is left", flush=True)
             continue
-        row = measurement(algorithm, env, num_envs)
+        try:
+            row = measurement(algorithm, env, num_envs)
+        except UsageError as error:  # of a larger size, that it does not fit
+            if not before:
+                raise
+            row = failure(algorithm, env, num_envs, str(error))
         row["seconds"] = round(time.monotonic() - began, 1)
         yield row
         if "failed" in row or (before and row["steps_per_second"] < WORTH * before["steps_per_second"]):
@@ -98,15 +105,24 @@ def measurements(args: Args, deadline: float) -> Iterator[Row]:
 
 
 def measurement(algorithm: str, env: str, num_envs: int) -> Row:
-    """What the algorithm's own benchmark measures, in a process that may run out of memory; `failed` says why not."""
+    """What the algorithm's own benchmark measures, in a process that may run out of memory; `failed` says why not.
+
+    Raises UsageError where the algorithm does not take these sizes or this environment.
+    """
     script = ROOT / "benchmarks" / f"{algorithm.removesuffix('_pmap')}_throughput.py"
     flags = as_words({"env": env, "num_envs": num_envs} | sizes(algorithm, env, num_envs))
     done = subprocess.run(ends_with_us([sys.executable, str(script), *flags]), capture_output=True, text=True)
-    row = {"algorithm": algorithm, "env": env, "num_envs": num_envs}
+    said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1].removeprefix("error: ")
+    if done.returncode == 2:
+        raise UsageError(said)
     if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"it ended with {done.returncode} and said nothing"]
-        return row | {"failed": said[-1][:200]}
-    return row | json.loads(done.stdout.splitlines()[-1])
+        return failure(algorithm, env, num_envs, f"{said[:200]} (exit code {done.returncode})")
+    return {"algorithm": algorithm, "env": env, "num_envs": num_envs} | json.loads(done.stdout.splitlines()[-1])
+
+
+def failure(algorithm: str, env: str, num_envs: int, reason: str) -> Row:
+    """A row of what could not be measured."""
+    return {"algorithm": algorithm, "env": env, "num_envs": num_envs, "failed": reason}
 
 
 def sizes(algorithm: str, env: str, num_envs: int) -> dict[str, Any]:

@@ -96,14 +96,16 @@ class Job:
         return self._start([*script, *flags, "--no-compile-cache"])
 
     def _start(self, words: list[str]) -> subprocess.Popen:
-        with writing(f"folder {self.folder}"):
-            self.folder.mkdir(parents=True, exist_ok=True)
         with self.log.open("a") as log:
             return subprocess.Popen(ends_with_us(words), stdout=log, stderr=log, process_group=0)
 
     @property
     def log(self) -> Path:
         return self.run_dir.with_name(f"{self.run_dir.name}.log")
+
+    def last_words(self) -> str:
+        """The last line of what it has said."""
+        return (self.log.read_text().splitlines() or ["it said nothing"])[-1]
 
 
 def ends_with_us(words: list[str]) -> list[str]:
@@ -128,10 +130,14 @@ def run(jobs: Iterable[Job], after_each: Callable[[], None] = lambda: None) -> l
     """Run the jobs that are not done, one after another; returns those that failed, whose reasons are said.
 
     SIGINT or SIGTERM end the run that goes on, which saves itself, and then this, with KeyboardInterrupt or SystemExit.
+    Raises UsageError where their folder cannot be written.
     """
     from rich import progress
 
     jobs = list(jobs)
+    for folder in {job.folder for job in jobs}:
+        with writing(f"folder {folder}"):
+            folder.mkdir(parents=True, exist_ok=True)
     columns = [
         progress.TextColumn("{task.description}"),
         progress.BarColumn(bar_width=30),
@@ -170,6 +176,9 @@ def _signals_raise() -> Iterator[None]:
     also_before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         yield
+    except (KeyboardInterrupt, SystemExit):
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        raise
     finally:
         signal.signal(signal.SIGINT, before)
         signal.signal(signal.SIGTERM, also_before)
@@ -193,8 +202,8 @@ def _watch(job: Job, show: Callable[[int], None]) -> None:
     if process.returncode < 0:
         raise TrainingError(f"{job.command} was ended by signal {-process.returncode}; the same command goes on")
     if process.returncode or not job.done:
-        lines = job.log.read_text().splitlines() or ["it said nothing"]
-        raise TrainingError(f"{job.command} ended with {process.returncode}: {lines[-1]} ({job.log} has the rest)")
+        said = f"{job.last_words()} ({job.log} has the rest)"
+        raise TrainingError(f"{job.command} ended with {process.returncode}: {said}")
 
 
 def _wait_until_free(job: Job) -> None:

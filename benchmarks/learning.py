@@ -15,10 +15,9 @@ from typing import Literal
 from benchmarks.jobs import Job, seed_flags
 from benchmarks.records import machine_class
 from benchmarks.sets import goals
-from benchmarks.tasks import EVALUATIONS, FIRST_SEED, Task, listed, run_all, wanted
+from benchmarks.tasks import EVALUATIONS, FIRST_SEED, Task, chosen, run_all
 from common.cli.checks import check, check_types
 from common.cli.command import main, parse
-from common.cli.errors import UsageError
 from common.cli.words import as_words
 
 
@@ -28,9 +27,9 @@ class Args:
 
     set: Literal["classic", "minatar", "bsuite", "host"] = "classic"
     """The environments; benchmarks/sets.toml lists them."""
-    algos: tuple[str, ...] = ()
+    algos: tuple[str, ...] | None = None
     """Algorithms, such as ppo_pmap; default all that the set has."""
-    envs: tuple[str, ...] = ()
+    envs: tuple[str, ...] | None = None
     """Environments; default all of the set."""
     seeds: int = 10
     """Seeds of each, from 100 on: no search for flags has seen them."""
@@ -49,12 +48,8 @@ class Args:
 
 def tasks_of(args: Args) -> list[Task]:
     """What a set asks for. Raises UsageError where nothing of it is chosen."""
-    there = [goal for goal in goals() if goal.set == args.set]
-    chosen = [goal for goal in there if wanted(goal.algorithm, args.algos) and wanted(goal.env, args.envs)]
-    if not chosen:
-        raise UsageError(f"nothing of --set {args.set} was chosen, which has {listed(there)}")
     tasks = []
-    for goal in chosen:
+    for goal in chosen([goal for goal in goals() if goal.set == args.set], args.algos, args.envs):
         steps = args.total_timesteps or goal.steps
         size = {"env": goal.env, "total_timesteps": steps, "eval_interval": max(steps // EVALUATIONS, 1)}
         seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)

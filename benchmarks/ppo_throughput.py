@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 
 from algos.ppo_pmap import Actor, Args, Critic, make_ppo
 from benchmarks.timing import matmul_rate, median_seconds, time_training
+from common.cli.command import main, parse
 from common.device.devices import choose_devices
 from common.device.sharding import AXIS
 from common.envs.environment import Env
@@ -107,4 +107,4 @@ def time_networks(args: Args, env: Env, devices: list, updates: int) -> tuple[fl
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(tyro.cli(Sizes))))
+    sys.exit(main(lambda sizes: print(json.dumps(measure(sizes))), parse(Sizes)))

@@ -14,7 +14,7 @@ from common.cli.errors import UsageError
 from common.cli.files import read_text
 from common.cli.flags import ONE_TIME, read_config
 from common.drawing.groups import EVALUATION
-from common.runs.history import Series, read_log
+from common.runs.history import Log, Series, read_log
 
 COMPILATION = "time/compile"
 NAMES = (
@@ -53,7 +53,7 @@ def record_of(jobs: list[Job], threshold: float) -> dict[str, Any]:
 
     Seconds and steps/s are of a run with all its seeds, over all its invocations; seconds are means over the runs.
     """
-    logs = [read_log(job.run_dir, [EVALUATION, COMPILATION]) for job in jobs]
+    logs = [log_of(job) for job in jobs]
     curves = [log.series[EVALUATION] for log in logs]
     config = read_config(jobs[0].run_dir)
     steps = sorted(set.intersection(*(set(curve.steps) for curve in curves)))
@@ -81,6 +81,18 @@ def record_of(jobs: list[Job], threshold: float) -> dict[str, Any]:
     }
 
 
+def log_of(job: Job) -> Log:
+    """What a finished run has written. Raises UsageError where it is not all there."""
+    log = read_log(job.run_dir, [EVALUATION, COMPILATION])
+    evaluated = max(log.series[EVALUATION].steps, default=0) if EVALUATION in log.series else 0
+    if evaluated < job.args.total_timesteps or COMPILATION not in log.series:
+        raise UsageError(
+            f"{job.run_dir} is damaged, its evaluations end at step {evaluated:,.0f} of {job.args.total_timesteps:,}: "
+            "delete it, and the same command runs it again"
+        )
+    return log
+
+
 def load_records(folder: Path) -> list[dict[str, Any]]:
     """All records of a class of machines."""
     return [load_record(path) for path in sorted(folder.glob("*/*.json"))]
@@ -90,9 +102,35 @@ def load_record(path: Path) -> dict[str, Any]:
     """What `record_of` gave. Raises UsageError where the file is something else."""
     try:
         record = json.loads(read_text(path))
-        return {name: record[name] for name in NAMES}
+        record = {name: record[name] for name in NAMES}
+        _check(record)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is not a result of benchmarks.learning: {error!r}") from error
+        raise UsageError(
+            f"{path} is not a result of benchmarks.learning, or damaged ({type(error).__name__}): "
+            "delete it, and the command that made it writes it again"
+        ) from error
+    return record
+
+
+def _check(record: dict[str, Any]) -> None:
+    """Raise ValueError or TypeError where sizes do not fit each other, or something is no number."""
+    evaluations, seeds = len(record["env_steps"]), len(record["seeds"])
+    sizes = {
+        "returns": (evaluations, seeds),
+        "env_steps": (evaluations,),
+        "seconds": (evaluations,),
+        "env_steps_to_threshold": (seeds,),
+        "seconds_to_threshold": (seeds,),
+        "threshold": (),
+    }
+    for name, size in sizes.items():
+        if np.array(record[name], float).shape != size:
+            raise ValueError(name)
+    if not (np.isfinite(record["threshold"]) and np.isfinite(returns_of(record)).all() and seeds):
+        raise ValueError("returns")
+    for name in ("steps_per_second", "compile_seconds"):
+        if not (len(record[name]) and np.isfinite(np.array(record[name], float)).all()):
+            raise ValueError(name)
 
 
 def returns_of(record: dict[str, Any]) -> np.ndarray:

@@ -17,7 +17,7 @@ from benchmarks.sets import Goal, goals, goals_of_peer, peers
 from benchmarks.tasks import listed
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
-from common.cli.files import writing
+from common.cli.files import check_target, writing
 from common.drawing.figure import Line, Panel, draw
 from common.drawing.statistics import Interval, estimate, interval, stratified
 
@@ -38,7 +38,12 @@ def report(args: Args) -> None:
     """What the command does."""
     results, page = Path(args.results), Path(args.page)
     if not _machines(results):
-        raise UsageError(f"{results} has no results: python -m benchmarks.learning makes some")
+        raise UsageError(f"{results} has no folder of a machine with results: python -m benchmarks.learning makes some")
+    check_target(page)
+    known = {(goal.algorithm, goal.env) for goal in _tasks()}
+    for record in (record for machine in _machines(results) for record in load_records(machine)):
+        if (record["algorithm"], record["env"]) not in known:
+            print(f"left out: {record['env']} with {record['algorithm']}, which no set has")
     text, images = page_of(results), page.parent / "images"
     with writing(f"page {page}"):
         images.mkdir(parents=True, exist_ok=True)
@@ -203,8 +208,9 @@ def _tasks() -> list[Goal]:
 
 
 def _machines(results: Path) -> list[Path]:
-    """The folder of each class of machines."""
-    return sorted(path for path in results.iterdir() if path.is_dir()) if results.is_dir() else []
+    """The folder of each class of machines that has results."""
+    folders = sorted(path for path in results.iterdir() if path.is_dir()) if results.is_dir() else []
+    return [folder for folder in folders if any(folder.glob("*/*.json")) or (folder / FILE).exists()]
 
 
 def _count(value: float) -> str:

@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 
 from algos.sac_pmap import ENVS_PER_CPU_DEVICE, Actor, Args, Critics, make_sac
 from benchmarks.timing import matmul_rate, median_seconds, time_training
+from common.cli.command import main, parse
 from common.device.devices import choose_devices
 from common.device.sharding import AXIS
 from common.envs.environment import Env
@@ -147,4 +147,4 @@ def flops_per_gradient_update(args: Args, env: Env) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(tyro.cli(Sizes))))
+    sys.exit(main(lambda sizes: print(json.dumps(measure(sizes))), parse(Sizes)))

@@ -34,15 +34,22 @@ class Task:
         return results / self.algorithm / f"{re.sub('[:/]', '-', self.env)}.json"
 
 
-def wanted(name: str, chosen: tuple[str, ...]) -> bool:
-    """Whether it is among the chosen ones; none means all."""
-    return not chosen or name in chosen
+def chosen(there: list[Goal], algos: tuple[str, ...] | None, envs: tuple[str, ...] | None) -> list[Goal]:
+    """The goals with these algorithms and environments; None means all. Raises UsageError where a name has none."""
+    found = [
+        goal for goal in there if goal.algorithm in (algos or [goal.algorithm]) and goal.env in (envs or [goal.env])
+    ]
+    for flag, names, used in (("algos", algos, {x.algorithm for x in found}), ("envs", envs, {x.env for x in found})):
+        if names is not None and not (names and used.issuperset(names)):
+            unknown = [name for name in names if name not in used] or ["without a name"]
+            raise UsageError(f"--{flag} {unknown[0]} chooses nothing of {listed(there)}")
+    return found
 
 
-def listed(chosen: list[Goal]) -> str:
+def listed(some: list[Goal]) -> str:
     """Algorithms, with the environments of each."""
     envs = {}
-    for goal in chosen:
+    for goal in some:
         envs.setdefault(goal.algorithm, []).append(goal.env)
     return "; ".join(f"{algorithm}: {', '.join(names)}" for algorithm, names in envs.items())
 

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.jobs import ROOT, Job, run, seed_flags
+from benchmarks.records import log_of
 from common.cli.checks import check, check_types
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
 from common.cli.words import as_typed, as_words
 from common.drawing.groups import EVALUATION
 from common.drawing.statistics import RESAMPLES, estimate, interval
-from common.runs.history import read_log
 
 EVALUATIONS = 10  # of a run
 SEEN, UNSEEN = 2_000, 1_000  # the first seed of those that the search sees, and that it does not
@@ -162,8 +162,11 @@ def returns_of_all(args: Args, candidates: list[Flags], size: Size) -> np.ndarra
     returns = []
     for env in args.env:
         of_each = [jobs_of(args, env, flags, size) for flags in candidates]
-        if candidates[0] == {} and run(of_each[0]):
-            raise TrainingError(f"{TODAY} fail on {env}: {of_each[0][0].log} says why")
+        if candidates[0] == {} and (failed := run(of_each[0])):
+            said = failed[0].last_words()
+            if said.startswith("error: "):  # such as an environment that the algorithm cannot train
+                raise UsageError(said.removeprefix("error: "))
+            raise TrainingError(f"{TODAY} fail on {env}: {said} ({failed[0].log} has the rest)")
         run(job for jobs in of_each for job in jobs)
         returns.append([returns_of(jobs).mean() if all(job.done for job in jobs) else np.nan for jobs in of_each])
         if np.isnan(returns[-1]).all():
@@ -182,7 +185,7 @@ def scores_of(returns: np.ndarray) -> np.ndarray:
 
 def returns_of(jobs: list[Job]) -> np.ndarray:
     """Of each seed [S], the mean greedy return over the second half of the run: learning sooner counts, too."""
-    curves = [read_log(job.run_dir, [EVALUATION]).series[EVALUATION] for job in jobs]
+    curves = [log_of(job).series[EVALUATION] for job in jobs]
     return np.concatenate([curve.values[curve.steps > curve.steps[-1] / 2].mean(axis=0) for curve in curves])
 
 

@@ -8,7 +8,7 @@ from cli_helpers import refusal
 
 from benchmarks import accelerator, report
 from benchmarks.timing import count_kernels
-from common.cli.errors import TrainingError
+from common.cli.errors import TrainingError, UsageError
 
 
 @pytest.fixture
@@ -39,6 +39,7 @@ def test_sizes_grow_until_they_bring_nothing_or_do_not_fit(speeds, tmp_path, cap
     assert "| ppo_pmap | CartPole-v1 | 1,024 | 2,050 | 50% | 5 MB | 1,234 | 7 s |" in text
     assert "| sac_pmap | CartPole-v1 | 256 | failed: RESOURCE_EXHAUSTED" in text
     speeds["ppo_pmap"] = {64: 5000}
+    capsys.readouterr()
     accelerator.measure_all(accelerator.Args(algos=("ppo_pmap",), envs=("CartPole-v1",), results=str(tmp_path)))
     rows = json.loads((tmp_path / "toy-1" / "accelerator.json").read_text())["rows"]
     speeds_then = [row["steps_per_second"] for row in rows if "failed" not in row]
@@ -66,21 +67,30 @@ def test_where_nothing_can_be_measured_that_is_said(speeds, tmp_path):
     [
         ("--minutes 0", "--minutes must be greater than 0"),
         ("--algos appo_pmap", "--algos appo_pmap is not among ppo_pmap, sac_pmap"),
-        ("--envs", "--envs"),
+        ("--envs", "--algos and --envs need at least one each"),
     ],
 )
 def test_bad_input_is_one_sentence(words, wanted):
     assert wanted in refusal(accelerator.measure_all, accelerator.Args, words.split())
 
 
-def test_a_small_measurement_runs(monkeypatch):
-    monkeypatch.setattr(accelerator, "sizes", lambda *_: {"num_steps": 8, "num_minibatches": 2, "updates": 1})
-    row = accelerator.measurement("ppo_pmap", "CartPole-v1", 4)
+@pytest.mark.parametrize(
+    ("algorithm", "sizes"),
+    [("ppo_pmap", {"num_steps": 8, "num_minibatches": 2, "updates": 1}), ("sac_pmap", {"batch_size": 8, "steps": 8})],
+)
+def test_a_small_measurement_runs(algorithm, sizes, monkeypatch):
+    monkeypatch.setattr(accelerator, "sizes", lambda *_: sizes)
+    row = accelerator.measurement(algorithm, "CartPole-v1", 4)
+    assert "failed" not in row, row
     assert row["steps_per_second"] > 0
     assert row["share_of_floor"] > 0
     assert row["memory_bytes"] > 4 * 5000 * 3, "parameters and both of Adam's moments"
     assert row["kernels_per_update"] > 8, "each step has some"
-    assert "failed" in accelerator.measurement("ppo_pmap", "NoSuch-v1", 4)
+
+
+def test_what_cannot_be_measured_says_why():
+    with pytest.raises(UsageError, match="^unknown environment 'NoSuch-v1'"):
+        accelerator.measurement("ppo_pmap", "NoSuch-v1", 4)
 
 
 def test_kernels_of_a_loop_count_as_often_as_it_runs():

@@ -11,6 +11,7 @@ from cli_helpers import ROOT, SMALL, STEPS, in_process, read_rows, refusal
 
 from benchmarks import learning, report, tune
 from benchmarks.jobs import Job, run, seed_flags
+from benchmarks.records import log_of
 from common.cli.errors import TrainingError, UsageError
 
 
@@ -82,7 +83,7 @@ def page(folder: Path) -> Path:
 
 
 def test_what_is_not_in_the_set_is_refused():
-    with pytest.raises(UsageError, match="nothing of --set classic was chosen, which has ppo_pmap: CartPole-v1, "):
+    with pytest.raises(UsageError, match="--envs Asterix-MinAtar chooses nothing of ppo_pmap: CartPole-v1, "):
         learning.tasks_of(learning.Args(envs=("Asterix-MinAtar",)))
 
 
@@ -142,6 +143,49 @@ def test_the_page_has_the_figures_of_the_files(results):
     assert "sb3_ppo: CartPole-v1, MountainCar-v0" in text.split("Not yet run on cpu-2: ")[1]
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("returns", lambda rows: [*rows[:-1], rows[-1][1:]]),
+        ("returns", lambda rows: rows[:-1]),
+        ("returns", lambda rows: [*rows[:-1], ["x", *rows[-1][1:]]]),
+        ("threshold", lambda _: None),
+        ("seeds", lambda _: []),
+        ("compile_seconds", lambda _: []),
+    ],
+)
+def test_a_damaged_result_is_named(name, change, results):
+    path = results / "cpu-2" / "ppo_pmap" / "CartPole-v1.json"
+    one = json.loads(path.read_text())
+    path.write_text(json.dumps(one | {name: change(one[name])}))
+    with pytest.raises(
+        UsageError, match=r"CartPole-v1.json is not a result of benchmarks.learning, or damaged \(\w+\)"
+    ):
+        report.page_of(results)
+
+
+def test_a_folder_without_machines_and_a_result_of_no_set_are_told(results, tmp_path, capsys):
+    with pytest.raises(UsageError, match="has no folder of a machine with results"):
+        report.report(report.Args(results=str(results / "cpu-2"), page=str(page(tmp_path))))
+    path = results / "cpu-2" / "ppo_pmap" / "Nope-v1.json"
+    path.write_text(json.dumps(record("ppo_pmap", "Nope-v1", [[1.0] * 8], 4)))
+    report.report(report.Args(results=str(results), page=str(page(tmp_path))))
+    assert "left out: Nope-v1 with ppo_pmap, which no set has" in capsys.readouterr().out
+
+
+def test_a_finished_run_that_has_lost_rows_is_not_a_result(tmp_path):
+    one = job(tmp_path, "--total-timesteps", 100)
+    one.run_dir.mkdir()
+    (one.run_dir / "DONE").touch()
+    rows = [{"env_steps": step, "eval/return_mean": 1.0, "time/compile": 2.0} for step in (50, 100)]
+    for kept, said in ((1, "end at step 50 of 100"), (0, "end at step 0 of 100")):
+        (one.run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:kept]))
+        with pytest.raises(UsageError, match=f"is damaged, its evaluations {said}: delete it"):
+            log_of(one)
+    (one.run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert log_of(one).steps == 100
+
+
 def test_seeds_are_trained_in_as_few_runs_as_the_algorithm_and_the_set_allow():
     asked = range(100, 107)
     assert seed_flags("ppo_pmap", asked) == [{"seed": 100, "num_seeds": 7}]
@@ -178,7 +222,8 @@ def searched(monkeypatch):
                 continue
             one.run_dir.mkdir(parents=True, exist_ok=True)
             worth = -abs(one.args.ent_coef - 0.03) + 1e-3 * one.args.seed
-            rows = [{"env_steps": step, "eval/return_mean": [worth] * one.args.num_seeds} for step in (1, 9, 10)]
+            value, end = [worth] * one.args.num_seeds, one.args.total_timesteps
+            rows = [{"env_steps": step, "eval/return_mean": value, "time/compile": 1.0} for step in (1, end - 1, end)]
             (one.run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
             (one.run_dir / "DONE").touch()
         return [one for one in jobs if not one.done]
@@ -209,8 +254,9 @@ def test_what_is_not_clearly_better_on_unseen_seeds_gives_no_entry(searched, tmp
 
 
 def test_a_search_that_fails_says_so(searched, tmp_path, monkeypatch):
-    monkeypatch.setattr(tune, "run", lambda jobs: jobs)
-    with pytest.raises(TrainingError, match="the flags of today fail on CartPole-v1: .* says why"):
+    monkeypatch.setattr(tune, "run", lambda jobs: list(jobs))
+    monkeypatch.setattr(Job, "last_words", lambda _: "MemoryError")
+    with pytest.raises(TrainingError, match="the flags of today fail on CartPole-v1: MemoryError"):
         tune.tune(tune.Args(env=("CartPole-v1",), candidates=3, folder=str(tmp_path)))
     with pytest.raises(UsageError, match="--pattern has to say"):
         tune.Args(env=("CartPole-v1", "Acrobot-v1"))
@@ -227,7 +273,12 @@ def test_a_search_that_fails_says_so(searched, tmp_path, monkeypatch):
         (tune, "--env CartPole-v1 --algo nosuch", "--algo nosuch is no file of algos/"),
         (tune, "--env CartPole-v1 --candidates 1", "--candidates must be at least 2"),
         (tune, "--env Pendulum-v1 --algo sac_pmap --space ppo_pmap", "candidates of ppo_pmap sac_pmap takes only "),
-        (report, "--results nowhere", "nowhere has no results"),
+        (learning, "--envs", "--envs without a name chooses nothing of ppo_pmap: CartPole-v1, "),
+        (learning, "--envs CartPole-v1 CartPole-v2", "--envs CartPole-v2 chooses nothing of "),
+        (learning, f"--folder {__file__}", f"folder {__file__} cannot be written"),
+        (tune, "--env Nope-v1 --candidates 2 --folder runs/none", "unknown environment 'Nope-v1': did you mean "),
+        (report, "--results nowhere", "nowhere has no folder of a machine with results"),
+        (report, f"--page {ROOT}", "is a directory: name a file in it"),
     ],
 )
 def test_bad_input_is_one_sentence(command, words, wanted):

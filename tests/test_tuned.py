@@ -76,7 +76,7 @@ def test_the_header_says_where_flags_come_from_and_a_resume_ignores_the_table(al
     header = capsys.readouterr().out
     assert (
         "tuned    --num-steps 8 --hidden-sizes 4 --normalize-obs "
-        "(tuned/my_ppo.toml has them for CartPole-v1; --no-tuned leaves them out)"
+        f"(from {tmp_path.name}/tuned/my_ppo.toml for CartPole-v1; --no-tuned leaves them out)"
     ) in header
     assert "flags    --total-timesteps 64 --eval-episodes 4 --num-envs 2 --num-minibatches 1\n" in header
     used = "num_envs", "num_steps", "hidden_sizes", "normalize_obs"

@@ -19,7 +19,7 @@ from benchmarks.jobs import Job, parts_of
 from benchmarks.peers.installation import install, python_of
 from benchmarks.records import machine_class
 from benchmarks.sets import Goal, goals_of_peer, peers
-from benchmarks.tasks import EVALUATIONS, FIRST_SEED, Task, listed, run_all, wanted
+from benchmarks.tasks import EVALUATIONS, FIRST_SEED, Task, chosen, run_all
 from common.cli.checks import check, check_types
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
@@ -38,9 +38,9 @@ class Args:
     """Stable-Baselines3, SBX, rejax or PureJaxRL."""
     set: Literal["", "classic", "minatar", "bsuite", "host"] = ""
     """Only the environments of this set."""
-    algos: tuple[str, ...] = ()
+    algos: tuple[str, ...] | None = None
     """Only these algorithms, such as sb3_ppo."""
-    envs: tuple[str, ...] = ()
+    envs: tuple[str, ...] | None = None
     """Only these environments."""
     seeds: int = 10
     """Seeds of each, from 100 on."""
@@ -115,15 +115,11 @@ class PeerJob(Job):
 
 def tasks_of(args: Args, platform: str) -> list[Task]:
     """What is to be trained, on a "cpu" or a "gpu". Raises UsageError where nothing is."""
-    there = [goal for goal, _ in goals_of_peer(args.peer)]
-    tasks = [
-        task_of(args, platform, goal, flags)
-        for goal, flags in goals_of_peer(args.peer)
-        if args.set in ("", goal.set) and wanted(goal.algorithm, args.algos) and wanted(goal.env, args.envs)
-    ]
-    if not tasks:
-        raise UsageError(f"nothing of --peer {args.peer} was chosen, which has flags for {listed(there)}")
-    return tasks
+    published = dict(goals_of_peer(args.peer))
+    there = [goal for goal in published if args.set in ("", goal.set)]
+    if not there:
+        raise UsageError(f"--set {args.set} has nothing for which flags of {args.peer} are published")
+    return [task_of(args, platform, goal, published[goal]) for goal in chosen(there, args.algos, args.envs)]
 
 
 def task_of(args: Args, platform: str, goal: Goal, flags: dict[str, Any]) -> Task:
@@ -132,7 +128,7 @@ def task_of(args: Args, platform: str, goal: Goal, flags: dict[str, Any]) -> Tas
     given = {"peer": args.peer, "algos": (goal.algorithm,), "envs": (goal.env,), "seeds": args.seeds}
     given |= {"total_timesteps": args.total_timesteps} if args.total_timesteps else {}
     source = args.source and str(Path(args.source).resolve())
-    given |= {"source": Path(source).name} if source else {}  # not where it lies on this machine
+    given |= {"source": f"path/to/{Path(source).name}"} if source else {}  # not where it lies on this machine
     at_once = (goal.seeds_at_once or args.seeds) if about["seeds_at_once"] else 1
     jobs = []
     for seeds in parts_of(range(FIRST_SEED, FIRST_SEED + args.seeds), at_once):

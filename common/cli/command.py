@@ -25,7 +25,7 @@ def parse(args_class: type, argv: list[str] | None = None) -> Any:
     if argv is None:
         argv = sys.argv[1:]
         module = sys.modules["__main__"].__spec__
-        program = f"python -m {module.name}" if module else None
+        program = f"python -m {module.name.removesuffix('.__main__')}" if module else None
         for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it is closed
             stream.reconfigure(errors="replace")  # where it has no ±
         signal.signal(signal.SIGINT, end_at_once)  # nothing to save until a run begins
@@ -70,8 +70,11 @@ def _read(args_class: type, argv: list[str], program: str | None) -> Any:
     except SystemExit as end:
         if end.code != 2:
             raise
-        ours = isinstance(end.__context__, UsageError)  # from the checks of flags
-        raise (end.__context__ if ours else UsageError(_lacking(args_class, argv))) from None
+        if not isinstance(end.__context__, UsageError):
+            raise UsageError(_lacking(args_class, argv)) from None
+        found = args_class.tuned_entry(default.env) if getattr(default, "tuned", False) else None
+        also = f" (some flags are from {found}; --no-tuned leaves them out)" if found else ""
+        raise UsageError(f"{end.__context__}{also}") from None  # from the checks of flags
     if unknown:
         flags = [word.split("=")[0] for word in unknown if word.startswith("--")]
         nothing = f"{shortened(repr(unknown[0]))} belongs to no flag: --help lists all of them"

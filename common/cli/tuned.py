@@ -21,6 +21,9 @@ class Entry(NamedTuple):
     pattern: str
     flags: dict[str, Any]
 
+    def __str__(self) -> str:
+        return f"{Path(*self.path.parts[-3:])} for {self.pattern}"
+
 
 def find_entry(script: Path, env: str) -> Entry | None:
     """What the file beside an algorithm's `script` has for `env`: by its very name, else by the first pattern.

@@ -128,11 +128,12 @@ def _flags(args: Any) -> list[str]:
     made = {field.name: field.default_factory() for field in fields if callable(field.default_factory)}
     defaults = {field.name: field.default for field in fields} | made
     values = {name: getattr(args, name) for name in defaults if getattr(args, name) != defaults[name]}
-    tuned = {name: value for name, value in (entry.flags if entry else {}).items() if values.get(name) == value}
+    found = entry.flags if entry else {}
+    values |= {name: getattr(args, name) for name in found if getattr(args, name) != found[name]}  # given against it
+    tuned = {name: value for name, value in found.items() if values.get(name) == value}
     lines = []
     if tuned:
-        where = f"{entry.path.parent.name}/{entry.path.name} has them for {entry.pattern}"
-        lines.append(f"tuned    {as_typed(tuned)} ({where}; --no-tuned leaves them out)")
+        lines.append(f"tuned    {as_typed(tuned)} (from {entry}; --no-tuned leaves them out)")
     if others := {name: value for name, value in values.items() if name not in tuned}:
         lines.append(f"flags    {as_typed(others)}")
     return lines

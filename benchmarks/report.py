@@ -56,7 +56,8 @@ def report(args: Args) -> None:
 def page_of(results: Path) -> str:
     """The page as Markdown."""
     parts = [INTRODUCTION, *(_chapter(*chapter) for chapter in _chapters(results)), *map(_missing, _machines(results))]
-    parts += [_speeds(machine, rows) for machine, rows in _measured(results)]
+    measured = [_speeds(machine, rows) for machine, rows in _measured(results)]
+    parts += [SPEED, *measured] if measured else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -120,7 +121,7 @@ def _algorithms(records: list[Record]) -> list[str]:
 
 
 def _speeds(machine: str, rows: list[Record]) -> str:
-    return f"{SPEED}\n\n### {machine}\n\n{table(rows)}\n\n![Speed](images/{_picture(machine, 'speed', 'num_envs')})"
+    return f"### {machine}\n\n{table(rows)}\n\n![Speed](images/{_picture(machine, 'speed', 'num_envs')})"
 
 
 def _measured(results: Path) -> Iterator[tuple[str, list[Record]]]:

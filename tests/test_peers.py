@@ -210,7 +210,8 @@ def make_train(config):
         def _update_step(carry, unused):
             counted, _ = jax.lax.scan(lambda x, _: (x + 1, None), carry[0], None, 3)
             return (counted, carry[1]), counted
-        carry, _ = jax.lax.scan(_update_step, (jnp.int32(0), key), None, config["TOTAL_TIMESTEPS"] // 8)
+        two, _ = jax.lax.scan(lambda x, _: (x + 1, None), jnp.int32(0), None, 2)  # not the one that trains
+        carry, _ = jax.lax.scan(_update_step, (two, key), None, config["TOTAL_TIMESTEPS"] // 8)
         return {"runner_state": carry}
     return train
 """
@@ -226,8 +227,8 @@ def test_one_update_is_taken_out_of_purejaxrl(tmp_path, monkeypatch):
     peer = train_purejaxrl.peer_of(str(tmp_path), {"env": "CartPole-v1", "total_timesteps": 100, "flags": flags})
     sys.path.remove(f"{tmp_path}/purejaxrl")
     before = jax.jit(peer.init)(jax.random.key(0))
-    assert before[0] == 0
-    assert jax.jit(peer.update)(jax.jit(peer.update)(before))[0] == 6
+    assert before[0] == 2
+    assert jax.jit(peer.update)(jax.jit(peer.update)(before))[0] == 8
     assert peer.steps_per_update == 8
     assert "brax" not in sys.modules
     assert jax.lax.scan(lambda x, _: (x + 1, None), 0, None, 2)[0] == 2

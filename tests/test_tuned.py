@@ -5,7 +5,7 @@ import sys
 import tomllib
 
 import pytest
-from cli_helpers import ROOT, in_process, read_config
+from cli_helpers import ROOT, in_process, read_config, refusal
 
 from common.cli.command import parse
 from common.cli.errors import UsageError
@@ -60,6 +60,21 @@ def algorithm(tmp_path, monkeypatch):
 def test_explicit_flags_win_over_the_table_and_the_table_over_defaults(words, wanted, algorithm):
     args = parse(algorithm.Args, words.split())
     assert (args.num_envs, args.num_steps, args.hidden_sizes, args.normalize_obs) == wanted
+
+
+def test_a_flag_given_against_the_table_is_shown_though_it_is_the_default(algorithm, tmp_path, capsys):
+    words = ["--num-steps", 64, "--total-timesteps", 256, "--eval-episodes", 4, "--run-dir", tmp_path / "run"]
+    assert in_process(*words, algorithm=algorithm) == 0
+    header = capsys.readouterr().out
+    assert "tuned    --num-envs 4 --hidden-sizes 4 --normalize-obs (from " in header
+    assert "flags    --total-timesteps 256 --eval-episodes 4 --num-steps 64\n" in header
+
+
+def test_a_refusal_says_that_flags_came_from_the_table(algorithm, tmp_path):
+    table = f"(flags that were tuned come from {tmp_path.name}/tuned/my_ppo.toml for CartPole-v1; --no-tuned leaves "
+    asked = {"--num-minibatches 999": True, "--num-minibatches 999 --no-tuned": False, "--init-from nowhere": False}
+    for words, told in asked.items():
+        assert (table in refusal(algorithm.train, algorithm.Args, words.split())) == told
 
 
 def test_python_takes_the_table_where_it_is_asked_for(algorithm):

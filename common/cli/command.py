@@ -42,7 +42,7 @@ def main(train: Callable[[Any], Any], args: Any) -> int:
     try:
         train(args)
     except UsageError as error:
-        return fail(str(error), 2)
+        return fail(_with_table(str(error), args), 2)
     except TrainingError as error:
         return fail(str(error), 1)
     except OSError as error:
@@ -72,14 +72,21 @@ def _read(args_class: type, argv: list[str], program: str | None) -> Any:
             raise
         if not isinstance(end.__context__, UsageError):
             raise UsageError(_lacking(args_class, argv)) from None
-        found = args_class.tuned_entry(default.env) if getattr(default, "tuned", False) else None
-        also = f" (some flags are from {found}; --no-tuned leaves them out)" if found else ""
-        raise UsageError(f"{end.__context__}{also}") from None  # from the checks of flags
+        raise UsageError(_with_table(str(end.__context__), default)) from None  # from the checks of flags
     if unknown:
         flags = [word.split("=")[0] for word in unknown if word.startswith("--")]
         nothing = f"{shortened(repr(unknown[0]))} belongs to no flag: --help lists all of them"
         raise UsageError(explain(args_class, flags[0]) if flags else nothing)
     return args
+
+
+def _with_table(message: str, args: Any) -> str:
+    """A refusal, and where flags in it come from that nobody has typed."""
+    entry = args.tuned_entry(args.env) if getattr(args, "tuned", False) and not args.resume else None
+    blamed = [f"--{name.replace('_', '-')}" for name in entry.flags] if entry else []
+    if not any(flag in message for flag in blamed):
+        return message
+    return f"{message} (flags that were tuned come from {entry}; --no-tuned leaves them out)"
 
 
 def _lacking(args_class: type, argv: list[str]) -> str:

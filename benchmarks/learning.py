@@ -15,35 +15,19 @@ from typing import Literal
 from benchmarks.jobs import Job, seed_flags
 from benchmarks.records import machine_class
 from benchmarks.sets import goals
-from benchmarks.tasks import EVALUATIONS, FIRST_SEED, Task, chosen, run_all
-from common.cli.checks import check, check_types
+from benchmarks.tasks import EVALUATIONS, FIRST_SEED, Choice, Task, chosen, run_all
 from common.cli.command import main, parse
 from common.cli.words import as_words
 
 
 @dataclass(kw_only=True)
-class Args:
+class Args(Choice):
     """Train every environment of a set over many seeds; what is done already is kept."""
 
     set: Literal["classic", "minatar", "bsuite", "host"] = "classic"
     """The environments; benchmarks/sets.toml lists them."""
-    algos: tuple[str, ...] | None = None
-    """Algorithms, such as ppo_pmap; default all that the set has."""
-    envs: tuple[str, ...] | None = None
-    """Environments; default all of the set."""
-    seeds: int = 10
-    """Seeds of each, from 100 on: no search for flags has seen them."""
-    total_timesteps: int = 0
-    """Environment steps of each agent; 0 are those of the set."""
     folder: str = "runs/benchmark"
     """Where the runs lie."""
-    results: str = "benchmarks/results"
-    """Where the results go, into a folder for this class of machine."""
-
-    def __post_init__(self):
-        check_types(self)
-        check(self, "seeds", at_least=1)
-        check(self, "total_timesteps", at_least=0)
 
 
 def tasks_of(args: Args) -> list[Task]:

@@ -15,6 +15,7 @@ from common.cli.files import read_text
 from common.cli.flags import ONE_TIME, read_config
 from common.drawing.groups import EVALUATION
 from common.runs.history import Log, Series, read_log
+from common.runs.metrics import jsonable
 
 COMPILATION = "time/compile"
 NAMES = (
@@ -69,7 +70,7 @@ def record_of(jobs: list[Job], threshold: float) -> dict[str, Any]:
         "seeds": [job.args.seed + i for job in jobs for i in range(job.args.num_seeds)],
         "threshold": threshold,
         "env_steps": [int(step) for step in steps],
-        "returns": [_jsonable(np.concatenate([_at(curve, step) for curve in curves])) for step in steps],
+        "returns": [[jsonable(value) for curve in curves for value in _at(curve, step)] for step in steps],
         "seconds": [float(np.mean([_seconds(curve, step) for curve in curves])) for step in steps],
         "env_steps_to_threshold": [step for found in reached for step, _ in found],
         "seconds_to_threshold": [seconds for found in reached for _, seconds in found],
@@ -137,10 +138,6 @@ def returns_of(record: dict[str, Any]) -> np.ndarray:
     """The returns [E, S] of E evaluations; one that is not finite counts as the lowest of the record."""
     returns = np.array(record["returns"], float)
     return np.where(np.isfinite(returns), returns, np.nanmin(returns))
-
-
-def _jsonable(values: np.ndarray) -> list[float | None]:
-    return [value if np.isfinite(value) else None for value in values.tolist()]
 
 
 def _at(curve: Series, step: float) -> np.ndarray:

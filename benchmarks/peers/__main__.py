@@ -19,8 +19,7 @@ from benchmarks.jobs import Job, parts_of
 from benchmarks.peers.installation import install, python_of
 from benchmarks.records import machine_class
 from benchmarks.sets import Goal, goals_of_peer, peers
-from benchmarks.tasks import EVALUATIONS, FIRST_SEED, Task, chosen, run_all
-from common.cli.checks import check, check_types
+from benchmarks.tasks import EVALUATIONS, FIRST_SEED, Choice, Task, chosen, run_all
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.files import writing
@@ -31,32 +30,20 @@ TRAINERS = Path(__file__).resolve().parent / "trainers"
 
 
 @dataclass(kw_only=True)
-class Args:
+class Args(Choice):
     """Train a peer on all tasks for which its authors publish flags; what is done already is kept."""
 
     peer: Literal["sb3", "sbx", "rejax", "purejaxrl"]
     """Stable-Baselines3, SBX, rejax or PureJaxRL."""
     set: Literal["", "classic", "minatar", "bsuite", "host"] = ""
     """Only the environments of this set."""
-    algos: tuple[str, ...] | None = None
-    """Only these algorithms, such as sb3_ppo."""
-    envs: tuple[str, ...] | None = None
-    """Only these environments."""
-    seeds: int = 10
-    """Seeds of each, from 100 on."""
-    total_timesteps: int = 0
-    """Environment steps of each agent; 0 are those of the set."""
     source: str = ""
     """A checkout of PureJaxRL, which is no package."""
     folder: str = "runs/peers"
     """Where the runs lie."""
-    results: str = "benchmarks/results"
-    """Where the results go, into a folder for this class of machine."""
 
     def __post_init__(self):
-        check_types(self)
-        check(self, "seeds", at_least=1)
-        check(self, "total_timesteps", at_least=0)
+        super().__post_init__()
         if self.peer != "purejaxrl":
             if self.source:
                 raise UsageError(f"--source is for PureJaxRL; {self.peer} is installed")

@@ -1,10 +1,9 @@
 """What a peer's run writes: config.json, metrics.jsonl and DONE, as a run of the kit does, for the same code to read.
 
-Only the standard library is here and in what it imports: peers live in environments of their own.
+Only the standard library and numpy are in here and in what it imports: peers live in environments of their own.
 """
 
 import json
-import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -17,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from common.cli.errors import UsageError
 from common.runs.lock import locked
+from common.runs.metrics import jsonable
 
 EPISODES = 128  # of an evaluation, as many as the kit's
 
@@ -64,18 +64,18 @@ class Rows:
 
     def write(self, env_steps: int, returns: Iterable[float]) -> None:
         """Add an evaluation after so many steps of each agent: the mean return of each seed."""
-        returns = [float(value) if math.isfinite(value) else None for value in returns]
+        earned = jsonable(list(returns))
         wall = time.perf_counter() - self._began - self._evaluated
         row = {
             "env_steps": env_steps,
-            "eval/return_mean": returns if len(returns) > 1 else returns[0],
+            "eval/return_mean": earned,
             "time/wall": wall,
             "time/compile": self._compiled,
             "time/sps_total": env_steps / (wall - self._compiled),
         }
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
-        print(f"step {env_steps:,} / {self.args['total_timesteps']:,}, greedy return {returns}", flush=True)
+        print(f"step {env_steps:,} / {self.args['total_timesteps']:,}, greedy return {earned}", flush=True)
 
 
 def evaluation_points(total: int, interval: float) -> list[int]:

@@ -125,7 +125,7 @@ from common.envs.requirements import need_fitting_spaces
 from common.envs.spaces import EnvSpec, Space
 from common.nets.distributions import Categoricals, Normal, action_noise
 from common.nets.heads import PolicyHead
-from common.nets.normalizers import RunningStats, denormalize, normalize, rescale_output, running_stats
+from common.nets.normalizers import RunningStats, denormalize, normalize, renew_units, running_stats
 from common.nets.torso import Torso
 from common.training import Callback, TrainResult, train_with_actors
 
@@ -271,7 +271,7 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         """Learn from this device's share of some rollouts, [T, N, ...] each."""
         rollout = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *rollouts)  # [T, N of all rollouts, ...]
         batch, metrics = estimate(learner, rollout)
-        learner, batch = renew_units(learner, batch, batch.weight > 0)
+        learner, batch = renew_units(learner, batch, AXIS, batch.weight > 0)
         params, opt_state, learn_metrics = learn(learner, batch, len(rollouts))
         learner = learner.replace(
             params=params,
@@ -306,16 +306,6 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         mean = partial(weighted_mean, weight)
         metrics = {"value/mean": mean(value), "value/target": mean(target), "policy/rho": mean(jnp.exp(log_rho))}
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch), jax.lax.pmean(metrics, AXIS)
-
-    def renew_units(learner: Learner, batch: Batch, counts: jax.Array | None = None) -> tuple[Learner, Batch]:
-        """Let the targets of samples that count move the units of all; the values themselves stay (PopArt)."""
-        if learner.return_stats is None:
-            return learner, batch
-        units = learner.return_stats.merge(batch.target, AXIS, counts)
-        params = rescale_output(learner.params, "value", learner.return_stats, units)
-        learner = learner.replace(params=params, return_stats=units)
-        value, target = units.normalize(batch.value, clip=None), units.normalize(batch.target, clip=None)
-        return learner, batch._replace(value=value, target=target, advantage=batch.advantage / units.std)
 
     def learn(learner: Learner, batch: Batch, num_rollouts: int):
         """Epochs of minibatch gradient steps; returns parameters, optimizer state and metrics."""

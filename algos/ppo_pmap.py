@@ -129,7 +129,7 @@ from common.envs.requirements import need_fitting_spaces
 from common.envs.spaces import Space
 from common.nets.distributions import Categoricals, Normal, action_noise
 from common.nets.heads import PolicyHead
-from common.nets.normalizers import RunningStats, denormalize, normalize, rescale_output, running_stats
+from common.nets.normalizers import RunningStats, denormalize, normalize, renew_units, running_stats
 from common.nets.torso import Torso
 from common.training import Callback, TrainResult, train_on_devices
 
@@ -279,7 +279,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         done = trajectory.terminated | trajectory.truncated
         tracker, recent, episodes = count_episodes(shard.tracker, learner.recent, trajectory.reward, done, AXIS)
         batch, estimate_metrics = estimate(learner, shard, trajectory)
-        learner, batch = renew_units(learner, batch)
+        learner, batch = renew_units(learner, batch, AXIS)
         params, opt_state, learn_metrics = learn(learner, batch, shuffle_key)
 
         learner = learner.replace(
@@ -329,16 +329,6 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         )
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)  # [T * N, ...]
         return batch, value_metrics(batch.value, batch.target, batch.advantage)
-
-    def renew_units(learner: Learner, batch: Batch, counts: jax.Array | None = None) -> tuple[Learner, Batch]:
-        """Let the targets of samples that count move the units of all; the values themselves stay (PopArt)."""
-        if learner.return_stats is None:
-            return learner, batch
-        units = learner.return_stats.merge(batch.target, AXIS, counts)
-        params = rescale_output(learner.params, "value", learner.return_stats, units)
-        learner = learner.replace(params=params, return_stats=units)
-        value, target = units.normalize(batch.value, clip=None), units.normalize(batch.target, clip=None)
-        return learner, batch._replace(value=value, target=target, advantage=batch.advantage / units.std)
 
     def learn(learner: Learner, batch: Batch, key: jax.Array):
         """Epochs of minibatch gradient steps; returns parameters, optimizer state and metrics."""

@@ -9,6 +9,7 @@ docs/using-a-policy.md shows the few lines that load it.
 import json
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -42,15 +43,53 @@ from common.runs.metrics import jsonable
 PLATFORMS = "cpu", "cuda"
 
 
+def inputs_of(policy: Policy) -> dict[str, Any]:
+    """What the exported function takes, in this order: arrays of one observation, of memory by their names."""
+    inputs = {"obs": jax.ShapeDtypeStruct(policy.env.observation_space.shape, policy.env.obs_dtype)}
+    if policy.has_memory:
+        inputs["memory"] = by_name(jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], policy.initial_memory(1))))
+        inputs["first"] = jax.ShapeDtypeStruct((), bool)
+    if policy.wants_reward:
+        inputs["reward"] = jax.ShapeDtypeStruct((), "float32")
+    return inputs
+
+
+def by_name(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree, without the classes of this repository."""
+    leaves, _ = jax.tree.flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def function_of(policy: Policy) -> Callable:
+    """The greedy policy, from `inputs_of(policy)`, with a batch axis each, to actions; with memory to those and it."""
+    act = policy.bind()
+    like = jax.eval_shape(lambda: policy.initial_memory(1))
+
+    def remembering(obs, memory, *steps, **more):
+        memory = jax.tree.unflatten(jax.tree.structure(like), [memory[name] for name in by_name(like)])
+        action, memory = act(obs, memory, *steps, **more)
+        return action, by_name(memory)
+
+    return remembering if policy.has_memory else act
+
+
+def batches_of(inputs: Any, size: Any) -> Any:
+    """Shapes of `size` inputs."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape), x.dtype), inputs)
+
+
 def to_stablehlo(policy: Policy) -> bytes:
     """The greedy policy as a serialized `jax.export` artifact: observations [batch, *shape] to actions [batch, ...]."""
     (batch,) = jax.export.symbolic_shape("batch")
-    obs = jax.ShapeDtypeStruct((batch, *policy.env.observation_space.shape), policy.env.obs_dtype)
-    return jax.export.export(jax.jit(policy.bind()), platforms=PLATFORMS)(obs).serialize()
+    inputs = batches_of(list(inputs_of(policy).values()), batch)
+    return jax.export.export(jax.jit(function_of(policy)), platforms=PLATFORMS)(*inputs).serialize()
 
 
 def to_onnx(policy: Policy) -> bytes:
-    """The greedy policy as an ONNX model with one input and one output. Raises UsageError without jax2onnx."""
+    """The greedy policy as an ONNX model with an input for each array, and as outputs the action and `next/...` memory.
+
+    Raises UsageError without jax2onnx.
+    """
     import logging
 
     for name in ("jax2onnx", "onnx_ir"):  # they speak of plugins for other libraries, and of shapes without names
@@ -59,10 +98,18 @@ def to_onnx(policy: Policy) -> bytes:
         from jax2onnx import to_onnx as convert
     except ImportError as error:
         raise UsageError('an .onnx file needs jax2onnx: pip install -e ".[onnx]"') from error
-    obs = jax.ShapeDtypeStruct(("batch", *policy.env.observation_space.shape), policy.env.obs_dtype)
+    inputs, act = inputs_of(policy), function_of(policy)
+    names = by_name(inputs)
+
+    def on_arrays(*arrays):
+        return jax.tree.leaves(act(**jax.tree.unflatten(jax.tree.structure(inputs), arrays)))
+
+    outputs = ["action", *(f"next/{name}" for name in by_name({"memory": inputs.get("memory", {})}))]
     # The warnings are of its own arithmetic; nested jits are inlined, because it knows them of one version of JAX only.
     with warnings.catch_warnings(action="ignore"), jax.disable_jit():
-        model = convert(policy.bind(), [obs], input_names=["obs"], output_names=["action"])
+        model = convert(
+            on_arrays, batches_of(list(names.values()), "batch"), input_names=list(names), output_names=outputs
+        )
     return model.SerializeToString()
 
 
@@ -86,12 +133,13 @@ def export_policy(policy: Policy, out: Path) -> Path:
 
 def describe(policy: Policy, out: Path, content: bytes) -> dict[str, Any]:
     """What a user of the file has to know."""
-    config = policy.config
+    config, inputs = policy.config, inputs_of(policy)
     return {
         "file": out.name,
         "sha256": sha256(content).hexdigest(),
         "input": "raw observations [batch, *shape], as the environment gives them; normalisation is inside",
         "output": "greedy actions [batch, *shape], as the environment takes them",
+        "inputs": {name: {"shape": ["batch", *x.shape], "dtype": str(x.dtype)} for name, x in by_name(inputs).items()},
         "env_spec": policy.env.to_json(),
         "env": config["args"]["env"],
         "env_params": config["args"].get("env_params", ""),

@@ -53,6 +53,7 @@ from common.actors.watching import Worker
 from common.cli.env_names import is_custom, steps_on_host
 from common.device.compilation import set_up_cache
 from common.device.evaluation import Episodes, play_episodes
+from common.device.memory import Player, Seen
 from common.drawing.gif import draw_gif
 from common.drawing.recording import Recording, record
 from common.envs.environment import Env
@@ -64,17 +65,10 @@ from common.policy import Policy, load_named
 HOST_ENVS = 16  # at most, stepped together
 
 
-def act(policy: Policy, stochastic: bool, obs: jax.Array, keys: jax.Array) -> jax.Array:
-    """Actions [E, ...] for observations [E, ...], each sampled with its own key where they are `stochastic`."""
-    if not stochastic:
-        return policy(obs)
-    return jax.vmap(lambda obs, key: policy(obs, key=key))(obs, keys)
-
-
 def record_with_bar(policy: Policy, env: Env, key: jax.Array, console: Console, stochastic: bool = False) -> Recording:
     """The episode that begins from `key`."""
     with console.task("playing"):
-        return record(env, lambda obs, key: act(policy, stochastic, obs, key[None]), key, env.max_steps)
+        return record(env, policy.player(stochastic), key, env.max_steps)
 
 
 def save_gif(env: Env, episode: Recording, path: Path, console: Console) -> None:
@@ -126,13 +120,14 @@ def play_on_host(args: Args, policy: Policy, name: str, env_params: str, console
     worker.envs = make_host(name, min(args.episodes, HOST_ENVS), args.seed, env_params, "vector" if own else "sync")
     key, steps = jax.random.key(args.seed), itertools.count()
 
-    def choose(obs: np.ndarray) -> np.ndarray:
-        return policy(obs, key=jax.random.fold_in(key, next(steps)) if args.stochastic else None)
+    def choose(seen: Seen, memory: Any, keys: None) -> tuple[np.ndarray, Any]:
+        sampling = jax.random.fold_in(key, next(steps)) if args.stochastic else None
+        return policy(seen.obs, memory, seen.first, reward=seen.reward, key=sampling)
 
     try:
         _check_fit(policy, worker.envs.spec)
         with console.task("playing"):
-            return run_host_episodes(worker.envs, choose, args.episodes, worker)
+            return run_host_episodes(worker.envs, Player(policy.initial_memory, choose), args.episodes, worker)
     finally:
         worker.close()
 
@@ -160,7 +155,7 @@ def play(args: Args) -> Episodes:
     env = make_env(policy, args.env, args.env_params)
     keys = jax.random.split(jax.random.key(args.seed), args.episodes)
     with console.task("playing"):
-        run = jax.jit(lambda keys: play_episodes(env, lambda *inputs: act(policy, args.stochastic, *inputs), keys))
+        run = jax.jit(lambda keys: play_episodes(env, policy.player(args.stochastic), keys))
         episodes = jax.device_get(run(keys[1:] if args.gif else keys))
     if args.gif:
         episode = record_with_bar(policy, env, keys[0], console, args.stochastic)

@@ -1,15 +1,15 @@
 """A trained policy, ready to act: `policy = load_policy("runs/NAME")`, then `action = policy(obs)`.
 
+One with memory: `memory = policy.initial_memory(n)`, then `action, memory = policy(obs, memory, first)`.
+
 Observations go in as the environment gives them and actions come out as it takes them: the observation normaliser, the
 one-hot encoding and the action bounds are part of the policy.
 """
 
 import dataclasses
-import math
 import operator
 import os
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -22,8 +22,9 @@ from common.cli.console import Console
 from common.cli.errors import UsageError
 from common.cli.flags import ONE_TIME, read_config
 from common.cli.policy_flags import PolicyArgs
+from common.device.memory import Agent
+from common.device.policy import Policy
 from common.device.sharding import key_data
-from common.envs import spaces
 from common.envs.spaces import EnvSpec
 from common.runs.arrays import Mismatch
 from common.runs.checkpoints import FOLDER, Checkpoints, best_step
@@ -31,66 +32,6 @@ from common.runs.mismatch import explain
 from common.runs.script import digest, find, import_file
 
 Choice = int | Literal["best", "latest"]
-
-
-class Policy:
-    """Actions for observations; also inside `jit` and `vmap`."""
-
-    def __init__(
-        self,
-        act: Callable,
-        learner: Any,
-        env: EnvSpec,
-        run_dir: Path | None = None,
-        step: int | None = None,
-        seed: int | None = None,
-        evaluation: float | None = None,
-        config: dict[str, Any] | None = None,
-    ):
-        """`act` is that of an algorithm's record, `learner` the state of one agent."""
-        self.env = env
-        self.run_dir, self.step, self.seed = run_dir, step, seed
-        self.config = config  # the run's config.json
-        self.evaluation = (
-            evaluation  # mean greedy return at this step, None where it was not evaluated; see `load_policy`
-        )
-        self._learner = jax.device_put(learner)
-
-        def apply(learner, obs, key):
-            return spaces.clip(act(learner, obs, key), env.action_space, obs.shape[:1])
-
-        self._apply, self._jitted = apply, jax.jit(apply)
-
-    def __call__(self, obs: Any, *, key: jax.Array | None = None) -> Any:
-        """Actions [..., *action] for raw observations [..., *obs]: sampled with a `key`, without one the best known.
-
-        One observation, or any number of batch axes before its own. JAX arrays give JAX arrays, all else gives NumPy's.
-        Every new batch size compiles once. Raises UsageError where shape or kind of the observations do not fit.
-        """
-        shape, dtype = self.env.observation_space.shape, self.env.obs_dtype
-        given = obs if isinstance(obs, jax.Array) else np.asarray(obs)
-        axes = given.ndim - len(shape)
-        if axes < 0 or given.shape[axes:] != shape:
-            batched = f"({', '.join(map(str, ('...', *shape)))})"
-            raise UsageError(
-                f"an observation of {self.env.name} has shape {shape}, a batch of them {batched}; got {given.shape}"
-            )
-        both_integers = given.dtype.kind in "iu" and dtype.kind in "iu"
-        if not both_integers and not np.can_cast(given.dtype, dtype, "same_kind"):
-            raise UsageError(f"observations of {self.env.name} are {dtype}, got {given.dtype}")
-        batch = given.shape[:axes]
-        actions = self._jitted(self._learner, given.astype(dtype).reshape(math.prod(batch), *shape), key)
-        actions = actions.reshape(*batch, *actions.shape[1:])
-        if isinstance(obs, jax.Array) or isinstance(actions, jax.core.Tracer):
-            return actions
-        return np.array(actions)[()]
-
-    def bind(self) -> Callable[[jax.Array], jax.Array]:
-        """The greedy policy as a pure function of a batch of observations [B, ...], the parameters it uses inside."""
-        return lambda obs: self._apply(self._learner, obs, None)
-
-    def __repr__(self) -> str:
-        return f"Policy(env={self.env.name!r}, run_dir={str(self.run_dir)!r}, step={self.step}, seed={self.seed})"
 
 
 def load_policy(
@@ -127,7 +68,7 @@ def load_policy(
         warnings.warn(str(one), stacklevel=2)
     learner = jax.tree.map(lambda x: x[index], learner)
     evaluation = returns[index] if len(returns) == len(seeds) else None
-    return Policy(functions.act, learner, env, run_dir, found, seeds[index], evaluation, config)
+    return Policy(Agent.of(functions), learner, env, run_dir, found, seeds[index], evaluation, config)
 
 
 def load_named(args: PolicyArgs, console: Console) -> Policy:

@@ -23,6 +23,7 @@ from common.actors.evaluation import HostEvaluation
 from common.actors.meters import UpdateMetrics
 from common.cli.host_flags import HostEnvArgs
 from common.device.devices import choose_devices, choose_roles, describe
+from common.device.memory import Agent
 from common.device.programs import Programs, TrainState, for_seeds, pmapped
 from common.device.sharding import AXIS, to_host
 from common.drawing.figure import draw_curve
@@ -63,7 +64,7 @@ def train_on_devices(
             updates = run.next_chunk()
             state, *report = update(state, updates)
             run.advance(state, updates, partial(jax.device_get, report))
-        return run.finish(state, [partial(_draw_curve, run, env), partial(_draw_policy, run, env, algorithm.act)])
+        return run.finish(state, [partial(_draw_curve, run, env), partial(_draw_policy, run, env, Agent.of(algorithm))])
 
 
 def train_with_actors(
@@ -84,12 +85,16 @@ def train_with_actors(
         notes["eval"] = f"with {params}"
     run = Run(args, script, env, devices, notes, callback)
     with locked(run.dir), run:
-        evaluation = HostEvaluation(args, jax.jit(algorithm.act), run.console.warn)
+        evaluation = HostEvaluation(args, _jitted(Agent.of(algorithm)), run.console.warn)
         example = example_batch(args, env, algorithm, len(devices))
         state, update = run.start(_over_learners(algorithm, devices), example, evaluation)
         if run.unfinished:
             state = _learn_from_actors(run, algorithm, state, update, actor_devices)
         return run.finish(state, [partial(_draw_curve, run, env)])
+
+
+def _jitted(agent: Agent) -> Agent:
+    return agent._replace(act=jax.jit(agent.act))
 
 
 def _over_learners(algorithm: Any, devices: list[jax.Device]) -> Programs:
@@ -174,24 +179,24 @@ def _draw_curve(run: Run, env: Any, learners: Any, status: str) -> str:
     return f"curve    {draw_curve(run.dir, title)}"
 
 
-def _draw_policy(run: Run, env: Env, act: Callable, learners: Any, status: str) -> str:
+def _draw_policy(run: Run, env: Env, agent: Agent, learners: Any, status: str) -> str:
     """With --gif, draw an episode with the policy of the first of `learners` [S, ...] to `policy.gif`."""
     path = run.dir / "policy.gif"
     if not run.args.gif:
         return ""
     if status != "interrupted":
         try:
-            _play_and_draw(run, env, act, learners, path)
+            _play_and_draw(run, env, agent, learners, path)
         except Exception as error:  # all is saved by now: a picture that fails does not make the run a failure
             run.console.warn(f"policy.gif could not be drawn: {error}")
     return f"gif      {path}" if path.exists() else ""
 
 
-def _play_and_draw(run: Run, env: Env, act: Callable, learners: Any, path: Path) -> None:
+def _play_and_draw(run: Run, env: Env, agent: Agent, learners: Any, path: Path) -> None:
     from common.play import record_with_bar, save_gif  # slow, and needed with --gif only
     from common.policy import Policy
 
     path.unlink(missing_ok=True)
-    policy = Policy(act, jax.tree.map(lambda x: x[0], learners), env.spec)
+    policy = Policy(agent, jax.tree.map(lambda x: x[0], learners), env.spec)
     episode = record_with_bar(policy, env, jax.random.key(run.args.seed), run.console)
     save_gif(env, episode, path, run.console)

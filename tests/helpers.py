@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import ppo_pmap as ppo
+import ppo_rnn_pmap as ppo_rnn
 import sac_pmap as sac
 from flax import struct
 from gymnax.environments import environment
 from gymnax.environments import spaces as gymnax_spaces
-from ppo_pmap import Args, make_ppo, train  # noqa: F401  (re-exported)
+from ppo_pmap import Args, train  # noqa: F401  (re-exported)
 
 import common.device.compilation
 from common.device.programs import Programs, TrainState, for_seeds
@@ -46,6 +47,10 @@ def small_args(**flags: Any) -> Args:
     return Args(**SMALL | flags)
 
 
+def small_rnn_args(**flags: Any) -> ppo_rnn.Args:
+    return ppo_rnn.Args(**SMALL | {"rnn_size": 8} | flags)
+
+
 SMALL_SAC = {
     "env": "Pendulum-v1",
     "num_envs": 16,
@@ -68,10 +73,15 @@ def over_devices(function, count: int, *args: Any) -> Any:
     return outputs(jnp.arange(count), *(jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), x) for x in args))
 
 
+def module_of(args: Any) -> Any:
+    """The algorithm whose arguments these are."""
+    return next(module for module in (ppo, ppo_rnn, sac) if type(args) is module.Args)
+
+
 def functions_of(args: Args, env: Env) -> Programs:
     """The algorithm of `args` for all seeds, on one device."""
-    algorithm = (sac.make_sac if isinstance(args, sac.Args) else make_ppo)(args, env)
-    return for_seeds(algorithm, env, args.num_seeds, args.eval_episodes)
+    module = module_of(args)
+    return for_seeds(module.make_algorithm(args, env), env, args.num_seeds, args.eval_episodes)
 
 
 def init_over(args: Args, env: Env, num_devices: int) -> Callable[[], TrainState]:
@@ -376,6 +386,7 @@ TRAINED = {
     "one-hot": small_args(env="FrozenLake-misc", **TINY),
     "bytes": small_args(env="helpers:Pixels", **TINY),
     "misdeclared": small_args(env="helpers:Misdeclared", **TINY),
+    "memory": small_rnn_args(env="helpers:Endings", obs_prev_action_reward=True, **TINY),
     "sac": small_sac_args(**TINY_SAC),
     "sac discrete": small_sac_args(**TINY_SAC | {"env": "CartPole-v1"}),
 }
@@ -384,4 +395,4 @@ TRAINED = {
 def train_tiny(name: str, run_dir: Path) -> tuple[Path, Env, Any]:
     """Run directory, environment and result of one of TRAINED."""
     args = dataclasses.replace(TRAINED[name], run_dir=str(run_dir))
-    return run_dir, make(args.env), (sac if isinstance(args, sac.Args) else ppo).train(args)
+    return run_dir, make(args.env), module_of(args).train(args)

@@ -498,7 +498,7 @@ class Echo(Toy):
 def test_a_step_draws_nothing_that_the_reset_has_drawn():
     env, key = wrap(Echo()), jax.random.key(0)
     assert episodes(env, constant(0), 8)[0].tolist() == [0] * 8
-    assert record(env, lambda obs, key: constant(0)(obs), key, env.max_steps).rewards.tolist() == [0] * 7
+    assert record(env, constant(0), key, env.max_steps).rewards.tolist() == [0] * 7
 
 
 def test_an_environment_without_a_time_limit_is_capped():

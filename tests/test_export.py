@@ -43,6 +43,34 @@ def test_an_exported_policy_acts_like_the_loaded_one_for_every_batch_size(traine
         np.testing.assert_allclose(exported.call(obs), policy(obs), atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["stablehlo", "onnx"])
+def test_an_exported_policy_with_memory_acts_like_the_loaded_one_step_by_step(trained, tmp_path, kind):
+    policy, out = load_policy(trained("memory")[0]), tmp_path / f"p.{kind}"
+    if kind == "onnx":
+        pytest.importorskip("jax2onnx")
+    common.export.export_policy(policy, out)
+    inputs = json.loads((tmp_path / f"p.{kind}.json").read_text())["inputs"]
+    memory = {name: np.zeros((2, *x["shape"][1:]), x["dtype"]) for name, x in inputs.items() if "memory" in name}
+    own, rng = policy.initial_memory(2), np.random.default_rng(0)
+    for step in range(6):
+        first, reward = np.array([step == 0, step in (0, 3)]), rng.normal(size=2).astype(np.float32)
+        obs = observations(policy, 2) + step
+        expected, own = policy(obs, own, first, reward=reward)
+        if kind == "onnx":
+            import onnxruntime
+
+            session = onnxruntime.InferenceSession(str(out))
+            action, *left = session.run(None, memory | {"obs": obs, "first": first, "reward": reward})
+            memory = dict(zip(memory, left, strict=True))
+        else:
+            call = jax.export.deserialize(bytearray(out.read_bytes())).call
+            action, left = call(obs, {name[7:]: x for name, x in memory.items()}, first, reward)
+            memory = {f"memory/{name}": x for name, x in left.items()}
+        np.testing.assert_allclose(action, expected, atol=1e-6)
+    for ours, theirs in zip(jax.tree.leaves(own), common.export.by_name(own), strict=True):
+        np.testing.assert_allclose(memory[f"memory/{theirs}"], ours, atol=1e-5)
+
+
 def test_the_documented_lines_load_it_without_the_repository(trained, tmp_path):
     out = tmp_path / "policy.stablehlo"
     main(common.export.export, common.export.Args(run=str(trained("normalised")[0]), out=str(out)))

@@ -31,7 +31,8 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_of_its_run_did(traine
     policy = load_policy(run_dir)
     # The policy's own shapes: actions are the environment's, neither flat nor without bounds.
     obs = np.zeros((3, *env.observation_space.shape), env.obs_dtype)
-    assert policy(obs).shape == (3, *env.action_space.shape)
+    actions, _ = policy(obs, policy.initial_memory(3), np.ones(3, bool), reward=np.zeros(3))
+    assert actions.shape == (3, *env.action_space.shape)
     episodes = over_devices(lambda: run_episodes(env, policy, 4), 1)
     assert float(episodes.ret.mean()) == pytest.approx(result.evaluation["eval/return_mean"][0], abs=1e-4)
 

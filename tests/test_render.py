@@ -14,6 +14,7 @@ from test_envs import OFFLINE_IDS
 
 from common.cli.errors import UsageError
 from common.device.evaluation import play_episodes
+from common.device.memory import Player
 from common.drawing import canvas
 from common.drawing.gif import CAPTION, draw_gif, timing
 from common.drawing.recording import Recording, record
@@ -31,7 +32,8 @@ def random_recording(env) -> Recording:
         obs = np.random.default_rng(0).integers(0, 2, (STEPS + 1, *env.observation_space.shape))
         states = jax.tree.map(lambda x: np.zeros((STEPS + 1, *x.shape)), env.state_shape)
         return Recording(states, obs, np.zeros(STEPS, int), np.zeros(STEPS))
-    return record(env, lambda obs, key: spaces.sample(key, env.action_space)[None], jax.random.key(1), STEPS)
+    player = Player(lambda count: (), lambda seen, memory, keys: (spaces.sample(keys[0], env.action_space)[None], ()))
+    return record(env, player, jax.random.key(1), STEPS)
 
 
 def drawn(env, recording, path) -> tuple[list[np.ndarray], list[int]]:
@@ -74,12 +76,13 @@ def test_a_recording_is_an_episode_of_the_evaluation(monkeypatch):
     env = make_env("Luck")
     keys = jax.random.split(jax.random.key(7), 3)
 
-    def act(obs, keys):
-        return jax.vmap(lambda key: jax.random.randint(key, (), 0, 3))(keys)
+    def act(seen, memory, keys):
+        return jax.vmap(lambda key: jax.random.randint(key, (), 0, 3))(keys), memory
 
-    episodes = jax.jit(lambda: play_episodes(env, act, keys))()
+    player = Player(lambda count: (), act)
+    episodes = jax.jit(lambda: play_episodes(env, player, keys))()
     for index, key in enumerate(keys):
-        recording = record(env, lambda obs, key: act(obs, key[None]), key, env.max_steps)
+        recording = record(env, player, key, env.max_steps)
         assert len(recording.rewards) == episodes.length[index]
         assert recording.rewards.sum() == pytest.approx(float(episodes.ret[index]))
     assert len(set(episodes.length.tolist())) > 1
@@ -92,7 +95,7 @@ def test_a_recording_is_an_episode_of_the_evaluation(monkeypatch):
 def test_a_recording_ends_with_the_true_final_state_and_observation(monkeypatch, name, chunk, max_steps, steps):
     """Where the episode ends, or where `max_steps` are over."""
     monkeypatch.setattr("common.drawing.recording.CHUNK", chunk)
-    recording = record(make_env(name), lambda obs, key: jnp.zeros(1, jnp.int32), jax.random.key(0), max_steps)
+    recording = record(make_env(name), lambda obs: jnp.zeros(1, jnp.int32), jax.random.key(0), max_steps)
     np.testing.assert_array_equal(recording.states.time, range(steps + 1))
     np.testing.assert_array_equal(recording.obs[:, 1], range(steps + 1))
     assert len(set(recording.states.episode)) == len(set(recording.obs[:, 0])) == 1
@@ -111,7 +114,7 @@ class Plain:
 
 
 def test_an_unknown_final_state_repeats_the_one_before():
-    recording = record(wrap(Plain()), lambda obs, key: jnp.zeros(1, jnp.int32), jax.random.key(0), 20)
+    recording = record(wrap(Plain()), lambda obs: jnp.zeros(1, jnp.int32), jax.random.key(0), 20)
     np.testing.assert_array_equal(recording.states.time, [0, 1, 2, 3, 4, 5, 6, 6])
     assert len(set(recording.states.episode)) == 1
 

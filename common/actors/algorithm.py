@@ -20,3 +20,5 @@ class ActorAlgorithm(NamedTuple):
     act: Callable  # Learner, raw observations [B, ...], key or None for the best -> actions [B, ...]
     num_minibatches: int = 1  # equal parts that its update makes of every rollout
     max_policy_lag: int = 0  # it leaves out steps whose policy is more than this many updates old; 0 learns from all
+    # With memory `act` is of Learner, Seen, memory and key -> actions, memory; this is of a number B -> memory at first
+    initial_memory: Callable | None = None

@@ -14,6 +14,7 @@ from common.actors.watching import Limits, Stopped, Worker, end
 from common.cli.errors import TrainingError
 from common.cli.host_flags import HostEnvArgs
 from common.device.evaluation import Episodes, Evaluated
+from common.device.memory import Agent, Player, Seen
 from common.device.sharding import to_host
 from common.envs.environment import LONGEST_HORIZON
 from common.envs.host import HostEnvs
@@ -32,10 +33,10 @@ class UnderWay(NamedTuple):
 class HostEvaluation:
     """Plays greedy episodes beside the training, one evaluation at a time."""
 
-    def __init__(self, args: HostEnvArgs, act: Callable, warn: Callable[[str], None]):
-        """`act` takes a learner and observations [N, ...]."""
+    def __init__(self, args: HostEnvArgs, agent: Agent, warn: Callable[[str], None]):
+        """`agent` acts with a learner."""
         self._make_envs = env_maker(args, min(args.eval_episodes, args.envs_per_actor), eval_params(args))
-        self._act, self._num_episodes, self._limits, self._warn = act, args.eval_episodes, Limits.of(args), warn
+        self._agent, self._num_episodes, self._limits, self._warn = agent, args.eval_episodes, Limits.of(args), warn
         self._under_way: UnderWay | None = None
 
     def begin(self, step: int, state: Any, seed: int) -> None:
@@ -84,15 +85,13 @@ class HostEvaluation:
         try:
             with worker.doing("make"):
                 worker.envs = self._make_envs(seed)
-            return run_host_episodes(worker.envs, lambda obs: self._act(learner, obs), self._num_episodes, worker)
+            return run_host_episodes(worker.envs, self._agent.player(learner), self._num_episodes, worker)
         finally:
             worker.close()
 
 
-def run_host_episodes(
-    envs: HostEnvs, policy: Callable[[np.ndarray], np.ndarray], num_episodes: int, worker: Worker
-) -> Episodes:
-    """Play `num_episodes` with `policy`: observations [N, ...] to actions [N, ...].
+def run_host_episodes(envs: HostEnvs, player: Player, num_episodes: int, worker: Worker) -> Episodes:
+    """Play `num_episodes` with `player`, who gets no keys.
 
     Each environment plays a fixed number of them: the first to end would be the short ones. An episode is cut after
     `LONGEST_HORIZON` steps. Raises Stopped once the `worker` has ended.
@@ -102,16 +101,19 @@ def run_host_episodes(
     ret, length = np.zeros((2, count))
     results: list[tuple[float, float]] = []
     with worker.doing("reset"):
-        obs = envs.reset()
+        seen = Seen(envs.reset(), np.ones(count, bool), np.zeros(count, np.float32))
+    memory = player.initial_memory(count)
     while quota.any():
         if worker.ended:
             raise Stopped
         with worker.doing("act"):
-            action = np.asarray(policy(obs.astype(dtype, copy=False)))
+            seen = seen._replace(obs=seen.obs.astype(dtype, copy=False))
+            action, memory = player.act(seen, memory, None)
         with worker.doing("step"):
-            out = envs.step(action)
+            out = envs.step(np.asarray(action))
         worker.steps += 1
-        obs = out.obs
+        # Where a suite resets in a step of its own, the episode begins behind that step
+        seen = Seen(out.obs, out.terminated | out.truncated | ~out.valid, out.reward.astype(np.float32))
         ret += out.reward
         length += out.valid
         over = out.terminated | out.truncated | (length >= LONGEST_HORIZON)

@@ -92,6 +92,17 @@ def check(args: Any, names: str, at_least=-math.inf, at_most=math.inf, above=-ma
             raise UsageError(f"{_flag(name)} must be {' and '.join(rules)}, got {shortened(str(number))}")
 
 
+def check_divides(args: Any, name: str, of: str) -> None:
+    """Raise UsageError unless the flag called `name` is 0 or divides the one called `of`."""
+    part, whole = getattr(args, name), getattr(args, of)
+    if not part or whole % part == 0:
+        return
+    divisors = [str(number) for number in range(1, whole + 1) if whole % number == 0]
+    below = [number for number in divisors if int(number) < part][-6:]
+    above = [number for number in divisors if int(number) > part][:6]
+    raise UsageError(f"{_flag(name)} {part} does not divide {_flag(of)} {whole}; nearest: {', '.join(below + above)}")
+
+
 def multiples_near(number: int, unit: int) -> str:
     """The multiples of `unit` around `number`, in words."""
     near = {max(number // unit, 1) * unit, -(-number // unit) * unit}

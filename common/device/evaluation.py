@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from common.device.memory import Player, Seen, at_start
 from common.device.sampling import keys_of
 from common.envs.environment import Env
 
@@ -36,39 +37,39 @@ def episode_keys(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     return tuple(jax.random.split(key, 3))
 
 
-def run_episodes(
-    env: Env, policy: Callable[[jax.Array], jax.Array], num_episodes: int, seed: int | jax.Array = SEED
-) -> Episodes:
-    """Play this device's `num_episodes` episodes with `policy`: observations [E, ...] to actions [E, ...].
+def run_episodes(env: Env, player: Player | Callable, num_episodes: int, seed: int | jax.Array = SEED) -> Episodes:
+    """Play this device's `num_episodes` episodes with `player`, of whatever `Player.of` takes.
 
     Initial states depend only on the `seed` and on the episode's global index, so that evaluations are comparable.
     """
-    return play_episodes(env, lambda obs, _: policy(obs), keys_of(jax.random.key(seed), num_episodes))
+    return play_episodes(env, player, keys_of(jax.random.key(seed), num_episodes))
 
 
-def play_episodes(env: Env, act: Callable[[jax.Array, jax.Array], jax.Array], keys: jax.Array) -> Episodes:
-    """One episode from each of `keys` [E] with `act`: (observations [E, ...], fresh keys [E]) to actions [E, ...].
+def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episodes:
+    """One episode from each of `keys` [E], by `player`, of whatever `Player.of` takes.
 
     An episode ends at termination, at truncation or after `env.max_steps`.
     """
-    num_episodes = keys.shape[0]
+    player, num_episodes = Player.of(player), keys.shape[0]
     reset_keys, step_keys, act_keys = jax.vmap(episode_keys)(keys)
     obs, env_state = jax.vmap(env.reset)(reset_keys)
     zeros = jnp.zeros(num_episodes)
 
     def unfinished(carry):
-        time, _, _, done, _ = carry
+        time, *_, done, _ = carry
         return (time < env.max_steps) & ~jnp.all(done)
 
     def step(carry):
-        time, env_state, obs, done, episodes = carry
-        action = act(obs, jax.vmap(jax.random.fold_in, (0, None))(act_keys, time))
+        time, env_state, seen, memory, done, episodes = carry
+        action, memory = player.act(seen, memory, jax.vmap(jax.random.fold_in, (0, None))(act_keys, time))
         out = jax.vmap(env.step)(jax.vmap(jax.random.fold_in, (0, None))(step_keys, time), env_state, action)
         episodes = Episodes(
             ret=episodes.ret + jnp.where(done, 0.0, out.reward), length=episodes.length + jnp.where(done, 0.0, 1.0)
         )
-        return time + 1, out.state, out.obs, done | out.terminated | out.truncated, episodes
+        over = out.terminated | out.truncated
+        return time + 1, out.state, Seen(out.obs, over, out.reward), memory, done | over, episodes
 
-    start = (jnp.int32(0), env_state, obs, zeros > 0, Episodes(zeros, zeros))
+    memory = player.initial_memory(num_episodes)
+    start = (jnp.int32(0), env_state, at_start(obs), memory, zeros > 0, Episodes(zeros, zeros))
     *_, episodes = jax.lax.while_loop(unfinished, step, start)
     return episodes

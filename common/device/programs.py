@@ -10,6 +10,7 @@ from flax import struct
 
 from common.device.episodes import recent_metrics
 from common.device.evaluation import Episodes, run_episodes
+from common.device.memory import Agent
 from common.device.seeds import over_seeds
 from common.device.sharding import AXIS
 from common.device.update_loop import repeat
@@ -31,6 +32,8 @@ class Algorithm(NamedTuple):
     new_learner: Callable  # keys of the parameters and of everything random -> Learner
     act: Callable  # Learner, raw observations [B, ...], key or None for the best -> actions [B, ...]
     gauges: Callable = lambda state: {}  # TrainState -> metrics of how things stand at the end of an interval
+    # With memory `act` is of Learner, Seen, memory and key -> actions, memory; this is of a number B -> memory at first
+    initial_memory: Callable | None = None
 
 
 class Programs(NamedTuple):
@@ -53,7 +56,7 @@ def for_seeds(algorithm: Algorithm, env: Env, num_seeds: int, eval_episodes: int
 
     def evaluate_one(learner: Any, seed: jax.Array) -> Episodes:
         share = math.ceil(eval_episodes / jax.lax.axis_size(AXIS))
-        return run_episodes(env, partial(algorithm.act, learner), share, seed)
+        return run_episodes(env, Agent.of(algorithm).player(learner), share, seed)
 
     def evaluate(state: TrainState, seed: jax.Array) -> Episodes:
         return over_seeds(lambda learner: evaluate_one(learner, seed), num_seeds)(state.learner)

@@ -1,6 +1,7 @@
 """Randomness that does not depend on the number of devices: keys and minibatches by *global* environment index."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,16 @@ def minibatch_indices(
     step, env = order // width, order % width + width * jnp.arange(blocks)[:, None]
     split = (step * num_envs + env).reshape(update_epochs, blocks, num_minibatches, -1)
     return jnp.swapaxes(split, 1, 2).reshape(update_epochs, num_minibatches, -1)
+
+
+def in_segments(tree: Any, num_segments: int) -> Any:
+    """Arrays [T, N, ...] cut in time into S segments of K steps, which stand beside each other: [K, S, N, ...]."""
+    return jax.tree.map(lambda x: jnp.swapaxes(x.reshape(num_segments, -1, *x.shape[1:]), 0, 1), tree)
+
+
+def side_by_side(tree: Any) -> Any:
+    """Segments [K, S, N, ...] as if each were of an environment of its own, [K, S * N, ...]."""
+    return jax.tree.map(lambda x: x.reshape(len(x), -1, *x.shape[3:]), tree)
 
 
 def random_order(key: jax.Array, label_key: jax.Array, size: int) -> jax.Array:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.device.evaluation import episode_keys
+from common.device.memory import Player, Seen, at_start
 from common.device.sharding import key_data
 from common.envs.environment import Env
 
@@ -27,18 +28,20 @@ class Recording(NamedTuple):
     rewards: np.ndarray  # [T]
 
 
-def record(env: Env, act: Callable[[jax.Array, jax.Array], jax.Array], key: jax.Array, max_steps: int) -> Recording:
-    """One episode of at most `max_steps` steps with `act`: (observations [1, ...], key) to actions [1, ...].
+def record(env: Env, player: Player | Callable, key: jax.Array, max_steps: int) -> Recording:
+    """One episode of at most `max_steps` steps, by `player`, of whatever `Player.of` takes.
 
-    It is the episode that `evaluate.play_episodes` plays with the same `key` and policy.
+    It is the episode that `evaluation.play_episodes` plays with the same `key` and `player`.
     """
+    player = Player.of(player)
     reset_key, *keys = episode_keys(key)
-    advance = jax.jit(lambda time, obs, state: _advance(env, act, keys, time, obs, state))
+    advance = jax.jit(lambda time, carry: _advance(env, player, keys, time, carry))
     obs, state = jax.jit(env.reset)(reset_key)
+    carry = at_start(obs[None]), player.initial_memory(1), state
     first = jax.device_get(jax.tree.map(lambda x: x[None], (obs, key_data(state))))
     chunks, over = [], False
     while not over:
-        obs, state, chunk = advance(jnp.int32(CHUNK * len(chunks)), obs, state)
+        carry, chunk = advance(jnp.int32(CHUNK * len(chunks)), carry)
         chunk = jax.device_get(chunk)
         left = max_steps - CHUNK * len(chunks)
         ends = np.flatnonzero(chunk.done)
@@ -60,16 +63,16 @@ class _Chunk(NamedTuple):
     done: jax.Array
 
 
-def _advance(env: Env, act: Callable, keys: list[jax.Array], start: jax.Array, obs: jax.Array, state: Any):
-    """`CHUNK` steps from step `start`, past the end of the episode where it comes: (obs, state, _Chunk)."""
+def _advance(env: Env, player: Player, keys: list[jax.Array], start: jax.Array, carry: Any) -> tuple[Any, _Chunk]:
+    """`CHUNK` steps from step `start`, past the end of the episode where it comes."""
 
     def step(carry, time):
-        obs, state = carry
+        seen, memory, state = carry
         step_key, act_key = (jax.random.fold_in(key, time) for key in keys)
-        action = act(obs[None], act_key)[0]
-        out = env.step(step_key, state, action)
+        actions, memory = player.act(seen, memory, act_key[None])
+        out = env.step(step_key, state, actions[0])
         over = out.terminated | out.truncated
-        return (out.obs, out.state), _Chunk(key_data(out.final_state), out.final_obs, action, out.reward, over)
+        chunk = _Chunk(key_data(out.final_state), out.final_obs, actions[0], out.reward, over)
+        return (Seen(out.obs[None], over[None], out.reward[None]), memory, out.state), chunk
 
-    (obs, state), chunk = jax.lax.scan(step, (obs, state), start + jnp.arange(CHUNK))
-    return obs, state, chunk
+    return jax.lax.scan(step, carry, start + jnp.arange(CHUNK))

@@ -128,6 +128,11 @@ def encode(observation: jax.Array, space: Space) -> jax.Array:
     return observation.astype(jnp.float32).reshape(*batch, *shape) / scale
 
 
+def flat_size(space: Space) -> int:
+    """How many numbers an element is, encoded."""
+    return math.prod(space.shape) if isinstance(space, Box) else sum(space.nvec)
+
+
 def is_image(space: Space) -> bool:
     return isinstance(space, Box) and len(space.shape) == 3
 

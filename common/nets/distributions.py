@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from common.envs.spaces import Box
+from common.envs.spaces import Box, Space, encode
 
 LOG_2PI = 1.8378770664093453
 
@@ -82,6 +82,11 @@ class Normal(struct.PyTreeNode):
     def entropy(self) -> jax.Array:
         """Differential entropy in nats, [...]."""
         return jnp.sum(self.log_std + 0.5 * (1 + LOG_2PI), axis=-1)
+
+
+def encode_action(action: jax.Array, space: Space) -> jax.Array:
+    """Sampled actions as network input [..., A]: one-hot, and those of a Box as they are."""
+    return action if isinstance(space, Box) else encode(action, space)
 
 
 def action_noise(key: jax.Array, space, batch: tuple[int, ...] = ()) -> jax.Array:

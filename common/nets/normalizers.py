@@ -76,6 +76,21 @@ def rescale_output(params: Any, layer: str, old: RunningStats, new: RunningStats
     return jax.tree_util.tree_map_with_path(rescaled, params)
 
 
+def renew_units(learner: Any, batch: Any, axis_name: str, counts: jax.Array | None = None) -> tuple[Any, Any]:
+    """Let the targets of the samples that count move the units of values; the values themselves stay (PopArt).
+
+    `learner` has `params` whose layer "value" predicts in units of `return_stats`. `batch` has `value`, `target` and
+    `advantage` in units of the rewards, and gets them in the new units of `learner`; both stay where there are none.
+    """
+    if learner.return_stats is None:
+        return learner, batch
+    units = learner.return_stats.merge(batch.target, axis_name, counts)
+    params = rescale_output(learner.params, "value", learner.return_stats, units)
+    learner = learner.replace(params=params, return_stats=units)
+    value, target = units.normalize(batch.value, clip=None), units.normalize(batch.target, clip=None)
+    return learner, batch._replace(value=value, target=target, advantage=batch.advantage / units.std)
+
+
 def running_stats(shape: tuple[int, ...]) -> RunningStats:
     """Statistics of nothing yet."""
     return RunningStats(count=jnp.zeros(()), mean=jnp.zeros(shape), m2=jnp.zeros(shape))

@@ -1,0 +1,139 @@
+"""A learner and how it acts as one callable: raw observations in, actions as the environment takes them out."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.cli.errors import UsageError
+from common.device.memory import Agent, Player, Seen
+from common.envs import spaces
+from common.envs.spaces import EnvSpec
+
+
+class Policy:
+    """Actions for observations; also inside `jit` and `vmap`."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        learner: Any,
+        env: EnvSpec,
+        run_dir: Path | None = None,
+        step: int | None = None,
+        seed: int | None = None,
+        evaluation: float | None = None,
+        config: dict[str, Any] | None = None,
+    ):
+        """`agent` is how the algorithm acts, `learner` the state of one agent."""
+        self.env = env
+        self.run_dir, self.step, self.seed = run_dir, step, seed
+        self.config = config  # the run's config.json
+        self.evaluation = (
+            evaluation  # mean greedy return at this step, None where it was not evaluated; see `load_policy`
+        )
+        self._learner = jax.device_put(learner)
+        self.initial_memory = agent.initial_memory  # number of observations N -> memory [N, ...], () without any
+        self.has_memory = bool(jax.tree.leaves(jax.eval_shape(lambda: agent.initial_memory(1))))
+
+        def apply(learner, seen, memory, key):
+            action, memory = agent.act(learner, seen, memory, key)
+            return spaces.clip(action, env.action_space, seen.first.shape), memory
+
+        self._apply, self._jitted = apply, jax.jit(apply)
+
+    def __call__(
+        self, obs: Any, memory: Any = None, first: Any = None, *, reward: Any = None, key: jax.Array | None = None
+    ) -> Any:
+        """Actions [..., *action] for raw observations [..., *obs]: sampled with a `key`, without one the best known.
+
+        One observation, or any number of batch axes before its own. JAX arrays give JAX arrays, all else gives NumPy's.
+        Every new batch size compiles once.
+
+        With `memory`, that of all observations in the order of their axes, returns the actions and the new memory.
+        `first` [...] says where an episode begins, and `reward` [...] what the step before earned, of which policies
+        trained with --obs-prev-action-reward want to know. Raises UsageError where something is missing, or where
+        shapes or kinds do not fit.
+        """
+        shape, dtype = self.env.observation_space.shape, self.env.obs_dtype
+        given = obs if isinstance(obs, jax.Array) else np.asarray(obs)
+        axes = given.ndim - len(shape)
+        if axes < 0 or given.shape[axes:] != shape:
+            batched = f"({', '.join(map(str, ('...', *shape)))})"
+            raise UsageError(
+                f"an observation of {self.env.name} has shape {shape}, a batch of them {batched}; got {given.shape}"
+            )
+        both_integers = given.dtype.kind in "iu" and dtype.kind in "iu"
+        if not both_integers and not np.can_cast(given.dtype, dtype, "same_kind"):
+            raise UsageError(f"observations of {self.env.name} are {dtype}, got {given.dtype}")
+        batch = given.shape[:axes]
+        seen = Seen(given.astype(dtype), *self._of_steps(batch, memory, first, reward))
+        seen = jax.tree.map(lambda x: x.reshape(math.prod(batch), *x.shape[axes:]), seen)
+        actions, after = self._jitted(self._learner, seen, () if memory is None else memory, key)
+        actions = actions.reshape(*batch, *actions.shape[1:])
+        if not (isinstance(obs, jax.Array) or isinstance(actions, jax.core.Tracer)):
+            actions = np.array(actions)[()]
+        return actions if memory is None else (actions, after)
+
+    def _of_steps(self, batch: tuple[int, ...], memory: Any, first: Any, reward: Any) -> tuple[Any, Any]:
+        """Where episodes begin, and rewards, for a batch of this shape. Raises UsageError where they do not fit."""
+        if memory is None and self.has_memory:
+            raise UsageError(
+                "this policy has memory: memory = policy.initial_memory(n) for n observations, then "
+                "action, memory = policy(obs, memory, first)"
+            )
+        if self.has_memory and first is None:
+            raise UsageError("a policy with memory has to know where episodes begin: policy(obs, memory, first)")
+        if self.has_memory and reward is None and self.wants_reward:
+            raise UsageError("this policy was trained with --obs-prev-action-reward: policy(..., reward=reward)")
+        sizes = {len(x) for x in jax.tree.leaves(memory)} - {math.prod(batch)}
+        if sizes:
+            raise UsageError(f"this memory is of {sizes.pop()} observations, got {math.prod(batch)}")
+        given = {"first": (False if first is None else first, bool), "reward": (0 if reward is None else reward, float)}
+        try:
+            return tuple(jnp.broadcast_to(jnp.asarray(x, kind), batch) for x, kind in given.values())
+        except ValueError as error:
+            raise UsageError(f"first and reward are numbers for each observation, of shape {batch}") from error
+
+    @property
+    def wants_reward(self) -> bool:
+        """Whether actions depend on the last reward."""
+        return bool(self.config and self.config["args"].get("obs_prev_action_reward"))
+
+    def player(self, stochastic: bool = False) -> Player:
+        """Who plays episodes with it, each with actions sampled by its own key where they are `stochastic`."""
+
+        def greedy(seen, memory, keys):
+            return self._apply(self._learner, seen, memory, None)
+
+        def sampled(seen, memory, keys):
+            def one(*inputs):
+                *inputs, key = inputs
+                outputs = self._apply(self._learner, *jax.tree.map(lambda x: x[None], inputs), key)
+                return jax.tree.map(lambda x: x[0], outputs)
+
+            return jax.vmap(one)(seen, memory, keys)
+
+        return Player(self.initial_memory, sampled if stochastic else greedy)
+
+    def bind(self) -> Callable:
+        """The greedy policy as a pure function of a batch of observations [B, ...], the parameters it uses inside.
+
+        With memory it is one of obs, memory and first [B], and of reward [B] where that is wanted.
+        """
+
+        def remembering(obs, memory, first, reward=None):
+            reward = jnp.zeros(first.shape) if reward is None else reward
+            return self._apply(self._learner, Seen(obs, first, reward), memory, None)
+
+        def forgetful(obs):
+            return remembering(obs, (), jnp.zeros(obs.shape[0], bool))[0]
+
+        return remembering if self.has_memory else forgetful
+
+    def __repr__(self) -> str:
+        return f"Policy(env={self.env.name!r}, run_dir={str(self.run_dir)!r}, step={self.step}, seed={self.seed})"

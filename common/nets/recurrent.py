@@ -1,0 +1,125 @@
+"""Recurrent layers: what a network carries from step to step, emptied where an episode begins."""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+Kind = Literal["gru", "lstm"]
+
+UNROLL = 1  # steps in one turn of the loop over time
+
+
+class Inputs(NamedTuple):
+    """What a network with memory takes of each step, [T, N, ...]."""
+
+    obs: jax.Array  # normalised
+    first: jax.Array  # bool: an episode begins here
+    previous: jax.Array  # [T, N, A + 1] action and reward of the step before, zeros where there was none
+
+    @classmethod
+    def of(cls, seen: Any, action: jax.Array, obs: jax.Array) -> "Inputs":
+        """From what was `seen` after an encoded `action` [..., A], with its observations as the network takes them."""
+        previous = jnp.concatenate([action, seen.reward[..., None]], axis=-1)
+        return cls(obs, seen.first, jnp.where(seen.first[..., None], 0.0, previous))
+
+
+class Cell(NamedTuple):
+    """A recurrent cell with state of `arrays` arrays [N, H], the first of which is its output."""
+
+    gates: int
+    arrays: int
+    step: Callable  # state, gates of the input [N, gates * H], gates of the output before [N, gates * H] -> state
+
+
+def gru(state: tuple, x: jax.Array, z: jax.Array) -> tuple:
+    """Cho et al. 2014, with the reset gate behind the product, as in cuDNN."""
+    (h,) = state
+    (x_reset, x_update, x_new), (z_reset, z_update, z_new) = jnp.split(x, 3, axis=-1), jnp.split(z, 3, axis=-1)
+    update = nn.sigmoid(x_update + z_update)
+    new = jnp.tanh(x_new + nn.sigmoid(x_reset + z_reset) * z_new)
+    return ((1 - update) * new + update * h,)
+
+
+def lstm(state: tuple, x: jax.Array, z: jax.Array) -> tuple:
+    """Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000."""
+    _, c = state
+    enter, forget, new, leave = jnp.split(x + z, 4, axis=-1)
+    c = nn.sigmoid(forget) * c + nn.sigmoid(enter) * jnp.tanh(new)
+    return nn.sigmoid(leave) * jnp.tanh(c), c
+
+
+CELLS = {"gru": Cell(gates=3, arrays=1, step=gru), "lstm": Cell(gates=4, arrays=2, step=lstm)}
+
+
+class Recurrent(nn.Module):
+    """Layers of recurrent cells over a sequence, from inputs [T, N, F] to outputs [T, N, size]."""
+
+    kind: Kind
+    size: int
+    dtype: Any = None  # of the arithmetic; parameters stay float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, first: jax.Array, memory: Any) -> tuple[jax.Array, Any]:
+        """The outputs, and the memory [N, ...] after the last step, from that before the first one.
+
+        Where `first` [T, N] is true, an episode begins: nothing from before that step reaches it or a later one.
+        """
+        left = []
+        for layer, state in enumerate(memory):
+            x, state = self._layer(layer, x, first, state)
+            left.append(state)
+        return x, tuple(left)
+
+    def _layer(self, layer: int, x: jax.Array, first: jax.Array, state: tuple) -> tuple[jax.Array, tuple]:
+        cell = CELLS[self.kind]
+        width = cell.gates * self.size
+        kernel = self.param(f"recurrent_{layer}", orthogonal_gates(cell.gates), (self.size, width))
+        bias = self.param(f"recurrent_bias_{layer}", nn.initializers.zeros, (width,))
+        # The products with the inputs do not wait for one another: one for all steps
+        x = nn.Dense(width, dtype=self.dtype, name=f"input_{layer}")(x)  # [T, N, gates * size]
+        kernel, bias = kernel.astype(x.dtype), bias.astype(x.dtype)
+
+        def step(state, inputs):
+            x, first = inputs
+            state = jax.tree.map(lambda s: jnp.where(first[:, None], 0.0, s), state)
+            h = state[0].astype(x.dtype)
+            after = cell.step(state, x, h @ kernel + bias)
+            return jax.tree.map(lambda new, old: new.astype(old.dtype), after, state), after[0]
+
+        state, outputs = jax.lax.scan(step, state, (x, first), unroll=UNROLL)
+        return outputs, state
+
+
+class RecurrentTorso(nn.Module):
+    """Recurrent layers behind a `torso`: features [T, N, size], and the memory [N, ...] after the last step."""
+
+    torso: nn.Module
+    kind: Kind
+    size: int
+    with_previous: bool  # whether they get the last action and reward beside the torso's features
+    dtype: Any = None
+
+    @nn.compact
+    def __call__(self, inputs: Inputs, memory: Any) -> tuple[jax.Array, Any]:
+        x = self.torso(inputs.obs)
+        x = jnp.concatenate([x, inputs.previous], axis=-1) if self.with_previous else x
+        return Recurrent(self.kind, self.size, self.dtype)(x, inputs.first, memory)
+
+
+def initial_memory(kind: Kind, size: int, layers: int, count: int) -> tuple:
+    """The memory of `count` environments whose episodes begin: for each layer its cell's arrays [count, size]."""
+    return ((jnp.zeros((count, size)),) * CELLS[kind].arrays,) * layers
+
+
+def orthogonal_gates(gates: int) -> Callable:
+    """An initializer of a kernel [size, gates * size], orthogonal for each gate alone."""
+
+    def init(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
+        size = shape[0]
+        parts = [nn.initializers.orthogonal()(one, (size, size), dtype) for one in jax.random.split(key, gates)]
+        return jnp.concatenate(parts, axis=1)
+
+    return init

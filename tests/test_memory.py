@@ -1,0 +1,222 @@
+"""Recurrent networks: the cells, and that memory begins anew exactly where an episode does, in acting and learning."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import ppo_rnn_pmap as ppo_rnn
+import pytest
+from helpers import make_env, over_devices, programs, run_updates, small_rnn_args
+
+from common.cli.errors import UsageError
+from common.device.evaluation import SEED, episode_keys
+from common.device.sampling import keys_of
+from common.nets.recurrent import CELLS, Recurrent, initial_memory
+from common.policy import load_policy
+
+KINDS = list(CELLS)
+STEPS, ENVS, FEATURES, SIZE = 12, 6, 3, 5
+
+
+def random_sequence(seed=0):
+    """Inputs [T, N, F], and episodes that begin at random steps, some at the first."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(STEPS, ENVS, FEATURES)).astype(np.float32), rng.random((STEPS, ENVS)) < 0.3
+
+
+@functools.cache
+def network(kind, layers=2):
+    """Layers with random parameters, as a function of inputs, first and memory; and a memory full of ones."""
+    module = Recurrent(kind, SIZE)
+    memory = jax.tree.map(lambda x: x + 1, initial_memory(kind, SIZE, layers, ENVS))
+    params = module.init(jax.random.key(0), *random_sequence(), memory)
+    params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), params)
+    return functools.partial(module.apply, params), memory
+
+
+def library_cell(kind, params):
+    """flax's own cell with the parameters of our single layer."""
+    names = {"gru": "rzn", "lstm": "ifgo"}[kind]
+    arrays = params["input_0"]["kernel"], params["input_0"]["bias"], params["recurrent_0"], params["recurrent_bias_0"]
+    theirs = {}
+    for gate, *parts in zip(names, *(np.split(x, len(names), axis=-1) for x in arrays), strict=True):
+        kernel, bias, recurrent, recurrent_bias = parts
+        theirs[f"i{gate}"], theirs[f"h{gate}"] = {"kernel": kernel}, {"kernel": recurrent}
+        if gate == "n":  # where the reset gate comes between both biases
+            theirs["in"]["bias"], theirs["hn"]["bias"] = bias, recurrent_bias
+        else:
+            theirs[("i" if kind == "gru" else "h") + gate]["bias"] = bias + recurrent_bias
+    return {"gru": nn.GRUCell, "lstm": nn.OptimizedLSTMCell}[kind](SIZE), {"params": theirs}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cells_are_those_of_flax(kind):
+    x, _ = random_sequence()
+    apply, memory = network(kind, layers=1)
+    outputs, _ = apply(x, np.zeros((STEPS, ENVS), bool), memory)
+    cell, params = library_cell(kind, jax.device_get(apply.args[0]["params"]))
+    carry = memory[0][::-1] if kind == "lstm" else memory[0][0]  # (c, h)
+    for step in range(STEPS):
+        carry, expected = cell.apply(params, carry, x[step])
+        np.testing.assert_allclose(outputs[step], expected, atol=1e-6)
+
+
+def one_by_one(kind, x, first):
+    """The outputs of each episode by itself, and step by step."""
+    apply, memory = network(kind)
+    outputs = np.zeros((STEPS, ENVS, SIZE), np.float32)
+    for env in range(ENVS):
+        state = jax.tree.map(lambda m: m[env : env + 1], memory)
+        for step in range(STEPS):
+            if first[step, env]:
+                state = initial_memory(kind, SIZE, 2, 1)
+            y, state = apply(x[step : step + 1, env : env + 1], np.zeros((1, 1), bool), state)
+            outputs[step, env] = y[0, 0]
+    return outputs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_x7_a_sequence_equals_a_loop_over_its_episodes(kind):
+    x, first = random_sequence()
+    apply, memory = network(kind)
+    outputs, left = apply(x, first, memory)
+    np.testing.assert_allclose(outputs, one_by_one(kind, x, first), atol=1e-6)
+    np.testing.assert_array_equal(left[-1][0], outputs[-1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_x7_no_gradient_crosses_the_beginning_of_an_episode(kind):
+    """Nor the memory from before it; within an episode it reaches all earlier steps."""
+    x, first = random_sequence()
+    apply, memory = network(kind)
+
+    def outputs_of(step, x, memory):
+        return jnp.sum(apply(x, first, memory)[0][step])
+
+    for step in range(STEPS):
+        to_inputs, to_memory = jax.grad(outputs_of, (1, 2))(step, x, memory)
+        episode = np.cumsum(first, axis=0)
+        reached = (episode == episode[step]) & (np.arange(STEPS)[:, None] <= step)
+        np.testing.assert_array_equal(np.any(to_inputs != 0, axis=-1), reached)
+        np.testing.assert_array_equal(np.any(to_memory[0][0] != 0, axis=-1), episode[step] == 0)
+
+
+VARIANTS = {
+    "gru": {},
+    "segments": {"bptt_length": 4, "rnn": "lstm", "obs_prev_action_reward": True},
+    "shared": {"share_torso": True, "rnn_layers": 2, "normalize_obs": True},
+    "steps": {"bptt_length": 1},
+}
+
+
+@pytest.mark.parametrize("case", VARIANTS)
+def test_x7_learning_begins_with_the_probabilities_of_acting(case):
+    """Episodes of 3, 4 and 5 steps end at every position of rollouts and segments."""
+    flags = {"num_minibatches": 1, "update_epochs": 1, "num_steps": 16}
+    for env in ("Endings", "TwoDials", "Pusher"):
+        _, metrics = run_updates(small_rnn_args(**flags | VARIANTS[case]), make_env(env), 1, 6)
+        assert metrics["policy/log_ratio_max"] < 1e-5
+        assert metrics["grad/norm"] > 1e-3
+    several = flags | {"update_epochs": 2}
+    assert run_updates(small_rnn_args(**several), make_env("Endings"), 1, 6)[1]["policy/log_ratio_max"] > 1e-4
+
+
+class CountingCritic(nn.Module):
+    """V = 100 id + how many steps of the episode it remembers."""
+
+    args: ppo_rnn.Args
+    obs_space: object
+
+    def __call__(self, inputs, memory):
+        def step(count, first):
+            count = jnp.where(first, 0.0, count + 1)
+            return count, count
+
+        memory, counts = jax.lax.scan(step, memory[0][0][:, 0], inputs.first)
+        return 100 * inputs.obs[..., 0] + counts, ((jnp.broadcast_to(memory[:, None], (len(memory), SIZE)),),)
+
+
+@pytest.mark.parametrize("num_seeds", [1, 2], ids=["one seed", "two seeds under vmap"])
+def test_x6_bootstrap_with_the_memory_from_before_the_reset(monkeypatch, num_seeds):
+    """What the update hands to `gae`, for episodes of every length and kind of end."""
+    calls = []
+    gae = ppo_rnn.gae
+
+    def recording(*arrays_and_decays):
+        jax.debug.callback(lambda *call: calls.append([np.asarray(x) for x in call]), *arrays_and_decays[:5])
+        return gae(*arrays_and_decays)
+
+    monkeypatch.setattr(ppo_rnn, "gae", recording)
+    monkeypatch.setattr(ppo_rnn, "Critic", CountingCritic)
+    args = small_rnn_args(num_seeds=num_seeds, num_steps=16, update_epochs=1, num_minibatches=1, rnn_size=SIZE)
+    args.normalize_returns = False  # the oracle knows the values themselves
+    init, update = programs(args, make_env("Endings"), 1)
+    jax.block_until_ready(update(init(), np.int32(3)))
+    jax.effects_barrier()
+    assert len(calls) == 3 * num_seeds
+    assert any(truncated[-1].any() for *_, truncated in calls)  # also in the last step of a rollout
+    for _, value, next_value, terminated, truncated in calls:
+        assert (truncated & ~terminated).sum() > 5
+        assert set(np.unique(value % 100)) == {0, 1, 2, 3, 4}
+        # the same episode, remembered for one step more
+        np.testing.assert_array_equal(next_value[~terminated], value[~terminated] + 1)
+        over = (terminated | truncated)[:-1]
+        np.testing.assert_array_equal(value[1:][over] % 100, 0)
+
+
+@pytest.fixture
+def policy(trained):
+    return load_policy(trained("memory")[0])
+
+
+def test_a_policy_with_memory_in_a_loop_of_its_own_earns_what_the_evaluation_did(trained, policy):
+    """One environment at a time, as a user would play."""
+    _, env, result = trained("memory")
+    keys = keys_of_evaluation(4)
+    returns = [play_alone(env, policy, key) for key in keys]
+    assert np.mean(returns) == pytest.approx(result.evaluation["eval/return_mean"][0], abs=1e-4)
+
+
+def keys_of_evaluation(count):
+    return over_devices(lambda: jax.random.key_data(keys_of(jax.random.key(SEED), count)), 1)[0]
+
+
+def play_alone(env, policy, key_data):
+    reset_key, step_key, _ = episode_keys(jax.random.wrap_key_data(key_data))
+    (obs, state), step = env.reset(reset_key), jax.jit(env.step)
+    memory, first, reward, total = policy.initial_memory(1), True, 0.0, 0.0
+    for time in range(env.max_steps):
+        action, memory = policy(np.asarray(obs), memory, first, reward=reward)
+        out = step(jax.random.fold_in(step_key, time), state, action)
+        obs, state, first, reward = out.obs, out.state, False, float(out.reward)
+        total += reward
+        if out.terminated or out.truncated:
+            return total
+    return total
+
+
+def test_a_policy_with_memory_says_what_it_needs(policy):
+    obs, memory = np.zeros((3, 2), np.float32), policy.initial_memory(3)
+    for call, message in [
+        (lambda: policy(obs), "has memory: memory = policy.initial_memory"),
+        (lambda: policy(obs, memory), "where episodes begin"),
+        (lambda: policy(obs, memory, False), "reward=reward"),
+        (lambda: policy(obs[:2], memory, False, reward=0.0), "memory is of 3 observations, got 2"),
+        (lambda: policy(obs, memory, np.ones(2, bool), reward=0.0), r"of shape \(3,\)"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            call()
+
+
+def test_the_beginning_of_an_episode_empties_the_memory_of_a_policy(policy):
+    rng = np.random.default_rng(0)
+    obs, memory = rng.normal(size=(2, 3)[::-1]).astype(np.float32), policy.initial_memory(3)
+    full = jax.tree.map(lambda x: x + 1, memory)
+    call = functools.partial(policy, obs, reward=np.ones(3))
+    for ours, theirs in zip(*(jax.tree.leaves(call(m, np.ones(3, bool))[1]) for m in (memory, full)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    first = np.array([True, False, True])
+    one, other = (jax.tree.leaves(call(m, first)[1].actor)[0] for m in (memory, full))
+    assert np.any(one != other, axis=1).tolist() == [False, True, False]

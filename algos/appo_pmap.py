@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.cli.checks import check
 from common.cli.command import main, parse
+from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
 
 
@@ -85,6 +86,17 @@ class Args(HostEnvArgs):
     """Use the same hidden layers for policy and values: half the work, which pays with images."""
     encoder: Literal["small", "nature", "impala"] = "small"
     """Convolutions for images: 16 channels of 3 x 3, the DQN network of Nature, or IMPALA's residual network."""
+    rnn: Literal["none", "gru", "lstm"] = "none"
+    """Recurrent cells behind the hidden layers, a memory that actors carry from rollout to rollout."""
+    rnn_size: int = 128
+    """Width of the recurrent layers."""
+    rnn_layers: int = 1
+    """Recurrent layers, one behind the other."""
+
+    @property
+    def samples_per_env(self) -> int:
+        """Parts of a rollout of an environment that minibatches may get: its steps, or with memory all in one."""
+        return self.num_steps if self.rnn == "none" else 1
 
     def sizes(self, num_devices: int) -> list[str]:
         """The derived sizes, for the header of a run."""
@@ -98,10 +110,12 @@ class Args(HostEnvArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, "num_epochs num_minibatches hidden_sizes ratio_clamp", at_least=1)
+        check(self, "num_epochs num_minibatches hidden_sizes ratio_clamp rnn_size rnn_layers", at_least=1)
         check(self, "learning_rate clip_eps rho_clip c_clip pg_rho_clip", above=0)
         check(self, "vf_coef ent_coef max_grad_norm max_policy_lag", at_least=0)
         check(self, "gamma gae_lambda", at_least=0, at_most=1)
+        if self.rnn == "none" and (self.rnn_size, self.rnn_layers) != (Args.rnn_size, Args.rnn_layers):
+            raise UsageError("--rnn-size and --rnn-layers need --rnn gru or lstm")
 
 
 if __name__ == "__main__":
@@ -118,14 +132,16 @@ from common.actors.rollouts import Rollout
 from common.actors.watching import leave
 from common.device.final_values import put_final_values
 from common.device.learning_rate import current_learning_rate
+from common.device.memory import Seen
 from common.device.reductions import across_devices, over_steps
-from common.device.sampling import minibatch_indices
+from common.device.sampling import block_width, minibatch_indices
 from common.device.sharding import AXIS
 from common.envs.requirements import need_fitting_spaces
 from common.envs.spaces import EnvSpec, Space
-from common.nets.distributions import Categoricals, Normal, action_noise
+from common.nets.distributions import action_noise
 from common.nets.heads import PolicyHead
 from common.nets.normalizers import RunningStats, denormalize, normalize, renew_units, running_stats
+from common.nets.recurrent import Recurrent, initial_memory
 from common.nets.torso import Torso
 from common.training import Callback, TrainResult, train_with_actors
 
@@ -133,20 +149,23 @@ from common.training import Callback, TrainResult, train_with_actors
 
 
 class Network(nn.Module):
-    """The policy, a distribution over actions, and the value of an observation."""
+    """Policies, distributions over actions, and values [T, N] of observations, and the memories after them."""
 
     args: Args
     obs_space: Space
     action_space: Space
 
     @nn.compact
-    def __call__(self, obs: jax.Array) -> tuple[Categoricals | Normal, jax.Array]:
+    def __call__(self, obs: jax.Array, first: jax.Array, memory: "Memory"):
         args = self.args
         torso = partial(Torso, self.obs_space, args.hidden_sizes, args.activation, args.dtype, args.encoder)
-        x = torso(name="torso")(obs)
-        y = x if args.share_torso else torso(name="value_torso")(obs)
+        layers = partial(Recurrent, args.rnn, args.rnn_size, args.dtype)
+        x, of_policy = layers(name="memory")(torso(name="torso")(obs), first, memory.policy)
+        y, of_value = x, ()
+        if not args.share_torso:
+            y, of_value = layers(name="value_memory")(torso(name="value_torso")(obs), first, memory.value)
         value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), name="value")(y)[..., 0]
-        return PolicyHead(self.action_space, name="policy")(x), value
+        return PolicyHead(self.action_space, name="policy")(x), value, Memory(of_policy, of_value)
 
 
 # ----------------------------------------------------------------------------------------------------------- records
@@ -163,6 +182,13 @@ class Learner(struct.PyTreeNode):
     updates: jax.Array  # [] updates done
 
 
+class Memory(NamedTuple):
+    """What recurrent layers carry from step to step, [N, ...]; () where there are none."""
+
+    policy: Any
+    value: Any  # () also where both share them
+
+
 class Published(NamedTuple):
     """What an actor needs to act."""
 
@@ -171,9 +197,11 @@ class Published(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What the losses need of each sample, [T * N, ...]."""
+    """What the losses need of each sample, [1, T * N, ...], or with memory of whole sequences [T, N, ...]."""
 
     obs: jax.Array  # as the network sees it
+    first: jax.Array  # bool: an episode begins here
+    memory: Memory  # [1, N, ...] before the first step, as the actor had it
     action: jax.Array
     log_prob: jax.Array  # under the policy that acted
     value: jax.Array  # before this update
@@ -282,16 +310,19 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         return learner, publish(learner), metrics | learn_metrics
 
     def estimate(learner: Learner, rollout: Rollout) -> tuple[Batch, dict]:
-        """Values, advantages and targets in units of the rewards, flattened to [T * N, ...], and metrics of them."""
-        obs = normalize(learner.obs_stats, rollout.obs[:-1])
-        # Flat, as in the loss: with one gradient step per update both torsos are the same, and compiled into one.
-        policy, value = network.apply(learner.params, obs.reshape(-1, *obs.shape[2:]))
-        value = denormalize(learner.return_stats, value)
-        policy, value = jax.tree.map(lambda x: x.reshape(*obs.shape[:2], *x.shape[1:]), (policy, value))  # [T, N]
-        next_value = jnp.concatenate([value[1:], value_of(learner, rollout.obs[-1])[None]])
+        """Values, advantages and targets in units of the rewards, as samples, and metrics of them."""
+        first, start = first_steps(rollout), jax.tree.map(lambda x: x[0], rollout.memory)
+        # As in the loss: with one gradient step per update both passes are the same, and compiled into one.
+        seen = as_samples((normalize(learner.obs_stats, rollout.obs[:-1]), first[:-1]))
+        outcome = network.apply(learner.params, *seen, start)
+        policy, value, memories = jax.tree.map(lambda x: x.reshape(*rollout.reward.shape, *x.shape[2:]), outcome)
+        value = denormalize(learner.return_stats, value)  # [T, N]
+        end = rollout.obs[-1], first[-1], jax.tree.map(lambda x: x[-1], memories)
+        next_value = jnp.concatenate([value[1:], value_of(learner, *end)[None]])
         if rollout.final_obs is not None:
             cut_off = rollout.truncated & ~rollout.terminated
-            next_value = put_final_values(next_value, cut_off, rollout.final_obs, partial(value_of, learner))
+            final = rollout.final_obs, jnp.zeros_like(cut_off), memories
+            next_value = put_final_values(next_value, cut_off, final, lambda final: value_of(learner, *final))
         common = rollout.reward, value, next_value, rollout.terminated, rollout.truncated, args.gamma, args.gae_lambda
         log_rho = log_ratio(policy.log_prob(rollout.action), rollout.noted)
         if args.advantage == "gae":
@@ -302,19 +333,23 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         lag = learner.updates - rollout.version
         fresh = lag <= args.max_policy_lag if args.max_policy_lag else True
         weight = (rollout.valid & fresh).astype(jnp.float32)
-        batch = Batch(obs, rollout.action, rollout.noted, value, advantage, target, weight)
+        batch = as_samples((rollout.action, rollout.noted, value, advantage, target, weight))
         mean = partial(weighted_mean, weight)
         metrics = {"value/mean": mean(value), "value/target": mean(target), "policy/rho": mean(jnp.exp(log_rho))}
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch), jax.lax.pmean(metrics, AXIS)
+        return Batch(*seen, rollout.memory, *batch), jax.lax.pmean(metrics, AXIS)
+
+    def as_samples(tree: Any) -> Any:
+        """Arrays [T, N, ...] with samples along the second axis: every step is one, or with memory every sequence."""
+        return tree if args.rnn != "none" else jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), tree)
 
     def learn(learner: Learner, batch: Batch, num_rollouts: int):
         """Epochs of minibatch gradient steps; returns parameters, optimizer state and metrics."""
         key = jax.random.fold_in(learner.key, learner.updates)
-        minibatches = sample_indices(key, batch.value.size, num_rollouts)  # [E * M, B]
+        minibatches = sample_indices(key, batch.value.shape[1], num_rollouts)  # [E * M, B]
         learning_rate = current_learning_rate(args, learner)
 
         def step(carry, indices):
-            minibatch = batch if args.num_minibatches == 1 else jax.tree.map(lambda x: x[indices], batch)
+            minibatch = batch if args.num_minibatches == 1 else jax.tree.map(lambda x: x[:, indices], batch)
             return gradient_step(carry, minibatch, learning_rate)
 
         start = learner.params, learner.opt_state
@@ -326,15 +361,15 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         return params, opt_state, metrics | {"learning_rate": learning_rate, "params/norm": optax.global_norm(params)}
 
     def sample_indices(key: jax.Array, size: int, num_rollouts: int) -> jax.Array:
-        """Which of this device's samples, flattened from [T, N], go into each minibatch, [E * M, B].
+        """Which of this device's samples go into each minibatch, [E * M, B].
 
         Every minibatch has equal parts of all rollouts, the same samples on any number of devices.
         """
-        envs = size // args.num_steps
+        envs = size // args.samples_per_env
         local = envs // num_rollouts  # of this device, in each rollout
 
         def of_rollout(index):
-            sizes = args.num_steps, local, args.num_epochs, args.num_minibatches
+            sizes = args.samples_per_env, local, args.num_epochs, args.num_minibatches
             step, env = jnp.divmod(minibatch_indices(jax.random.fold_in(key, index), *sizes), local)
             return step * envs + index * local + env
 
@@ -353,7 +388,7 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
     def loss(params: Any, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Policy, value and exploration losses of a minibatch, [B, ...], means over the steps that count."""
         mean = partial(weighted_mean, batch.weight)
-        policy, value = network.apply(params, batch.obs)
+        policy, value, _ = network.apply(params, batch.obs, batch.first, jax.tree.map(lambda x: x[0], batch.memory))
         log_prob = policy.log_prob(batch.action)
         change = log_ratio(log_prob, batch.log_prob)
         ratio = jnp.exp(change)
@@ -383,20 +418,28 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         limit = math.log(args.ratio_clamp)
         return jnp.clip(log_prob - old_log_prob, -limit, limit)
 
-    def policy_of(learner: Learner | Published, obs: jax.Array) -> Categoricals | Normal:
-        """The network's distributions for raw observations."""
-        return network.apply(learner.params, normalize(learner.obs_stats, obs))[0]
+    def look(learner: Learner | Published, obs: jax.Array, first: jax.Array, memory: Memory):
+        """Policy and value, in the network's units, for raw observations [N, ...], and the memory after them."""
+        inputs = normalize(learner.obs_stats, obs)[None], first[None]
+        return jax.tree.map(lambda x: x[0], network.apply(learner.params, *inputs, memory))
 
-    def value_of(learner: Learner, obs: jax.Array) -> jax.Array:
+    def value_of(learner: Learner, obs: jax.Array, first: jax.Array, memory: Memory) -> jax.Array:
         """The network's values of raw observations, in units of the rewards."""
-        return denormalize(learner.return_stats, network.apply(learner.params, normalize(learner.obs_stats, obs))[1])
+        return denormalize(learner.return_stats, look(learner, obs, first, memory)[1])
+
+    def new_memory(count: int) -> Memory:
+        """Of `count` environments whose episodes begin, for the policy alone."""
+        return Memory(initial_memory(args.rnn, args.rnn_size, args.rnn_layers, count), ())
+
+    def with_values(memory: Memory) -> Memory:
+        return memory if args.share_torso else memory._replace(value=memory.policy)
 
     def init(seed: jax.Array) -> Learner:
         return new_learner(*jax.random.split(jax.random.key(seed)))
 
     def new_learner(params_key: jax.Array, key: jax.Array) -> Learner:
-        obs = jnp.zeros((1, *env.observation_space.shape), env.obs_dtype)
-        params = network.init(params_key, obs)
+        obs = jnp.zeros((1, 1, *env.observation_space.shape), env.obs_dtype)
+        params = network.init(params_key, obs, jnp.ones((1, 1), bool), with_values(new_memory(1)))
         return Learner(
             params=params,
             opt_state=optimizer.init(params),
@@ -406,22 +449,45 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
             updates=jnp.int32(0),
         )
 
-    def explore(published: Published, memory: Any, key_data: jax.Array, step: jax.Array, obs: jax.Array):
-        """Sampled actions [N, ...] of an actor's environments with their log-probabilities [N]."""
+    def explore(published: Published, memory: Memory, key_data: jax.Array, step: jax.Array, obs: jax.Array):
+        """Sampled actions [N, ...] of an actor's environments with their log-probabilities [N], and the new memory."""
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
-        policy = policy_of(published, obs)
+        policy, _, memory = look(published, obs, jnp.zeros(obs.shape[:1], bool), memory)  # which actors empty
         action = policy.sample(action_noise(key, env.action_space, obs.shape[:1]))
         return action, policy.log_prob(action), memory
 
-    def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """Actions [B, ...] for raw observations [B, ...]: sampled with a key, else the most likely ones."""
-        policy = policy_of(learner, obs)
-        return policy.mode() if key is None else policy.sample(action_noise(key, env.action_space, obs.shape[:1]))
+    def act(learner: Learner, seen: Seen, memory: Memory, key: jax.Array | None = None) -> tuple[jax.Array, Memory]:
+        """Actions [B, ...] for what is seen [B, ...], sampled with a key, else the most likely ones; and the memory."""
+        policy, _, memory = look(learner, seen.obs, seen.first, with_values(memory))  # whose values are not computed
+        noise = None if key is None else action_noise(key, env.action_space, seen.first.shape)
+        action = policy.mode() if key is None else policy.sample(noise)
+        return action, memory._replace(value=())
 
-    return ActorAlgorithm(init, update, publish, explore, new_learner, act, args.num_minibatches, args.max_policy_lag)
+    return ActorAlgorithm(
+        init,
+        update,
+        publish,
+        explore,
+        new_learner,
+        act,
+        initial_memory=new_memory,
+        carried_memory=lambda count: with_values(new_memory(count)),
+        block=block_width(args.samples_per_env, args.num_minibatches),
+        max_policy_lag=args.max_policy_lag,
+    )
 
 
 make_algorithm = make_appo  # the name by which `load_policy` knows it
+
+
+def first_steps(rollout: Rollout) -> jax.Array:
+    """Before which steps, and before the one that comes after them, memory began anew within the rollout, [T + 1, N].
+
+    A suite that resets by itself, in a step that does not count, shows the last observation in it, with all memory.
+    """
+    resets_in_step = rollout.final_obs is not None
+    ends = rollout.terminated | rollout.truncated if resets_in_step else ~rollout.valid
+    return jnp.concatenate([jnp.zeros_like(ends[:1]), ends])
 
 
 def publish(learner: Learner) -> Published:

@@ -163,7 +163,7 @@ def remembering_torso(args: Args, obs_space: Space) -> RecurrentTorso:
 
 
 class Actor(nn.Module):
-    """The policy, a distribution over actions, the features [T, N, F] that it is made of, and its memory."""
+    """The policy, a distribution over actions, the features [T, N, F] that it is made of, and memories."""
 
     args: Args
     obs_space: Space
@@ -434,15 +434,15 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
     def look(learner: Learner, seen: Seen, memory: Memory) -> tuple[Categoricals | Normal, jax.Array, Memory]:
         """Policy and value [N], in units of the rewards, for what is seen now, and the memory after it."""
         inputs = jax.tree.map(lambda x: x[None], inputs_of(learner, seen, memory))
-        policy, value, memory = outputs(learner.params, inputs, memory)
-        policy, value = jax.tree.map(lambda x: x[0], (policy, value))
-        return policy, denormalize(learner.return_stats, value), memory
+        outcome = outputs(learner.params, inputs, memory)
+        policy, value, left = jax.tree.map(lambda x: x[0], outcome)
+        return policy, denormalize(learner.return_stats, value), memory._replace(**left)
 
-    def outputs(params: Params, inputs: Inputs, memory: Memory) -> tuple[Categoricals | Normal, jax.Array, Memory]:
-        """Policies and values [T, N] of a sequence that begins with `memory`, and the memory after it."""
-        policy, features, left = actor.apply(params.actor, inputs, memory.actor)
-        value, critic_left = critic.apply(params.critic, features if args.share_torso else inputs, memory.critic)
-        return policy, value, memory._replace(actor=left, critic=critic_left)
+    def outputs(params: Params, inputs: Inputs, memory: Memory) -> tuple[Categoricals | Normal, jax.Array, dict]:
+        """Policies and values [T, N] of a sequence that begins with `memory`, and the memories after each step."""
+        policy, features, of_actor = actor.apply(params.actor, inputs, memory.actor)
+        value, of_critic = critic.apply(params.critic, features if args.share_torso else inputs, memory.critic)
+        return policy, value, {"actor": of_actor, "critic": of_critic}
 
     def inputs_of(learner: Learner, seen: Seen, memory: Memory) -> Inputs:
         """What the networks take where this is seen, [..., N]."""

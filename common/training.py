@@ -79,7 +79,7 @@ def train_with_actors(
     actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)
     env = inspect_env(args)
     algorithm = make_algorithm(args, env.spec)
-    check_split(args, algorithm.num_minibatches, len(devices))
+    check_split(args, algorithm.block, len(devices))
     notes = {"actors": f"{args.actor_threads} threads on each of {describe(actor_devices)}"}
     if (params := eval_params(args)) != args.env_params:
         notes["eval"] = f"with {params}"
@@ -119,6 +119,7 @@ def _learn_from_actors(run: Run, algorithm: Any, state: Any, update: Callable, a
     run.companion = batches = Batches(
         run.args,
         act=jax.jit(algorithm.explore),
+        memory=jax.device_get(algorithm.carried_memory(run.args.envs_per_actor)),
         params=algorithm.publish(learner),
         version=int(learner.updates),
         max_policy_lag=algorithm.max_policy_lag,

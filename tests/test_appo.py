@@ -19,8 +19,10 @@ from orbax.checkpoint import v1 as orbax
 
 import common.actors.evaluation
 from common import export, play
-from common.actors.environments import inspect_env
+from common.actors.actor import Actor
+from common.actors.environments import env_maker, inspect_env
 from common.actors.evaluation import run_host_episodes
+from common.actors.parameters import Slot
 from common.actors.rollouts import Rollout, RolloutQueues
 from common.actors.watching import Worker
 from common.cli.errors import UsageError
@@ -131,6 +133,7 @@ class Lab:
     """APPO's functions for an environment, and rollouts made up for it."""
 
     def __init__(self, **flags: Any):
+        flags |= {"rnn_size": 8} if "rnn" in flags else {}
         self.args = small_args(**{"learning_rate": 0.01, "lr_schedule": "constant"} | flags)
         env = inspect_env(self.args)
         self.spec = env.spec
@@ -151,8 +154,14 @@ class Lab:
             valid=rng.random(shape) < 0.9,
             version=np.zeros(shape, np.int32),
             final_obs=rng.normal(size=(steps, envs, 2)).astype(np.float32) if final_obs else None,
-            memory=(),
+            memory=jax.tree.map(lambda x: rng.normal(size=(1, *x.shape)), self.appo.carried_memory(envs)),
         )
+
+    def outputs(self, obs: np.ndarray) -> tuple[Any, np.ndarray]:
+        """Policies and values of observations [T, N, ...] without any memory of them."""
+        network = appo.Network(self.args, self.spec.observation_space, self.spec.action_space)
+        first = np.ones(obs.shape[:2], bool)
+        return network.apply(self.learner.params, obs, first, self.appo.carried_memory(obs.shape[1]))[:2]
 
     def update(self, *rollouts: Rollout, devices: int = 1, updates: int = 1) -> tuple[Any, dict[str, Any]]:
         """Parameters and metrics after learning from the same rollouts again and again."""
@@ -173,7 +182,11 @@ def replicas(tree: Any) -> bool:
 
 @pytest.mark.parametrize(
     "flags",
-    [{"num_epochs": 2, "num_minibatches": 2, "clip_vloss": True}, {"loss": "impala", "normalize_obs": True}],
+    [
+        {"num_epochs": 2, "num_minibatches": 2, "clip_vloss": True},
+        {"loss": "impala", "normalize_obs": True},
+        {"num_epochs": 2, "num_minibatches": 2, "rnn": "gru"},
+    ],
     ids=str,
 )
 def test_any_number_of_devices_learns_the_same(flags):
@@ -214,7 +227,14 @@ def test_means_are_over_the_steps_that_count():
 
 
 @pytest.mark.parametrize(
-    "flags", [{}, {"advantage": "gae", "normalize_obs": True, "normalize_returns": False}], ids=str
+    "flags",
+    [
+        {},
+        {"advantage": "gae", "normalize_obs": True, "normalize_returns": False},
+        {"rnn": "lstm", "rnn_layers": 2},
+        {"rnn": "gru", "advantage": "gae", "share_torso": True},
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
 def test_both_kinds_of_reset_teach_the_same(end, flags):
@@ -229,9 +249,9 @@ def test_both_kinds_of_reset_teach_the_same(end, flags):
     def with_reset_step(x):
         return np.insert(x, 3, 0, axis=0)
 
-    apart = jax.tree.map(with_reset_step, within._replace(final_obs=None))
+    apart = jax.tree.map(with_reset_step, within._replace(final_obs=None, memory=()))
     obs = np.insert(within.obs, 3, within.final_obs[2], axis=0)
-    apart = apart._replace(obs=obs)
+    apart = apart._replace(obs=obs, memory=within.memory)
     assert not apart.valid[3].any()
     assert relative_difference(lab.update(within, updates=2)[0], lab.update(apart, updates=2)[0]) < 1e-5
 
@@ -242,10 +262,27 @@ def test_a_truncated_step_bootstraps_from_its_final_observation_and_a_terminated
     for truncated, terminated in ((True, False), (False, True), (True, True)):
         case = rollout._replace(truncated=np.full((1, 8), truncated), terminated=np.full((1, 8), terminated))
         case = case._replace(noted=np.full((1, 8), -9, np.float32))  # weights over 1, so that they are clipped to it
-        network = appo.Network(lab.args, lab.spec.observation_space, lab.spec.action_space)
-        value = np.asarray(network.apply(lab.learner.params, case.final_obs[0])[1])
+        value = np.asarray(lab.outputs(case.final_obs)[1][0])
         target = case.reward[0] + 0.99 * (0 if terminated else value)
         np.testing.assert_allclose(lab.update(case)[1]["value/target"], target.mean(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("env", ["envpool:CartPole-v1", "gymnasium:CartPole-v1"], ids=["own step", "same step"])
+@pytest.mark.parametrize("flags", [{"rnn": "gru"}, {"rnn": "lstm", "rnn_layers": 2, "share_torso": True}], ids=str)
+def test_x7_learners_see_the_probabilities_of_actors_over_many_rollouts(env, flags):
+    """Episodes of five steps and less end at every position of a rollout; `envpool` resets in a step of its own."""
+    lab = Lab(env=env, env_params='{"max_episode_steps": 5}', num_steps=7, envs_per_actor=3, **flags)
+    params, explore = lab.appo.publish(lab.learner), jax.jit(lab.appo.explore)
+    make = env_maker(lab.args, 3, lab.args.env_params)
+    actor = Actor(0, make, explore, jax.devices()[0], None, 7, (0,), lab.appo.carried_memory(3))
+    actor.start()
+    network = appo.Network(lab.args, lab.spec.observation_space, lab.spec.action_space)
+    for _ in range(5):
+        rollout = actor.collect(lambda slot: Slot(0, params)).rollout
+        first, memory = appo.first_steps(rollout), jax.tree.map(lambda x: x[0], rollout.memory)
+        policy = network.apply(lab.learner.params, rollout.obs[:-1], first[:-1], memory)[0]
+        np.testing.assert_allclose(policy.log_prob(rollout.action), rollout.noted, atol=1e-5)
+    actor.close()
 
 
 def test_both_losses_agree_on_policy():
@@ -253,8 +290,7 @@ def test_both_losses_agree_on_policy():
     for loss in ("appo", "impala"):
         lab = Lab(loss=loss, norm_adv=False)
         rollout = lab.rollout(0)
-        network = appo.Network(lab.args, lab.spec.observation_space, lab.spec.action_space)
-        log_prob = network.apply(lab.learner.params, rollout.obs[:-1])[0].log_prob(rollout.action)
+        log_prob = lab.outputs(rollout.obs[:-1])[0].log_prob(rollout.action)
         rollouts.append(lab.update(rollout._replace(noted=np.asarray(log_prob)))[0])
     assert relative_difference(*rollouts) < 1e-5
 
@@ -271,11 +307,12 @@ def test_ratios_beyond_the_clamp_stay_finite_and_impala_learns_from_them(flags):
 @pytest.mark.parametrize("encoder", ["small", "nature", "impala"])
 def test_images_are_seen(encoder):
     lab = Lab(encoder=encoder, env="gymnasium:host_toys:ImageToy-v0", share_torso=True)
-    obs = np.random.default_rng(0).integers(0, 255, (5, 84, 84, 4)).astype(np.uint8)
+    obs = np.random.default_rng(0).integers(0, 255, (1, 5, 84, 84, 4)).astype(np.uint8)
     space = lab.spec.observation_space._replace(shape=(84, 84, 4))
     network = appo.Network(lab.args, space, lab.spec.action_space)
-    policy, value = network.init_with_output(jax.random.key(0), obs)[0]
-    assert value.shape == (5,)
+    memory = lab.appo.carried_memory(5)
+    (policy, value, _), _ = network.init_with_output(jax.random.key(0), obs, np.zeros((1, 5), bool), memory)
+    assert value.shape == (1, 5)
     assert len(np.unique(np.asarray(value))) == 5
     assert np.isfinite(policy.logits).all()
 
@@ -540,7 +577,7 @@ BAD = [
     ("""--env envpool:Pong-v5 --eval-env-params {"stack_num":3}""", "--eval-env-params, [84, 84, 3], [84, 84, 4]"),
     ("""--env-params {"num_envs":3}""", "--env-params, num_envs"),
     ("""--env-params {"no_such":3}""", "envpool:CartPole-v1, no_such"),
-    ("--envs-per-actor 9 --num-steps 3 --num-minibatches 2", "--envs-per-actor 9, 2 minibatches, 8 or 10"),
+    ("--envs-per-actor 9 --num-steps 3 --num-minibatches 2", "--envs-per-actor 9, every minibatch, 8 or 10"),
     ("--envs-per-actor 8 --learner-devices 0,1,2", "--envs-per-actor 8, 3 learner, 6 or 9"),
     ("--envs-per-actor 0", "--envs-per-actor, at least 1"),
     ("--actor-devices 0,x", "--actor-devices, 0,x"),

@@ -48,10 +48,11 @@ THEIR_OWN = {
     "outputs": "recurrent PPO goes through sequences",
     "learn": "which samples a gradient step gets",
     "loss": "PPO's averages over all samples, APPO's over those that count",
-    "policy_of": "PPO has two networks, APPO has one",
-    "value_of": "likewise",
-    "sac_pmap.act": "its actions are scaled to the space",
-    "ppo_rnn_pmap.act": "it carries memory",
+    "value_of": "APPO has one network, and memory",
+    "act": "SAC's actions are scaled to the space; with memory there is more to see, and to return",
+    "Memory": "recurrent PPO remembers the last action too",
+    "new_memory": "likewise",
+    "look": "likewise",
 }
 
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import ppo_pmap as ppo
+import ppo_rnn_pmap as ppo_rnn
 import pytest
 import sac_pmap as sac
 from cli_helpers import IN_NO_PROGRAM, Recorder, checkpoint_steps, read_config, read_rows
@@ -28,6 +29,7 @@ from helpers import (
     run_updates,
     same_bits,
     small_args,
+    small_rnn_args,
     small_sac_args,
 )
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
@@ -78,6 +80,14 @@ PPO: Cases = ON_POLICY | {
     "decorrelate": (True, {}),
     "precision": ("bfloat16", {}),
 }
+MEMORY: Cases = {
+    "rnn": ("lstm", {}),
+    "rnn_size": (5, {}),
+    "rnn_layers": (2, {}),
+    "bptt_length": (2, {}),
+    "obs_prev_action_reward": (True, {}),
+    "share_torso": (True, {}),
+}
 SAC: Cases = ALL | {
     "buffer_size": (160, {}),
     "learning_starts": (64, {}),
@@ -114,6 +124,9 @@ APPO: Cases = ON_POLICY | {
     "ratio_clamp": (1.001, {"num_epochs": 4, "learning_rate": 0.1}),
     "clip_vloss": (True, {"num_epochs": 4, "learning_rate": 0.1, "clip_eps": 0.01}),
     "encoder": ("nature", {"env": "gymnasium:host_toys:ImageToy-v0"}),
+    "rnn": ("gru", {}),
+    "rnn_size": (5, {"rnn": "gru"}),
+    "rnn_layers": (2, {"rnn": "gru", "rnn_size": 5}),
 }
 
 
@@ -127,7 +140,7 @@ def short(algorithm: Any, **flags: Any) -> tuple[Any, Env, int]:
     """Arguments, environment and number of updates of a short run on a device."""
     if algorithm is sac:
         return small_sac_args(**{"hidden_sizes": (4,)} | flags), make_env("Pendulum-v1"), 24
-    args = small_args(**BASE | flags)
+    args = (small_rnn_args if algorithm is ppo_rnn else small_args)(**BASE | flags)
     return args, make(args.env, args.env_params) if "env" in flags else make_env("Luck"), args.num_updates
 
 
@@ -142,6 +155,7 @@ def learned(algorithm: Any, **flags: Any) -> Any:
 
 NUMBERS = {
     ppo: {"gamma", "gae_lambda", "vf_coef", "ent_coef", "clip_eps", "learning_rate"},
+    ppo_rnn: {"gamma", "gae_lambda", "vf_coef", "ent_coef", "clip_eps", "learning_rate"},
     sac: {"gamma", "tau", "policy_lr", "q_lr"},
 }
 """Flags that a program can take as numbers at run time: one compilation for all of them."""
@@ -163,7 +177,9 @@ def learned_with_numbers(algorithm: Any) -> Callable:
     return lambda **numbers: compiled(standard | numbers)
 
 
-LEARNING = [(one, flag, *case) for one, cases in ((ppo, PPO), (sac, SAC), (appo, APPO)) for flag, case in cases.items()]
+MEMORY |= {flag: PPO[flag] for flag in sorted(NUMBERS[ppo_rnn])}
+CASES = (ppo, PPO), (ppo_rnn, MEMORY), (sac, SAC), (appo, APPO)
+LEARNING = [(one, flag, *case) for one, cases in CASES for flag, case in cases.items()]
 
 
 @pytest.mark.parametrize(("algorithm", "flag", "value", "others"), LEARNING, ids=lambda x: getattr(x, "__name__", None))
@@ -427,6 +443,7 @@ def test_every_flag_has_a_case():
     assert PPO.keys() | of_runs == names(ppo.Args)
     assert names(sac.Args) - names(DeviceEnvArgs) <= SAC.keys() | IN_TEST_SAC
     assert names(appo.Args) - names(RunArgs) <= APPO.keys() | IN_TEST_APPO | IN_TEST_HOST
+    assert names(ppo_rnn.Args) - names(ppo.Args) <= MEMORY.keys()
 
 
 @pytest.mark.parametrize("case", RUN, ids=lambda case: case.__name__)

@@ -80,7 +80,8 @@ class Actor(Worker):
         self._check_finite(out.reward, "reward")
         final_obs = self._checked(out.final_obs) if self.envs.resets_in_step else None
         over = out.terminated | out.truncated
-        self._forget(over | ~out.valid)
+        # A suite that resets in a step of its own shows the end of the episode once more in that
+        self._forget(over if self.envs.resets_in_step else ~out.valid)
         self._account(out.reward, over, out.valid, returns, lengths)
         version = np.full(len(obs), slot.version, np.int32)
         outcome = out.reward, out.terminated, out.truncated, out.valid

@@ -17,8 +17,8 @@ class ActorAlgorithm(NamedTuple):
     publish: Callable  # Learner -> what an actor needs to act
     explore: Callable  # published, memory, key data, step, observations [N, ...] -> actions, notes of them, memory
     new_learner: Callable  # keys of the parameters and of everything random -> Learner
-    act: Callable  # Learner, raw observations [B, ...], key or None for the best -> actions [B, ...]
-    num_minibatches: int = 1  # equal parts that its update makes of every rollout
+    act: Callable  # Learner, Seen, memory, key or None for the best -> actions [B, ...], memory
+    initial_memory: Callable = lambda count: ()  # number of environments B -> memory of `act` at first
+    carried_memory: Callable = lambda count: ()  # likewise for `explore`
+    block: int = 1  # neighbouring environments of which all minibatches get equal parts
     max_policy_lag: int = 0  # it leaves out steps whose policy is more than this many updates old; 0 learns from all
-    # With memory `act` is of Learner, Seen, memory and key -> actions, memory; this is of a number B -> memory at first
-    initial_memory: Callable | None = None

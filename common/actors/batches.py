@@ -24,16 +24,15 @@ from common.actors.watching import Limits
 from common.cli.checks import multiples_near
 from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
-from common.device.sampling import block_width
 
 
-def check_split(args: HostEnvArgs, num_minibatches: int, num_learners: int) -> None:
-    """Raise UsageError unless every learner device gets an equal part of each minibatch from each rollout."""
-    block = num_learners * block_width(args.num_steps, num_minibatches)
+def check_split(args: HostEnvArgs, block: int, num_learners: int) -> None:
+    """Raise UsageError unless every learner device gets as many whole blocks of environments from each rollout."""
+    block *= num_learners
     if args.envs_per_actor % block:
         raise UsageError(
             f"--envs-per-actor {args.envs_per_actor} must be a multiple of {block}, so that {num_learners} learner "
-            f"devices and {num_minibatches} minibatches get equal parts; nearest: "
+            f"devices get equal parts of every minibatch; nearest: "
             f"{multiples_near(args.envs_per_actor, block)}"
         )
 
@@ -45,7 +44,8 @@ def example_batch(args: HostEnvArgs, env: HostEnvKind, algorithm: Any, num_learn
     def explore(obs):
         learner = algorithm.new_learner(jax.random.key(0), jax.random.key(0))
         key_data = jax.random.key_data(jax.random.key(0))
-        return algorithm.explore(algorithm.publish(learner), (), key_data, jnp.uint32(0), obs)
+        memory = algorithm.carried_memory(count)
+        return algorithm.explore(algorithm.publish(learner), memory, key_data, jnp.uint32(0), obs)
 
     def stacked(x, length=steps):
         return jax.ShapeDtypeStruct((length, *x.shape), x.dtype)
@@ -87,6 +87,7 @@ class Batches:
         self,
         args: HostEnvArgs,
         act: Callable,
+        memory: Any,
         params: Any,
         version: int,
         max_policy_lag: int,
@@ -95,9 +96,9 @@ class Batches:
         counters: dict[str, int],
         warn: Callable[[str], None],
     ):
-        """Actors act on `actor_devices` with `act`, see `Actor`, at first with `params`, behind which are `version`
-        updates. Batches go where `sharding` says. Steps more than `max_policy_lag` updates old count as too old, unless
-        that is 0. Counting goes on from `counters`.
+        """Actors act on `actor_devices` with `act` and `memory`, see `Actor`, at first with `params`, behind which are
+        `version` updates. Batches go where `sharding` says. Steps more than `max_policy_lag` updates old count as too
+        old, unless that is 0. Counting goes on from `counters`.
         """
         self._args, self._sharding, self._warn = args, sharding, warn
         self._version = self._first = version
@@ -112,6 +113,7 @@ class Batches:
                 slots=self._slots,
                 num_steps=args.num_steps,
                 seed=(args.seed, version),
+                memory=memory,
             )
             for index, device in enumerate(device for device in actor_devices for _ in range(args.actor_threads))
         ]

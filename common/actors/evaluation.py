@@ -90,13 +90,13 @@ class HostEvaluation:
             worker.close()
 
 
-def run_host_episodes(envs: HostEnvs, player: Player, num_episodes: int, worker: Worker) -> Episodes:
-    """Play `num_episodes` with `player`, who gets no keys.
+def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: int, worker: Worker) -> Episodes:
+    """Play `num_episodes` with `player`, of whatever `Player.of` takes, who gets no keys.
 
     Each environment plays a fixed number of them: the first to end would be the short ones. An episode is cut after
     `LONGEST_HORIZON` steps. Raises Stopped once the `worker` has ended.
     """
-    count, dtype = envs.num_envs, envs.spec.obs_dtype
+    player, count, dtype = Player.of(player), envs.num_envs, envs.spec.obs_dtype
     quota = num_episodes // count + (np.arange(count) < num_episodes % count)
     ret, length = np.zeros((2, count))
     results: list[tuple[float, float]] = []

@@ -73,7 +73,7 @@ class Policy:
         batch = given.shape[:axes]
         seen = Seen(given.astype(dtype), *self._of_steps(batch, memory, first, reward))
         seen = jax.tree.map(lambda x: x.reshape(math.prod(batch), *x.shape[axes:]), seen)
-        actions, after = self._jitted(self._learner, seen, () if memory is None else memory, key)
+        actions, after = self._jitted(self._learner, seen, self.initial_memory(0) if memory is None else memory, key)
         actions = actions.reshape(*batch, *actions.shape[1:])
         if not (isinstance(obs, jax.Array) or isinstance(actions, jax.core.Tracer)):
             actions = np.array(actions)[()]
@@ -131,7 +131,7 @@ class Policy:
             return self._apply(self._learner, Seen(obs, first, reward), memory, None)
 
         def forgetful(obs):
-            return remembering(obs, (), jnp.zeros(obs.shape[0], bool))[0]
+            return remembering(obs, self.initial_memory(0), jnp.zeros(obs.shape[0], bool))[0]
 
         return remembering if self.has_memory else forgetful
 

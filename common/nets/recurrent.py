@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-Kind = Literal["gru", "lstm"]
+Kind = Literal["none", "gru", "lstm"]
 
 UNROLL = 1  # steps in one turn of the loop over time
 
@@ -63,17 +63,18 @@ class Recurrent(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, first: jax.Array, memory: Any) -> tuple[jax.Array, Any]:
-        """The outputs, and the memory [N, ...] after the last step, from that before the first one.
+        """The outputs, and the memories [T, N, ...] after each step, from the memory [N, ...] before the first one.
 
+        There are as many layers as in the memory: none where it is ().
         Where `first` [T, N] is true, an episode begins: nothing from before that step reaches it or a later one.
         """
-        left = []
+        memories = []
         for layer, state in enumerate(memory):
-            x, state = self._layer(layer, x, first, state)
-            left.append(state)
-        return x, tuple(left)
+            memories.append(self._layer(layer, x, first, state))
+            x = memories[-1][0].astype(x.dtype)
+        return x, tuple(memories)
 
-    def _layer(self, layer: int, x: jax.Array, first: jax.Array, state: tuple) -> tuple[jax.Array, tuple]:
+    def _layer(self, layer: int, x: jax.Array, first: jax.Array, state: tuple) -> tuple:
         cell = CELLS[self.kind]
         width = cell.gates * self.size
         kernel = self.param(f"recurrent_{layer}", orthogonal_gates(cell.gates), (self.size, width))
@@ -87,14 +88,14 @@ class Recurrent(nn.Module):
             state = jax.tree.map(lambda s: jnp.where(first[:, None], 0.0, s), state)
             h = state[0].astype(x.dtype)
             after = cell.step(state, x, h @ kernel + bias)
-            return jax.tree.map(lambda new, old: new.astype(old.dtype), after, state), after[0]
+            state = jax.tree.map(lambda new, old: new.astype(old.dtype), after, state)
+            return state, state
 
-        state, outputs = jax.lax.scan(step, state, (x, first), unroll=UNROLL)
-        return outputs, state
+        return jax.lax.scan(step, state, (x, first), unroll=UNROLL)[1]
 
 
 class RecurrentTorso(nn.Module):
-    """Recurrent layers behind a `torso`: features [T, N, size], and the memory [N, ...] after the last step."""
+    """Recurrent layers behind a `torso`: features [T, N, size], and the memories [T, N, ...] after each step."""
 
     torso: nn.Module
     kind: Kind
@@ -111,6 +112,8 @@ class RecurrentTorso(nn.Module):
 
 def initial_memory(kind: Kind, size: int, layers: int, count: int) -> tuple:
     """The memory of `count` environments whose episodes begin: for each layer its cell's arrays [count, size]."""
+    if kind == "none":
+        return ()
     return ((jnp.zeros((count, size)),) * CELLS[kind].arrays,) * layers
 
 

@@ -136,11 +136,13 @@ from common.device.memory import Seen
 from common.device.reductions import across_devices, over_steps
 from common.device.sampling import block_width, minibatch_indices
 from common.device.sharding import AXIS
+from common.envs.masks import legal_actions
 from common.envs.requirements import need_fitting_spaces
-from common.envs.spaces import EnvSpec, Space
+from common.envs.spaces import Space, batch_shape, zeros
+from common.envs.spec import EnvSpec
 from common.nets.distributions import action_noise
 from common.nets.heads import PolicyHead
-from common.nets.normalizers import RunningStats, denormalize, normalize, renew_units, running_stats
+from common.nets.normalizers import RunningStats, denormalize, merge, normalize, obs_stats, renew_units, running_stats
 from common.nets.recurrent import Recurrent, initial_memory
 from common.nets.torso import Torso
 from common.training import Callback, TrainResult, train_with_actors
@@ -165,7 +167,8 @@ class Network(nn.Module):
         if not args.share_torso:
             y, of_value = layers(name="value_memory")(torso(name="value_torso")(obs), first, memory.value)
         value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), name="value")(y)[..., 0]
-        return PolicyHead(self.action_space, name="policy")(x), value, Memory(of_policy, of_value)
+        policy = PolicyHead(self.action_space, name="policy")(x, legal_actions(obs))
+        return policy, value, Memory(of_policy, of_value)
 
 
 # ----------------------------------------------------------------------------------------------------------- records
@@ -176,7 +179,7 @@ class Learner(struct.PyTreeNode):
 
     params: Any
     opt_state: optax.OptState
-    obs_stats: RunningStats | None
+    obs_stats: Any  # RunningStats of each part of observations, or None
     return_stats: RunningStats | None  # the units of the network's values
     key: jax.Array  # root of all randomness of the learner; never advanced, only folded
     updates: jax.Array  # [] updates done
@@ -193,7 +196,7 @@ class Published(NamedTuple):
     """What an actor needs to act."""
 
     params: Any
-    obs_stats: RunningStats | None
+    obs_stats: Any  # RunningStats of each part of observations, or None
 
 
 class Batch(NamedTuple):
@@ -304,7 +307,7 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         learner = learner.replace(
             params=params,
             opt_state=opt_state,
-            obs_stats=learner.obs_stats and learner.obs_stats.merge(rollout.obs[:-1], AXIS, rollout.valid),
+            obs_stats=merge(learner.obs_stats, jax.tree.map(lambda x: x[:-1], rollout.obs), AXIS, rollout.valid),
             updates=learner.updates + 1,
         )
         return learner, publish(learner), metrics | learn_metrics
@@ -313,11 +316,12 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         """Values, advantages and targets in units of the rewards, as samples, and metrics of them."""
         first, start = first_steps(rollout), jax.tree.map(lambda x: x[0], rollout.memory)
         # As in the loss: with one gradient step per update both passes are the same, and compiled into one.
-        seen = as_samples((normalize(learner.obs_stats, rollout.obs[:-1]), first[:-1]))
+        obs, last_obs = (jax.tree.map(lambda x, part=part: x[part], rollout.obs) for part in (slice(-1), -1))
+        seen = as_samples((normalize(learner.obs_stats, obs), first[:-1]))
         outcome = network.apply(learner.params, *seen, start)
         policy, value, memories = jax.tree.map(lambda x: x.reshape(*rollout.reward.shape, *x.shape[2:]), outcome)
         value = denormalize(learner.return_stats, value)  # [T, N]
-        end = rollout.obs[-1], first[-1], jax.tree.map(lambda x: x[-1], memories)
+        end = last_obs, first[-1], jax.tree.map(lambda x: x[-1], memories)
         next_value = jnp.concatenate([value[1:], value_of(learner, *end)[None]])
         if rollout.final_obs is not None:
             cut_off = rollout.truncated & ~rollout.terminated
@@ -420,7 +424,7 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
 
     def look(learner: Learner | Published, obs: jax.Array, first: jax.Array, memory: Memory):
         """Policy and value, in the network's units, for raw observations [N, ...], and the memory after them."""
-        inputs = normalize(learner.obs_stats, obs)[None], first[None]
+        inputs = jax.tree.map(lambda x: x[None], (normalize(learner.obs_stats, obs), first))
         return jax.tree.map(lambda x: x[0], network.apply(learner.params, *inputs, memory))
 
     def value_of(learner: Learner, obs: jax.Array, first: jax.Array, memory: Memory) -> jax.Array:
@@ -438,12 +442,12 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         return new_learner(*jax.random.split(jax.random.key(seed)))
 
     def new_learner(params_key: jax.Array, key: jax.Array) -> Learner:
-        obs = jnp.zeros((1, 1, *env.observation_space.shape), env.obs_dtype)
+        obs = zeros(env, 1, 1)
         params = network.init(params_key, obs, jnp.ones((1, 1), bool), with_values(new_memory(1)))
         return Learner(
             params=params,
             opt_state=optimizer.init(params),
-            obs_stats=running_stats(env.observation_space.shape) if args.normalize_obs else None,
+            obs_stats=obs_stats(env.observation_space) if args.normalize_obs else None,
             return_stats=running_stats(()) if args.normalize_returns else None,
             key=key,
             updates=jnp.int32(0),
@@ -452,8 +456,9 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
     def explore(published: Published, memory: Memory, key_data: jax.Array, step: jax.Array, obs: jax.Array):
         """Sampled actions [N, ...] of an actor's environments with their log-probabilities [N], and the new memory."""
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
-        policy, _, memory = look(published, obs, jnp.zeros(obs.shape[:1], bool), memory)  # which actors empty
-        action = policy.sample(action_noise(key, env.action_space, obs.shape[:1]))
+        count = batch_shape(obs)
+        policy, _, memory = look(published, obs, jnp.zeros(count, bool), memory)  # which actors empty
+        action = policy.sample(action_noise(key, env.action_space, count))
         return action, policy.log_prob(action), memory
 
     def act(learner: Learner, seen: Seen, memory: Memory, key: jax.Array | None = None) -> tuple[jax.Array, Memory]:

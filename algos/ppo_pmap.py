@@ -125,11 +125,12 @@ from common.device.sharding import AXIS
 from common.device.update_loop import scan_until_stopped
 from common.device.value_metrics import value_metrics
 from common.envs.environment import Env
+from common.envs.masks import legal_actions, legal_metrics
 from common.envs.requirements import need_fitting_spaces
-from common.envs.spaces import Space
+from common.envs.spaces import Space, batch_shape, zeros
 from common.nets.distributions import Categoricals, Normal, action_noise
 from common.nets.heads import PolicyHead
-from common.nets.normalizers import RunningStats, denormalize, normalize, renew_units, running_stats
+from common.nets.normalizers import RunningStats, denormalize, merge, normalize, obs_stats, renew_units, running_stats
 from common.nets.torso import Torso
 from common.training import Callback, TrainResult, train_on_devices
 
@@ -146,7 +147,7 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array) -> tuple[Categoricals | Normal, jax.Array]:
         x = Torso(self.obs_space, self.args.hidden_sizes, self.args.activation, self.args.dtype)(obs)
-        return PolicyHead(self.action_space)(x), x
+        return PolicyHead(self.action_space)(x, legal_actions(obs)), x
 
 
 class Critic(nn.Module):
@@ -176,7 +177,7 @@ class Learner(struct.PyTreeNode):
     params: Params
     opt_state: optax.OptState
     learning_rate: jax.Array  # [] moves under kl-adaptive only
-    obs_stats: RunningStats | None
+    obs_stats: Any  # RunningStats of each part of observations, or None
     return_stats: RunningStats | None  # the units of the critic
     recent: RecentEpisodes
     key: jax.Array  # root of all randomness; never advanced, only folded
@@ -286,16 +287,17 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
             params=params,
             opt_state=opt_state,
             learning_rate=next_learning_rate(args, learner, learn_metrics["policy/approx_kl"]),
-            obs_stats=learner.obs_stats and learner.obs_stats.merge(trajectory.obs, AXIS),
+            obs_stats=merge(learner.obs_stats, trajectory.obs, AXIS),
             recent=recent,
             updates=learner.updates + 1,
         )
         state = TrainState(learner, shard.replace(tracker=tracker))
-        return state, Tally.of(estimate_metrics | learn_metrics), episodes
+        legal = legal_metrics(trajectory.obs, env.action_space, AXIS)
+        return state, Tally.of(estimate_metrics | learn_metrics | legal), episodes
 
     def collect(learner: Learner, shard: Shard, key: jax.Array) -> tuple[Shard, Trajectory]:
         """Step all environments `num_steps` times with the current policy."""
-        noise_keys, env_keys = split_keys(rollout_keys(key, args.num_steps, shard.obs.shape[0]), 2)  # [T, N]
+        noise_keys, env_keys = split_keys(rollout_keys(key, args.num_steps, shard.tracker.ret.size), 2)  # [T, N]
         noise = jax.vmap(jax.vmap(partial(action_noise, space=env.action_space)))(noise_keys)  # all steps in one pass
 
         def step(carry, inputs):
@@ -409,7 +411,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         return TrainState(new_learner(params_key, key), Shard(env_state, obs, new_tracker(num_envs, args.decorrelate)))
 
     def new_learner(params_key: jax.Array, key: jax.Array) -> Learner:
-        obs = jnp.zeros((1, *env.observation_space.shape), env.obs_dtype)
+        obs = zeros(env, 1)
         actor_key, critic_key = jax.random.split(params_key)
         (_, features), actor_params = actor.init_with_output(actor_key, obs)
         params = Params(actor_params, critic.init(critic_key, features if args.share_torso else obs))
@@ -417,7 +419,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
             params=params,
             opt_state=optimizer.init(params),
             learning_rate=jnp.float32(args.learning_rate),
-            obs_stats=running_stats(env.observation_space.shape) if args.normalize_obs else None,
+            obs_stats=obs_stats(env.observation_space) if args.normalize_obs else None,
             return_stats=running_stats(()) if args.normalize_returns else None,
             recent=new_recent(),
             key=key,
@@ -427,7 +429,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """Actions [B, ...] for raw observations [B, ...]: sampled with a key, else the most likely ones."""
         policy = policy_of(learner, obs)
-        return policy.mode() if key is None else policy.sample(action_noise(key, env.action_space, obs.shape[:1]))
+        return policy.mode() if key is None else policy.sample(action_noise(key, env.action_space, batch_shape(obs)))
 
     return Algorithm(init, update, new_learner, act)
 

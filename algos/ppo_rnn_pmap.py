@@ -144,11 +144,12 @@ from common.device.sharding import AXIS
 from common.device.update_loop import scan_until_stopped
 from common.device.value_metrics import value_metrics
 from common.envs.environment import Env
+from common.envs.masks import legal_actions, legal_metrics
 from common.envs.requirements import need_fitting_spaces
-from common.envs.spaces import Space, flat_size
+from common.envs.spaces import Space, flat_size, zeros
 from common.nets.distributions import Categoricals, Normal, action_noise, encode_action
 from common.nets.heads import PolicyHead
-from common.nets.normalizers import RunningStats, denormalize, normalize, renew_units, running_stats
+from common.nets.normalizers import RunningStats, denormalize, merge, normalize, obs_stats, renew_units, running_stats
 from common.nets.recurrent import Inputs, RecurrentTorso, initial_memory
 from common.nets.torso import Torso
 from common.training import Callback, TrainResult, train_on_devices
@@ -172,7 +173,7 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, inputs: Inputs, memory: Any) -> tuple[Categoricals | Normal, jax.Array, Any]:
         x, memory = remembering_torso(self.args, self.obs_space)(inputs, memory)
-        return PolicyHead(self.action_space)(x), x, memory
+        return PolicyHead(self.action_space)(x, legal_actions(inputs.obs)), x, memory
 
 
 class Critic(nn.Module):
@@ -209,7 +210,7 @@ class Learner(struct.PyTreeNode):
     params: Params
     opt_state: optax.OptState
     learning_rate: jax.Array  # [] moves under kl-adaptive only
-    obs_stats: RunningStats | None
+    obs_stats: Any  # RunningStats of each part of observations, or None
     return_stats: RunningStats | None  # the units of the critic
     recent: RecentEpisodes
     key: jax.Array  # root of all randomness; never advanced, only folded
@@ -323,16 +324,17 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
             params=params,
             opt_state=opt_state,
             learning_rate=next_learning_rate(args, learner, learn_metrics["policy/approx_kl"]),
-            obs_stats=learner.obs_stats and learner.obs_stats.merge(trajectory.seen.obs, AXIS),
+            obs_stats=merge(learner.obs_stats, trajectory.seen.obs, AXIS),
             recent=recent,
             updates=learner.updates + 1,
         )
         state = TrainState(learner, shard.replace(tracker=tracker))
-        return state, Tally.of(estimate_metrics | learn_metrics), episodes
+        legal = legal_metrics(trajectory.seen.obs, env.action_space, AXIS)
+        return state, Tally.of(estimate_metrics | learn_metrics | legal), episodes
 
     def collect(learner: Learner, shard: Shard, key: jax.Array) -> tuple[Shard, Trajectory]:
         """Step all environments `num_steps` times with the current policy."""
-        noise_keys, env_keys = split_keys(rollout_keys(key, args.num_steps, shard.seen.first.size), 2)  # [T, N]
+        noise_keys, env_keys = split_keys(rollout_keys(key, args.num_steps, shard.tracker.ret.size), 2)  # [T, N]
         noise = jax.vmap(jax.vmap(partial(action_noise, space=env.action_space)))(noise_keys)  # all steps in one pass
 
         def step(carry, inputs):
@@ -467,7 +469,7 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
         return TrainState(new_learner(params_key, key), shard)
 
     def new_learner(params_key: jax.Array, key: jax.Array) -> Learner:
-        obs = jnp.zeros((1, *env.observation_space.shape), env.obs_dtype)
+        obs = zeros(env, 1)
         memory = new_memory(1)
         inputs = jax.tree.map(lambda x: x[None], Inputs.of(at_start(obs), memory.action, obs))
         actor_key, critic_key = jax.random.split(params_key)
@@ -478,7 +480,7 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
             params=params,
             opt_state=optimizer.init(params),
             learning_rate=jnp.float32(args.learning_rate),
-            obs_stats=running_stats(env.observation_space.shape) if args.normalize_obs else None,
+            obs_stats=obs_stats(env.observation_space) if args.normalize_obs else None,
             return_stats=running_stats(()) if args.normalize_returns else None,
             recent=new_recent(),
             key=key,

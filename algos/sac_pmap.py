@@ -95,8 +95,9 @@ from common.device.seeds import same_for_all_seeds
 from common.device.sharding import AXIS, flat_pmean
 from common.device.update_loop import do_where, repeat_and_add
 from common.envs.environment import Env
+from common.envs.masks import legal_actions, legal_metrics
 from common.envs.requirements import need_squashable_actions
-from common.envs.spaces import Discrete, Space
+from common.envs.spaces import Discrete, Space, batch_shape, zeros
 from common.envs.unit_actions import action_scale, empty_action, to_env, uniform_action
 from common.nets.distributions import LOG_2PI, Categoricals, action_noise
 from common.nets.torso import MLP, Features
@@ -142,7 +143,8 @@ class Actor(nn.Module):
         args, layer = self.args, {"dtype": self.args.dtype}
         x = MLP(args.hidden_sizes, args.activation, layer)(Features(self.obs_space, args.activation, layer)(obs))
         if isinstance(self.action_space, Discrete):
-            return Categoricals(nn.Dense(self.action_space.n)(x), self.action_space.nvec, scalar=True)
+            policy = Categoricals(nn.Dense(self.action_space.n)(x), self.action_space.nvec, scalar=True)
+            return policy.only(legal_actions(obs))
         scale = action_scale(self.action_space)[0]
         mean, log_std = jnp.split(nn.Dense(2 * scale.size)(x), 2, axis=-1)
         log_std = LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (jnp.tanh(log_std) + 1)
@@ -258,19 +260,22 @@ def make_sac(args: Args, env: Env) -> Algorithm:
         learner = learner.replace(recent=recent, updates=learner.updates + 1)
         learner, tally = learn(learner, shard.replay, learn_key)
         # Learning may meet a broken number long after it was stored: these show it at once, before it can be saved.
-        seen = {"env/reward": jnp.mean(reward), "env/obs_magnitude": jnp.mean(jnp.abs(transition.next_obs * 1.0))}
-        return TrainState(learner, shard), tally | Tally.of(flat_pmean(seen)), episodes
+        magnitudes = [jnp.mean(jnp.abs(x * 1.0)) for x in jax.tree.leaves(transition.next_obs)]
+        seen = {"env/reward": jnp.mean(reward), "env/obs_magnitude": sum(magnitudes) / len(magnitudes)}
+        tally |= Tally.of(flat_pmean(seen) | legal_metrics(transition.obs, env.action_space, AXIS))
+        return TrainState(learner, shard), tally, episodes
 
     def collect(learner: Learner, shard: Shard, key: jax.Array):
         """Step every environment once: at random until --learning-starts, then with the current policy."""
-        num_envs = shard.obs.shape[0]
+        num_envs = shard.tracker.ret.size
         policy_keys, env_keys = split_keys(keys_of(key, num_envs), 2)
         noise = jax.vmap(partial(action_noise, space=env.action_space))(policy_keys)
         policy = actor.apply(learner.params.actor, shard.obs)
         action = policy.sample(noise) if discrete else policy.sample(noise)[0]
         # Below zero are keys that no update has; each serves for as long as an action is held.
         held = jax.random.fold_in(learner.key, -1 - learner.updates // args.hold_random)
-        random_action = jax.vmap(partial(uniform_action, space=env.action_space))(keys_of(held, num_envs))
+        random = partial(uniform_action, space=env.action_space)
+        random_action = jax.vmap(random)(keys_of(held, num_envs), legal=legal_actions(shard.obs))
         warming_up = learner.updates * args.num_envs < args.learning_starts
         action = jnp.where(warming_up, random_action, action)
 
@@ -384,7 +389,7 @@ def make_sac(args: Args, env: Env) -> Algorithm:
 
     def new_learner(params_key: jax.Array, key: jax.Array) -> Learner:
         example = example_transition(env)
-        obs, action = (x[None] for x in (example.obs, example.action))
+        obs, action = jax.tree.map(lambda x: x[None], (example.obs, example.action))
         actor_key, critics_key = jax.random.split(params_key)
         critic_params = critics.init(critics_key, obs, action)
         log_alpha = jnp.log(jnp.float32(args.alpha))
@@ -405,7 +410,7 @@ def make_sac(args: Args, env: Env) -> Algorithm:
         policy = actor.apply(learner.params.actor, obs)
         if key is None:
             return to_env(policy.mode(), env.action_space)
-        action = policy.sample(action_noise(key, env.action_space, obs.shape[:1]))
+        action = policy.sample(action_noise(key, env.action_space, batch_shape(obs)))
         return to_env(action if discrete else action[0], env.action_space)
 
     def gauges(state: TrainState) -> dict[str, jax.Array]:
@@ -426,7 +431,7 @@ make_algorithm = make_sac  # the name by which `load_policy` knows it
 
 def example_transition(env: Env) -> Transition:
     """One transition of zeros, which says what the replay buffer has to hold."""
-    obs = jnp.zeros(env.observation_space.shape, env.obs_dtype)
+    obs = zeros(env)
     return Transition(obs, empty_action(env.action_space), jnp.float32(0), jnp.bool_(False), obs)
 
 

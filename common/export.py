@@ -45,7 +45,7 @@ PLATFORMS = "cpu", "cuda"
 
 def inputs_of(policy: Policy) -> dict[str, Any]:
     """What the exported function takes, in this order: arrays of one observation, of memory by their names."""
-    inputs = {"obs": jax.ShapeDtypeStruct(policy.env.observation_space.shape, policy.env.obs_dtype)}
+    inputs = {"obs": policy.env.obs_like}
     if policy.has_memory:
         inputs["memory"] = by_name(jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], policy.initial_memory(1))))
         inputs["first"] = jax.ShapeDtypeStruct((), bool)

@@ -59,7 +59,7 @@ from common.drawing.recording import Recording, record
 from common.envs.environment import Env
 from common.envs.evaluation_params import evaluation_params
 from common.envs.registry import make, make_host
-from common.envs.spaces import EnvSpec
+from common.envs.spec import EnvSpec
 from common.policy import Policy, load_named
 
 HOST_ENVS = 16  # at most, stepped together

@@ -25,7 +25,7 @@ from common.cli.policy_flags import PolicyArgs
 from common.device.memory import Agent
 from common.device.policy import Policy
 from common.device.sharding import key_data
-from common.envs.spaces import EnvSpec
+from common.envs.spec import EnvSpec
 from common.runs.arrays import Mismatch
 from common.runs.checkpoints import FOLDER, Checkpoints, best_step
 from common.runs.mismatch import explain

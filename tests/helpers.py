@@ -360,6 +360,22 @@ class Pixels(Toy):
         return gymnax_spaces.Box(0, 255, (5, 6, 2), jnp.uint8)
 
 
+class Parts(Toy):
+    """Observes a dictionary of an image of bytes, of a tuple of numbers and a choice, and of nothing else."""
+
+    def get_obs(self, state, params=None, key=None):
+        numbers = jnp.stack([jnp.sin(state.episode), 100.0 + state.time])
+        picture = jnp.full((5, 6, 2), 10 * state.time, jnp.uint8)
+        return {"picture": picture, "body": (numbers.astype(jnp.float32), state.time % 3)}
+
+    def reward(self, state, action):
+        return jnp.where(action == state.time % 3, 1.0, 0.0)
+
+    def observation_space(self, params):
+        body = gymnax_spaces.Tuple((gymnax_spaces.Box(-np.inf, np.inf, (2,), jnp.float32), gymnax_spaces.Discrete(3)))
+        return gymnax_spaces.Dict({"picture": gymnax_spaces.Box(0, 255, (5, 6, 2), jnp.uint8), "body": body})
+
+
 class Unbounded(Pusher):
     def action_space(self, params):
         return gymnax_spaces.Box(-np.inf, 0.5, (1,), jnp.float32)
@@ -387,7 +403,9 @@ TRAINED = {
     "bytes": small_args(env="helpers:Pixels", **TINY),
     "misdeclared": small_args(env="helpers:Misdeclared", **TINY),
     "memory": small_rnn_args(env="helpers:Endings", obs_prev_action_reward=True, **TINY),
+    "parts": small_args(env="helpers:Parts", normalize_obs=True, **TINY),
     "sac": small_sac_args(**TINY_SAC),
+    "sac parts": small_sac_args(**TINY_SAC | {"env": "helpers:Parts"}),
     "sac discrete": small_sac_args(**TINY_SAC | {"env": "CartPole-v1"}),
 }
 

@@ -24,8 +24,8 @@ class Toy(gymnasium.Env):
 
     What may happen, at a step counted over all episodes: `raise_at`, `raise_odd_at`, `hang_at`, `spin_at`, `nan_at`,
     `nan_reward_at`, `grow_at`, `exit_at`; `hang_in_make` and `hang_in_process`, while it is made, anywhere or in a
-    process of its own; `hang_in_close` and `raise_in_close`. Only to one environment, where `once` names a file to
-    remember it.
+    process of its own; `hang_in_close` and `raise_in_close`; `no_action_at`, in the state after it. Only to one
+    environment, where `once` names a file to remember it.
     `simulator` names a file for the number of a process that this starts, in a process of its own.
     """
 
@@ -133,14 +133,38 @@ class ImageToy(Toy):
 
 
 class DictToy(Toy):
-    observation_space = gymnasium.spaces.Dict({"a": Toy.observation_space})
+    """Observes frames that come first, numbers, and which actions are legal; any other one is worth -100."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "numbers": gymnasium.spaces.Tuple((Toy.observation_space, gymnasium.spaces.Discrete(7))),
+            "frames": gymnasium.spaces.Box(0, 255, (2, 12, 12), np.uint8),
+            "action_mask": gymnasium.spaces.MultiBinary(3),
+        }
+    )
+
+    def step(self, action):
+        legal = self._observe()["action_mask"][action]
+        obs, reward, *rest = super().step(action)
+        return obs, reward if legal else -100.0, *rest
+
+    def _observe(self):
+        numbers, frames = super()._observe(), np.full((2, 12, 12), self.time, np.uint8)
+        frames[1] = 9
+        mask = np.array([self.time % 2, 1 - self.time % 2, self.time % 3 == 0], np.int8)
+        mask *= not (self.time and self._happens("no_action_at", self.total))
+        return {"numbers": (numbers, self.time % 7), "frames": frames, "action_mask": mask}
+
+
+class TextToy(Toy):
+    observation_space = gymnasium.spaces.Text(5)
 
 
 class ShiftedToy(Toy):
     action_space = gymnasium.spaces.Discrete(3, start=1)
 
 
-for toy in (Toy, BoxToy, MultiToy, ImageToy, DictToy, ShiftedToy):
+for toy in (Toy, BoxToy, MultiToy, ImageToy, DictToy, TextToy, ShiftedToy):
     gymnasium.register(f"{toy.__name__}-v0", toy, disable_env_checker=True)
 
 

@@ -25,7 +25,7 @@ from common.actors.evaluation import run_host_episodes
 from common.actors.parameters import Slot
 from common.actors.rollouts import Rollout, RolloutQueues
 from common.actors.watching import Worker
-from common.cli.errors import UsageError
+from common.cli.errors import TrainingError, UsageError
 from common.device.evaluation import OTHER_SEED, SEED, Episodes
 from common.device.sharding import AXIS, to_host
 from common.envs.registry import make_host
@@ -547,6 +547,36 @@ def test_other_spaces_train(env, tmp_path):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.params))
 
 
+@pytest.mark.parametrize("vectorization", ["async", "sync"])
+def test_observations_with_parts_and_a_mask(vectorization, tmp_path):
+    """Parts reach the networks as the suite gives them, and no illegal action is ever taken, in evaluations neither."""
+    flags = {"env": "gymnasium:host_toys:DictToy-v0", "vectorization": vectorization, "eval_interval": 640}
+    result = train(tmp_path / "run", **flags, normalize_obs=True, rnn="gru", rnn_size=4)
+    for row in metric_rows(tmp_path / "run"):
+        assert row.get("episode/return_min", row.get("eval/return_min")) >= 0
+    assert result.evaluation["eval/return_min"][0] >= 0
+    policy = load_policy(result.run_dir)
+    obs = {
+        "numbers": (np.ones((2, 2)), [3, 4]),
+        "frames": np.ones((2, 12, 12, 2), int),
+        "action_mask": np.eye(3)[:2] > 0,
+    }
+    actions, _ = policy(obs, policy.initial_memory(2), [True, True])
+    assert actions.tolist() == [0, 1]
+    with pytest.raises(UsageError, match="frames of gymnasium:.* has shape .12, 12, 2."):
+        policy(obs | {"frames": np.ones((2, 12, 12))}, policy.initial_memory(2), True)
+    with pytest.raises(UsageError, match="have the parts of Dict"):
+        policy(obs["numbers"], policy.initial_memory(2), True)
+
+
+def test_a_state_without_any_legal_action_is_an_error(tmp_path):
+    """Not at the end of an episode, where nobody acts."""
+    env = {"env": "gymnasium:host_toys:DictToy-v0", "max_restarts": 1}
+    assert train(tmp_path / "end", **env, env_params='{"no_action_at": 7}').status == "finished"
+    with pytest.raises(TrainingError, match="DictToy-v0 has a state without any legal action"):
+        train(tmp_path / "stuck", **env, env_params='{"no_action_at": 8}')
+
+
 def test_measuring_prints_one_line(capsys):
     appo.train(small_args(sampler_only=True))
     sampled = json.loads(capsys.readouterr().out)
@@ -568,7 +598,7 @@ BAD = [
     ("--env envpool:CartPol-v1", "envpool:CartPol-v1, envpool:CartPole-v1"),
     ("--env gymnasium:CartPol-v1", "gymnasium:CartPol-v1, gymnasium:CartPole-v1"),
     ("--env gymnasium:nowhere:Toy-v0", "gymnasium:nowhere:Toy-v0, nowhere"),
-    ("--env gymnasium:host_toys:DictToy-v0", "Dict, not supported"),
+    ("--env gymnasium:host_toys:TextToy-v0", "Text, not supported"),
     ("--env gymnasium:host_toys:ShiftedToy-v0", "start=1, not supported"),
     ("""--env gymnasium:host_toys:Toy-v0 --env-params {"raise_in_close":1}""", "cannot be closed, told to fail"),
     ("--vectorization vector --env gymnasium:Acrobot-v1", "gymnasium:Acrobot-v1, cannot be made"),

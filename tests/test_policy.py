@@ -16,7 +16,8 @@ from orbax.checkpoint import v1 as orbax
 import common.runs.evaluation
 from common.cli.errors import UsageError
 from common.device.evaluation import OTHER_SEED, Episodes, Evaluated, run_episodes
-from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete
+from common.envs.spaces import Box, Discrete, MultiDiscrete, zeros
+from common.envs.spec import EnvSpec
 from common.policy import load_policy
 
 
@@ -30,7 +31,7 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_of_its_run_did(traine
     run_dir, env, result = trained(name)
     policy = load_policy(run_dir)
     # The policy's own shapes: actions are the environment's, neither flat nor without bounds.
-    obs = np.zeros((3, *env.observation_space.shape), env.obs_dtype)
+    obs = jax.tree.map(np.asarray, zeros(env, 3))
     actions, _ = policy(obs, policy.initial_memory(3), np.ones(3, bool), reward=np.zeros(3))
     assert actions.shape == (3, *env.action_space.shape)
     episodes = over_devices(lambda: run_episodes(env, policy, 4), 1)

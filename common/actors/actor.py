@@ -13,6 +13,7 @@ from common.actors.parameters import ParameterSlots, Slot
 from common.actors.rollouts import Collected, Rollout
 from common.actors.watching import Worker
 from common.envs.host import HostEnvs
+from common.envs.masks import check_legal
 
 
 class Actor(Worker):
@@ -63,7 +64,7 @@ class Actor(Worker):
             steps.append(self._step(slot, returns, lengths))
         # Fresh memory for every rollout: the transfer of the last one may still be going on.
         rollout = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
-        obs = np.stack([*(step.obs for step in steps), self._obs])
+        obs = jax.tree.map(lambda *x: np.stack(x), *(step.obs for step in steps), self._obs)
         self.rollouts += 1
         return Collected(self.index, rollout._replace(obs=obs, memory=memory), returns, lengths)
 
@@ -80,10 +81,11 @@ class Actor(Worker):
         self._check_finite(out.reward, "reward")
         final_obs = self._checked(out.final_obs) if self.envs.resets_in_step else None
         over = out.terminated | out.truncated
+        check_legal(self._obs, ~over | self.envs.resets_in_step, self.envs.spec)
         # A suite that resets in a step of its own shows the end of the episode once more in that
         self._forget(over if self.envs.resets_in_step else ~out.valid)
         self._account(out.reward, over, out.valid, returns, lengths)
-        version = np.full(len(obs), slot.version, np.int32)
+        version = np.full(len(over), slot.version, np.int32)
         outcome = out.reward, out.terminated, out.truncated, out.valid
         return Rollout(obs, action, noted, *outcome, version, final_obs, ())
 
@@ -107,12 +109,15 @@ class Actor(Worker):
             self._return[done] = 0.0
             self._length[done] = 0
 
-    def _checked(self, obs: np.ndarray) -> np.ndarray:
-        """Observations [N, ...] in the type that the networks expect. Raises ValueError where they cannot be used."""
-        spec, wanted = self.envs.spec, (self.envs.num_envs, *self.envs.spec.observation_space.shape)
+    def _checked(self, obs: Any) -> Any:
+        """Observations [N, ...] in the types that the networks expect. Raises ValueError where they cannot be used."""
+        return jax.tree.map(self._checked_part, self.envs.spec.obs_like, obs)
+
+    def _checked_part(self, like: Any, obs: np.ndarray) -> np.ndarray:
+        wanted = self.envs.num_envs, *like.shape
         if obs.shape != wanted:
             raise ValueError(f"the observations of {self.name} have shape {obs.shape} instead of {wanted}")
-        obs = obs.astype(spec.obs_dtype, copy=False)
+        obs = obs.astype(like.dtype, copy=False)
         self._check_finite(obs, "observation")
         return obs
 

@@ -50,11 +50,11 @@ def example_batch(args: HostEnvArgs, env: HostEnvKind, algorithm: Any, num_learn
     def stacked(x, length=steps):
         return jax.ShapeDtypeStruct((length, *x.shape), x.dtype)
 
-    obs = jax.ShapeDtypeStruct((count, *env.spec.observation_space.shape), env.spec.obs_dtype)
+    obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), env.spec.obs_like)
     number, flag = (jax.ShapeDtypeStruct((count,), dtype) for dtype in (np.float32, bool))
     action, noted, memory = jax.eval_shape(explore, obs)
     rollout = Rollout(
-        obs=stacked(obs, steps + 1),
+        obs=jax.tree.map(lambda x: stacked(x, steps + 1), obs),
         action=stacked(action),
         noted=jax.tree.map(stacked, noted),
         reward=stacked(number),
@@ -62,7 +62,7 @@ def example_batch(args: HostEnvArgs, env: HostEnvKind, algorithm: Any, num_learn
         truncated=stacked(flag),
         valid=stacked(flag),
         version=jax.ShapeDtypeStruct((steps, count), np.int32),
-        final_obs=stacked(obs) if env.resets_in_step else None,
+        final_obs=jax.tree.map(stacked, obs) if env.resets_in_step else None,
         memory=jax.tree.map(lambda x: stacked(x, 1), memory),
     )
     return (over_learners(rollout, num_learners),) * args.batch_rollouts

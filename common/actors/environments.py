@@ -11,7 +11,7 @@ from common.cli.host_flags import HostEnvArgs
 from common.envs.evaluation_params import evaluation_params
 from common.envs.host import HostEnvs
 from common.envs.registry import make_host
-from common.envs.spaces import EnvSpec
+from common.envs.spec import EnvSpec
 from common.envs.usage import readable_errors
 
 

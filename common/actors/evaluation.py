@@ -96,7 +96,7 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
     Each environment plays a fixed number of them: the first to end would be the short ones. An episode is cut after
     `LONGEST_HORIZON` steps. Raises Stopped once the `worker` has ended.
     """
-    player, count, dtype = Player.of(player), envs.num_envs, envs.spec.obs_dtype
+    player, count = Player.of(player), envs.num_envs
     quota = num_episodes // count + (np.arange(count) < num_episodes % count)
     ret, length = np.zeros((2, count))
     results: list[tuple[float, float]] = []
@@ -107,7 +107,7 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
         if worker.ended:
             raise Stopped
         with worker.doing("act"):
-            seen = seen._replace(obs=seen.obs.astype(dtype, copy=False))
+            seen = seen._replace(obs=jax.tree.map(lambda x, like: x.astype(like.dtype), seen.obs, envs.spec.obs_like))
             action, memory = player.act(seen, memory, None)
         with worker.doing("step"):
             out = envs.step(np.asarray(action))

@@ -17,7 +17,7 @@ OnFull = Literal["block", "drop-oldest"]
 class Rollout(NamedTuple):
     """T steps of N environments, host arrays. The environments are the second axis of every one."""
 
-    obs: np.ndarray  # [T + 1, N, ...] with the observation after the last step
+    obs: Any  # [T + 1, N, ...] with the observation after the last step
     action: np.ndarray  # [T, N, ...]
     noted: Any  # [T, N, ...] what the policy noted of its actions, such as their log-probabilities
     reward: np.ndarray  # [T, N]
@@ -25,7 +25,7 @@ class Rollout(NamedTuple):
     truncated: np.ndarray  # [T, N]
     valid: np.ndarray  # [T, N] False for steps in which an environment only reset itself
     version: np.ndarray  # [T, N] the version of the parameters that acted
-    final_obs: np.ndarray | None  # [T, N, ...] true next observations, where `obs` does not have them
+    final_obs: Any  # [T, N, ...] true next observations, where `obs` does not have them
     memory: Any  # [1, N, ...] what a recurrent policy carried into the first step; () without recurrence
 
 

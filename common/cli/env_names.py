@@ -8,6 +8,7 @@ from typing import Literal
 OWN = ""
 SUITES: dict[str, Literal["device", "host"]] = {
     "gymnax": "device",
+    "pmaprl": "device",
     "envpool": "host",
     "gymnasium": "host",
 }

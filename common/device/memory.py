@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from common.envs.spaces import batch_shape
+
 
 class Seen(NamedTuple):
     """What a policy gets to see of N environments before they step, [N, ...]."""
 
-    obs: jax.Array  # raw
+    obs: Any  # raw
     first: jax.Array  # bool: an episode begins here, and what was before does not count
     reward: jax.Array  # of the step before, raw
 
@@ -53,7 +55,7 @@ class Player(NamedTuple):
         return cls(lambda count: (), lambda seen, memory, keys: (policy(seen.obs), memory))
 
 
-def at_start(obs: jax.Array) -> Seen:
+def at_start(obs: Any) -> Seen:
     """The first observations [N, ...] of episodes."""
-    count = len(obs)
+    count = batch_shape(obs)
     return Seen(obs, jnp.ones(count, bool), jnp.zeros(count))

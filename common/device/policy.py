@@ -12,7 +12,7 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.device.memory import Agent, Player, Seen
 from common.envs import spaces
-from common.envs.spaces import EnvSpec
+from common.envs.spec import EnvSpec
 
 
 class Policy:
@@ -59,25 +59,43 @@ class Policy:
         trained with --obs-prev-action-reward want to know. Raises UsageError where something is missing, or where
         shapes or kinds do not fit.
         """
-        shape, dtype = self.env.observation_space.shape, self.env.obs_dtype
-        given = obs if isinstance(obs, jax.Array) else np.asarray(obs)
-        axes = given.ndim - len(shape)
+        given, batch = self._given(obs)
+        seen = Seen(given, *self._of_steps(batch, memory, first, reward))
+        seen = jax.tree.map(lambda x: x.reshape(math.prod(batch), *x.shape[len(batch) :]), seen)
+        actions, after = self._jitted(self._learner, seen, self.initial_memory(0) if memory is None else memory, key)
+        actions = actions.reshape(*batch, *actions.shape[1:])
+        ours = any(isinstance(x, jax.Array) for x in jax.tree.leaves(obs))
+        if not (ours or isinstance(actions, jax.core.Tracer)):
+            actions = np.array(actions)[()]
+        return actions if memory is None else (actions, after)
+
+    def _given(self, obs: Any) -> tuple[Any, tuple[int, ...]]:
+        """Observations in the types that the networks expect, and their batch axes. Raises UsageError as above."""
+        space = self.env.observation_space
+        try:
+            named = list(spaces.leaves(space, self.env.obs_like, obs))
+        except (KeyError, IndexError, TypeError) as error:
+            raise UsageError(f"observations of {self.env.name} have the parts of {space}") from error
+        arrays = [x if isinstance(x, jax.Array) else np.asarray(x) for *_, x in named]
+        batches = {self._batch_of(name, like, x) for (name, _, like, _), x in zip(named, arrays, strict=True)}
+        if len(batches) > 1:
+            raise UsageError(f"all parts of observations must be of one batch, got batches of {sorted(batches)}")
+        typed = (x.astype(like.dtype) for (_, _, like, _), x in zip(named, arrays, strict=True))
+        return jax.tree.unflatten(jax.tree.structure(self.env.obs_like), typed), batches.pop()
+
+    def _batch_of(self, name: str, like: Any, given: Any) -> tuple[int, ...]:
+        """The batch axes of a part of observations. Raises UsageError where shape or kind do not fit."""
+        shape, axes = like.shape, given.ndim - len(like.shape)
+        what = f"{name} of {self.env.name}" if name else self.env.name
         if axes < 0 or given.shape[axes:] != shape:
             batched = f"({', '.join(map(str, ('...', *shape)))})"
             raise UsageError(
-                f"an observation of {self.env.name} has shape {shape}, a batch of them {batched}; got {given.shape}"
+                f"an observation of {what} has shape {shape}, a batch of them {batched}; got {given.shape}"
             )
-        both_integers = given.dtype.kind in "iu" and dtype.kind in "iu"
-        if not both_integers and not np.can_cast(given.dtype, dtype, "same_kind"):
-            raise UsageError(f"observations of {self.env.name} are {dtype}, got {given.dtype}")
-        batch = given.shape[:axes]
-        seen = Seen(given.astype(dtype), *self._of_steps(batch, memory, first, reward))
-        seen = jax.tree.map(lambda x: x.reshape(math.prod(batch), *x.shape[axes:]), seen)
-        actions, after = self._jitted(self._learner, seen, self.initial_memory(0) if memory is None else memory, key)
-        actions = actions.reshape(*batch, *actions.shape[1:])
-        if not (isinstance(obs, jax.Array) or isinstance(actions, jax.core.Tracer)):
-            actions = np.array(actions)[()]
-        return actions if memory is None else (actions, after)
+        both_integers = given.dtype.kind in "iu" and like.dtype.kind in "iu"
+        if not both_integers and not np.can_cast(given.dtype, like.dtype, "same_kind"):
+            raise UsageError(f"observations of {what} are {like.dtype}, got {given.dtype}")
+        return given.shape[:axes]
 
     def _of_steps(self, batch: tuple[int, ...], memory: Any, first: Any, reward: Any) -> tuple[Any, Any]:
         """Where episodes begin, and rewards, for a batch of this shape. Raises UsageError where they do not fit."""
@@ -131,7 +149,7 @@ class Policy:
             return self._apply(self._learner, Seen(obs, first, reward), memory, None)
 
         def forgetful(obs):
-            return remembering(obs, self.initial_memory(0), jnp.zeros(obs.shape[0], bool))[0]
+            return remembering(obs, self.initial_memory(0), jnp.zeros(spaces.batch_shape(obs), bool))[0]
 
         return remembering if self.has_memory else forgetful
 

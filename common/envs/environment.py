@@ -4,7 +4,8 @@
 gives two of them, and `Env` does the rest: types, bounds of actions, checks, and resets.
 
 - `begin(key)` returns the first observation of an episode and its state. An observation is one array, always of the
-  same shape and dtype: numbers, bytes or bools. A state is any pytree of arrays, typed keys and Python numbers.
+  same shape and dtype, numbers, bytes or bools; or a dictionary or tuple of such, as its space is a Dict or Tuple. A
+  state is any pytree of arrays, typed keys and Python numbers.
 - `advance(key, state, action)` returns a `Transition`: one step, without a reset. The action is an integer [] where
   the space is Discrete, integers [A] where it is MultiDiscrete, and floats in shape and bounds where it is a Box.
 - `terminated` says that the episode is over by its own rules: nothing follows, and no value is bootstrapped.
@@ -50,10 +51,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from common.cli.errors import UsageError
 from common.envs import spaces
+from common.envs.spec import EnvSpec
 
 DEFAULT_HORIZON = 1_000  # for environments that declare no `max_steps`
 LONGEST_HORIZON = 27_000  # an evaluation has to end, whatever an environment declares
@@ -62,7 +63,7 @@ LONGEST_HORIZON = 27_000  # an evaluation has to end, whatever an environment de
 class Transition(NamedTuple):
     """What `advance` returns: one step of one environment, without a reset."""
 
-    obs: jax.Array  # the true next observation
+    obs: Any  # the true next observation
     state: Any  # the true next state
     reward: jax.Array  # [], any number
     terminated: jax.Array  # [] bool: the episode is over, nothing follows
@@ -72,12 +73,12 @@ class Transition(NamedTuple):
 class Step(NamedTuple):
     """What `Env.step` returns: one step of one environment, with the reset where it ended an episode."""
 
-    obs: jax.Array  # what to act on next: the next episode's first observation where this one is over
+    obs: Any  # what to act on next: the next episode's first observation where this one is over
     state: Any  # likewise
     reward: jax.Array  # float32
     terminated: jax.Array  # bool: the episode is over, nothing follows
     truncated: jax.Array  # bool: a time limit, the episode would go on
-    final_obs: jax.Array  # the true next observation, never that of a reset
+    final_obs: Any  # the true next observation, never that of a reset
     final_state: Any  # the true next state; the one before where only the environment's own reset knows it
 
 
@@ -97,17 +98,13 @@ class Env:
         self.observation_space = spaces.convert(observation_space, "observation space")
         self.action_space = spaces.convert(action_space, "action space")
         obs, self.state_shape = jax.eval_shape(self.reset, jax.random.key(0))
-        # Declared shapes and dtypes are sometimes wrong: the observation itself decides.
-        self.obs_shape, self.obs_dtype = obs.shape, obs.dtype
-        if isinstance(self.observation_space, spaces.Box) and self.observation_space.shape != obs.shape:
-            bounds = (np.full(obs.shape, bound, np.float32) for bound in (-np.inf, np.inf))
-            self.observation_space = spaces.Box(*bounds, obs.shape)
+        self.observation_space, self.obs_dtype = spaces.as_seen(name, self.observation_space, obs)
         if isinstance(self.action_space, spaces.Box) and not math.prod(self.action_space.shape):
             raise UsageError(f"environment {name} has no action: its action space has shape {self.action_space.shape}")
         action = jax.eval_shape(lambda key: spaces.sample(key, self.action_space), jax.random.key(0))
         jax.eval_shape(self.step, jax.random.key(0), self.state_shape, action)  # checks what it returns
 
-    def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:
+    def begin(self, key: jax.Array) -> tuple[Any, Any]:
         """First observation and state of an episode: what a suite gives."""
         raise NotImplementedError
 
@@ -116,10 +113,15 @@ class Env:
         raise NotImplementedError
 
     @property
-    def spec(self) -> spaces.EnvSpec:
-        return spaces.EnvSpec(self.name, self.observation_space, self.obs_dtype, self.action_space)
+    def spec(self) -> EnvSpec:
+        return EnvSpec(self.name, self.observation_space, self.obs_dtype, self.action_space)
 
-    def reset(self, key: jax.Array) -> tuple[jax.Array, Any]:
+    @property
+    def obs_like(self) -> Any:
+        """Shape and type of an observation."""
+        return self.spec.obs_like
+
+    def reset(self, key: jax.Array) -> tuple[Any, Any]:
         """First observation and state of an episode."""
         # `astype` makes Python numbers in the state strongly typed, as they are after a step
         return jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.result_type(x)), self.begin(key))
@@ -140,7 +142,7 @@ class Env:
             final_state=reached.state,
         )
 
-    def reset_mid_episode(self, key: jax.Array) -> tuple[jax.Array, Any]:
+    def reset_mid_episode(self, key: jax.Array) -> tuple[Any, Any]:
         """Observation and state at a random phase of an episode: after up to one horizon of random actions."""
         reset_key, phase_key, walk_key = jax.random.split(key, 3)
         steps = jax.random.randint(phase_key, (), 0, self.max_steps)
@@ -156,12 +158,20 @@ class Env:
         """`transition` in the dtypes of `reset` and `Step`. Raises UsageError where a shape is wrong."""
         obs, state, reward, terminated, truncated = transition
         return Transition(
-            obs=self.checked_array("obs", obs, self.obs_dtype, self.obs_shape),
+            obs=self.checked_obs("obs", obs),
             state=jax.tree.map(lambda new, old: jnp.asarray(new).astype(old.dtype), state, self.state_shape),
             reward=self.checked_array("reward", reward, jnp.float32),
             terminated=self.checked_array("terminated", terminated, bool),
             truncated=self.checked_array("truncated", truncated, bool),
         )
+
+    def checked_obs(self, what: str, obs: Any) -> Any:
+        """An observation in the types of `reset`. Raises UsageError, naming `what` it is, where it has other shapes."""
+        wanted = jax.tree.structure(self.obs_like)
+        if jax.tree.structure(obs) != wanted:
+            found = jax.tree.structure(obs)
+            raise UsageError(f"environment {self.name}: step returned {what} of structure {found} instead of {wanted}")
+        return jax.tree.map(lambda x, like: self.checked_array(what, x, like.dtype, like.shape), obs, self.obs_like)
 
     def checked_array(self, what: str, value: Any, dtype: Any, shape: tuple[int, ...] = ()) -> jax.Array:
         """`value` as an array of `dtype`. Raises UsageError, naming `what` it is, where its shape is another."""

@@ -47,7 +47,7 @@ class EnvpoolEnvs:
         self._conversion = Conversion(name, inner.observation_space, inner.action_space)
         self.spec, self.num_envs = self._conversion.spec, inner.config["num_envs"]
 
-    def reset(self) -> np.ndarray:
+    def reset(self) -> Any:
         self._over = np.zeros(self.num_envs, bool)
         return self._conversion.observations(self._inner.reset()[0])
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 
 from common.cli.errors import UsageError
@@ -81,15 +82,15 @@ class GymnasiumEnvs:
         self._reuses_arrays = options.vectorization == "vector"  # at least it may
         self._in_processes = options.vectorization == "async"
 
-    def reset(self) -> np.ndarray:
+    def reset(self) -> Any:
         self._over = np.zeros(self.num_envs, bool)
         seed, self._seed = self._seed, None  # once: later resets go on with the environments' own randomness
-        return self._conversion.observations(np.array(self._inner.reset(seed=seed)[0]))
+        return self._conversion.observations(copied(self._inner.reset(seed=seed)[0]))
 
     def step(self, action: np.ndarray) -> HostStep:
         *outputs, infos = self._inner.step(self._conversion.actions(action))
         if self._reuses_arrays:
-            outputs = map(np.array, outputs)
+            outputs = copied(outputs)
         obs, reward, terminated, truncated = outputs
         over = terminated | truncated
         valid, final_obs = np.ones(self.num_envs, bool), None
@@ -125,11 +126,16 @@ def _vectorized(env_id: str, options: HostOptions) -> Any:
     return Processes(maker, options.num_envs, options.reset_timeout, options.step_timeout)
 
 
-def _with_final(obs: np.ndarray, over: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
+def copied(tree: Any) -> Any:
+    return jax.tree.map(np.array, tree)
+
+
+def _with_final(obs: Any, over: np.ndarray, infos: dict[str, Any]) -> Any:
     """Observations [N, ...] with the last of the old episode where a new one has begun."""
     if not over.any():
         return obs
-    final_obs = np.array(obs)
+    final_obs = copied(obs)
     for index in np.flatnonzero(over):
-        final_obs[index] = infos["final_obs"][index]
+        for array, last in zip(*map(jax.tree.leaves, (final_obs, infos["final_obs"][index])), strict=True):
+            array[index] = last
     return final_obs

@@ -73,7 +73,7 @@ class SelfResettingEnv(GymnaxStyleEnv):
         if "final_observation" not in info:
             raise UsageError(f'environment {self.name}: step left no "final_observation" in its info')
         out = self.checked(Transition(*outputs))
-        final_obs = self.checked_array("final_obs", info["final_observation"], self.obs_dtype, self.obs_shape)
+        final_obs = self.checked_obs("final_obs", info["final_observation"])
         return Step(*out, final_obs, final_state=select(out.terminated | out.truncated, state, out.state))
 
 

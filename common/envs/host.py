@@ -55,7 +55,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from common.envs.spaces import EnvSpec
+from common.envs.spec import EnvSpec
 
 Vectorization = Literal["async", "sync", "vector"]
 
@@ -74,12 +74,12 @@ class HostOptions(NamedTuple):
 class HostStep(NamedTuple):
     """What one step of N environments returns."""
 
-    obs: np.ndarray  # [N, ...] what to act on next
+    obs: Any  # [N, ...] what to act on next: an array, or a dictionary or tuple of such
     reward: np.ndarray  # [N] float32
     terminated: np.ndarray  # [N] bool: the episode is over, nothing follows
     truncated: np.ndarray  # [N] bool: a time limit, the episode would go on
     valid: np.ndarray  # [N] bool: False where the environment only reset itself and ignored the action
-    final_obs: np.ndarray | None  # [N, ...] the true next observation; None where that is `obs`, as without resets
+    final_obs: Any  # [N, ...] the true next observation; None where that is `obs`, as without resets
 
 
 class HostEnvs(Protocol):
@@ -89,7 +89,7 @@ class HostEnvs(Protocol):
     num_envs: int
     resets_in_step: bool  # an episode's end and the next one's start come in the same step, with `final_obs`
 
-    def reset(self) -> np.ndarray:
+    def reset(self) -> Any:
         """Begin new episodes everywhere; returns the first observations [N, ...]. Only the first call uses the seed."""
 
     def step(self, action: np.ndarray) -> HostStep:

@@ -1,11 +1,14 @@
 """Spaces, observations and actions of gymnasium's kind as ours: for environments on the host."""
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from common.cli.errors import UsageError
 from common.envs import spaces
+from common.envs.spec import EnvSpec
 
 # JAX computes with 32 bits
 NARROW = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}
@@ -20,17 +23,16 @@ class Conversion:
 
     def __init__(self, name: str, observation_space: Any, action_space: Any):
         """The spaces are those of one environment. Raises UsageError or ValueError where one is not supported."""
+        _check_starts(name, action_space)
         self._action_dtype = action_space.dtype
-        self.spec = _spec(name, observation_space, action_space)
-        box = self.spec.observation_space
-        self._channels_first = spaces.is_image(box) and box.shape[0] < min(box.shape[1:])
-        if self._channels_first:
-            low, high = (np.moveaxis(bound, 0, -1) for bound in (box.low, box.high))
-            self.spec = self.spec._replace(observation_space=spaces.Box(low, high, low.shape))
+        self._theirs = spaces.convert(observation_space, "observation space")
+        ours = spaces.map_parts(_channels_last, self._theirs)
+        dtype = spaces.map_leaves(partial(_dtype, name), self._theirs, _tree(observation_space))
+        self.spec = EnvSpec(name, ours, dtype, spaces.convert(action_space, "action space"))
 
-    def observations(self, obs: np.ndarray) -> np.ndarray:
+    def observations(self, obs: Any) -> Any:
         """Observations [N, ...] of the environments as the policy takes them."""
-        return np.moveaxis(obs, 1, -1) if self._channels_first else obs
+        return spaces.map_leaves(lambda leaf, x: np.moveaxis(x, 1, -1) if _stacked(leaf) else x, self._theirs, obs)
 
     def actions(self, action: np.ndarray) -> np.ndarray:
         """Actions [N, ...] of the policy as the environments take them: those of a Box in shape and in bounds."""
@@ -40,12 +42,34 @@ class Conversion:
         return action.astype(self._action_dtype)
 
 
-def _spec(name: str, observation: Any, action: Any) -> spaces.EnvSpec:
-    for space in (observation, action):
-        if np.any(getattr(space, "start", 0)):
-            raise UsageError(f"environment {name}: {space} does not start at 0, which is not supported")
-    dtype = NARROW.get(np.dtype(observation.dtype), np.dtype(observation.dtype))
-    box = spaces.convert(observation, "observation space")
-    if 0 in box.shape:
-        raise UsageError(f"environment {name} has no observation: its observation space has shape {box.shape}")
-    return spaces.EnvSpec(name, box, dtype, spaces.convert(action, "action space"))
+def _tree(space: Any) -> Any:
+    """The suite's own spaces of all parts, as a tree."""
+    parts = getattr(space, "spaces", None)
+    if isinstance(parts, Mapping):
+        return {name: _tree(part) for name, part in parts.items()}
+    return tuple(map(_tree, parts)) if parts else space
+
+
+def _dtype(name: str, leaf: spaces.Leaf, theirs: Any) -> np.dtype:
+    """The type that a part of observations has on our side. Raises UsageError where it is not supported."""
+    _check_starts(name, theirs)
+    if 0 in leaf.shape:
+        raise UsageError(f"environment {name} has no observation: its observation space has shape {leaf.shape}")
+    return NARROW.get(np.dtype(theirs.dtype), np.dtype(theirs.dtype))
+
+
+def _check_starts(name: str, space: Any) -> None:
+    if np.any(getattr(space, "start", 0)):
+        raise UsageError(f"environment {name}: {space} does not start at 0, which is not supported")
+
+
+def _stacked(leaf: spaces.Leaf) -> bool:
+    """Whether an observation is frames [C, H, W]."""
+    return spaces.is_image(leaf) and leaf.shape[0] < min(leaf.shape[1:])
+
+
+def _channels_last(leaf: spaces.Leaf) -> spaces.Leaf:
+    if not _stacked(leaf):
+        return leaf
+    low, high = (np.moveaxis(bound, 0, -1) for bound in (leaf.low, leaf.high))
+    return spaces.Box(low, high, low.shape)

@@ -5,19 +5,22 @@ from typing import Any
 import numpy as np
 
 from common.cli.errors import UsageError
-from common.envs.spaces import Box, Discrete, MultiDiscrete
+from common.envs.masks import check_mask
+from common.envs.spaces import Box, Discrete, MultiDiscrete, leaves
 
 
 def need_fitting_spaces(args: Any, env: Any) -> None:
-    """Raise UsageError where --normalize-obs or --exploration-loss does not fit the environment's spaces."""
-    if args.normalize_obs and not isinstance(env.observation_space, Box):
+    """Raise UsageError where --normalize-obs, --exploration-loss or a mask does not fit the environment's spaces."""
+    check_mask(env)
+    if args.normalize_obs and not any(isinstance(leaf, Box) for _, leaf in leaves(env.observation_space)):
         raise UsageError(f"--normalize-obs needs arrays as observations, {env.name} has {env.observation_space}")
     if args.exploration_loss == "symmetric-kl" and isinstance(env.action_space, Box):
         raise UsageError("--exploration-loss symmetric-kl needs discrete actions: there is no uniform policy on a Box")
 
 
 def need_squashable_actions(env: Any, algorithm: str) -> None:
-    """Raise UsageError unless actions are Discrete, or a Box with finite bounds."""
+    """Raise UsageError unless actions are Discrete, or a Box with finite bounds, and a mask fits them."""
+    check_mask(env)
     space = env.action_space
     if isinstance(space, MultiDiscrete):
         raise UsageError(

@@ -1,11 +1,14 @@
-"""Observation and action spaces, as small records shared by every environment suite, and as JSON."""
+"""Observation and action spaces, as small records shared by every environment suite."""
 
 import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from common.cli.errors import UsageError
 
 
 class Discrete(NamedTuple):
@@ -43,33 +46,26 @@ class Box(NamedTuple):
         return f"Box{list(self.shape)}"
 
 
-Space = Discrete | MultiDiscrete | Box
+class Dict(NamedTuple):
+    """Parts by name, in the order of their names; an element is a dictionary of theirs."""
+
+    parts: dict[str, "Space"]
+
+    def __repr__(self) -> str:
+        return f"Dict({', '.join(f'{name}: {part}' for name, part in self.parts.items())})"
 
 
-class EnvSpec(NamedTuple):
-    """What a policy has to know of its environment; an `Env` has the same attributes."""
+class Tuple(NamedTuple):
+    """Parts in order; an element is a tuple of theirs."""
 
-    name: str
-    observation_space: Space
-    obs_dtype: np.dtype
-    action_space: Space
+    parts: tuple["Space", ...]
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "observation_space": _to_json(self.observation_space),
-            "obs_dtype": str(self.obs_dtype),
-            "action_space": _to_json(self.action_space),
-        }
+    def __repr__(self) -> str:
+        return f"Tuple({', '.join(map(str, self.parts))})"
 
-    @classmethod
-    def from_json(cls, stored: dict[str, Any]) -> "EnvSpec":
-        """The inverse of `to_json`. Raises KeyError, TypeError or ValueError where `stored` is something else."""
-        observation, action = (_from_json(stored[name]) for name in ("observation_space", "action_space"))
-        dtype = jnp.dtype(stored["obs_dtype"])
-        if not (jnp.issubdtype(dtype, jnp.number) or dtype.kind == "b"):
-            raise ValueError(f"{dtype} observations")
-        return cls(str(stored["name"]), observation, dtype, action)
+
+Leaf = Discrete | MultiDiscrete | Box
+Space = Leaf | Dict | Tuple
 
 
 def convert(space: Any, what: str) -> Space:
@@ -82,16 +78,91 @@ def convert(space: Any, what: str) -> Space:
         return space
     if hasattr(space, "nvec"):
         return MultiDiscrete(tuple(int(n) for n in np.ravel(space.nvec)))
-    if hasattr(space, "n") and not getattr(space, "shape", ()):  # MultiBinary has both
+    if hasattr(space, "n") and not getattr(space, "shape", ()):
         return Discrete(int(space.n))
+    if hasattr(space, "n") and what.startswith("observation"):  # gymnasium's MultiBinary
+        return Box(np.zeros(space.shape, np.float32), np.ones(space.shape, np.float32), tuple(space.shape))
     if hasattr(space, "low"):
         shape = tuple(space.shape)
         low, high = (np.broadcast_to(np.asarray(bound, np.float32), shape) for bound in (space.low, space.high))
         return Box(low, high, shape)
-    parts = getattr(space, "spaces", ())
-    if isinstance(parts, (tuple, list)) and parts and all(hasattr(part, "n") for part in parts):
-        return MultiDiscrete(tuple(int(part.n) for part in parts))
-    raise ValueError(f"{what} {space!r} is not supported: it must be Discrete, MultiDiscrete or Box")
+    parts = getattr(space, "spaces", None) or getattr(space, "parts", ())
+    if isinstance(parts, Mapping) and parts:
+        return Dict({str(name): convert(parts[name], f"{what} {name}") for name in sorted(parts)})
+    if isinstance(parts, (tuple, list)) and parts:
+        if what.startswith("action") and all(hasattr(part, "n") for part in parts):
+            return MultiDiscrete(tuple(int(part.n) for part in parts))
+        return Tuple(tuple(convert(part, f"{what} {index}") for index, part in enumerate(parts)))
+    raise ValueError(f"{what} {space!r} is not supported: it must be Discrete, MultiDiscrete, Box, or a Dict or Tuple")
+
+
+def as_seen(name: str, space: Space, obs: Any) -> tuple[Space, Any]:
+    """A space with the shapes of an observation, and the observation's types: what is declared is sometimes wrong.
+
+    Raises UsageError, for the environment called `name`, where the observation has other parts.
+    """
+
+    def fitting(leaf, x):
+        if not isinstance(leaf, Box) or leaf.shape == x.shape:
+            return leaf
+        return Box(*(np.full(x.shape, bound, np.float32) for bound in (-np.inf, np.inf)), x.shape)
+
+    if jax.tree.structure(map_leaves(lambda leaf: 0, space)) != jax.tree.structure(obs):
+        raise UsageError(f"environment {name}: its observations are {_described(obs)}, their space is {space}")
+    return map_parts(fitting, space, obs), map_leaves(lambda leaf, x: x.dtype, space, obs)
+
+
+def _described(obs: Any) -> str:
+    """The structure of an observation in a few words."""
+    if isinstance(obs, Mapping):
+        return f"dictionaries with {', '.join(map(str, obs))}"
+    return f"tuples of {len(obs)}" if isinstance(obs, tuple) else "single arrays"
+
+
+def map_leaves(function: Callable, space: Space, *trees: Any) -> Any:
+    """`function` of each leaf of a space, and of what the trees, in which elements are, have for it; as such a tree.
+
+    Raises KeyError, IndexError or TypeError where a tree lacks a part.
+    """
+    if isinstance(space, Dict):
+        return {name: map_leaves(function, part, *(x[name] for x in trees)) for name, part in space.parts.items()}
+    if isinstance(space, Tuple):
+        return tuple(map_leaves(function, part, *(x[i] for x in trees)) for i, part in enumerate(space.parts))
+    return function(space, *trees)
+
+
+def map_parts(function: Callable, space: Space, *trees: Any) -> Space:
+    """A space with the leaves that `map_leaves` gives."""
+    if isinstance(space, Dict):
+        return Dict({name: map_parts(function, part, *(x[name] for x in trees)) for name, part in space.parts.items()})
+    if isinstance(space, Tuple):
+        return Tuple(tuple(map_parts(function, part, *(x[i] for x in trees)) for i, part in enumerate(space.parts)))
+    return function(space, *trees)
+
+
+def leaves(space: Space, *trees: Any, name: str = "") -> Iterator[tuple[Any, ...]]:
+    """Of each leaf its name, such as `robot/joints`, the leaf, and what the trees have for it."""
+    if not isinstance(space, (Dict, Tuple)):
+        yield name, space, *trees
+        return
+    parts = space.parts.items() if isinstance(space, Dict) else enumerate(space.parts)
+    for key, part in parts:
+        yield from leaves(part, *(x[key] for x in trees), name=f"{name}/{key}" if name else str(key))
+
+
+def like(space: Space, dtype: Any) -> Any:
+    """Shape and type of an element."""
+    return map_leaves(lambda leaf, dtype: jax.ShapeDtypeStruct(leaf.shape, dtype), space, dtype)
+
+
+def zeros(env: Any, *batch: int) -> Any:
+    """A batch of observations of `env`, all zeros."""
+    return jax.tree.map(lambda x: jnp.zeros((*batch, *x.shape), x.dtype), env.obs_like)
+
+
+def batch_shape(obs: Any) -> tuple[int, ...]:
+    """(B,) of a batch of observations [B, ...]."""
+    return jax.tree.leaves(obs)[0].shape[:1]
 
 
 def sample(key: jax.Array, space: Space) -> jax.Array:
@@ -113,7 +184,7 @@ def clip(action: jax.Array, space: Space, batch: tuple[int, ...] = ()) -> jax.Ar
     return jnp.clip(action.reshape(*batch, *space.shape), space.low, space.high)
 
 
-def encode(observation: jax.Array, space: Space) -> jax.Array:
+def encode(observation: jax.Array, space: Leaf) -> jax.Array:
     """A batch of raw observations as network input, float32: [..., *shape] or, one-hot, [..., sum(nvec)].
 
     Bytes become 0..1. Arrays that are not images [H, W, C] are flattened.
@@ -135,34 +206,3 @@ def flat_size(space: Space) -> int:
 
 def is_image(space: Space) -> bool:
     return isinstance(space, Box) and len(space.shape) == 3
-
-
-def _to_json(space: Space) -> dict[str, Any]:
-    if isinstance(space, Discrete):
-        return {"type": "Discrete", "shape": [], "n": space.n}
-    if isinstance(space, MultiDiscrete):
-        return {"type": "MultiDiscrete", "shape": list(space.shape), "nvec": list(space.nvec)}
-    bounds = {name: _bound_to_json(getattr(space, name)) for name in ("low", "high")}
-    return {"type": "Box", "shape": list(space.shape), **bounds}
-
-
-def _bound_to_json(bound: np.ndarray) -> Any:
-    """One number where all are the same, else all of them in order; None is unbounded."""
-    numbers = [float(x) if np.isfinite(x) else None for x in np.ravel(bound)]
-    return numbers[0] if len(set(numbers)) == 1 else numbers
-
-
-def _from_json(stored: dict[str, Any]) -> Space:
-    if stored["type"] == "Discrete":
-        return Discrete(int(stored["n"]))
-    if stored["type"] == "MultiDiscrete":
-        return MultiDiscrete(tuple(int(n) for n in stored["nvec"]))
-    if stored["type"] != "Box":
-        raise ValueError(f"unknown space {stored['type']!r}")
-    shape = tuple(int(size) for size in stored["shape"])
-    bounds = {}
-    for name, unbounded in (("low", -np.inf), ("high", np.inf)):
-        numbers = np.array(stored[name], object)
-        numbers = np.where(numbers == None, unbounded, numbers).astype(np.float32)  # noqa: E711  (element by element)
-        bounds[name] = np.broadcast_to(numbers.reshape(shape if numbers.ndim else ()), shape)
-    return Box(shape=shape, **bounds)

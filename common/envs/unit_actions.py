@@ -23,8 +23,10 @@ def to_env(action: jax.Array, space: Space) -> jax.Array:
     return action * scale + offset
 
 
-def uniform_action(key: jax.Array, space: Space) -> jax.Array:
-    """A uniformly random action, as it is kept."""
+def uniform_action(key: jax.Array, space: Space, legal: jax.Array | None = None) -> jax.Array:
+    """A uniformly random action, as it is kept; one that is `legal` [n] where that is known."""
+    if legal is not None:
+        return jax.random.categorical(key, jnp.where(legal, 0.0, -jnp.inf)).astype(jnp.int32)
     if isinstance(space, Discrete):
         return jax.random.randint(key, (), 0, space.n)
     return jax.random.uniform(key, (math.prod(space.shape),), minval=-1.0, maxval=1.0)

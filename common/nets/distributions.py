@@ -13,6 +13,7 @@ from flax import struct
 from common.envs.spaces import Box, Space, encode
 
 LOG_2PI = 1.8378770664093453
+ILLEGAL = -1e9  # a logit whose probability is 0, and which is finite, as 0 times infinity is not
 
 
 class Categoricals(struct.PyTreeNode):
@@ -21,15 +22,23 @@ class Categoricals(struct.PyTreeNode):
     logits: jax.Array  # [..., sum(nvec)]
     nvec: tuple[int, ...] = struct.field(pytree_node=False)  # number of choices per component
     scalar: bool = struct.field(pytree_node=False)  # actions are [...] (Discrete) instead of [..., len(nvec)]
+    legal: jax.Array | None = None  # [..., sum(nvec)] bool; the others have probability zero
+
+    def only(self, legal: jax.Array | None) -> "Categoricals":
+        """Without the choices that are not `legal`; where none is, all are equally likely."""
+        return self if legal is None else self.replace(logits=jnp.where(legal, self.logits, ILLEGAL), legal=legal)
 
     def sample(self, noise: jax.Array) -> jax.Array:
         """Inverse-CDF sample from `noise` [..., len(nvec)], uniform in (0, 1): one random number per component."""
-        cdfs = [jnp.cumsum(jax.nn.softmax(part), axis=-1)[..., :-1] for part in self._parts()]
+        cdfs = [jnp.cumsum(jax.nn.softmax(part), axis=-1)[..., :-1] for part in self._parts(self.logits)]
         picks = [jnp.sum(cdf <= noise[..., i : i + 1], axis=-1) for i, cdf in enumerate(cdfs)]
+        if self.legal is not None:  # rounding may end a cdf below the noise, behind the last legal choice
+            last = [part.shape[-1] - 1 - jnp.argmax(part[..., ::-1], axis=-1) for part in self._parts(self.legal)]
+            picks = list(map(jnp.minimum, picks, last))
         return self._join(picks)
 
     def mode(self) -> jax.Array:
-        return self._join([jnp.argmax(part, axis=-1) for part in self._parts()])
+        return self._join([jnp.argmax(part, axis=-1) for part in self._parts(self.logits)])
 
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Sum over components of log p(action), [...]."""
@@ -44,18 +53,20 @@ class Categoricals(struct.PyTreeNode):
         return sum(-jnp.sum(jnp.exp(log_p) * log_p, axis=-1) for log_p in self._log_probs())
 
     def symmetric_kl_to_uniform(self) -> jax.Array:
-        """Half of KL(p || uniform) + KL(uniform || p), summed over components, [...]."""
-        return sum(
-            0.5 * jnp.sum((jnp.exp(log_p) - 1 / n) * (log_p + jnp.log(n)), axis=-1)
-            for n, log_p in zip(self.nvec, self._log_probs(), strict=True)
-        )
+        """Half of KL(p || uniform) + KL(uniform || p), summed over components, [...]; uniform over what is legal."""
+        legal = jnp.ones(self.logits.shape, bool) if self.legal is None else self.legal
+        total = 0.0
+        for log_p, part in zip(self._log_probs(), self._parts(legal), strict=True):
+            n = jnp.maximum(jnp.sum(part, axis=-1, keepdims=True), 1)
+            total += 0.5 * jnp.sum((jnp.exp(log_p) - 1 / n) * (log_p + jnp.log(n)), axis=-1, where=part)
+        return total
 
-    def _parts(self) -> list[jax.Array]:
+    def _parts(self, x: jax.Array) -> list[jax.Array]:
         edges = [sum(self.nvec[:i]) for i in range(len(self.nvec) + 1)]
-        return [self.logits[..., a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        return [x[..., a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
 
     def _log_probs(self) -> list[jax.Array]:
-        return [jax.nn.log_softmax(part) for part in self._parts()]
+        return [jax.nn.log_softmax(part) for part in self._parts(self.logits)]
 
     def _join(self, picks: list[jax.Array]) -> jax.Array:
         return (picks[0] if self.scalar else jnp.stack(picks, axis=-1)).astype(jnp.int32)

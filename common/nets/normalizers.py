@@ -1,10 +1,14 @@
 """Running mean and variance, merged exactly over batches and devices (Chan et al. 1979)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+
+from common.envs import spaces
+from common.envs.masks import MASK
 
 
 class RunningStats(struct.PyTreeNode):
@@ -51,9 +55,28 @@ class RunningStats(struct.PyTreeNode):
         )
 
 
-def normalize(stats: RunningStats | None, x: jax.Array) -> jax.Array:
-    """`stats.normalize(x)`, or `x` where there are no statistics."""
-    return x if stats is None else stats.normalize(x)
+Stats = Any
+"""RunningStats, or a tree of them, where observations have parts, with None for what is not to be normalised."""
+
+
+def normalize(stats: Stats, x: Any) -> Any:
+    """`stats.normalize(x)` for each part, or `x` where there are no statistics."""
+    return _map(lambda stats, x: x if stats is None else stats.normalize(x), stats, x)
+
+
+def merge(stats: Stats, batch: Any, axis_name: str, valid: jax.Array | None = None) -> Stats:
+    """The statistics of each part after `batch`, see `RunningStats.merge`; none where there are none."""
+    return _map(lambda stats, x: stats and stats.merge(x, axis_name, valid), stats, batch)
+
+
+def obs_stats(space: spaces.Space) -> Stats:
+    """Statistics of no observations yet: of arrays, and none of numbers that stand for choices."""
+    stats = spaces.map_leaves(lambda leaf: running_stats(leaf.shape) if isinstance(leaf, spaces.Box) else None, space)
+    return stats | {MASK: None} if isinstance(stats, dict) and MASK in stats else stats
+
+
+def _map(function: Callable, stats: Stats, x: Any) -> Any:
+    return jax.tree.map(function, stats, x, is_leaf=lambda stats: stats is None or isinstance(stats, RunningStats))
 
 
 def denormalize(stats: RunningStats | None, x: jax.Array) -> jax.Array:

@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.envs import spaces
+from common.envs.masks import is_mask
 from common.nets.convolutions import Convolutions, ImpalaConvolutions, NatureConvolutions
 
 CONVOLUTIONS = {"small": Convolutions, "nature": NatureConvolutions, "impala": ImpalaConvolutions}
 
 
 class Features(nn.Module):
-    """Raw observations as vectors [..., F]: encoded, and images [..., H, W, C] behind convolutions."""
+    """Raw observations as vectors [..., F]: encoded, images [..., H, W, C] behind convolutions, all parts together."""
 
     space: spaces.Space
     activation: str  # a function of flax.linen, such as tanh
@@ -22,9 +23,13 @@ class Features(nn.Module):
     encoder: Literal["small", "nature", "impala"] = "small"
 
     @nn.compact
-    def __call__(self, obs: jax.Array) -> jax.Array:
-        x = spaces.encode(obs, self.space)  # [..., F] or [..., H, W, C]
-        if not spaces.is_image(self.space):
+    def __call__(self, obs: Any) -> jax.Array:
+        parts = [self._features(leaf, x) for name, leaf, x in spaces.leaves(self.space, obs) if not is_mask(name)]
+        return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
+
+    def _features(self, space: spaces.Leaf, obs: jax.Array) -> jax.Array:
+        x = spaces.encode(obs, space)  # [..., F] or [..., H, W, C]
+        if not spaces.is_image(space):
             return x
         return CONVOLUTIONS[self.encoder](getattr(nn, self.activation), self.layer)(x)
 

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from common.envs.spaces import Box, Discrete, EnvSpec, Space
+from common.envs.spaces import Box, Discrete, Space
+from common.envs.spec import EnvSpec
 from common.runs.arrays import Arrays, Mismatch, first_part
 from common.runs.directory import differences
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from common.cli.console import Console
 from common.cli.errors import TrainingError
+from common.envs.masks import LEGAL
 from common.runs.clock import Clock
 from common.runs.metrics import Metrics, jsonable
 
@@ -104,9 +105,12 @@ class Recorder:
         if chunk.first_broken:
             index, name, seed = chunk.first_broken
             step = chunk.first_step + (index + 1) * self._args.steps_per_update
+            advice = "look at the environment's rewards and observations, or take smaller steps"
+            if name == LEGAL:
+                name = f"{self._args.env} has a state without any legal action: {name}"
+                advice = "look at its action_mask"
             raise TrainingError(
-                f"{name} is not finite at step {step} (seed {self._args.seed + seed}); {self._last_good()}; "
-                "look at the environment's rewards and observations, or take smaller steps"
+                f"{name} is not finite at step {step} (seed {self._args.seed + seed}); {self._last_good()}; {advice}"
             )
 
     def close(self) -> None:

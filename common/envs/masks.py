@@ -1,0 +1,71 @@
+"""Which actions are legal: the entry `action_mask` of observations that are dictionaries."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.cli.errors import UsageError
+from common.envs import spaces
+
+MASK = "action_mask"
+LEGAL = "policy/legal_actions_min"  # a metric
+
+
+def is_mask(name: str) -> bool:
+    """Whether the leaf called `name` is of the mask, and so nothing that networks see."""
+    return name.split("/")[0] == MASK
+
+
+def legal_actions(obs: Any) -> jax.Array | None:
+    """For each choice of an action whether it is legal, [..., sum(nvec)]; None where observations say nothing of it.
+
+    A mask may have parts, one for each component of a MultiDiscrete action.
+    """
+    if not isinstance(obs, Mapping) or MASK not in obs:
+        return None
+    return jnp.concatenate([part.astype(bool) for part in jax.tree.leaves(obs[MASK])], axis=-1)
+
+
+def check_mask(env: Any) -> None:
+    """Raise UsageError where `env` has a mask that does not fit its actions."""
+    space, actions = env.observation_space, env.action_space
+    if not isinstance(space, spaces.Dict) or MASK not in space.parts:
+        return
+    choices = sum(actions.nvec) if isinstance(actions, (spaces.Discrete, spaces.MultiDiscrete)) else 0
+    shapes = [leaf.shape for _, leaf in spaces.leaves(space.parts[MASK])]
+    if any(len(shape) != 1 for shape in shapes) or sum(shape[0] for shape in shapes) != choices:
+        raise UsageError(
+            f"environment {env.name} has an action_mask of {space.parts[MASK]} for actions {actions}, which have "
+            f"{choices} choices"
+        )
+
+
+def legal_metrics(obs: Any, space: spaces.Space, axis_name: str) -> dict[str, jax.Array]:
+    """The fewest legal choices of any component of the actions that were taken at `obs`, on all devices.
+
+    NaN where there was none: the run ends with that, see `common.runs.recorder`.
+    """
+    legal = legal_actions(obs)
+    if legal is None:
+        return {}
+    fewest = jax.lax.pmin(jnp.min(_fewest(legal, space)), axis_name)
+    return {LEGAL: jnp.where(fewest > 0, fewest, jnp.nan)}
+
+
+def check_legal(obs: Any, acting: np.ndarray, spec: Any) -> None:
+    """Raise ValueError where an environment [N] of these `obs`, host arrays, is `acting` and has no legal action."""
+    if isinstance(obs, Mapping) and MASK in obs:
+        legal = np.concatenate([part.astype(bool) for part in jax.tree.leaves(obs[MASK])], axis=-1)
+        if np.any(acting & (_fewest(legal, spec.action_space) == 0)):
+            raise ValueError(f"{spec.name} has a state without any legal action: look at its action_mask")
+
+
+def _fewest(legal: Any, space: spaces.Space) -> Any:
+    """The fewest legal choices of any component of an action, [...]."""
+    edges = [sum(space.nvec[:i]) for i in range(len(space.nvec) + 1)]
+    counts = [legal[..., a:b].sum(axis=-1) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return functools.reduce(jnp.minimum if isinstance(legal, jax.Array) else np.minimum, counts)

@@ -1,0 +1,182 @@
+"""Illegal actions: never taken, never counted, without a NaN anywhere; and observations that have parts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnax.environments import spaces as gymnax_spaces
+from helpers import Toy, metric_rows, module_of, small_args, small_rnn_args, small_sac_args
+
+from common.cli.errors import TrainingError, UsageError
+from common.envs.connect_four import has_four
+from common.envs.own import wrap
+from common.envs.registry import make
+from common.nets.distributions import Categoricals
+
+LEGAL = np.array([[1, 0, 1, 0, 1, 0], [0, 1, 0, 1, 0, 1], [1, 1, 1, 0, 0, 1]], bool)
+NVEC = 4, 2
+
+
+def masked(logits, legal=LEGAL):
+    return Categoricals(jnp.asarray(logits, jnp.float32), NVEC, scalar=False).only(jnp.asarray(legal))
+
+
+def alone(row):
+    """The distribution of one row over its legal choices alone, and those choices, of each component."""
+    logits = np.random.default_rng(row).normal(size=6)
+    parts = [(logits[a:b], np.flatnonzero(LEGAL[row, a:b])) for a, b in ((0, 4), (4, 6))]
+    return (
+        logits,
+        [Categoricals(jnp.asarray(part[legal]), (len(legal),), True) for part, legal in parts],
+        [x for _, x in parts],
+    )
+
+
+@pytest.mark.parametrize("row", range(3))
+def test_a_masked_distribution_is_that_over_what_is_legal(row):
+    logits, parts, choices = alone(row)
+    policy = masked(logits, LEGAL[row])
+    for measure in ("entropy", "symmetric_kl_to_uniform"):
+        expected = sum(getattr(part, measure)() for part in parts)
+        assert float(getattr(policy, measure)()) == pytest.approx(float(expected), abs=1e-6)
+    for pick in np.ndindex(*map(len, choices)):
+        action = jnp.array([choice[i] for choice, i in zip(choices, pick, strict=True)])
+        expected = sum(part.log_prob(jnp.int32(i)) for part, i in zip(parts, pick, strict=True))
+        assert float(policy.log_prob(action)) == pytest.approx(float(expected), abs=1e-6)
+    assert policy.mode().tolist() == [choice[int(part.mode())] for choice, part in zip(choices, parts, strict=True)]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_no_noise_picks_what_is_illegal(scale):
+    """Nor the largest noise there is, where rounding leaves a sum of probabilities below it."""
+    noise = np.linspace(2**-24, 1 - 2**-24, 4001, dtype=np.float32)
+    logits = scale * np.random.default_rng(0).normal(size=(500, 6))
+    for legal in LEGAL:
+        for rows in np.split(logits, 100):
+            policy = masked(rows[:, None].repeat(len(noise), 1), np.broadcast_to(legal, (5, len(noise), 6)))
+            first, second = np.moveaxis(np.asarray(policy.sample(np.stack([noise] * 2, -1)[None].repeat(5, 0))), -1, 0)
+            assert legal[:4][first].all()
+            assert legal[4:][second].all()
+
+
+@pytest.mark.parametrize("legal", [*LEGAL, np.zeros(6, bool)], ids=str)
+def test_gradients_are_finite_and_none_reaches_what_is_illegal(legal):
+    def measures(logits):
+        policy = masked(logits, legal)
+        action = policy.sample(jnp.full(2, 0.7))
+        return policy.entropy() + policy.log_prob(action) + policy.symmetric_kl_to_uniform()
+
+    value, gradient = jax.value_and_grad(measures)(jnp.array([3.0, -2.0, 50.0, 1.0, 0.0, 100.0]))
+    assert np.isfinite(value)
+    assert np.isfinite(gradient).all()
+    assert not np.any(gradient[~legal])
+
+
+class Fussy(Toy):
+    """Which of three actions are legal changes with every step; any other is worth -100."""
+
+    def legal(self, state):
+        return jnp.stack([state.time % 2 == 0, state.time % 2 == 1, (state.time + state.episode) % 3 == 0])
+
+    def get_obs(self, state, params=None, key=None):
+        return {"obs": super().get_obs(state), "action_mask": self.legal(state)}
+
+    def step_env(self, key, state, action, params):
+        legal = self.legal(state)[action]
+        obs, state, _, *rest = super().step_env(key, state, action, params)
+        return obs, state, jnp.where(legal, 1.0, -100.0), *rest
+
+    def observation_space(self, params):
+        mask = gymnax_spaces.Box(0, 1, (3,), jnp.bool_)
+        return gymnax_spaces.Dict({"obs": super().observation_space(params), "action_mask": mask})
+
+
+class Stuck(Fussy):
+    """The fifth state of an episode has no legal action, and neither has the last, where nobody acts."""
+
+    stuck = 4
+
+    def legal(self, state):
+        return super().legal(state) & (state.time != self.stuck) & (state.time != 7)
+
+
+class Narrow(Fussy):
+    def legal(self, state):
+        return super().legal(state)[:2]
+
+    def observation_space(self, params):
+        parts = super().observation_space(params).spaces
+        return gymnax_spaces.Dict(parts | {"action_mask": gymnax_spaces.Box(0, 1, (2,), jnp.bool_)})
+
+
+ALGORITHMS = {
+    "ppo": small_args(normalize_obs=True, exploration_loss="symmetric-kl"),
+    "memory": small_rnn_args(normalize_obs=True),
+    "sac": small_sac_args(utd_ratio=0.125, total_timesteps=960),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_no_illegal_action_is_ever_taken(name, tmp_path):
+    """In training, in evaluations, and before SAC begins to learn."""
+    args = ALGORITHMS[name]
+    args.run_dir, args.log_interval = str(tmp_path / "run"), 128
+    result = module_of(args).train(args, wrap(Fussy()))
+    rows = metric_rows(result.run_dir)
+    assert {row["episode/return_min"] for row in rows} - {None} == {7.0}
+    assert {row["policy/legal_actions_min"] for row in rows} == {1.0}
+    assert result.evaluation["eval/return_min"] == [7.0]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_state_without_any_legal_action_ends_the_run_and_names_the_environment(name, tmp_path):
+    args = ALGORITHMS[name]
+    args.run_dir, args.env = str(tmp_path / "run"), "test_masks:Stuck"
+    with pytest.raises(TrainingError, match="test_masks:Stuck has a state without any legal action"):
+        module_of(args).train(args)
+
+
+def test_nobody_acts_at_the_end_of_an_episode(tmp_path):
+    env = Stuck()
+    env.stuck = -1
+    assert module_of(small_args()).train(small_args(run_dir=str(tmp_path / "run")), wrap(env)).status == "finished"
+
+
+def test_a_mask_that_does_not_fit_is_refused():
+    with pytest.raises(UsageError, match=r"action_mask of Box\[2\] for actions Discrete\(n=3\), which have 3 choices"):
+        module_of(small_args()).make_algorithm(small_args(), wrap(Narrow()))
+
+
+def test_four_in_a_row():
+    boards = np.random.default_rng(0).random((200, 6, 7)) < 0.45
+
+    def expected(board):
+        padded = np.pad(board, 3)
+        lines = ((0, 1), (1, 0), (1, 1), (1, -1))
+        spots = ((r, c, down, right) for r in range(3, 9) for c in range(3, 10) for down, right in lines)
+        return any(all(padded[r + i * down, c + i * right] for i in range(4)) for r, c, down, right in spots)
+
+    wanted = [expected(board) for board in boards]
+    assert 20 < sum(wanted) < 180
+    np.testing.assert_array_equal(jax.vmap(has_four)(boards), wanted)
+
+
+def test_connect_four_ends_with_four_in_a_row_or_an_illegal_column():
+    env = make("pmaprl:ConnectFour-v0")
+    step = jax.jit(env.step)
+    results = []
+    for game in range(20):
+        obs, state = env.reset(jax.random.key(game))
+        over, discs = False, None
+        while not over:
+            assert obs["action_mask"].tolist() == (np.asarray(state.board)[0] == 0).tolist()
+            discs = np.asarray(obs["discs"]).sum(axis=(0, 1))
+            assert discs[1] - discs[0] in (0, 1)
+            out = step(jax.random.fold_in(jax.random.key(game), int(discs.sum())), state, jnp.int32(game % 7))
+            obs, state, over = out.obs, out.state, bool(out.terminated)
+        last = np.asarray(out.final_obs["discs"])
+        results.append(float(out.reward))
+        won, lost = (bool(has_four(last[..., player] == 1)) for player in (0, 1))
+        assert results[-1] == (1 if won else -1)
+        assert won or lost or not out.final_obs["action_mask"][game % 7]
+    assert set(results) == {-1.0, 1.0}

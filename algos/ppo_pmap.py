@@ -128,7 +128,7 @@ from common.envs.environment import Env
 from common.envs.masks import legal_actions, legal_metrics
 from common.envs.requirements import need_fitting_spaces
 from common.envs.spaces import Space, batch_shape, zeros
-from common.nets.distributions import Categoricals, Normal, action_noise
+from common.nets.distributions import Distribution, action_noise
 from common.nets.heads import PolicyHead
 from common.nets.normalizers import RunningStats, denormalize, merge, normalize, obs_stats, renew_units, running_stats
 from common.nets.torso import Torso
@@ -145,7 +145,7 @@ class Actor(nn.Module):
     action_space: Space
 
     @nn.compact
-    def __call__(self, obs: jax.Array) -> tuple[Categoricals | Normal, jax.Array]:
+    def __call__(self, obs: jax.Array) -> tuple[Distribution, jax.Array]:
         x = Torso(self.obs_space, self.args.hidden_sizes, self.args.activation, self.args.dtype)(obs)
         return PolicyHead(self.action_space)(x, legal_actions(obs)), x
 
@@ -196,7 +196,7 @@ class Trajectory(NamedTuple):
     """A rollout, [T, N, ...]."""
 
     obs: jax.Array  # as the environment gave it
-    policy: Categoricals | Normal  # the distribution that the action came from
+    policy: Distribution  # the distribution that the action came from
     action: jax.Array
     reward: jax.Array
     terminated: jax.Array
@@ -390,7 +390,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
             "policy/clip_fraction": jnp.mean((ratio < bounds[0]) | (ratio > bounds[1])),
         }
 
-    def policy_of(learner: Learner, obs: jax.Array) -> Categoricals | Normal:
+    def policy_of(learner: Learner, obs: jax.Array) -> Distribution:
         """The actor's distributions for raw observations."""
         return outputs(learner.params, normalize(learner.obs_stats, obs))[0]
 
@@ -398,7 +398,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         """The critic's values of raw observations, in units of the rewards."""
         return denormalize(learner.return_stats, outputs(learner.params, normalize(learner.obs_stats, obs))[1])
 
-    def outputs(params: Params, obs: jax.Array) -> tuple[Categoricals | Normal, jax.Array]:
+    def outputs(params: Params, obs: jax.Array) -> tuple[Distribution, jax.Array]:
         """Policy and value for observations as the networks take them; what is not used is not computed."""
         policy, features = actor.apply(params.actor, obs)
         return policy, critic.apply(params.critic, features if args.share_torso else obs)

@@ -147,7 +147,7 @@ from common.envs.environment import Env
 from common.envs.masks import legal_actions, legal_metrics
 from common.envs.requirements import need_fitting_spaces
 from common.envs.spaces import Space, flat_size, zeros
-from common.nets.distributions import Categoricals, Normal, action_noise, encode_action
+from common.nets.distributions import Distribution, action_noise, encode_action
 from common.nets.heads import PolicyHead
 from common.nets.normalizers import RunningStats, denormalize, merge, normalize, obs_stats, renew_units, running_stats
 from common.nets.recurrent import Inputs, RecurrentTorso, initial_memory
@@ -171,7 +171,7 @@ class Actor(nn.Module):
     action_space: Space
 
     @nn.compact
-    def __call__(self, inputs: Inputs, memory: Any) -> tuple[Categoricals | Normal, jax.Array, Any]:
+    def __call__(self, inputs: Inputs, memory: Any) -> tuple[Distribution, jax.Array, Any]:
         x, memory = remembering_torso(self.args, self.obs_space)(inputs, memory)
         return PolicyHead(self.action_space)(x, legal_actions(inputs.obs)), x, memory
 
@@ -230,7 +230,7 @@ class Trajectory(NamedTuple):
     """A rollout, [T, N, ...]."""
 
     seen: Seen  # as the environment gave it
-    policy: Categoricals | Normal  # the distribution that the action came from
+    policy: Distribution  # the distribution that the action came from
     action: jax.Array
     value: jax.Array  # in units of the rewards
     memory: Memory  # after the step
@@ -433,14 +433,14 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
             "policy/log_ratio_max": jnp.max(jnp.abs(log_ratio)),
         }
 
-    def look(learner: Learner, seen: Seen, memory: Memory) -> tuple[Categoricals | Normal, jax.Array, Memory]:
+    def look(learner: Learner, seen: Seen, memory: Memory) -> tuple[Distribution, jax.Array, Memory]:
         """Policy and value [N], in units of the rewards, for what is seen now, and the memory after it."""
         inputs = jax.tree.map(lambda x: x[None], inputs_of(learner, seen, memory))
         outcome = outputs(learner.params, inputs, memory)
         policy, value, left = jax.tree.map(lambda x: x[0], outcome)
         return policy, denormalize(learner.return_stats, value), memory._replace(**left)
 
-    def outputs(params: Params, inputs: Inputs, memory: Memory) -> tuple[Categoricals | Normal, jax.Array, dict]:
+    def outputs(params: Params, inputs: Inputs, memory: Memory) -> tuple[Distribution, jax.Array, dict]:
         """Policies and values [T, N] of a sequence that begins with `memory`, and the memories after each step."""
         policy, features, of_actor = actor.apply(params.actor, inputs, memory.actor)
         value, of_critic = critic.apply(params.critic, features if args.share_torso else inputs, memory.critic)

@@ -360,6 +360,17 @@ class Pixels(Toy):
         return gymnax_spaces.Box(0, 255, (5, 6, 2), jnp.uint8)
 
 
+class Hybrid(Toy):
+    """Actions of a choice and a vector: reward for the right choice, and for a vector near (1, -1)."""
+
+    def reward(self, state, action):
+        choice, vector = action
+        return (choice == state.time % 3) - 0.1 * jnp.sum(jnp.square(vector - jnp.array([1.0, -1.0])))
+
+    def action_space(self, params):
+        return gymnax_spaces.Tuple([gymnax_spaces.Discrete(3), gymnax_spaces.Box(-2.0, 2.0, (2,), jnp.float32)])
+
+
 class Parts(Toy):
     """Observes a dictionary of an image of bytes, of a tuple of numbers and a choice, and of nothing else."""
 
@@ -403,6 +414,7 @@ TRAINED = {
     "bytes": small_args(env="helpers:Pixels", **TINY),
     "misdeclared": small_args(env="helpers:Misdeclared", **TINY),
     "memory": small_rnn_args(env="helpers:Endings", obs_prev_action_reward=True, **TINY),
+    "hybrid": small_args(env="helpers:Hybrid", **TINY),
     "parts": small_args(env="helpers:Parts", normalize_obs=True, **TINY),
     "sac": small_sac_args(**TINY_SAC),
     "sac parts": small_sac_args(**TINY_SAC | {"env": "helpers:Parts"}),

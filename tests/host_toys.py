@@ -156,6 +156,18 @@ class DictToy(Toy):
         return {"numbers": (numbers, self.time % 7), "frames": frames, "action_mask": mask}
 
 
+class HybridToy(Toy):
+    """Actions of a choice and a vector within bounds; the reward is all of them together."""
+
+    action_space = gymnasium.spaces.Tuple(
+        (gymnasium.spaces.Discrete(3), gymnasium.spaces.Box(-1.0, 0.5, (2,), np.float32))
+    )
+
+    def step(self, action):
+        obs, _, *rest = super().step(0)
+        return obs, float(action[0] + action[1].sum()) if self.action_space.contains(action) else np.nan, *rest
+
+
 class TextToy(Toy):
     observation_space = gymnasium.spaces.Text(5)
 
@@ -164,7 +176,7 @@ class ShiftedToy(Toy):
     action_space = gymnasium.spaces.Discrete(3, start=1)
 
 
-for toy in (Toy, BoxToy, MultiToy, ImageToy, DictToy, TextToy, ShiftedToy):
+for toy in (Toy, BoxToy, MultiToy, ImageToy, DictToy, HybridToy, TextToy, ShiftedToy):
     gymnasium.register(f"{toy.__name__}-v0", toy, disable_env_checker=True)
 
 

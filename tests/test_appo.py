@@ -541,7 +541,7 @@ def test_a_restart_does_not_change_what_lockstep_means(tmp_path, capfd):
     assert "restarts now" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("env", ["BoxToy", "MultiToy", "ImageToy"])
+@pytest.mark.parametrize("env", ["BoxToy", "MultiToy", "ImageToy", "HybridToy"])
 def test_other_spaces_train(env, tmp_path):
     result = train(tmp_path / "run", env=f"gymnasium:host_toys:{env}-v0")
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.params))

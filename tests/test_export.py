@@ -172,7 +172,7 @@ def test_a_fork_in_another_project_trains_resumes_plays_and_loads(tmp_path):
     flag = "    vf_coef: float = 0.5\n"
     for old, new in {
         flag: '    shrink: float = 0.5\n    """Factor of the features."""\n' + flag,
-        "PolicyHead(self.action_space)(x)": "PolicyHead(self.action_space)(self.args.shrink * x)",
+        "PolicyHead(self.action_space)(x, ": "PolicyHead(self.action_space)(self.args.shrink * x, ",
         "error = jnp.square(value - target)\n": "error = 2 * optax.huber_loss(value, target)\n",
     }.items():
         assert code.count(old) == 1, old

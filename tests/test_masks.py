@@ -11,7 +11,9 @@ from common.cli.errors import TrainingError, UsageError
 from common.envs.connect_four import has_four
 from common.envs.own import wrap
 from common.envs.registry import make
-from common.nets.distributions import Categoricals
+from common.envs.spaces import Box, Discrete, Tuple, flat_size
+from common.nets.distributions import Categoricals, action_noise, encode_action
+from common.nets.heads import PolicyHead
 
 LEGAL = np.array([[1, 0, 1, 0, 1, 0], [0, 1, 0, 1, 0, 1], [1, 1, 1, 0, 0, 1]], bool)
 NVEC = 4, 2
@@ -70,6 +72,24 @@ def test_gradients_are_finite_and_none_reaches_what_is_illegal(legal):
     assert np.isfinite(value)
     assert np.isfinite(gradient).all()
     assert not np.any(gradient[~legal])
+
+
+def test_parts_of_an_action_add_up():
+    """Their log-probabilities, and their entropies; a mask is of those that have choices."""
+    space = Tuple((Discrete(4), Box(np.full(2, -1.0), np.ones(2), (2,)), Discrete(2)))
+    head = PolicyHead(space)
+    legal = LEGAL
+    x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    policy, _ = head.init_with_output(jax.random.key(0), x, legal)
+    first, normal, second = policy.parts
+    np.testing.assert_array_equal(first.legal, legal[:, :4])
+    np.testing.assert_array_equal(second.legal, legal[:, 4:])
+    action = policy.sample(action_noise(jax.random.key(1), space, (3,)))
+    parts = zip(policy.parts, action, strict=True)
+    np.testing.assert_allclose(policy.log_prob(action), sum(part.log_prob(x) for part, x in parts), rtol=1e-6)
+    np.testing.assert_allclose(policy.entropy(), first.entropy() + normal.entropy() + second.entropy(), rtol=1e-6)
+    assert encode_action(action, space).shape == (3, flat_size(space)) == (3, 8)
+    assert all(legal[range(3), action[0]])
 
 
 class Fussy(Toy):

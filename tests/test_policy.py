@@ -16,7 +16,7 @@ from orbax.checkpoint import v1 as orbax
 import common.runs.evaluation
 from common.cli.errors import UsageError
 from common.device.evaluation import OTHER_SEED, Episodes, Evaluated, run_episodes
-from common.envs.spaces import Box, Discrete, MultiDiscrete, zeros
+from common.envs.spaces import Box, Discrete, MultiDiscrete, map_leaves, zeros
 from common.envs.spec import EnvSpec
 from common.policy import load_policy
 
@@ -33,7 +33,8 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_of_its_run_did(traine
     # The policy's own shapes: actions are the environment's, neither flat nor without bounds.
     obs = jax.tree.map(np.asarray, zeros(env, 3))
     actions, _ = policy(obs, policy.initial_memory(3), np.ones(3, bool), reward=np.zeros(3))
-    assert actions.shape == (3, *env.action_space.shape)
+    shapes = map_leaves(lambda leaf, x: x.shape == (3, *leaf.shape), env.action_space, actions)
+    assert all(jax.tree.leaves(shapes))
     episodes = over_devices(lambda: run_episodes(env, policy, 4), 1)
     assert float(episodes.ret.mean()) == pytest.approx(result.evaluation["eval/return_mean"][0], abs=1e-4)
 

@@ -55,7 +55,7 @@ def example_batch(args: HostEnvArgs, env: HostEnvKind, algorithm: Any, num_learn
     action, noted, memory = jax.eval_shape(explore, obs)
     rollout = Rollout(
         obs=jax.tree.map(lambda x: stacked(x, steps + 1), obs),
-        action=stacked(action),
+        action=jax.tree.map(stacked, action),
         noted=jax.tree.map(stacked, noted),
         reward=stacked(number),
         terminated=stacked(flag),

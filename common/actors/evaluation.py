@@ -110,7 +110,7 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
             seen = seen._replace(obs=jax.tree.map(lambda x, like: x.astype(like.dtype), seen.obs, envs.spec.obs_like))
             action, memory = player.act(seen, memory, None)
         with worker.doing("step"):
-            out = envs.step(np.asarray(action))
+            out = envs.step(jax.device_get(action))
         worker.steps += 1
         # Where a suite resets in a step of its own, the episode begins behind that step
         seen = Seen(out.obs, out.terminated | out.truncated | ~out.valid, out.reward.astype(np.float32))

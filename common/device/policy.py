@@ -63,10 +63,10 @@ class Policy:
         seen = Seen(given, *self._of_steps(batch, memory, first, reward))
         seen = jax.tree.map(lambda x: x.reshape(math.prod(batch), *x.shape[len(batch) :]), seen)
         actions, after = self._jitted(self._learner, seen, self.initial_memory(0) if memory is None else memory, key)
-        actions = actions.reshape(*batch, *actions.shape[1:])
+        actions = jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), actions)
         ours = any(isinstance(x, jax.Array) for x in jax.tree.leaves(obs))
-        if not (ours or isinstance(actions, jax.core.Tracer)):
-            actions = np.array(actions)[()]
+        if not (ours or isinstance(jax.tree.leaves(actions)[0], jax.core.Tracer)):
+            actions = jax.tree.map(lambda x: np.array(x)[()], actions)
         return actions if memory is None else (actions, after)
 
     def _given(self, obs: Any) -> tuple[Any, tuple[int, ...]]:

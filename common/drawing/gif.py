@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 from PIL import Image, ImageDraw
 
@@ -21,6 +21,7 @@ from common.drawing.recording import Recording
 from common.drawing.scene import Episode
 from common.envs import spaces
 from common.envs.environment import Env
+from common.envs.masks import is_mask
 
 SCENES = classic_control.SCENES | points_and_mazes.SCENES
 MAX_FRAMES = 500
@@ -78,7 +79,8 @@ def draw_gif(
 
 def _drawing(env: Env, recording: Recording) -> Drawing:
     """From the state where its kind of environment is known, else from the observation."""
-    actions = np.asarray(spaces.clip(jnp.asarray(recording.actions), env.action_space, (len(recording.actions),)))
+    actions = spaces.clip(recording.actions, env.action_space, (len(recording.rewards),), np)
+    obs, actions = _part_to_draw(env.observation_space, recording.obs), _columns(actions)
     classes = [kind.__name__ for kind in type(env.inner).__mro__ if kind.__module__.startswith("gymnax.")]
     scene = next((SCENES[name] for name in classes if name in SCENES), None)
     if scene and all(hasattr(recording.states, field) for field in scene.fields):
@@ -89,10 +91,22 @@ def _drawing(env: Env, recording: Recording) -> Drawing:
             return Drawing(paint, scene.seconds)
     length = len(recording.rewards)
     seconds = float(np.clip(getattr(env.params, "dt", max(0.1, 4 / length)), 0.02, 0.4))
-    if pictures.is_grid(recording.obs.shape[1:]):
-        colors = DRAWN_COLORS if pictures.is_binary(recording.obs) else FOUND_COLORS
-        return Drawing(pictures.grid(recording.obs), seconds, colors)
-    return Drawing(pictures.lines(recording.obs, actions, recording.rewards), seconds)
+    if pictures.is_grid(obs.shape[1:]):
+        colors = DRAWN_COLORS if pictures.is_binary(obs) else FOUND_COLORS
+        return Drawing(pictures.grid(obs), seconds, colors)
+    return Drawing(pictures.lines(obs, actions, recording.rewards), seconds)
+
+
+def _part_to_draw(space: spaces.Space, obs: Any) -> np.ndarray:
+    """Of observations with parts the first that is a picture, or all their numbers."""
+    parts = [x for name, _, x in spaces.leaves(space, obs) if not is_mask(name)]
+    return next((x for x in parts if pictures.is_grid(x.shape[1:])), _columns(parts))
+
+
+def _columns(tree: Any) -> np.ndarray:
+    """The numbers of all parts, [T, ...]; of a single one in its shape."""
+    parts = jax.tree.leaves(tree)
+    return parts[0] if len(parts) == 1 else np.concatenate([x.reshape(len(x), -1) for x in parts], axis=1)
 
 
 def _finite(values: np.ndarray) -> np.ndarray:

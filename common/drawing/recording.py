@@ -23,8 +23,8 @@ class Recording(NamedTuple):
     """
 
     states: Any  # environment states [T + 1, ...], typed keys as their data
-    obs: np.ndarray  # observations [T + 1, ...]
-    actions: np.ndarray  # [T, ...] as the policy gave them
+    obs: Any  # observations [T + 1, ...]
+    actions: Any  # [T, ...] as the policy gave them
     rewards: np.ndarray  # [T]
 
 
@@ -37,7 +37,7 @@ def record(env: Env, player: Player | Callable, key: jax.Array, max_steps: int) 
     reset_key, *keys = episode_keys(key)
     advance = jax.jit(lambda time, carry: _advance(env, player, keys, time, carry))
     obs, state = jax.jit(env.reset)(reset_key)
-    carry = at_start(obs[None]), player.initial_memory(1), state
+    carry = at_start(jax.tree.map(lambda x: x[None], obs)), player.initial_memory(1), state
     first = jax.device_get(jax.tree.map(lambda x: x[None], (obs, key_data(state))))
     chunks, over = [], False
     while not over:
@@ -70,9 +70,11 @@ def _advance(env: Env, player: Player, keys: list[jax.Array], start: jax.Array, 
         seen, memory, state = carry
         step_key, act_key = (jax.random.fold_in(key, time) for key in keys)
         actions, memory = player.act(seen, memory, act_key[None])
-        out = env.step(step_key, state, actions[0])
+        action = jax.tree.map(lambda x: x[0], actions)
+        out = env.step(step_key, state, action)
         over = out.terminated | out.truncated
-        chunk = _Chunk(key_data(out.final_state), out.final_obs, actions[0], out.reward, over)
-        return (Seen(out.obs[None], over[None], out.reward[None]), memory, out.state), chunk
+        chunk = _Chunk(key_data(out.final_state), out.final_obs, action, out.reward, over)
+        seen = jax.tree.map(lambda x: x[None], Seen(out.obs, over, out.reward))
+        return (seen, memory, out.state), chunk
 
     return jax.lax.scan(step, carry, start + jnp.arange(CHUNK))

@@ -46,7 +46,6 @@ What `make` raises reaches the user as one sentence, see `registry.py`: UsageErr
 "environment pond:carp cannot be made:".
 """
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -99,8 +98,8 @@ class Env:
         self.action_space = spaces.convert(action_space, "action space")
         obs, self.state_shape = jax.eval_shape(self.reset, jax.random.key(0))
         self.observation_space, self.obs_dtype = spaces.as_seen(name, self.observation_space, obs)
-        if isinstance(self.action_space, spaces.Box) and not math.prod(self.action_space.shape):
-            raise UsageError(f"environment {name} has no action: its action space has shape {self.action_space.shape}")
+        if any(0 in leaf.shape for _, leaf in spaces.leaves(self.action_space)):
+            raise UsageError(f"environment {name} has no action: its action space is {self.action_space}")
         action = jax.eval_shape(lambda key: spaces.sample(key, self.action_space), jax.random.key(0))
         jax.eval_shape(self.step, jax.random.key(0), self.state_shape, action)  # checks what it returns
 

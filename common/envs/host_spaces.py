@@ -23,23 +23,22 @@ class Conversion:
 
     def __init__(self, name: str, observation_space: Any, action_space: Any):
         """The spaces are those of one environment. Raises UsageError or ValueError where one is not supported."""
-        _check_starts(name, action_space)
-        self._action_dtype = action_space.dtype
         self._theirs = spaces.convert(observation_space, "observation space")
         ours = spaces.map_parts(_channels_last, self._theirs)
         dtype = spaces.map_leaves(partial(_dtype, name), self._theirs, _tree(observation_space))
-        self.spec = EnvSpec(name, ours, dtype, spaces.convert(action_space, "action space"))
+        actions = spaces.convert(action_space, "action space")
+        self._action_dtype = spaces.map_leaves(partial(_action_dtype, name), actions, _tree(action_space))
+        self.spec = EnvSpec(name, ours, dtype, actions)
 
     def observations(self, obs: Any) -> Any:
         """Observations [N, ...] of the environments as the policy takes them."""
         return spaces.map_leaves(lambda leaf, x: np.moveaxis(x, 1, -1) if _stacked(leaf) else x, self._theirs, obs)
 
-    def actions(self, action: np.ndarray) -> np.ndarray:
+    def actions(self, action: Any) -> Any:
         """Actions [N, ...] of the policy as the environments take them: those of a Box in shape and in bounds."""
         space = self.spec.action_space
-        if isinstance(space, spaces.Box):
-            action = np.clip(action.reshape(len(action), *space.shape), space.low, space.high)
-        return action.astype(self._action_dtype)
+        action = spaces.clip(action, space, spaces.batch_shape(action), np)
+        return spaces.map_leaves(lambda leaf, dtype, x: x.astype(dtype), space, self._action_dtype, action)
 
 
 def _tree(space: Any) -> Any:
@@ -56,6 +55,14 @@ def _dtype(name: str, leaf: spaces.Leaf, theirs: Any) -> np.dtype:
     if 0 in leaf.shape:
         raise UsageError(f"environment {name} has no observation: its observation space has shape {leaf.shape}")
     return NARROW.get(np.dtype(theirs.dtype), np.dtype(theirs.dtype))
+
+
+def _action_dtype(name: str, leaf: spaces.Leaf, theirs: Any) -> np.dtype:
+    """The type of a part of actions on their side. Raises UsageError where it is not supported."""
+    _check_starts(name, theirs)
+    if isinstance(theirs, tuple):
+        raise UsageError(f"environment {name}: actions of several choices must be MultiDiscrete, not a Tuple")
+    return theirs.dtype
 
 
 def _check_starts(name: str, space: Any) -> None:

@@ -23,7 +23,7 @@ def is_mask(name: str) -> bool:
 def legal_actions(obs: Any) -> jax.Array | None:
     """For each choice of an action whether it is legal, [..., sum(nvec)]; None where observations say nothing of it.
 
-    A mask may have parts, one for each component of a MultiDiscrete action.
+    A mask may have parts, one for each component of a MultiDiscrete action, or for each part of an action with choices.
     """
     if not isinstance(obs, Mapping) or MASK not in obs:
         return None
@@ -35,7 +35,7 @@ def check_mask(env: Any) -> None:
     space, actions = env.observation_space, env.action_space
     if not isinstance(space, spaces.Dict) or MASK not in space.parts:
         return
-    choices = sum(actions.nvec) if isinstance(actions, (spaces.Discrete, spaces.MultiDiscrete)) else 0
+    choices = sum(choices_of(actions))
     shapes = [leaf.shape for _, leaf in spaces.leaves(space.parts[MASK])]
     if any(len(shape) != 1 for shape in shapes) or sum(shape[0] for shape in shapes) != choices:
         raise UsageError(
@@ -64,8 +64,24 @@ def check_legal(obs: Any, acting: np.ndarray, spec: Any) -> None:
             raise ValueError(f"{spec.name} has a state without any legal action: look at its action_mask")
 
 
+def choices_of(space: spaces.Space) -> list[int]:
+    """How many choices each component of an action has; those of a Box have none to be masked."""
+    return [n for _, leaf in spaces.leaves(space) if not isinstance(leaf, spaces.Box) for n in leaf.nvec]
+
+
+def masks_of_parts(legal: jax.Array | None, space: spaces.Space) -> list[jax.Array | None]:
+    """The mask of each leaf of an action; None for those of a Box, and for all where there is none."""
+    masks, start = [], 0
+    for _, leaf in spaces.leaves(space):
+        size = 0 if isinstance(leaf, spaces.Box) else sum(leaf.nvec)
+        masks.append(None if legal is None or not size else legal[..., start : start + size])
+        start += size
+    return masks
+
+
 def _fewest(legal: Any, space: spaces.Space) -> Any:
     """The fewest legal choices of any component of an action, [...]."""
-    edges = [sum(space.nvec[:i]) for i in range(len(space.nvec) + 1)]
+    nvec = choices_of(space)
+    edges = [sum(nvec[:i]) for i in range(len(nvec) + 1)]
     counts = [legal[..., a:b].sum(axis=-1) for a, b in zip(edges[:-1], edges[1:], strict=True)]
     return functools.reduce(jnp.minimum if isinstance(legal, jax.Array) else np.minimum, counts)

@@ -6,7 +6,7 @@ import numpy as np
 
 from common.cli.errors import UsageError
 from common.envs.masks import check_mask
-from common.envs.spaces import Box, Discrete, MultiDiscrete, leaves
+from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple, leaves
 
 
 def need_fitting_spaces(args: Any, env: Any) -> None:
@@ -14,7 +14,8 @@ def need_fitting_spaces(args: Any, env: Any) -> None:
     check_mask(env)
     if args.normalize_obs and not any(isinstance(leaf, Box) for _, leaf in leaves(env.observation_space)):
         raise UsageError(f"--normalize-obs needs arrays as observations, {env.name} has {env.observation_space}")
-    if args.exploration_loss == "symmetric-kl" and isinstance(env.action_space, Box):
+    has_box = any(isinstance(leaf, Box) for _, leaf in leaves(env.action_space))
+    if args.exploration_loss == "symmetric-kl" and has_box:
         raise UsageError("--exploration-loss symmetric-kl needs discrete actions: there is no uniform policy on a Box")
 
 
@@ -22,7 +23,7 @@ def need_squashable_actions(env: Any, algorithm: str) -> None:
     """Raise UsageError unless actions are Discrete, or a Box with finite bounds, and a mask fits them."""
     check_mask(env)
     space = env.action_space
-    if isinstance(space, MultiDiscrete):
+    if isinstance(space, (MultiDiscrete, Dict, Tuple)):
         raise UsageError(
             f"{algorithm} acts in a Box or in Discrete actions, {env.name} has {space}; PPO can train on it"
         )

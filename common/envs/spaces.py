@@ -165,8 +165,10 @@ def batch_shape(obs: Any) -> tuple[int, ...]:
     return jax.tree.leaves(obs)[0].shape[:1]
 
 
-def sample(key: jax.Array, space: Space) -> jax.Array:
+def sample(key: jax.Array, space: Space) -> Any:
     """A uniformly random element; an unbounded Box dimension is standard normal."""
+    if isinstance(space, (Dict, Tuple)):
+        return map_leaves(lambda leaf, key: sample(key, leaf), space, keys_of_parts(key, space))
     if isinstance(space, Discrete):
         return jax.random.randint(key, (), 0, space.n)
     if isinstance(space, MultiDiscrete):
@@ -177,11 +179,16 @@ def sample(key: jax.Array, space: Space) -> jax.Array:
     return jnp.where(bounded, uniform, jax.random.normal(key, space.shape))
 
 
-def clip(action: jax.Array, space: Space, batch: tuple[int, ...] = ()) -> jax.Array:
-    """Actions [*batch, A] or [*batch, *shape] as an environment takes them: those of a Box in shape and in bounds."""
-    if not isinstance(space, Box):
-        return action
-    return jnp.clip(action.reshape(*batch, *space.shape), space.low, space.high)
+def clip(action: Any, space: Space, batch: tuple[int, ...] = (), np: Any = jnp) -> Any:
+    """Actions [*batch, A] or [*batch, *shape] as an environment takes them: those of a Box in shape and in bounds.
+
+    On the host with `np` as NumPy.
+    """
+
+    def clipped(leaf, x):
+        return np.clip(x.reshape(*batch, *leaf.shape), leaf.low, leaf.high) if isinstance(leaf, Box) else x
+
+    return map_leaves(clipped, space, action)
 
 
 def encode(observation: jax.Array, space: Leaf) -> jax.Array:
@@ -201,7 +208,14 @@ def encode(observation: jax.Array, space: Leaf) -> jax.Array:
 
 def flat_size(space: Space) -> int:
     """How many numbers an element is, encoded."""
-    return math.prod(space.shape) if isinstance(space, Box) else sum(space.nvec)
+    return sum(math.prod(leaf.shape) if isinstance(leaf, Box) else sum(leaf.nvec) for _, leaf in leaves(space))
+
+
+def keys_of_parts(key: jax.Array, space: Space) -> Any:
+    """A key for each leaf; the key itself where there is one."""
+    names = [name for name, *_ in leaves(space)]
+    keys = [key] if len(names) == 1 else list(jax.random.split(key, len(names)))
+    return map_leaves(lambda leaf: keys.pop(0), space)
 
 
 def is_image(space: Space) -> bool:

@@ -5,12 +5,14 @@ drawn beforehand by `action_noise`, so that a rollout can draw the noise of all 
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from common.envs.spaces import Box, Space, encode
+from common.envs.spaces import Box, Space, encode, keys_of_parts, leaves, map_leaves
 
 LOG_2PI = 1.8378770664093453
 ILLEGAL = -1e9  # a logit whose probability is 0, and which is finite, as 0 times infinity is not
@@ -95,14 +97,50 @@ class Normal(struct.PyTreeNode):
         return jnp.sum(self.log_std + 0.5 * (1 + LOG_2PI), axis=-1)
 
 
-def encode_action(action: jax.Array, space: Space) -> jax.Array:
+class Joint(struct.PyTreeNode):
+    """Independent distributions of the parts of an action, a tree as the action is one."""
+
+    parts: Any
+
+    def sample(self, noise: Any) -> Any:
+        """Sample from `noise` for each part."""
+        return self._map(lambda part, noise: part.sample(noise), noise)
+
+    def mode(self) -> Any:
+        return self._map(lambda part: part.mode())
+
+    def log_prob(self, action: Any) -> jax.Array:
+        """Sum over the parts, densities and probabilities together, [...]."""
+        return sum(jax.tree.leaves(self._map(lambda part, action: part.log_prob(action), action)))
+
+    def entropy(self) -> jax.Array:
+        """Sum over the parts, in nats, [...]."""
+        return sum(jax.tree.leaves(self._map(lambda part: part.entropy())))
+
+    def symmetric_kl_to_uniform(self) -> jax.Array:
+        """Sum over the parts, of which none may be normal, [...]."""
+        return sum(jax.tree.leaves(self._map(lambda part: part.symmetric_kl_to_uniform())))
+
+    def _map(self, function: Callable, *trees: Any) -> Any:
+        return jax.tree.map(function, self.parts, *trees, is_leaf=lambda x: isinstance(x, (Categoricals, Normal)))
+
+
+Distribution = Categoricals | Normal | Joint
+
+
+def encode_action(action: Any, space: Space) -> jax.Array:
     """Sampled actions as network input [..., A]: one-hot, and those of a Box as they are."""
-    return action if isinstance(space, Box) else encode(action, space)
+    parts = [x if isinstance(leaf, Box) else encode(x, leaf) for _, leaf, x in leaves(space, action)]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
 
 
-def action_noise(key: jax.Array, space, batch: tuple[int, ...] = ()) -> jax.Array:
+def action_noise(key: jax.Array, space: Space, batch: tuple[int, ...] = ()) -> Any:
     """The noise [*batch, ...] that `sample` needs: standard normals for a Box, else one uniform per component."""
-    if isinstance(space, Box):
-        return jax.random.normal(key, (*batch, math.prod(space.shape)))
-    # Never 0, which would pick a first choice of probability 0.
-    return jax.random.uniform(key, (*batch, len(space.nvec)), minval=2**-24)
+
+    def noise(leaf, key):
+        if isinstance(leaf, Box):
+            return jax.random.normal(key, (*batch, math.prod(leaf.shape)))
+        # Never 0, which would pick a first choice of probability 0.
+        return jax.random.uniform(key, (*batch, len(leaf.nvec)), minval=2**-24)
+
+    return map_leaves(noise, space, keys_of_parts(key, space))

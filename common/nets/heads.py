@@ -1,13 +1,15 @@
 """The last layer of a policy: features in, a distribution over actions out."""
 
 import math
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from common.envs import spaces
-from common.nets.distributions import Categoricals, Normal
+from common.envs.masks import masks_of_parts
+from common.nets.distributions import Categoricals, Distribution, Joint, Normal
 
 
 class PolicyHead(nn.Module):
@@ -20,8 +22,10 @@ class PolicyHead(nn.Module):
     space: spaces.Space
 
     @nn.compact
-    def __call__(self, x: jax.Array, legal: jax.Array | None = None) -> Categoricals | Normal:
+    def __call__(self, x: jax.Array, legal: jax.Array | None = None) -> Distribution:
         init = nn.initializers.orthogonal(0.01)
+        if isinstance(self.space, (spaces.Dict, spaces.Tuple)):
+            return Joint(self._parts(x, legal))
         if isinstance(self.space, spaces.Box):
             size = math.prod(self.space.shape)
             mean = nn.Dense(size, kernel_init=init)(x)
@@ -29,3 +33,9 @@ class PolicyHead(nn.Module):
             return Normal(mean, jnp.broadcast_to(log_std, mean.shape))
         logits = nn.Dense(sum(self.space.nvec), kernel_init=init)(x)
         return Categoricals(logits, self.space.nvec, scalar=isinstance(self.space, spaces.Discrete)).only(legal)
+
+    def _parts(self, x: jax.Array, legal: jax.Array | None) -> Any:
+        """A head for each part; the mask is of the choices of those that have any, in order."""
+        names = iter([name.replace("/", "_") for name, _ in spaces.leaves(self.space)])
+        masks = iter(masks_of_parts(legal, self.space))
+        return spaces.map_leaves(lambda leaf: PolicyHead(leaf, name=f"part_{next(names)}")(x, next(masks)), self.space)

@@ -494,7 +494,8 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
         action = policy.mode() if key is None else policy.sample(noise)
         return action, memory._replace(critic=(), action=encode_action(action, env.action_space))
 
-    return Algorithm(init, update, new_learner, act, initial_memory=new_memory)
+    reward = args.obs_prev_action_reward
+    return Algorithm(init, update, new_learner, act, initial_memory=new_memory, wants_reward=reward)
 
 
 make_algorithm = make_ppo_rnn  # the name by which `load_policy` knows it

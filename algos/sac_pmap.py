@@ -95,7 +95,7 @@ from common.device.seeds import same_for_all_seeds
 from common.device.sharding import AXIS, flat_pmean
 from common.device.update_loop import do_where, repeat_and_add
 from common.envs.environment import Env
-from common.envs.masks import legal_actions, legal_metrics
+from common.envs.masks import largest_entropy, legal_actions, legal_metrics
 from common.envs.requirements import need_squashable_actions
 from common.envs.spaces import Discrete, Space, batch_shape, zeros
 from common.envs.unit_actions import action_scale, empty_action, to_env, uniform_action
@@ -350,18 +350,21 @@ def make_sac(args: Args, env: Env) -> Algorithm:
         """One gradient step of the policy and, with --autotune, of the temperature."""
         params, opt_states = learner.params, learner.opt_states
         alpha = temperature(params)
+        legal = legal_actions(batch.obs)  # of fewer actions less entropy is wanted
+        scale = entropy_wanted / math.log(env.action_space.n) if discrete else 1.0
+        wanted = {} if legal is None else {"policy/target_entropy": scale * jnp.mean(largest_entropy(legal))}
 
         def loss(actor_params):
             q, entropy = soft_value(actor_params, params.critics, batch.obs, noise)
             value = -jnp.mean(q + alpha * entropy)
-            return value, {"loss/policy": value, "policy/entropy": jnp.mean(entropy)}
+            return value, {"loss/policy": value, "policy/entropy": jnp.mean(entropy)} | wanted
 
         grads, metrics = across_devices(*jax.grad(loss, has_aux=True)(params.actor))
         changes, actor_state = policy_optimizer.update(grads, opt_states.actor)
         params = params._replace(actor=optax.apply_updates(params.actor, changes))
         opt_states = opt_states._replace(actor=actor_state)
         if args.autotune:  # the gradient of log_alpha * (entropy - entropy_wanted)
-            gradient = metrics["policy/entropy"] - entropy_wanted
+            gradient = metrics["policy/entropy"] - metrics.get("policy/target_entropy", entropy_wanted)
             change, alpha_state = q_optimizer.update(gradient, opt_states.log_alpha)
             params = params._replace(log_alpha=params.log_alpha + change)
             opt_states = opt_states._replace(log_alpha=alpha_state)

@@ -134,12 +134,14 @@ def export_policy(policy: Policy, out: Path) -> Path:
 def describe(policy: Policy, out: Path, content: bytes) -> dict[str, Any]:
     """What a user of the file has to know."""
     config, inputs = policy.config, inputs_of(policy)
+    named = {name: x for key, tree in inputs.items() for name, x in by_name({key: tree}).items()}  # in their order
+    memory = ", and memory, whose arrays are zeros at first" if policy.has_memory else ""
     return {
         "file": out.name,
         "sha256": sha256(content).hexdigest(),
-        "input": "raw observations [batch, *shape], as the environment gives them; normalisation is inside",
-        "output": "greedy actions [batch, *shape], as the environment takes them",
-        "inputs": {name: {"shape": ["batch", *x.shape], "dtype": str(x.dtype)} for name, x in by_name(inputs).items()},
+        "input": f"raw observations [batch, *shape], as the environment gives them; normalisation is inside{memory}",
+        "output": f"greedy actions [batch, *shape], as the environment takes them{memory and ', and the new memory'}",
+        "inputs": {name: {"shape": ["batch", *x.shape], "dtype": str(x.dtype)} for name, x in named.items()},
         "env_spec": policy.env.to_json(),
         "env": config["args"]["env"],
         "env_params": config["args"].get("env_params", ""),

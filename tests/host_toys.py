@@ -1,5 +1,6 @@
 """Gymnasium environments for tests: `--env gymnasium:host_toys:Toy-v0`, with arguments that make them misbehave."""
 
+import collections
 import multiprocessing
 import os
 import re
@@ -168,6 +169,16 @@ class HybridToy(Toy):
         return obs, float(action[0] + action[1].sum()) if self.action_space.contains(action) else np.nan, *rest
 
 
+class GoalToy(Toy):
+    """Two parts of one shape in an order that is not theirs, beside something that no space speaks of."""
+
+    observation_space = gymnasium.spaces.Dict({"achieved": Toy.observation_space, "desired": Toy.observation_space})
+
+    def _observe(self):
+        numbers = super()._observe()
+        return collections.OrderedDict(other=3, desired=-numbers, achieved=numbers)
+
+
 class TextToy(Toy):
     observation_space = gymnasium.spaces.Text(5)
 
@@ -176,7 +187,7 @@ class ShiftedToy(Toy):
     action_space = gymnasium.spaces.Discrete(3, start=1)
 
 
-for toy in (Toy, BoxToy, MultiToy, ImageToy, DictToy, HybridToy, TextToy, ShiftedToy):
+for toy in (Toy, BoxToy, MultiToy, ImageToy, DictToy, HybridToy, GoalToy, TextToy, ShiftedToy):
     gymnasium.register(f"{toy.__name__}-v0", toy, disable_env_checker=True)
 
 

@@ -427,6 +427,19 @@ def test_rollouts_hang_together():
     assert parts[1].lengths == [7, 7]
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_parts_of_final_observations_are_not_confused(vectorization):
+    envs = make_host(TOYS + "GoalToy-v0", 2, 0, vectorization=vectorization)
+    envs.reset()
+    for _ in range(7):
+        out = envs.step(np.zeros(2, int))
+    assert out.truncated.all()
+    assert out.final_obs["achieved"][:, 1].tolist() == [7.0, 7.0]
+    assert out.final_obs["desired"][:, 1].tolist() == [-7.0, -7.0]
+    assert out.obs["achieved"][:, 1].tolist() == [0.0, 0.0]
+    envs.close()
+
+
 def test_arrays_that_an_environment_uses_again_are_copied():
     (part,) = collect(actor_on(TOYS + "ReusingToys-v0", vectorization="vector"), 1)
     np.testing.assert_array_equal(part.rollout.obs[:, 0, 0], np.arange(7))

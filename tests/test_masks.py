@@ -9,9 +9,10 @@ from helpers import Toy, metric_rows, module_of, small_args, small_rnn_args, sma
 
 from common.cli.errors import TrainingError, UsageError
 from common.envs.connect_four import has_four
+from common.envs.masks import sample_legal
 from common.envs.own import wrap
 from common.envs.registry import make
-from common.envs.spaces import Box, Discrete, Tuple, flat_size
+from common.envs.spaces import Box, Discrete, MultiDiscrete, Tuple, flat_size
 from common.nets.distributions import Categoricals, action_noise, encode_action
 from common.nets.heads import PolicyHead
 
@@ -111,6 +112,32 @@ class Fussy(Toy):
         return gymnax_spaces.Dict({"obs": super().observation_space(params), "action_mask": mask})
 
 
+def test_what_is_illegal_between_many_choices_is_not_picked():
+    size = 200
+    legal = np.arange(size) % 3 == 0
+    logits = np.random.default_rng(0).normal(size=size).astype(np.float32)
+    noise = np.linspace(2**-24, 1 - 2**-24, 20_001, dtype=np.float32)[:, None]
+    policy = Categoricals(jnp.tile(logits, (len(noise), 1)), (size,), scalar=True)
+    picked = np.asarray(policy.only(jnp.tile(legal, (len(noise), 1))).sample(noise))
+    assert legal[picked].all()
+    shares = np.bincount(picked, minlength=size) / len(noise)
+    np.testing.assert_allclose(shares, np.where(legal, np.exp(logits), 0) / np.exp(logits[legal]).sum(), atol=2e-4)
+
+
+def test_random_actions_are_legal():
+    """Those before a run that begins in the middle of episodes, and before SAC learns."""
+    space = Tuple((Discrete(4), Box(np.full(2, -1.0), np.ones(2), (2,)), MultiDiscrete((2,))))
+    keys = jax.random.split(jax.random.key(0), 300)
+    for legal in LEGAL:
+        choice, vector, component = jax.vmap(lambda key, legal=legal: sample_legal(key, space, legal))(keys)
+        assert set(choice.tolist()) == set(np.flatnonzero(legal[:4]))
+        assert set(component.ravel().tolist()) == set(np.flatnonzero(legal[4:]))
+        assert vector.shape == (300, 2)
+    env = wrap(Fussy())
+    returns = jax.vmap(env.reset_mid_episode)(keys)[1]
+    assert len(set(returns.time.tolist())) > 3
+
+
 class Stuck(Fussy):
     """The fifth state of an episode has no legal action, and neither has the last, where nobody acts."""
 
@@ -165,6 +192,17 @@ def test_nobody_acts_at_the_end_of_an_episode(tmp_path):
 def test_a_mask_that_does_not_fit_is_refused():
     with pytest.raises(UsageError, match=r"action_mask of Box\[2\] for actions Discrete\(n=3\), which have 3 choices"):
         module_of(small_args()).make_algorithm(small_args(), wrap(Narrow()))
+
+
+def test_the_entropy_that_sac_wants_is_of_legal_actions(tmp_path):
+    """Half of the largest entropy of all choices would be more than the legal ones have."""
+    flags = {"total_timesteps": 1600, "utd_ratio": 0.25, "q_lr": 0.01, "log_interval": 160}
+    args = small_sac_args(**flags, run_dir=str(tmp_path / "run"))
+    module_of(args).train(args, wrap(Fussy()))
+    rows = [row for row in metric_rows(tmp_path / "run") if row.get("policy/alpha") is not None]
+    assert len(rows) > 5
+    # one action is legal in two thirds of all states, and two in the others
+    assert all(row["policy/target_entropy"] == pytest.approx(0.5 * np.log(2) / 3, rel=0.3) for row in rows)
 
 
 def test_four_in_a_row():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import ppo_rnn_pmap as ppo_rnn
 import pytest
-from helpers import make_env, over_devices, programs, run_updates, small_rnn_args
+from helpers import make_env, over_devices, programs, relative_difference, run_updates, small_rnn_args
 
 from common.cli.errors import UsageError
 from common.device.evaluation import SEED, episode_keys
@@ -203,11 +203,34 @@ def test_a_policy_with_memory_says_what_it_needs(policy):
         (lambda: policy(obs), "has memory: memory = policy.initial_memory"),
         (lambda: policy(obs, memory), "where episodes begin"),
         (lambda: policy(obs, memory, False), "reward=reward"),
-        (lambda: policy(obs[:2], memory, False, reward=0.0), "memory is of 3 observations, got 2"),
+        (lambda: policy(obs[:2], memory, False, reward=0.0), "no memory of 2 observations"),
+        (lambda: policy(obs, memory.actor, False, reward=0.0), "no memory of 3 observations"),
         (lambda: policy(obs, memory, np.ones(2, bool), reward=0.0), r"of shape \(3,\)"),
     ]:
         with pytest.raises(UsageError, match=message):
             call()
+
+
+def test_a_policy_with_memory_under_vmap(policy):
+    obs, memory, first = np.ones((3, 2), np.float32), policy.initial_memory(3), np.zeros(3, bool)
+    actions, left = policy(obs, memory, first, reward=np.arange(3.0))
+    one_by_one = jax.vmap(lambda obs, memory, first, reward: policy(obs, memory, first, reward=reward))
+    also, also_left = one_by_one(obs, memory, first, np.arange(3.0))
+    np.testing.assert_array_equal(actions, also)
+    assert relative_difference(left, also_left) < 1e-5
+
+
+def test_what_is_left_of_an_environment_without_velocities():
+    for name, seen in (("CartPole-v1", [0, 2]), ("Pendulum-v1", [0, 1])):
+        whole, partial = make_env(name), make_env(f"pmaprl:Partial{name}")
+        (obs, state), (part, part_state) = (env.reset(jax.random.key(1)) for env in (whole, partial))
+        for step in range(3):
+            np.testing.assert_array_equal(part, obs[jnp.array(seen)])
+            action = jnp.ones(whole.action_space.shape, int)
+            key = jax.random.key(step)
+            out, part_out = whole.step(key, state, action), partial.step(key, part_state, action)
+            obs, state, part, part_state = out.obs, out.state, part_out.obs, part_out.state
+            assert out.reward == part_out.reward
 
 
 def test_the_beginning_of_an_episode_empties_the_memory_of_a_policy(policy):

@@ -1,5 +1,6 @@
 """`common/policy.py`, a trained policy: loading it, acting with it, and the trust that a run directory gets."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -273,6 +274,14 @@ def test_a_run_directory_does_not_decide_which_code_is_run(trained, tmp_path, mo
 
 
 DAMAGED_SPACES = ("", None), ("", {}), ("/type", "Tuple"), ("", {"type": "Box", "shape": [2], "low": [1, 2, 3]})
+
+
+def test_a_run_with_parts_that_does_not_fit_is_explained(trained, tmp_path):
+    for flags, words in (({"hidden_sizes": (3,)}, "--hidden-sizes"), ({"env": "helpers:Hybrid"}, "body/0: 2 numbers")):
+        args = small_args(env="helpers:Parts", normalize_obs=True, run_dir=str(tmp_path / words[2:5]))
+        args = dataclasses.replace(args, **{"hidden_sizes": (8,)} | flags, init_from=str(trained("parts")[0]))
+        with pytest.raises(UsageError, match=words):
+            ppo.train(args)
 
 
 @pytest.mark.parametrize(

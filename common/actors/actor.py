@@ -47,6 +47,7 @@ class Actor(Worker):
         with self.doing("reset"):
             obs = self.envs.reset()
         self._obs = self._checked(obs)
+        check_legal(self._obs, np.ones(self.envs.num_envs, bool), self.envs.spec)
         self._key = np.asarray(jax.random.key_data(jax.random.key(int(seeds[1]))))
         self._steps = np.uint32(0)
         self._memory = self._first_memory

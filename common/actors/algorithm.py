@@ -17,8 +17,10 @@ class ActorAlgorithm(NamedTuple):
     publish: Callable  # Learner -> what an actor needs to act
     explore: Callable  # published, memory, key data, step, observations [N, ...] -> actions, notes of them, memory
     new_learner: Callable  # keys of the parameters and of everything random -> Learner
-    act: Callable  # Learner, Seen, memory, key or None for the best -> actions [B, ...], memory
-    initial_memory: Callable = lambda count: ()  # number of environments B -> memory of `act` at first
-    carried_memory: Callable = lambda count: ()  # likewise for `explore`
+    act: Callable  # Learner, raw observations [B, ...], key or None for the best -> actions [B, ...]
+    # With memory `act` is of Learner, Seen, memory and key -> actions, memory; this is of a number B -> memory at first
+    initial_memory: Callable | None = None
+    wants_reward: bool = False  # whether `act` then depends on the last reward
+    carried_memory: Callable = lambda count: ()  # number of environments N -> memory of `explore` at first
     block: int = 1  # neighbouring environments of which all minibatches get equal parts
     max_policy_lag: int = 0  # it leaves out steps whose policy is more than this many updates old; 0 learns from all

@@ -18,6 +18,7 @@ from common.device.memory import Agent, Player, Seen
 from common.device.sharding import to_host
 from common.envs.environment import LONGEST_HORIZON
 from common.envs.host import HostEnvs
+from common.envs.masks import check_legal
 from common.envs.usage import reason
 
 
@@ -102,12 +103,14 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
     results: list[tuple[float, float]] = []
     with worker.doing("reset"):
         seen = Seen(envs.reset(), np.ones(count, bool), np.zeros(count, np.float32))
-    memory = player.initial_memory(count)
+    memory, acting = player.initial_memory(count), np.ones(count, bool)
     while quota.any():
         if worker.ended:
             raise Stopped
         with worker.doing("act"):
-            seen = seen._replace(obs=jax.tree.map(lambda x, like: x.astype(like.dtype), seen.obs, envs.spec.obs_like))
+            typed = partial(jax.tree.map, lambda x, like: x.astype(like.dtype, copy=False))
+            seen = seen._replace(obs=typed(seen.obs, envs.spec.obs_like))
+            check_legal(seen.obs, acting, envs.spec)
             action, memory = player.act(seen, memory, None)
         with worker.doing("step"):
             out = envs.step(jax.device_get(action))
@@ -116,6 +119,7 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
         seen = Seen(out.obs, out.terminated | out.truncated | ~out.valid, out.reward.astype(np.float32))
         ret += out.reward
         length += out.valid
+        acting = ~(out.terminated | out.truncated) | envs.resets_in_step
         over = out.terminated | out.truncated | (length >= LONGEST_HORIZON)
         counted = over & (quota > 0)
         results += zip(ret[counted], length[counted], strict=True)

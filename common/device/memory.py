@@ -22,12 +22,13 @@ class Agent(NamedTuple):
 
     initial_memory: Callable  # number of environments N -> memory [N, ...]
     act: Callable  # learner, Seen, memory, key or None for the best -> actions [N, ...], memory
+    wants_reward: bool = False  # whether actions depend on the last reward
 
     @classmethod
     def of(cls, algorithm: Any) -> "Agent":
         """From an algorithm, whose `act` takes observations alone where it has no `initial_memory`."""
         if algorithm.initial_memory is not None:
-            return cls(algorithm.initial_memory, algorithm.act)
+            return cls(algorithm.initial_memory, algorithm.act, algorithm.wants_reward)
 
         def act(learner, seen, memory, key=None):
             return algorithm.act(learner, seen.obs, key), memory

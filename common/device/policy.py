@@ -12,6 +12,7 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.device.memory import Agent, Player, Seen
 from common.envs import spaces
+from common.envs.masks import check_legal
 from common.envs.spec import EnvSpec
 
 
@@ -38,7 +39,9 @@ class Policy:
         )
         self._learner = jax.device_put(learner)
         self.initial_memory = agent.initial_memory  # number of observations N -> memory [N, ...], () without any
-        self.has_memory = bool(jax.tree.leaves(jax.eval_shape(lambda: agent.initial_memory(1))))
+        self._memory_like = jax.eval_shape(lambda: agent.initial_memory(1))
+        self.has_memory = bool(jax.tree.leaves(self._memory_like))
+        self.wants_reward = agent.wants_reward
 
         def apply(learner, seen, memory, key):
             action, memory = agent.act(learner, seen, memory, key)
@@ -60,14 +63,19 @@ class Policy:
         shapes or kinds do not fit.
         """
         given, batch = self._given(obs)
+        if not any(isinstance(x, jax.Array) for x in jax.tree.leaves(given)):
+            self._check_legal(given, batch)
         seen = Seen(given, *self._of_steps(batch, memory, first, reward))
         seen = jax.tree.map(lambda x: x.reshape(math.prod(batch), *x.shape[len(batch) :]), seen)
-        actions, after = self._jitted(self._learner, seen, self.initial_memory(0) if memory is None else memory, key)
+        carried = self._carried(memory, batch)
+        actions, after = self._jitted(self._learner, seen, carried, key)
         actions = jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), actions)
         ours = any(isinstance(x, jax.Array) for x in jax.tree.leaves(obs))
         if not (ours or isinstance(jax.tree.leaves(actions)[0], jax.core.Tracer)):
             actions = jax.tree.map(lambda x: np.array(x)[()], actions)
-        return actions if memory is None else (actions, after)
+        if memory is None:
+            return actions
+        return actions, jax.tree.map(lambda x, old: x.reshape(np.shape(old)), after, memory)
 
     def _given(self, obs: Any) -> tuple[Any, tuple[int, ...]]:
         """Observations in the types that the networks expect, and their batch axes. Raises UsageError as above."""
@@ -97,30 +105,45 @@ class Policy:
             raise UsageError(f"observations of {what} are {like.dtype}, got {given.dtype}")
         return given.shape[:axes]
 
+    def _check_legal(self, obs: Any, batch: tuple[int, ...]) -> None:
+        """Raise UsageError where an observation leaves no legal action."""
+        try:
+            check_legal(obs, np.ones(batch, bool), self.env)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+
     def _of_steps(self, batch: tuple[int, ...], memory: Any, first: Any, reward: Any) -> tuple[Any, Any]:
         """Where episodes begin, and rewards, for a batch of this shape. Raises UsageError where they do not fit."""
-        if memory is None and self.has_memory:
+        if not self.has_memory:
+            return np.zeros(batch, bool), np.zeros(batch, np.float32)
+        if memory is None:
             raise UsageError(
                 "this policy has memory: memory = policy.initial_memory(n) for n observations, then "
                 "action, memory = policy(obs, memory, first)"
             )
-        if self.has_memory and first is None:
+        if first is None:
             raise UsageError("a policy with memory has to know where episodes begin: policy(obs, memory, first)")
-        if self.has_memory and reward is None and self.wants_reward:
-            raise UsageError("this policy was trained with --obs-prev-action-reward: policy(..., reward=reward)")
-        sizes = {len(x) for x in jax.tree.leaves(memory)} - {math.prod(batch)}
-        if sizes:
-            raise UsageError(f"this memory is of {sizes.pop()} observations, got {math.prod(batch)}")
-        given = {"first": (False if first is None else first, bool), "reward": (0 if reward is None else reward, float)}
+        if reward is None and self.wants_reward:
+            raise UsageError("this policy was trained with the last reward: policy(..., reward=reward)")
+        given = (first, bool), (0.0 if reward is None else reward, np.float32)
         try:
-            return tuple(jnp.broadcast_to(jnp.asarray(x, kind), batch) for x, kind in given.values())
-        except ValueError as error:
+            return tuple(jnp.broadcast_to(jnp.asarray(x, kind), batch) for x, kind in given)
+        except (TypeError, ValueError) as error:
             raise UsageError(f"first and reward are numbers for each observation, of shape {batch}") from error
 
-    @property
-    def wants_reward(self) -> bool:
-        """Whether actions depend on the last reward."""
-        return bool(self.config and self.config["args"].get("obs_prev_action_reward"))
+    def _carried(self, memory: Any, batch: tuple[int, ...]) -> Any:
+        """Memory [N, ...] of a batch of N, or of one observation without that axis. Raises UsageError as above."""
+        if memory is None:
+            return self.initial_memory(0)
+        structure = jax.tree.structure(self._memory_like)
+        shapes = [np.shape(x) for x in jax.tree.leaves(memory)]
+        one = [x.shape[1:] for x in jax.tree.leaves(self._memory_like)]
+        count = math.prod(batch)
+        if jax.tree.structure(memory) == structure and shapes == [(count, *shape) for shape in one]:
+            return memory
+        if jax.tree.structure(memory) == structure and not batch and shapes == one:
+            return jax.tree.map(lambda x: x[None], memory)
+        raise UsageError(f"this is no memory of {count} observations: take that of policy.initial_memory({count})")
 
     def player(self, stochastic: bool = False) -> Player:
         """Who plays episodes with it, each with actions sampled by its own key where they are `stochastic`."""

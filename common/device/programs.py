@@ -34,6 +34,7 @@ class Algorithm(NamedTuple):
     gauges: Callable = lambda state: {}  # TrainState -> metrics of how things stand at the end of an interval
     # With memory `act` is of Learner, Seen, memory and key -> actions, memory; this is of a number B -> memory at first
     initial_memory: Callable | None = None
+    wants_reward: bool = False  # whether `act` then depends on the last reward
 
 
 class Programs(NamedTuple):

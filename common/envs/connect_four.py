@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.envs.environment import Env, Transition
-from common.envs.masks import MASK
+from common.envs.masks import ILLEGAL, MASK
 from common.envs.spaces import Box, Dict, Discrete
 
 ROWS, COLUMNS, IN_A_ROW = 6, 7, 4
@@ -68,7 +68,7 @@ def drop(board: jax.Array, column: jax.Array, player: int) -> jax.Array:
 
 def random_column(key: jax.Array, board: jax.Array) -> jax.Array:
     """One that is not full, if there is one."""
-    return jax.random.categorical(key, jnp.where(free(board), 0.0, -1e9))
+    return jax.random.categorical(key, jnp.where(free(board), 0.0, ILLEGAL))
 
 
 def has_four(discs: jax.Array) -> jax.Array:

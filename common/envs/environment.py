@@ -53,6 +53,7 @@ import jax.numpy as jnp
 
 from common.cli.errors import UsageError
 from common.envs import spaces
+from common.envs.masks import legal_actions, sample_legal
 from common.envs.spec import EnvSpec
 
 DEFAULT_HORIZON = 1_000  # for environments that declare no `max_steps`
@@ -123,7 +124,8 @@ class Env:
     def reset(self, key: jax.Array) -> tuple[Any, Any]:
         """First observation and state of an episode."""
         # `astype` makes Python numbers in the state strongly typed, as they are after a step
-        return jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.result_type(x)), self.begin(key))
+        obs, state = self.begin(key)
+        return jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.result_type(x)), (spaces.plain(obs), state))
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         """One step, with the reset included where it ended the episode. Box actions may come flat, and are clipped."""
@@ -148,7 +150,8 @@ class Env:
 
         def walk(step, carry):
             action_key, step_key = jax.random.split(jax.random.fold_in(walk_key, step))
-            out = self.step(step_key, carry[1], spaces.sample(action_key, self.action_space))
+            obs, state = carry
+            out = self.step(step_key, state, sample_legal(action_key, self.action_space, legal_actions(obs)))
             return out.obs, out.state
 
         return jax.lax.fori_loop(0, steps, walk, self.reset(reset_key))
@@ -166,7 +169,7 @@ class Env:
 
     def checked_obs(self, what: str, obs: Any) -> Any:
         """An observation in the types of `reset`. Raises UsageError, naming `what` it is, where it has other shapes."""
-        wanted = jax.tree.structure(self.obs_like)
+        obs, wanted = spaces.plain(obs), jax.tree.structure(self.obs_like)
         if jax.tree.structure(obs) != wanted:
             found = jax.tree.structure(obs)
             raise UsageError(f"environment {self.name}: step returned {what} of structure {found} instead of {wanted}")

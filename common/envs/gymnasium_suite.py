@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from common.cli.errors import UsageError
+from common.envs import spaces
 from common.envs.host import HostEnvs, HostOptions, HostStep
 from common.envs.host_spaces import Conversion
 from common.envs.usage import check_known, import_package
@@ -85,21 +86,34 @@ class GymnasiumEnvs:
     def reset(self) -> Any:
         self._over = np.zeros(self.num_envs, bool)
         seed, self._seed = self._seed, None  # once: later resets go on with the environments' own randomness
-        return self._conversion.observations(copied(self._inner.reset(seed=seed)[0]))
+        return self._conversion.observations(_copied(self._inner.reset(seed=seed)[0]))
 
     def step(self, action: np.ndarray) -> HostStep:
         *outputs, infos = self._inner.step(self._conversion.actions(action))
         if self._reuses_arrays:
-            outputs = copied(outputs)
+            outputs = _copied(outputs)
         obs, reward, terminated, truncated = outputs
         over = terminated | truncated
         valid, final_obs = np.ones(self.num_envs, bool), None
         if self.resets_in_step:
-            final_obs = self._conversion.observations(_with_final(obs, over, infos))
+            final_obs = self._conversion.observations(self._with_final(obs, over, infos))
         else:
             valid, self._over = ~self._over, over
         obs = self._conversion.observations(obs)
         return HostStep(obs, reward.astype(np.float32), terminated, truncated, valid, final_obs)
+
+    def _with_final(self, obs: Any, over: np.ndarray, infos: dict[str, Any]) -> Any:
+        """Observations [N, ...] with the last of the old episode where a new one has begun."""
+        if not over.any():
+            return obs
+        final_obs = _copied(obs)
+        for index in np.flatnonzero(over):
+
+            def put(leaf, array, last, index=index):
+                array[index] = last
+
+            spaces.map_leaves(put, self._conversion.theirs, final_obs, infos["final_obs"][index])
+        return final_obs
 
     def close(self) -> None:
         try:
@@ -126,16 +140,6 @@ def _vectorized(env_id: str, options: HostOptions) -> Any:
     return Processes(maker, options.num_envs, options.reset_timeout, options.step_timeout)
 
 
-def copied(tree: Any) -> Any:
+def _copied(tree: Any) -> Any:
+    """The same arrays, which nobody else writes into."""
     return jax.tree.map(np.array, tree)
-
-
-def _with_final(obs: Any, over: np.ndarray, infos: dict[str, Any]) -> Any:
-    """Observations [N, ...] with the last of the old episode where a new one has begun."""
-    if not over.any():
-        return obs
-    final_obs = copied(obs)
-    for index in np.flatnonzero(over):
-        for array, last in zip(*map(jax.tree.leaves, (final_obs, infos["final_obs"][index])), strict=True):
-            array[index] = last
-    return final_obs

@@ -6,7 +6,6 @@ reward, terminated, truncated, info), resets by itself in the same step, and lea
 resets and time limits to it.
 """
 
-import math
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ import jax
 from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.environment import Env, Step, Transition, select
-from common.envs.usage import readable_errors
+from common.envs.usage import changed_params, readable_errors
 
 
 def adapt(name: str, inner: Any, params: Any, env_params: dict[str, Any]) -> Env:
@@ -86,17 +85,5 @@ def _replaced(name: str, params: Any, env_params: dict[str, Any]) -> Any:
     """`params` with the numbers and switches in `env_params`."""
     fields = vars(params) if hasattr(params, "replace") else {}
     known = {field: value for field, value in fields.items() if isinstance(value, (bool, int, float))}
-    for field, value in env_params.items():
-        if field not in known:
-            raise UsageError(f"{name} has no parameter {field!r}; it has {', '.join(known) or 'none'}")
-        if not _is_like(value, known[field]):
-            raise UsageError(f"{name} parameter {field!r} must be like {known[field]!r}, got {value!r}")
-    changes = {field: type(known[field])(value) for field, value in env_params.items()}
+    changes = changed_params(name, known, env_params)
     return params.replace(**changes) if changes else params
-
-
-def _is_like(value: Any, known: bool | int | float) -> bool:
-    """Whether `value` can stand where `known` does: a switch for a switch, a finite number for a number."""
-    if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
-        return False
-    return isinstance(value, bool) is isinstance(known, bool) and type(known)(value) == value

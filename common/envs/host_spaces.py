@@ -23,16 +23,16 @@ class Conversion:
 
     def __init__(self, name: str, observation_space: Any, action_space: Any):
         """The spaces are those of one environment. Raises UsageError or ValueError where one is not supported."""
-        self._theirs = spaces.convert(observation_space, "observation space")
-        ours = spaces.map_parts(_channels_last, self._theirs)
-        dtype = spaces.map_leaves(partial(_dtype, name), self._theirs, _tree(observation_space))
+        self.theirs = spaces.convert(observation_space, "observation space")
+        ours = spaces.map_parts(_channels_last, self.theirs)
+        dtype = spaces.map_leaves(partial(_dtype, name), self.theirs, _tree(observation_space))
         actions = spaces.convert(action_space, "action space")
         self._action_dtype = spaces.map_leaves(partial(_action_dtype, name), actions, _tree(action_space))
         self.spec = EnvSpec(name, ours, dtype, actions)
 
     def observations(self, obs: Any) -> Any:
         """Observations [N, ...] of the environments as the policy takes them."""
-        return spaces.map_leaves(lambda leaf, x: np.moveaxis(x, 1, -1) if _stacked(leaf) else x, self._theirs, obs)
+        return spaces.map_leaves(lambda leaf, x: np.moveaxis(x, 1, -1) if _stacked(leaf) else x, self.theirs, obs)
 
     def actions(self, action: Any) -> Any:
         """Actions [N, ...] of the policy as the environments take them: those of a Box in shape and in bounds."""

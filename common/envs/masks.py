@@ -12,6 +12,7 @@ from common.cli.errors import UsageError
 from common.envs import spaces
 
 MASK = "action_mask"
+ILLEGAL = -1e9  # a logit whose probability is 0, and which is finite, as 0 times infinity is not
 LEGAL = "policy/legal_actions_min"  # a metric
 
 
@@ -30,6 +31,27 @@ def legal_actions(obs: Any) -> jax.Array | None:
     return jnp.concatenate([part.astype(bool) for part in jax.tree.leaves(obs[MASK])], axis=-1)
 
 
+def largest_entropy(legal: jax.Array) -> jax.Array:
+    """In nats, of a choice among those that are `legal` [..., n]."""
+    return jnp.log(jnp.maximum(jnp.sum(legal, axis=-1), 1))
+
+
+def sample_legal(key: jax.Array, space: spaces.Space, legal: jax.Array | None) -> Any:
+    """A random action, uniformly among those that are `legal` [sum(nvec)] where that is known."""
+    masks = iter(masks_of_parts(legal, space))
+
+    def of_leaf(leaf, key):
+        mask = next(masks)
+        if mask is None:
+            return spaces.sample(key, leaf)
+        parts = jnp.split(jnp.where(mask, 0.0, ILLEGAL), np.cumsum(leaf.nvec)[:-1])
+        keys = [key] if len(parts) == 1 else jax.random.split(key, len(parts))
+        picks = [jax.random.categorical(*one).astype(jnp.int32) for one in zip(keys, parts, strict=True)]
+        return picks[0] if isinstance(leaf, spaces.Discrete) else jnp.stack(picks)
+
+    return spaces.map_leaves(of_leaf, space, spaces.keys_of_parts(key, space))
+
+
 def check_mask(env: Any) -> None:
     """Raise UsageError where `env` has a mask that does not fit its actions."""
     space, actions = env.observation_space, env.action_space
@@ -37,7 +59,10 @@ def check_mask(env: Any) -> None:
         return
     choices = sum(choices_of(actions))
     shapes = [leaf.shape for _, leaf in spaces.leaves(space.parts[MASK])]
-    if any(len(shape) != 1 for shape in shapes) or sum(shape[0] for shape in shapes) != choices:
+    if len(space.parts) == 1:
+        raise UsageError(f"environment {env.name} observes nothing but an action_mask: networks need something to see")
+    wanted = [(choices,)] if len(shapes) == 1 else [(count,) for count in choices_of(actions)]
+    if not choices or shapes != wanted:
         raise UsageError(
             f"environment {env.name} has an action_mask of {space.parts[MASK]} for actions {actions}, which have "
             f"{choices} choices"

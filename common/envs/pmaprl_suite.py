@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from common.envs import partial
+from common.envs import partly_observed
 from common.envs.connect_four import ConnectFour
 from common.envs.environment import Env
-from common.envs.usage import check_known
+from common.envs.usage import changed_params, check_known
 
 
 def ids() -> list[str]:
-    return [*partial.PARTIAL, "ConnectFour-v0"]
+    return [*partly_observed.PARTIAL, "ConnectFour-v0"]
 
 
 trainable = ids
@@ -17,6 +17,6 @@ trainable = ids
 
 def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     check_known(name, env_id, ids())
-    if env_id in partial.PARTIAL:
-        return partial.make(name, env_id, env_params)
-    return ConnectFour(name, **env_params)
+    if env_id in partly_observed.PARTIAL:
+        return partly_observed.make(name, env_id, env_params)
+    return ConnectFour(name, **changed_params(name, {"show_mask": True}, env_params))

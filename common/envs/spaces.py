@@ -71,8 +71,8 @@ Space = Leaf | Dict | Tuple
 def convert(space: Any, what: str) -> Space:
     """Our record of a gymnax or gymnasium space, recognised by its attributes; ours stay as they are.
 
-    Raises ValueError, naming `what` the space is for, where it is none of Discrete, MultiDiscrete (or a Tuple of
-    Discrete) and Box.
+    A Tuple of nothing but Discrete actions is MultiDiscrete. Raises ValueError, naming `what` the space is for, where
+    it is none of Discrete, MultiDiscrete and Box, nor a Dict or Tuple of such.
     """
     if isinstance(space, (Discrete, MultiDiscrete)):
         return space
@@ -116,7 +116,14 @@ def _described(obs: Any) -> str:
     """The structure of an observation in a few words."""
     if isinstance(obs, Mapping):
         return f"dictionaries with {', '.join(map(str, obs))}"
-    return f"tuples of {len(obs)}" if isinstance(obs, tuple) else "single arrays"
+    return f"tuples of {len(obs)}" if isinstance(obs, tuple) else f"of type {type(obs).__name__}"
+
+
+def plain(obs: Any) -> Any:
+    """An observation in dictionaries and tuples, whatever kinds of mappings and sequences a suite has."""
+    if isinstance(obs, Mapping):
+        return {str(name): plain(part) for name, part in obs.items()}
+    return tuple(map(plain, obs)) if isinstance(obs, (tuple, list)) else obs
 
 
 def map_leaves(function: Callable, space: Space, *trees: Any) -> Any:

@@ -32,8 +32,11 @@ class EnvSpec(NamedTuple):
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "EnvSpec":
         """The inverse of `to_json`. Raises KeyError, TypeError or ValueError where `stored` is something else."""
-        observation, action = (_from_json(stored[name]) for name in ("observation_space", "action_space"))
-        dtype = map_leaves(lambda leaf, name: _dtype_from_json(name), observation, stored["obs_dtype"])
+        try:
+            observation, action = (_from_json(stored[name]) for name in ("observation_space", "action_space"))
+            dtype = map_leaves(lambda leaf, name: _dtype_from_json(name), observation, stored["obs_dtype"])
+        except (AttributeError, IndexError) as error:  # parts of another kind, or fewer
+            raise ValueError(str(error)) from error
         return cls(str(stored["name"]), observation, dtype, action)
 
 

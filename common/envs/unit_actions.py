@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from common.envs.masks import sample_legal
 from common.envs.spaces import Box, Discrete, Space
 
 
@@ -26,7 +27,7 @@ def to_env(action: jax.Array, space: Space) -> jax.Array:
 def uniform_action(key: jax.Array, space: Space, legal: jax.Array | None = None) -> jax.Array:
     """A uniformly random action, as it is kept; one that is `legal` [n] where that is known."""
     if legal is not None:
-        return jax.random.categorical(key, jnp.where(legal, 0.0, -jnp.inf)).astype(jnp.int32)
+        return sample_legal(key, space, legal)
     if isinstance(space, Discrete):
         return jax.random.randint(key, (), 0, space.n)
     return jax.random.uniform(key, (math.prod(space.shape),), minval=-1.0, maxval=1.0)

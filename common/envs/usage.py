@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import json
+import math
 from collections.abc import Iterable
 from contextlib import contextmanager
 from types import ModuleType
@@ -28,6 +29,26 @@ def read_params(env_params: str, flag: str = "--env-params") -> dict[str, Any]:
     if not isinstance(params, dict):
         raise UsageError(f"{flag} {env_params!r} must be a JSON object such as '{{\"name\": 1.0}}'")
     return params
+
+
+def changed_params(name: str, known: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The numbers and switches that are `given`, in the types of those that are `known`.
+
+    Raises UsageError where the environment called `name` has no such parameter, or one of another kind.
+    """
+    for field, value in given.items():
+        if field not in known:
+            raise UsageError(f"{name} has no parameter {field!r}; it has {', '.join(known) or 'none'}")
+        if not _is_like(value, known[field]):
+            raise UsageError(f"{name} parameter {field!r} must be like {known[field]!r}, got {value!r}")
+    return {field: type(known[field])(value) for field, value in given.items()}
+
+
+def _is_like(value: Any, known: bool | int | float) -> bool:
+    """Whether `value` can stand where `known` does: a switch for a switch, a finite number for a number."""
+    if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
+        return False
+    return isinstance(value, bool) is isinstance(known, bool) and type(known)(value) == value
 
 
 def refuse_params(params: dict[str, Any], taken: Iterable[str]) -> None:

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from common.envs.masks import ILLEGAL
 from common.envs.spaces import Box, Space, encode, keys_of_parts, leaves, map_leaves
 
 LOG_2PI = 1.8378770664093453
-ILLEGAL = -1e9  # a logit whose probability is 0, and which is finite, as 0 times infinity is not
 
 
 class Categoricals(struct.PyTreeNode):
@@ -32,12 +32,12 @@ class Categoricals(struct.PyTreeNode):
 
     def sample(self, noise: jax.Array) -> jax.Array:
         """Inverse-CDF sample from `noise` [..., len(nvec)], uniform in (0, 1): one random number per component."""
-        cdfs = [jnp.cumsum(jax.nn.softmax(part), axis=-1)[..., :-1] for part in self._parts(self.logits)]
-        picks = [jnp.sum(cdf <= noise[..., i : i + 1], axis=-1) for i, cdf in enumerate(cdfs)]
-        if self.legal is not None:  # rounding may end a cdf below the noise, behind the last legal choice
-            last = [part.shape[-1] - 1 - jnp.argmax(part[..., ::-1], axis=-1) for part in self._parts(self.legal)]
-            picks = list(map(jnp.minimum, picks, last))
-        return self._join(picks)
+        cdfs = [jnp.cumsum(jax.nn.softmax(part), axis=-1) for part in self._parts(self.logits)]
+        if self.legal is None:
+            return self._join([jnp.sum(cdf[..., :-1] <= noise[..., i : i + 1], axis=-1) for i, cdf in enumerate(cdfs)])
+        # Rounding may let a cdf rise a little at what is illegal, and end below the noise
+        reached = [cdf > noise[..., i : i + 1] for i, cdf in enumerate(cdfs)]
+        return self._join(list(map(_first_legal, self._parts(self.legal), reached)))
 
     def mode(self) -> jax.Array:
         return self._join([jnp.argmax(part, axis=-1) for part in self._parts(self.logits)])
@@ -72,6 +72,13 @@ class Categoricals(struct.PyTreeNode):
 
     def _join(self, picks: list[jax.Array]) -> jax.Array:
         return (picks[0] if self.scalar else jnp.stack(picks, axis=-1)).astype(jnp.int32)
+
+
+def _first_legal(legal: jax.Array, reached: jax.Array) -> jax.Array:
+    """The first legal choice that is reached, or the last legal one."""
+    last = legal.shape[-1] - 1 - jnp.argmax(legal[..., ::-1], axis=-1)
+    found = legal & reached
+    return jnp.where(jnp.any(found, axis=-1), jnp.argmax(found, axis=-1), last)
 
 
 class Normal(struct.PyTreeNode):

@@ -4,13 +4,13 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from common.envs.spaces import Box, Discrete, Space
+from common.envs.spaces import Box, Dict, Discrete, Space, Tuple, leaves
 from common.envs.spec import EnvSpec
 from common.runs.arrays import Arrays, Mismatch, first_part
 from common.runs.directory import differences
 
 OF_LEARNER = ("num_seeds", "hidden_sizes", "normalize_obs", "normalize_returns", "share_torso", "encoder")
-OF_LEARNER += ("critic_layer_norm",)
+OF_LEARNER += ("critic_layer_norm", "rnn", "rnn_size", "rnn_layers", "obs_prev_action_reward")
 OF_SHARD = "num_envs", "buffer_size"
 """Flags that decide, in algorithms that have them, which arrays there are and how large."""
 NAMED = 3  # layers at most, in a sentence
@@ -44,6 +44,8 @@ def _spaces(then: Config, now: Config) -> Iterator[str]:
 
 
 def _in_words(space: Space) -> str:
+    if isinstance(space, (Dict, Tuple)):
+        return ", ".join(f"{name}: {_in_words(leaf)}" for name, leaf in leaves(space))
     if isinstance(space, Box):
         return f"{_size(space.shape)} number{'s' * (math.prod(space.shape) != 1)}"
     return f"one of {space.n}" if isinstance(space, Discrete) else f"one of each of {_size(space.nvec)}"

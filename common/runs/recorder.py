@@ -66,6 +66,7 @@ class Recorder:
         """
         self.told_to_stop = False  # by the callback
         self._args, self._first_step = args, first_step
+        self._env_name = config["env_spec"]["name"]
         self._clock, self._console, self._last_good, self._callback = clock, console, last_good, callback
         self._metrics = Metrics(run_dir, args, config, resume_at=first_step) if run_dir else None
         self._chunk: Chunk | None = None
@@ -107,7 +108,7 @@ class Recorder:
             step = chunk.first_step + (index + 1) * self._args.steps_per_update
             advice = "look at the environment's rewards and observations, or take smaller steps"
             if name == LEGAL:
-                name = f"{self._args.env} has a state without any legal action: {name}"
+                name = f"{self._env_name} has a state without any legal action: {name}"
                 advice = "look at its action_mask"
             raise TrainingError(
                 f"{name} is not finite at step {step} (seed {self._args.seed + seed}); {self._last_good()}; {advice}"

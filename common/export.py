@@ -35,6 +35,7 @@ if __name__ == "__main__":
 
 import jax
 import jax.export
+import jax.numpy as jnp
 
 from common.policy import Policy, load_named
 from common.runs.directory import versions
@@ -104,11 +105,12 @@ def to_onnx(policy: Policy) -> bytes:
     def on_arrays(*arrays):
         return jax.tree.leaves(act(**jax.tree.unflatten(jax.tree.structure(inputs), arrays)))
 
-    outputs = ["action", *(f"next/{name}" for name in by_name({"memory": inputs.get("memory", {})}))]
+    outcome = jax.eval_shape(lambda: act(**jax.tree.map(lambda x: jnp.zeros((1, *x.shape), x.dtype), inputs)))
+    outputs = by_name({"action": outcome[0], "next/memory": outcome[1]} if policy.has_memory else {"action": outcome})
     # The warnings are of its own arithmetic; nested jits are inlined, because it knows them of one version of JAX only.
     with warnings.catch_warnings(action="ignore"), jax.disable_jit():
         model = convert(
-            on_arrays, batches_of(list(names.values()), "batch"), input_names=list(names), output_names=outputs
+            on_arrays, batches_of(list(names.values()), "batch"), input_names=list(names), output_names=list(outputs)
         )
     return model.SerializeToString()
 

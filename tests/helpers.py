@@ -387,6 +387,25 @@ class Parts(Toy):
         return gymnax_spaces.Dict({"picture": gymnax_spaces.Box(0, 255, (5, 6, 2), jnp.uint8), "body": body})
 
 
+class Fussy(Toy):
+    """Which of three actions are legal changes with every step; any other is worth -100."""
+
+    def legal(self, state):
+        return jnp.stack([state.time % 2 == 0, state.time % 2 == 1, (state.time + state.episode) % 3 == 0])
+
+    def get_obs(self, state, params=None, key=None):
+        return {"obs": super().get_obs(state), "action_mask": self.legal(state)}
+
+    def step_env(self, key, state, action, params):
+        legal = self.legal(state)[action]
+        obs, state, _, *rest = super().step_env(key, state, action, params)
+        return obs, state, jnp.where(legal, 1.0, -100.0), *rest
+
+    def observation_space(self, params):
+        mask = gymnax_spaces.Box(0, 1, (3,), jnp.bool_)
+        return gymnax_spaces.Dict({"obs": super().observation_space(params), "action_mask": mask})
+
+
 class Unbounded(Pusher):
     def action_space(self, params):
         return gymnax_spaces.Box(-np.inf, 0.5, (1,), jnp.float32)

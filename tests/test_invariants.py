@@ -44,6 +44,8 @@ CASES = {
     "multidiscrete": (small_args, "TwoDials", {"num_minibatches": 16, "exploration_loss": "symmetric-kl"}),
     "memory": (small_rnn_args, "Endings", {"bptt_length": 4, "obs_prev_action_reward": True, "normalize_obs": True}),
     "memory, continuous": (small_rnn_args, "Pendulum-v1", {"rnn": "lstm", "share_torso": True}),
+    "masked": (small_args, "Fussy", {"normalize_obs": True, "decorrelate": True}),
+    "sac, masked": (small_sac_args, "Fussy", {}),
     "sac": (small_sac_args, "Pendulum-v1", {}),
     "sac, discrete": (small_sac_args, "CartPole-v1", {"policy_frequency": 2, "target_frequency": 3}),
     "sac, groups of two": (small_sac_args, "Pendulum-v1", {"batch_size": 8, "critic_layer_norm": True}),
@@ -64,7 +66,7 @@ def after(updates: int, case: str, num_devices: int):
 
 
 DEVICES = {"discrete": (4, 8), "continuous": (4,), "multidiscrete": (2,)}
-DEVICES |= {"memory": (4,), "memory, continuous": (2,)}
+DEVICES |= {"memory": (4,), "memory, continuous": (2,), "masked": (2,), "sac, masked": (4,)}
 DEVICES |= {"sac": (4,), "sac, discrete": (2,), "sac, groups of two": (4,)}
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnax.environments import spaces as gymnax_spaces
-from helpers import Toy, metric_rows, module_of, small_args, small_rnn_args, small_sac_args
+from helpers import Fussy, metric_rows, module_of, small_args, small_rnn_args, small_sac_args
 
 from common.cli.errors import TrainingError, UsageError
 from common.envs.connect_four import has_four
@@ -91,25 +91,6 @@ def test_parts_of_an_action_add_up():
     np.testing.assert_allclose(policy.entropy(), first.entropy() + normal.entropy() + second.entropy(), rtol=1e-6)
     assert encode_action(action, space).shape == (3, flat_size(space)) == (3, 8)
     assert all(legal[range(3), action[0]])
-
-
-class Fussy(Toy):
-    """Which of three actions are legal changes with every step; any other is worth -100."""
-
-    def legal(self, state):
-        return jnp.stack([state.time % 2 == 0, state.time % 2 == 1, (state.time + state.episode) % 3 == 0])
-
-    def get_obs(self, state, params=None, key=None):
-        return {"obs": super().get_obs(state), "action_mask": self.legal(state)}
-
-    def step_env(self, key, state, action, params):
-        legal = self.legal(state)[action]
-        obs, state, _, *rest = super().step_env(key, state, action, params)
-        return obs, state, jnp.where(legal, 1.0, -100.0), *rest
-
-    def observation_space(self, params):
-        mask = gymnax_spaces.Box(0, 1, (3,), jnp.bool_)
-        return gymnax_spaces.Dict({"obs": super().observation_space(params), "action_mask": mask})
 
 
 def test_what_is_illegal_between_many_choices_is_not_picked():

@@ -395,7 +395,7 @@ BAD = [
     ("--no-autotune --target-entropy-scale 0.5", "--target-entropy-scale, --autotune"),
     ("--env CartPole-v1 --target-entropy-scale 1.5", "--target-entropy-scale 1.5, log n"),
     ("--hold-random 1e12", "--hold-random, at most 2147483647"),
-    ("--env helpers:NoAction", "no action, (0,)"),
+    ("--env helpers:NoAction", "no action, Box[0]"),
     ("--env helpers:Unbounded", "finite, inf"),
     ("--env helpers:TwoDials", "MultiDiscrete, PPO"),
 ]

@@ -144,6 +144,18 @@ def result_of(run_dir: Path) -> dict[str, Any]:
     return json.loads((Path(run_dir) / "result.json").read_text())
 
 
+def calls_of_gae(monkeypatch: Any, algorithm: Any) -> list[list[np.ndarray]]:
+    """What updates hand to `gae` from now on: reward, value, next_value, terminated, truncated of every call."""
+    calls, gae = [], algorithm.gae
+
+    def recording(*arrays_and_decays):
+        jax.debug.callback(lambda *call: calls.append([np.asarray(x) for x in call]), *arrays_and_decays[:5])
+        return gae(*arrays_and_decays)
+
+    monkeypatch.setattr(algorithm, "gae", recording)
+    return calls
+
+
 class Watch:
     """What a run compiled, and the bytes that its arrays held after each chunk."""
 

@@ -11,6 +11,7 @@ from cli_helpers import ROOT, run_python, succeed
 from helpers import (
     Args,
     Watch,
+    calls_of_gae,
     host_params,
     init_over,
     make_env,
@@ -251,14 +252,7 @@ class OracleCritic(nn.Module):
 @pytest.mark.parametrize("num_seeds", [1, 3], ids=["one seed", "three seeds under vmap"])
 def test_x6_bootstrap_through_the_whole_update(monkeypatch, num_seeds):
     """What the update hands to `gae`, for episodes of every length and kind of end."""
-    calls = []
-    gae = ppo.gae
-
-    def recording(*arrays_and_decays):
-        jax.debug.callback(lambda *call: calls.append([np.asarray(x) for x in call]), *arrays_and_decays[:5])
-        return gae(*arrays_and_decays)
-
-    monkeypatch.setattr(ppo, "gae", recording)
+    calls = calls_of_gae(monkeypatch, ppo)
     monkeypatch.setattr(ppo, "Critic", OracleCritic)
     args = small_args(num_seeds=num_seeds, num_steps=16, update_epochs=1, num_minibatches=1, hidden_sizes=(4,))
     args.normalize_returns = False  # the oracle knows the values themselves

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import ppo_rnn_pmap as ppo_rnn
 import pytest
-from helpers import make_env, over_devices, programs, relative_difference, run_updates, small_rnn_args
+from helpers import calls_of_gae, make_env, over_devices, programs, relative_difference, run_updates, small_rnn_args
 
 from common.cli.errors import UsageError
 from common.device.evaluation import SEED, episode_keys
@@ -141,14 +141,7 @@ class CountingCritic(nn.Module):
 @pytest.mark.parametrize("num_seeds", [1, 2], ids=["one seed", "two seeds under vmap"])
 def test_x6_bootstrap_with_the_memory_from_before_the_reset(monkeypatch, num_seeds):
     """What the update hands to `gae`, for episodes of every length and kind of end."""
-    calls = []
-    gae = ppo_rnn.gae
-
-    def recording(*arrays_and_decays):
-        jax.debug.callback(lambda *call: calls.append([np.asarray(x) for x in call]), *arrays_and_decays[:5])
-        return gae(*arrays_and_decays)
-
-    monkeypatch.setattr(ppo_rnn, "gae", recording)
+    calls = calls_of_gae(monkeypatch, ppo_rnn)
     monkeypatch.setattr(ppo_rnn, "Critic", CountingCritic)
     args = small_rnn_args(num_seeds=num_seeds, num_steps=16, update_epochs=1, num_minibatches=1, rnn_size=SIZE)
     args.normalize_returns = False  # the oracle knows the values themselves

@@ -1,6 +1,5 @@
 """Which actions are legal: the entry `action_mask` of observations that are dictionaries."""
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -106,7 +105,6 @@ def masks_of_parts(legal: jax.Array | None, space: spaces.Space) -> list[jax.Arr
 
 def _fewest(legal: Any, space: spaces.Space) -> Any:
     """The fewest legal choices of any component of an action, [...]."""
-    nvec = choices_of(space)
-    edges = [sum(nvec[:i]) for i in range(len(nvec) + 1)]
-    counts = [legal[..., a:b].sum(axis=-1) for a, b in zip(edges[:-1], edges[1:], strict=True)]
-    return functools.reduce(jnp.minimum if isinstance(legal, jax.Array) else np.minimum, counts)
+    numpy = jnp if isinstance(legal, jax.Array) else np
+    components = numpy.split(legal, np.cumsum(choices_of(space))[:-1], axis=-1)
+    return numpy.stack([part.sum(axis=-1) for part in components]).min(axis=0)

@@ -1,5 +1,7 @@
 """Illegal actions: never taken, never counted, without a NaN anywhere; and observations that have parts."""
 
+from contextlib import nullcontext
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +11,11 @@ from helpers import Fussy, metric_rows, module_of, small_args, small_rnn_args, s
 
 from common.cli.errors import TrainingError, UsageError
 from common.envs.connect_four import has_four
-from common.envs.masks import sample_legal
+from common.envs.masks import check_legal, sample_legal
 from common.envs.own import wrap
 from common.envs.registry import make
 from common.envs.spaces import Box, Discrete, MultiDiscrete, Tuple, flat_size
+from common.envs.spec import EnvSpec
 from common.nets.distributions import Categoricals, action_noise, encode_action
 from common.nets.heads import PolicyHead
 
@@ -103,6 +106,24 @@ def test_what_is_illegal_between_many_choices_is_not_picked():
     assert legal[picked].all()
     shares = np.bincount(picked, minlength=size) / len(noise)
     np.testing.assert_allclose(shares, np.where(legal, np.exp(logits), 0) / np.exp(logits[legal]).sum(), atol=2e-4)
+
+
+def test_rounding_picks_nothing_illegal(monkeypatch):
+    """Where sums of probabilities rise a little at every choice, as they do when they are added up in parallel."""
+    cumsum, legal = jnp.cumsum, np.arange(20) % 2 == 0
+    monkeypatch.setattr(jnp, "cumsum", lambda x, axis: cumsum(x, axis=axis) + 1e-3 * jnp.arange(x.shape[axis]))
+    noise = np.linspace(0.001, 0.999, 2001, dtype=np.float32)[:, None]
+    policy = Categoricals(jnp.zeros((2001, 20)), (20,), scalar=True).only(jnp.tile(legal, (2001, 1)))
+    assert legal[np.asarray(policy.sample(noise))].all()
+
+
+def test_every_component_of_an_action_needs_a_legal_choice():
+    spec = EnvSpec("E", None, None, MultiDiscrete(NVEC))
+    masks = np.array([[1, 0, 0, 0, 0, 1], [1, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1]], bool)
+    for row, stuck in enumerate((False, True, True)):
+        acting = np.arange(3) == row
+        with pytest.raises(ValueError, match="E has a state") if stuck else nullcontext():
+            check_legal({"action_mask": masks}, acting, spec)
 
 
 def test_random_actions_are_legal():

@@ -92,6 +92,8 @@ class Args(HostEnvArgs):
     """Width of the recurrent layers."""
     rnn_layers: int = 1
     """Recurrent layers, one behind the other."""
+    rnn_span: int = 128
+    """The cells of a new network remember for times of up to so many steps; 0 leaves them short."""
 
     @property
     def samples_per_env(self) -> int:
@@ -112,10 +114,11 @@ class Args(HostEnvArgs):
         super().__post_init__()
         check(self, "num_epochs num_minibatches hidden_sizes ratio_clamp rnn_size rnn_layers", at_least=1)
         check(self, "learning_rate clip_eps rho_clip c_clip pg_rho_clip", above=0)
-        check(self, "vf_coef ent_coef max_grad_norm max_policy_lag", at_least=0)
+        check(self, "vf_coef ent_coef max_grad_norm max_policy_lag rnn_span", at_least=0)
         check(self, "gamma gae_lambda", at_least=0, at_most=1)
-        if self.rnn == "none" and (self.rnn_size, self.rnn_layers) != (Args.rnn_size, Args.rnn_layers):
-            raise UsageError("--rnn-size and --rnn-layers need --rnn gru or lstm")
+        for name in ("rnn_size", "rnn_layers", "rnn_span"):
+            if self.rnn == "none" and getattr(self, name) != getattr(Args, name):
+                raise UsageError(f"--{name.replace('_', '-')} needs --rnn gru or lstm")
 
 
 if __name__ == "__main__":
@@ -161,7 +164,7 @@ class Network(nn.Module):
     def __call__(self, obs: jax.Array, first: jax.Array, memory: "Memory"):
         args = self.args
         torso = partial(Torso, self.obs_space, args.hidden_sizes, args.activation, args.dtype, args.encoder)
-        layers = partial(Recurrent, args.rnn, args.rnn_size, args.dtype)
+        layers = partial(Recurrent, args.rnn, args.rnn_size, args.rnn_span, args.dtype)
         x, of_policy = layers(name="memory")(torso(name="torso")(obs), first, memory.policy)
         y, of_value = x, ()
         if not args.share_torso:

@@ -37,7 +37,7 @@ class Args(DeviceEnvArgs):
     # optimiser
     update_epochs: int = 4
     """Passes over the batch per update."""
-    num_minibatches: int = 4
+    num_minibatches: int = 8
     """Gradient steps per epoch."""
     learning_rate: float = 1e-3
     """Adam step size, at the start."""
@@ -85,6 +85,8 @@ class Args(DeviceEnvArgs):
     """Width of the recurrent layers."""
     rnn_layers: int = 1
     """Recurrent layers, one behind the other."""
+    rnn_span: int = 128
+    """The cells of a new network remember for times of up to so many steps; 0 leaves them short."""
     obs_prev_action_reward: bool = False
     """Let the memory see the last action and the last reward beside the observation."""
 
@@ -118,7 +120,7 @@ class Args(DeviceEnvArgs):
         check(self, "vf_coef ent_coef max_grad_norm target_kl", at_least=0)
         check(self, "gamma gae_lambda", at_least=0, at_most=1)
         check(self, "rnn_size rnn_layers", at_least=1)
-        check(self, "bptt_length", at_least=0)
+        check(self, "bptt_length rnn_span", at_least=0)
         check_divides(self, "bptt_length", "num_steps")
         if self.lr_schedule != "kl-adaptive" and self.desired_kl != Args.desired_kl:
             raise UsageError(f"--desired-kl needs --lr-schedule kl-adaptive, it is {self.lr_schedule}")
@@ -160,7 +162,7 @@ from common.training import Callback, TrainResult, train_on_devices
 def remembering_torso(args: Args, obs_space: Space) -> RecurrentTorso:
     """Hidden layers and recurrent ones behind them."""
     torso = Torso(obs_space, args.hidden_sizes, args.activation, args.dtype)
-    return RecurrentTorso(torso, args.rnn, args.rnn_size, args.obs_prev_action_reward, args.dtype)
+    return RecurrentTorso(torso, args.rnn, args.rnn_size, args.rnn_span, args.obs_prev_action_reward, args.dtype)
 
 
 class Actor(nn.Module):

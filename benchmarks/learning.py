@@ -24,7 +24,7 @@ from common.cli.words import as_words
 class Args(Choice):
     """Train every environment of a set over many seeds; what is done already is kept."""
 
-    set: Literal["classic", "minatar", "bsuite", "host"] = "classic"
+    set: Literal["classic", "minatar", "bsuite", "memory", "host"] = "classic"
     """The environments; benchmarks/sets.toml lists them."""
     folder: str = "runs/benchmark"
     """Where the runs lie."""
@@ -35,10 +35,10 @@ def tasks_of(args: Args) -> list[Task]:
     tasks = []
     for goal in chosen([goal for goal in goals() if goal.set == args.set], args.algos, args.envs):
         steps = args.total_timesteps or goal.steps
-        size = {"env": goal.env, "total_timesteps": steps, "eval_interval": max(steps // EVALUATIONS, 1)}
+        size = {"env": goal.env_flag, "total_timesteps": steps, "eval_interval": max(steps // EVALUATIONS, 1)}
         seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)
-        flags = [as_words(size | some) for some in seed_flags(goal.algorithm, seeds, goal.seeds_at_once)]
-        jobs = [Job(goal.algorithm, tuple(words), Path(args.folder)) for words in flags]
+        flags = [as_words(size | goal.flags | some) for some in seed_flags(goal.script, seeds, goal.seeds_at_once)]
+        jobs = [Job(goal.script, tuple(words), Path(args.folder)) for words in flags]
         tasks.append(Task(goal.algorithm, goal.env, steps, goal.threshold, jobs))
     return tasks
 

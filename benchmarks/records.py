@@ -47,8 +47,8 @@ def machine_class() -> str:
     return kind.lower().replace(" ", "-")
 
 
-def record_of(jobs: list[Job], threshold: float) -> dict[str, Any]:
-    """What came of runs that differ in their seeds only.
+def record_of(algorithm: str, env: str, jobs: list[Job], threshold: float) -> dict[str, Any]:
+    """What came of runs that differ in their seeds only; `algorithm` and `env` are names to show.
 
     `returns` are the greedy ones, [evaluations][seeds], None where one is not finite.
 
@@ -60,8 +60,8 @@ def record_of(jobs: list[Job], threshold: float) -> dict[str, Any]:
     steps = sorted(set.intersection(*(set(curve.steps) for curve in curves)))
     reached = [_reached(curve, threshold) for curve in curves]
     return {
-        "env": jobs[0].args.env,
-        "algorithm": jobs[0].algorithm,
+        "env": env,
+        "algorithm": algorithm,
         "command": jobs[0].command,
         "versions": config["versions"],
         "git": config["git"],

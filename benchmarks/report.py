@@ -157,8 +157,8 @@ def _row(record: Record) -> str:
 
 def _more(record: Record) -> str:
     """That the command was given for other seeds, too; that of a peer is for all."""
-    runs = len(record["steps_per_second"])
-    return f", {runs} times with other seeds" if runs > 1 and record["algorithm"].endswith("_pmap") else ""
+    runs, script = len(record["steps_per_second"]), record["algorithm"].partition(",")[0]
+    return f", {runs} times with other seeds" if runs > 1 and script.endswith("_pmap") else ""
 
 
 def _curves(records: list[Record], x: str) -> list[Panel]:
@@ -205,7 +205,7 @@ def _chapters(results: Path) -> Iterator[tuple[str, str, list[Record]]]:
 
 def _tasks() -> list[Goal]:
     """All that there is to learn, the peers' after ours."""
-    return [*goals(), *(goal for peer in peers() for goal, _ in goals_of_peer(peer))]
+    return [*goals(), *(goal for peer in peers() for goal in goals_of_peer(peer))]
 
 
 def _machines(results: Path) -> list[Path]:

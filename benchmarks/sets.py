@@ -10,7 +10,10 @@ FOLDER = Path(__file__).resolve().parent
 
 
 class Goal(NamedTuple):
-    """An environment that an algorithm is to learn."""
+    """An environment that an algorithm is to learn.
+
+    `algorithm` and `env` are names to show. Behind a comma they may say what `flags` do, as in "ppo_rnn_pmap, lstm".
+    """
 
     set: str
     algorithm: str
@@ -18,13 +21,23 @@ class Goal(NamedTuple):
     steps: int  # of the environment, for each agent
     threshold: float
     seeds_at_once: int | None  # in one run; None for all
+    flags: dict[str, Any]  # beside those; a peer's own, as its authors publish them
+
+    @property
+    def script(self) -> str:
+        """The file of algos/."""
+        return self.algorithm.partition(",")[0]
+
+    @property
+    def env_flag(self) -> str:
+        return self.env.partition(",")[0]
 
 
 def goals() -> list[Goal]:
     """Those of the kit."""
     sets = tomllib.loads((FOLDER / "sets.toml").read_text())
     return [
-        Goal(name, algorithm, env, goal["steps"], goal["threshold"], goal.get("seeds_at_once"))
+        Goal(name, algorithm, env, goal.pop("steps"), goal.pop("threshold"), goal.pop("seeds_at_once", None), goal)
         for name, algorithms in sets.items()
         for algorithm, envs in algorithms.items()
         for env, goal in envs.items()
@@ -36,8 +49,8 @@ def peers() -> dict[str, dict[str, Any]]:
     return tomllib.loads((FOLDER / "peers" / "peers.toml").read_text())["peers"]
 
 
-def goals_of_peer(peer: str) -> list[tuple[Goal, dict[str, Any]]]:
-    """Those of the kit for which the peer's authors publish flags, with these. Its PPO has the goals of ours."""
+def goals_of_peer(peer: str) -> list[Goal]:
+    """Those of the kit for which the peer's authors publish flags. Its PPO has the goals of ours."""
     about = peers()[peer]
     published = tomllib.loads((FOLDER / "peers" / "peers.toml").read_text())["flags"]
     found = []
@@ -46,5 +59,5 @@ def goals_of_peer(peer: str) -> list[tuple[Goal, dict[str, Any]]]:
         tables = published.get(f"{about.get('flags_of', peer)}_{kind}", {})
         pattern = fitting(tables, goal.env)
         if pattern:
-            found.append((goal._replace(algorithm=f"{peer}_{kind}"), tables[pattern]))
+            found.append(goal._replace(algorithm=f"{peer}_{kind}", flags=tables[pattern]))
     return found

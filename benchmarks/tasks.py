@@ -53,7 +53,8 @@ class Task:
 
     def path(self, results: Path) -> Path:
         """The file of its record."""
-        return results / self.algorithm / f"{re.sub('[:/]', '-', self.env)}.json"
+        algorithm, env = (re.sub("[:/, ]+", "-", name) for name in (self.algorithm, self.env))
+        return results / algorithm / f"{env}.json"
 
 
 def chosen(there: list[Goal], algos: tuple[str, ...] | None, envs: tuple[str, ...] | None) -> list[Goal]:
@@ -91,7 +92,8 @@ def run_all(tasks: list[Task], results: Path) -> None:
         for task in tasks:
             if task in written or not all(job.done for job in task.jobs):
                 continue
-            write_json(task.path(results), record_of(task.jobs, task.threshold))
+            record = record_of(task.algorithm, task.env, task.jobs, task.threshold)
+            write_json(task.path(results), record)
             written.append(task)
 
     failed = run([job for task in tasks for job in task.jobs], write_done)

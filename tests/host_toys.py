@@ -179,6 +179,23 @@ class GoalToy(Toy):
         return collections.OrderedDict(other=3, desired=-numbers, achieved=numbers)
 
 
+class TellingToy(Toy):
+    """Says in its info which actions are legal: all but the first one in the first state, then all but the second."""
+
+    def reset(self, seed=None, options=None):
+        obs, _ = super().reset(seed=seed)
+        return obs, {"action_mask": np.array([0, 1, 1], np.int8)}
+
+    def step(self, action):
+        *outputs, _ = super().step(action)
+        told = not self._happens("tells_nothing_at", self.total)
+        return *outputs, {"action_mask": np.array([1, 0, 1], np.int8)} if told else {}
+
+
+class TellingGoalToy(TellingToy, GoalToy):
+    """The same beside observations with parts."""
+
+
 class TextToy(Toy):
     observation_space = gymnasium.spaces.Text(5)
 
@@ -187,7 +204,8 @@ class ShiftedToy(Toy):
     action_space = gymnasium.spaces.Discrete(3, start=1)
 
 
-for toy in (Toy, BoxToy, MultiToy, ImageToy, DictToy, HybridToy, GoalToy, TextToy, ShiftedToy):
+TOYS = Toy, BoxToy, MultiToy, ImageToy, DictToy, HybridToy, GoalToy, TellingToy, TellingGoalToy, TextToy, ShiftedToy
+for toy in TOYS:
     gymnasium.register(f"{toy.__name__}-v0", toy, disable_env_checker=True)
 
 

@@ -12,6 +12,7 @@ from cli_helpers import ROOT, SMALL, STEPS, in_process, read_rows, refusal
 from benchmarks import learning, report, tune
 from benchmarks.jobs import Job, run, seed_flags
 from benchmarks.records import log_of
+from benchmarks.sets import Goal, goals
 from common.cli.errors import TrainingError, UsageError
 
 
@@ -45,20 +46,25 @@ def test_a_job_goes_on_where_it_was_cut_short_and_is_not_run_again(tmp_path, cap
 
 
 @pytest.mark.slow
-def test_learning_writes_what_came_of_all_seeds(tmp_path, capsys):
+def test_learning_writes_what_came_of_all_seeds(tmp_path, monkeypatch):
+    names = "ppo_pmap, wide", "CartPole-v1, 64 of them"
+    goal = Goal("classic", *names, 4096, 475, None, {"num_envs": 64, "num_steps": 32})
+    for module in (learning, report):
+        monkeypatch.setattr(module, "goals", lambda: [*goals(), goal])
     args = learning.Args(
-        envs=("CartPole-v1",),
-        algos=("ppo_pmap",),
+        envs=(names[1],),
+        algos=(names[0],),
         seeds=2,
-        total_timesteps=4096,
         folder=str(tmp_path / "runs"),
         results=str(tmp_path / "results"),
     )
     learning.learn(args)
-    (path,) = (tmp_path / "results").glob("*/ppo_pmap/CartPole-v1.json")
+    (path,) = (tmp_path / "results").glob("*/ppo_pmap-wide/CartPole-v1-64-of-them.json")
     record = json.loads(path.read_text())
+    assert (record["algorithm"], record["env"]) == names
     assert record["command"] == (
-        "python algos/ppo_pmap.py --env CartPole-v1 --total-timesteps 4096 --eval-interval 204 --seed 100 --num-seeds 2"
+        "python algos/ppo_pmap.py --env CartPole-v1 --total-timesteps 4096 --eval-interval 204 "
+        "--num-envs 64 --num-steps 32 --seed 100 --num-seeds 2"
     )
     (run_dir,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
     rows = [row for row in read_rows(run_dir) if "eval/return_mean" in row]
@@ -66,7 +72,7 @@ def test_learning_writes_what_came_of_all_seeds(tmp_path, capsys):
     assert (record["env_steps"], record["seeds"], record["threshold"]) == ([2048, 4096], [100, 101], 475)
     assert len(record["env_steps_to_threshold"]) == 2
     assert {"jax", "python"} <= record["versions"].keys()
-    assert record["flags"]["num_envs"] == 32
+    assert record["flags"]["num_envs"] == 64
     before = path.read_text()
     learning.learn(args)
     assert path.read_text() == before
@@ -80,6 +86,13 @@ def test_learning_writes_what_came_of_all_seeds(tmp_path, capsys):
 def page(folder: Path) -> Path:
     (folder / "images").mkdir(exist_ok=True)
     return folder / "page.md"
+
+
+def test_every_task_has_flags_that_its_algorithm_takes():
+    sets = {goal.set for goal in goals()}
+    tasks = [task for name in sorted(sets) for task in learning.tasks_of(learning.Args(set=name, seeds=2))]
+    assert len({task.path(Path()) for task in tasks}) == len(tasks) == len(goals())
+    assert all(job.args.total_timesteps == task.steps for task in tasks for job in task.jobs)
 
 
 def test_what_is_not_in_the_set_is_refused():

@@ -84,6 +84,7 @@ MEMORY: Cases = PPO | {
     "rnn": ("lstm", {}),
     "rnn_size": (5, {}),
     "rnn_layers": (2, {}),
+    "rnn_span": (9, {}),
     "bptt_length": (2, {}),
     "obs_prev_action_reward": (True, {}),
 }
@@ -126,6 +127,7 @@ APPO: Cases = ON_POLICY | {
     "rnn": ("gru", {}),
     "rnn_size": (5, {"rnn": "gru"}),
     "rnn_layers": (2, {"rnn": "gru", "rnn_size": 5}),
+    "rnn_span": (9, {"rnn": "gru"}),
 }
 
 

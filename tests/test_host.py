@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
@@ -438,6 +438,46 @@ def test_parts_of_final_observations_are_not_confused(vectorization):
     assert out.final_obs["desired"][:, 1].tolist() == [-7.0, -7.0]
     assert out.obs["achieved"][:, 1].tolist() == [0.0, 0.0]
     envs.close()
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(("toy", "rest"), [("TellingToy", {"obs"}), ("TellingGoalToy", {"achieved", "desired"})])
+def test_masks_in_infos_are_observed(vectorization, toy, rest):
+    with closing(make_host(f"{TOYS}{toy}-v0", 2, 0, vectorization=vectorization)) as envs:
+        assert set(envs.spec.observation_space.parts) == {"action_mask", *rest}
+        begun = envs.reset()
+        outputs = [envs.step(np.zeros(2, int)) for _ in range(7)]
+    assert begun["action_mask"].tolist() == [[0, 1, 1]] * 2
+    assert all(out.obs["action_mask"].tolist() == [[1, 0, 1]] * 2 for out in outputs[:6])
+    assert outputs[6].truncated.all() and outputs[6].obs["action_mask"].tolist() == [[0, 1, 1]] * 2
+    assert outputs[6].final_obs["action_mask"].tolist() == [[1, 0, 1]] * 2
+    first = begun["obs" if "obs" in rest else "achieved"]
+    assert first[:, 1].tolist() == [0.0, 0.0]
+
+
+def test_an_info_that_lacks_its_mask_ends_the_actor():
+    with closing(make_host(f"{TOYS}TellingToy-v0", 1, 0, '{"tells_nothing_at": 2}', "sync")) as envs:
+        envs.reset()
+        envs.step(np.zeros(1, int))
+        with pytest.raises(RuntimeError, match="its info has no action_mask, which it had after the first reset"):
+            envs.step(np.zeros(1, int))
+
+
+@pytest.mark.parametrize(("env_id", "sizes", "limit"), [("CartPole-v1", (4, 2), 500), ("Pendulum-v1", (3, 2), 200)])
+def test_hidden_velocities_on_the_host(env_id, sizes, limit):
+    import gymnasium
+
+    names = f"gymnasium:{env_id}", f"gymnasium:pmaprl/Partial{env_id}"
+    (whole, all_steps), (partial, some_steps) = (steps(name, 3, vectorization="sync") for name in names)
+    assert (whole.shape[1], partial.shape[1]) == sizes
+    np.testing.assert_array_equal(partial, whole[:, [0, 2] if sizes[0] == 4 else [0, 1]])
+    for all_of_it, some in zip(all_steps, some_steps, strict=True):
+        np.testing.assert_array_equal(some.reward, all_of_it.reward)
+    assert gymnasium.spec(f"pmaprl/Partial{env_id}").max_episode_steps == limit
+    with closing(make_host(names[1], 1, 0, '{"max_episode_steps": 2}')) as envs:  # in a process of its own
+        envs.reset()
+        action = np.zeros((1, *envs.spec.action_space.shape), np.int32)
+        assert [bool(envs.step(action).truncated[0]) for _ in range(2)] == [False, True]
 
 
 def test_arrays_that_an_environment_uses_again_are_copied():

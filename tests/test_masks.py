@@ -10,10 +10,10 @@ from gymnax.environments import spaces as gymnax_spaces
 from helpers import Fussy, metric_rows, module_of, small_args, small_rnn_args, small_sac_args
 
 from common.cli.errors import TrainingError, UsageError
-from common.envs.connect_four import has_four
 from common.envs.masks import check_legal, sample_legal
 from common.envs.own import wrap
 from common.envs.registry import make
+from common.envs.reversi import PASS, after, legal_moves
 from common.envs.spaces import Box, Discrete, MultiDiscrete, Tuple, flat_size
 from common.envs.spec import EnvSpec
 from common.nets.distributions import Categoricals, action_noise, encode_action
@@ -207,36 +207,66 @@ def test_the_entropy_that_sac_wants_is_of_legal_actions(tmp_path):
     assert all(row["policy/target_entropy"] == pytest.approx(0.5 * np.log(2) / 3, rel=0.3) for row in rows)
 
 
-def test_four_in_a_row():
-    boards = np.random.default_rng(0).random((200, 6, 7)) < 0.45
+def random_boards():
+    """Boards of games of random moves, and the legal moves there by looking at single squares, as pairs."""
+    random, pairs = np.random.default_rng(0), []
+    for _ in range(5):
+        board, passes = np.zeros((6, 6), np.int8), 0
+        board[2, 3] = board[3, 2] = 1
+        board[2, 2] = board[3, 3] = -1
+        while passes < 2:
+            moves = [square for square in range(36) if turned_by(square, board)] or [PASS]
+            pairs.append((board.copy(), moves))
+            passes = passes + 1 if moves == [PASS] else 0
+            move = random.choice(moves)
+            for row, column in turned_by(move, board):
+                board[row, column] = 1
+            board = -board
+    return pairs
 
-    def expected(board):
-        padded = np.pad(board, 3)
-        lines = ((0, 1), (1, 0), (1, 1), (1, -1))
-        spots = ((r, c, down, right) for r in range(3, 9) for c in range(3, 10) for down, right in lines)
-        return any(all(padded[r + i * down, c + i * right] for i in range(4)) for r, c, down, right in spots)
 
-    wanted = [expected(board) for board in boards]
-    assert 20 < sum(wanted) < 180
-    np.testing.assert_array_equal(jax.vmap(has_four)(boards), wanted)
+def turned_by(square, board):
+    """The squares that a disc of 1 on `square` makes 1, itself included; none where it is illegal."""
+    row, column = divmod(int(square), 6)
+    turned = []
+    for down, right in ((i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j):
+        line = [(row + n * down, column + n * right) for n in range(1, 6)]
+        line = [(r, c) for r, c in line if 0 <= r < 6 and 0 <= c < 6]
+        theirs = next((n for n, at in enumerate(line) if board[at] != -1), len(line))
+        turned += line[:theirs] if theirs < len(line) and board[line[theirs]] == 1 else []
+    return [*turned, (row, column)] if square != PASS and turned and board[row, column] == 0 else []
 
 
-def test_connect_four_ends_with_four_in_a_row_or_an_illegal_column():
-    env = make("pmaprl:ConnectFour-v0")
+def test_moves_of_reversi():
+    legal, play = jax.jit(legal_moves), jax.jit(after)
+    pairs = random_boards()
+    assert len(pairs) > 150 and any(moves == [PASS] for _, moves in pairs)
+    for board, moves in pairs:
+        assert np.flatnonzero(legal(board)).tolist() == moves
+        wanted = board.copy()
+        for at in turned_by(moves[-1], board):
+            wanted[at] = 1
+        np.testing.assert_array_equal(play(moves[-1], board), wanted)
+
+
+def test_a_game_of_reversi_ends_when_nobody_can_move_or_with_an_illegal_move():
+    env = make("pmaprl:Reversi-v0")
     step = jax.jit(env.step)
-    results = []
-    for game in range(20):
+    results, begun = [], set()
+    for game in range(10):
         obs, state = env.reset(jax.random.key(game))
-        over, discs = False, None
-        while not over:
-            assert obs["action_mask"].tolist() == (np.asarray(state.board)[0] == 0).tolist()
-            discs = np.asarray(obs["discs"]).sum(axis=(0, 1))
-            assert discs[1] - discs[0] in (0, 1)
-            out = step(jax.random.fold_in(jax.random.key(game), int(discs.sum())), state, jnp.int32(game % 7))
-            obs, state, over = out.obs, out.state, bool(out.terminated)
-        last = np.asarray(out.final_obs["discs"])
+        begun.add(int(np.asarray(obs["discs"]).sum()))  # 4, or 5 where the other one has begun
+        for turn in range(40):
+            legal = np.flatnonzero(obs["action_mask"])
+            action = 0 if game == 0 else legal[turn % legal.size]  # no corner is legal at first
+            out = step(jax.random.key(100 * game + turn), state, jnp.int32(action))
+            obs, state = out.obs, out.state
+            if out.terminated:
+                break
+        last = np.asarray(out.final_obs["discs"]).sum(axis=(0, 1))
         results.append(float(out.reward))
-        won, lost = (bool(has_four(last[..., player] == 1)) for player in (0, 1))
-        assert results[-1] == (1 if won else -1)
-        assert won or lost or not out.final_obs["action_mask"][game % 7]
-    assert set(results) == {-1.0, 1.0}
+        if game == 0:
+            assert turn == 0 and out.reward == -1
+        else:
+            assert out.reward == np.sign(last[0] - last[1]) and out.final_obs["action_mask"].tolist() == [0] * 36 + [1]
+    assert begun == {4, 5} and set(results[1:]) >= {-1.0, 1.0}

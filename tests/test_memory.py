@@ -29,7 +29,7 @@ def random_sequence(seed=0):
 @functools.cache
 def network(kind, layers=2):
     """Layers with random parameters, as a function of inputs, first and memory; and a memory full of ones."""
-    module = Recurrent(kind, SIZE)
+    module = Recurrent(kind, SIZE, span=9)
     memory = jax.tree.map(lambda x: x + 1, initial_memory(kind, SIZE, layers, ENVS))
     params = module.init(jax.random.key(0), *random_sequence(), memory)
     params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), params)
@@ -61,6 +61,22 @@ def test_cells_are_those_of_flax(kind):
     for step in range(STEPS):
         carry, expected = cell.apply(params, carry, x[step])
         np.testing.assert_allclose(outputs[step], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("span", "low", "high"), [(0, 1, 1), (100, 1, 99)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_cells_of_a_new_network_remember_for_times_up_to_their_span(kind, span, low, high):
+    """Of a cell that remembers T steps, T / (T + 1) of its state are left after one step without input."""
+    size = 200
+    module, memory = Recurrent(kind, size, span), initial_memory(kind, size, 1, ENVS)
+    inputs = np.zeros((1, ENVS, FEATURES), np.float32), np.zeros((1, ENVS), bool)
+    params = module.init(jax.random.key(0), *inputs, memory)
+    params["params"]["recurrent_0"] *= 0.0
+    _, after = module.apply(params, *inputs, jax.tree.map(lambda x: x + 0.5, memory))
+    left = np.asarray(after[0][-1][0, 0]) / 0.5  # of an LSTM's second array, the one that lasts
+    times = left / (1 - left)
+    assert low - 1e-3 < times.min() and times.max() < high + 0.01
+    assert np.ptp(times) > 0.9 * (high - low) - 1e-3 and abs(times.mean() - (low + high) / 2) < 0.1 * high
 
 
 def one_by_one(kind, x, first):

@@ -92,10 +92,10 @@ def test_every_table_of_flags_is_of_a_task_that_a_peer_trains_on():
     tables = tomllib.loads((ROOT / "benchmarks" / "peers" / "peers.toml").read_text())["flags"]
     published = [flags for envs in tables.values() for flags in envs.values()]
     trained = {peer: goals_of_peer(peer) for peer in ("sb3", "sbx", "rejax", "purejaxrl")}
-    used = [flags for several in trained.values() for _, flags in several]
+    used = [goal.flags for several in trained.values() for goal in several]
     assert all(flags in used for flags in published)
-    assert {goal.env for goal, _ in trained["purejaxrl"]} >= {"CartPole-v1", "Asterix-MinAtar", "Freeway-MinAtar"}
-    assert {goal.algorithm for goal, _ in trained["sbx"]} == {"sbx_ppo", "sbx_sac"}
+    assert {goal.env for goal in trained["purejaxrl"]} >= {"CartPole-v1", "Asterix-MinAtar", "Freeway-MinAtar"}
+    assert {goal.algorithm for goal in trained["sbx"]} == {"sbx_ppo", "sbx_sac"}
 
 
 class Countdown:

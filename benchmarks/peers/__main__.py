@@ -35,7 +35,7 @@ class Args(Choice):
 
     peer: Literal["sb3", "sbx", "rejax", "purejaxrl"]
     """Stable-Baselines3, SBX, rejax or PureJaxRL."""
-    set: Literal["", "classic", "minatar", "bsuite", "host"] = ""
+    set: Literal["", "classic", "minatar", "bsuite", "memory", "host"] = ""
     """Only the environments of this set."""
     source: str = ""
     """A checkout of PureJaxRL, which is no package."""
@@ -102,14 +102,13 @@ class PeerJob(Job):
 
 def tasks_of(args: Args, platform: str) -> list[Task]:
     """What is to be trained, on a "cpu" or a "gpu". Raises UsageError where nothing is."""
-    published = dict(goals_of_peer(args.peer))
-    there = [goal for goal in published if args.set in ("", goal.set)]
+    there = [goal for goal in goals_of_peer(args.peer) if args.set in ("", goal.set)]
     if not there:
         raise UsageError(f"--set {args.set} has nothing for which flags of {args.peer} are published")
-    return [task_of(args, platform, goal, published[goal]) for goal in chosen(there, args.algos, args.envs)]
+    return [task_of(args, platform, goal) for goal in chosen(there, args.algos, args.envs)]
 
 
-def task_of(args: Args, platform: str, goal: Goal, flags: dict[str, Any]) -> Task:
+def task_of(args: Args, platform: str, goal: Goal) -> Task:
     """An environment: one job for all seeds where the peer can train them at once, else one for each."""
     about, steps = peers()[args.peer], args.total_timesteps or goal.steps
     given = {"peer": args.peer, "algos": (goal.algorithm,), "envs": (goal.env,), "seeds": args.seeds}
@@ -130,7 +129,7 @@ def task_of(args: Args, platform: str, goal: Goal, flags: dict[str, Any]) -> Tas
             packages=packages_for(args.peer, platform),
             platform=platform,
             commit=git_hash(Path(source)) if source else None,
-            flags=flags,
+            flags=goal.flags,
         )
         words = as_words({"env": goal.env, "seed": seeds.start, "num_seeds": len(seeds), "total_timesteps": steps})
         of_row = f"python -m benchmarks.peers {as_typed(given)}"

@@ -1,7 +1,6 @@
 """gymnasium's environments: `gymnasium:CartPole-v1`, or `gymnasium:module:id` where that module registers them."""
 
 import os
-import re
 import sys
 import warnings
 from contextlib import suppress
@@ -15,10 +14,11 @@ from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.host import HostEnvs, HostOptions, HostStep
 from common.envs.host_spaces import Conversion
+from common.envs.masks import MASK
 from common.envs.usage import check_known, import_package
 
-PACKAGES = {"ALE": "ale_py"}
-"""What registers its environments only once it is imported, by the namespace of their ids."""
+PACKAGES = {"ALE": "ale_py", "pmaprl": "common.envs.gymnasium_partial"}
+"""What registers environments once it is imported, by the namespace of their ids."""
 
 
 def ids() -> list[str]:
@@ -39,8 +39,9 @@ def make(name: str, env_id: str, options: HostOptions) -> HostEnvs:
         if namespace in PACKAGES:
             import_package(PACKAGES[namespace])
         check_known(name, env_id, ids())
-        package = re.match(r"\w*", str(_registry()[env_id].entry_point)).group()
-        env_id = f"{package}:{env_id}" if package in PACKAGES.values() else env_id  # as other processes know it
+        maker = str(_registry()[env_id].entry_point)
+        package = next((package for package in PACKAGES.values() if maker.startswith(package)), None)
+        env_id = f"{package}:{env_id}" if package else env_id  # as other processes know it
     elif os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     return GymnasiumEnvs(name, env_id, options)
@@ -131,7 +132,9 @@ def _vectorized(env_id: str, options: HostOptions) -> Any:
     gymnasium = import_package("gymnasium", extra="host")
     if options.vectorization == "vector":
         return gymnasium.make_vec(env_id, options.num_envs, "vector_entry_point", **options.env_params)
-    maker = partial(gymnasium.make, env_id, **options.env_params)
+    from common.envs import gymnasium_masks  # needs gymnasium
+
+    maker = partial(gymnasium_masks.make, MASK, env_id, **options.env_params)
     if options.vectorization == "sync":
         same_step = gymnasium.vector.AutoresetMode.SAME_STEP
         return gymnasium.vector.SyncVectorEnv([maker] * options.num_envs, autoreset_mode=same_step)

@@ -1,25 +1,15 @@
 """Classic control with its velocities hidden: what a policy needs memory for."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from common.envs import gymnax_suite, spaces
 from common.envs.environment import Env, Transition
+from common.envs.velocities import PREFIX, SEEN
 
-
-class Partial(NamedTuple):
-    """An environment of gymnax, and which numbers of its observations are left."""
-
-    whole: str
-    seen: tuple[int, ...]
-
-
-PARTIAL = {
-    "PartialCartPole-v1": Partial("CartPole-v1", (0, 2)),
-    "PartialPendulum-v1": Partial("Pendulum-v1", (0, 1)),
-}
+IDS = [PREFIX + whole for whole in SEEN]
 
 
 class PartialEnv(Env):
@@ -41,5 +31,5 @@ class PartialEnv(Env):
 
 
 def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
-    whole, seen = PARTIAL[env_id]
-    return PartialEnv(name, gymnax_suite.make(whole, whole, env_params), seen)
+    whole = env_id.removeprefix(PREFIX)
+    return PartialEnv(name, gymnax_suite.make(whole, whole, env_params), SEEN[whole])

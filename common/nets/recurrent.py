@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 Kind = Literal["none", "gru", "lstm"]
 
-UNROLL = 1  # steps in one turn of the loop over time
+UNROLL = 4  # steps in one turn of the loop over time: 12% faster than one by one, and 8 are no faster
 
 
 class Inputs(NamedTuple):
@@ -29,9 +29,13 @@ class Inputs(NamedTuple):
 class Cell(NamedTuple):
     """A recurrent cell with state of `arrays` arrays [N, H], the first of which is its output."""
 
-    gates: int
+    keep: tuple[int, ...]  # for each gate, whether its bias lengthens (1) or shortens (-1) what the cell remembers
     arrays: int
     step: Callable  # state, gates of the input [N, gates * H], gates of the output before [N, gates * H] -> state
+
+    @property
+    def gates(self) -> int:
+        return len(self.keep)
 
 
 def gru(state: tuple, x: jax.Array, z: jax.Array) -> tuple:
@@ -51,7 +55,7 @@ def lstm(state: tuple, x: jax.Array, z: jax.Array) -> tuple:
     return nn.sigmoid(leave) * jnp.tanh(c), c
 
 
-CELLS = {"gru": Cell(gates=3, arrays=1, step=gru), "lstm": Cell(gates=4, arrays=2, step=lstm)}
+CELLS = {"gru": Cell(keep=(0, 1, 0), arrays=1, step=gru), "lstm": Cell(keep=(-1, 1, 0, 0), arrays=2, step=lstm)}
 
 
 class Recurrent(nn.Module):
@@ -59,6 +63,7 @@ class Recurrent(nn.Module):
 
     kind: Kind
     size: int
+    span: int  # the cells of a new network remember for up to so many steps, see `lasting`
     dtype: Any = None  # of the arithmetic; parameters stay float32
 
     @nn.compact
@@ -78,7 +83,7 @@ class Recurrent(nn.Module):
         cell = CELLS[self.kind]
         width = cell.gates * self.size
         kernel = self.param(f"recurrent_{layer}", orthogonal_gates(cell.gates), (self.size, width))
-        bias = self.param(f"recurrent_bias_{layer}", nn.initializers.zeros, (width,))
+        bias = self.param(f"recurrent_bias_{layer}", lasting(cell.keep, self.span), (width,))
         # The products with the inputs do not wait for one another: one for all steps
         x = nn.Dense(width, dtype=self.dtype, name=f"input_{layer}")(x)  # [T, N, gates * size]
         kernel, bias = kernel.astype(x.dtype), bias.astype(x.dtype)
@@ -100,6 +105,7 @@ class RecurrentTorso(nn.Module):
     torso: nn.Module
     kind: Kind
     size: int
+    span: int
     with_previous: bool  # whether they get the last action and reward beside the torso's features
     dtype: Any = None
 
@@ -107,7 +113,7 @@ class RecurrentTorso(nn.Module):
     def __call__(self, inputs: Inputs, memory: Any) -> tuple[jax.Array, Any]:
         x = self.torso(inputs.obs)
         x = jnp.concatenate([x, inputs.previous], axis=-1) if self.with_previous else x
-        return Recurrent(self.kind, self.size, self.dtype)(x, inputs.first, memory)
+        return Recurrent(self.kind, self.size, self.span, self.dtype)(x, inputs.first, memory)
 
 
 def initial_memory(kind: Kind, size: int, layers: int, count: int) -> tuple:
@@ -124,5 +130,19 @@ def orthogonal_gates(gates: int) -> Callable:
         size = shape[0]
         parts = [nn.initializers.orthogonal()(one, (size, size), dtype) for one in jax.random.split(key, gates)]
         return jnp.concatenate(parts, axis=1)
+
+    return init
+
+
+def lasting(keep: tuple[int, ...], span: int) -> Callable:
+    """An initializer of biases [gates * size] with which cells remember, each for a time of its own.
+
+    The times are uniform between 1 and `span` - 1 steps (Tallec and Ollivier 2018). Were they all short, no gradient
+    would reach back to what came in long ago. `keep` says what the bias of each gate does to the time.
+    """
+
+    def init(key: jax.Array, shape: tuple[int], dtype: Any = jnp.float32) -> jax.Array:
+        times = jax.random.uniform(key, (shape[0] // len(keep),), dtype, 1.0, max(span - 1, 1))
+        return jnp.concatenate([sign * jnp.log(times) for sign in keep])
 
     return init

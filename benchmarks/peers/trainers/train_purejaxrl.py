@@ -13,12 +13,10 @@ from rows import run_of
 
 def peer_of(source: str, args: dict) -> Peer:
     """Its ppo.py as it stands. `make_train` trains in one scan; one update of that is taken out, to stop in between."""
-    sys.path.insert(0, f"{source}/purejaxrl")
-    ppo = import_without("brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training", "navix")
+    ppo = module_of(source, "ppo")
     steps_per_update = args["flags"]["NUM_ENVS"] * args["flags"]["NUM_STEPS"]
     updates = -(-args["total_timesteps"] // steps_per_update)
     config = {**args["flags"], "ENV_NAME": args["env"], "TOTAL_TIMESTEPS": updates * steps_per_update}
-    ppo.gymnax = environments
     train_all = ppo.make_train(config)
     update = []
 
@@ -46,10 +44,14 @@ def peer_of(source: str, args: dict) -> Peer:
     )
 
 
-def import_without(*absent: str) -> ModuleType:
-    """ppo.py, whose wrappers import suites of environments that are not used here."""
+def module_of(source: str, name: str) -> ModuleType:
+    """One of its files, with the kit's environments; its wrappers import suites of others that are not used here."""
+    absent = "brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training", "navix"
+    sys.path.insert(0, f"{source}/purejaxrl")
     with mock.patch.dict(sys.modules, {name: mock.MagicMock() for name in absent}):
-        return importlib.import_module("ppo")
+        module = importlib.import_module(name)
+    module.gymnax = environments
+    return module
 
 
 if __name__ == "__main__":

@@ -1,0 +1,91 @@
+"""Reversi on 6 x 6 squares against a player who moves at random: a game in which few of the actions are legal."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.envs.environment import Env, Transition
+from common.envs.masks import ILLEGAL, MASK
+from common.envs.spaces import Box, Dict, Discrete
+
+SIZE = 6
+PASS = SIZE * SIZE  # an action: no square
+DIRECTIONS = tuple((down, right) for down in (-1, 0, 1) for right in (-1, 0, 1) if down or right)
+
+
+class State(NamedTuple):
+    board: jax.Array  # [6, 6] int8: 1 where we are, -1 where the other one is
+
+
+class Reversi(Env):
+    """1 for more discs than the other one in the end, -1 for fewer. Half of the games the other one begins.
+
+    Observes both players' discs [6, 6, 2], and the legal moves as `action_mask` [37]: the squares, and to pass, which
+    is legal where no square is. An illegal move loses the game.
+    """
+
+    def __init__(self, name: str, show_mask: bool = True):
+        """Without `show_mask` the policy has to learn by losing what is illegal."""
+        self.show_mask = show_mask
+        discs, moves = (Box(np.zeros(shape), np.ones(shape), shape) for shape in ((SIZE, SIZE, 2), (PASS + 1,)))
+        space = Dict({MASK: moves, "discs": discs}) if show_mask else discs
+        super().__init__(name, None, space, Discrete(PASS + 1), max_steps=SIZE * SIZE)
+
+    def begin(self, key: jax.Array) -> tuple[Any, State]:
+        first_key, move_key = jax.random.split(key)
+        board = jnp.zeros((SIZE, SIZE), jnp.int8)
+        board = board.at[2, 3].set(1).at[3, 2].set(1).at[2, 2].set(-1).at[3, 3].set(-1)
+        begun = -after(random_move(move_key, -board), -board)
+        board = jnp.where(jax.random.bernoulli(first_key), begun, board)
+        return self.observe(board), State(board)
+
+    def advance(self, key: jax.Array, state: State, action: jax.Array) -> Transition:
+        illegal = ~legal_moves(state.board)[action]
+        board = after(action, state.board)
+        board = -after(random_move(key, -board), -board)
+        over = legal_moves(board)[PASS] & legal_moves(-board)[PASS]
+        reward = jnp.where(illegal, -1.0, jnp.where(over, jnp.sign(jnp.sum(board.astype(jnp.float32))), 0.0))
+        return Transition(self.observe(board), State(board), reward, over | illegal, jnp.bool_(False))
+
+    def observe(self, board: jax.Array) -> Any:
+        discs = jnp.stack([board == 1, board == -1], axis=-1).astype(jnp.float32)
+        return {MASK: legal_moves(board), "discs": discs} if self.show_mask else discs
+
+
+def legal_moves(board: jax.Array) -> jax.Array:
+    """What the player whose discs are 1 may do, [37]."""
+    ours, theirs = board == 1, board == -1
+    ends = [moved(enclosed(ours, theirs, direction), direction) for direction in DIRECTIONS]
+    squares = jnp.any(jnp.stack(ends), axis=0) & (board == 0)
+    return jnp.append(squares.ravel(), ~jnp.any(squares))
+
+
+def after(action: jax.Array, board: jax.Array) -> jax.Array:
+    """The board after a legal move of the player whose discs are 1."""
+    square = (jnp.arange(PASS) == action).reshape(SIZE, SIZE)
+    turned = square
+    for direction in DIRECTIONS:
+        between = enclosed(square, board == -1, direction)
+        turned |= between & jnp.any(moved(between, direction) & (board == 1))
+    return jnp.where(turned, jnp.int8(1), board)
+
+
+def enclosed(start: jax.Array, theirs: jax.Array, direction: tuple[int, int]) -> jax.Array:
+    """Those of `theirs` that follow on a square of `start` in one direction without a gap, all [6, 6] bool."""
+    line = moved(start, direction) & theirs
+    for _ in range(SIZE - 3):
+        line |= moved(line, direction) & theirs
+    return line
+
+
+def moved(squares: jax.Array, direction: tuple[int, int]) -> jax.Array:
+    """All squares [6, 6] one further in a direction; what leaves the board is gone."""
+    down, right = direction
+    return jnp.pad(squares, 1)[1 - down : 1 - down + SIZE, 1 - right : 1 - right + SIZE]
+
+
+def random_move(key: jax.Array, board: jax.Array) -> jax.Array:
+    """A legal move of the player whose discs are 1."""
+    return jax.random.categorical(key, jnp.where(legal_moves(board), 0.0, ILLEGAL))

@@ -37,9 +37,13 @@ from common.actors.parameters import ParameterSlots, Slot
 from common.actors.rollouts import Collected, RolloutQueues
 from common.actors.watching import GRACE, Activity, Limits, Worker
 from common.cli.errors import TrainingError
+from common.device.memory import Player
+from common.envs import spaces
 from common.envs.evaluation_params import evaluation_params
+from common.envs.host import HostStep
 from common.envs.processes import Processes
 from common.envs.registry import make_host
+from common.envs.spec import EnvSpec
 from common.envs.usage import read_params
 
 TOYS = "gymnasium:host_toys:"
@@ -438,6 +442,42 @@ def test_parts_of_final_observations_are_not_confused(vectorization):
     assert out.final_obs["desired"][:, 1].tolist() == [-7.0, -7.0]
     assert out.obs["achieved"][:, 1].tolist() == [0.0, 0.0]
     envs.close()
+
+
+class ResetsInItsOwnStep:
+    """Two environments whose episodes have 3 and 5 steps; they observe the number of the step, and 100 at the end."""
+
+    spec = EnvSpec("steps", spaces.Box(np.zeros(1), np.full(1, 100.0), (1,)), np.dtype("float32"), spaces.Discrete(2))
+    num_envs, resets_in_step = 2, False
+
+    def reset(self):
+        self.time, self.limit = np.zeros(2), np.array([3, 5])
+        return self._observe()
+
+    def step(self, action):
+        valid = self.time < self.limit
+        self.time = np.where(valid, self.time + 1, 0)
+        over = self.time == self.limit
+        return HostStep(self._observe(), np.ones(2, np.float32), over, np.zeros(2, bool), valid, None)
+
+    def _observe(self):
+        return np.where(self.time == self.limit, 100, self.time)[:, None].astype(np.float32)
+
+
+@pytest.mark.parametrize("resets_in_step", [True, False])
+def test_evaluations_remember_exactly_one_episode(resets_in_step):
+    """The memory is the number of steps since it was emptied, held against the number that is observed."""
+    seen_and_counted = []
+
+    def act(seen, memory, keys):
+        memory = np.where(seen.first, 0, memory)
+        seen_and_counted.extend(zip(seen.obs[:, -1], memory, strict=True))
+        return np.zeros(2, int), memory + 1
+
+    toy = make_host(TOYS + "Toy-v0", 2, 0, vectorization="sync") if resets_in_step else ResetsInItsOwnStep()
+    run_host_episodes(toy, Player(lambda count: np.zeros(count, int), act), 6, Worker("test"))
+    acting = [pair for pair in seen_and_counted if pair[0] != 100]
+    assert len(acting) > 15 and all(seen == counted for seen, counted in acting)
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])

@@ -124,6 +124,7 @@ VARIANTS = {
     "segments": {"bptt_length": 4, "rnn": "lstm", "obs_prev_action_reward": True},
     "shared": {"share_torso": True, "rnn_layers": 2, "normalize_obs": True},
     "steps": {"bptt_length": 1},
+    "half precision": {"precision": "bfloat16"},
 }
 
 

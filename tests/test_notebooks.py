@@ -23,6 +23,7 @@ PICTURES = {  # plots and animations
     "anatomy_of_ppo": (5, 0),
     "fork_an_algorithm": (2, 0),
     "sac_and_many_seeds": (5, 1),
+    "memory": (2, 0),
 }
 WORDS = {
     "quickstart": [
@@ -36,6 +37,11 @@ WORDS = {
         "to the last bit: True",
     ],
     "fork_an_algorithm": [r"^\+    return -ratio \* advantage", r"LayerNorm", r"ppo_with_layer_norm .*seed:( \d+){8}"],
+    "memory": [
+        "with memory +greedy return of each seed:( \\d+){2}",
+        "velocity of the pole +from what is seen +-?[0-9.]+ +from the cells +-?[0-9.]+",
+        "forgets at every step +mean length +\\d+ of 500",
+    ],
     "sac_and_many_seeds": [r"each seed:( -\d+){8}", "eight agents +[0-9.]+ s to compile", "torque upright"],
 }
 

@@ -93,7 +93,7 @@ class Args(HostEnvArgs):
     rnn_layers: int = 1
     """Recurrent layers, one behind the other."""
     rnn_span: int = 128
-    """The cells of a new network remember for times of up to so many steps; 0 leaves them short."""
+    """The cells of a new network remember for times from 2 to so many steps; 0 makes all of them 2."""
 
     @property
     def samples_per_env(self) -> int:

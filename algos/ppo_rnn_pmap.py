@@ -86,7 +86,7 @@ class Args(DeviceEnvArgs):
     rnn_layers: int = 1
     """Recurrent layers, one behind the other."""
     rnn_span: int = 128
-    """The cells of a new network remember for times of up to so many steps; 0 leaves them short."""
+    """The cells of a new network remember for times from 2 to so many steps; 0 makes all of them 2."""
     obs_prev_action_reward: bool = False
     """Let the memory see the last action and the last reward beside the observation."""
 

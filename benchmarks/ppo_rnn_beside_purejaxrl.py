@@ -3,7 +3,8 @@
     python benchmarks/ppo_rnn_beside_purejaxrl.py --source ~/purejaxrl
 
 Both train on the same environment with the same sizes, each in processes of its own, in turns; PureJaxRL in an
-environment of its own, with the packages of benchmarks/peers/peers.toml. Speeds are the best of all turns.
+environment of its own, with the packages of benchmarks/peers/peers.toml, which are older, and on one device, as it is
+written. A turn's speed is the median of some runs, and the better turn of each counts.
 """
 
 import json
@@ -79,7 +80,7 @@ class Critic(ppo.Critic):
 
 
 def measure(sizes: Sizes) -> dict[str, Any]:
-    """The record of this kit alone."""
+    """The record of this kit alone, which has PureJaxRL's network in this process from now on."""
     args = ppo.Args(
         env=sizes.env,
         num_envs=sizes.num_envs,

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.accelerator import FILE, load_rows, picture, table
 from benchmarks.records import load_records, returns_of
-from benchmarks.sets import Goal, goals, goals_of_peer, peers
+from benchmarks.sets import Goal, goals, goals_of_peer, peers, plain
 from benchmarks.tasks import listed
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
@@ -157,8 +157,8 @@ def _row(record: Record) -> str:
 
 def _more(record: Record) -> str:
     """That the command was given for other seeds, too; that of a peer is for all."""
-    runs, script = len(record["steps_per_second"]), record["algorithm"].partition(",")[0]
-    return f", {runs} times with other seeds" if runs > 1 and script.endswith("_pmap") else ""
+    runs = len(record["steps_per_second"])
+    return f", {runs} times with other seeds" if runs > 1 and plain(record["algorithm"]).endswith("_pmap") else ""
 
 
 def _curves(records: list[Record], x: str) -> list[Panel]:

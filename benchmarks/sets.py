@@ -12,7 +12,7 @@ FOLDER = Path(__file__).resolve().parent
 class Goal(NamedTuple):
     """An environment that an algorithm is to learn.
 
-    `algorithm` and `env` are names to show. Behind a comma they may say what `flags` do, as in "ppo_rnn_pmap, lstm".
+    `algorithm` and `env` are names to show. In brackets they may say what `flags` do, as in "ppo_rnn_pmap (lstm)".
     """
 
     set: str
@@ -26,22 +26,39 @@ class Goal(NamedTuple):
     @property
     def script(self) -> str:
         """The file of algos/."""
-        return self.algorithm.partition(",")[0]
+        return plain(self.algorithm)
 
     @property
     def env_flag(self) -> str:
-        return self.env.partition(",")[0]
+        return plain(self.env)
+
+
+def plain(name: str) -> str:
+    """The name of an algorithm or an environment without what stands in brackets behind it."""
+    return name.partition(" (")[0]
 
 
 def goals() -> list[Goal]:
     """Those of the kit."""
     sets = tomllib.loads((FOLDER / "sets.toml").read_text())
     return [
-        Goal(name, algorithm, env, goal.pop("steps"), goal.pop("threshold"), goal.pop("seeds_at_once", None), goal)
+        _goal(name, algorithm, env, **told)
         for name, algorithms in sets.items()
         for algorithm, envs in algorithms.items()
-        for env, goal in envs.items()
+        for env, told in envs.items()
     ]
+
+
+def _goal(
+    name: str,
+    algorithm: str,
+    env: str,
+    steps: int,
+    threshold: float,
+    seeds_at_once: int | None = None,
+    **flags: Any,
+) -> Goal:
+    return Goal(name, algorithm, env, steps, threshold, seeds_at_once, flags)
 
 
 def peers() -> dict[str, dict[str, Any]]:

@@ -53,7 +53,7 @@ class Task:
 
     def path(self, results: Path) -> Path:
         """The file of its record."""
-        algorithm, env = (re.sub("[:/, ]+", "-", name) for name in (self.algorithm, self.env))
+        algorithm, env = (re.sub("[:/() ]+", "-", name).strip("-") for name in (self.algorithm, self.env))
         return results / algorithm / f"{env}.json"
 
 

@@ -47,7 +47,7 @@ def test_a_job_goes_on_where_it_was_cut_short_and_is_not_run_again(tmp_path, cap
 
 @pytest.mark.slow
 def test_learning_writes_what_came_of_all_seeds(tmp_path, monkeypatch):
-    names = "ppo_pmap, wide", "CartPole-v1, 64 of them"
+    names = "ppo_pmap (wide)", "CartPole-v1 (64 of them)"
     goal = Goal("classic", *names, 4096, 475, None, {"num_envs": 64, "num_steps": 32})
     for module in (learning, report):
         monkeypatch.setattr(module, "goals", lambda: [*goals(), goal])

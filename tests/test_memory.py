@@ -63,20 +63,23 @@ def test_cells_are_those_of_flax(kind):
         np.testing.assert_allclose(outputs[step], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(("span", "low", "high"), [(0, 1, 1), (100, 1, 99)])
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
+@pytest.mark.parametrize(("span", "low", "high"), [(0, 2, 2), (300, 2, 300)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_cells_of_a_new_network_remember_for_times_up_to_their_span(kind, span, low, high):
-    """Of a cell that remembers T steps, T / (T + 1) of its state are left after one step without input."""
+def test_cells_of_a_new_network_remember_for_times_up_to_their_span(kind, span, low, high, dtype):
+    """A cell that remembers T steps loses 1 / T of its state in each, and takes in as much of what is new."""
     size = 200
-    module, memory = Recurrent(kind, size, span), initial_memory(kind, size, 1, ENVS)
+    module, memory = Recurrent(kind, size, span, dtype), initial_memory(kind, size, 1, ENVS)
     inputs = np.zeros((1, ENVS, FEATURES), np.float32), np.zeros((1, ENVS), bool)
-    params = module.init(jax.random.key(0), *inputs, memory)
-    params["params"]["recurrent_0"] *= 0.0
-    _, after = module.apply(params, *inputs, jax.tree.map(lambda x: x + 0.5, memory))
-    left = np.asarray(after[0][-1][0, 0]) / 0.5  # of an LSTM's second array, the one that lasts
-    times = left / (1 - left)
-    assert low - 1e-3 < times.min() and times.max() < high + 0.01
+    params = module.init(jax.random.key(0), *inputs, memory)["params"]
+    params["recurrent_0"] *= 0.0
+    _, after = module.apply({"params": params}, *inputs, jax.tree.map(lambda x: x + 1, memory))
+    times = 1 / (1 - np.asarray(after[0][-1][0, 0], np.float64))  # an LSTM's second array is the one that lasts
+    assert low - 1e-3 < times.min() and times.max() < high + 0.1
     assert np.ptp(times) > 0.9 * (high - low) - 1e-3 and abs(times.mean() - (low + high) / 2) < 0.1 * high
+    params["input_0"]["bias"] = params["input_0"]["bias"].at[2 * size : 3 * size].set(100.0)  # all of it is new
+    _, filled = module.apply({"params": params}, *inputs, memory)
+    np.testing.assert_allclose(1 / np.asarray(filled[0][-1][0, 0]), times, rtol=1e-3)
 
 
 def one_by_one(kind, x, first):

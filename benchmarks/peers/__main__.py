@@ -35,7 +35,7 @@ class Args(Choice):
 
     peer: Literal["sb3", "sbx", "rejax", "purejaxrl"]
     """Stable-Baselines3, SBX, rejax or PureJaxRL."""
-    set: Literal["", "classic", "minatar", "bsuite", "memory", "host"] = ""
+    set: Literal["", "classic", "minatar", "bsuite", "memory", "masks", "host"] = ""
     """Only the environments of this set."""
     source: str = ""
     """A checkout of PureJaxRL, which is no package."""

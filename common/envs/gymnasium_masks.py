@@ -1,45 +1,64 @@
 """Masks that gymnasium's environments give in their `info`, as a part of what they observe.
 
-Processes of environments import this too, so it needs nothing that is slow.
+Processes of environments import this too, so it needs nothing that is slow; the mask's name comes as an argument.
 """
 
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Space, Tuple
+from gymnasium.utils import RecordConstructorArgs
 
 
 def make(mask: str, env_id: str, **arguments: Any) -> gymnasium.Env:
     """gymnasium's environment; where its info has a `mask` of legal actions, that is a part of what it observes."""
     env = gymnasium.make(env_id, **arguments)
     parts = env.observation_space.spaces if isinstance(env.observation_space, Dict) else {}
-    if mask in parts or not isinstance(env.action_space, Discrete | MultiDiscrete):
+    if mask in parts or isinstance(env.action_space, Box):
         return env
-    info = env.reset()[1]  # nothing else tells
-    return MaskObserved(env, mask, np.shape(info[mask])) if mask in info else env
+    legal = env.reset()[1].get(mask)  # nothing else tells
+    return env if legal is None else MaskObserved(env, mask, legal)
 
 
-class MaskObserved(gymnasium.Wrapper):
+class MaskObserved(gymnasium.Wrapper, RecordConstructorArgs):
     """Observes the mask beside the parts of a dictionary, or beside the whole observation, which is then called obs."""
 
-    def __init__(self, env: gymnasium.Env, mask: str, shape: tuple[int, ...]):
-        super().__init__(env)
-        self._mask, self._has_parts = mask, isinstance(env.observation_space, Dict)
+    def __init__(self, env: gymnasium.Env, mask: str, legal: Any):
+        """`legal` is a mask: an array, or a tuple of such."""
+        RecordConstructorArgs.__init__(self, mask=mask, legal=legal)
+        gymnasium.Wrapper.__init__(self, env)
+        self._mask, self._space, self._has_parts = mask, _space_of(legal), isinstance(env.observation_space, Dict)
         parts = env.observation_space.spaces if self._has_parts else {"obs": env.observation_space}
-        self._box = Box(0, 1, shape, np.int8)
-        self.observation_space = Dict({mask: self._box, **parts})
+        self.observation_space = Dict({mask: self._space, **parts})
 
-    def reset(self, **options: Any) -> tuple[Any, dict]:
-        obs, info = self.env.reset(**options)
-        return self._observed(obs, info), info
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self._observed(obs, info, over=False), info
 
     def step(self, action: Any) -> tuple[Any, ...]:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return self._observed(obs, info), reward, terminated, truncated, info
+        return self._observed(obs, info, terminated or truncated), reward, terminated, truncated, info
 
-    def _observed(self, obs: Any, info: dict) -> dict:
-        if self._mask not in info:
+    def _observed(self, obs: Any, info: dict, over: bool) -> dict:
+        legal = info.get(self._mask)
+        if legal is None and not over:  # at the end nobody acts
             raise RuntimeError(f"its info has no {self._mask}, which it had after the first reset")
-        legal = np.asarray(info[self._mask], self._box.dtype)
+        legal = _typed(self._space, legal) if legal is not None else _all_legal(self._space)
         return {self._mask: legal, **(obs if self._has_parts else {"obs": obs})}
+
+
+def _space_of(legal: Any) -> Space:
+    if isinstance(legal, tuple):
+        return Tuple(map(_space_of, legal))
+    return Box(0, 1, np.shape(legal), np.int8)
+
+
+def _typed(space: Space, legal: Any) -> Any:
+    if isinstance(space, Tuple):
+        return tuple(map(_typed, space.spaces, legal))
+    return np.asarray(legal, space.dtype)
+
+
+def _all_legal(space: Space) -> Any:
+    return tuple(map(_all_legal, space.spaces)) if isinstance(space, Tuple) else space.high

@@ -3,19 +3,32 @@
 Processes of environments import this too, so it needs nothing that is slow.
 """
 
+from typing import Any
+
 import gymnasium
+import numpy as np
 from gymnasium.spaces import Box
-from gymnasium.wrappers import TransformObservation
+from gymnasium.utils import RecordConstructorArgs
 
 from common.envs.velocities import PREFIX, SEEN
 
 
-def make(whole: str, render_mode: str | None = None) -> gymnasium.Env:
-    """gymnasium's environment `whole` without what is not seen, and without a time limit."""
-    env, seen = gymnasium.make(whole, max_episode_steps=-1, render_mode=render_mode), list(SEEN[whole])
-    box = env.observation_space
-    box = Box(box.low[seen], box.high[seen], dtype=box.dtype)
-    return TransformObservation(env, lambda obs: obs[seen], box)
+class Partial(gymnasium.ObservationWrapper, RecordConstructorArgs):
+    """Observes only the numbers whose places are in `seen`."""
+
+    def __init__(self, env: gymnasium.Env, seen: tuple[int, ...]):
+        RecordConstructorArgs.__init__(self, seen=seen)
+        gymnasium.ObservationWrapper.__init__(self, env)
+        self._seen, box = list(seen), env.observation_space
+        self.observation_space = Box(box.low[self._seen], box.high[self._seen], dtype=box.dtype)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        return observation[self._seen]
+
+
+def make(whole: str, **arguments: Any) -> gymnasium.Env:
+    """gymnasium's environment `whole`, of these arguments, without what is not seen, and without a time limit."""
+    return Partial(gymnasium.make(whole, max_episode_steps=-1, **arguments), SEEN[whole])
 
 
 for whole in SEEN:

@@ -39,8 +39,8 @@ def make(name: str, env_id: str, options: HostOptions) -> HostEnvs:
         if namespace in PACKAGES:
             import_package(PACKAGES[namespace])
         check_known(name, env_id, ids())
-        maker = str(_registry()[env_id].entry_point)
-        package = next((package for package in PACKAGES.values() if maker.startswith(package)), None)
+        module = str(_registry()[env_id].entry_point).partition(":")[0]
+        package = next((package for package in PACKAGES.values() if f"{module}.".startswith(f"{package}.")), None)
         env_id = f"{package}:{env_id}" if package else env_id  # as other processes know it
     elif os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

@@ -180,7 +180,10 @@ class GoalToy(Toy):
 
 
 class TellingToy(Toy):
-    """Says in its info which actions are legal: all but the first one in the first state, then all but the second."""
+    """Says in its info which actions are legal: all but the first one in the first state, then all but the second.
+
+    In the last state it says nothing.
+    """
 
     def reset(self, seed=None, options=None):
         obs, _ = super().reset(seed=seed)
@@ -188,12 +191,23 @@ class TellingToy(Toy):
 
     def step(self, action):
         *outputs, _ = super().step(action)
-        told = not self._happens("tells_nothing_at", self.total)
-        return *outputs, {"action_mask": np.array([1, 0, 1], np.int8)} if told else {}
+        silent = self._happens("tells_nothing_at", self.total) or self.time == self.limit
+        return *outputs, {"action_mask": None if silent else np.array([1, 0, 1], np.int8)}
 
 
 class TellingGoalToy(TellingToy, GoalToy):
     """The same beside observations with parts."""
+
+
+class TellingMultiToy(MultiToy):
+    """Has a mask for each component."""
+
+    def reset(self, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"action_mask": (np.ones(2), np.array([0, 1, 0]))}
+
+    def step(self, action):
+        *outputs, _ = super().step(action)
+        return *outputs, {"action_mask": (np.array([1, 0]), np.array([0, 0, 1]))}
 
 
 class TextToy(Toy):
@@ -204,7 +218,8 @@ class ShiftedToy(Toy):
     action_space = gymnasium.spaces.Discrete(3, start=1)
 
 
-TOYS = Toy, BoxToy, MultiToy, ImageToy, DictToy, HybridToy, GoalToy, TellingToy, TellingGoalToy, TextToy, ShiftedToy
+TOYS = Toy, BoxToy, MultiToy, ImageToy, DictToy, HybridToy, GoalToy, TextToy, ShiftedToy
+TOYS += TellingToy, TellingGoalToy, TellingMultiToy
 for toy in TOYS:
     gymnasium.register(f"{toy.__name__}-v0", toy, disable_env_checker=True)
 

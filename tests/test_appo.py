@@ -267,6 +267,13 @@ def test_a_truncated_step_bootstraps_from_its_final_observation_and_a_terminated
         np.testing.assert_allclose(lab.update(case)[1]["value/target"], target.mean(), rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["rnn_size", "rnn_layers", "rnn_span"])
+def test_flags_of_memory_need_one(name):
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} needs --rnn gru or lstm"):
+        small_args(**{name: 7})
+    assert small_args(rnn="gru", **{name: 7})
+
+
 @pytest.mark.parametrize("env", ["envpool:CartPole-v1", "gymnasium:CartPole-v1"], ids=["own step", "same step"])
 @pytest.mark.parametrize("flags", [{"rnn": "gru"}, {"rnn": "lstm", "rnn_layers": 2, "share_torso": True}], ids=str)
 def test_x7_learners_see_the_probabilities_of_actors_over_many_rollouts(env, flags):

@@ -490,9 +490,17 @@ def test_masks_in_infos_are_observed(vectorization, toy, rest):
     assert begun["action_mask"].tolist() == [[0, 1, 1]] * 2
     assert all(out.obs["action_mask"].tolist() == [[1, 0, 1]] * 2 for out in outputs[:6])
     assert outputs[6].truncated.all() and outputs[6].obs["action_mask"].tolist() == [[0, 1, 1]] * 2
-    assert outputs[6].final_obs["action_mask"].tolist() == [[1, 0, 1]] * 2
+    assert outputs[6].final_obs["action_mask"].tolist() == [[1, 1, 1]] * 2  # where nobody acts
     first = begun["obs" if "obs" in rest else "achieved"]
     assert first[:, 1].tolist() == [0.0, 0.0]
+
+
+def test_masks_in_infos_may_have_parts():
+    with closing(make_host(f"{TOYS}TellingMultiToy-v0", 2, 0, vectorization="sync")) as envs:
+        assert [part.shape for part in envs.spec.observation_space.parts["action_mask"].parts] == [(2,), (3,)]
+        begun, after = envs.reset(), envs.step(np.zeros((2, 2), int)).obs
+    masks = [[part.tolist() for part in obs["action_mask"]] for obs in (begun, after)]
+    assert masks == [[[[1, 1]] * 2, [[0, 1, 0]] * 2], [[[1, 0]] * 2, [[0, 0, 1]] * 2]]
 
 
 def test_an_info_that_lacks_its_mask_ends_the_actor():
@@ -506,6 +514,7 @@ def test_an_info_that_lacks_its_mask_ends_the_actor():
 @pytest.mark.parametrize(("env_id", "sizes", "limit"), [("CartPole-v1", (4, 2), 500), ("Pendulum-v1", (3, 2), 200)])
 def test_hidden_velocities_on_the_host(env_id, sizes, limit):
     import gymnasium
+    from gymnasium.utils.env_checker import check_env
 
     names = f"gymnasium:{env_id}", f"gymnasium:pmaprl/Partial{env_id}"
     (whole, all_steps), (partial, some_steps) = (steps(name, 3, vectorization="sync") for name in names)
@@ -514,6 +523,7 @@ def test_hidden_velocities_on_the_host(env_id, sizes, limit):
     for all_of_it, some in zip(all_steps, some_steps, strict=True):
         np.testing.assert_array_equal(some.reward, all_of_it.reward)
     assert gymnasium.spec(f"pmaprl/Partial{env_id}").max_episode_steps == limit
+    check_env(gymnasium.make(f"pmaprl/Partial{env_id}"), skip_render_check=True)
     with closing(make_host(names[1], 1, 0, '{"max_episode_steps": 2}')) as envs:  # in a process of its own
         envs.reset()
         action = np.zeros((1, *envs.spec.action_space.shape), np.int32)

@@ -10,6 +10,7 @@ import ppo_rnn_pmap as ppo_rnn
 import pytest
 from helpers import calls_of_gae, make_env, over_devices, programs, relative_difference, run_updates, small_rnn_args
 
+from benchmarks import staleness
 from common.cli.errors import UsageError
 from common.device.evaluation import SEED, episode_keys
 from common.device.sampling import keys_of
@@ -256,3 +257,26 @@ def test_the_beginning_of_an_episode_empties_the_memory_of_a_policy(policy):
     first = np.array([True, False, True])
     one, other = (jax.tree.leaves(call(m, first)[1].actor)[0] for m in (memory, full))
     assert np.any(one != other, axis=1).tolist() == [False, True, False]
+
+
+def test_memories_that_were_kept_are_as_old_as_the_parameters_that_made_them(monkeypatch):
+    """What `benchmarks/staleness.py` compares."""
+    monkeypatch.setattr(staleness, "ENVS", 6)
+    env = make_env("Endings")
+
+    def measured(bptt_length, older, old, new):
+        args = small_rnn_args(num_steps=8, bptt_length=bptt_length, learning_rate=0.01)
+        algorithm = ppo_rnn.make_ppo_rnn(args, env)
+        learners = staleness.alone(functools.partial(staleness.three_learners, algorithm))(0, 4)
+        return jax.device_get(staleness.compare(args, env, algorithm, *(learners[i] for i in (older, old, new))))
+
+    same = measured(2, 1, 1, 1)
+    assert all(value < 1e-6 for value in same.values())
+    apart = measured(4, 0, 1, 2)
+    assert apart["log_ratio_at_first_step"] > apart["log_ratio_at_last_step"] > 0
+    assert apart["log_ratio_of_the_update"] > 1e-4 and apart["distance_of_memories"] > 1e-4
+    single = measured(1, 0, 1, 2)
+    assert single["log_ratio_at_first_step"] == single["log_ratio_at_last_step"] == single["log_ratio_of_staleness"]
+    # only the first memory of a rollout is older than the rollout's own parameters
+    whole, younger = measured(8, 0, 1, 2), measured(8, 1, 1, 2)
+    assert whole["log_ratio_at_first_step"] != younger["log_ratio_at_first_step"]

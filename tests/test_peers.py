@@ -6,6 +6,7 @@ import sys
 import time
 import tomllib
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -232,3 +233,43 @@ def test_one_update_is_taken_out_of_purejaxrl(tmp_path, monkeypatch):
     assert peer.steps_per_update == 8
     assert "brax" not in sys.modules
     assert jax.lax.scan(lambda x, _: (x + 1, None), 0, None, 2)[0] == 2
+
+
+PUREJAXRL_RNN = """
+import functools
+import flax.linen as nn
+import gymnax
+import jax
+import jax.numpy as jnp
+
+class ScannedRNN(nn.Module):
+    @functools.partial(nn.scan, variable_broadcast="params", in_axes=0, out_axes=0, split_rngs={"params": False})
+    @nn.compact
+    def __call__(self, carry, x):
+        return nn.GRUCell()(carry, x)
+
+def make_train(config):
+    assert config["GAMMA"] == 0.99 and config["NUM_ENVS"] == 2
+    gymnax.make(config["ENV_NAME"])
+
+    def train(key):
+        start = nn.GRUCell.initialize_carry(key, (2,), 128)
+        assert start.shape == (2, 128)
+        x = jnp.ones((config["TOTAL_TIMESTEPS"] // 2, 2, 128))
+        return ScannedRNN().init_with_output(key, start, x)[0]
+    return train
+"""
+
+
+def test_the_time_of_purejaxrl_with_memory_is_taken(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(TRAINERS))
+    monkeypatch.setattr(nn, "GRUCell", nn.GRUCell)  # put back afterwards
+    (tmp_path / "purejaxrl").mkdir()
+    (tmp_path / "purejaxrl" / "ppo_rnn.py").write_text(PUREJAXRL_RNN)
+    import time_purejaxrl_rnn
+
+    clock = iter([0, 1, 10, 14, 20, 22, 30, 39, 40, 43])  # one second, four, two, nine, three
+    monkeypatch.setattr(time_purejaxrl_rnn.time, "perf_counter", lambda: next(clock))
+    sizes = {"ENV_NAME": "CartPole-v1", "NUM_ENVS": 2, "TOTAL_TIMESTEPS": 12}
+    assert time_purejaxrl_rnn.steps_per_second(str(tmp_path), sizes) == 4
+    sys.path.remove(f"{tmp_path}/purejaxrl")

@@ -578,10 +578,18 @@ def test_observations_with_parts_and_a_mask(vectorization, tmp_path):
 
 def test_a_state_without_any_legal_action_is_an_error(tmp_path):
     """Not at the end of an episode, where nobody acts."""
-    env = {"env": "gymnasium:host_toys:DictToy-v0", "max_restarts": 1}
+    env = {"env": "gymnasium:host_toys:DictToy-v0"}
     assert train(tmp_path / "end", **env, env_params='{"no_action_at": 7}').status == "finished"
-    with pytest.raises(TrainingError, match="DictToy-v0 has a state without any legal action"):
+    with pytest.raises(TrainingError, match="actor [0-9] failed: .*DictToy-v0 has a state without any legal action"):
         train(tmp_path / "stuck", **env, env_params='{"no_action_at": 8}')
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_an_environment_that_forgets_its_mask_is_not_made_anew(vectorization, tmp_path, capfd):
+    env = {"env": "gymnasium:host_toys:TellingToy-v0", "env_params": '{"tells_nothing_at": 3}'}
+    with pytest.raises(TrainingError, match="failed: the info of TellingToy-v0 has no action_mask after a step"):
+        train(tmp_path / "run", **env, vectorization=vectorization)
+    assert "restarts" not in capfd.readouterr().err
 
 
 def test_measuring_prints_one_line(capsys):

@@ -58,6 +58,7 @@ CASES = [
     ("--unheard-of 3", "--unheard-of, --help"),
     ("--no-normalize-rewards", "--normalize-rewards, --normalize-returns"),
     ("--no-anneal-lr", "--anneal-lr, --lr-schedule constant"),
+    ("--rnn gru", "--rnn, algos/ppo_rnn_pmap.py"),
     ("--desired-kl 0.05", "--desired-kl, --lr-schedule kl-adaptive"),
     # numbers
     *(

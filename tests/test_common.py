@@ -43,6 +43,8 @@ from common.device.update_loop import do_where, repeat
 from common.drawing.recording import record
 from common.envs.environment import DEFAULT_HORIZON
 from common.envs.own import wrap
+from common.envs.spaces import Box
+from common.nets.torso import Torso
 from common.runs.arrays import Arrays, sha256
 from common.runs.checkpoints import Checkpoints
 from common.runs.clock import Clock
@@ -585,3 +587,13 @@ def test_a_level_of_optimization_that_xla_flags_name_is_obeyed(monkeypatch):
     assert compilation._options(1) == {"xla_backend_optimization_level": 1}
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=SSE4_2 --xla_backend_optimization_level=3")
     assert compilation._options(1) == {}
+
+
+@pytest.mark.parametrize("encoder", ["small", "nature", "impala"])
+def test_no_images_have_no_features(encoder):
+    """As in an evaluation of no episodes, beside the one that is drawn."""
+    images = np.zeros((2, 40, 40, 3), np.float32)
+    torso = Torso(Box(np.zeros((40, 40, 3)), np.ones((40, 40, 3)), (40, 40, 3)), (5,), "relu", None, encoder)
+    params = torso.init(jax.random.key(0), images)
+    assert torso.apply(params, images).shape == (2, 5)
+    assert torso.apply(params, images[:0]).shape == (0, 5)

@@ -36,7 +36,7 @@ from common.actors.evaluation import run_host_episodes
 from common.actors.parameters import ParameterSlots, Slot
 from common.actors.rollouts import Collected, RolloutQueues
 from common.actors.watching import GRACE, Activity, Limits, Worker
-from common.cli.errors import TrainingError
+from common.cli.errors import TrainingError, UnusableEnvError
 from common.device.memory import Player
 from common.envs import spaces
 from common.envs.evaluation_params import evaluation_params
@@ -507,7 +507,7 @@ def test_an_info_that_lacks_its_mask_ends_the_actor():
     with closing(make_host(f"{TOYS}TellingToy-v0", 1, 0, '{"tells_nothing_at": 2}', "sync")) as envs:
         envs.reset()
         envs.step(np.zeros(1, int))
-        with pytest.raises(RuntimeError, match="its info has no action_mask, which it had after the first reset"):
+        with pytest.raises(UnusableEnvError, match="the info of TellingToy-v0 has no action_mask after a step"):
             envs.step(np.zeros(1, int))
 
 

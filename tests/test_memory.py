@@ -215,6 +215,8 @@ def test_a_policy_with_memory_says_what_it_needs(policy):
     obs, memory = np.zeros((3, 2), np.float32), policy.initial_memory(3)
     for call, message in [
         (lambda: policy(obs), "has memory: memory = policy.initial_memory"),
+        (lambda: policy.initial_memory(-1), "a number of observations, got -1"),
+        (lambda: policy.initial_memory((3,)), r"a number of observations, got \(3,\)"),
         (lambda: policy(obs, memory), "where episodes begin"),
         (lambda: policy(obs, memory, False), "reward=reward"),
         (lambda: policy(obs[:2], memory, False, reward=0.0), "no memory of 2 observations"),

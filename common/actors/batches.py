@@ -31,9 +31,8 @@ def check_split(args: HostEnvArgs, block: int, num_learners: int) -> None:
     block *= num_learners
     if args.envs_per_actor % block:
         raise UsageError(
-            f"--envs-per-actor {args.envs_per_actor} must be a multiple of {block}, so that {num_learners} learner "
-            f"devices get equal parts of every minibatch; nearest: "
-            f"{multiples_near(args.envs_per_actor, block)}"
+            f"--envs-per-actor {args.envs_per_actor} must be a multiple of {block}, so that every minibatch has equal "
+            f"parts on each learner device ({num_learners}); nearest: {multiples_near(args.envs_per_actor, block)}"
         )
 
 

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable
 
 from common.actors.watching import LOOK_INTERVAL, Limits, Worker
+from common.cli.errors import UnusableEnvError
 from common.envs.usage import reason
 
 
@@ -21,8 +22,10 @@ class Restarts:
     def wait(self, worker: Worker, error: BaseException, stopped: Callable[[], bool]) -> bool:
         """Say that `worker` failed and wait until it may begin anew: at once, but not soon after its last restart.
 
-        Returns False where it may not any more, or once `stopped`.
+        Returns False where it may not any more, where it would not help, or once `stopped`.
         """
+        if isinstance(error, UnusableEnvError):
+            return False
         trace = "".join(traceback.format_exception(error)).rstrip()
         number = self._next()
         if not number:
@@ -39,7 +42,9 @@ class Restarts:
         return not stopped()
 
     def given_up(self, error: BaseException) -> str:
-        """What to say of a worker that may not begin anew any more."""
+        """What to say of a worker that does not begin anew any more."""
+        if isinstance(error, UnusableEnvError):
+            return f"failed: {error}"
         return f"failed, after {self.count - self._before} restarts (--max-restarts): {reason(error)}"
 
     def _next(self) -> int:

@@ -1,4 +1,4 @@
-"""The two errors that a person reads as one sentence instead of a traceback."""
+"""The errors that a person reads as one sentence instead of a traceback."""
 
 import sys
 
@@ -9,6 +9,10 @@ class UsageError(ValueError):
 
 class TrainingError(RuntimeError):
     """The run had to stop; the message says why and what is saved. Exit code 1."""
+
+
+class UnusableEnvError(ValueError):
+    """An environment gave what cannot be used, and would give it again: to make it anew does not help."""
 
 
 def fail(message: str, code: int) -> int:

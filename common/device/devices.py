@@ -27,11 +27,11 @@ def choose_devices(
     shares = [count for count in range(1, min(num_envs, MAX_DEVICES) + 1) if num_envs % (count * block) == 0]
     if not shares:
         raise UsageError(
-            f"--num-envs {num_envs} must be a multiple of {block}, so that every minibatch gets an equal part of each "
-            f"environment's steps; nearest: {multiples_near(num_envs, block)}"
+            f"--num-envs {num_envs} must be a multiple of {block}, so that all minibatches get equal parts of the "
+            f"environments; nearest: {multiples_near(num_envs, block)}"
         )
     if num_devices and num_devices not in shares:
-        blocks = f" into blocks of {block}, the least that gives a batch equal parts" if block > 1 else ""
+        blocks = f", in blocks of {block} that give all minibatches equal parts" if block > 1 else ""
         raise UsageError(
             f"--num-devices {num_devices} does not divide --num-envs {num_envs}{blocks}: take --num-envs "
             f"{multiples_near(num_envs, num_devices * block)}, or --num-devices {', '.join(map(str, shares[:12]))}"

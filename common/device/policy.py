@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.cli.errors import UsageError
+from common.cli.errors import UnusableEnvError, UsageError
 from common.device.memory import Agent, Player, Seen
 from common.envs import spaces
 from common.envs.masks import check_legal
@@ -38,7 +38,7 @@ class Policy:
             evaluation  # mean greedy return at this step, None where it was not evaluated; see `load_policy`
         )
         self._learner = jax.device_put(learner)
-        self.initial_memory = agent.initial_memory  # number of observations N -> memory [N, ...], () without any
+        self._initial_memory = agent.initial_memory
         self._memory_like = jax.eval_shape(lambda: agent.initial_memory(1))
         self.has_memory = bool(jax.tree.leaves(self._memory_like))
         self.wants_reward = agent.wants_reward
@@ -77,6 +77,15 @@ class Policy:
             return actions
         return actions, jax.tree.map(lambda x, old: x.reshape(np.shape(old)), after, memory)
 
+    def initial_memory(self, n: int) -> Any:
+        """The memory [n, ...] of `n` observations whose episodes begin, () of a policy without.
+
+        Raises UsageError where `n` is no number of observations.
+        """
+        if not isinstance(n, int | np.integer) or n < 0:
+            raise UsageError(f"initial_memory takes a number of observations, got {n!r}")
+        return self._initial_memory(int(n))
+
     def _given(self, obs: Any) -> tuple[Any, tuple[int, ...]]:
         """Observations in the types that the networks expect, and their batch axes. Raises UsageError as above."""
         space = self.env.observation_space
@@ -109,7 +118,7 @@ class Policy:
         """Raise UsageError where an observation leaves no legal action."""
         try:
             check_legal(obs, np.ones(batch, bool), self.env)
-        except ValueError as error:
+        except UnusableEnvError as error:
             raise UsageError(str(error)) from error
 
     def _of_steps(self, batch: tuple[int, ...], memory: Any, first: Any, reward: Any) -> tuple[Any, Any]:

@@ -10,6 +10,8 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Space, Tuple
 from gymnasium.utils import RecordConstructorArgs
 
+from common.cli.errors import UnusableEnvError
+
 
 def make(mask: str, env_id: str, **arguments: Any) -> gymnasium.Env:
     """gymnasium's environment; where its info has a `mask` of legal actions, that is a part of what it observes."""
@@ -43,7 +45,9 @@ class MaskObserved(gymnasium.Wrapper, RecordConstructorArgs):
     def _observed(self, obs: Any, info: dict, over: bool) -> dict:
         legal = info.get(self._mask)
         if legal is None and not over:  # at the end nobody acts
-            raise RuntimeError(f"its info has no {self._mask}, which it had after the first reset")
+            raise UnusableEnvError(
+                f"the info of {self.env.spec.id} has no {self._mask} after a step, which it had after the first reset"
+            )
         legal = _typed(self._space, legal) if legal is not None else _all_legal(self._space)
         return {self._mask: legal, **(obs if self._has_parts else {"obs": obs})}
 

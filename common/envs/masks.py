@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.cli.errors import UsageError
+from common.cli.errors import UnusableEnvError, UsageError
 from common.envs import spaces
 
 MASK = "action_mask"
@@ -81,11 +81,11 @@ def legal_metrics(obs: Any, space: spaces.Space, axis_name: str) -> dict[str, ja
 
 
 def check_legal(obs: Any, acting: np.ndarray, spec: Any) -> None:
-    """Raise ValueError where an environment [N] of these `obs`, host arrays, is `acting` and has no legal action."""
+    """Raise UnusableEnvError where an environment [N] of these `obs`, host arrays, is `acting` and may do nothing."""
     if isinstance(obs, Mapping) and MASK in obs:
         legal = np.concatenate([part.astype(bool) for part in jax.tree.leaves(obs[MASK])], axis=-1)
         if np.any(acting & (_fewest(legal, spec.action_space) == 0)):
-            raise ValueError(f"{spec.name} has a state without any legal action: look at its action_mask")
+            raise UnusableEnvError(f"{spec.name} has a state without any legal action: look at its action_mask")
 
 
 def choices_of(space: spaces.Space) -> list[int]:

@@ -1,5 +1,6 @@
 """Convolutional encoders for image observations, computed so that they train fast on a CPU too."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ class Convolutions(nn.Module):
         while max(x.shape[-3:-1]) > LARGEST_SIDE:
             x = self.activation(nn.Dense(CHANNELS, **self.layer)(patches(x, stride=2)))
         x = self.activation(nn.Dense(CHANNELS, **self.layer)(patches(x)))
-        return x.reshape(*x.shape[:-3], -1)
+        return flat(x)
 
 
 class NatureConvolutions(nn.Module):
@@ -35,7 +36,7 @@ class NatureConvolutions(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         for channels, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
             x = self.activation(nn.Dense(channels, **self.layer)(patches(x, size, stride)))
-        return x.reshape(*x.shape[:-3], -1)
+        return flat(x)
 
 
 class ImpalaConvolutions(nn.Module):
@@ -54,7 +55,7 @@ class ImpalaConvolutions(nn.Module):
             for _ in range(2):
                 inner = self._same(channels, self.activation(x))
                 x = x + self._same(channels, self.activation(inner))
-        return self.activation(x).reshape(*x.shape[:-3], -1)
+        return flat(self.activation(x))
 
     def _same(self, channels: int, x: jax.Array) -> jax.Array:
         """A 3 x 3 convolution that keeps height and width."""
@@ -72,3 +73,8 @@ def patches(image: jax.Array, size: int = 3, stride: int = 1) -> jax.Array:
     height, width = (image.shape[axis] - size + 1 for axis in (-3, -2))
     shifts = [(row, column) for row in range(size) for column in range(size)]
     return jnp.concatenate([image[..., r : r + height : stride, c : c + width : stride, :] for r, c in shifts], axis=-1)
+
+
+def flat(x: jax.Array) -> jax.Array:
+    """Features [..., H * W * C] of [..., H, W, C], of no image at all too."""
+    return x.reshape(*x.shape[:-3], math.prod(x.shape[-3:]))

@@ -106,12 +106,12 @@ class Recorder:
         if chunk.first_broken:
             index, name, seed = chunk.first_broken
             step = chunk.first_step + (index + 1) * self._args.steps_per_update
+            what = f"{name} is not finite"
             advice = "look at the environment's rewards and observations, or take smaller steps"
             if name == LEGAL:
-                name = f"{self._env_name} has a state without any legal action: {name}"
-                advice = "look at its action_mask"
+                what, advice = f"{self._env_name} has a state without any legal action", "look at its action_mask"
             raise TrainingError(
-                f"{name} is not finite at step {step} (seed {self._args.seed + seed}); {self._last_good()}; {advice}"
+                f"{what}, at step {step} (seed {self._args.seed + seed}); {self._last_good()}; {advice}"
             )
 
     def close(self) -> None:

@@ -27,7 +27,10 @@ from common.cli.words import as_words
 from common.drawing.figure import Line, Panel, draw
 from common.runs.directory import write_json
 
-FIRST, GROWTH = {"ppo_pmap": 64, "sac_pmap": 16}, 4  # environments to begin with, and how many times as many come next
+FIRST, GROWTH = (
+    {"ppo_pmap": 64, "ppo_rnn_pmap": 64, "sac_pmap": 16},
+    4,
+)  # environments to begin with, and how many times as many come next
 FILE = "accelerator.json"
 WORTH = 1.05  # more environments are tried as long as the last ones were so many times as fast as those before
 Row = dict[str, Any]
@@ -39,7 +42,7 @@ class Args:
 
     minutes: float = 8.0
     """When to end; a measurement that has begun is finished."""
-    algos: tuple[str, ...] = ("ppo_pmap", "sac_pmap")
+    algos: tuple[str, ...] = tuple(FIRST)
     """Algorithms that step their environments on the device."""
     envs: tuple[str, ...] = ("CartPole-v1", "Breakout-MinAtar")
     """Environments; each is trained with each algorithm."""
@@ -183,11 +186,11 @@ def picture(rows: list[Row]) -> Any:
     """Steps/s over environments, with what the networks alone would allow."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
-    panels = []
+    panels, rows = [], [row for row in rows if "failed" not in row]
     for algorithm in dict.fromkeys(row["algorithm"] for row in rows):
         lines = []
         for style, env in enumerate(dict.fromkeys(row["env"] for row in rows if row["algorithm"] == algorithm)):
-            chosen = [row for row in rows if (row["algorithm"], row["env"]) == (algorithm, env) and "failed" not in row]
+            chosen = [row for row in rows if (row["algorithm"], row["env"]) == (algorithm, env)]
             num_envs, speeds, floors = (
                 np.array([row[name] for row in chosen], float)
                 for name in ("num_envs", "steps_per_second", "floor_steps_per_second")

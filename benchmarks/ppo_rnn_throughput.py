@@ -23,7 +23,7 @@ import numpy as np
 
 import common.nets.recurrent
 from algos.ppo_rnn_pmap import Actor, Args, Critic, make_ppo_rnn
-from benchmarks.timing import matmul_rate, median_seconds, time_training
+from benchmarks.timing import Cost, matmul_rate, median_seconds, record, time_training
 from common.cli.command import main, parse
 from common.device.devices import choose_devices
 from common.device.sharding import AXIS
@@ -31,7 +31,6 @@ from common.envs.environment import Env
 from common.envs.registry import make
 from common.envs.spaces import flat_size
 from common.nets.recurrent import Inputs, initial_memory
-from common.runs.directory import versions
 
 
 @dataclass
@@ -64,22 +63,9 @@ def measure(sizes: Sizes) -> dict[str, Any]:
     env = make(args.env)
     timing = time_training(make_ppo_rnn(args, env), env, devices, sizes.updates)
     acting, learning = time_networks(args, env, devices, sizes.updates)
-    floor = acting + args.update_epochs * learning
-    return {
-        "benchmark": "ppo_rnn_throughput",
-        "versions": versions(),
-        "devices": [str(device) for device in devices],
-        "sizes": flags | {"unroll": sizes.unroll},
-        "compile_seconds": round(timing.compile_seconds, 2),
-        "steps_per_second": round(args.steps_per_update / timing.update_seconds),
-        "floor_steps_per_second": round(args.steps_per_update / floor),
-        "share_of_floor": round(floor / timing.update_seconds, 3),
-        "acting_ms": round(1e3 * acting, 2),
-        "learning_ms_per_epoch": round(1e3 * learning, 2),
-        "memory_bytes": timing.memory,
-        "kernels_per_update": timing.kernels,
-        "matmul_512_gflops": round(matmul_rate()),
-    }
+    cost = Cost(args.steps_per_update, timing, floor=acting + args.update_epochs * learning)
+    found = record("ppo_rnn_throughput", devices, flags | {"unroll": sizes.unroll}, cost, matmul_rate())
+    return found | {"acting_ms": round(1e3 * acting, 2), "learning_ms_per_epoch": round(1e3 * learning, 2)}
 
 
 def time_networks(args: Args, env: Env, devices: list, updates: int) -> tuple[float, float]:

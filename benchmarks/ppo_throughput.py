@@ -21,13 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from algos.ppo_pmap import Actor, Args, Critic, make_ppo
-from benchmarks.timing import matmul_rate, median_seconds, time_training
+from benchmarks.timing import Cost, matmul_rate, median_seconds, record, time_training
 from common.cli.command import main, parse
 from common.device.devices import choose_devices
 from common.device.sharding import AXIS
 from common.envs.environment import Env
 from common.envs.registry import make
-from common.runs.directory import versions
 
 
 @dataclass
@@ -54,20 +53,8 @@ def measure(sizes: Sizes) -> dict[str, Any]:
     env = make(args.env)
     timing = time_training(make_ppo(args, env), env, devices, sizes.updates)
     forward, backward = time_networks(args, env, devices, sizes.updates)
-    floor = forward + args.update_epochs * backward
-    return {
-        "benchmark": "ppo_throughput",
-        "versions": versions(),
-        "devices": [str(device) for device in devices],
-        "sizes": flags,
-        "compile_seconds": round(timing.compile_seconds, 2),
-        "steps_per_second": round(args.steps_per_update / timing.update_seconds),
-        "floor_steps_per_second": round(args.steps_per_update / floor),
-        "share_of_floor": round(floor / timing.update_seconds, 3),
-        "memory_bytes": timing.memory,
-        "kernels_per_update": timing.kernels,
-        "matmul_512_gflops": round(matmul_rate()),
-    }
+    cost = Cost(args.steps_per_update, timing, floor=forward + args.update_epochs * backward)
+    return record("ppo_throughput", devices, flags, cost, matmul_rate())
 
 
 def time_networks(args: Args, env: Env, devices: list, updates: int) -> tuple[float, float]:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from algos.sac_pmap import ENVS_PER_CPU_DEVICE, Actor, Args, Critics, make_sac
-from benchmarks.timing import matmul_rate, median_seconds, time_training
+from benchmarks.timing import Cost, matmul_rate, median_seconds, record, time_training
 from common.cli.command import main, parse
 from common.device.devices import choose_devices
 from common.device.sharding import AXIS
@@ -31,7 +31,6 @@ from common.envs.environment import Env
 from common.envs.registry import make
 from common.envs.spaces import Discrete
 from common.nets.distributions import action_noise
-from common.runs.directory import versions
 
 
 @dataclass
@@ -59,26 +58,15 @@ def measure(sizes: Sizes) -> dict[str, Any]:
     before = matmul_rate()
     timing = time_training(make_sac(args, env), env, devices, updates, skip)
     acting, learning = time_networks(args, env, devices, updates)
-    floor = acting + args.num_envs * args.utd_ratio * learning  # seconds of an update
     rate = (before + matmul_rate()) / 2
     flops = flops_per_gradient_update(args, env)
     steps_per_second = args.num_envs / timing.update_seconds
-    return {
-        "benchmark": "sac_throughput",
-        "versions": versions(),
-        "devices": [str(device) for device in devices],
-        "sizes": flags,
-        "compile_seconds": round(timing.compile_seconds, 2),
-        "steps_per_second": round(steps_per_second, 1),
+    cost = Cost(args.num_envs, timing, floor=acting + args.num_envs * args.utd_ratio * learning)
+    return record("sac_throughput", devices, flags, cost, rate) | {
         "gradient_updates_per_second": round(steps_per_second * args.utd_ratio, 1),
         "mflop_per_gradient_update": round(flops / 1e6, 1),
         "gflops": round(flops * steps_per_second * args.utd_ratio / 1e9, 1),
-        "matmul_512_gflops": round(rate),
         "share_of_matmul_rate": round(flops * steps_per_second * args.utd_ratio / 1e9 / rate, 3),
-        "floor_steps_per_second": round(args.num_envs / floor, 1),
-        "share_of_floor": round(floor / timing.update_seconds, 3),
-        "memory_bytes": timing.memory,
-        "kernels_per_update": timing.kernels,
     }
 
 

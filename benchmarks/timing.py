@@ -13,6 +13,7 @@ import numpy as np
 from common.device.compilation import compile_together
 from common.device.programs import Algorithm, for_seeds, pmapped
 from common.envs.environment import Env
+from common.runs.directory import versions
 
 REPEATS = 5
 NO_KERNELS = {"", "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"}
@@ -25,6 +26,14 @@ class Timing(NamedTuple):
     update_seconds: float
     memory: int | None  # bytes of a device: the state of training, and what an update needs beside it
     kernels: int | None  # operations that a device is given one by one in an update
+
+
+class Cost(NamedTuple):
+    """What an update of so many environment steps costs, beside what its networks alone would."""
+
+    steps: int
+    timing: Timing
+    floor: float  # seconds
 
 
 def time_training(algorithm: Algorithm, env: Env, devices: list[jax.Device], updates: int, skip: int = 0) -> Timing:
@@ -48,6 +57,24 @@ def time_training(algorithm: Algorithm, env: Env, devices: list[jax.Device], upd
         memory=memory and memory.argument_size_in_bytes + memory.temp_size_in_bytes,
         kernels=text and count_kernels(text),
     )
+
+
+def record(benchmark: str, devices: list[jax.Device], sizes: dict[str, Any], cost: Cost, rate: float) -> dict[str, Any]:
+    """What every benchmark of a training program prints; `rate` is that of matrix products."""
+    timing = cost.timing
+    return {
+        "benchmark": benchmark,
+        "versions": versions(),
+        "devices": [str(device) for device in devices],
+        "sizes": sizes,
+        "compile_seconds": round(timing.compile_seconds, 2),
+        "steps_per_second": round(cost.steps / timing.update_seconds, 1),
+        "floor_steps_per_second": round(cost.steps / cost.floor, 1),
+        "share_of_floor": round(cost.floor / timing.update_seconds, 3),
+        "memory_bytes": timing.memory,
+        "kernels_per_update": timing.kernels,
+        "matmul_512_gflops": round(rate),
+    }
 
 
 def count_kernels(program: str) -> int:

@@ -15,6 +15,7 @@ from common.cli.errors import TrainingError, UsageError
 def speeds(monkeypatch):
     """Speed of each algorithm at each number of environments; what is not there does not fit into memory."""
     known = {"ppo_pmap": {64: 1000, 256: 2000, 1024: 2050, 4096: 9000}, "sac_pmap": {16: 10, 64: 30}}
+    known["ppo_rnn_pmap"] = {}
 
     def pretend(algorithm, env, num_envs):
         row = {"algorithm": algorithm, "env": env, "num_envs": num_envs}
@@ -66,7 +67,7 @@ def test_where_nothing_can_be_measured_that_is_said(speeds, tmp_path):
     ("words", "wanted"),
     [
         ("--minutes 0", "--minutes must be greater than 0"),
-        ("--algos appo_pmap", "--algos appo_pmap is not among ppo_pmap, sac_pmap"),
+        ("--algos appo_pmap", "--algos appo_pmap is not among ppo_pmap, ppo_rnn_pmap, sac_pmap"),
         ("--envs", "--algos and --envs need at least one each"),
     ],
 )
@@ -76,7 +77,11 @@ def test_bad_input_is_one_sentence(words, wanted):
 
 @pytest.mark.parametrize(
     ("algorithm", "sizes"),
-    [("ppo_pmap", {"num_steps": 8, "num_minibatches": 2, "updates": 1}), ("sac_pmap", {"batch_size": 8, "steps": 8})],
+    [
+        ("ppo_pmap", {"num_steps": 8, "num_minibatches": 2, "updates": 1}),
+        ("ppo_rnn_pmap", {"num_steps": 8, "bptt_length": 4, "num_minibatches": 2, "updates": 1}),
+        ("sac_pmap", {"batch_size": 8, "steps": 8}),
+    ],
 )
 def test_a_small_measurement_runs(algorithm, sizes, monkeypatch):
     monkeypatch.setattr(accelerator, "sizes", lambda *_: sizes)

@@ -9,6 +9,7 @@ OWN = ""
 SUITES: dict[str, Literal["device", "host"]] = {
     "gymnax": "device",
     "pmaprl": "device",
+    "brax": "device",
     "envpool": "host",
     "gymnasium": "host",
 }

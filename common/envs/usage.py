@@ -32,7 +32,7 @@ def read_params(env_params: str, flag: str = "--env-params") -> dict[str, Any]:
 
 
 def changed_params(name: str, known: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """The numbers and switches that are `given`, in the types of those that are `known`.
+    """The values that are `given`, in the types of those that are `known`: numbers, switches, words, tuples of them.
 
     Raises UsageError where the environment called `name` has no such parameter, or one of another kind.
     """
@@ -44,8 +44,12 @@ def changed_params(name: str, known: dict[str, Any], given: dict[str, Any]) -> d
     return {field: type(known[field])(value) for field, value in given.items()}
 
 
-def _is_like(value: Any, known: bool | int | float) -> bool:
-    """Whether `value` can stand where `known` does: a switch for a switch, a finite number for a number."""
+def _is_like(value: Any, known: Any) -> bool:
+    """Whether `value` can stand where `known` does: a switch for a switch, a finite number for a number, and so on."""
+    if isinstance(known, str):
+        return isinstance(value, str)
+    if isinstance(known, tuple):
+        return isinstance(value, list) and len(value) == len(known) and all(map(_is_like, value, known))
     if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
         return False
     return isinstance(value, bool) is isinstance(known, bool) and type(known)(value) == value

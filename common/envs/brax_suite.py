@@ -1,0 +1,67 @@
+"""brax's environments: `brax:ant`. They know neither time limits nor resets."""
+
+import contextlib
+import importlib
+import inspect
+import io
+import warnings
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+from common.envs.environment import Env, Transition
+from common.envs.spaces import Box
+from common.envs.usage import changed_params, check_known, import_package
+
+EPISODE_LENGTH = 1_000  # steps, as brax trains its own agents
+NOT_FOR_TRAINING = ("fast",)  # made for brax's own tests
+
+
+def ids() -> list[str]:
+    return [env_id for env_id in _registered() if env_id not in NOT_FOR_TRAINING]
+
+
+trainable = ids
+
+
+def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
+    check_known(name, env_id, ids())
+    arguments = inspect.signature(_registered()[env_id]).parameters.values()
+    known = {argument.name: argument.default for argument in arguments if argument.default is not argument.empty}
+    params = changed_params(name, known | {"episode_length": EPISODE_LENGTH}, env_params)
+    limit = params.pop("episode_length", EPISODE_LENGTH)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Brax System, piplines and environments are not actively")
+        return BraxEnv(name, _envs().get_environment(env_id, **params), limit)
+
+
+class BraxEnv(Env):
+    """One of brax's, with a time limit in steps."""
+
+    def __init__(self, name: str, inner: Any, limit: int):
+        self._limit = limit
+        sizes = (inner.observation_size,), (inner.action_size,)
+        observations, actions = (np.full(size, bound) for size, bound in zip(sizes, (np.inf, 1.0), strict=True))
+        spaces = (Box(-bounds, bounds, bounds.shape) for bounds in (observations, actions))
+        super().__init__(name, inner, *spaces, max_steps=limit)
+
+    def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:
+        state = self.inner.reset(key)
+        return state.obs, (state, 0)
+
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+        physics, time = state
+        physics, time = self.inner.step(physics, action), time + 1
+        return Transition(physics.obs, (physics, time), physics.reward, physics.done > 0, time >= self._limit)
+
+
+def _registered() -> dict[str, Any]:
+    return _envs()._envs
+
+
+def _envs() -> ModuleType:
+    with contextlib.redirect_stdout(io.StringIO()):  # MuJoCo says which of its parts are not installed
+        import_package("brax", extra="brax")
+        return importlib.import_module("brax.envs")

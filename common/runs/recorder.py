@@ -110,9 +110,7 @@ class Recorder:
             advice = "look at the environment's rewards and observations, or take smaller steps"
             if name == LEGAL:
                 what, advice = f"{self._env_name} has a state without any legal action", "look at its action_mask"
-            raise TrainingError(
-                f"{what}, at step {step} (seed {self._args.seed + seed}); {self._last_good()}; {advice}"
-            )
+            raise TrainingError(f"{what} at step {step} (seed {self._args.seed + seed}); {self._last_good()}; {advice}")
 
     def close(self) -> None:
         if self._metrics:

@@ -187,7 +187,7 @@ def test_what_an_environment_has_started_ends_with_it(end, tmp_path):
     envs = make_host(TOYS + "Toy-v0", 1, 0, params, "async")
     envs.reset()
     simulator = int((tmp_path / "simulator").read_text())
-    assert runs(simulator)
+    wait_until(lambda: runs(simulator))
     getattr(envs, end)()
     wait_until(lambda: not runs(simulator))
     envs.close()

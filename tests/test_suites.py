@@ -1,13 +1,16 @@
 """Suites of environments on the device: their steps, ends and last observations beside the originals."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import run_updates, same_bits, small_args
 
 from common.cli.errors import UsageError
 from common.device.sharding import to_host
+from common.envs.masks import legal_actions, sample_legal
 from common.envs.registry import make
+from common.envs.spaces import Box, Discrete, MultiDiscrete
 from common.runs.arrays import flatten, unflatten
 
 POLE = "brax:inverted_pendulum"
@@ -63,3 +66,87 @@ def test_brax_trains_and_its_state_can_be_saved(pole):
 def test_parameters_of_brax_are_checked(params, words):
     with pytest.raises(UsageError, match=words):
         make("brax:ant", params)
+
+
+def test_jumanji_steps_as_the_original_and_begins_anew_where_it_has_ended():
+    import jumanji
+
+    ours, original = make("jumanji:Snake-v1"), jumanji.make("Snake-v1")
+    step, theirs = jax.jit(ours.step), jax.jit(original.step)
+    (obs, state), (their_state, beside) = (jax.jit(env.reset)(jax.random.key(3)) for env in (ours, original))
+    for time in range(60):
+        np.testing.assert_array_equal(obs["grid"], beside.observation.grid)
+        np.testing.assert_array_equal(obs["action_mask"], beside.observation.action_mask)
+        assert obs["step_count"] == pytest.approx(time / 4000)  # one more than the limit
+        action = sample_legal(jax.random.key(time), ours.action_space, legal_actions(obs))
+        if time > 20 and not obs["action_mask"].all():
+            action = jnp.argmin(obs["action_mask"])  # into a wall, or itself
+        out = step(jax.random.key(time), state, action)
+        their_state, beside = theirs(their_state, action)
+        assert (float(out.reward), bool(out.terminated), bool(out.truncated)) == (
+            float(beside.reward),
+            bool(beside.last()),
+            False,
+        )
+        obs, state = out.obs, out.state
+        if out.terminated:
+            break
+    np.testing.assert_array_equal(out.final_obs["grid"], beside.observation.grid)
+    assert obs["step_count"] == 0 and time > 20
+
+
+def test_time_limits_of_jumanji_are_truncations():
+    import jumanji
+
+    ours, original = make("jumanji:Maze-v0", '{"time_limit": 3}'), jumanji.make("Maze-v0", time_limit=3)
+    step, theirs = jax.jit(ours.step), jax.jit(original.step)
+    (obs, state), (their_state, _) = (env.reset(jax.random.key(0)) for env in (ours, original))
+    for time in range(3):
+        action = jnp.argmax(obs["action_mask"])
+        out = step(jax.random.key(time), state, action)
+        their_state, beside = theirs(their_state, action)
+        assert (bool(out.truncated), bool(out.terminated)) == (time == 2, False)
+        obs, state = out.obs, out.state
+    assert beside.last() and beside.discount == 0, "its own end says that nothing follows"
+    assert out.final_obs["step_count"] == 3 and out.obs["step_count"] == 0
+    assert ours.max_steps == 3
+
+
+def test_codes_of_jumanji_are_codes_and_amounts_are_amounts():
+    sudoku, game = make("jumanji:Sudoku-v0"), make("jumanji:Game2048-v1")
+    (obs, _), (tiles, _) = sudoku.reset(jax.random.key(0)), game.reset(jax.random.key(0))
+    assert sudoku.observation_space.parts["board"] == MultiDiscrete((11,) * 81)
+    assert sudoku.inner.reset(jax.random.key(0))[1].observation.board.min() == -1 == obs["board"].min() - 1
+    assert game.observation_space.parts["board"] == MultiDiscrete((18,) * 16) and tiles["board"].max() in (1, 2)
+    tour = make("jumanji:TSP-v1")
+    assert tour.observation_space.parts["position"] == Discrete(20)
+    assert isinstance(tour.observation_space.parts["coordinates"], Box)
+
+
+def test_choices_with_one_mask_for_all_of_them_are_one_choice():
+    env = make("jumanji:Minesweeper-v0")
+    assert env.action_space == Discrete(100)
+    obs, state = env.reset(jax.random.key(0))
+    out = env.step(jax.random.key(1), state, jnp.int32(37))
+    assert obs["action_mask"].all() and np.flatnonzero(~out.final_obs["action_mask"]).tolist() == [37]
+    assert np.flatnonzero(out.final_obs["board"] != obs["board"]).tolist() == [37]
+
+
+def test_jumanji_trains_with_masks_and_with_several_agents():
+    tiny = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
+    for name in ("Game2048-v1", "LevelBasedForaging-v0"):
+        _, metrics = run_updates(small_args(**tiny, total_timesteps=64), make(f"jumanji:{name}"), 1, 2)
+        assert metrics["policy/legal_actions_min"] >= 1 and np.isfinite(metrics["loss/total"])
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "words"),
+    [
+        ("Snake-v1", '{"size": 3}', "jumanji:Snake-v1 has no parameter 'size'; it has num_rows, num_cols, time_limit"),
+        ("Snake-v1", '{"num_rows": "x"}', "'num_rows' must be like 12, got 'x'"),
+        ("Snake-v2", "", "did you mean jumanji:Snake-v1"),
+    ],
+)
+def test_parameters_of_jumanji_are_checked(name, params, words):
+    with pytest.raises(UsageError, match=words):
+        make(f"jumanji:{name}", params)

@@ -10,6 +10,7 @@ SUITES: dict[str, Literal["device", "host"]] = {
     "gymnax": "device",
     "pmaprl": "device",
     "brax": "device",
+    "jumanji": "device",
     "envpool": "host",
     "gymnasium": "host",
 }

@@ -123,9 +123,9 @@ class Env:
 
     def reset(self, key: jax.Array) -> tuple[Any, Any]:
         """First observation and state of an episode."""
-        # `astype` makes Python numbers in the state strongly typed, as they are after a step
+        # Python numbers in the state become strongly typed, as they are after a step
         obs, state = self.begin(key)
-        return jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.result_type(x)), (spaces.plain(obs), state))
+        return jax.tree.map(lambda x: as_type(x, jnp.result_type(x)), (spaces.plain(obs), state))
 
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         """One step, with the reset included where it ended the episode. Box actions may come flat, and are clipped."""
@@ -161,7 +161,7 @@ class Env:
         obs, state, reward, terminated, truncated = transition
         return Transition(
             obs=self.checked_obs("obs", obs),
-            state=jax.tree.map(lambda new, old: jnp.asarray(new).astype(old.dtype), state, self.state_shape),
+            state=jax.tree.map(lambda new, old: as_type(new, old.dtype), state, self.state_shape),
             reward=self.checked_array("reward", reward, jnp.float32),
             terminated=self.checked_array("terminated", terminated, bool),
             truncated=self.checked_array("truncated", truncated, bool),
@@ -181,6 +181,11 @@ class Env:
         if array.shape != shape:
             raise UsageError(f"environment {self.name}: step returned {what} of shape {array.shape} instead of {shape}")
         return array
+
+
+def as_type(x: Any, dtype: Any) -> jax.Array:
+    """`x` as an array of this type; typed keys, which nothing converts, as they are."""
+    return x if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.asarray(x).astype(dtype)
 
 
 def select(condition: jax.Array, yes: Any, no: Any) -> Any:

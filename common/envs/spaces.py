@@ -34,6 +34,10 @@ class MultiDiscrete(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         return (len(self.nvec),)
 
+    def __repr__(self) -> str:
+        alike = len(set(self.nvec)) == 1 < len(self.nvec)
+        return f"MultiDiscrete([{self.nvec[0]}] * {len(self.nvec)})" if alike else f"MultiDiscrete({list(self.nvec)})"
+
 
 class Box(NamedTuple):
     """Arrays between `low` and `high` (arrays of `shape`, possibly infinite)."""
@@ -205,6 +209,8 @@ def encode(observation: jax.Array, space: Leaf) -> jax.Array:
     """
     if not isinstance(space, Box):
         components = observation[..., None] if isinstance(space, Discrete) else observation
+        if len(set(space.nvec)) == 1:
+            return jax.nn.one_hot(components, space.nvec[0]).reshape(*components.shape[:-1], sum(space.nvec))
         parts = [jax.nn.one_hot(components[..., i], n) for i, n in enumerate(space.nvec)]
         return jnp.concatenate(parts, axis=-1)
     scale = 255.0 if observation.dtype == jnp.uint8 else 1.0

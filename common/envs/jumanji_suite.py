@@ -1,0 +1,145 @@
+"""jumanji's environments: `jumanji:Snake-v1`. Time limits are ours: their own end episodes as if nothing followed."""
+
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.envs.environment import Env, Transition
+from common.envs.masks import MASK
+from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Space
+from common.envs.usage import changed_params, check_known, import_package
+
+DOWNLOADED = ("Sokoban-v0",)  # its levels, when it is made
+MOST_CODES = 64  # whole numbers of a larger range are amounts, not codes of what is there
+UNBOUNDED_CODES = {"Game2048-v1": {"board": 18}}  # of which no specification says how many there are
+Encoding = tuple[Space, Callable]  # of a part of observations, and the function that makes it of jumanji's
+
+
+def ids() -> list[str]:
+    return list(_module("registration")._REGISTRY)
+
+
+def trainable() -> list[str]:
+    return [env_id for env_id in ids() if env_id not in DOWNLOADED]
+
+
+def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
+    check_known(name, env_id, ids())
+    jumanji = _module()
+    with warnings.catch_warnings(action="ignore"):
+        inner = jumanji.make(env_id)
+        limit = getattr(inner, "time_limit", None)
+        params = changed_params(name, _parameters(inner, limit), env_params)
+        if limit is not None:
+            limit = params.get("time_limit", limit)
+            params["time_limit"] = limit + 1  # where episodes never come to
+        inner = jumanji.make(env_id, **params) if params else inner
+    return JumanjiEnv(name, inner, limit, UNBOUNDED_CODES.get(env_id, {}))
+
+
+def _parameters(inner: Any, limit: int | None) -> dict[str, Any]:
+    """Arguments of the constructor that are numbers, switches or words, with their defaults."""
+    arguments = inspect.signature(type(inner)).parameters.values()
+    known = {argument.name: argument.default for argument in arguments}
+    known |= {} if limit is None else {"time_limit": int(limit)}
+    return {name: value for name, value in known.items() if isinstance(value, bool | int | float | str)}
+
+
+class JumanjiEnv(Env):
+    """One of jumanji's. All agents act as one, for the sum of their rewards."""
+
+    def __init__(self, name: str, inner: Any, limit: int | None, codes: dict[str, int]):
+        """`limit` is that of time, in steps; `codes` say how many there are in parts of observations."""
+        self._limit = limit
+        observations, self._observed = _encoding(inner.observation_spec, codes)
+        mask = getattr(inner.observation_spec, "_specs", {}).get(MASK)
+        actions, self._chosen = _actions(inner.action_spec, mask)
+        super().__init__(name, inner, observations, actions, max_steps=limit or 0)
+
+    def begin(self, key: jax.Array) -> tuple[Any, Any]:
+        state, step = self.inner.reset(key)
+        return self._observed(step.observation), (state, 0)
+
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+        state, time = state
+        state, step = self.inner.step(state, self._chosen(action))
+        truncated = jnp.bool_(False) if self._limit is None else time + 1 >= self._limit
+        return Transition(
+            self._observed(step.observation), (state, time + 1), jnp.sum(step.reward), step.last(), truncated
+        )
+
+
+def _encoding(spec: Any, codes: dict[str, int]) -> Encoding:
+    """Observations as dictionaries of what networks can read: codes as such, amounts between 0 and 1, masks flat."""
+    if not getattr(spec, "_specs", {}):
+        return _encoding_of_leaf(spec, None)
+    parts = {}
+    for name, part in spec._specs.items():
+        if name == MASK:
+            parts[name] = _box(0.0, 1.0, (int(np.prod(part.shape)),)), jnp.ravel
+        elif name in codes:
+            parts[name] = _encoding_of_leaf(part, codes[name])
+        else:
+            parts[name] = _encoding(part, {})
+
+    def observed(obs):
+        return {name: encode(getattr(obs, name)) for name, (_, encode) in parts.items()}
+
+    return Dict({name: space for name, (space, _) in sorted(parts.items())}), observed
+
+
+def _encoding_of_leaf(spec: Any, codes: int | None) -> Encoding:
+    """Arrays of whole numbers in a small range, and choices, as codes; amounts that have bounds between 0 and 1."""
+    low, high = float(np.min(getattr(spec, "minimum", -np.inf))), float(np.max(getattr(spec, "maximum", np.inf)))
+    if codes is not None:
+        return _codes(spec.shape, codes, least=0)
+    if not np.issubdtype(spec.dtype, np.integer) or not np.isfinite(high - low):
+        return _box(low, high, spec.shape), lambda x: jnp.asarray(x, jnp.float32)
+    if 1 < high - low < MOST_CODES and (spec.shape or hasattr(spec, "num_values")):
+        return _codes(spec.shape, int(high - low) + 1, least=int(low))
+    return _box(0.0, 1.0, spec.shape), lambda x: (jnp.asarray(x, jnp.float32) - low) / max(high - low, 1.0)
+
+
+def _codes(shape: tuple[int, ...], count: int, least: int) -> Encoding:
+    """One of so many codes, from `least` on, or an array of such."""
+    space = MultiDiscrete((count,) * int(np.prod(shape))) if shape else Discrete(count)
+    return space, lambda x: jnp.clip(x.reshape(space.shape).astype(jnp.int32) - least, 0, count - 1)
+
+
+def _box(low: float, high: float, shape: tuple[int, ...]) -> Box:
+    return Box(np.full(shape, low, np.float32), np.full(shape, high, np.float32), tuple(shape))
+
+
+def _actions(spec: Any, mask: Any) -> Encoding:
+    """The action space, and the function that makes jumanji's actions of ours.
+
+    Several choices with a mask of all of them together become one choice.
+    """
+    if hasattr(spec, "num_values"):
+        nvec = tuple(int(n) for n in np.ravel(spec.num_values))
+    elif np.issubdtype(spec.dtype, np.integer):
+        nvec = (int(np.max(spec.maximum)) + 1,) * int(np.prod(spec.shape))
+    else:
+        bounds = (np.broadcast_to(bound, spec.shape).astype(np.float32) for bound in (spec.minimum, spec.maximum))
+        return Box(*bounds, tuple(spec.shape)), lambda action: action.astype(spec.dtype)
+    if not spec.shape:
+        return Discrete(nvec[0]), lambda action: action
+    if mask is not None and tuple(mask.shape) == nvec:
+        return Discrete(int(np.prod(nvec))), lambda action: jnp.stack(jnp.unravel_index(action, nvec)).astype(
+            spec.dtype
+        )
+    return MultiDiscrete(nvec), lambda action: action.reshape(spec.shape).astype(spec.dtype)
+
+
+def _module(name: str = "") -> ModuleType:
+    """jumanji, or one of its modules."""
+    import_package("jumanji", extra="jumanji")
+    with warnings.catch_warnings(action="ignore"):
+        return importlib.import_module(f"jumanji.{name}" if name else "jumanji")

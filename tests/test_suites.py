@@ -132,6 +132,16 @@ def test_choices_with_one_mask_for_all_of_them_are_one_choice():
     assert np.flatnonzero(out.final_obs["board"] != obs["board"]).tolist() == [37]
 
 
+def test_where_jumanji_leaves_no_action_all_are_possible():
+    snake, foraging = make("jumanji:Snake-v1"), make("jumanji:LevelBasedForaging-v0")
+    for env, none, wanted in [
+        (snake, np.zeros(4, bool), [1] * 4),
+        (foraging, np.array([[0] * 6, [0, 0, 1, 0, 0, 0]], bool), [1] * 6 + [0, 0, 1, 0, 0, 0]),
+    ]:
+        seen = env.inner.reset(jax.random.key(0))[1].observation._replace(action_mask=jnp.asarray(none))
+        assert env._observed(seen)["action_mask"].tolist() == wanted
+
+
 def test_jumanji_trains_with_masks_and_with_several_agents():
     tiny = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
     for name in ("Game2048-v1", "LevelBasedForaging-v0"):

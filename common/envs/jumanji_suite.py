@@ -4,6 +4,7 @@ import importlib
 import inspect
 import warnings
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -58,9 +59,9 @@ class JumanjiEnv(Env):
     def __init__(self, name: str, inner: Any, limit: int | None, codes: dict[str, int]):
         """`limit` is that of time, in steps; `codes` say how many there are in parts of observations."""
         self._limit = limit
-        observations, self._observed = _encoding(inner.observation_spec, codes)
         mask = getattr(inner.observation_spec, "_specs", {}).get(MASK)
         actions, self._chosen = _actions(inner.action_spec, mask)
+        observations, self._observed = _encoding(inner.observation_spec, codes, getattr(actions, "nvec", ()))
         super().__init__(name, inner, observations, actions, max_steps=limit or 0)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
@@ -76,14 +77,17 @@ class JumanjiEnv(Env):
         )
 
 
-def _encoding(spec: Any, codes: dict[str, int]) -> Encoding:
-    """Observations as dictionaries of what networks can read: codes as such, amounts between 0 and 1, masks flat."""
+def _encoding(spec: Any, codes: dict[str, int], nvec: tuple[int, ...] = ()) -> Encoding:
+    """Observations as dictionaries of what networks can read: codes as such, amounts between 0 and 1.
+
+    `nvec` are the choices that a mask is for.
+    """
     if not getattr(spec, "_specs", {}):
         return _encoding_of_leaf(spec, None)
     parts = {}
     for name, part in spec._specs.items():
         if name == MASK:
-            parts[name] = _box(0.0, 1.0, (int(np.prod(part.shape)),)), jnp.ravel
+            parts[name] = _box(0.0, 1.0, (sum(nvec),)), partial(_mask, nvec[0])
         elif name in codes:
             parts[name] = _encoding_of_leaf(part, codes[name])
         else:
@@ -93,6 +97,12 @@ def _encoding(spec: Any, codes: dict[str, int]) -> Encoding:
         return {name: encode(getattr(obs, name)) for name, (_, encode) in parts.items()}
 
     return Dict({name: space for name, (space, _) in sorted(parts.items())}), observed
+
+
+def _mask(choices: int, mask: jax.Array) -> jax.Array:
+    """A mask, flat. Where it leaves none of so many choices, as in Snake when it is trapped, all are possible."""
+    mask = mask.reshape(-1, choices)
+    return jnp.ravel(mask | ~jnp.any(mask, axis=-1, keepdims=True))
 
 
 def _encoding_of_leaf(spec: Any, codes: int | None) -> Encoding:
@@ -135,6 +145,7 @@ def _actions(spec: Any, mask: Any) -> Encoding:
         return Discrete(int(np.prod(nvec))), lambda action: jnp.stack(jnp.unravel_index(action, nvec)).astype(
             spec.dtype
         )
+    nvec = nvec if mask is None else (mask.shape[1],) * mask.shape[0]  # bounds are sometimes one too many
     return MultiDiscrete(nvec), lambda action: action.reshape(spec.shape).astype(spec.dtype)
 
 

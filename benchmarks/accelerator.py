@@ -27,10 +27,8 @@ from common.cli.words import as_words
 from common.drawing.figure import Line, Panel, draw
 from common.runs.directory import write_json
 
-FIRST, GROWTH = (
-    {"ppo_pmap": 64, "ppo_rnn_pmap": 64, "sac_pmap": 16},
-    4,
-)  # environments to begin with, and how many times as many come next
+FIRST = {"ppo_pmap": 64, "ppo_rnn_pmap": 64, "sac_pmap": 16}  # environments to begin with
+GROWTH = 4  # how many times as many come next
 FILE = "accelerator.json"
 WORTH = 1.05  # more environments are tried as long as the last ones were so many times as fast as those before
 Row = dict[str, Any]

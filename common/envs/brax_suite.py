@@ -13,7 +13,7 @@ import numpy as np
 
 from common.envs.environment import Env, Transition
 from common.envs.spaces import Box
-from common.envs.usage import changed_params, check_known, import_package
+from common.envs.usage import changed_params, check_known, check_time_limit, import_package
 
 EPISODE_LENGTH = 1_000  # steps, as brax trains its own agents
 NOT_FOR_TRAINING = ("fast",)  # made for brax's own tests
@@ -32,6 +32,7 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     known = {argument.name: argument.default for argument in arguments if argument.default is not argument.empty}
     params = changed_params(name, known | {"episode_length": EPISODE_LENGTH}, env_params)
     limit = params.pop("episode_length", EPISODE_LENGTH)
+    check_time_limit(name, "episode_length", limit)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Brax System, piplines and environments are not actively")
         return BraxEnv(name, _envs().get_environment(env_id, **params), limit)

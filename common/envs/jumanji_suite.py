@@ -15,7 +15,7 @@ import numpy as np
 from common.envs.environment import Env, Transition
 from common.envs.masks import MASK
 from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Space
-from common.envs.usage import changed_params, check_known, import_package
+from common.envs.usage import changed_params, check_known, check_time_limit, import_package
 
 DOWNLOADED = ("Sokoban-v0",)  # its levels, when it is made
 MOST_CODES = 64  # whole numbers of a larger range are amounts, not codes of what is there
@@ -40,6 +40,7 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
         params = changed_params(name, _parameters(inner, limit), env_params)
         if limit is not None:
             limit = params.get("time_limit", limit)
+            check_time_limit(name, "time_limit", limit)
             params["time_limit"] = limit + 1  # where episodes never come to
         inner = jumanji.make(env_id, **params) if params else inner
     return JumanjiEnv(name, inner, limit, UNBOUNDED_CODES.get(env_id, {}))
@@ -142,9 +143,8 @@ def _actions(spec: Any, mask: Any) -> Encoding:
     if not spec.shape:
         return Discrete(nvec[0]), lambda action: action
     if mask is not None and tuple(mask.shape) == nvec:
-        return Discrete(int(np.prod(nvec))), lambda action: jnp.stack(jnp.unravel_index(action, nvec)).astype(
-            spec.dtype
-        )
+        together = Discrete(int(np.prod(nvec)))
+        return together, lambda action: jnp.stack(jnp.unravel_index(action, nvec)).astype(spec.dtype)
     nvec = nvec if mask is None else (mask.shape[1],) * mask.shape[0]  # bounds are sometimes one too many
     return MultiDiscrete(nvec), lambda action: action.reshape(spec.shape).astype(spec.dtype)
 

@@ -55,6 +55,12 @@ def _is_like(value: Any, known: Any) -> bool:
     return isinstance(value, bool) is isinstance(known, bool) and type(known)(value) == value
 
 
+def check_time_limit(name: str, parameter: str, steps: int) -> None:
+    """Raise UsageError where a `parameter` leaves no step to an episode."""
+    if steps < 1:
+        raise UsageError(f"{name} parameter {parameter!r} must be at least 1, got {steps}")
+
+
 def refuse_params(params: dict[str, Any], taken: Iterable[str]) -> None:
     """Raise UsageError where `params` has one of the names that are not the user's to set there."""
     for name in taken:

@@ -33,6 +33,8 @@ class Args(DeviceEnvArgs):
     """Steps that gradients reach back through time, a divisor of --num-steps; 0 is the whole rollout."""
     decorrelate: bool = False
     """Start every environment at a random phase of its episode, by random actions before the first update."""
+    reset_pool: int = 0
+    """Begin episodes from so many starts that each update makes, where resets are slow; 0 gives each its own."""
 
     # optimiser
     update_epochs: int = 4
@@ -117,7 +119,7 @@ class Args(DeviceEnvArgs):
         super().__post_init__()
         check(self, "num_steps update_epochs num_minibatches hidden_sizes", at_least=1)
         check(self, "learning_rate clip_eps desired_kl", above=0)
-        check(self, "vf_coef ent_coef max_grad_norm target_kl", at_least=0)
+        check(self, "vf_coef ent_coef max_grad_norm target_kl reset_pool", at_least=0)
         check(self, "gamma gae_lambda", at_least=0, at_most=1)
         check(self, "rnn_size rnn_layers", at_least=1)
         check(self, "bptt_length rnn_span", at_least=0)
@@ -143,6 +145,7 @@ from common.device.programs import Algorithm, TrainState
 from common.device.reductions import Tally, across_devices, over_steps
 from common.device.sampling import in_segments, keys_of, minibatch_indices, rollout_keys, side_by_side, split_keys
 from common.device.sharding import AXIS
+from common.device.stepping import new_starts, reset_envs, step_envs
 from common.device.update_loop import scan_until_stopped
 from common.device.value_metrics import value_metrics
 from common.envs.environment import Env
@@ -338,13 +341,14 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
         """Step all environments `num_steps` times with the current policy."""
         noise_keys, env_keys = split_keys(rollout_keys(key, args.num_steps, shard.tracker.ret.size), 2)  # [T, N]
         noise = jax.vmap(jax.vmap(partial(action_noise, space=env.action_space)))(noise_keys)  # all steps in one pass
+        starts = new_starts(env, jax.random.fold_in(key, -1), args.reset_pool, AXIS)
 
         def step(carry, inputs):
             env_state, seen, memory = carry
             noise, keys = inputs
             policy, value, memory = look(learner, seen, memory)
             action = policy.sample(noise)
-            out = jax.vmap(env.step)(keys, env_state, action)
+            out = step_envs(env, keys, env_state, action, starts)
             memory = memory._replace(action=encode_action(action, env.action_space))
             outcome = out.reward, out.terminated, out.truncated, out.final_obs
             seen_next = Seen(out.obs, out.terminated | out.truncated, out.reward)
@@ -463,8 +467,7 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
     def init(seed: jax.Array) -> TrainState:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
-        start = env.reset_mid_episode if args.decorrelate else env.reset
-        obs, env_state = jax.vmap(start)(keys_of(envs_key, num_envs))
+        obs, env_state = reset_envs(env, keys_of(envs_key, num_envs), mid_episode=args.decorrelate)
         shard = Shard(
             env_state, at_start(obs), with_critic(new_memory(num_envs)), new_tracker(num_envs, args.decorrelate)
         )

@@ -93,6 +93,7 @@ from common.device.replay import Replay, check_memory, new_replay, num_groups
 from common.device.sampling import keys_of, split_keys
 from common.device.seeds import same_for_all_seeds
 from common.device.sharding import AXIS, flat_pmean
+from common.device.stepping import reset_envs, step_envs
 from common.device.update_loop import do_where, repeat_and_add
 from common.envs.environment import Env
 from common.envs.masks import largest_entropy, legal_actions, legal_metrics
@@ -279,7 +280,7 @@ def make_sac(args: Args, env: Env) -> Algorithm:
         warming_up = learner.updates * args.num_envs < args.learning_starts
         action = jnp.where(warming_up, random_action, action)
 
-        out = jax.vmap(env.step)(env_keys, shard.env_state, to_env(action, env.action_space))
+        out = step_envs(env, env_keys, shard.env_state, to_env(action, env.action_space))
         transition = Transition(shard.obs, action, out.reward, out.terminated, out.final_obs)
         return shard.replace(env_state=out.state, obs=out.obs), out.reward, out.terminated | out.truncated, transition
 
@@ -386,7 +387,7 @@ def make_sac(args: Args, env: Env) -> Algorithm:
     def init(seed: jax.Array) -> TrainState:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
-        obs, env_state = jax.vmap(env.reset)(keys_of(envs_key, num_envs))
+        obs, env_state = reset_envs(env, keys_of(envs_key, num_envs))
         replay = new_replay(example_transition(env), num_envs, args.capacity)
         return TrainState(new_learner(params_key, key), Shard(env_state, obs, new_tracker(num_envs), replay))
 

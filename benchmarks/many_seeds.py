@@ -30,7 +30,7 @@ import tyro
 from common.cli.command import parse
 from common.device.devices import choose_devices
 from common.drawing.statistics import estimate, interval
-from common.envs.environment import Env, Step
+from common.envs.environment import Env, Step, Transition
 from common.envs.registry import make
 from common.runs.directory import versions
 from common.runs.metrics import read
@@ -55,12 +55,13 @@ class What:
 def scaled(env: Env, factor: float) -> Env:
     """`env` with its rewards multiplied by `factor`."""
     other = copy.copy(env)
+    name = "step" if env.resets_itself else "advance"
 
-    def step(*inputs: Any) -> Step:
-        out = env.step(*inputs)
+    def stepped(*inputs: Any) -> Step | Transition:
+        out = getattr(env, name)(*inputs)
         return out._replace(reward=factor * out.reward)
 
-    other.step = step
+    setattr(other, name, stepped)
     return other
 
 

@@ -42,7 +42,11 @@ CASES = {
     "discrete": (small_args, "CartPole-v1", {"decorrelate": True, "lr_schedule": "kl-adaptive"}),
     "continuous": (small_args, "Pendulum-v1", {"normalize_obs": True, "num_minibatches": 2}),
     # blocks of two environments
-    "multidiscrete": (small_args, "TwoDials", {"num_minibatches": 16, "exploration_loss": "symmetric-kl"}),
+    "multidiscrete": (
+        small_args,
+        "TwoDials",
+        {"num_minibatches": 16, "exploration_loss": "symmetric-kl", "reset_pool": 6},
+    ),
     "memory": (small_rnn_args, "Endings", {"bptt_length": 4, "obs_prev_action_reward": True, "normalize_obs": True}),
     "memory, continuous": (small_rnn_args, "Pendulum-v1", {"rnn": "lstm", "share_torso": True}),
     "masked": (small_args, "Fussy", {"normalize_obs": True, "decorrelate": True}),

@@ -10,6 +10,7 @@ from gymnax.environments import spaces as gymnax_spaces
 from helpers import Fussy, metric_rows, module_of, small_args, small_rnn_args, small_sac_args
 
 from common.cli.errors import TrainingError, UsageError
+from common.device.stepping import reset_envs
 from common.envs.masks import check_legal, sample_legal
 from common.envs.own import wrap
 from common.envs.registry import make
@@ -136,7 +137,7 @@ def test_random_actions_are_legal():
         assert set(component.ravel().tolist()) == set(np.flatnonzero(legal[4:]))
         assert vector.shape == (300, 2)
     env = wrap(Fussy())
-    returns = jax.vmap(env.reset_mid_episode)(keys)[1]
+    returns = reset_envs(env, keys, mid_episode=True)[1]
     assert len(set(returns.time.tolist())) > 3
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from common.device.memory import Player, Seen, at_start
 from common.device.sampling import keys_of
+from common.device.stepping import reset_envs, step_envs
 from common.envs.environment import Env
 
 SEED = 20_250_101  # the same episodes for every run, seed and evaluation
@@ -52,7 +53,7 @@ def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episo
     """
     player, num_episodes = Player.of(player), keys.shape[0]
     reset_keys, step_keys, act_keys = jax.vmap(episode_keys)(keys)
-    obs, env_state = jax.vmap(env.reset)(reset_keys)
+    obs, env_state = reset_envs(env, reset_keys)
     zeros = jnp.zeros(num_episodes)
 
     def unfinished(carry):
@@ -62,7 +63,7 @@ def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episo
     def step(carry):
         time, env_state, seen, memory, done, episodes = carry
         action, memory = player.act(seen, memory, jax.vmap(jax.random.fold_in, (0, None))(act_keys, time))
-        out = jax.vmap(env.step)(jax.vmap(jax.random.fold_in, (0, None))(step_keys, time), env_state, action)
+        out = step_envs(env, jax.vmap(jax.random.fold_in, (0, None))(step_keys, time), env_state, action)
         episodes = Episodes(
             ret=episodes.ret + jnp.where(done, 0.0, out.reward), length=episodes.length + jnp.where(done, 0.0, 1.0)
         )

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+
+from common.device.filling import fill_in
 
 
 def put_final_values(
@@ -12,17 +13,13 @@ def put_final_values(
 ) -> jax.Array:
     """`next_value` [T, N] with the value of what is `final`, arrays [T, N, ...], where `cut_off` [T, N].
 
-    Evaluates N of them at a time until all are done: no network pass at all while no time limit strikes, and right
-    under `vmap`, where a `cond` would evaluate everything.
+    Evaluates N of them at a time: no network pass at all while no time limit strikes.
     """
-    shape, width = next_value.shape, next_value.shape[1]
     final = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), final)
-
-    def put_some(carry):
-        missing, next_value = carry
-        (index,) = jnp.nonzero(missing, size=width, fill_value=missing.size)
-        next_value = next_value.at[index].set(value_of(jax.tree.map(lambda x: x[index], final)), mode="drop")
-        return missing.at[index].set(False, mode="drop"), next_value
-
-    start = cut_off.ravel(), next_value.ravel()
-    return jax.lax.while_loop(lambda carry: jnp.any(carry[0]), put_some, start)[1].reshape(shape)
+    values = fill_in(
+        next_value.ravel(),
+        cut_off.ravel(),
+        width=next_value.shape[1],
+        compute=lambda index: value_of(jax.tree.map(lambda x: x[index], final)),
+    )
+    return values.reshape(next_value.shape)

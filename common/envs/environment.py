@@ -15,7 +15,8 @@ gives two of them, and `Env` does the rest: types, bounds of actions, checks, an
   the next episode in their place, and keeps them as `final_obs` and `final_state`.
 - A suite without a time limit of its own gets one here: count the steps in the state. `max_steps` only bounds the
   episodes of an evaluation.
-- Under `vmap` every step computes a reset too, whether it is needed or not: an expensive `begin` slows training down.
+- Only environments whose episodes ended compute a reset, see `common/device/stepping.py`. Where one costs no more than
+  a few sums, let the class say `cheap_reset = True`: an accelerator computes those in every step, and asks nobody.
 - A suite that can only step and reset in one gives `step` instead of `advance`, as `gymnax_style.py` does.
 
 A complete module for a suite called pond, whose states know neither time limits nor resets:
@@ -53,7 +54,6 @@ import jax.numpy as jnp
 
 from common.cli.errors import UsageError
 from common.envs import spaces
-from common.envs.masks import legal_actions, sample_legal
 from common.envs.spec import EnvSpec
 
 DEFAULT_HORIZON = 1_000  # for environments that declare no `max_steps`
@@ -86,6 +86,8 @@ class Env:
     """One environment: pure functions of a single instance, to be vmapped. See the module's text."""
 
     params: Any = None  # of environments that take parameters with every call, as gymnax's do
+    cheap_reset = False  # whether an accelerator computes one sooner than it finds out who needs one
+    resets_itself = False  # whether there is no `advance`, but a `step` with the reset in it
 
     def __init__(self, name: str, inner: Any, observation_space: Any, action_space: Any, max_steps: int = 0):
         """`name` is what the user calls it, `inner` the suite's own object. Spaces may be gymnax's or gymnasium's too.
@@ -130,7 +132,7 @@ class Env:
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         """One step, with the reset included where it ended the episode. Box actions may come flat, and are clipped."""
         advance_key, reset_key = jax.random.split(key)
-        reached = self.checked(self.advance(advance_key, state, spaces.clip(action, self.action_space)))
+        reached = self.advance_checked(advance_key, state, action)
         over = reached.terminated | reached.truncated
         obs, next_state = select(over, self.reset(reset_key), (reached.obs, reached.state))
         return Step(
@@ -143,18 +145,9 @@ class Env:
             final_state=reached.state,
         )
 
-    def reset_mid_episode(self, key: jax.Array) -> tuple[Any, Any]:
-        """Observation and state at a random phase of an episode: after up to one horizon of random actions."""
-        reset_key, phase_key, walk_key = jax.random.split(key, 3)
-        steps = jax.random.randint(phase_key, (), 0, self.max_steps)
-
-        def walk(step, carry):
-            action_key, step_key = jax.random.split(jax.random.fold_in(walk_key, step))
-            obs, state = carry
-            out = self.step(step_key, state, sample_legal(action_key, self.action_space, legal_actions(obs)))
-            return out.obs, out.state
-
-        return jax.lax.fori_loop(0, steps, walk, self.reset(reset_key))
+    def advance_checked(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+        """One step without a reset, in the dtypes of `reset` and `Step`. Box actions may come flat, and are clipped."""
+        return self.checked(self.advance(key, state, spaces.clip(action, self.action_space)))
 
     def checked(self, transition: Transition) -> Transition:
         """`transition` in the dtypes of `reset` and `Step`. Raises UsageError where a shape is wrong."""

@@ -21,7 +21,7 @@ def adapt(name: str, inner: Any, params: Any, env_params: dict[str, Any]) -> Env
 
     Raises UsageError where it lacks a part of the interface, or has no such parameters.
     """
-    params = _replaced(name, params, env_params)
+    params = replaced(name, params, env_params)
     kind = SteppingEnv if _leaves_step_to_gymnax(inner) else SelfResettingEnv
     with readable_errors(f"environment {name} cannot be used as a gymnax environment"):
         return kind(name, inner, params)
@@ -40,6 +40,8 @@ def with_params(made: Any) -> tuple[Any, Any]:
 
 class GymnaxStyleEnv(Env):
     """What both kinds have in common."""
+
+    cheap_reset = True
 
     def __init__(self, name: str, inner: Any, params: Any):
         self.params = params
@@ -61,6 +63,8 @@ class SteppingEnv(GymnaxStyleEnv):
 class SelfResettingEnv(GymnaxStyleEnv):
     """An environment with a `step` of its own: nobody but itself knows the state in which an episode ended."""
 
+    resets_itself = True
+
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         outputs = self.inner.step(key, state, spaces.clip(action, self.action_space), self.params)
         if len(outputs) != 6:
@@ -81,7 +85,7 @@ def _leaves_step_to_gymnax(inner: Any) -> bool:
     return getattr(next(owners, None), "__module__", "") == "gymnax.environments.environment"
 
 
-def _replaced(name: str, params: Any, env_params: dict[str, Any]) -> Any:
+def replaced(name: str, params: Any, env_params: dict[str, Any]) -> Any:
     """`params` with the numbers and switches in `env_params`."""
     fields = vars(params) if hasattr(params, "replace") else {}
     known = {field: value for field, value in fields.items() if isinstance(value, (bool, int, float))}

@@ -1,4 +1,4 @@
-"""What an algorithm needs of an environment's spaces, checked in one sentence."""
+"""What an algorithm needs of an environment, checked in one sentence."""
 
 from typing import Any
 
@@ -10,8 +10,10 @@ from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple, leaves
 
 
 def need_fitting_spaces(args: Any, env: Any) -> None:
-    """Raise UsageError where --normalize-obs, --exploration-loss or a mask does not fit the environment's spaces."""
+    """Raise UsageError where --normalize-obs, --exploration-loss, --reset-pool or a mask does not fit `env`."""
     check_mask(env)
+    if getattr(args, "reset_pool", 0) and env.resets_itself:
+        raise UsageError(f"--reset-pool needs an environment without resets of its own, and {env.name} has them")
     if args.normalize_obs and not any(isinstance(leaf, Box) for _, leaf in leaves(env.observation_space)):
         raise UsageError(f"--normalize-obs needs arrays as observations, {env.name} has {env.observation_space}")
     has_box = any(isinstance(leaf, Box) for _, leaf in leaves(env.action_space))

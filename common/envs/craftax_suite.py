@@ -1,0 +1,52 @@
+"""craftax's worlds: `craftax:Craftax-Classic-Symbolic-v1`. A world is dear to make; time limits are truncations."""
+
+import contextlib
+import io
+from types import ModuleType
+from typing import Any
+
+import jax
+
+from common.envs.environment import Env, Transition
+from common.envs.gymnax_style import replaced
+from common.envs.usage import check_known, check_time_limit, import_package
+
+LIMIT = "max_timesteps"  # the parameter
+
+
+def ids() -> list[str]:
+    _package()
+    return [world + seen for world in ("Craftax", "Craftax-Classic") for seen in ("-Symbolic-v1", "-Pixels-v1")]
+
+
+trainable = ids
+
+
+def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
+    check_known(name, env_id, ids())
+    with contextlib.redirect_stdout(io.StringIO()):  # it says which textures it loads
+        inner = _package("craftax_env").make_craftax_env_from_name(env_id, auto_reset=False)
+    params = replaced(name, inner.default_params, env_params)
+    check_time_limit(name, LIMIT, params.max_timesteps)
+    return CraftaxEnv(name, inner, params)
+
+
+class CraftaxEnv(Env):
+    """One of craftax's."""
+
+    def __init__(self, name: str, inner: Any, params: Any):
+        self._limit = params.max_timesteps
+        self.params = params.replace(max_timesteps=self._limit + 1)  # where episodes never come to
+        super().__init__(name, inner, inner.observation_space(params), inner.action_space(params), self._limit)
+
+    def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:
+        return self.inner.reset_env(key, self.params)
+
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+        obs, state, reward, terminated, _ = self.inner.step_env(key, state, action, self.params)
+        return Transition(obs, state, reward, terminated, state.timestep >= self._limit)
+
+
+def _package(module: str = "") -> ModuleType:
+    """craftax, or one of its modules."""
+    return import_package(f"craftax.{module}" if module else "craftax", extra="craftax")

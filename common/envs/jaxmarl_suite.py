@@ -1,0 +1,121 @@
+"""jaxmarl's environments: `jaxmarl:MPE_simple_spread_v3`. All agents act as one, for the sum of their rewards."""
+
+import contextlib
+import inspect
+import io
+import warnings
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.envs.environment import Env, Transition
+from common.envs.masks import MASK
+from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple, convert
+from common.envs.usage import changed_params, check_known, check_time_limit, import_package
+
+LIMIT = "max_steps"
+LEFT_OUT = (
+    "JaxRobotarium",  # another package
+    "LearnedPolicyEnemySMAX",  # wants a policy
+    "storm",  # other shapes than its spaces say
+    *("ant", "halfcheetah", "hopper", "humanoid", "walker2d"),  # deprecated, on brax's own environments
+)
+ENDLESS = ("overcooked",)  # which end with their time limits alone, and show how near those are
+
+
+def ids() -> list[str]:
+    return [env_id for env_id in _package("registration").registered_envs if not env_id.startswith(LEFT_OUT)]
+
+
+trainable = ids
+
+
+def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
+    check_known(name, env_id, ids())
+    inner = _package().make(env_id)
+    limit = getattr(inner, LIMIT, None)
+    known = _arguments(inner) | ({} if limit is None else {LIMIT: limit})
+    params = changed_params(name, known, env_params)
+    if limit is not None:
+        limit = params.get(LIMIT, limit)
+        check_time_limit(name, LIMIT, limit)
+    inner = _package().make(env_id, **params) if params else inner
+    endless = env_id.startswith(ENDLESS)
+    if limit is not None and not endless:
+        inner.max_steps = limit + 1  # where episodes never come to
+    return JaxmarlEnv(name, inner, limit, endless)
+
+
+def _arguments(inner: Any) -> dict[str, Any]:
+    """Arguments of the constructor that are numbers, switches or words, with their defaults."""
+    arguments = inspect.signature(type(inner)).parameters.values()
+    return {one.name: one.default for one in arguments if isinstance(one.default, bool | int | float | str)}
+
+
+class JaxmarlEnv(Env):
+    """One of jaxmarl's. `limit` is that of time, in steps; an `endless` one is cut by it, and never over."""
+
+    def __init__(self, name: str, inner: Any, limit: int | None, endless: bool):
+        self._limit, self._endless = limit, endless
+        obs, state = jax.eval_shape(inner.reset, jax.random.key(0))
+        seen = {agent: _unbounded(obs[agent].shape) for agent in inner.agents}
+        actions = [convert(inner.action_space(agent), f"action space of {agent}") for agent in inner.agents]
+        self._discrete = all(isinstance(space, Discrete) for space in actions)
+        self._masks = self._discrete and _has_masks(inner, state)
+        together = MultiDiscrete(tuple(space.n for space in actions)) if self._discrete else _joined(actions)
+        if self._masks:
+            choices = sum(together.nvec)
+            seen[MASK] = Box(np.zeros(choices, np.float32), np.ones(choices, np.float32), (choices,))
+        super().__init__(name, inner, Dict(dict(sorted(seen.items()))), together, max_steps=limit or 0)
+
+    def begin(self, key: jax.Array) -> tuple[Any, Any]:
+        obs, state = self.inner.reset(key)
+        return self._observed(obs, state), (state, 0)
+
+    def advance(self, key: jax.Array, state: Any, action: Any) -> Transition:
+        state, time = state[0], state[1] + 1
+        if not self._discrete and not isinstance(action, tuple):
+            sizes = [space.shape[0] for space in map(self.inner.action_space, self.inner.agents)]
+            action = jnp.split(action, np.cumsum(sizes)[:-1])
+        actions = {agent: action[index] for index, agent in enumerate(self.inner.agents)}
+        obs, state, rewards, dones, _ = self.inner.step_env(key, state, actions)
+        reward = sum(rewards[agent] for agent in self.inner.agents)
+        terminated = jnp.bool_(False) if self._endless else dones["__all__"]
+        truncated = jnp.bool_(False) if self._limit is None else time >= self._limit
+        return Transition(self._observed(obs, state), (state, time), reward, terminated, truncated)
+
+    def _observed(self, obs: dict[str, jax.Array], state: Any) -> dict[str, jax.Array]:
+        seen = {agent: obs[agent] for agent in self.inner.agents}
+        if not self._masks:
+            return seen
+        legal = self.inner.get_avail_actions(state)
+        return seen | {MASK: jnp.concatenate([jnp.asarray(legal[agent], bool) for agent in self.inner.agents])}
+
+
+def _has_masks(inner: Any, state: Any) -> bool:
+    try:
+        jax.eval_shape(inner.get_avail_actions, state)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _joined(actions: list[Space]) -> Space:
+    """The actions of all agents, one after another where they are vectors."""
+    if not all(isinstance(space, Box) and len(space.shape) == 1 for space in actions):
+        return Tuple(tuple(actions))
+    low, high = (np.concatenate([getattr(space, bound) for space in actions]) for bound in ("low", "high"))
+    return Box(low, high, low.shape)
+
+
+def _unbounded(shape: tuple[int, ...]) -> Box:
+    return Box(np.full(shape, -np.inf, np.float32), np.full(shape, np.inf, np.float32), tuple(shape))
+
+
+def _package(module: str = "") -> ModuleType:
+    """jaxmarl, or one of its modules, without what it says of parts that are not installed."""
+    with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
+        return import_package(f"jaxmarl.{module}" if module else "jaxmarl", extra="jaxmarl")

@@ -1,0 +1,75 @@
+"""octax's CHIP-8 games: `octax:brix`. Observations are the last four frames, as planes of a picture."""
+
+import importlib
+import inspect
+import pkgutil
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.envs.environment import Env, Transition
+from common.envs.spaces import Box, Discrete
+from common.envs.usage import changed_params, check_known, check_time_limit, import_package
+
+LIMIT = "max_num_steps_per_episodes"  # an argument
+NOT_OURS = ("render_mode", "render_scale", "color_scheme", "startup_instructions", "disable_delay")  # of the game
+
+
+def ids() -> list[str]:
+    """Games, and the levels of games that have several, such as `cavern3`."""
+    package = _environments()
+    names = [game.name for game in pkgutil.iter_modules(package.__path__)]
+    modules = {name: importlib.import_module(f"octax.environments.{name}") for name in names}
+    files = Path(package.get_rom_path(package.pong.rom_file)).parent.glob("*[0-9].ch8")
+    levels = [file.stem for file in files if file.stem.rstrip("0123456789") in modules]
+    return sorted([game for game, module in modules.items() if hasattr(module, "rom_file")] + levels)
+
+
+trainable = ids
+
+
+def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
+    check_known(name, env_id, ids())
+    arguments = inspect.signature(importlib.import_module("octax.env").OctaxEnv).parameters.values()
+    known = {one.name: one.default for one in arguments if isinstance(one.default, int) and one.name not in NOT_OURS}
+    params = changed_params(name, known, env_params)
+    for parameter in params:
+        check_time_limit(name, parameter, params[parameter])
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        inner, _ = _environments().create_environment(env_id, **params)
+    return OctaxEnv(name, inner)
+
+
+class OctaxEnv(Env):
+    """One of octax's."""
+
+    def __init__(self, name: str, inner: Any):
+        width, height = inner.cached_reset_state.display.shape
+        shape = height, width, inner.frame_skip
+        observations = Box(np.zeros(shape, np.float32), np.ones(shape, np.float32), shape)
+        limit = inner.max_num_steps_per_episodes
+        super().__init__(name, inner, observations, Discrete(inner.num_actions), max_steps=limit)
+
+    def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:
+        state, frames, _ = self.inner.reset(key)
+        return _picture(frames), state
+
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of its own emulator
+            state, frames, reward, terminated, truncated, _ = self.inner.step(state, action)
+        return Transition(_picture(frames), state, reward, terminated, truncated)
+
+
+def _picture(frames: jax.Array) -> jax.Array:
+    """Frames [K, width, height] as [height, width, K]."""
+    return jnp.transpose(frames, (2, 1, 0)).astype(bool)
+
+
+def _environments() -> ModuleType:
+    import_package("octax", extra="octax")
+    return importlib.import_module("octax.environments")

@@ -1,0 +1,92 @@
+"""pgx's games: `pgx:connect_four`. Where there are several players, the others move at random."""
+
+import warnings
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.envs.environment import LONGEST_HORIZON, Env, Transition
+from common.envs.masks import ILLEGAL, MASK
+from common.envs.spaces import Box, Dict, Discrete
+from common.envs.usage import changed_params, check_known, check_time_limit, import_package
+
+ALL_LEGAL = "minatar"  # games in which every action always is: they need no mask
+LIMIT = "max_steps"  # a parameter: some games may go on without end
+
+
+def ids() -> list[str]:
+    return list(_package().available_envs())
+
+
+trainable = ids
+
+
+def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
+    check_known(name, env_id, ids())
+    limit = changed_params(name, {LIMIT: LONGEST_HORIZON}, env_params).get(LIMIT, LONGEST_HORIZON)
+    check_time_limit(name, LIMIT, limit)
+    return PgxEnv(name, _package().make(env_id), limit)
+
+
+class State(NamedTuple):
+    game: Any  # pgx's own state
+    seat: jax.Array  # [] which of the players we are
+    time: jax.Array  # [] our moves so far
+
+
+class PgxEnv(Env):
+    """One of pgx's games, on a seat that is drawn for each of them. A step is our move and those of the others."""
+
+    def __init__(self, name: str, inner: Any, limit: int):
+        self._limit, self._masks = limit, not inner.id.startswith(ALL_LEGAL)
+        shape, choices = inner.observation_shape, inner.num_actions
+        seen = Box(np.full(shape, -np.inf, np.float32), np.full(shape, np.inf, np.float32), shape)
+        mask = Box(np.zeros(choices, np.float32), np.ones(choices, np.float32), (choices,))
+        space = Dict({MASK: mask, "obs": seen}) if self._masks else seen
+        super().__init__(name, inner, space, Discrete(choices), max_steps=limit)
+
+    def begin(self, key: jax.Array) -> tuple[Any, State]:
+        game_key, seat_key, others_key = jax.random.split(key, 3)
+        seat = jax.random.randint(seat_key, (), 0, self.inner.num_players)
+        game, _ = self._others_move(others_key, self.inner.init(game_key), seat)
+        return self._observed(game), State(game, seat, jnp.int32(0))
+
+    def advance(self, key: jax.Array, state: State, action: jax.Array) -> Transition:
+        move_key, others_key = jax.random.split(key)
+        game = self.inner.step(state.game, action, move_key)
+        earned = game.rewards[state.seat]
+        game, more = self._others_move(others_key, game, state.seat)
+        time = state.time + 1
+        return Transition(
+            self._observed(game), State(game, state.seat, time), earned + more, game.terminated, time >= self._limit
+        )
+
+    def _others_move(self, key: jax.Array, game: Any, seat: jax.Array) -> tuple[Any, jax.Array]:
+        """The game when it is our turn again, or over, and what we earned meanwhile."""
+        if self.inner.num_players == 1:
+            return game, jnp.float32(0)
+
+        def move(carry):
+            key, game, earned = carry
+            key, action_key, step_key = jax.random.split(key, 3)
+            action = jax.random.categorical(action_key, jnp.where(game.legal_action_mask, 0.0, ILLEGAL))
+            game = self.inner.step(game, action, step_key)
+            return key, game, earned + game.rewards[seat]
+
+        def theirs(carry):
+            _, game, _ = carry
+            return (game.current_player != seat) & ~game.terminated
+
+        _, game, earned = jax.lax.while_loop(theirs, move, (key, game, jnp.float32(0)))
+        return game, earned
+
+    def _observed(self, game: Any) -> Any:
+        return {MASK: game.legal_action_mask, "obs": game.observation} if self._masks else game.observation
+
+
+def _package() -> ModuleType:
+    with warnings.catch_warnings(action="ignore"):
+        return import_package("pgx", extra="pgx")

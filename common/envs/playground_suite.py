@@ -1,0 +1,83 @@
+"""MuJoCo Playground's environments: `playground:CheetahRun`. They know no time limits; robots are downloaded."""
+
+import warnings
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+from common.cli.errors import UsageError
+from common.envs import spaces
+from common.envs.environment import Env, Transition
+from common.envs.usage import changed_params, check_known, check_time_limit, import_package, reason
+
+LIMIT = "episode_length"  # a parameter
+WHERE = "github.com/deepmind/mujoco_menagerie"
+
+
+def ids() -> list[str]:
+    return list(_package().registry.ALL_ENVS)
+
+
+def trainable() -> list[str]:
+    """All of them once the robots are there."""
+    return [env_id for env_id in ids() if not _needs_robots(env_id) or _robots().exists()]
+
+
+def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
+    check_known(name, env_id, ids())
+    registry = _package().registry
+    config = dict(registry.get_default_config(env_id))
+    known = {field: value for field, value in config.items() if isinstance(value, bool | int | float | str)}
+    if "impl" in known and jax.default_backend() == "cpu":
+        known["impl"] = "jax"  # warp needs CUDA
+    params = known | changed_params(name, known, env_params)
+    check_time_limit(name, LIMIT, params[LIMIT])
+    try:
+        inner = registry.load(env_id, config_overrides=params)
+    except Exception as error:
+        if not _needs_robots(env_id) or _robots().exists():
+            raise
+        raise UsageError(
+            f"{name} needs robots that playground clones from {WHERE} into {_robots()}, and cannot ({reason(error)}); "
+            "those of the control suite, such as playground:CheetahRun, need no internet"
+        ) from error
+    return PlaygroundEnv(name, inner, params[LIMIT])
+
+
+class PlaygroundEnv(Env):
+    """One of playground's, with a time limit in steps."""
+
+    def __init__(self, name: str, inner: Any, limit: int):
+        self._limit = limit
+        obs = spaces.plain(jax.eval_shape(inner.reset, jax.random.key(0)).obs)
+        parts = {part: _box(x.shape, np.inf) for part, x in obs.items()} if isinstance(obs, dict) else {}
+        observations = spaces.Dict(dict(sorted(parts.items()))) if parts else _box(obs.shape, np.inf)
+        super().__init__(name, inner, observations, _box((inner.action_size,), 1.0), max_steps=limit)
+
+    def begin(self, key: jax.Array) -> tuple[Any, Any]:
+        state = self.inner.reset(key)
+        return state.obs, (state, 0)
+
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+        state, time = self.inner.step(state[0], action), state[1] + 1
+        return Transition(state.obs, (state, time), state.reward, state.done > 0, time >= self._limit)
+
+
+def _box(shape: tuple[int, ...], bound: float) -> spaces.Box:
+    return spaces.Box(np.full(shape, -bound, np.float32), np.full(shape, bound, np.float32), shape)
+
+
+def _needs_robots(env_id: str) -> bool:
+    return env_id not in _package("_src.dm_control_suite").ALL_ENVS
+
+
+def _robots() -> Any:
+    """The folder that they are downloaded into."""
+    return _package("_src.mjx_env").MENAGERIE_PATH
+
+
+def _package(module: str = "") -> ModuleType:
+    with warnings.catch_warnings(action="ignore"):
+        return import_package(f"mujoco_playground.{module}" if module else "mujoco_playground", extra="playground")

@@ -1,0 +1,98 @@
+"""xminigrid's worlds: `xminigrid:MiniGrid-DoorKey-6x6`. XLand's need rules, a file of which it downloads."""
+
+import warnings
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.cli.errors import UsageError
+from common.envs.codes import planes, space_of_planes
+from common.envs.environment import Env, Transition
+from common.envs.spaces import Dict, Discrete, MultiDiscrete
+from common.envs.usage import changed_params, check_known, check_time_limit, import_package, reason
+
+COUNTS = 13, 12  # of things, and of colours
+ENCODINGS = 16  # codes in encoded goals and rules
+NUMBERS = "max_steps", "view_size", "height", "width"  # parameters
+
+
+def ids() -> list[str]:
+    return list(_package().registered_environments())
+
+
+def trainable() -> list[str]:
+    return [env_id for env_id in ids() if not _needs_rules(env_id)]
+
+
+def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
+    check_known(name, env_id, ids())
+    inner, params = _package().make(env_id)
+    known = {number: getattr(params, number) for number in NUMBERS}
+    changes = changed_params(name, known | ({"benchmark": ""} if _needs_rules(env_id) else {}), env_params)
+    check_time_limit(name, "max_steps", changes.get("max_steps", params.max_steps))
+    rules = _rules(name, changes.pop("benchmark", "")) if _needs_rules(env_id) else None
+    return XMinigridEnv(name, inner, params.replace(**changes), rules)
+
+
+class XMinigridEnv(Env):
+    """One of xminigrid's, whose states are its time steps. With `rules` every episode has others, and observes them."""
+
+    def __init__(self, name: str, inner: Any, params: Any, rules: Any = None):
+        self.params, self._rules = params, rules
+        view = space_of_planes(inner.observation_shape(params), COUNTS)
+        observations = view
+        if rules is not None:
+            sizes = {"goal": rules.goals[0].size, "rules": rules.rules[0].size}
+            parts = {part: MultiDiscrete((ENCODINGS,) * int(size)) for part, size in sizes.items()}
+            observations = Dict(parts | {"view": view})
+        super().__init__(name, inner, observations, Discrete(inner.num_actions(params)), max_steps=params.max_steps)
+
+    def begin(self, key: jax.Array) -> tuple[Any, Any]:
+        params = self.params
+        if self._rules is not None:
+            key, rules_key = jax.random.split(key)
+            params = params.replace(ruleset=self._rules.sample_ruleset(rules_key))
+        step = self.inner.reset(params, key)
+        return self._observed(step), step
+
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+        step = self.inner.step(self.params, state, action)
+        terminated = step.last() & (step.discount == 0)
+        return Transition(self._observed(step), step, step.reward, terminated, step.last() & ~terminated)
+
+    def _observed(self, step: Any) -> Any:
+        view = planes(step.observation, COUNTS)
+        if self._rules is None:
+            return view
+        goal, rules = (jnp.ravel(x).astype(jnp.int32) for x in (step.state.goal_encoding, step.state.rule_encoding))
+        return {"goal": goal, "rules": rules, "view": view}
+
+
+def _needs_rules(env_id: str) -> bool:
+    return env_id.startswith("XLand")
+
+
+def _rules(name: str, benchmark: str) -> Any:
+    """The rules of a `benchmark`, read from its file or downloaded."""
+    module = _package().benchmarks
+    known = module.registered_benchmarks()
+    where = f"huggingface.co/datasets/{module.HF_REPO_ID} to {module.DATA_PATH}"
+    if benchmark not in known:
+        raise UsageError(
+            f'{name} needs rules: --env-params \'{{"benchmark": "{known[0]}"}}\', or {", ".join(known[1:])}; they are '
+            f"downloaded from {where}. MiniGrid ids need nothing"
+        )
+    try:
+        return jax.tree.map(np.asarray, module.load_benchmark(benchmark))
+    except Exception as error:
+        raise UsageError(
+            f"{name} cannot get the rules {benchmark} from {where} ({reason(error)}); MiniGrid ids need no internet"
+        ) from error
+
+
+def _package() -> ModuleType:
+    with warnings.catch_warnings(action="ignore"):
+        return import_package("xminigrid", extra="xminigrid")

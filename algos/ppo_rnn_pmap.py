@@ -150,6 +150,7 @@ from common.device.update_loop import scan_until_stopped
 from common.device.value_metrics import value_metrics
 from common.envs.environment import Env
 from common.envs.masks import legal_actions, legal_metrics
+from common.envs.privileged import for_policies
 from common.envs.requirements import need_fitting_spaces
 from common.envs.spaces import Space, flat_size, zeros
 from common.nets.distributions import Distribution, action_noise, encode_action
@@ -308,7 +309,7 @@ def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
 def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
     """PPO with memory for `env` as pure functions. Raises UsageError for flags that its spaces do not fit."""
     need_fitting_spaces(args, env)
-    actor = Actor(args, env.observation_space, env.action_space)
+    actor = Actor(args, for_policies(env.observation_space), env.action_space)
     critic = Critic(args, env.observation_space)
     clip = optax.clip_by_global_norm(args.max_grad_norm) if args.max_grad_norm else optax.identity()
     optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=1e-5)))
@@ -341,7 +342,7 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
         """Step all environments `num_steps` times with the current policy."""
         noise_keys, env_keys = split_keys(rollout_keys(key, args.num_steps, shard.tracker.ret.size), 2)  # [T, N]
         noise = jax.vmap(jax.vmap(partial(action_noise, space=env.action_space)))(noise_keys)  # all steps in one pass
-        starts = new_starts(env, jax.random.fold_in(key, -1), args.reset_pool, AXIS)
+        starts = new_starts(env, jax.random.fold_in(key, args.num_steps), args.reset_pool, AXIS)
 
         def step(carry, inputs):
             env_state, seen, memory = carry

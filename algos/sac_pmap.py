@@ -97,6 +97,7 @@ from common.device.stepping import reset_envs, step_envs
 from common.device.update_loop import do_where, repeat_and_add
 from common.envs.environment import Env
 from common.envs.masks import largest_entropy, legal_actions, legal_metrics
+from common.envs.privileged import for_policies
 from common.envs.requirements import need_squashable_actions
 from common.envs.spaces import Discrete, Space, batch_shape, zeros
 from common.envs.unit_actions import action_scale, empty_action, to_env, uniform_action
@@ -240,7 +241,7 @@ def make_sac(args: Args, env: Env) -> Algorithm:
     """SAC for `env` as pure functions. Raises UsageError for spaces that it cannot act in."""
     need_squashable_actions(env, "SAC")
     discrete = isinstance(env.action_space, Discrete)
-    actor = Actor(args, env.observation_space, env.action_space)
+    actor = Actor(args, for_policies(env.observation_space), env.action_space)
     critics = Critics(args, env.observation_space, env.action_space)
     policy_optimizer, q_optimizer = optax.adam(args.policy_lr), optax.adam(args.q_lr)
     entropy_wanted = target_entropy(env.action_space, args.target_entropy_scale)

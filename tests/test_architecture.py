@@ -27,7 +27,7 @@ MAY_IMPORT = {
 ROOMS = set(MAY_IMPORT)
 MAY_IMPORT |= {"top": ROOMS, "algos": ROOMS | {"top"}}
 
-LONGEST = {"common": 250, "algos": 515}  # lines of a file
+LONGEST = {"common": 250, "algos": 520}  # lines of a file
 
 # Pieces of algorithms that have one name and differ all the same, in all files or in the one named.
 THEIR_OWN = {

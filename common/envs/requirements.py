@@ -6,12 +6,15 @@ import numpy as np
 
 from common.cli.errors import UsageError
 from common.envs.masks import check_mask
+from common.envs.privileged import PRIVILEGED, has_privileged
 from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple, leaves
 
 
 def need_fitting_spaces(args: Any, env: Any) -> None:
-    """Raise UsageError where --normalize-obs, --exploration-loss, --reset-pool or a mask does not fit `env`."""
+    """Raise UsageError where a flag, or a mask, does not fit `env`."""
     check_mask(env)
+    if getattr(args, "share_torso", False) and has_privileged(env.observation_space):
+        raise UsageError(f"--share-torso would hide the {PRIVILEGED} of {env.name} from the critic, for whom it is")
     if getattr(args, "reset_pool", 0) and env.resets_itself:
         raise UsageError(f"--reset-pool needs an environment without resets of its own, and {env.name} has them")
     if args.normalize_obs and not any(isinstance(leaf, Box) for _, leaf in leaves(env.observation_space)):

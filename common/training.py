@@ -35,6 +35,8 @@ from common.runs.recorder import Callback
 from common.runs.reports import TrainResult
 from common.runs.run import Run
 
+LARGE = 50_000_000  # bytes of environments in a checkpoint, from which on the header says so
+
 
 def train_on_devices(
     args: Any,
@@ -57,7 +59,7 @@ def train_on_devices(
     env = make(args.env, args.env_params) if env is None else wrap(env)
     algorithm = make_algorithm(args, env)
     programs = pmapped(for_seeds(algorithm, env, args.num_seeds, args.eval_episodes), devices)
-    run = Run(args, script, env, devices, notes(env, devices), callback)
+    run = Run(args, script, env, devices, notes(env, devices) | _notes_of(args, env), callback)
     with locked(run.dir), run:
         state, update = run.start(programs, example=np.int32(0))
         while run.unfinished:
@@ -65,6 +67,18 @@ def train_on_devices(
             state, *report = update(state, updates)
             run.advance(state, updates, partial(jax.device_get, report))
         return run.finish(state, [partial(_draw_curve, run, env), partial(_draw_policy, run, env, Agent.of(algorithm))])
+
+
+def _notes_of(args: Any, env: Env) -> dict[str, str]:
+    """What environments that are large, or go on for long, mean for checkpoints and evaluations."""
+    notes = {}
+    saved = env.state_bytes * args.num_envs * args.num_seeds
+    if args.save_envs and saved >= LARGE:
+        each = f"{env.state_bytes / 1e3:,.0f} kB of each environment"
+        notes["state"] = f"{each}, {saved / 1e6:,.0f} MB in every checkpoint; --no-save-envs leaves them out"
+    if env.declared_steps > env.max_steps:
+        notes["eval"] = f"cuts episodes after {env.max_steps:,} of {env.declared_steps:,} steps"
+    return notes
 
 
 def train_with_actors(

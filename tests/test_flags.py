@@ -37,8 +37,12 @@ from PIL import Image
 from test_appo import small_args as small_appo_args
 
 from common.cli.flags import DeviceEnvArgs, RunArgs
+from common.device.programs import TrainState
+from common.device.sharding import to_devices
 from common.envs.environment import Env
 from common.envs.registry import make
+from common.runs.checkpoint_files import read
+from common.runs.loading import Start, place
 from common.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -78,6 +82,7 @@ PPO: Cases = ON_POLICY | {
     "clip_vloss": (True, {}),
     "target_kl": (1e-6, {}),
     "decorrelate": (True, {}),
+    "reset_pool": (3, {}),
     "precision": ("bfloat16", {}),
 }
 MEMORY: Cases = PPO | {
@@ -222,6 +227,24 @@ def keep_best(tmp_path, **_):
     # without --checkpoint-interval the best is saved all the same, when it is found
     start(tmp_path / "saves", **flags | {"checkpoint_interval": 0}, keep_best=True)
     assert min(best) in checkpoint_steps(tmp_path / "saves")
+
+
+def save_envs(tmp_path, capsys, **_):
+    """Without them a checkpoint holds what is learned, and a resumed run begins new episodes."""
+    flags = {"num_seeds": 2, "checkpoint_interval": UPDATE, "env": "helpers:Toy", "normalize_obs": True}
+    whole = start(tmp_path / "with", **flags)
+    part = start(tmp_path / "without", **flags, save_envs=False, stop_after=2 * UPDATE)
+    stored = read(part.run_dir / "checkpoints" / str(2 * UPDATE), None, lambda shapes: None)
+    assert {name.split("/")[0] for name in stored} == {"learner"}
+    resumed = ppo.train(ppo.Args.from_run(part.run_dir, env="helpers:Toy", quiet=False))
+    assert "without its environments, which are not in the checkpoint: new episodes begin" in capsys.readouterr().out
+    assert (resumed.status, resumed.env_steps) == ("finished", whole.env_steps)
+    assert resumed.state_sha256 != whole.state_sha256
+    zeros, ones = (TrainState({"w": x((1, 2))}, {"obs": x((1, 2)), "replay": x((1, 2))}) for x in (np.zeros, np.ones))
+    shapes = jax.eval_shape(lambda x: jax.tree.map(lambda x: x[None], x), zeros)
+    devices = jax.devices()[:1]
+    state = place(Start(host=zeros, renewed=("shard/obs",)), lambda: to_devices(ones, shapes, devices), shapes, devices)
+    assert [float(x.sum()) for x in (state.learner["w"], state.shard["obs"], state.shard["replay"])] == [0, 2, 0]
 
 
 def overwrite(tmp_path, **_):
@@ -416,7 +439,18 @@ def test_a_longer_run_says_where_its_annealed_step_size_begins_again(tmp_path, c
     assert sizes == pytest.approx([0.05, 0.05 * 2 / 3, 0.05 / 3, 0.025, 0.05 / 3, 0.025 / 3])
 
 
-RUN = (num_devices, keep_checkpoints, keep_best, overwrite, max_seconds, stop_at_return, gif, tensorboard, wandb)
+RUN = (
+    num_devices,
+    save_envs,
+    keep_checkpoints,
+    keep_best,
+    overwrite,
+    max_seconds,
+    stop_at_return,
+    gif,
+    tensorboard,
+    wandb,
+)
 RUN += (compile_cache, benchmark)
 IN_TEST_CLI = {"checkpoint_interval", "eval_interval", "init_from", "log_interval", "quiet", "run_dir", "stop_after"}
 IN_TEST_CLI |= {"list_envs"}

@@ -25,6 +25,8 @@ class RunArgs:
     """Flags that a resumed run cannot change."""
     dispensable: ClassVar[tuple[str, ...]] = ()
     """Beginnings of the names of state arrays without which a checkpoint still loads; they start from zero."""
+    renewed: ClassVar[tuple[str, ...]] = ()
+    """Likewise; they are made anew."""
 
     env: str
     tuned: bool = False
@@ -219,6 +221,14 @@ class DeviceEnvArgs(RunArgs):
     """Devices to train on; 0 is every accelerator, or on a CPU as many cores as pay off."""
     num_envs: int = 32
     """Parallel environments."""
+    save_envs: bool = True
+    """Save the environments in checkpoints; without them a resumed run begins new episodes, and is no exact one."""
+
+    renewed: ClassVar[tuple[str, ...]] = tuple(f"shard/{x}" for x in ("env_state", "obs", "seen", "memory", "tracker"))
+
+    @property
+    def unsaved(self) -> tuple[str, ...]:
+        return () if self.save_envs else self.renewed
 
     def __post_init__(self):
         super().__post_init__()

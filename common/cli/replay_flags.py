@@ -36,7 +36,7 @@ class ReplayArgs(DeviceEnvArgs):
 
     @property
     def unsaved(self) -> tuple[str, ...]:
-        return () if self.save_buffer else self.dispensable
+        return super().unsaved + (() if self.save_buffer else self.dispensable)
 
     @property
     def steps_per_update(self) -> int:

@@ -47,6 +47,7 @@ What `make` raises reaches the user as one sentence, see `registry.py`: UsageErr
 "environment pond:carp cannot be made:".
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -95,7 +96,7 @@ class Env:
         `max_steps` bounds an episode of an evaluation; 0 where nothing is known. `begin` and `advance` are traced here.
         Raises UsageError or ValueError where spaces or what they return do not fit.
         """
-        self.name, self.inner = name, inner
+        self.name, self.inner, self.declared_steps = name, inner, max_steps
         self.max_steps = min(max_steps if max_steps > 0 else DEFAULT_HORIZON, LONGEST_HORIZON)
         self.observation_space = spaces.convert(observation_space, "observation space")
         self.action_space = spaces.convert(action_space, "action space")
@@ -122,6 +123,11 @@ class Env:
     def obs_like(self) -> Any:
         """Shape and type of an observation."""
         return self.spec.obs_like
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of a state."""
+        return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.state_shape))
 
     def reset(self, key: jax.Array) -> tuple[Any, Any]:
         """First observation and state of an episode."""

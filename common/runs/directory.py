@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from common.cli.absent_flags import instead_of
-from common.cli.env_names import is_custom, split_name, steps_on_host
+from common.cli.env_names import OWN, is_custom, split_name
 from common.cli.errors import UsageError
 from common.cli.files import writing
 from common.cli.flags import ONE_TIME, read_config
@@ -57,8 +57,9 @@ def versions() -> dict[str, str]:
 
 
 def suite_version(env: str) -> dict[str, str]:
-    """The version of the suite of an environment that steps on the host."""
-    return {split_name(env)[0]: metadata.version(split_name(env)[0])} if steps_on_host(env) else {}
+    """The version of the suite of an environment, where that is a package of its own."""
+    suite = split_name(env)[0]
+    return {suite: metadata.version(suite)} if suite not in (OWN, "pmaprl", "gymnax") else {}
 
 
 def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]]:
@@ -129,6 +130,9 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
         advice = instead_of(args, name)
         now = f"no flag of this file now{advice and ': ' + advice}"
         changes.append(f"--{name.replace('_', '-')}: {stored['args'][name]} then, {now}")
+    for suite, now in suite_version(args.env).items():
+        if (then := stored.get("versions", {}).get(suite)) not in (None, now):
+            changes.append(f"{suite} is {now}, it was {then}: the same name may be another task")
     if stored.get("script_sha256") != config["script_sha256"]:
         changes.append(f"{config['script']} itself: it is not the file that the run was made with")
     return changes

@@ -12,7 +12,7 @@ from common.cli.errors import UsageError
 from common.cli.flags import read_config
 from common.device.learning_rate import current_learning_rate
 from common.device.sharding import to_devices, to_host
-from common.runs.arrays import Arrays, Mismatch, counters_of, flatten, select, unflatten
+from common.runs.arrays import Arrays, Mismatch, counters_of, flatten, select, unflatten, without
 from common.runs.checkpoint_files import Damaged
 from common.runs.checkpoints import FOLDER, Checkpoints
 from common.runs.mismatch import explain
@@ -26,6 +26,7 @@ class Start(NamedTuple):
 
     step: int = 0
     host: Any = None  # the state on the host, where a run is resumed
+    renewed: tuple[str, ...] = ()  # beginnings of the names of arrays that it has not, and that are fresh
     transferred: Arrays | None = None  # arrays of another run, in place of fresh ones
     counters: dict[str, int] = {}  # of the companion; not to be changed
     evaluation: dict[str, list[float]] = {}  # the last one; not to be changed
@@ -45,11 +46,13 @@ def load(args: Any, config: dict[str, Any], like: Any, console: Console) -> Star
 
 def place(start: Start, make: Callable[[], Any], shapes: Any, devices: list[jax.Device]) -> Any:
     """The state on `devices`, with these `shapes`; `make` gives a fresh one."""
-    state = make() if start.host is None else to_devices(start.host, shapes, devices)
-    if start.transferred:
+    if start.host is not None and not start.renewed:
+        return jax.block_until_ready(to_devices(start.host, shapes, devices))
+    state = make()
+    loaded = start.transferred or without(flatten(start.host), start.renewed)
+    if loaded:
         host = to_host(state)
-        arrays = flatten(host) | start.transferred
-        state = to_devices(unflatten(arrays, host), shapes, devices)
+        state = to_devices(unflatten(flatten(host) | loaded, host), shapes, devices)
     return jax.block_until_ready(state)
 
 
@@ -71,11 +74,11 @@ def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> S
         return None
     zeros = flatten(like)
     try:
-        step, arrays, found = saved.load(zeros, dispensable=args.dispensable)
+        step, arrays, found = saved.load(zeros, dispensable=args.dispensable + args.renewed)
     except Mismatch as error:
         why = explain(error, read_config(path), config)
         raise UsageError(f"{path} cannot go on with these flags: {why}") from error
-    better = saved.damaged_best(step, zeros, args.dispensable) if args.keep_best else []
+    better = saved.damaged_best(step, zeros, args.dispensable + args.renewed) if args.keep_best else []
     damaged = {one.step: one for one in found + better}
     total = args.num_updates * args.steps_per_update
     if step > total:
@@ -87,7 +90,17 @@ def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> S
     for name in args.dispensable:
         if not any(stored.startswith(name) for stored in arrays):
             console.say(f"resumed  without {name}, which is not in the checkpoint: it fills again")
-    return Start(step, host, None, counters, stored_evaluation(path, step), tuple(damaged.values()))
+    renewed = tuple({part for part in args.renewed for name in zeros.keys() - arrays.keys() if name.startswith(part)})
+    if renewed:
+        console.say("resumed  without its environments, which are not in the checkpoint: new episodes begin")
+    return Start(
+        step=step,
+        host=host,
+        renewed=renewed,
+        counters=counters,
+        evaluation=stored_evaluation(path, step),
+        damaged=tuple(damaged.values()),
+    )
 
 
 def _parameters_of(source: str, config: dict[str, Any], like: Any, console: Console) -> Arrays:

@@ -1,0 +1,136 @@
+"""craftax's worlds and pgx's games: their steps, ends and last observations beside the originals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import run_updates, small_args
+
+from common.cli.errors import UsageError
+from common.device.stepping import reset_envs, step_envs
+from common.envs.masks import legal_actions, sample_legal
+from common.envs.registry import make
+
+TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
+CRAFTAX = "craftax:Craftax-Classic-Symbolic-v1"
+
+
+@pytest.fixture(scope="module")
+def world():
+    return make(CRAFTAX, '{"max_timesteps": 3}')
+
+
+def test_craftax_steps_as_the_original_and_its_time_limit_is_a_truncation(world):
+    from craftax.craftax_env import make_craftax_env_from_name
+
+    original = make_craftax_env_from_name("Craftax-Classic-Symbolic-v1", auto_reset=False)
+    params = original.default_params
+    step, theirs = jax.jit(world.step), jax.jit(original.step_env)
+    obs, state = jax.jit(world.reset)(jax.random.key(3))
+    np.testing.assert_array_equal(obs, original.get_obs(state))
+    for time in range(3):
+        key = jax.random.key(time)
+        expected, _, reward, done, _ = theirs(jax.random.split(key)[0], state, 5, params)
+        out = step(key, state, jnp.int32(5))
+        np.testing.assert_allclose(out.final_obs, expected, atol=1e-6)
+        assert float(out.reward) == pytest.approx(float(reward)) and not done
+        assert (bool(out.terminated), bool(out.truncated)) == (False, time == 2)
+        obs, state = out.obs, out.state
+    assert state.timestep == 0 and np.abs(obs - out.final_obs).max() > 0, "another world"
+    np.testing.assert_array_equal(obs, original.get_obs(state))
+    dead = step(jax.random.key(9), state.replace(player_health=jnp.full_like(state.player_health, -9)), jnp.int32(0))
+    assert bool(dead.terminated) and not dead.truncated
+    assert world.max_steps == 3
+
+
+def test_craftax_trains(world):
+    _, metrics = run_updates(small_args(**TINY, total_timesteps=64, reset_pool=2), world, 1, 2)
+    assert metrics["episode/length_max"] == 3 and np.isfinite(metrics["loss/total"])
+
+
+def test_pgx_steps_as_the_original_where_there_is_one_player():
+    import pgx
+
+    ours, original = make("pgx:2048"), pgx.make("2048")
+    step, theirs = jax.jit(ours.step), jax.jit(original.step)
+    obs, state = jax.jit(ours.reset)(jax.random.key(3))
+    beside, earned = state.game, 0.0
+    for time in range(30):
+        key = jax.random.key(time)
+        action = sample_legal(key, ours.action_space, legal_actions(obs))
+        out = step(key, state, action)
+        beside = theirs(beside, action, jax.random.split(jax.random.split(key)[0])[0])
+        np.testing.assert_array_equal(out.final_obs["obs"], beside.observation)
+        np.testing.assert_array_equal(out.final_obs["action_mask"], beside.legal_action_mask)
+        assert float(out.reward) == float(beside.rewards[0]) and bool(out.terminated) == bool(beside.terminated)
+        earned += float(out.reward)
+        obs, state = out.obs, out.state
+    assert earned > 0
+
+
+def test_the_other_player_of_pgx_moves_until_it_is_our_turn():
+    """Both kinds of stones stand on the board, in turn, from our side; the result of a game is -1, 0 or 1."""
+    env, count = make("pgx:connect_four"), 200
+    step, reset = jax.jit(lambda *inputs: step_envs(env, *inputs)), jax.jit(lambda keys: reset_envs(env, keys))
+    obs, state = reset(jax.random.split(jax.random.key(0), count))
+    assert 0.3 < np.mean(state.seat) < 0.7, "seats are drawn"
+    begun = np.array(obs["obs"]).sum(axis=(1, 2))  # [N, ours and theirs]
+    assert set(map(tuple, begun.tolist())) == {(0, 0), (0, 1)}, "half of the games the other one begins"
+    results = []
+    for time in range(25):
+        keys = jax.random.split(jax.random.key(time), count)
+        actions = jax.vmap(lambda key, obs: sample_legal(key, env.action_space, legal_actions(obs)))(keys, obs)
+        out = step(keys, state, actions)
+        before, after = (np.array(x["obs"]).sum(axis=(1, 2)) for x in (obs, out.final_obs))
+        goes_on = ~np.array(out.terminated)
+        np.testing.assert_array_equal((after - before)[goes_on], [[1, 1]] * goes_on.sum())
+        assert (np.array(out.state.game.current_player) == np.array(out.state.seat)).all(), "our turn"
+        assert (np.array(out.reward)[goes_on] == 0).all()
+        results += np.array(out.reward)[~goes_on].tolist()
+        obs, state = out.obs, out.state
+    assert set(results) == {-1, 1} or set(results) == {-1, 0, 1}
+    assert abs(np.mean(results)) < 0.15, "both move at random"
+
+
+def test_an_illegal_move_of_pgx_loses():
+    env = make("pgx:tic_tac_toe")
+    obs, state = env.reset(jax.random.key(0))
+    illegal = jnp.argmin(obs["action_mask"]) if not obs["action_mask"].all() else None
+    if illegal is None:
+        out = env.step(jax.random.key(1), state, jnp.int32(4))
+        state, illegal = out.state, jnp.int32(4)
+    out = env.step(jax.random.key(2), state, illegal)
+    assert bool(out.terminated) and float(out.reward) == -1
+
+
+def test_a_time_limit_of_pgx_is_a_truncation():
+    env = make("pgx:minatar-freeway", '{"max_steps": 2}')
+    _, state = env.reset(jax.random.key(0))
+    ends = []
+    for time in range(4):
+        out = env.step(jax.random.key(time), state, jnp.int32(0))
+        ends.append((bool(out.terminated), bool(out.truncated)))
+        state = out.state
+    assert ends == [(False, False), (False, True)] * 2
+
+
+def test_pgx_trains():
+    _, metrics = run_updates(small_args(**TINY, total_timesteps=64), make("pgx:tic_tac_toe"), 1, 2)
+    assert metrics["policy/legal_actions_min"] >= 1 and np.isfinite(metrics["loss/total"])
+    assert metrics["episode/return_min"] == -1
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "words"),
+    [
+        (CRAFTAX, '{"max_timesteps": 0}', "'max_timesteps' must be at least 1, got 0"),
+        (CRAFTAX, '{"zombies": 0}', "has no parameter 'zombies'; it has max_timesteps, day_length, always_diamond"),
+        ("craftax:Craftax-v1", "", "did you mean craftax:Craftax-"),
+        ("pgx:connect_four", '{"max_steps": 0}', "'max_steps' must be at least 1, got 0"),
+        ("pgx:conect_four", "", "did you mean pgx:connect_four"),
+        ("pgx:bridge_bidding", "", "unknown environment 'pgx:bridge_bidding'"),
+    ],
+)
+def test_ids_and_parameters_are_checked(name, params, words):
+    with pytest.raises(UsageError, match=words):
+        make(name, params)

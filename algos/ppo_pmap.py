@@ -34,6 +34,11 @@ class Args(DeviceEnvArgs):
     reset_pool: int = 0
     """Begin episodes from so many starts that each update makes, where resets are slow; 0 gives each its own."""
 
+    opponent: Literal["random", "self"] = "random"
+    """Who plays the others of a game: chance, or in each update one of the past policies. In evaluations chance."""
+    opponent_interval: int = 30
+    """Updates after which --opponent self takes the policy of the moment among its eight past ones."""
+
     # optimiser
     update_epochs: int = 4
     """Passes over the batch per update."""
@@ -100,12 +105,14 @@ class Args(DeviceEnvArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, "num_steps update_epochs num_minibatches hidden_sizes", at_least=1)
+        check(self, "num_steps opponent_interval update_epochs num_minibatches hidden_sizes", at_least=1)
         check(self, "learning_rate clip_eps desired_kl", above=0)
         check(self, "vf_coef ent_coef max_grad_norm target_kl reset_pool", at_least=0)
         check(self, "gamma gae_lambda", at_least=0, at_most=1)
         if self.lr_schedule != "kl-adaptive" and self.desired_kl != Args.desired_kl:
             raise UsageError(f"--desired-kl needs --lr-schedule kl-adaptive, it is {self.lr_schedule}")
+        if self.opponent != "self" and self.opponent_interval != Args.opponent_interval:
+            raise UsageError(f"--opponent-interval needs --opponent self, it is {self.opponent}")
 
 
 if __name__ == "__main__":
@@ -127,7 +134,7 @@ from common.device.sharding import AXIS
 from common.device.stepping import new_starts, reset_envs, step_envs
 from common.device.update_loop import scan_until_stopped
 from common.device.value_metrics import value_metrics
-from common.envs.environment import Env
+from common.envs.environment import Env, select
 from common.envs.masks import legal_actions, legal_metrics
 from common.envs.privileged import for_policies
 from common.envs.requirements import need_fitting_spaces
@@ -137,6 +144,8 @@ from common.nets.heads import PolicyHead
 from common.nets.normalizers import RunningStats, denormalize, merge, normalize, obs_stats, renew_units, running_stats
 from common.nets.torso import Torso
 from common.training import Callback, TrainResult, train_on_devices
+
+PAST = 8  # policies that --opponent self draws from
 
 # ---------------------------------------------------------------------------------------------------------- networks
 
@@ -179,6 +188,7 @@ class Learner(struct.PyTreeNode):
     """What is identical on every device."""
 
     params: Params
+    opponents: Any  # parameters of past actors and their obs_stats [P, ...], with --opponent self, or ()
     opt_state: optax.OptState
     learning_rate: jax.Array  # [] moves under kl-adaptive only
     obs_stats: Any  # RunningStats of each part of observations, or None
@@ -277,7 +287,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
 
     def update(state: TrainState) -> tuple[TrainState, Tally, Any]:
         """One iteration of PPO (algorithm 1): collect, estimate advantages, learn."""
-        learner, shard = state.learner, state.shard
+        learner, shard = state.learner.replace(opponents=opponents_of(state.learner)), state.shard
         rollout_key, shuffle_key = jax.random.split(jax.random.fold_in(learner.key, learner.updates))
 
         shard, trajectory = collect(learner, shard, rollout_key)
@@ -303,14 +313,18 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         """Step all environments `num_steps` times with the current policy."""
         noise_keys, env_keys = split_keys(rollout_keys(key, args.num_steps, shard.tracker.ret.size), 2)  # [T, N]
         noise = jax.vmap(jax.vmap(partial(action_noise, space=env.action_space)))(noise_keys)  # all steps in one pass
-        starts = new_starts(env, jax.random.fold_in(key, args.num_steps), args.reset_pool, AXIS)
+        starts_key, opponent_key = (jax.random.fold_in(key, args.num_steps + more) for more in range(2))
+        chosen = jax.random.randint(opponent_key, (), 0, PAST)
+        opponent = jax.tree.map(lambda x: x[chosen], learner.opponents)
+        game = env.against(partial(opponents_move, opponent)) if args.opponent == "self" else env
+        starts = new_starts(game, starts_key, args.reset_pool, AXIS)
 
         def step(carry, inputs):
             env_state, obs = carry
             noise, keys = inputs
             policy = policy_of(learner, obs)
             action = policy.sample(noise)
-            out = step_envs(env, keys, env_state, action, starts)
+            out = step_envs(game, keys, env_state, action, starts)
             transition = Trajectory(obs, policy, action, out.reward, out.terminated, out.truncated, out.final_obs)
             return (out.state, out.obs), transition
 
@@ -395,6 +409,21 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
             "policy/clip_fraction": jnp.mean((ratio < bounds[0]) | (ratio > bounds[1])),
         }
 
+    def opponents_of(learner: Learner) -> Any:
+        """The past policies of --opponent self; every --opponent-interval updates that of now is the newest of them."""
+        if args.opponent == "random":
+            return ()
+        turn, late = jnp.divmod(learner.updates, args.opponent_interval)
+        now = learner.params.actor, learner.obs_stats
+        renewed = jax.tree.map(lambda past, x: past.at[turn % PAST].set(x), learner.opponents, now)
+        return select(late == 0, renewed, learner.opponents)
+
+    def opponents_move(opponent: Any, key: jax.Array, obs: Any) -> jax.Array:
+        """The action of a past policy for one observation."""
+        params, stats = opponent
+        policy, _ = actor.apply(params, normalize(stats, jax.tree.map(lambda x: x[None], obs)))
+        return policy.sample(action_noise(key, env.action_space, (1,)))[0]
+
     def policy_of(learner: Learner, obs: jax.Array) -> Distribution:
         """The actor's distributions for raw observations."""
         return outputs(learner.params, normalize(learner.obs_stats, obs))[0]
@@ -419,11 +448,14 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         actor_key, critic_key = jax.random.split(params_key)
         (_, features), actor_params = actor.init_with_output(actor_key, obs)
         params = Params(actor_params, critic.init(critic_key, features if args.share_torso else obs))
+        stats = obs_stats(env.observation_space) if args.normalize_obs else None
+        past = (params.actor, stats) if args.opponent == "self" else ()
         return Learner(
             params=params,
+            opponents=jax.tree.map(lambda x: jnp.stack([x] * PAST), past),
             opt_state=optimizer.init(params),
             learning_rate=jnp.float32(args.learning_rate),
-            obs_stats=obs_stats(env.observation_space) if args.normalize_obs else None,
+            obs_stats=stats,
             return_stats=running_stats(()) if args.normalize_returns else None,
             recent=new_recent(),
             key=key,

@@ -83,9 +83,11 @@ PPO: Cases = ON_POLICY | {
     "target_kl": (1e-6, {}),
     "decorrelate": (True, {}),
     "reset_pool": (3, {}),
+    "opponent": ("self", {"env": "pgx:tic_tac_toe"}),
+    "opponent_interval": (1, {"env": "pgx:tic_tac_toe", "opponent": "self", "total_timesteps": 20 * UPDATE}),
     "precision": ("bfloat16", {}),
 }
-MEMORY: Cases = PPO | {
+MEMORY: Cases = {flag: case for flag, case in PPO.items() if not flag.startswith("opponent")} | {
     "rnn": ("lstm", {}),
     "rnn_size": (5, {}),
     "rnn_layers": (2, {}),

@@ -4,12 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import run_updates, small_args
+from helpers import ppo, relative_difference, run_updates, small_args
 
 from common.cli.errors import UsageError
+from common.device.sharding import to_host
 from common.device.stepping import reset_envs, step_envs
 from common.envs.masks import legal_actions, sample_legal
 from common.envs.registry import make
+from common.envs.requirements import need_fitting_spaces
 
 TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
 CRAFTAX = "craftax:Craftax-Classic-Symbolic-v1"
@@ -90,6 +92,51 @@ def test_the_other_player_of_pgx_moves_until_it_is_our_turn():
         obs, state = out.obs, out.state
     assert set(results) == {-1, 1} or set(results) == {-1, 0, 1}
     assert abs(np.mean(results)) < 0.15, "both move at random"
+
+
+def test_others_act_by_the_policy_that_is_given():
+    def first_legal(key, obs):
+        return jnp.argmax(obs["action_mask"])
+
+    env = make("pgx:tic_tac_toe").against(first_legal)
+    obs, state = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 20))
+    ours, theirs = np.moveaxis(np.array(obs["obs"]).reshape(20, 9, 2), -1, 0)
+    second = theirs.any(axis=1)
+    assert 3 < second.sum() < 17 and (theirs[second].argmax(axis=1) == 0).all() and not ours.any()
+    out = jax.vmap(env.step)(jax.random.split(jax.random.key(1), 20), state, jnp.full(20, 8))
+    theirs = np.array(out.obs["obs"]).reshape(20, 9, 2)[..., 1]
+    np.testing.assert_array_equal(theirs[:, :2], np.stack([np.ones(20), second], axis=1))
+
+
+def learned_in_play_with_itself(num_devices: int, **flags):
+    sizes = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
+    args = small_args(**sizes, total_timesteps=640, opponent="self", normalize_obs=True, **flags)
+    return to_host(run_updates(args, make("pgx:tic_tac_toe"), num_devices, 5)[0]).learner
+
+
+def test_past_policies_are_kept_and_are_the_same_on_any_number_of_devices():
+    alone, together = (
+        learned_in_play_with_itself(1, opponent_interval=2),
+        learned_in_play_with_itself(2, opponent_interval=2),
+    )
+    assert relative_difference(alone.params, together.params) < 1e-4
+    kept = np.array(jax.tree.leaves(alone.opponents[0])[1])[0]  # [P, ...], taken before updates 0, 2 and 4
+    assert [len(np.unique(kept[some], axis=0)) for some in ([0, 3, 7], [0, 1], [1, 2], [0, 2])] == [1, 2, 2, 2]
+    newest = jax.tree.map(lambda x: x[:, 2], alone.opponents[0])
+    assert relative_difference(newest, alone.params.actor) > 1e-4, "an update came after it"
+
+
+def test_play_with_itself_needs_a_game():
+    with pytest.raises(UsageError, match="--opponent self needs a game of several players"):
+        need_fitting_spaces(small_args(opponent="self"), make("pgx:2048"))
+
+
+def test_evaluations_of_games_say_how_many_are_won(tmp_path, capsys):
+    flags = {"env": "pgx:tic_tac_toe", "eval_episodes": 50, "run_dir": str(tmp_path), "quiet": False}
+    result = ppo.train(small_args(**TINY, **flags, total_timesteps=64))
+    (rate,), (mean,) = (result.evaluation[f"eval/{name}"] for name in ("win_rate", "return_mean"))
+    assert 0 < rate < 1 and mean <= 2 * rate - 1 + 1e-6 + (1 - rate)
+    assert f"over 50 episodes, {rate:.0%} won" in capsys.readouterr().out
 
 
 def test_an_illegal_move_of_pgx_loses():

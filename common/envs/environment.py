@@ -48,6 +48,7 @@ What `make` raises reaches the user as one sentence, see `registry.py`: UsageErr
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -89,6 +90,7 @@ class Env:
     params: Any = None  # of environments that take parameters with every call, as gymnax's do
     cheap_reset = False  # whether an accelerator computes one sooner than it finds out who needs one
     resets_itself = False  # whether there is no `advance`, but a `step` with the reset in it
+    is_game = False  # whether there are other players, as `against` says, and returns above 0 are games won
 
     def __init__(self, name: str, inner: Any, observation_space: Any, action_space: Any, max_steps: int = 0):
         """`name` is what the user calls it, `inner` the suite's own object. Spaces may be gymnax's or gymnasium's too.
@@ -113,6 +115,10 @@ class Env:
 
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
         """One step without a reset: what a suite gives."""
+        raise NotImplementedError
+
+    def against(self, opponent: Callable[[jax.Array, Any], jax.Array]) -> "Env":
+        """The same game with others who act by `opponent`, of a key and an observation; before, they act at random."""
         raise NotImplementedError
 
     @property

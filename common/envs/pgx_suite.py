@@ -1,6 +1,8 @@
-"""pgx's games: `pgx:connect_four`. Where there are several players, the others move at random."""
+"""pgx's games: `pgx:connect_four`. Where there are several players, the others move at random unless told otherwise."""
 
+import copy
 import warnings
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -42,6 +44,7 @@ class PgxEnv(Env):
 
     def __init__(self, name: str, inner: Any, limit: int):
         self._limit, self._masks = limit, not inner.id.startswith(ALL_LEGAL)
+        self.is_game, self._opponent = inner.num_players > 1, _random_move
         shape, choices = inner.observation_shape, inner.num_actions
         seen = Box(np.full(shape, -np.inf, np.float32), np.full(shape, np.inf, np.float32), shape)
         mask = Box(np.zeros(choices, np.float32), np.ones(choices, np.float32), (choices,))
@@ -64,16 +67,20 @@ class PgxEnv(Env):
             self._observed(game), State(game, state.seat, time), earned + more, game.terminated, time >= self._limit
         )
 
+    def against(self, opponent: Callable[[jax.Array, Any], jax.Array]) -> "PgxEnv":
+        other = copy.copy(self)
+        other._opponent = opponent
+        return other
+
     def _others_move(self, key: jax.Array, game: Any, seat: jax.Array) -> tuple[Any, jax.Array]:
         """The game when it is our turn again, or over, and what we earned meanwhile."""
-        if self.inner.num_players == 1:
+        if not self.is_game:
             return game, jnp.float32(0)
 
         def move(carry):
             key, game, earned = carry
             key, action_key, step_key = jax.random.split(key, 3)
-            action = jax.random.categorical(action_key, jnp.where(game.legal_action_mask, 0.0, ILLEGAL))
-            game = self.inner.step(game, action, step_key)
+            game = self.inner.step(game, self._opponent(action_key, self._observed(game)), step_key)
             return key, game, earned + game.rewards[seat]
 
         def theirs(carry):
@@ -85,6 +92,10 @@ class PgxEnv(Env):
 
     def _observed(self, game: Any) -> Any:
         return {MASK: game.legal_action_mask, "obs": game.observation} if self._masks else game.observation
+
+
+def _random_move(key: jax.Array, obs: Any) -> jax.Array:
+    return jax.random.categorical(key, jnp.where(obs[MASK], 0.0, ILLEGAL))
 
 
 def _package() -> ModuleType:

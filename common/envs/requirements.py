@@ -15,6 +15,8 @@ def need_fitting_spaces(args: Any, env: Any) -> None:
     check_mask(env)
     if getattr(args, "share_torso", False) and has_privileged(env.observation_space):
         raise UsageError(f"--share-torso would hide the {PRIVILEGED} of {env.name} from the critic, for whom it is")
+    if getattr(args, "opponent", "random") == "self" and not env.is_game:
+        raise UsageError(f"--opponent self needs a game of several players, such as pgx:connect_four, not {env.name}")
     if getattr(args, "reset_pool", 0) and env.resets_itself:
         raise UsageError(f"--reset-pool needs an environment without resets of its own, and {env.name} has them")
     if args.normalize_obs and not any(isinstance(leaf, Box) for _, leaf in leaves(env.observation_space)):

@@ -66,13 +66,17 @@ class Evaluations:
         self,
         newest: dict[str, list[float]],
         goal: float | None,
+        is_game: bool,
         recorder: Recorder,
         saver: Saver,
         clock: Clock,
         warn: Callable[[str], None],
     ):
-        """`newest` are the metrics of the last evaluation before this run, if there was one; `goal` is a return."""
-        self.newest, self._goal = newest, goal
+        """`newest` are the metrics of the last evaluation before this run, if there was one; `goal` is a return.
+
+        Of a game, which is won with a return above 0, they say how often.
+        """
+        self.newest, self._goal, self._is_game = newest, goal, is_game
         self.goal_reached = self._reaches_goal(saver.best_return)  # by an evaluation, perhaps not the newest
         self._recorder, self._saver, self._clock, self._warn = recorder, saver, clock, warn
         self._evaluation: Evaluation | None = None
@@ -126,7 +130,7 @@ class Evaluations:
             while evaluated is None and not stopped():
                 time.sleep(LOOK_INTERVAL)
                 evaluated = self._evaluation.poll()
-        return metrics_of(evaluated.episodes) if evaluated else None
+        return metrics_of(evaluated.episodes, self._is_game) if evaluated else None
 
     def lost(self) -> Best | None:
         """The best evaluation so far, if there is no checkpoint of its step."""
@@ -152,7 +156,7 @@ class Evaluations:
 
     def _note(self, evaluated: Evaluated | None) -> None:
         if evaluated:
-            self._under_way, self.newest = False, metrics_of(evaluated.episodes)
+            self._under_way, self.newest = False, metrics_of(evaluated.episodes, self._is_game)
             evaluation = Best(evaluated.step, self.newest)
             self.goal_reached |= self._reaches_goal(evaluation.mean())
             self._best = max(evaluation, self._best or evaluation, key=Best.mean)  # of equal ones the newest
@@ -163,9 +167,11 @@ class Evaluations:
         return self._goal is not None and mean >= self._goal
 
 
-def metrics_of(episodes: Episodes) -> dict[str, list[float]]:
+def metrics_of(episodes: Episodes, is_game: bool) -> dict[str, list[float]]:
     """The metrics of Episodes [S, E], each with one number per seed."""
     statistics = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
     values = {f"return_{name}": function(episodes.ret, axis=1) for name, function in statistics.items()}
     values["length_mean"] = episodes.length.mean(axis=1)
+    if is_game:
+        values["win_rate"] = np.mean(episodes.ret > 0, axis=1)
     return {f"eval/{name}": value.astype(float).tolist() for name, value in values.items()}

@@ -103,7 +103,8 @@ def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome
         std, low, high = (outcome.evaluation[f"eval/return_{name}"][seed] for name in ("std", "min", "max"))
         who = f" of seed {args.seed + seed}" if args.num_seeds > 1 else ""
         spread = f"{mean:.1f} ± {std:.1f} (min {low:.1f}, max {high:.1f})"
-        lines.append(f"greedy   return{who} {spread} over {outcome.eval_episodes} episodes")
+        won = [f", {x[seed]:.0%} won" for name, x in outcome.evaluation.items() if name == "eval/win_rate"]
+        lines.append(f"greedy   return{who} {spread} over {outcome.eval_episodes} episodes{''.join(won)}")
     lines += _better_before(run_dir, outcome)
     lines += [f"saved    {outcome.checkpoint or 'nothing yet'}", *filter(None, more)]
     command = _resume_command(config, run_dir)

@@ -49,7 +49,7 @@ class Run:
         """`env` has a `name` and a `spec`. `notes` are lines for the header, by the word that they begin with."""
         check_extras(args.tensorboard, args.wandb)
         set_up_cache(args.compile_cache)
-        self.args, self.devices = args, devices
+        self.args, self.devices, self._is_game = args, devices, getattr(env, "is_game", False)
         self.total = args.num_updates * args.steps_per_update
         self.config = describe_run(args, script, env, devices)
         self.dir, changes = (None, []) if args.benchmark else choose_directory(args, self.config)
@@ -101,7 +101,7 @@ class Run:
         showing = self._clock, self.console, self._saver.last_good
         self._recorder = Recorder(self.dir, args, self.config, start.step, *showing, self._callback)
         parts = self._recorder, self._saver, self._clock, self.console.warn
-        self._evaluations = Evaluations(start.evaluation, args.stop_at_return, *parts)
+        self._evaluations = Evaluations(start.evaluation, args.stop_at_return, self._is_game, *parts)
         trained = self.steps >= self._end or self._evaluations.goal_reached
         if trained and self._saver.is_evaluated(self.steps):
             return None, None

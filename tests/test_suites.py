@@ -5,9 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import run_updates, same_bits, small_args
+from PIL import Image
 
 from common.cli.errors import UsageError
 from common.device.sharding import to_host
+from common.drawing.gif import draw_gif
+from common.drawing.recording import record
 from common.envs.masks import legal_actions, sample_legal
 from common.envs.registry import make
 from common.envs.spaces import Box, Discrete, MultiDiscrete
@@ -165,6 +168,20 @@ def test_jumanji_trains_with_masks_and_with_several_agents():
     for name in ("Game2048-v1", "LevelBasedForaging-v0"):
         _, metrics = run_updates(small_args(**tiny, total_timesteps=64), make(f"jumanji:{name}"), 1, 2)
         assert metrics["policy/legal_actions_min"] >= 1 and np.isfinite(metrics["loss/total"])
+
+
+def test_pictures_are_drawn_by_the_suite_itself_or_else_of_observations(tmp_path, monkeypatch):
+    env = make("jumanji:Game2048-v1")
+    recording = record(env, lambda obs: jnp.argmax(obs["action_mask"], axis=-1), jax.random.key(0), 5)
+    frames = [env.frame(jax.tree.map(lambda x, step=step: x[step], recording.states)) for step in (0, 5)]
+    assert all(frame.shape == (400, 400, 3) and frame.dtype == np.uint8 for frame in frames)
+    assert (frames[0] != frames[1]).any()
+    sizes = []
+    for name in ("own", "general"):
+        draw_gif(env, recording, tmp_path / name)
+        sizes.append(Image.open(tmp_path / name).size)
+        monkeypatch.setattr(env, "frame", None)  # a renderer that does not work
+    assert sizes[0] == (280, 224) and sizes[1] != sizes[0]
 
 
 @pytest.mark.parametrize(

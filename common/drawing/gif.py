@@ -90,11 +90,30 @@ def _drawing(env: Env, recording: Recording) -> Drawing:
             paint(0)
             return Drawing(paint, scene.seconds)
     length = len(recording.rewards)
+    if (paint := _frames(env, recording)) is not None:
+        return Drawing(paint, float(np.clip(4 / length, 0.04, 0.3)), FOUND_COLORS)
     seconds = float(np.clip(getattr(env.params, "dt", max(0.1, 4 / length)), 0.02, 0.4))
     if pictures.is_grid(obs.shape[1:]):
         colors = DRAWN_COLORS if pictures.is_binary(obs) else FOUND_COLORS
         return Drawing(pictures.grid(obs), seconds, colors)
     return Drawing(pictures.lines(obs, actions, recording.rewards), seconds)
+
+
+def _frames(env: Env, recording: Recording) -> Paint | None:
+    """Pictures by the suite's own renderer, if it has one that works here."""
+
+    def paint(step: int) -> Image.Image:
+        frame = env.frame(jax.tree.map(lambda x: x[step], recording.states))
+        picture = Image.fromarray(frame)
+        scale = min(pictures.WIDTH / picture.width, pictures.HEIGHT / picture.height)
+        if scale >= 2:
+            return picture.resize((int(scale) * picture.width, int(scale) * picture.height), Image.Resampling.NEAREST)
+        return picture.reduce(math.ceil(1 / scale)) if scale < 1 else picture
+
+    with suppress(Exception):  # no graphics library, say: there is another way to draw it
+        paint(0)
+        return paint
+    return None
 
 
 def _part_to_draw(space: spaces.Space, obs: Any) -> np.ndarray:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from common.envs.environment import Env, Transition
+from common.envs.mujoco_frames import frame
 from common.envs.spaces import Box
 from common.envs.usage import changed_params, check_known, check_time_limit, import_package
 
@@ -56,6 +57,10 @@ class BraxEnv(Env):
         physics, time = state
         physics, time = self.inner.step(physics, action), time + 1
         return Transition(physics.obs, (physics, time), physics.reward, physics.done > 0, time >= self._limit)
+
+    def frame(self, state: Any) -> np.ndarray:
+        physics = state[0].pipeline_state
+        return frame(self.inner.sys.mj_model, physics.q, physics.qd)
 
 
 def _registered() -> dict[str, Any]:

@@ -53,6 +53,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from common.cli.errors import UsageError
 from common.envs import spaces
@@ -116,6 +117,10 @@ class Env:
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
         """One step without a reset: what a suite gives."""
         raise NotImplementedError
+
+    def frame(self, state: Any) -> np.ndarray | None:
+        """A picture [H, W, 3] of a state on the host, bytes, by the suite's own renderer; None where it has none."""
+        return None
 
     def against(self, opponent: Callable[[jax.Array, Any], jax.Array]) -> "Env":
         """The same game with others who act by `opponent`, of a key and an observation; before, they act at random."""

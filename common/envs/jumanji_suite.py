@@ -77,6 +77,11 @@ class JumanjiEnv(Env):
             self._observed(step.observation), (state, time + 1), jnp.sum(step.reward), step.last(), truncated
         )
 
+    def frame(self, state: Any) -> np.ndarray:
+        viewer = self.inner.unwrapped._viewer
+        viewer.figure_size, viewer._display = (4, 4), viewer._display_rgb_array
+        return np.array(viewer.render(state[0]))[..., :3]  # its canvas is drawn on again
+
 
 def _encoding(spec: Any, codes: dict[str, int], nvec: tuple[int, ...] = ()) -> Encoding:
     """Observations as dictionaries of what networks can read: codes as such, amounts between 0 and 1.

@@ -5,6 +5,7 @@ from types import ModuleType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from common.cli.errors import UsageError
@@ -54,6 +55,9 @@ class NavixEnv(Env):
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
         step = self.inner._step(state, action)
         return Transition(self._observed(step), step, step.reward, step.is_termination(), step.is_truncation())
+
+    def frame(self, state: Any) -> np.ndarray:
+        return np.asarray(_package().observations.rgb(jax.tree.map(jnp.asarray, state.state)))
 
     def _observed(self, step: Any) -> jax.Array:
         return planes(step.observation, COUNTS) if self._codes else step.observation

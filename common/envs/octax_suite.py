@@ -64,6 +64,9 @@ class OctaxEnv(Env):
             state, frames, reward, terminated, truncated, _ = self.inner.step(state, action)
         return Transition(_picture(frames), state, reward, terminated, truncated)
 
+    def frame(self, state: Any) -> np.ndarray:
+        return np.repeat(255 * np.asarray(state.display.T, np.uint8)[..., None], 3, axis=-1)
+
 
 def _picture(frames: jax.Array) -> jax.Array:
     """Frames [K, width, height] as [height, width, K]."""

@@ -10,6 +10,7 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.environment import Env, Transition
+from common.envs.mujoco_frames import frame
 from common.envs.usage import changed_params, check_known, check_time_limit, import_package, reason
 
 LIMIT = "episode_length"  # a parameter
@@ -63,6 +64,10 @@ class PlaygroundEnv(Env):
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
         state, time = self.inner.step(state[0], action), state[1] + 1
         return Transition(state.obs, (state, time), state.reward, state.done > 0, time >= self._limit)
+
+    def frame(self, state: Any) -> np.ndarray:
+        data = state[0].data
+        return frame(self.inner.mj_model, data.qpos, data.qvel)
 
 
 def _box(shape: tuple[int, ...], bound: float) -> spaces.Box:

@@ -63,6 +63,9 @@ class XMinigridEnv(Env):
         terminated = step.last() & (step.discount == 0)
         return Transition(self._observed(step), step, step.reward, terminated, step.last() & ~terminated)
 
+    def frame(self, state: Any) -> np.ndarray:
+        return np.asarray(self.inner.render(self.params, state))
+
     def _observed(self, step: Any) -> Any:
         view = planes(step.observation, COUNTS)
         if self._rules is None:

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import io
+import sys
 import warnings
 from types import ModuleType
 from typing import Any
@@ -117,5 +118,10 @@ def _unbounded(shape: tuple[int, ...]) -> Box:
 
 def _package(module: str = "") -> ModuleType:
     """jaxmarl, or one of its modules, without what it says of parts that are not installed."""
-    with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
-        return import_package(f"jaxmarl.{module}" if module else "jaxmarl", extra="jaxmarl")
+    said, console = io.StringIO(), sys.__stdout__
+    try:
+        sys.__stdout__ = said  # which it puts in the place of `sys.stdout`
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(said):
+            return import_package(f"jaxmarl.{module}" if module else "jaxmarl", extra="jaxmarl")
+    finally:
+        sys.__stdout__ = console

@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.cli.checks import check
 from common.cli.command import main, parse
+from common.cli.device_flags import DeviceEnvArgs
 from common.cli.errors import UsageError
-from common.cli.flags import DeviceEnvArgs
 
 
 @dataclass(kw_only=True)

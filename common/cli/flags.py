@@ -207,35 +207,6 @@ class RunArgs:
         return [Path(file).resolve() for file in files if file]
 
 
-@dataclass(kw_only=True)
-class DeviceEnvArgs(RunArgs):
-    """Flags of algorithms whose environments step on the devices too."""
-
-    num_seeds: int = 1
-    """Independent agents trained together, with seeds seed, seed + 1, ..."""
-    gif: bool = False
-    """At the end, play an episode with the final policy and draw it to policy.gif in the run directory."""
-    env: str = "CartPole-v1"
-    """Environment: a gymnax id, or package.module:factory importable from the working directory."""
-    num_devices: int = 0
-    """Devices to train on; 0 is every accelerator, or on a CPU as many cores as pay off."""
-    num_envs: int = 32
-    """Parallel environments."""
-    save_envs: bool = True
-    """Save the environments in checkpoints; without them a resumed run begins new episodes, and is no exact one."""
-
-    renewed: ClassVar[tuple[str, ...]] = tuple(f"shard/{x}" for x in ("env_state", "obs", "seen", "memory", "tracker"))
-
-    @property
-    def unsaved(self) -> tuple[str, ...]:
-        return () if self.save_envs else self.renewed
-
-    def __post_init__(self):
-        super().__post_init__()
-        check(self, "num_seeds num_envs", at_least=1)
-        check(self, "num_devices", at_least=0)
-
-
 ONE_TIME = ("resume", "run_dir", "init_from", "overwrite", "stop_after", "max_seconds", "benchmark", "quiet")
 ONE_TIME += ("list_envs", "tuned")
 """Flags of one invocation, not taken over by --resume."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from common.cli.checks import check
+from common.cli.device_flags import DeviceEnvArgs
 from common.cli.errors import UsageError
-from common.cli.flags import DeviceEnvArgs
 from common.cli.update_ratio import UpdateRatio
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from common.envs.environment import Env, Transition
 from common.envs.mujoco_frames import frame
-from common.envs.spaces import Box
+from common.envs.spaces import box
 from common.envs.usage import changed_params, check_known, check_time_limit, import_package
 
 EPISODE_LENGTH = 1_000  # steps, as brax trains its own agents
@@ -44,9 +44,7 @@ class BraxEnv(Env):
 
     def __init__(self, name: str, inner: Any, limit: int):
         self._limit = limit
-        sizes = (inner.observation_size,), (inner.action_size,)
-        observations, actions = (np.full(size, bound) for size, bound in zip(sizes, (np.inf, 1.0), strict=True))
-        spaces = (Box(-bounds, bounds, bounds.shape) for bounds in (observations, actions))
+        spaces = box((inner.observation_size,)), box((inner.action_size,), -1.0, 1.0)
         super().__init__(name, inner, *spaces, max_steps=limit)
 
     def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:

@@ -5,9 +5,8 @@ Divided by their largest value, as bytes of pictures are, walls would be somethi
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from common.envs.spaces import Box
+from common.envs.spaces import Box, box
 
 
 def planes(codes: jax.Array, counts: tuple[int, ...]) -> jax.Array:
@@ -18,5 +17,4 @@ def planes(codes: jax.Array, counts: tuple[int, ...]) -> jax.Array:
 
 def space_of_planes(shape: tuple[int, ...], counts: tuple[int, ...]) -> Box:
     """The space of `planes` of codes of this shape, [H, W, C]."""
-    shape = (*shape[:2], sum(counts))
-    return Box(np.zeros(shape, np.float32), np.ones(shape, np.float32), shape)
+    return box((*shape[:2], sum(counts)), 0.0, 1.0)

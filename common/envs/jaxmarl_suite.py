@@ -1,7 +1,6 @@
 """jaxmarl's environments: `jaxmarl:MPE_simple_spread_v3`. All agents act as one, for the sum of their rewards."""
 
 import contextlib
-import inspect
 import io
 import sys
 import warnings
@@ -14,8 +13,8 @@ import numpy as np
 
 from common.envs.environment import Env, Transition
 from common.envs.masks import MASK
-from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple, convert
-from common.envs.usage import changed_params, check_known, check_time_limit, import_package
+from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple, box, convert
+from common.envs.usage import changed_params, check_known, check_time_limit, import_package, settable
 
 LIMIT = "max_steps"
 LEFT_OUT = (
@@ -38,7 +37,7 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     check_known(name, env_id, ids())
     inner = _package().make(env_id)
     limit = getattr(inner, LIMIT, None)
-    known = _arguments(inner) | ({} if limit is None else {LIMIT: limit})
+    known = settable(type(inner)) | ({} if limit is None else {LIMIT: limit})
     params = changed_params(name, known, env_params)
     if limit is not None:
         limit = params.get(LIMIT, limit)
@@ -50,26 +49,19 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     return JaxmarlEnv(name, inner, limit, endless)
 
 
-def _arguments(inner: Any) -> dict[str, Any]:
-    """Arguments of the constructor that are numbers, switches or words, with their defaults."""
-    arguments = inspect.signature(type(inner)).parameters.values()
-    return {one.name: one.default for one in arguments if isinstance(one.default, bool | int | float | str)}
-
-
 class JaxmarlEnv(Env):
     """One of jaxmarl's. `limit` is that of time, in steps; an `endless` one is cut by it, and never over."""
 
     def __init__(self, name: str, inner: Any, limit: int | None, endless: bool):
         self._limit, self._endless = limit, endless
         obs, state = jax.eval_shape(inner.reset, jax.random.key(0))
-        seen = {agent: _unbounded(obs[agent].shape) for agent in inner.agents}
+        seen = {agent: box(obs[agent].shape) for agent in inner.agents}
         actions = [convert(inner.action_space(agent), f"action space of {agent}") for agent in inner.agents]
         self._discrete = all(isinstance(space, Discrete) for space in actions)
         self._masks = self._discrete and _has_masks(inner, state)
         together = MultiDiscrete(tuple(space.n for space in actions)) if self._discrete else _joined(actions)
         if self._masks:
-            choices = sum(together.nvec)
-            seen[MASK] = Box(np.zeros(choices, np.float32), np.ones(choices, np.float32), (choices,))
+            seen[MASK] = box((sum(together.nvec),), 0.0, 1.0)
         super().__init__(name, inner, Dict(dict(sorted(seen.items()))), together, max_steps=limit or 0)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
@@ -110,10 +102,6 @@ def _joined(actions: list[Space]) -> Space:
         return Tuple(tuple(actions))
     low, high = (np.concatenate([getattr(space, bound) for space in actions]) for bound in ("low", "high"))
     return Box(low, high, low.shape)
-
-
-def _unbounded(shape: tuple[int, ...]) -> Box:
-    return Box(np.full(shape, -np.inf, np.float32), np.full(shape, np.inf, np.float32), tuple(shape))
 
 
 def _package(module: str = "") -> ModuleType:

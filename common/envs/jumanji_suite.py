@@ -1,7 +1,6 @@
 """jumanji's environments: `jumanji:Snake-v1`. Time limits are ours: their own end episodes as if nothing followed."""
 
 import importlib
-import inspect
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -14,8 +13,8 @@ import numpy as np
 
 from common.envs.environment import Env, Transition
 from common.envs.masks import MASK
-from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Space
-from common.envs.usage import changed_params, check_known, check_time_limit, import_package
+from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Space, box
+from common.envs.usage import changed_params, check_known, check_time_limit, import_package, settable
 
 DOWNLOADED = ("Sokoban-v0",)  # its levels, when it is made
 MOST_CODES = 64  # whole numbers of a larger range are amounts, not codes of what is there
@@ -37,21 +36,14 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     with warnings.catch_warnings(action="ignore"):
         inner = jumanji.make(env_id)
         limit = getattr(inner, "time_limit", None)
-        params = changed_params(name, _parameters(inner, limit), env_params)
+        known = settable(type(inner)) | ({} if limit is None else {"time_limit": int(limit)})
+        params = changed_params(name, known, env_params)
         if limit is not None:
             limit = params.get("time_limit", limit)
             check_time_limit(name, "time_limit", limit)
             params["time_limit"] = limit + 1  # where episodes never come to
         inner = jumanji.make(env_id, **params) if params else inner
     return JumanjiEnv(name, inner, limit, UNBOUNDED_CODES.get(env_id, {}))
-
-
-def _parameters(inner: Any, limit: int | None) -> dict[str, Any]:
-    """Arguments of the constructor that are numbers, switches or words, with their defaults."""
-    arguments = inspect.signature(type(inner)).parameters.values()
-    known = {argument.name: argument.default for argument in arguments}
-    known |= {} if limit is None else {"time_limit": int(limit)}
-    return {name: value for name, value in known.items() if isinstance(value, bool | int | float | str)}
 
 
 class JumanjiEnv(Env):
@@ -93,7 +85,7 @@ def _encoding(spec: Any, codes: dict[str, int], nvec: tuple[int, ...] = ()) -> E
     parts = {}
     for name, part in spec._specs.items():
         if name == MASK:
-            parts[name] = _box(0.0, 1.0, (sum(nvec),)), partial(_mask, nvec[0])
+            parts[name] = box((sum(nvec),), 0.0, 1.0), partial(_mask, nvec[0])
         elif name in codes:
             parts[name] = _encoding_of_leaf(part, codes[name])
         else:
@@ -117,20 +109,16 @@ def _encoding_of_leaf(spec: Any, codes: int | None) -> Encoding:
     if codes is not None:
         return _codes(spec.shape, codes, least=0)
     if not np.issubdtype(spec.dtype, np.integer) or not np.isfinite(high - low):
-        return _box(low, high, spec.shape), lambda x: jnp.asarray(x, jnp.float32)
+        return box(spec.shape, low, high), lambda x: jnp.asarray(x, jnp.float32)
     if 1 < high - low < MOST_CODES and (spec.shape or hasattr(spec, "num_values")):
         return _codes(spec.shape, int(high - low) + 1, least=int(low))
-    return _box(0.0, 1.0, spec.shape), lambda x: (jnp.asarray(x, jnp.float32) - low) / max(high - low, 1.0)
+    return box(spec.shape, 0.0, 1.0), lambda x: (jnp.asarray(x, jnp.float32) - low) / max(high - low, 1.0)
 
 
 def _codes(shape: tuple[int, ...], count: int, least: int) -> Encoding:
     """One of so many codes, from `least` on, or an array of such."""
     space = MultiDiscrete((count,) * int(np.prod(shape))) if shape else Discrete(count)
     return space, lambda x: jnp.clip(x.reshape(space.shape).astype(jnp.int32) - least, 0, count - 1)
-
-
-def _box(low: float, high: float, shape: tuple[int, ...]) -> Box:
-    return Box(np.full(shape, low, np.float32), np.full(shape, high, np.float32), tuple(shape))
 
 
 def _actions(spec: Any, mask: Any) -> Encoding:

@@ -11,7 +11,7 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.envs.codes import planes, space_of_planes
 from common.envs.environment import Env, Transition
-from common.envs.spaces import Box, Discrete
+from common.envs.spaces import Discrete, box
 from common.envs.usage import changed_params, check_known, check_time_limit, import_package
 
 COUNTS = 11, 6, 4  # of things, colours, and states: directions of the player, and doors open, closed and locked
@@ -44,8 +44,7 @@ class NavixEnv(Env):
     def __init__(self, name: str, inner: Any, codes: bool):
         self._codes = codes
         shape = jax.eval_shape(inner.reset, jax.random.key(0)).observation.shape
-        picture = Box(np.zeros(shape, np.float32), np.full(shape, 255, np.float32), shape)
-        observations = space_of_planes(shape, COUNTS) if codes else picture
+        observations = space_of_planes(shape, COUNTS) if codes else box(shape, 0.0, 255.0)
         super().__init__(name, inner, observations, Discrete(int(inner.action_space.n)), max_steps=inner.max_steps)
 
     def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:

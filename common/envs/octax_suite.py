@@ -1,7 +1,6 @@
 """octax's CHIP-8 games: `octax:brix`. Observations are the last four frames, as planes of a picture."""
 
 import importlib
-import inspect
 import pkgutil
 import warnings
 from pathlib import Path
@@ -13,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.envs.environment import Env, Transition
-from common.envs.spaces import Box, Discrete
-from common.envs.usage import changed_params, check_known, check_time_limit, import_package
+from common.envs.spaces import Discrete, box
+from common.envs.usage import changed_params, check_known, check_time_limit, import_package, settable
 
 LIMIT = "max_num_steps_per_episodes"  # an argument
 NOT_OURS = ("render_mode", "render_scale", "color_scheme", "startup_instructions", "disable_delay")  # of the game
@@ -35,8 +34,8 @@ trainable = ids
 
 def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     check_known(name, env_id, ids())
-    arguments = inspect.signature(importlib.import_module("octax.env").OctaxEnv).parameters.values()
-    known = {one.name: one.default for one in arguments if isinstance(one.default, int) and one.name not in NOT_OURS}
+    arguments = settable(importlib.import_module("octax.env").OctaxEnv)
+    known = {argument: value for argument, value in arguments.items() if argument not in NOT_OURS}
     params = changed_params(name, known, env_params)
     for parameter in params:
         check_time_limit(name, parameter, params[parameter])
@@ -51,9 +50,8 @@ class OctaxEnv(Env):
     def __init__(self, name: str, inner: Any):
         width, height = inner.cached_reset_state.display.shape
         shape = height, width, inner.frame_skip
-        observations = Box(np.zeros(shape, np.float32), np.ones(shape, np.float32), shape)
         limit = inner.max_num_steps_per_episodes
-        super().__init__(name, inner, observations, Discrete(inner.num_actions), max_steps=limit)
+        super().__init__(name, inner, box(shape, 0.0, 1.0), Discrete(inner.num_actions), max_steps=limit)
 
     def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:
         state, frames, _ = self.inner.reset(key)

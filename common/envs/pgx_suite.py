@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from common.envs.environment import LONGEST_HORIZON, Env, Transition
 from common.envs.masks import ILLEGAL, MASK
-from common.envs.spaces import Box, Dict, Discrete
+from common.envs.spaces import Dict, Discrete, box
 from common.envs.usage import changed_params, check_known, check_time_limit, import_package
 
 ALL_LEGAL = "minatar"  # games in which every action always is: they need no mask
@@ -45,11 +44,9 @@ class PgxEnv(Env):
     def __init__(self, name: str, inner: Any, limit: int):
         self._limit, self._masks = limit, not inner.id.startswith(ALL_LEGAL)
         self.is_game, self._opponent = inner.num_players > 1, _random_move
-        shape, choices = inner.observation_shape, inner.num_actions
-        seen = Box(np.full(shape, -np.inf, np.float32), np.full(shape, np.inf, np.float32), shape)
-        mask = Box(np.zeros(choices, np.float32), np.ones(choices, np.float32), (choices,))
-        space = Dict({MASK: mask, "obs": seen}) if self._masks else seen
-        super().__init__(name, inner, space, Discrete(choices), max_steps=limit)
+        seen, actions = box(inner.observation_shape), Discrete(inner.num_actions)
+        space = Dict({MASK: box((actions.n,), 0.0, 1.0), "obs": seen}) if self._masks else seen
+        super().__init__(name, inner, space, actions, max_steps=limit)
 
     def begin(self, key: jax.Array) -> tuple[Any, State]:
         game_key, seat_key, others_key = jax.random.split(key, 3)

@@ -53,9 +53,9 @@ class PlaygroundEnv(Env):
     def __init__(self, name: str, inner: Any, limit: int):
         self._limit = limit
         obs = spaces.plain(jax.eval_shape(inner.reset, jax.random.key(0)).obs)
-        parts = {part: _box(x.shape, np.inf) for part, x in obs.items()} if isinstance(obs, dict) else {}
-        observations = spaces.Dict(dict(sorted(parts.items()))) if parts else _box(obs.shape, np.inf)
-        super().__init__(name, inner, observations, _box((inner.action_size,), 1.0), max_steps=limit)
+        parts = {part: spaces.box(x.shape) for part, x in obs.items()} if isinstance(obs, dict) else {}
+        observations = spaces.Dict(dict(sorted(parts.items()))) if parts else spaces.box(obs.shape)
+        super().__init__(name, inner, observations, spaces.box((inner.action_size,), -1.0, 1.0), max_steps=limit)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         state = self.inner.reset(key)
@@ -68,10 +68,6 @@ class PlaygroundEnv(Env):
     def frame(self, state: Any) -> np.ndarray:
         data = state[0].data
         return frame(self.inner.mj_model, data.qpos, data.qvel)
-
-
-def _box(shape: tuple[int, ...], bound: float) -> spaces.Box:
-    return spaces.Box(np.full(shape, -bound, np.float32), np.full(shape, bound, np.float32), shape)
 
 
 def _needs_robots(env_id: str) -> bool:

@@ -4,11 +4,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from common.envs.environment import Env, Transition
 from common.envs.masks import ILLEGAL, MASK
-from common.envs.spaces import Box, Dict, Discrete
+from common.envs.spaces import Dict, Discrete, box
 
 SIZE = 6
 PASS = SIZE * SIZE  # an action: no square
@@ -29,7 +28,7 @@ class Reversi(Env):
     def __init__(self, name: str, show_mask: bool = True):
         """Without `show_mask` the policy has to learn by losing what is illegal."""
         self.show_mask = show_mask
-        discs, moves = (Box(np.zeros(shape), np.ones(shape), shape) for shape in ((SIZE, SIZE, 2), (PASS + 1,)))
+        discs, moves = (box(shape, 0.0, 1.0) for shape in ((SIZE, SIZE, 2), (PASS + 1,)))
         space = Dict({MASK: moves, "discs": discs}) if show_mask else discs
         super().__init__(name, None, space, Discrete(PASS + 1), max_steps=SIZE * SIZE)
 

@@ -72,6 +72,11 @@ Leaf = Discrete | MultiDiscrete | Box
 Space = Leaf | Dict | Tuple
 
 
+def box(shape: tuple[int, ...], low: float = -np.inf, high: float = np.inf) -> Box:
+    """Arrays with the same bounds everywhere."""
+    return Box(*(np.full(shape, bound, np.float32) for bound in (low, high)), tuple(shape))
+
+
 def convert(space: Any, what: str) -> Space:
     """Our record of a gymnax or gymnasium space, recognised by its attributes; ours stay as they are.
 
@@ -85,7 +90,7 @@ def convert(space: Any, what: str) -> Space:
     if hasattr(space, "n") and not getattr(space, "shape", ()):
         return Discrete(int(space.n))
     if hasattr(space, "n") and what.startswith("observation"):  # gymnasium's MultiBinary
-        return Box(np.zeros(space.shape, np.float32), np.ones(space.shape, np.float32), tuple(space.shape))
+        return box(space.shape, 0.0, 1.0)
     if hasattr(space, "low"):
         shape = tuple(space.shape)
         low, high = (np.broadcast_to(np.asarray(bound, np.float32), shape) for bound in (space.low, space.high))
@@ -109,7 +114,7 @@ def as_seen(name: str, space: Space, obs: Any) -> tuple[Space, Any]:
     def fitting(leaf, x):
         if not isinstance(leaf, Box) or leaf.shape == x.shape:
             return leaf
-        return Box(*(np.full(x.shape, bound, np.float32) for bound in (-np.inf, np.inf)), x.shape)
+        return box(x.shape)
 
     if jax.tree.structure(map_leaves(lambda leaf: 0, space)) != jax.tree.structure(obs):
         raise UsageError(f"environment {name}: its observations are {_described(obs)}, their space is {space}")

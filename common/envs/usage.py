@@ -2,9 +2,10 @@
 
 import difflib
 import importlib
+import inspect
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -53,6 +54,12 @@ def _is_like(value: Any, known: Any) -> bool:
     if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
         return False
     return isinstance(value, bool) is isinstance(known, bool) and type(known)(value) == value
+
+
+def settable(constructor: Callable) -> dict[str, Any]:
+    """Arguments that are numbers, switches or words, with their defaults."""
+    arguments = inspect.signature(constructor).parameters.values()
+    return {one.name: one.default for one in arguments if isinstance(one.default, bool | int | float | str)}
 
 
 def check_time_limit(name: str, parameter: str, steps: int) -> None:

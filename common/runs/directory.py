@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,11 @@ def versions() -> dict[str, str]:
 def suite_version(env: str) -> dict[str, str]:
     """The version of the suite of an environment, where that is a package of its own."""
     suite = split_name(env)[0]
-    return {suite: metadata.version(suite)} if suite not in (OWN, "pmaprl", "gymnax") else {}
+    if suite in (OWN, "pmaprl", "gymnax"):
+        return {}
+    with suppress(metadata.PackageNotFoundError):  # a module beside the working directory, say
+        return {suite: metadata.version(suite)}
+    return {}
 
 
 def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]]:

@@ -415,8 +415,8 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
             return ()
         turn, late = jnp.divmod(learner.updates, args.opponent_interval)
         now = learner.params.actor, learner.obs_stats
-        renewed = jax.tree.map(lambda past, x: past.at[turn % PAST].set(x), learner.opponents, now)
-        return select(late == 0, renewed, learner.opponents)
+        replaced = (jnp.arange(PAST) == turn % PAST) & (late == 0) | (learner.updates == 0)  # all of them at first
+        return jax.tree.map(lambda past, x: jax.vmap(select, (0, None, 0))(replaced, x, past), learner.opponents, now)
 
     def opponents_move(opponent: Any, key: jax.Array, obs: Any) -> jax.Array:
         """The action of a past policy for one observation."""

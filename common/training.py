@@ -30,6 +30,7 @@ from common.drawing.figure import draw_curve
 from common.envs.environment import Env
 from common.envs.own import wrap
 from common.envs.registry import list_envs, make
+from common.envs.requirements import need_fitting_steps
 from common.runs.lock import locked
 from common.runs.recorder import Callback
 from common.runs.reports import TrainResult
@@ -57,6 +58,7 @@ def train_on_devices(
         return list_envs("device", args.list_envs)
     devices = choose_devices(args.num_devices, args.num_envs, args.block, **choice)
     env = make(args.env, args.env_params) if env is None else wrap(env)
+    need_fitting_steps(args, env)
     algorithm = make_algorithm(args, env)
     programs = pmapped(for_seeds(algorithm, env, args.num_seeds, args.eval_episodes), devices)
     run = Run(args, script, env, devices, notes(env, devices) | _notes_of(args, env), callback)

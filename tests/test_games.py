@@ -11,7 +11,8 @@ from common.device.sharding import to_host
 from common.device.stepping import reset_envs, step_envs
 from common.envs.masks import legal_actions, sample_legal
 from common.envs.registry import make
-from common.envs.requirements import need_fitting_spaces
+from common.envs.requirements import need_fitting_steps
+from common.policy import load_policy
 
 TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
 CRAFTAX = "craftax:Craftax-Classic-Symbolic-v1"
@@ -134,16 +135,29 @@ def test_past_policies_are_kept_and_are_the_same_on_any_number_of_devices():
     assert relative_difference(newest, alone.params.actor) > 1e-4, "an update came after it"
 
 
+def test_runs_of_games_are_loaded_and_resumed(tmp_path):
+    flags = {"env": "pgx:tic_tac_toe", "opponent": "self", "reset_pool": 3, "num_seeds": 2}
+    whole = ppo.train(small_args(**TINY, **flags, run_dir=str(tmp_path / "a"), total_timesteps=96))
+    policy = load_policy(tmp_path / "a")
+    obs, _ = make("pgx:tic_tac_toe").reset(jax.random.key(0))
+    assert obs["action_mask"][int(policy(jax.tree.map(lambda x: x[None], obs))[0])]
+    part = ppo.train(small_args(**TINY, **flags, run_dir=str(tmp_path / "b"), total_timesteps=96, stop_after=32))
+    assert ppo.train(ppo.Args.from_run(part.run_dir)).state_sha256 == whole.state_sha256
+    with pytest.raises(UsageError, match="--opponent: self then, random now"):
+        ppo.train(ppo.Args.from_run(part.run_dir, opponent="random", total_timesteps=128))
+
+
 def test_play_with_itself_needs_a_game():
     with pytest.raises(UsageError, match="--opponent self needs a game of several players"):
-        need_fitting_spaces(small_args(opponent="self"), make("pgx:2048"))
+        need_fitting_steps(small_args(opponent="self"), make("pgx:2048"))
 
 
 def test_evaluations_of_games_say_how_many_are_won(tmp_path, capsys):
     flags = {"env": "pgx:tic_tac_toe", "eval_episodes": 50, "run_dir": str(tmp_path), "quiet": False}
     result = ppo.train(small_args(**TINY, **flags, total_timesteps=64))
     (rate,), (mean,) = (result.evaluation[f"eval/{name}"] for name in ("win_rate", "return_mean"))
-    assert 0 < rate < 1 and mean <= 2 * rate - 1 + 1e-6 + (1 - rate)
+    (spread,) = result.evaluation["eval/return_std"]  # of wins w, losses and draws: w + l = spread**2 + mean**2
+    assert 0 < rate < 1 and 2 * rate == pytest.approx(mean + spread**2 + mean**2, abs=1e-5)
     assert f"over 50 episodes, {rate:.0%} won" in capsys.readouterr().out
 
 

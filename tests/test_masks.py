@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnax.environments import spaces as gymnax_spaces
-from helpers import Fussy, metric_rows, module_of, small_args, small_rnn_args, small_sac_args
+from helpers import Fussy, metric_rows, module_of, run_updates, small_args, small_rnn_args, small_sac_args
 
 from common.cli.errors import TrainingError, UsageError
+from common.device.sharding import to_host
 from common.device.stepping import reset_envs
 from common.envs.masks import check_legal, sample_legal
 from common.envs.own import wrap
@@ -271,3 +272,26 @@ def test_a_game_of_reversi_ends_when_nobody_can_move_or_with_an_illegal_move():
         else:
             assert out.reward == np.sign(last[0] - last[1]) and out.final_obs["action_mask"].tolist() == [0] * 36 + [1]
     assert begun == {4, 5} and set(results[1:]) >= {-1.0, 1.0}
+
+
+class Secretive(Fussy):
+    """Its critics see more than its policies."""
+
+    def get_obs(self, state, params=None, key=None):
+        return super().get_obs(state) | {"privileged_state": jnp.stack([state.episode, state.time]).astype(jnp.float32)}
+
+    def observation_space(self, params):
+        parts = super().observation_space(params).spaces
+        return gymnax_spaces.Dict(parts | {"privileged_state": gymnax_spaces.Box(-99, 99, (2,), jnp.float32)})
+
+
+@pytest.mark.parametrize("make_args", [small_args, small_rnn_args, small_sac_args])
+def test_critics_alone_see_what_is_privileged(make_args):
+    env, args = wrap(Secretive()), make_args(normalize_obs=True) if make_args is not small_sac_args else make_args()
+    learner = to_host(run_updates(args, env, 1, 3)[0]).learner
+    first = {name: jax.tree.leaves(getattr(learner.params, name)) for name in learner.params._fields}
+    seen = {name: {x.shape[-2] for x in leaves if x.ndim > 2} for name, leaves in first.items()}
+    plain = flat_size(wrap(Fussy()).observation_space) - 3  # without the mask
+    critic = seen.get("critic") or seen["critics"]
+    assert plain in seen["actor"] and plain + 2 not in seen["actor"]
+    assert plain + 2 in critic

@@ -64,7 +64,8 @@ def test_xminigrid_ends_as_the_original_and_begins_anew():
     beside = original.reset(params, jax.random.key(3))
     ends = {}
     for time in range(260):
-        action = jax.random.randint(jax.random.key(1000 + time), (), 0, 3)
+        lucky = jax.random.randint(jax.random.key(1000 + time), (), 0, 3)
+        action = jnp.int32(1) if ends else lucky  # walks about until it finds the goal, then turns round and round
         beside = theirs(params, state, action)
         out = step(jax.random.key(time), state, action)
         assert float(out.reward) == pytest.approx(float(beside.reward))
@@ -75,7 +76,8 @@ def test_xminigrid_ends_as_the_original_and_begins_anew():
             ends[bool(out.terminated)] = int(beside.state.step_num)
             assert out.state.state.step_num == 0
         state = out.state
-    assert ends.get(True, 100) <= 100 and ends.get(False, 100) == 100 and ends
+    assert ends[True] < 100 and ends[False] == 100, "the goal, and the time limit"
+    assert make("xminigrid:MiniGrid-DoorKey-6x6", '{"height": 9, "width": 9}').max_steps == 810, "as its own rule says"
     with pytest.raises(UsageError, match="needs rules: --env-params .* MiniGrid ids need nothing"):
         make("xminigrid:XLand-MiniGrid-R1-9x9")
 
@@ -99,6 +101,7 @@ def test_the_agents_of_jaxmarl_act_as_one_and_its_limit_is_a_truncation():
     *_, dones, _ = theirs(jax.random.key(0), beside, choices)
     assert dones["__all__"], "one step later than its parameter says, and nothing of why"
     assert isinstance(make("jaxmarl:MPE_simple_facmac_v1").action_space, Box)
+    assert make("jaxmarl:switch_riddle", '{"num_agents": 5}').max_steps == 14, "its limit follows from the agents"
     assert make("jaxmarl:HeuristicEnemySMAX").observation_space.parts["action_mask"].shape == (50,)
 
 
@@ -134,3 +137,12 @@ def test_playground_has_a_limit_of_ours_and_begins_anew_elsewhere():
         assert (bool(out.terminated), bool(out.truncated)) == (False, time == 2)
         state = out.state
     assert np.abs(out.obs - obs).max() > 1e-4, "not the first start again"
+    twice = make("playground:CartpoleBalance", '{"episode_length": 3, "action_repeat": 2}')
+    _, state = jax.jit(twice.reset)(jax.random.key(3))
+    both = jax.jit(twice.step)(jax.random.key(0), state, jnp.array([0.3]))
+    beside, earned = jax.jit(original.reset)(jax.random.key(3)), 0.0
+    for _ in range(2):
+        beside = theirs(beside, jnp.array([0.3]))
+        earned += float(beside.reward)
+    np.testing.assert_allclose(both.final_obs, beside.obs, atol=1e-5)
+    assert float(both.reward) == pytest.approx(earned, rel=1e-4) and twice.max_steps == 2

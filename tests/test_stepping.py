@@ -8,11 +8,11 @@ from helpers import Endings, make_env, same_bits, small_args
 
 from common.cli.errors import UsageError
 from common.device.sampling import split_keys
-from common.device.sharding import AXIS
+from common.device.sharding import AXIS, key_data
 from common.device.stepping import new_starts, reset_envs, step_envs
 from common.envs.environment import Env
 from common.envs.own import wrap
-from common.envs.requirements import need_fitting_spaces
+from common.envs.requirements import need_fitting_steps
 from common.envs.spaces import sample
 
 ENVS, STEPS = 12, 40
@@ -40,10 +40,9 @@ def test_environments_begin_anew_as_if_each_step_had_a_reset_in_it(name):
     assert (ours.terminated | ours.truncated).sum() > ENVS
     for found, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-6)
-    keyless = [x for x in jax.tree.leaves(states) if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
-    expected = [x for x in jax.tree.leaves(wanted_states) if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
-    for found, other in zip(keyless, expected, strict=True):
-        np.testing.assert_allclose(found, other, atol=1e-6)
+    leaves = (jax.tree.leaves(key_data(some)) for some in (states, wanted_states))
+    for found, expected in zip(*leaves, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 class Counted(Endings):
@@ -92,7 +91,7 @@ def test_starts_are_the_same_on_any_number_of_devices():
 
 def test_a_pool_of_starts_needs_an_environment_without_resets_of_its_own():
     env = make_env("CartPole-v1")
-    need_fitting_spaces(small_args(reset_pool=4), env)
+    need_fitting_steps(small_args(reset_pool=4), env)
     env.resets_itself = True
     with pytest.raises(UsageError, match="--reset-pool needs an environment without resets of its own"):
-        need_fitting_spaces(small_args(reset_pool=4), env)
+        need_fitting_steps(small_args(reset_pool=4), env)

@@ -16,7 +16,7 @@ class DeviceEnvArgs(RunArgs):
     gif: bool = False
     """At the end, play an episode with the final policy and draw it to policy.gif in the run directory."""
     env: str = "CartPole-v1"
-    """Environment: a gymnax id, or package.module:factory importable from the working directory."""
+    """Environment: a gymnax id, suite:id such as brax:ant, or package.module:factory of your own."""
     num_devices: int = 0
     """Devices to train on; 0 is every accelerator, or on a CPU as many cores as pay off."""
     num_envs: int = 32

@@ -41,8 +41,6 @@ def with_params(made: Any) -> tuple[Any, Any]:
 class GymnaxStyleEnv(Env):
     """What both kinds have in common."""
 
-    cheap_reset = True
-
     def __init__(self, name: str, inner: Any, params: Any):
         self.params = params
         max_steps = int(getattr(params, "max_steps_in_episode", 0))

@@ -22,7 +22,9 @@ def trainable() -> list[str]:
 
 def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     check_known(name, env_id, ids())
-    return adapt(name, *_import_gymnax().make(env_id), env_params)
+    env = adapt(name, *_import_gymnax().make(env_id), env_params)
+    env.cheap_reset = True
+    return env
 
 
 class _OnFirstUse(ModuleType):

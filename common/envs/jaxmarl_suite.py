@@ -36,16 +36,16 @@ trainable = ids
 def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     check_known(name, env_id, ids())
     inner = _package().make(env_id)
-    limit = getattr(inner, LIMIT, None)
-    known = settable(type(inner)) | ({} if limit is None else {LIMIT: limit})
+    known = settable(type(inner)) | ({LIMIT: inner.max_steps} if hasattr(inner, LIMIT) else {})
     params = changed_params(name, known, env_params)
-    if limit is not None:
-        limit = params.get(LIMIT, limit)
-        check_time_limit(name, LIMIT, limit)
+    check_time_limit(name, LIMIT, params.get(LIMIT, 1))
+    limit = params.pop(LIMIT, None)
     inner = _package().make(env_id, **params) if params else inner
+    limit = limit or getattr(inner, LIMIT, None)  # which may follow from other parameters
     endless = env_id.startswith(ENDLESS)
-    if limit is not None and not endless:
-        inner.max_steps = limit + 1  # where episodes never come to
+    for one in (inner, getattr(inner, "_env", None)):  # wrapped, in games against a heuristic
+        if hasattr(one, LIMIT):
+            one.max_steps = limit + (not endless)  # where episodes never come to
     return JaxmarlEnv(name, inner, limit, endless)
 
 

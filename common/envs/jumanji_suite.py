@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from common.cli.errors import UsageError
 from common.envs.environment import Env, Transition
 from common.envs.masks import MASK
 from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Space, box
-from common.envs.usage import changed_params, check_known, check_time_limit, import_package, settable
+from common.envs.usage import changed_params, check_known, check_time_limit, import_package, reason, settable
 
 DOWNLOADED = ("Sokoban-v0",)  # its levels, when it is made
 MOST_CODES = 64  # whole numbers of a larger range are amounts, not codes of what is there
@@ -34,7 +35,15 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     check_known(name, env_id, ids())
     jumanji = _module()
     with warnings.catch_warnings(action="ignore"):
-        inner = jumanji.make(env_id)
+        try:
+            inner = jumanji.make(env_id)
+        except Exception as error:
+            if env_id not in DOWNLOADED:
+                raise
+            raise UsageError(
+                f"{name} needs levels that jumanji downloads from huggingface.co, and cannot ({reason(error)}); "
+                "its other environments need no internet"
+            ) from error
         limit = getattr(inner, "time_limit", None)
         known = settable(type(inner)) | ({} if limit is None else {"time_limit": int(limit)})
         params = changed_params(name, known, env_params)

@@ -9,6 +9,7 @@ import numpy as np
 
 from common.cli.errors import UnusableEnvError, UsageError
 from common.envs import spaces
+from common.envs.privileged import for_policies
 
 MASK = "action_mask"
 ILLEGAL = -1e9  # a logit whose probability is 0, and which is finite, as 0 times infinity is not
@@ -58,8 +59,8 @@ def check_mask(env: Any) -> None:
         return
     choices = sum(choices_of(actions))
     shapes = [leaf.shape for _, leaf in spaces.leaves(space.parts[MASK])]
-    if len(space.parts) == 1:
-        raise UsageError(f"environment {env.name} observes nothing but an action_mask: networks need something to see")
+    if not for_policies(space).parts.keys() - {MASK}:
+        raise UsageError(f"environment {env.name} observes nothing but {', '.join(space.parts)}: policies need more")
     wanted = [(choices,)] if len(shapes) == 1 else [(count,) for count in choices_of(actions)]
     if not choices or shapes != wanted:
         raise UsageError(

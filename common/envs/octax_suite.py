@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from common.cli.errors import UsageError
 from common.envs.environment import Env, Transition
 from common.envs.spaces import Discrete, box
 from common.envs.usage import changed_params, check_known, check_time_limit, import_package, settable
@@ -39,6 +40,9 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     params = changed_params(name, known, env_params)
     for parameter in params:
         check_time_limit(name, parameter, params[parameter])
+    fps, frequency = ((known | params)[parameter] for parameter in ("fps", "instruction_frequency"))
+    if frequency < fps:
+        raise UsageError(f"{name} needs an instruction_frequency of at least its fps, got {frequency} and {fps}")
     with warnings.catch_warnings(action="ignore", category=FutureWarning):
         inner, _ = _environments().create_environment(env_id, **params)
     return OctaxEnv(name, inner)

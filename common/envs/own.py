@@ -1,10 +1,12 @@
 """A user's own environment: an object, or `package.module:factory` importable from the working directory."""
 
+import difflib
 import importlib
 import os
 import sys
 from typing import Any
 
+from common.cli.env_names import SUITES
 from common.cli.errors import UsageError
 from common.envs.environment import Env
 from common.envs.gymnax_style import adapt, with_params
@@ -31,6 +33,9 @@ def _call(path: str) -> tuple[Any, Any]:
     try:
         return with_params(getattr(importlib.import_module(module), factory)())
     except (Exception, SystemExit) as error:
+        near = difflib.get_close_matches(path.partition(":")[0], SUITES, n=1)
+        if near and isinstance(error, ModuleNotFoundError):
+            raise UsageError(f"there is no suite {path.partition(':')[0]}; did you mean {near[0]}:?") from error
         raise UsageError(
             f"environment {path} cannot be made ({reason(error)}); a name with a colon is package.module:factory, "
             "importable from the working directory, and the factory takes no arguments"

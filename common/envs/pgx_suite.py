@@ -49,9 +49,20 @@ class PgxEnv(Env):
         super().__init__(name, inner, space, actions, max_steps=limit)
 
     def begin(self, key: jax.Array) -> tuple[Any, State]:
-        game_key, seat_key, others_key = jax.random.split(key, 3)
+        seat_key, key = jax.random.split(key)
         seat = jax.random.randint(seat_key, (), 0, self.inner.num_players)
-        game, _ = self._others_move(others_key, self.inner.init(game_key), seat)
+
+        def begun(key):
+            game_key, others_key = jax.random.split(key)
+            return self._others_move(others_key, self.inner.init(game_key), seat)[0]
+
+        def another(carry):
+            next_key, key = jax.random.split(carry[0])
+            return next_key, begun(key)
+
+        game = begun(key)
+        if self.is_game:  # the others may have ended it before our first move
+            _, game = jax.lax.while_loop(lambda carry: carry[1].terminated, another, (key, game))
         return self._observed(game), State(game, seat, jnp.int32(0))
 
     def advance(self, key: jax.Array, state: State, action: jax.Array) -> Transition:

@@ -5,15 +5,16 @@ from types import ModuleType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from common.cli.errors import UsageError
 from common.envs import spaces
-from common.envs.environment import Env, Transition
+from common.envs.environment import Env, Transition, select
 from common.envs.mujoco_frames import frame
 from common.envs.usage import changed_params, check_known, check_time_limit, import_package, reason
 
-LIMIT = "episode_length"  # a parameter
+LIMIT, REPEAT = "episode_length", "action_repeat"  # parameters
 WHERE = "github.com/deepmind/mujoco_menagerie"
 
 
@@ -34,7 +35,8 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     if "impl" in known and jax.default_backend() == "cpu":
         known["impl"] = "jax"  # warp needs CUDA
     params = known | changed_params(name, known, env_params)
-    check_time_limit(name, LIMIT, params[LIMIT])
+    for steps in (LIMIT, REPEAT):
+        check_time_limit(name, steps, params.get(steps, 1))
     try:
         inner = registry.load(env_id, config_overrides=params)
     except Exception as error:
@@ -44,26 +46,35 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
             f"{name} needs robots that playground clones from {WHERE} into {_robots()}, and cannot ({reason(error)}); "
             "those of the control suite, such as playground:CheetahRun, need no internet"
         ) from error
-    return PlaygroundEnv(name, inner, params[LIMIT])
+    return PlaygroundEnv(name, inner, params[LIMIT], params.get(REPEAT, 1))
 
 
 class PlaygroundEnv(Env):
-    """One of playground's, with a time limit in steps."""
+    """One of playground's, with a time limit in steps of its own, of which each of ours makes `repeat`."""
 
-    def __init__(self, name: str, inner: Any, limit: int):
-        self._limit = limit
+    def __init__(self, name: str, inner: Any, limit: int, repeat: int):
+        self._limit, self._repeat = limit, repeat
         obs = spaces.plain(jax.eval_shape(inner.reset, jax.random.key(0)).obs)
         parts = {part: spaces.box(x.shape) for part, x in obs.items()} if isinstance(obs, dict) else {}
         observations = spaces.Dict(dict(sorted(parts.items()))) if parts else spaces.box(obs.shape)
-        super().__init__(name, inner, observations, spaces.box((inner.action_size,), -1.0, 1.0), max_steps=limit)
+        super().__init__(
+            name, inner, observations, spaces.box((inner.action_size,), -1.0, 1.0), max_steps=-(-limit // repeat)
+        )
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         state = self.inner.reset(key)
         return state.obs, (state, 0)
 
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
-        state, time = self.inner.step(state[0], action), state[1] + 1
-        return Transition(state.obs, (state, time), state.reward, state.done > 0, time >= self._limit)
+        def once(carry, _):
+            before, reward = carry
+            over, after = before.done > 0, self.inner.step(before, action)
+            return (select(over, before, after), reward + jnp.where(over, 0.0, after.reward)), None
+
+        (before, time), zero = state, jnp.float32(0)
+        (state, reward), _ = jax.lax.scan(once, (before, zero), length=self._repeat)
+        time += self._repeat
+        return Transition(state.obs, (state, time), reward, state.done > 0, time >= self._limit)
 
     def frame(self, state: Any) -> np.ndarray:
         data = state[0].data

@@ -89,7 +89,7 @@ def _make(name: str, options: Any) -> Any:
         with readable_errors(f"environment {name} cannot be made"):
             return _module(suite).make(name, env_id, options)
     except UnknownId as error:
-        hint = _who_trains(env_id)
+        hint = "" if error.mistyped else _who_trains(env_id)  # which imports all suites
         raise UsageError(f"unknown environment {name!r}: {hint}" if hint else str(error)) from error
 
 
@@ -101,7 +101,7 @@ def _who_trains(env_id: str) -> str:
     """Under which names other suites have this id, and what trains on them; empty where none has it."""
     found: dict[Place, list[str]] = {}
     for suite, place in SUITES.items():
-        with suppress(UsageError):  # it is not installed
+        with suppress(Exception):  # it is not installed, or not as it was: nobody has asked for it
             if env_id in _module(suite).ids():
                 found.setdefault(place, []).append(f"{suite}:{env_id}")
     return ", ".join(f"{TRAINERS[place]} trains on {' or '.join(names)}" for place, names in found.items())

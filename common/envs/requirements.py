@@ -10,15 +10,19 @@ from common.envs.privileged import PRIVILEGED, has_privileged
 from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple, leaves
 
 
-def need_fitting_spaces(args: Any, env: Any) -> None:
-    """Raise UsageError where a flag, or a mask, does not fit `env`."""
-    check_mask(env)
-    if getattr(args, "share_torso", False) and has_privileged(env.observation_space):
-        raise UsageError(f"--share-torso would hide the {PRIVILEGED} of {env.name} from the critic, for whom it is")
+def need_fitting_steps(args: Any, env: Any) -> None:
+    """Raise UsageError where --opponent or --reset-pool does not fit how the environment steps and resets."""
     if getattr(args, "opponent", "random") == "self" and not env.is_game:
         raise UsageError(f"--opponent self needs a game of several players, such as pgx:connect_four, not {env.name}")
     if getattr(args, "reset_pool", 0) and env.resets_itself:
         raise UsageError(f"--reset-pool needs an environment without resets of its own, and {env.name} has them")
+
+
+def need_fitting_spaces(args: Any, env: Any) -> None:
+    """Raise UsageError where a flag, or a mask, does not fit the spaces of an environment, or of its EnvSpec."""
+    check_mask(env)
+    if getattr(args, "share_torso", False) and has_privileged(env.observation_space):
+        raise UsageError(f"--share-torso would hide the {PRIVILEGED} of {env.name} from the critic, for whom it is")
     if args.normalize_obs and not any(isinstance(leaf, Box) for _, leaf in leaves(env.observation_space)):
         raise UsageError(f"--normalize-obs needs arrays as observations, {env.name} has {env.observation_space}")
     has_box = any(isinstance(leaf, Box) for _, leaf in leaves(env.action_space))

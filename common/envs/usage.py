@@ -16,7 +16,9 @@ LISTED = 40  # ids at most, in a message
 
 
 class UnknownId(UsageError):
-    """A suite has no environment with this id."""
+    """A suite has no environment with this id; `mistyped` says that it has one which is nearly the same."""
+
+    mistyped = False
 
 
 def read_params(env_params: str, flag: str = "--env-params") -> dict[str, Any]:
@@ -98,7 +100,9 @@ def check_known(name: str, env_id: str, known: Iterable[str]) -> None:
     hint = f"known ids: {', '.join(known)}" if len(known) <= LISTED else f"none of its {len(known)} ids is like it"
     if near:
         hint = f"did you mean {', '.join(suite + other for other in near)}?"
-    raise UnknownId(f"unknown environment {name!r}: {hint}")
+    error = UnknownId(f"unknown environment {name!r}: {hint}")
+    error.mistyped = bool(difflib.get_close_matches(env_id.lower(), lowered, n=1, cutoff=0.8))
+    raise error
 
 
 @contextmanager

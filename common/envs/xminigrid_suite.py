@@ -34,7 +34,14 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     changes = changed_params(name, known | ({"benchmark": ""} if _needs_rules(env_id) else {}), env_params)
     check_time_limit(name, "max_steps", changes.get("max_steps", params.max_steps))
     rules = _rules(name, changes.pop("benchmark", "")) if _needs_rules(env_id) else None
-    return XMinigridEnv(name, inner, params.replace(**changes), rules)
+    given = _package().registration._REGISTRY[env_id].kwargs
+    params = inner.default_params(**given | changes)  # the limit of time follows from the size
+    if params.view_size % 2 == 0 or min(params.view_size, params.height - 2, params.width - 2) < 3:
+        raise UsageError(
+            f"{name} needs an odd view_size of at least 3, and a height and width of at least 5; got "
+            f"{params.view_size}, {params.height} and {params.width}"
+        )
+    return XMinigridEnv(name, inner, params, rules)
 
 
 class XMinigridEnv(Env):

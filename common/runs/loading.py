@@ -48,12 +48,11 @@ def place(start: Start, make: Callable[[], Any], shapes: Any, devices: list[jax.
     """The state on `devices`, with these `shapes`; `make` gives a fresh one."""
     if start.host is not None and not start.renewed:
         return jax.block_until_ready(to_devices(start.host, shapes, devices))
-    state = make()
     loaded = start.transferred or without(flatten(start.host), start.renewed)
-    if loaded:
-        host = to_host(state)
-        state = to_devices(unflatten(flatten(host) | loaded, host), shapes, devices)
-    return jax.block_until_ready(state)
+    if not loaded:
+        return jax.block_until_ready(make())
+    host = to_host(make())  # the devices need not hold two states at once
+    return jax.block_until_ready(to_devices(unflatten(flatten(host) | loaded, host), shapes, devices))
 
 
 def with_learner(state: Any, learner: Any, shapes: Any, devices: list[jax.Device]) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from common.cli.checks import LARGEST
 from common.cli.console import Console
 from common.cli.errors import TrainingError
 from common.cli.signals import SignalWatch
@@ -110,7 +111,8 @@ class Run:
         leave = partial(self._leave_untrained, start.host)
         with self._clock.timed("compile"), self._signals.ending_at_once(leave):
             programs = compile_together(programs, seeds, shapes, example)
-            state = place(start, lambda: programs.init(seeds), shapes, self.devices)
+            fresh = np.int32((seeds.astype(np.int64) + self.steps) % LARGEST)  # other episodes after every resume
+            state = place(start, lambda: programs.init(fresh), shapes, self.devices)
         self.console.say(f"compiled in {self._clock.seconds['compile']:.1f} s")
         self._evaluations.use(evaluation or DeviceEvaluation(programs.evaluate, args))
         self.console.start(self.steps)

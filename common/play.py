@@ -161,20 +161,21 @@ def play(args: Args) -> Episodes:
         episode = record_with_bar(policy, env, keys[0], console, args.stochastic)
         first = Episodes(episode.rewards.sum(), len(episode.rewards))
         episodes = jax.tree.map(np.append, first, episodes)
-    show(episodes, console)
+    show(episodes, console, env.is_game)
     if args.gif:
         save_gif(env, episode, Path(args.gif), console)
         console.say(f"gif      {args.gif} ({Path(args.gif).stat().st_size / 1e3:,.0f} kB, episode 1)")
     return episodes
 
 
-def show(episodes: Episodes, console: Console) -> None:
+def show(episodes: Episodes, console: Console, is_game: bool = False) -> None:
     """Print every episode and their summary."""
     for number, (ret, length) in enumerate(zip(*episodes, strict=True), 1):
         console.say(f"episode {number:>4}  return {ret:>10.2f}  length {length:>6,.0f}")
     ret = episodes.ret
     spread = f"{ret.mean():.1f} ± {ret.std():.1f} (min {ret.min():.1f}, max {ret.max():.1f})"
-    console.say(f"return   {spread} over {len(ret)} episodes")
+    won = f", {np.mean(ret > 0):.0%} won" if is_game else ""
+    console.say(f"return   {spread} over {len(ret)} episodes{won}")
 
 
 if __name__ == "__main__":

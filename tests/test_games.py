@@ -12,6 +12,8 @@ from common.device.stepping import reset_envs, step_envs
 from common.envs.masks import legal_actions, sample_legal
 from common.envs.registry import make
 from common.envs.requirements import need_fitting_steps
+from common.play import Args as PlayArgs
+from common.play import play
 from common.policy import load_policy
 
 TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
@@ -159,6 +161,8 @@ def test_evaluations_of_games_say_how_many_are_won(tmp_path, capsys):
     (spread,) = result.evaluation["eval/return_std"]  # of wins w, losses and draws: w + l = spread**2 + mean**2
     assert 0 < rate < 1 and 2 * rate == pytest.approx(mean + spread**2 + mean**2, abs=1e-5)
     assert f"over 50 episodes, {rate:.0%} won" in capsys.readouterr().out
+    played = play(PlayArgs(str(tmp_path), episodes=20))
+    assert f"over 20 episodes, {np.mean(played.ret > 0):.0%} won" in capsys.readouterr().out
 
 
 def test_an_illegal_move_of_pgx_loses():

@@ -40,7 +40,7 @@ class What:
 
 
 def rollout(env: Env, step: Callable, num_envs: int, num_steps: int) -> Callable:
-    """A program that makes `num_steps` steps from observations and states, and counts the episodes that end."""
+    """A program of `num_steps` steps from observations and states; counts the episodes that end, and the rewards."""
 
     def random_action(key, obs):
         return sample_legal(key, env.action_space, legal_actions(obs))
@@ -49,11 +49,11 @@ def rollout(env: Env, step: Callable, num_envs: int, num_steps: int) -> Callable
         action_keys, step_keys = split_keys(jax.random.split(key, num_envs), 2)
         obs, states = carry
         out = step(step_keys, states, jax.vmap(random_action)(action_keys, obs))
-        return (out.obs, out.state), jnp.sum(out.terminated | out.truncated)
+        return (out.obs, out.state), (jnp.sum(out.terminated | out.truncated), jnp.sum(out.reward))
 
     def run(carry, key):
-        carry, ended = jax.lax.scan(one, carry, jax.random.split(key, num_steps))
-        return carry, jnp.sum(ended)
+        carry, counts = jax.lax.scan(one, carry, jax.random.split(key, num_steps))
+        return carry, jax.tree.map(jnp.sum, counts)
 
     return jax.jit(run, donate_argnums=0)
 
@@ -67,16 +67,17 @@ def measured(what: What, env: Env, step: Callable) -> dict[str, Any]:
     run = run.lower(carry, jax.random.key(0)).compile()
     compiled = time.perf_counter() - began
     carry, _ = jax.block_until_ready(run(carry, jax.random.key(0)))
-    began, calls, ended = time.perf_counter(), 0, 0
+    began, calls, ended, earned = time.perf_counter(), 0, 0, 0.0
     while (took := time.perf_counter() - began) < what.seconds:
         calls += 1
-        carry, finished = jax.block_until_ready(run(carry, jax.random.key(calls)))
-        ended += int(finished)
+        carry, (finished, rewards) = jax.block_until_ready(run(carry, jax.random.key(calls)))
+        ended, earned = ended + int(finished), earned + float(rewards)
     steps = calls * num_steps * what.num_envs
     return {
         "steps_per_second": round(steps / took),
         "compile_seconds": round(compiled, 1),
         "steps_per_episode": round(steps / ended) if ended else None,
+        "reward_per_episode": round(earned / ended, 3) if ended else None,
     }
 
 

@@ -24,7 +24,7 @@ from common.cli.words import as_words
 class Args(Choice):
     """Train every environment of a set over many seeds; what is done already is kept."""
 
-    set: Literal["classic", "minatar", "bsuite", "memory", "masks", "host"] = "classic"
+    set: Literal["classic", "minatar", "bsuite", "memory", "masks", "suites", "host"] = "classic"
     """The environments; benchmarks/sets.toml lists them."""
     folder: str = "runs/benchmark"
     """Where the runs lie."""

@@ -53,14 +53,6 @@ def test_craftax_trains(world):
     assert metrics["episode/length_max"] == 3 and np.isfinite(metrics["loss/total"])
 
 
-def test_craftax_is_drawn_with_its_own_pictures(world):
-    _, state = jax.device_get(jax.jit(world.reset)(jax.random.key(0)))
-    frame = world.frame(state)
-    assert (
-        frame.shape == (144, 144, 3) and frame.dtype == np.uint8 and len(np.unique(frame.reshape(-1, 3), axis=0)) > 20
-    )
-
-
 def test_pgx_steps_as_the_original_where_there_is_one_player():
     import pgx
 

@@ -66,11 +66,11 @@ class Evaluations:
         self,
         newest: dict[str, list[float]],
         goal: float | None,
-        is_game: bool,
         recorder: Recorder,
         saver: Saver,
         clock: Clock,
         warn: Callable[[str], None],
+        is_game: bool = False,
     ):
         """`newest` are the metrics of the last evaluation before this run, if there was one; `goal` is a return.
 

@@ -102,7 +102,7 @@ class Run:
         showing = self._clock, self.console, self._saver.last_good
         self._recorder = Recorder(self.dir, args, self.config, start.step, *showing, self._callback)
         parts = self._recorder, self._saver, self._clock, self.console.warn
-        self._evaluations = Evaluations(start.evaluation, args.stop_at_return, self._is_game, *parts)
+        self._evaluations = Evaluations(start.evaluation, args.stop_at_return, *parts, self._is_game)
         trained = self.steps >= self._end or self._evaluations.goal_reached
         if trained and self._saver.is_evaluated(self.steps):
             return None, None

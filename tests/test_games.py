@@ -15,6 +15,7 @@ from common.envs.requirements import need_fitting_steps
 from common.play import Args as PlayArgs
 from common.play import play
 from common.policy import load_policy
+from common.runs.checkpoint_files import read
 
 TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
 CRAFTAX = "craftax:Craftax-Classic-Symbolic-v1"
@@ -139,6 +140,17 @@ def test_runs_of_games_are_loaded_and_resumed(tmp_path):
     assert ppo.train(ppo.Args.from_run(part.run_dir)).state_sha256 == whole.state_sha256
     with pytest.raises(UsageError, match="--opponent: self then, random now"):
         ppo.train(ppo.Args.from_run(part.run_dir, opponent="random", total_timesteps=128))
+
+
+def test_who_begins_from_another_run_plays_against_its_policy(tmp_path):
+    flags = {"env": "pgx:tic_tac_toe", "opponent": "self"}
+    first = ppo.train(small_args(**TINY, **flags, run_dir=str(tmp_path / "a"), total_timesteps=64))
+    more = {"run_dir": str(tmp_path / "b"), "init_from": str(first.run_dir), "total_timesteps": 32}
+    second = ppo.train(small_args(**TINY, **flags, **more))
+    stored = read(second.run_dir / "checkpoints" / "32", None, lambda shapes: None)
+    past = [x for name, x in sorted(stored.items()) if name.startswith("learner/opponents/0/")]  # [S, P, ...]
+    actors = jax.tree.leaves(first.params.actor)
+    assert past and all((x == actor[:, None]).all() for x, actor in zip(past, actors, strict=True))
 
 
 def test_play_with_itself_needs_a_game():

@@ -49,7 +49,7 @@ class PgxEnv(Env):
         super().__init__(name, inner, space, actions, max_steps=limit)
 
     def begin(self, key: jax.Array) -> tuple[Any, State]:
-        seat_key, key = jax.random.split(key)
+        seat_key, first_key, key = jax.random.split(key, 3)
         seat = jax.random.randint(seat_key, (), 0, self.inner.num_players)
 
         def begun(key):
@@ -57,10 +57,10 @@ class PgxEnv(Env):
             return self._others_move(others_key, self.inner.init(game_key), seat)[0]
 
         def another(carry):
-            next_key, key = jax.random.split(carry[0])
-            return next_key, begun(key)
+            key, game_key = jax.random.split(carry[0])
+            return key, begun(game_key)
 
-        game = begun(key)
+        game = begun(first_key)
         if self.is_game:  # the others may have ended it before our first move
             _, game = jax.lax.while_loop(lambda carry: carry[1].terminated, another, (key, game))
         return self._observed(game), State(game, seat, jnp.int32(0))

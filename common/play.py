@@ -55,6 +55,7 @@ from common.device.compilation import set_up_cache
 from common.device.evaluation import Episodes, play_episodes
 from common.device.memory import Player, Seen
 from common.drawing.gif import draw_gif
+from common.drawing.host_recording import Recorded
 from common.drawing.recording import Recording, record
 from common.envs.environment import Env
 from common.envs.evaluation_params import evaluation_params
@@ -71,7 +72,7 @@ def record_with_bar(policy: Policy, env: Env, key: jax.Array, console: Console, 
         return record(env, policy.player(stochastic), key, env.max_steps)
 
 
-def save_gif(env: Env, episode: Recording, path: Path, console: Console) -> None:
+def save_gif(env: Env | EnvSpec, episode: Recording, path: Path, console: Console) -> None:
     """Draw an episode. Raises UsageError where that does not work, or where the file cannot be written."""
     with console.task(f"drawing {path.name}") as on_frame:
         try:
@@ -114,10 +115,12 @@ def _check_fit(policy: Policy, env: Env | EnvSpec) -> None:
 
 
 def play_on_host(args: Args, policy: Policy, name: str, env_params: str, console: Console) -> Episodes:
-    """Episodes in environments that step on the host."""
-    own = policy.config["args"].get("vectorization") == "vector"
+    """Episodes in environments that step on the host, the first of them drawn with --gif."""
     worker = Worker("play")
-    worker.envs = make_host(name, min(args.episodes, HOST_ENVS), args.seed, env_params, "vector" if own else "sync")
+    how = "vector" if policy.config["args"].get("vectorization") == "vector" else "sync"
+    count = min(args.episodes, HOST_ENVS)
+    envs = make_host(name, count, args.seed, env_params, how, frames=bool(args.gif))
+    worker.envs = envs = Recorded(envs) if args.gif else envs
     key, steps = jax.random.key(args.seed), itertools.count()
 
     def choose(seen: Seen, memory: Any, keys: None) -> tuple[np.ndarray, Any]:
@@ -125,11 +128,15 @@ def play_on_host(args: Args, policy: Policy, name: str, env_params: str, console
         return policy(seen.obs, memory, seen.first, reward=seen.reward, key=sampling)
 
     try:
-        _check_fit(policy, worker.envs.spec)
+        _check_fit(policy, envs.spec)
         with console.task("playing"):
-            return run_host_episodes(worker.envs, Player(policy.initial_memory, choose), args.episodes, worker)
+            episodes = run_host_episodes(envs, Player(policy.initial_memory, choose), args.episodes, worker)
     finally:
         worker.close()
+    show(episodes, console)
+    if args.gif:
+        draw(args, envs.spec, envs.recording(), console)
+    return episodes
 
 
 def play(args: Args) -> Episodes:
@@ -146,11 +153,7 @@ def play(args: Args) -> Episodes:
     name, env_params = _which(policy, args.env, args.env_params)
     console.say(f"env      {name}")
     if steps_on_host(name):
-        if args.gif:
-            raise UsageError(f"--gif draws environments that step on the device, and {name} does not")
-        episodes = play_on_host(args, policy, name, env_params, console)
-        show(episodes, console)
-        return episodes
+        return play_on_host(args, policy, name, env_params, console)
 
     env = make_env(policy, args.env, args.env_params)
     keys = jax.random.split(jax.random.key(args.seed), args.episodes)
@@ -163,9 +166,14 @@ def play(args: Args) -> Episodes:
         episodes = jax.tree.map(np.append, first, episodes)
     show(episodes, console, env.is_game)
     if args.gif:
-        save_gif(env, episode, Path(args.gif), console)
-        console.say(f"gif      {args.gif} ({Path(args.gif).stat().st_size / 1e3:,.0f} kB, episode 1)")
+        draw(args, env, episode, console)
     return episodes
+
+
+def draw(args: Args, env: Env | EnvSpec, episode: Recording, console: Console) -> None:
+    """Write the file that --gif names."""
+    save_gif(env, episode, Path(args.gif), console)
+    console.say(f"gif      {args.gif} ({Path(args.gif).stat().st_size / 1e3:,.0f} kB, episode 1)")
 
 
 def show(episodes: Episodes, console: Console, is_game: bool = False) -> None:

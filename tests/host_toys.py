@@ -100,6 +100,19 @@ class Toy(gymnasium.Env):
         return True
 
 
+class DrawnToy(Toy):
+    """Draws itself in a shade of grey that is the time."""
+
+    metadata = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, render_mode: str | None = None, **arguments):
+        super().__init__(**arguments)
+        self.render_mode = render_mode
+
+    def render(self):
+        return np.full((30, 40, 3), self.time % 256, np.uint8) if self.render_mode else None
+
+
 class BoxToy(Toy):
     """Actions in a Box [2, 2] of -2 .. 1, as 64 bit numbers; the reward is their sum, NaN where that does not fit."""
 
@@ -218,7 +231,7 @@ class ShiftedToy(Toy):
     action_space = gymnasium.spaces.Discrete(3, start=1)
 
 
-TOYS = Toy, BoxToy, MultiToy, ImageToy, DictToy, HybridToy, GoalToy, TextToy, ShiftedToy
+TOYS = Toy, DrawnToy, BoxToy, MultiToy, ImageToy, DictToy, HybridToy, GoalToy, TextToy, ShiftedToy
 TOYS += TellingToy, TellingGoalToy, TellingMultiToy
 for toy in TOYS:
     gymnasium.register(f"{toy.__name__}-v0", toy, disable_env_checker=True)

@@ -16,6 +16,7 @@ import pytest
 from cli_helpers import check_words, refusal
 from helpers import Watch, metric_rows, relative_difference, replicas_are_identical, result_of, same_bits
 from orbax.checkpoint import v1 as orbax
+from PIL import Image
 
 import common.actors.evaluation
 from common import export, play
@@ -467,8 +468,9 @@ def test_commands_for_policies_know_host_environments(lockstep, tmp_path, capsys
     assert len(episodes.ret) == 3
     assert episodes.length.tolist() == [7, 7, 7]
     assert play.play(play.Args(run=str(folder), env=TOY, episodes=3, stochastic=True)).length.tolist() == [7, 7, 7]
-    with pytest.raises(UsageError, match="--gif draws environments that step on the device"):
-        play.play(play.Args(run=str(folder), env=TOY, gif=str(tmp_path / "x.gif")))
+    for env in (TOY, "gymnasium:host_toys:DrawnToy-v0"):  # observations over time, and what the suite draws
+        play.play(play.Args(run=str(folder), env=env, env_params='{"limit": 7}', gif=str(tmp_path / "x.gif")))
+        assert Image.open(tmp_path / "x.gif").n_frames == 8
     with pytest.raises(UsageError, match="name it again"):
         play.play(play.Args(run=str(folder)))
     capsys.readouterr()

@@ -94,13 +94,13 @@ class HostEvaluation:
 def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: int, worker: Worker) -> Episodes:
     """Play `num_episodes` with `player`, of whatever `Player.of` takes, who gets no keys.
 
-    Each environment plays a fixed number of them: the first to end would be the short ones. An episode is cut after
-    `LONGEST_HORIZON` steps. Raises Stopped once the `worker` has ended.
+    Each environment plays a fixed number of them, which are returned one after another: the first to end would be the
+    short ones. An episode is cut after `LONGEST_HORIZON` steps. Raises Stopped once the `worker` has ended.
     """
     player, count = Player.of(player), envs.num_envs
     quota = num_episodes // count + (np.arange(count) < num_episodes % count)
     ret, length = np.zeros((2, count))
-    results: list[tuple[float, float]] = []
+    results: list[list[tuple[float, float]]] = [[] for _ in range(count)]
     with worker.doing("reset"):
         seen = Seen(envs.reset(), np.ones(count, bool), np.zeros(count, np.float32))
     memory, acting = player.initial_memory(count), np.ones(count, bool)
@@ -122,7 +122,8 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
         acting = ~(out.terminated | out.truncated) | envs.resets_in_step
         over = out.terminated | out.truncated | (length >= LONGEST_HORIZON)
         counted = over & (quota > 0)
-        results += zip(ret[counted], length[counted], strict=True)
+        for index in np.flatnonzero(counted):
+            results[index].append((ret[index], length[index]))
         quota = quota - counted
         ret[over] = length[over] = 0.0
-    return Episodes(*np.array(results).T)
+    return Episodes(*np.concatenate(results).T)

@@ -14,7 +14,7 @@ INSTEAD = {
     "num_devices": ("actor_threads", "--actor-devices and --learner-devices name them"),
     "num_envs": ("actor_threads", "--envs-per-actor and --actor-threads say how many there are"),
     "rnn": ("update_epochs", "algos/ppo_rnn_pmap.py is PPO with memory"),
-    "gif": ("actor_threads", "environments on the host are not drawn"),
+    "gif": ("actor_threads", "python -m common.play RUN --gif FILE draws an episode afterwards"),
 }
 """By the name of a flag: a field of the algorithms that this is for, and what to do."""
 

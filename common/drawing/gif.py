@@ -3,7 +3,6 @@
 Nothing is needed but Pillow: no display, no game library.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,14 +16,14 @@ from PIL import Image, ImageDraw
 from common.cli.files import check_target, replacing
 from common.drawing import classic_control, pictures, points_and_mazes
 from common.drawing.canvas import COLORS, GREY, INK, LIGHT, PAPER, Paint, brief, rgb, write
-from common.drawing.recording import Recording
+from common.drawing.recording import Recording, frame_stride
 from common.drawing.scene import Episode
 from common.envs import spaces
 from common.envs.environment import Env
 from common.envs.masks import is_mask
+from common.envs.spec import EnvSpec
 
 SCENES = classic_control.SCENES | points_and_mazes.SCENES
-MAX_FRAMES = 500
 LONGEST_DELAY = 0.1  # seconds between frames that leave out steps: a longer episode plays faster than it was
 LAST_DELAY = 1_000  # milliseconds for which the end is shown before the loop begins again
 CAPTION, NARROWEST = 24, 280  # pixels: height of the line of numbers, and width that they need
@@ -41,7 +40,10 @@ class Drawing(NamedTuple):
 
 
 def draw_gif(
-    env: Env, recording: Recording, path: Path, on_frame: Callable[[int, int], None] = lambda done, total: None
+    env: Env | EnvSpec,
+    recording: Recording,
+    path: Path,
+    on_frame: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
     """Write the episode to `path` as a looping GIF; returns its number of frames.
 
@@ -77,10 +79,29 @@ def draw_gif(
     return len(steps)
 
 
-def _drawing(env: Env, recording: Recording) -> Drawing:
-    """From the state where its kind of environment is known, else from the observation."""
-    actions = spaces.clip(recording.actions, env.action_space, (len(recording.rewards),), np)
-    obs, actions = _part_to_draw(env.observation_space, recording.obs), _columns(actions)
+def _drawing(env: Env | EnvSpec, recording: Recording) -> Drawing:
+    """As the suite draws it, or from the states if their kind is known, else from the observations."""
+    length = len(recording.rewards)
+    if paint := recording.paint:
+        return Drawing(paint, _seconds_of_frames(length), FOUND_COLORS)
+    actions = _columns(spaces.clip(recording.actions, env.action_space, (length,), np))
+    if isinstance(env, Env) and (drawing := _from_states(env, recording, actions)):
+        return drawing
+    obs = _part_to_draw(env.observation_space, recording.obs)
+    dt = getattr(getattr(env, "params", None), "dt", max(0.1, 4 / length))
+    seconds = float(np.clip(dt, 0.02, 0.4))
+    if pictures.is_grid(obs.shape[1:]):
+        colors = DRAWN_COLORS if pictures.is_binary(obs) else FOUND_COLORS
+        return Drawing(pictures.grid(obs), seconds, colors)
+    return Drawing(pictures.lines(obs, actions, recording.rewards), seconds)
+
+
+def _seconds_of_frames(length: int) -> float:
+    return float(np.clip(4 / length, 0.04, 0.3))
+
+
+def _from_states(env: Env, recording: Recording, actions: np.ndarray) -> Drawing | None:
+    """By a scene of this kit or by the suite's renderer."""
     classes = [kind.__name__ for kind in type(env.inner).__mro__ if kind.__module__.startswith("gymnax.")]
     scene = next((SCENES[name] for name in classes if name in SCENES), None)
     if scene and all(hasattr(recording.states, field) for field in scene.fields):
@@ -89,26 +110,15 @@ def _drawing(env: Env, recording: Recording) -> Drawing:
             paint = scene.prepare(Episode(env.inner, env.params, states, _finite(actions)))
             paint(0)
             return Drawing(paint, scene.seconds)
-    length = len(recording.rewards)
-    if (paint := _frames(env, recording)) is not None:
-        return Drawing(paint, float(np.clip(4 / length, 0.04, 0.3)), FOUND_COLORS)
-    seconds = float(np.clip(getattr(env.params, "dt", max(0.1, 4 / length)), 0.02, 0.4))
-    if pictures.is_grid(obs.shape[1:]):
-        colors = DRAWN_COLORS if pictures.is_binary(obs) else FOUND_COLORS
-        return Drawing(pictures.grid(obs), seconds, colors)
-    return Drawing(pictures.lines(obs, actions, recording.rewards), seconds)
+    paint = _frames(env, recording)
+    return Drawing(paint, _seconds_of_frames(len(recording.rewards)), FOUND_COLORS) if paint else None
 
 
 def _frames(env: Env, recording: Recording) -> Paint | None:
     """Pictures by the suite's own renderer, if it has one that works here."""
 
     def paint(step: int) -> Image.Image:
-        frame = env.frame(jax.tree.map(lambda x: x[step], recording.states))
-        picture = Image.fromarray(frame)
-        scale = min(pictures.WIDTH / picture.width, pictures.HEIGHT / picture.height)
-        if scale >= 2:
-            return picture.resize((int(scale) * picture.width, int(scale) * picture.height), Image.Resampling.NEAREST)
-        return picture.reduce(math.ceil(1 / scale)) if scale < 1 else picture
+        return pictures.fitting(env.frame(jax.tree.map(lambda x: x[step], recording.states)))
 
     with suppress(Exception):  # no graphics library, say: there is another way to draw it
         paint(0)
@@ -135,7 +145,7 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 def timing(length: int, seconds: float) -> tuple[list[int], list[int]]:
     """After which steps of an episode a frame is drawn, and for how many milliseconds each is shown."""
-    stride = max(1, math.ceil(length / (MAX_FRAMES - 1)))
+    stride = frame_stride(length)
     steps = [*range(0, length, stride), length]
     delay = min(stride * seconds, max(seconds, LONGEST_DELAY))
     # A GIF counts hundredths of a second, and browsers take one of them for ten

@@ -1,5 +1,6 @@
 """Pictures of observations, for environments without a scene: grids, images, and lines over time."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,15 @@ LANE, LEFT, RIGHT = 30, 66, 62  # height of a line's lane, and the space for its
 def is_grid(shape: tuple[int, ...]) -> bool:
     """Whether an observation of `shape` is drawn as a grid or an image: [H, W] or [H, W, C]."""
     return len(shape) in (2, 3) and min(shape[:2]) >= 3
+
+
+def fitting(frame: np.ndarray) -> Image.Image:
+    """A frame [H, W, 3] in bytes as large or as small as other pictures, by a whole number of times."""
+    picture = Image.fromarray(frame)
+    scale = min(WIDTH / picture.width, HEIGHT / picture.height)
+    if scale >= 2:
+        return picture.resize((int(scale) * picture.width, int(scale) * picture.height), Image.Resampling.NEAREST)
+    return picture.reduce(math.ceil(1 / scale)) if scale < 1 else picture
 
 
 def is_binary(maps: np.ndarray) -> bool:

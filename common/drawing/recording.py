@@ -10,8 +10,10 @@ import numpy as np
 from common.device.evaluation import episode_keys
 from common.device.memory import Player, Seen, at_start
 from common.device.sharding import key_data
+from common.drawing.canvas import Paint
 from common.envs.environment import Env
 
+MAX_FRAMES = 500  # that are drawn
 CHUNK = 256  # steps in one compiled call; an episode of images never lies on the device as a whole
 
 
@@ -26,6 +28,18 @@ class Recording(NamedTuple):
     obs: Any  # observations [T + 1, ...]
     actions: Any  # [T, ...] as the policy gave them
     rewards: np.ndarray  # [T]
+    paint: Paint | None = None  # the pictures, where they were drawn while it was played
+
+
+def frame_stride(steps: int) -> int:
+    """How many steps lie between two frames of an episode of `steps`: a power of two.
+
+    While an episode goes on, it is only ever doubled: the frames that are needed in the end have all been kept.
+    """
+    stride = 1
+    while stride * (MAX_FRAMES - 1) < steps:
+        stride *= 2
+    return stride
 
 
 def record(env: Env, player: Player | Callable, key: jax.Array, max_steps: int) -> Recording:

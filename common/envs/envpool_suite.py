@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from common.envs.envpool_frames import draws
 from common.envs.host import HostEnvs, HostOptions, HostStep
 from common.envs.host_spaces import Conversion
 from common.envs.usage import check_known, import_package, refuse_params
@@ -19,11 +20,12 @@ def trainable() -> list[str]:
 
 
 def make(name: str, env_id: str, options: HostOptions) -> HostEnvs:
+    drawn = {"render_mode": "rgb_array"} if options.frames and draws(env_id, options.env_params) else {}
     check_known(name, env_id, ids())
     refuse_params(options.env_params, ("env_type", "batch_size", "gym_reset_return_info"))
-    numbers = {"num_envs": options.num_envs, "seed": options.seed}
+    params = {"num_envs": options.num_envs, "seed": options.seed, **drawn, **options.env_params}
     envpool = import_package("envpool", extra="host")
-    return EnvpoolEnvs(name, envpool.make(env_id, env_type="gymnasium", **numbers, **options.env_params))
+    return EnvpoolEnvs(name, envpool.make(env_id, env_type="gymnasium", **params))
 
 
 def _is_supported(env_id: str) -> bool:
@@ -56,6 +58,9 @@ class EnvpoolEnvs:
         valid, self._over = ~self._over, terminated | truncated
         obs = self._conversion.observations(obs)
         return HostStep(obs, reward.astype(np.float32), terminated, truncated, valid, final_obs=None)
+
+    def frame(self) -> np.ndarray:
+        return self._inner.render(np.zeros(1, np.int32))[0]
 
     def close(self) -> None:
         self._inner.close()

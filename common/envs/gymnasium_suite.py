@@ -20,6 +20,9 @@ from common.envs.usage import check_known, import_package
 PACKAGES = {"ALE": "ale_py", "pmaprl": "common.envs.gymnasium_partial"}
 """What registers environments once it is imported, by the namespace of their ids."""
 
+NO_DISPLAY = {"MUJOCO_GL": "egl", "SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
+"""What MuJoCo and pygame draw with where nobody looks."""
+
 
 def ids() -> list[str]:
     return list(_registry())
@@ -116,6 +119,10 @@ class GymnasiumEnvs:
             spaces.map_leaves(put, self._conversion.theirs, final_obs, infos["final_obs"][index])
         return final_obs
 
+    def frame(self) -> np.ndarray:
+        one_by_one = getattr(self._inner, "envs", None)  # all together would all be drawn
+        return np.ascontiguousarray(one_by_one[0].render() if one_by_one else self._inner.render()[0], np.uint8)
+
     def close(self) -> None:
         try:
             self._inner.close()
@@ -130,17 +137,36 @@ class GymnasiumEnvs:
 def _vectorized(env_id: str, options: HostOptions) -> Any:
     """gymnasium's vector environment, or what has its interface."""
     gymnasium = import_package("gymnasium", extra="host")
-    if options.vectorization == "vector":
-        return gymnasium.make_vec(env_id, options.num_envs, "vector_entry_point", **options.env_params)
+    own = options.vectorization == "vector"
+    params = options.env_params | (_drawing(env_id, own) if options.frames else {})
+    if own:
+        return gymnasium.make_vec(env_id, options.num_envs, "vector_entry_point", **params)
     from common.envs import gymnasium_masks  # needs gymnasium
 
-    maker = partial(gymnasium_masks.make, MASK, env_id, **options.env_params)
+    maker = partial(gymnasium_masks.make, MASK, env_id, **params)
     if options.vectorization == "sync":
-        same_step = gymnasium.vector.AutoresetMode.SAME_STEP
-        return gymnasium.vector.SyncVectorEnv([maker] * options.num_envs, autoreset_mode=same_step)
+        modes = gymnasium.vector.AutoresetMode
+        mode = modes.NEXT_STEP if options.frames else modes.SAME_STEP  # which would hide an episode's last picture
+        return gymnasium.vector.SyncVectorEnv([maker] * options.num_envs, autoreset_mode=mode)
     from common.envs.processes import Processes  # needs gymnasium, and a system that forks
 
     return Processes(maker, options.num_envs, options.reset_timeout, options.step_timeout)
+
+
+def _drawing(env_id: str, own: bool) -> dict[str, Any]:
+    """The argument for which an environment, or its `own` vector environment, draws itself; none where it cannot."""
+    gymnasium = import_package("gymnasium", extra="host")
+    module, _, known_as = env_id.rpartition(":")
+    if module:
+        import_package(module)  # registers it
+    spec = gymnasium.spec(known_as)
+    entry = spec.vector_entry_point if own else spec.entry_point
+    maker = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
+    modes = getattr(maker, "metadata", {}).get("render_modes", ())
+    if sys.platform.startswith("linux") and not os.environ.get("DISPLAY"):
+        for name, driver in NO_DISPLAY.items():
+            os.environ.setdefault(name, driver)
+    return {"render_mode": "rgb_array"} if "rgb_array" in modes else {}
 
 
 def _copied(tree: Any) -> Any:

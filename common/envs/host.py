@@ -69,6 +69,7 @@ class HostOptions(NamedTuple):
     vectorization: Vectorization = "async"  # a process for each, all in this thread, or the suite's implementation
     reset_timeout: float | None = None  # seconds after which processes that do not answer raise TimeoutError
     step_timeout: float | None = None
+    frames: bool = False  # whether `frame` will be asked for
 
 
 class HostStep(NamedTuple):
@@ -94,6 +95,9 @@ class HostEnvs(Protocol):
 
     def step(self, action: np.ndarray) -> HostStep:
         """Act everywhere, with actions [N, ...] as the policy gives them; those of a Box are clipped here."""
+
+    def frame(self) -> np.ndarray:
+        """A picture [H, W, 3], in bytes, of the first environment. A suite may lack it, or raise any error."""
 
     def close(self) -> None:
         """End threads and processes, also those that hang."""

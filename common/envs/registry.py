@@ -47,6 +47,7 @@ def make_host(
     vectorization: Vectorization = "async",
     reset_timeout: float | None = None,
     step_timeout: float | None = None,
+    frames: bool = False,
 ) -> HostEnvs:
     """`num_envs` environments called `envpool:id` or `gymnasium:id`, see `HostOptions` for the rest.
 
@@ -58,7 +59,7 @@ def make_host(
         raise UsageError(f"{name} does not step on the host: {hint}")
     params = read_params(env_params)
     refuse_params(params, ("num_envs", "seed"))
-    options = HostOptions(num_envs, seed, params, vectorization, reset_timeout, step_timeout)
+    options = HostOptions(num_envs, seed, params, vectorization, reset_timeout, step_timeout, frames)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*precision lowered by casting")  # of bounds that are not exact
         return _make(name, options)

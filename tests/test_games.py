@@ -49,11 +49,6 @@ def test_craftax_steps_as_the_original_and_its_time_limit_is_a_truncation(world)
     assert world.max_steps == 3
 
 
-def test_craftax_trains(world):
-    _, metrics = run_updates(small_args(**TINY, total_timesteps=64, reset_pool=2), world, 1, 2)
-    assert metrics["episode/length_max"] == 3 and np.isfinite(metrics["loss/total"])
-
-
 def test_pgx_steps_as_the_original_where_there_is_one_player():
     import pgx
 
@@ -130,7 +125,7 @@ def test_past_policies_are_kept_and_are_the_same_on_any_number_of_devices():
     assert relative_difference(newest, alone.params.actor) > 1e-4, "an update came after it"
 
 
-def test_runs_of_games_are_loaded_and_resumed(tmp_path):
+def test_runs_of_games_are_loaded_and_resumed(tmp_path, shared_programs):
     flags = {"env": "pgx:tic_tac_toe", "opponent": "self", "reset_pool": 3, "num_seeds": 2}
     whole = ppo.train(small_args(**TINY, **flags, run_dir=str(tmp_path / "a"), total_timesteps=96))
     policy = load_policy(tmp_path / "a")
@@ -142,8 +137,8 @@ def test_runs_of_games_are_loaded_and_resumed(tmp_path):
         ppo.train(ppo.Args.from_run(part.run_dir, opponent="random", total_timesteps=128))
 
 
-def test_who_begins_from_another_run_plays_against_its_policy(tmp_path):
-    flags = {"env": "pgx:tic_tac_toe", "opponent": "self"}
+def test_who_begins_from_another_run_plays_against_its_policy(tmp_path, shared_programs):
+    flags = {"env": "pgx:tic_tac_toe", "opponent": "self", "lr_schedule": "constant"}
     first = ppo.train(small_args(**TINY, **flags, run_dir=str(tmp_path / "a"), total_timesteps=64))
     more = {"run_dir": str(tmp_path / "b"), "init_from": str(first.run_dir), "total_timesteps": 32}
     second = ppo.train(small_args(**TINY, **flags, **more))

@@ -266,15 +266,19 @@ def test_memories_that_were_kept_are_as_old_as_the_parameters_that_made_them(mon
     monkeypatch.setattr(staleness, "ENVS", 6)
     env = make_env("Endings")
 
-    def measured(bptt_length, older, old, new):
-        args = small_rnn_args(num_steps=8, bptt_length=bptt_length, learning_rate=0.01)
-        algorithm = ppo_rnn.make_ppo_rnn(args, env)
-        learners = staleness.alone(functools.partial(staleness.three_learners, algorithm))(0, 4)
-        return jax.device_get(staleness.compare(args, env, algorithm, *(learners[i] for i in (older, old, new))))
+    args = functools.partial(small_rnn_args, num_steps=8, learning_rate=0.01)
+    algorithm = ppo_rnn.make_ppo_rnn(args(bptt_length=4), env)
+    learners = staleness.alone(functools.partial(staleness.three_learners, algorithm))(0, 4)
 
-    same = measured(2, 1, 1, 1)
+    @functools.cache
+    def comparison(bptt_length):
+        return jax.jit(functools.partial(staleness.compare, args(bptt_length=bptt_length), env, algorithm))
+
+    def measured(bptt_length, older, old, new):
+        return jax.device_get(comparison(bptt_length)(*(learners[i] for i in (older, old, new))))
+
+    same, apart = measured(4, 1, 1, 1), measured(4, 0, 1, 2)
     assert all(value < 1e-6 for value in same.values())
-    apart = measured(4, 0, 1, 2)
     assert apart["log_ratio_at_first_step"] > apart["log_ratio_at_last_step"] > 0
     assert apart["log_ratio_of_the_update"] > 1e-4 and apart["distance_of_memories"] > 1e-4
     single = measured(1, 0, 1, 2)

@@ -175,6 +175,18 @@ def test_an_illegal_move_of_pgx_loses():
     assert bool(out.terminated) and float(out.reward) == -1
 
 
+def test_games_of_pgx_are_drawn():
+    pytest.importorskip("resvg_py")
+    env = make("pgx:connect_four")
+    states = [env.reset(jax.random.key(0))[1]]
+    for time in range(2):
+        states.append(env.step(jax.random.key(time), states[-1], jnp.int32(time)).state)
+    frames = [env.frame(jax.device_get(state)) for state in states]
+    assert {frame.shape for frame in frames} == {(300, 300, 3)}
+    black = [np.count_nonzero((frame < 50).all(axis=2)) for frame in frames]
+    assert black[0] < black[1] < black[2], "one more stone in every step"
+
+
 def test_a_time_limit_of_pgx_is_a_truncation():
     env = make("pgx:minatar-freeway", '{"max_steps": 2}')
     _, state = env.reset(jax.random.key(0))

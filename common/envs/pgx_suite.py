@@ -1,6 +1,7 @@
 """pgx's games: `pgx:connect_four`. Where there are several players, the others move at random unless told otherwise."""
 
 import copy
+import io
 import warnings
 from collections.abc import Callable
 from types import ModuleType
@@ -8,6 +9,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from PIL import Image
 
 from common.envs.environment import LONGEST_HORIZON, Env, Transition
 from common.envs.masks import ILLEGAL, MASK
@@ -15,6 +18,7 @@ from common.envs.spaces import Dict, Discrete, box
 from common.envs.usage import changed_params, check_known, check_time_limit, import_package
 
 ALL_LEGAL = "minatar"  # games in which every action always is: they need no mask
+HEIGHT = 300  # pixels of a picture
 LIMIT = "max_steps"  # a parameter: some games may go on without end
 
 
@@ -79,6 +83,15 @@ class PgxEnv(Env):
         other = copy.copy(self)
         other._opponent = opponent
         return other
+
+    def frame(self, state: State) -> np.ndarray:
+        import matplotlib  # slow; its fonts are always there
+        import resvg_py
+
+        fonts = {"font_dirs": [f"{matplotlib.get_data_path()}/fonts/ttf"], "skip_system_fonts": True}
+        families = {f"{kind}_family": "DejaVu Sans" for kind in ("font", "serif", "sans_serif")}
+        picture = resvg_py.svg_to_bytes(state.game.to_svg(color_theme="light"), height=HEIGHT, **fonts, **families)
+        return np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"))
 
     def _others_move(self, key: jax.Array, game: Any, seat: jax.Array) -> tuple[Any, jax.Array]:
         """The game when it is our turn again, or over, and what we earned meanwhile."""

@@ -59,6 +59,7 @@ from common.drawing.host_recording import Recorded
 from common.drawing.recording import Recording, record
 from common.envs.environment import Env
 from common.envs.evaluation_params import evaluation_params
+from common.envs.privileged import for_policies
 from common.envs.registry import make, make_host
 from common.envs.spec import EnvSpec
 from common.policy import Policy, load_named
@@ -108,8 +109,9 @@ def _params_of_evaluations(trained: dict[str, Any]) -> str:
 
 
 def _check_fit(policy: Policy, env: Env | EnvSpec) -> None:
-    for kind in ("observation", "action"):
-        ours, theirs = (getattr(it, f"{kind}_space") for it in (policy.env, env))
+    seen = for_policies(env.observation_space)
+    both = {"observation": (policy.env.observation_space, seen), "action": (policy.env.action_space, env.action_space)}
+    for kind, (ours, theirs) in both.items():
         if str(ours) != str(theirs):
             raise UsageError(f"the policy's {kind}s are {ours}, those of {env.name} are {theirs}")
 

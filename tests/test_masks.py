@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnax.environments import spaces as gymnax_spaces
-from helpers import Fussy, metric_rows, module_of, run_updates, small_args, small_rnn_args, small_sac_args
+from helpers import Fussy, metric_rows, module_of, ppo, run_updates, small_args, small_rnn_args, small_sac_args
 
 from common.cli.errors import TrainingError, UsageError
+from common.device.evaluation import play_episodes
 from common.device.sharding import to_host
 from common.device.stepping import reset_envs
 from common.envs.masks import check_legal, sample_legal
@@ -18,8 +19,12 @@ from common.envs.registry import make
 from common.envs.reversi import PASS, after, legal_moves
 from common.envs.spaces import Box, Discrete, MultiDiscrete, Tuple, flat_size
 from common.envs.spec import EnvSpec
+from common.export import inputs_of
 from common.nets.distributions import Categoricals, action_noise, encode_action
 from common.nets.heads import PolicyHead
+from common.play import Args as PlayArgs
+from common.play import play
+from common.policy import load_policy
 
 LEGAL = np.array([[1, 0, 1, 0, 1, 0], [0, 1, 0, 1, 0, 1], [1, 1, 1, 0, 0, 1]], bool)
 NVEC = 4, 2
@@ -295,3 +300,17 @@ def test_critics_alone_see_what_is_privileged(make_args):
     critic = seen.get("critic") or seen["critics"]
     assert plain in seen["actor"] and plain + 2 not in seen["actor"]
     assert plain + 2 in critic
+
+
+def test_a_loaded_policy_does_not_ask_for_what_is_privileged(tmp_path):
+    run = {"env": "test_masks:Secretive", "normalize_obs": True, "run_dir": str(tmp_path), "eval_episodes": 4}
+    result = ppo.train(small_args(**run, total_timesteps=64))
+    policy, env = load_policy(tmp_path), wrap(Secretive())
+    obs, _ = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 5))
+    public = {name: part for name, part in obs.items() if name != "privileged_state"}
+    np.testing.assert_array_equal(policy(public), policy(obs))
+    assert inputs_of(policy)["obs"].keys() == public.keys()
+    np.testing.assert_array_equal(jax.jit(policy.bind())(public), policy(public))
+    episodes = play_episodes(env, policy, jax.random.split(jax.random.key(1), 4))  # which gives it all there is
+    assert policy.evaluation == result.evaluation["eval/return_mean"][0] and np.isfinite(episodes.ret).all()
+    assert play(PlayArgs(str(tmp_path), episodes=2, env=run["env"])).ret.shape == (2,)

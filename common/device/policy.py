@@ -13,6 +13,7 @@ from common.cli.errors import UnusableEnvError, UsageError
 from common.device.memory import Agent, Player, Seen
 from common.envs import spaces
 from common.envs.masks import check_legal
+from common.envs.privileged import completed, spec_for_policies
 from common.envs.spec import EnvSpec
 
 
@@ -30,8 +31,11 @@ class Policy:
         evaluation: float | None = None,
         config: dict[str, Any] | None = None,
     ):
-        """`agent` is how the algorithm acts, `learner` the state of one agent."""
-        self.env = env
+        """`agent` is how the algorithm acts, `learner` the state of one agent, `env` the environment it was trained in.
+
+        What only critics see there is no part of the observations that the policy asks for.
+        """
+        self.env = spec_for_policies(env)
         self.run_dir, self.step, self.seed = run_dir, step, seed
         self.config = config  # the run's config.json
         self.evaluation = (
@@ -44,7 +48,7 @@ class Policy:
         self.wants_reward = agent.wants_reward
 
         def apply(learner, seen, memory, key):
-            action, memory = agent.act(learner, seen, memory, key)
+            action, memory = agent.act(learner, seen._replace(obs=completed(seen.obs, env)), memory, key)
             return spaces.clip(action, env.action_space, seen.first.shape), memory
 
         self._apply, self._jitted = apply, jax.jit(apply)

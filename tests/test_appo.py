@@ -641,6 +641,7 @@ BAD = [
     ("--sampler-only --run-dir x", "--benchmark, --run-dir"),
     ("--sampler-only --serial", "--sampler-only, --serial"),
     ("--num-seeds 3", "no --num-seeds, --seed"),
+    ("--gif", "no --gif, python -m common.play RUN --gif"),
     ("--num-devices 3", "no --num-devices, --actor-devices, --learner-devices"),
 ]
 

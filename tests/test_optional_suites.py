@@ -126,6 +126,8 @@ def test_playground_has_a_limit_of_ours_and_begins_anew_elsewhere():
     pytest.importorskip("mujoco_playground")
     from mujoco_playground import registry
 
+    with pytest.raises(UsageError, match="'impl' must be jax or warp, got 'mjx'"):
+        make("playground:CartpoleBalance", '{"impl": "mjx"}')
     ours = make("playground:CartpoleBalance", '{"episode_length": 3}')
     original = registry.load("CartpoleBalance", config_overrides={"impl": "jax"})
     step, theirs = jax.jit(ours.step), jax.jit(original.step)

@@ -383,6 +383,7 @@ BAD = [
     ("--buffer-size 0", "--buffer-size, at least 1"),
     ("--buffer-size 259 --num-envs 5", "--buffer-size 259, --batch-size 256, --num-envs 5, at least 260"),
     ("--buffer-size 1e15", "--buffer-size, at most 2147483647"),
+    ("--opponent self", "no --opponent, algos/ppo_pmap.py has it"),
     ("--buffer-size 2e9 --num-seeds 10000", "GB, at most"),
     ("--learning-starts -1", "--learning-starts, at least 0"),
     ("--learning-starts 15000", "--learning-starts 15000, --total-timesteps 15000"),

@@ -15,6 +15,7 @@ from common.envs.mujoco_frames import frame
 from common.envs.usage import changed_params, check_known, check_time_limit, import_package, reason
 
 LIMIT, REPEAT = "episode_length", "action_repeat"  # parameters
+IMPLEMENTATIONS = "jax", "warp"  # of MuJoCo
 WHERE = "github.com/deepmind/mujoco_menagerie"
 
 
@@ -35,6 +36,8 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     if "impl" in known and jax.default_backend() == "cpu":
         known["impl"] = "jax"  # warp needs CUDA
     params = known | changed_params(name, known, env_params)
+    if params.get("impl", "jax") not in IMPLEMENTATIONS:
+        raise UsageError(f"{name} parameter 'impl' must be {' or '.join(IMPLEMENTATIONS)}, got {params['impl']!r}")
     for steps in (LIMIT, REPEAT):
         check_time_limit(name, steps, params.get(steps, 1))
     try:

@@ -53,9 +53,9 @@ from common.actors.watching import Worker
 from common.cli.env_names import is_custom, steps_on_host
 from common.device.compilation import set_up_cache
 from common.device.evaluation import Episodes, play_episodes
-from common.device.memory import Player, Seen
+from common.device.memory import Seen
 from common.drawing.gif import draw_gif
-from common.drawing.host_recording import Recorded
+from common.drawing.host_recording import RecordedEnvs
 from common.drawing.recording import Recording, record
 from common.envs.environment import Env
 from common.envs.evaluation_params import evaluation_params
@@ -118,25 +118,26 @@ def _check_fit(policy: Policy, env: Env | EnvSpec) -> None:
 
 def play_on_host(args: Args, policy: Policy, name: str, env_params: str, console: Console) -> Episodes:
     """Episodes in environments that step on the host, the first of them drawn with --gif."""
-    worker = Worker("play")
+    worker, count = Worker("play"), min(args.episodes, HOST_ENVS)
     how = "vector" if policy.config["args"].get("vectorization") == "vector" else "sync"
-    count = min(args.episodes, HOST_ENVS)
-    envs = make_host(name, count, args.seed, env_params, how, frames=bool(args.gif))
-    worker.envs = envs = Recorded(envs) if args.gif else envs
-    key, steps = jax.random.key(args.seed), itertools.count()
+    player, key, steps = policy.player(args.stochastic), jax.random.key(args.seed), itertools.count()
+    act = jax.jit(player.act)
 
     def choose(seen: Seen, memory: Any, keys: None) -> tuple[np.ndarray, Any]:
-        sampling = jax.random.fold_in(key, next(steps)) if args.stochastic else None
-        return policy(seen.obs, memory, seen.first, reward=seen.reward, key=sampling)
+        return act(seen, memory, jax.random.split(jax.random.fold_in(key, next(steps)), count))
 
     try:
-        _check_fit(policy, envs.spec)
         with console.task("playing"):
-            episodes = run_host_episodes(envs, Player(policy.initial_memory, choose), args.episodes, worker)
+            worker.envs = make_host(name, count, args.seed, env_params, how, frames=bool(args.gif))
+            _check_fit(policy, worker.envs.spec)
+            worker.envs = envs = RecordedEnvs(worker.envs) if args.gif else worker.envs
+            episodes = run_host_episodes(envs, player._replace(act=choose), args.episodes, worker)
     finally:
         worker.close()
     show(episodes, console)
     if args.gif:
+        if envs.without_pictures:
+            console.warn(f"drawn from observations, as {name} shows no pictures here: {envs.without_pictures}")
         draw(args, envs.spec, envs.recording(), console)
     return episodes
 

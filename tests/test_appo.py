@@ -573,6 +573,8 @@ def test_observations_with_parts_and_a_mask(vectorization, tmp_path):
     }
     actions, _ = policy(obs, policy.initial_memory(2), [True, True])
     assert actions.tolist() == [0, 1]
+    ends = {"env": flags["env"], "env_params": '{"no_action_at": 7}', "gif": str(tmp_path / "x.gif")}
+    assert play.play(play.Args(run=str(result.run_dir), **ends, episodes=2)).length.tolist() == [7, 7]
     with pytest.raises(UsageError, match="frames of gymnasium:.* has shape .12, 12, 2."):
         policy(obs | {"frames": np.ones((2, 12, 12))}, policy.initial_memory(2), True)
     with pytest.raises(UsageError, match="have the parts of Dict"):

@@ -88,8 +88,8 @@ PPO: Cases = ON_POLICY | {
     "opponent_interval": (1, {"env": "pgx:tic_tac_toe", "opponent": "self", "total_timesteps": 20 * UPDATE}),
     "precision": ("bfloat16", {}),
 }
-THE_SAME_CODE = {"desired_kl", "env", "env_params", "lr_schedule", "max_grad_norm", "num_steps", "total_timesteps"}
-"""Flags of PPO with memory that only common/ uses, or pieces which test_architecture.py holds equal to PPO's."""
+THE_SAME_CODE = {"env", "env_params", "total_timesteps"}
+"""Flags of PPO with memory that only common/ uses."""
 
 MEMORY: Cases = {
     **{flag: case for flag, case in PPO.items() if not flag.startswith("opponent") and flag not in THE_SAME_CODE},

@@ -795,6 +795,12 @@ def test_a_failure_leaves_no_process_behind(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("users_compiler")
+def test_envpool_draws_whoever_has_imported_it_and_whatever_the_user_has_said():
+    with closing(make_host("envpool:Pong-v5", 1, 0, '{"render_mode": "human"}', frames=True)) as envs:
+        envs.reset()
+        assert envs.frame().shape == (210, 160, 3) and envs.frame().std() > 0
+
+
 def test_frames_of_pong_from_end_to_end(tmp_path):
     """Frames of half the size keep this short."""
     env = {"env": "envpool:Pong-v5", "env_params": '{"img_height": 42, "img_width": 42}', "share_torso": True}

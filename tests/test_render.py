@@ -18,7 +18,7 @@ from common.device.evaluation import play_episodes
 from common.device.memory import Player
 from common.drawing import canvas
 from common.drawing.gif import CAPTION, draw_gif, timing
-from common.drawing.host_recording import Recorded
+from common.drawing.host_recording import RecordedEnvs
 from common.drawing.recording import Recording, record
 from common.envs import spaces
 from common.envs.own import wrap
@@ -359,7 +359,7 @@ def swinging(steps: int) -> Recording:
     return Recording(states, np.zeros((steps + 1, 4)), np.arange(steps) % 2, np.ones(steps))
 
 
-def recorded(limit: int, drawn: bool = True, resets_in_step: bool = False) -> Recording:
+def recorded(limit: int, drawn: bool = True, resets_in_step: bool = False, fails_at: int = -1) -> Recording:
     """The first of two environments on the host, whose pictures show the time, played for longer than its episode."""
     envs = make_host(
         "gymnasium:host_toys:DrawnToy-v0", 2, 0, json.dumps({"limit": limit}), "sync", frames=not resets_in_step
@@ -367,7 +367,10 @@ def recorded(limit: int, drawn: bool = True, resets_in_step: bool = False) -> Re
     if resets_in_step and drawn:
         toy = envs._inner.envs[0].unwrapped
         envs.frame = lambda: np.full((30, 40, 3), toy.time % 256, np.uint8)
-    envs = Recorded(envs)
+    if fails_at >= 0:
+        toy, frame = envs._inner.envs[0].unwrapped, envs.frame
+        envs.frame = lambda: frame() if toy.time != fails_at else 1 / 0
+    envs = RecordedEnvs(envs)
     envs.reset()
     for time in range(limit + 3):
         envs.step(np.full(2, time % 3))
@@ -380,6 +383,11 @@ def test_an_episode_on_the_host_is_its_suites_pictures(resets_in_step, last):
     assert [int(np.asarray(recording.paint(step)).mean()) for step in range(8)] == [*range(7), last]
     assert recording.rewards.tolist() == recording.actions.tolist() == [0, 1, 2, 0, 1, 2, 0]
     assert recording.obs is None
+
+
+def test_a_picture_that_fails_later_is_the_last_one_again():
+    recording = recorded(7, fails_at=3)
+    assert [int(np.asarray(recording.paint(step)).mean()) for step in range(8)] == [0, 1, 2, 2, 4, 5, 6, 7]
 
 
 def test_without_pictures_an_episode_on_the_host_is_its_observations():

@@ -14,7 +14,7 @@ INSTEAD = {
     "num_devices": ("actor_threads", "--actor-devices and --learner-devices name them"),
     "num_envs": ("actor_threads", "--envs-per-actor and --actor-threads say how many there are"),
     "rnn": ("update_epochs", "algos/ppo_rnn_pmap.py is PPO with memory"),
-    "opponent": ("total_timesteps", "algos/ppo_pmap.py has it, and plays against its past; here others move at random"),
+    "opponent": ("num_devices", "algos/ppo_pmap.py has it, and plays against its past; here others move at random"),
     "gif": ("actor_threads", "python -m common.play RUN --gif FILE draws an episode afterwards"),
 }
 """By the name of a flag: a field of the algorithms that this is for, and what to do."""

@@ -10,9 +10,10 @@ from common.drawing.pictures import fitting
 from common.drawing.recording import Recording, frame_stride
 from common.envs.environment import LONGEST_HORIZON
 from common.envs.host import HostEnvs, HostStep
+from common.envs.usage import reason
 
 
-class Recorded:
+class RecordedEnvs:
     """The same environments; the first one's first episode is kept.
 
     Its pictures are those of its suite, made small. Where there are none, its observations are kept instead.
@@ -21,18 +22,17 @@ class Recorded:
     def __init__(self, envs: HostEnvs):
         self._envs, self.spec, self.num_envs = envs, envs.spec, envs.num_envs
         self.resets_in_step, self.close, self.kill = envs.resets_in_step, envs.close, envs.kill
-        self._pictures: dict[int, Image.Image] = {}
-        self._obs: list[Any] = []
-        self._actions: list[Any] = []
-        self._rewards: list[float] = []
+        self.without_pictures = ""  # why there are none
 
     def reset(self) -> Any:
         obs = self._envs.reset()
-        self._over = False
+        self._pictures: dict[int, Image.Image] = {}
+        self._obs, self._actions, self._rewards, self._over = [_first(obs)], [], [], False
         try:
-            self._keep_picture()
-        except Exception:  # no renderer, or one that lacks something here: there is another way to draw it
-            self._obs.append(_first(obs))
+            self._keep_picture(self.frame())
+            self._obs = []
+        except Exception as error:  # no renderer, or one that lacks something here: there is another way to draw it
+            self.without_pictures = reason(error)
         return obs
 
     def step(self, action: Any) -> HostStep:
@@ -40,33 +40,46 @@ class Recorded:
         if not self._over:
             self._actions.append(_first(action))
             self._rewards.append(float(out.reward[0]))
-            self._over = bool(out.terminated[0] | out.truncated[0]) or len(self._rewards) >= LONGEST_HORIZON
-            self._look(out)
+            ended = bool(out.terminated[0] | out.truncated[0])
+            self._over = ended or len(self._rewards) >= LONGEST_HORIZON
+            self._keep_what_it_led_to(out, ended)
         return out
+
+    def frame(self) -> np.ndarray:
+        return self._envs.frame()
 
     def recording(self) -> Recording:
         """The episode. Without pictures `paint` is None, with them `obs` is."""
-        together = lambda steps: jax.tree.map(lambda *parts: np.stack(parts), *steps)  # noqa: E731
-        obs = together(self._obs) if self._obs else None
+        obs = _stacked(self._obs) if self._obs else None
         paint = self._pictures.__getitem__ if self._pictures else None
-        return Recording(None, obs, together(self._actions), np.array(self._rewards), paint)
+        return Recording(None, obs, _stacked(self._actions), np.array(self._rewards), paint)
 
-    def _look(self, out: HostStep) -> None:
-        """Keep what the step has led to."""
+    def _keep_what_it_led_to(self, out: HostStep, ended: bool) -> None:
+        time = len(self._rewards)
         if not self._pictures:
             self._obs.append(_first(out.obs if out.final_obs is None else out.final_obs))
-        elif self._over and self.resets_in_step:  # it would be a picture of the next episode
-            self._pictures[len(self._rewards)] = self._pictures[max(self._pictures)]
-        elif self._over or len(self._rewards) % frame_stride(len(self._rewards)) == 0:
-            self._keep_picture()
+        elif ended and self.resets_in_step:  # it would be a picture of the next episode
+            self._keep_picture(None)
+        elif self._over or time % frame_stride(time) == 0:
+            try:
+                self._keep_picture(self.frame())
+            except Exception:  # such as of a world that is broken by now; the episode goes on without
+                self._keep_picture(None)
 
-    def _keep_picture(self) -> None:
-        """Add one, and let those go that an episode of this length does without."""
-        picture, time = fitting(self._envs.frame()), len(self._rewards)
-        kept = {step: old for step, old in self._pictures.items() if step % frame_stride(time) == 0}
-        self._pictures = kept | {time: picture}
+    def _keep_picture(self, frame: np.ndarray | None) -> None:
+        """Add one, without a `frame` the last one again; those go that an episode of this length does without."""
+        time, newest = len(self._rewards), self._pictures and self._pictures[max(self._pictures)]
+        picture = newest if frame is None else fitting(frame)
+        if newest and picture.size != newest.size:  # a GIF has one
+            picture = picture.resize(newest.size)
+        stride = frame_stride(time)
+        self._pictures = {step: old for step, old in self._pictures.items() if step % stride == 0} | {time: picture}
 
 
 def _first(tree: Any) -> Any:
     """The part of the first environment."""
     return jax.tree.map(lambda x: np.array(x[0]), tree)
+
+
+def _stacked(steps: list[Any]) -> Any:
+    return jax.tree.map(lambda *parts: np.stack(parts), *steps)

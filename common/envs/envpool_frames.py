@@ -1,7 +1,7 @@
 """Whether an environment of envpool can draw itself on this machine.
 
 Those of MuJoCo end the whole process where they cannot, so one of its own finds out:
-`python common/envs/envpool_frames.py ID PARAMS` draws once and ends with 0 where that works.
+`python common/envs/envpool_frames.py ID PARAMS WHEN` draws once and ends with 0 where that works.
 """
 
 import ctypes
@@ -12,21 +12,12 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
+FRAMES = {"render_mode": "rgb_array"}
 LONGEST = 300  # seconds, after which it counts as one that cannot
 
 
-def draws(env_id: str, env_params: dict[str, Any]) -> bool:
-    """Whether `EnvpoolEnvs.frame` will work in this process too, in which envpool may not have been imported yet."""
-    if not _load_graphics():
-        return False
-    command = [sys.executable, "-P", __file__, env_id, json.dumps(env_params)]
-    with suppress(subprocess.TimeoutExpired):
-        return subprocess.run(command, capture_output=True, timeout=LONGEST).returncode == 0
-    return False
-
-
 @cache
-def _load_graphics() -> bool:
+def load_graphics() -> bool:
     """MuJoCo draws without a display by the system's EGL, if that is loaded before envpool, which has a copy of it.
 
     Returns whether it was in time.
@@ -37,14 +28,25 @@ def _load_graphics() -> bool:
     return in_time
 
 
-def _draw_once(env_id: str, env_params: dict[str, Any]) -> None:
+def draws(env_id: str, params: dict[str, Any], before_envpool: bool) -> bool:
+    """Whether `EnvpoolEnvs.frame` works here with these `params`; `before_envpool` is what `load_graphics` returned."""
+    when = "before" if before_envpool else "after"
+    command = [sys.executable, "-P", __file__, env_id, json.dumps(params), when]
+    with suppress(subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, timeout=LONGEST).returncode == 0
+    return False
+
+
+def _draw_once(env_id: str, params: dict[str, Any], when: str) -> None:
+    if when == "before":
+        load_graphics()
     import envpool  # slow
 
-    envs = envpool.make(env_id, env_type="gymnasium", num_envs=1, render_mode="rgb_array", **env_params)
+    load_graphics()
+    envs = envpool.make(env_id, env_type="gymnasium", num_envs=1, **params)
     envs.reset()
     envs.render()
 
 
 if __name__ == "__main__":
-    _load_graphics()
-    _draw_once(sys.argv[1], json.loads(sys.argv[2]))
+    _draw_once(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3])

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from common.envs.envpool_frames import draws
+from common.envs.envpool_frames import FRAMES, draws, load_graphics
 from common.envs.host import HostEnvs, HostOptions, HostStep
 from common.envs.host_spaces import Conversion
 from common.envs.usage import check_known, import_package, refuse_params
@@ -20,10 +20,13 @@ def trainable() -> list[str]:
 
 
 def make(name: str, env_id: str, options: HostOptions) -> HostEnvs:
-    drawn = {"render_mode": "rgb_array"} if options.frames and draws(env_id, options.env_params) else {}
+    before_envpool = load_graphics() if options.frames else False
     check_known(name, env_id, ids())
     refuse_params(options.env_params, ("env_type", "batch_size", "gym_reset_return_info"))
-    params = {"num_envs": options.num_envs, "seed": options.seed, **drawn, **options.env_params}
+    params = options.env_params
+    if options.frames and draws(env_id, params | FRAMES, before_envpool):
+        params = params | FRAMES
+    params = params | {"num_envs": options.num_envs, "seed": options.seed}
     envpool = import_package("envpool", extra="host")
     return EnvpoolEnvs(name, envpool.make(env_id, env_type="gymnasium", **params))
 

@@ -15,13 +15,14 @@ from common.envs import spaces
 from common.envs.host import HostEnvs, HostOptions, HostStep
 from common.envs.host_spaces import Conversion
 from common.envs.masks import MASK
+from common.envs.mujoco_frames import do_without_display, has_display
 from common.envs.usage import check_known, import_package
 
 PACKAGES = {"ALE": "ale_py", "pmaprl": "common.envs.gymnasium_partial"}
 """What registers environments once it is imported, by the namespace of their ids."""
 
-NO_DISPLAY = {"MUJOCO_GL": "egl", "SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
-"""What MuJoCo and pygame draw with where nobody looks."""
+FRAMES = {"render_mode": "rgb_array"}
+"""Arguments for which environments draw themselves."""
 
 
 def ids() -> list[str]:
@@ -75,7 +76,7 @@ class GymnasiumEnvs:
     """In processes of their own ("async"), in this thread ("sync"), or vectorised by their suite ("vector")."""
 
     def __init__(self, name: str, env_id: str, options: HostOptions):
-        self._inner = _vectorized(env_id, options)
+        self._inner = (_vectorized_with_frames if options.frames else _vectorized)(env_id, options)
         self._conversion = Conversion(name, self._inner.single_observation_space, self._inner.single_action_space)
         self.spec, self.num_envs = self._conversion.spec, options.num_envs
         modes = import_package("gymnasium", extra="host").vector.AutoresetMode
@@ -137,13 +138,11 @@ class GymnasiumEnvs:
 def _vectorized(env_id: str, options: HostOptions) -> Any:
     """gymnasium's vector environment, or what has its interface."""
     gymnasium = import_package("gymnasium", extra="host")
-    own = options.vectorization == "vector"
-    params = options.env_params | (_drawing(env_id, own) if options.frames else {})
-    if own:
-        return gymnasium.make_vec(env_id, options.num_envs, "vector_entry_point", **params)
+    if options.vectorization == "vector":
+        return gymnasium.make_vec(env_id, options.num_envs, "vector_entry_point", **options.env_params)
     from common.envs import gymnasium_masks  # needs gymnasium
 
-    maker = partial(gymnasium_masks.make, MASK, env_id, **params)
+    maker = partial(gymnasium_masks.make, MASK, env_id, **options.env_params)
     if options.vectorization == "sync":
         modes = gymnasium.vector.AutoresetMode
         mode = modes.NEXT_STEP if options.frames else modes.SAME_STEP  # which would hide an episode's last picture
@@ -153,20 +152,20 @@ def _vectorized(env_id: str, options: HostOptions) -> Any:
     return Processes(maker, options.num_envs, options.reset_timeout, options.step_timeout)
 
 
-def _drawing(env_id: str, own: bool) -> dict[str, Any]:
-    """The argument for which an environment, or its `own` vector environment, draws itself; none where it cannot."""
-    gymnasium = import_package("gymnasium", extra="host")
-    module, _, known_as = env_id.rpartition(":")
-    if module:
-        import_package(module)  # registers it
-    spec = gymnasium.spec(known_as)
-    entry = spec.vector_entry_point if own else spec.entry_point
-    maker = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
-    modes = getattr(maker, "metadata", {}).get("render_modes", ())
-    if sys.platform.startswith("linux") and not os.environ.get("DISPLAY"):
-        for name, driver in NO_DISPLAY.items():
-            os.environ.setdefault(name, driver)
-    return {"render_mode": "rgb_array"} if "rgb_array" in modes else {}
+def _vectorized_with_frames(env_id: str, options: HostOptions) -> Any:
+    """The same, in this process, so that they draw themselves if they can."""
+    others = {name: value for name, value in options.env_params.items() if name not in FRAMES}
+    plain = _vectorized(env_id, options._replace(env_params=others))
+    metadata = plain.envs[0].metadata if hasattr(plain, "envs") else plain.metadata
+    if FRAMES["render_mode"] not in metadata.get("render_modes", ()):
+        return plain
+    plain.close()
+    if not has_display():
+        for name in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):  # of pygame
+            os.environ.setdefault(name, "dummy")
+    if "mujoco" in sys.modules:
+        do_without_display()
+    return _vectorized(env_id, options._replace(env_params=others | FRAMES))
 
 
 def _copied(tree: Any) -> Any:

@@ -61,7 +61,7 @@ Vectorization = Literal["async", "sync", "vector"]
 
 
 class HostOptions(NamedTuple):
-    """What a suite's `make` is asked for. Only the first three matter to suites that have one way to step several."""
+    """What a suite's `make` is asked for. One that steps several in its own way ignores what says how."""
 
     num_envs: int
     seed: int

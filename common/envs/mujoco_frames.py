@@ -10,6 +10,20 @@ import numpy as np
 SIZE = 240, 320  # height and width, in pixels
 
 
+def has_display() -> bool:
+    return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY"))
+
+
+def do_without_display() -> None:
+    """Let MuJoCo draw by EGL, unless the user has named something else."""
+    if not has_display() and "MUJOCO_GL" not in os.environ:
+        # Not before mujoco is imported: without EGL that would fail, and training needs no pictures
+        import mujoco  # noqa: F401
+
+        os.environ["MUJOCO_GL"] = "egl"
+        importlib.reload(importlib.import_module("mujoco.rendering.classic.gl_context"))
+
+
 def frame(model: Any, qpos: Any, qvel: Any) -> np.ndarray:
     """A picture of MuJoCo's `model` at these positions and speeds, by its first camera.
 
@@ -17,10 +31,7 @@ def frame(model: Any, qpos: Any, qvel: Any) -> np.ndarray:
     """
     import mujoco
 
-    if sys.platform.startswith("linux") and not os.environ.get("DISPLAY") and "MUJOCO_GL" not in os.environ:
-        # Not before mujoco is imported: without EGL that would fail, and training needs no pictures
-        os.environ["MUJOCO_GL"] = "egl"
-        importlib.reload(importlib.import_module("mujoco.rendering.classic.gl_context"))
+    do_without_display()
     data = mujoco.MjData(model)
     data.qpos, data.qvel = qpos, qvel
     mujoco.mj_forward(model, data)

@@ -18,7 +18,7 @@ from common.envs.spaces import Dict, Discrete, box
 from common.envs.usage import changed_params, check_known, check_time_limit, import_package
 
 ALL_LEGAL = "minatar"  # games in which every action always is: they need no mask
-HEIGHT = 300  # pixels of a picture
+HEIGHT, DPI = 300, 96  # pixels of a picture, and of an inch in one that is given in points
 LIMIT = "max_steps"  # a parameter: some games may go on without end
 
 
@@ -90,7 +90,9 @@ class PgxEnv(Env):
 
         fonts = {"font_dirs": [f"{matplotlib.get_data_path()}/fonts/ttf"], "skip_system_fonts": True}
         families = {f"{kind}_family": "DejaVu Sans" for kind in ("font", "serif", "sans_serif")}
-        picture = resvg_py.svg_to_bytes(state.game.to_svg(color_theme="light"), height=HEIGHT, **fonts, **families)
+        game = jax.tree.map(jnp.asarray, state.game)
+        svg = game.to_svg(color_theme="light")
+        picture = resvg_py.svg_to_bytes(svg, height=HEIGHT, dpi=DPI, **fonts, **families)
         return np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"))
 
     def _others_move(self, key: jax.Array, game: Any, seat: jax.Array) -> tuple[Any, jax.Array]:

@@ -23,10 +23,9 @@ def for_policies(space: Space) -> Space:
 
 def spec_for_policies(env: EnvSpec) -> EnvSpec:
     """The same with the part of observations that policies see."""
-    space = for_policies(env.observation_space)
-    return env._replace(
-        observation_space=space, obs_dtype=env.obs_dtype if space is env.observation_space else _without(env.obs_dtype)
-    )
+    if not has_privileged(env.observation_space):
+        return env
+    return env._replace(observation_space=for_policies(env.observation_space), obs_dtype=_without(env.obs_dtype))
 
 
 def completed(obs: Any, env: EnvSpec) -> Any:

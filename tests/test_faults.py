@@ -34,6 +34,7 @@ from cli_helpers import (
     succeed,
 )
 
+from common.runs.checkpoints import UNFINISHED
 from common.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -245,7 +246,9 @@ def test_a_full_disk_is_said_clearly(tmp_path, capfd):
     message = f"checkpoint {3 * STEPS} could not be saved (File too large); older checkpoints are intact: {intact}"
     assert capfd.readouterr().err == f"error: {message}\n", "orbax's threads and event loops complain as well"
     assert read_result(tmp_path / "run")["status"] == "failed"
-    assert fingerprint(tmp_path / "run" / "checkpoints") == before
+    after = fingerprint(tmp_path / "run" / "checkpoints")
+    late = {name for name in after if UNFINISHED in name}  # written since, by threads that had not noticed
+    assert {name: digest for name, digest in after.items() if name not in late} == before
     assert in_process(*resume) == 0
     assert read_result(tmp_path / "run")["env_steps"] == 6 * STEPS
 
@@ -254,7 +257,7 @@ def test_a_process_ends_soon_after_a_save_that_failed(tmp_path):
     """Folders cannot be made under a file, as under a directory that has become read-only."""
     code = """
         import pathlib, numpy
-        from common.runs.checkpoints import Checkpoints
+        from common.runs.checkpoints import UNFINISHED, Checkpoints
         checkpoints, folder = Checkpoints(pathlib.Path("saves").absolute()), pathlib.Path("saves")
         folder.rmdir()
         folder.touch()

@@ -5,6 +5,7 @@ A checkpoint holds data only: no pickled objects, no code. Arrays are global, so
 
 import re
 import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ CONFIRMED = "confirmed"  # the name of the evaluation in episodes by which a che
 DELETED = ".deleted"  # what the name of a checkpoint ends with while it is being deleted
 DAMAGED = ".damaged"  # once it was found not to load: it does not count any more
 UNFINISHED = ".orbax-checkpoint-tmp"  # the same while it is being written, as orbax has it
+ATTEMPTS = 10  # to delete such a one
 KNOWN_FAILURES = "No space left on device|File too large|Disk quota exceeded|Read-only file system|Permission denied"
 
 
@@ -208,8 +210,12 @@ class Checkpoints:
 
     def _failure(self, step: int, error: Exception) -> TrainingError:
         """The reason in words; what there is of the checkpoint is deleted, for the disk may be full."""
-        for path in list(self.directory.glob(f"{step}{UNFINISHED}*")):
-            shutil.rmtree(path, ignore_errors=True)
+        for _ in range(ATTEMPTS):  # threads that have not noticed yet may write on
+            for path in (unfinished := list(self.directory.glob(f"{step}{UNFINISHED}*"))):
+                shutil.rmtree(path, ignore_errors=True)
+            if not unfinished:
+                break
+            time.sleep(0.1)
         text = f"{type(error).__name__}: {error}"
         known = re.search(KNOWN_FAILURES, text)
         reason = known.group() if known else text.splitlines()[0][:300]

@@ -136,7 +136,8 @@ from common.actors.watching import leave
 from common.device.final_values import put_final_values
 from common.device.learning_rate import current_learning_rate
 from common.device.memory import Seen
-from common.device.reductions import across_devices, over_steps
+from common.device.programs import TrainState
+from common.device.reductions import Tally, across_devices, over_steps
 from common.device.sampling import block_width, minibatch_indices
 from common.device.sharding import AXIS
 from common.envs.masks import legal_actions
@@ -301,8 +302,9 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
     clip = optax.clip_by_global_norm(args.max_grad_norm) if args.max_grad_norm else optax.identity()
     optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=1e-5)))
 
-    def update(learner: Learner, rollouts: tuple[Rollout, ...]):
+    def update(state: TrainState, rollouts: tuple[Rollout, ...]) -> tuple[TrainState, Published, Tally]:
         """Learn from this device's share of some rollouts, [T, N, ...] each."""
+        learner = state.learner
         rollout = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *rollouts)  # [T, N of all rollouts, ...]
         batch, metrics = estimate(learner, rollout)
         learner, batch = renew_units(learner, batch, AXIS, batch.weight > 0)
@@ -313,7 +315,7 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
             obs_stats=merge(learner.obs_stats, jax.tree.map(lambda x: x[:-1], rollout.obs), AXIS, rollout.valid),
             updates=learner.updates + 1,
         )
-        return learner, publish(learner), metrics | learn_metrics
+        return state.replace(learner=learner), publish(learner), Tally.of(metrics | learn_metrics)
 
     def estimate(learner: Learner, rollout: Rollout) -> tuple[Batch, dict]:
         """Values, advantages and targets in units of the rewards, as samples, and metrics of them."""
@@ -441,8 +443,8 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
     def with_values(memory: Memory) -> Memory:
         return memory if args.share_torso else memory._replace(value=memory.policy)
 
-    def init(seed: jax.Array) -> Learner:
-        return new_learner(*jax.random.split(jax.random.key(seed)))
+    def init(seed: jax.Array) -> TrainState:
+        return TrainState(new_learner(*jax.random.split(jax.random.key(seed))), shard=())
 
     def new_learner(params_key: jax.Array, key: jax.Array) -> Learner:
         obs = zeros(env, 1, 1)

@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.cli.checks import check
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
-from common.cli.replay_flags import ReplayArgs
+from common.cli.replay_flags import DeviceReplayArgs
 
 
 @dataclass(kw_only=True)
-class Args(ReplayArgs):
+class Args(DeviceReplayArgs):
     """Train SAC on a gymnax-style environment. All sizes are global: --num-envs 8 is 8 over all devices together."""
 
     env: str = "Pendulum-v1"
@@ -55,6 +55,10 @@ class Args(ReplayArgs):
     """Temperature: where --autotune begins, or for the whole run with --no-autotune."""
     target_entropy_scale: float | None = None
     """Target entropy over -|A| for Box actions (default 1), over log n for n discrete ones (default 0.5)."""
+
+    # normalisation
+    normalize_obs: bool = False
+    """Normalise observations by the running mean and standard deviation of all that were stored."""
 
     # network
     critic_layer_norm: bool = False
@@ -98,10 +102,12 @@ from common.device.update_loop import do_where, repeat_and_add
 from common.envs.environment import Env
 from common.envs.masks import largest_entropy, legal_actions, legal_metrics
 from common.envs.privileged import for_policies
-from common.envs.requirements import need_squashable_actions
+from common.envs.requirements import need_fitting_spaces, need_squashable_actions
 from common.envs.spaces import Discrete, Space, batch_shape, zeros
+from common.envs.spec import EnvSpec
 from common.envs.unit_actions import action_scale, empty_action, to_env, uniform_action
 from common.nets.distributions import LOG_2PI, Categoricals, action_noise
+from common.nets.normalizers import merge, normalize, obs_stats
 from common.nets.torso import MLP, Features
 from common.training import Callback, TrainResult, train_on_devices
 
@@ -194,6 +200,7 @@ class Learner(struct.PyTreeNode):
 
     params: Params
     opt_states: OptStates
+    obs_stats: Any  # RunningStats of each part of observations, or None
     recent: RecentEpisodes
     key: jax.Array  # root of all randomness; never advanced, only folded
     updates: jax.Array  # [] updates done, each a step of every environment
@@ -239,6 +246,7 @@ def target_entropy(space: Space, scale: float | None) -> float:
 
 def make_sac(args: Args, env: Env) -> Algorithm:
     """SAC for `env` as pure functions. Raises UsageError for spaces that it cannot act in."""
+    need_fitting_spaces(args, env)
     need_squashable_actions(env, "SAC")
     discrete = isinstance(env.action_space, Discrete)
     actor = Actor(args, for_policies(env.observation_space), env.action_space)
@@ -259,7 +267,8 @@ def make_sac(args: Args, env: Env) -> Algorithm:
         shard, reward, done, transition = collect(learner, shard, act_key)
         tracker, recent, episodes = count_episodes(shard.tracker, learner.recent, reward[None], done[None], AXIS)
         shard = shard.replace(tracker=tracker, replay=shard.replay.add(transition))
-        learner = learner.replace(recent=recent, updates=learner.updates + 1)
+        stats = merge(learner.obs_stats, jax.tree.map(lambda x: x[None], transition.obs), AXIS)
+        learner = learner.replace(obs_stats=stats, recent=recent, updates=learner.updates + 1)
         learner, tally = learn(learner, shard.replay, learn_key)
         # Learning may meet a broken number long after it was stored: these show it at once, before it can be saved.
         magnitudes = [jnp.mean(jnp.abs(x * 1.0)) for x in jax.tree.leaves(transition.next_obs)]
@@ -272,7 +281,7 @@ def make_sac(args: Args, env: Env) -> Algorithm:
         num_envs = shard.tracker.ret.size
         policy_keys, env_keys = split_keys(keys_of(key, num_envs), 2)
         noise = jax.vmap(partial(action_noise, space=env.action_space))(policy_keys)
-        policy = actor.apply(learner.params.actor, shard.obs)
+        policy = actor.apply(learner.params.actor, normalize(learner.obs_stats, shard.obs))
         action = policy.sample(noise) if discrete else policy.sample(noise)[0]
         # Below zero are keys that no update has; each serves for as long as an action is held.
         held = jax.random.fold_in(learner.key, -1 - learner.updates // args.hold_random)
@@ -294,7 +303,7 @@ def make_sac(args: Args, env: Env) -> Algorithm:
 
     def gradient_update(index: jax.Array, learner: Learner, replay: Replay, key: jax.Array) -> tuple[Learner, Tally]:
         """One step of both Q functions, of their targets, and, when it is due, of policy and temperature."""
-        batch, next_noise, noise = draw(replay, jax.random.fold_in(key, index))
+        batch, next_noise, noise = draw(learner, replay, jax.random.fold_in(key, index))
         critic_params, opt_state, tally = update_critics(learner, batch, next_noise)
         targets = learner.params.targets
         done = same_for_all_seeds(learner.gradient_updates) + 1
@@ -309,12 +318,14 @@ def make_sac(args: Args, env: Env) -> Algorithm:
         learner, policy_tally = do_where(due, lambda learner: update_policy(learner, batch, noise), learner)
         return learner, tally | policy_tally
 
-    def draw(replay: Replay, key: jax.Array) -> tuple[Transition, jax.Array, jax.Array]:
+    def draw(learner: Learner, replay: Replay, key: jax.Array) -> tuple[Transition, jax.Array, jax.Array]:
         """This device's share B of a batch, and noise for actions after it and in it, [B, A]."""
         per_group = args.batch_size // groups
         keys = keys_of(key, groups // jax.lax.axis_size(AXIS))
         sample_keys, next_keys, noise_keys = split_keys(keys, 3)
         batch = replay.sample(sample_keys, per_group)
+        obs, next_obs = (normalize(learner.obs_stats, x) for x in (batch.obs, batch.next_obs))
+        batch = batch._replace(obs=obs, next_obs=next_obs)
         if discrete:  # expectations over all actions need no noise
             return batch, None, None
         normal = jax.vmap(lambda key: jax.random.normal(key, (per_group, *batch.action.shape[1:])))
@@ -404,6 +415,7 @@ def make_sac(args: Args, env: Env) -> Algorithm:
             opt_states=OptStates(
                 policy_optimizer.init(params.actor), q_optimizer.init(critic_params), q_optimizer.init(log_alpha)
             ),
+            obs_stats=obs_stats(env.observation_space) if args.normalize_obs else None,
             recent=new_recent(),
             key=key,
             updates=jnp.int32(0),
@@ -412,7 +424,7 @@ def make_sac(args: Args, env: Env) -> Algorithm:
 
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """Actions [B, ...] for raw observations [B, ...]: sampled with a key, else the most likely ones."""
-        policy = actor.apply(learner.params.actor, obs)
+        policy = actor.apply(learner.params.actor, normalize(learner.obs_stats, obs))
         if key is None:
             return to_env(policy.mode(), env.action_space)
         action = policy.sample(action_noise(key, env.action_space, batch_shape(obs)))
@@ -424,7 +436,7 @@ def make_sac(args: Args, env: Env) -> Algorithm:
         learned_from = learner.updates * args.num_envs - args.learning_starts
         return {
             "gradient_updates": learner.gradient_updates,
-            "replay/fill": jnp.where(replay.filled == replay.capacity, 1.0, replay.filled / replay.capacity),
+            "replay/fill": jnp.mean(jnp.where(replay.filled == replay.capacity, 1.0, replay.filled / replay.capacity)),
             "replay/ratio": learner.gradient_updates / jnp.maximum(learned_from, 1),
         }
 
@@ -434,7 +446,7 @@ def make_sac(args: Args, env: Env) -> Algorithm:
 make_algorithm = make_sac  # the name by which `load_policy` knows it
 
 
-def example_transition(env: Env) -> Transition:
+def example_transition(env: EnvSpec) -> Transition:
     """One transition of zeros, which says what the replay buffer has to hold."""
     obs = zeros(env)
     return Transition(obs, empty_action(env.action_space), jnp.float32(0), jnp.bool_(False), obs)

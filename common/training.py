@@ -24,13 +24,15 @@ from common.actors.meters import UpdateMetrics
 from common.cli.host_flags import HostEnvArgs
 from common.device.devices import choose_devices, choose_roles, describe
 from common.device.memory import Agent
-from common.device.programs import Programs, TrainState, for_seeds, pmapped
+from common.device.programs import Programs, for_seeds, pmapped
+from common.device.reductions import Tally
 from common.device.sharding import AXIS, to_host
 from common.drawing.figure import draw_curve
 from common.envs.environment import Env
 from common.envs.own import wrap
 from common.envs.registry import list_envs, make
 from common.envs.requirements import need_fitting_steps
+from common.envs.spec import EnvSpec
 from common.runs.lock import locked
 from common.runs.recorder import Callback
 from common.runs.reports import TrainResult
@@ -84,11 +86,15 @@ def _notes_of(args: Any, env: Env) -> dict[str, str]:
 
 
 def train_with_actors(
-    args: HostEnvArgs, script: str, make_algorithm: Callable, callback: Callback | None = None
+    args: HostEnvArgs,
+    script: str,
+    make_algorithm: Callable,
+    callback: Callback | None = None,
+    notes: Callable[[EnvSpec, list[jax.Device]], dict[str, str]] = lambda env, devices: {},
 ) -> TrainResult | None:
     """Environments step on the host, in threads beside the learner; an update learns from some of their rollouts.
 
-    `callback` is as in `train_on_devices`. With --list-envs there is no result.
+    `callback` and `notes` are as in `train_on_devices`. With --list-envs there is no result.
     """
     if args.list_envs:
         return list_envs("host", args.list_envs)
@@ -96,10 +102,10 @@ def train_with_actors(
     env = inspect_env(args)
     algorithm = make_algorithm(args, env.spec)
     check_split(args, algorithm.block, len(devices))
-    notes = {"actors": f"{args.actor_threads} threads on each of {describe(actor_devices)}"}
+    header = {"actors": f"{args.actor_threads} threads on each of {describe(actor_devices)}"}
     if (params := eval_params(args)) != args.env_params:
-        notes["eval"] = f"with {params}"
-    run = Run(args, script, env, devices, notes, callback)
+        header["eval"] = f"with {params}"
+    run = Run(args, script, env, devices, header | notes(env.spec, devices), callback)
     with locked(run.dir), run:
         evaluation = HostEvaluation(args, _jitted(Agent.of(algorithm)), run.console.warn)
         example = example_batch(args, env, algorithm, len(devices))
@@ -114,15 +120,14 @@ def _jitted(agent: Agent) -> Agent:
 
 
 def _over_learners(algorithm: Any, devices: list[jax.Device]) -> Programs:
-    """The algorithm's programs on all `devices`. A state is a learner with an axis for its one seed."""
+    """The algorithm's programs on all `devices`. A state has an axis for its one seed."""
 
     def init(seeds):
-        return TrainState(jax.tree.map(lambda x: x[None], algorithm.init(seeds[0])), shard=())
+        return jax.tree.map(lambda x: x[None], algorithm.init(seeds[0]))
 
     def update(state, rollouts):
-        learner = jax.tree.map(lambda x: x[0], state.learner)
-        learner, published, metrics = algorithm.update(learner, rollouts)
-        return state.replace(learner=jax.tree.map(lambda x: x[None], learner)), published, metrics
+        state, published, tally = algorithm.update(jax.tree.map(lambda x: x[0], state), rollouts)
+        return jax.tree.map(lambda x: x[None], state), published, (tally, algorithm.gauges(state))
 
     over_devices = partial(jax.pmap, axis_name=AXIS, devices=devices)
     update = over_devices(update, out_axes=(0, None, None), donate_argnums=0)
@@ -131,7 +136,7 @@ def _over_learners(algorithm: Any, devices: list[jax.Device]) -> Programs:
 
 def _learn_from_actors(run: Run, algorithm: Any, state: Any, update: Callable, actor_devices: list[jax.Device]) -> Any:
     """Updates of `state` until the run ends; returns the last state."""
-    learner = jax.tree.map(lambda x: x[0], to_host(state).learner)
+    learner = jax.tree.map(lambda x: x[0], to_host(state.replace(shard=())).learner)
     run.companion = batches = Batches(
         run.args,
         act=jax.jit(algorithm.explore),
@@ -167,7 +172,7 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
         state, reported = _update(run.args, batches, state, batch, update)
         run.log()  # the row of the last chunk
         with batches.meters.timed("update"):
-            metrics.add(reported)
+            metrics.add(*reported)
             if run.args.serial:
                 jax.block_until_ready(reported)
     if metrics.updates:
@@ -180,14 +185,14 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
     return state
 
 
-def _update(args: HostEnvArgs, batches: Batches, state: Any, batch: Any, update: Callable) -> tuple[Any, dict]:
-    """The new state, and metrics; its parameters go to the actors."""
+def _update(args: HostEnvArgs, batches: Batches, state: Any, batch: Any, update: Callable) -> tuple[Any, tuple]:
+    """The new state, and a tally and gauges; its parameters go to the actors."""
     if args.sampler_only:
-        return state, {}
+        return state, (Tally({}, {}), {})
     with batches.meters.timed("update"):
-        state, published, metrics = update(state, batch)
+        state, published, reported = update(state, batch)
     batches.publish(published)
-    return state, metrics
+    return state, reported
 
 
 def _draw_curve(run: Run, env: Any, learners: Any, status: str) -> str:

@@ -28,6 +28,7 @@ from common.actors.rollouts import Rollout, RolloutQueues
 from common.actors.watching import Worker
 from common.cli.errors import TrainingError, UsageError
 from common.device.evaluation import OTHER_SEED, SEED, Episodes
+from common.device.programs import TrainState
 from common.device.sharding import AXIS, to_host
 from common.envs.registry import make_host
 from common.policy import load_policy
@@ -166,15 +167,16 @@ class Lab:
 
     def update(self, *rollouts: Rollout, devices: int = 1, updates: int = 1) -> tuple[Any, dict[str, Any]]:
         """Parameters and metrics after learning from the same rollouts again and again."""
-        learner = jax.tree.map(lambda x: jnp.stack([x] * devices), self.learner)
+        state = jax.tree.map(lambda x: jnp.stack([x] * devices), TrainState(self.learner, ()))
         shards = jax.tree.map(
             lambda x: jnp.moveaxis(x.reshape(x.shape[0], devices, -1, *x.shape[2:]), 1, 0), tuple(rollouts)
         )
         step = jax.jit(jax.vmap(self.appo.update, axis_name=AXIS))
         for _ in range(updates):
-            learner, _, metrics = step(learner, shards)
-        assert replicas(learner.params)
-        return jax.tree.map(lambda x: np.asarray(x)[0], learner.params), jax.tree.map(lambda x: x[0], metrics)
+            state, _, tally = step(state, shards)
+        params = state.learner.params
+        assert replicas(params)
+        return jax.tree.map(lambda x: np.asarray(x)[0], params), jax.tree.map(lambda x: x[0], tally.metrics())
 
 
 def replicas(tree: Any) -> bool:

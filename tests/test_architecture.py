@@ -53,6 +53,12 @@ THEIR_OWN = {
     "Memory": "recurrent PPO remembers the last action too",
     "new_memory": "likewise",
     "look": "likewise",
+    "Transition": "asynchronous SAC keeps how old the policy was",
+    "gauges": "what there is to gauge",
+    "example_transition": "likewise",
+    "Published": "what an actor needs to act",
+    "publish": "likewise",
+    "explore": "APPO's notes log-probabilities, asynchronous SAC's begins at random",
 }
 
 

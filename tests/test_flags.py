@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import appo_pmap as appo
+import asac_pmap as asac
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,9 +36,11 @@ from helpers import (
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from PIL import Image
 from test_appo import small_args as small_appo_args
+from test_asac import small_args as small_asac_args
 
 from common.cli.device_flags import DeviceEnvArgs
 from common.cli.flags import RunArgs
+from common.cli.host_flags import HostEnvArgs
 from common.device.programs import TrainState
 from common.device.sharding import to_devices
 from common.envs.environment import Env
@@ -116,6 +119,16 @@ SAC: Cases = ALL | {
     "target_entropy_scale": (0.5, {}),
     "critic_layer_norm": (True, {}),
     "activation": ("tanh", {}),
+    "normalize_obs": (True, {}),
+}
+ASAC: Cases = {
+    "buffer_size": (64, {}),
+    "learning_starts": (128, {}),
+    "utd_ratio": (0.5, {}),
+    "batch_size": (8, {}),
+    "normalize_obs": (True, {}),
+    "num_steps": (4, {}),
+    "seed": (1, {}),
 }
 APPO: Cases = ON_POLICY | {
     "env_params": ('{"limit": 3}', {}),
@@ -162,6 +175,8 @@ def learned(algorithm: Any, **flags: Any) -> Any:
     """Parameters after a short run with these flags."""
     if algorithm is appo:
         return appo.train(small_appo_args(serial=True, benchmark=True, **{"total_timesteps": 512} | flags)).params
+    if algorithm is asac:
+        return asac.train(small_asac_args(serial=True, benchmark=True, **{"total_timesteps": 320} | flags)).params
     args, env, updates = short(algorithm, **flags)
     return host_params(run_updates(args, env, 1, updates)[0])
 
@@ -190,7 +205,7 @@ def learned_with_numbers(algorithm: Any) -> Callable:
     return lambda **numbers: compiled(standard | numbers)
 
 
-CASES = (ppo, PPO), (ppo_rnn, MEMORY), (sac, SAC), (appo, APPO)
+CASES = (ppo, PPO), (ppo_rnn, MEMORY), (sac, SAC), (appo, APPO), (asac, ASAC)
 LEARNING = [(one, flag, *case) for one, cases in CASES for flag, case in cases.items()]
 
 
@@ -468,6 +483,7 @@ IN_TEST_INVARIANTS = {"num_seeds", "resume"}
 IN_TEST_SAC = {"save_buffer"}
 IN_TEST_APPO = {"actor_devices", "env", "eval_episodes", "learner_devices", "lockstep", "on_full", "queue_size"}
 IN_TEST_APPO |= {"sampler_only", "serial", "vectorization"}
+IN_TEST_ASAC = {"max_ahead"}
 IN_TEST_HOST = {"eval_env_params"}
 IN_TEST_HOST |= {"learner_timeout", "max_restarts", "reset_timeout", "restart_interval", "step_timeout"}
 
@@ -484,6 +500,7 @@ def test_every_flag_has_a_case():
     assert PPO.keys() | of_runs == names(ppo.Args)
     assert names(sac.Args) - names(DeviceEnvArgs) <= SAC.keys() | IN_TEST_SAC
     assert names(appo.Args) - names(RunArgs) <= APPO.keys() | IN_TEST_APPO | IN_TEST_HOST
+    assert names(asac.Args) - names(sac.Args) - names(HostEnvArgs) == IN_TEST_ASAC
     assert names(ppo_rnn.Args) - names(DeviceEnvArgs) <= MEMORY.keys() | THE_SAME_CODE
 
 

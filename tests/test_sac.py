@@ -201,7 +201,7 @@ def filled_replay(num_envs: int, capacity: int, steps: int) -> Replay:
 def test_the_oldest_transition_is_overwritten(steps):
     replay = filled_replay(3, 7, steps)
     kept = range(max(0, steps - 7), steps)
-    assert replay.filled == len(kept)
+    assert replay.filled.tolist() == [len(kept)] * len(replay.count)
     for env in range(3):
         held = np.asarray(replay.data["id"][env])
         assert sorted(held[: len(kept)]) == [1000 * env + step for step in kept]

@@ -12,8 +12,8 @@ class ActorAlgorithm(NamedTuple):
     Its sibling for environments that step on the devices is `common.device.programs.Algorithm`.
     """
 
-    init: Callable  # seed [] -> Learner
-    update: Callable  # Learner, rollouts -> Learner, what to publish, metrics
+    init: Callable  # seed [] -> TrainState
+    update: Callable  # TrainState, rollouts -> TrainState, what to publish, Tally
     publish: Callable  # Learner -> what an actor needs to act
     explore: Callable  # published, memory, key data, step, observations [N, ...] -> actions, notes of them, memory
     new_learner: Callable  # keys of the parameters and of everything random -> Learner
@@ -22,5 +22,6 @@ class ActorAlgorithm(NamedTuple):
     initial_memory: Callable | None = None
     wants_reward: bool = False  # whether `act` then depends on the last reward
     carried_memory: Callable = lambda count: ()  # number of environments N -> memory of `explore` at first
+    gauges: Callable = lambda state: {}  # TrainState -> metrics of how things stand after an update
     block: int = 1  # neighbouring environments of which all minibatches get equal parts
     max_policy_lag: int = 0  # it leaves out steps whose policy is more than this many updates old; 0 learns from all

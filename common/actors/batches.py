@@ -121,7 +121,7 @@ class Batches:
         self.crew = Crew(
             actors,
             self._slots,
-            RolloutQueues(len(actors), args.queue_size, args.on_full, before),
+            RolloutQueues(len(actors), args.queue_size, args.on_full, before, args.rollouts_ahead),
             Limits.of(args),
             warn,
             schedule=schedule if args.fixed_order else None,

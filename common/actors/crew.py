@@ -126,6 +126,8 @@ class Crew:
     def _deliver_for_ever(self, actor: Actor) -> None:
         actor.start()
         while not self._stop.is_set():
+            with actor.doing("put", "wait_put"):
+                self.queues.begin(actor.index, self._stop.is_set)
             collected = actor.collect(self._chooser(actor, self._stop.is_set))
             with actor.doing("put", "wait_put"):
                 self.queues.put(collected, self._stop.is_set)

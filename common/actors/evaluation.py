@@ -26,7 +26,7 @@ class UnderWay(NamedTuple):
     """An evaluation that goes on in a thread."""
 
     step: int
-    state: Any  # on the host
+    state: Any  # on the host; None unless --keep-best may want it
     result: Future  # Episodes [E]
     worker: Worker
 
@@ -38,13 +38,14 @@ class HostEvaluation:
         """`agent` acts with a learner."""
         self._make_envs = env_maker(args, min(args.eval_episodes, args.envs_per_actor), eval_params(args))
         self._agent, self._num_episodes, self._limits, self._warn = agent, args.eval_episodes, Limits.of(args), warn
+        self._kept = (lambda state: to_host(state, args.unsaved)) if args.keep_best else lambda state: None
         self._under_way: UnderWay | None = None
 
     def begin(self, step: int, state: Any, seed: int) -> None:
         """Start to evaluate a copy of `state`, in environments of this `seed`."""
-        host, worker = to_host(state), Worker(f"the evaluation at step {step:,}")
-        learner = jax.tree.map(lambda x: x[0], host.learner)
-        self._under_way = UnderWay(step, host, worker.run(partial(self._attempt, learner, seed, worker)), worker)
+        learner = jax.tree.map(lambda x: x[0], to_host(state.replace(shard=())).learner)
+        kept, worker = self._kept(state), Worker(f"the evaluation at step {step:,}")
+        self._under_way = UnderWay(step, kept, worker.run(partial(self._attempt, learner, seed, worker)), worker)
 
     def stop(self) -> None:
         """End the evaluation under way, if there is one; its result does not matter any more."""

@@ -12,7 +12,7 @@ import numpy as np
 from common.actors.crew import Crew
 from common.actors.rollouts import Collected
 from common.device.episodes import WINDOW
-from common.device.reductions import join, kind_of
+from common.device.reductions import Tally, join, kind_of
 
 SPEED_WINDOWS = (10, 60, 300)  # seconds over which speeds are measured
 
@@ -23,26 +23,37 @@ class UpdateMetrics:
     def __init__(self):
         self.updates = 0
         self.broken: dict[str, np.ndarray] = {}  # by metric, the index of the first update in which it was not finite
-        self._values: dict[str, float] = {}  # the sum so far, of a mean too; or the largest, the smallest, the newest
-        self._newest: dict[str, jax.Array] = {}
+        self._value: dict[str, float] = {}  # as in a `Tally`
+        self._count: dict[str, float] = {}
+        self._gauges: dict[str, float] = {}  # of the newest update
+        self._newest = Tally({}, {}), {}
 
-    def add(self, metrics: dict[str, jax.Array]) -> None:
+    def add(self, tally: Tally, gauges: dict[str, jax.Array]) -> None:
         """Take the metrics of an update that was just dispatched; waits for the one before it."""
         self._read_newest()
-        self._newest = metrics
+        self._newest = tally, gauges
         self.updates += 1
 
     def read(self, more: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """What the metrics of the updates come to, with `more` behind them, and what was not finite."""
         self._read_newest()
-        counts = {name: self.updates if kind_of(name) == "mean" else 1 for name in self._values}
-        return {name: np.float32(x / counts[name]) for name, x in self._values.items()} | more, self.broken
+        return {name: np.float32(self._of_all(name)) for name in self._value} | self._gauges | more, self.broken
+
+    def _of_all(self, name: str) -> float:
+        value, count = self._value[name], self._count[name]
+        if not count:
+            return math.nan
+        return value / count if kind_of(name) == "mean" else value
 
     def _read_newest(self) -> None:
-        metrics, self._newest = jax.device_get(self._newest), {}
-        for name, value in metrics.items():
-            before = self._values.get(name)
-            self._values[name] = float(value) if before is None else join(name, before, float(value), np)
+        (newest, self._gauges), self._newest = jax.device_get(self._newest), (Tally({}, {}), self._gauges)
+        for name, value in newest.value.items():
+            count, before = float(newest.count[name]), self._count.get(name, 0)
+            if not before:
+                self._value[name] = float(value)
+            elif count:
+                self._value[name] = join(name, self._value[name], float(value), np)
+            self._count[name] = before + count
             if not math.isfinite(value):
                 self.broken.setdefault(name, np.array([self.updates - 1]))
 
@@ -122,7 +133,7 @@ class Meters:
         if abs(learner - actors) < 0.1:
             return f"speed    balanced: {text}"
         if learner < actors:
-            advice = "fewer epochs, a smaller network or more --learner-devices would help"
+            advice = "fewer gradient steps, a smaller network or more --learner-devices would help"
             return f"speed    the bottleneck is the learner: {text}; {advice}"
         seconds = self.totals()
         steps = seconds["time/actor_env_step"] > seconds["time/actor_act"]

@@ -1,5 +1,6 @@
 """Rollouts on their way from actors to a learner: the record, and bounded queues that account for every one of them."""
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -44,10 +45,18 @@ class RolloutQueues:
     At any time `produced == trained + dropped + discarded + waiting + held`.
     """
 
-    def __init__(self, num_actors: int, size: int, on_full: OnFull, before: dict[str, int] | None = None):
+    def __init__(
+        self,
+        num_actors: int,
+        size: int,
+        on_full: OnFull,
+        before: dict[str, int] | None = None,
+        ahead: float = math.inf,
+    ):
         """Where a queue is full, `put` waits ("block") or makes room ("drop-oldest").
 
-        Counting goes on from `before`, of which nothing is under way any more.
+        Counting goes on from `before`, of which nothing is under way any more. `begin` waits while `ahead` rollouts
+        have been begun that the learner has not learned from.
         """
         self._queues: list[deque[tuple[int, Collected]]] = [deque() for _ in range(num_actors)]
         self._size, self._on_full = size, on_full
@@ -55,7 +64,8 @@ class RolloutQueues:
         self._counts = dict.fromkeys(FATES, 0) | (before or {})
         gone = sum(self._counts[name] for name in FATES if name != "produced")
         self._counts["discarded"] += self._counts["produced"] - gone
-        self._held = 0
+        self._held, self._ahead = 0, ahead
+        self._begun: set[int] = set()  # actors that collect a rollout, or hold one for which there is no room
 
     @property
     def counts(self) -> dict[str, int]:
@@ -67,6 +77,13 @@ class RolloutQueues:
     def _waiting(self) -> int:
         return sum(map(len, self._queues))
 
+    def begin(self, actor: int, stopped: Callable[[], bool]) -> None:
+        """Wait until the actor may collect a rollout; one that has begun already, and failed, may do so at once."""
+        with self._changed:
+            while len(self._begun - {actor}) + self._waiting + self._held >= self._ahead and not stopped():
+                self._changed.wait(LOOK_INTERVAL)
+            self._begun.add(actor)
+
     def put(self, collected: Collected, stopped: Callable[[], bool]) -> None:
         """Add a rollout at its actor's end; it is discarded where there is no room before `stopped`."""
         queue = self._queues[collected.actor]
@@ -74,6 +91,7 @@ class RolloutQueues:
             while self._on_full == "block" and len(queue) >= self._size and not stopped():
                 self._changed.wait(LOOK_INTERVAL)
             self._counts["produced"] += 1
+            self._begun.discard(collected.actor)
             if stopped():
                 self._counts["discarded"] += 1
                 return
@@ -98,6 +116,7 @@ class RolloutQueues:
         with self._changed:
             self._held -= count
             self._counts["trained"] += count
+            self._changed.notify_all()
 
     def discard(self) -> None:
         """Give up all that waits and is held, at the end of a run."""

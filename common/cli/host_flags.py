@@ -1,5 +1,6 @@
 """Flags of algorithms whose environments step on the host, with actors beside a learner."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,6 +75,11 @@ class HostEnvArgs(RunArgs):
     def batch_envs(self) -> int:
         """Environments per update, counted once for each of its rollouts."""
         return self.batch_rollouts * self.envs_per_actor
+
+    @property
+    def rollouts_ahead(self) -> float:
+        """Rollouts that actors may have begun and the learner not learned from."""
+        return math.inf
 
     @property
     def steps_per_update(self) -> int:

@@ -7,12 +7,13 @@ from typing import ClassVar
 from common.cli.checks import check
 from common.cli.device_flags import DeviceEnvArgs
 from common.cli.errors import UsageError
+from common.cli.host_flags import HostEnvArgs
 from common.cli.update_ratio import UpdateRatio
 
 
 @dataclass(kw_only=True)
-class ReplayArgs(DeviceEnvArgs):
-    """An update is one step of every environment and the gradient updates that belong to it."""
+class ReplayArgs:
+    """Those of the buffer, to go before a class that says where the environments step."""
 
     log_interval: int = 1_000
     """Environment steps between log rows."""
@@ -39,13 +40,9 @@ class ReplayArgs(DeviceEnvArgs):
         return super().unsaved + (() if self.save_buffer else self.dispensable)
 
     @property
-    def steps_per_update(self) -> int:
-        return self.num_envs
-
-    @property
-    def block(self) -> int:
-        """Neighbouring environments that contribute to a batch together; no device boundary cuts them."""
-        return self.num_envs // math.gcd(self.num_envs, self.batch_size)
+    def num_rings(self) -> int:
+        """Rings of the buffer, each with transitions of one environment at a time."""
+        raise NotImplementedError
 
     @property
     def ratio(self) -> UpdateRatio:
@@ -53,8 +50,43 @@ class ReplayArgs(DeviceEnvArgs):
 
     @property
     def capacity(self) -> int:
-        """Slots of the replay buffer for each environment."""
-        return self.buffer_size // self.num_envs
+        """Slots of each ring."""
+        return self.buffer_size // self.num_rings
+
+    def __post_init__(self):
+        super().__post_init__()
+        check(self, "batch_size buffer_size", at_least=1)
+        check(self, "learning_starts", at_least=0)
+        check(self, "utd_ratio", above=0)
+        if self.capacity * self.num_rings < self.batch_size:
+            least = -(-self.batch_size // self.num_rings) * self.num_rings
+            raise UsageError(
+                f"--buffer-size {self.buffer_size} does not hold a batch: for --batch-size {self.batch_size} and "
+                f"{self.num_rings} environments it takes at least {least}"
+            )
+        self.ratio.check(self.num_updates * self.steps_per_update)
+        if self.learning_starts >= self.total_timesteps:
+            raise UsageError(
+                f"--learning-starts {self.learning_starts} leaves nothing of --total-timesteps {self.total_timesteps}"
+            )
+
+
+@dataclass(kw_only=True)
+class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
+    """An update is one step of every environment and the gradient updates that belong to it."""
+
+    @property
+    def num_rings(self) -> int:
+        return self.num_envs
+
+    @property
+    def steps_per_update(self) -> int:
+        return self.num_envs
+
+    @property
+    def block(self) -> int:
+        """Neighbouring environments that contribute to a batch together; no device boundary cuts them."""
+        return self.num_envs // math.gcd(self.num_envs, self.batch_size)
 
     def sizes(self, num_devices: int) -> list[str]:
         """The derived sizes, for the header of a run."""
@@ -64,19 +96,47 @@ class ReplayArgs(DeviceEnvArgs):
             f"with batches of {self.batch_size} ({self.batch_size // num_devices} per device)"
         ]
 
+
+@dataclass(kw_only=True)
+class HostReplayArgs(ReplayArgs, HostEnvArgs):
+    """An update takes some rollouts of actors, and makes the gradient updates that belong to them."""
+
+    num_steps: int = 8
+    """Steps of every environment per rollout."""
+    max_ahead: int = 0
+    """Environment steps that actors may have begun before the gradient updates of earlier ones; 0 is two updates'."""
+
+    @property
+    def num_rings(self) -> int:
+        return self.batch_envs
+
+    @property
+    def rollouts_ahead(self) -> float:
+        return self.max_ahead // (self.envs_per_actor * self.num_steps) or 2 * self.batch_rollouts
+
     def __post_init__(self):
         super().__post_init__()
-        check(self, "batch_size buffer_size", at_least=1)
-        check(self, "learning_starts", at_least=0)
-        check(self, "utd_ratio", above=0)
-        if self.capacity * self.num_envs < self.batch_size:
-            least = -(-self.batch_size // self.num_envs) * self.num_envs
+        if self.max_ahead and self.max_ahead < self.steps_per_update:
             raise UsageError(
-                f"--buffer-size {self.buffer_size} does not hold a batch: for --batch-size {self.batch_size} and "
-                f"--num-envs {self.num_envs} it takes at least {least}"
+                f"--max-ahead {self.max_ahead} is less than an update learns from: at least {self.steps_per_update}"
             )
-        self.ratio.check(self.num_updates * self.num_envs)
-        if self.learning_starts >= self.total_timesteps:
+        if self.num_steps > self.capacity:
             raise UsageError(
-                f"--learning-starts {self.learning_starts} leaves nothing of --total-timesteps {self.total_timesteps}"
+                f"--num-steps {self.num_steps} does not fit into --buffer-size {self.buffer_size}, which has "
+                f"{self.capacity} transitions of each of {self.num_rings} environments"
             )
+
+    @property
+    def block(self) -> int:
+        """Neighbouring environments that contribute to a batch together; no device boundary cuts them."""
+        return self.envs_per_actor // math.gcd(self.envs_per_actor, self.batch_size)
+
+    def sizes(self, num_devices: int) -> list[str]:
+        """The derived sizes, for the header of a run."""
+        rollouts = f"{self.batch_rollouts} rollouts of {self.envs_per_actor} envs x {self.num_steps} steps"
+        gradient_updates = self.ratio.due(self.num_updates * self.steps_per_update)
+        return [
+            f"{self.num_actors} actors x {self.envs_per_actor} envs = {self.num_envs} envs",
+            f"{rollouts} = {self.steps_per_update:,} per update, {self.num_updates:,} updates",
+            f"up to {gradient_updates:,} gradient updates with batches of {self.batch_size}",
+        ]

@@ -1,6 +1,6 @@
 """A replay buffer on the device: one ring of transitions per environment, oldest overwritten first.
 
-All environments are stepped together, so all rings are equally full. Nothing here depends on the number of devices:
+Nothing here depends on the number of devices:
 rings are split over them like the environments, and random choices are made by groups of environments that no device
 boundary cuts, each with its own key.
 """
@@ -23,7 +23,7 @@ class Replay(struct.PyTreeNode):
     """Rings of this device's N environments, of C slots each."""
 
     data: Any  # a record of arrays [N, C, ...]
-    count: jax.Array  # [N] transitions that each ring was ever given; all equal, and so for all seeds
+    count: jax.Array  # [N] transitions that each ring was ever given; the same for all seeds
 
     @property
     def capacity(self) -> int:
@@ -31,31 +31,47 @@ class Replay(struct.PyTreeNode):
 
     @property
     def added(self) -> jax.Array:
-        """Transitions that each ring was ever given, []."""
+        """Transitions that each ring was ever given, [], where that is the same for all of them."""
         return same_for_all_seeds(self.count[0])
 
     @property
     def filled(self) -> jax.Array:
-        """Slots in use of each ring, []."""
-        return jnp.minimum(self.added, self.capacity)
+        """Slots in use of each ring, [N]."""
+        return jnp.minimum(self.count, self.capacity)
 
     def add(self, transitions: Any) -> "Replay":
-        """The buffer with one more transition of every environment, [N, ...]."""
+        """The buffer with one more transition of every environment, [N, ...], where all rings are equally full."""
         slot = self.added % self.capacity
         new = jax.tree.map(lambda x, ring: x.astype(ring.dtype), transitions, self.data)
         data = jax.tree.map(lambda rings, new: _write(rings, new, slot), self.data, new)
         return Replay(data, self.count + 1)
+
+    def add_valid(self, transitions: Any, valid: jax.Array) -> "Replay":
+        """The buffer with those of the transitions [T, N, ...] that are `valid` [T, N]; T is at most the capacity."""
+        order = self.count + jnp.cumsum(valid, axis=0) - valid
+        slot = jnp.where(valid, order % self.capacity, self.capacity)  # beyond the ring, where nothing is written
+        ring = jnp.arange(slot.shape[1])
+
+        def write(rings, new):
+            return rings.at[ring, slot].set(new.astype(rings.dtype), mode="drop", unique_indices=True)
+
+        return Replay(jax.tree.map(write, self.data, transitions), self.count + jnp.sum(valid, axis=0))
 
     def sample(self, keys: jax.Array, per_group: int) -> Any:
         """Transitions [G * per_group, ...], drawn uniformly with replacement.
 
         Each of the G `keys` draws `per_group` transitions from its own N / G neighbouring rings.
         """
-        width = self.count.shape[0] // keys.shape[0]
-        draw = jax.vmap(lambda key: jax.random.randint(key, (per_group,), 0, width * self.filled))
-        choice = draw(keys)  # [G, per_group]
-        ring = choice // self.filled + width * jnp.arange(keys.shape[0])[:, None]
-        slot = choice % self.filled
+        filled = self.filled.reshape(keys.shape[0], -1)  # [G, rings of a group]
+
+        def draw(key, filled):
+            ends = jnp.cumsum(filled)
+            choice = jax.random.randint(key, (per_group,), 0, ends[-1])
+            ring = jnp.searchsorted(ends, choice, side="right", method="compare_all")
+            return ring, choice - (ends - filled)[ring]
+
+        ring, slot = jax.vmap(draw)(keys, filled)  # [G, per_group]
+        ring = ring + filled.shape[1] * jnp.arange(keys.shape[0])[:, None]
         return jax.tree.map(lambda x: x[ring.ravel(), slot.ravel()], self.data)
 
 
@@ -75,7 +91,7 @@ def check_memory(args: Any, example: Any, devices: list[jax.Device]) -> str:
 
     Raises UsageError, with the numbers, where the devices do not have it.
     """
-    transitions = args.capacity * args.num_envs * args.num_seeds
+    transitions = args.capacity * args.num_rings * args.num_seeds
     size = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(example))
     available = len(devices) * _device_memory(devices[0]) if devices[0].platform != "cpu" else _host_memory()
     if transitions * size > available:

@@ -26,13 +26,12 @@ def need_fitting_spaces(args: Any, env: Any) -> None:
     if args.normalize_obs and not any(isinstance(leaf, Box) for _, leaf in leaves(env.observation_space)):
         raise UsageError(f"--normalize-obs needs arrays as observations, {env.name} has {env.observation_space}")
     has_box = any(isinstance(leaf, Box) for _, leaf in leaves(env.action_space))
-    if args.exploration_loss == "symmetric-kl" and has_box:
+    if getattr(args, "exploration_loss", "") == "symmetric-kl" and has_box:
         raise UsageError("--exploration-loss symmetric-kl needs discrete actions: there is no uniform policy on a Box")
 
 
 def need_squashable_actions(env: Any, algorithm: str) -> None:
-    """Raise UsageError unless actions are Discrete, or a Box with finite bounds, and a mask fits them."""
-    check_mask(env)
+    """Raise UsageError unless actions are Discrete, or a Box with finite bounds."""
     space = env.action_space
     if isinstance(space, (MultiDiscrete, Dict, Tuple)):
         raise UsageError(

@@ -1,0 +1,481 @@
+"""Asynchronous Soft Actor-Critic (Haarnoja et al. 2018) for environments on the host; docs/asac.md explains this file.
+
+python algos/asac_pmap.py --env envpool:HalfCheetah-v4
+python algos/asac_pmap.py --help
+"""
+
+import math
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common.cli.checks import check
+from common.cli.command import main, parse
+from common.cli.errors import UsageError
+from common.cli.replay_flags import HostReplayArgs
+
+
+@dataclass(kw_only=True)
+class Args(HostReplayArgs):
+    """Train SAC on environments that step on the host, in threads beside the learner."""
+
+    env: str = "envpool:Pendulum-v1"
+    """Environment: envpool:id or gymnasium:id; gymnasium:module:id imports the module that registers your own."""
+    total_timesteps: int = 30_000
+    """Environment steps to train for, rounded up to whole updates."""
+    envs_per_actor: int = 4
+    """Environments that an actor thread steps together."""
+
+    # optimiser
+    policy_lr: float = 3e-4
+    """Adam step size of the policy."""
+    q_lr: float = 1e-3
+    """Adam step size of the Q functions and of the temperature."""
+    policy_frequency: int = 1
+    """Gradient updates of the Q functions per update of policy and temperature."""
+    target_frequency: int = 1
+    """Gradient updates of the Q functions per update of their targets."""
+
+    # loss
+    gamma: float = 0.99
+    """Discount factor."""
+    tau: float = 0.005
+    """Share of the Q functions that moves into their targets (Polyak averaging)."""
+    autotune: bool = True
+    """Adapt the temperature to the target entropy."""
+    alpha: float = 0.2
+    """Temperature: where --autotune begins, or for the whole run with --no-autotune."""
+    target_entropy_scale: float | None = None
+    """Target entropy over -|A| for Box actions (default 1), over log n for n discrete ones (default 0.5)."""
+
+    # normalisation
+    normalize_obs: bool = False
+    """Normalise observations by the running mean and standard deviation of all that were stored."""
+
+    # network
+    critic_layer_norm: bool = False
+    """Layer normalisation in the Q functions, which allows a --utd-ratio well above 1."""
+    activation: Literal["tanh", "relu", "swish", "gelu"] = "relu"
+    """Activation of the hidden layers."""
+    hidden_sizes: tuple[int, ...] = (256, 256)
+    """Widths of the hidden layers of the policy and of each Q function."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        check(self, "policy_frequency target_frequency hidden_sizes", at_least=1)
+        check(self, "policy_lr q_lr", above=0)
+        check(self, "alpha", at_least=1e-8)
+        check(self, "gamma", at_least=0, at_most=1)
+        check(self, "tau", above=0, at_most=1)
+        check(self, "target_entropy_scale")
+        if self.target_entropy_scale is not None and not self.autotune:
+            raise UsageError("--target-entropy-scale needs --autotune: with --no-autotune nothing steers to it")
+
+
+if __name__ == "__main__":
+    ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+
+from common.actors.algorithm import ActorAlgorithm
+from common.actors.rollouts import Rollout
+from common.actors.watching import leave
+from common.device.programs import TrainState
+from common.device.reductions import Tally, across_devices
+from common.device.replay import Replay, check_memory, new_replay, num_groups
+from common.device.sampling import keys_of, split_keys
+from common.device.seeds import same_for_all_seeds
+from common.device.sharding import AXIS
+from common.device.update_loop import do_where, repeat_and_add
+from common.envs.masks import largest_entropy, legal_actions
+from common.envs.privileged import for_policies
+from common.envs.requirements import need_fitting_spaces, need_squashable_actions
+from common.envs.spaces import Discrete, Space, batch_shape, zeros
+from common.envs.spec import EnvSpec
+from common.envs.unit_actions import action_scale, empty_action, to_env, uniform_action
+from common.nets.distributions import LOG_2PI, Categoricals, action_noise
+from common.nets.normalizers import merge, normalize, obs_stats
+from common.nets.torso import MLP, Features
+from common.training import Callback, TrainResult, train_with_actors
+
+LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
+
+# ---------------------------------------------------------------------------------------------------------- networks
+
+
+class SquashedNormal(NamedTuple):
+    """The policy for Box actions: tanh of a normal. Actions here are within -1 .. 1, and flat, [..., A]."""
+
+    mean: jax.Array  # [..., A] of the normal
+    log_std: jax.Array  # [..., A]
+    scale: np.ndarray  # [A] half the width of the action space, which the density is over
+
+    def sample(self, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Actions from standard normal `noise` [..., A], and their log-probabilities [...].
+
+        The change of variables is taken at the unsquashed u, as 1 - tanh(u)^2 = 4 exp(-2u) / (1 + exp(-2u))^2: exact
+        where tanh(u) rounds to 1.
+        """
+        u = self.mean + jnp.exp(self.log_std) * noise
+        normal = -0.5 * (noise**2 + LOG_2PI) - self.log_std
+        slope = 2 * (math.log(2) - u - jax.nn.softplus(-2 * u)) + jnp.log(self.scale)
+        return jnp.tanh(u), jnp.sum(normal - slope, axis=-1)
+
+    def mode(self) -> jax.Array:
+        return jnp.tanh(self.mean)
+
+
+class Actor(nn.Module):
+    """The policy: a distribution over actions."""
+
+    args: Args
+    obs_space: Space
+    action_space: Space
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> Categoricals | SquashedNormal:
+        args, layer = self.args, {"dtype": self.args.dtype}
+        x = MLP(args.hidden_sizes, args.activation, layer)(Features(self.obs_space, args.activation, layer)(obs))
+        if isinstance(self.action_space, Discrete):
+            policy = Categoricals(nn.Dense(self.action_space.n)(x), self.action_space.nvec, scalar=True)
+            return policy.only(legal_actions(obs))
+        scale = action_scale(self.action_space)[0]
+        mean, log_std = jnp.split(nn.Dense(2 * scale.size)(x), 2, axis=-1)
+        log_std = LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (jnp.tanh(log_std) + 1)
+        return SquashedNormal(mean, log_std, scale)
+
+
+class Critics(nn.Module):
+    """Both Q functions: [2, B] of a Box action, or [2, B, n] of all discrete actions."""
+
+    args: Args
+    obs_space: Space
+    action_space: Space
+
+    @nn.compact
+    def __call__(self, obs: jax.Array, action: jax.Array | None = None) -> jax.Array:
+        return jnp.stack([self.one(obs, action) for _ in range(2)])
+
+    def one(self, obs: jax.Array, action: jax.Array | None) -> jax.Array:
+        args, layer = self.args, {"dtype": self.args.dtype}
+        x = Features(self.obs_space, args.activation, layer)(obs)
+        layers = MLP(args.hidden_sizes, args.activation, layer, args.critic_layer_norm)
+        if isinstance(self.action_space, Discrete):
+            return nn.Dense(self.action_space.n)(layers(x))
+        return nn.Dense(1)(layers(jnp.concatenate([x, action], axis=-1)))[..., 0]
+
+
+# ----------------------------------------------------------------------------------------------------------- records
+
+
+class Params(NamedTuple):
+    actor: Any
+    critics: Any
+    targets: Any  # slowly following `critics`
+    log_alpha: jax.Array  # [] logarithm of the temperature
+
+
+class OptStates(NamedTuple):
+    actor: optax.OptState
+    critics: optax.OptState
+    log_alpha: optax.OptState
+
+
+class Learner(struct.PyTreeNode):
+    """What is identical on every learner device."""
+
+    params: Params
+    opt_states: OptStates
+    obs_stats: Any  # RunningStats of each part of observations, or None
+    key: jax.Array  # root of all randomness of the learner; never advanced, only folded
+    updates: jax.Array  # [] updates done, each with some rollouts
+    env_steps: jax.Array  # [] steps of environments that were learned from, without those that only reset
+    gradient_updates: jax.Array  # [] gradient updates done
+
+
+class Published(NamedTuple):
+    """What an actor needs to act."""
+
+    params: Any  # of the policy
+    obs_stats: Any  # RunningStats of each part of observations, or None
+    warming_up: jax.Array  # [] bool: act at random
+
+
+class Transition(NamedTuple):
+    """What the replay buffer keeps of a step."""
+
+    obs: jax.Array
+    action: jax.Array  # Box actions within -1 .. 1, flat
+    reward: jax.Array
+    terminated: jax.Array  # not set by a time limit
+    next_obs: jax.Array  # the true next observation, also where a time limit struck
+    version: jax.Array  # updates behind the policy that acted
+
+
+class Shard(struct.PyTreeNode):
+    """This device's share of the replay buffer."""
+
+    replay: Replay  # [N, C, ...]
+
+
+# ------------------------------------------------------------------------------------------------------------- maths
+
+
+def td_target(reward, terminated, next_q, next_entropy, alpha, gamma: float) -> jax.Array:
+    """What the Q functions learn (Haarnoja et al. 2018b, eq. 2 and 3): reward, and the soft value of what follows."""
+    return reward + gamma * jnp.where(terminated, 0.0, next_q + alpha * next_entropy)
+
+
+def target_entropy(space: Space, scale: float | None) -> float:
+    """Entropy in nats that --autotune steers to: -|A| for a Box, half of the largest one for discrete actions."""
+    if isinstance(space, Discrete):
+        return (0.5 if scale is None else scale) * math.log(space.n)
+    return -(1.0 if scale is None else scale) * math.prod(space.shape)
+
+
+# --------------------------------------------------------------------------------------------------------- algorithm
+
+
+def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
+    """SAC for `env` as pure functions. Raises UsageError for spaces that it cannot act in."""
+    need_fitting_spaces(args, env)
+    need_squashable_actions(env, "SAC")
+    discrete = isinstance(env.action_space, Discrete)
+    actor = Actor(args, for_policies(env.observation_space), env.action_space)
+    critics = Critics(args, env.observation_space, env.action_space)
+    policy_optimizer, q_optimizer = optax.adam(args.policy_lr), optax.adam(args.q_lr)
+    entropy_wanted = target_entropy(env.action_space, args.target_entropy_scale)
+    if discrete and entropy_wanted > math.log(env.action_space.n):
+        raise UsageError(
+            f"--target-entropy-scale {args.target_entropy_scale}: no policy has more entropy than log n, scale 1"
+        )
+    groups = num_groups(args.envs_per_actor, args.batch_size)
+
+    def update(state: TrainState, rollouts: tuple[Rollout, ...]) -> tuple[TrainState, Published, Tally]:
+        """Store this device's share of some rollouts, [T, N, ...] each, and do the gradient updates that are due."""
+        learner, shard = state.learner, state.shard
+        rollout = side_by_side(rollouts)
+        transitions, valid = transitions_of(rollout), rollout.valid
+        replay = shard.replay.add_valid(transitions, valid)
+        new, stored = jax.lax.psum((jnp.sum(valid), jnp.sum(replay.count)), AXIS)
+        learner = learner.replace(
+            obs_stats=merge(learner.obs_stats, transitions.obs, AXIS, valid),
+            updates=learner.updates + 1,
+            env_steps=learner.env_steps + new,
+        )
+        key = jax.random.fold_in(learner.key, learner.updates)
+        learner, tally = learn(learner, replay, key, args.ratio.due(stored) - args.ratio.due(stored - new))
+        return TrainState(learner, shard.replace(replay=replay)), publish(learner), tally
+
+    def learn(learner: Learner, replay: Replay, key: jax.Array, due: jax.Array) -> tuple[Learner, Tally]:
+        """The gradient updates that are due after the newest transitions."""
+        return repeat_and_add(partial(gradient_update, replay=replay, key=key), learner, due)
+
+    def gradient_update(index: jax.Array, learner: Learner, replay: Replay, key: jax.Array) -> tuple[Learner, Tally]:
+        """One step of both Q functions, of their targets, and, when it is due, of policy and temperature."""
+        batch, next_noise, noise = draw(learner, replay, jax.random.fold_in(key, index))
+        critic_params, opt_state, tally = update_critics(learner, batch, next_noise)
+        targets = learner.params.targets
+        done = same_for_all_seeds(learner.gradient_updates) + 1
+        tau = jnp.where(done % args.target_frequency == 0, args.tau, 0.0)
+        targets = jax.tree.map(lambda old, new: old + tau * (new - old), targets, critic_params)
+        learner = learner.replace(
+            params=learner.params._replace(critics=critic_params, targets=targets),
+            opt_states=learner.opt_states._replace(critics=opt_state),
+            gradient_updates=done,
+        )
+        due = done % args.policy_frequency == 0
+        learner, policy_tally = do_where(due, lambda learner: update_policy(learner, batch, noise), learner)
+        return learner, tally | policy_tally
+
+    def draw(learner: Learner, replay: Replay, key: jax.Array) -> tuple[Transition, jax.Array, jax.Array]:
+        """This device's share B of a batch, and noise for actions after it and in it, [B, A]."""
+        per_group = args.batch_size // groups
+        keys = keys_of(key, groups // jax.lax.axis_size(AXIS))
+        sample_keys, next_keys, noise_keys = split_keys(keys, 3)
+        batch = replay.sample(sample_keys, per_group)
+        obs, next_obs = (normalize(learner.obs_stats, x) for x in (batch.obs, batch.next_obs))
+        batch = batch._replace(obs=obs, next_obs=next_obs)
+        if discrete:  # expectations over all actions need no noise
+            return batch, None, None
+        normal = jax.vmap(lambda key: jax.random.normal(key, (per_group, *batch.action.shape[1:])))
+        return batch, *(normal(keys).reshape(batch.action.shape) for keys in (next_keys, noise_keys))
+
+    def update_critics(learner: Learner, batch: Transition, noise: jax.Array):
+        """One gradient step of both Q functions; returns parameters, optimizer state and metrics."""
+        params = learner.params
+        next_q, next_entropy = soft_value(params.actor, params.targets, batch.next_obs, noise)
+        target = td_target(batch.reward, batch.terminated, next_q, next_entropy, temperature(params), args.gamma)
+
+        def loss(critic_params):
+            if discrete:
+                q = critics.apply(critic_params, batch.obs)
+                q = jnp.take_along_axis(q, batch.action[None, :, None], axis=-1)[..., 0]
+            else:
+                q = critics.apply(critic_params, batch.obs, batch.action)
+            losses = jnp.mean(jnp.square(q - target), axis=-1)  # [2]
+            means = jnp.mean(q, axis=-1)
+            return jnp.sum(losses), {
+                "loss/q1": losses[0],
+                "loss/q2": losses[1],
+                "q/mean1": means[0],
+                "q/mean2": means[1],
+                "q/target": jnp.mean(target),
+                "q/td_error": jnp.mean(jnp.abs(q - target)),
+            }
+
+        grads, metrics = across_devices(*jax.grad(loss, has_aux=True)(params.critics))
+        changes, opt_state = q_optimizer.update(grads, learner.opt_states.critics)
+        metrics |= {"grad/q_norm": optax.global_norm(grads)}
+        return optax.apply_updates(params.critics, changes), opt_state, Tally.of(metrics)
+
+    def update_policy(learner: Learner, batch: Transition, noise: jax.Array) -> tuple[Learner, Tally]:
+        """One gradient step of the policy and, with --autotune, of the temperature."""
+        params, opt_states = learner.params, learner.opt_states
+        alpha = temperature(params)
+        legal = legal_actions(batch.obs)  # of fewer actions less entropy is wanted
+        scale = entropy_wanted / math.log(env.action_space.n) if discrete else 1.0
+        wanted = {} if legal is None else {"policy/target_entropy": scale * jnp.mean(largest_entropy(legal))}
+
+        def loss(actor_params):
+            q, entropy = soft_value(actor_params, params.critics, batch.obs, noise)
+            value = -jnp.mean(q + alpha * entropy)
+            return value, {"loss/policy": value, "policy/entropy": jnp.mean(entropy)} | wanted
+
+        grads, metrics = across_devices(*jax.grad(loss, has_aux=True)(params.actor))
+        changes, actor_state = policy_optimizer.update(grads, opt_states.actor)
+        params = params._replace(actor=optax.apply_updates(params.actor, changes))
+        opt_states = opt_states._replace(actor=actor_state)
+        if args.autotune:  # the gradient of log_alpha * (entropy - entropy_wanted)
+            gradient = metrics["policy/entropy"] - metrics.get("policy/target_entropy", entropy_wanted)
+            change, alpha_state = q_optimizer.update(gradient, opt_states.log_alpha)
+            params = params._replace(log_alpha=params.log_alpha + change)
+            opt_states = opt_states._replace(log_alpha=alpha_state)
+        metrics |= {"policy/alpha": alpha, "grad/policy_norm": optax.global_norm(grads)}
+        return learner.replace(params=params, opt_states=opt_states), Tally.of(metrics)
+
+    def temperature(params: Params) -> jax.Array:
+        return jnp.exp(params.log_alpha) if args.autotune else jnp.float32(args.alpha)
+
+    def soft_value(actor_params, critic_params, obs, noise) -> tuple[jax.Array, jax.Array]:
+        """The smaller Q of the policy's actions [B], and the policy's entropy [B], both in expectation."""
+        policy = actor.apply(actor_params, obs)
+        if discrete:
+            q = jnp.min(critics.apply(critic_params, obs), axis=0)  # [B, n]
+            return jnp.sum(jax.nn.softmax(policy.logits) * q, axis=-1), policy.entropy()
+        action, log_prob = policy.sample(noise)
+        return jnp.min(critics.apply(critic_params, obs, action), axis=0), -log_prob
+
+    def init(seed: jax.Array) -> TrainState:
+        num_rings = args.num_rings // jax.lax.axis_size(AXIS)
+        replay = new_replay(example_transition(env), num_rings, args.capacity)
+        return TrainState(new_learner(*jax.random.split(jax.random.key(seed))), Shard(replay))
+
+    def new_learner(params_key: jax.Array, key: jax.Array) -> Learner:
+        example = example_transition(env)
+        obs, action = jax.tree.map(lambda x: x[None], (example.obs, example.action))
+        actor_key, critics_key = jax.random.split(params_key)
+        critic_params = critics.init(critics_key, obs, action)
+        log_alpha = jnp.log(jnp.float32(args.alpha))
+        params = Params(actor.init(actor_key, obs), critic_params, critic_params, log_alpha)
+        return Learner(
+            params=params,
+            opt_states=OptStates(
+                policy_optimizer.init(params.actor), q_optimizer.init(critic_params), q_optimizer.init(log_alpha)
+            ),
+            obs_stats=obs_stats(env.observation_space) if args.normalize_obs else None,
+            key=key,
+            updates=jnp.int32(0),
+            env_steps=jnp.int32(0),
+            gradient_updates=jnp.int32(0),
+        )
+
+    def gauges(state: TrainState) -> dict[str, jax.Array]:
+        """How things stand after an update."""
+        learner, replay = state.learner, state.shard.replay
+        filled = jnp.where(replay.filled == replay.capacity, 1.0, replay.filled / replay.capacity)
+        learned_from = learner.env_steps - args.learning_starts
+        # Below zero are keys that no update has
+        keys = keys_of(jax.random.fold_in(learner.key, -1 - learner.updates), groups // jax.lax.axis_size(AXIS))
+        age = learner.updates - replay.sample(keys, args.batch_size // groups).version
+        return {
+            "gradient_updates": learner.gradient_updates,
+            "replay/stored": jax.lax.psum(jnp.sum(replay.count), AXIS),
+            "replay/fill": jax.lax.pmean(jnp.mean(filled), AXIS),
+            "replay/age_p50": jax.lax.pmean(jnp.median(age), AXIS),  # updates since the policy that acted
+            "replay/ratio": learner.gradient_updates / jnp.maximum(learned_from, 1),
+        }
+
+    def publish(learner: Learner) -> Published:
+        return Published(learner.params.actor, learner.obs_stats, learner.env_steps < args.learning_starts)
+
+    def explore(published: Published, memory: tuple, key_data: jax.Array, step: jax.Array, obs: jax.Array):
+        """Actions [N, ...] of an actor's environments, and as the buffer keeps them: sampled, or at first at random."""
+        key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
+        policy_key, *keys = jax.random.split(key, 1 + len(jax.tree.leaves(obs)[0]))
+        policy = actor.apply(published.params, normalize(published.obs_stats, obs))
+        action = policy.sample(action_noise(policy_key, env.action_space, batch_shape(obs)))
+        random = partial(uniform_action, space=env.action_space)
+        random_action = jax.vmap(random)(jnp.stack(keys), legal=legal_actions(obs))
+        action = jnp.where(published.warming_up, random_action, action if discrete else action[0])
+        return to_env(action, env.action_space), action, memory
+
+    def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """Actions [B, ...] for raw observations [B, ...]: sampled with a key, else the most likely ones."""
+        policy = actor.apply(learner.params.actor, normalize(learner.obs_stats, obs))
+        if key is None:
+            return to_env(policy.mode(), env.action_space)
+        action = policy.sample(action_noise(key, env.action_space, batch_shape(obs)))
+        return to_env(action if discrete else action[0], env.action_space)
+
+    return ActorAlgorithm(init, update, publish, explore, new_learner, act, gauges=gauges, block=args.block)
+
+
+make_algorithm = make_asac  # the name by which `load_policy` knows it
+
+
+def side_by_side(rollouts: tuple[Rollout, ...]) -> Rollout:
+    """One rollout of the environments of all of them, [T, N of all, ...].
+
+    Those at the same place come one after another: however many devices share the environments, a device's are
+    neighbours among all.
+    """
+    return jax.tree.map(lambda *x: jnp.stack(x, axis=2).reshape(len(x[0]), -1, *x[0].shape[2:]), *rollouts)
+
+
+def transitions_of(rollout: Rollout) -> Transition:
+    """What the buffer keeps of the steps of a rollout, [T, N, ...]."""
+    obs = jax.tree.map(lambda x: x[:-1], rollout.obs)
+    next_obs = jax.tree.map(lambda x: x[1:], rollout.obs) if rollout.final_obs is None else rollout.final_obs
+    return Transition(obs, rollout.noted, rollout.reward, rollout.terminated, next_obs, rollout.version)
+
+
+def example_transition(env: EnvSpec) -> Transition:
+    """One transition of zeros, which says what the replay buffer has to hold."""
+    obs = zeros(env)
+    return Transition(obs, empty_action(env.action_space), jnp.float32(0), jnp.bool_(False), obs, jnp.int32(0))
+
+
+# --------------------------------------------------------------------------------------------------------------- run
+
+
+def train(args: Args, callback: Callback | None = None) -> TrainResult:
+    """Train as the command line does, also with a callback; see `train_with_actors`."""
+
+    def replay_note(env: EnvSpec, devices: list[jax.Device]) -> dict[str, str]:
+        return {"replay": check_memory(args, jax.eval_shape(lambda: example_transition(env)), devices)}
+
+    return train_with_actors(args, __file__, make_asac, callback, replay_note)
+
+
+if __name__ == "__main__":
+    leave(main(train, ARGS))

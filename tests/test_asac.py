@@ -1,0 +1,261 @@
+"""Asynchronous SAC: what its buffer holds, how often it learns, and whole runs on toy environments."""
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import asac_pmap as asac
+import host_toys  # noqa: F401  (registers the toys)
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cli_helpers import check_words, refusal
+from helpers import metric_rows, relative_difference, same_bits
+
+import common.device.compilation
+from common.actors.batches import example_batch
+from common.actors.environments import inspect_env
+from common.actors.rollouts import Collected, Rollout, RolloutQueues
+from common.device.programs import TrainState
+from common.device.sharding import AXIS, to_host
+from common.policy import load_policy
+from common.training import _over_learners
+
+TOY = "gymnasium:host_toys:Toy-v0"
+BOX = "gymnasium:host_toys:BoxToy-v0"
+SMALL = {
+    "env": BOX,
+    "vectorization": "sync",
+    "num_steps": 8,
+    "envs_per_actor": 4,
+    "hidden_sizes": (8,),
+    "batch_size": 16,
+    "buffer_size": 512,
+    "learning_starts": 64,
+    "utd_ratio": 0.25,
+    "total_timesteps": 10 * 2 * 8 * 4,
+    "eval_episodes": 4,
+    "eval_interval": 0,
+    "checkpoint_interval": 0,
+    "log_interval": 64,
+    "quiet": True,
+}
+
+
+def small_args(**flags: Any) -> asac.Args:
+    return asac.Args(**SMALL | flags)
+
+
+class Lab:
+    """The algorithm's functions for an environment, and rollouts made up for it."""
+
+    def __init__(self, **flags: Any):
+        self.args = small_args(**flags)
+        self.spec = inspect_env(self.args).spec
+        self.asac = asac.make_asac(self.args, self.spec)
+        self.discrete = self.args.env == TOY
+
+    def rollout(self, seed: int, final_obs: bool = False, valid: float = 0.9) -> Rollout:
+        """Observations are numbers that no other has."""
+        rng, shape = np.random.default_rng(seed), (self.args.num_steps, self.args.envs_per_actor)
+        numbers = 1e6 * seed + np.arange((shape[0] + 1) * shape[1] * 2).reshape(shape[0] + 1, shape[1], 2)
+        terminated, truncated = rng.random((2, *shape)) < 0.2
+        noted = rng.integers(0, 3, shape) if self.discrete else rng.uniform(-1, 1, (*shape, 4)).astype(np.float32)
+        return Rollout(
+            obs=numbers.astype(np.float32),
+            action=noted,
+            noted=noted.astype(np.int32) if self.discrete else noted,
+            reward=rng.normal(size=shape).astype(np.float32),
+            terminated=terminated,
+            truncated=truncated,
+            valid=rng.random(shape) < valid,
+            version=np.zeros(shape, np.int32),
+            final_obs=-numbers[1:].astype(np.float32) if final_obs else None,
+            memory=(),
+        )
+
+    def updated(self, *batches: tuple[Rollout, ...], devices: int = 1) -> TrainState:
+        """The state on the host after learning from these, one after another."""
+        state = jax.vmap(self.asac.init, axis_name=AXIS)(jnp.zeros(devices, int))
+        step = jax.jit(jax.vmap(self.asac.update, axis_name=AXIS))
+        for rollouts in batches:
+            shards = jax.tree.map(
+                lambda x: jnp.moveaxis(x.reshape(x.shape[0], devices, -1, *x.shape[2:]), 1, 0), rollouts
+            )
+            state, published, tally = step(state, shards)
+        self.published, self.tally = (jax.tree.map(lambda x: np.asarray(x)[0], tree) for tree in (published, tally))
+        return to_host(jax.tree.map(lambda x: x[:, None], state))
+
+
+def stored(state: TrainState) -> np.ndarray:
+    """What the buffer holds, as rows of everything in a transition, sorted."""
+    replay = jax.tree.map(lambda x: x[0], state.shard.replay)
+    filled = np.minimum(replay.count, replay.data.reward.shape[1])
+    held = np.arange(replay.data.reward.shape[1]) < filled[:, None]
+    return sorted_rows(*(np.asarray(x)[held] for x in replay.data))
+
+
+def sorted_rows(*columns: np.ndarray) -> np.ndarray:
+    rows = np.concatenate([column.reshape(len(column), -1).astype(np.float64) for column in columns], axis=1)
+    return rows[np.lexsort(rows.T)]
+
+
+# ---------------------------------------------------------------------------------------------------------- the buffer
+
+
+@pytest.mark.parametrize("final_obs", [True, False])
+def test_the_buffer_gets_every_valid_step_with_its_true_next_observation(final_obs):
+    """Also at time limits, and at the border of two rollouts; steps that only reset never enter it."""
+    lab = Lab()
+    rollouts = [lab.rollout(seed, final_obs) for seed in range(4)]
+    wanted = []
+    for rollout in rollouts:
+        next_obs = rollout.final_obs if final_obs else rollout.obs[1:]
+        parts = rollout.obs[:-1], rollout.noted, rollout.reward, rollout.terminated, next_obs, rollout.version
+        wanted.append([part[rollout.valid] for part in parts])
+    state = lab.updated(tuple(rollouts[:2]), tuple(rollouts[2:]))
+    np.testing.assert_array_equal(stored(state), sorted_rows(*map(np.concatenate, zip(*wanted, strict=True))))
+    assert state.learner.env_steps[0] == sum(rollout.valid.sum() for rollout in rollouts)
+
+
+def test_the_oldest_valid_transitions_are_overwritten():
+    lab = Lab(buffer_size=8 * 10)  # ten slots for each of two times four environments
+    rollouts = [lab.rollout(seed) for seed in range(6)]
+    state = lab.updated(*(tuple(rollouts[i : i + 2]) for i in (0, 2, 4)))
+    replay = jax.tree.map(lambda x: x[0], state.shard.replay)
+    for env in range(4):
+        for place in range(2):
+            mine = rollouts[place::2]
+            ring = 2 * env + place
+            obs = np.concatenate([rollout.obs[:-1, env][rollout.valid[:, env]] for rollout in mine])
+            assert replay.count[ring] == len(obs) > 10
+            assert sorted(replay.data.obs[ring, :, 0]) == sorted(obs[-10:, 0])
+
+
+@pytest.mark.parametrize("flags", [{}, {"normalize_obs": True}, {"env": TOY, "envs_per_actor": 8}], ids=str)
+def test_any_number_of_devices_learns_the_same(flags):
+    lab = Lab(**flags, utd_ratio=0.5, learning_starts=8)
+    batches = [tuple(lab.rollout(seed + place) for place in range(2)) for seed in (0, 2, 4)]
+    alone = lab.updated(*batches)
+    assert alone.learner.gradient_updates[0] > 30
+    for devices in (2, 4):
+        together = lab.updated(*batches, devices=devices)
+        assert relative_difference(alone.learner.params, together.learner.params) < 1e-4
+        np.testing.assert_array_equal(stored(alone), stored(together))
+
+
+@pytest.mark.parametrize("ratio", [0.3, 1.0, 2.5])
+def test_the_ratio_to_valid_steps_is_exact(ratio):
+    lab = Lab(utd_ratio=ratio, learning_starts=40)
+    batches = [(lab.rollout(seed, valid=0.5), lab.rollout(100 + seed, valid=0.9)) for seed in range(4)]
+    steps = 0
+    for count, batch in enumerate(batches, 1):
+        steps += sum(rollout.valid.sum() for rollout in batch)
+        learner = lab.updated(*batches[:count]).learner
+        assert learner.gradient_updates[0] == int(Fraction(str(ratio)) * max(int(steps) - 40, 0))
+        assert lab.published.warming_up == (steps < 40)
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+
+
+def train(folder: Path, **flags: Any):
+    return asac.train(small_args(run_dir=str(folder), **flags))
+
+
+@pytest.mark.parametrize("env", [TOY, BOX])
+def test_lockstep_repeats_and_counts_every_step(env, tmp_path):
+    one, other = (train(tmp_path / name, env=env, lockstep=True, normalize_obs=True) for name in "ab")
+    serial = train(tmp_path / "c", env=env, serial=True, normalize_obs=True)
+    assert one.state_sha256 == other.state_sha256 == serial.state_sha256
+    rows = [row for row in metric_rows(tmp_path / "a") if "replay/stored" in row]  # the last has an evaluation only
+    assert len(rows) == 10
+    for row in rows:
+        assert row["replay/stored"] == row["env_steps"]  # the toys reset within the step
+        assert row["gradient_updates"] == max(row["env_steps"] - 64, 0) // 4
+    assert np.isfinite(load_policy(tmp_path / "a")(np.zeros((3, 2)))).all()
+
+
+def test_a_resumed_run_has_learner_and_buffer_to_the_last_bit_and_does_not_warm_up_again(tmp_path):
+    part = train(tmp_path, lockstep=True, stop_after=320)
+    kept = asac.train(asac.Args.from_run(tmp_path, env=BOX, stop_after=320))
+    assert same_bits(*(jax.tree.leaves(result.params) for result in (part, kept)))
+    assert kept.state_sha256 == part.state_sha256
+    longer = asac.train(asac.Args.from_run(tmp_path, env=BOX))
+    assert longer.env_steps == 640
+    row = [row for row in metric_rows(tmp_path) if "replay/stored" in row][-1]
+    assert row["replay/stored"] == 640 and row["gradient_updates"] == (640 - 64) // 4
+
+
+def test_actions_are_uniform_at_first():
+    lab = Lab(envs_per_actor=256, buffer_size=10**5)
+    learner = lab.asac.new_learner(jax.random.key(0), jax.random.key(1))
+    key = jax.random.key_data(jax.random.key(2))
+    obs = np.zeros((256, 2), np.float32)
+    first, noted, _ = lab.asac.explore(lab.asac.publish(learner), (), key, jnp.uint32(0), obs)
+    assert abs(np.mean(noted)) < 0.1 and 0.5 < np.std(noted) < 0.65 and np.abs(noted).max() <= 1
+    assert first.shape == (256, 4) and -2 <= first.min() < -1.9 and 0.9 < first.max() <= 1  # the Box of the toy
+    learner = learner.replace(env_steps=jnp.int32(64))
+    _, later, _ = lab.asac.explore(lab.asac.publish(learner), (), key, jnp.uint32(0), obs)
+    assert np.abs(later - noted).max() > 0.1
+
+
+def test_actors_are_no_further_ahead_than_they_may_be():
+    queues = RolloutQueues(num_actors=3, size=5, on_full="block", ahead=2)
+    waits = []
+
+    def give_up() -> bool:
+        waits.append(1)
+        return True
+
+    for actor in (0, 1):
+        queues.begin(actor, give_up)
+    queues.begin(0, give_up)  # which has failed, and begins anew
+    assert not waits
+    queues.begin(2, give_up)
+    assert waits
+    queues = RolloutQueues(num_actors=3, size=5, on_full="block", ahead=2)
+    queues.begin(0, give_up)
+    queues.put(Collected(0, None, [], []), lambda: False)
+    queues.begin(0, give_up)
+    assert len(waits) == 1
+    queues.take(None, 0.1)  # held by the learner
+    queues.begin(1, give_up)
+    assert len(waits) == 2
+    queues.train(1)
+    queues.begin(1, give_up)
+    assert len(waits) == 2
+
+
+@pytest.mark.usefixtures("users_compiler")
+def test_the_buffer_is_updated_in_place():
+    """The memory that the compiled update needs beside its state is far less than the buffer."""
+    args = small_args(buffer_size=10**6)
+    env = inspect_env(args)
+    algorithm = asac.make_asac(args, env.spec)
+    programs = _over_learners(algorithm, jax.devices()[:1])
+    state = jax.eval_shape(programs.init, np.zeros((1, 1), np.int32))
+    lowered = programs.update.lower(state, example_batch(args, env, algorithm, 1))
+    memory = lowered.compile(common.device.compilation._options(1)).memory_analysis()
+    buffer = 10**6 * (2 * 2 * 4 + 4 * 4 + 4 + 1 + 4)
+    assert memory.alias_size_in_bytes > buffer, "the state is not donated"
+    assert memory.temp_size_in_bytes < 0.2 * buffer
+
+
+BAD = [
+    ("--max-ahead 63", "--max-ahead 63, at least 64"),
+    ("--num-steps 64 --buffer-size 256", "--num-steps 64, --buffer-size 256, 32 transitions, 8 environments"),
+    ("--buffer-size 100", "--buffer-size 100, --batch-size 256, 8 environments, at least 256"),
+    ("--env gymnasium:host_toys:MultiToy-v0", "SAC, MultiDiscrete"),
+    ("--normalize-obs --env gymnasium:FrozenLake-v1", "--normalize-obs, Discrete"),
+    ("--num-envs 8", "no --num-envs, --envs-per-actor"),
+    ("--learner-devices 0,1,2", "--envs-per-actor 4, multiple of 3"),
+]
+
+
+@pytest.mark.parametrize(("flags", "wanted"), BAD, ids=[flags for flags, _ in BAD])
+def test_bad_flags(flags, wanted, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check_words(refusal(asac.train, asac.Args, flags.split()), wanted)
+    assert not any(tmp_path.iterdir())

@@ -78,7 +78,7 @@ def save_gif(env: Env | EnvSpec, episode: Recording, path: Path, console: Consol
     with console.task(f"drawing {path.name}") as on_frame:
         try:
             draw_gif(env, episode, path, on_frame)
-        except (ArithmeticError, ValueError, TypeError) as error:
+        except Exception as error:
             if isinstance(error, UsageError):
                 raise
             raise UsageError(f"this episode cannot be drawn: {type(error).__name__}: {error}") from error
@@ -162,7 +162,8 @@ def play(args: Args) -> Episodes:
     keys = jax.random.split(jax.random.key(args.seed), args.episodes)
     with console.task("playing"):
         run = jax.jit(lambda keys: play_episodes(env, policy.player(args.stochastic), keys))
-        episodes = jax.device_get(run(keys[1:] if args.gif else keys))
+        others = keys[1:] if args.gif else keys
+        episodes = jax.device_get(run(others)) if len(others) else Episodes(np.empty(0), np.empty(0))
     if args.gif:
         episode = record_with_bar(policy, env, keys[0], console, args.stochastic)
         first = Episodes(episode.rewards.sum(), len(episode.rewards))

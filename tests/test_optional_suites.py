@@ -126,8 +126,9 @@ def test_playground_has_a_limit_of_ours_and_begins_anew_elsewhere():
     pytest.importorskip("mujoco_playground")
     from mujoco_playground import registry
 
-    with pytest.raises(UsageError, match="'impl' must be jax or warp, got 'mjx'"):
-        make("playground:CartpoleBalance", '{"impl": "mjx"}')
+    for params, words in (('{"impl": "warp"}', "'impl' must be jax, got 'warp'"), ('{"ctrl_dt": 0}', "stand still")):
+        with pytest.raises(UsageError, match=words):
+            make("playground:CartpoleBalance", params)
     ours = make("playground:CartpoleBalance", '{"episode_length": 3}')
     original = registry.load("CartpoleBalance", config_overrides={"impl": "jax"})
     step, theirs = jax.jit(ours.step), jax.jit(original.step)

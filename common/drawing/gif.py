@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from PIL import Image, ImageDraw
 
@@ -118,7 +119,7 @@ def _frames(env: Env, recording: Recording) -> Paint | None:
     """Pictures by the suite's own renderer, if it has one that works here."""
 
     def paint(step: int) -> Image.Image:
-        return pictures.fitting(env.frame(jax.tree.map(lambda x: x[step], recording.states)))
+        return pictures.fitting(env.frame(jax.tree.map(lambda x: jnp.asarray(x[step]), recording.states)))
 
     with suppress(Exception):  # no graphics library, say: there is another way to draw it
         paint(0)

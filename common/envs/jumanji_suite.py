@@ -79,9 +79,11 @@ class JumanjiEnv(Env):
         )
 
     def frame(self, state: Any) -> np.ndarray:
-        viewer = self.inner.unwrapped._viewer
+        env = self.inner.unwrapped
+        viewer = next(getattr(env, name) for name in ("_viewer", "_env_viewer", "viewer") if hasattr(env, name))
         viewer.figure_size, viewer._display = (4, 4), viewer._display_rgb_array
-        return np.array(viewer.render(state[0]))[..., :3]  # its canvas is drawn on again
+        shown = state[0].grid if type(viewer).__name__ == "ConnectorViewer" else state[0]
+        return np.array(viewer.render(shown))[..., :3]  # its canvas is drawn on again
 
 
 def _encoding(spec: Any, codes: dict[str, int], nvec: tuple[int, ...] = ()) -> Encoding:

@@ -5,7 +5,6 @@ from types import ModuleType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from common.cli.errors import UsageError
@@ -56,7 +55,7 @@ class NavixEnv(Env):
         return Transition(self._observed(step), step, step.reward, step.is_termination(), step.is_truncation())
 
     def frame(self, state: Any) -> np.ndarray:
-        return np.asarray(_package().observations.rgb(jax.tree.map(jnp.asarray, state.state)))
+        return np.asarray(_package().observations.rgb(state.state))
 
     def _observed(self, step: Any) -> jax.Array:
         return planes(step.observation, COUNTS) if self._codes else step.observation

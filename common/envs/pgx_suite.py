@@ -90,8 +90,7 @@ class PgxEnv(Env):
 
         fonts = {"font_dirs": [f"{matplotlib.get_data_path()}/fonts/ttf"], "skip_system_fonts": True}
         families = {f"{kind}_family": "DejaVu Sans" for kind in ("font", "serif", "sans_serif")}
-        game = jax.tree.map(jnp.asarray, state.game)
-        svg = game.to_svg(color_theme="light")
+        svg = state.game.to_svg(color_theme="light")
         picture = resvg_py.svg_to_bytes(svg, height=HEIGHT, dpi=DPI, **fonts, **families)
         return np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"))
 

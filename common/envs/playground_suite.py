@@ -15,7 +15,6 @@ from common.envs.mujoco_frames import frame
 from common.envs.usage import changed_params, check_known, check_time_limit, import_package, reason
 
 LIMIT, REPEAT = "episode_length", "action_repeat"  # parameters
-IMPLEMENTATIONS = "jax", "warp"  # of MuJoCo
 WHERE = "github.com/deepmind/mujoco_menagerie"
 
 
@@ -33,11 +32,13 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     registry = _package().registry
     config = dict(registry.get_default_config(env_id))
     known = {field: value for field, value in config.items() if isinstance(value, bool | int | float | str)}
-    if "impl" in known and jax.default_backend() == "cpu":
-        known["impl"] = "jax"  # warp needs CUDA
+    if "impl" in known:
+        known["impl"] = "jax"  # warp keeps some of its state for all environments together
     params = known | changed_params(name, known, env_params)
-    if params.get("impl", "jax") not in IMPLEMENTATIONS:
-        raise UsageError(f"{name} parameter 'impl' must be {' or '.join(IMPLEMENTATIONS)}, got {params['impl']!r}")
+    if params.get("impl", "jax") != "jax":
+        raise UsageError(
+            f"{name} parameter 'impl' must be jax, got {params['impl']!r}: others step no environment alone"
+        )
     for steps in (LIMIT, REPEAT):
         check_time_limit(name, steps, params.get(steps, 1))
     try:
@@ -49,6 +50,10 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
             f"{name} needs robots that playground clones from {WHERE} into {_robots()}, and cannot ({reason(error)}); "
             "those of the control suite, such as playground:CheetahRun, need no internet"
         ) from error
+    if inner.n_substeps < 1:
+        raise UsageError(
+            f"{name} would stand still: its 'ctrl_dt' {inner.dt:g} holds no step of 'sim_dt' {inner.sim_dt:g}"
+        )
     return PlaygroundEnv(name, inner, params[LIMIT], params.get(REPEAT, 1))
 
 

@@ -86,7 +86,10 @@ def import_package(package: str, extra: str = "") -> ModuleType:
         return importlib.import_module(package)
     except ImportError as error:
         what = f'-e ".[{extra}]"' if extra else package.replace("_", "-")
-        raise UsageError(f"{package} environments need {package}: pip install {what} ({error})") from error
+        suite = extra if extra not in ("", "host") else package
+        raise UsageError(
+            f"{suite} environments need {package.partition('.')[0]}: pip install {what} ({error})"
+        ) from error
 
 
 def check_known(name: str, env_id: str, known: Iterable[str]) -> None:

@@ -381,7 +381,7 @@ BAD = [
     ("--num-envs 4 --batch-size 6 --num-devices 4", "--num-devices 4, 1, 2"),
     ("--batch-size 0", "--batch-size, at least 1"),
     ("--buffer-size 0", "--buffer-size, at least 1"),
-    ("--buffer-size 259 --num-envs 5", "--buffer-size 259, --batch-size 256, --num-envs 5, at least 260"),
+    ("--buffer-size 259 --num-envs 5", "--buffer-size 259, --batch-size 256, 5 environments, at least 260"),
     ("--buffer-size 1e15", "--buffer-size, at most 2147483647"),
     ("--opponent self", "no --opponent, algos/ppo_pmap.py has it"),
     ("--buffer-size 2e9 --num-seeds 10000", "GB, at most"),

@@ -421,7 +421,7 @@ def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
     def explore(published: Published, memory: tuple, key_data: jax.Array, step: jax.Array, obs: jax.Array):
         """Actions [N, ...] of an actor's environments, and as the buffer keeps them: sampled, or at first at random."""
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
-        policy_key, *keys = jax.random.split(key, 1 + len(jax.tree.leaves(obs)[0]))
+        policy_key, *keys = jax.random.split(key, 1 + batch_shape(obs)[0])
         policy = actor.apply(published.params, normalize(published.obs_stats, obs))
         action = policy.sample(action_noise(policy_key, env.action_space, batch_shape(obs)))
         random = partial(uniform_action, space=env.action_space)

@@ -55,16 +55,18 @@ class RecordedEnvs:
         return Recording(None, obs, _stacked(self._actions), np.array(self._rewards), paint)
 
     def _keep_what_it_led_to(self, out: HostStep, ended: bool) -> None:
-        time = len(self._rewards)
+        time, hidden = len(self._rewards), ended and self.resets_in_step  # behind the next episode's first picture
         if not self._pictures:
             self._obs.append(_first(out.obs if out.final_obs is None else out.final_obs))
-        elif ended and self.resets_in_step:  # it would be a picture of the next episode
-            self._keep_picture(None)
         elif self._over or time % frame_stride(time) == 0:
-            try:
-                self._keep_picture(self.frame())
-            except Exception:  # such as of a world that is broken by now; the episode goes on without
-                self._keep_picture(None)
+            self._keep_picture(None if hidden else self._frame_if_it_works())
+
+    def _frame_if_it_works(self) -> np.ndarray | None:
+        """None of a world that is broken by now, say: the episode goes on without."""
+        try:
+            return self.frame()
+        except Exception:
+            return None
 
     def _keep_picture(self, frame: np.ndarray | None) -> None:
         """Add one, without a `frame` the last one again; those go that an episode of this length does without."""

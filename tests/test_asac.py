@@ -1,5 +1,8 @@
 """Asynchronous SAC: what its buffer holds, how often it learns, and whole runs on toy environments."""
 
+import json
+import signal
+import time
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cli_helpers import check_words, refusal
+from cli_helpers import check_words, checkpoint_steps, refusal, start_script
 from helpers import metric_rows, relative_difference, same_bits
 
 import common.device.compilation
@@ -55,6 +58,8 @@ class Lab:
         self.spec = inspect_env(self.args).spec
         self.asac = asac.make_asac(self.args, self.spec)
         self.discrete = self.args.env == TOY
+        self.init = jax.jit(jax.vmap(self.asac.init, axis_name=AXIS))
+        self.step = jax.jit(jax.vmap(self.asac.update, axis_name=AXIS))
 
     def rollout(self, seed: int, final_obs: bool = False, valid: float = 0.9) -> Rollout:
         """Observations are numbers that no other has."""
@@ -77,13 +82,12 @@ class Lab:
 
     def updated(self, *batches: tuple[Rollout, ...], devices: int = 1) -> TrainState:
         """The state on the host after learning from these, one after another."""
-        state = jax.vmap(self.asac.init, axis_name=AXIS)(jnp.zeros(devices, int))
-        step = jax.jit(jax.vmap(self.asac.update, axis_name=AXIS))
+        state = self.init(jnp.zeros(devices, int))
         for rollouts in batches:
             shards = jax.tree.map(
                 lambda x: jnp.moveaxis(x.reshape(x.shape[0], devices, -1, *x.shape[2:]), 1, 0), rollouts
             )
-            state, published, tally = step(state, shards)
+            state, published, tally = self.step(state, shards)
         self.published, self.tally = (jax.tree.map(lambda x: np.asarray(x)[0], tree) for tree in (published, tally))
         return to_host(jax.tree.map(lambda x: x[:, None], state))
 
@@ -186,6 +190,104 @@ def test_a_resumed_run_has_learner_and_buffer_to_the_last_bit_and_does_not_warm_
     assert longer.env_steps == 640
     row = [row for row in metric_rows(tmp_path) if "replay/stored" in row][-1]
     assert row["replay/stored"] == 640 and row["gradient_updates"] == (640 - 64) // 4
+
+
+def test_steps_that_only_reset_are_neither_stored_nor_counted(tmp_path):
+    """envpool takes every sixth step for it, where episodes have five."""
+    train(tmp_path, env="envpool:Pendulum-v1", env_params='{"max_episode_steps": 5}', lockstep=True)
+    rows = [row for row in metric_rows(tmp_path) if "replay/stored" in row]
+    for row in rows:
+        steps = row["updates"] * 8  # of each of eight environments
+        assert row["replay/stored"] == 8 * (steps - steps // 6)
+        assert row["gradient_updates"] == max(row["replay/stored"] - 64, 0) // 4
+    assert rows[-1]["updates"] == 10
+
+
+def test_what_is_dropped_is_not_stored(tmp_path, monkeypatch):
+    """Nor counted for the ratio, which holds for what is there."""
+    take = RolloutQueues.take
+
+    def slow(queues, *args):
+        while queues.counts["dropped"] < 3:
+            time.sleep(0.001)
+        return take(queues, *args)
+
+    monkeypatch.setattr(RolloutQueues, "take", slow)
+    train(tmp_path, on_full="drop-oldest", max_ahead=10**6)
+    rows = [row for row in metric_rows(tmp_path) if "replay/stored" in row]
+    assert rows[-1]["rollouts/dropped"] >= 3
+    for row in rows:
+        assert row["replay/stored"] == 32 * row["rollouts/trained"]
+        assert row["gradient_updates"] == (row["replay/stored"] - 64) // 4
+
+
+def test_actors_that_fail_begin_anew_and_the_order_stays(tmp_path, capfd):
+    trouble = {"env_params": '{"raise_at": 20}', "restart_interval": 0.0, "max_restarts": 100}
+    hashes = {train(tmp_path / mode, **trouble, **{mode: True}).state_sha256 for mode in ("lockstep", "serial")}
+    assert len(hashes) == 1
+    assert "restarts now" in capfd.readouterr().err
+    for row in metric_rows(tmp_path / "lockstep"):
+        assert row.get("replay/stored", row["env_steps"]) == row["env_steps"]
+
+
+def test_without_the_buffer_a_resumed_run_refills(tmp_path, capsys):
+    train(tmp_path, lockstep=True, stop_after=320, save_buffer=False)
+    asac.train(asac.Args.from_run(tmp_path, env=BOX, quiet=False))
+    assert "without shard/replay/" in capsys.readouterr().out
+    rows = {row["env_steps"]: row for row in metric_rows(tmp_path) if "replay/stored" in row}
+    assert rows[640]["replay/stored"] == 640 - 320
+    assert rows[640]["gradient_updates"] - rows[320]["gradient_updates"] == (640 - 320 - 64) // 4
+    assert rows[384]["gradient_updates"] == rows[320]["gradient_updates"]  # refilling, and acting with its policy
+
+
+@pytest.mark.slow
+def test_a_kill_loses_no_more_than_the_steps_since_a_checkpoint(tmp_path):
+    flags = "--vectorization sync --num-steps 8 --hidden-sizes 8 --batch-size 16 --buffer-size 512 --learning-starts 64"
+    flags += f" --env {TOY} --utd-ratio 0.25 --eval-interval 0 --checkpoint-interval 64 --log-interval 64 --run-dir run"
+    there = Path(host_toys.__file__).parent
+    process = start_script(
+        *flags.split(), "--total-timesteps", 10**7, script=asac.__file__, cwd=tmp_path, PYTHONPATH=str(there)
+    )
+    while process.poll() is None and max(checkpoint_steps(tmp_path / "run"), default=0) < 640:
+        time.sleep(0.01)
+    process.kill()
+    assert process.communicate() and process.returncode == -signal.SIGKILL
+    reached = max(checkpoint_steps(tmp_path / "run"))
+    asac.train(asac.Args.from_run(tmp_path / "run", env=TOY, total_timesteps=reached + 640, eval_episodes=4))
+    rows = [row for row in metric_rows(tmp_path / "run") if "replay/stored" in row]
+    steps = [row["env_steps"] for row in rows]
+    assert steps == sorted(set(steps)) and steps[-1] == reached + 640
+    for row in rows:
+        assert row["replay/stored"] == row["env_steps"]
+        assert row["gradient_updates"] == max(row["env_steps"] - 64, 0) // 4
+
+
+@pytest.mark.parametrize("toy", ["ImageToy", "DictToy"])
+def test_images_and_parts_with_masks(toy, tmp_path):
+    """Images are kept as bytes, and no illegal action is taken, whether at random, by the policy, or in evaluations."""
+    result = train(tmp_path, env=f"gymnasium:host_toys:{toy}-v0")
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.params))
+    assert min(row["episode/return_min"] for row in metric_rows(tmp_path) if row.get("episode/count")) >= 0
+    assert result.evaluation["eval/return_min"][0] >= 0
+    lab = Lab(env=f"gymnasium:host_toys:{toy}-v0")
+    kept = jax.tree.leaves(asac.example_transition(lab.spec).obs)
+    assert any(x.dtype == np.uint8 and x.ndim == 3 for x in kept)
+
+
+def test_measuring_prints_one_line(capsys):
+    rates = []
+    for flag in ("sampler_only", "benchmark"):
+        asac.train(small_args(**{flag: True}))
+        rates.append(json.loads(capsys.readouterr().out)["steps_per_second"])
+    assert min(rates) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("users_compiler")
+def test_pendulum_is_learned(tmp_path):
+    flags = {"total_timesteps": 12_000, "hidden_sizes": (64, 64), "batch_size": 128, "eval_interval": 0, "quiet": True}
+    result = asac.train(asac.Args(run_dir=str(tmp_path), **flags))
+    assert result.evaluation["eval/return_mean"][0] > -250
 
 
 def test_actions_are_uniform_at_first():

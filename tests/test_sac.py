@@ -248,7 +248,9 @@ def test_a_buffer_that_does_not_fit_is_refused():
     example = sac.Transition(frames, number, number, flag, frames)
     with pytest.raises(UsageError, match=r"56,457 bytes.* GB.*at most [\d,]+ transitions fit"):
         check_memory(small_sac_args(num_envs=1, buffer_size=2**31 - 1), example, jax.devices())
-    assert "0.1 MB" in check_memory(small_sac_args(num_envs=1, batch_size=1, buffer_size=1), example, jax.devices())
+    small, large = (small_sac_args(num_envs=1, batch_size=1, buffer_size=size) for size in (1, 2_000))
+    assert check_memory(small, example, jax.devices()).endswith(" = 0.1 MB")
+    assert "112.9 MB, and as much again" in check_memory(large, example, jax.devices())
 
 
 # ---------------------------------------------------------------------------------------------------------- accounting

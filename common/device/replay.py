@@ -18,6 +18,8 @@ from flax import struct
 from common.cli.errors import UsageError
 from common.device.seeds import same_for_all_seeds
 
+LARGE = 50_000_000  # bytes, from which on the header says what checkpoints take
+
 
 class Replay(struct.PyTreeNode):
     """Rings of this device's N environments, of C slots each."""
@@ -100,8 +102,9 @@ def check_memory(args: Any, example: Any, devices: list[jax.Device]) -> str:
             f"{transitions * size / 1e9:,.1f} GB, the devices have {available / 1e9:,.1f} GB; at most "
             f"{int(available / size):,} transitions fit, over all seeds together"
         )
-    unsaved = "" if args.save_buffer else ", not saved: a resumed run fills it again before it learns on"
-    return f"{transitions:,} transitions of {size:,} bytes = {transitions * size / 1e6:,.1f} MB{unsaved}"
+    saved = ", and as much again while a checkpoint is saved or loaded" if transitions * size > LARGE else ""
+    note = saved if args.save_buffer else ", not saved: a resumed run fills it again before it learns on"
+    return f"{transitions:,} transitions of {size:,} bytes = {transitions * size / 1e6:,.1f} MB{note}"
 
 
 @jax.custom_batching.custom_vmap

@@ -93,7 +93,8 @@ def convert(space: Any, what: str) -> Space:
         return box(space.shape, 0.0, 1.0)
     if hasattr(space, "low"):
         shape = tuple(space.shape)
-        low, high = (np.broadcast_to(np.asarray(bound, np.float32), shape) for bound in (space.low, space.high))
+        with np.errstate(over="ignore"):  # the largest number of 64 bits, where others say infinity
+            low, high = (np.broadcast_to(np.asarray(bound, np.float32), shape) for bound in (space.low, space.high))
         return Box(low, high, shape)
     parts = getattr(space, "spaces", None) or getattr(space, "parts", ())
     if isinstance(parts, Mapping) and parts:

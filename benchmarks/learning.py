@@ -36,6 +36,7 @@ def tasks_of(args: Args) -> list[Task]:
     for goal in chosen([goal for goal in goals() if goal.set == args.set], args.algos, args.envs):
         steps = args.total_timesteps or goal.steps
         size = {"env": goal.env_flag, "total_timesteps": steps, "eval_interval": max(steps // EVALUATIONS, 1)}
+        size |= {"eval_episodes": goal.eval_episodes} if goal.eval_episodes else {}
         seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)
         flags = [as_words(size | goal.flags | some) for some in seed_flags(goal.script, seeds, goal.seeds_at_once)]
         jobs = [Job(goal.script, tuple(words), Path(args.folder)) for words in flags]

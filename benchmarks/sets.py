@@ -22,6 +22,7 @@ class Goal(NamedTuple):
     threshold: float
     seeds_at_once: int | None  # in one run; None for all
     flags: dict[str, Any]  # beside those; a peer's own, as its authors publish them
+    eval_episodes: int | None = None  # of an evaluation; None for as many as usual
 
     @property
     def script(self) -> str:
@@ -56,9 +57,10 @@ def _goal(
     steps: int,
     threshold: float,
     seeds_at_once: int | None = None,
+    eval_episodes: int | None = None,
     **flags: Any,
 ) -> Goal:
-    return Goal(name, algorithm, env, steps, threshold, seeds_at_once, flags)
+    return Goal(name, algorithm, env, steps, threshold, seeds_at_once, flags, eval_episodes)
 
 
 def peers() -> dict[str, dict[str, Any]]:
@@ -67,12 +69,13 @@ def peers() -> dict[str, dict[str, Any]]:
 
 
 def goals_of_peer(peer: str) -> list[Goal]:
-    """Those of the kit for which the peer's authors publish flags. Its PPO has the goals of ours."""
+    """Those of the kit for which the peer's authors publish flags. Its PPO and SAC have the goals of ours, which may be
+    asynchronous."""
     about = peers()[peer]
     published = tomllib.loads((FOLDER / "peers" / "peers.toml").read_text())["flags"]
     found = []
     for goal in goals():
-        kind = goal.algorithm.removesuffix("_pmap")
+        kind = goal.algorithm.removesuffix("_pmap").removeprefix("a")
         tables = published.get(f"{about.get('flags_of', peer)}_{kind}", {})
         pattern = fitting(tables, goal.env)
         if pattern:

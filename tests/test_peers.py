@@ -114,7 +114,14 @@ def test_a_peer_in_jax_is_evaluated_between_updates_with_its_greedy_actions(tmp_
     import on_device
     import rows
 
-    wanted = {"total_timesteps": 35, "eval_interval": 10, "seed": 5, "num_seeds": 2, "platform": "cpu"}
+    wanted = {
+        "total_timesteps": 35,
+        "eval_interval": 10,
+        "seed": 5,
+        "num_seeds": 2,
+        "platform": "cpu",
+        "eval_episodes": 3,
+    }
     (tmp_path / "config.json").write_text(json.dumps({"args": wanted}))
     peer = on_device.Peer(
         init=lambda key: {"updates": jnp.int32(0), "key": jax.random.uniform(key)},

@@ -26,6 +26,7 @@ from common.cli.files import writing
 from common.cli.words import as_typed, as_words
 from common.runs.directory import git_hash, write_json
 
+EPISODES = 128  # of an evaluation, as many as the kit's
 TRAINERS = Path(__file__).resolve().parent / "trainers"
 
 
@@ -60,6 +61,7 @@ class Training:
     env: str
     total_timesteps: int
     eval_interval: int
+    eval_episodes: int
     seed: int
     num_seeds: int
     library: str
@@ -123,6 +125,7 @@ def task_of(args: Args, platform: str, goal: Goal) -> Task:
             env=goal.env,
             total_timesteps=steps,
             eval_interval=max(steps // EVALUATIONS, 1),
+            eval_episodes=goal.eval_episodes or EPISODES,
             seed=seeds.start,
             num_seeds=len(seeds),
             library=about.get("library", ""),

@@ -1,11 +1,12 @@
 """Trains peers that are written in JAX: all seeds at once, with greedy evaluations in between."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from rows import EPISODES, Rows, evaluation_points
+from rows import Rows, evaluation_points
 
 
 class Peer(NamedTuple):
@@ -28,7 +29,8 @@ def train(rows: Rows, peer: Peer) -> None:
     seeds = jnp.array(rows.seeds)
     init = jax.jit(lambda seeds: jax.vmap(lambda seed: peer.init(jax.random.PRNGKey(seed)))(seeds))
     advance = jax.jit(lambda states, count: jax.lax.fori_loop(0, count, lambda _, x: jax.vmap(peer.update)(x), states))
-    evaluate = jax.jit(lambda states, seeds: jax.vmap(lambda *one: mean_return(peer, *one))(states, seeds))
+    mean = partial(mean_return, peer, rows.args["eval_episodes"])
+    evaluate = jax.jit(lambda states, seeds: jax.vmap(mean)(states, seeds))
     with rows.compiling():
         states = init(seeds)
         after = jax.eval_shape(jax.vmap(peer.update), states)  # counters may begin as integers and go on as floats
@@ -42,7 +44,7 @@ def train(rows: Rows, peer: Peer) -> None:
         rows.write(done * peer.steps_per_update, returns)
 
 
-def mean_return(peer: Peer, state: Any, seed: Any) -> Any:
+def mean_return(peer: Peer, episodes: int, state: Any, seed: Any) -> Any:
     """The mean return of greedy episodes of one agent, each to its end or time limit."""
 
     def episode(key):
@@ -59,5 +61,5 @@ def mean_return(peer: Peer, state: Any, seed: Any) -> Any:
         first = obs, env_state, key, jnp.zeros((), bool), jnp.zeros(())
         return jax.lax.while_loop(lambda carry: ~carry[3], step, first)[-1]
 
-    keys = jax.random.split(jax.random.fold_in(jax.random.PRNGKey(seed), 1), EPISODES)
+    keys = jax.random.split(jax.random.fold_in(jax.random.PRNGKey(seed), 1), episodes)
     return jax.vmap(episode)(keys).mean()

@@ -18,8 +18,6 @@ from common.cli.errors import UsageError
 from common.runs.lock import locked
 from common.runs.metrics import jsonable
 
-EPISODES = 128  # of an evaluation, as many as the kit's
-
 
 class Rows:
     """One run: what is asked for, and the rows that come of it."""

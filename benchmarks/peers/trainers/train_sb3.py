@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rows import EPISODES, Rows, evaluation_points, run_of
+from rows import Rows, evaluation_points, run_of
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -44,12 +44,17 @@ def steps_of_update(model: BaseAlgorithm) -> int:
 def make_model(args: dict[str, Any]) -> BaseAlgorithm:
     """The algorithm with its environments, with flags as RL Zoo's files have them."""
     flags, seed = args["flags"], args["seed"]
-    env = make_vec_env(args["env"], flags.get("n_envs", 1), seed=seed)
+    env = make_vec_env(id_of(args), flags.get("n_envs", 1), seed=seed)
     if flags.get("normalize", False):
         env = VecNormalize(env, gamma=flags.get("gamma", 0.99))
     chosen = {name: value_of(value) for name, value in flags.items() if name not in OF_THE_ENVS}
     algorithm = getattr(importlib.import_module(args["library"]), args["algorithm"].upper())
     return algorithm("MlpPolicy", env, seed=seed, **chosen)
+
+
+def id_of(args: dict[str, Any]) -> str:
+    """gymnasium's, of an environment that is another suite's too: without the suite."""
+    return args["env"].rpartition(":")[2]
 
 
 def value_of(value: Any) -> Any:
@@ -66,7 +71,7 @@ class Evaluation(BaseCallback):
     def __init__(self, rows: Rows):
         super().__init__()
         self._rows, args = rows, rows.args
-        self._envs = make_vec_env(args["env"], EPISODES, seed=args["seed"] + 1_000_000)
+        self._envs = make_vec_env(id_of(args), args["eval_episodes"], seed=args["seed"] + 1_000_000)
         self._points = evaluation_points(args["total_timesteps"], args["eval_interval"])
 
     def _on_rollout_start(self) -> None:
@@ -88,7 +93,7 @@ class Evaluation(BaseCallback):
     def _mean_return(self) -> float:
         """Of greedy episodes, one in each environment."""
         normalizer, obs = self.model.get_vec_normalize_env(), self._envs.reset()
-        returns, going = np.zeros(EPISODES), np.ones(EPISODES, bool)
+        returns, going = np.zeros(self._envs.num_envs), np.ones(self._envs.num_envs, bool)
         while going.any():
             actions, _ = self.model.predict(normalizer.normalize_obs(obs) if normalizer else obs, deterministic=True)
             obs, rewards, dones, _ = self._envs.step(actions)

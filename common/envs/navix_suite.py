@@ -41,7 +41,7 @@ class NavixEnv(Env):
     """One of navix's, whose states are its time steps. `codes` says that observations are such, not pictures."""
 
     def __init__(self, name: str, inner: Any, codes: bool):
-        self._codes = codes
+        self._codes, self._draw = codes, jax.jit(_package().observations.rgb)
         shape = jax.eval_shape(inner.reset, jax.random.key(0)).observation.shape
         observations = space_of_planes(shape, COUNTS) if codes else box(shape, 0.0, 255.0)
         super().__init__(name, inner, observations, Discrete(int(inner.action_space.n)), max_steps=inner.max_steps)
@@ -55,7 +55,7 @@ class NavixEnv(Env):
         return Transition(self._observed(step), step, step.reward, step.is_termination(), step.is_truncation())
 
     def frame(self, state: Any) -> np.ndarray:
-        return np.asarray(_package().observations.rgb(state.state))
+        return np.asarray(self._draw(state.state))
 
     def _observed(self, step: Any) -> jax.Array:
         return planes(step.observation, COUNTS) if self._codes else step.observation

@@ -158,6 +158,7 @@ def test_the_ratio_to_valid_steps_is_exact(ratio):
         steps += sum(rollout.valid.sum() for rollout in batch)
         learner = lab.updated(*batches[:count]).learner
         assert learner.gradient_updates[0] == int(Fraction(str(ratio)) * max(int(steps) - 40, 0))
+        assert learner.updates[0] == count  # which batches and noise are drawn by
         assert lab.published.warming_up == (steps < 40)
 
 

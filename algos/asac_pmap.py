@@ -248,7 +248,7 @@ def target_entropy(space: Space, scale: float | None) -> float:
 def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
     """SAC for `env` as pure functions. Raises UsageError for spaces that it cannot act in."""
     need_fitting_spaces(args, env)
-    need_squashable_actions(env, "SAC")
+    need_squashable_actions(env, "algos/appo_pmap.py")
     discrete = isinstance(env.action_space, Discrete)
     actor = Actor(args, for_policies(env.observation_space), env.action_space)
     critics = Critics(args, env.observation_space, env.action_space)
@@ -411,7 +411,7 @@ def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
             "gradient_updates": learner.gradient_updates,
             "replay/stored": jax.lax.psum(jnp.sum(replay.count), AXIS),
             "replay/fill": jax.lax.pmean(jnp.mean(filled), AXIS),
-            "replay/age_p50": jax.lax.pmean(jnp.median(age), AXIS),  # updates since the policy that acted
+            "replay/age_p50": jnp.median(jax.lax.all_gather(age, AXIS)),  # updates since the policy that acted
             "replay/ratio": learner.gradient_updates / jnp.maximum(learned_from, 1),
         }
 
@@ -420,12 +420,12 @@ def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
 
     def explore(published: Published, memory: tuple, key_data: jax.Array, step: jax.Array, obs: jax.Array):
         """Actions [N, ...] of an actor's environments, and as the buffer keeps them: sampled, or at first at random."""
-        key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
-        policy_key, *keys = jax.random.split(key, 1 + batch_shape(obs)[0])
+        policy_key, held = jax.random.split(jax.random.wrap_key_data(key_data))
+        policy_key, held = jax.random.fold_in(policy_key, step), jax.random.fold_in(held, step // args.hold_random)
         policy = actor.apply(published.params, normalize(published.obs_stats, obs))
         action = policy.sample(action_noise(policy_key, env.action_space, batch_shape(obs)))
         random = partial(uniform_action, space=env.action_space)
-        random_action = jax.vmap(random)(jnp.stack(keys), legal=legal_actions(obs))
+        random_action = jax.vmap(random)(jax.random.split(held, batch_shape(obs)[0]), legal=legal_actions(obs))
         action = jnp.where(published.warming_up, random_action, action if discrete else action[0])
         return to_env(action, env.action_space), action, memory
 

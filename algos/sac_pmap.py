@@ -30,10 +30,6 @@ class Args(DeviceReplayArgs):
     num_envs: int = 1
     """Parallel environments."""
 
-    # exploration before learning
-    hold_random: int = 1
-    """Steps of an environment for which a random action before --learning-starts is held; more reach further."""
-
     # optimiser
     policy_lr: float = 3e-4
     """Adam step size of the policy."""
@@ -70,7 +66,7 @@ class Args(DeviceReplayArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, "hold_random policy_frequency target_frequency hidden_sizes", at_least=1)
+        check(self, "policy_frequency target_frequency hidden_sizes", at_least=1)
         check(self, "policy_lr q_lr", above=0)
         check(self, "alpha", at_least=1e-8)
         check(self, "gamma", at_least=0, at_most=1)
@@ -247,7 +243,7 @@ def target_entropy(space: Space, scale: float | None) -> float:
 def make_sac(args: Args, env: Env) -> Algorithm:
     """SAC for `env` as pure functions. Raises UsageError for spaces that it cannot act in."""
     need_fitting_spaces(args, env)
-    need_squashable_actions(env, "SAC")
+    need_squashable_actions(env, "algos/ppo_pmap.py")
     discrete = isinstance(env.action_space, Discrete)
     actor = Actor(args, for_policies(env.observation_space), env.action_space)
     critics = Critics(args, env.observation_space, env.action_space)

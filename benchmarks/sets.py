@@ -75,7 +75,8 @@ def goals_of_peer(peer: str) -> list[Goal]:
     published = tomllib.loads((FOLDER / "peers" / "peers.toml").read_text())["flags"]
     found = []
     for goal in goals():
-        kind = goal.algorithm.removesuffix("_pmap").removeprefix("a")
+        kind = goal.algorithm.removesuffix("_pmap")
+        kind = {"appo": "ppo", "asac": "sac"}.get(kind, kind)
         tables = published.get(f"{about.get('flags_of', peer)}_{kind}", {})
         pattern = fitting(tables, goal.env)
         if pattern:

@@ -164,7 +164,7 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
     metrics, failure = UpdateMetrics(), None
     for _ in range(run.next_chunk()):
         try:
-            batch = batches.next(lambda: run.stopping)
+            batch = batches.next(state, lambda: run.stopping)
         except ActorsFailed as error:
             batch, failure = None, error
         if batch is None or metrics.broken:

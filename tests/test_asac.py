@@ -17,12 +17,15 @@ from cli_helpers import check_words, checkpoint_steps, refusal, start_script
 from helpers import metric_rows, relative_difference, same_bits
 
 import common.device.compilation
+from common.actors.actor import Actor
 from common.actors.batches import example_batch
 from common.actors.environments import inspect_env
 from common.actors.rollouts import Collected, Rollout, RolloutQueues
+from common.actors.watching import Worker
 from common.device.programs import TrainState
 from common.device.sharding import AXIS, to_host
 from common.policy import load_policy
+from common.runs.run import Run
 from common.training import _over_learners
 
 TOY = "gymnasium:host_toys:Toy-v0"
@@ -182,6 +185,40 @@ def test_lockstep_repeats_and_counts_every_step(env, tmp_path):
     assert np.isfinite(load_policy(tmp_path / "a")(np.zeros((3, 2)))).all()
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"env_params": '{"terminates": true}', "on_full": "drop-oldest"},
+        {"env_params": '{"raise_at": 20}', "restart_interval": 0.0, "max_restarts": 100},
+        {"learner_devices": "0,1"},
+        {"vectorization": "async", "rollouts_per_update": 1, "actor_threads": 3},
+    ],
+    ids=str,
+)
+def test_the_buffer_of_a_run_has_steps_as_the_environments_took_them(flags, tmp_path, monkeypatch):
+    """The toys observe their episode and their step, which is the limit of seven at the end."""
+    states = []
+    finish = Run.finish
+    monkeypatch.setattr(
+        Run, "finish", lambda run, state, *args: states.append(to_host(state)) or finish(run, state, *args)
+    )
+    train(tmp_path, **flags)
+    replay = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), states[0].shard.replay.data)
+    there = replay.next_obs[:, 1] > 0  # slots that are not in use have zeros
+    assert there.sum() == 512
+    (episode, step), (next_episode, next_step) = replay.obs[there].T, replay.next_obs[there].T
+    np.testing.assert_array_equal(next_episode, episode)
+    np.testing.assert_array_equal(next_step, step + 1)
+    assert set(next_step) == set(range(1, 8))
+    np.testing.assert_array_equal(replay.terminated[there], (next_step == 7) & ("terminates" in str(flags)))
+
+
+def test_learners_on_other_devices_learn_the_same(tmp_path):
+    one, two = (train(tmp_path / name, lockstep=True, learner_devices=name) for name in ("0", "1,2"))
+    assert relative_difference(one.params, two.params) < 1e-5
+
+
 def test_a_resumed_run_has_learner_and_buffer_to_the_last_bit_and_does_not_warm_up_again(tmp_path):
     part = train(tmp_path, lockstep=True, stop_after=320)
     kept = asac.train(asac.Args.from_run(tmp_path, env=BOX, stop_after=320))
@@ -214,7 +251,7 @@ def test_what_is_dropped_is_not_stored(tmp_path, monkeypatch):
         return take(queues, *args)
 
     monkeypatch.setattr(RolloutQueues, "take", slow)
-    train(tmp_path, on_full="drop-oldest", max_ahead=10**6)
+    train(tmp_path, on_full="drop-oldest")
     rows = [row for row in metric_rows(tmp_path) if "replay/stored" in row]
     assert rows[-1]["rollouts/dropped"] >= 3
     for row in rows:
@@ -304,31 +341,85 @@ def test_actions_are_uniform_at_first():
     assert np.abs(later - noted).max() > 0.1
 
 
-def test_actors_are_no_further_ahead_than_they_may_be():
-    queues = RolloutQueues(num_actors=3, size=5, on_full="block", ahead=2)
+def test_random_actions_are_held():
+    lab = Lab(hold_random=3)
+    published = lab.asac.publish(lab.asac.new_learner(jax.random.key(0), jax.random.key(1)))
+    key, obs = jax.random.key_data(jax.random.key(2)), np.zeros((4, 2), np.float32)
+    actions = [lab.asac.explore(published, (), key, jnp.uint32(step), obs)[1] for step in range(6)]
+    for step, same in ((1, True), (2, True), (3, False), (4, True)):
+        assert (actions[step] == actions[step - 1]).all() == same
+    assert len(np.unique(actions[0])) == actions[0].size, "of each environment others"
+
+
+def test_places_are_for_rollouts_until_their_update_is_over():
+    queues = RolloutQueues(num_actors=3, size=1, on_full="drop-oldest", ahead=2)
     waits = []
 
     def give_up() -> bool:
         waits.append(1)
         return True
 
-    for actor in (0, 1):
-        queues.begin(actor, give_up)
-    queues.begin(0, give_up)  # which has failed, and begins anew
-    assert not waits
-    queues.begin(2, give_up)
-    assert waits
-    queues = RolloutQueues(num_actors=3, size=5, on_full="block", ahead=2)
-    queues.begin(0, give_up)
-    queues.put(Collected(0, None, [], []), lambda: False)
-    queues.begin(0, give_up)
-    assert len(waits) == 1
-    queues.take(None, 0.1)  # held by the learner
-    queues.begin(1, give_up)
-    assert len(waits) == 2
+    def begin(there_is_room: bool) -> None:
+        before = len(waits)
+        queues.begin(give_up)
+        assert (len(waits) == before) == there_is_room
+        if not there_is_room:
+            queues.leave(1)
+
+    for _ in range(2):
+        begin(True)
+        queues.put(Collected(0, None, [], []), lambda: False)  # the second drops the first
+    begin(True)
+    begin(False)
+    queues.take(None, 0.1)
     queues.train(1)
-    queues.begin(1, give_up)
-    assert len(waits) == 2
+    begin(False)
+    queues.leave(1)
+    begin(True)
+
+
+@pytest.mark.parametrize(("max_ahead", "lag"), [(64, 0), (128, 1), (512, 7)])
+def test_actors_are_no_further_ahead_than_they_may_be(max_ahead, lag, tmp_path, monkeypatch):
+    """The learner waits until as many rollouts wait as may, while the newest update may still be going on."""
+    take = RolloutQueues.take
+    held = []
+
+    def slow(queues, *args):
+        while not held and queues.counts["waiting"] < min(max_ahead, 64 * lag) // 32:
+            time.sleep(0.001)
+        held[:] = [] if held else [1]  # two rollouts are taken at once
+        return take(queues, *args)
+
+    monkeypatch.setattr(RolloutQueues, "take", slow)
+    train(tmp_path, max_ahead=max_ahead, total_timesteps=24 * 64)
+    assert max(row["lag/max"] for row in metric_rows(tmp_path) if "lag/max" in row) == lag
+
+
+def test_an_actor_that_waits_to_begin_anew_keeps_no_other_from_it(tmp_path):
+    trouble = {"env_params": json.dumps({"raise_at": 12, "once": str(tmp_path / "once")}), "restart_interval": 1e6}
+    restarted = Worker.__init__
+
+    def just_restarted(worker, *args):
+        restarted(worker, *args)
+        worker.restarted = time.monotonic()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Worker, "__init__", just_restarted)
+        result = train(tmp_path / "run", **trouble, rollouts_per_update=1, max_ahead=32)
+    assert result.env_steps == 640 and (tmp_path / "once").exists()
+
+
+@pytest.mark.parametrize("flags", [{"rollouts_per_update": 1, "actor_threads": 4}, {"actor_threads": 3}], ids=str)
+def test_an_actor_that_is_late_does_not_upset_the_order(flags, tmp_path, monkeypatch):
+    start = Actor.start
+
+    def late(actor):
+        time.sleep(0.3 * (actor.index == 2))
+        start(actor)
+
+    serial = train(tmp_path / "serial", serial=True, **flags)
+    monkeypatch.setattr(Actor, "start", late)
+    assert train(tmp_path / "late", lockstep=True, learner_timeout=20.0, **flags).state_sha256 == serial.state_sha256
 
 
 @pytest.mark.usefixtures("users_compiler")
@@ -348,10 +439,15 @@ def test_the_buffer_is_updated_in_place():
 
 BAD = [
     ("--max-ahead 63", "--max-ahead 63, at least 64"),
+    ("--max-ahead 64 --lockstep", "--max-ahead, --lockstep"),
+    ("--max-ahead 64 --on-full drop-oldest", "--max-ahead, --on-full drop-oldest"),
+    ("--queue-size 3", "--queue-size 3, --on-full drop-oldest, --max-ahead"),
     ("--num-steps 64 --buffer-size 256", "--num-steps 64, --buffer-size 256, 32 transitions, 8 environments"),
     ("--buffer-size 100", "--buffer-size 100, --batch-size 256, 8 environments, at least 256"),
-    ("--env gymnasium:host_toys:MultiToy-v0", "SAC, MultiDiscrete"),
+    ("--env gymnasium:host_toys:MultiToy-v0", "SAC, MultiDiscrete, algos/appo_pmap.py"),
     ("--normalize-obs --env gymnasium:FrozenLake-v1", "--normalize-obs, Discrete"),
+    ("--max-ahead -1", "--max-ahead, at least 0"),
+    ("--utd-ratio 1e-4 --total-timesteps 2000", "--utd-ratio 0.0001, no gradient update"),
     ("--num-envs 8", "no --num-envs, --envs-per-actor"),
     ("--learner-devices 0,1,2", "--envs-per-actor 4, multiple of 3"),
 ]

@@ -400,7 +400,7 @@ BAD = [
     ("--hold-random 1e12", "--hold-random, at most 2147483647"),
     ("--env helpers:NoAction", "no action, Box[0]"),
     ("--env helpers:Unbounded", "finite, inf"),
-    ("--env helpers:TwoDials", "MultiDiscrete, PPO"),
+    ("--env helpers:TwoDials", "MultiDiscrete, ppo_pmap.py"),
 ]
 
 

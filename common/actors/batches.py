@@ -1,11 +1,12 @@
 """Batches for a learner from actors that get its parameters back: the wiring of threads, queues and devices.
 
 with Batches(args, ...) as batches:
-    while batch := batches.next(stopped):
+    while batch := batches.next(state, stopped):
         state, published, metrics = update(state, batch)
         batches.publish(published)
 """
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -100,7 +101,7 @@ class Batches:
         old, unless that is 0. Counting goes on from `counters`.
         """
         self._args, self._sharding, self._warn = args, sharding, warn
-        self._version = self._first = version
+        self._version = self._first = self._over = version
         self._slots = ParameterSlots(actor_devices)
         self._slots.publish(version, params)
         actors = [
@@ -121,7 +122,7 @@ class Batches:
         self.crew = Crew(
             actors,
             self._slots,
-            RolloutQueues(len(actors), args.queue_size, args.on_full, before, args.rollouts_ahead),
+            RolloutQueues(len(actors), args.queue_rollouts, args.on_full, before, args.rollouts_ahead),
             Limits.of(args),
             warn,
             schedule=schedule if args.fixed_order else None,
@@ -137,11 +138,12 @@ class Batches:
     def __exit__(self, *error: Any) -> None:
         self.crew.__exit__(*error)
 
-    def next(self, stopped: Callable[[], bool]) -> tuple[Rollout, ...] | None:
+    def next(self, newest: Any, stopped: Callable[[], bool]) -> tuple[Rollout, ...] | None:
         """The rollouts of an update, on their way to the learner's devices; None once `stopped`.
 
-        Raises ActorsFailed, see `Crew.take`.
+        `newest` is what the newest update returns; the one before it is over. Raises ActorsFailed, see `Crew.take`.
         """
+        self._make_room(newest)
         batch = []
         while len(batch) < self._args.batch_rollouts:
             with nullcontext() if self._args.serial else self.meters.timed("wait_get"):
@@ -154,6 +156,18 @@ class Batches:
                 batch.append(jax.device_put(share, self._sharding))
         self.crew.queues.train(self._args.batch_rollouts)
         return tuple(batch)
+
+    def _make_room(self, newest: Any) -> None:
+        """Let actors begin other rollouts in the place of those from which updates have learned."""
+        if math.isinf(self._args.rollouts_ahead):
+            return
+        over = max(self._version - 1, self._over)
+        if self.crew.queues.counts["waiting"] < self._args.batch_rollouts:  # some may have to begin first
+            with self.meters.timed("update"):
+                jax.block_until_ready(newest)
+            over = self._version
+        self.crew.queues.leave((over - self._over) * self._args.batch_rollouts)
+        self._over = over
 
     def publish(self, params: Any) -> None:
         """Note an update; its parameters go to the actors at every `publish_interval`-th."""

@@ -127,8 +127,12 @@ class Crew:
         actor.start()
         while not self._stop.is_set():
             with actor.doing("put", "wait_put"):
-                self.queues.begin(actor.index, self._stop.is_set)
-            collected = actor.collect(self._chooser(actor, self._stop.is_set))
+                self.queues.begin(self._stop.is_set)
+            try:
+                collected = actor.collect(self._chooser(actor, self._stop.is_set))
+            except BaseException:
+                self.queues.leave(1)
+                raise
             with actor.doing("put", "wait_put"):
                 self.queues.put(collected, self._stop.is_set)
 

@@ -55,8 +55,8 @@ class RolloutQueues:
     ):
         """Where a queue is full, `put` waits ("block") or makes room ("drop-oldest").
 
-        Counting goes on from `before`, of which nothing is under way any more. `begin` waits while `ahead` rollouts
-        have been begun that the learner has not learned from.
+        Counting goes on from `before`, of which nothing is under way any more. There are `ahead` places, each for a
+        rollout from before it is collected until an update with it is over.
         """
         self._queues: list[deque[tuple[int, Collected]]] = [deque() for _ in range(num_actors)]
         self._size, self._on_full = size, on_full
@@ -64,8 +64,7 @@ class RolloutQueues:
         self._counts = dict.fromkeys(FATES, 0) | (before or {})
         gone = sum(self._counts[name] for name in FATES if name != "produced")
         self._counts["discarded"] += self._counts["produced"] - gone
-        self._held, self._ahead = 0, ahead
-        self._begun: set[int] = set()  # actors that collect a rollout, or hold one for which there is no room
+        self._held, self._places = 0, ahead
 
     @property
     def counts(self) -> dict[str, int]:
@@ -77,12 +76,18 @@ class RolloutQueues:
     def _waiting(self) -> int:
         return sum(map(len, self._queues))
 
-    def begin(self, actor: int, stopped: Callable[[], bool]) -> None:
-        """Wait until the actor may collect a rollout; one that has begun already, and failed, may do so at once."""
+    def begin(self, stopped: Callable[[], bool]) -> None:
+        """Wait for a place for a rollout, and take it."""
         with self._changed:
-            while len(self._begun - {actor}) + self._waiting + self._held >= self._ahead and not stopped():
+            while self._places < 1 and not stopped():
                 self._changed.wait(LOOK_INTERVAL)
-            self._begun.add(actor)
+            self._places -= 1
+
+    def leave(self, count: int) -> None:
+        """Give back the places of rollouts that came to nothing, or from which updates have learned."""
+        with self._changed:
+            self._places += count
+            self._changed.notify_all()
 
     def put(self, collected: Collected, stopped: Callable[[], bool]) -> None:
         """Add a rollout at its actor's end; it is discarded where there is no room before `stopped`."""
@@ -91,13 +96,13 @@ class RolloutQueues:
             while self._on_full == "block" and len(queue) >= self._size and not stopped():
                 self._changed.wait(LOOK_INTERVAL)
             self._counts["produced"] += 1
-            self._begun.discard(collected.actor)
             if stopped():
                 self._counts["discarded"] += 1
                 return
             if len(queue) >= self._size:
                 queue.popleft()
                 self._counts["dropped"] += 1
+                self._places += 1
             queue.append((self._counts["produced"], collected))
             self._changed.notify_all()
 

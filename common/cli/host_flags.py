@@ -78,8 +78,13 @@ class HostEnvArgs(RunArgs):
 
     @property
     def rollouts_ahead(self) -> float:
-        """Rollouts that actors may have begun and the learner not learned from."""
+        """Rollouts that may be under way, from before they are collected until updates with them are over."""
         return math.inf
+
+    @property
+    def queue_rollouts(self) -> float:
+        """Rollouts that may wait for the learner, per actor."""
+        return self.queue_size
 
     @property
     def steps_per_update(self) -> int:

@@ -27,6 +27,8 @@ class ReplayArgs:
     """Save the replay buffer in checkpoints; without it a resumed run first refills to --learning-starts."""
     learning_starts: int = 1_000
     """Environment steps with uniformly random actions before learning starts."""
+    hold_random: int = 1
+    """Steps of an environment for which a random action before --learning-starts is held; more reach further."""
     utd_ratio: float = 1.0
     """Gradient updates per environment step, exactly; fractions too."""
     batch_size: int = 256
@@ -55,7 +57,7 @@ class ReplayArgs:
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, "batch_size buffer_size", at_least=1)
+        check(self, "batch_size buffer_size hold_random", at_least=1)
         check(self, "learning_starts", at_least=0)
         check(self, "utd_ratio", above=0)
         if self.capacity * self.num_rings < self.batch_size:
@@ -69,6 +71,9 @@ class ReplayArgs:
             raise UsageError(
                 f"--learning-starts {self.learning_starts} leaves nothing of --total-timesteps {self.total_timesteps}"
             )
+        if not self.ratio.due(self.num_updates * self.steps_per_update):
+            steps = f"the steps from --learning-starts {self.learning_starts} to {self.total_timesteps}"
+            raise UsageError(f"--utd-ratio {self.utd_ratio} makes no gradient update in {steps}")
 
 
 @dataclass(kw_only=True)
@@ -104,7 +109,8 @@ class HostReplayArgs(ReplayArgs, HostEnvArgs):
     num_steps: int = 8
     """Steps of every environment per rollout."""
     max_ahead: int = 0
-    """Environment steps that actors may have begun before the gradient updates of earlier ones; 0 is two updates'."""
+    """Environment steps that may be under way, up to the end of their update; 0 is two updates', or one and a rollout
+    of every actor."""
 
     @property
     def num_rings(self) -> int:
@@ -112,10 +118,26 @@ class HostReplayArgs(ReplayArgs, HostEnvArgs):
 
     @property
     def rollouts_ahead(self) -> float:
-        return self.max_ahead // (self.envs_per_actor * self.num_steps) or 2 * self.batch_rollouts
+        if self.fixed_order or self.sampler_only or self.on_full != "block":
+            return math.inf
+        enough = self.batch_rollouts + max(self.batch_rollouts, self.num_actors)
+        return self.max_ahead // (self.envs_per_actor * self.num_steps) or enough
+
+    @property
+    def queue_rollouts(self) -> float:
+        return super().queue_rollouts if math.isinf(self.rollouts_ahead) else math.inf
 
     def __post_init__(self):
         super().__post_init__()
+        check(self, "max_ahead", at_least=0)
+        if self.max_ahead and self.fixed_order:
+            raise UsageError("--lockstep and --serial fix how far actors are ahead: leave --max-ahead out")
+        if self.max_ahead and self.on_full != "block":
+            raise UsageError(f"--max-ahead makes actors wait, --on-full {self.on_full} does not: leave one out")
+        if self.queue_size != HostEnvArgs.queue_size and self.on_full == "block":
+            raise UsageError(
+                f"--queue-size {self.queue_size} needs --on-full drop-oldest: else --max-ahead is the bound"
+            )
         if self.max_ahead and self.max_ahead < self.steps_per_update:
             raise UsageError(
                 f"--max-ahead {self.max_ahead} is less than an update learns from: at least {self.steps_per_update}"
@@ -133,7 +155,8 @@ class HostReplayArgs(ReplayArgs, HostEnvArgs):
 
     def sizes(self, num_devices: int) -> list[str]:
         """The derived sizes, for the header of a run."""
-        rollouts = f"{self.batch_rollouts} rollouts of {self.envs_per_actor} envs x {self.num_steps} steps"
+        each = f"{self.envs_per_actor} envs x {self.num_steps} steps"
+        rollouts = f"{self.batch_rollouts} rollouts of {each}" if self.batch_rollouts > 1 else f"a rollout of {each}"
         gradient_updates = self.ratio.due(self.num_updates * self.steps_per_update)
         return [
             f"{self.num_actors} actors x {self.envs_per_actor} envs = {self.num_envs} envs",

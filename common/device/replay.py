@@ -1,4 +1,4 @@
-"""A replay buffer on the device: one ring of transitions per environment, oldest overwritten first.
+"""A replay buffer on the device: rings of transitions, one per environment of an update, oldest overwritten first.
 
 Nothing here depends on the number of devices:
 rings are split over them like the environments, and random choices are made by groups of environments that no device
@@ -51,7 +51,8 @@ class Replay(struct.PyTreeNode):
     def add_valid(self, transitions: Any, valid: jax.Array) -> "Replay":
         """The buffer with those of the transitions [T, N, ...] that are `valid` [T, N]; T is at most the capacity."""
         order = self.count + jnp.cumsum(valid, axis=0) - valid
-        slot = jnp.where(valid, order % self.capacity, self.capacity)  # beyond the ring, where nothing is written
+        beyond = self.capacity + jnp.arange(len(valid))[:, None]  # the ring's end, where nothing is written
+        slot = jnp.where(valid, order % self.capacity, beyond)
         ring = jnp.arange(slot.shape[1])
 
         def write(rings, new):
@@ -98,9 +99,9 @@ def check_memory(args: Any, example: Any, devices: list[jax.Device]) -> str:
     available = len(devices) * _device_memory(devices[0]) if devices[0].platform != "cpu" else _host_memory()
     if transitions * size > available:
         raise UsageError(
-            f"the replay buffer does not fit: {transitions:,} transitions of {size:,} bytes are "
-            f"{transitions * size / 1e9:,.1f} GB, the devices have {available / 1e9:,.1f} GB; at most "
-            f"{int(available / size):,} transitions fit, over all seeds together"
+            f"--buffer-size {args.buffer_size} does not fit: {transitions:,} transitions of {size:,} bytes are "
+            f"{transitions * size / 1e9:,.1f} GB, and there are {available / 1e9:,.1f} GB; at most "
+            f"{int(available / size):,} transitions fit{', over all seeds together' if args.num_seeds > 1 else ''}"
         )
     saved = ", and as much again while a checkpoint is saved or loaded" if transitions * size > LARGE else ""
     note = saved if args.save_buffer else ", not saved: a resumed run fills it again before it learns on"

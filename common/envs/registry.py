@@ -25,7 +25,10 @@ from common.envs.host import HostEnvs, HostOptions, Vectorization
 from common.envs.usage import UnknownId, read_params, readable_errors, refuse_params
 
 Place = Literal["device", "host"]
-TRAINERS: dict[Place, str] = {"device": "algos/ppo_pmap.py", "host": "algos/appo_pmap.py"}
+TRAINERS: dict[Place, str] = {
+    "device": "algos/ppo_pmap.py and algos/sac_pmap.py train",
+    "host": "algos/appo_pmap.py and algos/asac_pmap.py train",
+}
 
 
 def make(name: str, env_params: str = "") -> Env:
@@ -35,7 +38,7 @@ def make(name: str, env_params: str = "") -> Env:
     returns an environment or a pair (environment, parameters). Raises UsageError for an unknown name or parameter.
     """
     if steps_on_host(name):
-        raise UsageError(f"{name} steps on the host, not on the device: {TRAINERS['host']} trains on it")
+        raise UsageError(f"{name} steps on the host, not on the device: {TRAINERS['host']} on it")
     return _make(name, read_params(env_params))
 
 
@@ -105,4 +108,4 @@ def _who_trains(env_id: str) -> str:
         with suppress(Exception):  # it is not installed, or not as it was: nobody has asked for it
             if env_id in _module(suite).ids():
                 found.setdefault(place, []).append(f"{suite}:{env_id}")
-    return ", ".join(f"{TRAINERS[place]} trains on {' or '.join(names)}" for place, names in found.items())
+    return ", ".join(f"{TRAINERS[place]} on {' or '.join(names)}" for place, names in found.items())

@@ -30,17 +30,18 @@ def need_fitting_spaces(args: Any, env: Any) -> None:
         raise UsageError("--exploration-loss symmetric-kl needs discrete actions: there is no uniform policy on a Box")
 
 
-def need_squashable_actions(env: Any, algorithm: str) -> None:
-    """Raise UsageError unless actions are Discrete, or a Box with finite bounds."""
+def need_squashable_actions(env: Any, instead: str) -> None:
+    """Raise UsageError unless actions are Discrete, or a Box with finite bounds, as SAC needs them.
+
+    It names what to take `instead`.
+    """
     space = env.action_space
     if isinstance(space, (MultiDiscrete, Dict, Tuple)):
-        raise UsageError(
-            f"{algorithm} acts in a Box or in Discrete actions, {env.name} has {space}; PPO can train on it"
-        )
+        raise UsageError(f"SAC acts in a Box or in Discrete actions, {env.name} has {space}; {instead} can train on it")
     if isinstance(space, Discrete):
         return
     if not (np.isfinite(space.low) & np.isfinite(space.high) & (space.low < space.high)).all():
         raise UsageError(
-            f"{algorithm} squashes actions between bounds, and those of {env.name} are {np.ravel(space.low)} to "
-            f"{np.ravel(space.high)}: each must be finite, the lower below the upper"
+            f"SAC squashes actions between bounds, and those of {env.name} are {np.ravel(space.low)} to "
+            f"{np.ravel(space.high)}: each must be finite, the lower below the upper; {instead} can train on it"
         )

@@ -100,7 +100,8 @@ def check_known(name: str, env_id: str, known: Iterable[str]) -> None:
     suite = name.removesuffix(env_id)
     lowered = {other.lower(): other for other in known}
     near = [lowered[match] for match in difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.4)]
-    hint = f"known ids: {', '.join(known)}" if len(known) <= LISTED else f"none of its {len(known)} ids is like it"
+    listing = f"none of its {len(known)} ids is like it: --list-envs {suite.rstrip(':') or 'gymnax'} prints them"
+    hint = f"known ids: {', '.join(known)}" if len(known) <= LISTED else listing
     if near:
         hint = f"did you mean {', '.join(suite + other for other in near)}?"
     error = UnknownId(f"unknown environment {name!r}: {hint}")

@@ -257,7 +257,7 @@ def test_the_listed_environments_are_those_that_can_be_trained(capsys, monkeypat
     [
         (make, "LunarLander-v3", "algos/asac_pmap.py train on envpool:LunarLander-v3 or gymnasium:LunarLander-v3"),
         (make_host, "LunarLander-v3", "train on envpool:LunarLander-v3 or gymnasium:LunarLander-v3"),
-        (make_host, "gymnasium:Breakout-MinAtar", "algos/ppo_pmap.py trains on gymnax:Breakout-MinAtar"),
+        (make_host, "gymnasium:Breakout-MinAtar", "algos/sac_pmap.py train on gymnax:Breakout-MinAtar"),
         (make_host, "gymnasium:ALE/Pong-v5", "pip install ale-py"),
     ],
 )

@@ -69,8 +69,10 @@ def peers() -> dict[str, dict[str, Any]]:
 
 
 def goals_of_peer(peer: str) -> list[Goal]:
-    """Those of the kit for which the peer's authors publish flags. Its PPO and SAC have the goals of ours, which may be
-    asynchronous."""
+    """Those of the kit for which the peer's authors publish flags.
+
+    Its PPO and SAC have the goals of ours, also of the asynchronous ones.
+    """
     about = peers()[peer]
     published = tomllib.loads((FOLDER / "peers" / "peers.toml").read_text())["flags"]
     found = []

@@ -166,6 +166,7 @@ class Batches:
             with self.meters.timed("update"):
                 jax.block_until_ready(newest)
             over = self._version
+        self._slots.settle(over)  # who begins now acts with what that update made
         self.crew.queues.leave((over - self._over) * self._args.batch_rollouts)
         self._over = over
 

@@ -46,6 +46,12 @@ class ParameterSlots:
         version, placed = newest_first[-1]
         return Slot(version, placed[device])
 
+    def settle(self, version: int) -> None:
+        """Block until the newest of the versions up to this one is computed, so that `latest` returns no older one."""
+        with self._changed:
+            placed = self._slots[max(known for known in self._slots if known <= version)]
+        jax.block_until_ready(placed)
+
     def wait_for(self, version: int, device: jax.Device, timeout: float) -> Slot | None:
         """Exactly this version, computed; None where it is not published within `timeout` seconds."""
         with self._changed:

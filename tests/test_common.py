@@ -54,6 +54,7 @@ from common.runs.evaluation import Evaluations
 from common.runs.intervals import Intervals
 from common.runs.loading import Start
 from common.runs.metrics import jsonable
+from common.runs.reports import Score
 from common.runs.saver import Saver
 
 T, N = 6, 8
@@ -535,7 +536,7 @@ def evaluations_of(beside, saver_class=Saver):
     warnings = []
     saver = saver_class(None, small_args(), Start(), dict, warn=warnings.append)
     recorder = SimpleNamespace(add_evaluation=lambda step, metrics: None)
-    evaluations = Evaluations({}, None, recorder, saver, Clock(), warnings.append)
+    evaluations = Evaluations(Score(0, {}), None, recorder, saver, Clock(), warnings.append)
     evaluations.use(beside)
     return evaluations, warnings
 

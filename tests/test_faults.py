@@ -34,6 +34,7 @@ from cli_helpers import (
     succeed,
 )
 
+from common.cli.command import parse
 from common.runs.checkpoints import UNFINISHED
 from common.runs.run import Run
 
@@ -111,6 +112,19 @@ def test_a_signal_saves_and_exits(number, code, tmp_path):
     assert checkpoint_steps(tmp_path / "run") == [result["env_steps"]]
     assert Path(result["checkpoint"]).name == str(result["env_steps"])
     assert not (tmp_path / "run" / "DONE").exists()
+
+
+def test_an_interrupted_run_says_of_which_step_its_evaluation_is(tmp_path, capsys):
+    def interrupt(row):
+        if row["env_steps"] == 3 * STEPS:
+            signal.raise_signal(signal.SIGINT)
+
+    steps = ["--total-timesteps", 8 * STEPS, "--log-interval", STEPS, "--eval-interval", 2 * STEPS]
+    args = parse(ppo.Args, [str(word) for word in (*SMALL, *steps, "--run-dir", tmp_path / "run")])
+    with pytest.raises(KeyboardInterrupt):
+        ppo.train(args, callback=interrupt)
+    assert f"episodes, at step {2 * STEPS}" in capsys.readouterr().out
+    assert read_result(tmp_path / "run")["eval/env_steps"] == 2 * STEPS
 
 
 @pytest.mark.slow
@@ -257,7 +271,8 @@ def test_a_process_ends_soon_after_a_save_that_failed(tmp_path):
     """Folders cannot be made under a file, as under a directory that has become read-only."""
     code = """
         import pathlib, numpy
-        from common.runs.checkpoints import UNFINISHED, Checkpoints
+        from common.cli.command import parse
+from common.runs.checkpoints import UNFINISHED, Checkpoints
         checkpoints, folder = Checkpoints(pathlib.Path("saves").absolute()), pathlib.Path("saves")
         folder.rmdir()
         folder.touch()

@@ -5,7 +5,7 @@ from typing import Any
 
 from common.cli.errors import TrainingError, UsageError
 from common.runs.evaluation import Evaluations
-from common.runs.reports import Best
+from common.runs.reports import Score
 from common.runs.saver import Saver
 
 
@@ -15,7 +15,7 @@ def confirm_best(
     state_of: Callable[[int], Any],
     stopped: Callable[[], bool],
     warn: Callable[[str], None],
-) -> Best | None:
+) -> Score | None:
     """Evaluate once more what `best` chooses, for the mean over seeds and for each agent; stores what comes of it.
 
     `state_of` loads the state of a step. None where there was no choice, or no evaluation before the run is `stopped`;
@@ -32,4 +32,4 @@ def confirm_best(
         except (TrainingError, UsageError, RuntimeError, MemoryError) as error:  # there may be no room for two learners
             warn(f"checkpoint {step}, the best one, could not be evaluated once more: {error}")
     best = found.get(steps[0]) if steps else None
-    return Best(steps[0], best) if best else None
+    return Score(steps[0], best) if best else None

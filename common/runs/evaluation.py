@@ -11,7 +11,7 @@ from common.cli.errors import TrainingError
 from common.device.evaluation import OTHER_SEED, SEED, Episodes, Evaluated
 from common.runs.clock import Clock
 from common.runs.recorder import Recorder
-from common.runs.reports import Best
+from common.runs.reports import Score
 from common.runs.saver import Saver
 
 LOOK_INTERVAL = 0.01  # seconds between two looks at an evaluation that is waited for
@@ -64,7 +64,7 @@ class Evaluations:
 
     def __init__(
         self,
-        newest: dict[str, list[float]],
+        newest: Score,
         goal: float | None,
         recorder: Recorder,
         saver: Saver,
@@ -72,7 +72,7 @@ class Evaluations:
         warn: Callable[[str], None],
         is_game: bool = False,
     ):
-        """`newest` are the metrics of the last evaluation before this run, if there was one; `goal` is a return.
+        """`newest` is the last evaluation before this run, if there was one; `goal` is a return.
 
         Of a game, which is won with a return above 0, they say how often.
         """
@@ -83,7 +83,7 @@ class Evaluations:
         self._begun: int | None = None  # the step of the last one that has begun
         self._counters: dict[str, int] = {}  # those of that step
         self._under_way = False
-        self._best: Best | None = None  # of this invocation
+        self._best: Score | None = None  # of this invocation
 
     def use(self, evaluation: Evaluation) -> None:
         self._evaluation = evaluation
@@ -132,7 +132,7 @@ class Evaluations:
                 evaluated = self._evaluation.poll()
         return metrics_of(evaluated.episodes, self._is_game) if evaluated else None
 
-    def lost(self) -> Best | None:
+    def lost(self) -> Score | None:
         """The best evaluation so far, if there is no checkpoint of its step."""
         return None if self._best is None or self._saver.has(self._best.step) else self._best
 
@@ -156,11 +156,11 @@ class Evaluations:
 
     def _note(self, evaluated: Evaluated | None) -> None:
         if evaluated:
-            self._under_way, self.newest = False, metrics_of(evaluated.episodes, self._is_game)
-            evaluation = Best(evaluated.step, self.newest)
-            self.goal_reached |= self._reaches_goal(evaluation.mean())
-            self._best = max(evaluation, self._best or evaluation, key=Best.mean)  # of equal ones the newest
-            self._recorder.add_evaluation(evaluated.step, self.newest)
+            self._under_way = False
+            self.newest = newest = Score(evaluated.step, metrics_of(evaluated.episodes, self._is_game))
+            self.goal_reached |= self._reaches_goal(newest.mean())
+            self._best = max(newest, self._best or newest, key=Score.mean)  # of equal ones the newest
+            self._recorder.add_evaluation(*newest)
             self._saver.add_evaluation(evaluated, self._counters)
 
     def _reaches_goal(self, mean: float) -> bool:

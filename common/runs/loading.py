@@ -16,7 +16,7 @@ from common.runs.arrays import Arrays, Mismatch, counters_of, flatten, select, u
 from common.runs.checkpoint_files import Damaged
 from common.runs.checkpoints import FOLDER, Checkpoints
 from common.runs.mismatch import explain
-from common.runs.reports import stored_evaluation
+from common.runs.reports import Score, stored_evaluation
 
 TRANSFERRED = "params", "obs_stats", "return_stats"  # what --init-from takes over, of the learner
 
@@ -29,7 +29,7 @@ class Start(NamedTuple):
     renewed: tuple[str, ...] = ()  # beginnings of the names of arrays that it has not, and that are fresh
     transferred: Arrays | None = None  # arrays of another run, in place of fresh ones
     counters: dict[str, int] = {}  # of the companion; not to be changed
-    evaluation: dict[str, list[float]] = {}  # the last one; not to be changed
+    newest: Score = Score(0, {})  # the last evaluation; not to be changed
     damaged: tuple[Damaged, ...] = ()  # checkpoints that do not load
 
 
@@ -97,7 +97,7 @@ def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> S
         host=host,
         renewed=renewed,
         counters=counters,
-        evaluation=stored_evaluation(path, step),
+        newest=stored_evaluation(path, step),
         damaged=tuple(damaged.values()),
     )
 

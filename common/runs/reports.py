@@ -21,13 +21,15 @@ from common.runs.metrics import jsonable
 
 SHOWN = {f"eval/return_{name}" for name in ("mean", "std", "min", "max")}
 """What the footer shows of an evaluation."""
+NUMBERS = {"eval/env_steps", "eval/episodes"}
+"""What `result.json` says of an evaluation as a whole."""
 
 
-class Best(NamedTuple):
-    """The best evaluation, in the mean over seeds."""
+class Score(NamedTuple):
+    """The metrics of an evaluation, a number per seed each."""
 
-    step: int
-    evaluation: dict[str, list[float]]
+    step: int  # of what was evaluated
+    evaluation: dict[str, list[float]]  # empty where there was none
 
     def mean(self) -> float:
         """Over seeds and episodes."""
@@ -52,9 +54,9 @@ class Outcome(NamedTuple):
     status: str  # "finished", "stopped", "interrupted" or "failed"
     env_steps: int
     updates: int
-    evaluation: dict[str, list[float]]  # the newest one
-    best: Best | None  # of the checkpoints, where there was a choice; in episodes by which it was not chosen
-    lost: Best | None  # where there is no checkpoint of it
+    newest: Score
+    best: Score | None  # of the checkpoints, where there was a choice; in episodes by which it was not chosen
+    lost: Score | None  # the best one, where there is no checkpoint of it
     eval_episodes: int  # of an evaluation
     wall_seconds: float
     compile_seconds: float
@@ -98,13 +100,14 @@ def header(
 
 def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome: Outcome, more: list[str]) -> str:
     """The evaluation, where everything is, `more`, and the command that goes on."""
-    lines = []
-    for seed, mean in enumerate(outcome.evaluation.get("eval/return_mean", [])):
-        std, low, high = (outcome.evaluation[f"eval/return_{name}"][seed] for name in ("std", "min", "max"))
+    lines, (evaluated, evaluation) = [], outcome.newest
+    when = f", at step {evaluated:,}" if evaluated < outcome.env_steps else ""
+    for seed, mean in enumerate(evaluation.get("eval/return_mean", [])):
+        std, low, high = (evaluation[f"eval/return_{name}"][seed] for name in ("std", "min", "max"))
         who = f" of seed {args.seed + seed}" if args.num_seeds > 1 else ""
         spread = f"{mean:.1f} ± {std:.1f} (min {low:.1f}, max {high:.1f})"
-        won = [f", {x[seed]:.0%} won" for name, x in outcome.evaluation.items() if name == "eval/win_rate"]
-        lines.append(f"greedy   return{who} {spread} over {outcome.eval_episodes} episodes{''.join(won)}")
+        won = [f", {x[seed]:.0%} won" for name, x in evaluation.items() if name == "eval/win_rate"]
+        lines.append(f"greedy   return{who} {spread} over {outcome.eval_episodes} episodes{''.join(won)}{when}")
     lines += _better_before(run_dir, outcome)
     lines += [f"saved    {outcome.checkpoint or 'nothing yet'}", *filter(None, more)]
     command = _resume_command(config, run_dir)
@@ -142,7 +145,7 @@ def _flags(args: Any) -> list[str]:
 
 def _better_before(run_dir: Path, outcome: Outcome) -> list[str]:
     """That evaluations before were clearly better than the last one, and how to load the best of them."""
-    lines, before, episodes, best = [], outcome.evaluation, outcome.eval_episodes, outcome.best
+    lines, before, episodes, best = [], outcome.newest.evaluation, outcome.eval_episodes, outcome.best
     if best and best.step < outcome.env_steps and best.clearly_above(before, episodes):
         before = best.evaluation
         found = f"better   return {best.mean():.1f} at step {best.step:,} over {episodes} other episodes"
@@ -160,7 +163,8 @@ def write_result(run_dir: Path, outcome: Outcome, **more: Any) -> None:
         "status": outcome.status,
         "env_steps": outcome.env_steps,
         "updates": outcome.updates,
-        **{name: [jsonable(x) for x in values] for name, values in outcome.evaluation.items()},
+        **{name: [jsonable(x) for x in values] for name, values in outcome.newest.evaluation.items()},
+        "eval/env_steps": outcome.newest.step,
         "eval/episodes": outcome.eval_episodes,
         "wall_seconds": round(outcome.wall_seconds, 3),
         "compile_seconds": round(outcome.compile_seconds, 3),
@@ -193,17 +197,18 @@ def stored_status(run_dir: Path) -> str | None:
         return None
 
 
-def stored_evaluation(run_dir: Path, step: int) -> dict[str, list[float]]:
+def stored_evaluation(run_dir: Path, step: int) -> Score:
     """The last evaluation in `result.json`, if there is one that is whole, and the run was at `step` then."""
     try:
         record = json.loads(read_text(run_dir / "result.json"))
-        stored = {name: x for name, x in record.items() if name.startswith("eval/") and name != "eval/episodes"}
+        stored = {name: x for name, x in record.items() if name.startswith("eval/") and name not in NUMBERS}
         values = {name: [math.nan if x is None else float(x) for x in values] for name, values in stored.items()}
         whole = values.keys() >= SHOWN and record["env_steps"] == step
+        evaluated = int(record.get("eval/env_steps", step))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        return {}
+        return Score(step, {})
     whole = whole and len({len(x) for x in values.values()}) == 1
-    return values if whole else {}
+    return Score(evaluated, values) if whole else Score(step, {})
 
 
 def _resume_command(config: dict[str, Any], run_dir: Path) -> str:

@@ -31,7 +31,7 @@ from common.runs.intervals import Intervals
 from common.runs.loading import load, place, with_learner
 from common.runs.metrics import check_extras
 from common.runs.recorder import Callback, Chunk, Recorder, Report
-from common.runs.reports import Best, TrainResult
+from common.runs.reports import Score, TrainResult
 from common.runs.saver import Saver
 
 
@@ -102,7 +102,7 @@ class Run:
         showing = self._clock, self.console, self._saver.last_good
         self._recorder = Recorder(self.dir, args, self.config, start.step, *showing, self._callback)
         parts = self._recorder, self._saver, self._clock, self.console.warn
-        self._evaluations = Evaluations(start.evaluation, args.stop_at_return, *parts, self._is_game)
+        self._evaluations = Evaluations(start.newest, args.stop_at_return, *parts, self._is_game)
         trained = self.steps >= self._end or self._evaluations.goal_reached
         if trained and self._saver.is_evaluated(self.steps):
             return None, None
@@ -210,7 +210,7 @@ class Run:
             raise KeyboardInterrupt
         if interrupted:
             raise SystemExit(128 + interrupted)
-        return TrainResult(host.learner.params, outcome.evaluation, self.steps, self.dir, sha256, status)
+        return TrainResult(host.learner.params, outcome.newest.evaluation, self.steps, self.dir, sha256, status)
 
     def _leave_untrained(self, host: Any) -> None:
         """Write and say what an interrupted run does, before there is anything to save that `host` does not have."""
@@ -220,7 +220,7 @@ class Run:
             self.console.say(reports.footer(self.args, self.config, self.dir, self.total, outcome, []))
         self._recorder.close()
 
-    def _confirm_best(self, state: Any) -> Best | None:
+    def _confirm_best(self, state: Any) -> Score | None:
         like = self._saver.newest(state).learner
 
         def state_of(step):
@@ -231,13 +231,13 @@ class Run:
     def _no_more_evaluations(self) -> bool:
         return bool(self.args.benchmark or self._signals.received)
 
-    def _outcome(self, status: str, sha256: str | None = None, best: Best | None = None) -> reports.Outcome:
+    def _outcome(self, status: str, sha256: str | None = None, best: Score | None = None) -> reports.Outcome:
         checkpoint = self._saver.checkpoint()
         return reports.Outcome(
             status=status,
             env_steps=self.steps,
             updates=self.steps // self.args.steps_per_update,
-            evaluation=self._evaluations.newest,
+            newest=self._evaluations.newest,
             best=best,
             lost=self._evaluations.lost(),
             eval_episodes=self.args.eval_episodes,

@@ -133,7 +133,9 @@ from flax import struct
 from common.actors.algorithm import ActorAlgorithm
 from common.actors.rollouts import Rollout
 from common.actors.watching import leave
+from common.device.clipped_adam import clipped_adam
 from common.device.final_values import put_final_values
+from common.device.hyper import hyper_of
 from common.device.learning_rate import current_learning_rate
 from common.device.memory import Seen
 from common.device.programs import TrainState
@@ -299,8 +301,6 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
     """APPO for `env` as pure functions. Raises UsageError for flags that its spaces do not fit."""
     need_fitting_spaces(args, env)
     network = Network(args, env.observation_space, env.action_space)
-    clip = optax.clip_by_global_norm(args.max_grad_norm) if args.max_grad_norm else optax.identity()
-    optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=1e-5)))
 
     def update(state: TrainState, rollouts: tuple[Rollout, ...]) -> tuple[TrainState, Published, Tally]:
         """Learn from this device's share of some rollouts, [T, N, ...] each."""
@@ -355,11 +355,11 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         """Epochs of minibatch gradient steps; returns parameters, optimizer state and metrics."""
         key = jax.random.fold_in(learner.key, learner.updates)
         minibatches = sample_indices(key, batch.value.shape[1], num_rollouts)  # [E * M, B]
-        learning_rate = current_learning_rate(args, learner)
+        hyper = hyper_of(args, learner, learning_rate=current_learning_rate(args, learner))
 
         def step(carry, indices):
             minibatch = batch if args.num_minibatches == 1 else jax.tree.map(lambda x: x[:, indices], batch)
-            return gradient_step(carry, minibatch, learning_rate)
+            return gradient_step(carry, minibatch, hyper)
 
         start = learner.params, learner.opt_state
         if len(minibatches) == 1:
@@ -367,7 +367,8 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         else:
             (params, opt_state), metrics = jax.lax.scan(step, start, minibatches)
             metrics = over_steps(metrics)
-        return params, opt_state, metrics | {"learning_rate": learning_rate, "params/norm": optax.global_norm(params)}
+        metrics |= {"learning_rate": hyper.learning_rate, "params/norm": optax.global_norm(params)}
+        return params, opt_state, metrics
 
     def sample_indices(key: jax.Array, size: int, num_rollouts: int) -> jax.Array:
         """Which of this device's samples go into each minibatch, [E * M, B].
@@ -385,16 +386,16 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         indices = jax.vmap(of_rollout)(jnp.arange(num_rollouts))  # [R, E, M, B / R]
         return jnp.moveaxis(indices, 0, 2).reshape(args.num_epochs * args.num_minibatches, -1)
 
-    def gradient_step(carry, minibatch: Batch, learning_rate: jax.Array):
+    def gradient_step(carry, minibatch: Batch, hyper):
         """One step of the optimizer on parameters and its state, which it carries, and metrics."""
         params, opt_state = carry
-        (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, minibatch)
+        (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, minibatch, hyper)
         grads, metrics = across_devices(grads, metrics)
-        direction, opt_state = optimizer.update(grads, opt_state)
-        params = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
+        direction, opt_state = clipped_adam(hyper.max_grad_norm).update(grads, opt_state)
+        params = jax.tree.map(lambda p, d: p - hyper.learning_rate * d, params, direction)
         return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
 
-    def loss(params: Any, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def loss(params: Any, batch: Batch, hyper) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Policy, value and exploration losses of a minibatch, [B, ...], means over the steps that count."""
         mean = partial(weighted_mean, batch.weight)
         policy, value, _ = network.apply(params, batch.obs, batch.first, jax.tree.map(lambda x: x[0], batch.memory))
@@ -402,8 +403,8 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         change = log_ratio(log_prob, batch.log_prob)
         ratio = jnp.exp(change)
         advantage = standardized(batch.advantage, mean) if args.norm_adv else batch.advantage
-        bounds = ratio_bounds(args.clip_eps, args.clip_mode)
-        clip_value = args.clip_eps if args.clip_vloss else None
+        bounds = ratio_bounds(hyper.clip_eps, args.clip_mode)
+        clip_value = hyper.clip_eps if args.clip_vloss else None
         entropy = mean(policy.entropy())
         losses = {
             "loss/policy": mean(policy_loss(ratio, advantage, bounds)),
@@ -415,7 +416,9 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
             losses["loss/policy"] = -mean(weight * advantage * log_prob)
         if args.exploration_loss == "symmetric-kl":
             losses["loss/exploration"] = mean(policy.symmetric_kl_to_uniform())
-        total = losses["loss/policy"] + args.vf_coef * losses["loss/value"] + args.ent_coef * losses["loss/exploration"]
+        total = (
+            losses["loss/policy"] + hyper.vf_coef * losses["loss/value"] + hyper.ent_coef * losses["loss/exploration"]
+        )
         return total, losses | {
             "loss/total": total,
             "policy/entropy": entropy,
@@ -451,7 +454,7 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         params = network.init(params_key, obs, jnp.ones((1, 1), bool), with_values(new_memory(1)))
         return Learner(
             params=params,
-            opt_state=optimizer.init(params),
+            opt_state=clipped_adam(args.max_grad_norm).init(params),
             obs_stats=obs_stats(env.observation_space) if args.normalize_obs else None,
             return_stats=running_stats(()) if args.normalize_returns else None,
             key=key,

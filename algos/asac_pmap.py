@@ -89,6 +89,7 @@ from flax import struct
 from common.actors.algorithm import ActorAlgorithm
 from common.actors.rollouts import Rollout
 from common.actors.watching import leave
+from common.device.hyper import hyper_of
 from common.device.programs import TrainState
 from common.device.reductions import Tally, across_devices
 from common.device.replay import Replay, check_memory, new_replay, num_groups
@@ -252,12 +253,9 @@ def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
     discrete = isinstance(env.action_space, Discrete)
     actor = Actor(args, for_policies(env.observation_space), env.action_space)
     critics = Critics(args, env.observation_space, env.action_space)
-    policy_optimizer, q_optimizer = optax.adam(args.policy_lr), optax.adam(args.q_lr)
-    entropy_wanted = target_entropy(env.action_space, args.target_entropy_scale)
-    if discrete and entropy_wanted > math.log(env.action_space.n):
-        raise UsageError(
-            f"--target-entropy-scale {args.target_entropy_scale}: no policy has more entropy than log n, scale 1"
-        )
+    scales = [scale for scale in args.values_of("target_entropy_scale") if scale is not None]
+    if discrete and max(scales, default=0) > 1:
+        raise UsageError(f"--target-entropy-scale {max(scales)}: no policy has more entropy than log n, scale 1")
     groups = num_groups(args.envs_per_actor, args.batch_size)
 
     def update(state: TrainState, rollouts: tuple[Rollout, ...]) -> tuple[TrainState, Published, Tally]:
@@ -286,7 +284,7 @@ def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
         critic_params, opt_state, tally = update_critics(learner, batch, next_noise)
         targets = learner.params.targets
         done = same_for_all_seeds(learner.gradient_updates) + 1
-        tau = jnp.where(done % args.target_frequency == 0, args.tau, 0.0)
+        tau = jnp.where(done % args.target_frequency == 0, hyper_of(args, learner).tau, 0.0)
         targets = jax.tree.map(lambda old, new: old + tau * (new - old), targets, critic_params)
         learner = learner.replace(
             params=learner.params._replace(critics=critic_params, targets=targets),
@@ -312,9 +310,9 @@ def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
 
     def update_critics(learner: Learner, batch: Transition, noise: jax.Array):
         """One gradient step of both Q functions; returns parameters, optimizer state and metrics."""
-        params = learner.params
+        params, hyper = learner.params, hyper_of(args, learner)
         next_q, next_entropy = soft_value(params.actor, params.targets, batch.next_obs, noise)
-        target = td_target(batch.reward, batch.terminated, next_q, next_entropy, temperature(params), args.gamma)
+        target = td_target(batch.reward, batch.terminated, next_q, next_entropy, temperature(learner), hyper.gamma)
 
         def loss(critic_params):
             if discrete:
@@ -334,14 +332,15 @@ def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
             }
 
         grads, metrics = across_devices(*jax.grad(loss, has_aux=True)(params.critics))
-        changes, opt_state = q_optimizer.update(grads, learner.opt_states.critics)
+        changes, opt_state = optax.adam(hyper.q_lr).update(grads, learner.opt_states.critics)
         metrics |= {"grad/q_norm": optax.global_norm(grads)}
         return optax.apply_updates(params.critics, changes), opt_state, Tally.of(metrics)
 
     def update_policy(learner: Learner, batch: Transition, noise: jax.Array) -> tuple[Learner, Tally]:
         """One gradient step of the policy and, with --autotune, of the temperature."""
-        params, opt_states = learner.params, learner.opt_states
-        alpha = temperature(params)
+        params, opt_states, hyper = learner.params, learner.opt_states, hyper_of(args, learner)
+        alpha = temperature(learner)
+        entropy_wanted = target_entropy(env.action_space, hyper.target_entropy_scale)
         legal = legal_actions(batch.obs)  # of fewer actions less entropy is wanted
         scale = entropy_wanted / math.log(env.action_space.n) if discrete else 1.0
         wanted = {} if legal is None else {"policy/target_entropy": scale * jnp.mean(largest_entropy(legal))}
@@ -352,19 +351,19 @@ def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
             return value, {"loss/policy": value, "policy/entropy": jnp.mean(entropy)} | wanted
 
         grads, metrics = across_devices(*jax.grad(loss, has_aux=True)(params.actor))
-        changes, actor_state = policy_optimizer.update(grads, opt_states.actor)
+        changes, actor_state = optax.adam(hyper.policy_lr).update(grads, opt_states.actor)
         params = params._replace(actor=optax.apply_updates(params.actor, changes))
         opt_states = opt_states._replace(actor=actor_state)
         if args.autotune:  # the gradient of log_alpha * (entropy - entropy_wanted)
             gradient = metrics["policy/entropy"] - metrics.get("policy/target_entropy", entropy_wanted)
-            change, alpha_state = q_optimizer.update(gradient, opt_states.log_alpha)
+            change, alpha_state = optax.adam(hyper.q_lr).update(gradient, opt_states.log_alpha)
             params = params._replace(log_alpha=params.log_alpha + change)
             opt_states = opt_states._replace(log_alpha=alpha_state)
         metrics |= {"policy/alpha": alpha, "grad/policy_norm": optax.global_norm(grads)}
         return learner.replace(params=params, opt_states=opt_states), Tally.of(metrics)
 
-    def temperature(params: Params) -> jax.Array:
-        return jnp.exp(params.log_alpha) if args.autotune else jnp.float32(args.alpha)
+    def temperature(learner: Learner) -> jax.Array:
+        return jnp.exp(learner.params.log_alpha) if args.autotune else jnp.float32(hyper_of(args, learner).alpha)
 
     def soft_value(actor_params, critic_params, obs, noise) -> tuple[jax.Array, jax.Array]:
         """The smaller Q of the policy's actions [B], and the policy's entropy [B], both in expectation."""
@@ -389,9 +388,7 @@ def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
         params = Params(actor.init(actor_key, obs), critic_params, critic_params, log_alpha)
         return Learner(
             params=params,
-            opt_states=OptStates(
-                policy_optimizer.init(params.actor), q_optimizer.init(critic_params), q_optimizer.init(log_alpha)
-            ),
+            opt_states=OptStates(*map(optax.adam(args.q_lr).init, (params.actor, critic_params, log_alpha))),
             obs_stats=obs_stats(env.observation_space) if args.normalize_obs else None,
             key=key,
             updates=jnp.int32(0),

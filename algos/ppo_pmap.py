@@ -22,6 +22,8 @@ from common.cli.errors import UsageError
 class Args(DeviceEnvArgs):
     """Train PPO on a gymnax-style environment. All sizes are global: --num-envs 64 is 64 over all devices together."""
 
+    sweepable = "gamma gae_lambda learning_rate desired_kl target_kl max_grad_norm clip_eps vf_coef ent_coef"
+
     # rollout and advantage
     num_steps: int = 64
     """Steps of every environment per update."""
@@ -124,8 +126,10 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from common.device.clipped_adam import clipped_adam, unless_zero
 from common.device.episodes import EpisodeTracker, RecentEpisodes, count_episodes, new_recent, new_tracker
 from common.device.final_values import put_final_values
+from common.device.hyper import hyper_of
 from common.device.learning_rate import current_learning_rate, next_learning_rate
 from common.device.programs import Algorithm, TrainState
 from common.device.reductions import Tally, across_devices, over_steps
@@ -190,6 +194,7 @@ class Learner(struct.PyTreeNode):
     params: Params
     opponents: Any  # parameters of past actors and their obs_stats [P, ...], with --opponent self, or ()
     opt_state: optax.OptState
+    hyper: dict[str, jax.Array]  # [] flags of its own, of a member of a population
     learning_rate: jax.Array  # [] moves under kl-adaptive only
     obs_stats: Any  # RunningStats of each part of observations, or None
     return_stats: RunningStats | None  # the units of the critic
@@ -282,8 +287,6 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
     need_fitting_spaces(args, env)
     actor = Actor(args, for_policies(env.observation_space), env.action_space)
     critic = Critic(args, env.observation_space)
-    clip = optax.clip_by_global_norm(args.max_grad_norm) if args.max_grad_norm else optax.identity()
-    optimizer = optax.flatten(optax.chain(clip, optax.scale_by_adam(eps=1e-5)))
 
     def update(state: TrainState) -> tuple[TrainState, Tally, Any]:
         """One iteration of PPO (algorithm 1): collect, estimate advantages, learn."""
@@ -337,8 +340,8 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         next_value = jnp.concatenate([value[1:], value_of(learner, shard.obs)[None]])
         cut_off = trajectory.truncated & ~trajectory.terminated
         next_value = put_final_values(next_value, cut_off, trajectory.final_obs, partial(value_of, learner))
-        ends = trajectory.terminated, trajectory.truncated
-        advantage = gae(trajectory.reward, value, next_value, *ends, args.gamma, args.gae_lambda)
+        ends, hyper = (trajectory.terminated, trajectory.truncated), hyper_of(args, learner)
+        advantage = gae(trajectory.reward, value, next_value, *ends, hyper.gamma, hyper.gae_lambda)
 
         batch = Batch(
             obs=normalize(learner.obs_stats, trajectory.obs),
@@ -359,39 +362,39 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         advantage = batch.advantage[minibatches]
         if args.norm_adv:
             advantage = standardized(advantage, partial(jnp.mean, axis=-1, keepdims=True))
-        learning_rate = current_learning_rate(args, learner)
+        hyper = hyper_of(args, learner, learning_rate=current_learning_rate(args, learner))
 
         def step(carry, inputs):
             indices, advantage = inputs
             minibatch = jax.tree.map(lambda x: x[indices], batch)._replace(advantage=advantage)
-            return gradient_step(carry, minibatch, learning_rate)
+            return gradient_step(carry, minibatch, hyper)
 
         def epoch(carry, inputs):
             carry, metrics = jax.lax.scan(step, carry, inputs)
             metrics = over_steps(metrics)
-            return carry, metrics, metrics["policy/approx_kl"] > (args.target_kl or jnp.inf)
+            return carry, metrics, metrics["policy/approx_kl"] > unless_zero(hyper.target_kl)
 
         start = learner.params, learner.opt_state
         (params, opt_state), metrics, epochs = scan_until_stopped(epoch, start, (minibatches, advantage))
-        metrics |= {"policy/epochs": epochs, "learning_rate": learning_rate}
+        metrics |= {"policy/epochs": epochs, "learning_rate": hyper.learning_rate}
         return params, opt_state, metrics | {"params/norm": optax.global_norm(params)}
 
-    def gradient_step(carry, minibatch: Batch, learning_rate: jax.Array):
+    def gradient_step(carry, minibatch: Batch, hyper):
         """One step of the optimizer on parameters and its state, which it carries, and metrics."""
         params, opt_state = carry
-        (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, minibatch)
+        (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, minibatch, hyper)
         grads, metrics = across_devices(grads, metrics)
-        direction, opt_state = optimizer.update(grads, opt_state)
-        params = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
+        direction, opt_state = clipped_adam(hyper.max_grad_norm).update(grads, opt_state)
+        params = jax.tree.map(lambda p, d: p - hyper.learning_rate * d, params, direction)
         return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
 
-    def loss(params: Params, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def loss(params: Params, batch: Batch, hyper) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Policy, value and exploration losses of a minibatch, [B, ...]."""
         policy, value = outputs(params, batch.obs)
         log_ratio = policy.log_prob(batch.action) - batch.log_prob
         ratio = jnp.exp(log_ratio)
-        bounds = ratio_bounds(args.clip_eps, args.clip_mode)
-        clip_value = args.clip_eps if args.clip_vloss else None
+        bounds = ratio_bounds(hyper.clip_eps, args.clip_mode)
+        clip_value = hyper.clip_eps if args.clip_vloss else None
         entropy = jnp.mean(policy.entropy())
         losses = {
             "loss/policy": jnp.mean(policy_loss(ratio, batch.advantage, bounds)),
@@ -401,7 +404,8 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         if args.exploration_loss == "symmetric-kl":
             losses["loss/exploration"] = jnp.mean(policy.symmetric_kl_to_uniform())
         # Equation 9
-        total = losses["loss/policy"] + args.vf_coef * losses["loss/value"] + args.ent_coef * losses["loss/exploration"]
+        total = losses["loss/policy"] + hyper.vf_coef * losses["loss/value"]
+        total += hyper.ent_coef * losses["loss/exploration"]
         return total, losses | {
             "loss/total": total,
             "policy/entropy": entropy,
@@ -437,13 +441,15 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         policy, features = actor.apply(params.actor, obs)
         return policy, critic.apply(params.critic, features if args.share_torso else obs)
 
-    def init(seed: jax.Array) -> TrainState:
+    def init(seed: jax.Array, hyper=None) -> TrainState:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
         obs, env_state = reset_envs(env, keys_of(envs_key, num_envs), mid_episode=args.decorrelate)
-        return TrainState(new_learner(params_key, key), Shard(env_state, obs, new_tracker(num_envs, args.decorrelate)))
+        shard = Shard(env_state, obs, new_tracker(num_envs, args.decorrelate))
+        return TrainState(new_learner(params_key, key, hyper), shard)
 
-    def new_learner(params_key: jax.Array, key: jax.Array) -> Learner:
+    def new_learner(params_key: jax.Array, key: jax.Array, hyper=None) -> Learner:
+        hyper = hyper or {}
         obs = zeros(env, 1)
         actor_key, critic_key = jax.random.split(params_key)
         (_, features), actor_params = actor.init_with_output(actor_key, obs)
@@ -453,8 +459,9 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         return Learner(
             params=params,
             opponents=jax.tree.map(lambda x: jnp.stack([x] * PAST), past),
-            opt_state=optimizer.init(params),
-            learning_rate=jnp.float32(args.learning_rate),
+            opt_state=clipped_adam(args.max_grad_norm).init(params),
+            hyper=hyper,
+            learning_rate=jnp.float32(hyper.get("learning_rate", args.learning_rate)),
             obs_stats=stats,
             return_stats=running_stats(()) if args.normalize_returns else None,
             recent=new_recent(),

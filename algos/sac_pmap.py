@@ -23,6 +23,8 @@ from common.cli.replay_flags import DeviceReplayArgs
 class Args(DeviceReplayArgs):
     """Train SAC on a gymnax-style environment. All sizes are global: --num-envs 8 is 8 over all devices together."""
 
+    sweepable = "gamma policy_lr q_lr tau alpha target_entropy_scale"
+
     env: str = "Pendulum-v1"
     """Environment: a gymnax id, or package.module:factory importable from the working directory."""
     total_timesteps: int = 15_000
@@ -87,6 +89,7 @@ import optax
 from flax import struct
 
 from common.device.episodes import EpisodeTracker, RecentEpisodes, count_episodes, new_recent, new_tracker
+from common.device.hyper import hyper_of
 from common.device.programs import Algorithm, TrainState
 from common.device.reductions import Tally, across_devices
 from common.device.replay import Replay, check_memory, new_replay, num_groups
@@ -196,6 +199,7 @@ class Learner(struct.PyTreeNode):
 
     params: Params
     opt_states: OptStates
+    hyper: dict[str, jax.Array]  # [] flags of its own, of a member of a population
     obs_stats: Any  # RunningStats of each part of observations, or None
     recent: RecentEpisodes
     key: jax.Array  # root of all randomness; never advanced, only folded
@@ -247,12 +251,9 @@ def make_sac(args: Args, env: Env) -> Algorithm:
     discrete = isinstance(env.action_space, Discrete)
     actor = Actor(args, for_policies(env.observation_space), env.action_space)
     critics = Critics(args, env.observation_space, env.action_space)
-    policy_optimizer, q_optimizer = optax.adam(args.policy_lr), optax.adam(args.q_lr)
-    entropy_wanted = target_entropy(env.action_space, args.target_entropy_scale)
-    if discrete and entropy_wanted > math.log(env.action_space.n):
-        raise UsageError(
-            f"--target-entropy-scale {args.target_entropy_scale}: no policy has more entropy than log n, scale 1"
-        )
+    scales = [scale for scale in args.values_of("target_entropy_scale") if scale is not None]
+    if discrete and max(scales, default=0) > 1:
+        raise UsageError(f"--target-entropy-scale {max(scales)}: no policy has more entropy than log n, scale 1")
     groups = num_groups(args.num_envs, args.batch_size)
 
     def update(state: TrainState) -> tuple[TrainState, Tally, Any]:
@@ -303,7 +304,7 @@ def make_sac(args: Args, env: Env) -> Algorithm:
         critic_params, opt_state, tally = update_critics(learner, batch, next_noise)
         targets = learner.params.targets
         done = same_for_all_seeds(learner.gradient_updates) + 1
-        tau = jnp.where(done % args.target_frequency == 0, args.tau, 0.0)
+        tau = jnp.where(done % args.target_frequency == 0, hyper_of(args, learner).tau, 0.0)
         targets = jax.tree.map(lambda old, new: old + tau * (new - old), targets, critic_params)
         learner = learner.replace(
             params=learner.params._replace(critics=critic_params, targets=targets),
@@ -329,9 +330,9 @@ def make_sac(args: Args, env: Env) -> Algorithm:
 
     def update_critics(learner: Learner, batch: Transition, noise: jax.Array):
         """One gradient step of both Q functions; returns parameters, optimizer state and metrics."""
-        params = learner.params
+        params, hyper = learner.params, hyper_of(args, learner)
         next_q, next_entropy = soft_value(params.actor, params.targets, batch.next_obs, noise)
-        target = td_target(batch.reward, batch.terminated, next_q, next_entropy, temperature(params), args.gamma)
+        target = td_target(batch.reward, batch.terminated, next_q, next_entropy, temperature(learner), hyper.gamma)
 
         def loss(critic_params):
             if discrete:
@@ -351,14 +352,15 @@ def make_sac(args: Args, env: Env) -> Algorithm:
             }
 
         grads, metrics = across_devices(*jax.grad(loss, has_aux=True)(params.critics))
-        changes, opt_state = q_optimizer.update(grads, learner.opt_states.critics)
+        changes, opt_state = optax.adam(hyper.q_lr).update(grads, learner.opt_states.critics)
         metrics |= {"grad/q_norm": optax.global_norm(grads)}
         return optax.apply_updates(params.critics, changes), opt_state, Tally.of(metrics)
 
     def update_policy(learner: Learner, batch: Transition, noise: jax.Array) -> tuple[Learner, Tally]:
         """One gradient step of the policy and, with --autotune, of the temperature."""
-        params, opt_states = learner.params, learner.opt_states
-        alpha = temperature(params)
+        params, opt_states, hyper = learner.params, learner.opt_states, hyper_of(args, learner)
+        alpha = temperature(learner)
+        entropy_wanted = target_entropy(env.action_space, hyper.target_entropy_scale)
         legal = legal_actions(batch.obs)  # of fewer actions less entropy is wanted
         scale = entropy_wanted / math.log(env.action_space.n) if discrete else 1.0
         wanted = {} if legal is None else {"policy/target_entropy": scale * jnp.mean(largest_entropy(legal))}
@@ -369,19 +371,19 @@ def make_sac(args: Args, env: Env) -> Algorithm:
             return value, {"loss/policy": value, "policy/entropy": jnp.mean(entropy)} | wanted
 
         grads, metrics = across_devices(*jax.grad(loss, has_aux=True)(params.actor))
-        changes, actor_state = policy_optimizer.update(grads, opt_states.actor)
+        changes, actor_state = optax.adam(hyper.policy_lr).update(grads, opt_states.actor)
         params = params._replace(actor=optax.apply_updates(params.actor, changes))
         opt_states = opt_states._replace(actor=actor_state)
         if args.autotune:  # the gradient of log_alpha * (entropy - entropy_wanted)
             gradient = metrics["policy/entropy"] - metrics.get("policy/target_entropy", entropy_wanted)
-            change, alpha_state = q_optimizer.update(gradient, opt_states.log_alpha)
+            change, alpha_state = optax.adam(hyper.q_lr).update(gradient, opt_states.log_alpha)
             params = params._replace(log_alpha=params.log_alpha + change)
             opt_states = opt_states._replace(log_alpha=alpha_state)
         metrics |= {"policy/alpha": alpha, "grad/policy_norm": optax.global_norm(grads)}
         return learner.replace(params=params, opt_states=opt_states), Tally.of(metrics)
 
-    def temperature(params: Params) -> jax.Array:
-        return jnp.exp(params.log_alpha) if args.autotune else jnp.float32(args.alpha)
+    def temperature(learner: Learner) -> jax.Array:
+        return jnp.exp(learner.params.log_alpha) if args.autotune else jnp.float32(hyper_of(args, learner).alpha)
 
     def soft_value(actor_params, critic_params, obs, noise) -> tuple[jax.Array, jax.Array]:
         """The smaller Q of the policy's actions [B], and the policy's entropy [B], both in expectation."""
@@ -392,25 +394,25 @@ def make_sac(args: Args, env: Env) -> Algorithm:
         action, log_prob = policy.sample(noise)
         return jnp.min(critics.apply(critic_params, obs, action), axis=0), -log_prob
 
-    def init(seed: jax.Array) -> TrainState:
+    def init(seed: jax.Array, hyper=None) -> TrainState:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
         obs, env_state = reset_envs(env, keys_of(envs_key, num_envs))
         replay = new_replay(example_transition(env), num_envs, args.capacity)
-        return TrainState(new_learner(params_key, key), Shard(env_state, obs, new_tracker(num_envs), replay))
+        return TrainState(new_learner(params_key, key, hyper), Shard(env_state, obs, new_tracker(num_envs), replay))
 
-    def new_learner(params_key: jax.Array, key: jax.Array) -> Learner:
+    def new_learner(params_key: jax.Array, key: jax.Array, hyper=None) -> Learner:
+        hyper = hyper or {}
         example = example_transition(env)
         obs, action = jax.tree.map(lambda x: x[None], (example.obs, example.action))
         actor_key, critics_key = jax.random.split(params_key)
         critic_params = critics.init(critics_key, obs, action)
-        log_alpha = jnp.log(jnp.float32(args.alpha))
+        log_alpha = jnp.log(jnp.float32(hyper.get("alpha", args.alpha)))
         params = Params(actor.init(actor_key, obs), critic_params, critic_params, log_alpha)
         return Learner(
             params=params,
-            opt_states=OptStates(
-                policy_optimizer.init(params.actor), q_optimizer.init(critic_params), q_optimizer.init(log_alpha)
-            ),
+            opt_states=OptStates(*map(optax.adam(args.q_lr).init, (params.actor, critic_params, log_alpha))),
+            hyper=hyper,
             obs_stats=obs_stats(env.observation_space) if args.normalize_obs else None,
             recent=new_recent(),
             key=key,

@@ -36,7 +36,7 @@ def train(seeds: tuple[int, ...], num_devices: int) -> Iterator[list[Agent]]:
     """The agents [S] after each of `UPDATES`."""
     args = Args(num_devices=num_devices, num_seeds=len(seeds))
     devices, env = choose_devices(num_devices, args.num_envs, args.block), make(args.env)
-    programs = pmapped(for_seeds(make_ppo(args, env), env, args.num_seeds, args.eval_episodes), devices)
+    programs = pmapped(for_seeds(make_ppo(args, env), env, args.num_agents, args.eval_episodes), devices)
     start = np.tile(np.int32(seeds), (num_devices, 1))
     programs = compile_together(programs, start, jax.eval_shape(programs.init, start), np.int32(0))
     state = programs.init(start)

@@ -38,7 +38,7 @@ class Cost(NamedTuple):
 
 def time_training(algorithm: Algorithm, env: Env, devices: list[jax.Device], updates: int, skip: int = 0) -> Timing:
     """What `updates` updates cost after the first `skip` ones."""
-    programs = pmapped(for_seeds(algorithm, env, num_seeds=1, eval_episodes=128), devices)
+    programs = pmapped(for_seeds(algorithm, env, num_agents=1, eval_episodes=128), devices)
     seeds = np.zeros((len(devices), 1), np.int32)
     began = time.perf_counter()
     programs = compile_together(programs, seeds, jax.eval_shape(programs.init, seeds), np.int32(0))

@@ -56,15 +56,15 @@ class Returns:
 def compare(args: Args) -> list[Row]:
     """The rows of the table, sorted. Raises UsageError for what is not a run with metrics; prints notes to stderr."""
     groups = load(args, [TRAINING, EVALUATION])
-    finals = {run.path: final_returns(run) for group in groups for run in group.runs}
-    notes = [Note(str(path), returns.note) for path, returns in finals.items() if returns.note]
+    finals = {(run.path, run.members): final_returns(run) for group in groups for run in group.runs}
+    notes = [Note(str(path), returns.note) for (path, _), returns in finals.items() if returns.note]
     say([*(note for group in groups for note in (*pooled(group), *_lengths(group))), *notes])
     thresholds = {group.env: args.threshold for group in groups}
     if args.threshold is None:
         thresholds = {env: _most_of_the_way([one for one in groups if one.env == env]) for env in thresholds}
     rows = []
     for group in groups:
-        returns = [finals[run.path] for run in group.runs]
+        returns = [finals[run.path, run.members] for run in group.runs]
         rows.append(_row(group, returns, args.estimate, thresholds[group.env]))
     return rows
 
@@ -85,7 +85,10 @@ def final_returns(run: LoggedRun) -> Returns:
         rows = run.log.series.get(EVALUATION)
         at = min([result["env_steps"], *([rows.steps[-1]] if rows else [])])
         note = f"the evaluation is from step {at:,.0f} of {run.log.steps:,}" if at < run.log.steps else ""
-        return Returns(result[EVALUATION], note)
+        returns = result[EVALUATION]
+        if run.members and max(run.members) < len(returns):
+            returns = [returns[member] for member in run.members]
+        return Returns([x for x in returns if is_number(x)], note)
     values = run.log.series[TRAINING].values.T if TRAINING in run.log.series else np.empty((0, 0))
     last = [float(column[np.isfinite(column)][-1]) for column in values if np.isfinite(column).any()]
     what = f"the last {TRAINING} stands for it" if last else "no episode has ended either"
@@ -96,8 +99,8 @@ def _result(path: Path) -> dict[str, Any]:
     """Steps and evaluation, numbers only, in `result.json`; empty where it is not there, damaged or without one."""
     try:
         result = json.loads(read_text(path / "result.json"))
-        values = [value for value in np.ravel(result[EVALUATION]).tolist() if is_number(value)]
-        known = values and is_number(result["env_steps"])
+        values = np.ravel(result[EVALUATION]).tolist()
+        known = any(map(is_number, values)) and is_number(result["env_steps"])
         return {"env_steps": result["env_steps"], EVALUATION: values} if known else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}

@@ -162,7 +162,7 @@ def export(args: Args) -> None:
     policy = load_named(args, console)
     out = Path(args.out)
     sidecar = export_policy(policy, out)
-    console.say(f"policy   {policy.env.name}, step {policy.step:,}, seed {policy.seed}")
+    console.say(f"policy   {policy.env.name}, step {policy.step:,}, {policy.who}")
     console.say(f"saved    {out} ({out.stat().st_size:,} bytes), described in {sidecar}")
 
 

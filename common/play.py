@@ -152,7 +152,7 @@ def play(args: Args) -> Episodes:
     set_up_cache(True)
     policy = load_named(args, console)
     how = "sampled actions" if args.stochastic else "greedy"
-    console.say(f"policy   {policy.run_dir}, step {policy.step:,}, seed {policy.seed}, {how}")
+    console.say(f"policy   {policy.run_dir}, step {policy.step:,}, {policy.who}, {how}")
     name, env_params = _which(policy, args.env, args.env_params)
     console.say(f"env      {name}")
     if steps_on_host(name):

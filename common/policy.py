@@ -29,34 +29,38 @@ from common.envs.spec import EnvSpec
 from common.runs.arrays import Mismatch
 from common.runs.checkpoints import FOLDER, Checkpoints, best_step
 from common.runs.mismatch import explain
+from common.runs.overall import of_best_member, overall_of
+from common.runs.ranking import ranked
 from common.runs.script import digest, find, import_file
 
 Choice = int | Literal["best", "latest"]
 
 
 def load_policy(
-    run: str | Path, step: Choice = "latest", seed: int | None = None, algorithm: ModuleType | str | Path | None = None
+    run: str | Path,
+    step: Choice = "latest",
+    seed: int | None = None,
+    algorithm: ModuleType | str | Path | None = None,
+    member: int | None = None,
 ) -> Policy:
     """The policy of a run directory, or of one of its checkpoints (`runs/NAME/checkpoints/STEP`).
 
     `step` names a checkpoint, or takes the newest, or the one with this agent's best evaluation. `seed` chooses the
-    agent of a run with --num-seeds; its first is the default. `algorithm` is the module or the file that the
-    run was made with. It is needed where that is not a file of this repository's `algos/`: a run directory is data, it
-    does not decide which code is imported. Warns where that file has changed since, and of damaged checkpoints.
+    agent of a run with --num-seeds; its first is the default. `member` chooses one of a population, by its place; the
+    default is the one with the best evaluation, and `evaluation` is of other episodes. `algorithm` is the module or
+    the file that the run was made with. It is needed where that is not a file of this repository's `algos/`: a run
+    directory is data, it does not decide which code is imported. Warns where that file has changed since, and of
+    damaged checkpoints.
 
-    Raises UsageError where the run, the checkpoint or the seed does not exist, or the algorithm does not fit.
+    Raises UsageError where the run, the checkpoint or the agent does not exist, or the algorithm does not fit.
     """
     run_dir, step = _split_checkpoint(Path(run), step)
     config = read_config(run_dir)
     env = _env_spec(config, run_dir)
     args, functions, like = _algorithm(config, env, run_dir, algorithm)
-    seeds = range(args.seed, args.seed + args.num_seeds)
-    if seed is not None and seed not in seeds:
-        raise UsageError(f"{run_dir} has no seed {seed}: it trained {_span(seeds)}")
-    index = 0 if seed is None else seed - args.seed
-
-    checkpoints = Checkpoints(run_dir / FOLDER, read_only=True)
+    checkpoints = Checkpoints(run_dir / FOLDER, read_only=True, overall=overall_of(args))
     try:
+        index = _choose_agent(args, checkpoints, run_dir, step, seed, member)
         wanted = _choose_step(checkpoints, run_dir, step, index)
         found, learner, damaged = checkpoints.load_learner(like, wanted)
         returns = checkpoints.quoted(found)
@@ -67,8 +71,10 @@ def load_policy(
     for one in damaged:
         warnings.warn(str(one), stacklevel=2)
     learner = jax.tree.map(lambda x: x[index], learner)
-    evaluation = returns[index] if len(returns) == len(seeds) else None
-    return Policy(Agent.of(functions), learner, env, run_dir, found, seeds[index], evaluation, config)
+    evaluation = returns[index] if len(returns) == args.num_agents else None
+    return Policy(
+        Agent.of(functions), learner, env, run_dir, found, args.members.seed[index], evaluation, config, index
+    )
 
 
 def load_named(args: PolicyArgs, console: Console) -> Policy:
@@ -76,7 +82,7 @@ def load_named(args: PolicyArgs, console: Console) -> Policy:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:
-            return load_policy(args.run, args.step, args.agent, args.algorithm or None)
+            return load_policy(args.run, args.step, args.agent, args.algorithm or None, args.member)
         finally:
             for warning in caught:
                 console.warn(str(warning.message))
@@ -126,18 +132,38 @@ def _algorithm(
     try:
         args = module.Args(**flags)
         functions = module.make_algorithm(args, env)
-        return args, functions, _learner_like(functions, args.num_seeds)
+        return args, functions, _learner_like(functions, args)
     except UsageError as error:
         raise UsageError(f"{run_dir} does not fit {path}: {error}") from error
     except Exception as error:
         raise UsageError(f"{run_dir} does not fit {path}: {type(error).__name__}: {error}") from error
 
 
-def _learner_like(functions: Any, num_seeds: int) -> Any:
-    """Arrays in the shape of the learners of all seeds, as a checkpoint has them, [S, ...]; they take no memory."""
-    keys = jax.random.key(0), jax.random.key(0)
-    shapes = jax.eval_shape(lambda: key_data(functions.new_learner(*keys)))
-    return jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), (num_seeds, *x.shape)), shapes)
+def _learner_like(functions: Any, args: Any) -> Any:
+    """Arrays in the shape of the learners of all agents, as a checkpoint has them, [S, ...]; they take no memory."""
+    keys, hyper = [jax.random.key(0)] * 2, {name: np.float32(0) for name in args.members.hyper}
+    shapes = jax.eval_shape(lambda: key_data(functions.new_learner(*keys, *filter(None, [hyper]))))
+    return jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), (args.num_agents, *x.shape)), shapes)
+
+
+def _choose_agent(
+    args: Any, checkpoints: Checkpoints, run_dir: Path, step: Choice, seed: int | None, member: int | None
+) -> int:
+    """The place of an agent among all."""
+    seeds = args.members.seed
+    if member is not None and seed is not None:
+        raise UsageError(f"member {member} and seed {seed}: an agent is chosen by one of them only")
+    if member is not None and not 0 <= operator.index(member) < len(seeds):
+        raise UsageError(f"{run_dir} has no member {member}: there are {len(seeds)}, from 0 on")
+    if seed is not None and seed not in seeds:
+        raise UsageError(f"{run_dir} has no seed {seed}: it trained {_span(seeds)}")
+    if seed is not None and seeds.count(seed) > 1:
+        raise UsageError(f"{seeds.count(seed)} members of {run_dir} have seed {seed}: choose one by member=")
+    evaluations = checkpoints.evaluations() if args.is_population else {}
+    if member is None and seed is None and evaluations:
+        chosen = best_step(evaluations, overall=of_best_member) if step == "best" else step
+        return ranked(evaluations.get(chosen, evaluations[max(evaluations)]))[0]
+    return seeds.index(seed) if seed is not None else member or 0
 
 
 def _choose_step(checkpoints: Checkpoints, run_dir: Path, step: Choice, index: int) -> int | None:
@@ -157,7 +183,7 @@ def _choose_step(checkpoints: Checkpoints, run_dir: Path, step: Choice, index: i
     return step
 
 
-def _span(seeds: range) -> str:
+def _span(seeds: list[int]) -> str:
     return f"seed {seeds[0]} only" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
 
 

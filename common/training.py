@@ -21,21 +21,26 @@ from common.actors.crew import ActorsFailed
 from common.actors.environments import eval_params, inspect_env
 from common.actors.evaluation import HostEvaluation
 from common.actors.meters import UpdateMetrics
+from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
-from common.device.devices import choose_devices, choose_roles, describe
+from common.device.devices import choose_devices, choose_roles, describe, memory_of
 from common.device.memory import Agent
 from common.device.programs import Programs, for_seeds, pmapped
 from common.device.reductions import Tally
+from common.device.seeds import arrays_of
 from common.device.sharding import AXIS, to_host
 from common.drawing.figure import draw_curve
+from common.drawing.population import draw_population
 from common.envs.environment import Env
 from common.envs.own import wrap
 from common.envs.registry import list_envs, make
 from common.envs.requirements import need_fitting_steps
 from common.envs.spec import EnvSpec
+from common.population.evolution import evolution
 from common.runs.lock import locked
+from common.runs.ranking import ranked
 from common.runs.recorder import Callback
-from common.runs.reports import TrainResult
+from common.runs.reports import TrainResult, stored_evaluation
 from common.runs.run import Run
 
 LARGE = 50_000_000  # bytes of environments in a checkpoint, from which on the header says so
@@ -62,8 +67,11 @@ def train_on_devices(
     env = make(args.env, args.env_params) if env is None else wrap(env)
     need_fitting_steps(args, env)
     algorithm = make_algorithm(args, env)
-    programs = pmapped(for_seeds(algorithm, env, args.num_seeds, args.eval_episodes), devices)
-    run = Run(args, script, env, devices, notes(env, devices) | _notes_of(args, env), callback)
+    programs = pmapped(for_seeds(algorithm, env, args.num_agents, args.eval_episodes, evolution(args)), devices)
+    header = notes(env, devices) | _notes_of(args, env)
+    if args.is_population:
+        header["members"] = _check_memory(args, programs, devices)
+    run = Run(args, script, env, devices, header, callback)
     with locked(run.dir), run:
         state, update = run.start(programs, example=np.int32(0))
         while run.unfinished:
@@ -76,13 +84,26 @@ def train_on_devices(
 def _notes_of(args: Any, env: Env) -> dict[str, str]:
     """What environments that are large, or go on for long, mean for checkpoints and evaluations."""
     notes = {}
-    saved = env.state_bytes * args.num_envs * args.num_seeds
+    saved = env.state_bytes * args.num_envs * args.num_agents
     if args.save_envs and saved >= LARGE:
         each = f"{env.state_bytes / 1e3:,.0f} kB of each environment"
         notes["state"] = f"{each}, {saved / 1e6:,.0f} MB in every checkpoint; --no-save-envs leaves them out"
     if env.declared_steps > env.max_steps:
         notes["eval"] = f"cuts episodes after {env.max_steps:,} of {env.declared_steps:,} steps"
     return notes
+
+
+def _check_memory(args: Any, programs: Programs, devices: list[jax.Device]) -> str:
+    """How many members there are, and what their states take. Raises UsageError where the devices do not have that."""
+    state = jax.eval_shape(programs.init, arrays_of(args.members, len(devices)))
+    size, available = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)), memory_of(devices)
+    if size > available:
+        raise UsageError(
+            f"{args.num_agents:,} members of {size / args.num_agents / 1e6:,.1f} MB are {size / 1e9:,.1f} GB, and "
+            f"there are {available / 1e9:,.1f} GB: at most {int(args.num_agents * available / size):,} members fit"
+        )
+    differ = f", which differ in {', '.join(args.members.hyper)}" if args.members.hyper else ""
+    return f"{args.num_agents:,}{differ}; their states take {size / 1e6:,.1f} MB"
 
 
 def train_with_actors(
@@ -122,8 +143,8 @@ def _jitted(agent: Agent) -> Agent:
 def _over_learners(algorithm: Any, devices: list[jax.Device]) -> Programs:
     """The algorithm's programs on all `devices`. A state has an axis for its one seed."""
 
-    def init(seeds):
-        return jax.tree.map(lambda x: x[None], algorithm.init(seeds[0]))
+    def init(members):
+        return jax.tree.map(lambda x: x[None], algorithm.init(members.seed[0]))
 
     def update(state, rollouts):
         state, published, tally = algorithm.update(jax.tree.map(lambda x: x[0], state), rollouts)
@@ -196,8 +217,10 @@ def _update(args: HostEnvArgs, batches: Batches, state: Any, batch: Any, update:
 
 
 def _draw_curve(run: Run, env: Any, learners: Any, status: str) -> str:
-    """Draw the metrics of a run to `curve.png`; what it returns is a line for the console, see `Run.finish`."""
+    """Draw the metrics of a run to a picture; what it returns is a line for the console, see `Run.finish`."""
     title = f"{env.name}, {run.config['algorithm']}"
+    if run.args.is_population:
+        return f"picture  {draw_population(run.dir, title, run.args.members.hyper)}"
     return f"curve    {draw_curve(run.dir, title)}"
 
 
@@ -219,6 +242,8 @@ def _play_and_draw(run: Run, env: Env, agent: Agent, learners: Any, path: Path) 
     from common.policy import Policy
 
     path.unlink(missing_ok=True)
-    policy = Policy(agent, jax.tree.map(lambda x: x[0], learners), env.spec)
+    returns = stored_evaluation(run.dir, run.steps).evaluation.get("eval/return_mean", [])
+    member = ranked(returns)[0] if run.args.is_population and returns else 0
+    policy = Policy(agent, jax.tree.map(lambda x: x[member], learners), env.spec)
     episode = record_with_bar(policy, env, jax.random.key(run.args.seed), run.console)
     save_gif(env, episode, path, run.console)

@@ -20,10 +20,12 @@ from ppo_pmap import Args, train  # noqa: F401  (re-exported)
 
 import common.device.compilation
 from common.device.programs import Programs, TrainState, for_seeds
+from common.device.seeds import arrays_of
 from common.device.sharding import AXIS, to_host
 from common.envs.environment import Env
 from common.envs.own import wrap
 from common.envs.registry import make
+from common.population.evolution import evolution
 from common.runs.metrics import read
 from common.runs.run import Run
 
@@ -81,14 +83,13 @@ def module_of(args: Any) -> Any:
 def functions_of(args: Args, env: Env) -> Programs:
     """The algorithm of `args` for all seeds, on one device."""
     module = module_of(args)
-    return for_seeds(module.make_algorithm(args, env), env, args.num_seeds, args.eval_episodes)
+    return for_seeds(module.make_algorithm(args, env), env, args.num_agents, args.eval_episodes, evolution(args))
 
 
 def init_over(args: Args, env: Env, num_devices: int) -> Callable[[], TrainState]:
     """`init` over devices."""
     init = jax.pmap(functions_of(args, env).init, axis_name=AXIS, devices=jax.devices()[:num_devices])
-    seeds = np.arange(args.seed, args.seed + args.num_seeds, dtype=np.int32)
-    return functools.partial(init, np.tile(seeds, (num_devices, 1)))
+    return functools.partial(init, arrays_of(args.members, num_devices))
 
 
 def programs(args: Args, env: Env, num_devices: int):

@@ -23,6 +23,7 @@ from common.actors.environments import inspect_env
 from common.actors.rollouts import Collected, Rollout, RolloutQueues
 from common.actors.watching import Worker
 from common.device.programs import TrainState
+from common.device.seeds import arrays_of
 from common.device.sharding import AXIS, to_host
 from common.policy import load_policy
 from common.runs.run import Run
@@ -432,7 +433,7 @@ def test_the_buffer_is_updated_in_place():
     env = inspect_env(args)
     algorithm = asac.make_asac(args, env.spec)
     programs = _over_learners(algorithm, jax.devices()[:1])
-    state = jax.eval_shape(programs.init, np.zeros((1, 1), np.int32))
+    state = jax.eval_shape(programs.init, arrays_of(args.members, 1))
     lowered = programs.update.lower(state, example_batch(args, env, algorithm, 1))
     memory = lowered.compile(common.device.compilation._options(1)).memory_analysis()
     buffer = 10**6 * (2 * 2 * 4 + 4 * 4 + 4 + 1 + 4)

@@ -536,7 +536,7 @@ def evaluations_of(beside, saver_class=Saver):
     warnings = []
     saver = saver_class(None, small_args(), Start(), dict, warn=warnings.append)
     recorder = SimpleNamespace(add_evaluation=lambda step, metrics: None)
-    evaluations = Evaluations(Score(0, {}), None, recorder, saver, Clock(), warnings.append)
+    evaluations = Evaluations(Score(0, {}), small_args(), recorder, saver, Clock(), warnings.append)
     evaluations.use(beside)
     return evaluations, warnings
 
@@ -566,8 +566,9 @@ def test_a_run_that_is_stopped_evaluates_no_more_of_its_best_checkpoints():
     loaded, stored = [], {}
     saver = SimpleNamespace(choices=lambda: [10, 20], confirm=stored.__setitem__)  # each of two agents has its own
     evaluations = SimpleNamespace(in_other_episodes=lambda *_: {"eval/return_mean": [1.0, 2.0]})
-    best = confirm_best(saver, evaluations, loaded.append, lambda: bool(loaded), pytest.fail)
-    assert (loaded, stored, best.step) == ([10], {10: [1.0, 2.0]}, 10)
+    confirmed = confirm_best(saver, evaluations, loaded.append, lambda: bool(loaded), pytest.fail)
+    assert (loaded, stored) == ([10], {10: [1.0, 2.0]})
+    assert confirmed == [Score(10, {"eval/return_mean": [1.0, 2.0]}), Score(20, {})]
 
 
 def test_exactly_eval_episodes_count(tmp_path):

@@ -116,15 +116,17 @@ def test_a_signal_saves_and_exits(number, code, tmp_path):
 
 def test_an_interrupted_run_says_of_which_step_its_evaluation_is(tmp_path, capsys):
     def interrupt(row):
-        if row["env_steps"] == 3 * STEPS:
+        if row["env_steps"] == 52 * STEPS:
             signal.raise_signal(signal.SIGINT)
+        if row["env_steps"] >= 52 * STEPS:
+            time.sleep(0.1)  # another thread takes the signal
 
-    steps = ["--total-timesteps", 8 * STEPS, "--log-interval", STEPS, "--eval-interval", 2 * STEPS]
+    steps = ["--total-timesteps", 100 * STEPS, "--log-interval", 2 * STEPS, "--eval-interval", 50 * STEPS]
     args = parse(ppo.Args, [str(word) for word in (*SMALL, *steps, "--run-dir", tmp_path / "run")])
     with pytest.raises(KeyboardInterrupt):
         ppo.train(args, callback=interrupt)
-    assert f"episodes, at step {2 * STEPS}" in capsys.readouterr().out
-    assert read_result(tmp_path / "run")["eval/env_steps"] == 2 * STEPS
+    assert f"episodes, at step {50 * STEPS:,}" in capsys.readouterr().out
+    assert read_result(tmp_path / "run")["eval/env_steps"] == 50 * STEPS
 
 
 @pytest.mark.slow
@@ -271,8 +273,7 @@ def test_a_process_ends_soon_after_a_save_that_failed(tmp_path):
     """Folders cannot be made under a file, as under a directory that has become read-only."""
     code = """
         import pathlib, numpy
-        from common.cli.command import parse
-from common.runs.checkpoints import UNFINISHED, Checkpoints
+        from common.runs.checkpoints import Checkpoints
         checkpoints, folder = Checkpoints(pathlib.Path("saves").absolute()), pathlib.Path("saves")
         folder.rmdir()
         folder.touch()

@@ -41,6 +41,7 @@ from test_asac import small_args as small_asac_args
 from common.cli.device_flags import DeviceEnvArgs
 from common.cli.flags import RunArgs
 from common.cli.host_flags import HostEnvArgs
+from common.cli.pbt_flags import PbtArgs
 from common.device.programs import TrainState
 from common.device.sharding import to_devices
 from common.envs.environment import Env
@@ -480,6 +481,8 @@ OF_WANDB = {"wandb_project", "wandb_group", "wandb_name"}
 IN_TEST_COMMON = {"eval_episodes"}
 IN_TEST_TUNED = {"tuned"}
 IN_TEST_INVARIANTS = {"num_seeds", "resume"}
+IN_TEST_POPULATION = {"population", "sweep", "grid"}
+IN_TEST_PBT = {field.name for field in dataclasses.fields(PbtArgs) if field.name.startswith("pbt")}
 IN_TEST_SAC = {"save_buffer"}
 IN_TEST_APPO = {"actor_devices", "env", "eval_episodes", "learner_devices", "lockstep", "on_full", "queue_size"}
 IN_TEST_APPO |= {"sampler_only", "serial", "vectorization"}
@@ -494,9 +497,9 @@ def names(args_class: type) -> set[str]:
 
 def test_every_flag_has_a_case():
     assert IN_NO_PROGRAM & (PPO | SAC | APPO).keys() == {"seed"}, "which `init` takes as a number"
-    of_runs = (
-        {case.__name__ for case in RUN} | IN_TEST_TUNED | OF_WANDB | IN_TEST_CLI | IN_TEST_COMMON | IN_TEST_INVARIANTS
-    )
+    elsewhere = IN_TEST_TUNED | OF_WANDB | IN_TEST_CLI | IN_TEST_COMMON | IN_TEST_INVARIANTS
+    elsewhere |= IN_TEST_POPULATION | IN_TEST_PBT
+    of_runs = {case.__name__ for case in RUN} | elsewhere
     assert PPO.keys() | of_runs == names(ppo.Args)
     assert names(sac.Args) - names(DeviceEnvArgs) <= SAC.keys() | IN_TEST_SAC
     assert names(appo.Args) - names(RunArgs) <= APPO.keys() | IN_TEST_APPO | IN_TEST_HOST

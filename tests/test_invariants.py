@@ -331,6 +331,53 @@ def test_x8_seeds_equal_single_runs_and_differ(args, env, loss):
         assert relative_difference(alone.learner.params, others.learner.params) > 0.01
 
 
+SWEPT = {
+    "gamma": "uniform:0.8:0.99",
+    "gae_lambda": "uniform:0.8:0.99",
+    "learning_rate": "log:1e-3:1e-1",
+    "target_kl": "choice:0,0.001,0.01",
+    "max_grad_norm": "choice:0,0.1,1",
+    "clip_eps": "uniform:0.02:0.4",
+    "vf_coef": "log:0.1:2",
+    "ent_coef": "log:1e-3:1",
+}
+SWEPT_SAC = {
+    "gamma": "uniform:0.8:0.99",
+    "tau": "log:0.01:0.5",
+    "policy_lr": "log:1e-3:1e-1",
+    "q_lr": "log:1e-3:1e-1",
+    "alpha": "uniform:0.05:0.5",
+}
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "swept"),
+    [
+        (functools.partial(small_args, clip_vloss=True), "Endings", SWEPT),
+        (functools.partial(small_args, lr_schedule="kl-adaptive"), "Endings", {"desired_kl": "log:1e-4:1"}),
+        (small_rnn_args, "Endings", SWEPT),
+        (small_sac_args, "Pendulum-v1", SWEPT_SAC | {"target_entropy_scale": "uniform:0.2:2"}),
+        (functools.partial(small_sac_args, autotune=False), "CartPole-v1", SWEPT_SAC),
+    ],
+    ids=["ppo", "ppo, kl-adaptive", "memory", "sac", "sac, discrete"],
+)
+def test_x8_members_equal_single_runs_with_their_values(args, env, swept):
+    """In all flags that can be swept, so that one which the algorithm does not take from its learner is seen."""
+    env, sweep = make_env(env), tuple(f"{name}={draw}" for name, draw in swept.items())
+    population = args(population=3, sweep=sweep, seed=5)
+    together, _ = run_updates(population, env, 2, 6)
+    for k in range(3):
+        alone, _ = run_updates(args(**population.flags_of_members()[k]), env, 2, 6)
+        ours, others = (jax.tree.map(lambda x, i=i: x[i][None], to_host(together)) for i in (k, (k + 1) % 3))
+        assert relative_difference(to_host(alone).learner.params, ours.learner.params) < 1e-3
+        assert relative_difference(to_host(alone).learner.params, others.learner.params) > 0.01
+
+
+def test_the_test_above_sweeps_all_that_can_be_swept():
+    assert {*SWEPT, "desired_kl"} == set(ppo.Args.sweepable.split()) == set(ppo_rnn.Args.sweepable.split())
+    assert {*SWEPT_SAC, "target_entropy_scale"} == set(sac.Args.sweepable.split())
+
+
 def test_x8_four_seeds_on_two_devices_initialise():
     """Vmapped orthogonal initialisation deadlocks here for ever; a process of its own can be given up."""
     program = """

@@ -62,6 +62,7 @@ def main(train: Callable[[Any], Any], args: Any) -> int:
 
 def _read(args_class: type, argv: list[str], program: str | None) -> Any:
     """The arguments. Raises UsageError where there is something wrong with them, SystemExit for --help."""
+    _check_lists(args_class, argv)
     default = _defaults(args_class, argv)
     how = {"prog": program, "registry": WORDS, "return_unknown_args": True}
     try:
@@ -78,6 +79,18 @@ def _read(args_class: type, argv: list[str], program: str | None) -> Any:
         nothing = f"{shortened(repr(unknown[0]))} belongs to no flag: --help lists all of them"
         raise UsageError(explain(args_class, flags[0]) if flags else nothing)
     return args
+
+
+def _check_lists(args_class: type, argv: list[str]) -> None:
+    """Raise UsageError where a flag that takes several texts stands there twice, which loses the first, or bare."""
+    words = [word.split("=")[0][2:].replace("-", "_") if word.startswith("--") else "" for word in [*argv, "--"]]
+    for name in (name for name, kind in kinds_of(args_class).items() if kind == tuple[str, ...]):
+        flag = f"--{name.replace('_', '-')}"
+        if words.count(name) > 1:
+            raise UsageError(f"{flag} is there twice: put all that it says behind one of them")
+        bare = name in words and "=" not in argv[words.index(name)] and argv[words.index(name) + 1 :][:1]
+        if name in words and (bare == [] or bare and bare[0].startswith("--")):
+            raise UsageError(f"{flag} needs a value")
 
 
 def _with_table(message: str, args: Any) -> str:

@@ -11,10 +11,11 @@ from typing import Any
 class Console:
     """Prints a progress bar to a terminal, plain lines elsewhere, and nothing but warnings when quiet."""
 
-    def __init__(self, quiet: bool, total_steps: int):
+    def __init__(self, quiet: bool, total_steps: int, brief: Callable[[Any], str] | None = None):
+        """`brief` puts the returns of several agents into a few words."""
         from rich.console import Console as Rich
 
-        self.quiet, self.total = quiet, total_steps
+        self.quiet, self.total, self._brief = quiet, total_steps, brief or brief_seeds
         self._rich = Rich(highlight=False, soft_wrap=True)
         if self._rich.is_jupyter:  # there rich puts every line into a box of its own
             self._rich = Rich(highlight=False, soft_wrap=True, force_jupyter=False, force_terminal=False)
@@ -59,7 +60,7 @@ class Console:
         """Show one log interval."""
         if self.quiet:
             return
-        report = f"return {_brief(row['episode/return_last100'])}  {row['time/sps']:,.0f} steps/s"
+        report = f"return {self._brief(row['episode/return_last100'])}  {row['time/sps']:,.0f} steps/s"
         if self._bar:
             self._bar.update(self._task, completed=min(steps, self.total), report=report)
             return
@@ -94,7 +95,7 @@ class Console:
             self._bar = None
 
 
-def _brief(value: float | list[float | None] | None) -> str:
+def brief_seeds(value: float | list[float | None] | None) -> str:
     """One number as it is, several as mean ± deviation over seeds."""
     numbers = [x for x in (value if isinstance(value, list) else [value]) if x is not None]
     if not numbers:

@@ -4,15 +4,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from common.cli.checks import check
-from common.cli.flags import RunArgs
+from common.cli.pbt_flags import PbtArgs
 
 
 @dataclass(kw_only=True)
-class DeviceEnvArgs(RunArgs):
+class DeviceEnvArgs(PbtArgs):
     """Those of agents, devices and environments."""
 
-    num_seeds: int = 1
-    """Independent agents trained together, with seeds seed, seed + 1, ..."""
     gif: bool = False
     """At the end, play an episode with the final policy and draw it to policy.gif in the run directory."""
     env: str = "CartPole-v1"
@@ -32,5 +30,5 @@ class DeviceEnvArgs(RunArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, "num_seeds num_envs", at_least=1)
+        check(self, "num_envs", at_least=1)
         check(self, "num_devices", at_least=0)

@@ -12,6 +12,7 @@ from common.cli.checks import LARGEST, Suite, check, check_types
 from common.cli.env_names import is_custom
 from common.cli.errors import UsageError
 from common.cli.files import read_text
+from common.cli.members import Members
 from common.cli.tuned import Entry, find_entry
 
 
@@ -19,10 +20,13 @@ from common.cli.tuned import Entry, find_entry
 class RunArgs:
     """Flags of every algorithm. Sizes and intervals count environment steps over all devices together."""
 
-    num_seeds: ClassVar[int] = 1
+    num_agents: ClassVar[int] = 1
+    """Agents trained together."""
+    is_population: ClassVar[bool] = False
+    """Whether they may differ in more than their seeds: then the best one counts, and one that breaks stops none."""
+    exchange_interval: ClassVar[int] = 0
+    """Environment steps after which members exchange something."""
     gif: ClassVar[bool] = False
-    fixed: ClassVar[tuple[str, ...]] = ("seed",)
-    """Flags that a resumed run cannot change."""
     dispensable: ClassVar[tuple[str, ...]] = ()
     """Beginnings of the names of state arrays without which a checkpoint still loads; they start from zero."""
     renewed: ClassVar[tuple[str, ...]] = ()
@@ -50,7 +54,7 @@ class RunArgs:
     keep_checkpoints: int = 5
     """Newest checkpoints to keep; 0 keeps all."""
     keep_best: bool = False
-    """Also save and keep the checkpoint with the best evaluation (mean over seeds)."""
+    """Also save and keep the checkpoint with the best evaluation (mean over seeds, best member of a population)."""
     run_dir: str = ""
     """Directory of the run; default runs/<env>__<algo>__<seed>__<time>."""
     resume: str = ""
@@ -64,7 +68,7 @@ class RunArgs:
     max_seconds: float = 0.0
     """Stop, saved and resumable, after this many seconds, but not before some training is done; 0 is off."""
     stop_at_return: float | None = None
-    """Finish, saved, once an evaluation (mean over seeds) reaches this return."""
+    """Finish, saved, once an evaluation (mean over seeds, best member of a population) reaches this return."""
     tensorboard: bool = False
     """Also write TensorBoard files into the run directory."""
     wandb: bool = False
@@ -83,6 +87,25 @@ class RunArgs:
     """Keep compiled programs in the user's cache folder for the next run."""
     benchmark: bool = False
     """Measure only: no run directory, evaluation or checkpoint, and one line of JSON at the end."""
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """Flags that a resumed run cannot change."""
+        return ("seed",)
+
+    @property
+    def members(self) -> Members:
+        """Seeds of all agents, and what they differ in."""
+        return Members([self.seed], {})
+
+    def flags_of_members(self) -> list[dict[str, Any]]:
+        """The flags by which agents differ, as for a run of each alone."""
+        seeds, hyper = self.members
+        return [{"seed": seed} | {name: x[member] for name, x in hyper.items()} for member, seed in enumerate(seeds)]
+
+    def values_of(self, name: str) -> list[Any]:
+        """A flag's value, or those of all members where they differ in it."""
+        return self.members.hyper.get(name, [getattr(self, name)])
 
     @property
     def num_updates(self) -> int:
@@ -115,7 +138,7 @@ class RunArgs:
         check(self, "eval_interval checkpoint_interval stop_after", at_least=0, at_most=LARGEST**2)
         check(self, "eval_episodes", at_least=1)
         check(self, "keep_checkpoints max_seconds", at_least=0)
-        check(self, "seed", at_least=0, at_most=LARGEST - self.num_seeds)
+        check(self, "seed", at_least=0, at_most=max(LARGEST - self.num_agents, 0))
         check(self, "stop_at_return")
         self._check_together()
 

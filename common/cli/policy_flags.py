@@ -19,6 +19,8 @@ class PolicyArgs:
     """Checkpoint: a number of environment steps, the newest, or the one with the best evaluation."""
     agent: int | None = None
     """Seed of the agent to take from a run with --num-seeds; default the first."""
+    member: int | None = None
+    """Member to take from a population, by its place from 0 on; default the one with the best evaluation."""
     algorithm: str = ""
     """The algorithm's file, where it is not in this repository's algos/: its code is run."""
 

@@ -34,8 +34,11 @@ class ReplayArgs:
     batch_size: int = 256
     """Transitions per gradient update."""
 
-    fixed: ClassVar[tuple[str, ...]] = ("seed", "learning_starts")
     dispensable: ClassVar[tuple[str, ...]] = ("shard/replay/",)
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        return (*super().fixed, "learning_starts")
 
     @property
     def unsaved(self) -> tuple[str, ...]:

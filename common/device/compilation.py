@@ -25,12 +25,12 @@ def set_up_cache(enabled: bool) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
-def compile_together(algorithm: Any, seeds: np.ndarray, state: Any, example: Any) -> Any:
+def compile_together(algorithm: Any, members: Any, state: Any, example: Any) -> Any:
     """The record `algorithm` with its programs compiled in parallel, from the shapes of its `state` and of what
     `update` takes beside it. An `evaluate` that is no program stays as it is.
     """
     # The longest compilation first: tracing the others overlaps with it.
-    jobs = {"update": ((state, example), 1), "init": ((seeds,), 0), "evaluate": ((state, np.int32(0)), 1)}
+    jobs = {"update": ((state, example), 1), "init": ((members,), 0), "evaluate": ((state, np.int32(0)), 1)}
     jobs = {name: job for name, job in jobs.items() if hasattr(getattr(algorithm, name), "lower")}
     with ThreadPoolExecutor(len(jobs)) as pool:
         compiled = {

@@ -1,7 +1,9 @@
 """Which devices train: as many as pay off, or as the flags say, with the numbers that would work where they do not."""
 
+import math
 import os
 from contextlib import suppress
+from pathlib import Path
 
 import jax
 
@@ -84,3 +86,14 @@ def describe(devices: list[jax.Device]) -> str:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_of(devices: list[jax.Device]) -> float:
+    """Bytes that arrays can take on all these devices together; on a CPU those of the machine or of the container."""
+    if devices[0].platform != "cpu":
+        return len(devices) * (devices[0].memory_stats() or {}).get("bytes_limit", math.inf)
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    cgroup = Path("/sys/fs/cgroup/memory.max")
+    if cgroup.exists() and cgroup.read_text().strip().isdigit():
+        limits.append(int(cgroup.read_text()))
+    return min(limits)

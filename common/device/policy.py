@@ -30,13 +30,14 @@ class Policy:
         seed: int | None = None,
         evaluation: float | None = None,
         config: dict[str, Any] | None = None,
+        member: int = 0,
     ):
         """`agent` is how the algorithm acts, `learner` the state of one agent, `env` the environment it was trained in.
 
         What only critics see there is no part of the observations that the policy asks for.
         """
         self.env = spec_for_policies(env)
-        self.run_dir, self.step, self.seed = run_dir, step, seed
+        self.run_dir, self.step, self.seed, self.member = run_dir, step, seed, member
         self.config = config  # the run's config.json
         self.evaluation = (
             evaluation  # mean greedy return at this step, None where it was not evaluated; see `load_policy`
@@ -52,6 +53,13 @@ class Policy:
             return spaces.clip(action, env.action_space, seen.first.shape), memory
 
         self._apply, self._jitted = apply, jax.jit(apply)
+
+    @property
+    def who(self) -> str:
+        """Which agent of its run it is, in words."""
+        args = self.config["args"] if self.config else {}
+        of_population = args.get("population") or args.get("grid")
+        return f"member {self.member}, with seed {self.seed}" if of_population else f"seed {self.seed}"
 
     def __call__(
         self, obs: Any, memory: Any = None, first: Any = None, *, reward: Any = None, key: jax.Array | None = None

@@ -6,8 +6,6 @@ boundary cuts, each with its own key.
 """
 
 import math
-import os
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +14,7 @@ import numpy as np
 from flax import struct
 
 from common.cli.errors import UsageError
+from common.device.devices import memory_of
 from common.device.seeds import same_for_all_seeds
 
 LARGE = 50_000_000  # bytes, from which on the header says what checkpoints take
@@ -94,14 +93,14 @@ def check_memory(args: Any, example: Any, devices: list[jax.Device]) -> str:
 
     Raises UsageError, with the numbers, where the devices do not have it.
     """
-    transitions = args.capacity * args.num_rings * args.num_seeds
+    transitions = args.capacity * args.num_rings * args.num_agents
     size = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(example))
-    available = len(devices) * _device_memory(devices[0]) if devices[0].platform != "cpu" else _host_memory()
+    available = memory_of(devices)
     if transitions * size > available:
         raise UsageError(
             f"--buffer-size {args.buffer_size} does not fit: {transitions:,} transitions of {size:,} bytes are "
             f"{transitions * size / 1e9:,.1f} GB, and there are {available / 1e9:,.1f} GB; at most "
-            f"{int(available / size):,} transitions fit{', over all seeds together' if args.num_seeds > 1 else ''}"
+            f"{int(available / size):,} transitions fit{', over all agents together' if args.num_agents > 1 else ''}"
         )
     saved = ", and as much again while a checkpoint is saved or loaded" if transitions * size > LARGE else ""
     note = saved if args.save_buffer else ", not saved: a resumed run fills it again before it learns on"
@@ -122,17 +121,3 @@ def _(axis_size, in_batched, rings, new, slot):
         for x, batched in zip((rings, new), in_batched, strict=False)
     )
     return jax.lax.dynamic_update_slice_in_dim(rings, new[:, :, None], slot, axis=2), True
-
-
-def _device_memory(device: jax.Device) -> float:
-    statistics = device.memory_stats() or {}
-    return statistics.get("bytes_limit", math.inf)
-
-
-def _host_memory() -> float:
-    """Memory of this machine, or of the container that the process runs in."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    cgroup = Path("/sys/fs/cgroup/memory.max")
-    if cgroup.exists() and cgroup.read_text().strip().isdigit():
-        limits.append(int(cgroup.read_text()))
-    return min(limits)

@@ -1,8 +1,17 @@
-"""Several agents at once: the leading axis S of everything, one entry for each seed."""
+"""Several agents at once: the leading axis S of everything, one entry for each seed or member of a population."""
 
 from collections.abc import Callable
 
 import jax
+import numpy as np
+
+from common.cli.members import Members
+
+
+def arrays_of(members: Members, num_devices: int) -> Members:
+    """What the agents begin from, for each device the same, [D, S]."""
+    seed, hyper = np.asarray(members.seed, np.int32), {k: np.asarray(v, np.float32) for k, v in members.hyper.items()}
+    return jax.tree.map(lambda x: np.tile(x, (num_devices, 1)), Members(seed, hyper))
 
 
 def over_seeds(function: Callable, num_seeds: int) -> Callable:

@@ -52,10 +52,16 @@ class LoggedRun:
     algorithm: str
     flags: dict[str, Any]
     log: Log
+    members: tuple[int, ...] | None = None  # which of a population these are; None for all agents
 
     @property
     def num_seeds(self) -> int:
         return self.flags.get("num_seeds", 1)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of all agents."""
+        return self.flags.get("seeds") or [self.flags["seed"] + index for index in range(self.num_seeds)]
 
 
 @dataclass(frozen=True)
@@ -105,8 +111,30 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
         raise UsageError(f"{silent[0]} has no metrics yet: wait for the first row of its metrics.jsonl")
     say(Note(str(path), "no metrics yet, left out") for path in silent)
     found = {path: config for path, config in configs.items() if path not in silent}
-    runs = [LoggedRun(path, config["algorithm"], config["args"], logs[path]) for path, config in found.items()]
+    runs = [run for path, config in found.items() for run in _parts(path, config, logs[path])]
     return group(runs, selection.split)
+
+
+def _parts(path: Path, config: dict[str, Any], log: Log) -> Iterator[LoggedRun]:
+    """The run; or of a population, for each combination of values, the members that have them, as if run alone."""
+    members, alike = config.get("members", []), {}
+    for index, member in enumerate(members if _are_members(members) else []):
+        own = {name: value for name, value in member.items() if name != "seed"}
+        alike.setdefault(json.dumps(own), []).append(index)
+    if len(alike) < 2 or config["args"].get("pbt"):  # whose values change
+        yield LoggedRun(path, config["algorithm"], config["args"], log)
+        return
+    for indices in alike.values():
+        seeds = [members[index]["seed"] for index in indices]
+        alone = {"num_seeds": len(indices), "seeds": seeds, "population": 0, "sweep": [], "grid": []}
+        flags = config["args"] | members[indices[0]] | alone
+        yield LoggedRun(path, config["algorithm"], flags, log.of(indices, len(members)), tuple(indices))
+
+
+def _are_members(members: Any) -> bool:
+    if not isinstance(members, list) or not all(isinstance(member, dict) for member in members):
+        return False
+    return all(type(x.get("seed")) is int and all(map(is_number, x.values())) for x in members)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -127,7 +155,19 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 PLUMBING = {
-    *("env", "seed", "num_seeds", "num_devices", "gif", "tensorboard", "compile_cache"),
+    *(
+        "env",
+        "seed",
+        "seeds",
+        "num_seeds",
+        "population",
+        "sweep",
+        "grid",
+        "num_devices",
+        "gif",
+        "tensorboard",
+        "compile_cache",
+    ),
     *("wandb", "wandb_project", "wandb_group", "wandb_name"),
     *("log_interval", "eval_interval", "checkpoint_interval", "keep_checkpoints", "keep_best"),
     *(name for name in ONE_TIME if name != "init_from"),
@@ -161,7 +201,7 @@ def pooled(group: Group) -> Iterator[Note]:
     agents = Counter()
     for run, one in zip(group.runs, flags, strict=True):
         variant = tuple(one[name] for name in differing)
-        agents.update((run.flags["seed"] + i, variant) for i in range(run.num_seeds))
+        agents.update((seed, variant) for seed in run.seeds)
     twice = [seed for (seed, _), count in agents.items() if count > 1]
     if twice:
         yield Note(who, f"seed {min(twice)} is there more than once, which makes the interval too narrow")

@@ -15,6 +15,7 @@ import numpy as np
 from common.cli.errors import TrainingError, UsageError
 from common.runs.arrays import COUNTERS, Arrays, Mismatch, check_match, flatten, select, unflatten, without
 from common.runs.checkpoint_files import Damaged, make_writer, read, stored_returns, with_checksums, write_returns
+from common.runs.overall import Overall, of_seeds
 
 FOLDER = "checkpoints"  # in the directory of a run
 CONFIRMED = "confirmed"  # the name of the evaluation in episodes by which a checkpoint was not chosen
@@ -28,15 +29,23 @@ KNOWN_FAILURES = "No space left on device|File too large|Disk quota exceeded|Rea
 class Checkpoints:
     """The `checkpoints/` folder of a run; saving is asynchronous, one save at a time."""
 
-    def __init__(self, directory: Path, keep: int = 0, keep_best: bool = False, read_only: bool = False):
+    def __init__(
+        self,
+        directory: Path,
+        keep: int = 0,
+        keep_best: bool = False,
+        read_only: bool = False,
+        overall: Overall = of_seeds,
+    ):
         """Keep the newest `keep` checkpoints (0 = all) and, with `keep_best`, the one with the best evaluation.
 
-        With `read_only` nothing in `directory` is touched: another process may be writing there.
+        `overall` makes one number of the returns of several agents. With `read_only` nothing in `directory` is touched:
+        another process may be writing there.
         """
         if read_only and not directory.is_dir():
             raise UsageError(f"there are no checkpoints: {directory} does not exist")
         self.directory = directory
-        self._keep, self._keep_best = keep, keep_best
+        self._keep, self._keep_best, self._overall = keep, keep_best, overall
         self._writer = None if read_only else self._open()
         self._saving: tuple[int, Any] | None = None  # the step whose save is under way, and orbax's handle of it
 
@@ -62,10 +71,10 @@ class Checkpoints:
         return stored_returns(self.path(step), CONFIRMED) or stored_returns(self.path(step)) or []
 
     def best(self) -> float:
-        """Best evaluation stored with a checkpoint, the mean over seeds; -inf without any."""
+        """Best evaluation stored with a checkpoint, over all agents; -inf without any."""
         evaluations = self.evaluations()
-        best = best_step(evaluations)
-        return -np.inf if best is None else float(np.mean(evaluations[best]))
+        best = best_step(evaluations, overall=self._overall)
+        return -np.inf if best is None else self._overall(evaluations[best])
 
     def damaged_best(self, sound: int, like: Arrays, dispensable: tuple[str, ...]) -> list[Damaged]:
         """The checkpoints that do not load although their evaluations are better than those of all that do; see `load`.
@@ -73,7 +82,7 @@ class Checkpoints:
         That of step `sound` has loaded.
         """
         found, evaluations = [], self.evaluations()
-        while (step := best_step(evaluations)) not in (None, sound):
+        while (step := best_step(evaluations, overall=self._overall)) not in (None, sound):
             try:
                 self._load(step, like, None, (), dispensable)
                 break
@@ -200,7 +209,7 @@ class Checkpoints:
         """Keep the newest by step, not by the time of saving, and the best as the evaluations on disk have it now."""
         steps, evaluations = self.steps(), self.evaluations() if self._keep_best else {}
         kept = steps[-self._keep :]  # 0 keeps all
-        unwanted = set(steps).difference(kept, [best_step(evaluations)])
+        unwanted = set(steps).difference(kept, [best_step(evaluations, overall=self._overall)])
         for step in unwanted:
             path = self.path(step)
             with suppress(OSError):  # renamed first: half of a checkpoint must not look like one
@@ -223,12 +232,12 @@ class Checkpoints:
         return TrainingError(f"checkpoint {step} could not be saved ({reason}); older checkpoints are intact: {kept}")
 
 
-def best_step(evaluations: dict[int, list[float]], agent: int | None = None) -> int | None:
-    """The step of the best evaluation, of the `agent` at this place among the seeds or of their mean.
+def best_step(evaluations: dict[int, list[float]], agent: int | None = None, overall: Overall = of_seeds) -> int | None:
+    """The step of the best evaluation, of the `agent` at this place among all or of all together.
 
     Of equal ones the newest. None where no evaluation has a finite return of it.
     """
     known = {step: x for step, x in evaluations.items() if len(x) > (agent or 0)}
-    returns = {step: np.mean(x) if agent is None else x[agent] for step, x in known.items()}
+    returns = {step: overall(x) if agent is None else x[agent] for step, x in known.items()}
     finite = {step: x for step, x in returns.items() if np.isfinite(x)}
     return max(reversed(finite), key=finite.get, default=None)

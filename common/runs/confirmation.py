@@ -15,11 +15,11 @@ def confirm_best(
     state_of: Callable[[int], Any],
     stopped: Callable[[], bool],
     warn: Callable[[str], None],
-) -> Score | None:
-    """Evaluate once more what `best` chooses, for the mean over seeds and for each agent; stores what comes of it.
+) -> list[Score]:
+    """Evaluate once more what `best` chooses, for all agents together first, then for each; stores what comes of it.
 
-    `state_of` loads the state of a step. None where there was no choice, or no evaluation before the run is `stopped`;
-    one that fails costs a warning.
+    `state_of` loads the state of a step. Empty where there was no choice; without evaluation where the run is `stopped`
+    before, or where one fails, which costs a warning.
     """
     steps, found = saver.choices(), {}
     for step in steps:
@@ -31,5 +31,4 @@ def confirm_best(
                 saver.confirm(step, found[step]["eval/return_mean"])
         except (TrainingError, UsageError, RuntimeError, MemoryError) as error:  # there may be no room for two learners
             warn(f"checkpoint {step}, the best one, could not be evaluated once more: {error}")
-    best = found.get(steps[0]) if steps else None
-    return Score(steps[0], best) if best else None
+    return [Score(step, found.get(step) or {}) for step in steps]

@@ -42,6 +42,7 @@ def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) ->
         "script": str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path),
         "script_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "args": flags,
+        "members": args.flags_of_members(),
         "steps_per_update": args.steps_per_update,
         "env_spec": env.spec.to_json(),
         "versions": versions() | suite_version(args.env),
@@ -124,8 +125,9 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
             f"{config['steps_per_update']} with {'; '.join(flags) or 'these flags'}"
         )
     for name in args.fixed:
-        then, now = stored["args"].get(name), config["args"][name]
-        if then != now:
+        then, now = stored["args"].get(name, getattr(type(args), name, None)), config["args"][name]
+        if differences({name: then}, {name: now}, [name]):
+            then, now = (" ".join(x) or "nothing" if isinstance(x, list | tuple) else x for x in (then, now))
             raise UsageError(
                 f"a resumed run keeps its --{name.replace('_', '-')}: {then} in {path}, {now} with these flags"
             )
@@ -145,7 +147,7 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
 
 def differences(then: dict[str, Any], now: dict[str, Any], names: Iterable[str]) -> list[str]:
     """Which of the flags `names` differ between two runs, in words."""
-    now = json.loads(json.dumps(now))  # tuples are lists there
+    then, now = (json.loads(json.dumps(x)) for x in (then, now))  # tuples are lists there
     changed = [name for name in names if now[name] != then.get(name)]
     return [f"--{name.replace('_', '-')}: {then.get(name)} then, {now[name]} now" for name in changed]
 

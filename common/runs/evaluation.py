@@ -10,6 +10,7 @@ import numpy as np
 from common.cli.errors import TrainingError
 from common.device.evaluation import OTHER_SEED, SEED, Episodes, Evaluated
 from common.runs.clock import Clock
+from common.runs.overall import overall_of
 from common.runs.recorder import Recorder
 from common.runs.reports import Score
 from common.runs.saver import Saver
@@ -42,7 +43,7 @@ class DeviceEvaluation:
 
     def __init__(self, evaluate: Callable, args: Any):
         """`evaluate` takes a state and a seed and returns Episodes [D, S, E / D, rounded up]."""
-        self._evaluate, self._num_seeds, self._num_episodes = evaluate, args.num_seeds, args.eval_episodes
+        self._evaluate, self._num_agents, self._num_episodes = evaluate, args.num_agents, args.eval_episodes
 
     def begin(self, step: int, state: Any, seed: int) -> Evaluated:
         episodes = jax.device_get(self._evaluate(state, np.int32(seed)))
@@ -56,7 +57,7 @@ class DeviceEvaluation:
 
     def _over_seeds(self, x: np.ndarray) -> np.ndarray:
         """[D, S, E / D] as [S, E]."""
-        return np.moveaxis(x, 0, 1).reshape(self._num_seeds, -1)[:, : self._num_episodes]
+        return np.moveaxis(x, 0, 1).reshape(self._num_agents, -1)[:, : self._num_episodes]
 
 
 class Evaluations:
@@ -65,18 +66,19 @@ class Evaluations:
     def __init__(
         self,
         newest: Score,
-        goal: float | None,
+        args: Any,
         recorder: Recorder,
         saver: Saver,
         clock: Clock,
         warn: Callable[[str], None],
         is_game: bool = False,
     ):
-        """`newest` is the last evaluation before this run, if there was one; `goal` is a return.
+        """`newest` is the last evaluation before this run, if there was one.
 
         Of a game, which is won with a return above 0, they say how often.
         """
-        self.newest, self._goal, self._is_game = newest, goal, is_game
+        self.newest, self._goal, self._is_game = newest, args.stop_at_return, is_game
+        self._overall = overall_of(args)
         self.goal_reached = self._reaches_goal(saver.best_return)  # by an evaluation, perhaps not the newest
         self._recorder, self._saver, self._clock, self._warn = recorder, saver, clock, warn
         self._evaluation: Evaluation | None = None
@@ -158,8 +160,9 @@ class Evaluations:
         if evaluated:
             self._under_way = False
             self.newest = newest = Score(evaluated.step, metrics_of(evaluated.episodes, self._is_game))
-            self.goal_reached |= self._reaches_goal(newest.mean())
-            self._best = max(newest, self._best or newest, key=Score.mean)  # of equal ones the newest
+            returns = [self._overall(x.evaluation["eval/return_mean"]) for x in (newest, self._best or newest)]
+            self.goal_reached |= self._reaches_goal(returns[0])
+            self._best = newest if returns[0] >= returns[1] else self._best  # of equal ones the newest
             self._recorder.add_evaluation(*newest)
             self._saver.add_evaluation(evaluated, self._counters)
 

@@ -3,7 +3,7 @@
 import math
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,14 @@ class Log:
     steps: int
     wall_seconds: float  # of all invocations; NaN where no row has it
     trained_seconds: float  # without compilation, evaluation and saving
+
+    def of(self, agents: list[int], count: int) -> "Log":
+        """That of some of `count` agents; numbers of the whole run stay."""
+        series = {
+            name: replace(one, values=one.values[:, agents]) if one.values.shape[1] == count else one
+            for name, one in self.series.items()
+        }
+        return replace(self, series=series)
 
 
 class _Clock:

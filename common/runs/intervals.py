@@ -10,11 +10,13 @@ class Intervals(NamedTuple):
     log: int
     eval: int
     checkpoint: int
+    exchange: int = 0
 
     @classmethod
     def of(cls, args: Any) -> "Intervals":
         """Those of the flags; --benchmark neither evaluates nor saves."""
-        return cls(args.log_interval, *(0, 0) if args.benchmark else (args.eval_interval, args.checkpoint_interval))
+        saving = (0, 0) if args.benchmark else (args.eval_interval, args.checkpoint_interval)
+        return cls(args.log_interval, *saving, args.exchange_interval)
 
     def next_due(self, step: int) -> float:
         """The first step after `step` at which anything is due; infinite where nothing is."""

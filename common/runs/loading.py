@@ -16,6 +16,7 @@ from common.runs.arrays import Arrays, Mismatch, counters_of, flatten, select, u
 from common.runs.checkpoint_files import Damaged
 from common.runs.checkpoints import FOLDER, Checkpoints
 from common.runs.mismatch import explain
+from common.runs.overall import overall_of
 from common.runs.reports import Score, stored_evaluation
 
 TRANSFERRED = "params", "obs_stats", "return_stats"  # what --init-from takes over, of the learner
@@ -65,7 +66,7 @@ def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> S
     """The newest state of the run that is resumed; None where it has not saved any yet."""
     path = Path(args.resume)
     folder = path / FOLDER
-    saved = Checkpoints(folder, read_only=True) if folder.is_dir() else None
+    saved = Checkpoints(folder, read_only=True, overall=overall_of(args)) if folder.is_dir() else None
     if not saved or not saved.steps():
         if (path / "DONE").exists():
             raise UsageError(f"{path} has finished, but its checkpoints are gone: nothing is left to resume")

@@ -27,7 +27,7 @@ class Metrics:
         with temporary.open("w") as kept:
             kept.writelines(json.dumps(row) + "\n" for row in read(path) if row["env_steps"] <= resume_at)
         temporary.replace(path)
-        self._file = path.open("a")
+        self._file, self._agent = path.open("a"), "member" if args.is_population else "seed"
         self._tensorboard = (
             _import("tensorboardX", "tensorboard").SummaryWriter(str(directory)) if args.tensorboard else None
         )
@@ -47,7 +47,7 @@ class Metrics:
         """Add one row; it is on disk when this returns."""
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
-        scalars = _scalars(row)
+        scalars = _scalars(row, self._agent)
         if self._tensorboard:
             for name, value in scalars.items():
                 self._tensorboard.add_scalar(name, value, row["env_steps"])
@@ -115,11 +115,11 @@ def _wandb_id(directory: Path) -> str:
     return path.read_text()
 
 
-def _scalars(row: Row) -> dict[str, float]:
+def _scalars(row: Row, agent: str) -> dict[str, float]:
     scalars = {}
     for name, value in row.items():
         if isinstance(value, list):
-            scalars |= {f"{name}/seed_{i}": x for i, x in enumerate(value) if x is not None}
+            scalars |= {f"{name}/{agent}_{i}": x for i, x in enumerate(value) if x is not None}
         elif value is not None:
             scalars[name] = value
     return scalars

@@ -15,6 +15,7 @@ from common.cli.console import Console
 from common.cli.errors import TrainingError
 from common.envs.masks import LEGAL
 from common.runs.clock import Clock
+from common.runs.lineage import Lineage
 from common.runs.metrics import Metrics, jsonable
 
 Report = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
@@ -39,12 +40,12 @@ class Chunk:
         """Waits for the updates."""
         return self.read()
 
-    @property
-    def first_broken(self) -> tuple[int, str, int] | None:
-        """Update, metric and seed of the first number that was not finite."""
+    @cached_property
+    def broken(self) -> dict[int, tuple[int, str]]:
+        """By agent, update and metric of its first number that was not finite."""
         _, broken = self.report
-        found = [(int(index), name, seed) for name, x in broken.items() for seed, index in enumerate(x) if index >= 0]
-        return min(found, default=None)
+        found = [(agent, int(index), name) for name, x in broken.items() for agent, index in enumerate(x) if index >= 0]
+        return {agent: tuple(first) for agent, *first in sorted(found, reverse=True)}
 
 
 class Recorder:
@@ -69,6 +70,8 @@ class Recorder:
         self._env_name = config["env_spec"]["name"]
         self._clock, self._console, self._last_good, self._callback = clock, console, last_good, callback
         self._metrics = Metrics(run_dir, args, config, resume_at=first_step) if run_dir else None
+        self._lineage = Lineage(run_dir, first_step) if run_dir and args.exchange_interval else None
+        self._broken: set[int] = set()  # members of a population that are given up
         self._chunk: Chunk | None = None
         self._evaluation: dict[str, Any] = {}  # for the row of the chunk
 
@@ -78,7 +81,7 @@ class Recorder:
 
     def wait(self) -> None:
         """Until the newest chunk is done. Writes its row already where something in it is not finite, and raises."""
-        if self._chunk and self._chunk.first_broken:
+        if self._chunk and self._fails(self._chunk):
             self.write()
 
     def add_evaluation(self, step: int, evaluation: dict[str, list[float]]) -> None:
@@ -95,22 +98,42 @@ class Recorder:
             return
         chunk, self._chunk = self._chunk, None
         metrics, _ = chunk.report
+        if self._lineage:
+            metrics = self._lineage.note(chunk.last_step, metrics)
         seconds = self._clock.lap()
         with self._clock.timed("host"):
             row = {"env_steps": chunk.last_step, "updates": chunk.last_step // self._args.steps_per_update}
             row |= {name: jsonable(value) for name, value in metrics.items()}
             row |= self._evaluation | self._times(chunk, seconds)
-            self._emit(row, whole=not chunk.first_broken)
-            if not chunk.first_broken:  # else the error is all that there is to show
+            fails = self._fails(chunk)
+            self._emit(row, whole=not fails)
+            if not fails:  # else the error is all that there is to show
                 self._console.update(chunk.last_step, row)
-        if chunk.first_broken:
-            index, name, seed = chunk.first_broken
+                self._give_up(chunk)
+        if fails:
+            (index, name), agent = min((first, agent) for agent, first in chunk.broken.items())
             step = chunk.first_step + (index + 1) * self._args.steps_per_update
             what = f"{name} is not finite"
             advice = "look at the environment's rewards and observations, or take smaller steps"
             if name == LEGAL:
                 what, advice = f"{self._env_name} has a state without any legal action", "look at its action_mask"
-            raise TrainingError(f"{what} at step {step} (seed {self._args.seed + seed}); {self._last_good()}; {advice}")
+            raise TrainingError(
+                f"{what} at step {step} (seed {self._args.members.seed[agent]}); {self._last_good()}; {advice}"
+            )
+
+    def _fails(self, chunk: Chunk) -> bool:
+        """Whether the run cannot go on: an agent is broken, or every member of a population is."""
+        illegal = any(name == LEGAL for _, name in chunk.broken.values())
+        return illegal or len(chunk.broken) >= (self._args.num_agents if self._args.is_population else 1)
+
+    def _give_up(self, chunk: Chunk) -> None:
+        """Say which members have broken in this chunk; the others go on."""
+        new, self._broken = sorted(chunk.broken.keys() - self._broken), set(chunk.broken)
+        if new:
+            members = ", ".join(map(str, new[:10])) + (f" and {len(new) - 10} more" if len(new) > 10 else "")
+            left, metrics = self._args.num_agents - len(self._broken), {chunk.broken[member][1] for member in new}
+            what = f"{min(metrics)} of member{'s' * (len(new) > 1)} {members} is not finite"
+            self._console.warn(f"by step {chunk.last_step:,} {what}; {left} go on")
 
     def close(self) -> None:
         if self._metrics:

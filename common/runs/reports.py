@@ -18,6 +18,7 @@ from common.cli.words import as_typed
 from common.device.devices import describe
 from common.runs.directory import write_json
 from common.runs.metrics import jsonable
+from common.runs.ranking import ranking
 
 SHOWN = {f"eval/return_{name}" for name in ("mean", "std", "min", "max")}
 """What the footer shows of an evaluation."""
@@ -55,7 +56,7 @@ class Outcome(NamedTuple):
     env_steps: int
     updates: int
     newest: Score
-    best: Score | None  # of the checkpoints, where there was a choice; in episodes by which it was not chosen
+    confirmed: list[Score]  # of checkpoints to choose from, the best first, in other episodes
     lost: Score | None  # the best one, where there is no checkpoint of it
     eval_episodes: int  # of an evaluation
     wall_seconds: float
@@ -64,6 +65,11 @@ class Outcome(NamedTuple):
     state_sha256: str | None
     checkpoint: str | None  # path of the newest one
     figures: dict[str, Any]  # those of the companion
+
+    @property
+    def best(self) -> Score | None:
+        """Of the best checkpoint, in episodes by which it was not chosen."""
+        return self.confirmed[0] if self.confirmed and self.confirmed[0].evaluation else None
 
 
 @dataclass
@@ -100,15 +106,7 @@ def header(
 
 def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome: Outcome, more: list[str]) -> str:
     """The evaluation, where everything is, `more`, and the command that goes on."""
-    lines, (evaluated, evaluation) = [], outcome.newest
-    when = f", at step {evaluated:,}" if evaluated < outcome.env_steps else ""
-    for seed, mean in enumerate(evaluation.get("eval/return_mean", [])):
-        std, low, high = (evaluation[f"eval/return_{name}"][seed] for name in ("std", "min", "max"))
-        who = f" of seed {args.seed + seed}" if args.num_seeds > 1 else ""
-        spread = f"{mean:.1f} ± {std:.1f} (min {low:.1f}, max {high:.1f})"
-        won = [f", {x[seed]:.0%} won" for name, x in evaluation.items() if name == "eval/win_rate"]
-        lines.append(f"greedy   return{who} {spread} over {outcome.eval_episodes} episodes{''.join(won)}{when}")
-    lines += _better_before(run_dir, outcome)
+    lines = ranking(args, run_dir, outcome) if args.is_population else _agents(args, run_dir, outcome)
     lines += [f"saved    {outcome.checkpoint or 'nothing yet'}", *filter(None, more)]
     command = _resume_command(config, run_dir)
     if outcome.status == "finished" and outcome.env_steps < total:
@@ -117,12 +115,27 @@ def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome
         lines.append(f"finished at step {outcome.env_steps:,} of {total:,}, {reached}; train longer: {again}")
     elif outcome.status == "finished":
         annealed = getattr(args, "lr_schedule", None) == "linear"
-        jump = f", from a step size of {args.learning_rate / 2:g} to 0 again" if annealed else ""
+        rates = args.values_of("learning_rate") if annealed else []
+        half = f"a step size of {rates[0] / 2:g}" if len(rates) == 1 else "half of its step size"
+        jump = f", from {half} to 0 again" if annealed else ""
         again = f"{command} --total-timesteps {2 * total}"
         lines.append(f"finished at step {outcome.env_steps:,}; train longer{jump}: {again}")
     else:
         lines.append(f"{outcome.status} at step {outcome.env_steps:,} of {total:,}; continue: {command}")
     return "\n".join(lines)
+
+
+def _agents(args: Any, run_dir: Path, outcome: Outcome) -> list[str]:
+    """What every agent earns, and what was better before."""
+    lines, (evaluated, evaluation) = [], outcome.newest
+    when = f", at step {evaluated:,}" if evaluated < outcome.env_steps else ""
+    for seed, mean in enumerate(evaluation.get("eval/return_mean", [])):
+        std, low, high = (evaluation[f"eval/return_{name}"][seed] for name in ("std", "min", "max"))
+        who = f" of seed {args.seed + seed}" if args.num_agents > 1 else ""
+        spread = f"{mean:.1f} ± {std:.1f} (min {low:.1f}, max {high:.1f})"
+        won = [f", {x[seed]:.0%} won" for name, x in evaluation.items() if name == "eval/win_rate"]
+        lines.append(f"greedy   return{who} {spread} over {outcome.eval_episodes} episodes{''.join(won)}{when}")
+    return lines + _better_before(run_dir, outcome)
 
 
 def _flags(args: Any) -> list[str]:
@@ -172,16 +185,16 @@ def write_result(run_dir: Path, outcome: Outcome, **more: Any) -> None:
         "state_sha256": outcome.state_sha256,
         "checkpoint": outcome.checkpoint,
     }
-    if outcome.best:
-        record["best/env_steps"] = outcome.best.step
-        record["best/return_mean"] = [jsonable(x) for x in outcome.best.evaluation["eval/return_mean"]]
+    if best := outcome.best:
+        record["best/env_steps"] = best.step
+        record["best/return_mean"] = [jsonable(x) for x in best.evaluation["eval/return_mean"]]
     write_json(run_dir / "result.json", record | outcome.figures | more)
 
 
 def benchmark_record(args: Any, config: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
     """What --benchmark prints."""
     where = {name: config[name] for name in ("algorithm", "versions", "devices")}
-    flags = {name: getattr(args, name) for name in ("env", "num_envs", "num_seeds", "total_timesteps")}
+    flags = {name: getattr(args, name) for name in ("env", "num_envs", "num_agents", "total_timesteps")}
     speed = {
         "compile_seconds": round(outcome.compile_seconds, 2),
         "steps_per_second": round(outcome.steps_per_second),

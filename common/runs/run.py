@@ -20,6 +20,7 @@ from common.cli.console import Console
 from common.cli.errors import TrainingError
 from common.cli.signals import SignalWatch
 from common.device.compilation import compile_together, set_up_cache
+from common.device.seeds import arrays_of
 from common.device.sharding import host_like
 from common.runs import reports
 from common.runs.clock import Clock
@@ -30,6 +31,7 @@ from common.runs.evaluation import DeviceEvaluation, Evaluation, Evaluations
 from common.runs.intervals import Intervals
 from common.runs.loading import load, place, with_learner
 from common.runs.metrics import check_extras
+from common.runs.ranking import summary
 from common.runs.recorder import Callback, Chunk, Recorder, Report
 from common.runs.reports import Score, TrainResult
 from common.runs.saver import Saver
@@ -54,7 +56,7 @@ class Run:
         self.total = args.num_updates * args.steps_per_update
         self.config = describe_run(args, script, env, devices)
         self.dir, changes = (None, []) if args.benchmark else choose_directory(args, self.config)
-        self.console = Console(args.quiet or args.benchmark, self.total)
+        self.console = Console(args.quiet or args.benchmark, self.total, summary if args.is_population else None)
         self.steps = self.first_step = 0
         self.counters: dict[str, int] = {}  # those with which the companion begins
         self.companion: Companion = Nobody()
@@ -91,9 +93,8 @@ class Run:
         """
         self.console.say(self._header)
         args = self.args
-        seeds = np.arange(args.seed, args.seed + args.num_seeds, dtype=np.int32)
-        seeds = np.tile(seeds, (len(self.devices), 1))  # [D, S]
-        self._shapes = shapes = jax.eval_shape(programs.init, seeds)
+        members = arrays_of(args.members, len(self.devices))
+        self._shapes = shapes = jax.eval_shape(programs.init, members)
         start = load(args, self.config, host_like(shapes), self.console)
         self.first_step, self.steps, self.counters = start.step, start.step, start.counters
         if self.dir and self.steps < self.total:  # else nothing is trained, and the flags stay as they are
@@ -102,17 +103,16 @@ class Run:
         showing = self._clock, self.console, self._saver.last_good
         self._recorder = Recorder(self.dir, args, self.config, start.step, *showing, self._callback)
         parts = self._recorder, self._saver, self._clock, self.console.warn
-        self._evaluations = Evaluations(start.newest, args.stop_at_return, *parts, self._is_game)
+        self._evaluations = Evaluations(start.newest, args, *parts, self._is_game)
         trained = self.steps >= self._end or self._evaluations.goal_reached
         if trained and self._saver.is_evaluated(self.steps):
             return None, None
 
         self.console.say("compiling ...")
-        leave = partial(self._leave_untrained, start.host)
-        with self._clock.timed("compile"), self._signals.ending_at_once(leave):
-            programs = compile_together(programs, seeds, shapes, example)
-            fresh = np.int32((seeds.astype(np.int64) + self.steps) % LARGEST)  # other episodes after every resume
-            state = place(start, lambda: programs.init(fresh), shapes, self.devices)
+        with self._clock.timed("compile"), self._signals.ending_at_once(partial(self._leave_untrained, start.host)):
+            programs = compile_together(programs, members, shapes, example)
+            fresh = np.int32((members.seed.astype(np.int64) + self.steps) % LARGEST)  # other episodes after a resume
+            state = place(start, lambda: programs.init(members._replace(seed=fresh)), shapes, self.devices)
         self.console.say(f"compiled in {self._clock.seconds['compile']:.1f} s")
         self._evaluations.use(evaluation or DeviceEvaluation(programs.evaluate, args))
         self.console.start(self.steps)
@@ -187,7 +187,7 @@ class Run:
             # Once all is saved, since an environment on the host may fail
             self._evaluations.finish(self.steps, state, self._no_more_evaluations)
         self._clock.end()
-        best = self._confirm_best(state) if state is not None and not self._no_more_evaluations() else None
+        confirmed = self._confirm_best(state) if state is not None and not self._no_more_evaluations() else []
         interrupted = self._signals.received
         host = self._saver.newest(state)
         self.console.stop()
@@ -196,7 +196,7 @@ class Run:
         self._saver.check_directory()
         ending = "finished" if self.steps >= self.total or self._evaluations.goal_reached else "stopped"
         status, sha256 = "interrupted" if interrupted else ending, self._saver.sha256(host)
-        outcome = self._outcome(status, sha256, best)
+        outcome = self._outcome(status, sha256, confirmed)
         if self.args.benchmark:
             print(json.dumps(reports.benchmark_record(self.args, self.config, outcome)))
         else:
@@ -220,7 +220,7 @@ class Run:
             self.console.say(reports.footer(self.args, self.config, self.dir, self.total, outcome, []))
         self._recorder.close()
 
-    def _confirm_best(self, state: Any) -> Score | None:
+    def _confirm_best(self, state: Any) -> list[Score]:
         like = self._saver.newest(state).learner
 
         def state_of(step):
@@ -231,14 +231,14 @@ class Run:
     def _no_more_evaluations(self) -> bool:
         return bool(self.args.benchmark or self._signals.received)
 
-    def _outcome(self, status: str, sha256: str | None = None, best: Score | None = None) -> reports.Outcome:
+    def _outcome(self, status: str, sha256: str | None = None, confirmed: Any = ()) -> reports.Outcome:
         checkpoint = self._saver.checkpoint()
         return reports.Outcome(
             status=status,
             env_steps=self.steps,
             updates=self.steps // self.args.steps_per_update,
             newest=self._evaluations.newest,
-            best=best,
+            confirmed=list(confirmed),
             lost=self._evaluations.lost(),
             eval_episodes=self.args.eval_episodes,
             wall_seconds=self._clock.wall,

@@ -14,6 +14,7 @@ from common.runs.arrays import counter_arrays, flatten, sha256, without
 from common.runs.checkpoints import FOLDER, Checkpoints, best_step
 from common.runs.loading import Start
 from common.runs.lock import is_ours
+from common.runs.overall import overall_of
 
 
 class Saver:
@@ -28,12 +29,14 @@ class Saver:
         warn: Callable[[str], None],
     ):
         """Checkpoints go into the run's `directory`, or nowhere, each with the `counters` of the moment."""
-        self._directory, self._checkpoints = directory, None
+        self._directory, self._checkpoints, self._overall = directory, None, overall_of(args)
         if directory:
-            self._checkpoints = Checkpoints(directory / FOLDER, args.keep_checkpoints, args.keep_best)
+            self._checkpoints = Checkpoints(
+                directory / FOLDER, args.keep_checkpoints, args.keep_best, overall=self._overall
+            )
             for damaged in start.damaged:
                 warn(self._checkpoints.set_aside(damaged))
-        self._unsaved, self._keep_best = args.unsaved, args.keep_best
+        self._unsaved, self._keep_best, self._is_population = args.unsaved, args.keep_best, args.is_population
         self.counters = counters
         self._saved, self._newest = {start.step}, start.host
         self._best = self._checkpoints.best() if self._checkpoints else -np.inf
@@ -47,22 +50,26 @@ class Saver:
         """
         step, returns = evaluated.step, evaluated.episodes.ret.mean(axis=1).astype(float).tolist()
         self._returns = {step: returns}
-        is_best = np.mean(returns) > self._best
+        is_best = self._overall(returns) > self._best
         if is_best:
-            self._best, self._best_step = float(np.mean(returns)), step
+            self._best, self._best_step = self._overall(returns), step
         if step in self._saved and self._checkpoints and self._checkpoints.add_evaluation(step, returns):
             return
         if is_best and self._keep_best and evaluated.state is not None:
             self._write(step, evaluated.state, counters)
 
     def choices(self) -> list[int]:
-        """Steps of the checkpoints that `best` chooses, for the mean over seeds first, where it has a choice."""
+        """Steps of the checkpoints that `best` chooses, for all agents together first, where it has a choice.
+
+        The members of a population are a choice too, for which the newest checkpoint is among them.
+        """
         self.wait()
         evaluations = self._checkpoints.evaluations()
-        if len(evaluations) + self._keep_best < 2:
+        if not evaluations or len(evaluations) + self._keep_best < 2 and not self._is_population:
             return []
         agents = range(max(map(len, evaluations.values())))
-        chosen = [best_step(evaluations, agent) for agent in (None, *agents)]
+        chosen = [best_step(evaluations, agent, self._overall) for agent in (None, *agents)]
+        chosen += [max(evaluations)] * self._is_population
         return [step for step in dict.fromkeys(chosen) if step is not None]
 
     def confirm(self, step: int, returns: list[float]) -> None:

@@ -1,0 +1,131 @@
+"""Flags of population-based training."""
+
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
+
+from common.cli.checks import check
+from common.cli.errors import UsageError
+from common.cli.members import Members
+from common.cli.population_flags import PopulationArgs
+from common.cli.sweeps import check_sweepable, read_sweep, rounded
+
+COMPLEMENTS = ("gamma", "gae_lambda")  # near 1: what is missing to it is what counts
+SHARES = ("tau",)  # at most 1
+
+
+class Rules(NamedTuple):
+    """How members exchange weights and change hyper-parameters."""
+
+    fraction: float  # of the members that are among the best, and among the worst
+    gap: float  # by which a better one has to be better, relative to the larger magnitude
+    gap_absolute: float
+    mutation_rate: float  # probability that a value changes
+    factors: tuple[float, float]  # lowest and highest by which it is multiplied or divided
+    complement_factors: tuple[float, float]  # the same for what is missing to 1
+    reset_rate: float  # of the changes that go back to the given value
+
+
+@dataclass(kw_only=True)
+class PbtArgs(PopulationArgs):
+    """Members that evolve."""
+
+    pbt: bool = False
+    """Evolve the --population: the worst take over the best, and hyper-parameters change by chance; 0 is a control."""
+    pbt_evolve: tuple[str, ...] = ()
+    """Flags that change, such as learning_rate ent_coef; default those of --sweep, else all that can and are not 0."""
+    pbt_start: int = 0
+    """Environment steps of each member before the first exchange."""
+    pbt_interval: int = 20_000
+    """Environment steps of each member between exchanges, rounded up to whole updates."""
+    pbt_fraction: float = 0.3
+    """Share of the members that are the best, which stay, and of those that are the worst."""
+    pbt_gap: float = 0.1
+    """A better one is better by more than this share of the larger return, in magnitude."""
+    pbt_gap_absolute: float = 1e-6
+    """And by more than this."""
+    pbt_mutation_rate: float = 0.15
+    """Probability that a value changes, of members that are not the best."""
+    pbt_factors: tuple[float, float] = (1.1, 1.5)
+    """It is multiplied or divided by a number between these; of gamma and gae_lambda see below."""
+    pbt_complement_factors: tuple[float, float] = (1.01, 1.2)
+    """What gamma and gae_lambda are below 1 is multiplied or divided by a number between these."""
+    pbt_reset_rate: float = 0.01
+    """Share of the changes that go back to the value of the command line."""
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        return (*super().fixed, "pbt", "pbt_evolve")
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(*(getattr(self, f"pbt_{name}") for name in Rules._fields))
+
+    @property
+    def exchange_interval(self) -> int:
+        """Environment steps between exchanges; 0 without."""
+        updates = -(-self.pbt_interval // self.steps_per_update)
+        return updates * self.steps_per_update if self.pbt else 0
+
+    @property
+    def evolving(self) -> dict[str, float]:
+        """The flags that change, and their values on the command line."""
+        swept = tuple(read_sweep(self.sweep, self.sweepable.split()))
+        possible = [name for name in self.sweepable.split() if getattr(self, name) and name not in self._inert]
+        return {name: getattr(self, name) for name in self.pbt_evolve or swept or possible}
+
+    @property
+    def _inert(self) -> set[str]:
+        """Flags whose change in the middle of a run would do nothing."""
+        adaptive = getattr(self, "lr_schedule", "") == "kl-adaptive"
+        return {"learning_rate" if adaptive else "desired_kl"} | (
+            {"alpha"} if getattr(self, "autotune", False) else set()
+        )
+
+    @property
+    def members(self) -> Members:
+        if not self.pbt:
+            return super().members
+        seeds, values = super().members
+        for name, given in self.evolving.items():
+            random = Random(f"{self.seed} {name} at first")
+            values.setdefault(name, [self._moved(name, given, random) for _ in range(self.population)])
+            values[name][0] = given
+        return Members(seeds, values)
+
+    def _moved(self, name: str, value: float, random: Random) -> float:
+        """A first change of `value`."""
+        factor = random.uniform(*(self.pbt_complement_factors if name in COMPLEMENTS else self.pbt_factors))
+        factor = factor if random.random() < 0.5 else 1 / factor
+        moved = 1 - min((1 - value) * factor, 1.0) if name in COMPLEMENTS else value * factor
+        return rounded(min(moved, 1.0) if name in SHARES else moved)
+
+    def __post_init__(self):
+        super().__post_init__()
+        check(self, "pbt_start", at_least=0)
+        check(self, "pbt_interval", at_least=1)
+        check(self, "pbt_fraction", above=0, at_most=0.5)
+        check(self, "pbt_gap pbt_gap_absolute", at_least=0)
+        check(self, "pbt_mutation_rate pbt_reset_rate", at_least=0, at_most=1)
+        check(self, "pbt_factors pbt_complement_factors", at_least=1)
+        check_sweepable("--pbt-evolve", self.pbt_evolve, self.sweepable.split())
+        self._check_evolution()
+
+    def _check_evolution(self) -> None:
+        for low, high in (self.pbt_factors, self.pbt_complement_factors):
+            if low > high:
+                raise UsageError(f"a lowest factor of {low:g} is above the highest, {high:g}")
+        given = [x for x in self._given(" ".join(PbtArgs.__annotations__)) if x != "--pbt"]
+        if given and not self.pbt:
+            raise UsageError(f"{given[0]} needs --pbt")
+        if self.pbt and self.population < 2:
+            raise UsageError(f"--pbt needs a --population of 2 or more members, not {self.population}")
+        if self.pbt and self.grid:
+            raise UsageError("--pbt evolves a --population: leave out --grid")
+        for name, value in self.evolving.items() if self.pbt else ():
+            if not value:
+                flag = "--" + name.replace("_", "-")
+                raise UsageError(f"{flag} {value} cannot evolve: give a number other than 0 that members change")
+        if self.pbt and self._inert & self.evolving.keys():
+            name = min(self._inert & self.evolving.keys())
+            raise UsageError(f"{name} cannot evolve with these flags: a change in the middle of a run would do nothing")

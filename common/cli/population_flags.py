@@ -1,0 +1,83 @@
+"""Flags of algorithms that train several agents together, which may differ in more than their seeds."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from common.cli.checks import check
+from common.cli.errors import UsageError
+from common.cli.flags import RunArgs
+from common.cli.members import Members
+from common.cli.sweeps import combined, drawn, read_grid, read_sweep
+
+OWN = ("population", "sweep", "grid")
+MOST = 10_000  # agents, whose metrics are one line
+
+
+@dataclass(kw_only=True)
+class PopulationArgs(RunArgs):
+    """How many agents, and in which flags they differ."""
+
+    sweepable: ClassVar[str] = ""
+    """Flags in which members of a population may differ, which the algorithm reads from `hyper_of`."""
+    num_seeds: int = 1
+    """Independent agents trained together, with seeds seed, seed + 1, ...; with --grid, of each combination."""
+    population: int = 0
+    """Members trained together, with seeds seed, seed + 1, ..., that draw the values of --sweep; 0 is none."""
+    sweep: tuple[str, ...] = ()
+    """What each member draws: learning_rate=log:1e-4:1e-2 gamma=uniform:0.9:0.999 ent_coef=choice:0,0.01,0.1."""
+    grid: tuple[str, ...] = ()
+    """Values of which all combinations are trained: learning_rate=3e-4,1e-3 clip_eps=0.1,0.2."""
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        return (*super().fixed, *OWN)
+
+    @property
+    def num_agents(self) -> int:
+        """Agents trained together."""
+        combinations = math.prod(map(len, read_grid(self.grid, self.sweepable.split()).values()))
+        return self.population or combinations * self.num_seeds
+
+    @property
+    def is_population(self) -> bool:
+        return bool(self.population or self.grid)
+
+    @property
+    def members(self) -> Members:
+        if self.grid:
+            values = combined(read_grid(self.grid, self.sweepable.split()), self.num_seeds)
+        else:
+            values = drawn(read_sweep(self.sweep, self.sweepable.split()), self.seed, self.num_agents)
+        seeds = [self.seed + index % (self.population or self.num_seeds) for index in range(self.num_agents)]
+        return Members(seeds, values)
+
+    def __post_init__(self):
+        super().__post_init__()
+        check(self, "num_seeds", at_least=1)
+        check(self, "population", at_least=0, at_most=MOST)
+        if self.sweep and self.grid:
+            raise UsageError("--sweep draws values and --grid goes through all: give only one of them")
+        if self.sweep and not self.population:
+            raise UsageError("--sweep needs --population N: so many members draw their values")
+        if self.grid and self.population:
+            raise UsageError("--grid has as many members as combinations: leave out --population")
+        if self.population and self.num_seeds > 1:
+            raise UsageError("--population says how many agents there are, each with a seed: leave out --num-seeds")
+        if self.num_agents > MOST:
+            raise UsageError(f"{self.num_agents:,} agents are more than can be trained together: at most {MOST:,}")
+        check_values = read_grid(self.grid, self.sweepable.split())
+        check_values |= {name: draw.values for name, draw in read_sweep(self.sweep, self.sweepable.split()).items()}
+        for name, values in check_values.items():
+            self._check_values(name, values)
+
+    def _check_values(self, name: str, values: tuple[float, ...]) -> None:
+        """Raise UsageError where a run with one of these values alone would be refused."""
+        shared = [x for x in dataclasses.fields(self) if x.name in ("num_seeds", *OWN) or x.name.startswith("pbt")]
+        alone = {x.name: x.default for x in shared}
+        for value in values:
+            try:
+                dataclasses.replace(self, **alone, **{name: value})
+            except UsageError as error:
+                raise UsageError(f"{'--sweep' if self.sweep else '--grid'} {name}: {error}") from error

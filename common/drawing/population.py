@@ -1,0 +1,134 @@
+"""`population.png`: how the members of a population learned, and what their hyper-parameters made of them."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.drawing.figure import AXES, COLORS
+from common.drawing.groups import EVALUATION, TRAINING
+from common.runs.history import Log, Series, read_log
+
+BEST, OTHERS = COLORS[1], COLORS[0]
+WIDE = 20  # how many times the smallest value the largest one is, from which on its axis is logarithmic
+SOURCE = "pbt/source"
+
+
+def draw_population(run_dir: Path, title: str, values: dict[str, list[float]]) -> Path:
+    """Draw the members of `run_dir`, which began with these `values` by flag, [S]; returns the picture's path.
+
+    Beside all learning curves stands for each flag the last return against its value, or, where members evolve, its
+    values over time, with the descent of the best member.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    log = read_log(run_dir, (TRAINING, EVALUATION, SOURCE, *(f"hyper/{name}" for name in values)))
+    found = log.series
+    across = 2 if len(values) == 3 else min(1 + len(values), 3)
+    down = math.ceil((1 + len(values)) / across)
+    path = run_dir / "population.png"
+    with matplotlib.rc_context({"text.parse_math": False}):
+        figure = Figure(figsize=(4.6 * across, 3.4 * down), dpi=130, layout="constrained")
+        FigureCanvasAgg(figure)
+        curves, *others = figure.subplots(down, across, squeeze=False).flat
+        returns = _final(log)
+        _draw_curves(curves, found.get(TRAINING), returns)
+        for axes, (name, x) in zip(others, values.items(), strict=False):
+            if SOURCE in found:
+                _draw_descent(axes, name, found[f"hyper/{name}"], found[SOURCE].values.astype(int), returns)
+            else:
+                _draw_values(axes, name, np.array(x), returns)
+        for axes in others[len(values) :]:
+            axes.set_axis_off()
+        figure.suptitle(title)
+        figure.savefig(path)
+    return path
+
+
+def descent(sources: np.ndarray, member: int) -> np.ndarray:
+    """Where the weights that `member` has in the end were before each of the exchanges [P, S], and after the last one:
+    places among the members, [P + 1].
+    """
+    path = [member]
+    for source in sources[::-1]:
+        path.append(source[path[-1]])
+    return np.array(path[::-1])
+
+
+def _final(log: Log) -> np.ndarray:
+    """The last greedy return of every member, NaN where it broke, [S]; that of training where there is none."""
+    found = [log.series[name].values[-1] for name in (EVALUATION, TRAINING) if name in log.series]
+    return found[0] if found else np.full(1, math.nan)
+
+
+def _draw_curves(axes: Any, series: Series | None, returns: np.ndarray) -> None:
+    """All members, the best one in front."""
+    axes.set_ylabel(AXES[TRAINING])
+    _over_steps(axes)
+    if series is None or not np.isfinite(returns).any():
+        return
+    best = int(np.nanargmax(returns))
+    axes.plot(series.steps, series.values, color=OTHERS, alpha=_faint(returns), linewidth=0.9)
+    median = [np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else math.nan for row in series.values]
+    axes.plot(series.steps, median, "--", color=OTHERS, label=f"median of {len(returns)}", linewidth=1.6)
+    axes.plot(
+        series.steps, series.values[:, best], color=BEST, label=f"member {best}, the best in the end", linewidth=1.8
+    )
+    axes.legend(fontsize=9, frameon=False)
+
+
+def _draw_values(axes: Any, name: str, x: np.ndarray, returns: np.ndarray) -> None:
+    """The last return against the value of a flag; what broke stands at the foot as a cross."""
+    axes.set_xlabel(name)
+    axes.set_ylabel("final greedy return")
+    if x.min() > 0 and x.max() > WIDE * x.min():
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    _tidy(axes)
+    alive = np.isfinite(returns)
+    if not alive.any():
+        return
+    best = int(np.nanargmax(returns))
+    axes.plot(x[alive], returns[alive], "o", color=OTHERS, alpha=0.6, markersize=4)
+    axes.plot(x[best], returns[best], "o", color=BEST, markersize=7)
+    if not alive.all():
+        foot = np.full(np.sum(~alive), returns[alive].min())
+        axes.plot(x[~alive], foot, "x", color="0.4", markersize=5, label="broke")
+        axes.legend(fontsize=9, frameon=False)
+
+
+def _draw_descent(axes: Any, name: str, series: Series, sources: np.ndarray, returns: np.ndarray) -> None:
+    """The values of all members over time, and in front those of the ancestors of the best one."""
+    axes.set_ylabel(name)
+    _over_steps(axes)
+    if series.values.min() > 0 and series.values.max() > WIDE * series.values.min():
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    how = {"drawstyle": "steps-post"}  # a value holds until the next exchange
+    axes.plot(series.steps, series.values, color=OTHERS, alpha=_faint(returns), linewidth=0.9, **how)
+    axes.plot(series.steps, series.values[:, 0], ":", color="0.3", linewidth=1.4, label="member 0, the control", **how)
+    if np.isfinite(returns).any():
+        path = descent(sources, int(np.nanargmax(returns)))[1:]  # after the exchange of each row
+        line = series.values[np.arange(len(path)), path]
+        axes.plot(series.steps, line, color=BEST, linewidth=1.8, label="descent of the best", **how)
+    axes.legend(fontsize=9, frameon=False)
+
+
+def _faint(returns: np.ndarray) -> float:
+    return max(0.08, 0.5 / math.sqrt(len(returns)))
+
+
+def _over_steps(axes: Any) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    axes.set_xlabel(AXES["env_steps"])
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    _tidy(axes)
+
+
+def _tidy(axes: Any) -> None:
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)

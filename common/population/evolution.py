@@ -1,0 +1,37 @@
+"""When members exchange weights, and what a row of metrics says of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from common.cli.pbt_flags import PbtArgs
+from common.population.exchange import Exchange, exchange, objective_of
+
+
+def evolution(args: PbtArgs) -> Callable[[jax.Array, Any], tuple[Any, dict[str, jax.Array]]] | None:
+    """Of the number of updates before and the learners [S, ...] now: learners after an exchange, if one is due between,
+    and metrics. None without --pbt.
+    """
+    if not args.pbt:
+        return None
+    every, start = (-(-steps // args.steps_per_update) for steps in (args.exchange_interval, args.pbt_start))
+
+    def at_rest(learner: Any) -> tuple[Any, Exchange]:
+        objective = objective_of(learner)
+        return learner, Exchange(jnp.arange(objective.size), objective, learner.hyper, learner.hyper)
+
+    def evolve(before: jax.Array, learner: Any) -> tuple[Any, dict[str, jax.Array]]:
+        now = learner.updates[0]
+        due = (now // every > before // every) & (now >= start)
+        learner, done = jax.lax.cond(due, lambda x: exchange(x, args.evolving, args.rules), at_rest, learner)
+        metrics = {
+            "pbt/due": jnp.broadcast_to(due, done.source.shape),
+            "pbt/source": done.source,
+            "pbt/objective": done.objective,
+        }
+        metrics |= {f"pbt/before/{name}": values for name, values in done.before.items()}
+        return learner, metrics | {f"hyper/{name}": values for name, values in done.after.items()}
+
+    return evolve

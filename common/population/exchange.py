@@ -1,0 +1,103 @@
+"""Population-based training (Jaderberg et al. 2017), by the rules of Sample Factory (Petrenko et al. 2020).
+
+A gather over the axis of the members, inside the compiled program: nothing returns to the host, and every device does
+the same to its replica.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from common.cli.pbt_flags import COMPLEMENTS, SHARES, Rules
+from common.device.episodes import WINDOW
+
+OWN = ("hyper", "recent", "key", "updates", "gradient_updates")  # of a learner, what no member takes over from another
+STREAM = 2**31  # a number of no update, for the key of exchanges
+
+
+class Exchange(NamedTuple):
+    """What happened to every member, [S] each."""
+
+    source: jax.Array  # whose weights it has now: its own place, or another one's
+    objective: jax.Array  # by which members were sorted; -inf where there is none
+    before: dict[str, jax.Array]  # hyper-parameters by name
+    after: dict[str, jax.Array]
+
+
+def exchange(learner: Any, given: dict[str, float], rules: Rules) -> tuple[Any, Exchange]:
+    """Learners [S, ...] after an exchange; `given` are the hyper-parameters of the command line.
+
+    The best stay as they are. Each of the worst takes over one of the best, where that is better by both gaps. All but
+    the best then change their hyper-parameters. Member 0 is a control: it stays as it is, and only others learn from
+    it.
+    """
+    objective, broken = objective_of(learner), broken_of(learner)
+    key = jax.random.fold_in(jax.random.fold_in(learner.key[0], STREAM), learner.updates[0])
+    source_key, change_key = jax.random.split(key)
+    source, is_best = sources(source_key, objective, broken, rules)
+    others = jax.tree.map(lambda x: x[source], learner)  # a gather over the members
+    moved = learner.replace(**{name: value for name, value in vars(others).items() if name not in OWN})
+    fixed = is_best | (jnp.arange(source.size) == 0)
+    after = changed(change_key, others.hyper, given, fixed, rules)
+    taken = source != jnp.arange(source.size)  # what they have earned was earned by other weights
+    recent = learner.recent.replace(count=jnp.where(taken, 0, learner.recent.count))
+    return moved.replace(hyper=after, recent=recent), Exchange(source, objective, learner.hyper, after)
+
+
+def objective_of(learner: Any) -> jax.Array:
+    """The mean return of the last episodes, [S]; -inf without any, or where the weights are not finite."""
+    recent = learner.recent
+    filled = jnp.arange(WINDOW) < recent.count[:, None]
+    ret = jnp.sum(recent.ret, axis=1, where=filled) / jnp.maximum(recent.count, 1)
+    return jnp.where((recent.count > 0) & ~broken_of(learner) & jnp.isfinite(ret), ret, -jnp.inf)
+
+
+def broken_of(learner: Any) -> jax.Array:
+    """Whose weights are not finite, [S]."""
+    sound = [jnp.isfinite(x).reshape(x.shape[0], -1).all(axis=1) for x in jax.tree.leaves(learner.params)]
+    return ~jnp.stack(sound).all(axis=0)
+
+
+def sources(key: jax.Array, objective: jax.Array, broken: jax.Array, rules: Rules) -> tuple[jax.Array, jax.Array]:
+    """Whose weights each member has afterwards, and who is among the best, [S] each.
+
+    One whose weights have had no episode yet is left alone, unless they are broken.
+    """
+    size = objective.size
+    count = math.ceil(rules.fraction * size)
+    order = jnp.argsort(-objective)  # stable: of equal ones the first is the best
+    rank = jnp.argsort(order)
+    drawn = order[jax.random.randint(key, (size,), 0, count)]
+    theirs = objective[drawn]
+    scale = jnp.maximum(jnp.abs(theirs), jnp.abs(objective))
+    clearly = theirs - objective > jnp.maximum(rules.gap * scale, rules.gap_absolute)
+    better = jnp.isfinite(theirs) & (clearly & jnp.isfinite(objective) | broken)
+    itself = jnp.arange(size)
+    takes = (rank >= size - count) & better & (itself != 0)
+    return jnp.where(takes, drawn, itself), rank < count
+
+
+def changed(
+    key: jax.Array, hyper: dict[str, jax.Array], given: dict[str, float], fixed: jax.Array, rules: Rules
+) -> dict[str, jax.Array]:
+    """Hyper-parameters [S] after chance has changed some of those of members that are not `fixed`."""
+    after = {}
+    for index, (name, values) in enumerate(sorted(hyper.items())):
+        keys = jax.random.split(jax.random.fold_in(key, index), 4)
+        whether, which, reset = (jax.random.uniform(key, values.shape) for key in keys[:3])
+        low, high = rules.complement_factors if name in COMPLEMENTS else rules.factors
+        factor = jax.random.uniform(keys[3], values.shape, minval=low, maxval=high)
+        new = moved(name, values, jnp.where(which < 0.5, factor, 1 / factor))
+        new = jnp.where(reset < rules.reset_rate, jnp.float32(given[name]), new)
+        after[name] = jnp.where((whether < rules.mutation_rate) & ~fixed, new, values)
+    return after
+
+
+def moved(name: str, values: jax.Array, factor: jax.Array) -> jax.Array:
+    """`values` times the factor; of a discount or its like what is missing to 1 is multiplied."""
+    if name in COMPLEMENTS:
+        return 1 - jnp.minimum((1 - values) * factor, 1.0)
+    new = values * factor
+    return jnp.minimum(new, 1.0) if name in SHARES else new

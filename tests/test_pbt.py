@@ -1,0 +1,265 @@
+"""Population-based training: the rules of an exchange, and whole runs."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cli_helpers import check_words, refusal
+from flax import struct
+from helpers import (
+    make_env,
+    metric_rows,
+    ppo,
+    relative_difference,
+    run_updates,
+    small_args,
+    small_sac_args,
+    to_host,
+)
+
+from common.cli.pbt_flags import Rules
+from common.device.episodes import WINDOW, RecentEpisodes
+from common.drawing.population import descent
+from common.population.exchange import exchange, objective_of
+
+SIZE = 10
+RULES = Rules(0.3, 0.1, 1e-6, 0.15, (1.1, 1.5), (1.01, 1.2), 0.01)
+GIVEN = {"learning_rate": 1e-3, "gamma": 0.99, "tau": 0.9}
+
+
+class Learner(struct.PyTreeNode):
+    params: jax.Array
+    opt_state: jax.Array
+    hyper: dict
+    recent: RecentEpisodes
+    key: jax.Array
+    updates: jax.Array
+
+
+def population(returns, seed=0) -> Learner:
+    size = len(returns)
+    ret = jnp.broadcast_to(jnp.array(returns, jnp.float32)[:, None], (size, WINDOW))
+    own = jnp.arange(size, dtype=jnp.float32)
+    return Learner(
+        params=own[:, None] + jnp.zeros(3),
+        opt_state=100 + own,
+        hyper={name: jnp.full(size, value) * (1 - 0.01 * own) for name, value in GIVEN.items()},
+        recent=RecentEpisodes(ret, ret, jnp.full(size, WINDOW)),
+        key=jax.random.split(jax.random.key(seed), size),
+        updates=jnp.full(size, 7),
+    )
+
+
+def exchanged(learner, **rules):
+    return exchange(learner, GIVEN, RULES._replace(**rules))
+
+
+RETURNS = [5.0, 90, 10, 80, 20, 70, 30, 60, 40, 50]  # the best are 1, 3 and 5; the worst 0, 2 and 4
+
+
+def test_the_worst_take_over_the_best():
+    before = population(RETURNS)
+    after, record = exchanged(before, mutation_rate=0.0)
+    source = record.source.tolist()
+    assert source[0] == 0, "the control"
+    assert {source[2], source[4]} <= {1, 3, 5}
+    assert [source[place] for place in (1, 3, 5, 6, 7, 8, 9)] == [1, 3, 5, 6, 7, 8, 9]
+    for name in ("params", "opt_state"):
+        assert (getattr(after, name) == getattr(before, name)[record.source]).all()
+    assert (after.hyper["gamma"] == before.hyper["gamma"][record.source]).all()
+    assert (after.key == before.key).all() and (after.updates == before.updates).all(), "these stay a member's own"
+    assert (after.recent.ret == before.recent.ret).all()
+    assert after.recent.count.tolist() == [0 if place in (2, 4) else WINDOW for place in range(SIZE)], (
+        "of other weights"
+    )
+
+
+def test_who_has_had_no_episode_yet_is_left_alone():
+    before = population([90.0, 90, 90, 10])
+    before = before.replace(recent=before.recent.replace(count=jnp.array([WINDOW, WINDOW, WINDOW, 0])))
+    assert objective_of(before).tolist() == [90, 90, 90, -np.inf]
+    assert exchanged(before, fraction=0.25)[1].source.tolist() == [0, 1, 2, 3]
+
+
+def test_others_are_drawn_every_time():
+    drawn = {tuple(exchanged(population(RETURNS, seed))[1].source[jnp.array([2, 4])].tolist()) for seed in range(40)}
+    assert len(drawn) == 9
+
+
+@pytest.mark.parametrize(
+    ("worst", "rules", "taken"),
+    [
+        (89.0, {}, False),
+        (70.0, {}, True),
+        (80.0, {"gap": 0.2}, False),
+        (70.0, {"gap_absolute": 25.0}, False),
+        (-1e-3, {"gap": 0.0, "gap_absolute": 100.0}, False),
+    ],
+)
+def test_only_a_clearly_better_one_is_taken(worst, rules, taken):
+    _, record = exchanged(population([90.0, 90.0, 90.0, worst]), fraction=0.25, **rules)
+    assert (record.source[3] != 3) == taken
+
+
+def test_gaps_are_relative_to_the_larger_magnitude_also_of_costs():
+    _, record = exchanged(population([-100.0, -100.0, -100.0, -105.0]), fraction=0.25)
+    assert record.source[3] == 3
+    _, record = exchanged(population([-100.0, -100.0, -100.0, -120.0]), fraction=0.25)
+    assert record.source[3] == 0
+
+
+def test_broken_weights_are_nobodys_source():
+    before = population([90.0, 10, 20, 30])
+    before = before.replace(params=before.params.at[0, 1].set(jnp.nan))
+    assert objective_of(before).tolist() == [-np.inf, 10, 20, 30]
+    _, record = exchanged(before, fraction=0.25, gap=10.0)
+    assert record.source.tolist() == [0, 1, 2, 3], "the control stays as it is"
+    before = population([10.0, 90, 20, 30])
+    before = before.replace(params=before.params.at[1, 1].set(jnp.nan))
+    _, record = exchanged(before, fraction=0.25, gap=10.0)
+    assert record.source.tolist() == [0, 3, 2, 3], "one that is broken takes whatever is not"
+
+
+def test_all_but_the_best_and_the_control_change():
+    before = population(RETURNS)
+    after, record = exchanged(before, mutation_rate=1.0, reset_rate=0.0, gap=10.0)
+    assert record.source.tolist() == list(range(SIZE))
+    fixed = [0, 1, 3, 5]
+    others = [place for place in range(SIZE) if place not in fixed]
+    for name, values in after.hyper.items():
+        ratio = np.array(values / before.hyper[name])
+        assert (ratio[fixed] == 1).all() and (ratio[others] != 1).all()
+    rate = np.array(after.hyper["learning_rate"] / before.hyper["learning_rate"])[others]
+    gamma = np.array((1 - after.hyper["gamma"]) / (1 - before.hyper["gamma"]))[others]
+    for ratio, low, high in ((rate, 1.1, 1.5), (gamma, 1.01, 1.2)):
+        change = np.maximum(ratio, 1 / ratio)
+        assert (change > low - 1e-3).all() and (change < high + 1e-3).all()
+    assert (after.hyper["tau"] <= 1).all(), "a share"
+
+
+def test_changes_are_as_frequent_as_asked_and_go_both_ways():
+    ratios = []
+    for seed in range(100):
+        before = population(RETURNS, seed)
+        after, _ = exchanged(before, gap=10.0)
+        ratios.append(np.array(after.hyper["learning_rate"] / before.hyper["learning_rate"])[[2, 4, 6, 7, 8, 9]])
+    changed = np.array(ratios)[np.array(ratios) != 1]
+    assert changed.size / np.size(ratios) == pytest.approx(0.15, abs=0.04)
+    assert np.mean(changed > 1) == pytest.approx(0.5, abs=0.15)
+
+
+def test_some_changes_go_back_to_what_was_given():
+    after, _ = exchanged(population(RETURNS), mutation_rate=1.0, reset_rate=1.0, gap=10.0)
+    assert after.hyper["gamma"][9] == jnp.float32(0.99)
+
+
+def test_descent_goes_back_through_all_exchanges():
+    sources = np.array([[0, 1, 1], [0, 2, 2], [0, 0, 2]])  # 2 took over 1, then 1 took over 2, then 1 took over 0
+    assert descent(sources, 2).tolist() == [1, 2, 2, 2]
+    assert descent(sources, 1).tolist() == [0, 0, 0, 1]
+
+
+# ---------------------------------------------------------------------------------------------------------------- flags
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("--pbt", "--pbt needs a --population of 2 or more members, not 0"),
+        ("--pbt --population 1", "not 1"),
+        ("--pbt --grid gamma=0.9,0.99", "--pbt needs a --population"),
+        ("--population 4 --pbt-interval 100", "--pbt-interval needs --pbt"),
+        ("--population 4 --pbt --pbt-evolve num_envs", "--pbt-evolve num_envs: members may differ in"),
+        ("--population 4 --pbt --pbt-evolve ent_coef --ent-coef 0", "--ent-coef 0.0 cannot evolve"),
+        ("--population 4 --pbt --pbt-fraction 0.6", "--pbt-fraction must be, at most 0.5"),
+        ("--population 4 --pbt --pbt-factors 1.5 1.1", "a lowest factor of 1.5 is above the highest, 1.1"),
+        (
+            "--population 4 --pbt --lr-schedule kl-adaptive --pbt-evolve learning_rate",
+            "learning_rate cannot evolve, would do nothing",
+        ),
+    ],
+)
+def test_refusals(words, wanted):
+    check_words(refusal(ppo.train, ppo.Args, words.split()), wanted)
+
+
+def test_members_begin_changed_but_for_the_control():
+    args = small_args(population=5, pbt=True, sweep=("learning_rate=log:1e-5:1e-1",), seed=3)
+    assert args.evolving == {"learning_rate": 1e-3}
+    assert args.members.hyper["learning_rate"][0] == 1e-3
+    assert len(set(args.members.hyper["learning_rate"])) == 5
+    hyper = small_args(population=5, pbt=True).members.hyper
+    names = "gamma gae_lambda learning_rate max_grad_norm clip_eps vf_coef ent_coef"
+    assert set(hyper) == set(names.split())
+    assert all(len(set(values)) == 5 and min(values) > 0 for values in hyper.values())
+    assert max(hyper["gamma"]) < 1 and hyper["gamma"][0] == 0.99
+
+
+# ----------------------------------------------------------------------------------------------------------------- runs
+
+TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
+TINY |= {"env": "CartPole-v1", "total_timesteps": 12 * 32, "log_interval": 32, "eval_episodes": 8}
+PBT = {"population": 4, "pbt": True, "pbt_interval": 64, "pbt_gap": 0.0, "sweep": ("learning_rate=log:1e-3:1e-1",)}
+
+
+def train(folder, **flags):
+    return ppo.train(small_args(**TINY | PBT | {"run_dir": str(folder)} | flags))
+
+
+def exchanges(folder):
+    return [json.loads(line) for line in (folder / "population.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pbt") / "run"
+    return train(folder), folder
+
+
+def test_every_exchange_is_written(finished):
+    _, folder = finished
+    rows = exchanges(folder)
+    assert [row["env_steps"] for row in rows] == list(range(64, 12 * 32 + 1, 64))
+    assert any("from" in member for row in rows for member in row["members"])
+    metrics = {row["env_steps"]: row for row in metric_rows(folder) if "pbt/source" in row}
+    for row in rows:
+        for member in row["members"]:
+            place = member["member"]
+            assert metrics[row["env_steps"]]["pbt/source"][place] == member.get("from", place)
+            old, new = member["changed"].get("learning_rate", [0, None])
+            assert new is None or metrics[row["env_steps"]]["hyper/learning_rate"][place] == new
+            assert place != 0
+    assert (folder / "population.png").stat().st_size > 5_000
+
+
+def test_nothing_happens_before_the_start(tmp_path):
+    train(tmp_path / "run", pbt_start=200)
+    assert [row["env_steps"] for row in exchanges(tmp_path / "run")][0] == 256
+
+
+def test_evolution_resumes_to_the_last_bit(finished, tmp_path):
+    result, folder = finished
+    train(tmp_path / "run", checkpoint_interval=32, stop_after=160)
+    again = ppo.train(ppo.Args.from_run(tmp_path / "run"))
+    assert again.state_sha256 == result.state_sha256
+    assert exchanges(tmp_path / "run") == exchanges(folder)
+
+
+def test_what_evolves_stays_when_a_run_is_resumed(finished):
+    words = ["--resume", str(finished[1]), "--total-timesteps", "1000", "--pbt-evolve", "gamma"]
+    wanted = "a resumed run keeps its --pbt-evolve: nothing in, gamma with these flags"
+    check_words(refusal(ppo.train, ppo.Args, words), wanted)
+
+
+@pytest.mark.parametrize(
+    ("args", "env"), [(small_args, "CartPole-v1"), (small_sac_args, "Pendulum-v1")], ids=["ppo", "sac"]
+)
+def test_the_control_is_the_single_run(args, env):
+    flags = {"total_timesteps": 10**6, "seed": 5}
+    evolution = {"population": 4, "pbt": True, "pbt_interval": 128, "pbt_gap": 0.0}
+    together, _ = run_updates(args(**flags, **evolution), make_env(env), 2, 8)
+    alone, _ = run_updates(args(**flags), make_env(env), 2, 8)
+    first = jax.tree.map(lambda x: x[0][None], to_host(together))
+    assert relative_difference(to_host(alone).learner.params, first.learner.params) < 1e-4

@@ -55,7 +55,7 @@ def report(args: Args) -> None:
 
 def page_of(results: Path) -> str:
     """The page as Markdown."""
-    parts = [INTRODUCTION, *(_chapter(*chapter) for chapter in _chapters(results)), *map(_missing, _machines(results))]
+    parts = [INTRODUCTION, *(_chapter(*chapter) for chapter in _chapters(results)), _missing(results)]
     measured = [_speeds(machine, rows) for machine, rows in _measured(results)]
     parts += [SPEED, *measured] if measured else []
     return "\n\n".join(parts) + "\n"
@@ -184,11 +184,11 @@ def _profile(records: list[Record]) -> Panel:
     return Panel("performance profile", lines)
 
 
-def _missing(machine: Path) -> str:
-    """What of the sets has no results of a machine yet."""
-    there = {(record["algorithm"], record["env"]) for record in load_records(machine)}
+def _missing(results: Path) -> str:
+    """What of the sets has no results of any machine yet."""
+    there = {(x["algorithm"], x["env"]) for machine in _machines(results) for x in load_records(machine)}
     absent = [goal for goal in _tasks() if (goal.algorithm, goal.env) not in there]
-    return f"Not yet run on {machine.name}: {listed(absent)}." if absent else f"On {machine.name} all has been run."
+    return f"Not yet run: {listed(absent)}." if absent else "All has been run."
 
 
 def _chapters(results: Path) -> Iterator[tuple[str, str, list[Record]]]:

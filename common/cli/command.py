@@ -62,7 +62,8 @@ def main(train: Callable[[Any], Any], args: Any) -> int:
 
 def _read(args_class: type, argv: list[str], program: str | None) -> Any:
     """The arguments. Raises UsageError where there is something wrong with them, SystemExit for --help."""
-    _check_lists(args_class, argv)
+    if issubclass(args_class, RunArgs):
+        _check_lists(args_class, argv)
     default = _defaults(args_class, argv)
     how = {"prog": program, "registry": WORDS, "return_unknown_args": True}
     try:

@@ -155,6 +155,14 @@ def test_some_changes_go_back_to_what_was_given():
     assert after.hyper["gamma"][9] == jnp.float32(0.99)
 
 
+def test_what_does_not_evolve_comes_with_the_weights_only():
+    before = population(RETURNS)
+    given = {"gamma": 0.99}
+    after, record = exchange(before, given, RULES._replace(mutation_rate=1.0, reset_rate=0.0))
+    assert (after.hyper["learning_rate"] == before.hyper["learning_rate"][record.source]).all()
+    assert (after.hyper["gamma"] != before.hyper["gamma"][record.source]).sum() == SIZE - 4
+
+
 def test_descent_goes_back_through_all_exchanges():
     sources = np.array([[0, 1, 1], [0, 2, 2], [0, 0, 2]])  # 2 took over 1, then 1 took over 2, then 1 took over 0
     assert descent(sources, 2).tolist() == [1, 2, 2, 2]
@@ -190,6 +198,9 @@ def test_members_begin_changed_but_for_the_control():
     assert args.evolving == {"learning_rate": 1e-3}
     assert args.members.hyper["learning_rate"][0] == 1e-3
     assert len(set(args.members.hyper["learning_rate"])) == 5
+    args = small_args(population=5, pbt=True, sweep=("learning_rate=log:1e-5:1e-1",), pbt_evolve=("ent-coef",))
+    assert args.evolving == {"ent_coef": 0.01}
+    assert args.members.hyper["learning_rate"][0] == 1e-3, "of the control nothing is drawn"
     hyper = small_args(population=5, pbt=True).members.hyper
     names = "gamma gae_lambda learning_rate max_grad_norm clip_eps vf_coef ent_coef"
     assert set(hyper) == set(names.split())

@@ -78,9 +78,8 @@ class PbtArgs(PopulationArgs):
     def _inert(self) -> set[str]:
         """Flags whose change in the middle of a run would do nothing."""
         adaptive = getattr(self, "lr_schedule", "") == "kl-adaptive"
-        return {"learning_rate" if adaptive else "desired_kl"} | (
-            {"alpha"} if getattr(self, "autotune", False) else set()
-        )
+        at_first = ["alpha"] if getattr(self, "autotune", False) else []
+        return {"learning_rate" if adaptive else "desired_kl", *at_first}
 
     @property
     def members(self) -> Members:
@@ -90,7 +89,8 @@ class PbtArgs(PopulationArgs):
         for name, given in self.evolving.items():
             random = Random(f"{self.seed} {name} at first")
             values.setdefault(name, [self._moved(name, given, random) for _ in range(self.population)])
-            values[name][0] = given
+        for name in values:
+            values[name][0] = getattr(self, name)
         return Members(seeds, values)
 
     def _moved(self, name: str, value: float, random: Random) -> float:
@@ -108,6 +108,7 @@ class PbtArgs(PopulationArgs):
         check(self, "pbt_gap pbt_gap_absolute", at_least=0)
         check(self, "pbt_mutation_rate pbt_reset_rate", at_least=0, at_most=1)
         check(self, "pbt_factors pbt_complement_factors", at_least=1)
+        self.pbt_evolve = tuple(name.replace("-", "_") for name in self.pbt_evolve)
         check_sweepable("--pbt-evolve", self.pbt_evolve, self.sweepable.split())
         self._check_evolution()
 
@@ -122,10 +123,11 @@ class PbtArgs(PopulationArgs):
             raise UsageError(f"--pbt needs a --population of 2 or more members, not {self.population}")
         if self.pbt and self.grid:
             raise UsageError("--pbt evolves a --population: leave out --grid")
-        for name, value in self.evolving.items() if self.pbt else ():
-            if not value:
-                flag = "--" + name.replace("_", "-")
-                raise UsageError(f"{flag} {value} cannot evolve: give a number other than 0 that members change")
+        swept = read_sweep(self.sweep, self.sweepable.split()) if self.pbt else {}
+        for name in (*swept, *self.evolving) if self.pbt else ():
+            flag, value = "--" + name.replace("_", "-"), getattr(self, name)
+            if value is None or value == 0 and name in self.evolving:
+                raise UsageError(f"{flag} {value} cannot evolve: give the number, other than 0, that member 0 keeps")
         if self.pbt and self._inert & self.evolving.keys():
             name = min(self._inert & self.evolving.keys())
             raise UsageError(f"{name} cannot evolve with these flags: a change in the middle of a run would do nothing")

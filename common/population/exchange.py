@@ -27,7 +27,7 @@ class Exchange(NamedTuple):
 
 
 def exchange(learner: Any, given: dict[str, float], rules: Rules) -> tuple[Any, Exchange]:
-    """Learners [S, ...] after an exchange; `given` are the hyper-parameters of the command line.
+    """Learners [S, ...] after an exchange; `given` are the hyper-parameters that change, as on the command line.
 
     The best stay as they are. Each of the worst takes over one of the best, where that is better by both gaps. All but
     the best then change their hyper-parameters. Member 0 is a control: it stays as it is, and only others learn from
@@ -82,9 +82,10 @@ def sources(key: jax.Array, objective: jax.Array, broken: jax.Array, rules: Rule
 def changed(
     key: jax.Array, hyper: dict[str, jax.Array], given: dict[str, float], fixed: jax.Array, rules: Rules
 ) -> dict[str, jax.Array]:
-    """Hyper-parameters [S] after chance has changed some of those of members that are not `fixed`."""
-    after = {}
-    for index, (name, values) in enumerate(sorted(hyper.items())):
+    """Hyper-parameters [S] after chance has changed some of those that are `given`, of members that are not `fixed`."""
+    after = dict(hyper)
+    for index, name in enumerate(sorted(given)):
+        values = hyper[name]
         keys = jax.random.split(jax.random.fold_in(key, index), 4)
         whether, which, reset = (jax.random.uniform(key, values.shape) for key in keys[:3])
         low, high = rules.complement_factors if name in COMPLEMENTS else rules.factors

@@ -73,12 +73,12 @@ class Job:
     @property
     def total_steps(self) -> int:
         """Environment steps, of all its seeds."""
-        return self.args.total_timesteps * self.args.num_seeds
+        return self.args.total_timesteps * self.args.num_agents
 
     def steps(self) -> int:
         """Those of them that are done."""
         rows = [row["env_steps"] for row in read(self.run_dir / "metrics.jsonl")]
-        return min(max(rows, default=0), self.args.total_timesteps) * self.args.num_seeds
+        return min(max(rows, default=0), self.args.total_timesteps) * self.args.num_agents
 
     def saved_steps(self) -> int:
         """Those that need not be done again, about."""

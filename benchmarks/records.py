@@ -67,7 +67,7 @@ def record_of(algorithm: str, env: str, jobs: list[Job], threshold: float) -> di
         "git": config["git"],
         "devices": config["devices"],
         "flags": {name: value for name, value in config["args"].items() if name not in ONE_TIME},
-        "seeds": [job.args.seed + i for job in jobs for i in range(job.args.num_seeds)],
+        "seeds": [job.args.seed + i for job in jobs for i in range(job.args.num_agents)],
         "threshold": threshold,
         "env_steps": [int(step) for step in steps],
         "returns": [[jsonable(value) for curve in curves for value in _at(curve, step)] for step in steps],
@@ -75,7 +75,7 @@ def record_of(algorithm: str, env: str, jobs: list[Job], threshold: float) -> di
         "env_steps_to_threshold": [step for found in reached for step, _ in found],
         "seconds_to_threshold": [seconds for found in reached for _, seconds in found],
         "steps_per_second": [
-            job.args.num_seeds * log.steps / log.trained_seconds for job, log in zip(jobs, logs, strict=True)
+            job.args.num_agents * log.steps / log.trained_seconds for job, log in zip(jobs, logs, strict=True)
         ],
         "compile_seconds": [float(np.unique(log.series[COMPILATION].values).sum()) for log in logs],
         "wall_seconds": [log.wall_seconds for log in logs],

@@ -49,7 +49,7 @@ class Task:
 
     @property
     def seeds(self) -> int:
-        return sum(job.args.num_seeds for job in self.jobs)
+        return sum(job.args.num_agents for job in self.jobs)
 
     def path(self, results: Path) -> Path:
         """The file of its record."""

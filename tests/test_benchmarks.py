@@ -93,6 +93,7 @@ def test_every_task_has_flags_that_its_algorithm_takes():
     tasks = [task for name in sorted(sets) for task in learning.tasks_of(learning.Args(set=name, seeds=2))]
     assert len({task.path(Path()) for task in tasks}) == len(tasks) == len(goals())
     assert all(job.args.total_timesteps == task.steps for task in tasks for job in task.jobs)
+    assert {task.seeds for task in tasks} == {2}
 
 
 def test_what_is_not_in_the_set_is_refused():

@@ -143,6 +143,7 @@ from common.envs.masks import legal_actions, legal_metrics
 from common.envs.privileged import for_policies
 from common.envs.requirements import need_fitting_spaces
 from common.envs.spaces import Space, batch_shape, zeros
+from common.envs.varied import for_member
 from common.nets.distributions import Distribution, action_noise
 from common.nets.heads import PolicyHead
 from common.nets.normalizers import RunningStats, denormalize, merge, normalize, obs_stats, renew_units, running_stats
@@ -221,6 +222,7 @@ class Trajectory(NamedTuple):
     terminated: jax.Array
     truncated: jax.Array
     final_obs: jax.Array  # true next observation
+    objective: jax.Array | None  # what episodes are judged by, where it is not their return
 
 
 class Batch(NamedTuple):
@@ -294,8 +296,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         rollout_key, shuffle_key = jax.random.split(jax.random.fold_in(learner.key, learner.updates))
 
         shard, trajectory = collect(learner, shard, rollout_key)
-        done = trajectory.terminated | trajectory.truncated
-        tracker, recent, episodes = count_episodes(shard.tracker, learner.recent, trajectory.reward, done, AXIS)
+        tracker, recent, episodes = count_episodes(shard.tracker, learner.recent, trajectory, AXIS)
         batch, estimate_metrics = estimate(learner, shard, trajectory)
         learner, batch = renew_units(learner, batch, AXIS)
         params, opt_state, learn_metrics = learn(learner, batch, shuffle_key)
@@ -319,7 +320,8 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         starts_key, opponent_key = (jax.random.fold_in(key, args.num_steps + more) for more in range(2))
         chosen = jax.random.randint(opponent_key, (), 0, PAST)
         opponent = jax.tree.map(lambda x: x[chosen], learner.opponents)
-        game = env.against(partial(opponents_move, opponent)) if args.opponent == "self" else env
+        own = for_member(env, learner.hyper)
+        game = own.against(partial(opponents_move, opponent)) if args.opponent == "self" else own
         starts = new_starts(game, starts_key, args.reset_pool, AXIS)
 
         def step(carry, inputs):
@@ -328,8 +330,8 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
             policy = policy_of(learner, obs)
             action = policy.sample(noise)
             out = step_envs(game, keys, env_state, action, starts)
-            transition = Trajectory(obs, policy, action, out.reward, out.terminated, out.truncated, out.final_obs)
-            return (out.state, out.obs), transition
+            outcome = out.reward, out.terminated, out.truncated, out.final_obs, out.objective
+            return (out.state, out.obs), Trajectory(obs, policy, action, *outcome)
 
         (env_state, obs), trajectory = jax.lax.scan(step, (shard.env_state, shard.obs), (noise, env_keys))
         return shard.replace(env_state=env_state, obs=obs), trajectory
@@ -444,8 +446,8 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
     def init(seed: jax.Array, hyper=None) -> TrainState:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
-        obs, env_state = reset_envs(env, keys_of(envs_key, num_envs), mid_episode=args.decorrelate)
-        shard = Shard(env_state, obs, new_tracker(num_envs, args.decorrelate))
+        obs, env_state = reset_envs(for_member(env, hyper), keys_of(envs_key, num_envs), mid_episode=args.decorrelate)
+        shard = Shard(env_state, obs, new_tracker(env, num_envs, args.decorrelate))
         return TrainState(new_learner(params_key, key, hyper), shard)
 
     def new_learner(params_key: jax.Array, key: jax.Array, hyper=None) -> Learner:
@@ -464,7 +466,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
             learning_rate=jnp.float32(hyper.get("learning_rate", args.learning_rate)),
             obs_stats=stats,
             return_stats=running_stats(()) if args.normalize_returns else None,
-            recent=new_recent(),
+            recent=new_recent(env),
             key=key,
             updates=jnp.int32(0),
         )

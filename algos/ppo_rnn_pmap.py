@@ -155,6 +155,7 @@ from common.envs.masks import legal_actions, legal_metrics
 from common.envs.privileged import for_policies
 from common.envs.requirements import need_fitting_spaces
 from common.envs.spaces import Space, flat_size, zeros
+from common.envs.varied import for_member
 from common.nets.distributions import Distribution, action_noise, encode_action
 from common.nets.heads import PolicyHead
 from common.nets.normalizers import RunningStats, denormalize, merge, normalize, obs_stats, renew_units, running_stats
@@ -247,6 +248,7 @@ class Trajectory(NamedTuple):
     terminated: jax.Array
     truncated: jax.Array
     final_obs: jax.Array  # true next observation
+    objective: jax.Array | None  # what episodes are judged by, where it is not their return
 
 
 class Batch(NamedTuple):
@@ -321,8 +323,7 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
         rollout_key, shuffle_key = jax.random.split(jax.random.fold_in(learner.key, learner.updates))
 
         shard, trajectory = collect(learner, start, rollout_key)
-        done = trajectory.terminated | trajectory.truncated
-        tracker, recent, episodes = count_episodes(shard.tracker, learner.recent, trajectory.reward, done, AXIS)
+        tracker, recent, episodes = count_episodes(shard.tracker, learner.recent, trajectory, AXIS)
         batch, estimate_metrics = estimate(learner, start.memory, trajectory, shard)
         learner, batch = renew_units(learner, batch, AXIS)
         params, opt_state, learn_metrics = learn(learner, batch, shuffle_key)
@@ -343,16 +344,17 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
         """Step all environments `num_steps` times with the current policy."""
         noise_keys, env_keys = split_keys(rollout_keys(key, args.num_steps, shard.tracker.ret.size), 2)  # [T, N]
         noise = jax.vmap(jax.vmap(partial(action_noise, space=env.action_space)))(noise_keys)  # all steps in one pass
-        starts = new_starts(env, jax.random.fold_in(key, args.num_steps), args.reset_pool, AXIS)
+        own = for_member(env, learner.hyper)
+        starts = new_starts(own, jax.random.fold_in(key, args.num_steps), args.reset_pool, AXIS)
 
         def step(carry, inputs):
             env_state, seen, memory = carry
             noise, keys = inputs
             policy, value, memory = look(learner, seen, memory)
             action = policy.sample(noise)
-            out = step_envs(env, keys, env_state, action, starts)
+            out = step_envs(own, keys, env_state, action, starts)
             memory = memory._replace(action=encode_action(action, env.action_space))
-            outcome = out.reward, out.terminated, out.truncated, out.final_obs
+            outcome = out.reward, out.terminated, out.truncated, out.final_obs, out.objective
             seen_next = Seen(out.obs, out.terminated | out.truncated, out.reward)
             return (out.state, seen_next, memory), Trajectory(seen, policy, action, value, memory, *outcome)
 
@@ -445,8 +447,7 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
     def look(learner: Learner, seen: Seen, memory: Memory) -> tuple[Distribution, jax.Array, Memory]:
         """Policy and value [N], in units of the rewards, for what is seen now, and the memory after it."""
         inputs = jax.tree.map(lambda x: x[None], inputs_of(learner, seen, memory))
-        outcome = outputs(learner.params, inputs, memory)
-        policy, value, left = jax.tree.map(lambda x: x[0], outcome)
+        policy, value, left = jax.tree.map(lambda x: x[0], outputs(learner.params, inputs, memory))
         return policy, denormalize(learner.return_stats, value), memory._replace(**left)
 
     def outputs(params: Params, inputs: Inputs, memory: Memory) -> tuple[Distribution, jax.Array, dict]:
@@ -470,14 +471,13 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
     def init(seed: jax.Array, hyper=None) -> TrainState:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
-        obs, env_state = reset_envs(env, keys_of(envs_key, num_envs), mid_episode=args.decorrelate)
-        memory, tracker = with_critic(new_memory(num_envs)), new_tracker(num_envs, args.decorrelate)
+        obs, env_state = reset_envs(for_member(env, hyper), keys_of(envs_key, num_envs), mid_episode=args.decorrelate)
+        memory, tracker = with_critic(new_memory(num_envs)), new_tracker(env, num_envs, args.decorrelate)
         return TrainState(new_learner(params_key, key, hyper), Shard(env_state, at_start(obs), memory, tracker))
 
     def new_learner(params_key: jax.Array, key: jax.Array, hyper=None) -> Learner:
         hyper = hyper or {}
-        obs = zeros(env, 1)
-        memory = new_memory(1)
+        obs, memory = zeros(env, 1), new_memory(1)
         inputs = jax.tree.map(lambda x: x[None], Inputs.of(at_start(obs), memory.action, obs))
         actor_key, critic_key = jax.random.split(params_key)
         (_, features, _), actor_params = actor.init_with_output(actor_key, inputs, memory.actor)
@@ -489,7 +489,7 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
             learning_rate=jnp.float32(hyper.get("learning_rate", args.learning_rate)),
             obs_stats=obs_stats(env.observation_space) if args.normalize_obs else None,
             return_stats=running_stats(()) if args.normalize_returns else None,
-            recent=new_recent(),
+            recent=new_recent(env),
             key=key,
             updates=jnp.int32(0),
         )

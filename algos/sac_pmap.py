@@ -105,6 +105,7 @@ from common.envs.requirements import need_fitting_spaces, need_squashable_action
 from common.envs.spaces import Discrete, Space, batch_shape, zeros
 from common.envs.spec import EnvSpec
 from common.envs.unit_actions import action_scale, empty_action, to_env, uniform_action
+from common.envs.varied import for_member
 from common.nets.distributions import LOG_2PI, Categoricals, action_noise
 from common.nets.normalizers import merge, normalize, obs_stats
 from common.nets.torso import MLP, Features
@@ -261,15 +262,16 @@ def make_sac(args: Args, env: Env) -> Algorithm:
         learner, shard = state.learner, state.shard
         act_key, learn_key = jax.random.split(jax.random.fold_in(learner.key, learner.updates))
 
-        shard, reward, done, transition = collect(learner, shard, act_key)
-        tracker, recent, episodes = count_episodes(shard.tracker, learner.recent, reward[None], done[None], AXIS)
+        shard, out, transition = collect(learner, shard, act_key)
+        one_step = jax.tree.map(lambda x: x[None], out._replace(state=()))  # [1, N, ...]
+        tracker, recent, episodes = count_episodes(shard.tracker, learner.recent, one_step, AXIS)
         shard = shard.replace(tracker=tracker, replay=shard.replay.add(transition))
         stats = merge(learner.obs_stats, jax.tree.map(lambda x: x[None], transition.obs), AXIS)
         learner = learner.replace(obs_stats=stats, recent=recent, updates=learner.updates + 1)
         learner, tally = learn(learner, shard.replay, learn_key)
         # Learning may meet a broken number long after it was stored: these show it at once, before it can be saved.
         magnitudes = [jnp.mean(jnp.abs(x * 1.0)) for x in jax.tree.leaves(transition.next_obs)]
-        seen = {"env/reward": jnp.mean(reward), "env/obs_magnitude": sum(magnitudes) / len(magnitudes)}
+        seen = {"env/reward": jnp.mean(out.reward), "env/obs_magnitude": sum(magnitudes) / len(magnitudes)}
         tally |= Tally.of(flat_pmean(seen) | legal_metrics(transition.obs, env.action_space, AXIS))
         return TrainState(learner, shard), tally, episodes
 
@@ -287,9 +289,9 @@ def make_sac(args: Args, env: Env) -> Algorithm:
         warming_up = learner.updates * args.num_envs < args.learning_starts
         action = jnp.where(warming_up, random_action, action)
 
-        out = step_envs(env, env_keys, shard.env_state, to_env(action, env.action_space))
+        out = step_envs(for_member(env, learner.hyper), env_keys, shard.env_state, to_env(action, env.action_space))
         transition = Transition(shard.obs, action, out.reward, out.terminated, out.final_obs)
-        return shard.replace(env_state=out.state, obs=out.obs), out.reward, out.terminated | out.truncated, transition
+        return shard.replace(env_state=out.state, obs=out.obs), out, transition
 
     def learn(learner: Learner, replay: Replay, key: jax.Array) -> tuple[Learner, Tally]:
         """The gradient updates that are due after the newest transitions."""
@@ -397,9 +399,9 @@ def make_sac(args: Args, env: Env) -> Algorithm:
     def init(seed: jax.Array, hyper=None) -> TrainState:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
-        obs, env_state = reset_envs(env, keys_of(envs_key, num_envs))
-        replay = new_replay(example_transition(env), num_envs, args.capacity)
-        return TrainState(new_learner(params_key, key, hyper), Shard(env_state, obs, new_tracker(num_envs), replay))
+        obs, env_state = reset_envs(for_member(env, hyper), keys_of(envs_key, num_envs))
+        tracker, replay = new_tracker(env, num_envs), new_replay(example_transition(env), num_envs, args.capacity)
+        return TrainState(new_learner(params_key, key, hyper), Shard(env_state, obs, tracker, replay))
 
     def new_learner(params_key: jax.Array, key: jax.Array, hyper=None) -> Learner:
         hyper = hyper or {}
@@ -414,7 +416,7 @@ def make_sac(args: Args, env: Env) -> Algorithm:
             opt_states=OptStates(*map(optax.adam(args.q_lr).init, (params.actor, critic_params, log_alpha))),
             hyper=hyper,
             obs_stats=obs_stats(env.observation_space) if args.normalize_obs else None,
-            recent=new_recent(),
+            recent=new_recent(env),
             key=key,
             updates=jnp.int32(0),
             gradient_updates=jnp.int32(0),

@@ -17,6 +17,7 @@ from typing import Any
 
 from common.cli.command import main, parse
 from common.cli.console import Console
+from common.cli.env_params import given_params
 from common.cli.errors import UsageError
 from common.cli.files import check_target, replacing
 from common.cli.policy_flags import PolicyArgs
@@ -146,7 +147,7 @@ def describe(policy: Policy, out: Path, content: bytes) -> dict[str, Any]:
         "inputs": {name: {"shape": ["batch", *x.shape], "dtype": str(x.dtype)} for name, x in named.items()},
         "env_spec": policy.env.to_json(),
         "env": config["args"]["env"],
-        "env_params": config["args"].get("env_params", ""),
+        "env_params": given_params(config["args"]),
         "algorithm": config["algorithm"],
         "run": str(policy.run_dir),
         "step": policy.step,

@@ -14,6 +14,7 @@ from typing import Any
 from common.cli.checks import check
 from common.cli.command import main, parse
 from common.cli.console import Console
+from common.cli.env_params import given_params
 from common.cli.errors import UsageError
 from common.cli.files import check_target
 from common.cli.policy_flags import PolicyArgs
@@ -105,7 +106,7 @@ def _params_of_evaluations(trained: dict[str, Any]) -> str:
     """Environment parameters, by the flags of the run."""
     names = "env", "vectorization", "env_params", "eval_env_params"
     flags = {name: trained.get(name, "") for name in names}
-    return evaluation_params(**flags) if steps_on_host(trained["env"]) else flags["env_params"]
+    return evaluation_params(**flags) if steps_on_host(trained["env"]) else given_params(trained)
 
 
 def _check_fit(policy: Policy, env: Env | EnvSpec) -> None:

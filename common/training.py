@@ -21,6 +21,7 @@ from common.actors.crew import ActorsFailed
 from common.actors.environments import eval_params, inspect_env
 from common.actors.evaluation import HostEvaluation
 from common.actors.meters import UpdateMetrics
+from common.cli.env_params import given_params
 from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device.devices import choose_devices, choose_roles, describe, memory_of
@@ -34,8 +35,8 @@ from common.drawing.population import draw_population
 from common.envs.environment import Env
 from common.envs.own import wrap
 from common.envs.registry import list_envs, make
-from common.envs.requirements import need_fitting_steps
 from common.envs.spec import EnvSpec
+from common.envs.varied import for_run
 from common.population.evolution import evolution
 from common.runs.lock import locked
 from common.runs.ranking import ranked
@@ -58,14 +59,13 @@ def train_on_devices(
     """Environments step on the devices too, and many updates run in one call.
 
     `env` is a gymnax-style environment object, in place of the name `args.env`. `notes` are lines for the header, by
-    the word that they begin with. `callback` gets every row of metrics, and ends the run, saved and evaluated, where it
-    returns True. `choice` goes to `choose_devices`. With --list-envs there is no result.
+    their first word. `callback` gets every row of metrics, and ends the run, saved and evaluated, where it returns
+    True. `choice` goes to `choose_devices`. With --list-envs there is no result.
     """
     if args.list_envs:
         return list_envs("device", args.list_envs)
     devices = choose_devices(args.num_devices, args.num_envs, args.block, **choice)
-    env = make(args.env, args.env_params) if env is None else wrap(env)
-    need_fitting_steps(args, env)
+    env = for_run(args, make(args.env, given_params(vars(args))) if env is None else wrap(env))
     algorithm = make_algorithm(args, env)
     programs = pmapped(for_seeds(algorithm, env, args.num_agents, args.eval_episodes, evolution(args)), devices)
     header = notes(env, devices) | _notes_of(args, env)

@@ -429,6 +429,34 @@ class NoAction(Pusher):
         return gymnax_spaces.Box(-1.0, 0.5, (0,), jnp.float32)
 
 
+@struct.dataclass
+class BribeParams(ToyParams):
+    bonus: float = 2.0
+
+
+class Bribe(Toy):
+    """Pays what its parameter says, whatever one does."""
+
+    tells = False
+
+    @property
+    def default_params(self):
+        return BribeParams()
+
+    def step_env(self, key, state, action, params):
+        obs, state, _, terminated, info = super().step_env(key, state, action, params)
+        return obs, state, jnp.float32(params.bonus), terminated, info | self.info(state)
+
+    def info(self, state):
+        return {"true_objective": 100.0 + state.time} if self.tells else {}
+
+
+class Telling(Bribe):
+    """And tells what an episode was worth."""
+
+    tells = True
+
+
 def make_env(name: str) -> Env:
     """A gymnax id, or the name of a toy class of this module."""
     return wrap(globals()[name]()) if name in globals() else make(name)

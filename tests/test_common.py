@@ -41,7 +41,7 @@ from common.device.reductions import Tally, across_devices, over_steps
 from common.device.sharding import to_host
 from common.device.update_loop import do_where, repeat
 from common.drawing.recording import record
-from common.envs.environment import DEFAULT_HORIZON
+from common.envs.environment import DEFAULT_HORIZON, Step
 from common.envs.own import wrap
 from common.envs.spaces import Box
 from common.nets.torso import Torso
@@ -58,6 +58,7 @@ from common.runs.reports import Score
 from common.runs.saver import Saver
 
 T, N = 6, 8
+JUDGED = SimpleNamespace(is_judged=True)  # an environment
 
 
 def finished_episodes(reward: np.ndarray, done: np.ndarray) -> list[tuple[float, int]]:
@@ -77,24 +78,25 @@ def test_episode_statistics_equal_numpy(devices):
     updates = 12
     reward = random.normal(size=(updates * T, N)).astype(np.float32)
     done = random.random((updates * T, N)) < np.repeat([0, 0.1, 0.3, 0.6, 1.0, 0.05] * 2, T)[:, None]
-    tracker = jax.tree.map(lambda x: jnp.broadcast_to(x, (devices, N // devices)), new_tracker(N // devices))
-    recent = new_recent()
+    tracker = jax.tree.map(lambda x: jnp.broadcast_to(x, (devices, N // devices)), new_tracker(JUDGED, N // devices))
+    recent = new_recent(JUDGED)
+    objective = random.normal(size=reward.shape).astype(np.float32)
     step = jax.jit(
-        lambda tracker, recent, reward, done: jax.vmap(
-            lambda tracker, reward, done: count_episodes(tracker, recent, reward, done, AXIS),
-            in_axes=(0, 1, 1),
-            axis_name=AXIS,
-        )(tracker, reward.reshape(T, devices, -1), done.reshape(T, devices, -1))
+        lambda tracker, recent, steps: jax.vmap(
+            lambda tracker, steps: count_episodes(tracker, recent, steps, AXIS), in_axes=(0, 1), axis_name=AXIS
+        )(tracker, jax.tree.map(lambda x: x.reshape(T, devices, -1), steps))
     )
     for update in range(updates):
         rows = slice(update * T, (update + 1) * T)
-        tracker, recents, totals = step(tracker, recent, reward[rows], done[rows])
+        steps = Step(None, None, reward[rows], done[rows], np.zeros_like(done[rows]), None, None, objective[rows])
+        tracker, recents, totals = step(tracker, recent, steps)
         recent, totals = jax.tree.map(lambda x: x[0], (recents, totals))
         assert all(same_bits(x[0], x[i]) for x in jax.tree.leaves(recents) for i in range(devices))
 
         so_far = finished_episodes(reward[: rows.stop], done[: rows.stop])
         before = len(finished_episodes(reward[: rows.start], done[: rows.start]))
         window, fresh = np.array(so_far[-WINDOW:]), np.array(so_far[before:])
+        judged = np.array(finished_episodes(objective[: rows.stop], done[: rows.stop])[-WINDOW:])
         metrics = recent_metrics(recent) | totals.metrics()
         assert recent.count == len(window)
         assert metrics["episode/count"] == len(fresh)
@@ -104,6 +106,7 @@ def test_episode_statistics_equal_numpy(devices):
             continue
         np.testing.assert_allclose(np.sort(recent.ret[: len(window)]), np.sort(window[:, 0]), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(recent.ret[: len(window)], window[::-1, 0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(metrics["episode/objective_last100"], judged[:, 0].mean(), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(metrics["episode/return_last100"], window[:, 0].mean(), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(metrics["episode/length_last100"], window[:, 1].mean(), rtol=1e-5)
         if len(fresh):

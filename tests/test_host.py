@@ -36,6 +36,7 @@ from common.actors.evaluation import run_host_episodes
 from common.actors.parameters import ParameterSlots, Slot
 from common.actors.rollouts import Collected, RolloutQueues
 from common.actors.watching import GRACE, Activity, Limits, Worker
+from common.cli.env_params import read_params
 from common.cli.errors import TrainingError, UnusableEnvError
 from common.device.memory import Player
 from common.envs import spaces
@@ -44,7 +45,6 @@ from common.envs.host import HostStep
 from common.envs.processes import Processes
 from common.envs.registry import make_host
 from common.envs.spec import EnvSpec
-from common.envs.usage import read_params
 
 TOYS = "gymnasium:host_toys:"
 SCRIPT = ROOT / "algos" / "appo_pmap.py"

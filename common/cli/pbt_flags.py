@@ -5,10 +5,11 @@ from random import Random
 from typing import NamedTuple
 
 from common.cli.checks import check
+from common.cli.env_params import given_number
 from common.cli.errors import UsageError
 from common.cli.members import Members
 from common.cli.population_flags import PopulationArgs
-from common.cli.sweeps import check_sweepable, read_sweep, rounded
+from common.cli.sweeps import PREFIX, check_sweepable, rounded
 
 COMPLEMENTS = ("gamma", "gae_lambda")  # near 1: what is missing to it is what counts
 SHARES = ("tau",)  # at most 1
@@ -34,6 +35,8 @@ class PbtArgs(PopulationArgs):
     """Evolve the --population: the worst take over the best, and hyper-parameters change by chance; 0 is a control."""
     pbt_evolve: tuple[str, ...] = ()
     """Flags that change, such as learning_rate ent_coef; default those of --sweep, else all that can and are not 0."""
+    pbt_env_params: tuple[str, ...] = ()
+    """Parameters of the environment that change too, such as gravity; --env-params says what they are for member 0."""
     pbt_start: int = 0
     """Environment steps of each member before the first exchange."""
     pbt_interval: int = 20_000
@@ -55,7 +58,7 @@ class PbtArgs(PopulationArgs):
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        return (*super().fixed, "pbt", "pbt_evolve")
+        return (*super().fixed, "pbt", "pbt_evolve", "pbt_env_params")
 
     @property
     def rules(self) -> Rules:
@@ -69,10 +72,11 @@ class PbtArgs(PopulationArgs):
 
     @property
     def evolving(self) -> dict[str, float]:
-        """The flags that change, and their values on the command line."""
-        swept = tuple(read_sweep(self.sweep, self.sweepable.split()))
+        """The flags and parameters of the environment that change, and their values on the command line."""
+        swept = tuple(name for name in self.draws if not name.startswith(PREFIX))
         possible = [name for name in self.sweepable.split() if getattr(self, name) and name not in self._inert]
-        return {name: getattr(self, name) for name in self.pbt_evolve or swept or possible}
+        of_env = tuple(PREFIX + name for name in self.pbt_env_params)
+        return {name: self._value(name) for name in (*(self.pbt_evolve or swept or possible), *of_env)}
 
     @property
     def _inert(self) -> set[str]:
@@ -90,8 +94,12 @@ class PbtArgs(PopulationArgs):
             random = Random(f"{self.seed} {name} at first")
             values.setdefault(name, [self._moved(name, given, random) for _ in range(self.population)])
         for name in values:
-            values[name][0] = getattr(self, name)
+            values[name][0] = self._value(name)
         return Members(seeds, values)
+
+    def _value(self, name: str) -> float | None:
+        """What the command line says of a flag, or of a parameter of the environment."""
+        return given_number(self.env_params, name) if name.startswith(PREFIX) else getattr(self, name)
 
     def _moved(self, name: str, value: float, random: Random) -> float:
         """A first change of `value`."""
@@ -109,6 +117,7 @@ class PbtArgs(PopulationArgs):
         check(self, "pbt_mutation_rate pbt_reset_rate", at_least=0, at_most=1)
         check(self, "pbt_factors pbt_complement_factors", at_least=1)
         self.pbt_evolve = tuple(name.replace("-", "_") for name in self.pbt_evolve)
+        self.pbt_env_params = tuple(name.removeprefix(PREFIX) for name in self.pbt_env_params)
         check_sweepable("--pbt-evolve", self.pbt_evolve, self.sweepable.split())
         self._check_evolution()
 
@@ -123,9 +132,11 @@ class PbtArgs(PopulationArgs):
             raise UsageError(f"--pbt needs a --population of 2 or more members, not {self.population}")
         if self.pbt and self.grid:
             raise UsageError("--pbt evolves a --population: leave out --grid")
-        swept = read_sweep(self.sweep, self.sweepable.split()) if self.pbt else {}
-        for name in (*swept, *self.evolving) if self.pbt else ():
-            flag, value = "--" + name.replace("_", "-"), getattr(self, name)
+        for name in (*self.draws, *self.evolving) if self.pbt else ():
+            flag, value = "--" + name.replace("_", "-"), self._value(name)
+            if value is None and name.startswith(PREFIX):
+                example = f"--env-params '{{\"{name.removeprefix(PREFIX)}\": 1.0}}'"
+                raise UsageError(f"{name} cannot evolve: give the number that member 0 keeps, as in {example}")
             if value is None or value == 0 and name in self.evolving:
                 raise UsageError(f"{flag} {value} cannot evolve: give the number, other than 0, that member 0 keeps")
         if self.pbt and self._inert & self.evolving.keys():

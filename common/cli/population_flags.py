@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from common.cli.checks import check
+from common.cli.env_params import lists_in
 from common.cli.errors import UsageError
 from common.cli.flags import RunArgs
 from common.cli.members import Members
-from common.cli.sweeps import combined, drawn, read_grid, read_sweep
+from common.cli.sweeps import PREFIX, Draw, combined, drawn, read_grid, read_sweep
 
 OWN = ("population", "sweep", "grid")
 MOST = 10_000  # agents, whose metrics are one line
@@ -49,9 +50,19 @@ class PopulationArgs(RunArgs):
         if self.grid:
             values = combined(read_grid(self.grid, self.sweepable.split()), self.num_seeds)
         else:
-            values = drawn(read_sweep(self.sweep, self.sweepable.split()), self.seed, self.num_agents)
+            values = drawn(self.draws, self.seed, self.num_agents)
         seeds = [self.seed + index % (self.population or self.num_seeds) for index in range(self.num_agents)]
         return Members(seeds, values)
+
+    @property
+    def draws(self) -> dict[str, Draw]:
+        """What each member of a --population draws, by flag, or by `env.` and the name of a parameter."""
+        lists = lists_in(self.env_params) if self.population else {}
+        of_env = {name: Draw("choice", values) for name, values in lists.items()}
+        swept = read_sweep(self.sweep, self.sweepable.split())
+        if both := sorted(of_env.keys() & swept.keys()):
+            raise UsageError(f"--sweep and --env-params both say what members draw for {both[0]}")
+        return of_env | swept
 
     def __post_init__(self):
         super().__post_init__()
@@ -68,9 +79,10 @@ class PopulationArgs(RunArgs):
         if self.num_agents > MOST:
             raise UsageError(f"{self.num_agents:,} agents are more than can be trained together: at most {MOST:,}")
         check_values = read_grid(self.grid, self.sweepable.split())
-        check_values |= {name: draw.values for name, draw in read_sweep(self.sweep, self.sweepable.split()).items()}
+        check_values |= {name: draw.values for name, draw in self.draws.items()}
         for name, values in check_values.items():
-            self._check_values(name, values)
+            if not name.startswith(PREFIX):  # the environment checks those
+                self._check_values(name, values)
 
     def _check_values(self, name: str, values: tuple[float, ...]) -> None:
         """Raise UsageError where a run with one of these values alone would be refused."""

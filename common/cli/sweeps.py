@@ -10,6 +10,8 @@ from common.cli.checks import shortened
 from common.cli.errors import UsageError
 
 FORMS = "log:LOW:HIGH, uniform:LOW:HIGH or choice:A,B,..."
+PREFIX = "env."  # of what is a parameter of the environment
+KINDS = "log", "uniform", "choice"
 DIGITS = 6  # of a drawn value: as many as one types to train a member alone
 
 
@@ -31,7 +33,8 @@ class Draw(NamedTuple):
 
 def read_sweep(words: Iterable[str], sweepable: Iterable[str]) -> dict[str, Draw]:
     """By flag, what `--sweep` says. Raises UsageError for what cannot be read or swept."""
-    return {name: _draw(name, text) for name, text in _pairs("--sweep", words, sweepable, f"NAME={FORMS}").items()}
+    pairs = _pairs("--sweep", words, sweepable, f"NAME={FORMS}")
+    return {name: read_draw(f"--sweep {name}={shortened(text)}", text) for name, text in pairs.items()}
 
 
 def read_grid(words: Iterable[str], sweepable: Iterable[str]) -> dict[str, tuple[float, ...]]:
@@ -57,17 +60,27 @@ def rounded(value: float) -> float:
 
 
 def check_sweepable(flag: str, names: Iterable[str], sweepable: Iterable[str]) -> None:
-    """Raise UsageError where members cannot differ in one of the named flags."""
+    """Raise UsageError where members cannot differ in one of the named flags.
+
+    Of parameters of the environment only itself knows, see `common/envs/varied.py`.
+    """
     for name in names:
-        if name not in sweepable:
-            raise UsageError(f"{flag} {shortened(name)}: members may differ in {', '.join(sweepable)} only")
+        if name not in sweepable and not name.startswith(PREFIX):
+            known = f"{', '.join(sweepable)} only, or in {PREFIX}NAME, a number of the environment"
+            raise UsageError(f"{flag} {shortened(name)}: members may differ in {known}")
+
+
+def is_draw(text: str) -> bool:
+    """Whether it looks like what a member draws."""
+    return text.partition(":")[0] in KINDS and ":" in text
 
 
 def _pairs(flag: str, words: Iterable[str], sweepable: Iterable[str], form: str) -> dict[str, str]:
     found = {}
     for word in words:
         name, equals, text = "".join(word.split()).partition("=")
-        name = name.removeprefix("--").replace("-", "_")
+        name = name.removeprefix("--")
+        name = name if name.startswith(PREFIX) else name.replace("-", "_")
         if not equals or not text:
             raise UsageError(f"{flag} {shortened(repr(word))} is not of the form {form}")
         check_sweepable(flag, [name], sweepable)
@@ -77,10 +90,10 @@ def _pairs(flag: str, words: Iterable[str], sweepable: Iterable[str], form: str)
     return found
 
 
-def _draw(name: str, text: str) -> Draw:
-    kind, colon, rest = text.partition(":")
-    what = f"--sweep {name}={shortened(text)}"
-    if kind not in ("log", "uniform", "choice") or not colon:
+def read_draw(what: str, text: str) -> Draw:
+    """A draw from its text. Raises UsageError, naming `what` it is, where it has no such form."""
+    kind, _, rest = text.partition(":")
+    if not is_draw(text):
         raise UsageError(f"{what} is not of the form {FORMS}")
     if kind == "choice":
         return Draw(kind, _numbers(what, rest))

@@ -1,8 +1,13 @@
 """Returns and lengths of finished episodes, reduced on the device so that memory does not grow with the run."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import struct
+
+from common.envs.environment import Env
+from common.envs.spec import EnvSpec
 
 WINDOW = 100
 
@@ -12,6 +17,7 @@ class EpisodeTracker(struct.PyTreeNode):
 
     ret: jax.Array  # [N] raw reward so far
     length: jax.Array  # [N] steps so far; -inf where it had begun before anything was counted
+    objective: jax.Array | None = None  # [N] of it so far, where it is not the return
 
 
 class RecentEpisodes(struct.PyTreeNode):
@@ -20,6 +26,7 @@ class RecentEpisodes(struct.PyTreeNode):
     ret: jax.Array  # [WINDOW]
     length: jax.Array  # [WINDOW]
     count: jax.Array  # [] how many entries are filled
+    objective: jax.Array | None = None  # [WINDOW] what they are judged by, where it is not the return
 
 
 class EpisodeTotals(struct.PyTreeNode):
@@ -59,34 +66,38 @@ def no_episodes() -> EpisodeTotals:
     return EpisodeTotals(zero, zero, inf, -inf, zero, inf, -inf)
 
 
-def new_tracker(num_envs: int, under_way: bool = False) -> EpisodeTracker:
+def new_tracker(env: Env, num_envs: int, under_way: bool = False) -> EpisodeTracker:
     """Of episodes that begin now, or of some that are `under_way`: what is left of those will not count as episodes."""
-    steps = -jnp.inf if under_way else 0.0
-    return EpisodeTracker(ret=jnp.zeros(num_envs), length=jnp.full(num_envs, steps, jnp.float32))
+    steps, objective = -jnp.inf if under_way else 0.0, jnp.zeros(num_envs) if env.is_judged else None
+    return EpisodeTracker(jnp.zeros(num_envs), jnp.full(num_envs, steps, jnp.float32), objective)
 
 
-def new_recent() -> RecentEpisodes:
-    return RecentEpisodes(ret=jnp.zeros(WINDOW), length=jnp.zeros(WINDOW), count=jnp.zeros((), jnp.int32))
+def new_recent(env: Env | EnvSpec) -> RecentEpisodes:
+    objective = jnp.zeros(WINDOW) if env.is_judged else None
+    return RecentEpisodes(jnp.zeros(WINDOW), jnp.zeros(WINDOW), jnp.zeros((), jnp.int32), objective)
 
 
 def count_episodes(
-    tracker: EpisodeTracker, recent: RecentEpisodes, reward: jax.Array, done: jax.Array, axis_name: str
+    tracker: EpisodeTracker, recent: RecentEpisodes, steps: Any, axis_name: str
 ) -> tuple[EpisodeTracker, RecentEpisodes, EpisodeTotals]:
-    """Account for a rollout of raw `reward` [T, N] and `done` [T, N] on each device of `axis_name`.
+    """Account for a rollout on each device of `axis_name`.
 
+    `steps` has the raw `reward`, `terminated`, `truncated` and `objective` of an environment's `Step`, [T, N] each.
     The window and the totals are over all devices; the window's order is by step, then by global env.
     """
 
     def step(running: EpisodeTracker, inputs):
-        reward, done = inputs
-        finished = EpisodeTracker(ret=running.ret + reward, length=running.length + 1)
+        earned, done = inputs
+        finished = jax.tree.map(jnp.add, running, earned)
         return jax.tree.map(lambda x: jnp.where(done, 0.0, x), finished), finished
 
-    tracker, finished = jax.lax.scan(step, tracker, (reward, done))  # finished [T, N]
-    whole = done & (finished.length > 0)
-    done, ret, length = (
-        jax.lax.all_gather(x, axis_name, axis=1, tiled=True).ravel() for x in (whole, finished.ret, finished.length)
+    done, objective = steps.terminated | steps.truncated, steps.objective if judged(recent) else None
+    earned = EpisodeTracker(steps.reward, jnp.ones_like(steps.reward), objective)
+    tracker, finished = jax.lax.scan(step, tracker, (earned, done))  # finished [T, N]
+    done, finished = jax.tree.map(
+        lambda x: jax.lax.all_gather(x, axis_name, axis=1, tiled=True).ravel(), (done & (finished.length > 0), finished)
     )  # [T * N of all devices]
+    ret, length = finished.ret, finished.length
     totals = EpisodeTotals(
         count=jnp.sum(done, dtype=jnp.float32),
         ret_sum=jnp.sum(ret, where=done),
@@ -96,7 +107,7 @@ def count_episodes(
         length_min=jnp.min(length, where=done, initial=jnp.inf),
         length_max=jnp.max(length, where=done, initial=-jnp.inf),
     )
-    return tracker, _push(recent, done, ret, length), totals
+    return tracker, _push(recent, done, finished), totals
 
 
 def recent_metrics(recent: RecentEpisodes) -> dict[str, jax.Array]:
@@ -104,11 +115,12 @@ def recent_metrics(recent: RecentEpisodes) -> dict[str, jax.Array]:
     filled = jnp.arange(WINDOW) < recent.count
     return {
         f"episode/{name}_last{WINDOW}": jnp.mean(values, where=filled)
-        for name, values in (("return", recent.ret), ("length", recent.length))
+        for name, values in (("return", recent.ret), ("length", recent.length), ("objective", recent.objective))
+        if values is not None
     }
 
 
-def _push(recent: RecentEpisodes, done: jax.Array, ret: jax.Array, length: jax.Array) -> RecentEpisodes:
+def _push(recent: RecentEpisodes, done: jax.Array, finished: EpisodeTracker) -> RecentEpisodes:
     (newest,) = jnp.nonzero(done[::-1], size=WINDOW, fill_value=0)
     count = jnp.minimum(jnp.sum(done), WINDOW)
     fresh = jnp.arange(WINDOW) < count
@@ -117,7 +129,13 @@ def _push(recent: RecentEpisodes, done: jax.Array, ret: jax.Array, length: jax.A
         return jnp.where(fresh, values[::-1][newest], jnp.roll(old, count))
 
     return RecentEpisodes(
-        ret=merge(ret, recent.ret),
-        length=merge(length, recent.length),
+        ret=merge(finished.ret, recent.ret),
+        length=merge(finished.length, recent.length),
         count=jnp.minimum(recent.count + count, WINDOW).astype(jnp.int32),
+        objective=merge(finished.objective, recent.objective) if judged(recent) else None,
     )
+
+
+def judged(recent: RecentEpisodes) -> bool:
+    """Whether episodes are judged by something else than their returns."""
+    return recent.objective is not None

@@ -34,7 +34,8 @@ def step_envs(env: Env, keys: jax.Array, states: Any, actions: Any, starts: Star
 
     over = reached.terminated | reached.truncated
     obs, state = fill_in((reached.obs, reached.state), over, width=math.isqrt(over.size), compute=begun)
-    return Step(obs, state, reached.reward, reached.terminated, reached.truncated, reached.obs, reached.state)
+    outcome = reached.reward, reached.terminated, reached.truncated
+    return Step(obs, state, *outcome, reached.obs, reached.state, reached.objective)
 
 
 def reset_envs(env: Env, keys: jax.Array, mid_episode: bool = False) -> tuple[Any, Any]:

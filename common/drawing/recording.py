@@ -52,7 +52,7 @@ def record(env: Env, player: Player | Callable, key: jax.Array, max_steps: int) 
     advance = jax.jit(lambda time, carry: _advance(env, player, keys, time, carry))
     obs, state = jax.jit(env.reset)(reset_key)
     carry = at_start(jax.tree.map(lambda x: x[None], obs)), player.initial_memory(1), state
-    first = jax.device_get(jax.tree.map(lambda x: x[None], (obs, key_data(state))))
+    first = jax.device_get(jax.tree.map(lambda x: x[None], (obs, key_data(env.without_numbers(state)))))
     chunks, over = [], False
     while not over:
         carry, chunk = advance(jnp.int32(CHUNK * len(chunks)), carry)
@@ -87,7 +87,7 @@ def _advance(env: Env, player: Player, keys: list[jax.Array], start: jax.Array, 
         action = jax.tree.map(lambda x: x[0], actions)
         out = env.step(step_key, state, action)
         over = out.terminated | out.truncated
-        chunk = _Chunk(key_data(out.final_state), out.final_obs, action, out.reward, over)
+        chunk = _Chunk(key_data(env.without_numbers(out.final_state)), out.final_obs, action, out.reward, over)
         seen = jax.tree.map(lambda x: x[None], Seen(out.obs, over, out.reward))
         return (seen, memory, out.state), chunk
 

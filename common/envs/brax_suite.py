@@ -1,10 +1,13 @@
 """brax's environments: `brax:ant`. They know neither time limits nor resets."""
 
 import contextlib
+import copy
 import importlib
 import inspect
 import io
 import warnings
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -36,14 +39,16 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     check_time_limit(name, "episode_length", limit)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Brax System, piplines and environments are not actively")
-        return BraxEnv(name, _envs().get_environment(env_id, **params), limit)
+        return BraxEnv(name, partial(_envs().get_environment, env_id), limit, known | params)
 
 
 class BraxEnv(Env):
     """One of brax's, with a time limit in steps."""
 
-    def __init__(self, name: str, inner: Any, limit: int):
-        self._limit = limit
+    def __init__(self, name: str, make_inner: Callable, limit: int, arguments: dict[str, Any]):
+        """`make_inner` makes brax's own object from `arguments`."""
+        self._limit, self._make_inner, self._arguments = limit, make_inner, arguments
+        inner = make_inner(**arguments)
         spaces = box((inner.observation_size,)), box((inner.action_size,), -1.0, 1.0)
         super().__init__(name, inner, *spaces, max_steps=limit)
 
@@ -55,6 +60,15 @@ class BraxEnv(Env):
         physics, time = state
         physics, time = self.inner.step(physics, action), time + 1
         return Transition(physics.obs, (physics, time), physics.reward, physics.done > 0, time >= self._limit)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        return {name: x for name, x in self._arguments.items() if isinstance(x, float)}
+
+    def with_numbers(self, numbers: dict[str, jax.Array]) -> Env:
+        other = copy.copy(self)
+        other.inner = self._make_inner(**self._arguments | numbers)
+        return other
 
     def frame(self, state: Any) -> np.ndarray:
         physics = state[0].pipeline_state

@@ -1,6 +1,7 @@
 """craftax's worlds: `craftax:Craftax-Classic-Symbolic-v1`. A world is dear to make; time limits are truncations."""
 
 import contextlib
+import copy
 import io
 from types import ModuleType
 from typing import Any
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 
 from common.envs.environment import Env, Transition
-from common.envs.gymnax_style import replaced
+from common.envs.gymnax_style import numbers_of, replaced, with_fields
 from common.envs.usage import check_known, check_time_limit, import_package
 
 LIMIT = "max_timesteps"  # the parameter
@@ -47,6 +48,15 @@ class CraftaxEnv(Env):
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
         obs, state, reward, terminated, _ = self.inner.step_env(key, state, action, self.params)
         return Transition(obs, state, reward, terminated, state.timestep >= self._limit)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        return {name: x for name, x in numbers_of(self.params).items() if name != LIMIT}
+
+    def with_numbers(self, numbers: dict[str, jax.Array]) -> Env:
+        other = copy.copy(self)
+        other.params = with_fields(self.params, numbers)
+        return other
 
     def frame(self, state: Any) -> np.ndarray:
         world = "craftax_classic" if "Classic" in self.name else "craftax"

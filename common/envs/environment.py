@@ -71,6 +71,7 @@ class Transition(NamedTuple):
     reward: jax.Array  # [], any number
     terminated: jax.Array  # [] bool: the episode is over, nothing follows
     truncated: jax.Array  # [] bool: a time limit, the episode would go on
+    objective: Any = None  # [] what an episode that ends here is judged by, where that is not its return
 
 
 class Step(NamedTuple):
@@ -83,6 +84,7 @@ class Step(NamedTuple):
     truncated: jax.Array  # bool: a time limit, the episode would go on
     final_obs: Any  # the true next observation, never that of a reset
     final_state: Any  # the true next state; the one before where only the environment's own reset knows it
+    objective: Any = None  # float32: the sum of it over an episode is what that is judged by; None: its return
 
 
 class Env:
@@ -92,6 +94,8 @@ class Env:
     cheap_reset = False  # whether an accelerator computes one sooner than it finds out who needs one
     resets_itself = False  # whether there is no `advance`, but a `step` with the reset in it
     is_game = False  # whether there are other players, as `against` says, and returns above 0 are games won
+    is_judged = False  # whether steps have an `objective`
+    judge: "Env | None" = None  # whose rewards are that objective
 
     def __init__(self, name: str, inner: Any, observation_space: Any, action_space: Any, max_steps: int = 0):
         """`name` is what the user calls it, `inner` the suite's own object. Spaces may be gymnax's or gymnasium's too.
@@ -108,7 +112,8 @@ class Env:
         if any(0 in leaf.shape for _, leaf in spaces.leaves(self.action_space)):
             raise UsageError(f"environment {name} has no action: its action space is {self.action_space}")
         action = jax.eval_shape(lambda key: spaces.sample(key, self.action_space), jax.random.key(0))
-        jax.eval_shape(self.step, jax.random.key(0), self.state_shape, action)  # checks what it returns
+        stepped = jax.eval_shape(self.step, jax.random.key(0), self.state_shape, action)  # checks what it returns
+        self.tells_objective = self.is_judged = stepped.objective is not None
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         """First observation and state of an episode: what a suite gives."""
@@ -127,8 +132,21 @@ class Env:
         raise NotImplementedError
 
     @property
+    def numbers(self) -> dict[str, float]:
+        """Parameters that `with_numbers` can change, and what they are."""
+        return {}
+
+    def with_numbers(self, numbers: dict[str, jax.Array]) -> "Env":
+        """The same with other values, arrays [], of some of its `numbers`."""
+        raise NotImplementedError
+
+    def without_numbers(self, state: Any) -> Any:
+        """A state as `frame` and pictures take it."""
+        return state
+
+    @property
     def spec(self) -> EnvSpec:
-        return EnvSpec(self.name, self.observation_space, self.obs_dtype, self.action_space)
+        return EnvSpec(self.name, self.observation_space, self.obs_dtype, self.action_space, self.is_judged)
 
     @property
     def obs_like(self) -> Any:
@@ -160,21 +178,29 @@ class Env:
             truncated=reached.truncated,
             final_obs=reached.obs,
             final_state=reached.state,
+            objective=reached.objective,
         )
 
     def advance_checked(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
         """One step without a reset, in the dtypes of `reset` and `Step`. Box actions may come flat, and are clipped."""
-        return self.checked(self.advance(key, state, spaces.clip(action, self.action_space)))
+        action = spaces.clip(action, self.action_space)
+        reached = self.checked(self.advance(key, state, action))
+        if self.judge is None:
+            return reached
+        return reached._replace(objective=self.judge.advance_checked(key, state, action).reward)
 
     def checked(self, transition: Transition) -> Transition:
         """`transition` in the dtypes of `reset` and `Step`. Raises UsageError where a shape is wrong."""
-        obs, state, reward, terminated, truncated = transition
+        obs, state, reward, terminated, truncated, objective = transition
+        if objective is not None:
+            objective = jnp.where(terminated | truncated, self.checked_array("objective", objective, jnp.float32), 0)
         return Transition(
             obs=self.checked_obs("obs", obs),
             state=jax.tree.map(lambda new, old: as_type(new, old.dtype), state, self.state_shape),
             reward=self.checked_array("reward", reward, jnp.float32),
             terminated=self.checked_array("terminated", terminated, bool),
             truncated=self.checked_array("truncated", truncated, bool),
+            objective=objective,
         )
 
     def checked_obs(self, what: str, obs: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import json
 
-from common.envs.usage import read_params
+from common.cli.env_params import read_params
 
 ATARI_AIDS = ("reward_clip", "reward_clipping", "episodic_life")  # envpool's names and ALE's, all of which can be off
 

@@ -2,18 +2,24 @@
 
 `reset(key, params)` returns (observation, state), and `step(key, state, action, params)` returns (observation, state,
 reward, terminated, truncated, info), resets by itself in the same step, and leaves the true next observation in
-`info["final_observation"]`. Subclasses of gymnax's `Environment` give `reset_env` and `step_env` instead, and leave
+`info["final_observation"]`. Where episodes are to be judged by something else than their returns, the last step of each
+has `info["true_objective"]`. Subclasses of gymnax's `Environment` give `reset_env` and `step_env` instead, and leave
 resets and time limits to it.
 """
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.environment import Env, Step, Transition, select
 from common.envs.usage import changed_params, readable_errors
+
+OBJECTIVE = "true_objective"  # of an episode, in the `info` of its last step
 
 
 def adapt(name: str, inner: Any, params: Any, env_params: dict[str, Any]) -> Env:
@@ -49,13 +55,27 @@ class GymnaxStyleEnv(Env):
     def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:
         return self.inner.reset(key, self.params)
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        return numbers_of(self.params, self._keeps_actions)
+
+    def with_numbers(self, numbers: dict[str, jax.Array]) -> Env:
+        other = copy.copy(self)
+        other.params = with_fields(self.params, numbers)
+        return other
+
+    def _keeps_actions(self, params: Any) -> bool:
+        actions = spaces.convert(self.inner.action_space(params), "action space")
+        return self.spec._replace(action_space=actions).to_json() == self.spec.to_json()
+
 
 class SteppingEnv(GymnaxStyleEnv):
     """An environment that says how it steps, in `step_env`, and leaves `step` to gymnax."""
 
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
-        obs, state, reward, terminated, _ = self.inner.step_env(key, state, action, self.params)
-        return Transition(obs, state, reward, terminated, self.inner.is_truncated(state, self.params))
+        obs, state, reward, terminated, info = self.inner.step_env(key, state, action, self.params)
+        truncated = self.inner.is_truncated(state, self.params)
+        return Transition(obs, state, reward, terminated, truncated, info.get(OBJECTIVE))
 
 
 class SelfResettingEnv(GymnaxStyleEnv):
@@ -73,14 +93,29 @@ class SelfResettingEnv(GymnaxStyleEnv):
         *outputs, info = outputs
         if "final_observation" not in info:
             raise UsageError(f'environment {self.name}: step left no "final_observation" in its info')
-        out = self.checked(Transition(*outputs))
+        out = self.checked(Transition(*outputs, info.get(OBJECTIVE)))
+        objective = out.objective if self.judge is None else self.judge.step(key, state, action).reward
         final_obs = self.checked_obs("final_obs", info["final_observation"])
-        return Step(*out, final_obs, final_state=select(out.terminated | out.truncated, state, out.state))
+        final_state = select(out.terminated | out.truncated, state, out.state)
+        return Step(*out[:5], final_obs, final_state, objective)
 
 
 def _leaves_step_to_gymnax(inner: Any) -> bool:
     owners = (kind for kind in type(inner).__mro__ if "step" in vars(kind))
     return getattr(next(owners, None), "__module__", "") == "gymnax.environments.environment"
+
+
+def numbers_of(params: Any, allowed: Callable[[Any], bool] = lambda params: True) -> dict[str, float]:
+    """Those of `params` that are numbers, and `allowed` to be others."""
+    fields = vars(params) if hasattr(params, "replace") else {}
+    numbers = {name: x for name, x in fields.items() if isinstance(x, int | float) and not isinstance(x, bool)}
+    return {name: x for name, x in numbers.items() if allowed(params.replace(**{name: 2 * x + 1}))}
+
+
+def with_fields(params: Any, numbers: dict[str, jax.Array]) -> Any:
+    """`params` with arrays for some of its numbers, rounded where those are whole."""
+    whole = {name for name in numbers if isinstance(getattr(params, name), int)}
+    return params.replace(**{name: jnp.round(x).astype(int) if name in whole else x for name, x in numbers.items()})
 
 
 def replaced(name: str, params: Any, env_params: dict[str, Any]) -> Any:

@@ -1,5 +1,6 @@
 """Classic control with its velocities hidden: what a policy needs memory for."""
 
+import copy
 from typing import Any
 
 import jax
@@ -26,6 +27,15 @@ class PartialEnv(Env):
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         obs, state = self._whole.begin(key)
         return obs[self._seen], state
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        return self._whole.numbers
+
+    def with_numbers(self, numbers: dict[str, jax.Array]) -> Env:
+        other = copy.copy(self)
+        other._whole = self._whole.with_numbers(numbers)
+        return other
 
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
         out = self._whole.advance(key, state, action)

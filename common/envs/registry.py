@@ -19,10 +19,12 @@ from types import ModuleType
 from typing import Any, Literal
 
 from common.cli.env_names import OWN, SUITES, split_name, steps_on_host
+from common.cli.env_params import draws_in, read_params
 from common.cli.errors import UsageError
 from common.envs.environment import Env
 from common.envs.host import HostEnvs, HostOptions, Vectorization
-from common.envs.usage import UnknownId, read_params, readable_errors, refuse_params
+from common.envs.randomized import Randomized
+from common.envs.usage import UnknownId, readable_errors, refuse_params
 
 Place = Literal["device", "host"]
 TRAINERS: dict[Place, str] = {
@@ -34,12 +36,16 @@ TRAINERS: dict[Place, str] = {
 def make(name: str, env_params: str = "") -> Env:
     """The environment called `name`: a gymnax id, `suite:id`, or a user's own `package.module:factory`.
 
-    `env_params` is a JSON object of environment parameters to replace. A factory is called without arguments and
-    returns an environment or a pair (environment, parameters). Raises UsageError for an unknown name or parameter.
+    `env_params` is a JSON object of environment parameters to replace; those that are draws, such as "uniform:8:12",
+    are drawn for every episode. A factory is called without arguments and returns an environment or a pair
+    (environment, parameters). Raises UsageError for an unknown name or parameter.
     """
     if steps_on_host(name):
         raise UsageError(f"{name} steps on the host, not on the device: {TRAINERS['host']} on it")
-    return _make(name, read_params(env_params))
+    params = read_params(env_params)
+    draws = draws_in(params)
+    env = _make(name, params | {parameter: max(draw.values) for parameter, draw in draws.items()})
+    return Randomized(env, draws) if draws else env
 
 
 def make_host(

@@ -3,7 +3,6 @@
 import difflib
 import importlib
 import inspect
-import json
 import math
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
@@ -19,19 +18,6 @@ class UnknownId(UsageError):
     """A suite has no environment with this id; `mistyped` says that it has one which is nearly the same."""
 
     mistyped = False
-
-
-def read_params(env_params: str, flag: str = "--env-params") -> dict[str, Any]:
-    """The JSON object that a `flag` is; nothing where it is empty."""
-    if not env_params:
-        return {}
-    try:
-        params = json.loads(env_params)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{flag} {env_params!r} is not JSON: {error}") from error
-    if not isinstance(params, dict):
-        raise UsageError(f"{flag} {env_params!r} must be a JSON object such as '{{\"name\": 1.0}}'")
-    return params
 
 
 def changed_params(name: str, known: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

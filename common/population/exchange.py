@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from common.cli.pbt_flags import COMPLEMENTS, SHARES, Rules
-from common.device.episodes import WINDOW
+from common.device.episodes import WINDOW, judged
 
 OWN = ("hyper", "recent", "key", "updates", "gradient_updates")  # of a learner, what no member takes over from another
 STREAM = 2**31  # a number of no update, for the key of exchanges
@@ -47,10 +47,14 @@ def exchange(learner: Any, given: dict[str, float], rules: Rules) -> tuple[Any, 
 
 
 def objective_of(learner: Any) -> jax.Array:
-    """The mean return of the last episodes, [S]; -inf without any, or where the weights are not finite."""
+    """The mean return of the last episodes, [S], or of what else they are judged by.
+
+    -inf without any, or where the weights are not finite.
+    """
     recent = learner.recent
     filled = jnp.arange(WINDOW) < recent.count[:, None]
-    ret = jnp.sum(recent.ret, axis=1, where=filled) / jnp.maximum(recent.count, 1)
+    values = recent.objective if judged(recent) else recent.ret
+    ret = jnp.sum(values, axis=1, where=filled) / jnp.maximum(recent.count, 1)
     return jnp.where((recent.count > 0) & ~broken_of(learner) & jnp.isfinite(ret), ret, -jnp.inf)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from common.cli.env_params import as_flags
 from common.cli.words import as_typed
 from common.runs.history import read_log
 from common.runs.overall import of_best_member
@@ -21,7 +22,8 @@ def ranked(returns: list[float]) -> list[int]:
 
 def ranking(args: Any, run_dir: Path, outcome: Any) -> list[str]:
     """What the best members of a population earn, in the `Outcome` of a run, and with which flags."""
-    flags = [given | now for given, now in zip(args.flags_of_members(), _evolved(args, run_dir), strict=True)]
+    members = zip(args.flags_of_members(), _evolved(args, run_dir), strict=True)
+    flags = [as_flags(given | now, args.env_params) for given, now in members]
     newest, best, confirmed = outcome.newest, outcome.best, dict(outcome.confirmed)
     when = f" at step {newest.step:,}" if newest.step < outcome.env_steps else ""
     how = f"{outcome.eval_episodes} episodes{when}"

@@ -1,0 +1,56 @@
+"""Environments whose parameters differ between members of a population: `env.gravity` among their hyper-parameters."""
+
+import copy
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from common.cli.errors import UsageError
+from common.cli.sweeps import PREFIX
+from common.envs import spaces
+from common.envs.environment import Env
+from common.envs.requirements import need_fitting_steps
+from common.envs.usage import readable_errors
+
+
+def for_member(env: Env, hyper: dict[str, jax.Array] | None) -> Env:
+    """`env` with those of a member's hyper-parameters that are its numbers.
+
+    Where it is judged and does not say by what, it is by the rewards of `env` itself for the same states and actions.
+    """
+    numbers = {name.removeprefix(PREFIX): x for name, x in (hyper or {}).items() if name.startswith(PREFIX)}
+    if not numbers:
+        return env
+    own = env.with_numbers(numbers)
+    if env.is_judged and not env.tells_objective:
+        own = copy.copy(own)
+        own.judge = env
+    return own
+
+
+def for_run(args: Any, env: Env) -> Env:
+    """`env` as all agents of a run share it. Raises UsageError where it does not fit the flags."""
+    need_fitting_steps(args, env)
+    varied = {name: values for name, values in args.members.hyper.items() if name.startswith(PREFIX)}
+    for name, values in varied.items():
+        check_number(env, name.removeprefix(PREFIX), values[0])
+    if args.pbt and any(name.startswith(PREFIX) for name in args.evolving):
+        env = copy.copy(env)
+        env.is_judged = True
+    return env
+
+
+def check_number(env: Env, name: str, value: float) -> None:
+    """Raise UsageError where the parameter called `name` is no number, or cannot be an array with this `value`."""
+    if name not in env.numbers:
+        there = ", ".join(env.numbers) or "none"
+        raise UsageError(f"{env.name} has no parameter {name!r} that members or episodes can differ in; it has {there}")
+
+    def stepped(number: jax.Array) -> Any:
+        own, keys = env.with_numbers({name: number}), jax.random.split(jax.random.key(0), 3)
+        _, state = own.reset(keys[0])
+        return own.step(keys[1], state, spaces.sample(keys[2], env.action_space))
+
+    with readable_errors(f"{env.name} cannot take its parameter {name!r} as an array"):
+        jax.eval_shape(stepped, jnp.float32(value))

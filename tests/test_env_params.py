@@ -1,0 +1,171 @@
+"""Parameters of environments that differ between members of a population, evolve, or are drawn for every episode."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cli_helpers import check_words, refusal
+from helpers import (
+    metric_rows,
+    ppo,
+    relative_difference,
+    run_updates,
+    small_args,
+    small_rnn_args,
+    small_sac_args,
+    to_host,
+)
+
+from common.cli.errors import UsageError
+from common.device.stepping import reset_envs, step_envs
+from common.envs.registry import make
+from common.envs.varied import check_number, for_member, for_run
+from common.play import Args as PlayArgs
+from common.play import play
+from common.policy import load_policy
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "values"),
+    [
+        (small_args, "CartPole-v1", {"force_mag": [10, 30, 1], "gravity": [9.8, 2, 30]}),
+        (small_rnn_args, "pmaprl:PartialCartPole-v1", {"force_mag": [10, 30, 1]}),
+        (small_sac_args, "Pendulum-v1", {"g": [10, 3, 30], "max_speed": [8, 2, 4]}),
+    ],
+    ids=["ppo", "memory", "sac"],
+)
+def test_x8_members_equal_single_runs_with_their_parameters(args, env, values):
+    population = args(env=env, population=3, env_params=json.dumps(values), seed=10)
+    hyper = population.members.hyper
+    assert all(given[0] not in hyper[f"env.{name}"][:2] for name, given in values.items()), "else it shows nothing"
+    together = to_host(run_updates(population, for_run(population, make(env)), 1, 6)[0])
+    for k, own in enumerate(population.flags_of_members()[:2]):
+        params = {name: own[f"env.{name}"] for name in values}
+        alone = to_host(run_updates(args(env=env, seed=own["seed"]), make(env, json.dumps(params)), 1, 6)[0])
+        ours = jax.tree.map(lambda x, k=k: x[k][None], together)
+        assert relative_difference(alone.shard.env_state, ours.shard.env_state) < 1e-3
+        assert relative_difference(alone.learner.params, ours.learner.params) < 1e-3
+
+
+def test_every_episode_draws_its_own_numbers():
+    draws = {"gravity": "uniform:5:15", "force_mag": "log:1:100", "max_steps_in_episode": "choice:3,7"}
+    env = make("CartPole-v1", json.dumps(draws))
+    obs, state = reset_envs(env, jax.random.split(jax.random.key(0), 400))
+    numbers = [state[1]]
+    step = jax.jit(functools.partial(step_envs, env))
+    lengths, time = [], np.zeros(400)
+    for t in range(8):
+        before, out = state, step(jax.random.split(jax.random.key(t + 1), 400), state, jnp.zeros(400, int))
+        state, time = out.state, time + 1
+        over = np.array(out.terminated | out.truncated)
+        for name, values in state[1].items():
+            np.testing.assert_array_equal(np.array(values)[~over], np.array(before[1][name])[~over])
+        limits = np.array(before[1]["max_steps_in_episode"])
+        cut = np.array(out.truncated & ~out.terminated)
+        np.testing.assert_array_equal(time[cut], limits[cut])
+        lengths, time = [*lengths, *time[cut]], np.where(over, 0, time)
+        numbers.append(state[1])
+    assert set(lengths) == {3, 7}
+    gravity, force = (np.concatenate([x[name] for x in numbers]) for name in ("gravity", "force_mag"))
+    assert 5 <= gravity.min() < 5.1 and 14.9 < gravity.max() <= 15
+    assert 1 <= force.min() < 1.1 and 90 < force.max() <= 100.01 and np.median(numbers[0]["force_mag"]) < 20
+    assert env.max_steps == 7
+
+
+def test_what_is_drawn_is_what_steps():
+    env, base = make("CartPole-v1", '{"force_mag": "uniform:1:30"}'), make("CartPole-v1")
+    _, (state, numbers) = env.reset(jax.random.key(3))
+    own = make("CartPole-v1", json.dumps({"force_mag": float(numbers["force_mag"])}))
+    reached, alone, given = (
+        x.step(jax.random.key(4), s, jnp.int32(1)) for x, s in ((env, (state, numbers)), (own, state), (base, state))
+    )
+    np.testing.assert_allclose(reached.obs, alone.obs, rtol=1e-6)
+    assert np.abs(reached.obs - given.obs).max() > 1e-3
+
+
+EVOLVING = {"pbt": True, "pbt_interval": 128, "pbt_env_params": ("bonus",), "env_params": '{"bonus": 2.0}'}
+
+
+@pytest.mark.parametrize("kind", ["Bribe", "Telling"])
+def test_who_pays_more_is_not_judged_by_it(kind, tmp_path):
+    """Weights of rewards evolve: the objective is what the environment as given would have paid, or what it tells."""
+    more = {"population": 6, "pbt_mutation_rate": 1.0, "log_interval": 128, "hidden_sizes": (4,)}
+    ppo.train(small_args(env=f"helpers:{kind}", run_dir=str(tmp_path), **EVOLVING | more))
+    rows = metric_rows(tmp_path)
+    exchanges = [json.loads(line) for line in (tmp_path / "population.jsonl").read_text().splitlines()]
+    assert len(exchanges) > 5
+    returns = np.array([row["episode/return_last100"] for row in rows])
+    lengths = np.array([row["episode/length_last100"] for row in rows])
+    objective = np.array([row["episode/objective_last100"] for row in rows])
+    assert np.ptp(returns / lengths, axis=1).max() > 0.5, "members pay themselves what they like"
+    expected = 100 + lengths if kind == "Telling" else 2 * lengths
+    np.testing.assert_allclose(objective, expected, rtol=1e-4)
+    np.testing.assert_allclose(exchanges[0]["objective"], objective[0], rtol=1e-5)
+    assert not any("from" in x for row in exchanges for x in row["members"]), "nobody is better by a tenth"
+
+
+def test_evaluations_are_in_the_environment_as_given(tmp_path):
+    lists = '{"max_steps_in_episode": [4, 9, 7]}'
+    args = small_args(env="Pendulum-v1", population=3, env_params=lists, seed=1, run_dir=str(tmp_path), quiet=False)
+    result = ppo.train(args)
+    assert len(set(args.members.hyper["env.max_steps_in_episode"])) > 1, "else the test shows nothing"
+    assert result.evaluation["eval/length_mean"] == [4.0] * 3
+    assert metric_rows(tmp_path)[-1]["episode/length"] == args.members.hyper["env.max_steps_in_episode"]
+    assert load_policy(tmp_path).config["args"]["env_params"] == lists
+    assert set(play(PlayArgs(str(tmp_path), episodes=3)).length.tolist()) == {4}
+
+
+def test_evolution_of_parameters_resumes_to_the_last_bit(tmp_path, shared_programs):
+    flags = EVOLVING | {"population": 4, "pbt_mutation_rate": 0.5, "hidden_sizes": (4,), "env": "helpers:Bribe"}
+    whole = ppo.train(small_args(run_dir=str(tmp_path / "a"), **flags))
+    ppo.train(small_args(run_dir=str(tmp_path / "b"), stop_after=512, **flags))
+    assert ppo.train(ppo.Args.from_run(str(tmp_path / "b"), env="helpers:Bribe")).state_sha256 == whole.state_sha256
+
+
+def test_the_best_members_are_told_with_their_parameters(tmp_path, capsys):
+    flags = {"env_params": '{"gravity": [9.8, 3.0], "length": 0.6}', "population": 2, "seed": 4, "quiet": False}
+    args = small_args(env="CartPole-v1", run_dir=str(tmp_path), **flags)
+    ppo.train(args)
+    own = json.dumps({"gravity": args.members.hyper["env.gravity"][1], "length": 0.6})
+    assert f"member 1: --seed 5 --env-params '{own}'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--env-params", '{"gravity": [9, 8]}'], "must be like 9.8, got [9, 8]"),
+        (["--population", "2", "--env-params", '{"gravty": [9, 8]}'], "has no parameter 'gravty'"),
+        (["--population", "2", "--sweep", "env.max_torque=log:1:2"], "has no parameter 'max_torque'"),
+        (["--population", "2", "--sweep", "env.gravity=log:0:2"], "begins at 0"),
+        (
+            ["--population", "2", "--env-params", '{"gravity": [9, 8]}', "--sweep", "env.gravity=log:1:2"],
+            "both say what members draw for env.gravity",
+        ),
+        (["--env-params", '{"gravity": "uniform:9"}'], "needs the lowest number and then the highest"),
+        (["--env-params", '{"gravty": "uniform:8:9"}'], "has no parameter 'gravty'"),
+        (["--pbt-env-params", "gravity"], "--pbt-env-params needs --pbt"),
+        (
+            ["--population", "2", "--pbt", "--pbt-env-params", "gravity"],
+            "env.gravity cannot evolve: give the number that member 0 keeps, as in --env-params '{\"gravity\": 1.0}'",
+        ),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_refusals(words, said):
+    check_words(refusal(ppo.train, ppo.Args, ["--env", "CartPole-v1", *words]), said)
+
+
+def test_parameters_on_which_actions_depend_are_the_same_for_all():
+    pendulum = make("Pendulum-v1")
+    assert "g" in pendulum.numbers and "max_torque" not in pendulum.numbers
+    with pytest.raises(UsageError, match="has no parameter 'max_torque' that members or episodes can differ in"):
+        check_number(pendulum, "max_torque", 1.0)
+
+
+def test_whole_numbers_are_rounded():
+    own = for_member(make("CartPole-v1"), {"env.max_steps_in_episode": jnp.float32(2.6), "gamma": jnp.float32(0.9)})
+    assert own.params.max_steps_in_episode == 3
+    assert own.params.max_steps_in_episode.dtype == jnp.int32

@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from common.cli.members import Members
 from common.device.compilation import compile_together
 from common.device.programs import Algorithm, for_seeds, pmapped
+from common.device.seeds import arrays_of
 from common.envs.environment import Env
 from common.runs.directory import versions
 
@@ -20,7 +22,7 @@ NO_KERNELS = {"", "parameter", "constant", "tuple", "get-tuple-element", "bitcas
 
 
 class Timing(NamedTuple):
-    """What training of one seed costs; None is what the compiler does not tell."""
+    """What training costs; None is what the compiler does not tell."""
 
     compile_seconds: float
     update_seconds: float
@@ -36,10 +38,18 @@ class Cost(NamedTuple):
     floor: float  # seconds
 
 
-def time_training(algorithm: Algorithm, env: Env, devices: list[jax.Device], updates: int, skip: int = 0) -> Timing:
-    """What `updates` updates cost after the first `skip` ones."""
-    programs = pmapped(for_seeds(algorithm, env, num_agents=1, eval_episodes=128), devices)
-    seeds = np.zeros((len(devices), 1), np.int32)
+def time_training(
+    algorithm: Algorithm,
+    env: Env,
+    devices: list[jax.Device],
+    updates: int,
+    skip: int = 0,
+    members: Members | None = None,
+) -> Timing:
+    """What `updates` updates cost after the first `skip` ones, of one agent or of all `members`."""
+    members = members or Members([0], {})
+    programs = pmapped(for_seeds(algorithm, env, len(members.seed), eval_episodes=128), devices)
+    seeds = arrays_of(members, len(devices))
     began = time.perf_counter()
     programs = compile_together(programs, seeds, jax.eval_shape(programs.init, seeds), np.int32(0))
     compile_seconds = time.perf_counter() - began

@@ -48,6 +48,8 @@ class Job:
     algorithm: str
     flags: tuple[str, ...]
     folder: Path
+    cached: bool = dataclasses.field(default=False, kw_only=True)
+    """Whether it may take its program from the cache, where how long it compiles is no result."""
 
     @cached_property
     def args(self) -> Any:
@@ -87,13 +89,13 @@ class Job:
     def start(self) -> subprocess.Popen:
         """Begin the run, or go on with it; what it says goes into a file beside its directory.
 
-        It compiles anew, for how long that takes is a result too.
+        It compiles anew where it is not `cached`, for how long that takes is a result too.
         """
         script = [sys.executable, str(ROOT / "algos" / f"{self.algorithm}.py")]
         there = (self.run_dir / "config.json").exists()
         again = ["--resume", str(self.run_dir), "--env", self.args.env]
         flags = again if there else [*self.flags, "--run-dir", str(self.run_dir)]
-        return self._start([*script, *flags, "--no-compile-cache"])
+        return self._start([*script, *flags, *["--no-compile-cache"] * (not self.cached)])
 
     def _start(self, words: list[str]) -> subprocess.Popen:
         with self.log.open("a") as log:

@@ -18,6 +18,9 @@ from common.runs.history import Log, Series, read_log
 from common.runs.metrics import jsonable
 
 COMPILATION = "time/compile"
+POPULATIONS = (
+    "populations"  # the folder of what `benchmarks.population_learning` writes, which is no record of one algorithm
+)
 NAMES = (
     "env",
     "algorithm",
@@ -96,7 +99,7 @@ def log_of(job: Job) -> Log:
 
 def load_records(folder: Path) -> list[dict[str, Any]]:
     """All records of a class of machines."""
-    return [load_record(path) for path in sorted(folder.glob("*/*.json"))]
+    return [load_record(path) for path in sorted(folder.glob("*/*.json")) if path.parent.name != POPULATIONS]
 
 
 def load_record(path: Path) -> dict[str, Any]:

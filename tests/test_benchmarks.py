@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cli_helpers import ROOT, SMALL, STEPS, in_process, read_rows, refusal
 
-from benchmarks import learning, report, tune
+from benchmarks import learning, population_learning, report, tune
 from benchmarks.jobs import Job, run, seed_flags
 from benchmarks.records import log_of
 from benchmarks.sets import Goal, goals
@@ -26,6 +26,13 @@ def test_a_job_is_named_after_what_its_command_means(tmp_path):
     assert job(tmp_path, "--gamma=0.99", "--quiet").run_dir == plain
     assert job(tmp_path, "--gamma", 0.9).run_dir != plain
     assert job(tmp_path, "--seed", 3).run_dir.name.startswith("CartPole-v1__ppo_pmap__3__")
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_only_a_job_whose_compilation_is_no_result_takes_programs_from_the_cache(cached, tmp_path, monkeypatch):
+    monkeypatch.setattr(Job, "_start", lambda _, words: words)
+    words = dataclasses.replace(job(tmp_path), cached=cached).start()
+    assert ("--no-compile-cache" in words) != cached
 
 
 @pytest.mark.slow
@@ -278,9 +285,114 @@ def test_a_search_that_fails_says_so(searched, tmp_path, monkeypatch):
         tune.draw(tune.Args(env=("CartPole-v1",), space="nosuch"))
 
 
+def populations(pbt: list[float], random: list[float], alone: list[float]) -> dict:
+    arms = {"PBT": {"chosen": pbt, "median": pbt}, "random search": {"chosen": random, "median": [0.0] * len(random)}}
+    size = {"env": "CartPole-v1", "population": 4, "total_timesteps": 2048, "seeds": list(range(len(pbt)))}
+    others = dict.fromkeys(("versions", "git", "devices", "wall_seconds", "commands"))
+    return size | {"arms": arms | {"member 0 alone": {"chosen": alone}}} | others
+
+
+def test_searches_begin_alike_and_no_member_is_in_two_populations():
+    for pair in population_learning.pairs_of(population_learning.Args(seeds=3)):
+        assert len({job.args.total_timesteps * job.args.num_agents for job in pair.jobs}) == 1
+        assert len({(job.args.env, job.args.num_envs, job.args.eval_interval) for job in pair.jobs}) == 1
+        seeds = [seed for job in pair.pbt for seed in job.args.members.seed]
+        assert len(set(seeds)) == len(seeds) == 3 * pair.size[0]
+        for random, pbt in zip(pair.random, pair.pbt, strict=True):
+            assert random.args.members.seed == pbt.args.members.seed
+            (drawn,), (begun,) = (list(job.args.members.hyper.values()) for job in (random, pbt))
+            assert begun == [pbt.args.learning_rate, *drawn[1:]], "member 0 of PBT has the given value"
+            assert pbt.args.evolving.keys() == {"learning_rate"} and not random.args.pbt
+
+
+@pytest.mark.slow
+def test_populations_are_trained_once_and_kept(tmp_path, capsys):
+    size = {"seeds": 2, "population": 4, "total_timesteps": 1024, "envs": ("CartPole-v1",)}
+    args = population_learning.Args(**size, folder=str(tmp_path / "runs"), results=str(tmp_path / "results"))
+    population_learning.learn(args)
+    printed = capsys.readouterr().out
+    (path,) = (tmp_path / "results").glob("*/populations/CartPole-v1.json")
+    record, (pair,) = json.loads(path.read_text()), population_learning.pairs_of(args)
+    assert record["seeds"] == [100, 104]
+    for name, jobs in (("PBT", pair.pbt), ("random search", pair.random)):
+        found = [json.loads((job.run_dir / "result.json").read_text()) for job in jobs]
+        best = [one["best/return_mean"][np.argmax(one["eval/return_mean"])] for one in found]
+        assert record["arms"][name]["chosen"] == best
+        assert record["arms"][name]["median"] == [np.median(one["eval/return_mean"]) for one in found]
+    assert record["arms"]["member 0 alone"]["chosen"] == [one["best/return_mean"][0] for one in evolved(pair)]
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("*")}
+    population_learning.learn(args)
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("*")} == before
+    population_learning.learn(dataclasses.replace(args, report=True))
+    assert population_learning.table([record]) in printed
+    assert capsys.readouterr().out.count(population_learning.table([record])) == 2
+    fewer = dataclasses.replace(args, seeds=1)
+    with pytest.raises(UsageError, match="has 2 populations of 4 members with 1,024 steps, and this would replace it"):
+        population_learning.learn(fewer)
+
+
+def evolved(pair: population_learning.Pair) -> list[dict]:
+    return [json.loads((job.run_dir / "result.json").read_text()) for job in pair.pbt]
+
+
+def finished(folder: Path, means: list, others: list, step: int = 64) -> Job:
+    """A population that earns this in the episodes that choose its best member, and in others."""
+    one = job(folder, "--population", len(means), "--total-timesteps", 64)
+    one.run_dir.mkdir(parents=True)
+    result = {"eval/return_mean": means, "eval/env_steps": 64, "best/return_mean": others, "best/env_steps": step}
+    (one.run_dir / "result.json").write_text(json.dumps(result))
+    return one
+
+
+def test_a_member_is_chosen_by_some_episodes_and_counts_by_others(tmp_path):
+    one = finished(tmp_path / "whole", [1.0, 9.0, 8.0], [2.0, 3.0, 30.0])
+    assert population_learning.earned(one) == (3.0, 8.0, 2.0)
+    broken = finished(tmp_path / "broken", [None, 9.0, 8.0, None, None], [None, 3.0, 30.0, 5.0, None])
+    assert population_learning.earned(broken) == (3.0, 8.0, 8.0), "who broke counts as the worst"
+    for name, step, others in (("earlier", 32, [1.0, 2.0]), ("lost", 64, [1.0, None]), ("short", 64, [1.0])):
+        with pytest.raises(UsageError, match="lacks an evaluation of its end: delete it"):
+            population_learning.earned(finished(tmp_path / name, [1.0, 2.0], others, step))
+    (one.run_dir / "result.json").unlink()
+    with pytest.raises(UsageError, match="lacks an evaluation of its end: delete it"):
+        population_learning.earned(one)
+
+
+def test_the_table_of_populations_compares_seed_by_seed():
+    lines = population_learning.table([populations([9.0] * 4 + [500], [5.0, 6, 7, 8, 0], [9.0] * 5)]).splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
+    assert cells[0][:2] == ["CartPole-v1, 5 x 4 members x 2,048 steps", "PBT"]
+    assert [row[1] for row in cells] == [
+        "PBT",
+        "random search",
+        "member 0 alone",
+        "PBT less random search",
+        "PBT less member 0 alone",
+    ]
+    assert [row[2].split(" ")[0] for row in cells] == ["9", "6", "9", "3", "0"]
+    assert [row[3].split(" ")[0] for row in cells] == ["9", "0", "", "9", ""]
+
+
+@pytest.mark.parametrize("damage", [{"seeds": [0]}, {"arms": {}}, {"arms": populations([np.nan], [1], [1])["arms"]}])
+def test_a_damaged_result_of_populations_is_named(damage, tmp_path):
+    path = tmp_path / "cpu-1" / "populations" / "CartPole-v1.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(populations([1.0, 2], [1.0, 2], [1.0, 2]) | damage))
+    with pytest.raises(UsageError, match=r"is not a result of benchmarks.population_learning, or damaged \(\w+\)"):
+        population_learning.learn(population_learning.Args(report=True, results=str(tmp_path)))
+
+
+def test_the_tables_of_populations_in_the_docs_are_made_of_the_kept_results():
+    kept = sorted((ROOT / "benchmarks" / "results").glob("*/populations/*.json"))
+    assert population_learning.table(population_learning.load(kept)) in (ROOT / "docs" / "populations.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("command", "words", "wanted"),
     [
+        (population_learning, "--envs Pendulum-v1", "--envs Pendulum-v1 chooses nothing of CartPole-v1, Acrobot-v1, "),
+        (population_learning, "--envs", "--envs without a name chooses nothing of CartPole-v1, "),
+        (population_learning, "--population 1", "--population 1 cannot evolve: give 2 or more, or 0"),
+        (population_learning, "--seeds 0", "--seeds must be at least 1"),
         (learning, "--seeds abc", "--seeds must be a whole number, got 'abc'"),
         (learning, "--seeds 0", "--seeds must be at least 1"),
         (learning, "--set foo", "--set must be"),
@@ -296,7 +408,8 @@ def test_a_search_that_fails_says_so(searched, tmp_path, monkeypatch):
     ],
 )
 def test_bad_input_is_one_sentence(command, words, wanted):
-    run_command = {learning: learning.learn, tune: tune.tune, report: report.report}[command]
+    runs = {learning: learning.learn, tune: tune.tune, report: report.report}
+    run_command = (runs | {population_learning: population_learning.learn})[command]
     assert wanted in refusal(run_command, command.Args, words.split())
 
 

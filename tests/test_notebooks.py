@@ -24,6 +24,7 @@ PICTURES = {  # plots and animations
     "fork_an_algorithm": (2, 0),
     "sac_and_many_seeds": (5, 1),
     "memory": (2, 0),
+    "populations": (5, 0),
 }
 WORDS = {
     "quickstart": [
@@ -41,6 +42,13 @@ WORDS = {
         "with memory +greedy return of each seed:( \\d+){2}",
         "velocity of the pole +from what is seen +-?[0-9.]+ +from the cells +-?[0-9.]+",
         "forgets at every step +mean length +\\d+ of 500",
+    ],
+    "populations": [
+        r"1\.  member .* return +[0-9.]+, in other episodes +[0-9.]+",
+        r"after [\d,]+ steps\n  member ",
+        r"\d+ descend from member +\d+, whose learning rate was 0\.\d+",
+        r"^\+        total \+= hyper.kl_coef \* ",
+        r"kl_coef   10 to 100: median return +\d+, an update moves the policy by 0\.\d+",
     ],
     "sac_and_many_seeds": [r"each seed:( -\d+){8}", "eight agents +[0-9.]+ s to compile", "torque upright"],
 }

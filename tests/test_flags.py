@@ -482,7 +482,8 @@ IN_TEST_COMMON = {"eval_episodes"}
 IN_TEST_TUNED = {"tuned"}
 IN_TEST_INVARIANTS = {"num_seeds", "resume"}
 IN_TEST_POPULATION = {"population", "sweep", "grid"}
-IN_TEST_PBT = {field.name for field in dataclasses.fields(PbtArgs) if field.name.startswith("pbt")}
+IN_TEST_PBT = {field.name for field in dataclasses.fields(PbtArgs) if field.name.startswith("pbt")} - {"pbt_env_params"}
+IN_TEST_ENV_PARAMS = {"pbt_env_params"}
 IN_TEST_SAC = {"save_buffer"}
 IN_TEST_APPO = {"actor_devices", "env", "eval_episodes", "learner_devices", "lockstep", "on_full", "queue_size"}
 IN_TEST_APPO |= {"sampler_only", "serial", "vectorization"}
@@ -498,7 +499,7 @@ def names(args_class: type) -> set[str]:
 def test_every_flag_has_a_case():
     assert IN_NO_PROGRAM & (PPO | SAC | APPO).keys() == {"seed"}, "which `init` takes as a number"
     elsewhere = IN_TEST_TUNED | OF_WANDB | IN_TEST_CLI | IN_TEST_COMMON | IN_TEST_INVARIANTS
-    elsewhere |= IN_TEST_POPULATION | IN_TEST_PBT
+    elsewhere |= IN_TEST_POPULATION | IN_TEST_PBT | IN_TEST_ENV_PARAMS
     of_runs = {case.__name__ for case in RUN} | elsewhere
     assert PPO.keys() | of_runs == names(ppo.Args)
     assert names(sac.Args) - names(DeviceEnvArgs) <= SAC.keys() | IN_TEST_SAC

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cli_helpers import ROOT, SMALL, STEPS, in_process, read_rows, refusal
 
-from benchmarks import learning, population_learning, report, tune
+from benchmarks import learning, population_learning, population_throughput, report, tune
 from benchmarks.jobs import Job, run, seed_flags
 from benchmarks.records import log_of
 from benchmarks.sets import Goal, goals
@@ -422,3 +422,13 @@ def test_every_space_has_candidates_that_differ(space):
     assert candidates[0] == {}
     assert candidates == tune.draw(args)
     assert len({json.dumps(flags) for flags in candidates}) == 20
+
+
+@pytest.mark.slow
+def test_the_cost_of_a_population_is_told_beside_that_of_a_single_run():
+    sizes = population_throughput.Sizes(members=(2,), steps=2_000, processes=1)
+    single, population, processes = population_throughput.measure(sizes)["rows"]
+    assert (single["members"], population["members"], processes["processes"]) == (1, 2, 1)
+    rates = [row["member_steps_per_second"] for row in (single, population, processes)]
+    assert [row["cost"] for row in (population, processes)] == [round(rates[0] / rate, 3) for rate in rates[1:]]
+    assert population["memory_bytes"] > single["memory_bytes"]

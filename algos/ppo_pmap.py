@@ -16,6 +16,7 @@ from common.cli.checks import check
 from common.cli.command import main, parse
 from common.cli.device_flags import DeviceEnvArgs
 from common.cli.errors import UsageError
+from common.cli.population_flags import check_matchmaking
 
 
 @dataclass(kw_only=True)
@@ -40,6 +41,8 @@ class Args(DeviceEnvArgs):
     """Who plays the others of a game: chance, or in each update one of the past policies. In evaluations chance."""
     opponent_interval: int = 30
     """Updates after which --opponent self takes the policy of the moment among its eight past ones."""
+    matchmaking: Literal["none", "members"] = "none"
+    """Let another member of the --population, drawn anew in each update, play the others of a game; Elo at the end."""
 
     # optimiser
     update_epochs: int = 4
@@ -115,6 +118,7 @@ class Args(DeviceEnvArgs):
             raise UsageError(f"--desired-kl needs --lr-schedule kl-adaptive, it is {self.lr_schedule}")
         if self.opponent != "self" and self.opponent_interval != Args.opponent_interval:
             raise UsageError(f"--opponent-interval needs --opponent self, it is {self.opponent}")
+        check_matchmaking(self)
 
 
 if __name__ == "__main__":
@@ -148,6 +152,7 @@ from common.nets.distributions import Distribution, action_noise
 from common.nets.heads import PolicyHead
 from common.nets.normalizers import RunningStats, denormalize, merge, normalize, obs_stats, renew_units, running_stats
 from common.nets.torso import Torso
+from common.population.matchmaking import of_another_member
 from common.training import Callback, TrainResult, train_on_devices
 
 PAST = 8  # policies that --opponent self draws from
@@ -318,10 +323,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         noise_keys, env_keys = split_keys(rollout_keys(key, args.num_steps, shard.tracker.ret.size), 2)  # [T, N]
         noise = jax.vmap(jax.vmap(partial(action_noise, space=env.action_space)))(noise_keys)  # all steps in one pass
         starts_key, opponent_key = (jax.random.fold_in(key, args.num_steps + more) for more in range(2))
-        chosen = jax.random.randint(opponent_key, (), 0, PAST)
-        opponent = jax.tree.map(lambda x: x[chosen], learner.opponents)
-        own = for_member(env, learner.hyper)
-        game = own.against(partial(opponents_move, opponent)) if args.opponent == "self" else own
+        game = game_of(learner, opponent_key)
         starts = new_starts(game, starts_key, args.reset_pool, AXIS)
 
         def step(carry, inputs):
@@ -424,8 +426,19 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         replaced = (jnp.arange(PAST) == turn % PAST) & (late == 0) | (learner.updates == 0)  # all of them at first
         return jax.tree.map(lambda past, x: jax.vmap(select, (0, None, 0))(replaced, x, past), learner.opponents, now)
 
+    def game_of(learner: Learner, key: jax.Array) -> Env:
+        """The environment, where others play by the policy of another member, by one of the past, or by chance."""
+        own = for_member(env, learner.hyper)
+        if args.matchmaking == "members":
+            opponent = of_another_member(key, (learner.params.actor, learner.obs_stats))
+            return own.against(partial(opponents_move, opponent))
+        if args.opponent == "random":
+            return own
+        chosen = jax.random.randint(key, (), 0, PAST)
+        return own.against(partial(opponents_move, jax.tree.map(lambda x: x[chosen], learner.opponents)))
+
     def opponents_move(opponent: Any, key: jax.Array, obs: Any) -> jax.Array:
-        """The action of a past policy for one observation."""
+        """The action of another policy for one observation."""
         params, stats = opponent
         policy, _ = actor.apply(params, normalize(stats, jax.tree.map(lambda x: x[None], obs)))
         return policy.sample(action_noise(key, env.action_space, (1,)))[0]

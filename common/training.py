@@ -3,9 +3,8 @@
     train_on_devices(args, __file__, make_ppo)
     train_with_actors(args, __file__, make_appo)
 
-Both call `make_algorithm(args, env)` for pure functions and do the rest: devices, environments, compilation, the run,
-and what is drawn at its end. Both raise UsageError for what cannot be done, TrainingError where training had to stop,
-and KeyboardInterrupt after SIGINT.
+Both call `make_algorithm(args, env)` for pure functions and do the rest, from the devices to what is drawn at the end.
+Both raise UsageError for what cannot be done, TrainingError where training had to stop, KeyboardInterrupt after SIGINT.
 """
 
 from collections.abc import Callable
@@ -38,6 +37,7 @@ from common.envs.registry import list_envs, make
 from common.envs.spec import EnvSpec
 from common.envs.varied import for_run
 from common.population.evolution import evolution
+from common.population.tournament import rate_members
 from common.runs.lock import locked
 from common.runs.ranking import ranked
 from common.runs.recorder import Callback
@@ -68,9 +68,7 @@ def train_on_devices(
     env = for_run(args, make(args.env, given_params(vars(args))) if env is None else wrap(env))
     algorithm = make_algorithm(args, env)
     programs = pmapped(for_seeds(algorithm, env, args.num_agents, args.eval_episodes, evolution(args)), devices)
-    header = notes(env, devices) | _notes_of(args, env)
-    if args.is_population:
-        header["members"] = _check_memory(args, programs, devices)
+    header = notes(env, devices) | _notes_of(args, env) | _check_memory(args, programs, devices)
     run = Run(args, script, env, devices, header, callback)
     with locked(run.dir), run:
         state, update = run.start(programs, example=np.int32(0))
@@ -78,7 +76,8 @@ def train_on_devices(
             updates = run.next_chunk()
             state, *report = update(state, updates)
             run.advance(state, updates, partial(jax.device_get, report))
-        return run.finish(state, [partial(_draw_curve, run, env), partial(_draw_policy, run, env, Agent.of(algorithm))])
+        with_policies = [partial(end, run, env, Agent.of(algorithm)) for end in (_draw_policy, rate_members)]
+        return run.finish(state, [partial(_draw_curve, run, env), *with_policies])
 
 
 def _notes_of(args: Any, env: Env) -> dict[str, str]:
@@ -93,8 +92,10 @@ def _notes_of(args: Any, env: Env) -> dict[str, str]:
     return notes
 
 
-def _check_memory(args: Any, programs: Programs, devices: list[jax.Device]) -> str:
-    """How many members there are, and what their states take. Raises UsageError where the devices do not have that."""
+def _check_memory(args: Any, programs: Programs, devices: list[jax.Device]) -> dict[str, str]:
+    """How many members a population has, and what they take. Raises UsageError where the devices do not have that."""
+    if not args.is_population:
+        return {}
     state = jax.eval_shape(programs.init, arrays_of(args.members, len(devices)))
     size, available = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)), memory_of(devices)
     if size > available:
@@ -103,7 +104,7 @@ def _check_memory(args: Any, programs: Programs, devices: list[jax.Device]) -> s
             f"there are {available / 1e9:,.1f} GB: at most {int(args.num_agents * available / size):,} members fit"
         )
     differ = f", which differ in {', '.join(args.members.hyper)}" if args.members.hyper else ""
-    return f"{args.num_agents:,}{differ}; their states take {size / 1e6:,.1f} MB"
+    return {"members": f"{args.num_agents:,}{differ}; their states take {size / 1e6:,.1f} MB"}
 
 
 def train_with_actors(

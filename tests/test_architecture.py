@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "nets": {"cli", "envs"},  # whose spaces say what goes in and out
     "device": {"cli", "envs", "nets"},
     "actors": {"cli", "envs", "device"},
-    "population": {"cli", "device"},
+    "population": {"cli", "envs", "device"},
     "runs": {"cli", "envs", "nets", "device"},
     "drawing": {"cli", "envs", "device", "runs"},
 }

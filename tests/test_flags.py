@@ -90,13 +90,16 @@ PPO: Cases = ON_POLICY | {
     "reset_pool": (3, {}),
     "opponent": ("self", {"env": "pgx:tic_tac_toe"}),
     "opponent_interval": (1, {"env": "pgx:tic_tac_toe", "opponent": "self", "total_timesteps": 20 * UPDATE}),
+    "matchmaking": ("members", {"env": "pgx:tic_tac_toe", "population": 2}),
     "precision": ("bfloat16", {}),
 }
 THE_SAME_CODE = {"env", "env_params", "total_timesteps"}
 """Flags of PPO with memory that only common/ uses."""
+GAMES = {"opponent", "opponent_interval", "matchmaking"}
+"""Flags that PPO with memory does not have."""
 
 MEMORY: Cases = {
-    **{flag: case for flag, case in PPO.items() if not flag.startswith("opponent") and flag not in THE_SAME_CODE},
+    **{flag: case for flag, case in PPO.items() if flag not in THE_SAME_CODE | GAMES},
     "rnn": ("lstm", {}),
     "rnn_size": (5, {}),
     "rnn_layers": (2, {}),

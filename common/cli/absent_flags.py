@@ -15,6 +15,7 @@ INSTEAD = {
     "num_envs": ("actor_threads", "--envs-per-actor and --actor-threads say how many there are"),
     "rnn": ("update_epochs", "algos/ppo_rnn_pmap.py is PPO with memory"),
     "opponent": ("num_devices", "algos/ppo_pmap.py has it, and plays against its past; here others move at random"),
+    "matchmaking": ("num_devices", "algos/ppo_pmap.py has it, where members of a population play games"),
     "gif": ("actor_threads", "python -m common.play RUN --gif FILE draws an episode afterwards"),
 }
 """By the name of a flag: a field of the algorithms that this is for, and what to do."""

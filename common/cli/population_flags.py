@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from common.cli.checks import check
 from common.cli.env_params import lists_in
@@ -13,6 +13,7 @@ from common.cli.members import Members
 from common.cli.sweeps import PREFIX, Draw, combined, drawn, read_grid, read_sweep
 
 OWN = ("population", "sweep", "grid")
+ALONE = ("num_seeds", "matchmaking", *OWN)  # flags without a meaning for who trains alone
 MOST = 10_000  # agents, whose metrics are one line
 
 
@@ -86,10 +87,20 @@ class PopulationArgs(RunArgs):
 
     def _check_values(self, name: str, values: tuple[float, ...]) -> None:
         """Raise UsageError where a run with one of these values alone would be refused."""
-        shared = [x for x in dataclasses.fields(self) if x.name in ("num_seeds", *OWN) or x.name.startswith("pbt")]
+        shared = [x for x in dataclasses.fields(self) if x.name in ALONE or x.name.startswith("pbt")]
         alone = {x.name: x.default for x in shared}
         for value in values:
             try:
                 dataclasses.replace(self, **alone, **{name: value})
             except UsageError as error:
                 raise UsageError(f"{'--sweep' if self.sweep else '--grid'} {name}: {error}") from error
+
+
+def check_matchmaking(args: Any) -> None:
+    """Raise UsageError where --matchmaking members, of an algorithm that has it, does not fit the other flags."""
+    if args.matchmaking == "none":
+        return
+    if args.population < 2:
+        raise UsageError(f"--matchmaking members needs a --population of 2 or more members, not {args.population}")
+    if args.opponent == "self":
+        raise UsageError("--matchmaking members and --opponent self both say who plays the others: give only one")

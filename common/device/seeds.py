@@ -7,6 +7,8 @@ import numpy as np
 
 from common.cli.members import Members
 
+MEMBERS = "members"  # the axis S by its name, for what agents take from each other
+
 
 def arrays_of(members: Members, num_devices: int) -> Members:
     """What the agents begin from, for each device the same, [D, S]."""
@@ -17,7 +19,7 @@ def arrays_of(members: Members, num_devices: int) -> Members:
 def over_seeds(function: Callable, num_seeds: int) -> Callable:
     """`function` mapped over the leading seed axis of all its arguments; a single seed skips `vmap` and its cost."""
     if num_seeds > 1:
-        return jax.vmap(function)
+        return jax.vmap(function, axis_name=MEMBERS)
 
     def single(*args):
         outputs = function(*jax.tree.map(lambda x: x[0], args))

@@ -11,9 +11,12 @@ from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple, leaves
 
 
 def need_fitting_steps(args: Any, env: Any) -> None:
-    """Raise UsageError where --opponent or --reset-pool does not fit how the environment steps and resets."""
-    if getattr(args, "opponent", "random") == "self" and not env.is_game:
-        raise UsageError(f"--opponent self needs a game of several players, such as pgx:connect_four, not {env.name}")
+    """Raise UsageError where players of a game, or --reset-pool, do not fit how the environment steps and resets."""
+    for flag, value in (("opponent", "self"), ("matchmaking", "members")):
+        if getattr(args, flag, "") == value and not env.is_game:
+            raise UsageError(
+                f"--{flag} {value} needs a game of several players, such as pgx:connect_four, not {env.name}"
+            )
     if getattr(args, "reset_pool", 0) and env.resets_itself:
         raise UsageError(f"--reset-pool needs an environment without resets of its own, and {env.name} has them")
 

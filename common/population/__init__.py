@@ -1,4 +1,4 @@
-"""What members of a population do to each other.
+"""What members of a population do to each other, and how they compare.
 
-Imports `device`, whose programs it becomes a part of, and `cli`.
+Imports `device`, whose programs it becomes a part of, `envs`, whose games members play, and `cli`.
 """

@@ -27,13 +27,21 @@ def ranking(args: Any, run_dir: Path, outcome: Any) -> list[str]:
     newest, best, confirmed = outcome.newest, outcome.best, dict(outcome.confirmed)
     when = f" at step {newest.step:,}" if newest.step < outcome.env_steps else ""
     how = f"{outcome.eval_episodes} episodes{when}"
-    told = "their flags by now" if args.exchange_interval else "what to add to your flags for each of them alone"
-    lines = _best(flags, newest.evaluation, confirmed.get(newest.step, {}), how, told)
+    lines = _best(flags, newest.evaluation, confirmed.get(newest.step, {}), how, _told(args))
     if best and newest.step > best.step and confirmed.get(newest.step):
         first, last = (of_best_member(x["eval/return_mean"]) for x in (best.evaluation, confirmed[newest.step]))
         load = f"load_policy({str(run_dir)!r}, 'best')"
         lines += [f"better   return {first:.1f} at step {best.step:,}: {load}"] * (first > last)
     return lines
+
+
+def _told(args: Any) -> str:
+    """What the flags that are shown of a member are good for."""
+    if args.exchange_interval:
+        return "their flags by now"
+    if getattr(args, "matchmaking", "none") == "members":
+        return "their flags"  # alone they would have nobody to play against
+    return "what to add to your flags for each of them alone"
 
 
 def summary(returns: float | list[float | None] | None) -> str:

@@ -1,0 +1,103 @@
+"""What members who have trained together are worth: all play against all, and get Elo ratings."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.cli.files import replacing
+from common.device.evaluation import SEED, play_episodes
+from common.device.memory import Agent
+from common.device.policy import Policy
+from common.envs.environment import Env
+from common.population.elo import MEAN, elo_ratings
+from common.population.exchange import broken_of
+
+FILE = "elo.json"
+SHOWN = 10  # members in the table
+
+
+class Table(NamedTuple):
+    """Of S members."""
+
+    ratings: np.ndarray  # [S] NaN for who is broken
+    scores: np.ndarray  # [S, S] mean score of the row against the column, NaN where they have not played
+    games: int  # of each row against each column
+
+    @property
+    def mean_scores(self) -> np.ndarray:
+        """What each member earns of a game, [S], whichever of the two it counts for; NaN for who is broken."""
+        of_pairs = (self.scores + 1 - self.scores.T) / 2
+        counts = np.sum(~np.isnan(of_pairs), axis=1)
+        return np.nansum(of_pairs, axis=1) / np.where(counts, counts, np.nan)
+
+
+def rate_members(run: Any, env: Env, agent: Agent, learners: Any, status: str) -> str:
+    """With --matchmaking members, write the ratings of `learners` [S, ...] to elo.json; returns lines for the console.
+
+    See `Run.finish`. Without it, and for an interrupted run, there are none.
+    """
+    if getattr(run.args, "matchmaking", "none") == "none" or status == "interrupted":
+        return ""
+    try:
+        table = play_all(env, agent, learners, run.args.eval_episodes)
+    except Exception as error:  # all is saved by now: what is said of it does not make the run a failure
+        run.console.warn(f"{FILE} could not be made: {error}")
+        return ""
+    write(run.dir / FILE, table, run.steps)
+    return in_words(table)
+
+
+def play_all(env: Env, agent: Agent, learners: Any, games: int) -> Table:
+    """The table of `learners` [S, ...], whose weights may be broken, after so many `games` of each against each.
+
+    One is the player that an episode counts for, the other plays everybody else. Seats are drawn, actions sampled. All
+    games of one member are played side by side, in a single program for all of them.
+    """
+    scores = np.array(jax.jit(_scores_of(env, agent, games))(learners), np.float64)
+    broken = np.asarray(broken_of(learners))
+    scores[np.eye(len(scores), dtype=bool) | broken | broken[:, None]] = np.nan
+    return Table(elo_ratings(scores, games), scores, games)
+
+
+def _scores_of(env: Env, agent: Agent, games: int) -> Callable[[Any], jax.Array]:
+    """Of learners [S, ...]: mean scores [S, S], 1 for a return above zero and 1/2 for zero."""
+
+    def score(us: tuple, them: tuple) -> jax.Array:
+        (our_place, ours), (their_place, theirs) = us, them
+        policy, other = (Policy(agent, learner, env.spec) for learner in (ours, theirs))
+        game = env.against(lambda key, obs: other(obs, key=key))
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), our_place), their_place)
+        episodes = play_episodes(game, policy.player(stochastic=True), jax.random.split(key, games))
+        return jnp.mean((1 + jnp.sign(episodes.ret)) / 2)
+
+    def scores(learners: Any) -> jax.Array:
+        members = jnp.arange(len(jax.tree.leaves(learners)[0])), learners
+        return jax.lax.map(lambda us: jax.vmap(lambda them: score(us, them))(members), members)
+
+    return scores
+
+
+def write(path: Path, table: Table, env_steps: int) -> None:
+    """Write `table` as JSON, null in place of NaN."""
+    ratings, scores = (np.where(np.isnan(x), None, x.astype(object)).tolist() for x in (table.ratings, table.scores))
+    record = {"env_steps": env_steps, "games": table.games, "ratings": ratings, "scores": scores}
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(record) + "\n")
+
+
+def in_words(table: Table) -> str:
+    """The best members, a line each under two of what the numbers are."""
+    rated = int(np.sum(~np.isnan(table.ratings)))
+    if not rated:
+        return ""
+    best = np.argsort(-table.ratings, kind="stable")[:rated]  # NaN comes last
+    lines = [f"elo      {table.games} games of each of {rated} members against each other one; the mean is {MEAN:.0f}"]
+    lines.append(f"{'rank':>13}{'member':>9}{'Elo':>7}{'score':>8}")
+    for rank, member in enumerate(best[:SHOWN], start=1):
+        lines.append(f"{rank:>13}{member:>9}{table.ratings[member]:>7.0f}{table.mean_scores[member]:>8.2f}")
+    return "\n".join(lines + [f"{'...':>13}"] * (rated > SHOWN))

@@ -67,10 +67,12 @@ def test_learners_meet_the_policies_that_others_have_at_that_time_on_any_number_
 
         return one_update(single, game.against(move), state)
 
-    together, alone = (
-        over_devices(lambda args=args: functions_of(args, game).init(jnp.arange(args.num_agents)), count)
-        for args, count in ((pair, 2), (single, 1))
-    )
+    def begun(args):
+        state = functions_of(args, game).init(jnp.arange(args.num_agents))
+        decided = jax.tree.map(lambda x: 100 * x, state.learner.params.actor)  # at first all would move by chance
+        return state.replace(learner=state.learner.replace(params=state.learner.params._replace(actor=decided)))
+
+    together, alone = over_devices(partial(begun, pair), 2), over_devices(partial(begun, single), 1)
     both, one = (jax.jit(jax.vmap(f, axis_name=AXIS)) for f in (partial(one_update, pair, game), against))
     for _ in range(2):
         alone = one(jax.tree.map(lambda x: x[:1, 1], together.learner), alone)

@@ -44,7 +44,8 @@ def rate_members(run: Any, env: Env, agent: Agent, learners: Any, status: str) -
     if getattr(run.args, "matchmaking", "none") == "none" or status == "interrupted":
         return ""
     try:
-        table = play_all(env, agent, learners, run.args.eval_episodes)
+        with run.console.task("playing all against all"):
+            table = play_all(env, agent, learners, run.args.eval_episodes)
     except Exception as error:  # all is saved by now: what is said of it does not make the run a failure
         run.console.warn(f"{FILE} could not be made: {error}")
         return ""

@@ -18,9 +18,7 @@ from common.runs.history import Log, Series, read_log
 from common.runs.metrics import jsonable
 
 COMPILATION = "time/compile"
-POPULATIONS = (
-    "populations"  # the folder of what `benchmarks.population_learning` writes, which is no record of one algorithm
-)
+POPULATIONS = "populations"  # the folder of what `benchmarks.population_learning` writes: no records of one algorithm
 NAMES = (
     "env",
     "algorithm",

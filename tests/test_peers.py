@@ -99,6 +99,12 @@ def test_every_table_of_flags_is_of_a_task_that_a_peer_trains_on():
     assert {goal.algorithm for goal in trained["sbx"]} == {"sbx_ppo", "sbx_sac"}
 
 
+def test_seeds_of_a_peer_are_counted():
+    (task,) = peers.tasks_of(peers.Args(peer="sb3", envs=("CartPole-v1",), algos=("sb3_ppo",), seeds=3), "cpu")
+    assert task.seeds == 3
+    assert sum(job.total_steps for job in task.jobs) == 3 * task.steps
+
+
 class Countdown:
     """Episodes of as many steps as the parameters say; each rewards the action."""
 

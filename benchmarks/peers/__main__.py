@@ -70,6 +70,10 @@ class Training:
     commit: str | None
     flags: dict[str, Any]
 
+    @property
+    def num_agents(self) -> int:
+        return self.num_seeds
+
 
 @dataclass(frozen=True)
 class PeerJob(Job):

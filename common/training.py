@@ -58,14 +58,14 @@ def train_on_devices(
 ) -> TrainResult | None:
     """Environments step on the devices too, and many updates run in one call.
 
-    `env` is a gymnax-style environment object, in place of the name `args.env`. `notes` are lines for the header, by
-    their first word. `callback` gets every row of metrics, and ends the run, saved and evaluated, where it returns
-    True. `choice` goes to `choose_devices`. With --list-envs there is no result.
+    `env` is a gymnax-style environment, in place of the name `args.env`. `notes` are lines for the header, by their
+    first word. `callback` gets every row, and ends the run where it returns True. `choice` goes to `choose_devices`.
     """
     if args.list_envs:
         return list_envs("device", args.list_envs)
     devices = choose_devices(args.num_devices, args.num_envs, args.block, **choice)
-    env = for_run(args, make(args.env, given_params(vars(args))) if env is None else wrap(env))
+    params = given_params(vars(args))
+    env = for_run(args, make(args.env, params) if env is None else wrap(env, params))
     algorithm = make_algorithm(args, env)
     programs = pmapped(for_seeds(algorithm, env, args.num_agents, args.eval_episodes, evolution(args)), devices)
     header = notes(env, devices) | _notes_of(args, env) | _check_memory(args, programs, devices)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from cli_helpers import check_words, refusal
 from helpers import (
+    Bribe,
     metric_rows,
     ppo,
     relative_difference,
@@ -21,6 +22,7 @@ from helpers import (
 
 from common.cli.errors import UsageError
 from common.device.stepping import reset_envs, step_envs
+from common.drawing.groups import Selection, load
 from common.envs.registry import make
 from common.envs.varied import check_number, for_member, for_run
 from common.play import Args as PlayArgs
@@ -105,6 +107,33 @@ def test_who_pays_more_is_not_judged_by_it(kind, tmp_path):
     assert not any("from" in x for row in exchanges for x in row["members"]), "nobody is better by a tenth"
 
 
+def test_parameters_that_are_only_swept_do_not_win_by_what_they_pay(tmp_path):
+    """For who takes over weights takes over all that differs."""
+    flags = {"pbt": True, "pbt_interval": 128, "pbt_evolve": ("learning_rate",), "env_params": '{"bonus": [2, 1, 9]}'}
+    args = small_args(env="helpers:Bribe", population=6, run_dir=str(tmp_path), hidden_sizes=(4,), **flags)
+    ppo.train(args)
+    last = metric_rows(tmp_path)[-1]
+    assert last["hyper/env.bonus"] == args.members.hyper["env.bonus"]
+    assert len(set(last["hyper/env.bonus"])) > 1, "else the test shows nothing"
+    assert set(last["episode/objective_last100"]) == {14.0}
+
+
+def test_a_resumed_run_keeps_what_members_differ_in(tmp_path):
+    flags = {"env": "CartPole-v1", "population": 2, "run_dir": str(tmp_path), "stop_after": 256}
+    ppo.train(small_args(env_params='{"gravity": [9.8, 3.0]}', pbt=True, pbt_evolve=("gamma",), **flags))
+    for change in ({"env_params": '{"gravity": [9.8, 30.0]}'}, {"gamma": 0.9}):
+        with pytest.raises(UsageError, match=f"keeps its --{next(iter(change)).replace('_', '-')}: "):
+            ppo.train(ppo.Args.from_run(str(tmp_path), **change))
+
+
+def test_runs_are_told_apart_by_parameters(tmp_path):
+    flags = {"env": "CartPole-v1", "population": 4, "run_dir": str(tmp_path), "seed": 1}
+    args = small_args(env_params='{"gravity": [9.8, 3.0]}', **flags)
+    ppo.train(args)
+    groups = load(Selection(runs=(str(tmp_path),), by=("env.gravity",)), ["eval/return_mean"])
+    assert sorted(group.runs[0].flags["env.gravity"] for group in groups) == [3.0, 9.8]
+
+
 def test_evaluations_are_in_the_environment_as_given(tmp_path):
     lists = '{"max_steps_in_episode": [4, 9, 7]}'
     args = small_args(env="Pendulum-v1", population=3, env_params=lists, seed=1, run_dir=str(tmp_path), quiet=False)
@@ -144,10 +173,13 @@ def test_the_best_members_are_told_with_their_parameters(tmp_path, capsys):
         ),
         (["--env-params", '{"gravity": "uniform:9"}'], "needs the lowest number and then the highest"),
         (["--env-params", '{"gravty": "uniform:8:9"}'], "has no parameter 'gravty'"),
+        (["--population", "2", "--env-params", '{"gravity": [9, NaN]}'], "must be like 9.0, got nan"),
+        (["--population", "2", "--sweep", "env.max_steps_in_episode=log:9:20"], "is a whole number, not "),
+        (["--env-params", '{"max_steps_in_episode": "uniform:8:9"}'], "is a whole number: let it be one of some"),
         (["--pbt-env-params", "gravity"], "--pbt-env-params needs --pbt"),
         (
             ["--population", "2", "--pbt", "--pbt-env-params", "gravity"],
-            "env.gravity cannot evolve: give the number that member 0 keeps, as in --env-params '{\"gravity\": 1.0}'",
+            "env.gravity needs the number that member 0 keeps, as in --env-params '{\"gravity\": 1.0}'",
         ),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
@@ -160,10 +192,19 @@ def test_parameters_on_which_actions_depend_are_the_same_for_all():
     pendulum = make("Pendulum-v1")
     assert "g" in pendulum.numbers and "max_torque" not in pendulum.numbers
     with pytest.raises(UsageError, match="has no parameter 'max_torque' that members or episodes can differ in"):
-        check_number(pendulum, "max_torque", 1.0)
+        check_number(pendulum, "max_torque", [1.0])
+    assert not {"min_action", "max_action"} & make("MountainCarContinuous-v0").numbers.keys()
 
 
-def test_whole_numbers_are_rounded():
-    own = for_member(make("CartPole-v1"), {"env.max_steps_in_episode": jnp.float32(2.6), "gamma": jnp.float32(0.9)})
+def test_whole_numbers_stay_whole():
+    own = for_member(make("CartPole-v1"), {"env.max_steps_in_episode": jnp.float32(3), "gamma": jnp.float32(0.9)})
     assert own.params.max_steps_in_episode == 3
     assert own.params.max_steps_in_episode.dtype == jnp.int32
+
+
+def test_an_object_gets_parameters_too():
+    args = small_args(population=2, env_params='{"bonus": [5.0, 1.0], "max_steps_in_episode": "choice:2,4"}')
+    result = ppo.train(args, Bribe())
+    assert 10.0 <= min(result.evaluation["eval/return_mean"]) <= max(result.evaluation["eval/return_mean"]) <= 20.0
+    with pytest.raises(UsageError, match="cannot change an object, CartPole-v1"):
+        ppo.train(small_args(env_params='{"gravity": 5.0}'), make("CartPole-v1"))

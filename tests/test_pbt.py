@@ -110,6 +110,20 @@ def test_gaps_are_relative_to_the_larger_magnitude_also_of_costs():
     assert record.source[3] == 0
 
 
+def test_the_best_are_never_among_the_worst_where_halves_overlap():
+    _, record = exchanged(population([1.0, 100, 50]), fraction=0.5)
+    assert record.source.tolist() == [0, 1, 2]
+
+
+def test_all_who_are_broken_take_over_one_who_is_not():
+    before = population([10.0, 20, 30, 40, 50, 60])
+    before = before.replace(params=before.params.at[2:].set(jnp.nan))
+    for seed in range(5):
+        after, record = exchanged(before.replace(key=jax.random.split(jax.random.key(seed), 6)))
+        assert record.source.tolist() == [0, 1] + record.source.tolist()[2:]
+        assert set(record.source.tolist()[2:]) <= {0, 1} and jnp.isfinite(after.params).all()
+
+
 def test_broken_weights_are_nobodys_source():
     before = population([90.0, 10, 20, 30])
     before = before.replace(params=before.params.at[0, 1].set(jnp.nan))

@@ -9,10 +9,15 @@ from common.cli.env_params import given_number
 from common.cli.errors import UsageError
 from common.cli.members import Members
 from common.cli.population_flags import PopulationArgs
-from common.cli.sweeps import PREFIX, check_sweepable, rounded
+from common.cli.sweeps import PREFIX, check_sweepable, read_sweep, rounded
 
 COMPLEMENTS = ("gamma", "gae_lambda")  # near 1: what is missing to it is what counts
 SHARES = ("tau",)  # at most 1
+
+
+def can_change(name: str, value: float | None) -> bool:
+    """Whether factors make another number of it."""
+    return value not in (None, 0, 1 if name in COMPLEMENTS else 0)
 
 
 class Rules(NamedTuple):
@@ -58,7 +63,8 @@ class PbtArgs(PopulationArgs):
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        return (*super().fixed, "pbt", "pbt_evolve", "pbt_env_params")
+        evolving = [name for name in self.evolving if not name.startswith(PREFIX)] if self.pbt else []
+        return (*super().fixed, "pbt", "pbt_evolve", "pbt_env_params", *evolving)
 
     @property
     def rules(self) -> Rules:
@@ -73,8 +79,8 @@ class PbtArgs(PopulationArgs):
     @property
     def evolving(self) -> dict[str, float]:
         """The flags and parameters of the environment that change, and their values on the command line."""
-        swept = tuple(name for name in self.draws if not name.startswith(PREFIX))
-        possible = [name for name in self.sweepable.split() if getattr(self, name) and name not in self._inert]
+        swept = tuple(read_sweep(self.sweep, self.sweepable.split()))
+        possible = [x for x in self.sweepable.split() if can_change(x, getattr(self, x)) and x not in self._inert]
         of_env = tuple(PREFIX + name for name in self.pbt_env_params)
         return {name: self._value(name) for name in (*(self.pbt_evolve or swept or possible), *of_env)}
 
@@ -136,9 +142,12 @@ class PbtArgs(PopulationArgs):
             flag, value = "--" + name.replace("_", "-"), self._value(name)
             if value is None and name.startswith(PREFIX):
                 example = f"--env-params '{{\"{name.removeprefix(PREFIX)}\": 1.0}}'"
-                raise UsageError(f"{name} cannot evolve: give the number that member 0 keeps, as in {example}")
-            if value is None or value == 0 and name in self.evolving:
-                raise UsageError(f"{flag} {value} cannot evolve: give the number, other than 0, that member 0 keeps")
+                raise UsageError(f"{name} needs the number that member 0 keeps, as in {example}")
+            if value is None or name in self.evolving and not can_change(name, value):
+                but = "0 or 1" if name in COMPLEMENTS else "0"
+                raise UsageError(
+                    f"{flag} {value} cannot evolve: give the number, other than {but}, that member 0 keeps"
+                )
         if self.pbt and self._inert & self.evolving.keys():
             name = min(self._inert & self.evolving.keys())
             raise UsageError(f"{name} cannot evolve with these flags: a change in the middle of a run would do nothing")

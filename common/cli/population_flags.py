@@ -34,7 +34,7 @@ class PopulationArgs(RunArgs):
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        return (*super().fixed, *OWN)
+        return (*super().fixed, *OWN, *["env_params"] * any(name.startswith(PREFIX) for name in self.members.hyper))
 
     @property
     def num_agents(self) -> int:

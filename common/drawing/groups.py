@@ -101,7 +101,7 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
         say(Note(str(path), "no run directory, left out") for path in strangers)
         paths = [path for path in paths if path not in strangers]
     configs = {path: _read_config(path) for path in paths}
-    flags = set().union(*(config["args"] for config in configs.values()))
+    flags = set().union(*(config["args"] for config in configs.values()), *map(_swept, configs.values()))
     for name in selection.split:
         if name not in flags:
             raise UsageError(f"--by {name}: none of the runs has this flag; {suggest(name, flags)}")
@@ -129,6 +129,12 @@ def _parts(path: Path, config: dict[str, Any], log: Log) -> Iterator[LoggedRun]:
         alone = {"num_seeds": len(indices), "seeds": seeds, "population": 0, "sweep": [], "grid": []}
         flags = config["args"] | members[indices[0]] | alone
         yield LoggedRun(path, config["algorithm"], flags, log.of(indices, len(members)), tuple(indices))
+
+
+def _swept(config: dict[str, Any]) -> set[str]:
+    """In what members differ."""
+    members = config.get("members", [])
+    return set().union(*members) if _are_members(members) else set()
 
 
 def _are_members(members: Any) -> bool:

@@ -37,9 +37,7 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     params = changed_params(name, known | {"episode_length": EPISODE_LENGTH}, env_params)
     limit = params.pop("episode_length", EPISODE_LENGTH)
     check_time_limit(name, "episode_length", limit)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Brax System, piplines and environments are not actively")
-        return BraxEnv(name, partial(_envs().get_environment, env_id), limit, known | params)
+    return BraxEnv(name, partial(_make_inner, env_id), limit, known | params)
 
 
 class BraxEnv(Env):
@@ -73,6 +71,13 @@ class BraxEnv(Env):
     def frame(self, state: Any) -> np.ndarray:
         physics = state[0].pipeline_state
         return frame(self.inner.sys.mj_model, physics.q, physics.qd)
+
+
+def _make_inner(env_id: str, **arguments: Any) -> Any:
+    """brax's own object."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Brax System, piplines and environments are not actively")
+        return _envs().get_environment(env_id, **arguments)
 
 
 def _registered() -> dict[str, Any]:

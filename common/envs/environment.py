@@ -94,7 +94,8 @@ class Env:
     cheap_reset = False  # whether an accelerator computes one sooner than it finds out who needs one
     resets_itself = False  # whether there is no `advance`, but a `step` with the reset in it
     is_game = False  # whether there are other players, as `against` says, and returns above 0 are games won
-    is_judged = False  # whether steps have an `objective`
+    tells_objective = False  # whether its own steps have an `objective`
+    is_judged = False  # whether the steps of members have one, told by their environment or by a judge
     judge: "Env | None" = None  # whose rewards are that objective
 
     def __init__(self, name: str, inner: Any, observation_space: Any, action_space: Any, max_steps: int = 0):
@@ -192,14 +193,16 @@ class Env:
     def checked(self, transition: Transition) -> Transition:
         """`transition` in the dtypes of `reset` and `Step`. Raises UsageError where a shape is wrong."""
         obs, state, reward, terminated, truncated, objective = transition
+        terminated = self.checked_array("terminated", terminated, bool)
+        truncated = self.checked_array("truncated", truncated, bool)
         if objective is not None:
             objective = jnp.where(terminated | truncated, self.checked_array("objective", objective, jnp.float32), 0)
         return Transition(
             obs=self.checked_obs("obs", obs),
             state=jax.tree.map(lambda new, old: as_type(new, old.dtype), state, self.state_shape),
             reward=self.checked_array("reward", reward, jnp.float32),
-            terminated=self.checked_array("terminated", terminated, bool),
-            truncated=self.checked_array("truncated", truncated, bool),
+            terminated=terminated,
+            truncated=truncated,
             objective=objective,
         )
 

@@ -8,7 +8,7 @@ resets and time limits to it.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -75,7 +75,7 @@ class SteppingEnv(GymnaxStyleEnv):
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
         obs, state, reward, terminated, info = self.inner.step_env(key, state, action, self.params)
         truncated = self.inner.is_truncated(state, self.params)
-        return Transition(obs, state, reward, terminated, truncated, info.get(OBJECTIVE))
+        return Transition(obs, state, reward, terminated, truncated, _told(info))
 
 
 class SelfResettingEnv(GymnaxStyleEnv):
@@ -93,11 +93,16 @@ class SelfResettingEnv(GymnaxStyleEnv):
         *outputs, info = outputs
         if "final_observation" not in info:
             raise UsageError(f'environment {self.name}: step left no "final_observation" in its info')
-        out = self.checked(Transition(*outputs, info.get(OBJECTIVE)))
+        out = self.checked(Transition(*outputs, _told(info)))
         objective = out.objective if self.judge is None else self.judge.step(key, state, action).reward
         final_obs = self.checked_obs("final_obs", info["final_observation"])
         final_state = select(out.terminated | out.truncated, state, out.state)
         return Step(*out[:5], final_obs, final_state, objective)
+
+
+def _told(info: Any) -> Any:
+    """The objective of an episode that ends with this step, if the environment tells one."""
+    return info.get(OBJECTIVE) if isinstance(info, Mapping) else None
 
 
 def _leaves_step_to_gymnax(inner: Any) -> bool:
@@ -109,11 +114,11 @@ def numbers_of(params: Any, allowed: Callable[[Any], bool] = lambda params: True
     """Those of `params` that are numbers, and `allowed` to be others."""
     fields = vars(params) if hasattr(params, "replace") else {}
     numbers = {name: x for name, x in fields.items() if isinstance(x, int | float) and not isinstance(x, bool)}
-    return {name: x for name, x in numbers.items() if allowed(params.replace(**{name: 2 * x + 1}))}
+    return {name: x for name, x in numbers.items() if allowed(params.replace(**{name: x + abs(x) + 1}))}
 
 
 def with_fields(params: Any, numbers: dict[str, jax.Array]) -> Any:
-    """`params` with arrays for some of its numbers, rounded where those are whole."""
+    """`params` with arrays for some of its numbers, in the types of those."""
     whole = {name for name in numbers if isinstance(getattr(params, name), int)}
     return params.replace(**{name: jnp.round(x).astype(int) if name in whole else x for name, x in numbers.items()})
 

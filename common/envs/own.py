@@ -7,18 +7,26 @@ import sys
 from typing import Any
 
 from common.cli.env_names import SUITES
+from common.cli.env_params import read_params
 from common.cli.errors import UsageError
 from common.envs.environment import Env
 from common.envs.gymnax_style import adapt, with_params
+from common.envs.randomized import with_draws
 from common.envs.usage import reason
 
 
-def wrap(environment: Any) -> Env:
-    """An `Env` from a gymnax-style environment, or from a pair (environment, parameters); an `Env` stays as it is."""
-    if isinstance(environment, Env):
-        return environment
-    inner, params = with_params(environment)
-    return adapt(getattr(inner, "name", type(inner).__name__), inner, params, {})
+def wrap(environment: Any, env_params: str = "") -> Env:
+    """An `Env` from a gymnax-style environment, or from a pair (environment, parameters); an `Env` stays as it is.
+
+    `env_params` is as for `make` of the registry. Raises UsageError where an `Env` would have to change by it.
+    """
+    if not isinstance(environment, Env):
+        inner, params = with_params(environment)
+        name = getattr(inner, "name", type(inner).__name__)
+        return with_draws(lambda changes: adapt(name, inner, params, changes), read_params(env_params))
+    if env_params:
+        raise UsageError(f"--env-params {env_params} cannot change an object, {environment.name}: make it so")
+    return environment
 
 
 def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:

@@ -1,16 +1,18 @@
 """Environments whose parameters every episode draws anew (domain randomisation)."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from common.cli.env_params import draws_in
 from common.cli.errors import UsageError
 from common.cli.sweeps import Draw
 from common.envs.environment import Env, Transition
-from common.envs.varied import check_number
+from common.envs.varied import CHOOSE, check_number
 
 
 class Randomized(Env):
@@ -21,7 +23,9 @@ class Randomized(Env):
         if env.resets_itself:
             raise UsageError(f"{env.name} resets itself, and so cannot draw {', '.join(draws)} for every episode")
         for name, draw in draws.items():
-            check_number(env, name, draw.values[0])
+            check_number(env, name, draw.values)
+            if draw.kind != "choice" and isinstance(env.numbers[name], int):
+                raise UsageError(f"{env.name} parameter {name!r} is a whole number: {CHOOSE}")
         self._env, self._draws = env, draws
         self.cheap_reset, self.params = env.cheap_reset, env.params
         super().__init__(env.name, env.inner, env.observation_space, env.action_space, env.declared_steps)
@@ -51,6 +55,13 @@ class Randomized(Env):
 
     def frame(self, state: Any) -> np.ndarray | None:
         return self._env.frame(state)
+
+
+def with_draws(make: Callable[[dict[str, Any]], Env], params: dict[str, Any]) -> Env:
+    """What `make` makes of `params`; where some of them are draws, every episode has its own."""
+    draws = draws_in(params)
+    env = make(params | {name: max(draw.values) for name, draw in draws.items()})  # as long as any episode may be
+    return Randomized(env, draws) if draws else env
 
 
 def drawn(key: jax.Array, draw: Draw) -> jax.Array:

@@ -15,15 +15,16 @@ import importlib
 import sys
 import warnings
 from contextlib import suppress
+from functools import partial
 from types import ModuleType
 from typing import Any, Literal
 
 from common.cli.env_names import OWN, SUITES, split_name, steps_on_host
-from common.cli.env_params import draws_in, read_params
+from common.cli.env_params import read_params
 from common.cli.errors import UsageError
 from common.envs.environment import Env
 from common.envs.host import HostEnvs, HostOptions, Vectorization
-from common.envs.randomized import Randomized
+from common.envs.randomized import with_draws
 from common.envs.usage import UnknownId, readable_errors, refuse_params
 
 Place = Literal["device", "host"]
@@ -42,10 +43,7 @@ def make(name: str, env_params: str = "") -> Env:
     """
     if steps_on_host(name):
         raise UsageError(f"{name} steps on the host, not on the device: {TRAINERS['host']} on it")
-    params = read_params(env_params)
-    draws = draws_in(params)
-    env = _make(name, params | {parameter: max(draw.values) for parameter, draw in draws.items()})
-    return Randomized(env, draws) if draws else env
+    return with_draws(partial(_make, name), read_params(env_params))
 
 
 def make_host(

@@ -1,6 +1,7 @@
 """Environments whose parameters differ between members of a population: `env.gravity` among their hyper-parameters."""
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -11,7 +12,9 @@ from common.cli.sweeps import PREFIX
 from common.envs import spaces
 from common.envs.environment import Env
 from common.envs.requirements import need_fitting_steps
-from common.envs.usage import readable_errors
+from common.envs.usage import changed_params, readable_errors
+
+CHOOSE = "let it be one of some numbers, as by choice:100,500"
 
 
 def for_member(env: Env, hyper: dict[str, jax.Array] | None) -> Env:
@@ -34,18 +37,22 @@ def for_run(args: Any, env: Env) -> Env:
     need_fitting_steps(args, env)
     varied = {name: values for name, values in args.members.hyper.items() if name.startswith(PREFIX)}
     for name, values in varied.items():
-        check_number(env, name.removeprefix(PREFIX), values[0])
-    if args.pbt and any(name.startswith(PREFIX) for name in args.evolving):
+        check_number(env, name.removeprefix(PREFIX), values)
+    if args.pbt and varied:  # which go from member to member, whether or not chance changes them
         env = copy.copy(env)
         env.is_judged = True
     return env
 
 
-def check_number(env: Env, name: str, value: float) -> None:
-    """Raise UsageError where the parameter called `name` is no number, or cannot be an array with this `value`."""
+def check_number(env: Env, name: str, values: Iterable[float]) -> None:
+    """Raise UsageError where the parameter called `name` cannot have these values, or cannot be an array."""
     if name not in env.numbers:
         there = ", ".join(env.numbers) or "none"
         raise UsageError(f"{env.name} has no parameter {name!r} that members or episodes can differ in; it has {there}")
+    for value in values:
+        if isinstance(env.numbers[name], int) and not float(value).is_integer():
+            raise UsageError(f"{env.name} parameter {name!r} is a whole number, not {value:g}: {CHOOSE}")
+        changed_params(env.name, env.numbers, {name: value})
 
     def stepped(number: jax.Array) -> Any:
         own, keys = env.with_numbers({name: number}), jax.random.split(jax.random.key(0), 3)
@@ -53,4 +60,4 @@ def check_number(env: Env, name: str, value: float) -> None:
         return own.step(keys[1], state, spaces.sample(keys[2], env.action_space))
 
     with readable_errors(f"{env.name} cannot take its parameter {name!r} as an array"):
-        jax.eval_shape(stepped, jnp.float32(value))
+        jax.eval_shape(stepped, jnp.float32(0))

@@ -73,13 +73,15 @@ def sources(key: jax.Array, objective: jax.Array, broken: jax.Array, rules: Rule
     count = math.ceil(rules.fraction * size)
     order = jnp.argsort(-objective)  # stable: of equal ones the first is the best
     rank = jnp.argsort(order)
-    drawn = order[jax.random.randint(key, (size,), 0, count)]
+    sound = jnp.sum(jnp.isfinite(objective))  # which come first
+    drawn = order[jax.random.randint(key, (size,), 0, jnp.clip(sound, 1, count))]
     theirs = objective[drawn]
     scale = jnp.maximum(jnp.abs(theirs), jnp.abs(objective))
     clearly = theirs - objective > jnp.maximum(rules.gap * scale, rules.gap_absolute)
     better = jnp.isfinite(theirs) & (clearly & jnp.isfinite(objective) | broken)
     itself = jnp.arange(size)
-    takes = (rank >= size - count) & better & (itself != 0)
+    worst = (rank >= size - count) & (rank >= count)
+    takes = (worst | broken) & better & (itself != 0)
     return jnp.where(takes, drawn, itself), rank < count
 
 

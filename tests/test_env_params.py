@@ -163,7 +163,10 @@ def test_the_best_members_are_told_with_their_parameters(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--env-params", '{"gravity": [9, 8]}'], "must be like 9.8, got [9, 8]"),
+        (
+            ["--env-params", '{"gravity": [9, 8]}'],
+            "must be like 9.8, got [9, 8]; members of a --population draw from a list",
+        ),
         (["--population", "2", "--env-params", '{"gravty": [9, 8]}'], "has no parameter 'gravty'"),
         (["--population", "2", "--sweep", "env.max_torque=log:1:2"], "has no parameter 'max_torque'"),
         (["--population", "2", "--sweep", "env.gravity=log:0:2"], "begins at 0"),
@@ -179,7 +182,7 @@ def test_the_best_members_are_told_with_their_parameters(tmp_path, capsys):
         (["--pbt-env-params", "gravity"], "--pbt-env-params needs --pbt"),
         (
             ["--population", "2", "--pbt", "--pbt-env-params", "gravity"],
-            "env.gravity needs the number that member 0 keeps, as in --env-params '{\"gravity\": 1.0}'",
+            "env.gravity needs the number that member 0 keeps, as in --env-params '{\"gravity\": NUMBER}'",
         ),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",

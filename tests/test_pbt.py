@@ -21,6 +21,7 @@ from helpers import (
 
 from common.cli.pbt_flags import Rules
 from common.device.episodes import WINDOW, RecentEpisodes
+from common.drawing.groups import Selection, load
 from common.drawing.population import descent
 from common.population.exchange import exchange, objective_of
 
@@ -257,6 +258,11 @@ def test_every_exchange_is_written(finished):
             assert new is None or metrics[row["env_steps"]]["hyper/learning_rate"][place] == new
             assert place != 0
     assert (folder / "population.png").stat().st_size > 5_000
+
+
+def test_members_that_evolve_count_as_so_many_runs(finished):
+    (group,) = load(Selection(runs=(str(finished[1]),)), ["eval/return_mean"])
+    assert [(run.num_seeds, run.seeds) for run in group.runs] == [(4, [0, 1, 2, 3])]
 
 
 def test_nothing_happens_before_the_start(tmp_path):

@@ -141,7 +141,7 @@ class PbtArgs(PopulationArgs):
         for name in (*self.draws, *self.evolving) if self.pbt else ():
             flag, value = "--" + name.replace("_", "-"), self._value(name)
             if value is None and name.startswith(PREFIX):
-                example = f"--env-params '{{\"{name.removeprefix(PREFIX)}\": 1.0}}'"
+                example = f"--env-params '{{\"{name.removeprefix(PREFIX)}\": NUMBER}}'"
                 raise UsageError(f"{name} needs the number that member 0 keeps, as in {example}")
             if value is None or name in self.evolving and not can_change(name, value):
                 but = "0 or 1" if name in COMPLEMENTS else "0"

@@ -122,7 +122,8 @@ def _parts(path: Path, config: dict[str, Any], log: Log) -> Iterator[LoggedRun]:
         own = {name: value for name, value in member.items() if name != "seed"}
         alike.setdefault(json.dumps(own), []).append(index)
     if len(alike) < 2 or config["args"].get("pbt"):  # whose values change
-        yield LoggedRun(path, config["algorithm"], config["args"], log)
+        together = {"num_seeds": len(members), "seeds": [x["seed"] for x in members]} if alike else {}
+        yield LoggedRun(path, config["algorithm"], config["args"] | together, log)
         return
     for indices in alike.values():
         seeds = [members[index]["seed"] for index in indices]

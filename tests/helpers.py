@@ -451,15 +451,27 @@ class Bribe(Toy):
         return {"true_objective": 100.0 + state.time} if self.tells else {}
 
 
+class BribedEndings(Endings):
+    """Likewise on top of what `Endings` pays."""
+
+    @property
+    def default_params(self):
+        return BribeParams()
+
+    def step_env(self, key, state, action, params):
+        obs, state, reward, *rest = super().step_env(key, state, action, params)
+        return obs, state, reward + params.bonus * state.time, *rest
+
+
 class Telling(Bribe):
     """And tells what an episode was worth."""
 
     tells = True
 
 
-def make_env(name: str) -> Env:
+def make_env(name: str, env_params: str = "") -> Env:
     """A gymnax id, or the name of a toy class of this module."""
-    return wrap(globals()[name]()) if name in globals() else make(name)
+    return wrap(globals()[name](), env_params) if name in globals() else make(name, env_params)
 
 
 # -------------------------------------------------------------------------------------------------------- trained runs

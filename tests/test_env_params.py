@@ -12,42 +12,17 @@ from helpers import (
     Bribe,
     metric_rows,
     ppo,
-    relative_difference,
-    run_updates,
     small_args,
-    small_rnn_args,
-    small_sac_args,
-    to_host,
 )
 
 from common.cli.errors import UsageError
 from common.device.stepping import reset_envs, step_envs
 from common.drawing.groups import Selection, load
 from common.envs.registry import make
-from common.envs.varied import check_number, for_member, for_run
+from common.envs.varied import check_number, for_member
 from common.play import Args as PlayArgs
 from common.play import play
 from common.policy import load_policy
-
-
-@pytest.mark.parametrize(
-    ("args", "env", "values"),
-    [
-        (small_args, "CartPole-v1", {"force_mag": [10, 30, 1], "gravity": [9.8, 2, 30]}),
-        (small_rnn_args, "pmaprl:PartialCartPole-v1", {"force_mag": [10, 30, 1]}),
-        (small_sac_args, "Pendulum-v1", {"g": [10, 3, 30], "max_speed": [8, 2, 4]}),
-    ],
-    ids=["ppo", "memory", "sac"],
-)
-def test_x8_a_member_equals_the_single_run_with_its_parameters(args, env, values):
-    population = args(env=env, population=3, env_params=json.dumps(values), seed=10)
-    params = {name.removeprefix("env."): x[0] for name, x in population.members.hyper.items()}
-    assert all(params[name] != x[0] for name, x in values.items()), "else it shows nothing"
-    together = to_host(run_updates(population, for_run(population, make(env)), 1, 6)[0])
-    alone = to_host(run_updates(args(env=env, seed=10), make(env, json.dumps(params)), 1, 6)[0])
-    first = jax.tree.map(lambda x: x[:1], together)
-    assert relative_difference(alone.shard.env_state, first.shard.env_state) < 1e-3
-    assert relative_difference(alone.learner.params, first.learner.params) < 1e-3
 
 
 def test_every_episode_draws_its_own_numbers():

@@ -33,8 +33,10 @@ from helpers import (
 )
 
 from benchmarks.many_seeds import scaled
+from common.cli.env_params import as_flags
 from common.device.sampling import block_width, minibatch_indices, rollout_keys
 from common.device.sharding import global_ids, to_host
+from common.envs.varied import for_run
 
 AS_USERS = pytest.mark.usefixtures("users_compiler")
 
@@ -340,6 +342,7 @@ SWEPT = {
     "clip_eps": "uniform:0.02:0.4",
     "vf_coef": "log:0.1:2",
     "ent_coef": "log:1e-3:1",
+    "env.bonus": "uniform:-5:5",
 }
 SWEPT_SAC = {
     "gamma": "uniform:0.8:0.99",
@@ -351,30 +354,31 @@ SWEPT_SAC = {
 
 
 @pytest.mark.parametrize(
-    ("args", "env", "swept"),
+    ("args", "env", "swept", "compared"),
     [
-        (functools.partial(small_args, clip_vloss=True), "Endings", SWEPT),
-        (functools.partial(small_args, lr_schedule="kl-adaptive"), "Endings", {"desired_kl": "log:1e-4:1"}),
-        (small_rnn_args, "Endings", SWEPT),
-        (small_sac_args, "Pendulum-v1", SWEPT_SAC | {"target_entropy_scale": "uniform:0.2:2"}),
-        (functools.partial(small_sac_args, autotune=False), "CartPole-v1", SWEPT_SAC),
+        (functools.partial(small_args, clip_vloss=True), "BribedEndings", SWEPT, 3),
+        (functools.partial(small_args, lr_schedule="kl-adaptive"), "Endings", {"desired_kl": "log:1e-4:1"}, 1),
+        (small_rnn_args, "BribedEndings", SWEPT, 3),
+        (small_sac_args, "Pendulum-v1", SWEPT_SAC | {"target_entropy_scale": "uniform:0.2:2", "env.g": "log:3:30"}, 3),
+        (functools.partial(small_sac_args, autotune=False), "CartPole-v1", SWEPT_SAC, 1),
     ],
     ids=["ppo", "ppo, kl-adaptive", "memory", "sac", "sac, discrete"],
 )
-def test_x8_members_equal_single_runs_with_their_values(args, env, swept):
+def test_x8_members_equal_single_runs_with_their_values(args, env, swept, compared):
     """In all flags that can be swept, so that one which the algorithm does not take from its learner is seen."""
-    env, sweep = make_env(env), tuple(f"{name}={draw}" for name, draw in swept.items())
-    population = args(population=3, sweep=sweep, seed=5)
-    together, _ = run_updates(population, env, 2, 6)
-    for k in range(3):
-        alone, _ = run_updates(args(**population.flags_of_members()[k]), env, 2, 6)
+    population = args(population=3, sweep=tuple(f"{name}={draw}" for name, draw in swept.items()), seed=5)
+    together, _ = run_updates(population, for_run(population, make_env(env)), 2, 6)
+    for k in range(compared):
+        flags = as_flags(population.flags_of_members()[k], "")
+        alone, _ = run_updates(args(**flags), make_env(env, flags.get("env_params", "")), 2, 6)
         ours, others = (jax.tree.map(lambda x, i=i: x[i][None], to_host(together)) for i in (k, (k + 1) % 3))
         assert relative_difference(to_host(alone).learner.params, ours.learner.params) < 1e-3
         assert relative_difference(to_host(alone).learner.params, others.learner.params) > 0.01
 
 
 def test_the_test_above_sweeps_all_that_can_be_swept():
-    assert {*SWEPT, "desired_kl"} == set(ppo.Args.sweepable.split()) == set(ppo_rnn.Args.sweepable.split())
+    known = {*ppo.Args.sweepable.split(), "env.bonus"}
+    assert {*SWEPT, "desired_kl"} == known == {*ppo_rnn.Args.sweepable.split(), "env.bonus"}
     assert {*SWEPT_SAC, "target_entropy_scale"} == set(sac.Args.sweepable.split())
 
 

@@ -248,7 +248,7 @@ class Trajectory(NamedTuple):
     terminated: jax.Array
     truncated: jax.Array
     final_obs: jax.Array  # true next observation
-    objective: jax.Array | None  # what episodes are judged by, where it is not their return
+    objective: jax.Array | None = None  # what episodes are judged by, where it is not their return
 
 
 class Batch(NamedTuple):

@@ -452,7 +452,7 @@ class Bribe(Toy):
 
 
 class BribedEndings(Endings):
-    """Likewise on top of what `Endings` pays."""
+    """Likewise on top of what `Endings` pays; it is seen, too."""
 
     @property
     def default_params(self):
@@ -460,7 +460,7 @@ class BribedEndings(Endings):
 
     def step_env(self, key, state, action, params):
         obs, state, reward, *rest = super().step_env(key, state, action, params)
-        return obs, state, reward + params.bonus * state.time, *rest
+        return obs + params.bonus, state, reward + params.bonus * state.time, *rest
 
 
 class Telling(Bribe):

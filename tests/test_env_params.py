@@ -153,6 +153,11 @@ def test_the_best_members_are_told_with_their_parameters(tmp_path, capsys):
         (["--env-params", '{"gravty": "uniform:8:9"}'], "has no parameter 'gravty'"),
         (["--population", "2", "--env-params", '{"gravity": [9, NaN]}'], "must be like 9.0, got nan"),
         (["--population", "2", "--sweep", "env.max_steps_in_episode=log:9:20"], "is a whole number, not "),
+        (
+            ["--population", "2", "--pbt", "--pbt-env-params", "max_steps_in_episode", "--env-params"]
+            + ['{"max_steps_in_episode": [200, 500]}'],
+            "env.max_steps_in_episode cannot evolve: it is a whole number",
+        ),
         (["--env-params", '{"max_steps_in_episode": "uniform:8:9"}'], "is a whole number: let it be one of some"),
         (["--pbt-env-params", "gravity"], "--pbt-env-params needs --pbt"),
         (

@@ -23,7 +23,7 @@ from common.envs.masks import legal_actions, sample_legal
 from common.envs.registry import make
 from common.population.elo import elo_ratings
 from common.population.matchmaking import of_another_member
-from common.population.tournament import Table, in_words, play_all, rate_members
+from common.population.tournament import Table, games_of_two, in_words, play_all, rate_members
 
 GAME = "pgx:tic_tac_toe"
 SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
@@ -154,8 +154,13 @@ def test_a_table_is_short():
     assert [row.split()[0] for row in in_words(table).splitlines()[2:]] == [*map(str, range(1, 11)), "..."]
 
 
-def test_nobody_is_rated_without_the_flag_or_after_an_interruption():
-    for matchmaking, status in (("none", "finished"), ("members", "interrupted")):
+@pytest.mark.parametrize(("members", "games"), [(2, 128), (16, 128), (61, 32), (10_000, 1)])
+def test_members_of_large_populations_play_as_many_games_in_all(members, games):
+    assert games_of_two(types.SimpleNamespace(num_agents=members, eval_episodes=128)) == games
+
+
+def test_nobody_is_rated_without_the_flag_or_before_the_end():
+    for matchmaking, status in (("none", "finished"), ("members", "interrupted"), ("members", "stopped")):
         run = types.SimpleNamespace(args=types.SimpleNamespace(matchmaking=matchmaking))
         assert rate_members(run, None, None, None, status) == ""
 

@@ -120,9 +120,13 @@ def test_all_who_are_broken_take_over_one_who_is_not():
     before = population([10.0, 20, 30, 40, 50, 60])
     before = before.replace(params=before.params.at[2:].set(jnp.nan))
     for seed in range(5):
-        after, record = exchanged(before.replace(key=jax.random.split(jax.random.key(seed), 6)))
+        keys = jax.random.split(jax.random.key(seed), 6)
+        after, record = exchanged(before.replace(key=keys), mutation_rate=1.0, reset_rate=0.0)
         assert record.source.tolist() == [0, 1] + record.source.tolist()[2:]
         assert set(record.source.tolist()[2:]) <= {0, 1} and jnp.isfinite(after.params).all()
+        assert (record.after["learning_rate"] != record.before["learning_rate"][record.source]).tolist()[2:] == [
+            True
+        ] * 4
 
 
 def test_broken_weights_are_nobodys_source():

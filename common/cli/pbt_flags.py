@@ -63,8 +63,8 @@ class PbtArgs(PopulationArgs):
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        evolving = [name for name in self.evolving if not name.startswith(PREFIX)] if self.pbt else []
-        return (*super().fixed, "pbt", "pbt_evolve", "pbt_env_params", *evolving)
+        deciding = [x for x in (*self.sweepable.split(), "lr_schedule", "autotune") if hasattr(self, x)]
+        return (*super().fixed, "pbt", "pbt_evolve", "pbt_env_params", *(deciding if self.pbt else ()))
 
     @property
     def rules(self) -> Rules:

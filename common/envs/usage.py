@@ -29,7 +29,8 @@ def changed_params(name: str, known: dict[str, Any], given: dict[str, Any]) -> d
         if field not in known:
             raise UsageError(f"{name} has no parameter {field!r}; it has {', '.join(known) or 'none'}")
         if not _is_like(value, known[field]):
-            hint = "; members of a --population draw from a list" if isinstance(value, list) else ""
+            is_number = isinstance(known[field], int | float)
+            hint = "; members of a --population draw from a list" if isinstance(value, list) and is_number else ""
             raise UsageError(f"{name} parameter {field!r} must be like {known[field]!r}, got {value!r}{hint}")
     return {field: type(known[field])(value) for field, value in given.items()}
 

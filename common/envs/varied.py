@@ -37,7 +37,9 @@ def for_run(args: Any, env: Env) -> Env:
     need_fitting_steps(args, env)
     varied = {name: values for name, values in args.members.hyper.items() if name.startswith(PREFIX)}
     for name, values in varied.items():
-        check_number(env, name.removeprefix(PREFIX), values)
+        check_number(env, name.removeprefix(PREFIX), sorted(set(values)))
+        if args.pbt and name in args.evolving and isinstance(env.numbers[name.removeprefix(PREFIX)], int):
+            raise UsageError(f"{name} cannot evolve: it is a whole number, and factors make others of it")
     if args.pbt and varied:  # which go from member to member, whether or not chance changes them
         env = copy.copy(env)
         env.is_judged = True
@@ -46,13 +48,14 @@ def for_run(args: Any, env: Env) -> Env:
 
 def check_number(env: Env, name: str, values: Iterable[float]) -> None:
     """Raise UsageError where the parameter called `name` cannot have these values, or cannot be an array."""
-    if name not in env.numbers:
-        there = ", ".join(env.numbers) or "none"
+    known = env.numbers
+    if name not in known:
+        there = ", ".join(known) or "none"
         raise UsageError(f"{env.name} has no parameter {name!r} that members or episodes can differ in; it has {there}")
     for value in values:
-        if isinstance(env.numbers[name], int) and not float(value).is_integer():
+        if isinstance(known[name], int) and not float(value).is_integer():
             raise UsageError(f"{env.name} parameter {name!r} is a whole number, not {value:g}: {CHOOSE}")
-        changed_params(env.name, env.numbers, {name: value})
+        changed_params(env.name, known, {name: value})
 
     def stepped(number: jax.Array) -> Any:
         own, keys = env.with_numbers({name: number}), jax.random.split(jax.random.key(0), 3)

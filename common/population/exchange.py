@@ -82,7 +82,7 @@ def sources(key: jax.Array, objective: jax.Array, broken: jax.Array, rules: Rule
     itself = jnp.arange(size)
     worst = (rank >= size - count) & (rank >= count)
     takes = (worst | broken) & better & (itself != 0)
-    return jnp.where(takes, drawn, itself), rank < count
+    return jnp.where(takes, drawn, itself), (rank < count) & jnp.isfinite(objective)
 
 
 def changed(

@@ -1,6 +1,7 @@
 """What members who have trained together are worth: all play against all, and get Elo ratings."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from common.population.exchange import broken_of
 
 FILE = "elo.json"
 SHOWN = 10  # members in the table
+MANY = 16  # members, from which on the games of each no longer become more
 
 
 class Table(NamedTuple):
@@ -39,18 +41,25 @@ class Table(NamedTuple):
 def rate_members(run: Any, env: Env, agent: Agent, learners: Any, status: str) -> str:
     """With --matchmaking members, write the ratings of `learners` [S, ...] to elo.json; returns lines for the console.
 
-    See `Run.finish`. Without it, and for an interrupted run, there are none.
+    See `Run.finish`. Without it, and for a run that has not finished, there are none.
     """
-    if getattr(run.args, "matchmaking", "none") == "none" or status == "interrupted":
+    if getattr(run.args, "matchmaking", "none") == "none" or status != "finished":
         return ""
     try:
         with run.console.task("playing all against all"):
-            table = play_all(env, agent, learners, run.args.eval_episodes)
+            table = play_all(env, agent, learners, games_of_two(run.args))
+        write(run.dir / FILE, table, run.steps)
     except Exception as error:  # all is saved by now: what is said of it does not make the run a failure
         run.console.warn(f"{FILE} could not be made: {error}")
         return ""
-    write(run.dir / FILE, table, run.steps)
     return in_words(table)
+
+
+def games_of_two(args: Any) -> int:
+    """How often the policy of one is played by that of another: above `MANY` members less often, so that each plays as
+    many games in all as among those.
+    """
+    return math.ceil(args.eval_episodes * min(1, (MANY - 1) / (args.num_agents - 1)))
 
 
 def play_all(env: Env, agent: Agent, learners: Any, games: int) -> Table:
@@ -95,7 +104,7 @@ def in_words(table: Table) -> str:
     """The best members, a line each under two of what the numbers are."""
     rated = int(np.sum(~np.isnan(table.ratings)))
     if not rated:
-        return ""
+        return "elo      no two members are left who could play each other"
     best = np.argsort(-table.ratings, kind="stable")[:rated]  # NaN comes last
     lines = [f"elo      {table.games} games of each of {rated} members against each other one; the mean is {MEAN:.0f}"]
     lines.append(f"{'rank':>13}{'member':>9}{'Elo':>7}{'score':>8}")

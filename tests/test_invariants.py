@@ -336,10 +336,10 @@ def test_x8_seeds_equal_single_runs_and_differ(args, env, loss):
 SWEPT = {
     "gamma": "uniform:0.8:0.99",
     "gae_lambda": "uniform:0.8:0.99",
-    "learning_rate": "log:1e-3:1e-1",
-    "target_kl": "choice:0,0.001,0.01",
+    "learning_rate": "log:1e-3:1e-2",  # with more, rounding decides what is learned
+    "target_kl": "choice:0,1e-6,1e-5",
     "max_grad_norm": "choice:0,0.1,1",
-    "clip_eps": "uniform:0.02:0.4",
+    "clip_eps": "log:1e-4:1e-2",
     "vf_coef": "log:0.1:2",
     "ent_coef": "log:1e-3:1",
     "env.bonus": "uniform:-5:5",
@@ -347,8 +347,8 @@ SWEPT = {
 SWEPT_SAC = {
     "gamma": "uniform:0.8:0.99",
     "tau": "log:0.01:0.5",
-    "policy_lr": "log:1e-3:1e-1",
-    "q_lr": "log:1e-3:1e-1",
+    "policy_lr": "log:1e-3:1e-2",
+    "q_lr": "log:1e-3:1e-2",
     "alpha": "uniform:0.05:0.5",
 }
 
@@ -367,12 +367,12 @@ SWEPT_SAC = {
 def test_x8_members_equal_single_runs_with_their_values(args, env, swept, compared):
     """In all flags that can be swept, so that one which the algorithm does not take from its learner is seen."""
     population = args(population=3, sweep=tuple(f"{name}={draw}" for name, draw in swept.items()), seed=5)
-    together, _ = run_updates(population, for_run(population, make_env(env)), 2, 6)
+    together, _ = run_updates(population, for_run(population, make_env(env)), 2, 3)
     for k in range(compared):
         flags = as_flags(population.flags_of_members()[k], "")
-        alone, _ = run_updates(args(**flags), make_env(env, flags.get("env_params", "")), 2, 6)
+        alone, _ = run_updates(args(**flags), make_env(env, flags.get("env_params", "")), 2, 3)
         ours, others = (jax.tree.map(lambda x, i=i: x[i][None], to_host(together)) for i in (k, (k + 1) % 3))
-        assert relative_difference(to_host(alone).learner.params, ours.learner.params) < 1e-3
+        assert relative_difference(to_host(alone).learner.params, ours.learner.params) < 1e-4
         assert relative_difference(to_host(alone).learner.params, others.learner.params) > 0.01
 
 

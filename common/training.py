@@ -23,6 +23,7 @@ from common.actors.meters import UpdateMetrics
 from common.cli.env_params import given_params
 from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
+from common.device import cluster
 from common.device.devices import choose_devices, choose_roles, describe, memory_of
 from common.device.memory import Agent
 from common.device.programs import Programs, for_seeds, pmapped
@@ -63,7 +64,8 @@ def train_on_devices(
     """
     if args.list_envs:
         return list_envs("device", args.list_envs)
-    devices = choose_devices(args.num_devices, args.num_envs, args.block, **choice)
+    cluster.join(args)
+    devices = choose_devices(args.num_devices, args.num_envs, args.block, args.num_processes, **choice)
     params = given_params(vars(args))
     env = for_run(args, make(args.env, params) if env is None else wrap(env, params))
     algorithm = make_algorithm(args, env)
@@ -96,8 +98,8 @@ def _check_memory(args: Any, programs: Programs, devices: list[jax.Device]) -> d
     """How many members a population has, and what they take. Raises UsageError where the devices do not have that."""
     if not args.is_population:
         return {}
-    state = jax.eval_shape(programs.init, arrays_of(args.members, len(devices)))
-    size, available = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)), memory_of(devices)
+    state = jax.eval_shape(programs.init, arrays_of(args.members, len(devices)))  # of this process
+    size, available = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)), memory_of(cluster.own(devices))
     if size > available:
         raise UsageError(
             f"{args.num_agents:,} members of {size / args.num_agents / 1e6:,.1f} MB are {size / 1e9:,.1f} GB, and "

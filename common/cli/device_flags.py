@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from common.cli.checks import check
-from common.cli.pbt_flags import PbtArgs
+from common.cli.process_flags import ProcessArgs
 
 
 @dataclass(kw_only=True)
-class DeviceEnvArgs(PbtArgs):
+class DeviceEnvArgs(ProcessArgs):
     """Those of agents, devices and environments."""
 
     gif: bool = False

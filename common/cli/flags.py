@@ -231,7 +231,7 @@ class RunArgs:
 
 
 ONE_TIME = ("resume", "run_dir", "init_from", "overwrite", "stop_after", "max_seconds", "benchmark", "quiet")
-ONE_TIME += ("list_envs", "tuned")
+ONE_TIME += ("list_envs", "tuned", "distributed", "coordinator", "num_processes", "process_id")
 """Flags of one invocation, not taken over by --resume."""
 
 

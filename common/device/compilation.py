@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from common.device import cluster
+
 
 def cache_directory() -> Path:
     """Where compiled programs are kept between runs: `$XDG_CACHE_HOME/pmaprl` or `~/.cache/pmaprl`."""
@@ -27,8 +29,11 @@ def set_up_cache(enabled: bool) -> None:
 
 def compile_together(algorithm: Any, members: Any, state: Any, example: Any) -> Any:
     """The record `algorithm` with its programs compiled in parallel, from the shapes of its `state` and of what
-    `update` takes beside it. An `evaluate` that is no program stays as it is.
+    `update` takes beside it. An `evaluate` that is no program stays as it is, and so do all where there are several
+    processes: `pmap` puts their arrays together in a call only. See `compile_by_call`.
     """
+    if cluster.count() > 1:
+        return algorithm
     # The longest compilation first: tracing the others overlaps with it.
     jobs = {"update": ((state, example), 1), "init": ((members,), 0), "evaluate": ((state, np.int32(0)), 1)}
     jobs = {name: job for name, job in jobs.items() if hasattr(getattr(algorithm, name), "lower")}
@@ -38,6 +43,11 @@ def compile_together(algorithm: Any, members: Any, state: Any, example: Any) -> 
             for name, (example, level) in jobs.items()
         }
         return algorithm._replace(**{name: program.result() for name, program in compiled.items()})
+
+
+def compile_by_call(update: Any, state: Any, example: Any) -> Any:
+    """With several processes, compile `update` by a call of no updates; returns `state`, which is not changed."""
+    return state if cluster.count() == 1 else update(state, np.zeros_like(example))[0]
 
 
 def _options(level: int) -> dict[str, int]:

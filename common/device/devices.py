@@ -17,14 +17,19 @@ MIN_ENVS_PER_CPU_DEVICE = 8
 
 
 def choose_devices(
-    num_devices: int, num_envs: int, block: int = 1, envs_per_cpu_device: float = MIN_ENVS_PER_CPU_DEVICE
+    num_devices: int,
+    num_envs: int,
+    block: int = 1,
+    num_processes: int = 1,
+    envs_per_cpu_device: float = MIN_ENVS_PER_CPU_DEVICE,
 ) -> list[jax.Device]:
-    """The devices to train on: `num_devices`, or with 0 all accelerators, or the CPU cores that pay off.
+    """The devices to train on, those of every process behind those of the one before and as many.
 
+    They are `num_devices`, or with 0 all accelerators, or the CPU cores that pay off, of several processes one each.
     Environments come in blocks of `block` that no device boundary may cut. A CPU device pays off from
-    `envs_per_cpu_device` environments on. On a CPU the devices are virtual and are made here, unless JAX has already
-    started; then the existing ones are used. Raises UsageError, with the numbers that would work, where there are too
-    few devices or they do not divide the environments.
+    `envs_per_cpu_device` environments on. On a CPU the devices are virtual and are made here, for `num_processes` if
+    they are known, unless JAX has already started; then the existing ones are used. Raises UsageError, with the numbers
+    that would work, where there are too few devices or they do not divide the environments.
     """
     shares = [count for count in range(1, min(num_envs, MAX_DEVICES) + 1) if num_envs % (count * block) == 0]
     if not shares:
@@ -39,12 +44,28 @@ def choose_devices(
             f"{multiples_near(num_envs, num_devices * block)}, or --num-devices {', '.join(map(str, shares[:12]))}"
         )
     worthwhile = [n for n in shares if n <= _cores() and n * envs_per_cpu_device <= num_envs] or [1]
-    _make_cpu_devices(num_devices or worthwhile[-1])
+    several = jax.distributed.is_initialized()
+    _make_cpu_devices(math.ceil(num_devices / max(num_processes, 1)) or (1 if several else worthwhile[-1]))
     devices = _local_devices()
-    if num_devices > len(devices):
-        raise UsageError(f"--num-devices {num_devices}: JAX has {len(devices)} {devices[0].platform} device(s) here")
-    usable = worthwhile if devices[0].platform == "cpu" else shares
-    return devices[: num_devices or max(n for n in usable if n <= len(devices))]
+    groups = [[x for x in jax.devices() if x.process_index == process] for process in range(jax.process_count())]
+    processes, kind, most = len(groups), devices[0].platform, min(map(len, groups)) * len(groups)
+    shares = [count for count in shares if count % processes == 0]
+    if not shares:
+        raise UsageError(
+            f"--num-envs {num_envs} cannot be split evenly over {processes} processes, in blocks of {block}: take "
+            f"--num-envs {multiples_near(num_envs, processes * block)}"
+        )
+    if num_devices % processes:
+        raise UsageError(
+            f"--num-devices {num_devices} counts the devices of all {processes} processes, which have as many each: "
+            f"take {multiples_near(num_devices, processes)}"
+        )
+    if num_devices > most:
+        where = f"in each of {processes} processes" if several else "here"
+        raise UsageError(f"--num-devices {num_devices}: JAX has {most // processes} {kind} device(s) {where}")
+    usable = worthwhile if kind == "cpu" and not several else shares
+    chosen = num_devices or max(count for count in usable if count <= most)
+    return [device for group in groups for device in group[: chosen // processes]]
 
 
 def choose_roles(actors: tuple[int, ...], learners: tuple[int, ...]) -> tuple[list[jax.Device], list[jax.Device]]:
@@ -80,8 +101,9 @@ def _local_devices() -> list[jax.Device]:
 
 
 def describe(devices: list[jax.Device]) -> str:
-    """Such as `2 x cpu` or `8 x NVIDIA H100`."""
-    return f"{len(devices)} x {devices[0].device_kind}"
+    """Such as `2 x cpu` or `8 x NVIDIA H100`, and in how many processes if in several."""
+    processes = len({device.process_index for device in devices})
+    return f"{len(devices)} x {devices[0].device_kind}" + (f" in {processes} processes" if processes > 1 else "")
 
 
 def _cores() -> int:
@@ -91,7 +113,7 @@ def _cores() -> int:
 def memory_of(devices: list[jax.Device]) -> float:
     """Bytes that arrays can take on all these devices together; on a CPU those of the machine or of the container."""
     if devices[0].platform != "cpu":
-        return len(devices) * (devices[0].memory_stats() or {}).get("bytes_limit", math.inf)
+        return len(devices) * (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     cgroup = Path("/sys/fs/cgroup/memory.max")
     if cgroup.exists() and cgroup.read_text().strip().isdigit():

@@ -6,14 +6,15 @@ import jax
 import numpy as np
 
 from common.cli.members import Members
+from common.device import cluster
 
 MEMBERS = "members"  # the axis S by its name, for what agents take from each other
 
 
 def arrays_of(members: Members, num_devices: int) -> Members:
-    """What the agents begin from, for each device the same, [D, S]."""
+    """What the agents begin from, for each of this process's devices the same, [D, S]."""
     seed, hyper = np.asarray(members.seed, np.int32), {k: np.asarray(v, np.float32) for k, v in members.hyper.items()}
-    return jax.tree.map(lambda x: np.tile(x, (num_devices, 1)), Members(seed, hyper))
+    return jax.tree.map(lambda x: np.tile(x, (num_devices // cluster.count(), 1)), Members(seed, hyper))
 
 
 def over_seeds(function: Callable, num_seeds: int) -> Callable:

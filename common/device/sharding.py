@@ -1,15 +1,19 @@
 """State on the devices and on the host, and the one collective of a gradient step.
 
 Every algorithm's state has two fields: `learner`, identical on every device, and `shard`, whose arrays [S, N, ...] are
-split over the devices along the environments. Under `pmap` each array has one more leading axis, the device.
+split over the devices along the environments. Under `pmap` each array has one more leading axis, the device; a process
+has the rows of its own devices.
 """
 
+import hashlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+
+from common.device import cluster
 
 AXIS = "devices"
 
@@ -30,17 +34,20 @@ def global_ids(local: int, axis_name: str = AXIS) -> jax.Array:
 def to_host(state: Any, unwanted: tuple[str, ...] = ()) -> Any:
     """The global state as host arrays, without the device axis: `learner` [S, ...], `shard` [S, num_envs, ...].
 
-    Does not depend on the number of devices. Typed keys become their data. Arrays of `shard` whose names begin as one
-    of `unwanted` (such as `shard/replay/`) stay on the devices, and are zeros here.
+    Does not depend on the number of devices; of several processes every one has it all. Typed keys become their data.
+    Arrays of `shard` whose names begin as one of `unwanted` (such as `shard/replay/`) stay on the devices, and are
+    zeros here.
     """
     state = key_data(state)
     first = jax.tree.map(lambda x: x.addressable_data(0), state.learner)
 
-    def wanted(path, x):
+    def whole(path, x):
         name = "shard/" + jax.tree_util.keystr(path, simple=True, separator="/")
-        return np.zeros(x.shape, x.dtype) if name.startswith(unwanted) else x
+        if name.startswith(unwanted):
+            return np.zeros((len(x) * cluster.count(), *x.shape[1:]), x.dtype)
+        return cluster.gathered(x)
 
-    learner, shard = jax.device_get((first, jax.tree_util.tree_map_with_path(wanted, state.shard)))
+    learner, shard = jax.device_get((first, jax.tree_util.tree_map_with_path(whole, state.shard)))
     return state.replace(learner=jax.tree.map(lambda x: x[0], learner), shard=jax.tree.map(_merge, shard))
 
 
@@ -51,18 +58,22 @@ def host_like(shapes: Any) -> Any:
         data = jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x
         return np.zeros(shape + data.shape[len(x.shape) :], data.dtype)
 
+    def merged(shape):
+        devices, seeds, local, *rest = shape
+        return seeds, cluster.count() * devices * local, *rest
+
     return shapes.replace(
         learner=jax.tree.map(lambda x: zeros(x, x.shape[1:]), shapes.learner),
-        shard=jax.tree.map(lambda x: zeros(x, (x.shape[1], x.shape[0] * x.shape[2], *x.shape[3:])), shapes.shard),
+        shard=jax.tree.map(lambda x: zeros(x, merged(x.shape)), shapes.shard),
     )
 
 
 def to_devices(host: Any, like: Any, devices: list[jax.Device]) -> Any:
     """The inverse of `to_host`: a state for `pmap` over `devices`, with the types of `like`."""
-    count = len(devices)
+    count, local = len(devices), len(cluster.own(devices))
     split = host.replace(
-        learner=jax.tree.map(lambda x: np.broadcast_to(x, (count, *np.shape(x))), host.learner),
-        shard=jax.tree.map(lambda x: _split(x, count), host.shard),
+        learner=jax.tree.map(lambda x: np.broadcast_to(x, (local, *np.shape(x))), host.learner),
+        shard=jax.tree.map(lambda x: cluster.own_share(_split(x, count)), host.shard),
     )
 
     # Out of a pmap with the same axis name: any other placement makes the update compile a second time.
@@ -70,6 +81,17 @@ def to_devices(host: Any, like: Any, devices: list[jax.Device]) -> Any:
         return jax.tree.map(lambda x, old: jax.random.wrap_key_data(x) if _is_key(old) else x, state, like)
 
     return jax.pmap(place, axis_name=AXIS, devices=devices)(split)
+
+
+def check_learners(state: Any) -> None:
+    """Raise TrainingError where the processes do not have the same learner, to the bit."""
+    if cluster.count() > 1:
+        digest = hashlib.sha256()
+        for x in jax.tree.leaves(
+            jax.device_get(jax.tree.map(lambda x: x.addressable_data(0), key_data(state.learner)))
+        ):
+            digest.update(x.tobytes())
+        cluster.check_equal("the learner", digest.hexdigest())
 
 
 def key_data(tree: Any) -> Any:

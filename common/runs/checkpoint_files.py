@@ -12,10 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from common.cli.errors import TrainingError
 from common.cli.files import check_file, read_text
+from common.device import cluster
 from common.runs.arrays import COUNTERS, Arrays, first_part, sha256
 
 CHECKSUM = "sha256"  # `sha256/learner` is that of all arrays `learner/...`, stored beside them
@@ -34,12 +36,12 @@ class Damaged(Exception):
 
 
 def make_writer(directory: Path) -> Any:
-    """Orbax's writer for the checkpoints in a folder."""
+    """Orbax's writer for the checkpoints in a folder. All processes have one, and that of the first writes."""
     from orbax.checkpoint import v1 as ocp
 
     _hide_noise()
     for path in list(directory.glob(f"*/{METRICS}")):  # orbax would refuse the whole folder for one of them
-        if stored_returns(path.parents[1]) is None:
+        if cluster.is_first() and stored_returns(path.parents[1]) is None:
             shutil.rmtree(path.parent)
     # Where a folder could not be made in the background, threads would wait for it until a timeout of minutes.
     at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
@@ -97,20 +99,33 @@ def _read(path: Path, part: str | None, check: Callable[[dict[str, Any]], None])
     _hide_noise()
     for file in filter(lambda file: not file.is_dir(), path.rglob("*")):
         check_file(file, LARGEST_METADATA if file.name == "_METADATA" else math.inf)
-    stored = ocp.metadata(path.absolute()).metadata
+    with ocp.Context(multiprocessing_options=_alone()):
+        stored = ocp.metadata(path.absolute()).metadata
     if part:
         stored = {name: x for name, x in stored.items() if first_part(name) == part or name == f"{CHECKSUM}/{part}"}
     if any(math.prod(x.shape) > SMALL for name, x in stored.items() if first_part(name) in (CHECKSUM, COUNTERS)):
         raise ValueError("its numbers beside the state are too many")
     check({name: x for name, x in stored.items() if first_part(name) != CHECKSUM})
     partly = ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))
-    with ocp.Context(pytree_options=partly):
+    with ocp.Context(pytree_options=partly, multiprocessing_options=_alone()):
         arrays = {name: np.asarray(array) for name, array in ocp.load(path.absolute(), stored).items()}
     checksums = {name: arrays.pop(name) for name in list(arrays) if first_part(name) == CHECKSUM}
     for part in {first_part(name) for name in arrays}:
         if checksums[f"{CHECKSUM}/{part}"].tobytes().hex() != _digest(arrays, part):
             raise ValueError("its content is not what was saved")
     return arrays
+
+
+def _alone() -> Any:
+    """Orbax's options with which a process does not wait for the others: each reads for itself."""
+    from orbax.checkpoint import v1 as ocp
+
+    if cluster.count() == 1:
+        return ocp.options.MultiprocessingOptions()
+    this = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=this, active_processes={this}, barrier_sync_key_prefix=f"process{this}"
+    )
 
 
 def _digest(arrays: Arrays, part: str) -> str:

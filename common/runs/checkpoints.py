@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from common.cli.errors import TrainingError, UsageError
+from common.device import cluster
 from common.runs.arrays import COUNTERS, Arrays, Mismatch, check_match, flatten, select, unflatten, without
 from common.runs.checkpoint_files import Damaged, make_writer, read, stored_returns, with_checksums, write_returns
 from common.runs.overall import Overall, of_seeds
@@ -126,7 +127,8 @@ class Checkpoints:
         if step not in self.steps():
             return False
         try:
-            write_returns(self.path(step), returns=returns, **more)
+            if cluster.is_first():
+                write_returns(self.path(step), returns=returns, **more)
         except OSError as error:
             raise TrainingError(f"the evaluation of checkpoint {step} could not be saved ({error})") from error
         return True
@@ -201,12 +203,14 @@ class Checkpoints:
 
     def _open(self) -> Any:
         """A writer for the folder, once what a crash may have left there is gone."""
-        for path in list(self.directory.glob(f"*{DELETED}")):
+        for path in list(self.directory.glob(f"*{DELETED}")) if cluster.is_first() else []:
             shutil.rmtree(path, ignore_errors=True)
         return make_writer(self.directory)
 
     def _delete_old(self) -> None:
         """Keep the newest by step, not by the time of saving, and the best as the evaluations on disk have it now."""
+        if not cluster.is_first():
+            return
         steps, evaluations = self.steps(), self.evaluations() if self._keep_best else {}
         kept = steps[-self._keep :]  # 0 keeps all
         unwanted = set(steps).difference(kept, [best_step(evaluations, overall=self._overall)])

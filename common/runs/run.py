@@ -18,16 +18,17 @@ import numpy as np
 from common.cli.checks import LARGEST
 from common.cli.console import Console
 from common.cli.errors import TrainingError
-from common.cli.signals import SignalWatch
-from common.device.compilation import compile_together, set_up_cache
+from common.device import cluster
+from common.device.compilation import compile_by_call, compile_together, set_up_cache
 from common.device.seeds import arrays_of
-from common.device.sharding import host_like
+from common.device.sharding import check_learners, host_like
 from common.runs import reports
 from common.runs.clock import Clock
 from common.runs.companion import Companion, Nobody
 from common.runs.confirmation import confirm_best
 from common.runs.directory import choose_directory, claim_directory, describe_run
 from common.runs.evaluation import DeviceEvaluation, Evaluation, Evaluations
+from common.runs.interruption import Interruption
 from common.runs.intervals import Intervals
 from common.runs.loading import load, place, with_learner
 from common.runs.metrics import check_extras
@@ -55,25 +56,27 @@ class Run:
         self.args, self.devices, self._is_game = args, devices, getattr(env, "is_game", False)
         self.total = args.num_updates * args.steps_per_update
         self.config = describe_run(args, script, env, devices)
-        self.dir, changes = (None, []) if args.benchmark else choose_directory(args, self.config)
-        self.console = Console(args.quiet or args.benchmark, self.total, summary if args.is_population else None)
+        choice = (None, []) if args.benchmark else cluster.on_first(choose_directory, args, self.config)
+        (self._shared_dir, changes), first = choice, cluster.is_first()
+        self.dir = self._shared_dir if first else None  # where this process writes
+        brief = summary if args.is_population else None
+        self.console = Console(args.quiet or args.benchmark, self.total, brief, mute=not first)
         self.steps = self.first_step = 0
         self.counters: dict[str, int] = {}  # those with which the companion begins
         self.companion: Companion = Nobody()
         self._header = reports.header(args, env.name, devices, notes, self.total, self.dir, changes)
         self._end = min(self.total, args.stop_after or self.total)  # of this invocation
-        self._intervals, self._clock, self._callback = Intervals.of(args), Clock(), callback
+        self._intervals, self._clock, self._callback = Intervals.of(args), Clock(), callback if first else None
         self._saver = self._recorder = self._evaluations = self._shapes = None  # until `start`
-        promise = "interrupted: finishing this chunk and saving; interrupt again to exit at once"
-        self._signals = SignalWatch(lambda: self.console.say(promise), self.console.abandon)
+        self._interruption = Interruption(self.console)
 
     def __enter__(self) -> "Run":
-        self._signals.start()
+        self._interruption.start()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.console.stop()
-        self._signals.stop()
+        self._interruption.stop()
         if self._evaluations is None:
             return
         self._evaluations.stop()
@@ -96,10 +99,11 @@ class Run:
         members = arrays_of(args.members, len(self.devices))
         self._shapes = shapes = jax.eval_shape(programs.init, members)
         start = load(args, self.config, host_like(shapes), self.console)
+        cluster.check_equal("the newest checkpoint", str(start.step))
         self.first_step, self.steps, self.counters = start.step, start.step, start.counters
         if self.dir and self.steps < self.total:  # else nothing is trained, and the flags stay as they are
             claim_directory(self.dir, self.config, args.overwrite)
-        self._saver = Saver(self.dir, args, start, lambda: self.companion.counters(), self.console.warn)
+        self._saver = Saver(self._shared_dir, args, start, lambda: self.companion.counters(), self.console.warn)
         showing = self._clock, self.console, self._saver.last_good
         self._recorder = Recorder(self.dir, args, self.config, start.step, *showing, self._callback)
         parts = self._recorder, self._saver, self._clock, self.console.warn
@@ -109,10 +113,13 @@ class Run:
             return None, None
 
         self.console.say("compiling ...")
-        with self._clock.timed("compile"), self._signals.ending_at_once(partial(self._leave_untrained, start.host)):
+        farewell = partial(self._leave_untrained, start.host)
+        with self._clock.timed("compile"), self._interruption.ending_at_once(farewell):
             programs = compile_together(programs, members, shapes, example)
             fresh = np.int32((members.seed.astype(np.int64) + self.steps) % LARGEST)  # other episodes after a resume
             state = place(start, lambda: programs.init(members._replace(seed=fresh)), shapes, self.devices)
+            check_learners(state)
+            state = compile_by_call(programs.update, state, example)
         self.console.say(f"compiled in {self._clock.seconds['compile']:.1f} s")
         self._evaluations.use(evaluation or DeviceEvaluation(programs.evaluate, args))
         self.console.start(self.steps)
@@ -129,7 +136,7 @@ class Run:
         """Whether a signal, the clock (once anything is trained), the callback or a good return asks for the end."""
         late = 0 < self.args.max_seconds < self._clock.wall and self.steps > self.first_step
         content = self._recorder.told_to_stop or self._evaluations.goal_reached
-        return bool(self._signals.received) or late or content
+        return bool(self._interruption.received() or cluster.largest(late or content))
 
     def next_chunk(self) -> np.int32:
         """How many updates to run next."""
@@ -183,12 +190,12 @@ class Run:
         Each of `at_end` gets the learners on the host, [S, ...], and the run's status, and returns a line to print.
         """
         if state is not None:
-            self._settle(state, evaluate=not self._signals.received, save=True)
+            self._settle(state, evaluate=not self._interruption.received(), save=True)
             # Once all is saved, since an environment on the host may fail
             self._evaluations.finish(self.steps, state, self._no_more_evaluations)
         self._clock.end()
         confirmed = self._confirm_best(state) if state is not None and not self._no_more_evaluations() else []
-        interrupted = self._signals.received
+        interrupted = self._interruption.received()
         host = self._saver.newest(state)
         self.console.stop()
         with self._clock.timed("checkpoint"):
@@ -197,9 +204,9 @@ class Run:
         ending = "finished" if self.steps >= self.total or self._evaluations.goal_reached else "stopped"
         status, sha256 = "interrupted" if interrupted else ending, self._saver.sha256(host)
         outcome = self._outcome(status, sha256, confirmed)
-        if self.args.benchmark:
+        if self.args.benchmark and cluster.is_first():
             print(json.dumps(reports.benchmark_record(self.args, self.config, outcome)))
-        else:
+        if self.dir:
             if state is not None or status != reports.stored_status(self.dir):
                 reports.write_result(self.dir, outcome)
             if status == "finished":
@@ -210,7 +217,8 @@ class Run:
             raise KeyboardInterrupt
         if interrupted:
             raise SystemExit(128 + interrupted)
-        return TrainResult(host.learner.params, outcome.newest.evaluation, self.steps, self.dir, sha256, status)
+        newest = outcome.newest.evaluation
+        return TrainResult(host.learner.params, newest, self.steps, self._shared_dir, sha256, status)
 
     def _leave_untrained(self, host: Any) -> None:
         """Write and say what an interrupted run does, before there is anything to save that `host` does not have."""
@@ -229,7 +237,7 @@ class Run:
         return confirm_best(self._saver, self._evaluations, state_of, self._no_more_evaluations, self.console.warn)
 
     def _no_more_evaluations(self) -> bool:
-        return bool(self.args.benchmark or self._signals.received)
+        return bool(self.args.benchmark or self._interruption.received())
 
     def _outcome(self, status: str, sha256: str | None = None, confirmed: Any = ()) -> reports.Outcome:
         checkpoint = self._saver.checkpoint()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from common.cli.errors import TrainingError
+from common.device import cluster
 from common.device.evaluation import Evaluated
 from common.device.sharding import to_host
 from common.runs.arrays import counter_arrays, flatten, sha256, without
@@ -28,18 +29,21 @@ class Saver:
         counters: Callable[[], dict[str, int]],
         warn: Callable[[str], None],
     ):
-        """Checkpoints go into the run's `directory`, or nowhere, each with the `counters` of the moment."""
+        """Checkpoints go into the run's `directory`, or nowhere, each with the `counters` of the moment.
+
+        All processes save at the same time. What the first finds in the directory the others are told.
+        """
         self._directory, self._checkpoints, self._overall = directory, None, overall_of(args)
         if directory:
             self._checkpoints = Checkpoints(
                 directory / FOLDER, args.keep_checkpoints, args.keep_best, overall=self._overall
             )
-            for damaged in start.damaged:
+            for damaged in start.damaged if cluster.is_first() else ():
                 warn(self._checkpoints.set_aside(damaged))
         self._unsaved, self._keep_best, self._is_population = args.unsaved, args.keep_best, args.is_population
         self.counters = counters
         self._saved, self._newest = {start.step}, start.host
-        self._best = self._checkpoints.best() if self._checkpoints else -np.inf
+        self._best = cluster.on_first(self._checkpoints.best) if self._checkpoints else -np.inf
         self._returns: dict[int, list[float]] = {}  # of the newest evaluation, by its step
         self._best_step: int | None = None
 
@@ -64,7 +68,7 @@ class Saver:
         The members of a population are a choice too, for which the newest checkpoint is among them.
         """
         self.wait()
-        evaluations = self._checkpoints.evaluations()
+        evaluations = cluster.on_first(self._checkpoints.evaluations)
         if not evaluations or len(evaluations) + self._keep_best < 2 and not self._is_population:
             return []
         agents = range(max(map(len, evaluations.values())))
@@ -81,7 +85,7 @@ class Saver:
 
         Raises UsageError where it is damaged.
         """
-        return self._checkpoints.load_learner(like, step)[1]
+        return cluster.on_first(self._checkpoints.load_learner, like, step)[1]
 
     def wants(self, step: int) -> bool:
         """Whether --keep-best wants the state of this step, which is the present one, saved."""
@@ -112,7 +116,7 @@ class Saver:
 
     def is_evaluated(self, step: int) -> bool:
         """Whether there is an evaluation beside the checkpoint of this step."""
-        return bool(self._checkpoints) and step in self._checkpoints.evaluations()
+        return bool(self._checkpoints) and step in cluster.on_first(self._checkpoints.evaluations)
 
     def has(self, step: int) -> bool:
         """Whether there is a checkpoint of this step."""
@@ -127,7 +131,7 @@ class Saver:
 
     def check_directory(self) -> None:
         """Raise TrainingError where the directory of the run is not its own any more."""
-        if self._directory and not is_ours(self._directory):
+        if self._directory and cluster.is_first() and not is_ours(self._directory):
             raise TrainingError(
                 f"{self._directory} was deleted or moved while the run went on: nothing more can be saved"
             )

@@ -1,0 +1,28 @@
+"""Signals that ask a run to stop. All its processes notice one at the same time, whichever of them has received it."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from common.cli.console import Console
+from common.cli.signals import SignalWatch
+from common.device import cluster
+
+PROMISE = "interrupted: finishing this chunk and saving; interrupt again to exit at once"
+
+
+class Interruption:
+    """A SignalWatch of a run that may have several processes."""
+
+    def __init__(self, console: Console):
+        self._signals = SignalWatch(lambda: console.say(PROMISE), console.abandon)
+        self._number = 0
+        self.start, self.stop = self._signals.start, self._signals.stop
+
+    def received(self) -> int:
+        """The number of the signal, or 0. All processes have to ask at the same time."""
+        self._number = self._number or cluster.largest(self._signals.received or 0)
+        return self._number
+
+    def ending_at_once(self, farewell: Callable[[], None]) -> AbstractContextManager:
+        """As `SignalWatch.ending_at_once` for a single process; several end together, at the next chunk."""
+        return nullcontext() if cluster.count() > 1 else self._signals.ending_at_once(farewell)

@@ -64,7 +64,20 @@ def train_on_devices(
     """
     if args.list_envs:
         return list_envs("device", args.list_envs)
-    cluster.join(args)
+    with cluster.joined(args):
+        return _train_together(args, script, make_algorithm, env, notes, callback, **choice)
+
+
+def _train_together(
+    args: Any,
+    script: str,
+    make_algorithm: Callable,
+    env: Any,
+    notes: Callable[[Env, list[jax.Device]], dict[str, str]],
+    callback: Callback | None,
+    **choice: Any,
+) -> TrainResult:
+    """What `train_on_devices` does in each of the processes that there are."""
     devices = choose_devices(args.num_devices, args.num_envs, args.block, args.num_processes, **choice)
     params = given_params(vars(args))
     env = for_run(args, make(args.env, params) if env is None else wrap(env, params))
@@ -98,8 +111,8 @@ def _check_memory(args: Any, programs: Programs, devices: list[jax.Device]) -> d
     """How many members a population has, and what they take. Raises UsageError where the devices do not have that."""
     if not args.is_population:
         return {}
-    state = jax.eval_shape(programs.init, arrays_of(args.members, len(devices)))  # of this process
-    size, available = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)), memory_of(cluster.own(devices))
+    state = jax.eval_shape(programs.init, arrays_of(args.members, len(devices)))
+    size, available = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)), memory_of(devices)
     if size > available:
         raise UsageError(
             f"{args.num_agents:,} members of {size / args.num_agents / 1e6:,.1f} MB are {size / 1e9:,.1f} GB, and "

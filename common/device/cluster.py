@@ -4,9 +4,13 @@ All of them run the same program and come to the same calls in the same order; w
 a signal or what is found on a disk, is agreed on first. With one process everything is at once what it was given.
 """
 
+import atexit
+import os
 import pickle
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import jax
@@ -23,18 +27,34 @@ HEARTBEAT = 60  # without a sign of life for as many seconds a process counts as
 FAREWELL = 30  # seconds that a process which ends waits for the others
 
 
-def join(args: ProcessArgs) -> None:
-    """Meet the other processes, if there are any; before anything else happens on a device.
+@contextmanager
+def joined(args: ProcessArgs) -> Iterator[None]:
+    """Inside, this process is one of several, if the flags say so; begins before anything else happens on a device.
 
-    Raises UsageError where they do not come together.
+    One that fails inside ends without a farewell, and the others then cannot go on and end too. Raises UsageError where
+    they do not come together, TrainingError where another one has ended.
     """
-    if not args.is_distributed or jax.distributed.is_initialized():
-        return
-    times = {"heartbeat_timeout_seconds": HEARTBEAT, "shutdown_timeout_seconds": FAREWELL}
+    if args.is_distributed and not jax.distributed.is_initialized():
+        _meet(args)
     try:
-        jax.distributed.initialize(**args.process, **times, initialization_timeout=START)
-    except (ValueError, RuntimeError) as error:
-        raise UsageError(_reason(args, error)) from error
+        yield
+    except Exception as error:
+        if count() == 1:
+            raise
+        # What is registered last is called first: else JAX would wait for the others
+        atexit.register(_leave, 2 if isinstance(error, UsageError) else 1)
+        this = f"process {jax.process_index()} of {count()}"
+        if isinstance(error, jax.errors.JaxRuntimeError) and "Gloo" in str(error):
+            raise TrainingError(f"{this} has lost another one; saved checkpoints are intact") from error
+        if isinstance(error, UsageError | TrainingError) and not is_first():
+            raise (UsageError if isinstance(error, UsageError) else TrainingError)(f"{this}: {error}") from error
+        raise
+
+
+def _leave(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def count() -> int:
@@ -102,6 +122,17 @@ def _broadcast(content: bytes) -> bytes:
     """The first process's `content`, in all."""
     size = largest(len(content))
     return multihost_utils.broadcast_one_to_all(np.frombuffer(content.ljust(size, b"\0"), np.uint8)).tobytes()
+
+
+def _meet(args: ProcessArgs) -> None:
+    """Start JAX's runtime for several processes."""
+    times = {"heartbeat_timeout_seconds": HEARTBEAT, "shutdown_timeout_seconds": FAREWELL}
+    if args.process_id < 1 and not args.quiet:
+        print(f"meeting  the other processes{args.coordinator and f' at {args.coordinator}'} ...", flush=True)
+    try:
+        jax.distributed.initialize(**args.process, **times, initialization_timeout=START)
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(_reason(args, error)) from error
 
 
 def _reason(args: ProcessArgs, error: Exception) -> str:

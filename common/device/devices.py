@@ -111,11 +111,14 @@ def _cores() -> int:
 
 
 def memory_of(devices: list[jax.Device]) -> float:
-    """Bytes that arrays can take on all these devices together; on a CPU those of the machine or of the container."""
+    """Bytes that arrays can take on all these devices together.
+
+    On a CPU those of the machine or of the container; of several processes each has one of its own.
+    """
     if devices[0].platform != "cpu":
         return len(devices) * (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     cgroup = Path("/sys/fs/cgroup/memory.max")
     if cgroup.exists() and cgroup.read_text().strip().isdigit():
         limits.append(int(cgroup.read_text()))
-    return min(limits)
+    return min(limits) * jax.process_count()

@@ -52,19 +52,17 @@ def to_host(state: Any, unwanted: tuple[str, ...] = ()) -> Any:
 
 
 def host_like(shapes: Any) -> Any:
-    """Zeros with the structure, shapes and types that `to_host` gives for a state of `shapes` (from `eval_shape`)."""
+    """Zeros with the structure, shapes and types that `to_host` gives for a state of `shapes` (from `eval_shape`, which
+    knows of the devices of all processes).
+    """
 
     def zeros(x, shape):
         data = jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x
         return np.zeros(shape + data.shape[len(x.shape) :], data.dtype)
 
-    def merged(shape):
-        devices, seeds, local, *rest = shape
-        return seeds, cluster.count() * devices * local, *rest
-
     return shapes.replace(
         learner=jax.tree.map(lambda x: zeros(x, x.shape[1:]), shapes.learner),
-        shard=jax.tree.map(lambda x: zeros(x, merged(x.shape)), shapes.shard),
+        shard=jax.tree.map(lambda x: zeros(x, (x.shape[1], x.shape[0] * x.shape[2], *x.shape[3:])), shapes.shard),
     )
 
 

@@ -1,0 +1,142 @@
+"""Several processes that train together: equal to one process, exact resumes, and the end of one ends them all."""
+
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import ppo_pmap as ppo
+import ppo_rnn_pmap as ppo_rnn
+import pytest
+import sac_pmap as sac
+from cli_helpers import (
+    ROOT,
+    SMALL_FLAGS,
+    STEPS,
+    check_words,
+    checkpoint_steps,
+    in_process,
+    read_result,
+    read_rows,
+    read_until,
+    refusal,
+    start_script,
+)
+from helpers import relative_difference
+
+from common.runs.checkpoint_files import read
+
+FLAGS = f"{SMALL_FLAGS} --num-devices 4 --log-interval {4 * STEPS} --quiet"
+RUNS = {
+    ppo_rnn: f"{FLAGS} --rnn-size 8",
+    sac: """
+        --env Pendulum-v1 --num-envs 4 --hidden-sizes 8 --batch-size 16 --learning-starts 40 --buffer-size 400
+        --utd-ratio 0.25 --eval-episodes 4 --eval-interval 0 --checkpoint-interval 0 --log-interval 200 --num-devices 4
+        --quiet
+    """,
+}
+
+
+def start_both(*words: Any, algorithm: ModuleType = ppo) -> list[subprocess.Popen]:
+    """Two processes with these flags."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    which = ("--coordinator", address, "--num-processes", 2, "--process-id")
+    script = ROOT / "algos" / f"{algorithm.__name__}.py"
+    return [start_script(*words, *which, i, cwd=ROOT, script=script) for i in range(2)]
+
+
+def ends(processes: list[subprocess.Popen]) -> tuple[list[int], list[str]]:
+    """Exit codes and output of processes that end."""
+    said = [process.communicate(timeout=240)[0] for process in processes]
+    return [process.returncode for process in processes], said
+
+
+def run_both(*words: Any, algorithm: ModuleType = ppo) -> list[str]:
+    codes, said = ends(start_both(*words, algorithm=algorithm))
+    assert codes == [0, 0], "\n".join(said)
+    return said
+
+
+def saved(run_dir: Path, step: int) -> dict[str, np.ndarray]:
+    return read(run_dir / "checkpoints" / str(step))
+
+
+@pytest.mark.parametrize(("algorithm", "steps"), [(ppo_rnn, 4 * STEPS), (sac, 200)])
+def test_x1_two_processes_with_two_devices_equal_one(algorithm, steps, tmp_path):
+    words = *RUNS[algorithm].split(), "--total-timesteps", steps
+    run_both(*words, "--run-dir", tmp_path / "two", algorithm=algorithm)
+    assert not in_process(*words, "--num-devices", 1, "--run-dir", tmp_path / "one", algorithm=algorithm)
+    check_close(tmp_path / "two", tmp_path / "one", steps)
+
+
+def test_runs_go_on_with_as_many_processes_to_the_bit_and_with_one(tmp_path):
+    half, whole = 4 * STEPS, 8 * STEPS
+    words = *FLAGS.split(), "--total-timesteps", whole, "--checkpoint-interval", half, "--stop-at-return", 1e9
+    words += "--eval-interval", half
+    said = run_both(*words, "--run-dir", tmp_path / "two")
+    assert not in_process(*words, "--num-devices", 1, "--run-dir", tmp_path / "one")
+    check_close(tmp_path / "two", tmp_path / "one", whole)
+    assert [text for text in said if "return" in text] == []  # both are quiet
+    for name in ("again", "alone"):
+        shutil.copytree(tmp_path / "two", tmp_path / name)
+        shutil.rmtree(tmp_path / name / "checkpoints" / str(whole))
+        (tmp_path / name / "DONE").unlink()
+    run_both("--resume", tmp_path / "again", "--quiet")
+    again, two = (read_result(tmp_path / name) for name in ("again", "two"))
+    assert again["state_sha256"] == two["state_sha256"]
+    assert not in_process("--resume", tmp_path / "alone", "--num-devices", 1, "--quiet")
+    check_close(tmp_path / "alone", tmp_path / "two", whole)
+
+
+def test_a_signal_and_a_kill_at_one_process_end_both(tmp_path):
+    words = *FLAGS.replace("--quiet", "").split(), "--total-timesteps", 10**8, "--log-interval", 10 * STEPS
+    run_dir = tmp_path / "run"
+    first, second = start_both(*words, "--run-dir", run_dir)
+    read_until(first, "step ")
+    second.send_signal(signal.SIGTERM)
+    codes, said = ends([first, second])
+    assert codes == [143, 143]
+    stopped = read_result(run_dir)
+    assert stopped["status"] == "interrupted"
+    assert checkpoint_steps(run_dir) == [stopped["env_steps"]]
+    assert "step " not in said[1]  # the first alone speaks
+    first, second = start_both("--resume", run_dir)
+    read_until(first, "step ")
+    second.kill()
+    codes, said = ends([first, second])
+    assert codes == [1, -signal.SIGKILL]
+    check_words(said[0], "error: process 0 of 2 has lost another one, saved checkpoints are intact")
+    assert "Traceback" not in said[0]
+    assert checkpoint_steps(run_dir) == [stopped["env_steps"]]
+    assert not in_process("--resume", run_dir, "--stop-after", stopped["env_steps"] + STEPS, "--num-devices", 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--process-id 1", "--process-id needs --coordinator"),
+        ("--coordinator here --num-processes 2 --process-id 0", "--coordinator here, host:port"),
+        ("--coordinator a:1", "--coordinator needs --num-processes and --process-id"),
+        ("--coordinator a:1 --num-processes 2 --process-id 2", "--process-id 2, numbered from 0 to 1"),
+        ("--distributed", "JAX has started already, --distributed has to come before"),
+    ],
+)
+def test_processes_that_cannot_meet_are_refused(flags, words):
+    check_words(refusal(ppo.train, ppo.Args, flags.split()), words)
+
+
+def check_close(run_dir: Path, other: Path, step: int) -> None:
+    """Both runs have saved the same state but for rounding, evaluated it alike and written as many rows."""
+    ours, others = saved(run_dir, step), saved(other, step)
+    assert ours.keys() == others.keys()
+    close = [name for name in ours if name.startswith(("learner/", "shard/"))]
+    assert relative_difference({name: ours[name] for name in close}, {name: others[name] for name in close}) < 1e-4
+    assert [row["env_steps"] for row in read_rows(run_dir)] == [row["env_steps"] for row in read_rows(other)]
+    returns = [read_result(path)["eval/return_mean"] for path in (run_dir, other)]
+    assert returns[0] == pytest.approx(returns[1], rel=1e-3)

@@ -65,34 +65,21 @@ def train_on_devices(
     if args.list_envs:
         return list_envs("device", args.list_envs)
     with cluster.joined(args):
-        return _train_together(args, script, make_algorithm, env, notes, callback, **choice)
-
-
-def _train_together(
-    args: Any,
-    script: str,
-    make_algorithm: Callable,
-    env: Any,
-    notes: Callable[[Env, list[jax.Device]], dict[str, str]],
-    callback: Callback | None,
-    **choice: Any,
-) -> TrainResult:
-    """What `train_on_devices` does in each of the processes that there are."""
-    devices = choose_devices(args.num_devices, args.num_envs, args.block, args.num_processes, **choice)
-    params = given_params(vars(args))
-    env = for_run(args, make(args.env, params) if env is None else wrap(env, params))
-    algorithm = make_algorithm(args, env)
-    programs = pmapped(for_seeds(algorithm, env, args.num_agents, args.eval_episodes, evolution(args)), devices)
-    header = notes(env, devices) | _notes_of(args, env) | _check_memory(args, programs, devices)
-    run = Run(args, script, env, devices, header, callback)
-    with locked(run.dir), run:
-        state, update = run.start(programs, example=np.int32(0))
-        while run.unfinished:
-            updates = run.next_chunk()
-            state, *report = update(state, updates)
-            run.advance(state, updates, partial(jax.device_get, report))
-        with_policies = [partial(end, run, env, Agent.of(algorithm)) for end in (_draw_policy, rate_members)]
-        return run.finish(state, [partial(_draw_curve, run, env), *with_policies])
+        devices = choose_devices(args.num_devices, args.num_envs, args.block, args.num_processes, **choice)
+        params = given_params(vars(args))
+        env = for_run(args, make(args.env, params) if env is None else wrap(env, params))
+        algorithm = make_algorithm(args, env)
+        programs = pmapped(for_seeds(algorithm, env, args.num_agents, args.eval_episodes, evolution(args)), devices)
+        header = notes(env, devices) | _notes_of(args, env) | _check_memory(args, programs, devices)
+        run = Run(args, script, env, devices, header, callback)
+        with locked(run.dir), run:
+            state, update = run.start(programs, example=np.int32(0))
+            while run.unfinished:
+                updates = run.next_chunk()
+                state, *report = update(state, updates)
+                run.advance(state, updates, partial(jax.device_get, report))
+            with_policies = [partial(end, run, env, Agent.of(algorithm)) for end in (_draw_policy, rate_members)]
+            return run.finish(state, [partial(_draw_curve, run, env), *with_policies])
 
 
 def _notes_of(args: Any, env: Env) -> dict[str, str]:
@@ -144,16 +131,13 @@ def train_with_actors(
         header["eval"] = f"with {params}"
     run = Run(args, script, env, devices, header | notes(env.spec, devices), callback)
     with locked(run.dir), run:
-        evaluation = HostEvaluation(args, _jitted(Agent.of(algorithm)), run.console.warn)
+        agent = Agent.of(algorithm)
+        evaluation = HostEvaluation(args, agent._replace(act=jax.jit(agent.act)), run.console.warn)
         example = example_batch(args, env, algorithm, len(devices))
         state, update = run.start(_over_learners(algorithm, devices), example, evaluation)
         if run.unfinished:
             state = _learn_from_actors(run, algorithm, state, update, actor_devices)
         return run.finish(state, [partial(_draw_curve, run, env)])
-
-
-def _jitted(agent: Agent) -> Agent:
-    return agent._replace(act=jax.jit(agent.act))
 
 
 def _over_learners(algorithm: Any, devices: list[jax.Device]) -> Programs:

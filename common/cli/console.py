@@ -11,11 +11,12 @@ from typing import Any
 class Console:
     """Prints a progress bar to a terminal, plain lines elsewhere, and nothing but warnings when quiet."""
 
-    def __init__(self, quiet: bool, total_steps: int, brief: Callable[[Any], str] | None = None, mute: bool = False):
-        """`brief` puts the returns of several agents into a few words. A `mute` one prints no warnings either."""
+    def __init__(self, quiet: bool, total_steps: int, brief: Callable[[Any], str] | None = None, speaks: bool = True):
+        """`brief` puts the returns of several agents into a few words. One that does not speak is silent altogether."""
         from rich.console import Console as Rich
 
-        self.quiet, self.mute, self.total, self._brief = quiet or mute, mute, total_steps, brief or brief_seeds
+        self.quiet, self.total, self._brief = quiet or not speaks, total_steps, brief or brief_seeds
+        self._speaks = speaks
         self._rich = Rich(highlight=False, soft_wrap=True)
         if self._rich.is_jupyter:  # there rich puts every line into a box of its own
             self._rich = Rich(highlight=False, soft_wrap=True, force_jupyter=False, force_terminal=False)
@@ -35,7 +36,7 @@ class Console:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
     def warn(self, text: str) -> None:
-        if self.mute:
+        if not self._speaks:
             return
         # A live bar has to know of every line; else warnings go to stderr.
         target = self._bar.console if self._bar else self._errors

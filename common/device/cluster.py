@@ -25,6 +25,7 @@ T = TypeVar("T")
 START = 300  # seconds to wait until all processes are there
 HEARTBEAT = 60  # without a sign of life for as many seconds a process counts as dead, and the others end
 FAREWELL = 30  # seconds that a process which ends waits for the others
+LOST = "Gloo|NCCL|Socket|Connection|heartbeat"  # in errors of collectives that another process has left
 
 
 @contextmanager
@@ -39,12 +40,12 @@ def joined(args: ProcessArgs) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if count() == 1:
+        if not jax.distributed.is_initialized():
             raise
         # What is registered last is called first: else JAX would wait for the others
         atexit.register(_leave, 2 if isinstance(error, UsageError) else 1)
         this = f"process {jax.process_index()} of {count()}"
-        if isinstance(error, jax.errors.JaxRuntimeError) and "Gloo" in str(error):
+        if isinstance(error, jax.errors.JaxRuntimeError) and re.search(LOST, str(error)):
             raise TrainingError(f"{this} has lost another one; saved checkpoints are intact") from error
         if isinstance(error, UsageError | TrainingError) and not is_first():
             raise (UsageError if isinstance(error, UsageError) else TrainingError)(f"{this}: {error}") from error

@@ -1,7 +1,10 @@
 """Signals that ask a run to stop. All its processes notice one at the same time, whichever of them has received it."""
 
+import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 from common.cli.console import Console
 from common.cli.signals import SignalWatch
@@ -23,6 +26,13 @@ class Interruption:
         self._number = self._number or cluster.largest(self._signals.received or 0)
         return self._number
 
-    def ending_at_once(self, farewell: Callable[[], None]) -> AbstractContextManager:
+    def ending_at_once(self, farewell: Callable[..., None], *args: Any) -> AbstractContextManager:
         """As `SignalWatch.ending_at_once` for a single process; several end together, at the next chunk."""
-        return nullcontext() if cluster.count() > 1 else self._signals.ending_at_once(farewell)
+        return nullcontext() if cluster.count() > 1 else self._signals.ending_at_once(partial(farewell, *args))
+
+    def go_on(self) -> None:
+        """What the signal would have done: raises KeyboardInterrupt, or SystemExit(143), if there was one."""
+        if self._number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self._number:
+            raise SystemExit(128 + self._number)

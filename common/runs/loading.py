@@ -11,7 +11,7 @@ from common.cli.console import Console
 from common.cli.errors import UsageError
 from common.cli.flags import read_config
 from common.device.learning_rate import current_learning_rate
-from common.device.sharding import to_devices, to_host
+from common.device.sharding import check_learners, to_devices, to_host
 from common.runs.arrays import Arrays, Mismatch, counters_of, flatten, select, unflatten, without
 from common.runs.checkpoint_files import Damaged
 from common.runs.checkpoints import FOLDER, Checkpoints
@@ -46,14 +46,23 @@ def load(args: Any, config: dict[str, Any], like: Any, console: Console) -> Star
 
 
 def place(start: Start, make: Callable[[], Any], shapes: Any, devices: list[jax.Device]) -> Any:
-    """The state on `devices`, with these `shapes`; `make` gives a fresh one."""
+    """The state on `devices`, with these `shapes`; `make` gives a fresh one.
+
+    Raises TrainingError where not all processes have the same learner.
+    """
+    state = jax.block_until_ready(_placed(start, make, shapes, devices))
+    check_learners(state)
+    return state
+
+
+def _placed(start: Start, make: Callable[[], Any], shapes: Any, devices: list[jax.Device]) -> Any:
     if start.host is not None and not start.renewed:
-        return jax.block_until_ready(to_devices(start.host, shapes, devices))
+        return to_devices(start.host, shapes, devices)
     loaded = start.transferred or without(flatten(start.host), start.renewed)
     if not loaded:
-        return jax.block_until_ready(make())
+        return make()
     host = to_host(make())  # the devices need not hold two states at once
-    return jax.block_until_ready(to_devices(unflatten(flatten(host) | loaded, host), shapes, devices))
+    return to_devices(unflatten(flatten(host) | loaded, host), shapes, devices)
 
 
 def with_learner(state: Any, learner: Any, shapes: Any, devices: list[jax.Device]) -> Any:

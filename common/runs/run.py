@@ -6,10 +6,8 @@ is read only after the next chunk has been dispatched, except where an evaluatio
 
 import json
 import math
-import signal
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
-from functools import partial
 from typing import Any
 
 import jax
@@ -21,7 +19,7 @@ from common.cli.errors import TrainingError
 from common.device import cluster
 from common.device.compilation import compile_by_call, compile_together, set_up_cache
 from common.device.seeds import arrays_of
-from common.device.sharding import check_learners, host_like
+from common.device.sharding import host_like
 from common.runs import reports
 from common.runs.clock import Clock
 from common.runs.companion import Companion, Nobody
@@ -56,11 +54,10 @@ class Run:
         self.args, self.devices, self._is_game = args, devices, getattr(env, "is_game", False)
         self.total = args.num_updates * args.steps_per_update
         self.config = describe_run(args, script, env, devices)
-        choice = (None, []) if args.benchmark else cluster.on_first(choose_directory, args, self.config)
-        (self._shared_dir, changes), first = choice, cluster.is_first()
-        self.dir = self._shared_dir if first else None  # where this process writes
-        brief = summary if args.is_population else None
-        self.console = Console(args.quiet or args.benchmark, self.total, brief, mute=not first)
+        found = (None, []) if args.benchmark else cluster.on_first(choose_directory, args, self.config)
+        (self.path, changes), first = found, cluster.is_first()
+        self.dir = self.path if first else None  # where this process writes
+        self.console = Console(args.quiet or args.benchmark, self.total, summary if args.is_population else None, first)
         self.steps = self.first_step = 0
         self.counters: dict[str, int] = {}  # those with which the companion begins
         self.companion: Companion = Nobody()
@@ -103,7 +100,7 @@ class Run:
         self.first_step, self.steps, self.counters = start.step, start.step, start.counters
         if self.dir and self.steps < self.total:  # else nothing is trained, and the flags stay as they are
             claim_directory(self.dir, self.config, args.overwrite)
-        self._saver = Saver(self._shared_dir, args, start, lambda: self.companion.counters(), self.console.warn)
+        self._saver = Saver(self.path, args, start, lambda: self.companion.counters(), self.console.warn)
         showing = self._clock, self.console, self._saver.last_good
         self._recorder = Recorder(self.dir, args, self.config, start.step, *showing, self._callback)
         parts = self._recorder, self._saver, self._clock, self.console.warn
@@ -113,12 +110,10 @@ class Run:
             return None, None
 
         self.console.say("compiling ...")
-        farewell = partial(self._leave_untrained, start.host)
-        with self._clock.timed("compile"), self._interruption.ending_at_once(farewell):
+        with self._clock.timed("compile"), self._interruption.ending_at_once(self._leave_untrained, start.host):
             programs = compile_together(programs, members, shapes, example)
             fresh = np.int32((members.seed.astype(np.int64) + self.steps) % LARGEST)  # other episodes after a resume
             state = place(start, lambda: programs.init(members._replace(seed=fresh)), shapes, self.devices)
-            check_learners(state)
             state = compile_by_call(programs.update, state, example)
         self.console.say(f"compiled in {self._clock.seconds['compile']:.1f} s")
         self._evaluations.use(evaluation or DeviceEvaluation(programs.evaluate, args))
@@ -213,12 +208,8 @@ class Run:
                 (self.dir / "DONE").touch()
             lines = [draw(host.learner, status) for draw in at_end] + self.companion.remarks()
             self.console.say(reports.footer(self.args, self.config, self.dir, self.total, outcome, lines))
-        if interrupted == signal.SIGINT:
-            raise KeyboardInterrupt
-        if interrupted:
-            raise SystemExit(128 + interrupted)
-        newest = outcome.newest.evaluation
-        return TrainResult(host.learner.params, newest, self.steps, self._shared_dir, sha256, status)
+        self._interruption.go_on()
+        return TrainResult(host.learner.params, outcome.newest.evaluation, self.steps, self.path, sha256, status)
 
     def _leave_untrained(self, host: Any) -> None:
         """Write and say what an interrupted run does, before there is anything to save that `host` does not have."""

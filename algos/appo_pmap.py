@@ -13,9 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.cli.checks import check
+from common.cli.checks import check, check_needed
 from common.cli.command import main, parse
-from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
 
 
@@ -48,6 +47,10 @@ class Args(HostEnvArgs):
     """Step size over the run: to zero in a line, or the same."""
     max_grad_norm: float = 0.5
     """Clip the global norm of the gradient; 0 turns it off."""
+    adam_b1: float = 0.9
+    """How much Adam keeps, at each step, of its average of gradients."""
+    adam_b2: float = 0.999
+    """The same of its average of their squares."""
 
     # loss
     loss: Literal["appo", "impala"] = "appo"
@@ -116,9 +119,8 @@ class Args(HostEnvArgs):
         check(self, "learning_rate clip_eps rho_clip c_clip pg_rho_clip", above=0)
         check(self, "vf_coef ent_coef max_grad_norm max_policy_lag rnn_span", at_least=0)
         check(self, "gamma gae_lambda", at_least=0, at_most=1)
-        for name in ("rnn_size", "rnn_layers", "rnn_span"):
-            if self.rnn == "none" and getattr(self, name) != getattr(Args, name):
-                raise UsageError(f"--{name.replace('_', '-')} needs --rnn gru or lstm")
+        check(self, "adam_b1 adam_b2", at_least=0, at_most=0.999999)
+        check_needed(self, "rnn_size rnn_layers rnn_span", "rnn", "gru", "lstm")
 
 
 if __name__ == "__main__":
@@ -391,7 +393,7 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         params, opt_state = carry
         (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, minibatch, hyper)
         grads, metrics = across_devices(grads, metrics)
-        direction, opt_state = clipped_adam(hyper.max_grad_norm).update(grads, opt_state)
+        direction, opt_state = clipped_adam(hyper).update(grads, opt_state)
         params = jax.tree.map(lambda p, d: p - hyper.learning_rate * d, params, direction)
         return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
 
@@ -416,9 +418,8 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
             losses["loss/policy"] = -mean(weight * advantage * log_prob)
         if args.exploration_loss == "symmetric-kl":
             losses["loss/exploration"] = mean(policy.symmetric_kl_to_uniform())
-        total = (
-            losses["loss/policy"] + hyper.vf_coef * losses["loss/value"] + hyper.ent_coef * losses["loss/exploration"]
-        )
+        total = losses["loss/policy"] + hyper.vf_coef * losses["loss/value"]
+        total += hyper.ent_coef * losses["loss/exploration"]
         return total, losses | {
             "loss/total": total,
             "policy/entropy": entropy,
@@ -454,7 +455,7 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         params = network.init(params_key, obs, jnp.ones((1, 1), bool), with_values(new_memory(1)))
         return Learner(
             params=params,
-            opt_state=clipped_adam(args.max_grad_norm).init(params),
+            opt_state=clipped_adam(args).init(params),
             obs_stats=obs_stats(env.observation_space) if args.normalize_obs else None,
             return_stats=running_stats(()) if args.normalize_returns else None,
             key=key,

@@ -35,6 +35,10 @@ class Args(HostReplayArgs):
     """Adam step size of the policy."""
     q_lr: float = 1e-3
     """Adam step size of the Q functions and of the temperature."""
+    adam_b1: float = 0.9
+    """How much Adam keeps, at each step, of its average of gradients."""
+    adam_b2: float = 0.999
+    """The same of its average of their squares."""
     policy_frequency: int = 1
     """Gradient updates of the Q functions per update of policy and temperature."""
     target_frequency: int = 1
@@ -70,6 +74,7 @@ class Args(HostReplayArgs):
         check(self, "policy_lr q_lr", above=0)
         check(self, "alpha", at_least=1e-8)
         check(self, "gamma", at_least=0, at_most=1)
+        check(self, "adam_b1 adam_b2", at_least=0, at_most=0.999999)
         check(self, "tau", above=0, at_most=1)
         check(self, "target_entropy_scale")
         if self.target_entropy_scale is not None and not self.autotune:
@@ -236,6 +241,11 @@ def td_target(reward, terminated, next_q, next_entropy, alpha, gamma: float) -> 
     return reward + gamma * jnp.where(terminated, 0.0, next_q + alpha * next_entropy)
 
 
+def adam(learning_rate: float | jax.Array, hyper: Any) -> optax.GradientTransformation:
+    """The optimizer (Kingma & Ba 2015), with the averages that `hyper` says."""
+    return optax.adam(learning_rate, hyper.adam_b1, hyper.adam_b2)
+
+
 def target_entropy(space: Space, scale: float | None) -> float:
     """Entropy in nats that --autotune steers to: -|A| for a Box, half of the largest one for discrete actions."""
     if isinstance(space, Discrete):
@@ -332,7 +342,7 @@ def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
             }
 
         grads, metrics = across_devices(*jax.grad(loss, has_aux=True)(params.critics))
-        changes, opt_state = optax.adam(hyper.q_lr).update(grads, learner.opt_states.critics)
+        changes, opt_state = adam(hyper.q_lr, hyper).update(grads, learner.opt_states.critics)
         metrics |= {"grad/q_norm": optax.global_norm(grads)}
         return optax.apply_updates(params.critics, changes), opt_state, Tally.of(metrics)
 
@@ -351,12 +361,12 @@ def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
             return value, {"loss/policy": value, "policy/entropy": jnp.mean(entropy)} | wanted
 
         grads, metrics = across_devices(*jax.grad(loss, has_aux=True)(params.actor))
-        changes, actor_state = optax.adam(hyper.policy_lr).update(grads, opt_states.actor)
+        changes, actor_state = adam(hyper.policy_lr, hyper).update(grads, opt_states.actor)
         params = params._replace(actor=optax.apply_updates(params.actor, changes))
         opt_states = opt_states._replace(actor=actor_state)
         if args.autotune:  # the gradient of log_alpha * (entropy - entropy_wanted)
             gradient = metrics["policy/entropy"] - metrics.get("policy/target_entropy", entropy_wanted)
-            change, alpha_state = optax.adam(hyper.q_lr).update(gradient, opt_states.log_alpha)
+            change, alpha_state = adam(hyper.q_lr, hyper).update(gradient, opt_states.log_alpha)
             params = params._replace(log_alpha=params.log_alpha + change)
             opt_states = opt_states._replace(log_alpha=alpha_state)
         metrics |= {"policy/alpha": alpha, "grad/policy_norm": optax.global_norm(grads)}
@@ -388,7 +398,7 @@ def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
         params = Params(actor.init(actor_key, obs), critic_params, critic_params, log_alpha)
         return Learner(
             params=params,
-            opt_states=OptStates(*map(optax.adam(args.q_lr).init, (params.actor, critic_params, log_alpha))),
+            opt_states=OptStates(*map(adam(args.q_lr, args).init, (params.actor, critic_params, log_alpha))),
             obs_stats=obs_stats(env.observation_space) if args.normalize_obs else None,
             key=key,
             updates=jnp.int32(0),

@@ -12,18 +12,18 @@ from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.cli.checks import check
+from common.cli.checks import check, check_needed
 from common.cli.command import main, parse
-from common.cli.device_flags import DeviceEnvArgs
-from common.cli.errors import UsageError
 from common.cli.population_flags import check_matchmaking
+from common.cli.rollout_flags import DeviceRolloutArgs
 
 
 @dataclass(kw_only=True)
-class Args(DeviceEnvArgs):
+class Args(DeviceRolloutArgs):
     """Train PPO on a gymnax-style environment. All sizes are global: --num-envs 64 is 64 over all devices together."""
 
-    sweepable = "gamma gae_lambda learning_rate desired_kl target_kl max_grad_norm clip_eps vf_coef ent_coef"
+    complements = "gamma gae_lambda adam_b1 adam_b2"
+    sweepable = f"{complements} learning_rate desired_kl target_kl max_grad_norm clip_eps vf_coef ent_coef"
 
     # rollout and advantage
     num_steps: int = 64
@@ -59,6 +59,10 @@ class Args(DeviceEnvArgs):
     """Take no further steps in an update once the KL divergence of an epoch exceeds this; 0 turns it off."""
     max_grad_norm: float = 0.5
     """Clip the global norm of the gradient; 0 turns it off."""
+    adam_b1: float = 0.9
+    """How much Adam keeps, at each step, of its average of gradients."""
+    adam_b2: float = 0.999
+    """The same of its average of their squares."""
 
     # loss
     clip_eps: float = 0.2
@@ -91,22 +95,9 @@ class Args(DeviceEnvArgs):
     """Let the critic take the actor's hidden layers: half of the arithmetic."""
 
     @property
-    def steps_per_update(self) -> int:
-        return self.num_envs * self.num_steps
-
-    @property
     def block(self) -> int:
         """Neighbouring environments that are shuffled together, so that all minibatches get equal parts of them."""
         return block_width(self.num_steps, self.num_minibatches)
-
-    def sizes(self, num_devices: int) -> list[str]:
-        """The derived sizes, for the header of a run."""
-        samples = f"{self.num_envs} envs ({self.num_envs // num_devices} per device) x {self.num_steps} steps"
-        minibatch = self.steps_per_update // self.num_minibatches
-        return [
-            f"{samples} = {self.steps_per_update:,} per update, {self.num_updates:,} updates",
-            f"{self.update_epochs} epochs x {self.num_minibatches} minibatches of {minibatch:,}",
-        ]
 
     def __post_init__(self):
         super().__post_init__()
@@ -114,10 +105,9 @@ class Args(DeviceEnvArgs):
         check(self, "learning_rate clip_eps desired_kl", above=0)
         check(self, "vf_coef ent_coef max_grad_norm target_kl reset_pool", at_least=0)
         check(self, "gamma gae_lambda", at_least=0, at_most=1)
-        if self.lr_schedule != "kl-adaptive" and self.desired_kl != Args.desired_kl:
-            raise UsageError(f"--desired-kl needs --lr-schedule kl-adaptive, it is {self.lr_schedule}")
-        if self.opponent != "self" and self.opponent_interval != Args.opponent_interval:
-            raise UsageError(f"--opponent-interval needs --opponent self, it is {self.opponent}")
+        check(self, "adam_b1 adam_b2", at_least=0, at_most=0.999999)
+        check_needed(self, "desired_kl", "lr_schedule", "kl-adaptive")
+        check_needed(self, "opponent_interval", "opponent", "self")
         check_matchmaking(self)
 
 
@@ -388,7 +378,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         params, opt_state = carry
         (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, minibatch, hyper)
         grads, metrics = across_devices(grads, metrics)
-        direction, opt_state = clipped_adam(hyper.max_grad_norm).update(grads, opt_state)
+        direction, opt_state = clipped_adam(hyper).update(grads, opt_state)
         params = jax.tree.map(lambda p, d: p - hyper.learning_rate * d, params, direction)
         return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
 
@@ -474,7 +464,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         return Learner(
             params=params,
             opponents=jax.tree.map(lambda x: jnp.stack([x] * PAST), past),
-            opt_state=clipped_adam(args.max_grad_norm).init(params),
+            opt_state=clipped_adam(args).init(params),
             hyper=hyper,
             learning_rate=jnp.float32(hyper.get("learning_rate", args.learning_rate)),
             obs_stats=stats,

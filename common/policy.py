@@ -10,9 +10,10 @@ import dataclasses
 import operator
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import jax
 import numpy as np
@@ -90,7 +91,7 @@ def load_named(args: PolicyArgs, console: Console) -> Policy:
 
 def _split_checkpoint(path: Path, step: Choice) -> tuple[Path, Choice]:
     """The run directory and the step that `path` and `step` mean together."""
-    step = step if isinstance(step, str) else operator.index(step)
+    step = operator.index(step) if isinstance(step, SupportsIndex) else step
     if os.path.exists(path / "config.json"):
         return path, step
     given, path = path, Path(os.path.abspath(path))
@@ -153,10 +154,10 @@ def _choose_agent(
     seeds = args.members.seed
     if member is not None and seed is not None:
         raise UsageError(f"member {member} and seed {seed}: an agent is chosen by one of them only")
-    if member is not None and not 0 <= operator.index(member) < len(seeds):
-        raise UsageError(f"{run_dir} has no member {member}: there are {len(seeds)}, from 0 on")
+    if member is not None and not (isinstance(member, SupportsIndex) and 0 <= operator.index(member) < len(seeds)):
+        raise UsageError(f"{run_dir} has no member {member!r}: it trained {_span('member', range(len(seeds)))}")
     if seed is not None and seed not in seeds:
-        raise UsageError(f"{run_dir} has no seed {seed}: it trained {_span(seeds)}")
+        raise UsageError(f"{run_dir} has no seed {seed!r}: it trained {_span('seed', seeds)}")
     if seed is not None and seeds.count(seed) > 1:
         raise UsageError(f"{seeds.count(seed)} members of {run_dir} have seed {seed}: choose one by member=")
     evaluations = checkpoints.evaluations() if args.is_population else {}
@@ -178,13 +179,13 @@ def _choose_step(checkpoints: Checkpoints, run_dir: Path, step: Choice, index: i
         if best is None:
             raise UsageError(f'no checkpoint of {run_dir} has an evaluation, so that none is "best"; take "latest"')
         return best
-    if step not in steps:
+    if not isinstance(step, int) or step not in steps:
         raise UsageError(f'{run_dir} has no checkpoint {step!r}: choose "best", "latest" or {_listed(steps)}')
     return step
 
 
-def _span(seeds: list[int]) -> str:
-    return f"seed {seeds[0]} only" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
+def _span(what: str, numbers: Sequence[int]) -> str:
+    return f"{what} {numbers[0]} only" if len(numbers) == 1 else f"{what}s {numbers[0]} to {numbers[-1]}"
 
 
 def _listed(steps: list[int]) -> str:

@@ -70,7 +70,7 @@ def train_on_devices(
         env = for_run(args, make(args.env, params) if env is None else wrap(env, params))
         algorithm = make_algorithm(args, env)
         programs = pmapped(for_seeds(algorithm, env, args.num_agents, args.eval_episodes, evolution(args)), devices)
-        header = notes(env, devices) | _notes_of(args, env) | _check_memory(args, programs, devices)
+        header = notes(env, devices) | args.remarks | _notes_of(args, env) | _check_memory(args, programs, devices)
         run = Run(args, script, env, devices, header, callback)
         with locked(run.dir), run:
             state, update = run.start(programs, example=np.int32(0))

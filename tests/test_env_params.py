@@ -10,6 +10,7 @@ import pytest
 from cli_helpers import check_words, refusal
 from helpers import (
     Bribe,
+    BribeParams,
     metric_rows,
     ppo,
     small_args,
@@ -19,6 +20,7 @@ from common.cli.errors import UsageError
 from common.device.stepping import reset_envs, step_envs
 from common.drawing.groups import Selection, load
 from common.envs.registry import make
+from common.envs.spaces import Box, Discrete
 from common.envs.varied import check_number, for_member
 from common.play import Args as PlayArgs
 from common.play import play
@@ -61,6 +63,7 @@ def test_what_is_drawn_is_what_steps():
     assert np.abs(reached.obs - given.obs).max() > 1e-3
 
 
+SHORT = {"total_timesteps": 128, "benchmark": True}
 EVOLVING = {"pbt": True, "pbt_interval": 128, "pbt_env_params": ("bonus",), "env_params": '{"bonus": 2.0}'}
 
 
@@ -183,6 +186,33 @@ def test_whole_numbers_stay_whole():
     own = for_member(make("CartPole-v1"), {"env.max_steps_in_episode": jnp.float32(3), "gamma": jnp.float32(0.9)})
     assert own.params.max_steps_in_episode == 3
     assert own.params.max_steps_in_episode.dtype == jnp.int32
+
+
+class Growing:
+    """Steps and resets by itself, and its observations are as long as its parameter says."""
+
+    default_params = BribeParams()
+
+    def observation_space(self, params):
+        return Box(0.0, 1.0, (int(params.bonus),))
+
+    def action_space(self, params):
+        return Discrete(2)
+
+    def reset(self, key, params):
+        return jnp.zeros(int(params.bonus)), jnp.int32(0)
+
+    def step(self, key, state, action, params):
+        obs, over = jnp.zeros(int(params.bonus)), state >= 5
+        return obs, jnp.where(over, 0, state + 1), 1.0, over, False, {"final_observation": obs}
+
+
+def test_a_parameter_that_decides_a_shape_is_the_same_for_all():
+    assert ppo.train(small_args(**SHORT), Growing()).status == "finished"
+    with pytest.raises(UsageError) as refused:
+        ppo.train(small_args(population=2, env_params='{"bonus": [2, 3]}', **SHORT), Growing())
+    said = "Growing cannot differ in 'bonus', --env-params '{\"bonus\": 2.0}', others are max_steps_in_episode"
+    check_words(str(refused.value), said)
 
 
 def test_an_object_gets_parameters_too():

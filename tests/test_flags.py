@@ -39,6 +39,7 @@ from test_appo import small_args as small_appo_args
 from test_asac import small_args as small_asac_args
 
 from common.cli.device_flags import DeviceEnvArgs
+from common.cli.errors import UsageError
 from common.cli.flags import RunArgs
 from common.cli.host_flags import HostEnvArgs
 from common.cli.pbt_flags import PbtArgs
@@ -68,6 +69,8 @@ ON_POLICY: Cases = ALL | {
     "ent_coef": (0.5, {}),
     "exploration_loss": ("symmetric-kl", {}),
     "max_grad_norm": (0.01, {}),
+    "adam_b1": (0.5, {}),
+    "adam_b2": (0.9, {}),
     "norm_adv": (False, {}),
     "normalize_obs": (True, {}),
     "normalize_returns": (False, {}),
@@ -116,6 +119,8 @@ SAC: Cases = ALL | {
     "policy_lr": (0.01, {}),
     "q_lr": (0.01, {}),
     "tau": (0.1, {}),
+    "adam_b1": (0.5, {}),
+    "adam_b2": (0.9, {}),
     "policy_frequency": (2, {}),
     "target_frequency": (2, {}),
     "autotune": (False, {}),
@@ -186,9 +191,9 @@ def learned(algorithm: Any, **flags: Any) -> Any:
 
 
 NUMBERS = {
-    ppo: {"gamma", "gae_lambda", "vf_coef", "ent_coef", "clip_eps", "learning_rate"},
-    ppo_rnn: {"gamma", "gae_lambda", "vf_coef", "ent_coef", "clip_eps", "learning_rate"},
-    sac: {"gamma", "tau", "policy_lr", "q_lr"},
+    ppo: {"gamma", "gae_lambda", "vf_coef", "ent_coef", "clip_eps", "learning_rate", "adam_b1", "adam_b2"},
+    ppo_rnn: {"gamma", "gae_lambda", "vf_coef", "ent_coef", "clip_eps", "learning_rate", "adam_b1", "adam_b2"},
+    sac: {"gamma", "tau", "policy_lr", "q_lr", "adam_b1", "adam_b2"},
 }
 """Flags that a program can take as numbers at run time: one compilation for all of them."""
 
@@ -487,6 +492,7 @@ IN_TEST_INVARIANTS = {"num_seeds", "resume"}
 IN_TEST_POPULATION = {"population", "sweep", "grid"}
 IN_TEST_PBT = {field.name for field in dataclasses.fields(PbtArgs) if field.name.startswith("pbt")} - {"pbt_env_params"}
 IN_TEST_ENV_PARAMS = {"pbt_env_params"}
+IN_TEST_DISTRIBUTED = {"distributed", "coordinator", "num_processes", "process_id"}
 IN_TEST_SAC = {"save_buffer"}
 IN_TEST_APPO = {"actor_devices", "env", "eval_episodes", "learner_devices", "lockstep", "on_full", "queue_size"}
 IN_TEST_APPO |= {"sampler_only", "serial", "vectorization"}
@@ -502,7 +508,7 @@ def names(args_class: type) -> set[str]:
 def test_every_flag_has_a_case():
     assert IN_NO_PROGRAM & (PPO | SAC | APPO).keys() == {"seed"}, "which `init` takes as a number"
     elsewhere = IN_TEST_TUNED | OF_WANDB | IN_TEST_CLI | IN_TEST_COMMON | IN_TEST_INVARIANTS
-    elsewhere |= IN_TEST_POPULATION | IN_TEST_PBT | IN_TEST_ENV_PARAMS
+    elsewhere |= IN_TEST_POPULATION | IN_TEST_PBT | IN_TEST_ENV_PARAMS | IN_TEST_DISTRIBUTED
     of_runs = {case.__name__ for case in RUN} | elsewhere
     assert PPO.keys() | of_runs == names(ppo.Args)
     assert names(sac.Args) - names(DeviceEnvArgs) <= SAC.keys() | IN_TEST_SAC
@@ -514,6 +520,14 @@ def test_every_flag_has_a_case():
 @pytest.mark.parametrize("case", RUN, ids=lambda case: case.__name__)
 def test_every_flag_of_a_run_changes_something(case, tmp_path, monkeypatch, capsys):
     case(tmp_path=tmp_path, monkeypatch=monkeypatch, capsys=capsys)
+
+
+@pytest.mark.parametrize("algorithm", [ppo, ppo_rnn, sac, appo, asac], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("flag", ["adam_b1", "adam_b2"])
+def test_adam_forgets_some_of_its_averages(algorithm, flag):
+    """Else it would divide by 0."""
+    with pytest.raises(UsageError, match=f"--{flag.replace('_', '-')} must be .* at most 0.999999, got 1.0"):
+        algorithm.Args(**{flag: 1.0})
 
 
 def test_without_a_change_nothing_differs(tmp_path):

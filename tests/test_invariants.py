@@ -339,6 +339,8 @@ SWEPT = {
     "learning_rate": "log:1e-3:1e-2",  # with more, rounding decides what is learned
     "target_kl": "choice:0,1e-6,1e-5",
     "max_grad_norm": "choice:0,0.1,1",
+    "adam_b1": "uniform:0.5:0.9",
+    "adam_b2": "uniform:0.9:0.999",
     "clip_eps": "log:1e-4:1e-2",
     "vf_coef": "log:0.1:2",
     "ent_coef": "log:1e-3:1",
@@ -349,6 +351,8 @@ SWEPT_SAC = {
     "tau": "log:0.01:0.5",
     "policy_lr": "log:1e-3:1e-2",
     "q_lr": "log:1e-3:1e-2",
+    "adam_b1": "uniform:0.5:0.9",
+    "adam_b2": "uniform:0.9:0.999",
     "alpha": "uniform:0.05:0.5",
 }
 

@@ -1,7 +1,10 @@
 """Population-based training: the rules of an exchange, and whole runs."""
 
 import json
+import shutil
+from dataclasses import dataclass
 
+import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,8 +29,8 @@ from common.drawing.population import descent
 from common.population.exchange import exchange, objective_of
 
 SIZE = 10
-RULES = Rules(0.3, 0.1, 1e-6, 0.15, (1.1, 1.5), (1.01, 1.2), 0.01)
-GIVEN = {"learning_rate": 1e-3, "gamma": 0.99, "tau": 0.9}
+RULES = Rules(0.3, 0.1, 1e-6, 0.15, (1.1, 1.5), (1.01, 1.2), 0.01, complements=("gamma", "adam_b2"), shares=("tau",))
+GIVEN = {"learning_rate": 1e-3, "gamma": 0.99, "adam_b2": 0.999, "tau": 0.9}
 
 
 class Learner(struct.PyTreeNode):
@@ -151,11 +154,27 @@ def test_all_but_the_best_and_the_control_change():
         ratio = np.array(values / before.hyper[name])
         assert (ratio[fixed] == 1).all() and (ratio[others] != 1).all()
     rate = np.array(after.hyper["learning_rate"] / before.hyper["learning_rate"])[others]
-    gamma = np.array((1 - after.hyper["gamma"]) / (1 - before.hyper["gamma"]))[others]
-    for ratio, low, high in ((rate, 1.1, 1.5), (gamma, 1.01, 1.2)):
+    gamma, b2 = (np.array((1 - after.hyper[x]) / (1 - before.hyper[x]))[others] for x in ("gamma", "adam_b2"))
+    for ratio, low, high in ((rate, 1.1, 1.5), (gamma, 1.01, 1.2), (b2, 1.01, 1.2)):
         change = np.maximum(ratio, 1 / ratio)
         assert (change > low - 1e-3).all() and (change < high + 1e-3).all()
     assert (after.hyper["tau"] <= 1).all(), "a share"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "factor", "wanted"),
+    [
+        ("learning_rate", 2.0, 1.5, 3.0),
+        ("tau", 0.5, 1.5, 0.75),
+        ("tau", 0.9, 1.5, 1.0),
+        ("gamma", 0.9, 1.2, 0.88),
+        ("gamma", 0.1, 1.2, 0.0),
+        ("adam_b2", 1 - 1.1e-6, 1 / 1.2, 1 - 1e-6),  # with 1 Adam would divide by 0
+    ],
+)
+def test_first_changes_are_as_those_of_exchanges(name, value, factor, wanted):
+    assert RULES.moved(name, value, factor) == pytest.approx(wanted, abs=1e-9)
+    assert RULES.moved(name, jnp.array([value]), factor, jnp.clip) == pytest.approx(wanted, abs=1e-7)
 
 
 def test_changes_are_as_frequent_as_asked_and_go_both_ways():
@@ -221,10 +240,27 @@ def test_members_begin_changed_but_for_the_control():
     assert args.evolving == {"ent_coef": 0.01}
     assert args.members.hyper["learning_rate"][0] == 1e-3, "of the control nothing is drawn"
     hyper = small_args(population=5, pbt=True).members.hyper
-    names = "gamma gae_lambda learning_rate max_grad_norm clip_eps vf_coef ent_coef"
+    names = "gamma gae_lambda adam_b1 adam_b2 learning_rate max_grad_norm clip_eps vf_coef ent_coef"
     assert set(hyper) == set(names.split())
     assert all(len(set(values)) == 5 and min(values) > 0 for values in hyper.values())
     assert max(hyper["gamma"]) < 1 and hyper["gamma"][0] == 0.99
+
+
+def test_an_algorithm_says_itself_which_of_its_flags_are_near_1():
+    @dataclass(kw_only=True)
+    class Fork(ppo.Args):
+        complements = f"{ppo.Args.complements} trust"
+        sweepable = f"{ppo.Args.sweepable} trust doubt"
+        shares = "doubt"
+        trust: float = 0.9
+        doubt: float = 0.9
+
+    hyper = Fork(population=50, pbt=True, quiet=True).members.hyper
+    trust, doubt = (np.array(hyper[name][1:]) for name in ("trust", "doubt"))
+    change = np.maximum((1 - trust) / 0.1, 0.1 / (1 - trust))
+    assert (change > 1.01 - 1e-4).all() and (change < 1.2 + 1e-4).all()
+    assert doubt.max() == 1 and doubt.min() >= 0.9 / 1.5 - 1e-4
+    assert Fork(population=2, pbt=True, trust=1.0).evolving.keys() == Fork(population=2).evolving.keys() - {"trust"}
 
 
 # ----------------------------------------------------------------------------------------------------------------- runs
@@ -267,6 +303,49 @@ def test_every_exchange_is_written(finished):
 def test_members_that_evolve_count_as_so_many_runs(finished):
     (group,) = load(Selection(runs=(str(finished[1]),)), ["eval/return_mean"])
     assert [(run.num_seeds, run.seeds) for run in group.runs] == [(4, [0, 1, 2, 3])]
+
+
+@pytest.mark.parametrize(
+    ("flags", "remark"),
+    [
+        ({}, ""),
+        ({"pbt_interval": 12 * 32}, ""),
+        ({"pbt_interval": 12 * 32 + 1}, "the first would be at step 416, and the last is 384; lower --pbt-interval"),
+        ({"pbt_start": 350}, ""),
+        ({"pbt_interval": 256, "pbt_start": 300}, "be at step 512, and the last is 384; lower --pbt-start"),
+    ],
+    ids=str,
+)
+def test_remarks_on_where_there_is_no_exchange(flags, remark):
+    assert remark in small_args(**TINY | PBT | flags).remarks.get("pbt", "no remark")
+    assert bool(remark) == bool(small_args(**TINY | PBT | flags).remarks)
+
+
+def test_the_header_says_where_there_is_no_exchange(tmp_path, capsys):
+    train(tmp_path / "run", pbt_interval=1000, quiet=False)
+    assert "\npbt      no exchange: the first would be at step 1,024" in capsys.readouterr().out
+    assert not exchanges(tmp_path / "run")
+
+
+def test_an_objective_that_is_no_number_for_anybody_is_told_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(helpers.Telling, "info", lambda env, state: {"true_objective": jnp.float32(jnp.nan)})
+    flags = {"env": "helpers:Telling", "pbt_env_params": ("bonus",), "env_params": '{"bonus": 2.0}', "sweep": ()}
+    train(tmp_path / "run", **flags, quiet=False)
+    told = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert len(told) == 1
+    check_words(told[0], "by step 64 the objective of no member is finite, look at the environment's true_objective")
+    assert all(row["objective"] == [None] * 4 for row in exchanges(tmp_path / "run"))
+
+
+def test_damaged_exchanges_are_told_when_a_run_is_resumed(finished, tmp_path):
+    """But not a last line that a crash has cut off."""
+    path = shutil.copytree(finished[1], tmp_path / "run") / "population.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    words = ["--resume", str(path.parent), "--quiet"]
+    path.write_text("".join([lines[0], lines[1][:30] + "\n", *lines[2:]]))
+    check_words(refusal(ppo.train, ppo.Args, words), "population.jsonl is damaged in line 2: delete that line")
+    path.write_text("".join([*lines[:-1], lines[-1][:30]]))
+    assert ppo.train(ppo.Args.from_run(path.parent)).status == "finished"
 
 
 def test_nothing_happens_before_the_start(tmp_path):

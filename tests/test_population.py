@@ -2,21 +2,26 @@
 
 import json
 import re
+import shutil
 
 import jax
 import numpy as np
 import pytest
 from cli_helpers import check_words, refusal
 from helpers import metric_rows, ppo, ppo_rnn, result_of, sac, small_args
+from matplotlib.figure import Figure
 
 import common.training
+from common.cli.errors import UsageError
 from common.cli.population_flags import PopulationArgs
 from common.compare import Args as CompareArgs
 from common.compare import compare
 from common.device.programs import for_seeds, pmapped
+from common.drawing.population import _draw_curves, _draw_descent
 from common.envs.registry import make
 from common.policy import load_policy
 from common.runs.directory import claim_directory, describe_run
+from common.runs.history import Series
 
 TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
 LONG = ",".join(map(str, range(400)))
@@ -81,6 +86,7 @@ def test_a_grid_has_all_combinations_with_every_seed():
         ("--population 4 --sweep gamma=choice:0.9,nan", "not finite"),
         ("--population 4 --sweep gamma=choice:0.9 gamma=choice:0.8", "gamma twice"),
         ("--population 4 --sweep gamma=uniform:0.9:1.1", "--sweep gamma: --gamma must be, at most 1, got 1.1"),
+        ("--population 4 --sweep adam_b2=uniform:0.9:1", "--adam-b2 must be, at most 0.999999, got 1"),
         ("--grid learning_rate=0,1", "--learning-rate must be, greater than 0"),
         ("--grid " + " ".join(f"{name}={LONG}" for name in ("vf_coef", "ent_coef")), "160,000 agents, at most 10,000"),
         ("--population 3e9", "--population must be, at most 10000"),
@@ -160,11 +166,44 @@ def test_the_best_member_is_loaded_and_quoted_by_other_episodes(finished):
 
 @pytest.mark.parametrize(
     ("choice", "wanted"),
-    [({"member": 4}, "no member 4"), ({"member": -1}, "no member -1"), ({"member": 1, "seed": 4}, "one of them only")],
+    [
+        ({"member": 4}, "no member 4: it trained members 0 to 3"),
+        ({"member": -1}, "no member -1"),
+        ({"member": "x"}, "no member 'x': it trained members 0 to 3"),
+        ({"member": 1.0}, "no member 1.0"),
+        ({"member": 1, "seed": 4}, "one of them only"),
+        ({"step": 192.0}, "no checkpoint 192.0: choose .* 192"),
+    ],
 )
 def test_members_that_are_not_there(choice, wanted, finished):
-    with pytest.raises(Exception, match=wanted):
+    with pytest.raises(UsageError, match=wanted):
         load_policy(finished[1], **choice)
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        (lambda members: members[:3], "its config.json has 4 as population and lists 3"),
+        (lambda members: [*members[:3], members[3] | {"gamma": "much"}], "does not list its members with a seed and"),
+        (lambda members: [*members[:3], {"gamma": 0.9}], "does not list its members with a seed and"),
+        (lambda members: "four", "does not list its members with a seed and"),
+    ],
+)
+def test_damaged_members_are_told(change, wanted, finished, tmp_path):
+    run = shutil.copytree(finished[1], tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"members": change(config["members"])}))
+    check_words(refusal(compare, CompareArgs, [str(run)]), f"{run} is damaged, {wanted}")
+    check_words(refusal(ppo.train, ppo.Args, ["--resume", str(run)]), f"{run} is damaged, {wanted}")
+
+
+@pytest.mark.parametrize(("rows", "marker"), [(1, "o"), (2, "None")])
+def test_a_single_row_is_drawn_as_points(rows, marker):
+    axes, returns = Figure().subplots(), np.array([1.0, 3, 2])
+    series = Series(np.arange(rows), np.arange(rows), np.ones((rows, 3)))
+    _draw_curves(axes, series, returns)
+    _draw_descent(axes, "gamma", series, np.tile([0, 1, 2], (rows, 1)), returns)
+    assert [line.get_marker() for line in axes.lines] == [marker] * (3 + 2 + 3 + 2)
 
 
 def test_a_population_resumes_to_the_last_bit(finished, tmp_path):

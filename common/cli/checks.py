@@ -103,6 +103,17 @@ def check_divides(args: Any, name: str, of: str) -> None:
     raise UsageError(f"{_flag(name)} {part} does not divide {_flag(of)} {whole}; nearest: {', '.join(below + above)}")
 
 
+def check_needed(args: Any, names: str, of: str, *values: str) -> None:
+    """Raise UsageError where one of the named flags is not as by default, and does nothing: where the one called `of`
+    has none of the `values`.
+    """
+    if getattr(args, of) in values:
+        return
+    for name in names.split():
+        if getattr(args, name) != getattr(type(args), name):
+            raise UsageError(f"{_flag(name)} needs {_flag(of)} {' or '.join(values)}, it is {getattr(args, of)}")
+
+
 def multiples_near(number: int, unit: int) -> str:
     """The multiples of `unit` around `number`, in words."""
     near = {max(number // unit, 1) * unit, -(-number // unit) * unit}

@@ -1,8 +1,9 @@
 """Flags of population-based training."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common.cli.checks import check
 from common.cli.env_params import given_number
@@ -11,13 +12,12 @@ from common.cli.members import Members
 from common.cli.population_flags import PopulationArgs
 from common.cli.sweeps import PREFIX, check_sweepable, read_sweep, rounded
 
-COMPLEMENTS = ("gamma", "gae_lambda")  # near 1: what is missing to it is what counts
-SHARES = ("tau",)  # at most 1
+LEAST = 1e-6  # that changes leave of what is missing to 1: single precision tells it from nothing
 
 
-def can_change(name: str, value: float | None) -> bool:
-    """Whether factors make another number of it."""
-    return value not in (None, 0, 1 if name in COMPLEMENTS else 0)
+def clipped(number: float, low: float, high: float) -> float:
+    """The nearest number from `low` to `high`."""
+    return min(max(number, low), high)
 
 
 class Rules(NamedTuple):
@@ -30,6 +30,22 @@ class Rules(NamedTuple):
     factors: tuple[float, float]  # lowest and highest by which it is multiplied or divided
     complement_factors: tuple[float, float]  # the same for what is missing to 1
     reset_rate: float  # of the changes that go back to the given value
+    complements: tuple[str, ...]  # of which what is missing to 1 changes
+    shares: tuple[str, ...]  # which stay at most 1
+
+    def factors_of(self, name: str) -> tuple[float, float]:
+        """Lowest and highest factor of a change."""
+        return self.complement_factors if name in self.complements else self.factors
+
+    def can_change(self, name: str, value: float | None) -> bool:
+        """Whether factors make another number of it."""
+        return value not in (None, 0, 1 if name in self.complements else 0)
+
+    def moved(self, name: str, value: Any, factor: Any, clip: Callable = clipped) -> Any:
+        """`value` after a change by the `factor`; where they are arrays, with a `clip` for those."""
+        if name in self.complements:
+            return 1 - clip((1 - value) * factor, LEAST, 1.0)
+        return clip(value * factor, 0.0, 1.0) if name in self.shares else value * factor
 
 
 @dataclass(kw_only=True)
@@ -43,7 +59,7 @@ class PbtArgs(PopulationArgs):
     pbt_env_params: tuple[str, ...] = ()
     """Parameters of the environment that change too, such as gravity; --env-params says what they are for member 0."""
     pbt_start: int = 0
-    """Environment steps of each member before the first exchange."""
+    """Environment steps of each member before which there is no exchange."""
     pbt_interval: int = 20_000
     """Environment steps of each member between exchanges, rounded up to whole updates."""
     pbt_fraction: float = 0.3
@@ -55,9 +71,9 @@ class PbtArgs(PopulationArgs):
     pbt_mutation_rate: float = 0.15
     """Probability that a value changes, of members that are not the best."""
     pbt_factors: tuple[float, float] = (1.1, 1.5)
-    """It is multiplied or divided by a number between these; of gamma and gae_lambda see below."""
+    """It is multiplied or divided by a number between these; of discounts and Adam's betas see below."""
     pbt_complement_factors: tuple[float, float] = (1.01, 1.2)
-    """What gamma and gae_lambda are below 1 is multiplied or divided by a number between these."""
+    """What gamma, gae_lambda, adam_b1 and adam_b2 are below 1 is multiplied or divided by a number between these."""
     pbt_reset_rate: float = 0.01
     """Share of the changes that go back to the value of the command line."""
 
@@ -68,7 +84,8 @@ class PbtArgs(PopulationArgs):
 
     @property
     def rules(self) -> Rules:
-        return Rules(*(getattr(self, f"pbt_{name}") for name in Rules._fields))
+        given = {name: getattr(self, f"pbt_{name}") for name in Rules._fields if hasattr(self, f"pbt_{name}")}
+        return Rules(**given, complements=tuple(self.complements.split()), shares=tuple(self.shares.split()))
 
     @property
     def exchange_interval(self) -> int:
@@ -77,10 +94,21 @@ class PbtArgs(PopulationArgs):
         return updates * self.steps_per_update if self.pbt else 0
 
     @property
+    def remarks(self) -> dict[str, str]:
+        """Lines for the header, by their first word: where a run is over before its first exchange."""
+        last, every = self.num_updates * self.steps_per_update, self.exchange_interval
+        first = every * max(1, -(-self.pbt_start // every)) if every else 0
+        if first <= last:
+            return {}
+        lower = "--pbt-interval" if every > last else "--pbt-start"
+        return {"pbt": f"no exchange: the first would be at step {first:,}, and the last is {last:,}; lower {lower}"}
+
+    @property
     def evolving(self) -> dict[str, float]:
         """The flags and parameters of the environment that change, and their values on the command line."""
         swept = tuple(read_sweep(self.sweep, self.sweepable.split()))
-        possible = [x for x in self.sweepable.split() if can_change(x, getattr(self, x)) and x not in self._inert]
+        able = [name for name in self.sweepable.split() if self.rules.can_change(name, getattr(self, name))]
+        possible = [name for name in able if name not in self._inert]
         of_env = tuple(PREFIX + name for name in self.pbt_env_params)
         return {name: self._value(name) for name in (*(self.pbt_evolve or swept or possible), *of_env)}
 
@@ -109,10 +137,8 @@ class PbtArgs(PopulationArgs):
 
     def _moved(self, name: str, value: float, random: Random) -> float:
         """A first change of `value`."""
-        factor = random.uniform(*(self.pbt_complement_factors if name in COMPLEMENTS else self.pbt_factors))
-        factor = factor if random.random() < 0.5 else 1 / factor
-        moved = 1 - min((1 - value) * factor, 1.0) if name in COMPLEMENTS else value * factor
-        return rounded(min(moved, 1.0) if name in SHARES else moved)
+        factor = random.uniform(*self.rules.factors_of(name))
+        return rounded(self.rules.moved(name, value, factor if random.random() < 0.5 else 1 / factor))
 
     def __post_init__(self):
         super().__post_init__()
@@ -143,8 +169,8 @@ class PbtArgs(PopulationArgs):
             if value is None and name.startswith(PREFIX):
                 example = f"--env-params '{{\"{name.removeprefix(PREFIX)}\": NUMBER}}'"
                 raise UsageError(f"{name} needs the number that member 0 keeps, as in {example}")
-            if value is None or name in self.evolving and not can_change(name, value):
-                but = "0 or 1" if name in COMPLEMENTS else "0"
+            if value is None or name in self.evolving and not self.rules.can_change(name, value):
+                but = "0 or 1" if name in self.rules.complements else "0"
                 raise UsageError(
                     f"{flag} {value} cannot evolve: give the number, other than {but}, that member 0 keeps"
                 )

@@ -23,6 +23,10 @@ class PopulationArgs(RunArgs):
 
     sweepable: ClassVar[str] = ""
     """Flags in which members of a population may differ, which the algorithm reads from `hyper_of`."""
+    complements: ClassVar[str] = ""
+    """Those of them that are near 1, such as discounts: what is missing to 1 is what --pbt changes."""
+    shares: ClassVar[str] = ""
+    """Those that are at most 1: no change of --pbt takes them further."""
     num_seeds: int = 1
     """Independent agents trained together, with seeds seed, seed + 1, ...; with --grid, of each combination."""
     population: int = 0

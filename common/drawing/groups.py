@@ -15,6 +15,7 @@ import tyro
 from common.cli.checks import check_types
 from common.cli.errors import UsageError
 from common.cli.flags import ONE_TIME, read_config
+from common.runs.damage import check_members
 from common.runs.history import Log, read_log
 from common.runs.metrics import is_number
 
@@ -118,7 +119,7 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
 def _parts(path: Path, config: dict[str, Any], log: Log) -> Iterator[LoggedRun]:
     """The run; or of a population, for each combination of values, the members that have them, as if run alone."""
     members, alike = config.get("members", []), {}
-    for index, member in enumerate(members if _are_members(members) else []):
+    for index, member in enumerate(members):
         own = {name: value for name, value in member.items() if name != "seed"}
         alike.setdefault(json.dumps(own), []).append(index)
     if len(alike) < 2 or config["args"].get("pbt"):  # whose values change
@@ -134,14 +135,7 @@ def _parts(path: Path, config: dict[str, Any], log: Log) -> Iterator[LoggedRun]:
 
 def _swept(config: dict[str, Any]) -> set[str]:
     """In what members differ."""
-    members = config.get("members", [])
-    return set().union(*members) if _are_members(members) else set()
-
-
-def _are_members(members: Any) -> bool:
-    if not isinstance(members, list) or not all(isinstance(member, dict) for member in members):
-        return False
-    return all(type(x.get("seed")) is int and all(map(is_number, x.values())) for x in members)
+    return set().union(*config.get("members", []))
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -150,6 +144,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         number = config["args"].get(name, default)
         if type(number) is not int or not 0 <= number < LARGEST[name]:
             raise UsageError(f"{path} is not a run directory: its config.json has no sensible number for {name}")
+    check_members(path, config)
     return config
 
 
@@ -212,6 +207,14 @@ def pooled(group: Group) -> Iterator[Note]:
     twice = [seed for (seed, _), count in agents.items() if count > 1]
     if twice:
         yield Note(who, f"seed {min(twice)} is there more than once, which makes the interval too narrow")
+    if any(run.num_seeds > 1 and _meet(run.flags) for run in group.runs):
+        what = "members that exchange weights or play each other count as independent seeds"
+        yield Note(who, f"{what}, which makes the interval too narrow")
+
+
+def _meet(flags: dict[str, Any]) -> bool:
+    """Whether members of such a population have to do with each other."""
+    return bool(flags.get("pbt")) or flags.get("matchmaking", "none") != "none"
 
 
 def say(notes: Iterable[Note]) -> None:

@@ -71,12 +71,12 @@ def _draw_curves(axes: Any, series: Series | None, returns: np.ndarray) -> None:
     if series is None or not np.isfinite(returns).any():
         return
     best = int(np.nanargmax(returns))
-    axes.plot(series.steps, series.values, color=OTHERS, alpha=_faint(returns), linewidth=0.9)
+    mark = _mark(series)
+    axes.plot(series.steps, series.values, color=OTHERS, alpha=_faint(returns), linewidth=0.9, **mark)
     median = [np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else math.nan for row in series.values]
-    axes.plot(series.steps, median, "--", color=OTHERS, label=f"median of {len(returns)}", linewidth=1.6)
-    axes.plot(
-        series.steps, series.values[:, best], color=BEST, label=f"member {best}, the best in the end", linewidth=1.8
-    )
+    axes.plot(series.steps, median, "--", color=OTHERS, label=f"median of {len(returns)}", linewidth=1.6, **mark)
+    front = {"color": BEST, "label": f"member {best}, the best in the end", "linewidth": 1.8}
+    axes.plot(series.steps, series.values[:, best], **front, **mark)
     axes.legend(fontsize=9, frameon=False)
 
 
@@ -107,7 +107,7 @@ def _draw_descent(axes: Any, name: str, series: Series, sources: np.ndarray, ret
     if series.values.min() > 0 and series.values.max() > WIDE * series.values.min():
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    how = {"drawstyle": "steps-post"}  # a value holds until the next exchange
+    how = {"drawstyle": "steps-post"} | _mark(series)  # a value holds until the next exchange
     axes.plot(series.steps, series.values, color=OTHERS, alpha=_faint(returns), linewidth=0.9, **how)
     axes.plot(series.steps, series.values[:, 0], ":", color="0.3", linewidth=1.4, label="member 0, the control", **how)
     if np.isfinite(returns).any():
@@ -115,6 +115,11 @@ def _draw_descent(axes: Any, name: str, series: Series, sources: np.ndarray, ret
         line = series.values[np.arange(len(path)), path]
         axes.plot(series.steps, line, color=BEST, linewidth=1.8, label="descent of the best", **how)
     axes.legend(fontsize=9, frameon=False)
+
+
+def _mark(series: Series) -> dict[str, Any]:
+    """How points are drawn: a line of a single one would not be seen."""
+    return {"marker": "o", "markersize": 4} if len(series.steps) == 1 else {}
 
 
 def _faint(returns: np.ndarray) -> float:

@@ -1,6 +1,7 @@
 """Environments whose parameters differ between members of a population: `env.gravity` among their hyper-parameters."""
 
 import copy
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -62,5 +63,10 @@ def check_number(env: Env, name: str, values: Iterable[float]) -> None:
         _, state = own.reset(keys[0])
         return own.step(keys[1], state, spaces.sample(keys[2], env.action_space))
 
-    with readable_errors(f"{env.name} cannot take its parameter {name!r} as an array"):
+    alike = f"give all of them the same, as with --env-params '{json.dumps({name: known[name]})}'"
+    others = ", ".join(other for other in known if other != name) or "none"
+    why = "which its code needs as a plain number, as for a shape"
+    with readable_errors(
+        f"members and episodes of {env.name} cannot differ in {name!r}, {why}: {alike}; others are {others}"
+    ):
         jax.eval_shape(stepped, jnp.float32(0))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from common.cli.pbt_flags import COMPLEMENTS, SHARES, Rules
+from common.cli.pbt_flags import Rules
 from common.device.episodes import WINDOW, judged
 
 OWN = ("hyper", "recent", "key", "updates", "gradient_updates")  # of a learner, what no member takes over from another
@@ -94,17 +94,9 @@ def changed(
         values = hyper[name]
         keys = jax.random.split(jax.random.fold_in(key, index), 4)
         whether, which, reset = (jax.random.uniform(key, values.shape) for key in keys[:3])
-        low, high = rules.complement_factors if name in COMPLEMENTS else rules.factors
+        low, high = rules.factors_of(name)
         factor = jax.random.uniform(keys[3], values.shape, minval=low, maxval=high)
-        new = moved(name, values, jnp.where(which < 0.5, factor, 1 / factor))
+        new = rules.moved(name, values, jnp.where(which < 0.5, factor, 1 / factor), jnp.clip)
         new = jnp.where(reset < rules.reset_rate, jnp.float32(given[name]), new)
         after[name] = jnp.where((whether < rules.mutation_rate) & ~fixed, new, values)
     return after
-
-
-def moved(name: str, values: jax.Array, factor: jax.Array) -> jax.Array:
-    """`values` times the factor; of a discount or its like what is missing to 1 is multiplied."""
-    if name in COMPLEMENTS:
-        return 1 - jnp.minimum((1 - values) * factor, 1.0)
-    new = values * factor
-    return jnp.minimum(new, 1.0) if name in SHARES else new

@@ -23,6 +23,7 @@ from common.cli.files import writing
 from common.cli.flags import ONE_TIME, read_config
 from common.runs import lock
 from common.runs.contents import check_contents
+from common.runs.damage import check_exchanges, check_members
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = "0.1.0"  # of the kit; pyproject.toml takes it from here, and copies of the code have it too
@@ -82,6 +83,7 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
             _check_unoccupied(path, args.overwrite)
             return path, []
         check_contents(path)
+        check_exchanges(path)
     stored = read_config(path)
     config["args"]["init_from"] = stored["args"].get("init_from", "")
     return path, _compare(args, stored, config, path)
@@ -118,6 +120,7 @@ def _check_unoccupied(path: Path, overwrite: bool) -> None:
 def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Path) -> list[str]:
     if stored["algorithm"] != config["algorithm"]:
         raise UsageError(f"{path} was made by {stored['algorithm']}, not by {config['algorithm']}")
+    check_members(path, stored)
     if stored.get("steps_per_update") != config["steps_per_update"]:
         flags = differences(stored["args"], config["args"], [name for name in BATCH if name in config["args"]])
         raise UsageError(

@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from common.device.episodes import WINDOW
+from common.runs.damage import EXCHANGES
 from common.runs.metrics import jsonable, read
 
+RETURN = f"episode/return_last{WINDOW}"
 BEFORE, AFTER = "pbt/before/", "hyper/"
 
 
@@ -16,9 +19,19 @@ class Lineage:
 
     def __init__(self, run_dir: Path, resume_at: int):
         """Rows after step `resume_at` are dropped first: they are of a future that a resumed run has not had yet."""
-        self._path = run_dir / "population.jsonl"
+        self._remarked = False
+        self._path = run_dir / EXCHANGES
         kept = [row for row in read(self._path) if row["env_steps"] <= resume_at]
         self._path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+
+    def remark(self, step: int, metrics: dict[str, np.ndarray]) -> str:
+        """What to say where episodes have ended and nobody can take over anybody all the same; once."""
+        blind = np.any(metrics["pbt/due"]) and not np.isfinite(metrics["pbt/objective"]).any()
+        if self._remarked or not blind or not np.isfinite(metrics[RETURN]).any():
+            return ""
+        self._remarked = True
+        what = f"by step {step:,} the objective of no member is finite, and so nobody takes over another one's weights"
+        return f"{what}: look at the environment's true_objective, or at its rewards"
 
     def note(self, step: int, metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Write what the metrics of a chunk say of an exchange at its end, if there was one; returns the others."""

@@ -84,6 +84,16 @@ def read(path: Path) -> Iterator[Row]:
         yield from filter(None, map(_row, lines))
 
 
+def damaged_line(path: Path) -> int:
+    """The number of the first line of such a file that is no row; 0 where all are, but for a last one that a crash cut
+    off. Raises OSError where it cannot be read.
+    """
+    check_file(path)
+    with path.open(errors="replace") as file:
+        lines = enumerate(iter(partial(file.readline, LONGEST), ""), start=1)
+        return next((number for number, line in lines if line.endswith("\n") and _row(line) is None), 0)
+
+
 def _row(line: str) -> Row | None:
     try:
         row = json.loads(line)

@@ -99,6 +99,8 @@ class Recorder:
         chunk, self._chunk = self._chunk, None
         metrics, _ = chunk.report
         if self._lineage:
+            if remark := self._lineage.remark(chunk.last_step, metrics):
+                self._console.warn(remark)
             metrics = self._lineage.note(chunk.last_step, metrics)
         seconds = self._clock.lap()
         with self._clock.timed("host"):

@@ -42,7 +42,7 @@ class Args(DeviceRolloutArgs):
     opponent_interval: int = 30
     """Updates after which --opponent self takes the policy of the moment among its eight past ones."""
     matchmaking: Literal["none", "members"] = "none"
-    """Let another member of the --population, drawn anew in each update, play the others of a game; Elo at the end."""
+    """Let another member of the --population, drawn anew in each update, play the others, of a game or of a team."""
 
     # optimiser
     update_epochs: int = 4
@@ -138,11 +138,11 @@ from common.envs.privileged import for_policies
 from common.envs.requirements import need_fitting_spaces
 from common.envs.spaces import Space, batch_shape, zeros
 from common.envs.varied import for_member
-from common.nets.distributions import Distribution, action_noise
+from common.nets.distributions import Distribution, action_noise, part_of
 from common.nets.heads import PolicyHead
 from common.nets.normalizers import RunningStats, denormalize, merge, normalize, obs_stats, renew_units, running_stats
 from common.nets.torso import Torso
-from common.population.matchmaking import of_another_member
+from common.population.matchmaking import dealt, of_another_member
 from common.training import Callback, TrainResult, train_on_devices
 
 PAST = 8  # policies that --opponent self draws from
@@ -218,6 +218,7 @@ class Trajectory(NamedTuple):
     truncated: jax.Array
     final_obs: jax.Array  # true next observation
     objective: jax.Array | None = None  # what episodes are judged by, where it is not their return
+    own: jax.Array | None = None  # bool: the components of an action that it chose itself; None is all of them
 
 
 class Batch(NamedTuple):
@@ -229,6 +230,7 @@ class Batch(NamedTuple):
     value: jax.Array
     advantage: jax.Array
     target: jax.Array
+    own: jax.Array | None = None  # as in a Trajectory
 
 
 # ------------------------------------------------------------------------------------------------------------- maths
@@ -312,8 +314,9 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         """Step all environments `num_steps` times with the current policy."""
         noise_keys, env_keys = split_keys(rollout_keys(key, args.num_steps, shard.tracker.ret.size), 2)  # [T, N]
         noise = jax.vmap(jax.vmap(partial(action_noise, space=env.action_space)))(noise_keys)  # all steps in one pass
-        starts_key, opponent_key = (jax.random.fold_in(key, args.num_steps + more) for more in range(2))
-        game = game_of(learner, opponent_key)
+        starts_key, other_key, deal_key = (jax.random.fold_in(key, args.num_steps + more) for more in range(3))
+        other = other_of(learner, other_key)
+        game, own = game_of(learner, other), own_of(deal_key, shard.tracker.ret.size)
         starts = new_starts(game, starts_key, args.reset_pool, AXIS)
 
         def step(carry, inputs):
@@ -321,9 +324,11 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
             noise, keys = inputs
             policy = policy_of(learner, obs)
             action = policy.sample(noise)
+            if own is not None:
+                action = jnp.where(own, action, policy_of(other, obs).sample(noise))
             out = step_envs(game, keys, env_state, action, starts)
             outcome = out.reward, out.terminated, out.truncated, out.final_obs, out.objective
-            return (out.state, out.obs), Trajectory(obs, policy, action, *outcome)
+            return (out.state, out.obs), Trajectory(obs, policy, action, *outcome, own)
 
         (env_state, obs), trajectory = jax.lax.scan(step, (shard.env_state, shard.obs), (noise, env_keys))
         return shard.replace(env_state=env_state, obs=obs), trajectory
@@ -340,10 +345,11 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         batch = Batch(
             obs=normalize(learner.obs_stats, trajectory.obs),
             action=trajectory.action,
-            log_prob=trajectory.policy.log_prob(trajectory.action),
+            log_prob=part_of(trajectory.policy, trajectory.own).log_prob(trajectory.action),
             value=value,
             advantage=advantage,
             target=advantage + value,
+            own=trajectory.own,
         )
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)  # [T * N, ...]
         return batch, value_metrics(batch.value, batch.target, batch.advantage)
@@ -385,6 +391,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
     def loss(params: Params, batch: Batch, hyper) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Policy, value and exploration losses of a minibatch, [B, ...]."""
         policy, value = outputs(params, batch.obs)
+        policy = part_of(policy, batch.own)
         log_ratio = policy.log_prob(batch.action) - batch.log_prob
         ratio = jnp.exp(log_ratio)
         bounds = ratio_bounds(hyper.clip_eps, args.clip_mode)
@@ -416,22 +423,28 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         replaced = (jnp.arange(PAST) == turn % PAST) & (late == 0) | (learner.updates == 0)  # all of them at first
         return jax.tree.map(lambda past, x: jax.vmap(select, (0, None, 0))(replaced, x, past), learner.opponents, now)
 
-    def game_of(learner: Learner, key: jax.Array) -> Env:
-        """The environment, where others play by the policy of another member, by one of the past, or by chance."""
-        own = for_member(env, learner.hyper)
+    def other_of(learner: Learner, key: jax.Array) -> Learner | None:
+        """Who else plays: another member, or with --opponent self a past policy; None is chance, or nobody."""
         if args.matchmaking == "members":
-            opponent = of_another_member(key, (learner.params.actor, learner.obs_stats))
-            return own.against(partial(opponents_move, opponent))
-        if args.opponent == "random":
-            return own
-        chosen = jax.random.randint(key, (), 0, PAST)
-        return own.against(partial(opponents_move, jax.tree.map(lambda x: x[chosen], learner.opponents)))
+            params, stats = of_another_member(key, (learner.params.actor, learner.obs_stats))
+        elif args.opponent == "self":
+            chosen = jax.random.randint(key, (), 0, PAST)
+            params, stats = jax.tree.map(lambda x: x[chosen], learner.opponents)
+        else:
+            return None
+        return learner.replace(params=learner.params._replace(actor=params), obs_stats=stats)
 
-    def opponents_move(opponent: Any, key: jax.Array, obs: Any) -> jax.Array:
-        """The action of another policy for one observation."""
-        params, stats = opponent
-        policy, _ = actor.apply(params, normalize(stats, jax.tree.map(lambda x: x[None], obs)))
-        return policy.sample(action_noise(key, env.action_space, (1,)))[0]
+    def game_of(learner: Learner, other: Learner | None) -> Env:
+        """The environment; in a game the `other` plays everybody else."""
+        game = for_member(env, learner.hyper)
+        if other is None or not env.is_game:
+            return game
+        return game.against(lambda key, obs: act(other, jax.tree.map(lambda x: x[None], obs), key)[0])
+
+    def own_of(key: jax.Array, num_envs: int) -> jax.Array | None:
+        """Which components of actions [N, A] are of agents that the member plays itself; None is all of them."""
+        together = args.matchmaking == "members" and not env.is_game
+        return dealt(keys_of(key, num_envs), env.agents) if together else None
 
     def policy_of(learner: Learner, obs: jax.Array) -> Distribution:
         """The actor's distributions for raw observations."""

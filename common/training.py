@@ -38,7 +38,7 @@ from common.envs.registry import list_envs, make
 from common.envs.spec import EnvSpec
 from common.envs.varied import for_run
 from common.population.evolution import evolution
-from common.population.tournament import rate_members
+from common.population.rating import rate_members
 from common.runs.lock import locked
 from common.runs.ranking import ranked
 from common.runs.recorder import Callback

@@ -1,4 +1,4 @@
-"""Members of a population that play games against each other: who meets whom, what they learn, their Elo ratings."""
+"""Members of a population that play against or with each other: who meets whom, what they learn, their ratings."""
 
 import json
 import types
@@ -16,14 +16,21 @@ import sac_pmap as sac
 from cli_helpers import check_words, refusal
 from helpers import functions_of, over_devices, ppo, relative_difference, small_args
 
+from common.device.evaluation import play_episodes
 from common.device.memory import Agent
+from common.device.sampling import keys_of
 from common.device.seeds import MEMBERS
 from common.device.sharding import AXIS
+from common.envs.environment import Env, Transition
 from common.envs.masks import legal_actions, sample_legal
 from common.envs.registry import make
+from common.envs.spaces import MultiDiscrete, box
+from common.nets.distributions import Categoricals, Normal, part_of
+from common.population import teams
 from common.population.elo import elo_ratings
-from common.population.matchmaking import of_another_member
-from common.population.tournament import Table, games_of_two, in_words, play_all, rate_members
+from common.population.matchmaking import dealt, of_another_member
+from common.population.rating import games_of_two, rate_members
+from common.population.tournament import Table, play_all
 
 GAME = "pgx:tic_tac_toe"
 SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
@@ -80,6 +87,117 @@ def test_learners_meet_the_policies_that_others_have_at_that_time_on_any_number_
         first, second = (jax.tree.map(lambda x: x[:1, place][:, None], together.learner.params) for place in range(2))
         assert relative_difference(alone.learner.params, first) < 1e-4
         assert relative_difference(alone.learner.params, second) > 1e-2, "members differ"
+
+
+# ---------------------------------------------------------------------------------------------------------- in a team
+
+
+class Trio(Env):
+    """Three agents earn the number whose digits they name, such as 201, and that ends the episode."""
+
+    agents = (0, 1, 2)
+
+    def __init__(self):
+        super().__init__("trio", None, box((1,)), MultiDiscrete((3, 3, 3)), max_steps=1)
+
+    def begin(self, key):
+        return jnp.ones(1), 0
+
+    def advance(self, key, state, action):
+        return Transition(jnp.ones(1), 0, action @ jnp.array([100, 10, 1]), True, False)
+
+
+TEAM = SIZES | {"num_envs": 16, "population": 3, "matchmaking": "members", "total_timesteps": 10**6}
+
+
+def head_of(state):
+    """Weights [D, S, F, 9] and biases [D, S, 9] of the last layer of the policies."""
+    return state.learner.params.actor["params"]["PolicyHead_0"]["Dense_0"]
+
+
+def stubborn(state):
+    """Member m names the digit m, whatever happens."""
+    head = head_of(state)
+    head["kernel"] = jnp.zeros_like(head["kernel"])
+    head["bias"] = jnp.broadcast_to(100 * jnp.tile(jnp.eye(3), 3), head["bias"].shape)
+    return state
+
+
+def begun_and_update(num_devices: int, **flags):
+    functions = functions_of(args := small_args(**TEAM | flags), Trio())
+    state = over_devices(lambda: functions.init(jnp.arange(args.num_agents)), num_devices)
+    return state, jax.jit(jax.vmap(lambda state: functions.update(state, jnp.int32(1))[:2], axis_name=AXIS))
+
+
+def returns_of_teams(num_devices: int) -> np.ndarray:
+    """The lowest, highest and mean return of members that are stubborn in six updates, [6, 3, S]."""
+    state, update = begun_and_update(num_devices)
+    state, returns = stubborn(state), []
+    for _ in range(6):
+        state, metrics = update(state)
+        returns.append([metrics[f"episode/{name}"][0] for name in ("return_min", "return_max", "return")])
+    return np.array(returns)
+
+
+def test_teams_are_two_agents_of_a_member_and_one_of_another_on_any_number_of_devices():
+    one, two, steps = returns_of_teams(1), returns_of_teams(2), set()
+    np.testing.assert_allclose(one, two, rtol=1e-6)
+    for low, high, mean in one:
+        others = [sum(map(int, f"{int(x):03}")) - 2 * m for m, x in enumerate(high)]
+        steps |= {tuple((other - m) % 3 for m, other in enumerate(others))}
+        for m, other in enumerate(others):
+            possible = [111 * m + (other - m) * place for place in (1, 10, 100)]
+            assert (low[m], high[m]) == (min(possible), max(possible)), "any of the agents"
+            assert low[m] < mean[m] < high[m]
+    assert steps == {(1, 1, 1), (2, 2, 2)}
+
+
+def test_members_learn_nothing_of_agents_that_others_play(monkeypatch):
+    def first_agent(keys, agents):
+        return jnp.tile(jnp.array([True, False, False]), (len(keys), 1))
+
+    monkeypatch.setattr(ppo, "dealt", first_agent)
+    state, update = begun_and_update(1, ent_coef=0.1, num_minibatches=1)
+    after, metrics = update(state)
+    for name in ("kernel", "bias"):
+        moved = np.any(head_of(after)[name] != head_of(state)[name], axis=(0, 1, 2)[: head_of(state)[name].ndim - 1])
+        assert moved.tolist() == [True] * 3 + [False] * 6
+    assert np.abs(metrics["policy/approx_kl"]).max() < 1e-6, "the first ratios are 1"
+    assert metrics["policy/entropy"] == pytest.approx(np.log(3), rel=1e-2), "of one component"
+
+
+def test_half_of_the_agents_are_dealt_by_environment_on_any_number_of_devices():
+    agents = (0, 0, 1, 2, 2, 2)
+    one, two = (over_devices(lambda: dealt(keys_of(jax.random.key(0), 64 // n), agents), n) for n in (1, 2))
+    own = np.concatenate(one)
+    assert np.array_equal(own, np.concatenate(two))
+    assert (own[:, 0] == own[:, 1]).all() and (own[:, 3] == own[:, 4]).all() and (own[:, 3] == own[:, 5]).all()
+    assert (own[:, [0, 2, 3]].sum(axis=1) == 2).all() and not own.all(axis=0).any()
+    assert (dealt(jax.random.split(jax.random.key(0), 64), (0, 1)).sum(axis=1) == 1).all()
+
+
+@pytest.mark.parametrize("kind", ["categorical", "normal"])
+def test_probabilities_are_of_the_own_components_and_so_are_gradients(kind):
+    logits = jax.random.normal(jax.random.key(0), (4, 6))
+    own = jnp.array([[True, False], [False, True], [True, True], [False, False]])
+
+    def policy_of(x, parts=(0, 1)):
+        x = jnp.concatenate([x[..., 3 * part : 3 * part + 3] for part in parts], axis=-1)
+        return Categoricals(x, (3,) * len(parts), False) if kind == "categorical" else Normal(x, 0.3 * x)
+
+    action = jnp.array([[2, 0]] * 4) if kind == "categorical" else logits + 1
+    wide = 1 if kind == "categorical" else 3
+    mask = jnp.repeat(own, wide, axis=-1)
+
+    def sums(policy, action):
+        more = [policy.symmetric_kl_to_uniform()] if kind == "categorical" else []
+        return jnp.stack([policy.log_prob(action), policy.entropy(), *more])
+
+    parts = [sums(policy_of(logits, (part,)), action[:, wide * part : wide * part + wide]) for part in range(2)]
+    found = sums(part_of(policy_of(logits), mask), action)
+    np.testing.assert_allclose(found, sum(jnp.where(own[:, i], part, 0) for i, part in enumerate(parts)), rtol=1e-5)
+    slopes = jax.grad(lambda x: jnp.sum(sums(part_of(policy_of(x), mask), action)))(logits)
+    assert np.array_equal(np.any(slopes.reshape(4, 2, 3) != 0, axis=-1), own)
 
 
 # ------------------------------------------------------------------------------------------------------------------ elo
@@ -143,7 +261,7 @@ def test_all_play_all_and_count_wins_and_draws(game):
     assert 0.9 < scores[0, 1] <= 1, "who moves first can move against the rules only on a board with a stone"
     assert scores[0, 3] != scores[3, 0] and scores[[0, 3], [3, 0]] == pytest.approx(0.5, abs=0.12)
     assert np.isnan(table.ratings).tolist() == [False, False, True, False]
-    rows = in_words(table).splitlines()
+    rows = table.words.splitlines()
     assert "200 games of each of 3 members" in rows[0] and rows[1].split() == ["rank", "member", "Elo", "score"]
     assert rows[-1].split() == ["3", "1", f"{table.ratings[1]:.0f}", f"{table.mean_scores[1]:.2f}"]
     assert table.mean_scores[1] == pytest.approx((2 - scores[0, 1] - scores[3, 1]) / 4)
@@ -151,7 +269,7 @@ def test_all_play_all_and_count_wins_and_draws(game):
 
 def test_a_table_is_short():
     table = Table(np.linspace(1200, 800, 12), np.full((12, 12), 0.5), games=2)
-    assert [row.split()[0] for row in in_words(table).splitlines()[2:]] == [*map(str, range(1, 11)), "..."]
+    assert [row.split()[0] for row in table.words.splitlines()[2:]] == [*map(str, range(1, 11)), "..."]
 
 
 @pytest.mark.parametrize(("members", "games"), [(2, 128), (16, 128), (61, 32), (10_000, 1)])
@@ -163,6 +281,33 @@ def test_nobody_is_rated_without_the_flag_or_before_the_end():
     for matchmaking, status in (("none", "finished"), ("members", "interrupted"), ("members", "stopped")):
         run = types.SimpleNamespace(args=types.SimpleNamespace(matchmaking=matchmaking))
         assert rate_members(run, None, None, None, status) == ""
+
+
+def test_teams_play_with_the_agents_that_are_dealt_and_those_of_the_broken_count_for_nothing():
+    def act(learner, seen, memory, key=None):
+        return jnp.full((len(seen.first), 3), learner.params, jnp.int32), memory
+
+    agent, digits = Agent(lambda count: (), act), Skill(jnp.array([0.0, 2, np.nan, 1]))
+    table = teams.play_all(Trio(), agent, digits, games=200)
+    assert np.isnan(table.returns[2]).all() and np.isnan(table.returns[:, 2]).all()
+    assert table.alone[[0, 1, 3]].tolist() == [0, 222, 111]
+    assert table.returns[1, 0] == pytest.approx(2 / 3 * 222, rel=0.1), "two of three agents are the row's"
+    assert table.returns[0, 1] == pytest.approx(222 - table.returns[1, 0]), "by the same deal"
+    both = (table.returns + table.returns.T) / 2
+    assert table.ratings[[0, 1, 3]].tolist() == [np.mean(both[m][[n for n in (0, 1, 3) if n != m]]) for m in (0, 1, 3)]
+    rows = table.words.splitlines()
+    assert "200 episodes of each of 3 members" in rows[0] and rows[1].split()[-3:] == ["with", "others", "alone"]
+    assert [row.split()[:2] for row in rows[2:]] == [["1", "1"], ["2", "3"], ["3", "0"]]
+    assert rows[2].split()[2:] == [f"{table.ratings[1]:.1f}", "222.0"]
+
+
+def test_a_team_has_one_action_of_two_players():
+    def player(digit):
+        return lambda obs: jnp.full((len(obs), 3), digit)
+
+    own = jnp.array([[True, True, False], [False, True, True]])
+    pair = teams.teammates(*map(teams.Player.of, map(player, (1, 2))), own)
+    assert play_episodes(Trio(), pair, jax.random.split(jax.random.key(0), 2)).ret.tolist() == [112, 211]
 
 
 # ----------------------------------------------------------------------------------------------------------------- runs
@@ -187,6 +332,25 @@ def test_runs_resume_to_the_last_bit_and_end_with_ratings(tmp_path, capsys, shar
     assert json.loads((tmp_path / "b" / "elo.json").read_text()) == stored
 
 
+def test_teams_resume_to_the_last_bit_and_end_with_their_returns(tmp_path, capfd, shared_programs):
+    pytest.importorskip("jaxmarl")  # which puts the first output of the process in the place of another
+    flags = SIZES | {"env": "jaxmarl:MPE_simple_spread_v3", "population": 3, "matchmaking": "members"}
+    flags |= {"total_timesteps": 96, "eval_episodes": 4}
+    whole = ppo.train(small_args(**flags, run_dir=str(tmp_path / "a"), quiet=False))
+    said = capfd.readouterr().out
+    stored = json.loads((tmp_path / "a" / "teams.json").read_text())
+    assert stored["env_steps"] == 96 and stored["games"] == 4 and np.shape(stored["returns"]) == (3, 3)
+    assert not (tmp_path / "a" / "elo.json").exists()
+    np.testing.assert_allclose(np.diag(stored["returns"]), whole.evaluation["eval/return_mean"], rtol=1e-5)
+    best = int(np.argmax(stored["ratings"]))
+    assert "teams    4 episodes of each of 3 members" in said
+    assert f"1{best:>9}{stored['ratings'][best]:>14.1f}{stored['returns'][best][best]:>10.1f}" in said
+    ppo.train(small_args(**flags, run_dir=str(tmp_path / "b"), stop_after=32))
+    again = ppo.train(ppo.Args.from_run(tmp_path / "b"))
+    assert again.state_sha256 == whole.state_sha256
+    assert json.loads((tmp_path / "b" / "teams.json").read_text()) == stored
+
+
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 
@@ -199,6 +363,7 @@ def test_runs_resume_to_the_last_bit_and_end_with_ratings(tmp_path, capsys, shar
         ("--grid gamma=0.9,0.99", "2 or more members, not 0"),
         ("--population 2 --opponent self", "--matchmaking members and --opponent self both"),
         ("--population 2 --env CartPole-v1", "--matchmaking members needs a game of several players, not CartPole-v1"),
+        ("--population 2 --env CartPole-v1", "an environment of several agents, such as jaxmarl:MPE_simple_spread_v3"),
     ],
 )
 def test_refusals(words, wanted):

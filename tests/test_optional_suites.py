@@ -100,7 +100,9 @@ def test_the_agents_of_jaxmarl_act_as_one_and_its_limit_is_a_truncation():
         state = out.state
     *_, dones, _ = theirs(jax.random.key(0), beside, choices)
     assert dones["__all__"], "one step later than its parameter says, and nothing of why"
-    assert isinstance(make("jaxmarl:MPE_simple_facmac_v1").action_space, Box)
+    assert ours.agents == (0, 1, 2)
+    of_vectors = make("jaxmarl:MPE_simple_facmac_v1")
+    assert isinstance(of_vectors.action_space, Box) and of_vectors.agents == (0,) * 5 + (1,) * 5 + (2,) * 5 + (3,) * 5
     assert make("jaxmarl:switch_riddle", '{"num_agents": 5}').max_steps == 14, "its limit follows from the agents"
     assert make("jaxmarl:HeuristicEnemySMAX").observation_space.parts["action_mask"].shape == (50,)
 

@@ -94,6 +94,7 @@ class Env:
     cheap_reset = False  # whether an accelerator computes one sooner than it finds out who needs one
     resets_itself = False  # whether there is no `advance`, but a `step` with the reset in it
     is_game = False  # whether there are other players, as `against` says, and returns above 0 are games won
+    agents: tuple[int, ...] = ()  # where several act for one reward: whose of them each component of an action is
     tells_objective = False  # whether its own steps have an `objective`
     is_judged = False  # whether the steps of members have one, told by their environment or by a judge
     judge: "Env | None" = None  # whose rewards are that objective

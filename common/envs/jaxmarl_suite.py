@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import math
 import sys
 import warnings
 from types import ModuleType
@@ -62,6 +63,9 @@ class JaxmarlEnv(Env):
         together = MultiDiscrete(tuple(space.n for space in actions)) if self._discrete else _joined(actions)
         if self._masks:
             seen[MASK] = box((sum(together.nvec),), 0.0, 1.0)
+        if not isinstance(together, Tuple):
+            sizes = [math.prod(space.shape) for space in actions]
+            self.agents = tuple(np.repeat(np.arange(len(sizes)), sizes).tolist())
         super().__init__(name, inner, Dict(dict(sorted(seen.items()))), together, max_steps=limit or 0)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:

@@ -11,12 +11,13 @@ from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple, leaves
 
 
 def need_fitting_steps(args: Any, env: Any) -> None:
-    """Raise UsageError where players of a game, or --reset-pool, do not fit how the environment steps and resets."""
-    for flag, value in (("opponent", "self"), ("matchmaking", "members")):
-        if getattr(args, flag, "") == value and not env.is_game:
-            raise UsageError(
-                f"--{flag} {value} needs a game of several players, such as pgx:connect_four, not {env.name}"
-            )
+    """Raise UsageError where who plays, or --reset-pool, does not fit how the environment steps and resets."""
+    game = "a game of several players, such as pgx:connect_four"
+    if getattr(args, "opponent", "") == "self" and not env.is_game:
+        raise UsageError(f"--opponent self needs {game}, not {env.name}")
+    if getattr(args, "matchmaking", "") == "members" and not (env.is_game or len(set(env.agents)) > 1):
+        team = "an environment of several agents, such as jaxmarl:MPE_simple_spread_v3"
+        raise UsageError(f"--matchmaking members needs {game}, or {team}, not {env.name}")
     if getattr(args, "reset_pool", 0) and env.resets_itself:
         raise UsageError(f"--reset-pool needs an environment without resets of its own, and {env.name} has them")
 

@@ -5,7 +5,7 @@ drawn beforehand by `action_noise`, so that a rollout can draw the noise of all 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ class Categoricals(struct.PyTreeNode):
     nvec: tuple[int, ...] = struct.field(pytree_node=False)  # number of choices per component
     scalar: bool = struct.field(pytree_node=False)  # actions are [...] (Discrete) instead of [..., len(nvec)]
     legal: jax.Array | None = None  # [..., sum(nvec)] bool; the others have probability zero
+    own: jax.Array | None = None  # [..., len(nvec)] bool; sums over components are of these alone, see `part_of`
 
     def only(self, legal: jax.Array | None) -> "Categoricals":
         """Without the choices that are not `legal`; where none is, all are equally likely."""
@@ -45,23 +46,23 @@ class Categoricals(struct.PyTreeNode):
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Sum over components of log p(action), [...]."""
         action = action[..., None] if self.scalar else action
-        return sum(
+        return self._sum(
             jnp.sum(jax.nn.one_hot(action[..., i], n) * log_p, axis=-1)
             for i, (n, log_p) in enumerate(zip(self.nvec, self._log_probs(), strict=True))
         )
 
     def entropy(self) -> jax.Array:
         """Sum of the components' entropies in nats, [...]."""
-        return sum(-jnp.sum(jnp.exp(log_p) * log_p, axis=-1) for log_p in self._log_probs())
+        return self._sum(-jnp.sum(jnp.exp(log_p) * log_p, axis=-1) for log_p in self._log_probs())
 
     def symmetric_kl_to_uniform(self) -> jax.Array:
         """Half of KL(p || uniform) + KL(uniform || p), summed over components, [...]; uniform over what is legal."""
         legal = jnp.ones(self.logits.shape, bool) if self.legal is None else self.legal
-        total = 0.0
+        terms = []
         for log_p, part in zip(self._log_probs(), self._parts(legal), strict=True):
             n = jnp.maximum(jnp.sum(part, axis=-1, keepdims=True), 1)
-            total += 0.5 * jnp.sum((jnp.exp(log_p) - 1 / n) * (log_p + jnp.log(n)), axis=-1, where=part)
-        return total
+            terms.append(0.5 * jnp.sum((jnp.exp(log_p) - 1 / n) * (log_p + jnp.log(n)), axis=-1, where=part))
+        return self._sum(terms)
 
     def _parts(self, x: jax.Array) -> list[jax.Array]:
         edges = [sum(self.nvec[:i]) for i in range(len(self.nvec) + 1)]
@@ -69,6 +70,12 @@ class Categoricals(struct.PyTreeNode):
 
     def _log_probs(self) -> list[jax.Array]:
         return [jax.nn.log_softmax(part) for part in self._parts(self.logits)]
+
+    def _sum(self, terms: Iterable[jax.Array]) -> jax.Array:
+        """Over components, or over those that are its own; of the terms [...] of each."""
+        if self.own is None:
+            return sum(terms)
+        return sum(jnp.where(self.own[..., i], term, 0.0) for i, term in enumerate(terms))
 
     def _join(self, picks: list[jax.Array]) -> jax.Array:
         return (picks[0] if self.scalar else jnp.stack(picks, axis=-1)).astype(jnp.int32)
@@ -86,6 +93,7 @@ class Normal(struct.PyTreeNode):
 
     mean: jax.Array  # [..., A]
     log_std: jax.Array  # [..., A]
+    own: jax.Array | None = None  # [..., A] bool; sums over dimensions are of these alone, see `part_of`
 
     def sample(self, noise: jax.Array) -> jax.Array:
         """Sample from `noise` [..., A], standard normal."""
@@ -97,11 +105,11 @@ class Normal(struct.PyTreeNode):
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Log-density of the (unclipped) action, [...]."""
         z = (action - self.mean) * jnp.exp(-self.log_std)
-        return -0.5 * jnp.sum(z**2 + 2 * self.log_std + LOG_2PI, axis=-1)
+        return -0.5 * jnp.sum(z**2 + 2 * self.log_std + LOG_2PI, axis=-1, where=self.own)
 
     def entropy(self) -> jax.Array:
         """Differential entropy in nats, [...]."""
-        return jnp.sum(self.log_std + 0.5 * (1 + LOG_2PI), axis=-1)
+        return jnp.sum(self.log_std + 0.5 * (1 + LOG_2PI), axis=-1, where=self.own)
 
 
 class Joint(struct.PyTreeNode):
@@ -133,6 +141,14 @@ class Joint(struct.PyTreeNode):
 
 
 Distribution = Categoricals | Normal | Joint
+
+
+def part_of(policy: Distribution, own: jax.Array | None) -> Distribution:
+    """A `policy` whose log-probabilities and entropies are of the components of actions that are `own` [..., A].
+
+    Others have chosen the rest, from which no gradient comes. None is all of them; it is all that a `Joint` one takes.
+    """
+    return policy if own is None else policy.replace(own=own)
 
 
 def encode_action(action: Any, space: Space) -> jax.Array:

@@ -1,16 +1,12 @@
 """What members who have trained together are worth: all play against all, and get Elo ratings."""
 
-import json
-import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.cli.files import replacing
 from common.device.evaluation import SEED, play_episodes
 from common.device.memory import Agent
 from common.device.policy import Policy
@@ -20,7 +16,6 @@ from common.population.exchange import broken_of
 
 FILE = "elo.json"
 SHOWN = 10  # members in the table
-MANY = 16  # members, from which on the games of each no longer become more
 
 
 class Table(NamedTuple):
@@ -37,29 +32,25 @@ class Table(NamedTuple):
         counts = np.sum(~np.isnan(of_pairs), axis=1)
         return np.nansum(of_pairs, axis=1) / np.where(counts, counts, np.nan)
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """What `FILE` says of it."""
+        return {"games": self.games, "ratings": self.ratings, "scores": self.scores}
 
-def rate_members(run: Any, env: Env, agent: Agent, learners: Any, status: str) -> str:
-    """With --matchmaking members, write the ratings of `learners` [S, ...] to elo.json; returns lines for the console.
-
-    See `Run.finish`. Without it, and for a run that has not finished, there are none.
-    """
-    if getattr(run.args, "matchmaking", "none") == "none" or status != "finished":
-        return ""
-    try:
-        with run.console.task("playing all against all"):
-            table = play_all(env, agent, learners, games_of_two(run.args))
-        write(run.dir / FILE, table, run.steps)
-    except Exception as error:  # all is saved by now: what is said of it does not make the run a failure
-        run.console.warn(f"{FILE} could not be made: {error}")
-        return ""
-    return in_words(table)
-
-
-def games_of_two(args: Any) -> int:
-    """How often the policy of one is played by that of another: above `MANY` members less often, so that each plays as
-    many games in all as among those.
-    """
-    return math.ceil(args.eval_episodes * min(1, (MANY - 1) / (args.num_agents - 1)))
+    @property
+    def words(self) -> str:
+        """The best members, a line each under two of what the numbers are."""
+        rated = int(np.sum(~np.isnan(self.ratings)))
+        if not rated:
+            return "elo      no two members are left who could play each other"
+        best = np.argsort(-self.ratings, kind="stable")[:rated]  # NaN comes last
+        lines = [
+            f"elo      {self.games} games of each of {rated} members against each other one; the mean is {MEAN:.0f}",
+            f"{'rank':>13}{'member':>9}{'Elo':>7}{'score':>8}",
+        ]
+        for rank, member in enumerate(best[:SHOWN], start=1):
+            lines.append(f"{rank:>13}{member:>9}{self.ratings[member]:>7.0f}{self.mean_scores[member]:>8.2f}")
+        return "\n".join(lines + [f"{'...':>13}"] * (rated > SHOWN))
 
 
 def play_all(env: Env, agent: Agent, learners: Any, games: int) -> Table:
@@ -90,24 +81,3 @@ def _scores_of(env: Env, agent: Agent, games: int) -> Callable[[Any], jax.Array]
         return jax.lax.map(lambda us: jax.vmap(lambda them: score(us, them))(members), members)
 
     return scores
-
-
-def write(path: Path, table: Table, env_steps: int) -> None:
-    """Write `table` as JSON, null in place of NaN."""
-    ratings, scores = (np.where(np.isnan(x), None, x.astype(object)).tolist() for x in (table.ratings, table.scores))
-    record = {"env_steps": env_steps, "games": table.games, "ratings": ratings, "scores": scores}
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(record) + "\n")
-
-
-def in_words(table: Table) -> str:
-    """The best members, a line each under two of what the numbers are."""
-    rated = int(np.sum(~np.isnan(table.ratings)))
-    if not rated:
-        return "elo      no two members are left who could play each other"
-    best = np.argsort(-table.ratings, kind="stable")[:rated]  # NaN comes last
-    lines = [f"elo      {table.games} games of each of {rated} members against each other one; the mean is {MEAN:.0f}"]
-    lines.append(f"{'rank':>13}{'member':>9}{'Elo':>7}{'score':>8}")
-    for rank, member in enumerate(best[:SHOWN], start=1):
-        lines.append(f"{rank:>13}{member:>9}{table.ratings[member]:>7.0f}{table.mean_scores[member]:>8.2f}")
-    return "\n".join(lines + [f"{'...':>13}"] * (rated > SHOWN))

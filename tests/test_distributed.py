@@ -4,6 +4,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,14 +42,16 @@ RUNS = {
 }
 
 
-def start_both(*words: Any, algorithm: ModuleType = ppo) -> list[subprocess.Popen]:
-    """Two processes with these flags."""
+def start_both(
+    *words: Any, algorithm: ModuleType = ppo, own: Callable[[int], tuple] = lambda i: ()
+) -> list[subprocess.Popen]:
+    """Two processes with these flags, and each with its `own`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     which = ("--coordinator", address, "--num-processes", 2, "--process-id")
     script = ROOT / "algos" / f"{algorithm.__name__}.py"
-    return [start_script(*words, *which, i, cwd=ROOT, script=script) for i in range(2)]
+    return [start_script(*words, *which, i, *own(i), cwd=ROOT, script=script) for i in range(2)]
 
 
 def ends(processes: list[subprocess.Popen]) -> tuple[list[int], list[str]]:
@@ -85,9 +88,12 @@ def test_runs_go_on_with_as_many_processes_to_the_bit_and_with_one(tmp_path):
     assert [text for text in said if "return" in text] == []  # both are quiet
     for name in ("again", "alone"):
         shutil.copytree(tmp_path / "two", tmp_path / name)
-        shutil.rmtree(tmp_path / name / "checkpoints" / str(whole))
+        for file in (tmp_path / name / "checkpoints" / str(whole)).rglob("d/*"):
+            file.write_bytes(b"damaged")
         (tmp_path / name / "DONE").unlink()
-    run_both("--resume", tmp_path / "again", "--quiet")
+    first, second = run_both("--resume", tmp_path / "again", "--quiet")
+    assert f"checkpoint {whole} is damaged and was skipped" in " ".join(first.split())
+    assert "warning" not in second
     again, two = (read_result(tmp_path / name) for name in ("again", "two"))
     assert again["state_sha256"] == two["state_sha256"]
     assert not in_process("--resume", tmp_path / "alone", "--num-devices", 1, "--quiet")
@@ -115,6 +121,14 @@ def test_a_signal_and_a_kill_at_one_process_end_both(tmp_path):
     assert "Traceback" not in said[0]
     assert checkpoint_steps(run_dir) == [stopped["env_steps"]]
     assert not in_process("--resume", run_dir, "--stop-after", stopped["env_steps"] + STEPS, "--num-devices", 1)
+
+
+def test_processes_with_different_flags_are_refused(tmp_path):
+    codes, said = ends(start_both(*FLAGS.split(), "--run-dir", tmp_path / "run", own=lambda i: ("--seed", i)))
+    assert codes == [2, 2]
+    assert "error: the command or the code of process 1 is not that of process 0" in said[0]
+    assert "error: process 1 of 2: the command or the code of process 1 is not that of process 0" in said[1]
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,20 @@ import dataclasses
 import errno
 import io
 import itertools
+import os
 import signal
 import sys
+import time
+import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr
-from typing import Any
+from typing import Any, NoReturn
 
 import tyro
 
 from common.cli.absent_flags import explain
 from common.cli.checks import WORDS, kinds_of, needs_value, shortened
-from common.cli.errors import TrainingError, UsageError, fail
+from common.cli.errors import ProcessEnded, TrainingError, UsageError, fail
 from common.cli.flags import RunArgs
 from common.cli.signals import end_at_once
 
@@ -41,6 +44,8 @@ def main(train: Callable[[Any], Any], args: Any) -> int:
     """Train and return the exit code: 0 finished or stopped, 1 failed, 2 bad usage, 130 SIGINT, 143 SIGTERM."""
     try:
         train(args)
+    except ProcessEnded as end:
+        _leave(end)
     except UsageError as error:
         return fail(_with_table(str(error), args), 2)
     except TrainingError as error:
@@ -58,6 +63,17 @@ def main(train: Callable[[Any], Any], args: Any) -> int:
     except SystemExit as stop:
         return stop.code
     return 0
+
+
+def _leave(end: ProcessEnded) -> NoReturn:
+    """End the process: what waits for the others, in threads or at Python's exit, is left behind."""
+    if not isinstance(end.__cause__, UsageError | TrainingError | None) and "has lost" not in str(end):
+        traceback.print_exception(end.__cause__)  # a defect
+    fail(str(end), end.code)
+    time.sleep(end.grace)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(end.code)
 
 
 def _read(args_class: type, argv: list[str], program: str | None) -> Any:

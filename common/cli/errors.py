@@ -11,6 +11,15 @@ class TrainingError(RuntimeError):
     """The run had to stop; the message says why and what is saved. Exit code 1."""
 
 
+class ProcessEnded(RuntimeError):
+    """One of several processes cannot go on: a command ends there at once, without waiting for the others."""
+
+    def __init__(self, message: str, code: int, grace: float):
+        """`code` is the exit code; until a command ends it leaves the others `grace` seconds to end by themselves."""
+        super().__init__(message)
+        self.code, self.grace = code, grace
+
+
 class UnusableEnvError(ValueError):
     """An environment gave what cannot be used, and would give it again: to make it anew does not help."""
 

@@ -4,11 +4,11 @@ All of them run the same program and come to the same calls in the same order; w
 a signal or what is found on a disk, is agreed on first. With one process everything is at once what it was given.
 """
 
-import atexit
-import os
 import pickle
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -17,23 +17,24 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from common.cli.errors import TrainingError, UsageError
+from common.cli.errors import ProcessEnded, TrainingError, UsageError
 from common.cli.process_flags import ProcessArgs
 
 T = TypeVar("T")
 
 START = 300  # seconds to wait until all processes are there
 HEARTBEAT = 60  # without a sign of life for as many seconds a process counts as dead, and the others end
-FAREWELL = 30  # seconds that a process which ends waits for the others
-LOST = "Gloo|NCCL|Socket|Connection|heartbeat"  # in errors of collectives that another process has left
+FAREWELL = 3600  # seconds that a process which has finished waits for the first, which draws pictures
+GRACE = 2.0  # seconds that the first one, which all depend on, leaves the others where all have to end
+LOST = "Gloo|gloo|NCCL|Socket closed|Connection|heartbeat"  # in errors of collectives that another process has left
 
 
 @contextmanager
 def joined(args: ProcessArgs) -> Iterator[None]:
     """Inside, this process is one of several, if the flags say so; begins before anything else happens on a device.
 
-    One that fails inside ends without a farewell, and the others then cannot go on and end too. Raises UsageError where
-    they do not come together, TrainingError where another one has ended.
+    Raises UsageError where they do not come together, ProcessEnded for whatever fails inside: the others then cannot go
+    on either.
     """
     if args.is_distributed and not jax.distributed.is_initialized():
         _meet(args)
@@ -42,20 +43,14 @@ def joined(args: ProcessArgs) -> Iterator[None]:
     except Exception as error:
         if not jax.distributed.is_initialized():
             raise
-        # What is registered last is called first: else JAX would wait for the others
-        atexit.register(_leave, 2 if isinstance(error, UsageError) else 1)
-        this = f"process {jax.process_index()} of {count()}"
-        if isinstance(error, jax.errors.JaxRuntimeError) and re.search(LOST, str(error)):
-            raise TrainingError(f"{this} has lost another one; saved checkpoints are intact") from error
-        if isinstance(error, UsageError | TrainingError) and not is_first():
-            raise (UsageError if isinstance(error, UsageError) else TrainingError)(f"{this}: {error}") from error
-        raise
+        raise _ended(error) from error
 
 
-def _leave(code: int) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code)
+def has_lost(error: BaseException | None) -> str:
+    """The first line of an error which says that a collective failed, be it the `error` or one behind it; else ""."""
+    while error is not None and not (isinstance(error, RuntimeError | ValueError) and re.search(LOST, str(error))):
+        error = error.__cause__
+    return str(error).splitlines()[0] if error else ""
 
 
 def count() -> int:
@@ -110,13 +105,13 @@ def on_first(function: Callable[..., T], *args: Any) -> T:
     return result
 
 
-def check_equal(what: str, value: str) -> None:
-    """Raise TrainingError where the processes have different values; `what` says of what."""
+def check_equal(what: str, value: str, error: type[Exception] = TrainingError) -> None:
+    """Raise `error` where the processes have different values, of 64 characters at most; `what` says of what."""
     if count() == 1:
         return
     theirs = multihost_utils.process_allgather(np.frombuffer(value.encode().ljust(64)[:64], np.uint8))
     if differing := [str(i) for i in range(count()) if (theirs[i] != theirs[0]).any()]:
-        raise TrainingError(f"{what} of process {', '.join(differing)} is not that of process 0")
+        raise error(f"{what} of process {', '.join(differing)} is not that of process 0")
 
 
 def _broadcast(content: bytes) -> bytes:
@@ -125,15 +120,42 @@ def _broadcast(content: bytes) -> bytes:
     return multihost_utils.broadcast_one_to_all(np.frombuffer(content.ljust(size, b"\0"), np.uint8)).tobytes()
 
 
+def _ended(error: Exception) -> ProcessEnded:
+    """Why this process ends, in one sentence."""
+    first = jax.process_index() == 0
+    this, grace = f"process {jax.process_index()} of {count()}", GRACE if first else 0.0
+    text = str(error) or type(error).__name__
+    if lost := has_lost(error):
+        return ProcessEnded(f"{this} has lost another one ({lost[:120]}); saved checkpoints are intact", 1, 0.0)
+    if isinstance(error, UsageError | TrainingError):
+        return ProcessEnded(text if first else f"{this}: {text}", 2 if isinstance(error, UsageError) else 1, grace)
+    return ProcessEnded(f"{this}: {text.splitlines()[0]}", 1, grace)
+
+
 def _meet(args: ProcessArgs) -> None:
     """Start JAX's runtime for several processes."""
     times = {"heartbeat_timeout_seconds": HEARTBEAT, "shutdown_timeout_seconds": FAREWELL}
-    if args.process_id < 1 and not args.quiet:
-        print(f"meeting  the other processes{args.coordinator and f' at {args.coordinator}'} ...", flush=True)
+    if args.coordinator and not args.quiet:
+        where = f"{args.num_processes} processes at {args.coordinator}, for {START} s at most"
+        print(f"process {args.process_id} is meeting {where} ...", file=sys.stderr, flush=True)
     try:
-        jax.distributed.initialize(**args.process, **times, initialization_timeout=START)
+        with _ending_at_once():
+            jax.distributed.initialize(**args.process, **times, initialization_timeout=START)
     except (ValueError, RuntimeError) as error:
         raise UsageError(_reason(args, error)) from error
+
+
+@contextmanager
+def _ending_at_once() -> Iterator[None]:
+    """Inside, Ctrl-C ends the process even while no Python runs; in another thread that is the caller's business."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _reason(args: ProcessArgs, error: Exception) -> str:
@@ -141,8 +163,10 @@ def _reason(args: ProcessArgs, error: Exception) -> str:
     text = re.sub(r"\s+", " ", str(error))
     if "must be called before" in text:
         return "JAX has started already in this process: --distributed has to come before anything on a device"
-    if not args.coordinator:
+    if "should be defined" in text or "must be defined" in text:
         systems = "no Slurm, Open MPI, Kubernetes or TPU pod here"
         return f"--distributed finds {systems}: name --coordinator HOST:PORT, --num-processes and --process-id"
+    if not args.coordinator:
+        return f"this process could not meet the others: {text[:200]}"
     process = f"process {args.process_id} of {args.num_processes}"
     return f"{process} could not meet the others at {args.coordinator}: {text[:200]}"

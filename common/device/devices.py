@@ -31,35 +31,38 @@ def choose_devices(
     they are known, unless JAX has already started; then the existing ones are used. Raises UsageError, with the numbers
     that would work, where there are too few devices or they do not divide the environments.
     """
-    shares = [count for count in range(1, min(num_envs, MAX_DEVICES) + 1) if num_envs % (count * block) == 0]
+    processes = max(num_processes, 1)
+    counts = range(processes, min(num_envs, MAX_DEVICES) + 1, processes)
+    shares = [count for count in counts if num_envs % (count * block) == 0]
+    blocks = f", in blocks of {block} that give all minibatches equal parts" if block > 1 else ""
+    if not shares and processes > 1:
+        raise UsageError(
+            f"--num-envs {num_envs} cannot be split evenly over {processes} processes{blocks}: take --num-envs "
+            f"{multiples_near(num_envs, processes * block)}"
+        )
     if not shares:
         raise UsageError(
             f"--num-envs {num_envs} must be a multiple of {block}, so that all minibatches get equal parts of the "
             f"environments; nearest: {multiples_near(num_envs, block)}"
-        )
-    if num_devices and num_devices not in shares:
-        blocks = f", in blocks of {block} that give all minibatches equal parts" if block > 1 else ""
-        raise UsageError(
-            f"--num-devices {num_devices} does not divide --num-envs {num_envs}{blocks}: take --num-envs "
-            f"{multiples_near(num_envs, num_devices * block)}, or --num-devices {', '.join(map(str, shares[:12]))}"
-        )
-    worthwhile = [n for n in shares if n <= _cores() and n * envs_per_cpu_device <= num_envs] or [1]
-    several = jax.distributed.is_initialized()
-    _make_cpu_devices(math.ceil(num_devices / max(num_processes, 1)) or (1 if several else worthwhile[-1]))
-    devices = _local_devices()
-    groups = [[x for x in jax.devices() if x.process_index == process] for process in range(jax.process_count())]
-    processes, kind, most = len(groups), devices[0].platform, min(map(len, groups)) * len(groups)
-    shares = [count for count in shares if count % processes == 0]
-    if not shares:
-        raise UsageError(
-            f"--num-envs {num_envs} cannot be split evenly over {processes} processes, in blocks of {block}: take "
-            f"--num-envs {multiples_near(num_envs, processes * block)}"
         )
     if num_devices % processes:
         raise UsageError(
             f"--num-devices {num_devices} counts the devices of all {processes} processes, which have as many each: "
             f"take {multiples_near(num_devices, processes)}"
         )
+    if num_devices and num_devices not in shares:
+        raise UsageError(
+            f"--num-devices {num_devices} does not divide --num-envs {num_envs}{blocks}: take --num-envs "
+            f"{multiples_near(num_envs, num_devices * block)}, or --num-devices {', '.join(map(str, shares[:12]))}"
+        )
+    several = jax.distributed.is_initialized()
+    worthwhile = [n for n in shares if n <= _cores() and n * envs_per_cpu_device <= num_envs] or shares[:1]
+    _make_cpu_devices((num_devices or (processes if several else worthwhile[-1])) // processes)
+    devices = _local_devices()
+    if processes != jax.process_count():  # which they have found out by themselves
+        return choose_devices(num_devices, num_envs, block, jax.process_count(), envs_per_cpu_device)
+    groups = [[x for x in jax.devices() if x.process_index == process] for process in range(processes)]
+    kind, most = devices[0].platform, min(map(len, groups)) * processes
     if num_devices > most:
         where = f"in each of {processes} processes" if several else "here"
         raise UsageError(f"--num-devices {num_devices}: JAX has {most // processes} {kind} device(s) {where}")

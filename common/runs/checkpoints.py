@@ -94,6 +94,11 @@ class Checkpoints:
 
     def set_aside(self, damaged: Damaged) -> str:
         """Take a checkpoint out of all that follows: it gets another name. Returns what there is to say of that."""
+        words = cluster.on_first(self._rename, damaged)
+        self._writer.reload()
+        return words
+
+    def _rename(self, damaged: Damaged) -> str:
         path = self.path(damaged.step)
         aside = path.with_suffix(DAMAGED)
         shutil.rmtree(aside, ignore_errors=True)
@@ -101,7 +106,6 @@ class Checkpoints:
             path.rename(aside)
         except OSError as error:
             return f"{damaged}; it could not be renamed ({error.strerror})"
-        self._writer.reload()
         return f"{damaged}; it is {aside.name} now"
 
     def save(self, step: int, arrays: Arrays, returns: list[float] | None) -> None:
@@ -113,7 +117,7 @@ class Checkpoints:
         stored = with_checksums(arrays)
         self.wait()  # orbax would delete a checkpoint to overwrite before it waits for its being written
         try:
-            again = step in self.steps()
+            again = step in cluster.on_first(self.steps)
             self._saving = step, self._writer.save_async(step, stored, force=True, overwrite=again, metrics=metrics)
         except Exception as error:
             raise self._failure(step, error) from error
@@ -145,7 +149,8 @@ class Checkpoints:
                 saving.result()  # ends its thread, which the writer's own `wait` leaves behind
             except Exception as error:
                 raise self._failure(step, error) from error
-        self._delete_old()
+        if cluster.is_first():
+            self._delete_old()
 
     def load(
         self,
@@ -209,8 +214,6 @@ class Checkpoints:
 
     def _delete_old(self) -> None:
         """Keep the newest by step, not by the time of saving, and the best as the evaluations on disk have it now."""
-        if not cluster.is_first():
-            return
         steps, evaluations = self.steps(), self.evaluations() if self._keep_best else {}
         kept = steps[-self._keep :]  # 0 keeps all
         unwanted = set(steps).difference(kept, [best_step(evaluations, overall=self._overall)])
@@ -223,7 +226,7 @@ class Checkpoints:
 
     def _failure(self, step: int, error: Exception) -> TrainingError:
         """The reason in words; what there is of the checkpoint is deleted, for the disk may be full."""
-        for _ in range(ATTEMPTS):  # threads that have not noticed yet may write on
+        for _ in range(ATTEMPTS if cluster.is_first() else 0):  # threads that have not noticed yet may write on
             for path in (unfinished := list(self.directory.glob(f"{step}{UNFINISHED}*"))):
                 shutil.rmtree(path, ignore_errors=True)
             if not unfinished:

@@ -9,7 +9,7 @@ from common.cli.errors import UsageError
 from common.runs import lock
 
 FILES = "config.json", "metrics.jsonl", "metrics.tmp", "curve.png", "policy.gif", "result.json", "wandb_id", "DONE"
-FILES += "population.jsonl", "population.png", "elo.json"
+FILES += "population.jsonl", "population.png", "elo.json", "teams.json"
 KINDS = dict.fromkeys((*FILES, lock.NAME), "file") | {"checkpoints": "folder"}
 
 

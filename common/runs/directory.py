@@ -21,6 +21,7 @@ from common.cli.env_names import OWN, is_custom, split_name
 from common.cli.errors import UsageError
 from common.cli.files import writing
 from common.cli.flags import ONE_TIME, read_config
+from common.device import cluster
 from common.runs import lock
 from common.runs.contents import check_contents
 from common.runs.damage import check_exchanges, check_members
@@ -38,6 +39,8 @@ def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) ->
     if not is_custom(args.env) and args.env != env.name:
         # An environment object passed to `train`: resuming needs it again.
         flags["env"] = f"{type(env.inner).__module__}:{type(env.inner).__qualname__}"
+    if args.resume:
+        flags["init_from"] = read_config(args.resume)["args"].get("init_from", "")
     return {
         "algorithm": path.stem,
         "script": str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path),
@@ -69,6 +72,17 @@ def suite_version(env: str) -> dict[str, str]:
     return {}
 
 
+def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, list[str]]:
+    """What `choose_directory` returns, in all processes; (None, []) with --benchmark, which has none.
+
+    Raises UsageError, also where the processes have different flags, code or versions.
+    """
+    flags = {name: value for name, value in config["args"].items() if name not in ("process_id", "quiet")}
+    content = json.dumps([flags, config["script_sha256"], config["versions"]])
+    cluster.check_equal("the command or the code", hashlib.sha256(content.encode()).hexdigest(), UsageError)
+    return (None, []) if args.benchmark else cluster.on_first(choose_directory, args, config)
+
+
 def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]]:
     """The run's directory, and what differs from the flags of the run that is resumed. Writes nothing.
 
@@ -85,7 +99,6 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
         check_contents(path)
         check_exchanges(path)
     stored = read_config(path)
-    config["args"]["init_from"] = stored["args"].get("init_from", "")
     return path, _compare(args, stored, config, path)
 
 

@@ -24,11 +24,12 @@ from common.runs import reports
 from common.runs.clock import Clock
 from common.runs.companion import Companion, Nobody
 from common.runs.confirmation import confirm_best
-from common.runs.directory import choose_directory, claim_directory, describe_run
+from common.runs.directory import agree_on_directory, claim_directory, describe_run
 from common.runs.evaluation import DeviceEvaluation, Evaluation, Evaluations
 from common.runs.interruption import Interruption
 from common.runs.intervals import Intervals
 from common.runs.loading import load, place, with_learner
+from common.runs.lock import check_shared
 from common.runs.metrics import check_extras
 from common.runs.ranking import summary
 from common.runs.recorder import Callback, Chunk, Recorder, Report
@@ -54,8 +55,7 @@ class Run:
         self.args, self.devices, self._is_game = args, devices, getattr(env, "is_game", False)
         self.total = args.num_updates * args.steps_per_update
         self.config = describe_run(args, script, env, devices)
-        found = (None, []) if args.benchmark else cluster.on_first(choose_directory, args, self.config)
-        (self.path, changes), first = found, cluster.is_first()
+        (self.path, changes), first = agree_on_directory(args, self.config), cluster.is_first()
         self.dir = self.path if first else None  # where this process writes
         self.console = Console(args.quiet or args.benchmark, self.total, summary if args.is_population else None, first)
         self.steps = self.first_step = 0
@@ -77,7 +77,7 @@ class Run:
         if self._evaluations is None:
             return
         self._evaluations.stop()
-        if error is not None:
+        if error is not None and not cluster.has_lost(error):
             with suppress(Exception):  # let the save under way finish; `error` is what gets reported
                 self._saver.wait()
         with suppress(Exception) if error is not None else nullcontext():
@@ -92,6 +92,7 @@ class Run:
         beside the state. An `evaluation` takes the place of `evaluate`.
         """
         self.console.say(self._header)
+        check_shared(self.path)
         args = self.args
         members = arrays_of(args.members, len(self.devices))
         self._shapes = shapes = jax.eval_shape(programs.init, members)

@@ -38,7 +38,7 @@ class Saver:
             self._checkpoints = Checkpoints(
                 directory / FOLDER, args.keep_checkpoints, args.keep_best, overall=self._overall
             )
-            for damaged in start.damaged if cluster.is_first() else ():
+            for damaged in start.damaged:
                 warn(self._checkpoints.set_aside(damaged))
         self._unsaved, self._keep_best, self._is_population = args.unsaved, args.keep_best, args.is_population
         self.counters = counters

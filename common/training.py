@@ -65,7 +65,8 @@ def train_on_devices(
     if args.list_envs:
         return list_envs("device", args.list_envs)
     with cluster.joined(args):
-        devices = choose_devices(args.num_devices, args.num_envs, args.block, args.num_processes, **choice)
+        sizes = args.num_devices, args.num_envs, args.block
+        devices = choose_devices(*sizes, num_processes=args.num_processes, **choice)
         params = given_params(vars(args))
         env = for_run(args, make(args.env, params) if env is None else wrap(env, params))
         algorithm = make_algorithm(args, env)

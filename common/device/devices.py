@@ -20,8 +20,8 @@ def choose_devices(
     num_devices: int,
     num_envs: int,
     block: int = 1,
-    num_processes: int = 1,
     envs_per_cpu_device: float = MIN_ENVS_PER_CPU_DEVICE,
+    num_processes: int = 1,
 ) -> list[jax.Device]:
     """The devices to train on, those of every process behind those of the one before and as many.
 
@@ -60,7 +60,7 @@ def choose_devices(
     _make_cpu_devices((num_devices or (processes if several else worthwhile[-1])) // processes)
     devices = _local_devices()
     if processes != jax.process_count():  # which they have found out by themselves
-        return choose_devices(num_devices, num_envs, block, jax.process_count(), envs_per_cpu_device)
+        return choose_devices(num_devices, num_envs, block, envs_per_cpu_device, jax.process_count())
     groups = [[x for x in jax.devices() if x.process_index == process] for process in range(processes)]
     kind, most = devices[0].platform, min(map(len, groups)) * processes
     if num_devices > most:

@@ -116,8 +116,10 @@ def test_a_signal_and_a_kill_at_one_process_end_both(tmp_path):
     read_until(first, "step ")
     second.kill()
     codes, said = ends([first, second])
-    assert codes == [1, -signal.SIGKILL]
-    check_words(said[0], "error: process 0 of 2 has lost another one, saved checkpoints are intact")
+    assert codes[1] == -signal.SIGKILL
+    assert codes[0] in (1, -signal.SIGABRT)  # JAX's runtime may notice first
+    reasons = {1: "error: process 0 of 2 has lost another one", -signal.SIGABRT: "another task died"}
+    check_words(said[0], reasons[codes[0]])
     assert "Traceback" not in said[0]
     assert checkpoint_steps(run_dir) == [stopped["env_steps"]]
     assert not in_process("--resume", run_dir, "--stop-after", stopped["env_steps"] + STEPS, "--num-devices", 1)

@@ -143,7 +143,7 @@ from common.device.memory import Seen
 from common.device.programs import TrainState
 from common.device.reductions import Tally, across_devices, over_steps
 from common.device.sampling import block_width, minibatch_indices
-from common.device.sharding import AXIS
+from common.device.sharding import AXIS, varying_like
 from common.envs.masks import legal_actions
 from common.envs.requirements import need_fitting_spaces
 from common.envs.spaces import Space, batch_shape, zeros
@@ -391,7 +391,7 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
     def gradient_step(carry, minibatch: Batch, hyper):
         """One step of the optimizer on parameters and its state, which it carries, and metrics."""
         params, opt_state = carry
-        (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, minibatch, hyper)
+        (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(varying_like(minibatch, params), minibatch, hyper)
         grads, metrics = across_devices(grads, metrics)
         direction, opt_state = clipped_adam(hyper).update(grads, opt_state)
         params = jax.tree.map(lambda p, d: p - hyper.learning_rate * d, params, direction)

@@ -100,7 +100,7 @@ from common.device.reductions import Tally, across_devices
 from common.device.replay import Replay, check_memory, new_replay, num_groups
 from common.device.sampling import keys_of, split_keys
 from common.device.seeds import same_for_all_seeds
-from common.device.sharding import AXIS
+from common.device.sharding import AXIS, varying_like
 from common.device.update_loop import do_where, repeat_and_add
 from common.envs.masks import largest_entropy, legal_actions
 from common.envs.privileged import for_policies
@@ -341,7 +341,7 @@ def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
                 "q/td_error": jnp.mean(jnp.abs(q - target)),
             }
 
-        grads, metrics = across_devices(*jax.grad(loss, has_aux=True)(params.critics))
+        grads, metrics = across_devices(*jax.grad(loss, has_aux=True)(varying_like(batch, params.critics)))
         changes, opt_state = adam(hyper.q_lr, hyper).update(grads, learner.opt_states.critics)
         metrics |= {"grad/q_norm": optax.global_norm(grads)}
         return optax.apply_updates(params.critics, changes), opt_state, Tally.of(metrics)
@@ -360,7 +360,7 @@ def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
             value = -jnp.mean(q + alpha * entropy)
             return value, {"loss/policy": value, "policy/entropy": jnp.mean(entropy)} | wanted
 
-        grads, metrics = across_devices(*jax.grad(loss, has_aux=True)(params.actor))
+        grads, metrics = across_devices(*jax.grad(loss, has_aux=True)(varying_like(batch, params.actor)))
         changes, actor_state = adam(hyper.policy_lr, hyper).update(grads, opt_states.actor)
         params = params._replace(actor=optax.apply_updates(params.actor, changes))
         opt_states = opt_states._replace(actor=actor_state)

@@ -137,7 +137,7 @@ from common.device.memory import Seen, at_start
 from common.device.programs import Algorithm, TrainState
 from common.device.reductions import Tally, across_devices, over_steps
 from common.device.sampling import in_segments, keys_of, minibatch_indices, rollout_keys, side_by_side, split_keys
-from common.device.sharding import AXIS
+from common.device.sharding import AXIS, varying_like
 from common.device.stepping import new_starts, reset_envs, step_envs
 from common.device.update_loop import scan_until_stopped
 from common.device.value_metrics import value_metrics
@@ -403,7 +403,7 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
     def gradient_step(carry, minibatch: Batch, hyper):
         """One step of the optimizer on parameters and its state, which it carries, and metrics."""
         params, opt_state = carry
-        (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, minibatch, hyper)
+        (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(varying_like(minibatch, params), minibatch, hyper)
         grads, metrics = across_devices(grads, metrics)
         direction, opt_state = clipped_adam(hyper).update(grads, opt_state)
         params = jax.tree.map(lambda p, d: p - hyper.learning_rate * d, params, direction)

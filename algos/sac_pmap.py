@@ -101,7 +101,7 @@ from common.device.reductions import Tally, across_devices
 from common.device.replay import Replay, check_memory, new_replay, num_groups
 from common.device.sampling import keys_of, split_keys
 from common.device.seeds import same_for_all_seeds
-from common.device.sharding import AXIS, flat_pmean
+from common.device.sharding import AXIS, flat_pmean, same_on_all_devices, varying_like
 from common.device.stepping import reset_envs, step_envs
 from common.device.update_loop import do_where, repeat_and_add
 from common.envs.environment import Env
@@ -306,7 +306,7 @@ def make_sac(args: Args, env: Env) -> Algorithm:
 
     def learn(learner: Learner, replay: Replay, key: jax.Array) -> tuple[Learner, Tally]:
         """The gradient updates that are due after the newest transitions."""
-        stored = replay.added * args.num_envs
+        stored = same_on_all_devices(replay.added) * args.num_envs
         due = args.ratio.due(stored) - args.ratio.due(stored - args.num_envs)
 
         return repeat_and_add(partial(gradient_update, replay=replay, key=key), learner, due)
@@ -364,7 +364,7 @@ def make_sac(args: Args, env: Env) -> Algorithm:
                 "q/td_error": jnp.mean(jnp.abs(q - target)),
             }
 
-        grads, metrics = across_devices(*jax.grad(loss, has_aux=True)(params.critics))
+        grads, metrics = across_devices(*jax.grad(loss, has_aux=True)(varying_like(batch, params.critics)))
         changes, opt_state = adam(hyper.q_lr, hyper).update(grads, learner.opt_states.critics)
         metrics |= {"grad/q_norm": optax.global_norm(grads)}
         return optax.apply_updates(params.critics, changes), opt_state, Tally.of(metrics)
@@ -383,7 +383,7 @@ def make_sac(args: Args, env: Env) -> Algorithm:
             value = -jnp.mean(q + alpha * entropy)
             return value, {"loss/policy": value, "policy/entropy": jnp.mean(entropy)} | wanted
 
-        grads, metrics = across_devices(*jax.grad(loss, has_aux=True)(params.actor))
+        grads, metrics = across_devices(*jax.grad(loss, has_aux=True)(varying_like(batch, params.actor)))
         changes, actor_state = adam(hyper.policy_lr, hyper).update(grads, opt_states.actor)
         params = params._replace(actor=optax.apply_updates(params.actor, changes))
         opt_states = opt_states._replace(actor=actor_state)
@@ -445,9 +445,10 @@ def make_sac(args: Args, env: Env) -> Algorithm:
         """How things stand at the end of an interval."""
         learner, replay = state.learner, state.shard.replay
         learned_from = learner.updates * args.num_envs - args.learning_starts
+        fill = jnp.mean(jnp.where(replay.filled == replay.capacity, 1.0, replay.filled / replay.capacity))
         return {
             "gradient_updates": learner.gradient_updates,
-            "replay/fill": jnp.mean(jnp.where(replay.filled == replay.capacity, 1.0, replay.filled / replay.capacity)),
+            "replay/fill": same_on_all_devices(fill),
             "replay/ratio": learner.gradient_updates / jnp.maximum(learned_from, 1),
         }
 

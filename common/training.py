@@ -9,7 +9,6 @@ Both raise UsageError for what cannot be done, TrainingError where training had 
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,12 +25,11 @@ from common.cli.host_flags import HostEnvArgs
 from common.device import cluster
 from common.device.devices import choose_devices, choose_roles, describe, memory_of
 from common.device.memory import Agent
-from common.device.programs import Programs, for_seeds, pmapped
+from common.device.programs import Programs, for_seeds, over_devices
 from common.device.reductions import Tally
 from common.device.seeds import arrays_of
 from common.device.sharding import AXIS, to_host
-from common.drawing.figure import draw_curve
-from common.drawing.population import draw_population
+from common.endings import draw_metrics, draw_policy
 from common.envs.environment import Env
 from common.envs.own import wrap
 from common.envs.registry import list_envs, make
@@ -40,9 +38,8 @@ from common.envs.varied import for_run
 from common.population.evolution import evolution
 from common.population.rating import rate_members
 from common.runs.lock import locked
-from common.runs.ranking import ranked
 from common.runs.recorder import Callback
-from common.runs.reports import TrainResult, stored_evaluation
+from common.runs.reports import TrainResult
 from common.runs.run import Run
 
 LARGE = 50_000_000  # bytes of environments in a checkpoint, from which on the header says so
@@ -70,8 +67,10 @@ def train_on_devices(
         params = given_params(vars(args))
         env = for_run(args, make(args.env, params) if env is None else wrap(env, params))
         algorithm = make_algorithm(args, env)
-        programs = pmapped(for_seeds(algorithm, env, args.num_agents, args.eval_episodes, evolution(args)), devices)
-        header = notes(env, devices) | args.remarks | _notes_of(args, env) | _check_memory(args, programs, devices)
+        functions = for_seeds(algorithm, env, args.num_agents, args.eval_episodes, evolution(args))
+        programs, checks = over_devices(functions, devices, args.sharding, arrays_of(args.members, len(devices)))
+        header = notes(env, devices) | args.remarks | checks | _notes_of(args, env)
+        header |= _check_memory(args, programs, devices)
         run = Run(args, script, env, devices, header, callback)
         with locked(run.dir), run:
             state, update = run.start(programs, example=np.int32(0))
@@ -79,8 +78,8 @@ def train_on_devices(
                 updates = run.next_chunk()
                 state, *report = update(state, updates)
                 run.advance(state, updates, partial(jax.device_get, report))
-            with_policies = [partial(end, run, env, Agent.of(algorithm)) for end in (_draw_policy, rate_members)]
-            return run.finish(state, [partial(_draw_curve, run, env), *with_policies])
+            with_policies = [partial(end, run, env, Agent.of(algorithm)) for end in (draw_policy, rate_members)]
+            return run.finish(state, [partial(draw_metrics, run, env), *with_policies])
 
 
 def _notes_of(args: Any, env: Env) -> dict[str, str]:
@@ -100,7 +99,8 @@ def _check_memory(args: Any, programs: Programs, devices: list[jax.Device]) -> d
     if not args.is_population:
         return {}
     state = jax.eval_shape(programs.init, arrays_of(args.members, len(devices)))
-    size, available = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)), memory_of(devices)
+    of_each = sum(x.size // len(x) * x.dtype.itemsize for x in jax.tree.leaves(state))
+    size, available = of_each * len(devices), memory_of(devices)
     if size > available:
         raise UsageError(
             f"{args.num_agents:,} members of {size / args.num_agents / 1e6:,.1f} MB are {size / 1e9:,.1f} GB, and "
@@ -138,7 +138,7 @@ def train_with_actors(
         state, update = run.start(_over_learners(algorithm, devices), example, evaluation)
         if run.unfinished:
             state = _learn_from_actors(run, algorithm, state, update, actor_devices)
-        return run.finish(state, [partial(_draw_curve, run, env)])
+        return run.finish(state, [partial(draw_metrics, run, env)])
 
 
 def _over_learners(algorithm: Any, devices: list[jax.Device]) -> Programs:
@@ -215,36 +215,3 @@ def _update(args: HostEnvArgs, batches: Batches, state: Any, batch: Any, update:
         state, published, reported = update(state, batch)
     batches.publish(published)
     return state, reported
-
-
-def _draw_curve(run: Run, env: Any, learners: Any, status: str) -> str:
-    """Draw the metrics of a run to a picture; what it returns is a line for the console, see `Run.finish`."""
-    title = f"{env.name}, {run.config['algorithm']}"
-    if run.args.is_population:
-        return f"picture  {draw_population(run.dir, title, run.args.members.hyper)}"
-    return f"curve    {draw_curve(run.dir, title)}"
-
-
-def _draw_policy(run: Run, env: Env, agent: Agent, learners: Any, status: str) -> str:
-    """With --gif, draw an episode with the policy of the first of `learners` [S, ...] to `policy.gif`."""
-    path = run.dir / "policy.gif"
-    if not run.args.gif:
-        return ""
-    if status != "interrupted":
-        try:
-            _play_and_draw(run, env, agent, learners, path)
-        except Exception as error:  # all is saved by now: a picture that fails does not make the run a failure
-            run.console.warn(f"policy.gif could not be drawn: {error}")
-    return f"gif      {path}" if path.exists() else ""
-
-
-def _play_and_draw(run: Run, env: Env, agent: Agent, learners: Any, path: Path) -> None:
-    from common.play import record_with_bar, save_gif  # slow, and needed with --gif only
-    from common.policy import Policy
-
-    path.unlink(missing_ok=True)
-    returns = stored_evaluation(run.dir, run.steps).evaluation.get("eval/return_mean", [])
-    member = ranked(returns)[0] if run.args.is_population and returns else 0
-    policy = Policy(agent, jax.tree.map(lambda x: x[member], learners), env.spec)
-    episode = record_with_bar(policy, env, jax.random.key(run.args.seed), run.console)
-    save_gif(env, episode, path, run.console)

@@ -252,6 +252,15 @@ class Luck(Endings):
         return obs, state, reward + action + jax.random.uniform(key), *rest
 
 
+class Looping(Toy):
+    """Steps in a loop that begins with a constant, as environments of other packages do."""
+
+    def step_env(self, key, state, action, params):
+        obs, *rest = super().step_env(key, state, action, params)
+        _, obs = jax.lax.while_loop(lambda x: x[0] < 1, lambda x: (x[0] + 1, obs), (0, jnp.zeros(2)))
+        return obs, *rest
+
+
 class RewardIsEpisode(Toy):
     """The return of an episode is known from its first observation alone."""
 

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from helpers import (
     host_params,
     make_env,
     over_devices,
+    relative_difference,
     result_of,
     run_updates,
     same_bits,
@@ -43,7 +45,7 @@ from common.cli.errors import UsageError
 from common.cli.flags import RunArgs
 from common.cli.host_flags import HostEnvArgs
 from common.cli.pbt_flags import PbtArgs
-from common.device.programs import TrainState
+from common.device.programs import TrainState, shard_mapped
 from common.device.sharding import to_devices
 from common.envs.environment import Env
 from common.envs.registry import make
@@ -233,6 +235,29 @@ def num_devices(tmp_path, **_):
     start(tmp_path / "one")
     start(tmp_path / "two", num_devices=2)
     assert [len(read_config(tmp_path / name)["devices"]) for name in ("one", "two")] == [1, 2]
+
+
+def sharding(tmp_path, monkeypatch, **_):
+    """What is learned is the same, and a resumed run goes on with what it had, exactly, or with the other one."""
+    used, flags = [], {"num_devices": 2, "eval_interval": UPDATE, "env": "helpers:Luck"}
+
+    def watched(*args, **how):
+        used.append(args)
+        return shard_mapped(*args, **how)
+
+    monkeypatch.setattr("common.device.programs.shard_mapped", watched)
+    pmap = start(tmp_path / "pmap", **flags)
+    assert not used
+    whole = start(tmp_path / "whole", **flags, sharding="shard_map")
+    part = start(tmp_path / "part", **flags, sharding="shard_map", stop_after=UPDATE)
+    shutil.copytree(part.run_dir, tmp_path / "other")
+    resumed = ppo.train(ppo.Args.from_run(part.run_dir, env="helpers:Luck"))
+    assert resumed.state_sha256 == whole.state_sha256 != part.state_sha256
+    assert len(used) == 3
+    other = ppo.train(ppo.Args.from_run(tmp_path / "other", env="helpers:Luck", sharding="pmap"))
+    assert len(used) == 3
+    assert relative_difference(pmap.params, whole.params) < 1e-6
+    assert relative_difference(pmap.params, other.params) < 1e-6
 
 
 def keep_checkpoints(tmp_path, **_):
@@ -472,6 +497,7 @@ def test_a_longer_run_says_where_its_annealed_step_size_begins_again(tmp_path, c
 
 RUN = (
     num_devices,
+    sharding,
     save_envs,
     keep_checkpoints,
     keep_best,

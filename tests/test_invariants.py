@@ -1,6 +1,7 @@
 """The promises that PPO, recurrent PPO and SAC keep: X1 to X6, X8, X10 and X11 of the design."""
 
 import functools
+import re
 import shutil
 
 import flax.linen as nn
@@ -12,6 +13,7 @@ from helpers import (
     Args,
     Watch,
     calls_of_gae,
+    functions_of,
     host_params,
     init_over,
     make_env,
@@ -32,9 +34,12 @@ from helpers import (
     train,
 )
 
+import common.device.compilation
 from benchmarks.many_seeds import scaled
 from common.cli.env_params import as_flags
+from common.device.programs import shard_mapped
 from common.device.sampling import block_width, minibatch_indices, rollout_keys
+from common.device.seeds import arrays_of
 from common.device.sharding import global_ids, to_host
 from common.envs.varied import for_run
 
@@ -95,6 +100,50 @@ def test_x1_parameters_do_not_depend_on_the_number_of_devices(case, num_devices)
 @pytest.mark.parametrize("case", CASES)
 def test_x3_replicas_are_bit_identical(case):
     assert replicas_are_identical(after(12, case, DEVICES[case][0]))
+
+
+def shard_mapped_programs(case, num_devices, **more):
+    args, name, flags = CASES[case]
+    args = args(**flags | more)
+    programs = shard_mapped(functions_of(args, make_env(name)), jax.devices()[:num_devices])
+    return programs, arrays_of(args.members, num_devices)
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("num_devices", [1, 4])
+@pytest.mark.parametrize("case", ["discrete", "memory", "sac"])
+def test_shard_map_equals_pmap(case, num_devices):
+    """After twelve updates; JAX has proved that the learner is the same on every device."""
+    (init, update, _), members = shard_mapped_programs(case, num_devices)
+    update = update.lower(jax.eval_shape(init, members), np.int32(0)).compile(common.device.compilation._options(1))
+    state, *_ = update(init(members), np.int32(12))
+    assert relative_difference(to_host(after(12, case, num_devices)), to_host(state)) < 1e-6
+    assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(state.learner))
+    assert num_devices == 1 or replicas_are_identical(state)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_the_same_on_every_device_passes_the_checks_of_shard_map(case):
+    """Traced only, for two seeds; a value that may differ where a loop or a result has one that does not raises."""
+    programs, members = shard_mapped_programs(case, 2, num_seeds=2)
+    state = jax.eval_shape(programs.init, members)
+    for program in (programs.update, programs.evaluate):
+        jax.eval_shape(program, state, np.int32(1))
+
+
+@pytest.mark.parametrize(("env", "wanted"), [("helpers:Toy", ", with"), ("helpers:Looping", " without")])
+def test_environments_that_do_not_pass_the_checks_run_without_them_and_say_so(env, wanted, tmp_path, capfd):
+    train(small_args(env=env, sharding="shard_map", num_devices=2, quiet=False, run_dir=str(tmp_path / "run")))
+    assert f"shard_map{wanted} JAX's checks" in capfd.readouterr().out
+
+
+def test_the_example_of_the_docs_runs():
+    (example,) = re.findall(r"```python\n(import jax\n.*?)```", (ROOT / "docs" / "ppo.md").read_text(), re.DOTALL)
+    names = {}
+    exec(example, names)
+    state, metrics, _ = names["update"](names["state"])
+    assert int(state.learner.updates) == 2
+    assert np.isfinite(metrics.value["loss/policy"])
 
 
 def minibatches_over(num_devices, num_steps, num_envs, num_minibatches, epochs=3, seed=0):

@@ -364,6 +364,7 @@ def test_teams_resume_to_the_last_bit_and_end_with_their_returns(tmp_path, capfd
         ("--population 2 --opponent self", "--matchmaking members and --opponent self both"),
         ("--population 2 --env CartPole-v1", "--matchmaking members needs a game of several players, not CartPole-v1"),
         ("--population 2 --env CartPole-v1", "an environment of several agents, such as jaxmarl:MPE_simple_spread_v3"),
+        ("--population 2 --sharding shard_map", "--matchmaking members needs --sharding pmap, it is shard_map"),
     ],
 )
 def test_refusals(words, wanted):

@@ -1,9 +1,10 @@
 """Flags of algorithms whose environments step on the devices too."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from common.cli.checks import check
+from common.cli.errors import UsageError
 from common.cli.process_flags import ProcessArgs
 
 
@@ -17,6 +18,8 @@ class DeviceEnvArgs(ProcessArgs):
     """Environment: a gymnax id, suite:id such as brax:ant, or package.module:factory of your own."""
     num_devices: int = 0
     """Devices to train on; 0 is every accelerator, or on a CPU as many cores as pay off."""
+    sharding: Literal["pmap", "shard_map"] = "pmap"
+    """How programs come to several devices; both compute the same."""
     num_envs: int = 32
     """Parallel environments."""
     save_envs: bool = True
@@ -32,3 +35,5 @@ class DeviceEnvArgs(ProcessArgs):
         super().__post_init__()
         check(self, "num_envs", at_least=1)
         check(self, "num_devices", at_least=0)
+        if self.is_distributed and self.sharding != "pmap":
+            raise UsageError(f"several processes train with --sharding pmap only, it is {self.sharding}")

@@ -108,3 +108,5 @@ def check_matchmaking(args: Any) -> None:
         raise UsageError(f"--matchmaking members needs a --population of 2 or more members, not {args.population}")
     if args.opponent == "self":
         raise UsageError("--matchmaking members and --opponent self both say who plays the others: give only one")
+    if args.sharding != "pmap":  # whose checks take the axis of the members for one of devices
+        raise UsageError(f"--matchmaking members needs --sharding pmap, it is {args.sharding}")

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from common.device.sharding import gathered
 from common.envs.environment import Env
 from common.envs.spec import EnvSpec
 
@@ -95,7 +96,7 @@ def count_episodes(
     earned = EpisodeTracker(steps.reward, jnp.ones_like(steps.reward), objective)
     tracker, finished = jax.lax.scan(step, tracker, (earned, done))  # finished [T, N]
     done, finished = jax.tree.map(
-        lambda x: jax.lax.all_gather(x, axis_name, axis=1, tiled=True).ravel(), (done & (finished.length > 0), finished)
+        lambda x: gathered(x, axis_name, axis=1).ravel(), (done & (finished.length > 0), finished)
     )  # [T * N of all devices]
     ret, length = finished.ret, finished.length
     totals = EpisodeTotals(

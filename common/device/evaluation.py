@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from common.device.memory import Player, Seen, at_start
 from common.device.sampling import keys_of
+from common.device.sharding import varying_like
 from common.device.stepping import reset_envs, step_envs
 from common.envs.environment import Env
 
@@ -72,5 +73,5 @@ def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episo
 
     memory = player.initial_memory(num_episodes)
     start = (jnp.int32(0), env_state, at_start(obs), memory, zeros > 0, Episodes(zeros, zeros))
-    *_, episodes = jax.lax.while_loop(unfinished, step, start)
+    *_, episodes = jax.lax.while_loop(unfinished, step, varying_like(keys, start))
     return episodes

@@ -7,14 +7,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
+from jax.sharding import PartitionSpec as P
 
 from common.cli.members import Members
 from common.device.episodes import recent_metrics
 from common.device.evaluation import Episodes, run_episodes
 from common.device.memory import Agent
 from common.device.seeds import over_seeds
-from common.device.sharding import AXIS
+from common.device.sharding import AXIS, mesh_of
 from common.device.update_loop import repeat
 from common.envs.environment import Env
 
@@ -95,3 +97,56 @@ def pmapped(programs: Programs, devices: list[jax.Device]) -> Programs:
         update=over_devices(programs.update, in_axes=(0, None), out_axes=(0, None, None), donate_argnums=0),
         evaluate=over_devices(programs.evaluate, in_axes=(0, None)),
     )
+
+
+def shard_mapped(programs: Programs, devices: list[jax.Device], check: bool = True) -> Programs:
+    """Like `pmapped`, with global arrays, of the learner one for all devices, [1, S, ...].
+
+    With `check` JAX proves that the learner and what `update` returns beside the state are the same on every device.
+    """
+    over_devices = partial(jax.shard_map, mesh=mesh_of(devices), check_vma=check)
+    parts = TrainState(P(), P(AXIS))
+
+    def init(members: Any) -> TrainState:
+        return _with_axis(programs.init(_without_axis(members)))
+
+    def update(state: TrainState, num_updates: jax.Array):
+        state, *reports = programs.update(_without_axis(state), num_updates)
+        return _with_axis(state), *reports
+
+    def evaluate(state: TrainState, seed: jax.Array) -> Episodes:
+        return _with_axis(programs.evaluate(_without_axis(state), seed))
+
+    return Programs(
+        init=jax.jit(over_devices(init, in_specs=P(), out_specs=parts)),
+        update=jax.jit(over_devices(update, in_specs=(parts, P()), out_specs=(parts, P(), P())), donate_argnums=0),
+        evaluate=jax.jit(over_devices(evaluate, in_specs=(parts, P()), out_specs=P(AXIS))),
+    )
+
+
+def over_devices(
+    programs: Programs, devices: list[jax.Device], sharding: str, members: Any
+) -> tuple[Programs, dict[str, str]]:
+    """The programs on all `devices`, by `pmap` or by `shard_map`, there with JAX's checks where they pass; and what the
+    header says of those.
+
+    Loops of environments from other packages may not pass: they begin with constants, which become what differs between
+    devices.
+    """
+    if sharding == "pmap":
+        return pmapped(programs, devices), {}
+    checked = shard_mapped(programs, devices)
+    try:
+        jax.eval_shape(checked.evaluate, jax.eval_shape(checked.init, members), np.int32(0))
+    except TypeError:
+        off = {"sharding": "shard_map without JAX's checks, which a loop of this environment does not pass"}
+        return shard_mapped(programs, devices, check=False), off
+    return checked, {"sharding": "shard_map, with JAX's checks"}
+
+
+def _without_axis(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x[0], tree)
+
+
+def _with_axis(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x[None], tree)

@@ -2,16 +2,19 @@
 
 Every algorithm's state has two fields: `learner`, identical on every device, and `shard`, whose arrays [S, N, ...] are
 split over the devices along the environments. Under `pmap` each array has one more leading axis, the device; a process
-has the rows of its own devices.
+has the rows of its own devices. Under `shard_map` that axis has length 1 in `learner`: its arrays are one for all.
 """
 
 import hashlib
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from common.device import cluster
 
@@ -21,7 +24,7 @@ AXIS = "devices"
 def flat_pmean(tree: Any, axis_name: str = AXIS) -> Any:
     """Mean of a tree over the devices, as one collective on the concatenated arrays instead of one per leaf."""
     if jax.lax.axis_size(axis_name) == 1:
-        return tree
+        return jax.tree.map(lambda x: jax.lax.pmean(x, axis_name) if _varies_over(x) else x, tree)
     flat, unravel = ravel_pytree(tree)
     return unravel(jax.lax.pmean(flat, axis_name))
 
@@ -29,6 +32,32 @@ def flat_pmean(tree: Any, axis_name: str = AXIS) -> Any:
 def global_ids(local: int, axis_name: str = AXIS) -> jax.Array:
     """Global indices [local] of this device's `local` items: device d holds d*local .. (d+1)*local - 1."""
     return jax.lax.axis_index(axis_name) * local + jnp.arange(local)
+
+
+def gathered(x: jax.Array, axis_name: str, axis: int = 0) -> jax.Array:
+    """The parts `x` of all devices one after the other along `axis`, the same on every device and known to be."""
+    typed = {"to": "invarying"} if _varies_over(x) else {}
+    return jax.lax.all_gather(x, axis_name, axis=axis, tiled=True, **typed)
+
+
+def same_on_all_devices(x: jax.Array, axis_name: str = AXIS) -> jax.Array:
+    """`x`, which has the same value on every device, and is then known to."""
+    return jax.lax.pmax(x, axis_name) if _varies_over(x) else x
+
+
+def varying_like(other: Any, tree: Any) -> Any:
+    """`tree`, which counts as different on every device if anything in `other` does.
+
+    `shard_map` checks what does. A loop has to begin with what it goes on with, and the gradient by what is the same on
+    all devices would be the sum over them. Elsewhere nothing is checked, and this does nothing.
+    """
+    wanted = frozenset().union(*map(_varies_over, jax.tree.leaves(other)))
+
+    def cast(x):
+        axes = tuple(wanted - _varies_over(x))
+        return jax.lax.pcast(x, axes, to="varying") if axes else x
+
+    return jax.tree.map(cast, tree)
 
 
 def to_host(state: Any, unwanted: tuple[str, ...] = ()) -> Any:
@@ -67,10 +96,11 @@ def host_like(shapes: Any) -> Any:
 
 
 def to_devices(host: Any, like: Any, devices: list[jax.Device]) -> Any:
-    """The inverse of `to_host`: a state for `pmap` over `devices`, with the types of `like`."""
+    """The inverse of `to_host`: a state for `pmap` or `shard_map` over `devices`, with the types of `like`."""
     count, local = len(devices), len(cluster.own(devices))
+    shared = jax.tree.leaves(like.learner)[0].shape[0] < count
     split = host.replace(
-        learner=jax.tree.map(lambda x: np.broadcast_to(x, (local, *np.shape(x))), host.learner),
+        learner=jax.tree.map(lambda x: np.broadcast_to(x, (1 if shared else local, *np.shape(x))), host.learner),
         shard=jax.tree.map(lambda x: cluster.own_share(_split(x, count)), host.shard),
     )
 
@@ -78,7 +108,15 @@ def to_devices(host: Any, like: Any, devices: list[jax.Device]) -> Any:
     def place(state):
         return jax.tree.map(lambda x, old: jax.random.wrap_key_data(x) if _is_key(old) else x, state, like)
 
+    if shared:
+        parts = host.replace(learner=P(), shard=P(AXIS))
+        return jax.jit(place, out_shardings=jax.tree.map(partial(NamedSharding, mesh_of(devices)), parts))(split)
     return jax.pmap(place, axis_name=AXIS, devices=devices)(split)
+
+
+def mesh_of(devices: list[jax.Device]) -> Mesh:
+    """The devices as `shard_map` takes them."""
+    return Mesh(np.array(devices), (AXIS,))
 
 
 def check_learners(state: Any) -> None:
@@ -104,6 +142,12 @@ def _merge(x: np.ndarray) -> np.ndarray:
 def _split(x: np.ndarray, count: int) -> np.ndarray:
     seeds, total, *shape = x.shape
     return np.moveaxis(np.reshape(x, (seeds, count, total // count, *shape)), 1, 0)
+
+
+def _varies_over(x: Any) -> frozenset[str]:
+    """The axes along which `x` differs, as `shard_map` sees it."""
+    kind = jax.typeof(x)
+    return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying  # so named since JAX 0.10
 
 
 def _is_key(x: Any) -> bool:

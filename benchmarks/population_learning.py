@@ -29,9 +29,9 @@ from benchmarks.records import POPULATIONS, machine_class
 from benchmarks.tasks import FIRST_SEED
 from common.cli.checks import check, check_types
 from common.cli.command import main, parse
+from common.cli.config import read_config
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import read_text, writing
-from common.cli.flags import read_config
 from common.cli.words import as_words
 from common.drawing.statistics import estimate, interval
 from common.runs.directory import write_json

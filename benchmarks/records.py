@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.jobs import Job
+from common.cli.config import read_config
 from common.cli.errors import UsageError
 from common.cli.files import read_text
-from common.cli.flags import ONE_TIME, read_config
+from common.cli.flags import ONE_TIME
 from common.drawing.groups import EVALUATION
 from common.runs.history import Log, Series, read_log
 from common.runs.metrics import jsonable

@@ -19,9 +19,10 @@ import jax
 import numpy as np
 
 from common.cli.absent_flags import instead_of
+from common.cli.config import read_config
 from common.cli.console import Console
 from common.cli.errors import UsageError
-from common.cli.flags import ONE_TIME, read_config
+from common.cli.flags import ONE_TIME
 from common.cli.policy_flags import PolicyArgs
 from common.device.memory import Agent
 from common.device.policy import Policy

@@ -84,6 +84,11 @@ CASES = [
     # what contradicts
     ("--resume @run --init-from @run", "--resume, --init-from"),
     ("--resume @run --overwrite", "--resume, --overwrite"),
+    ("--resume-or-start", "--resume-or-start needs --run-dir"),
+    ("--resume-or-start --run-dir @run --overwrite", "--overwrite, delete, --resume-or-start"),
+    ("--resume-or-start --run-dir @foreign", "foreign exists already, no run directory"),
+    ("--resume-or-start --run-dir @broken", "broken, config.json"),
+    ("--resume-or-start --run-dir @run --seed 7", "--seed, 7 with these flags"),
     *(
         (f"--benchmark {flag}", f"--benchmark, {flag.split()[0]}")
         for flag in ("--resume @run", "--run-dir new", "--tensorboard", "--wandb", "--keep-best", "--gif")
@@ -123,7 +128,7 @@ CASES = [
     # where the run goes
     ("--run-dir @run", "run, --resume, --overwrite"),
     ("--run-dir @foreign", "foreign, exists"),
-    ("--run-dir @foreign --overwrite", "foreign, --overwrite, config.json"),
+    ("--run-dir @foreign --overwrite", "foreign exists already, no run directory, config.json"),
     ("--run-dir @file", "file, exists, not a directory"),
     ("--run-dir @file/run", "file/run, cannot be written"),
     (f"--run-dir {'x' * 300}", "xxx, cannot be written"),

@@ -208,6 +208,29 @@ def test_stop_and_resume_give_the_same_state(finished, workplace, monkeypatch, c
     assert {*boundaries_passed(100, TOTAL, STEPS), 512} == set(steps)
 
 
+def test_one_command_starts_a_run_goes_on_with_it_and_leaves_it_when_it_has_finished(finished, tmp_path, capsys):
+    words = [*SMALL, "--total-timesteps", TOTAL - 10, "--checkpoint-interval", 300, "--run_dir", tmp_path / "run"]
+    words += ["--resume_or_start", "--log-interval", 2 * STEPS]
+    assert in_process(*words, "--stop-after", "500") == 0
+    assert "resumed" not in capsys.readouterr().out
+    assert in_process(*words) == 0
+    printed = capsys.readouterr().out
+    assert f"resumed  {tmp_path / 'run'} at step 512" in printed
+    assert "changed" not in printed
+    assert read_result(tmp_path / "run")["state_sha256"] == read_result(finished[1])["state_sha256"]
+    assert in_process(*words) == 0
+    assert "finished" in capsys.readouterr().out
+    assert read_rows(tmp_path / "run")[-1]["env_steps"] == TOTAL
+
+
+def test_a_command_that_goes_on_takes_the_flags_of_its_run_and_begins_from_it(copy):
+    words = "--run-dir", str(copy), "--resume-or-start", "--init-from", "elsewhere", "--gamma", "0.5"
+    args = parse(Args, list(words))
+    assert (args.resume, args.num_envs, args.gamma) == (str(copy), 8, 0.5)
+    args = parse(Args, [*words, "--no-resume-or-start"])
+    assert (args.resume, args.num_envs) == ("", Args.for_env(args.env).num_envs)
+
+
 def test_a_resume_names_what_the_file_no_longer_knows(copy, capsys):
     config = read_config(copy)
     config["args"]["kl_coef"], config["script_sha256"] = 10.0, "of another file"

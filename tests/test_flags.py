@@ -510,7 +510,7 @@ RUN = (
 )
 RUN += (compile_cache, benchmark)
 IN_TEST_CLI = {"checkpoint_interval", "eval_interval", "init_from", "log_interval", "quiet", "run_dir", "stop_after"}
-IN_TEST_CLI |= {"list_envs"}
+IN_TEST_CLI |= {"list_envs", "resume_or_start"}
 OF_WANDB = {"wandb_project", "wandb_group", "wandb_name"}
 IN_TEST_COMMON = {"eval_episodes"}
 IN_TEST_TUNED = {"tuned"}

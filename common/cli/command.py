@@ -17,6 +17,7 @@ import tyro
 
 from common.cli.absent_flags import explain
 from common.cli.checks import WORDS, kinds_of, needs_value, shortened
+from common.cli.config import is_run
 from common.cli.errors import ProcessEnded, TrainingError, UsageError, fail
 from common.cli.flags import RunArgs
 from common.cli.signals import end_at_once
@@ -132,13 +133,13 @@ def _defaults(args_class: type, argv: list[str]) -> Any:
     if not issubclass(args_class, RunArgs):
         return None
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    words = [word.replace("_", "-") if word.startswith("--") else word for word in words]
     given = dict(zip(words, words[1:], strict=False))  # of a repeated flag the last counts
     env = given.get("--env", getattr(args_class, "env", ""))
-    switches = [word for word in argv if word in ("--tuned", "--no-tuned", "--no_tuned")]
-    if not given.get("--resume", "--").startswith("--"):
-        flags = args_class.stored_flags(given["--resume"], **{"env": env} if "--env" in given else {})
+    if run := _resumed(words, given):
+        flags = args_class.stored_flags(run, **{"env": env} if "--env" in given else {})
     else:
-        flags = args_class.tuned_flags(env) if switches[-1:] in ([], ["--tuned"]) else {}
+        flags = args_class.tuned_flags(env) if _is_on("tuned", words, default=True) else {}
         if "tuned" not in flags:
             return None
     defaults = object.__new__(args_class)  # not checked: explicit flags may replace what will not do
@@ -146,3 +147,19 @@ def _defaults(args_class: type, argv: list[str]) -> Any:
     vars(defaults).update({field.name: field.default_factory() for field in made})
     vars(defaults).update(flags)
     return defaults
+
+
+def _resumed(words: list[str], given: dict[str, str]) -> str:
+    """The directory of the run that these words continue; "" where they begin one."""
+    named = given.get("--resume", "--")
+    if not named.startswith("--"):
+        return named
+    there = given.get("--run-dir", "--")
+    goes_on = _is_on("resume-or-start", words, default=False) and not there.startswith("--") and is_run(there)
+    return there if goes_on else ""
+
+
+def _is_on(switch: str, words: list[str], default: bool) -> bool:
+    """Whether a switch is on; the last word about it counts."""
+    said = [word for word in words if word in (f"--{switch}", f"--no-{switch}")]
+    return said[-1] == f"--{switch}" if said else default

@@ -1,17 +1,15 @@
 """Flags that every algorithm shares, and those of a run that is resumed."""
 
 import dataclasses
-import json
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from common.cli.checks import LARGEST, Suite, check, check_types
+from common.cli.config import read_config
 from common.cli.env_names import is_custom
 from common.cli.errors import UsageError
-from common.cli.files import read_text
 from common.cli.members import Members
 from common.cli.tuned import Entry, find_entry
 
@@ -59,6 +57,8 @@ class RunArgs:
     """Directory of the run; default runs/<env>__<algo>__<seed>__<time>."""
     resume: str = ""
     """Continue the run in this directory exactly; its flags are taken over, flags given here override them."""
+    resume_or_start: bool = False
+    """Continue the run in --run-dir if there is one, else start it there: for jobs that are queued again."""
     init_from: str = ""
     """Start from the parameters and normaliser of this run, at step 0."""
     overwrite: bool = False
@@ -144,10 +144,13 @@ class RunArgs:
 
     def _check_together(self) -> None:
         """Raise UsageError for flags that contradict each other, or of which one does nothing without the other."""
-        if self.resume and self.init_from:
+        if self.resume and self.init_from and not self.resume_or_start:
             raise UsageError("--resume continues a run and --init-from starts one: give only one of them")
-        if self.resume and self.overwrite:
-            raise UsageError("--overwrite would delete what --resume continues: give only one of them")
+        if self.resume_or_start and not self.run_dir:
+            raise UsageError("--resume-or-start needs --run-dir: where the run is, or is to be")
+        going_on = self._given("resume_or_start resume")
+        if going_on and self.overwrite:
+            raise UsageError(f"--overwrite would delete what {going_on[0]} continues: give only one of them")
         keeping = self._given("resume run_dir tensorboard wandb keep_best gif stop_at_return")
         if self.benchmark and keeping:
             raise UsageError(f"--benchmark keeps and evaluates nothing: leave out {', '.join(keeping)}")
@@ -231,20 +234,5 @@ class RunArgs:
 
 
 ONE_TIME = ("resume", "run_dir", "init_from", "overwrite", "stop_after", "max_seconds", "benchmark", "quiet")
-ONE_TIME += ("list_envs", "tuned", "distributed", "coordinator", "num_processes", "process_id")
+ONE_TIME += ("resume_or_start", "list_envs", "tuned", "distributed", "coordinator", "num_processes", "process_id")
 """Flags of one invocation, not taken over by --resume."""
-
-
-def read_config(run_dir: str | Path) -> dict[str, Any]:
-    """`config.json` of a run. Raises UsageError where `run_dir` is not one."""
-    path = Path(run_dir) / "config.json"
-    try:
-        config = json.loads(read_text(path))
-        names = config["args"]["env"] + config["algorithm"] + str(config.get("script"))
-        if not names.isprintable():  # they are shown on terminals
-            raise ValueError
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        missing = isinstance(error, OSError) and not os.path.exists(run_dir)
-        reason = "does not exist" if missing else "has no readable config.json"
-        raise UsageError(f"{run_dir} is not a run directory: it {reason}") from error
-    return config

@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from common.cli.checks import check_types
+from common.cli.config import read_config
 from common.cli.errors import UsageError
-from common.cli.flags import ONE_TIME, read_config
+from common.cli.flags import ONE_TIME
 from common.runs.damage import check_members
 from common.runs.history import Log, read_log
 from common.runs.metrics import is_number

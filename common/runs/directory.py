@@ -17,10 +17,11 @@ from typing import Any
 import jax
 
 from common.cli.absent_flags import instead_of
+from common.cli.config import is_run, read_config
 from common.cli.env_names import OWN, is_custom, split_name
 from common.cli.errors import UsageError
 from common.cli.files import writing
-from common.cli.flags import ONE_TIME, read_config
+from common.cli.flags import ONE_TIME
 from common.device import cluster
 from common.runs import lock
 from common.runs.contents import check_contents
@@ -124,10 +125,10 @@ def write_json(path: Path, value: Any) -> None:
 
 def _check_unoccupied(path: Path, overwrite: bool) -> None:
     occupied = any(_content(path))
+    if occupied and not is_run(path):
+        raise UsageError(f"{path} exists already and is no run directory, for it has no config.json: name another one")
     if occupied and not overwrite:
         raise UsageError(f"{path} exists already: continue it with --resume {path}, or replace it with --overwrite")
-    if occupied and not (path / "config.json").exists():
-        raise UsageError(f"--overwrite deletes only run directories, and {path} has no config.json")
 
 
 def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Path) -> list[str]:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from common.cli.config import read_config
 from common.cli.console import Console
 from common.cli.errors import UsageError
-from common.cli.flags import read_config
 from common.device.learning_rate import current_learning_rate
 from common.device.sharding import check_learners, to_devices, to_host
 from common.runs.arrays import Arrays, Mismatch, counters_of, flatten, select, unflatten, without

@@ -1,0 +1,31 @@
+"""`config.json`: what a run was started with."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from common.cli.errors import UsageError
+from common.cli.files import read_text
+
+NAME = "config.json"
+
+
+def is_run(run_dir: str | Path) -> bool:
+    """Whether a run has begun in `run_dir`."""
+    return os.path.exists(Path(run_dir) / NAME)
+
+
+def read_config(run_dir: str | Path) -> dict[str, Any]:
+    """`config.json` of a run. Raises UsageError where `run_dir` is not one."""
+    path = Path(run_dir) / NAME
+    try:
+        config = json.loads(read_text(path))
+        names = config["args"]["env"] + config["algorithm"] + str(config.get("script"))
+        if not names.isprintable():  # they are shown on terminals
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        missing = isinstance(error, OSError) and not os.path.exists(run_dir)
+        reason = "does not exist" if missing else "has no readable config.json"
+        raise UsageError(f"{run_dir} is not a run directory: it {reason}") from error
+    return config

@@ -212,7 +212,9 @@ def test_one_command_starts_a_run_goes_on_with_it_and_leaves_it_when_it_has_fini
     words = [*SMALL, "--total-timesteps", TOTAL - 10, "--checkpoint-interval", 300, "--run_dir", tmp_path / "run"]
     words += ["--resume_or_start", "--log-interval", 2 * STEPS]
     assert in_process(*words, "--stop-after", "500") == 0
-    assert "resumed" not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "resumed" not in printed
+    assert "stopped at step 512 of 1,024; continue: with the same command" in printed
     assert in_process(*words) == 0
     printed = capsys.readouterr().out
     assert f"resumed  {tmp_path / 'run'} at step 512" in printed

@@ -1,9 +1,12 @@
 """Several processes that train together: equal to one process, exact resumes, and the end of one ends them all."""
 
+import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +23,7 @@ from cli_helpers import (
     STEPS,
     check_words,
     checkpoint_steps,
+    environment,
     in_process,
     read_result,
     read_rows,
@@ -123,6 +127,48 @@ def test_a_signal_and_a_kill_at_one_process_end_both(tmp_path):
     assert "Traceback" not in said[0]
     assert checkpoint_steps(run_dir) == [stopped["env_steps"]]
     assert not in_process("--resume", run_dir, "--stop-after", stopped["env_steps"] + STEPS, "--num-devices", 1)
+
+
+SRUN = """#!/bin/bash
+shift  # a flag of its own
+export SLURM_STEP_NODELIST=localhost SLURM_NTASKS=2 SLURM_STEP_NUM_NODES=1
+SLURM_PROCID=1 SLURM_LOCALID=1 "$@" &
+SLURM_PROCID=0 SLURM_LOCALID=0 "$@"
+code=$?
+wait $! || exit $?
+exit $code
+"""
+"""Starts two tasks on this machine."""
+
+
+def test_the_script_for_slurm_runs_a_job_in_slices_until_it_has_finished(tmp_path):
+    """Its own text, with stand-ins for `srun` and `scontrol`, and a smaller run."""
+    (script,) = re.findall(r"```bash\n(#!/bin/bash.*?)```", (ROOT / "docs" / "scaling.md").read_text(), re.DOTALL)
+    small = " ".join(f"{FLAGS} --num-devices 2 --total-timesteps {8 * STEPS}".split())
+    for old, new in {
+        "RUN=runs/ant": f"RUN={tmp_path / 'run'}",
+        "--env brax:ant --num-envs 8192": small,
+        "--max-seconds 13500": "--max-seconds 0.1",
+        "python algos": f"{sys.executable} algos",
+    }.items():
+        assert old in script
+        script = script.replace(old, new)
+    for name, text in {"srun": SRUN, "scontrol": f'#!/bin/bash\necho "$@" >> {tmp_path}/queued'}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "job.sh").write_text(script)
+    env = environment(PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_JOB_ID=str(os.getpid()))
+    said, queued = "", tmp_path / "queued"
+    for times in range(1, 4):
+        job = subprocess.run(["bash", tmp_path / "job.sh"], cwd=ROOT, env=env, capture_output=True, text=True)
+        said += job.stdout + job.stderr
+        assert job.returncode == 0, said
+        if (tmp_path / "run" / "DONE").exists():
+            break
+        assert queued.read_text() == f"requeue {env['SLURM_JOB_ID']}\n" * times
+    assert read_result(tmp_path / "run")["env_steps"] == 8 * STEPS
+    assert times > 1
+    assert len(queued.read_text().splitlines()) == times - 1
 
 
 def test_processes_with_different_flags_are_refused(tmp_path):

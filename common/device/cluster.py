@@ -138,6 +138,8 @@ def _meet(args: ProcessArgs) -> None:
     if args.coordinator and not args.quiet:
         where = f"{args.num_processes} processes at {args.coordinator}, for {START} s at most"
         print(f"process {args.process_id} is meeting {where} ...", file=sys.stderr, flush=True)
+    # Between CPUs nothing but this keeps the collectives of two programs in one order, the same in all processes.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     try:
         with _ending_at_once():
             jax.distributed.initialize(**args.process, **times, initialization_timeout=START)

@@ -121,7 +121,8 @@ def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome
         again = f"{command} --total-timesteps {2 * total}"
         lines.append(f"finished at step {outcome.env_steps:,}; train longer{jump}: {again}")
     else:
-        lines.append(f"{outcome.status} at step {outcome.env_steps:,} of {total:,}; continue: {command}")
+        again = "with the same command" if args.resume_or_start else command
+        lines.append(f"{outcome.status} at step {outcome.env_steps:,} of {total:,}; continue: {again}")
     return "\n".join(lines)
 
 

@@ -13,9 +13,9 @@ from common.device.policy import Policy
 from common.envs.environment import Env
 from common.population.exchange import broken_of
 from common.population.matchmaking import dealt
+from common.population.standings import Column, best_members, count_rated, mean_of_pairs
 
 FILE = "teams.json"
-SHOWN = 10  # members in the table
 
 
 class Table(NamedTuple):
@@ -27,9 +27,7 @@ class Table(NamedTuple):
     @property
     def ratings(self) -> np.ndarray:
         """The mean return of each member's teams with others, [S], whichever half is its own; NaN where it has none."""
-        of_pairs = np.where(np.eye(len(self.returns), dtype=bool), np.nan, (self.returns + self.returns.T) / 2)
-        counts = np.sum(~np.isnan(of_pairs), axis=1)
-        return np.nansum(of_pairs, axis=1) / np.where(counts, counts, np.nan)
+        return mean_of_pairs((self.returns + self.returns.T) / 2)
 
     @property
     def alone(self) -> np.ndarray:
@@ -44,17 +42,12 @@ class Table(NamedTuple):
     @property
     def words(self) -> str:
         """The best members, a line each under two of what the numbers are."""
-        rated = int(np.sum(~np.isnan(self.ratings)))
+        rated = count_rated(self.ratings)
         if not rated:
             return "teams    no two members are left who could play together"
-        best = np.argsort(-self.ratings, kind="stable")[:rated]  # NaN comes last
-        lines = [
-            f"teams    {self.games} episodes of each of {rated} members with each other one; mean returns",
-            f"{'rank':>13}{'member':>9}{'with others':>14}{'alone':>10}",
-        ]
-        for rank, member in enumerate(best[:SHOWN], start=1):
-            lines.append(f"{rank:>13}{member:>9}{self.ratings[member]:>14.1f}{self.alone[member]:>10.1f}")
-        return "\n".join(lines + [f"{'...':>13}"] * (rated > SHOWN))
+        how = f"{self.games} episodes of each of {rated} members with each other one; mean returns"
+        columns = {"with others": Column(self.ratings, 14, 1), "alone": Column(self.alone, 10, 1)}
+        return f"teams    {how}\n{best_members(self.ratings, columns)}"
 
 
 def play_all(env: Env, agent: Agent, learners: Any, games: int) -> Table:

@@ -13,9 +13,9 @@ from common.device.policy import Policy
 from common.envs.environment import Env
 from common.population.elo import MEAN, elo_ratings
 from common.population.exchange import broken_of
+from common.population.standings import Column, best_members, count_rated, mean_of_pairs
 
 FILE = "elo.json"
-SHOWN = 10  # members in the table
 
 
 class Table(NamedTuple):
@@ -28,9 +28,7 @@ class Table(NamedTuple):
     @property
     def mean_scores(self) -> np.ndarray:
         """What each member earns of a game, [S], whichever of the two it counts for; NaN for who is broken."""
-        of_pairs = (self.scores + 1 - self.scores.T) / 2
-        counts = np.sum(~np.isnan(of_pairs), axis=1)
-        return np.nansum(of_pairs, axis=1) / np.where(counts, counts, np.nan)
+        return mean_of_pairs((self.scores + 1 - self.scores.T) / 2)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -40,17 +38,12 @@ class Table(NamedTuple):
     @property
     def words(self) -> str:
         """The best members, a line each under two of what the numbers are."""
-        rated = int(np.sum(~np.isnan(self.ratings)))
+        rated = count_rated(self.ratings)
         if not rated:
             return "elo      no two members are left who could play each other"
-        best = np.argsort(-self.ratings, kind="stable")[:rated]  # NaN comes last
-        lines = [
-            f"elo      {self.games} games of each of {rated} members against each other one; the mean is {MEAN:.0f}",
-            f"{'rank':>13}{'member':>9}{'Elo':>7}{'score':>8}",
-        ]
-        for rank, member in enumerate(best[:SHOWN], start=1):
-            lines.append(f"{rank:>13}{member:>9}{self.ratings[member]:>7.0f}{self.mean_scores[member]:>8.2f}")
-        return "\n".join(lines + [f"{'...':>13}"] * (rated > SHOWN))
+        how = f"{self.games} games of each of {rated} members against each other one; the mean is {MEAN:.0f}"
+        columns = {"Elo": Column(self.ratings, 7, 0), "score": Column(self.mean_scores, 8, 2)}
+        return f"elo      {how}\n{best_members(self.ratings, columns)}"
 
 
 def play_all(env: Env, agent: Agent, learners: Any, games: int) -> Table:

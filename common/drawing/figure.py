@@ -16,6 +16,7 @@ AXES = {
     "wall": "wall time [s]",
     "seconds": "wall time, compilation and evaluations included [s]",
     "num_envs": "environments",
+    "devices": "devices",
     "score": "score: 0 is the worst return on its task, 1 its threshold",
     "episode/return": "episode return (mean of the interval)",
     TRAINING: "episode return (mean of the last 100)",

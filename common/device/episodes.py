@@ -5,8 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.flatten_util import ravel_pytree
 
-from common.device.sharding import gathered
+from common.device.sharding import gathered, global_ids
 from common.envs.environment import Env
 from common.envs.spec import EnvSpec
 
@@ -45,6 +46,11 @@ class EpisodeTotals(struct.PyTreeNode):
         pick = {"min": jnp.minimum, "max": jnp.maximum}
         fields = {name: pick.get(name[-3:], jnp.add)(value, getattr(other, name)) for name, value in vars(self).items()}
         return EpisodeTotals(**fields)
+
+    def over_axis(self) -> "EpisodeTotals":
+        """One of several, [D] each."""
+        pick = {"min": jnp.min, "max": jnp.max}
+        return EpisodeTotals(**{name: pick.get(name[-3:], jnp.sum)(value) for name, value in vars(self).items()})
 
     def metrics(self) -> dict[str, jax.Array]:
         """Mean, min and max as `episode/...`; NaN while no episode has finished."""
@@ -95,20 +101,14 @@ def count_episodes(
     done, objective = steps.terminated | steps.truncated, steps.objective if judged(recent) else None
     earned = EpisodeTracker(steps.reward, jnp.ones_like(steps.reward), objective)
     tracker, finished = jax.lax.scan(step, tracker, (earned, done))  # finished [T, N]
-    done, finished = jax.tree.map(
-        lambda x: gathered(x, axis_name, axis=1).ravel(), (done & (finished.length > 0), finished)
-    )  # [T * N of all devices]
-    ret, length = finished.ret, finished.length
-    totals = EpisodeTotals(
-        count=jnp.sum(done, dtype=jnp.float32),
-        ret_sum=jnp.sum(ret, where=done),
-        ret_min=jnp.min(ret, where=done, initial=jnp.inf),
-        ret_max=jnp.max(ret, where=done, initial=-jnp.inf),
-        length_sum=jnp.sum(length, where=done),
-        length_min=jnp.min(length, where=done, initial=jnp.inf),
-        length_max=jnp.max(length, where=done, initial=-jnp.inf),
-    )
-    return tracker, _push(recent, done, finished), totals
+    done = done & (finished.length > 0)
+    place, newest = _newest(done, finished, axis_name)
+    # The newest of each device and its sums are all that leaves it, in one collective: places as if they were floats
+    own = jax.lax.bitcast_convert_type(place, jnp.float32), newest, _totals(done, finished)
+    numbers, parts_of = ravel_pytree(own)
+    place, newest, totals = jax.vmap(parts_of)(gathered(numbers[None], axis_name))  # [D, K], [D, K], [D]
+    place = jax.lax.bitcast_convert_type(place, jnp.int32)
+    return tracker, _push(recent, *jax.tree.map(jnp.ravel, (place, newest))), totals.over_axis()
 
 
 def recent_metrics(recent: RecentEpisodes) -> dict[str, jax.Array]:
@@ -121,13 +121,41 @@ def recent_metrics(recent: RecentEpisodes) -> dict[str, jax.Array]:
     }
 
 
-def _push(recent: RecentEpisodes, done: jax.Array, finished: EpisodeTracker) -> RecentEpisodes:
-    (newest,) = jnp.nonzero(done[::-1], size=WINDOW, fill_value=0)
-    count = jnp.minimum(jnp.sum(done), WINDOW)
-    fresh = jnp.arange(WINDOW) < count
+def _totals(done: jax.Array, finished: EpisodeTracker) -> EpisodeTotals:
+    """Of this device's episodes, [T, N] each."""
+    ret, length = finished.ret, finished.length
+    return EpisodeTotals(
+        count=jnp.sum(done, dtype=jnp.float32),
+        ret_sum=jnp.sum(ret, where=done),
+        ret_min=jnp.min(ret, where=done, initial=jnp.inf),
+        ret_max=jnp.max(ret, where=done, initial=-jnp.inf),
+        length_sum=jnp.sum(length, where=done),
+        length_min=jnp.min(length, where=done, initial=jnp.inf),
+        length_max=jnp.max(length, where=done, initial=-jnp.inf),
+    )
+
+
+def _newest(done: jax.Array, finished: EpisodeTracker, axis_name: str) -> tuple[jax.Array, EpisodeTracker]:
+    """The last episodes of this device that are `done` [T, N], `WINDOW` at most, the newest first; and their places.
+
+    Places are in the order of all devices, by step, then by global env; -1 where there are fewer episodes.
+    """
+    steps, local = done.shape
+    of_step = jnp.arange(steps)[:, None] * (local * jax.lax.axis_size(axis_name))
+    place = jnp.where(done, of_step + global_ids(local, axis_name), -1)
+    (index,) = jnp.nonzero(done.ravel()[::-1], size=min(WINDOW, done.size))
+    place, finished = jax.tree.map(lambda x: x.ravel()[::-1][index], (place, finished))
+    return jnp.where(jnp.arange(len(index)) < jnp.sum(done), place, -1), finished
+
+
+def _push(recent: RecentEpisodes, place: jax.Array, finished: EpisodeTracker) -> RecentEpisodes:
+    """The window with those of the `finished` episodes, [D * K] each, that have the largest places."""
+    rank = jnp.sum(place[None, :] > place[:, None], axis=1)  # among so few this is no slower than to sort
+    slot = jnp.where(place >= 0, rank, WINDOW)
+    count = jnp.minimum(jnp.sum(place >= 0), WINDOW)
 
     def merge(values, old):
-        return jnp.where(fresh, values[::-1][newest], jnp.roll(old, count))
+        return jnp.roll(old, count).at[slot].set(values, mode="drop")
 
     return RecentEpisodes(
         ret=merge(finished.ret, recent.ret),

@@ -16,7 +16,7 @@ class Column(NamedTuple):
 
 
 def mean_of_pairs(pairs: np.ndarray) -> np.ndarray:
-    """The mean [S] over the others in each row of `pairs` [S, S], of those that are not NaN; NaN where there are none."""
+    """The mean [S] over the others in each row of `pairs` [S, S], of those that are not NaN; else NaN."""
     others = np.where(np.eye(len(pairs), dtype=bool), np.nan, pairs)
     counts = np.sum(~np.isnan(others), axis=1)
     return np.nansum(others, axis=1) / np.where(counts, counts, np.nan)

@@ -29,9 +29,9 @@ from common.device.policy import Policy
 from common.device.sharding import key_data
 from common.envs.spec import EnvSpec
 from common.runs.arrays import Mismatch
-from common.runs.checkpoints import FOLDER, Checkpoints, best_step
+from common.runs.checkpoints import FOLDER, Checkpoints
 from common.runs.mismatch import explain
-from common.runs.overall import of_best_member, overall_of
+from common.runs.overall import best_step, of_best_member, overall_of
 from common.runs.ranking import ranked
 from common.runs.script import digest, find, import_file
 

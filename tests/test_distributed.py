@@ -1,16 +1,18 @@
 """Several processes that train together: equal to one process, exact resumes, and the end of one ends them all."""
 
 import os
+import random
 import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import ppo_pmap as ppo
@@ -36,6 +38,9 @@ from helpers import relative_difference
 from common.runs.checkpoint_files import read
 
 FLAGS = f"{SMALL_FLAGS} --num-devices 4 --log-interval {4 * STEPS} --quiet"
+SAVED = 10 * STEPS  # steps between two checkpoints of a run that is killed
+KILLED = (*FLAGS.replace("--quiet", "").split(), "--num-devices", 2, "--total-timesteps", 10**8)
+KILLED += ("--log-interval", SAVED, "--checkpoint-interval", SAVED, "--keep-checkpoints", 0)
 RUNS = {
     ppo_rnn: f"{FLAGS} --rnn-size 8",
     sac: """
@@ -46,15 +51,69 @@ RUNS = {
 }
 
 
+SENDING = """
+from jax.experimental import multihost_utils
+
+sent = [0]
+
+def counted(function):
+    def call(tree, *args, **how):
+        sent.append(sum(np.asarray(x).nbytes for x in jax.tree.leaves(tree)))
+        return function(tree, *args, **how)
+    return call
+
+for name in ("process_allgather", "broadcast_one_to_all"):
+    setattr(multihost_utils, name, counted(getattr(multihost_utils, name)))
+atexit.register(lambda: Path("{file}" + str(jax.process_index())).write_text(str(max(sent))))
+"""
+"""Code before a run that notes the most bytes which this process has ever given the others on the host."""
+FAILING = """
+from common.device.evaluation import OTHER_SEED
+from common.runs.evaluation import DeviceEvaluation
+
+begin = DeviceEvaluation.begin
+
+def no_room(*args):
+    raise MemoryError("no room")
+
+def failing(self, step, state, seed):
+    if seed == OTHER_SEED and jax.process_index() == 1:
+        self._evaluate = no_room
+    return begin(self, step, state, seed)
+
+DeviceEvaluation.begin = failing
+"""
+"""Code before a run whose process 1 cannot evaluate the best checkpoint once more."""
+
+
+def write_script(folder: Path, code: str, algorithm: ModuleType = ppo) -> Path:
+    """A script that trains as the algorithm's does, after this code."""
+    path = folder / "script.py"
+    path.write_text(
+        f"""
+import atexit, sys
+from pathlib import Path
+sys.path[:0] = {[str(ROOT), str(ROOT / "algos")]}
+import jax
+import numpy as np
+import {algorithm.__name__} as algorithm
+from common.cli.command import main, parse
+{code}
+sys.exit(main(algorithm.train, parse(algorithm.Args)))
+"""
+    )
+    return path
+
+
 def start_both(
-    *words: Any, algorithm: ModuleType = ppo, own: Callable[[int], tuple] = lambda i: ()
+    *words: Any, algorithm: ModuleType = ppo, own: Callable[[int], tuple] = lambda i: (), script: Path | None = None
 ) -> list[subprocess.Popen]:
-    """Two processes with these flags, and each with its `own`."""
+    """Two processes of an algorithm, or of another `script`, with these flags, and each with its `own`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     which = ("--coordinator", address, "--num-processes", 2, "--process-id")
-    script = ROOT / "algos" / f"{algorithm.__name__}.py"
+    script = script or ROOT / "algos" / f"{algorithm.__name__}.py"
     return [start_script(*words, *which, i, *own(i), cwd=ROOT, script=script) for i in range(2)]
 
 
@@ -64,8 +123,8 @@ def ends(processes: list[subprocess.Popen]) -> tuple[list[int], list[str]]:
     return [process.returncode for process in processes], said
 
 
-def run_both(*words: Any, algorithm: ModuleType = ppo) -> list[str]:
-    codes, said = ends(start_both(*words, algorithm=algorithm))
+def run_both(*words: Any, **how: Any) -> list[str]:
+    codes, said = ends(start_both(*words, **how))
     assert codes == [0, 0], "\n".join(said)
     return said
 
@@ -77,7 +136,12 @@ def saved(run_dir: Path, step: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(("algorithm", "steps"), [(ppo_rnn, 4 * STEPS), (sac, 200)])
 def test_x1_two_processes_with_two_devices_equal_one(algorithm, steps, tmp_path):
     words = *RUNS[algorithm].split(), "--total-timesteps", steps
-    run_both(*words, "--run-dir", tmp_path / "two", algorithm=algorithm)
+    sent = tmp_path / "sent"
+    script = write_script(tmp_path, SENDING.format(file=sent), algorithm)
+    run_both(*words, "--run-dir", tmp_path / "two", script=script)
+    rows = [x.nbytes for name, x in saved(tmp_path / "two", steps).items() if name.startswith("shard/")]
+    most = max(int(path.read_text()) for path in tmp_path.glob("sent*"))
+    assert 0 < most < max(rows) / 2 or algorithm != sac  # whose replay buffer is large beside what processes agree on
     assert not in_process(*words, "--num-devices", 1, "--run-dir", tmp_path / "one", algorithm=algorithm)
     check_close(tmp_path / "two", tmp_path / "one", steps)
 
@@ -90,43 +154,109 @@ def test_runs_go_on_with_as_many_processes_to_the_bit_and_with_one(tmp_path):
     assert not in_process(*words, "--num-devices", 1, "--run-dir", tmp_path / "one")
     check_close(tmp_path / "two", tmp_path / "one", whole)
     assert [text for text in said if "return" in text] == []  # both are quiet
-    for name in ("again", "alone"):
-        shutil.copytree(tmp_path / "two", tmp_path / name)
+    for name, source in (("again", "two"), ("one by one", "two"), ("four by one", "two"), ("back", "one")):
+        shutil.copytree(tmp_path / source, tmp_path / name)
         for file in (tmp_path / name / "checkpoints" / str(whole)).rglob("d/*"):
             file.write_bytes(b"damaged")
         (tmp_path / name / "DONE").unlink()
-    first, second = run_both("--resume", tmp_path / "again", "--quiet")
-    assert f"checkpoint {whole} is damaged and was skipped" in " ".join(first.split())
+    first, second = run_both("--resume", tmp_path / "again", "--quiet", script=write_script(tmp_path, FAILING))
+    first = " ".join(first.split())
+    assert f"checkpoint {whole} is damaged and was skipped" in first
+    assert "could not be evaluated once more: process 1: no room" in first
     assert "warning" not in second
     again, two = (read_result(tmp_path / name) for name in ("again", "two"))
     assert again["state_sha256"] == two["state_sha256"]
-    assert not in_process("--resume", tmp_path / "alone", "--num-devices", 1, "--quiet")
-    check_close(tmp_path / "alone", tmp_path / "two", whole)
+    for name, devices in (("one by one", 1), ("four by one", 4)):
+        assert not in_process("--resume", tmp_path / name, "--num-devices", devices, "--quiet")
+        check_close(tmp_path / name, tmp_path / "two", whole)
+    run_both("--resume", tmp_path / "back", "--num-devices", 4, "--quiet")
+    check_close(tmp_path / "back", tmp_path / "two", whole)
 
 
-def test_a_signal_and_a_kill_at_one_process_end_both(tmp_path):
-    words = *FLAGS.replace("--quiet", "").split(), "--total-timesteps", 10**8, "--log-interval", 10 * STEPS
-    run_dir = tmp_path / "run"
-    first, second = start_both(*words, "--run-dir", run_dir)
+def test_a_signal_or_a_kill_at_one_process_ends_both(tmp_path):
+    whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
+    first, second = start_both(*KILLED, "--run-dir", whole)
     read_until(first, "step ")
+    wait_for_checkpoint(whole, after=20 * SAVED)
     second.send_signal(signal.SIGTERM)
     codes, said = ends([first, second])
     assert codes == [143, 143]
-    stopped = read_result(run_dir)
+    stopped = read_result(whole)
     assert stopped["status"] == "interrupted"
-    assert checkpoint_steps(run_dir) == [stopped["env_steps"]]
+    assert checkpoint_steps(whole)[-1] == stopped["env_steps"]
     assert "step " not in said[1]  # the first alone speaks
-    first, second = start_both("--resume", run_dir)
-    read_until(first, "step ")
-    second.kill()
-    codes, said = ends([first, second])
-    assert codes[1] == -signal.SIGKILL
-    assert codes[0] in (1, -signal.SIGABRT)  # JAX's runtime may notice first
-    reasons = {1: "error: process 0 of 2 has lost another one", -signal.SIGABRT: "another task died"}
-    check_words(said[0], reasons[codes[0]])
-    assert "Traceback" not in said[0]
-    assert checkpoint_steps(run_dir) == [stopped["env_steps"]]
-    assert not in_process("--resume", run_dir, "--stop-after", stopped["env_steps"] + STEPS, "--num-devices", 1)
+    shutil.copytree(whole, disturbed)
+    for step in checkpoint_steps(disturbed)[1:]:
+        shutil.rmtree(disturbed / "checkpoints" / str(step))
+    for victim in (1, 0):
+        before = checkpoint_steps(disturbed)[-1]
+        processes = start_both("--resume", disturbed)
+        wait_for_checkpoint(disturbed, after=before)
+        check_end(kill(processes, victim, seconds=0.0))
+    common = set(checkpoint_steps(whole)) & set(checkpoint_steps(disturbed))
+    assert len(common) > 2
+    for step in common:
+        assert same(saved(disturbed, step), saved(whole, step))
+
+
+@pytest.mark.kills
+def test_ten_random_kills_lose_nothing(tmp_path):
+    """Whichever process is killed, and whenever: the other one ends, and the same command goes on, to the last bit."""
+    chance, run_dir = random.Random(0), tmp_path / "run"
+    command = (*KILLED, "--run-dir", run_dir)
+    for _ in range(10):
+        processes = start_both(*command)
+        read_until(processes[0], "step ")
+        end = kill(processes, victim=chance.randrange(2), seconds=chance.uniform(0, 3))
+        print(
+            f"killed {end.victim} at {checkpoint_steps(run_dir)[-1:]}: {end.seconds:.1f} s, code {end.code}, {end.last}"
+        )
+        check_end(end)
+        command = ("--resume", run_dir)
+    until = checkpoint_steps(run_dir)[-1] + 4 * SAVED
+    run_both("--resume", run_dir, "--stop-after", until)
+    run_both(*KILLED, "--checkpoint-interval", 0, "--run-dir", tmp_path / "whole", "--stop-after", until)
+    assert same(saved(run_dir, until), saved(tmp_path / "whole", until))
+
+
+class End(NamedTuple):
+    """What a process did after the other one was killed."""
+
+    victim: int
+    seconds: float  # until it ended
+    code: int
+    said: str
+    last: str  # line that has a reason
+
+
+def kill(processes: list[subprocess.Popen], victim: int, seconds: float) -> End:
+    time.sleep(seconds)
+    processes[victim].kill()
+    begin = time.monotonic()
+    codes, said = ends(processes)
+    assert codes[victim] == -signal.SIGKILL
+    other = 1 - victim
+    lines = [line for line in said[other].splitlines() if line.startswith("error: ") or "another task died" in line]
+    return End(victim, time.monotonic() - begin, codes[other], said[other], lines[-1] if lines else "")
+
+
+def check_end(end: End) -> None:
+    """It ended soon, and said why; without the first process JAX ends the others before they can say it themselves."""
+    assert end.seconds < 120
+    assert end.code in (1, -signal.SIGABRT)
+    assert end.last, end.said
+    assert "Traceback" not in end.said
+
+
+def wait_for_checkpoint(run_dir: Path, after: int) -> None:
+    until = time.monotonic() + 120
+    while max(checkpoint_steps(run_dir), default=0) <= after:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def same(arrays: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> bool:
+    return arrays.keys() == others.keys() and all(np.array_equal(x, others[name]) for name, x in arrays.items())
 
 
 SRUN = """#!/bin/bash

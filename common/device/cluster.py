@@ -48,9 +48,12 @@ def joined(args: ProcessArgs) -> Iterator[None]:
 
 def has_lost(error: BaseException | None) -> str:
     """The first line of an error which says that a collective failed, be it the `error` or one behind it; else ""."""
-    while error is not None and not (isinstance(error, RuntimeError | ValueError) and re.search(LOST, str(error))):
+    line = ""
+    while error is not None:
+        if isinstance(error, RuntimeError | ValueError) and re.search(LOST, str(error)):
+            line = str(error).splitlines()[0]  # the one furthest behind says it best
         error = error.__cause__
-    return str(error).splitlines()[0] if error else ""
+    return line
 
 
 def count() -> int:
@@ -68,14 +71,14 @@ def own(devices: list[jax.Device]) -> list[jax.Device]:
     return [device for device in devices if device.process_index == jax.process_index()]
 
 
-def own_share(x: np.ndarray) -> np.ndarray:
-    """This process's part of `x` [D, ...], which has a row for each device of all processes."""
-    share = len(x) // count()
-    return x[jax.process_index() * share :][:share]
+def own_rows(total: int) -> range:
+    """Which of `total` environments, over all processes, this one has."""
+    share = total // count()
+    return range(jax.process_index() * share, (jax.process_index() + 1) * share)
 
 
 def gathered(tree: Any) -> Any:
-    """Host arrays [D, ...] with the rows of all processes, from those of this one's devices."""
+    """Host arrays [D, ...] with the rows of all processes, from those of this one's devices: for what is small."""
     return tree if count() == 1 else multihost_utils.process_allgather(tree, tiled=True)
 
 
@@ -109,9 +112,16 @@ def check_equal(what: str, value: str, error: type[Exception] = TrainingError) -
     """Raise `error` where the processes have different values, of 64 characters at most; `what` says of what."""
     if count() == 1:
         return
-    theirs = multihost_utils.process_allgather(np.frombuffer(value.encode().ljust(64)[:64], np.uint8))
-    if differing := [str(i) for i in range(count()) if (theirs[i] != theirs[0]).any()]:
+    theirs = everyones(value.encode().ljust(64)[:64])
+    if differing := [str(i) for i in range(count()) if theirs[i] != theirs[0]]:
         raise error(f"{what} of process {', '.join(differing)} is not that of process 0")
+
+
+def everyones(content: bytes) -> list[bytes]:
+    """The bytes of every process, of which all have as many."""
+    if count() == 1:
+        return [content]
+    return [x.tobytes() for x in multihost_utils.process_allgather(np.frombuffer(content, np.uint8))]
 
 
 def _broadcast(content: bytes) -> bytes:

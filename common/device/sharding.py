@@ -3,6 +3,8 @@
 Every algorithm's state has two fields: `learner`, identical on every device, and `shard`, whose arrays [S, N, ...] are
 split over the devices along the environments. Under `pmap` each array has one more leading axis, the device; a process
 has the rows of its own devices. Under `shard_map` that axis has length 1 in `learner`: its arrays are one for all.
+
+On the host there is no such axis, and a process has its own environments only: nobody ever has those of all processes.
 """
 
 import hashlib
@@ -61,23 +63,37 @@ def varying_like(other: Any, tree: Any) -> Any:
 
 
 def to_host(state: Any, unwanted: tuple[str, ...] = ()) -> Any:
-    """The global state as host arrays, without the device axis: `learner` [S, ...], `shard` [S, num_envs, ...].
+    """The state as host arrays, without the device axis: `learner` [S, ...], `shard` [S, N, ...] of N environments.
 
-    Does not depend on the number of devices; of several processes every one has it all. Typed keys become their data.
-    Arrays of `shard` whose names begin as one of `unwanted` (such as `shard/replay/`) stay on the devices, and are
-    zeros here.
+    They are all of them, however many devices there are; of several processes each has its own. Typed keys become their
+    data. Arrays of `shard` whose names begin as one of `unwanted` (such as `shard/replay/`) stay on the devices, and
+    are zeros here.
     """
     state = key_data(state)
     first = jax.tree.map(lambda x: x.addressable_data(0), state.learner)
 
-    def whole(path, x):
+    def parts(path, x):
         name = "shard/" + jax.tree_util.keystr(path, simple=True, separator="/")
-        if name.startswith(unwanted):
-            return np.zeros((len(x) * cluster.count(), *x.shape[1:]), x.dtype)
-        return cluster.gathered(x)
+        mine = _own_parts(x)
+        return [np.zeros(part.shape, part.dtype) for part in mine] if name.startswith(unwanted) else mine
 
-    learner, shard = jax.device_get((first, jax.tree_util.tree_map_with_path(whole, state.shard)))
-    return state.replace(learner=jax.tree.map(lambda x: x[0], learner), shard=jax.tree.map(_merge, shard))
+    learner, shard = jax.device_get((first, jax.tree_util.tree_map_with_path(parts, state.shard)))
+    merged = jax.tree.map(_merge, shard, is_leaf=lambda x: isinstance(x, list))
+    return state.replace(learner=jax.tree.map(lambda x: x[0], learner), shard=merged)
+
+
+def over_processes(rows: np.ndarray) -> jax.Array:
+    """The array [S, num_envs, ...] of which each process has its own `rows` [S, N, ...]; nothing is sent for that.
+
+    It lies where the host can read it, on one CPU device of each process, if JAX has those.
+    """
+    try:
+        devices = jax.devices("cpu")
+    except RuntimeError:  # JAX_PLATFORMS leaves them out
+        devices = jax.devices()
+    of_each = {device.process_index: device for device in reversed(devices)}
+    mesh = Mesh(np.array([of_each[process] for process in range(cluster.count())]), (AXIS,))
+    return jax.make_array_from_process_local_data(NamedSharding(mesh, P(None, AXIS)), rows)
 
 
 def host_like(shapes: Any) -> Any:
@@ -91,17 +107,17 @@ def host_like(shapes: Any) -> Any:
 
     return shapes.replace(
         learner=jax.tree.map(lambda x: zeros(x, x.shape[1:]), shapes.learner),
-        shard=jax.tree.map(lambda x: zeros(x, (x.shape[1], x.shape[0] * x.shape[2], *x.shape[3:])), shapes.shard),
+        shard=jax.tree.map(lambda x: zeros(x, _merged_shape(x.shape)), shapes.shard),
     )
 
 
 def to_devices(host: Any, like: Any, devices: list[jax.Device]) -> Any:
     """The inverse of `to_host`: a state for `pmap` or `shard_map` over `devices`, with the types of `like`."""
-    count, local = len(devices), len(cluster.own(devices))
+    local = len(cluster.own(devices))
     shared = jax.tree.leaves(like.learner)[0].shape[0] < local  # under `shard_map`, which one process alone has
     split = host.replace(
         learner=jax.tree.map(lambda x: np.broadcast_to(x, (1 if shared else local, *np.shape(x))), host.learner),
-        shard=jax.tree.map(lambda x: cluster.own_share(_split(x, count)), host.shard),
+        shard=jax.tree.map(lambda x: _split(x, local), host.shard),
     )
 
     # Out of a pmap with the same axis name: any other placement makes the update compile a second time.
@@ -134,9 +150,23 @@ def key_data(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, tree)
 
 
-def _merge(x: np.ndarray) -> np.ndarray:
-    devices, seeds, local, *shape = x.shape  # [D, S, N / D, ...]
-    return np.moveaxis(x, 0, 1).reshape(seeds, devices * local, *shape)
+def _own_parts(x: jax.Array) -> list[jax.Array]:
+    """Arrays [D, S, N / D, ...] with the rows of own devices, of those of one process in one."""
+    if x.is_fully_addressable:
+        return [x]
+    return [shard.data for shard in sorted(x.addressable_shards, key=lambda shard: shard.device.id)]
+
+
+def _merge(parts: list[np.ndarray]) -> np.ndarray:
+    """The rows of parts [D, S, N / D, ...] one after the other, [S, N, ...]."""
+    shapes = [(x.shape[1], x.shape[0] * x.shape[2], *x.shape[3:]) for x in parts]
+    merged = [np.moveaxis(x, 0, 1).reshape(shape) for x, shape in zip(parts, shapes, strict=True)]
+    return merged[0] if len(merged) == 1 else np.concatenate(merged, axis=1)
+
+
+def _merged_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    devices, seeds, local, *more = shape
+    return seeds, devices * local // cluster.count(), *more
 
 
 def _split(x: np.ndarray, count: int) -> np.ndarray:

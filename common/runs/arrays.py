@@ -8,9 +8,11 @@ import jax
 import numpy as np
 
 from common.cli.errors import UsageError
+from common.device import cluster
 
 Arrays = dict[str, np.ndarray]
 COUNTERS = "counters"  # the first part of the names of numbers beside the state
+ROWS = "shard"  # that of arrays [S, N, ...] with the environments, or what is theirs; a process has its own N
 
 
 def flatten(tree: Any) -> Arrays:
@@ -55,14 +57,30 @@ def without(arrays: Arrays, beginnings: Sequence[str]) -> Arrays:
     return {name: array for name, array in arrays.items() if not name.startswith(tuple(beginnings))}
 
 
+def whole(arrays: Arrays) -> dict[str, Any]:
+    """What has the shapes and types of the arrays that all processes together have, where this one has `arrays`."""
+    if cluster.count() == 1:
+        return arrays
+
+    def spread(x):
+        return jax.ShapeDtypeStruct((x.shape[0], x.shape[1] * cluster.count(), *x.shape[2:]), x.dtype)
+
+    return {name: spread(array) if first_part(name) == ROWS else array for name, array in arrays.items()}
+
+
 def sha256(arrays: Arrays) -> str:
     """Checksum over names, types, shapes and every byte."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name} {array.dtype} {array.shape}".encode())
-        digest.update(array.reshape(-1).view(np.uint8))
+        add_to(digest, name, arrays[name])
     return digest.hexdigest()
+
+
+def add_to(digest: Any, name: str, array: np.ndarray) -> None:
+    """Into a checksum; those of several arrays come in the order of their names."""
+    array = np.ascontiguousarray(array)
+    digest.update(f"{name} {array.dtype} {array.shape}".encode())
+    digest.update(array.reshape(-1).view(np.uint8))
 
 
 class Mismatch(UsageError):

@@ -17,12 +17,14 @@ import numpy as np
 
 from common.cli.errors import TrainingError
 from common.cli.files import check_file, read_text
-from common.device import cluster
-from common.runs.arrays import COUNTERS, Arrays, first_part, sha256
+from common.device import agreement, cluster
+from common.device.sharding import over_processes
+from common.runs.arrays import COUNTERS, ROWS, Arrays, first_part, sha256
+from common.runs.own_rows import SIZE, check_blocks, read_own_rows
 
-CHECKSUM = "sha256"  # `sha256/learner` is that of all arrays `learner/...`, stored beside them
+CHECKSUM = "sha256"  # `sha256/learner` is that of all arrays `learner/...`, stored beside them; see `own_rows`
 METRICS = "metrics/metrics"  # in the folder of a checkpoint, as orbax has it
-SMALL = 32  # numbers at most, in an array beside those of the state
+SMALL = {COUNTERS: 32, CHECKSUM: SIZE * 2**14}  # numbers at most, in an array beside those of the state
 LARGEST_METADATA = 2**22  # bytes; those of a state of a hundred arrays are 50 kB
 OF_DAMAGE = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL  # errors of files that are not what they were
 
@@ -36,7 +38,10 @@ class Damaged(Exception):
 
 
 def make_writer(directory: Path) -> Any:
-    """Orbax's writer for the checkpoints in a folder. All processes have one, and that of the first writes."""
+    """Orbax's writer for the checkpoints in a folder.
+
+    All processes have one: each writes its own rows, and the first what all have too.
+    """
     from orbax.checkpoint import v1 as ocp
 
     _hide_noise()
@@ -53,16 +58,22 @@ def make_writer(directory: Path) -> Any:
     )
 
 
-def with_checksums(arrays: Arrays) -> Arrays:
-    """What is to be saved of `arrays`: orbax refuses empty ones."""
+def to_save(arrays: Arrays) -> dict[str, Any]:
+    """What orbax gets to save of this process's `arrays`, with checksums: it refuses empty ones.
+
+    Of several processes each has its rows of the arrays over environments, and a checksum of those.
+    """
     stored = {name: array for name, array in arrays.items() if array.size}
-    for part in {first_part(name) for name in stored}:
-        stored[f"{CHECKSUM}/{part}"] = np.frombuffer(bytes.fromhex(_digest(stored, part)), np.uint8)
-    return stored
+    parts = sorted({first_part(name) for name in stored})
+    digests = {part: bytes.fromhex(_digest(stored, part)) for part in parts}
+    if ROWS in digests and cluster.count() > 1:
+        digests[ROWS] = b"".join(cluster.everyones(digests[ROWS]))
+        stored |= {name: over_processes(array) for name, array in stored.items() if first_part(name) == ROWS}
+    return stored | {f"{CHECKSUM}/{part}": np.frombuffer(digest, np.uint8) for part, digest in digests.items()}
 
 
 def read(path: Path, part: str | None = None, check: Callable[[dict[str, Any]], None] = lambda shapes: None) -> Arrays:
-    """The arrays of the checkpoint at `path`, or only those of one part.
+    """The arrays of the checkpoint at `path`, or only those of one part; a process gets its own environments' rows.
 
     `check` gets what has their names, shapes and types, before any is read: it may refuse what takes more memory than
     there is. Raises Damaged, or TrainingError where something else is in the way.
@@ -73,6 +84,14 @@ def read(path: Path, part: str | None = None, check: Callable[[dict[str, Any]], 
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in OF_DAMAGE):
             raise TrainingError(f"checkpoint {path.name} cannot be read ({_reason(error)})") from error
         raise Damaged(int(path.name), error) from error
+
+
+def read_together(path: Path, part: str | None, check: Callable[[dict[str, Any]], None]) -> Arrays:
+    """As `read`, for all processes: what is damaged for one of them is so for all."""
+    try:
+        return agreement.together(read, path, part, check)
+    except agreement.FailedElsewhere as failure:
+        raise (Damaged(int(path.name), failure) if failure.kind == Damaged.__name__ else failure) from failure
 
 
 def write_returns(path: Path, **returns: list[float]) -> None:
@@ -103,17 +122,26 @@ def _read(path: Path, part: str | None, check: Callable[[dict[str, Any]], None])
         stored = ocp.metadata(path.absolute()).metadata
     if part:
         stored = {name: x for name, x in stored.items() if first_part(name) == part or name == f"{CHECKSUM}/{part}"}
-    if any(math.prod(x.shape) > SMALL for name, x in stored.items() if first_part(name) in (CHECKSUM, COUNTERS)):
+    if any(math.prod(x.shape) > SMALL.get(first_part(name), math.inf) for name, x in stored.items()):
         raise ValueError("its numbers beside the state are too many")
     check({name: x for name, x in stored.items() if first_part(name) != CHECKSUM})
+    split = [name for name in stored if first_part(name) == ROWS and cluster.count() > 1]
+    whole = {name: _on_host(x) for name, x in stored.items() if name not in split}
     partly = ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))
     with ocp.Context(pytree_options=partly, multiprocessing_options=_alone()):
-        arrays = {name: np.asarray(array) for name, array in ocp.load(path.absolute(), stored).items()}
+        arrays = {name: np.asarray(array) for name, array in ocp.load(path.absolute(), whole).items()}
     checksums = {name: arrays.pop(name) for name in list(arrays) if first_part(name) == CHECKSUM}
     for part in {first_part(name) for name in arrays}:
-        if checksums[f"{CHECKSUM}/{part}"].tobytes().hex() != _digest(arrays, part):
-            raise ValueError("its content is not what was saved")
-    return arrays
+        of_part = {name: array for name, array in arrays.items() if first_part(name) == part}
+        check_blocks(of_part, checksums[f"{CHECKSUM}/{part}"])
+    return arrays | (read_own_rows(path, split, checksums[f"{CHECKSUM}/{ROWS}"]) if split else {})
+
+
+def _on_host(stored: Any) -> Any:
+    """As which orbax is to read an array: on the host, also where several processes have saved it from theirs."""
+    if not hasattr(stored, "sharding_metadata"):
+        return stored
+    return np.broadcast_to(np.zeros((), stored.dtype), stored.shape)  # takes no memory
 
 
 def _alone() -> Any:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from common.cli.errors import TrainingError, UsageError
-from common.device import cluster
-from common.runs.arrays import COUNTERS, Arrays, Mismatch, check_match, flatten, select, unflatten, without
-from common.runs.checkpoint_files import Damaged, make_writer, read, stored_returns, with_checksums, write_returns
-from common.runs.overall import Overall, of_seeds
+from common.device import agreement, cluster
+from common.runs.arrays import COUNTERS, Arrays, Mismatch, check_match, flatten, select, unflatten, whole, without
+from common.runs.checkpoint_files import Damaged, make_writer, read_together, stored_returns, to_save, write_returns
+from common.runs.overall import Overall, best_step, of_seeds
 
 FOLDER = "checkpoints"  # in the directory of a run
 CONFIRMED = "confirmed"  # the name of the evaluation in episodes by which a checkpoint was not chosen
@@ -24,6 +24,7 @@ DELETED = ".deleted"  # what the name of a checkpoint ends with while it is bein
 DAMAGED = ".damaged"  # once it was found not to load: it does not count any more
 UNFINISHED = ".orbax-checkpoint-tmp"  # the same while it is being written, as orbax has it
 ATTEMPTS = 10  # to delete such a one
+PATIENCE = 10  # seconds for a save that other processes may not go on with
 KNOWN_FAILURES = "No space left on device|File too large|Disk quota exceeded|Read-only file system|Permission denied"
 
 
@@ -82,7 +83,7 @@ class Checkpoints:
 
         That of step `sound` has loaded.
         """
-        found, evaluations = [], self.evaluations()
+        found, evaluations = [], cluster.on_first(self.evaluations)
         while (step := best_step(evaluations, overall=self._overall)) not in (None, sound):
             try:
                 self._load(step, like, None, (), dispensable)
@@ -114,7 +115,7 @@ class Checkpoints:
         Raises TrainingError where either fails.
         """
         metrics = None if returns is None else {"returns": returns}
-        stored = with_checksums(arrays)
+        stored = to_save(arrays)
         self.wait()  # orbax would delete a checkpoint to overwrite before it waits for its being written
         try:
             again = step in cluster.on_first(self.steps)
@@ -146,11 +147,18 @@ class Checkpoints:
         if self._saving:
             (step, saving), self._saving = self._saving, None
             try:
-                saving.result()  # ends its thread, which the writer's own `wait` leaves behind
+                agreement.in_background(saving.result)  # ends its thread, which the writer's own `wait` leaves behind
             except Exception as error:
                 raise self._failure(step, error) from error
         if cluster.is_first():
             self._delete_old()
+
+    def let_finish(self) -> None:
+        """As `wait`, for a process that fails, perhaps alone: it asks no other one, and gives up after some seconds."""
+        if cluster.count() == 1:
+            self.wait()
+        elif self._saving:
+            self._saving[1].result(timeout=PATIENCE)
 
     def load(
         self,
@@ -167,7 +175,7 @@ class Checkpoints:
         because names, shapes or types differ from those of `like`.
         """
         damaged = []
-        for candidate in reversed(self.steps()) if step is None else [step]:
+        for candidate in reversed(cluster.on_first(self.steps)) if step is None else [step]:
             path = self.path(candidate)
             try:
                 return candidate, self._load(candidate, like, part, groups, dispensable), damaged
@@ -194,17 +202,18 @@ class Checkpoints:
         self, step: int, like: Arrays, part: str | None, groups: tuple[str, ...], dispensable: tuple[str, ...]
     ) -> Arrays:
         """What `load` returns of one checkpoint. Nothing is read before its shapes are known to be those of `like`."""
-        empty = {name: array for name, array in like.items() if not array.size}
+        all_rows, empty = whole(like), [name for name, array in like.items() if not array.size]
 
-        def wanted(arrays: Arrays) -> Arrays:
-            return select(arrays | empty, groups) if groups else arrays | empty
+        def wanted(arrays: Arrays, like: Arrays) -> Arrays:
+            arrays = arrays | {name: like[name] for name in empty}
+            return select(arrays, groups) if groups else arrays
 
         def check(shapes: Arrays) -> None:
-            there = without(wanted(shapes), [f"{COUNTERS}/"])
+            there = without(wanted(shapes, all_rows), [f"{COUNTERS}/"])
             missing = [part for part in dispensable if not any(name.startswith(part) for name in there)]
-            check_match(there, without(like, missing), str(self.path(step)))
+            check_match(there, without(all_rows, missing), str(self.path(step)))
 
-        return wanted(read(self.path(step), part, check))
+        return wanted(read_together(self.path(step), part, check), like)
 
     def _open(self) -> Any:
         """A writer for the folder, once what a crash may have left there is gone."""
@@ -237,14 +246,3 @@ class Checkpoints:
         reason = known.group() if known else text.splitlines()[0][:300]
         kept = ", ".join(str(kept) for kept in self.steps() if kept != step) or "none"
         return TrainingError(f"checkpoint {step} could not be saved ({reason}); older checkpoints are intact: {kept}")
-
-
-def best_step(evaluations: dict[int, list[float]], agent: int | None = None, overall: Overall = of_seeds) -> int | None:
-    """The step of the best evaluation, of the `agent` at this place among all or of all together.
-
-    Of equal ones the newest. None where no evaluation has a finite return of it.
-    """
-    known = {step: x for step, x in evaluations.items() if len(x) > (agent or 0)}
-    returns = {step: overall(x) if agent is None else x[agent] for step, x in known.items()}
-    finite = {step: x for step, x in returns.items() if np.isfinite(x)}
-    return max(reversed(finite), key=finite.get, default=None)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from common.cli.errors import TrainingError, UsageError
+from common.device import cluster
 from common.runs.evaluation import Evaluations
 from common.runs.reports import Score
 from common.runs.saver import Saver
@@ -19,7 +20,7 @@ def confirm_best(
     """Evaluate once more what `best` chooses, for all agents together first, then for each; stores what comes of it.
 
     `state_of` loads the state of a step. Empty where there was no choice; without evaluation where the run is `stopped`
-    before, or where one fails, which costs a warning.
+    before, or where one fails, which costs a warning: where it fails in one of several processes, it does so in all.
     """
     steps, found = saver.choices(), {}
     for step in steps:
@@ -30,5 +31,7 @@ def confirm_best(
             if found[step]:
                 saver.confirm(step, found[step]["eval/return_mean"])
         except (TrainingError, UsageError, RuntimeError, MemoryError) as error:  # there may be no room for two learners
+            if cluster.has_lost(error):
+                raise
             warn(f"checkpoint {step}, the best one, could not be evaluated once more: {error}")
     return [Score(step, found.get(step) or {}) for step in steps]

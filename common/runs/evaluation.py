@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from common.cli.errors import TrainingError
-from common.device import cluster
+from common.device import agreement, cluster
 from common.device.evaluation import OTHER_SEED, SEED, Episodes, Evaluated
 from common.runs.clock import Clock
 from common.runs.overall import overall_of
@@ -47,7 +47,8 @@ class DeviceEvaluation:
         self._evaluate, self._num_agents, self._num_episodes = evaluate, args.num_agents, args.eval_episodes
 
     def begin(self, step: int, state: Any, seed: int) -> Evaluated:
-        episodes = jax.device_get(cluster.gathered(self._evaluate(state, np.int32(seed))))
+        own = agreement.together(lambda: jax.block_until_ready(self._evaluate(state, np.int32(seed))))
+        episodes = jax.device_get(cluster.gathered(own))
         return Evaluated(step, jax.tree.map(self._over_seeds, episodes))
 
     def poll(self) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from common.cli.config import read_config
 from common.cli.console import Console
 from common.cli.errors import UsageError
+from common.device import agreement
 from common.device.learning_rate import current_learning_rate
 from common.device.sharding import check_learners, to_devices, to_host
 from common.runs.arrays import Arrays, Mismatch, counters_of, flatten, select, unflatten, without
@@ -66,9 +67,10 @@ def _placed(start: Start, make: Callable[[], Any], shapes: Any, devices: list[ja
 
 
 def with_learner(state: Any, learner: Any, shapes: Any, devices: list[jax.Device]) -> Any:
-    """`state`, which has these `shapes`, with another `learner` from the host."""
+    """`state`, which has these `shapes`, with another `learner` from the host; in all processes or in none."""
     alone = shapes.replace(shard=())
-    return state.replace(learner=to_devices(alone.replace(learner=learner), alone, devices).learner)
+    placed = agreement.together(to_devices, alone.replace(learner=learner), alone, devices)
+    return state.replace(learner=placed.learner)
 
 
 def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> Start | None:

@@ -1,4 +1,4 @@
-"""One number for what several agents earn in an evaluation."""
+"""One number for what several agents earn in an evaluation, and which of several is the best."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,3 +20,14 @@ def of_seeds(returns: Sequence[float]) -> float:
 def of_best_member(returns: Sequence[float]) -> float:
     """-inf where none is finite."""
     return float(np.max(returns, where=np.isfinite(returns), initial=-np.inf))
+
+
+def best_step(evaluations: dict[int, list[float]], agent: int | None = None, overall: Overall = of_seeds) -> int | None:
+    """The step of the best evaluation, of the `agent` at this place among all or of all together.
+
+    Of equal ones the newest. None where no evaluation has a finite return of it.
+    """
+    known = {step: x for step, x in evaluations.items() if len(x) > (agent or 0)}
+    returns = {step: overall(x) if agent is None else x[agent] for step, x in known.items()}
+    finite = {step: x for step, x in returns.items() if np.isfinite(x)}
+    return max(reversed(finite), key=finite.get, default=None)

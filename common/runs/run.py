@@ -79,7 +79,7 @@ class Run:
         self._evaluations.stop()
         if error is not None and not cluster.has_lost(error):
             with suppress(Exception):  # let the save under way finish; `error` is what gets reported
-                self._saver.wait()
+                self._saver.let_finish()
         with suppress(Exception) if error is not None else nullcontext():
             if self.dir and isinstance(error, Exception):
                 reports.write_result(self.dir, self._outcome("failed"), reason=f"{type(error).__name__}: {error}")

@@ -1,5 +1,6 @@
 """What a run saves of its state, and what it knows of its checkpoints."""
 
+import hashlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,10 +13,10 @@ from common.device import cluster
 from common.device.evaluation import Evaluated
 from common.device.sharding import to_host
 from common.runs.arrays import counter_arrays, flatten, sha256, without
-from common.runs.checkpoints import FOLDER, Checkpoints, best_step
+from common.runs.checkpoints import FOLDER, Checkpoints
 from common.runs.loading import Start
 from common.runs.lock import is_ours
-from common.runs.overall import overall_of
+from common.runs.overall import best_step, overall_of
 
 
 class Saver:
@@ -85,7 +86,7 @@ class Saver:
 
         Raises UsageError where it is damaged.
         """
-        return cluster.on_first(self._checkpoints.load_learner, like, step)[1]
+        return self._checkpoints.load_learner(like, step)[1]
 
     def wants(self, step: int) -> bool:
         """Whether --keep-best wants the state of this step, which is the present one, saved."""
@@ -101,8 +102,9 @@ class Saver:
         return to_host(state, self._unsaved) if self._newest is None else self._newest
 
     def sha256(self, host: Any) -> str:
-        """Checksum of what checkpoints hold of a state."""
-        return sha256(without(flatten(host), self._unsaved))
+        """Checksum of what checkpoints hold of a state; of several processes that of their own checksums."""
+        own = sha256(without(flatten(host), self._unsaved))
+        return own if cluster.count() == 1 else hashlib.sha256(b"".join(cluster.everyones(own.encode()))).hexdigest()
 
     def checkpoint(self) -> Path | None:
         """The newest checkpoint, if there is one."""
@@ -140,6 +142,11 @@ class Saver:
         """Until everything is on disk. Raises TrainingError where that fails."""
         if self._checkpoints:
             self._checkpoints.wait()
+
+    def let_finish(self) -> None:
+        """For a process that fails: let the save under way come to its end, whatever the others do."""
+        if self._checkpoints:
+            self._checkpoints.let_finish()
 
     def close(self) -> None:
         if self._checkpoints:

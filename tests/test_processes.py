@@ -1,0 +1,138 @@
+"""What processes agree on, and the rows of a checkpoint that each reads; here one process plays one of several."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from orbax.checkpoint import v1 as ocp
+
+from common.cli.errors import TrainingError
+from common.device import agreement, cluster
+from common.runs import checkpoint_files
+from common.runs.arrays import Arrays, sha256
+from common.runs.checkpoint_files import Damaged, make_writer, read, read_together, to_save
+
+ENVS = 8
+WELL = b"\0" * agreement.LONGEST_TEXT
+
+
+@pytest.fixture
+def beside(monkeypatch):
+    """This is process 0 of two, of which the other says what the returned list has, the newest last."""
+    said = [WELL]
+    monkeypatch.setattr(agreement, "count", lambda: 2)
+    monkeypatch.setattr(agreement, "everyones", lambda own: [own, said[-1]])
+    return said
+
+
+def reason(text: str) -> bytes:
+    return text.encode().ljust(agreement.LONGEST_TEXT, b"\0")
+
+
+def fail() -> None:
+    raise ValueError("no room")
+
+
+def test_what_fails_in_one_process_fails_in_all(beside):
+    assert agreement.together(lambda x: x + 1, 1) == 2
+    with pytest.raises(ValueError, match="no room"):
+        agreement.together(fail)
+    beside.append(reason("OSError\nthe disk is full"))
+    with pytest.raises(agreement.FailedElsewhere, match="process 1: the disk is full") as failure:
+        agreement.together(lambda: 1)
+    assert failure.value.kind == "OSError"
+
+
+def test_a_save_is_not_waited_for_where_another_process_has_failed_in_it(beside, monkeypatch):
+    looks, never = [agreement.UNDER_WAY, agreement.UNDER_WAY, agreement.FAILED], threading.Event()
+    monkeypatch.setattr(agreement, "largest", lambda own: looks.pop(0))
+    beside.append(reason("OSError\nNo space left on device"))
+    with pytest.raises(agreement.FailedElsewhere, match="No space left"):
+        agreement.in_background(never.wait)
+    never.set()
+    assert not looks
+
+
+def test_what_goes_on_in_the_background_returns_or_raises(beside, monkeypatch):
+    monkeypatch.setattr(agreement, "largest", lambda own: own)  # the other one is done
+    assert agreement.in_background(lambda: 3) == 3
+    with pytest.raises(ValueError, match="no room"):
+        agreement.in_background(fail)
+
+
+def test_a_checkpoint_that_is_damaged_for_another_process_is_skipped(beside, tmp_path):
+    path = save(tmp_path, blocks=1)
+    assert read_together(path, None, lambda shapes: None).keys() == state().keys()
+    beside.append(reason("Damaged\ncheckpoint 7 is damaged"))
+    with pytest.raises(Damaged, match="process 1: checkpoint 7 is damaged"):
+        read_together(path, None, lambda shapes: None)
+    beside.append(reason("TrainingError\nthe disk is gone"))
+    with pytest.raises(TrainingError, match="process 1: the disk is gone"):
+        read_together(path, None, lambda shapes: None)
+
+
+def state() -> Arrays:
+    """A state of two seeds and eight environments."""
+    numbers = np.arange(2 * ENVS * 3, dtype=np.float32).reshape(2, ENVS, 3)
+    return {"learner/a": np.float32([1, 2]), "shard/x": numbers, "shard/y": numbers[..., 0] > 9}
+
+
+def save(folder: Path, blocks: int, change: Callable[[np.ndarray], None] = lambda x: None) -> Path:
+    """A checkpoint as so many processes save it; after their checksums were made, `change` gets `shard/x`."""
+    stored, size = to_save(state()), ENVS // blocks
+    rows = [{name: x[:, i * size :][:, :size] for name, x in state().items() if "shard" in name} for i in range(blocks)]
+    stored["sha256/shard"] = np.frombuffer(b"".join(bytes.fromhex(sha256(x)) for x in rows), np.uint8)
+    change(stored["shard/x"])
+    with make_writer(folder) as writer:
+        writer.save(7, stored, force=True)
+    return folder / "7"
+
+
+@pytest.fixture
+def become(monkeypatch):
+    """A function that makes this process one of several which read a checkpoint."""
+
+    def set_process(process: int, processes: int) -> None:
+        monkeypatch.setattr(cluster, "count", lambda: processes)
+        rows = range(process * ENVS // processes, (process + 1) * ENVS // processes)
+        monkeypatch.setattr(cluster, "own_rows", lambda total: rows)
+
+    monkeypatch.setattr(checkpoint_files, "_alone", ocp.options.MultiprocessingOptions)
+    return set_process
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("blocks", [1, 2, 4])
+def test_every_process_reads_its_own_rows(blocks, processes, tmp_path, become):
+    path, whole, size = save(tmp_path, blocks), state(), ENVS // processes
+    for process in range(processes):
+        become(process, processes)
+        found = read(path)
+        assert found.keys() == whole.keys()
+        for name, x in found.items():
+            wanted = whole[name][:, process * size :][:, :size] if "shard" in name else whole[name]
+            assert x.dtype == wanted.dtype
+            assert np.array_equal(x, wanted)
+
+
+def test_rows_that_are_not_what_was_saved_are_found_by_whoever_reads_their_block(tmp_path, become):
+    def change(x):
+        x[1, 5] += 1
+
+    path = save(tmp_path, blocks=2, change=change)
+    become(0, 2)
+    assert read(path)["shard/x"].shape == (2, ENVS // 2, 3)
+    for process, processes in ((1, 2), (2, 4), (3, 4), (0, 1)):
+        become(process, processes)
+        with pytest.raises(Damaged, match="not what was saved"):
+            read(path)
+
+
+def test_checksums_of_blocks_that_cannot_be_are_damage(tmp_path, become):
+    path = save(tmp_path, blocks=3)  # of eight environments
+    for processes in (1, 2):
+        become(0, processes)
+        with pytest.raises(Damaged, match="96 bytes are no checksums"):
+            read(path)

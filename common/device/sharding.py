@@ -98,7 +98,7 @@ def host_like(shapes: Any) -> Any:
 def to_devices(host: Any, like: Any, devices: list[jax.Device]) -> Any:
     """The inverse of `to_host`: a state for `pmap` or `shard_map` over `devices`, with the types of `like`."""
     count, local = len(devices), len(cluster.own(devices))
-    shared = jax.tree.leaves(like.learner)[0].shape[0] < count
+    shared = jax.tree.leaves(like.learner)[0].shape[0] < local
     split = host.replace(
         learner=jax.tree.map(lambda x: np.broadcast_to(x, (1 if shared else local, *np.shape(x))), host.learner),
         shard=jax.tree.map(lambda x: cluster.own_share(_split(x, count)), host.shard),

@@ -142,7 +142,7 @@ from common.device.learning_rate import current_learning_rate
 from common.device.memory import Seen
 from common.device.programs import TrainState
 from common.device.reductions import Tally, across_devices, over_steps
-from common.device.sampling import block_width, minibatch_indices
+from common.device.sampling import block_width, ids_over_processes, minibatch_indices
 from common.device.sharding import AXIS, varying_like
 from common.envs.masks import legal_actions
 from common.envs.requirements import need_fitting_spaces
@@ -380,13 +380,13 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         envs = size // args.samples_per_env
         local = envs // num_rollouts  # of this device, in each rollout
 
-        def of_rollout(index):
-            sizes = args.samples_per_env, local, args.num_epochs, args.num_minibatches
-            step, env = jnp.divmod(minibatch_indices(jax.random.fold_in(key, index), *sizes), local)
+        def of_rollout(index, number):
+            sizes = args.samples_per_env, local, args.num_epochs, args.num_minibatches, args.processes
+            step, env = jnp.divmod(minibatch_indices(jax.random.fold_in(key, number), *sizes), local)
             return step * envs + index * local + env
 
-        indices = jax.vmap(of_rollout)(jnp.arange(num_rollouts))  # [R, E, M, B / R]
-        return jnp.moveaxis(indices, 0, 2).reshape(args.num_epochs * args.num_minibatches, -1)
+        indices = jax.vmap(of_rollout)(jnp.arange(num_rollouts), ids_over_processes(num_rollouts, args.processes))
+        return jnp.moveaxis(indices, 0, 2).reshape(args.num_epochs * args.num_minibatches, -1)  # of [R, E, M, B / R]
 
     def gradient_step(carry, minibatch: Batch, hyper):
         """One step of the optimizer on parameters and its state, which it carries, and metrics."""

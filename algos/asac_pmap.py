@@ -98,7 +98,7 @@ from common.device.hyper import hyper_of
 from common.device.programs import TrainState
 from common.device.reductions import Tally, across_devices
 from common.device.replay import Replay, check_memory, new_replay, num_groups
-from common.device.sampling import keys_of, split_keys
+from common.device.sampling import ids_in_process, ids_over_processes, split_keys
 from common.device.seeds import same_for_all_seeds
 from common.device.sharding import AXIS, varying_like
 from common.device.update_loop import do_where, repeat_and_add
@@ -266,12 +266,13 @@ def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
     scales = [scale for scale in args.values_of("target_entropy_scale") if scale is not None]
     if discrete and max(scales, default=0) > 1:
         raise UsageError(f"--target-entropy-scale {max(scales)}: no policy has more entropy than log n, scale 1")
-    groups = num_groups(args.envs_per_actor, args.batch_size)
+    blocks = num_groups(args.envs_per_actor, args.batch_size // args.parts)
+    groups, own_parts = blocks * args.parts, args.parts // args.processes
 
     def update(state: TrainState, rollouts: tuple[Rollout, ...]) -> tuple[TrainState, Published, Tally]:
         """Store this device's share of some rollouts, [T, N, ...] each, and do the gradient updates that are due."""
         learner, shard = state.learner, state.shard
-        rollout = side_by_side(rollouts)
+        rollout = side_by_side(rollouts, own_parts, args.block)
         transitions, valid = transitions_of(rollout), rollout.valid
         replay = shard.replay.add_valid(transitions, valid)
         new, stored = jax.lax.psum((jnp.sum(valid), jnp.sum(replay.count)), AXIS)
@@ -308,7 +309,7 @@ def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
     def draw(learner: Learner, replay: Replay, key: jax.Array) -> tuple[Transition, jax.Array, jax.Array]:
         """This device's share B of a batch, and noise for actions after it and in it, [B, A]."""
         per_group = args.batch_size // groups
-        keys = keys_of(key, groups // jax.lax.axis_size(AXIS))
+        keys = keys_of_groups(key)
         sample_keys, next_keys, noise_keys = split_keys(keys, 3)
         batch = replay.sample(sample_keys, per_group)
         obs, next_obs = (normalize(learner.obs_stats, x) for x in (batch.obs, batch.next_obs))
@@ -317,6 +318,12 @@ def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
             return batch, None, None
         normal = jax.vmap(lambda key: jax.random.normal(key, (per_group, *batch.action.shape[1:])))
         return batch, *(normal(keys).reshape(batch.action.shape) for keys in (next_keys, noise_keys))
+
+    def keys_of_groups(key: jax.Array) -> jax.Array:
+        """A key for each of this device's groups of rings, [G]: by block of environments, and in it by part."""
+        block = ids_in_process(groups // own_parts // jax.lax.axis_size(AXIS), args.processes)[:, None]
+        part = ids_over_processes(own_parts, args.processes)
+        return jax.vmap(jax.random.fold_in, (None, 0))(key, (block * args.parts + part).ravel())
 
     def update_critics(learner: Learner, batch: Transition, noise: jax.Array):
         """One gradient step of both Q functions; returns parameters, optimizer state and metrics."""
@@ -412,7 +419,7 @@ def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
         filled = jnp.where(replay.filled == replay.capacity, 1.0, replay.filled / replay.capacity)
         learned_from = learner.env_steps - args.learning_starts
         # Below zero are keys that no update has
-        keys = keys_of(jax.random.fold_in(learner.key, -1 - learner.updates), groups // jax.lax.axis_size(AXIS))
+        keys = keys_of_groups(jax.random.fold_in(learner.key, -1 - learner.updates))
         age = learner.updates - replay.sample(keys, args.batch_size // groups).version
         return {
             "gradient_updates": learner.gradient_updates,
@@ -450,13 +457,20 @@ def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
 make_algorithm = make_asac  # the name by which `load_policy` knows it
 
 
-def side_by_side(rollouts: tuple[Rollout, ...]) -> Rollout:
+def side_by_side(rollouts: tuple[Rollout, ...], parts: int, width: int) -> Rollout:
     """One rollout of the environments of all of them, [T, N of all, ...].
 
-    Those at the same place come one after another: however many devices share the environments, a device's are
+    Blocks of `width` environments come one after another, of each block the `parts` of the rollouts, of each part the
+    environments, and of each environment the rollouts: however many devices share the environments, a device's are
     neighbours among all.
     """
-    return jax.tree.map(lambda *x: jnp.stack(x, axis=2).reshape(len(x[0]), -1, *x[0].shape[2:]), *rollouts)
+
+    def merge(*x):
+        steps, envs, *shape = x[0].shape
+        x = jnp.stack(x, axis=2).reshape(steps, envs // width, width, parts, -1, *shape)
+        return jnp.swapaxes(x, 2, 3).reshape(steps, -1, *shape)
+
+    return jax.tree.map(merge, *rollouts)
 
 
 def transitions_of(rollout: Rollout) -> Transition:

@@ -7,12 +7,15 @@ Both call `make_algorithm(args, env)` for pure functions and do the rest, from t
 Both raise UsageError for what cannot be done, TrainingError where training had to stop, KeyboardInterrupt after SIGINT.
 """
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from common.actors.batches import Batches, check_split, example_batch
 from common.actors.crew import ActorsFailed
@@ -28,7 +31,7 @@ from common.device.memory import Agent
 from common.device.programs import Programs, for_seeds, over_devices
 from common.device.reductions import Tally
 from common.device.seeds import arrays_of
-from common.device.sharding import AXIS, to_host
+from common.device.sharding import AXIS, mesh_of, to_host
 from common.endings import draw_metrics, draw_policy
 from common.envs.environment import Env
 from common.envs.own import wrap
@@ -119,26 +122,33 @@ def train_with_actors(
 ) -> TrainResult | None:
     """Environments step on the host, in threads beside the learner; an update learns from some of their rollouts.
 
-    `callback` and `notes` are as in `train_on_devices`. With --list-envs there is no result.
+    `callback` and `notes` are as in `train_on_devices`. With --list-envs there is no result. Each of several processes
+    has actors and environments of its own, from which its own learner devices get their share of an update.
     """
     if args.list_envs:
         return list_envs("host", args.list_envs)
-    actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)
-    env = inspect_env(args)
-    algorithm = make_algorithm(args, env.spec)
-    check_split(args, algorithm.block, len(devices))
-    header = {"actors": f"{args.actor_threads} threads on each of {describe(actor_devices)}"}
-    if (params := eval_params(args)) != args.env_params:
-        header["eval"] = f"with {params}"
-    run = Run(args, script, env, devices, header | notes(env.spec, devices), callback)
-    with locked(run.dir), run:
-        agent = Agent.of(algorithm)
-        evaluation = HostEvaluation(args, agent._replace(act=jax.jit(agent.act)), run.console.warn)
-        example = example_batch(args, env, algorithm, len(devices))
-        state, update = run.start(_over_learners(algorithm, devices), example, evaluation)
-        if run.unfinished:
-            state = _learn_from_actors(run, algorithm, state, update, actor_devices)
-        return run.finish(state, [partial(draw_metrics, run, env)])
+    with cluster.joined(args):
+        actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)
+        args = args.among(cluster.count())
+        env, own = inspect_env(args), len(cluster.own(devices))
+        algorithm = make_algorithm(args, env.spec)
+        check_split(args, algorithm.block, own)
+        header = {"actors": f"{args.actor_threads} threads on each of {describe(actor_devices)}{_in_each()}"}
+        if (params := eval_params(args)) != args.env_params:
+            header["eval"] = f"with {params}"
+        run = Run(args, script, env, devices, header | notes(env.spec, devices), callback)
+        with locked(run.dir), run:
+            agent = Agent.of(algorithm)
+            evaluation = HostEvaluation(args, agent._replace(act=jax.jit(agent.act)), run.console.warn)
+            example = example_batch(args, env, algorithm, own)
+            state, update = run.start(_over_learners(algorithm, devices), example, evaluation)
+            if run.unfinished:
+                state = _learn_from_actors(run, algorithm, state, update, actor_devices)
+            return run.finish(state, [partial(draw_metrics, run, env)])
+
+
+def _in_each() -> str:
+    return f" in each of {cluster.count()} processes" if cluster.count() > 1 else ""
 
 
 def _over_learners(algorithm: Any, devices: list[jax.Device]) -> Programs:
@@ -147,9 +157,10 @@ def _over_learners(algorithm: Any, devices: list[jax.Device]) -> Programs:
     def init(members):
         return jax.tree.map(lambda x: x[None], algorithm.init(members.seed[0]))
 
-    def update(state, rollouts):
-        state, published, tally = algorithm.update(jax.tree.map(lambda x: x[0], state), rollouts)
-        return jax.tree.map(lambda x: x[None], state), published, (tally, algorithm.gauges(state))
+    def update(state, batch):
+        state, published, tally = algorithm.update(jax.tree.map(lambda x: x[0], state), batch.rollouts)
+        leaving = jax.tree.map(lambda x: jax.lax.pmax(x, AXIS), batch.leaving)
+        return jax.tree.map(lambda x: x[None], state), published, (tally, algorithm.gauges(state), leaving)
 
     over_devices = partial(jax.pmap, axis_name=AXIS, devices=devices)
     update = over_devices(update, out_axes=(0, None, None), donate_argnums=0)
@@ -167,9 +178,9 @@ def _learn_from_actors(run: Run, algorithm: Any, state: Any, update: Callable, a
         version=int(learner.updates),
         max_policy_lag=algorithm.max_policy_lag,
         actor_devices=actor_devices,
-        sharding=jax.tree.leaves(update.input_shardings[0][1])[0],
+        sharding=NamedSharding(mesh_of(cluster.own(run.devices)), P(AXIS)),
         counters=run.counters,
-        warn=run.console.warn,
+        warn=run.console.warn if cluster.is_first() else _warn_of_this_process,
     )
     with batches:
         while run.unfinished:
@@ -177,19 +188,29 @@ def _learn_from_actors(run: Run, algorithm: Any, state: Any, update: Callable, a
     return state
 
 
+def _warn_of_this_process(text: str) -> None:
+    """What happens to the actors of a process whose console is silent."""
+    print(f"warning: process {jax.process_index()} of {cluster.count()}: {text}", file=sys.stderr, flush=True)
+
+
 def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
     """Updates of `state` up to the next thing that is due, or fewer where the run stops; returns the new state.
 
-    While an update runs, the rollouts of the next one are awaited and copied to the devices. Raises ActorsFailed, with
-    everything saved.
+    While an update runs, the rollouts of the next one are awaited and copied to the devices. Several processes make the
+    same updates: each tells the others with its rollouts that it has to stop. Raises ActorsFailed, with everything
+    saved by a process that is alone: others wait in an update for those that fail.
     """
     metrics, failure = UpdateMetrics(), None
     for _ in range(run.next_chunk()):
+        if metrics.broken or metrics.leaving:
+            break
         try:
-            batch = batches.next(state, lambda: run.stopping)
+            batch = batches.next(state, partial(_stopping, run, state), leaving=run.leaving)
         except ActorsFailed as error:
+            if cluster.count() > 1:
+                raise
             batch, failure = None, error
-        if batch is None or metrics.broken:
+        if batch is None:
             break
         state, reported = _update(run.args, batches, state, batch, update)
         run.log()  # the row of the last chunk
@@ -207,10 +228,22 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
     return state
 
 
+def _stopping(run: Run, state: Any) -> bool:
+    """Whether to wait for rollouts no longer, which several processes cannot decide on while they wait.
+
+    Raises what has befallen the newest update, which returned `state`, such as the loss of another process.
+    """
+    if cluster.count() == 1:
+        return run.stopping
+    if (newest := jax.tree.leaves(state)[0]).is_ready():
+        jax.block_until_ready(newest)
+    return False
+
+
 def _update(args: HostEnvArgs, batches: Batches, state: Any, batch: Any, update: Callable) -> tuple[Any, tuple]:
     """The new state, and a tally and gauges; its parameters go to the actors."""
     if args.sampler_only:
-        return state, (Tally({}, {}), {})
+        return state, (Tally({}, {}), {}, ())
     with batches.meters.timed("update"):
         state, published, reported = update(state, batch)
     batches.publish(published)

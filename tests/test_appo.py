@@ -615,6 +615,7 @@ def test_longer_queues_hold_more(tmp_path, monkeypatch):
     assert rows(tmp_path / "run")[-1]["queue/p90"] >= 5
 
 
+TWO = "--coordinator a:1 --num-processes 2 --process-id 0"
 BAD = [
     ("--env CartPole-v1", "host, envpool:CartPole-v1"),
     ("--env envpool:CartPol-v1", "envpool:CartPol-v1, envpool:CartPole-v1"),
@@ -647,7 +648,19 @@ BAD = [
     ("--num-seeds 3", "no --num-seeds, --seed"),
     ("--gif", "no --gif, python -m common.play RUN --gif"),
     ("--num-devices 3", "no --num-devices, --actor-devices, --learner-devices"),
+    (f"{TWO} --rollouts-per-update 3", "--rollouts-per-update 3, 2 processes, 2 or 4"),
+    (f"{TWO} --sampler-only", "--sampler-only, one process"),
+    ("--distributed", "JAX has started already, --distributed has to come before"),
 ]
+
+
+def test_sizes_count_over_all_processes():
+    args = small_args(distributed=True, rollouts_per_update=12)
+    three = args.among(3)
+    assert (args.num_actors, args.own_rollouts, args.num_updates) == (2, 12, 2)
+    assert (three.num_actors, three.own_rollouts, three.steps_per_update) == (6, 4, args.steps_per_update)
+    with pytest.raises(UsageError, match="--rollouts-per-update 12 .* all 5 processes.*: take 10 or 15"):
+        args.among(5)
 
 
 @pytest.mark.parametrize(("flags", "wanted"), BAD, ids=[flags for flags, _ in BAD])

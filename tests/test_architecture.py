@@ -56,6 +56,7 @@ THEIR_OWN = {
     "look": "likewise",
     "Transition": "asynchronous SAC keeps how old the policy was",
     "gauges": "what there is to gauge",
+    "draw": "asynchronous SAC numbers its groups over processes",
     "example_transition": "likewise",
     "Published": "what an actor needs to act",
     "publish": "likewise",

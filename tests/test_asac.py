@@ -153,6 +153,21 @@ def test_any_number_of_devices_learns_the_same(flags):
         np.testing.assert_array_equal(stored(alone), stored(together))
 
 
+@pytest.mark.parametrize("flags", [{}, {"env": TOY, "envs_per_actor": 8}], ids=str)
+def test_devices_of_two_processes_learn_the_same_from_whole_rollouts(flags):
+    """As two of one process, with two actor devices, do from halves of each."""
+    flags |= {"utd_ratio": 0.5, "learning_starts": 8, "batch_size": 16, "actor_threads": 1}
+    one = Lab(**flags, actor_devices="0,1")
+    two = Lab(**flags, coordinator="a:1", num_processes=2, process_id=0)
+    batches = [tuple(one.rollout(seed + place) for place in range(2)) for seed in (0, 2, 4)]
+    alone = one.updated(*batches, devices=2)
+    side_by_side = [(jax.tree.map(lambda *x: np.concatenate(x, axis=1), *rollouts),) for rollouts in batches]
+    together = two.updated(*side_by_side, devices=2)
+    assert alone.learner.gradient_updates[0] > 30
+    assert relative_difference(alone.learner.params, together.learner.params) < 1e-4
+    np.testing.assert_array_equal(stored(alone), stored(together))
+
+
 @pytest.mark.parametrize("ratio", [0.3, 1.0, 2.5])
 def test_the_ratio_to_valid_steps_is_exact(ratio):
     lab = Lab(utd_ratio=ratio, learning_starts=40)
@@ -441,6 +456,7 @@ def test_the_buffer_is_updated_in_place():
     assert memory.temp_size_in_bytes < 0.2 * buffer
 
 
+TWO = "--coordinator a:1 --num-processes 2 --process-id 0"
 BAD = [
     ("--max-ahead 63", "--max-ahead 63, at least 64"),
     ("--max-ahead 64 --lockstep", "--max-ahead, --lockstep"),
@@ -454,6 +470,7 @@ BAD = [
     ("--utd-ratio 1e-4 --total-timesteps 2000", "--utd-ratio 0.0001, no gradient update"),
     ("--num-envs 8", "no --num-envs, --envs-per-actor"),
     ("--learner-devices 0,1,2", "--envs-per-actor 4, multiple of 3"),
+    (f"{TWO} --batch-size 33", "--batch-size 33, 2 processes, 32 or 34"),
 ]
 
 

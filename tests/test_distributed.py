@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import appo_pmap as appo
+import asac_pmap as asac
 import numpy as np
 import ppo_pmap as ppo
 import ppo_rnn_pmap as ppo_rnn
@@ -49,6 +51,11 @@ RUNS = {
         --quiet
     """,
 }
+
+ACTORS = """
+    --vectorization sync --actor-threads 1 --num-steps 8 --envs-per-actor 4 --hidden-sizes 8 --eval-episodes 4
+    --eval-interval 0 --checkpoint-interval 0 --lockstep
+"""
 
 
 SENDING = """
@@ -299,6 +306,38 @@ def test_the_script_for_slurm_runs_a_job_in_slices_until_it_has_finished(tmp_pat
     assert read_result(tmp_path / "run")["env_steps"] == 8 * STEPS
     assert times > 1
     assert len(queued.read_text().splitlines()) == times - 1
+
+
+def test_x1_actors_of_two_processes_are_those_of_one_with_twice_the_devices(tmp_path):
+    words = *ACTORS.split(), "--env", "gymnasium:CartPole-v1", "--num-minibatches", 2, "--total-timesteps", 512
+    words += "--log-interval", 128, "--quiet"
+    run_both(*words, "--run-dir", tmp_path / "two", algorithm=appo)
+    both = "--actor-devices", "0,1", "--learner-devices", "0,1"
+    assert not in_process(*words, *both, "--run-dir", tmp_path / "one", algorithm=appo)
+    check_close(tmp_path / "two", tmp_path / "one", 512)
+    for row, other in zip(*(read_rows(tmp_path / name) for name in ("two", "one")), strict=True):
+        same = [name for name in row if name.startswith(("episode/", "lag/", "batch/", "rollouts/trained"))]
+        assert {name: row[name] for name in same} == {name: other[name] for name in same}
+
+
+def test_a_signal_stops_processes_with_actors_in_the_middle_of_a_chunk(tmp_path):
+    words = *ACTORS.replace("--lockstep", "").split(), "--env", "gymnasium:Pendulum-v1", "--utd-ratio", 0.25
+    words += "--batch-size", 16, "--learning-starts", 64, "--buffer-size", 512, "--total-timesteps", 10**8
+    first, second = start_both(*words, "--log-interval", 1280, "--run-dir", tmp_path, algorithm=asac)
+    read_until(first, "step ")
+    second.send_signal(signal.SIGTERM)
+    codes, said = ends([first, second])
+    assert codes == [143, 143], said
+    result, row = read_result(tmp_path), read_rows(tmp_path)[-1]
+    steps = row["env_steps"]
+    assert 1280 < steps < 2560
+    assert checkpoint_steps(tmp_path) == [steps] == [result["env_steps"]]
+    assert row["replay/stored"] == steps == 32 * row["rollouts/trained"]
+    assert row["gradient_updates"] == max(steps - 64, 0) // 4
+    assert result["rollouts/produced"] == result["rollouts/trained"] + result["rollouts/discarded"]
+    goes_on = "--resume", tmp_path, "--actor-devices", "0,1", "--stop-after", steps + 320, "--quiet"
+    assert not in_process(*goes_on, algorithm=asac)
+    assert read_rows(tmp_path)[-2]["replay/stored"] == steps + 320
 
 
 def test_processes_with_different_flags_are_refused(tmp_path):

@@ -42,9 +42,9 @@ from test_asac import small_args as small_asac_args
 
 from common.cli.device_flags import DeviceEnvArgs
 from common.cli.errors import UsageError
-from common.cli.flags import RunArgs
 from common.cli.host_flags import HostEnvArgs
 from common.cli.pbt_flags import PbtArgs
+from common.cli.process_flags import ProcessArgs
 from common.device.programs import TrainState, shard_mapped
 from common.device.sharding import to_devices
 from common.envs.environment import Env
@@ -538,7 +538,7 @@ def test_every_flag_has_a_case():
     of_runs = {case.__name__ for case in RUN} | elsewhere
     assert PPO.keys() | of_runs == names(ppo.Args)
     assert names(sac.Args) - names(DeviceEnvArgs) <= SAC.keys() | IN_TEST_SAC
-    assert names(appo.Args) - names(RunArgs) <= APPO.keys() | IN_TEST_APPO | IN_TEST_HOST
+    assert names(appo.Args) - names(ProcessArgs) <= APPO.keys() | IN_TEST_APPO | IN_TEST_HOST
     assert names(asac.Args) - names(sac.Args) - names(HostEnvArgs) == IN_TEST_ASAC
     assert names(ppo_rnn.Args) - names(DeviceEnvArgs) <= MEMORY.keys() | THE_SAME_CODE
 

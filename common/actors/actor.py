@@ -29,19 +29,22 @@ class Actor(Worker):
         num_steps: int,
         seed: tuple[int, ...],
         memory: Any = (),
+        first: int = 0,
     ):
-        """`make_envs` takes a seed. `act` takes parameters, memory, key data, a step's number and observations
+        """`index` is its place in this process, whose `first` actor has this number among those of all processes.
+
+        `make_envs` takes a seed. `act` takes parameters, memory, key data, a step's number and observations
         [N, ...], and returns actions [N, ...], what is noted of them, and the new memory.
         """
-        super().__init__(f"actor {index}", ("env_step", "act", "wait_params", "wait_put"))
-        self.index, self.device = index, device
+        super().__init__(f"actor {first + index}", ("env_step", "act", "wait_params", "wait_put"))
+        self.index, self.device, self._number = index, device, first + index
         self.rollouts = 0
         self._make_envs, self._act, self._slots = make_envs, act, slots
         self._num_steps, self._seed, self._first_memory = num_steps, seed, memory
 
     def start(self) -> None:
         """Make the environments, other ones after every restart, and begin their episodes."""
-        seeds = np.random.SeedSequence([*self._seed, self.index, self.restarts]).generate_state(2) >> 1
+        seeds = np.random.SeedSequence([*self._seed, self._number, self.restarts]).generate_state(2) >> 1
         with self.doing("make"):
             self.envs = self._make_envs(int(seeds[0]))
         with self.doing("reset"):

@@ -1,7 +1,7 @@
 """Batches for a learner from actors that get its parameters back: the wiring of threads, queues and devices.
 
 with Batches(args, ...) as batches:
-    while batch := batches.next(state, stopped):
+    while batch := batches.next(state, stopped, leaving):
         state, published, metrics = update(state, batch)
         batches.publish(published)
 """
@@ -9,7 +9,7 @@ with Batches(args, ...) as batches:
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,20 @@ from common.actors.watching import Limits
 from common.cli.checks import multiples_near
 from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
+from common.device import cluster
+
+
+class Batch(NamedTuple):
+    """What an update learns from; of several processes each has its own."""
+
+    rollouts: tuple[Rollout, ...]
+    leaving: Any  # [D] the same for each of this process's learner devices: whether it wants to stop; () if it is alone
 
 
 def check_split(args: HostEnvArgs, block: int, num_learners: int) -> None:
-    """Raise UsageError unless every learner device gets as many whole blocks of environments from each rollout."""
+    """Raise UsageError unless every learner device of a process gets as many whole blocks of environments from each
+    rollout.
+    """
     block *= num_learners
     if args.envs_per_actor % block:
         raise UsageError(
@@ -37,7 +47,7 @@ def check_split(args: HostEnvArgs, block: int, num_learners: int) -> None:
         )
 
 
-def example_batch(args: HostEnvArgs, env: HostEnvKind, algorithm: Any, num_learners: int) -> tuple[Rollout, ...]:
+def example_batch(args: HostEnvArgs, env: HostEnvKind, algorithm: Any, num_learners: int) -> Batch:
     """Shapes of what `Batches.next` returns; `algorithm` says what its actors note of their actions."""
     steps, count = args.num_steps, args.envs_per_actor
 
@@ -65,7 +75,8 @@ def example_batch(args: HostEnvArgs, env: HostEnvKind, algorithm: Any, num_learn
         final_obs=jax.tree.map(stacked, obs) if env.resets_in_step else None,
         memory=jax.tree.map(lambda x: stacked(x, 1), memory),
     )
-    return (over_learners(rollout, num_learners),) * args.batch_rollouts
+    leaving = jax.ShapeDtypeStruct((num_learners,), bool) if args.processes > 1 else ()
+    return Batch((over_learners(rollout, num_learners),) * args.own_rollouts, leaving)
 
 
 def over_learners(rollout: Rollout, num_learners: int) -> Rollout:
@@ -101,6 +112,7 @@ class Batches:
         old, unless that is 0. Counting goes on from `counters`.
         """
         self._args, self._sharding, self._warn = args, sharding, warn
+        self._figures: dict[str, float] | None = None  # in the end
         self._version = self._first = self._over = version
         self._slots = ParameterSlots(actor_devices)
         self._slots.publish(version, params)
@@ -114,11 +126,13 @@ class Batches:
                 num_steps=args.num_steps,
                 seed=(args.seed, version),
                 memory=memory,
+                first=jax.process_index() * len(actor_devices) * args.actor_threads,
             )
             for index, device in enumerate(device for device in actor_devices for _ in range(args.actor_threads))
         ]
+        counters = counters if cluster.is_first() else {}  # which are those of all processes
         before = {name: counters.get(name, 0) for name in FATES}
-        schedule = Schedule(len(actors), args.batch_rollouts, args.publish_interval, version)
+        schedule = Schedule(len(actors), args.own_rollouts, args.publish_interval, version)
         self.crew = Crew(
             actors,
             self._slots,
@@ -135,17 +149,19 @@ class Batches:
         self.crew.__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self.crew.__exit__(*error)
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        self.crew.__exit__(kind, *error)
+        self._figures = self.meters.own_figures() if kind else self.meters.figures()
 
-    def next(self, newest: Any, stopped: Callable[[], bool]) -> tuple[Rollout, ...] | None:
+    def next(self, newest: Any, stopped: Callable[[], bool], leaving: bool) -> Batch | None:
         """The rollouts of an update, on their way to the learner's devices; None once `stopped`.
 
-        `newest` is what the newest update returns; the one before it is over. Raises ActorsFailed, see `Crew.take`.
+        `newest` is what the newest update returns; the one before it is over. Others are told whether this process is
+        `leaving`. Raises ActorsFailed, see `Crew.take`.
         """
         self._make_room(newest)
-        batch = []
-        while len(batch) < self._args.batch_rollouts:
+        rollouts = []
+        while len(rollouts) < self._args.own_rollouts:
             with nullcontext() if self._args.serial else self.meters.timed("wait_get"):
                 collected = self.crew.take(stopped)
             if collected is None:
@@ -153,21 +169,22 @@ class Batches:
             self.meters.take(collected, self._version)
             with self.meters.timed("transfer"):
                 share = over_learners(collected.rollout, self._sharding.num_devices)
-                batch.append(jax.device_put(share, self._sharding))
-        self.crew.queues.train(self._args.batch_rollouts)
-        return tuple(batch)
+                rollouts.append(jax.device_put(share, self._sharding))
+        self.crew.queues.train(self._args.own_rollouts)
+        told = np.full(self._sharding.num_devices, leaving) if self._args.processes > 1 else ()
+        return Batch(tuple(rollouts), told)
 
     def _make_room(self, newest: Any) -> None:
         """Let actors begin other rollouts in the place of those from which updates have learned."""
         if math.isinf(self._args.rollouts_ahead):
             return
         over = max(self._version - 1, self._over)
-        if self.crew.queues.counts["waiting"] < self._args.batch_rollouts:  # some may have to begin first
+        if self.crew.queues.counts["waiting"] < self._args.own_rollouts:  # some may have to begin first
             with self.meters.timed("update"):
                 jax.block_until_ready(newest)
             over = self._version
         self._slots.settle(over)  # who begins now acts with what that update made
-        self.crew.queues.leave((over - self._over) * self._args.batch_rollouts)
+        self.crew.queues.leave((over - self._over) * self._args.own_rollouts)
         self._over = over
 
     def publish(self, params: Any) -> None:
@@ -178,20 +195,21 @@ class Batches:
                 self._slots.publish(self._version, params)
 
     def row(self) -> dict[str, Any]:
-        """The metrics of actors and queues since the last call."""
+        """The metrics of actors and queues since the last call, of all processes, which call at the same time."""
         row = self.meters.row()
-        if 0 < row.get("batch/valid", 0) <= row.get("batch/too_old", 0):
+        if cluster.is_first() and 0 < row.get("batch/valid", 0) <= row.get("batch/too_old", 0):
             self._warn("every step of late was older than --max-policy-lag: nothing was learned from them")
         return row
 
     def counters(self) -> dict[str, int]:
-        """What became of all rollouts, and how often actors had to be restarted."""
-        counts = self.crew.queues.counts
-        return {"restarts": self.crew.restarts.count} | {name: counts[name] for name in FATES}
+        """What became of all rollouts, and how often actors had to be restarted; all processes call at once."""
+        counts = self.crew.queues.counts | {"restarts": self.crew.restarts.count}
+        of_all = cluster.everyones(counts)
+        return {name: sum(counts[name] for counts in of_all) for name in ("restarts", *FATES)}
 
     def figures(self) -> dict[str, Any]:
-        """Counts and seconds of the whole run."""
-        return {"sampler_only": self._args.sampler_only, **self.meters.counts(), **self.meters.totals()}
+        """Counts and seconds of the whole run, of all processes unless it has failed."""
+        return {"sampler_only": self._args.sampler_only, **(self._figures or self.meters.own_figures())}
 
     def remarks(self) -> list[str]:
         """What limits the speed."""

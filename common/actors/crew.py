@@ -16,6 +16,7 @@ from common.actors.restarts import Restarts
 from common.actors.rollouts import Collected, RolloutQueues
 from common.actors.watching import LOOK_INTERVAL, Limits, Stopped, describe, end
 from common.cli.errors import TrainingError
+from common.device import cluster
 
 
 class ActorsFailed(TrainingError):
@@ -164,6 +165,8 @@ class Crew:
             if stopped():
                 return False
             actor.close()
+            if cluster.has_lost(error):  # in its parameters: the learner finds out, too
+                return False
             restarted = self.restarts.wait(actor, error, stopped)
             if not restarted and not stopped():
                 self._failure = ActorsFailed(f"{actor.name} {self.restarts.given_up(error)}")

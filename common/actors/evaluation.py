@@ -13,6 +13,7 @@ from common.actors.restarts import Restarts
 from common.actors.watching import Limits, Stopped, Worker, end
 from common.cli.errors import TrainingError
 from common.cli.host_flags import HostEnvArgs
+from common.device import cluster
 from common.device.evaluation import Episodes, Evaluated
 from common.device.memory import Agent, Player, Seen
 from common.device.sharding import to_host
@@ -27,12 +28,12 @@ class UnderWay(NamedTuple):
 
     step: int
     state: Any  # on the host; None unless --keep-best may want it
-    result: Future  # Episodes [E]
+    result: Future | None  # Episodes [E]; None in other processes than the first
     worker: Worker
 
 
 class HostEvaluation:
-    """Plays greedy episodes beside the training, one evaluation at a time."""
+    """Plays greedy episodes beside the training, one evaluation at a time; in the first process, which tells others."""
 
     def __init__(self, args: HostEnvArgs, agent: Agent, warn: Callable[[str], None]):
         """`agent` acts with a learner."""
@@ -45,7 +46,8 @@ class HostEvaluation:
         """Start to evaluate a copy of `state`, in environments of this `seed`."""
         learner = jax.tree.map(lambda x: x[0], to_host(state.replace(shard=())).learner)
         kept, worker = self._kept(state), Worker(f"the evaluation at step {step:,}")
-        self._under_way = UnderWay(step, kept, worker.run(partial(self._attempt, learner, seed, worker)), worker)
+        result = worker.run(partial(self._attempt, learner, seed, worker)) if cluster.is_first() else None
+        self._under_way = UnderWay(step, kept, result, worker)
 
     def stop(self) -> None:
         """End the evaluation under way, if there is one; its result does not matter any more."""
@@ -55,15 +57,27 @@ class HostEvaluation:
 
     def poll(self) -> Evaluated | None:
         """The evaluation under way, once it is over. Raises TrainingError where it has failed or is beyond a limit."""
-        step, state, result, worker = self._under_way
+        step, state, *_ = self._under_way
+        try:
+            episodes = cluster.on_first(self._episodes)
+        except TrainingError:
+            self._under_way = None
+            raise
+        if episodes is None:
+            return None
+        self._under_way = None
+        return Evaluated(step, episodes, state)
+
+    def _episodes(self) -> Episodes | None:
+        """Those of the evaluation under way, [1, E], once they are over. Raises TrainingError as `poll` does."""
+        *_, result, worker = self._under_way
         flag = worker.stuck(self._limits)
         if not result.done() and not flag:
             return None
-        self._under_way = None
         worker.ended = True
         if not result.done():
             raise TrainingError(f"is stuck ({flag}), in {worker.activity.phase} and was given up")
-        return Evaluated(step, Episodes(*(x[None] for x in result.result())), state)
+        return Episodes(*(x[None] for x in result.result()))
 
     def _attempt(self, learner: Any, seed: int, worker: Worker) -> Episodes:
         """What the thread does: play, and begin anew where an environment fails.

@@ -4,13 +4,14 @@ import math
 import time
 from collections import deque
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from common.actors.crew import Crew
 from common.actors.rollouts import Collected
+from common.device import cluster
 from common.device.episodes import WINDOW
 from common.device.reductions import Tally, join, kind_of
 
@@ -22,16 +23,20 @@ class UpdateMetrics:
 
     def __init__(self):
         self.updates = 0
+        self.leaving = False  # whether a process wanted to stop when one of the updates began, all but the newest
         self.broken: dict[str, np.ndarray] = {}  # by metric, the index of the first update in which it was not finite
         self._value: dict[str, float] = {}  # as in a `Tally`
         self._count: dict[str, float] = {}
         self._gauges: dict[str, float] = {}  # of the newest update
-        self._newest = Tally({}, {}), {}
+        self._newest = Tally({}, {}), {}, ()
 
-    def add(self, tally: Tally, gauges: dict[str, jax.Array]) -> None:
-        """Take the metrics of an update that was just dispatched; waits for the one before it."""
+    def add(self, tally: Tally, gauges: dict[str, jax.Array], leaving: Any) -> None:
+        """Take the metrics of an update that was just dispatched; waits for the one before it.
+
+        `leaving` is whether a process wanted to stop when it began, () where that is not asked.
+        """
         self._read_newest()
-        self._newest = tally, gauges
+        self._newest = tally, gauges, leaving
         self.updates += 1
 
     def read(self, more: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -46,7 +51,9 @@ class UpdateMetrics:
         return value / count if kind_of(name) == "mean" else value
 
     def _read_newest(self) -> None:
-        (newest, self._gauges), self._newest = jax.device_get(self._newest), (Tally({}, {}), self._gauges)
+        newest, self._gauges, leaving = jax.device_get(self._newest)
+        self._newest = Tally({}, {}), self._gauges, ()
+        self.leaving |= bool(np.any(leaving))
         for name, value in newest.value.items():
             count, before = float(newest.count[name]), self._count.get(name, 0)
             if not before:
@@ -58,8 +65,33 @@ class UpdateMetrics:
                 self.broken.setdefault(name, np.array([self.updates - 1]))
 
 
+class Part(NamedTuple):
+    """What a process has measured, or all have together: since the last row, and from `counts` on since the start."""
+
+    episodes: list[tuple[float, int]]
+    lags: list[np.ndarray]  # of valid steps, by rollout
+    queue_sizes: list[int]
+    steps: dict[str, int]  # that were learned from: "all", those that are "valid", those that are "too_old"
+    speeds: dict[str, float]  # as in a row
+    counts: dict[str, int]  # as in a row
+    seconds: dict[str, float]  # as in a row, of the mean process
+
+    @classmethod
+    def joined(cls, parts: list["Part"]) -> "Part":
+        """That of all processes, from those of each."""
+        whole = cls(*(_together(values) for values in zip(*parts, strict=True)))
+        return whole._replace(seconds={name: value / len(parts) for name, value in whole.seconds.items()})
+
+
+def _together(values: tuple) -> Any:
+    """Several lists as one, several dictionaries of numbers as one of their sums."""
+    if isinstance(values[0], list):
+        return [x for value in values for x in value]
+    return {name: sum(value[name] for value in values) for name in values[0]}
+
+
 class Meters:
-    """Collects while a run goes on; `row` says how it went since the last row."""
+    """Collects while a run goes on; `row` says how it went since the last row, in all processes."""
 
     def __init__(self, crew: Crew, steps_per_rollout: int, max_policy_lag: int):
         self._crew, self._per_rollout, self._max_lag = crew, steps_per_rollout, max_policy_lag
@@ -86,12 +118,10 @@ class Meters:
         rollout = collected.rollout
         lag = version - rollout.version[rollout.valid]
         self._lags.append(lag)
-        self._valid += lag.size
-        self._steps += rollout.valid.size
-        self._too_old += int(np.sum(lag > self._max_lag)) if self._max_lag else 0
-        episodes = list(zip(collected.returns, collected.lengths, strict=True))
-        self._episodes += episodes
-        self._recent.extend(episodes)
+        self._steps["all"] += rollout.valid.size
+        self._steps["valid"] += lag.size
+        self._steps["too_old"] += int(np.sum(lag > self._max_lag)) if self._max_lag else 0
+        self._episodes += zip(collected.returns, collected.lengths, strict=True)
         counts, now = self._crew.queues.counts, time.monotonic()
         self._queue_sizes.append(counts["waiting"])
         if now - self._samples[-1][0] >= 0.1:
@@ -100,29 +130,29 @@ class Meters:
                 self._samples.popleft()
 
     def row(self) -> dict[str, Any]:
-        """The metrics since the last call."""
-        row = self._episode_metrics() | self._speeds()
-        if self._lags:
-            lag = np.concatenate(self._lags) if any(map(len, self._lags)) else np.zeros(1)
-            row |= {"lag/min": lag.min(), "lag/mean": lag.mean(), "lag/max": lag.max()}
-            low, middle, high = np.percentile(self._queue_sizes, (10, 50, 90))
-            row |= {"queue/p10": low, "queue/p50": middle, "queue/p90": high}
-            row |= {"batch/valid": self._valid / self._steps, "batch/too_old": self._too_old / self._steps}
+        """The metrics since the last call. All processes call at the same time."""
+        part = self._part_of_all()
         self._begin_row()
-        self.shares = self._share()
-        return row | self.counts() | self.totals()
+        self._recent.extend(part.episodes)
+        row = self._episode_metrics(part.episodes) | part.speeds
+        if part.lags:
+            lag = np.concatenate(part.lags) if any(map(len, part.lags)) else np.zeros(1)
+            row |= {"lag/min": lag.min(), "lag/mean": lag.mean(), "lag/max": lag.max()}
+            low, middle, high = np.percentile(part.queue_sizes, (10, 50, 90))
+            row |= {"queue/p10": low, "queue/p50": middle, "queue/p90": high}
+            row |= {f"batch/{name}": part.steps[name] / part.steps["all"] for name in ("valid", "too_old")}
+        self.shares = self._share(part)
+        return row | part.counts | part.seconds
 
-    def counts(self) -> dict[str, int]:
-        """What became of all rollouts so far."""
-        counts = {f"rollouts/{name}": count for name, count in self._crew.queues.counts.items()}
-        return counts | {"actors/restarts": self._crew.restarts.count}
+    def figures(self) -> dict[str, float]:
+        """Counts and seconds so far. All processes call at the same time."""
+        part = self._part_of_all()
+        return part.counts | part.seconds
 
-    def totals(self) -> dict[str, float]:
-        """Seconds so far, of the mean actor and of the learner."""
-        actors = self._crew.actors
-        seconds = {f"actor_{name}": np.mean([actor.seconds[name] for actor in actors]) for name in actors[0].seconds}
-        seconds |= {f"learner_{name}": value for name, value in self.seconds.items()}
-        return {f"time/{name}": float(value) for name, value in seconds.items()}
+    def own_figures(self) -> dict[str, float]:
+        """Those of this process alone."""
+        part = self._part()
+        return part.counts | part.seconds
 
     def bottleneck(self) -> str:
         """In words, which side the other one waited for, up to the last row."""
@@ -135,24 +165,41 @@ class Meters:
         if learner < actors:
             advice = "fewer gradient steps, a smaller network or more --learner-devices would help"
             return f"speed    the bottleneck is the learner: {text}; {advice}"
-        seconds = self.totals()
+        seconds = self._seconds()
         steps = seconds["time/actor_env_step"] > seconds["time/actor_act"]
         advice = "faster environments" if steps else "a smaller network or more --envs-per-actor"
         return f"speed    the bottleneck is the actors: {text}; {advice} would help"
 
-    def _share(self) -> tuple[float, float, float] | None:
+    def _part(self) -> Part:
+        counts = {f"rollouts/{name}": count for name, count in self._crew.queues.counts.items()}
+        counts |= {"actors/restarts": self._crew.restarts.count}
+        since = self._episodes, self._lags, self._queue_sizes, self._steps
+        return Part(*since, self._speeds(), counts, self._seconds())
+
+    def _part_of_all(self) -> Part:
+        return Part.joined(cluster.everyones(self._part()))
+
+    def _seconds(self) -> dict[str, float]:
+        """Those so far of this process's mean actor, and of its learner."""
+        actors = self._crew.actors
+        seconds = {f"actor_{name}": np.mean([actor.seconds[name] for actor in actors]) for name in actors[0].seconds}
+        seconds |= {f"learner_{name}": value for name, value in self.seconds.items()}
+        return {f"time/{name}": float(value) for name, value in seconds.items()}
+
+    def _share(self, part: Part) -> tuple[float, float, float] | None:
         """Of the time so far: waiting of the learner and of the mean actor; and of the rollouts: those dropped."""
-        counts, wall = self._crew.queues.counts, time.monotonic() - self._began
-        if not counts["trained"]:
+        counts, seconds, wall = part.counts, part.seconds, time.monotonic() - self._began
+        if not counts["rollouts/trained"]:
             return None
-        waits = [actor.seconds["wait_put"] + actor.seconds["wait_params"] for actor in self._crew.actors]
-        return self.seconds["wait_get"] / wall, float(np.mean(waits)) / wall, counts["dropped"] / counts["produced"]
+        actors = seconds["time/actor_wait_put"] + seconds["time/actor_wait_params"]
+        dropped = counts["rollouts/dropped"] / counts["rollouts/produced"]
+        return seconds["time/learner_wait_get"] / wall, actors / wall, dropped
 
     def _begin_row(self) -> None:
         self._lags: list[np.ndarray] = []
         self._queue_sizes: list[int] = []
         self._episodes: list[tuple[float, int]] = []
-        self._valid = self._steps = self._too_old = 0
+        self._steps = dict.fromkeys(("all", "valid", "too_old"), 0)
 
     def _speeds(self) -> dict[str, float]:
         now, counts = time.monotonic(), self._crew.queues.counts
@@ -165,10 +212,10 @@ class Meters:
             row[f"time/sps_learner_{span}s"] = (counts["trained"] - learned) * self._per_rollout / elapsed
         return row
 
-    def _episode_metrics(self) -> dict[str, float]:
-        row = {"episode/count": float(len(self._episodes))}
+    def _episode_metrics(self, new: list[tuple[float, int]]) -> dict[str, float]:
+        row = {"episode/count": float(len(new))}
         for index, name in enumerate(("return", "length")):
-            for episodes, when in ((self._episodes, ""), (self._recent, f"_last{WINDOW}")):
+            for episodes, when in ((new, ""), (self._recent, f"_last{WINDOW}")):
                 values = [episode[index] for episode in episodes] or [np.nan]
                 for ending, function in (("", np.mean), ("_min", np.min), ("_max", np.max)):
                     row[f"episode/{name}{ending}{when}"] = function(values)

@@ -50,7 +50,7 @@ class ParameterSlots:
         """Block until the newest of the versions up to this one is computed, so that `latest` returns no older one."""
         with self._changed:
             placed = self._slots[max(known for known in self._slots if known <= version)]
-        jax.block_until_ready(placed)
+        jax.block_until_ready(list(placed.values()))  # as a dictionary it would have to be sorted by device
 
     def wait_for(self, version: int, device: jax.Device, timeout: float) -> Slot | None:
         """Exactly this version, computed; None where it is not published within `timeout` seconds."""

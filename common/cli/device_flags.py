@@ -5,12 +5,13 @@ from typing import ClassVar, Literal
 
 from common.cli.checks import check
 from common.cli.errors import UsageError
+from common.cli.pbt_flags import PbtArgs
 from common.cli.process_flags import ProcessArgs
 
 
 @dataclass(kw_only=True)
-class DeviceEnvArgs(ProcessArgs):
-    """Those of agents, devices and environments."""
+class DeviceEnvArgs(ProcessArgs, PbtArgs):
+    """Those of agents, devices and environments. Sizes and --num-devices count over all processes."""
 
     gif: bool = False
     """At the end, play an episode with the final policy and draw it to policy.gif in the run directory."""

@@ -4,14 +4,17 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from common.cli.checks import check
+from common.cli.checks import check, multiples_near
 from common.cli.errors import UsageError
-from common.cli.flags import RunArgs
+from common.cli.process_flags import ProcessArgs
 
 
 @dataclass(kw_only=True)
-class HostEnvArgs(RunArgs):
-    """Flags of the actors, and of how they work together with the learner."""
+class HostEnvArgs(ProcessArgs):
+    """Flags of the actors, and of how they work together with the learner.
+
+    Of several processes each has as many actors and devices, with these flags; sizes and intervals count over all.
+    """
 
     env: str = "envpool:CartPole-v1"
     """Environment: envpool:id or gymnasium:id; gymnasium:module:id imports the module that registers your own."""
@@ -30,11 +33,12 @@ class HostEnvArgs(RunArgs):
     actor_threads: int = 2
     """Actor threads per actor device; with two, one acts while the environments of the other step."""
     actor_devices: str = ""
-    """Devices that choose actions, such as 0 or 0,1; default the first."""
+    """Devices of each process that choose actions, such as 0 or 0,1; default its first."""
     learner_devices: str = ""
-    """Devices that learn, such as 1,2,3; default every accelerator, or on a CPU the first device."""
+    """Devices of each process that learn, such as 1,2,3; default every accelerator, or on a CPU the first device."""
     rollouts_per_update: int = 0
-    """Rollouts that an update learns from, of whichever actors have them first; 0 is as many as there are actors."""
+    """Rollouts that an update learns from, of whichever actors have them first; 0 is as many as there are actors.
+    Of several processes each gives as many."""
     queue_size: int = 1
     """Rollouts that may wait for the learner, per actor."""
     on_full: Literal["block", "drop-oldest"] = "block"
@@ -59,8 +63,12 @@ class HostEnvArgs(RunArgs):
     """Measure how fast the actors are without a learner; implies --benchmark."""
 
     @property
+    def num_actor_devices(self) -> int:
+        return self.processes * max(len(self.actor_indices), 1)
+
+    @property
     def num_actors(self) -> int:
-        return max(len(self.actor_indices), 1) * self.actor_threads
+        return self.num_actor_devices * self.actor_threads
 
     @property
     def num_envs(self) -> int:
@@ -72,13 +80,18 @@ class HostEnvArgs(RunArgs):
         return self.rollouts_per_update or self.num_actors
 
     @property
+    def own_rollouts(self) -> int:
+        """Those of them that a process gives."""
+        return self.batch_rollouts // self.processes
+
+    @property
     def batch_envs(self) -> int:
         """Environments per update, counted once for each of its rollouts."""
         return self.batch_rollouts * self.envs_per_actor
 
     @property
     def rollouts_ahead(self) -> float:
-        """Rollouts that may be under way, from before they are collected until updates with them are over."""
+        """Rollouts of a process that may be under way, from before they are collected to the end of their updates."""
         return math.inf
 
     @property
@@ -110,6 +123,13 @@ class HostEnvArgs(RunArgs):
         check(self, "rollouts_per_update max_restarts restart_interval", at_least=0)
         check(self, "learner_timeout reset_timeout step_timeout", above=0)
         _ = self.actor_indices, self.learner_indices
+        if self.batch_rollouts % self.processes:
+            raise UsageError(
+                f"--rollouts-per-update {self.batch_rollouts} counts those of all {self.processes} processes, which "
+                f"give as many each: take {multiples_near(self.batch_rollouts, self.processes)}"
+            )
+        if self.sampler_only and self.is_distributed:
+            raise UsageError("--sampler-only measures the actors of one process: leave out those of several")
         if self.fixed_order and self.sampler_only:
             raise UsageError("--sampler-only has no learner, and --lockstep and --serial wait for one: leave one out")
         if self.fixed_order and self.on_full != "block":

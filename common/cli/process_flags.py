@@ -1,16 +1,20 @@
 """Flags of a run that several processes train together, on one machine or on many."""
 
+import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from common.cli.checks import check
 from common.cli.errors import UsageError
-from common.cli.pbt_flags import PbtArgs
+from common.cli.flags import RunArgs
 
 
 @dataclass(kw_only=True)
-class ProcessArgs(PbtArgs):
-    """Which processes there are. Each gets the same command; sizes and --num-devices count over all of them."""
+class ProcessArgs(RunArgs):
+    """Which processes there are. Each gets the same command."""
+
+    processes: ClassVar[int] = 1
+    """How many there are, as far as is known: see `among`."""
 
     distributed: bool = False
     """Train together with the other processes that Slurm, Open MPI, Kubernetes or a TPU pod has started."""
@@ -25,11 +29,24 @@ class ProcessArgs(PbtArgs):
         super().__post_init__()
         check(self, "num_processes", at_least=0)
         check(self, "process_id", at_least=-1)
+        self.processes = self.num_processes or self.processes
         parts = self._given("num_processes process_id")
         if self.coordinator:
             self._check_coordinator(parts)
         elif parts:
             raise UsageError(f"{parts[0]} needs --coordinator HOST:PORT; --distributed finds out by itself")
+
+    def among(self, count: int):
+        """These flags for so many processes, which --distributed knows of only once they have met.
+
+        Raises UsageError where sizes do not fit.
+        """
+        if count == self.processes:
+            return self
+        args = copy.copy(self)
+        args.processes = count
+        args.__post_init__()
+        return args
 
     @property
     def is_distributed(self) -> bool:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from common.cli.checks import check
+from common.cli.checks import check, multiples_near
 from common.cli.device_flags import DeviceEnvArgs
 from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
@@ -124,7 +124,7 @@ class HostReplayArgs(ReplayArgs, HostEnvArgs):
         if self.fixed_order or self.sampler_only or self.on_full != "block":
             return math.inf
         enough = self.batch_rollouts + max(self.batch_rollouts, self.num_actors)
-        return self.max_ahead // (self.envs_per_actor * self.num_steps) or enough
+        return (self.max_ahead // (self.envs_per_actor * self.num_steps) or enough) // self.processes
 
     @property
     def queue_rollouts(self) -> float:
@@ -145,6 +145,11 @@ class HostReplayArgs(ReplayArgs, HostEnvArgs):
             raise UsageError(
                 f"--max-ahead {self.max_ahead} is less than an update learns from: at least {self.steps_per_update}"
             )
+        if self.batch_size % self.processes:
+            raise UsageError(
+                f"--batch-size {self.batch_size} is split evenly over {self.processes} processes: take "
+                f"{multiples_near(self.batch_size, self.processes)}"
+            )
         if self.num_steps > self.capacity:
             raise UsageError(
                 f"--num-steps {self.num_steps} does not fit into --buffer-size {self.buffer_size}, which has "
@@ -152,9 +157,17 @@ class HostReplayArgs(ReplayArgs, HostEnvArgs):
             )
 
     @property
+    def parts(self) -> int:
+        """Parts of the rollouts of an update, such as those from each actor device, that batches draw from apart.
+
+        No boundary of processes cuts them.
+        """
+        return math.gcd(self.num_actor_devices, self.batch_rollouts, self.batch_size)
+
+    @property
     def block(self) -> int:
         """Neighbouring environments that contribute to a batch together; no device boundary cuts them."""
-        return self.envs_per_actor // math.gcd(self.envs_per_actor, self.batch_size)
+        return self.envs_per_actor // math.gcd(self.envs_per_actor, self.batch_size // self.parts)
 
     def sizes(self, num_devices: int) -> list[str]:
         """The derived sizes, for the header of a run."""

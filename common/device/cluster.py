@@ -82,6 +82,13 @@ def gathered(tree: Any) -> Any:
     return tree if count() == 1 else multihost_utils.process_allgather(tree, tiled=True)
 
 
+def everyones(value: T) -> list[T]:
+    """What each process has in the place of `value`, which can be pickled; in all of them."""
+    if count() == 1:
+        return [value]
+    return [pickle.loads(row.tobytes()) for row in multihost_utils.process_allgather(_padded(pickle.dumps(value)))]
+
+
 def largest(number: int) -> int:
     """The largest of the numbers that the processes have."""
     return number if count() == 1 else int(np.max(multihost_utils.process_allgather(np.int32(number))))
@@ -126,8 +133,13 @@ def everyones(content: bytes) -> list[bytes]:
 
 def _broadcast(content: bytes) -> bytes:
     """The first process's `content`, in all."""
-    size = largest(len(content))
-    return multihost_utils.broadcast_one_to_all(np.frombuffer(content.ljust(size, b"\0"), np.uint8)).tobytes()
+    return multihost_utils.broadcast_one_to_all(_padded(content)).tobytes()
+
+
+def _padded(content: bytes) -> np.ndarray:
+    """The content with zeros behind it, as long in all processes: a power of two, since each length is compiled for."""
+    size = 1 << largest(len(content)).bit_length()
+    return np.frombuffer(content.ljust(size, b"\0"), np.uint8)
 
 
 def _ended(error: Exception) -> ProcessEnded:

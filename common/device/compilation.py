@@ -30,9 +30,13 @@ def set_up_cache(enabled: bool) -> None:
 def compile_together(algorithm: Any, members: Any, state: Any, example: Any) -> Any:
     """The record `algorithm` with its programs compiled in parallel, from the shapes of its `state` and of what
     `update` takes beside it. An `evaluate` that is no program stays as it is, and so do all where there are several
-    processes: `pmap` puts their arrays together in a call only. See `compile_by_call`.
+    processes: `pmap` puts their arrays together in a call only. See `compile_by_call`; an update that takes a batch is
+    called here, with zeros and a state of its own.
     """
     if cluster.count() > 1:
+        if not _is_number(example):
+            batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), example)
+            jax.block_until_ready(algorithm.update(algorithm.init(members), batch))
         return algorithm
     # The longest compilation first: tracing the others overlaps with it.
     jobs = {"update": ((state, example), 1), "init": ((members,), 0), "evaluate": ((state, np.int32(0)), 1)}
@@ -46,8 +50,15 @@ def compile_together(algorithm: Any, members: Any, state: Any, example: Any) -> 
 
 
 def compile_by_call(update: Any, state: Any, example: Any) -> Any:
-    """With several processes, compile `update` by a call of no updates; returns `state`, which is not changed."""
-    return state if cluster.count() == 1 else update(state, np.zeros_like(example))[0]
+    """With several processes, compile an `update` that takes a number of updates by a call of none.
+
+    Returns `state`, which is not changed.
+    """
+    return update(state, np.zeros_like(example))[0] if cluster.count() > 1 and _is_number(example) else state
+
+
+def _is_number(example: Any) -> bool:
+    return isinstance(example, np.integer)
 
 
 def _options(level: int) -> dict[str, int]:

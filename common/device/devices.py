@@ -61,7 +61,7 @@ def choose_devices(
     devices = _local_devices()
     if processes != jax.process_count():  # which they have found out by themselves
         return choose_devices(num_devices, num_envs, block, envs_per_cpu_device, jax.process_count())
-    groups = [[x for x in jax.devices() if x.process_index == process] for process in range(processes)]
+    groups = _of_processes(processes)
     kind, most = devices[0].platform, min(map(len, groups)) * processes
     if num_devices > most:
         where = f"in each of {processes} processes" if several else "here"
@@ -72,21 +72,25 @@ def choose_devices(
 
 
 def choose_roles(actors: tuple[int, ...], learners: tuple[int, ...]) -> tuple[list[jax.Device], list[jax.Device]]:
-    """The devices at these indices, to act and to learn on; they may overlap.
+    """The devices at these indices, to act on, of this process, and to learn on, of every process one after another.
 
-    Without indices the first device acts, and all accelerators or the first CPU device learn. On a CPU the devices are
-    virtual and are made here, unless JAX has already started. Raises UsageError for one that does not exist.
+    They may overlap. Without indices the first device acts, and all accelerators or the first CPU device learn, in each
+    process. On a CPU the devices are virtual and are made here, unless JAX has already started. Raises UsageError for
+    one that does not exist.
     """
     if too_large := [index for index in (*actors, *learners) if index >= MAX_DEVICES]:
         raise UsageError(f"--actor-devices and --learner-devices go up to {MAX_DEVICES - 1}, got {too_large[0]}")
     _make_cpu_devices(max((*actors, *learners), default=0) + 1)
     devices = _local_devices()
-    missing = [index for index in (*actors, *learners) if index >= len(devices)]
+    groups = _of_processes(jax.process_count())
+    fewest = min(map(len, groups))
+    missing = [index for index in (*actors, *learners) if index >= fewest]
     if missing:
-        have = f"JAX has {len(devices)} {devices[0].platform} device(s) here, numbered from 0"
+        where = f"in each of {len(groups)} processes" if len(groups) > 1 else "here"
+        have = f"JAX has {fewest} {devices[0].platform} device(s) {where}, numbered from 0"
         raise UsageError(f"there is no device {missing[0]} for --actor-devices or --learner-devices: {have}")
-    every = devices[:1] if devices[0].platform == "cpu" else devices
-    return [devices[i] for i in actors or (0,)], [devices[i] for i in learners] or every
+    every = range(1 if devices[0].platform == "cpu" else fewest)
+    return [devices[i] for i in actors or (0,)], [group[i] for group in groups for i in learners or every]
 
 
 def _make_cpu_devices(count: int) -> None:
@@ -94,6 +98,11 @@ def _make_cpu_devices(count: int) -> None:
         return
     with suppress(RuntimeError):  # JAX has started in this process: its devices are what they are
         jax.config.update("jax_num_cpu_devices", count)
+
+
+def _of_processes(count: int) -> list[list[jax.Device]]:
+    """The devices of each process."""
+    return [[device for device in jax.devices() if device.process_index == process] for process in range(count)]
 
 
 def _local_devices() -> list[jax.Device]:

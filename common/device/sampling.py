@@ -6,12 +6,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from common.device.sharding import global_ids
+from common.device.sharding import AXIS, global_ids
 
 
 def keys_of(key: jax.Array, local: int) -> jax.Array:
     """A key for each of this device's `local` items, [local], from `key` and the item's global index."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, global_ids(local))
+
+
+def ids_in_process(local: int, processes: int) -> jax.Array:
+    """Indices [local] of this device's items among those of its process; of so many each has as many devices."""
+    return global_ids(local) % (local * (jax.lax.axis_size(AXIS) // processes))
+
+
+def ids_over_processes(count: int, processes: int) -> jax.Array:
+    """Indices [count] of what this device's process has as a whole, among that of all processes."""
+    return jax.lax.axis_index(AXIS) // (jax.lax.axis_size(AXIS) // processes) * count + jnp.arange(count)
 
 
 def split_keys(keys: jax.Array, num: int) -> tuple[jax.Array, ...]:
@@ -32,12 +42,13 @@ def block_width(num_steps: int, num_minibatches: int) -> int:
 
 
 def minibatch_indices(
-    key: jax.Array, num_steps: int, num_envs: int, update_epochs: int, num_minibatches: int
+    key: jax.Array, num_steps: int, num_envs: int, update_epochs: int, num_minibatches: int, processes: int = 1
 ) -> jax.Array:
     """Which of this device's samples, flattened from [T, N], go into each minibatch: [E, M, T * N / M].
 
     Blocks of `block_width` neighbouring environments are permuted with their own keys and split evenly over the
-    minibatches. Blocks never cross devices, so every minibatch holds the same samples on any number of devices.
+    minibatches. Blocks never cross devices, so every minibatch holds the same samples on any number of devices. Of
+    several `processes` each numbers its own blocks, and has a `key` of its own.
     """
     width = block_width(num_steps, num_minibatches)
     size, blocks = num_steps * width, num_envs // width  # samples of a block, blocks of this device
@@ -48,7 +59,9 @@ def minibatch_indices(
         return random_order(order_key, label_key, size)
 
     over_blocks = jax.vmap(shuffle, (None, 0))
-    order = jax.vmap(over_blocks, (0, None))(jnp.arange(update_epochs), global_ids(blocks))  # [E, blocks, size]
+    order = jax.vmap(over_blocks, (0, None))(
+        jnp.arange(update_epochs), ids_in_process(blocks, processes)
+    )  # [E, blocks, size]
     step, env = order // width, order % width + width * jnp.arange(blocks)[:, None]
     split = (step * num_envs + env).reshape(update_epochs, blocks, num_minibatches, -1)
     return jnp.swapaxes(split, 1, 2).reshape(update_epochs, num_minibatches, -1)

@@ -30,6 +30,7 @@ from common.runs.damage import check_exchanges, check_members
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = "0.1.0"  # of the kit; pyproject.toml takes it from here, and copies of the code have it too
 BATCH = "num_envs", "num_steps", "envs_per_actor", "actor_threads", "actor_devices", "rollouts_per_update"
+BATCH += ("num_processes",)
 """Flags that say how many steps an update takes, in algorithms that have them."""
 
 

@@ -21,9 +21,14 @@ class Interruption:
         self._number = 0
         self.start, self.stop = self._signals.start, self._signals.stop
 
+    @property
+    def here(self) -> int:
+        """The number of the signal that this process has received, or 0."""
+        return self._signals.received or 0
+
     def received(self) -> int:
         """The number of the signal, or 0. All processes have to ask at the same time."""
-        self._number = self._number or cluster.largest(self._signals.received or 0)
+        self._number = self._number or cluster.largest(self.here)
         return self._number
 
     def ending_at_once(self, farewell: Callable[..., None], *args: Any) -> AbstractContextManager:

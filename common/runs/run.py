@@ -93,8 +93,7 @@ class Run:
         """
         self.console.say(self._header)
         check_shared(self.path)
-        args = self.args
-        members = arrays_of(args.members, len(self.devices))
+        args, members = self.args, arrays_of(self.args.members, len(self.devices))
         self._shapes = shapes = jax.eval_shape(programs.init, members)
         start = load(args, self.config, host_like(shapes), self.console)
         cluster.check_equal("the newest checkpoint", str(start.step))
@@ -106,10 +105,8 @@ class Run:
         self._recorder = Recorder(self.dir, args, self.config, start.step, *showing, self._callback)
         parts = self._recorder, self._saver, self._clock, self.console.warn
         self._evaluations = Evaluations(start.newest, args, *parts, self._is_game)
-        trained = self.steps >= self._end or self._evaluations.goal_reached
-        if trained and self._saver.is_evaluated(self.steps):
+        if (self.steps >= self._end or self._evaluations.goal_reached) and self._saver.is_evaluated(self.steps):
             return None, None
-
         self.console.say("compiling ...")
         with self._clock.timed("compile"), self._interruption.ending_at_once(self._leave_untrained, start.host):
             programs = compile_together(programs, members, shapes, example)
@@ -128,11 +125,15 @@ class Run:
         return self.steps < self._end and not self.stopping
 
     @property
-    def stopping(self) -> bool:
-        """Whether a signal, the clock (once anything is trained), the callback or a good return asks for the end."""
+    def leaving(self) -> bool:
+        """Whether a signal, the clock (once anything is trained), the callback or a good return wants the end, here."""
         late = 0 < self.args.max_seconds < self._clock.wall and self.steps > self.first_step
-        content = self._recorder.told_to_stop or self._evaluations.goal_reached
-        return bool(self._interruption.received() or cluster.largest(late or content))
+        return bool(self._interruption.here or late or self._recorder.told_to_stop or self._evaluations.goal_reached)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether that is so in any process, all of which have to ask at the same time."""
+        return bool(self._interruption.received() or cluster.largest(self.leaving))
 
     def next_chunk(self) -> np.int32:
         """How many updates to run next."""
@@ -149,8 +150,7 @@ class Run:
         self._evaluations.poll()
         self._recorder.write()
         self._recorder.hold(Chunk(before, self.steps, read))
-        due = self._intervals.due(before, self.steps)
-        at_end = self.steps >= self._end
+        due, at_end = self._intervals.due(before, self.steps), self.steps >= self._end
         if at_end or due & {"eval", "checkpoint"}:
             self._settle(state, evaluate=at_end or "eval" in due, save=at_end or "checkpoint" in due)
         elif self._callback:

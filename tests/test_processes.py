@@ -15,20 +15,15 @@ from common.runs.arrays import Arrays, sha256
 from common.runs.checkpoint_files import Damaged, make_writer, read, read_together, to_save
 
 ENVS = 8
-WELL = b"\0" * agreement.LONGEST_TEXT
 
 
 @pytest.fixture
 def beside(monkeypatch):
     """This is process 0 of two, of which the other says what the returned list has, the newest last."""
-    said = [WELL]
+    said: list[tuple[str, str] | None] = [None]
     monkeypatch.setattr(agreement, "count", lambda: 2)
     monkeypatch.setattr(agreement, "everyones", lambda own: [own, said[-1]])
     return said
-
-
-def reason(text: str) -> bytes:
-    return text.encode().ljust(agreement.LONGEST_TEXT, b"\0")
 
 
 def fail() -> None:
@@ -39,7 +34,7 @@ def test_what_fails_in_one_process_fails_in_all(beside):
     assert agreement.together(lambda x: x + 1, 1) == 2
     with pytest.raises(ValueError, match="no room"):
         agreement.together(fail)
-    beside.append(reason("OSError\nthe disk is full"))
+    beside.append(("OSError", "the disk is full"))
     with pytest.raises(agreement.FailedElsewhere, match="process 1: the disk is full") as failure:
         agreement.together(lambda: 1)
     assert failure.value.kind == "OSError"
@@ -48,7 +43,7 @@ def test_what_fails_in_one_process_fails_in_all(beside):
 def test_a_save_is_not_waited_for_where_another_process_has_failed_in_it(beside, monkeypatch):
     looks, never = [agreement.UNDER_WAY, agreement.UNDER_WAY, agreement.FAILED], threading.Event()
     monkeypatch.setattr(agreement, "largest", lambda own: looks.pop(0))
-    beside.append(reason("OSError\nNo space left on device"))
+    beside.append(("OSError", "No space left on device"))
     with pytest.raises(agreement.FailedElsewhere, match="No space left"):
         agreement.in_background(never.wait)
     never.set()
@@ -65,10 +60,10 @@ def test_what_goes_on_in_the_background_returns_or_raises(beside, monkeypatch):
 def test_a_checkpoint_that_is_damaged_for_another_process_is_skipped(beside, tmp_path):
     path = save(tmp_path, blocks=1)
     assert read_together(path, None, lambda shapes: None).keys() == state().keys()
-    beside.append(reason("Damaged\ncheckpoint 7 is damaged"))
+    beside.append(("Damaged", "checkpoint 7 is damaged"))
     with pytest.raises(Damaged, match="process 1: checkpoint 7 is damaged"):
         read_together(path, None, lambda shapes: None)
-    beside.append(reason("TrainingError\nthe disk is gone"))
+    beside.append(("TrainingError", "the disk is gone"))
     with pytest.raises(TrainingError, match="process 1: the disk is gone"):
         read_together(path, None, lambda shapes: None)
 

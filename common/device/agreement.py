@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 DONE, UNDER_WAY, FAILED = range(3)  # of what goes on in the background; the largest is what counts for all
 LOOK = 0.02  # seconds between two looks at what goes on in the background of all
-LONGEST_TEXT = 400  # bytes of a reason that one process gives the others
+LONGEST_TEXT = 400  # characters of a reason that one process gives the others
 
 
 class FailedElsewhere(TrainingError):
@@ -62,13 +62,8 @@ def _attempt(function: Callable[..., T], *args: Any) -> tuple[T | None, Exceptio
 
 def _first_failure(error: Exception | None) -> FailedElsewhere | None:
     """That of the first process which has one; None where all are well."""
-    text = f"{type(error).__name__}\n{error}" if error else ""
-    failures = [x.rstrip(b"\0").decode(errors="replace") for x in everyones(_cut(text))]
-    return next((FailedElsewhere(i, *x.split("\n", 1)) for i, x in enumerate(failures) if x), None)
-
-
-def _cut(text: str) -> bytes:
-    return text.encode()[:LONGEST_TEXT].ljust(LONGEST_TEXT, b"\0")
+    own = (type(error).__name__, str(error)[:LONGEST_TEXT]) if error else None
+    return next((FailedElsewhere(i, *failure) for i, failure in enumerate(everyones(own)) if failure), None)
 
 
 def _progress(future: Future) -> int:

@@ -116,19 +116,10 @@ def on_first(function: Callable[..., T], *args: Any) -> T:
 
 
 def check_equal(what: str, value: str, error: type[Exception] = TrainingError) -> None:
-    """Raise `error` where the processes have different values, of 64 characters at most; `what` says of what."""
-    if count() == 1:
-        return
-    theirs = everyones(value.encode().ljust(64)[:64])
-    if differing := [str(i) for i in range(count()) if theirs[i] != theirs[0]]:
+    """Raise `error` where the processes have different values; `what` says of what."""
+    theirs = everyones(value)
+    if differing := [str(i) for i, other in enumerate(theirs) if other != theirs[0]]:
         raise error(f"{what} of process {', '.join(differing)} is not that of process 0")
-
-
-def everyones(content: bytes) -> list[bytes]:
-    """The bytes of every process, of which all have as many."""
-    if count() == 1:
-        return [content]
-    return [x.tobytes() for x in multihost_utils.process_allgather(np.frombuffer(content, np.uint8))]
 
 
 def _broadcast(content: bytes) -> bytes:

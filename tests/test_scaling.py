@@ -92,11 +92,8 @@ def test_faster_links_and_fewer_devices_are_more_efficient():
         ]
         assert all(row == sorted(row, reverse=True) for row in found)
         assert all(list(row) == sorted(row, reverse=True) for row in zip(*found, strict=True))
-    for case in projection.CASES[:2]:
-        given = [one for one in projection.work(case).exchanges if one.kind == "all-gather"]
-        link = projection.LINKS["InfiniBand"]
-        share = sum(projection.exchange_seconds(one, 512, link, 1e-5) for one in given)
-        assert share > 0.5 * projection.efficiency(case, 512, link, ASSUMED)[0], "as the docs say"
+    (episodes,) = (one for one in projection.work(projection.CASES[0]).exchanges if one.kind == "all-gather")
+    assert episodes.size < 2_000, "as the docs say, of however many environments"
     own = projection.Assumptions(latency_us=7, gigabytes_per_second=3)
     assert "| yours | 7 us | 3 GB/s |" in projection.link_table(own)
 

@@ -29,8 +29,10 @@ QUICK = {  # of each file, the names of tests that `pytest -m quick` runs
     "maths": "",
     "sac": "td_target|squashed|saturates|entropy|bounds|paper.*box|oldest|ratio|bad_flags",
 }
-LONGEST_FIRST = ("invariants", "flags", "faults", "sac", "envs", "notebooks", "host", "appo", "cli", "export", "policy")
-LONGEST_FIRST += ("render", "common", "bad_input", "maths", "plot")
+LONGEST_FIRST = ("invariants", "flags", "faults", "sac", "envs", "host", "appo", "cli", "export", "policy")
+LONGEST_FIRST += ("render", "common", "bad_input", "maths", "plot", "distributed", "notebooks")
+# Their tests start processes and share nothing
+IN_ANY_PROCESS = {"tests/test_distributed.py", "tests/test_notebooks.py"}
 SAME_PROCESS = {"tests/test_policy.py": "tests/test_export.py"}  # they share what `trained` trains
 
 
@@ -51,11 +53,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class WholeFiles(LoadFileScheduling):
-    """Of a file one process runs all tests, for they share what they have trained and compiled."""
+    """Of most files one process runs all tests, for they share what they have trained and compiled."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        return SAME_PROCESS.get(file, file)
+        return nodeid if file in IN_ANY_PROCESS else SAME_PROCESS.get(file, file)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> WholeFiles:

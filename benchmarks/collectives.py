@@ -65,6 +65,8 @@ class Sizes:
         check(self, "num_devices", at_least=2)
         check(self, "largest", at_least=1)
         check(self, "seconds", above=0)
+        if self.layouts and (self.distributed or self.coordinator):
+            raise UsageError("--layouts starts its own processes: leave out --distributed and --coordinator")
         for layout in self.layouts:
             if parts_of(layout) == (1, 1):
                 raise UsageError(f"--layouts {layout}: one device has nobody to average with")

@@ -320,7 +320,7 @@ def test_x1_actors_of_two_processes_are_those_of_one_with_twice_the_devices(tmp_
         assert {name: row[name] for name in same} == {name: other[name] for name in same}
 
 
-def test_a_signal_stops_processes_with_actors_in_the_middle_of_a_chunk(tmp_path):
+def test_a_signal_stops_processes_with_actors_at_the_same_update(tmp_path):
     words = *ACTORS.replace("--lockstep", "").split(), "--env", "gymnasium:Pendulum-v1", "--utd-ratio", 0.25
     words += "--batch-size", 16, "--learning-starts", 64, "--buffer-size", 512, "--total-timesteps", 10**8
     first, second = start_both(*words, "--log-interval", 1280, "--run-dir", tmp_path, algorithm=asac)
@@ -330,7 +330,7 @@ def test_a_signal_stops_processes_with_actors_in_the_middle_of_a_chunk(tmp_path)
     assert codes == [143, 143], said
     result, row = read_result(tmp_path), read_rows(tmp_path)[-1]
     steps = row["env_steps"]
-    assert 1280 < steps < 2560
+    assert steps >= 1280
     assert checkpoint_steps(tmp_path) == [steps] == [result["env_steps"]]
     assert row["replay/stored"] == steps == 32 * row["rollouts/trained"]
     assert row["gradient_updates"] == max(steps - 64, 0) // 4
@@ -343,8 +343,8 @@ def test_a_signal_stops_processes_with_actors_in_the_middle_of_a_chunk(tmp_path)
 def test_processes_with_different_flags_are_refused(tmp_path):
     codes, said = ends(start_both(*FLAGS.split(), "--run-dir", tmp_path / "run", own=lambda i: ("--seed", i)))
     assert codes == [2, 2]
-    assert "error: the command or the code of process 1 is not that of process 0" in said[0]
-    assert "error: process 1 of 2: the command or the code of process 1 is not that of process 0" in said[1]
+    assert "error: process 1 differs from process 0: --seed is 1 there, 0 here" in said[0]
+    assert "error: process 1 of 2: process 0 differs from process 1: --seed is 0 there, 1 here" in said[1]
     assert not (tmp_path / "run").exists()
 
 

@@ -17,7 +17,7 @@ import tyro
 
 from common.cli.absent_flags import explain
 from common.cli.checks import WORDS, kinds_of, needs_value, shortened
-from common.cli.config import is_run
+from common.cli.config import has_finished, is_run
 from common.cli.errors import ProcessEnded, TrainingError, UsageError, fail
 from common.cli.flags import RunArgs
 from common.cli.signals import end_at_once
@@ -44,6 +44,9 @@ def parse(args_class: type, argv: list[str] | None = None) -> Any:
 def main(train: Callable[[Any], Any], args: Any) -> int:
     """Train and return the exit code: 0 finished or stopped, 1 failed, 2 bad usage, 130 SIGINT, 143 SIGTERM."""
     try:
+        if getattr(args, "resume_or_start", False) and args.resume and has_finished(args.resume, args.total_timesteps):
+            print(f"{args.resume} has finished; a larger --total-timesteps trains longer")
+            return 0
         train(args)
     except ProcessEnded as end:
         _leave(end)

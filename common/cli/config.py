@@ -8,12 +8,17 @@ from typing import Any
 from common.cli.errors import UsageError
 from common.cli.files import read_text
 
-NAME = "config.json"
+NAME, DONE = "config.json", "DONE"
 
 
 def is_run(run_dir: str | Path) -> bool:
     """Whether a run has begun in `run_dir`."""
     return os.path.exists(Path(run_dir) / NAME)
+
+
+def has_finished(run_dir: str | Path, total_timesteps: int) -> bool:
+    """Whether the run there has finished, and was to have as many steps. Raises UsageError where it is damaged."""
+    return os.path.exists(Path(run_dir) / DONE) and read_config(run_dir)["args"]["total_timesteps"] >= total_timesteps
 
 
 def read_config(run_dir: str | Path) -> dict[str, Any]:

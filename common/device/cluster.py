@@ -184,4 +184,6 @@ def _reason(args: ProcessArgs, error: Exception) -> str:
     if not args.coordinator:
         return f"this process could not meet the others: {text[:200]}"
     process = f"process {args.process_id} of {args.num_processes}"
+    if "Failed to start RPC server" in text:
+        return f"{process} cannot listen at {args.coordinator}: it is in use, or of another machine"
     return f"{process} could not meet the others at {args.coordinator}: {text[:200]}"

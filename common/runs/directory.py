@@ -80,8 +80,13 @@ def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, 
     Raises UsageError, also where the processes have different flags, code or versions.
     """
     flags = {name: value for name, value in config["args"].items() if name not in ("process_id", "quiet")}
-    content = json.dumps([flags, config["script_sha256"], config["versions"]])
-    cluster.check_equal("the command or the code", hashlib.sha256(content.encode()).hexdigest(), UsageError)
+    here = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
+    here |= {name: config[name] for name in ("algorithm", "script_sha256", "versions")}
+    for process, there in enumerate(cluster.everyones(here)):
+        if other := [
+            f"{name} is {there.get(name)} there, {here[name]} here" for name in here if here[name] != there.get(name)
+        ]:
+            raise UsageError(f"process {process} differs from process {jax.process_index()}: {'; '.join(other)}")
     return (None, []) if args.benchmark else cluster.on_first(choose_directory, args, config)
 
 

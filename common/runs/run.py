@@ -153,8 +153,8 @@ class Run:
         due, at_end = self._intervals.due(before, self.steps), self.steps >= self._end
         if at_end or due & {"eval", "checkpoint"}:
             self._settle(state, evaluate=at_end or "eval" in due, save=at_end or "checkpoint" in due)
-        elif self._callback:
-            self.log()  # it may end the run here
+        elif self._callback or cluster.count() > 1:
+            self.log()  # the callback may end the run here; processes wait for the chunk anyway
 
     def log(self) -> None:
         """Write the row of the last chunk. Raises TrainingError where a metric in it was not finite."""

@@ -211,6 +211,8 @@ def test_stop_and_resume_give_the_same_state(finished, workplace, monkeypatch, c
 def test_one_command_starts_a_run_goes_on_with_it_and_leaves_it_when_it_has_finished(finished, tmp_path, capsys):
     words = [*SMALL, "--total-timesteps", TOTAL - 10, "--checkpoint-interval", 300, "--run_dir", tmp_path / "run"]
     words += ["--resume_or_start", "--log-interval", 2 * STEPS]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json.4711").touch()  # of a process that was killed while it began
     assert in_process(*words, "--stop-after", "500") == 0
     printed = capsys.readouterr().out
     assert "resumed" not in printed
@@ -220,9 +222,10 @@ def test_one_command_starts_a_run_goes_on_with_it_and_leaves_it_when_it_has_fini
     assert f"resumed  {tmp_path / 'run'} at step 512" in printed
     assert "changed" not in printed
     assert read_result(tmp_path / "run")["state_sha256"] == read_result(finished[1])["state_sha256"]
+    before = fingerprint(tmp_path / "run")
     assert in_process(*words) == 0
-    assert "finished" in capsys.readouterr().out
-    assert read_rows(tmp_path / "run")[-1]["env_steps"] == TOTAL
+    assert capsys.readouterr().out == f"{tmp_path / 'run'} has finished; a larger --total-timesteps trains longer\n"
+    assert fingerprint(tmp_path / "run") == before
 
 
 def test_a_command_that_goes_on_takes_the_flags_of_its_run_and_begins_from_it(copy):

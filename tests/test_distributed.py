@@ -93,6 +93,30 @@ DeviceEvaluation.begin = failing
 """Code before a run whose process 1 cannot evaluate the best checkpoint once more."""
 
 
+SAVING = """
+from common.device import cluster
+from common.runs.checkpoints import Checkpoints
+
+args = parse(algorithm.Args)
+with cluster.joined(args):
+    folder = Path(args.run_dir)
+    cluster.on_first(folder.mkdir)
+    saved = Checkpoints(folder, keep=1, keep_best=True)
+    arrays = {"learner/a": np.ones(3, np.float32), "shard/b": np.full((1, 4), cluster.is_first(), np.float32)}
+    saved.save(1, arrays, None)
+    saved.save(2, arrays, [1.0])
+    saved.wait()  # 1 is deleted
+    saved.save(1, arrays, [5.0])
+    saved.wait()  # 2 is kept, as the newest
+    saved.save(3, arrays, None)
+    assert not saved.add_evaluation(2, [9.0])  # it is gone by now
+    assert saved.evaluations() == {1: [5.0]}
+    saved.close()
+sys.exit()
+"""
+"""A deleted checkpoint is saved once more, and one that is gone evaluated, as --keep-best wants it."""
+
+
 def write_script(folder: Path, code: str, algorithm: ModuleType = ppo) -> Path:
     """A script that trains as the algorithm's does, after this code."""
     path = folder / "script.py"
@@ -338,6 +362,12 @@ def test_a_signal_stops_processes_with_actors_at_the_same_update(tmp_path):
     goes_on = "--resume", tmp_path, "--actor-devices", "0,1", "--stop-after", steps + 320, "--quiet"
     assert not in_process(*goes_on, algorithm=asac)
     assert read_rows(tmp_path)[-2]["replay/stored"] == steps + 320
+
+
+def test_all_processes_know_which_checkpoints_are_gone(tmp_path):
+    codes, said = ends(start_both("--run-dir", tmp_path / "saved", script=write_script(tmp_path, SAVING)))
+    assert codes == [0, 0], said
+    assert sorted(int(path.name) for path in (tmp_path / "saved").iterdir()) == [1, 3]
 
 
 def test_processes_with_different_flags_are_refused(tmp_path):

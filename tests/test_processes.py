@@ -131,3 +131,25 @@ def test_checksums_of_blocks_that_cannot_be_are_damage(tmp_path, become):
         become(0, processes)
         with pytest.raises(Damaged, match="96 bytes are no checksums"):
             read(path)
+
+
+@pytest.fixture
+def of_two(monkeypatch):
+    monkeypatch.setattr(cluster, "count", lambda: 2)
+
+
+@pytest.mark.usefixtures("of_two")
+def test_a_collective_says_that_another_process_is_lost_be_it_behind_another_error():
+    error = TrainingError("checkpoint 7 could not be saved")
+    error.__cause__ = RuntimeError("UNKNOWN: Gloo AllGather failed: Connection reset by peer\nmore")
+    assert cluster.has_lost(error) == "UNKNOWN: Gloo AllGather failed: Connection reset by peer"
+
+
+@pytest.mark.usefixtures("of_two")
+@pytest.mark.parametrize("text", ["Connection to the simulator lost", "no heartbeat of the robot"])
+def test_an_environment_does_not(text):
+    assert not cluster.has_lost(RuntimeError(text))
+
+
+def test_nor_does_anything_where_there_is_no_other():
+    assert not cluster.has_lost(RuntimeError("UNKNOWN: Gloo AllGather failed"))

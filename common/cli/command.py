@@ -19,7 +19,7 @@ from common.cli.absent_flags import explain
 from common.cli.checks import WORDS, kinds_of, needs_value, shortened
 from common.cli.config import has_finished, is_run
 from common.cli.errors import ProcessEnded, TrainingError, UsageError, fail
-from common.cli.flags import RunArgs
+from common.cli.flags import ONE_TIME, RunArgs
 from common.cli.signals import end_at_once
 
 
@@ -44,10 +44,10 @@ def parse(args_class: type, argv: list[str] | None = None) -> Any:
 def main(train: Callable[[Any], Any], args: Any) -> int:
     """Train and return the exit code: 0 finished or stopped, 1 failed, 2 bad usage, 130 SIGINT, 143 SIGTERM."""
     try:
-        if getattr(args, "resume_or_start", False) and args.resume and has_finished(args.resume, args.total_timesteps):
+        if _has_nothing_to_do(args):
             print(f"{args.resume} has finished; a larger --total-timesteps trains longer")
-            return 0
-        train(args)
+        else:
+            train(args)
     except ProcessEnded as end:
         _leave(end)
     except UsageError as error:
@@ -67,6 +67,14 @@ def main(train: Callable[[Any], Any], args: Any) -> int:
     except SystemExit as stop:
         return stop.code
     return 0
+
+
+def _has_nothing_to_do(args: Any) -> bool:
+    """Whether --resume-or-start names a run that has finished with these flags."""
+    if not getattr(args, "resume_or_start", False) or not args.resume:
+        return False
+    flags = {name: value for name, value in dataclasses.asdict(args).items() if name not in ONE_TIME}
+    return has_finished(args.resume, flags)
 
 
 def _leave(end: ProcessEnded) -> NoReturn:

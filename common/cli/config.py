@@ -16,9 +16,12 @@ def is_run(run_dir: str | Path) -> bool:
     return os.path.exists(Path(run_dir) / NAME)
 
 
-def has_finished(run_dir: str | Path, total_timesteps: int) -> bool:
-    """Whether the run there has finished, and was to have as many steps. Raises UsageError where it is damaged."""
-    return os.path.exists(Path(run_dir) / DONE) and read_config(run_dir)["args"]["total_timesteps"] >= total_timesteps
+def has_finished(run_dir: str | Path, flags: dict[str, Any]) -> bool:
+    """Whether the run there has finished, with these flags. Raises UsageError where its `config.json` is damaged."""
+    if not os.path.exists(Path(run_dir) / DONE):
+        return False
+    stored, flags = read_config(run_dir)["args"], json.loads(json.dumps(flags))  # tuples are lists there
+    return all(stored.get(name) == value for name, value in flags.items())
 
 
 def read_config(run_dir: str | Path) -> dict[str, Any]:

@@ -26,7 +26,8 @@ START = 300  # seconds to wait until all processes are there
 HEARTBEAT = 60  # without a sign of life for as many seconds a process counts as dead, and the others end
 FAREWELL = 3600  # seconds that a process which has finished waits for the first, which draws pictures
 GRACE = 2.0  # seconds that the first one, which all depend on, leaves the others where all have to end
-LOST = "Gloo|gloo|NCCL|Socket closed|Connection|heartbeat"  # in errors of collectives that another process has left
+LOST = re.compile("[A-Z_]+: .*(Gloo|gloo|NCCL|Socket closed|Connection|heartbeat)", re.DOTALL)
+"""What errors of collectives begin with that another process has left: XLA's code first, as no environment's do."""
 
 
 @contextmanager
@@ -49,8 +50,8 @@ def joined(args: ProcessArgs) -> Iterator[None]:
 def has_lost(error: BaseException | None) -> str:
     """The first line of an error which says that a collective failed, be it the `error` or one behind it; else ""."""
     line = ""
-    while error is not None:
-        if isinstance(error, RuntimeError | ValueError) and re.search(LOST, str(error)):
+    while error is not None and count() > 1:
+        if isinstance(error, RuntimeError | ValueError) and LOST.match(str(error)):
             line = str(error).splitlines()[0]  # the one furthest behind says it best
         error = error.__cause__
     return line

@@ -137,7 +137,9 @@ def over_devices(
         return pmapped(programs, devices), {}
     checked = shard_mapped(programs, devices)
     try:
-        jax.eval_shape(checked.evaluate, jax.eval_shape(checked.init, members), np.int32(0))
+        state = jax.eval_shape(checked.init, members)
+        for program in (checked.evaluate, checked.update):
+            jax.eval_shape(program, state, np.int32(0))
     except TypeError:
         off = {"sharding": "shard_map without JAX's checks, which a loop of this environment does not pass"}
         return shard_mapped(programs, devices, check=False), off

@@ -95,11 +95,14 @@ def read_together(path: Path, part: str | None, check: Callable[[dict[str, Any]]
 
 
 def write_returns(path: Path, **returns: list[float]) -> None:
-    """Store evaluations of the checkpoint at `path` by their names. Raises OSError where that fails."""
-    path = path / METRICS
-    path.parent.mkdir(exist_ok=True)
-    path.with_suffix(".part").write_text(json.dumps(returns))
-    path.with_suffix(".part").rename(path)
+    """Store evaluations of the checkpoint at `path` by their names. Raises TrainingError where that fails."""
+    file = path / METRICS
+    try:
+        file.parent.mkdir(exist_ok=True)
+        file.with_suffix(".part").write_text(json.dumps(returns))
+        file.with_suffix(".part").rename(file)
+    except OSError as error:
+        raise TrainingError(f"the evaluation of checkpoint {path.name} could not be saved ({error})") from error
 
 
 def stored_returns(path: Path, name: str = "returns") -> list[float] | None:

@@ -129,14 +129,7 @@ class Checkpoints:
         Returns whether there is such a checkpoint. Raises TrainingError where storing fails.
         """
         self.wait()  # the checkpoint's save may be under way, and so may be its deletion
-        if step not in self.steps():
-            return False
-        try:
-            if cluster.is_first():
-                write_returns(self.path(step), returns=returns, **more)
-        except OSError as error:
-            raise TrainingError(f"the evaluation of checkpoint {step} could not be saved ({error})") from error
-        return True
+        return cluster.on_first(self._store, step, {"returns": returns} | more)
 
     def confirm(self, step: int, returns: list[float]) -> None:
         """Store an evaluation in other episodes, unless the checkpoint is gone. Raises TrainingError as above."""
@@ -150,8 +143,8 @@ class Checkpoints:
                 agreement.in_background(saving.result)  # ends its thread, which the writer's own `wait` leaves behind
             except Exception as error:
                 raise self._failure(step, error) from error
-        if cluster.is_first():
-            self._delete_old()
+        if cluster.on_first(self._delete_old):
+            self._writer.reload()
 
     def let_finish(self) -> None:
         """As `wait`, for a process that fails, perhaps alone: it asks no other one, and gives up after some seconds."""
@@ -180,7 +173,7 @@ class Checkpoints:
             try:
                 return candidate, self._load(candidate, like, part, groups, dispensable), damaged
             except Damaged as error:
-                if path.exists() or step is not None:  # else the run that goes on has deleted it meanwhile
+                if step is not None or cluster.on_first(path.exists):  # else the run that goes on has deleted it
                     damaged.append(error)
         for one in damaged:
             if isinstance(one.error, Mismatch):
@@ -221,8 +214,16 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
         return make_writer(self.directory)
 
-    def _delete_old(self) -> None:
-        """Keep the newest by step, not by the time of saving, and the best as the evaluations on disk have it now."""
+    def _store(self, step: int, evaluations: dict[str, list[float]]) -> bool:
+        if there := step in self.steps():
+            write_returns(self.path(step), **evaluations)
+        return there
+
+    def _delete_old(self) -> bool:
+        """Keep the newest by step, not by the time of saving, and the best as the evaluations on disk have it now.
+
+        Returns whether any is gone: writers, of all processes, know those that were there when they looked.
+        """
         steps, evaluations = self.steps(), self.evaluations() if self._keep_best else {}
         kept = steps[-self._keep :]  # 0 keeps all
         unwanted = set(steps).difference(kept, [best_step(evaluations, overall=self._overall)])
@@ -230,8 +231,7 @@ class Checkpoints:
             path = self.path(step)
             with suppress(OSError):  # renamed first: half of a checkpoint must not look like one
                 shutil.rmtree(path.rename(path.with_suffix(DELETED)))
-        if unwanted:
-            self._writer.reload()
+        return bool(unwanted)
 
     def _failure(self, step: int, error: Exception) -> TrainingError:
         """The reason in words; what there is of the checkpoint is deleted, for the disk may be full."""

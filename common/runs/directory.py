@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -184,8 +185,9 @@ def _empty(path: Path) -> None:
 
 
 def _content(path: Path) -> list[Path]:
-    """What is in a run directory beside its lock."""
-    return [inside for inside in path.iterdir() if inside.name != lock.NAME] if path.exists() else []
+    """What is in a run directory beside its lock, and what a process that was killed while it began has left."""
+    ours = re.compile(rf"{re.escape(lock.NAME)}|config\.json\.\d+")
+    return [inside for inside in path.iterdir() if not ours.fullmatch(inside.name)] if path.exists() else []
 
 
 def _name(seed: int, config: dict[str, Any]) -> str:

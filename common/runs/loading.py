@@ -10,7 +10,7 @@ import numpy as np
 from common.cli.config import read_config
 from common.cli.console import Console
 from common.cli.errors import UsageError
-from common.device import agreement
+from common.device import agreement, cluster
 from common.device.learning_rate import current_learning_rate
 from common.device.sharding import check_learners, to_devices, to_host
 from common.runs.arrays import Arrays, Mismatch, counters_of, flatten, select, unflatten, without
@@ -77,13 +77,13 @@ def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> S
     """The newest state of the run that is resumed; None where it has not saved any yet."""
     path = Path(args.resume)
     folder = path / FOLDER
-    saved = Checkpoints(folder, read_only=True, overall=overall_of(args)) if folder.is_dir() else None
-    if not saved or not saved.steps():
-        if (path / "DONE").exists():
+    has_saved, has_finished = cluster.on_first(lambda: (any(folder.glob("[0-9]*")), (path / "DONE").exists()))
+    if not has_saved:
+        if has_finished:
             raise UsageError(f"{path} has finished, but its checkpoints are gone: nothing is left to resume")
         console.warn(f"{path} has no checkpoint yet: starting it from step 0")
         return None
-    zeros = flatten(like)
+    saved, zeros = Checkpoints(folder, read_only=True, overall=overall_of(args)), flatten(like)
     try:
         step, arrays, found = saved.load(zeros, dispensable=args.dispensable + args.renewed)
     except Mismatch as error:

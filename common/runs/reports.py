@@ -230,4 +230,8 @@ def _resume_command(config: dict[str, Any], run_dir: Path) -> str:
     script = called if Path(called).stem == config["algorithm"] else config["script"]
     env = config["args"]["env"]
     again = f" --env {shlex.quote(env)}" if is_custom(env) else ""
+    if config["args"]["distributed"]:
+        again += " --distributed"
+    elif address := config["args"]["coordinator"]:
+        again += f" --coordinator {address} --num-processes {config['args']['num_processes']} --process-id ..."
     return f"python {shlex.quote(script)} --resume {shlex.quote(str(run_dir))}{again}"

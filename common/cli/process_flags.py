@@ -29,7 +29,8 @@ class ProcessArgs(RunArgs):
         super().__post_init__()
         check(self, "num_processes", at_least=0)
         check(self, "process_id", at_least=-1)
-        self.processes = self.num_processes or self.processes
+        if self.num_processes:
+            self.processes = self.num_processes
         parts = self._given("num_processes process_id")
         if self.coordinator:
             self._check_coordinator(parts)

@@ -27,7 +27,7 @@ HEARTBEAT = 60  # without a sign of life for as many seconds a process counts as
 FAREWELL = 3600  # seconds that a process which has finished waits for the first, which draws pictures
 GRACE = 2.0  # seconds that the first one, which all depend on, leaves the others where all have to end
 LOST = re.compile("[A-Z_]+: .*(Gloo|gloo|NCCL|Socket closed|Connection|heartbeat)", re.DOTALL)
-"""What errors of collectives begin with that another process has left: XLA's code first, as no environment's do."""
+"""What errors of collectives begin with that another process has left: XLA's code first, as few others do."""
 
 
 @contextmanager

@@ -150,7 +150,8 @@ def _newest(done: jax.Array, finished: EpisodeTracker, axis_name: str) -> tuple[
 
 def _push(recent: RecentEpisodes, place: jax.Array, finished: EpisodeTracker) -> RecentEpisodes:
     """The window with those of the `finished` episodes, [D * K] each, that have the largest places."""
-    rank = jnp.sum(place[None, :] > place[:, None], axis=1)  # among so few this is no slower than to sort
+    # Counted, not sorted: beside a sort, XLA's runtime for CPUs mixes up who takes part in collectives (jaxlib 0.10.2)
+    rank = jnp.sum(place[None, :] > place[:, None], axis=1)
     slot = jnp.where(place >= 0, rank, WINDOW)
     count = jnp.minimum(jnp.sum(place >= 0), WINDOW)
 

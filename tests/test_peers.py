@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cli_helpers import ROOT, refusal
+from cli_helpers import ROOT, refusal, run_python
 
 import benchmarks.peers.__main__ as peers
 from benchmarks.records import returns_of
@@ -43,6 +43,13 @@ def args(tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "python_of", lambda *_: sys.executable)
     folders = {"folder": str(tmp_path / "runs"), "results": str(tmp_path / "results")}
     return peers.Args(peer="sb3", algos=("sb3_ppo",), envs=("CartPole-v1",), seeds=2, total_timesteps=100, **folders)
+
+
+def test_trainers_take_nothing_from_the_kit_that_peers_lack():
+    code = f"import sys; sys.path.insert(0, {str(TRAINERS)!r}); before = set(sys.modules); import rows\n"
+    code += "found = {name.partition('.')[0] for name in sys.modules.keys() - before} - sys.stdlib_module_names\n"
+    done = run_python("-c", code + "print(*sorted(found))")
+    assert done.stdout == "common numpy rows\n", done.stdout + done.stderr
 
 
 def test_a_peer_fills_the_same_kind_of_file(args, tmp_path):

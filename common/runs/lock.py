@@ -5,24 +5,19 @@ It is one of the file system, so that over NFS it keeps out other hosts too, whe
 
 import os
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-import jax
-
 from common.cli.errors import UsageError
 from common.cli.files import writing
-from common.device import cluster
 
 try:
     import fcntl
 except ImportError:  # a system without such locks, as some file systems are
     fcntl = None
 
-SECONDS_TO_APPEAR = 10  # of a file that another host has written
 NAME = ".pmaprl.lock"  # of the file; it says who holds it
 
 
@@ -59,18 +54,6 @@ def is_ours(run_dir: Path) -> bool:
         return (run_dir / NAME).read_text(errors="replace") == _holder()
     except OSError:
         return False
-
-
-def check_shared(run_dir: Path | None) -> None:
-    """Raise UsageError where a process does not see the `run_dir` that the first one has locked."""
-    if run_dir is None or cluster.count() == 1:
-        return
-    cluster.largest(0)  # the first is there
-    end = time.monotonic() + SECONDS_TO_APPEAR
-    while not (seen := (run_dir / NAME).exists()) and time.monotonic() < end:
-        time.sleep(0.1)
-    if blind := cluster.largest(0 if seen else jax.process_index()):
-        raise UsageError(f"process {blind} does not see {run_dir}: it has to be on storage that all processes share")
 
 
 def check_free(run_dir: Path) -> None:

@@ -29,12 +29,12 @@ from common.runs.evaluation import DeviceEvaluation, Evaluation, Evaluations
 from common.runs.interruption import Interruption
 from common.runs.intervals import Intervals
 from common.runs.loading import load, place, with_learner
-from common.runs.lock import check_shared
 from common.runs.metrics import check_extras
 from common.runs.ranking import summary
 from common.runs.recorder import Callback, Chunk, Recorder, Report
 from common.runs.reports import Score, TrainResult
 from common.runs.saver import Saver
+from common.runs.storage import check_shared
 
 
 class Run:

@@ -22,14 +22,14 @@ from helpers import (
     to_host,
 )
 
-from common.cli.pbt_flags import Rules
+from common.cli.pbt_flags import PbtArgs, Rules
 from common.device.episodes import WINDOW, RecentEpisodes
 from common.drawing.groups import Selection, load
 from common.drawing.population import descent
 from common.population.exchange import exchange, objective_of
 
 SIZE = 10
-RULES = Rules(0.3, 0.1, 1e-6, 0.15, (1.1, 1.5), (1.01, 1.2), 0.01, complements=("gamma", "adam_b2"), shares=("tau",))
+RULES = Rules(0.3, WINDOW, 0.1, 1e-6, 0.15, (1.1, 1.5), (1.01, 1.2), 0.01, ("gamma", "adam_b2"), ("tau",))
 GIVEN = {"learning_rate": 1e-3, "gamma": 0.99, "adam_b2": 0.999, "tau": 0.9}
 
 
@@ -83,8 +83,17 @@ def test_the_worst_take_over_the_best():
 def test_who_has_had_no_episode_yet_is_left_alone():
     before = population([90.0, 90, 90, 10])
     before = before.replace(recent=before.recent.replace(count=jnp.array([WINDOW, WINDOW, WINDOW, 0])))
-    assert objective_of(before).tolist() == [90, 90, 90, -np.inf]
+    assert objective_of(before, WINDOW).tolist() == [90, 90, 90, -np.inf]
     assert exchanged(before, fraction=0.25)[1].source.tolist() == [0, 1, 2, 3]
+
+
+def test_the_objective_is_of_the_newest_episodes():
+    before = population([10.0, 20, 30, 40])
+    ret = before.recent.ret.at[0, :3].set(100).at[1, 3].set(500)  # the newest come first
+    before = before.replace(recent=before.recent.replace(ret=ret, count=jnp.array([WINDOW, WINDOW, 2, 0])))
+    assert objective_of(before, 3).tolist() == [100, 20, 30, -np.inf]
+    _, record = exchanged(before, fraction=0.25, window=3)
+    assert record.objective.tolist() == [100, 20, 30, -np.inf] and PbtArgs.pbt_window == WINDOW
 
 
 def test_others_are_drawn_every_time():
@@ -135,7 +144,7 @@ def test_all_who_are_broken_take_over_one_who_is_not():
 def test_broken_weights_are_nobodys_source():
     before = population([90.0, 10, 20, 30])
     before = before.replace(params=before.params.at[0, 1].set(jnp.nan))
-    assert objective_of(before).tolist() == [-np.inf, 10, 20, 30]
+    assert objective_of(before, WINDOW).tolist() == [-np.inf, 10, 20, 30]
     _, record = exchanged(before, fraction=0.25, gap=10.0)
     assert record.source.tolist() == [0, 1, 2, 3], "the control stays as it is"
     before = population([10.0, 90, 20, 30])

@@ -24,6 +24,7 @@ class Rules(NamedTuple):
     """How members exchange weights and change hyper-parameters."""
 
     fraction: float  # of the members that are among the best, and among the worst
+    window: int  # newest episodes whose mean is the objective
     gap: float  # by which a better one has to be better, relative to the larger magnitude
     gap_absolute: float
     mutation_rate: float  # probability that a value changes
@@ -64,6 +65,8 @@ class PbtArgs(PopulationArgs):
     """Environment steps of each member between exchanges, rounded up to whole updates."""
     pbt_fraction: float = 0.3
     """Share of the members that are the best, which stay, and of those that are the worst."""
+    pbt_window: int = 100
+    """Episodes, the newest ones at each exchange, whose mean return is what a member is sorted by; at most 100."""
     pbt_gap: float = 0.1
     """A better one is better by more than this share of the larger return, in magnitude."""
     pbt_gap_absolute: float = 1e-6
@@ -144,6 +147,7 @@ class PbtArgs(PopulationArgs):
         super().__post_init__()
         check(self, "pbt_start", at_least=0)
         check(self, "pbt_interval", at_least=1)
+        check(self, "pbt_window", at_least=1, at_most=100)
         check(self, "pbt_fraction", above=0, at_most=0.5)
         check(self, "pbt_gap pbt_gap_absolute", at_least=0)
         check(self, "pbt_mutation_rate pbt_reset_rate", at_least=0, at_most=1)

@@ -19,7 +19,7 @@ def evolution(args: PbtArgs) -> Callable[[jax.Array, Any], tuple[Any, dict[str, 
     every, start = (-(-steps // args.steps_per_update) for steps in (args.exchange_interval, args.pbt_start))
 
     def at_rest(learner: Any) -> tuple[Any, Exchange]:
-        objective = objective_of(learner)
+        objective = objective_of(learner, args.rules.window)
         return learner, Exchange(jnp.arange(objective.size), objective, learner.hyper, learner.hyper)
 
     def evolve(before: jax.Array, learner: Any) -> tuple[Any, dict[str, jax.Array]]:

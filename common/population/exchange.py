@@ -33,7 +33,7 @@ def exchange(learner: Any, given: dict[str, float], rules: Rules) -> tuple[Any, 
     the best then change their hyper-parameters. Member 0 is a control: it stays as it is, and only others learn from
     it.
     """
-    objective, broken = objective_of(learner), broken_of(learner)
+    objective, broken = objective_of(learner, rules.window), broken_of(learner)
     key = jax.random.fold_in(jax.random.fold_in(learner.key[0], STREAM), learner.updates[0])
     source_key, change_key = jax.random.split(key)
     source, is_best = sources(source_key, objective, broken, rules)
@@ -46,15 +46,16 @@ def exchange(learner: Any, given: dict[str, float], rules: Rules) -> tuple[Any, 
     return moved.replace(hyper=after, recent=recent), Exchange(source, objective, learner.hyper, after)
 
 
-def objective_of(learner: Any) -> jax.Array:
-    """The mean return of the last episodes, [S], or of what else they are judged by.
+def objective_of(learner: Any, window: int) -> jax.Array:
+    """The mean return of the last `window` episodes, [S], or of what else they are judged by.
 
     -inf without any, or where the weights are not finite.
     """
     recent = learner.recent
-    filled = jnp.arange(WINDOW) < recent.count[:, None]
+    count = jnp.minimum(recent.count, window)
+    newest = jnp.arange(WINDOW) < count[:, None]
     values = recent.objective if judged(recent) else recent.ret
-    ret = jnp.sum(values, axis=1, where=filled) / jnp.maximum(recent.count, 1)
+    ret = jnp.sum(values, axis=1, where=newest) / jnp.maximum(count, 1)
     return jnp.where((recent.count > 0) & ~broken_of(learner) & jnp.isfinite(ret), ret, -jnp.inf)
 
 

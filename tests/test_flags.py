@@ -461,6 +461,17 @@ def test_a_run_that_was_killed_before_its_last_evaluation_is_evaluated_on_resume
     assert (tmp_path / "checkpoints" / "96" / "metrics" / "metrics").exists()
 
 
+def test_a_run_that_was_killed_before_its_best_was_confirmed_confirms_it_on_resume(tmp_path):
+    start(tmp_path, env="helpers:Luck", eval_interval=UPDATE, checkpoint_interval=UPDATE, eval_episodes=8)
+    before = result_of(tmp_path)
+    (tmp_path / "result.json").unlink()
+    for path in (tmp_path / "checkpoints").glob("*/metrics/metrics"):
+        path.write_text(json.dumps({"returns": json.loads(path.read_text())["returns"]}))
+    ppo.train(ppo.Args.from_run(tmp_path, env="helpers:Luck"))
+    assert before["best/return_mean"]
+    assert all(result_of(tmp_path)[name] == before[name] for name in before if name.startswith("best/"))
+
+
 @pytest.mark.parametrize("algorithm", [ppo, appo], ids=lambda module: module.__name__)
 def test_a_callback_sees_every_row_and_ends_the_run(algorithm, tmp_path):
     """At the second row, saved and evaluated; what a resumed run learns from there is what it would have learned."""

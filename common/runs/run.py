@@ -105,7 +105,7 @@ class Run:
         self._recorder = Recorder(self.dir, args, self.config, start.step, *showing, self._callback)
         parts = self._recorder, self._saver, self._clock, self.console.warn
         self._evaluations = Evaluations(start.newest, args, *parts, self._is_game)
-        if (self.steps >= self._end or self._evaluations.goal_reached) and self._saver.is_evaluated(self.steps):
+        if (self.steps >= self._end or self._evaluations.goal_reached) and self._saver.is_judged(self.steps):
             return None, None
         self.console.say("compiling ...")
         with self._clock.timed("compile"), self._interruption.ending_at_once(self._leave_untrained, start.host):

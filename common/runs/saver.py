@@ -13,7 +13,8 @@ from common.device import cluster
 from common.device.evaluation import Evaluated
 from common.device.sharding import to_host
 from common.runs.arrays import counter_arrays, flatten, sha256, without
-from common.runs.checkpoints import FOLDER, Checkpoints
+from common.runs.checkpoint_files import stored_returns
+from common.runs.checkpoints import CONFIRMED, FOLDER, Checkpoints
 from common.runs.loading import Start
 from common.runs.lock import is_ours
 from common.runs.overall import best_step, overall_of
@@ -116,9 +117,12 @@ class Saver:
         """The best evaluation of a checkpoint, or of a state of this invocation; -inf without any."""
         return self._best
 
-    def is_evaluated(self, step: int) -> bool:
-        """Whether there is an evaluation beside the checkpoint of this step."""
-        return bool(self._checkpoints) and step in cluster.on_first(self._checkpoints.evaluations)
+    def is_judged(self, step: int) -> bool:
+        """Whether the checkpoint of this step has its evaluation, and those that `best` chooses their second one."""
+        if not self._checkpoints or step not in cluster.on_first(self._checkpoints.evaluations):
+            return False
+        paths = [self._checkpoints.path(chosen) for chosen in self.choices()]
+        return all(cluster.on_first(stored_returns, path, CONFIRMED) for path in paths)
 
     def has(self, step: int) -> bool:
         """Whether there is a checkpoint of this step."""

@@ -292,6 +292,13 @@ class TwoDials(Toy):
         return gymnax_spaces.Tuple([gymnax_spaces.Discrete(2), gymnax_spaces.Discrete(3)])
 
 
+class NoChoice(Toy):
+    """One action alone."""
+
+    def action_space(self, params=None):
+        return gymnax_spaces.Discrete(1)
+
+
 @struct.dataclass
 class KeyedState(environment.EnvState):
     time: jax.Array

@@ -469,7 +469,9 @@ BAD = [
     ("--max-ahead -1", "--max-ahead, at least 0"),
     ("--utd-ratio 1e-4 --total-timesteps 2000", "--utd-ratio 0.0001, no gradient update"),
     ("--num-envs 8", "no --num-envs, --envs-per-actor"),
-    ("--learner-devices 0,1,2", "--envs-per-actor 4, multiple of 3"),
+    ("--learner-devices 0,1,2 --batch-size 255", "--envs-per-actor 4, multiple of 12"),
+    ("--learner-devices 0,1 --batch-size 7 --actor-threads 1", "--batch-size 7, 2 learner devices, 6 or 8"),
+    ("--learner-devices 0,1 --batch-size 6 --actor-devices 0,1", "--batch-size 6, 2 learner devices, 4 or 8"),
     (f"{TWO} --batch-size 33", "--batch-size 33, 2 processes, 32 or 34"),
 ]
 

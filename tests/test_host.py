@@ -16,6 +16,7 @@ from subprocess import PIPE, Popen
 from typing import Any
 
 import appo_pmap as appo
+import gymnasium
 import host_toys  # noqa: F401  (registers the toys)
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,7 @@ from common.device.memory import Player
 from common.envs import spaces
 from common.envs.evaluation_params import evaluation_params
 from common.envs.host import HostStep
+from common.envs.host_spaces import Conversion
 from common.envs.processes import Processes
 from common.envs.registry import make_host
 from common.envs.spec import EnvSpec
@@ -117,6 +119,13 @@ def test_a_reset_in_a_step_of_its_own_is_not_valid(name, more):
     assert (np.abs(outputs[5].obs) <= 0.05).all()  # where CartPole begins
     assert (np.abs(outputs[4].obs) > 0.05).any()  # the true next observation
     assert (np.abs(first) <= 0.05).all()
+
+
+def test_actions_of_whole_numbers_are_the_nearest_ones():
+    box = gymnasium.spaces.Box(0, 5, (1,), np.int32)
+    conversion = Conversion("whole", gymnasium.spaces.Discrete(2), box)
+    actions = conversion.actions(np.array([[-0.2], [0.4], [0.6], [4.8], [9.0]], np.float32))
+    assert actions.dtype == np.int32 and actions.ravel().tolist() == [0, 0, 1, 5, 5]
 
 
 def test_box_actions_are_shaped_clipped_and_cast():
@@ -623,7 +632,7 @@ def trouble(folder: Path, **more: Any) -> str:
         ({"hang_at": 20}, "async", "TimeoutError"),
         ({"hang_in_process": 1}, "async", "TimeoutError"),
         ({"nan_at": 20}, "sync", "the observation of environment 0 of actor"),
-        ({"nan_reward_at": 20}, "sync", "the reward of environment 0 of actor"),
+        ({"nan_reward_at": 20}, "sync", "(1 of 10): the reward of environment 0 of actor"),
         ({"grow_at": 20}, "sync", "ValueError"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

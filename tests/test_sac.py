@@ -380,7 +380,8 @@ def test_after_a_refill_the_policy_acts_not_chance():
 
 BAD = [
     ("--env CartPole-v1 --num-envs 3 --num-devices 2", "--num-devices 2, 3"),
-    ("--num-envs 4 --batch-size 6 --num-devices 4", "--num-devices 4, 1, 2"),
+    ("--num-envs 4 --batch-size 6 --num-devices 4", "--batch-size 6, --num-devices 4, 4 or 8"),
+    ("--num-envs 2 --batch-size 8 --num-devices 4", "--num-devices 4, --num-envs 2, 1, 2"),
     ("--batch-size 0", "--batch-size, at least 1"),
     ("--buffer-size 0", "--buffer-size, at least 1"),
     ("--buffer-size 259 --num-envs 5", "--buffer-size 259, --batch-size 256, 5 environments, at least 260"),
@@ -401,6 +402,7 @@ BAD = [
     ("--env helpers:NoAction", "no action, Box[0]"),
     ("--env helpers:Unbounded", "finite, inf"),
     ("--env helpers:TwoDials", "MultiDiscrete, ppo_pmap.py"),
+    ("--env helpers:NoChoice", "only one, ppo_pmap.py"),
 ]
 
 

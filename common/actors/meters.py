@@ -165,6 +165,8 @@ class Meters:
         if learner < actors:
             advice = "fewer gradient steps, a smaller network or more --learner-devices would help"
             return f"speed    the bottleneck is the learner: {text}; {advice}"
+        if restarts := self._crew.restarts.count:
+            return f"speed    the bottleneck is the actors: {text}; they failed and began anew {restarts} times"
         seconds = self._seconds()
         steps = seconds["time/actor_env_step"] > seconds["time/actor_act"]
         advice = "faster environments" if steps else "a smaller network or more --envs-per-actor"

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 
 from common.actors.watching import LOOK_INTERVAL, Limits, Worker
-from common.cli.errors import UnusableEnvError
+from common.cli.errors import UnusableEnvError, UnusableStepError
 from common.envs.usage import reason
 
 
@@ -26,15 +26,15 @@ class Restarts:
         """
         if isinstance(error, UnusableEnvError):
             return False
-        trace = "".join(traceback.format_exception(error)).rstrip()
+        why = _described(error)
         number = self._next()
         if not number:
-            self._warn(f"{worker.name} failed:\n{trace}")
+            self._warn(f"{worker.name} failed: {why}")
             return False
         now = time.monotonic()
         until = max(worker.restarted + self._limits.restart_interval, now)
         when = f"in {until - now:.0f} s" if until > now else "now"
-        self._warn(f"{worker.name} failed and restarts {when} ({number} of {self._limits.max_restarts}):\n{trace}")
+        self._warn(f"{worker.name} failed and restarts {when} ({number} of {self._limits.max_restarts}): {why}")
         with worker.doing("wait to restart"):
             while time.monotonic() < until and not stopped():
                 time.sleep(LOOK_INTERVAL)
@@ -54,3 +54,9 @@ class Restarts:
                 return 0
             self.count += 1
             return self.count - self._before
+
+
+def _described(error: BaseException) -> str:
+    """What happened; where that was in somebody's code, with the way to it."""
+    known = isinstance(error, UnusableStepError)
+    return str(error) if known else "\n" + "".join(traceback.format_exception(error)).rstrip()

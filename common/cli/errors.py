@@ -24,6 +24,10 @@ class UnusableEnvError(ValueError):
     """An environment gave what cannot be used, and would give it again: to make it anew does not help."""
 
 
+class UnusableStepError(ValueError):
+    """An environment gave what cannot be used; one that is made anew may do better."""
+
+
 def fail(message: str, code: int) -> int:
     """Print why the program ends, to stderr; returns `code`."""
     print(f"error: {message}", file=sys.stderr)

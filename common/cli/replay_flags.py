@@ -96,6 +96,14 @@ class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
         """Neighbouring environments that contribute to a batch together; no device boundary cuts them."""
         return self.num_envs // math.gcd(self.num_envs, self.batch_size)
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.num_devices > 0 and self.batch_size % self.num_devices:
+            raise UsageError(
+                f"--batch-size {self.batch_size} is split evenly over --num-devices {self.num_devices}: take "
+                f"{multiples_near(self.batch_size, self.num_devices)}"
+            )
+
     def sizes(self, num_devices: int) -> list[str]:
         """The derived sizes, for the header of a run."""
         updates = self.ratio.due(self.num_updates * self.num_envs)
@@ -149,6 +157,13 @@ class HostReplayArgs(ReplayArgs, HostEnvArgs):
             raise UsageError(
                 f"--batch-size {self.batch_size} is split evenly over {self.processes} processes: take "
                 f"{multiples_near(self.batch_size, self.processes)}"
+            )
+        learners = max(len(self.learner_indices) // self.processes, 1)
+        if self.batch_size // self.parts % learners:
+            whole = learners * math.gcd(self.num_actor_devices, self.batch_rollouts)
+            raise UsageError(
+                f"--batch-size {self.batch_size} is split evenly over {learners} learner devices, each with a part of "
+                f"what comes from each actor device: take {multiples_near(self.batch_size, whole)}"
             )
         if self.num_steps > self.capacity:
             raise UsageError(

@@ -38,7 +38,7 @@ class Conversion:
         """Actions [N, ...] of the policy as the environments take them: those of a Box in shape and in bounds."""
         space = self.spec.action_space
         action = spaces.clip(action, space, spaces.batch_shape(action), np)
-        return spaces.map_leaves(lambda leaf, dtype, x: x.astype(dtype), space, self._action_dtype, action)
+        return spaces.map_leaves(lambda leaf, dtype, x: _in_type(x, dtype), space, self._action_dtype, action)
 
 
 def _tree(space: Any) -> Any:
@@ -63,6 +63,11 @@ def _action_dtype(name: str, leaf: spaces.Leaf, theirs: Any) -> np.dtype:
     if isinstance(theirs, tuple):
         raise UsageError(f"environment {name}: actions of several choices must be MultiDiscrete, not a Tuple")
     return theirs.dtype
+
+
+def _in_type(action: np.ndarray, dtype: Any) -> np.ndarray:
+    """Actions as numbers of that type, the nearest ones: where it is of integers, each counts."""
+    return (action if np.issubdtype(dtype, np.floating) else np.rint(action)).astype(dtype)
 
 
 def _check_starts(name: str, space: Any) -> None:

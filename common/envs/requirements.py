@@ -35,7 +35,7 @@ def need_fitting_spaces(args: Any, env: Any) -> None:
 
 
 def need_squashable_actions(env: Any, instead: str) -> None:
-    """Raise UsageError unless actions are Discrete, or a Box with finite bounds, as SAC needs them.
+    """Raise UsageError unless actions are Discrete, two or more, or a Box with finite bounds, as SAC needs them.
 
     It names what to take `instead`.
     """
@@ -43,6 +43,8 @@ def need_squashable_actions(env: Any, instead: str) -> None:
     if isinstance(space, (MultiDiscrete, Dict, Tuple)):
         raise UsageError(f"SAC acts in a Box or in Discrete actions, {env.name} has {space}; {instead} can train on it")
     if isinstance(space, Discrete):
+        if space.n == 1:
+            raise UsageError(f"SAC chooses among actions, and {env.name} has only one; {instead} can train on it")
         return
     if not (np.isfinite(space.low) & np.isfinite(space.high) & (space.low < space.high)).all():
         raise UsageError(

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from common.actors.batches import Batches, check_split, example_batch
+from common.actors.batches import Batches, example_batch
 from common.actors.crew import ActorsFailed
 from common.actors.environments import eval_params, inspect_env
 from common.actors.evaluation import HostEvaluation
@@ -132,7 +132,7 @@ def train_with_actors(
         args = args.among(cluster.count())
         env, own = inspect_env(args), len(cluster.own(devices))
         algorithm = make_algorithm(args, env.spec)
-        check_split(args, algorithm.block, own)
+        args.check_split(algorithm.block, own)
         header = {"actors": f"{args.actor_threads} threads on each of {describe(actor_devices)}{_in_each()}"}
         if (params := eval_params(args)) != args.env_params:
             header["eval"] = f"with {params}"

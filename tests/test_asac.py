@@ -22,6 +22,7 @@ from common.actors.batches import example_batch
 from common.actors.environments import inspect_env
 from common.actors.rollouts import Collected, Rollout, RolloutQueues
 from common.actors.watching import Worker
+from common.cli.errors import UsageError
 from common.device.programs import TrainState
 from common.device.seeds import arrays_of
 from common.device.sharding import AXIS, to_host
@@ -471,9 +472,24 @@ BAD = [
     ("--num-envs 8", "no --num-envs, --envs-per-actor"),
     ("--learner-devices 0,1,2 --batch-size 255", "--envs-per-actor 4, multiple of 12"),
     ("--learner-devices 0,1 --batch-size 7 --actor-threads 1", "--batch-size 7, 2 learner devices, 6 or 8"),
-    ("--learner-devices 0,1 --batch-size 6 --actor-devices 0,1", "--batch-size 6, 2 learner devices, 4 or 8"),
     (f"{TWO} --batch-size 33", "--batch-size 33, 2 processes, 32 or 34"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("processes", "actors", "learners", "batch_size"),
+    [(1, 1, 2, 7), (1, 2, 2, 6), (1, 2, 3, 10), (2, 1, 2, 6), (2, 1, 3, 10), (2, 2, 2, 12)],
+)
+def test_a_batch_size_that_is_advised_can_be_split(processes, actors, learners, batch_size):
+    several = {"coordinator": "a:1", "num_processes": processes, "process_id": 0} if processes > 1 else {}
+    flags = several | {"actor_devices": ",".join(map(str, range(actors))), "envs_per_actor": 12, "buffer_size": 10_000}
+    args = small_args(batch_size=batch_size, **flags)
+    with pytest.raises(
+        UsageError, match=f"--batch-size {batch_size} is split evenly over {learners} le.* take"
+    ) as told:
+        args.check_split(args.block, learners)
+    advised = small_args(batch_size=int(str(told.value).split()[-1]), **flags)
+    advised.check_split(advised.block, learners)
 
 
 @pytest.mark.parametrize(("flags", "wanted"), BAD, ids=[flags for flags, _ in BAD])

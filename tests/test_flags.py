@@ -461,15 +461,30 @@ def test_a_run_that_was_killed_before_its_last_evaluation_is_evaluated_on_resume
     assert (tmp_path / "checkpoints" / "96" / "metrics" / "metrics").exists()
 
 
-def test_a_run_that_was_killed_before_its_best_was_confirmed_confirms_it_on_resume(tmp_path):
+@pytest.mark.parametrize("ended", ["by a signal", "without a word"])
+def test_a_run_that_was_cut_short_before_its_best_was_confirmed_confirms_it_on_resume(ended, tmp_path):
     start(tmp_path, env="helpers:Luck", eval_interval=UPDATE, checkpoint_interval=UPDATE, eval_episodes=8)
-    before = result_of(tmp_path)
-    (tmp_path / "result.json").unlink()
+    before, rows = result_of(tmp_path), read_rows(tmp_path)
+    cut = {name: x for name, x in before.items() if not name.startswith("best/")} | {"status": "interrupted"}
+    (tmp_path / "result.json").write_text(json.dumps(cut))
+    if ended != "by a signal":
+        (tmp_path / "result.json").unlink()
     for path in (tmp_path / "checkpoints").glob("*/metrics/metrics"):
         path.write_text(json.dumps({"returns": json.loads(path.read_text())["returns"]}))
-    ppo.train(ppo.Args.from_run(tmp_path, env="helpers:Luck"))
-    assert before["best/return_mean"]
-    assert all(result_of(tmp_path)[name] == before[name] for name in before if name.startswith("best/"))
+    again = ppo.train(ppo.Args.from_run(tmp_path, env="helpers:Luck"))
+    assert (again.status, bool(before["best/return_mean"])) == ("finished", True)
+    assert all(result_of(tmp_path)[name] == before[name] for name in before if name[:5] in ("best/", "eval/"))
+    assert len(read_rows(tmp_path)) == len(rows) + (ended != "by a signal"), "it was evaluated again"
+
+
+def test_what_cannot_be_confirmed_is_not_tried_again_on_resume(tmp_path, capfd):
+    start(tmp_path, env="helpers:Luck", eval_interval=UPDATE, checkpoint_interval=UPDATE, eval_episodes=8)
+    for path in (tmp_path / "checkpoints").glob("*/metrics/metrics"):
+        path.write_text(json.dumps({"returns": json.loads(path.read_text())["returns"]}))
+    rows = read_rows(tmp_path)
+    assert ppo.train(ppo.Args.from_run(tmp_path, env="helpers:Luck", quiet=False)).status == "finished"
+    assert "compiling" not in capfd.readouterr().out
+    assert read_rows(tmp_path) == rows
 
 
 @pytest.mark.parametrize("algorithm", [ppo, appo], ids=lambda module: module.__name__)

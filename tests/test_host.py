@@ -631,7 +631,7 @@ def trouble(folder: Path, **more: Any) -> str:
         ({"exit_at": 20}, "async", "a process of an environment ended by itself (exit code 7)"),
         ({"hang_at": 20}, "async", "TimeoutError"),
         ({"hang_in_process": 1}, "async", "TimeoutError"),
-        ({"nan_at": 20}, "sync", "the observation of environment 0 of actor"),
+        ({"nan_at": 20}, "sync", "(1 of 10): the observation of environment 0 of actor"),
         ({"nan_reward_at": 20}, "sync", "(1 of 10): the reward of environment 0 of actor"),
         ({"grow_at": 20}, "sync", "ValueError"),
     ],

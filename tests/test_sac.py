@@ -251,6 +251,8 @@ def test_a_buffer_that_does_not_fit_is_refused():
     small, large = (small_sac_args(num_envs=1, batch_size=1, buffer_size=size) for size in (1, 2_000))
     assert check_memory(small, example, jax.devices()).endswith(" = 0.1 MB")
     assert "112.9 MB, and as much again" in check_memory(large, example, jax.devices())
+    rounded = small_sac_args(num_envs=3, batch_size=1, buffer_size=11)
+    assert "(11 rounded down to 9, a ring for each of 3 environments)" in check_memory(rounded, example, jax.devices())
 
 
 # ---------------------------------------------------------------------------------------------------------- accounting
@@ -382,6 +384,7 @@ BAD = [
     ("--env CartPole-v1 --num-envs 3 --num-devices 2", "--num-devices 2, 3"),
     ("--num-envs 4 --batch-size 6 --num-devices 4", "--batch-size 6, --num-devices 4, 4 or 8"),
     ("--num-envs 2 --batch-size 8 --num-devices 4", "--num-devices 4, --num-envs 2, 1, 2"),
+    ("--coordinator a:1 --num-processes 2 --process-id 0 --batch-size 7", "--num-processes 2, take 6 or 8"),
     ("--batch-size 0", "--batch-size, at least 1"),
     ("--buffer-size 0", "--buffer-size, at least 1"),
     ("--buffer-size 259 --num-envs 5", "--buffer-size 259, --batch-size 256, 5 environments, at least 260"),

@@ -22,8 +22,6 @@ from common.actors.meters import Meters
 from common.actors.parameters import ParameterSlots
 from common.actors.rollouts import FATES, Rollout, RolloutQueues
 from common.actors.watching import Limits
-from common.cli.checks import multiples_near
-from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device import cluster
 
@@ -33,18 +31,6 @@ class Batch(NamedTuple):
 
     rollouts: tuple[Rollout, ...]
     leaving: Any  # [D] the same for each of this process's learner devices: whether it wants to stop; () if it is alone
-
-
-def check_split(args: HostEnvArgs, block: int, num_learners: int) -> None:
-    """Raise UsageError unless every learner device of a process gets as many whole blocks of environments from each
-    rollout.
-    """
-    block *= num_learners
-    if args.envs_per_actor % block:
-        raise UsageError(
-            f"--envs-per-actor {args.envs_per_actor} must be a multiple of {block}, so that every minibatch has equal "
-            f"parts on each learner device ({num_learners}); nearest: {multiples_near(args.envs_per_actor, block)}"
-        )
 
 
 def example_batch(args: HostEnvArgs, env: HostEnvKind, algorithm: Any, num_learners: int) -> Batch:

@@ -101,6 +101,7 @@ class Meters:
         start = self._began, counts["produced"], counts["trained"]  # time, rollouts made and learned from
         self._samples: deque[tuple[float, int, int]] = deque([start])
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+        self._restarts = crew.restarts.count  # before this start
         self.shares: tuple[float, float, float] | None = None
         self._begin_row()
 
@@ -157,7 +158,9 @@ class Meters:
     def bottleneck(self) -> str:
         """In words, which side the other one waited for, up to the last row."""
         learner, actors, dropped = self.shares
+        again = self._crew.restarts.count - self._restarts
         text = f"the learner waited for rollouts {learner:.0%} of the time, the actors for the learner {actors:.0%}"
+        text += f"; actors failed and began anew {'once' if again == 1 else f'{again} times'}" if again else ""
         if dropped:
             return f"speed    the bottleneck is the learner: {dropped:.0%} of the rollouts were dropped; {text}"
         if abs(learner - actors) < 0.1:
@@ -165,8 +168,6 @@ class Meters:
         if learner < actors:
             advice = "fewer gradient steps, a smaller network or more --learner-devices would help"
             return f"speed    the bottleneck is the learner: {text}; {advice}"
-        if restarts := self._crew.restarts.count:
-            return f"speed    the bottleneck is the actors: {text}; they failed and began anew {restarts} times"
         seconds = self._seconds()
         steps = seconds["time/actor_env_step"] > seconds["time/actor_act"]
         advice = "faster environments" if steps else "a smaller network or more --envs-per-actor"

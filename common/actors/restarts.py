@@ -45,7 +45,8 @@ class Restarts:
         """What to say of a worker that does not begin anew any more."""
         if isinstance(error, UnusableEnvError):
             return f"failed: {error}"
-        return f"failed, after {self.count - self._before} restarts (--max-restarts): {reason(error)}"
+        why = str(error) if isinstance(error, UnusableStepError) else reason(error)
+        return f"failed, after {self.count - self._before} restarts (--max-restarts): {why}"
 
     def _next(self) -> int:
         """The number of one more restart, or 0 where there may be none."""

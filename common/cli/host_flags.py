@@ -115,6 +115,18 @@ class HostEnvArgs(ProcessArgs):
     def learner_indices(self) -> tuple[int, ...]:
         return _indices("--learner-devices", self.learner_devices)
 
+    def check_split(self, block: int, num_learners: int) -> None:
+        """Raise UsageError unless every learner device of a process gets as many whole blocks of environments from each
+        rollout.
+        """
+        block *= num_learners
+        if self.envs_per_actor % block:
+            raise UsageError(
+                f"--envs-per-actor {self.envs_per_actor} must be a multiple of {block}, so that every minibatch has "
+                f"equal parts on each learner device ({num_learners}); nearest: "
+                f"{multiples_near(self.envs_per_actor, block)}"
+            )
+
     def __post_init__(self):
         self.benchmark = self.benchmark or self.sampler_only
         super().__post_init__()

@@ -66,7 +66,7 @@ class PbtArgs(PopulationArgs):
     pbt_fraction: float = 0.3
     """Share of the members that are the best, which stay, and of those that are the worst."""
     pbt_window: int = 100
-    """Episodes, the newest ones at each exchange, whose mean return is what a member is sorted by; at most 100."""
+    """Newest episodes of a member by whose mean return, or objective, an exchange sorts it; at most 100."""
     pbt_gap: float = 0.1
     """A better one is better by more than this share of the larger return, in magnitude."""
     pbt_gap_absolute: float = 1e-6

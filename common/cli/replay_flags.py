@@ -98,10 +98,11 @@ class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.num_devices > 0 and self.batch_size % self.num_devices:
+        name, parts = ("devices", self.num_devices) if self.num_devices else ("processes", self.num_processes)
+        if parts > 0 and self.batch_size % parts:
             raise UsageError(
-                f"--batch-size {self.batch_size} is split evenly over --num-devices {self.num_devices}: take "
-                f"{multiples_near(self.batch_size, self.num_devices)}"
+                f"--batch-size {self.batch_size} is split evenly over --num-{name} {parts}: take "
+                f"{multiples_near(self.batch_size, parts)}"
             )
 
     def sizes(self, num_devices: int) -> list[str]:
@@ -158,18 +159,20 @@ class HostReplayArgs(ReplayArgs, HostEnvArgs):
                 f"--batch-size {self.batch_size} is split evenly over {self.processes} processes: take "
                 f"{multiples_near(self.batch_size, self.processes)}"
             )
-        learners = max(len(self.learner_indices) // self.processes, 1)
-        if self.batch_size // self.parts % learners:
-            whole = learners * math.gcd(self.num_actor_devices, self.batch_rollouts)
-            raise UsageError(
-                f"--batch-size {self.batch_size} is split evenly over {learners} learner devices, each with a part of "
-                f"what comes from each actor device: take {multiples_near(self.batch_size, whole)}"
-            )
         if self.num_steps > self.capacity:
             raise UsageError(
                 f"--num-steps {self.num_steps} does not fit into --buffer-size {self.buffer_size}, which has "
                 f"{self.capacity} transitions of each of {self.num_rings} environments"
             )
+
+    def check_split(self, block: int, num_learners: int) -> None:
+        if self.batch_size // self.parts % num_learners:
+            unit = num_learners * math.gcd(self.num_actor_devices, self.batch_rollouts)
+            raise UsageError(
+                f"--batch-size {self.batch_size} is split evenly over {num_learners} learner devices, each with a part "
+                f"of what comes from each actor device: take {multiples_near(self.batch_size, unit)}"
+            )
+        super().check_split(block, num_learners)
 
     @property
     def parts(self) -> int:

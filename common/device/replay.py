@@ -105,7 +105,7 @@ def check_memory(args: Any, example: Any, devices: list[jax.Device]) -> str:
     saved = ", and as much again while a checkpoint is saved or loaded" if transitions * size > LARGE else ""
     note = saved if args.save_buffer else ", not saved: a resumed run fills it again before it learns on"
     whole = args.capacity * args.num_rings
-    rounded = f" ({args.buffer_size:,} rounded down to {whole:,}, whole rings of {args.num_rings} environments)"
+    rounded = f" ({args.buffer_size:,} rounded down to {whole:,}, a ring for each of {args.num_rings} environments)"
     note = rounded * (whole < args.buffer_size) + note
     return f"{transitions:,} transitions of {size:,} bytes = {transitions * size / 1e6:,.1f} MB{note}"
 

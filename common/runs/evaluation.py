@@ -84,7 +84,7 @@ class Evaluations:
         self.goal_reached = self._reaches_goal(saver.best_return)  # by an evaluation, perhaps not the newest
         self._recorder, self._saver, self._clock, self._warn = recorder, saver, clock, warn
         self._evaluation: Evaluation | None = None
-        self._begun: int | None = None  # the step of the last one that has begun
+        self._begun = newest.step if newest.evaluation else None  # the step of the last one that has begun
         self._counters: dict[str, int] = {}  # those of that step
         self._under_way = False
         self._best: Score | None = None  # of this invocation

@@ -211,6 +211,15 @@ def stored_status(run_dir: Path) -> str | None:
         return None
 
 
+def has_ended_at(run_dir: Path, step: int) -> bool:
+    """Whether `result.json` is of this step, and says that nothing cut the run short there."""
+    try:
+        record = json.loads(read_text(run_dir / "result.json"))
+        return record["status"] in ("finished", "stopped") and record["env_steps"] == step
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
 def stored_evaluation(run_dir: Path, step: int) -> Score:
     """The last evaluation in `result.json`, if there is one that is whole, and the run was at `step` then."""
     try:

@@ -13,11 +13,11 @@ from common.device import cluster
 from common.device.evaluation import Evaluated
 from common.device.sharding import to_host
 from common.runs.arrays import counter_arrays, flatten, sha256, without
-from common.runs.checkpoint_files import stored_returns
-from common.runs.checkpoints import CONFIRMED, FOLDER, Checkpoints
+from common.runs.checkpoints import FOLDER, Checkpoints
 from common.runs.loading import Start
 from common.runs.lock import is_ours
 from common.runs.overall import best_step, overall_of
+from common.runs.reports import has_ended_at
 
 
 class Saver:
@@ -118,11 +118,10 @@ class Saver:
         return self._best
 
     def is_judged(self, step: int) -> bool:
-        """Whether the checkpoint of this step has its evaluation, and those that `best` chooses their second one."""
+        """Whether the run has ended at this step before, all evaluations included: nothing cut it short."""
         if not self._checkpoints or step not in cluster.on_first(self._checkpoints.evaluations):
             return False
-        paths = [self._checkpoints.path(chosen) for chosen in self.choices()]
-        return all(cluster.on_first(stored_returns, path, CONFIRMED) for path in paths)
+        return cluster.on_first(has_ended_at, self._directory, step)
 
     def has(self, step: int) -> bool:
         """Whether there is a checkpoint of this step."""

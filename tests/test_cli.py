@@ -226,6 +226,9 @@ def test_one_command_starts_a_run_goes_on_with_it_and_leaves_it_when_it_has_fini
     assert in_process(*words) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'run'} has finished; a larger --total-timesteps trains longer\n"
     assert fingerprint(tmp_path / "run") == before
+    words[words.index("--total-timesteps") + 1] = TOTAL + STEPS
+    assert in_process(*words) == 0
+    assert f"resumed  {tmp_path / 'run'} at step 1,024" in capsys.readouterr().out
 
 
 def test_a_command_that_goes_on_takes_the_flags_of_its_run_and_begins_from_it(copy):

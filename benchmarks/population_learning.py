@@ -52,8 +52,9 @@ class Args:
 
     envs: tuple[str, ...] = tuple(SETTINGS)
     """Environments; benchmarks/populations.toml has their flags."""
-    seeds: int = 5
-    """Populations of each kind, with seeds from 100 on; none has a member whose seed another one has."""
+    seeds: int = 0
+    """Populations of each kind, with seeds from 100 on; none has a member whose seed another one has. 0 are as many as
+    benchmarks/populations.toml says."""
     population: int = 0
     """Members of each; 0 are those of benchmarks/populations.toml."""
     total_timesteps: int = 0
@@ -67,8 +68,7 @@ class Args:
 
     def __post_init__(self):
         check_types(self)
-        check(self, "seeds", at_least=1)
-        check(self, "population total_timesteps", at_least=0)
+        check(self, "seeds population total_timesteps", at_least=0)
         unknown = [name for name in self.envs if name not in SETTINGS] or ["without a name"] * (not self.envs)
         if unknown:
             raise UsageError(f"--envs {unknown[0]} chooses nothing of {', '.join(SETTINGS)}")
@@ -131,11 +131,12 @@ def pairs_of(args: Args) -> list[Pair]:
 
 
 def _pair(args: Args, env: str) -> Pair:
-    told = {"population": args.population, "total_timesteps": args.total_timesteps}
+    told = {name: getattr(args, name) for name in ("seeds", "population", "total_timesteps")}
     flags = SETTINGS[env] | {name: value for name, value in told.items() if value}
+    count = flags.pop("seeds")
     shared = {name: value for name, value in flags.items() if not name.startswith("pbt")}
     evolving = {"pbt": True} | {name: value for name, value in flags.items() if name.startswith("pbt")}
-    seeds = [FIRST_SEED + index * flags["population"] for index in range(args.seeds)]
+    seeds = [FIRST_SEED + index * flags["population"] for index in range(count)]
     both = []
     for more in ({}, evolving):
         every = {"env": env} | shared | {"sweep": SWEEP, "eval_interval": 0} | more

@@ -392,7 +392,7 @@ def test_the_tables_of_populations_in_the_docs_are_made_of_the_kept_results():
         (population_learning, "--envs Pendulum-v1", "--envs Pendulum-v1 chooses nothing of CartPole-v1, Acrobot-v1, "),
         (population_learning, "--envs", "--envs without a name chooses nothing of CartPole-v1, "),
         (population_learning, "--population 1", "--population 1 cannot evolve: give 2 or more, or 0"),
-        (population_learning, "--seeds 0", "--seeds must be at least 1"),
+        (population_learning, "--seeds -1", "--seeds must be at least 0"),
         (learning, "--seeds abc", "--seeds must be a whole number, got 'abc'"),
         (learning, "--seeds 0", "--seeds must be at least 1"),
         (learning, "--set foo", "--set must be"),

@@ -1,6 +1,7 @@
 """Eight virtual CPU devices and a fast compiler for every test process, compiled programs kept in pytest's cache."""
 
 import functools
+import gc
 import os
 import re
 from pathlib import Path
@@ -17,6 +18,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FAST_COMPILER}"
 options_of_users = common.device.compilation._options
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # starts the backend, so that no run can choose another number
+gc.set_threshold(50_000, 20, 20)  # programs are many small objects: looking for cycles took a sixth of Python's time
 
 QUICK = {  # of each file, the names of tests that `pytest -m quick` runs
     "appo": "golden|double_sum|teach|both_losses|lockstep_repeats|lag_is_exactly|bad_flags",

@@ -38,7 +38,7 @@ from common.actors.parameters import ParameterSlots, Slot
 from common.actors.rollouts import Collected, RolloutQueues
 from common.actors.watching import GRACE, Activity, Limits, Worker
 from common.cli.env_params import read_params
-from common.cli.errors import TrainingError, UnusableEnvError
+from common.cli.errors import FailedEnvError, TrainingError, UnusableEnvError
 from common.device.memory import Player
 from common.envs import spaces
 from common.envs.evaluation_params import evaluation_params
@@ -169,7 +169,7 @@ def test_processes_that_hang_raise_and_end():
     envs.reset()
     envs.step(np.zeros(2, int))
     processes = list(envs._inner.processes)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(FailedEnvError, match="took over"):
         envs.step(np.zeros(2, int))
     envs.close()
     assert not any(process.is_alive() for process in processes)
@@ -186,7 +186,7 @@ class NeverBegins:
 
 
 def test_processes_that_never_begin_are_given_up():
-    with pytest.raises(TimeoutError, match=r"reset took over 0.1 s \(--reset-timeout\)"):
+    with pytest.raises(FailedEnvError, match=r"reset took over 0.1 s \(--reset-timeout\)"):
         Processes(NeverBegins(), 1, reset_timeout=0.1, step_timeout=None)
 
 
@@ -628,9 +628,9 @@ def trouble(folder: Path, **more: Any) -> str:
     ("what", "vectorization", "words"),
     [
         ({"raise_at": 20}, "async", "RuntimeError: the toy was told to fail"),
-        ({"exit_at": 20}, "async", "a process of an environment ended by itself (exit code 7)"),
-        ({"hang_at": 20}, "async", "TimeoutError"),
-        ({"hang_in_process": 1}, "async", "TimeoutError"),
+        ({"exit_at": 20}, "async", "(1 of 10): a process of an environment ended by itself (exit code 7)"),
+        ({"hang_at": 20}, "async", "(1 of 10): an environment's step took over 1.5 s (--step-timeout)"),
+        ({"hang_in_process": 1}, "async", "(1 of 10): an environment's reset took over 5 s (--reset-timeout)"),
         ({"nan_at": 20}, "sync", "(1 of 10): the observation of environment 0 of actor"),
         ({"nan_reward_at": 20}, "sync", "(1 of 10): the reward of environment 0 of actor"),
         ({"grow_at": 20}, "sync", "ValueError"),

@@ -12,7 +12,7 @@ import numpy as np
 from common.actors.parameters import ParameterSlots, Slot
 from common.actors.rollouts import Collected, Rollout
 from common.actors.watching import Worker
-from common.cli.errors import UnusableStepError
+from common.cli.errors import FailedEnvError
 from common.envs.host import HostEnvs
 from common.envs.masks import check_legal
 
@@ -115,13 +115,13 @@ class Actor(Worker):
             self._length[done] = 0
 
     def _checked(self, obs: Any) -> Any:
-        """Observations [N, ...] in the networks' types. Raises UnusableStepError where they cannot be used."""
+        """Observations [N, ...] in the networks' types. Raises FailedEnvError where they cannot be used."""
         return jax.tree.map(self._checked_part, self.envs.spec.obs_like, obs)
 
     def _checked_part(self, like: Any, obs: np.ndarray) -> np.ndarray:
         wanted = self.envs.num_envs, *like.shape
         if obs.shape != wanted:
-            raise UnusableStepError(f"the observations of {self.name} have shape {obs.shape} instead of {wanted}")
+            raise FailedEnvError(f"the observations of {self.name} have shape {obs.shape} instead of {wanted}")
         obs = obs.astype(like.dtype, copy=False)
         self._check_finite(obs, "observation")
         return obs
@@ -130,4 +130,4 @@ class Actor(Worker):
         if values.dtype.kind != "f" or np.isfinite(values).all():
             return
         finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
-        raise UnusableStepError(f"the {what} of environment {np.flatnonzero(~finite)[0]} of {self.name} is not finite")
+        raise FailedEnvError(f"the {what} of environment {np.flatnonzero(~finite)[0]} of {self.name} is not finite")

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 
 from common.actors.watching import LOOK_INTERVAL, Limits, Worker
-from common.cli.errors import UnusableEnvError, UnusableStepError
+from common.cli.errors import FailedEnvError, UnusableEnvError
 from common.envs.usage import reason
 
 
@@ -45,7 +45,7 @@ class Restarts:
         """What to say of a worker that does not begin anew any more."""
         if isinstance(error, UnusableEnvError):
             return f"failed: {error}"
-        why = str(error) if isinstance(error, UnusableStepError) else reason(error)
+        why = str(error) if isinstance(error, FailedEnvError) else reason(error)
         return f"failed, after {self.count - self._before} restarts (--max-restarts): {why}"
 
     def _next(self) -> int:
@@ -59,5 +59,5 @@ class Restarts:
 
 def _described(error: BaseException) -> str:
     """What happened; where that was in somebody's code, with the way to it."""
-    known = isinstance(error, UnusableStepError)
+    known = isinstance(error, FailedEnvError)
     return str(error) if known else "\n" + "".join(traceback.format_exception(error)).rstrip()

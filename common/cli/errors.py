@@ -24,8 +24,8 @@ class UnusableEnvError(ValueError):
     """An environment gave what cannot be used, and would give it again: to make it anew does not help."""
 
 
-class UnusableStepError(ValueError):
-    """An environment gave what cannot be used; one that is made anew may do better."""
+class FailedEnvError(RuntimeError):
+    """An environment gave what cannot be used, or nothing at all; one that is made anew may do better."""
 
 
 def fail(message: str, code: int) -> int:

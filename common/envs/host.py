@@ -14,7 +14,7 @@ are the suite's, usually an argument of its `make`.
 Arrays that `step` and `reset` return are the caller's: a suite that writes into them again has to return copies.
 Observations are numbers, bytes or bools, images have their channels last, and actions come from the policy as it gives
 them: `Conversion` in `host_spaces.py` does both from the suite's spaces. What `step` or `reset` raises ends that actor,
-which makes new environments: TimeoutError where something hangs and can be ended, anything else where it broke.
+which makes new environments: FailedEnvError where something hangs and can be ended, anything else where it broke.
 
 A complete module for a suite called pond, whose environments reset in the step that ends an episode:
 
@@ -67,7 +67,7 @@ class HostOptions(NamedTuple):
     seed: int
     env_params: dict[str, Any]  # arguments for the suite's own function that makes environments
     vectorization: Vectorization = "async"  # a process for each, all in this thread, or the suite's implementation
-    reset_timeout: float | None = None  # seconds after which processes that do not answer raise TimeoutError
+    reset_timeout: float | None = None  # seconds after which processes that do not answer raise FailedEnvError
     step_timeout: float | None = None
     frames: bool = False  # whether `frame` will be asked for
 

@@ -18,6 +18,7 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
+from common.cli.errors import FailedEnvError
 from common.envs.usage import reason
 
 CLOSING = 1.0  # seconds that processes get to end by themselves
@@ -68,13 +69,13 @@ class Processes(AsyncVectorEnv):
                 raise multiprocessing.TimeoutError
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
-        """As gymnasium's. Raises TimeoutError where a process does not answer in time, RuntimeError where one died."""
+        """As gymnasium's. Raises FailedEnvError where a process does not answer in time or has ended."""
         with self._in_time("reset") as seconds:
             self.reset_async(seed, options)
             return self.reset_wait(timeout=seconds)
 
     def step(self, actions: Any) -> tuple[Any, ...]:
-        """As gymnasium's. Raises TimeoutError where a process does not answer in time, RuntimeError where one died."""
+        """As gymnasium's. Raises FailedEnvError where a process does not answer in time or has ended."""
         with self._in_time("step") as seconds:
             self.step_async(actions)
             return self.step_wait(timeout=seconds)
@@ -96,7 +97,7 @@ class Processes(AsyncVectorEnv):
         self._at_exit.detach()  # their numbers may be those of other processes by then
 
     def kill(self) -> None:
-        """End all processes at once, from any thread: one that waits for them gets a RuntimeError."""
+        """End all processes at once, from any thread: one that waits for them gets a FailedEnvError."""
         _kill(self.processes)
 
     @contextmanager
@@ -105,12 +106,12 @@ class Processes(AsyncVectorEnv):
         try:
             yield seconds
         except multiprocessing.TimeoutError as error:
-            raise TimeoutError(f"an environment's {what} took over {seconds:g} s (--{what}-timeout)") from error
+            raise FailedEnvError(f"an environment's {what} took over {seconds:g} s (--{what}-timeout)") from error
         except (EOFError, ConnectionError) as error:
             multiprocessing.connection.wait([process.sentinel for process in self.processes], timeout=1.0)
             ended = [process for process in self.processes if process.exitcode is not None]
             codes = ", ".join(f"{process.exitcode}" for process in ended) or "unknown"
-            raise RuntimeError(f"a process of an environment ended by itself (exit code {codes})") from error
+            raise FailedEnvError(f"a process of an environment ended by itself (exit code {codes})") from error
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.jobs import Job, run
-from benchmarks.records import POPULATIONS, machine_class
+from benchmarks.records import POPULATIONS, machine_class, read_record
 from benchmarks.tasks import FIRST_SEED
 from common.cli.checks import check, check_types
 from common.cli.command import main, parse
@@ -215,18 +215,7 @@ def _size(record: Record) -> tuple[int, int]:
 
 def load(paths: Iterable[Path]) -> list[Record]:
     """Records, in the order of populations.toml. Raises UsageError where a file is something else."""
-    records = []
-    for path in paths:
-        try:
-            record = json.loads(read_text(path))
-            record = {name: record[name] for name in NAMES}
-            _check(record)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"{path} is not a result of benchmarks.population_learning, or damaged ({type(error).__name__}): "
-                "delete it, and the command that made it writes it again"
-            ) from error
-        records.append(record)
+    records = [read_record(path, NAMES, _check, "benchmarks.population_learning") for path in paths]
     return sorted(records, key=lambda record: list(SETTINGS).index(record["env"]))
 
 

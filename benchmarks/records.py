@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,13 +104,18 @@ def load_records(folder: Path) -> list[dict[str, Any]]:
 
 def load_record(path: Path) -> dict[str, Any]:
     """What `record_of` gave. Raises UsageError where the file is something else."""
+    return read_record(path, NAMES, _check, "benchmarks.learning")
+
+
+def read_record(path: Path, names: Sequence[str], check: Callable[[dict], None], maker: str) -> dict[str, Any]:
+    """These entries of a file of `maker`'s, for which `check` raised nothing. Raises UsageError for anything else."""
     try:
         record = json.loads(read_text(path))
-        record = {name: record[name] for name in NAMES}
-        _check(record)
+        record = {name: record[name] for name in names}
+        check(record)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{path} is not a result of benchmarks.learning, or damaged ({type(error).__name__}): "
+            f"{path} is not a result of {maker}, or damaged ({type(error).__name__}): "
             "delete it, and the command that made it writes it again"
         ) from error
     return record

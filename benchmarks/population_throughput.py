@@ -4,11 +4,13 @@
     python benchmarks/population_throughput.py --members 1 64 --processes 0
 
 Programs of the kit's own PPO with all that can be swept as arrays, each measured warm, in one process; `cost` is the
-time of a member's environment step over that of the single run's. Beside them as many processes as there are cores
-train single runs at the same time, as one would without populations: `cost` of those is per run likewise.
+time of a member's environment step over that of the single run's. Populations train on one device, and then on several,
+each with members of its own. Beside them as many processes as there are cores train single runs at the same time, as
+one would without populations: `cost` of those is per run likewise.
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -26,7 +28,7 @@ from common.cli.checks import check
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError
 from common.cli.words import as_words
-from common.device.devices import choose_devices
+from common.device.devices import share_members
 from common.envs.registry import make
 from common.runs.directory import versions
 
@@ -43,36 +45,40 @@ class Sizes:
     """Sizes of populations, each beside the single run."""
     num_envs: int = 4
     """Environments of each member."""
-    num_devices: int = 1
+    num_devices: int = 0
+    """Devices that share the members, where they divide them; 0 are all accelerators or cores that do."""
     steps: int = 1_000_000
     """Environment steps of all members together per measurement."""
     processes: int = 0
     """Single runs at the same time, each in a process; 0 is one for each core, and -1 leaves them out."""
 
     def __post_init__(self):
-        check(self, "members num_envs num_devices steps", at_least=1)
+        check(self, "members num_envs steps", at_least=1)
+        check(self, "num_devices", at_least=0)
         check(self, "processes", at_least=-1)
 
 
-def time_members(sizes: Sizes, count: int) -> dict[str, Any]:
+def time_members(sizes: Sizes, count: int, num_devices: int) -> dict[str, Any]:
     """What a population costs; one member is a single run, whose flags are numbers in the program."""
     swept = {"population": count, "sweep": SWEEP} if count > 1 else {}
-    args = Args(env=sizes.env, num_envs=sizes.num_envs, total_timesteps=10**9, **swept)
-    devices, env = choose_devices(sizes.num_devices, args.num_envs, args.block), make(args.env)
+    sharding = "members" if num_devices > 1 else "pmap"
+    args = Args(env=sizes.env, num_envs=sizes.num_envs, total_timesteps=10**9, sharding=sharding, **swept)
+    devices, env = share_members(num_devices, count, args.num_envs, args.block), make(args.env)
     updates = max(sizes.steps // (count * args.steps_per_update), 2)
-    timing = time_training(make_ppo(args, env), env, devices, updates, members=args.members)
+    timing = time_training(make_ppo(args, env), env, devices, updates, members=args.members, sharding=sharding)
     return {
         "members": count,
+        "devices": num_devices,
         "compile_seconds": round(timing.compile_seconds, 2),
         "member_steps_per_second": round(count * args.steps_per_update / timing.update_seconds),
-        "memory_bytes": timing.memory,
+        "memory_bytes_per_device": timing.memory,
     }
 
 
 def time_processes(sizes: Sizes) -> dict[str, Any]:
     """What single runs at the same time cost, each in a process of its own. Raises TrainingError where one fails."""
     count = sizes.processes or os.cpu_count()
-    flags = {"env": sizes.env, "num_envs": sizes.num_envs, "num_devices": sizes.num_devices}
+    flags = {"env": sizes.env, "num_envs": sizes.num_envs, "num_devices": 1}
     flags |= {"total_timesteps": sizes.steps, "tuned": False, "benchmark": True}
     command = [sys.executable, str(ROOT / "algos" / "ppo_pmap.py"), *as_words(flags)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
@@ -89,14 +95,16 @@ def time_processes(sizes: Sizes) -> dict[str, Any]:
 
 def measure(sizes: Sizes) -> dict[str, Any]:
     """The record of all sizes."""
-    single, *populations = (time_members(sizes, count) for count in (1, *sizes.members))
+    several = len(share_members(sizes.num_devices, math.gcd(*sizes.members), sizes.num_envs))
+    layouts = [(count, share) for share in sorted({1, several}) for count in sizes.members]
+    single, *populations = (time_members(sizes, *layout) for layout in ((1, 1), *layouts))
     others = [] if sizes.processes < 0 else [time_processes(sizes)]
     for row in (*populations, *others):
         row["cost"] = round(single["member_steps_per_second"] / row["member_steps_per_second"], 3)
     return {
         "benchmark": "population_throughput",
         "versions": versions(),
-        "devices": [str(device) for device in jax.devices()[: sizes.num_devices]],
+        "devices": [str(device) for device in jax.devices()[:several]],
         "sizes": vars(sizes),
         "rows": [single, *populations, *others],
     }

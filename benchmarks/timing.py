@@ -12,7 +12,7 @@ import numpy as np
 
 from common.cli.members import Members
 from common.device.compilation import compile_together
-from common.device.programs import Algorithm, for_seeds, pmapped
+from common.device.programs import Algorithm, for_seeds, over_devices
 from common.device.seeds import arrays_of
 from common.envs.environment import Env
 from common.runs.directory import versions
@@ -45,11 +45,14 @@ def time_training(
     updates: int,
     skip: int = 0,
     members: Members | None = None,
+    sharding: str = "pmap",
 ) -> Timing:
     """What `updates` updates cost after the first `skip` ones, of one agent or of all `members`."""
     members = members or Members([0], {})
-    programs = pmapped(for_seeds(algorithm, env, len(members.seed), eval_episodes=128), devices)
-    seeds = arrays_of(members, len(devices))
+    groups = len(devices) if sharding == "members" else 1
+    functions = for_seeds(algorithm, env, len(members.seed) // groups, eval_episodes=128)
+    seeds = arrays_of(members, len(devices), sharding)
+    programs, _ = over_devices(functions, devices, sharding, seeds)
     began = time.perf_counter()
     programs = compile_together(programs, seeds, jax.eval_shape(programs.init, seeds), np.int32(0))
     compile_seconds = time.perf_counter() - began

@@ -23,10 +23,9 @@ from common.actors.environments import eval_params, inspect_env
 from common.actors.evaluation import HostEvaluation
 from common.actors.meters import UpdateMetrics
 from common.cli.env_params import given_params
-from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device import cluster
-from common.device.devices import choose_devices, choose_roles, describe, memory_of
+from common.device.devices import choose_devices, choose_roles, describe, share_members
 from common.device.memory import Agent
 from common.device.programs import Programs, for_seeds, over_devices
 from common.device.reductions import Tally
@@ -40,6 +39,7 @@ from common.envs.spec import EnvSpec
 from common.envs.varied import for_run
 from common.population.evolution import evolution
 from common.population.rating import rate_members
+from common.population.size import check_size
 from common.runs.lock import locked
 from common.runs.recorder import Callback
 from common.runs.reports import TrainResult
@@ -65,15 +65,16 @@ def train_on_devices(
     if args.list_envs:
         return list_envs("device", args.list_envs)
     with cluster.joined(args):
-        sizes = args.num_devices, args.num_envs, args.block
-        devices = choose_devices(*sizes, num_processes=args.num_processes, **choice)
+        devices = _choose_devices(args, **choice)
         params = given_params(vars(args))
         env = for_run(args, make(args.env, params) if env is None else wrap(env, params))
         algorithm = make_algorithm(args, env)
-        functions = for_seeds(algorithm, env, args.num_agents, args.eval_episodes, evolution(args))
-        programs, checks = over_devices(functions, devices, args.sharding, arrays_of(args.members, len(devices)))
+        groups = args.groups(len(devices))
+        functions = for_seeds(algorithm, env, args.num_agents // groups, args.eval_episodes, evolution(args, groups))
+        members = arrays_of(args.members, len(devices), args.sharding)
+        programs, checks = over_devices(functions, devices, args.sharding, members)
         header = notes(env, devices) | args.remarks | checks | _notes_of(args, env)
-        header |= _check_memory(args, programs, devices)
+        header |= check_size(args, jax.eval_shape(programs.init, members), devices)
         run = Run(args, script, env, devices, header, callback)
         with locked(run.dir), run:
             state, update = run.start(programs, example=np.int32(0))
@@ -97,20 +98,11 @@ def _notes_of(args: Any, env: Env) -> dict[str, str]:
     return notes
 
 
-def _check_memory(args: Any, programs: Programs, devices: list[jax.Device]) -> dict[str, str]:
-    """How many members a population has, and what they take. Raises UsageError where the devices do not have that."""
-    if not args.is_population:
-        return {}
-    state = jax.eval_shape(programs.init, arrays_of(args.members, len(devices)))
-    of_each = sum(x.size // len(x) * x.dtype.itemsize for x in jax.tree.leaves(state))
-    size, available = of_each * len(devices), memory_of(devices)
-    if size > available:
-        raise UsageError(
-            f"{args.num_agents:,} members of {size / args.num_agents / 1e6:,.1f} MB are {size / 1e9:,.1f} GB, and "
-            f"there are {available / 1e9:,.1f} GB: at most {int(args.num_agents * available / size):,} members fit"
-        )
-    differ = f", which differ in {', '.join(args.members.hyper)}" if args.members.hyper else ""
-    return {"members": f"{args.num_agents:,}{differ}; their states take {size / 1e6:,.1f} MB"}
+def _choose_devices(args: Any, **choice: Any) -> list[jax.Device]:
+    if args.sharding == "members":
+        return share_members(args.num_devices, args.num_agents, args.num_envs, args.block)
+    sizes = args.num_devices, args.num_envs, args.block
+    return choose_devices(*sizes, num_processes=args.num_processes, **choice)
 
 
 def train_with_actors(

@@ -80,10 +80,10 @@ def module_of(args: Any) -> Any:
     return next(module for module in (ppo, ppo_rnn, sac) if type(args) is module.Args)
 
 
-def functions_of(args: Args, env: Env) -> Programs:
-    """The algorithm of `args` for all seeds, on one device."""
-    module = module_of(args)
-    return for_seeds(module.make_algorithm(args, env), env, args.num_agents, args.eval_episodes, evolution(args))
+def functions_of(args: Args, env: Env, groups: int = 1) -> Programs:
+    """The algorithm of `args` for all seeds, on one device; of several `groups` for the seeds of one of them."""
+    algorithm = module_of(args).make_algorithm(args, env)
+    return for_seeds(algorithm, env, args.num_agents // groups, args.eval_episodes, evolution(args, groups))
 
 
 def init_over(args: Args, env: Env, num_devices: int) -> Callable[[], TrainState]:

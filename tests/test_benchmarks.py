@@ -426,9 +426,11 @@ def test_every_space_has_candidates_that_differ(space):
 
 @pytest.mark.slow
 def test_the_cost_of_a_population_is_told_beside_that_of_a_single_run():
-    sizes = population_throughput.Sizes(members=(2,), steps=2_000, processes=1)
-    single, population, processes = population_throughput.measure(sizes)["rows"]
-    assert (single["members"], population["members"], processes["processes"]) == (1, 2, 1)
-    rates = [row["member_steps_per_second"] for row in (single, population, processes)]
-    assert [row["cost"] for row in (population, processes)] == [round(rates[0] / rate, 3) for rate in rates[1:]]
-    assert population["memory_bytes"] > single["memory_bytes"]
+    sizes = population_throughput.Sizes(members=(2,), steps=2_000, num_devices=2, processes=1)
+    single, population, *others = population_throughput.measure(sizes)["rows"]
+    layouts = [(row.get("members"), row.get("devices")) for row in (single, population, *others)]
+    assert layouts == [(1, 1), (2, 1), (2, 2), (None, None)]
+    assert others[-1]["processes"] == 1
+    rates = [row["member_steps_per_second"] for row in (single, population, *others)]
+    assert [row["cost"] for row in (population, *others)] == [round(rates[0] / rate, 3) for rate in rates[1:]]
+    assert population["memory_bytes_per_device"] > single["memory_bytes_per_device"]

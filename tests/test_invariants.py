@@ -37,6 +37,7 @@ from helpers import (
 import common.device.compilation
 from benchmarks.many_seeds import scaled
 from common.cli.env_params import as_flags
+from common.device.compilation import compile_together
 from common.device.programs import shard_mapped
 from common.device.sampling import block_width, minibatch_indices, rollout_keys
 from common.device.seeds import arrays_of
@@ -94,6 +95,23 @@ def test_x1_parameters_do_not_depend_on_the_number_of_devices(case, num_devices)
     assert relative_difference(one.learner.recent, many.learner.recent) < 1e-5
     assert relative_difference(one.shard.tracker, many.shard.tracker) < 1e-5
     assert relative_difference(one.shard, many.shard) < 1e-4  # with the replay buffer
+
+
+@pytest.mark.parametrize("case", ["masked", "memory", "sac, groups of two"])
+def test_x1_agents_that_devices_have_for_themselves_learn_the_same(case):
+    """Four of them, two on each of two devices, after twelve updates."""
+    args, name, flags = CASES[case]
+    args, env = args(num_seeds=4, **flags), make_env(name)
+    programs = shard_mapped(functions_of(args, env, groups=2), jax.devices()[:2], False, "members")
+    members = arrays_of(args.members, 2, "members")
+    programs = compile_together(programs, members, jax.eval_shape(programs.init, members), np.int32(0))
+    own, metrics, broken = programs.update(programs.init(members), np.int32(12))
+    together, wanted = run_updates(args, env, 1, 12)
+    assert programs.evaluate(own, np.int32(0)).ret.shape == (1, 4, args.eval_episodes)
+    assert all(x.addressable_data(0).shape[:2] == (1, 2) for x in jax.tree.leaves((own.learner, own.shard)))
+    assert relative_difference(to_host(together), to_host(own)) < 1e-4
+    assert relative_difference(wanted, metrics) < 1e-4
+    assert all(x.shape == (4,) for x in jax.tree.leaves((metrics, broken)))
 
 
 @pytest.mark.usefixtures("compiler")

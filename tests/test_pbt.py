@@ -229,6 +229,16 @@ def test_descent_goes_back_through_all_exchanges():
         ("--population 4 --pbt --pbt-evolve num_envs", "--pbt-evolve num_envs: members may differ in"),
         ("--population 4 --pbt --pbt-evolve ent_coef --ent-coef 0", "--ent-coef 0.0 cannot evolve"),
         ("--population 4 --pbt --pbt-fraction 0.6", "--pbt-fraction must be, at most 0.5"),
+        ("--sharding members", "--sharding members gives each device agents of its own, there is one"),
+        (
+            "--population 4 --sharding members --num-devices 3",
+            "--num-devices 3 does not divide the 4 agents, take --num-devices 1, 2, 4",
+        ),
+        (
+            "--env Pendulum-v1 --population 6 --sharding members --num-devices 4 --sweep gamma=uniform:0.9:0.99",
+            "take --num-devices 1, 2, 3, 6",
+        ),
+        ("--population 4 --distributed --sharding members", "several processes train with --sharding pmap only"),
         ("--population 4 --pbt --pbt-factors 1.5 1.1", "a lowest factor of 1.5 is above the highest, 1.1"),
         (
             "--population 4 --pbt --lr-schedule kl-adaptive --pbt-evolve learning_rate",
@@ -368,6 +378,29 @@ def test_evolution_resumes_to_the_last_bit(finished, tmp_path):
     again = ppo.train(ppo.Args.from_run(tmp_path / "run"))
     assert again.state_sha256 == result.state_sha256
     assert exchanges(tmp_path / "run") == exchanges(folder)
+
+
+def test_members_of_different_devices_exchange_as_on_one(finished, tmp_path, capsys):
+    """And go on from each other's checkpoints: exactly on as many devices with members of their own."""
+    result, folder = finished
+    flags = {"sharding": "members", "num_devices": 2}
+    whole = train(tmp_path / "whole", quiet=False, **flags)
+    assert "sharding each device trains 2 agents of its own" in capsys.readouterr().out
+    part = train(tmp_path / "part", checkpoint_interval=32, stop_after=160, **flags)
+    shutil.copytree(part.run_dir, tmp_path / "alone")
+    assert ppo.train(ppo.Args.from_run(part.run_dir)).state_sha256 == whole.state_sha256
+    alone = ppo.train(ppo.Args.from_run(tmp_path / "alone", sharding="pmap", num_devices=1))
+    assert relative_difference(result.params, whole.params) < 1e-4
+    assert relative_difference(result.params, alone.params) < 1e-4
+    taken = [taken_over(run) for run in (folder, *map(tmp_path.joinpath, ("whole", "part", "alone")))]
+    assert taken[0] == taken[1] == taken[2] == taken[3]
+    assert any(source // 2 != member // 2 for _, member, source in taken[0]), "none came from the other device"
+
+
+def taken_over(folder):
+    """Step, member and source of all weights that were taken over."""
+    rows = ((row["env_steps"], member) for row in exchanges(folder) for member in row["members"])
+    return [(step, member["member"], member["from"]) for step, member in rows if "from" in member]
 
 
 def test_what_evolves_stays_when_a_run_is_resumed(finished):

@@ -11,15 +11,17 @@ from cli_helpers import check_words, refusal
 from helpers import metric_rows, ppo, ppo_rnn, result_of, sac, small_args
 from matplotlib.figure import Figure
 
-import common.training
+import common.population.size
 from common.cli.errors import UsageError
 from common.cli.population_flags import PopulationArgs
 from common.compare import Args as CompareArgs
 from common.compare import compare
 from common.device.programs import for_seeds, pmapped
+from common.device.seeds import arrays_of
 from common.drawing.population import _draw_curves, _draw_descent
 from common.envs.registry import make
 from common.policy import load_policy
+from common.population.size import check_size
 from common.runs.directory import claim_directory, describe_run
 from common.runs.history import Series
 
@@ -104,20 +106,40 @@ def test_refusals(words, wanted):
 
 
 def test_more_members_than_fit_are_refused(monkeypatch):
-    monkeypatch.setattr(common.training, "memory_of", lambda devices: 1e5)
+    monkeypatch.setattr(common.population.size, "memory_of", lambda devices: 1e5)
     words = ["--population", "40", "--num-envs", "4", "--hidden-sizes", "16", "--num-devices", "1"]
     message = refusal(ppo.train, ppo.Args, words)
     fit = int(re.search(r"at most (\d+) members fit", message)[1])
     assert 1 < fit < 40
-    common.training._check_memory(*_prepared(population=fit))
-    with pytest.raises(Exception, match="members of"):
-        common.training._check_memory(*_prepared(population=fit + 1))
+    check_size(*_prepared(population=fit))
+    with pytest.raises(UsageError, match="members of"):
+        check_size(*_prepared(population=fit + 1))
+
+
+def test_a_batch_is_no_longer_split_where_each_device_has_members_of_its_own():
+    flags = {"population": 6, "sweep": ("policy_lr=log:1e-4:1e-2",), "num_devices": 3}
+    assert sac.Args(sharding="members", **flags).sizes(3)[0].endswith("with batches of 256 (256 per device)")
+    with pytest.raises(UsageError, match="--batch-size 256 is split evenly over --num-devices 3"):
+        sac.Args(**flags)
+
+
+def test_devices_with_members_of_their_own_have_memory_for_an_exchange():
+    """Members on two devices take as much as on one, but for the learners of all that each device then has."""
+    flags = {"one": {}, "two": {"sharding": "members"}, "evolving": {"sharding": "members", "pbt": True}}
+    said = {}
+    for name, given in flags.items():
+        args, state, devices = _prepared(population=2000, sweep=("gamma=uniform:0.9:0.99",), **given)
+        said[name] = check_size(args, state, devices * (1 if name == "one" else 2))["members"]
+    taken = {name: float(re.search("take ([0-9.]+) MB", text)[1]) for name, text in said.items()}
+    assert taken["one"] == taken["two"] < taken["evolving"]
 
 
 def _prepared(**flags):
+    """What `check_size` takes: flags, the shapes of the state and the devices."""
     args = ppo.Args(num_envs=4, hidden_sizes=(16,), **flags)
     env, devices = make(args.env), jax.devices()[:1]
-    return args, pmapped(for_seeds(ppo.make_ppo(args, env), env, args.num_agents, 4), devices), devices
+    programs = pmapped(for_seeds(ppo.make_ppo(args, env), env, args.num_agents, 4), devices)
+    return args, jax.eval_shape(programs.init, arrays_of(args.members, 1)), devices
 
 
 def test_entropy_that_no_policy_has_is_refused_in_a_sweep_too():

@@ -45,8 +45,7 @@ class Restarts:
         """What to say of a worker that does not begin anew any more."""
         if isinstance(error, UnusableEnvError):
             return f"failed: {error}"
-        why = str(error) if isinstance(error, FailedEnvError) else reason(error)
-        return f"failed, after {self.count - self._before} restarts (--max-restarts): {why}"
+        return f"failed, after {self.count - self._before} restarts (--max-restarts): {reason(error)}"
 
     def _next(self) -> int:
         """The number of one more restart, or 0 where there may be none."""

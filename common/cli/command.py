@@ -18,7 +18,7 @@ import tyro
 from common.cli.absent_flags import explain
 from common.cli.checks import WORDS, kinds_of, needs_value, shortened
 from common.cli.config import has_finished, is_run
-from common.cli.errors import ProcessEnded, TrainingError, UsageError, fail
+from common.cli.errors import FailedEnvError, ProcessEnded, TrainingError, UsageError, fail
 from common.cli.flags import ONE_TIME, RunArgs
 from common.cli.signals import end_at_once
 
@@ -52,7 +52,7 @@ def main(train: Callable[[Any], Any], args: Any) -> int:
         _leave(end)
     except UsageError as error:
         return fail(_with_table(str(error), args), 2)
-    except TrainingError as error:
+    except (TrainingError, FailedEnvError) as error:
         return fail(str(error), 1)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):

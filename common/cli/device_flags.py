@@ -19,8 +19,9 @@ class DeviceEnvArgs(ProcessArgs, PbtArgs):
     """Environment: a gymnax id, suite:id such as brax:ant, or package.module:factory of your own."""
     num_devices: int = 0
     """Devices to train on; 0 is every accelerator, or on a CPU as many cores as pay off."""
-    sharding: Literal["pmap", "shard_map"] = "pmap"
-    """How programs come to several devices; both compute the same."""
+    sharding: Literal["pmap", "shard_map", "members"] = "pmap"
+    """What devices share: the environments of every agent, by pmap or shard_map, or the agents, by members. All compute
+    the same, up to rounding; members wait for those of other devices only to exchange weights."""
     num_envs: int = 32
     """Parallel environments."""
     save_envs: bool = True
@@ -38,3 +39,15 @@ class DeviceEnvArgs(ProcessArgs, PbtArgs):
         check(self, "num_devices", at_least=0)
         if self.is_distributed and self.sharding != "pmap":
             raise UsageError(f"several processes train with --sharding pmap only, it is {self.sharding}")
+        if self.sharding == "members" and self.num_agents == 1:
+            raise UsageError(
+                "--sharding members gives each device agents of its own, and there is one: see --population"
+            )
+
+    def sharing(self, num_devices: int) -> int:
+        """How many of the devices share the environments of an agent."""
+        return 1 if self.sharding == "members" else num_devices
+
+    def groups(self, num_devices: int) -> int:
+        """How many shares of the agents there are, one for each device, or one for all of them."""
+        return num_devices if self.sharding == "members" else 1

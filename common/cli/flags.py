@@ -25,6 +25,8 @@ class RunArgs:
     exchange_interval: ClassVar[int] = 0
     """Environment steps after which members exchange something."""
     gif: ClassVar[bool] = False
+    sharding: ClassVar[str] = "pmap"
+    """How programs come to several devices."""
     dispensable: ClassVar[tuple[str, ...]] = ()
     """Beginnings of the names of state arrays without which a checkpoint still loads; they start from zero."""
     renewed: ClassVar[tuple[str, ...]] = ()

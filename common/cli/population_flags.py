@@ -13,7 +13,7 @@ from common.cli.members import Members
 from common.cli.sweeps import PREFIX, Draw, combined, drawn, read_grid, read_sweep
 
 OWN = ("population", "sweep", "grid")
-ALONE = ("num_seeds", "matchmaking", *OWN)  # flags without a meaning for who trains alone
+ALONE = ("num_seeds", "num_devices", "matchmaking", "sharding", *OWN)  # flags without a meaning for who trains alone
 MOST = 10_000  # agents, whose metrics are one line
 
 

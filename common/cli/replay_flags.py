@@ -99,7 +99,7 @@ class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
     def __post_init__(self):
         super().__post_init__()
         name, parts = ("devices", self.num_devices) if self.num_devices else ("processes", self.num_processes)
-        if parts > 0 and self.batch_size % parts:
+        if parts > 0 and self.batch_size % self.sharing(parts):
             raise UsageError(
                 f"--batch-size {self.batch_size} is split evenly over --num-{name} {parts}: take "
                 f"{multiples_near(self.batch_size, parts)}"
@@ -107,10 +107,10 @@ class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
 
     def sizes(self, num_devices: int) -> list[str]:
         """The derived sizes, for the header of a run."""
-        updates = self.ratio.due(self.num_updates * self.num_envs)
+        updates, sharing = self.ratio.due(self.num_updates * self.num_envs), self.sharing(num_devices)
         return [
-            f"{self.num_envs} envs ({self.num_envs // num_devices} per device), {updates:,} gradient updates "
-            f"with batches of {self.batch_size} ({self.batch_size // num_devices} per device)"
+            f"{self.num_envs} envs ({self.num_envs // sharing} per device), {updates:,} gradient updates "
+            f"with batches of {self.batch_size} ({self.batch_size // sharing} per device)"
         ]
 
 

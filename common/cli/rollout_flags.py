@@ -18,7 +18,9 @@ class DeviceRolloutArgs(DeviceEnvArgs):
 
     def sizes(self, num_devices: int) -> list[str]:
         """The derived sizes, for the header of a run."""
-        samples = f"{self.num_envs} envs ({self.num_envs // num_devices} per device) x {self.num_steps} steps"
+        samples = (
+            f"{self.num_envs} envs ({self.num_envs // self.sharing(num_devices)} per device) x {self.num_steps} steps"
+        )
         minibatch = self.steps_per_update // self.num_minibatches
         return [
             f"{samples} = {self.steps_per_update:,} per update, {self.num_updates:,} updates",

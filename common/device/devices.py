@@ -40,11 +40,7 @@ def choose_devices(
             f"--num-envs {num_envs} cannot be split evenly over {processes} processes{blocks}: take --num-envs "
             f"{multiples_near(num_envs, processes * block)}"
         )
-    if not shares:
-        raise UsageError(
-            f"--num-envs {num_envs} must be a multiple of {block}, so that all minibatches get equal parts of the "
-            f"environments; nearest: {multiples_near(num_envs, block)}"
-        )
+    _check_blocks(num_envs, block)
     if num_devices % processes:
         raise UsageError(
             f"--num-devices {num_devices} counts the devices of all {processes} processes, which have as many each: "
@@ -71,6 +67,22 @@ def choose_devices(
     return [device for group in groups for device in group[: chosen // processes]]
 
 
+def share_members(num_devices: int, num_agents: int, num_envs: int, block: int = 1) -> list[jax.Device]:
+    """The devices to train on where each has agents of its own, with all of their environments.
+
+    They are `num_devices`, or with 0 as many accelerators or CPU cores as divide the agents. Raises UsageError, with
+    the numbers that would work, as `choose_devices` does.
+    """
+    _check_blocks(num_envs, block)
+    shares = [count for count in range(1, min(num_agents, MAX_DEVICES) + 1) if num_agents % count == 0]
+    if num_devices and num_devices not in shares:
+        raise UsageError(
+            f"--num-devices {num_devices} does not divide the {num_agents:,} agents, of which --sharding members gives "
+            f"each device as many: take --num-devices {', '.join(map(str, shares[:12]))}"
+        )
+    return choose_devices(num_devices, num_agents, envs_per_cpu_device=1)
+
+
 def choose_roles(actors: tuple[int, ...], learners: tuple[int, ...]) -> tuple[list[jax.Device], list[jax.Device]]:
     """The devices at these indices, to act on, of this process, and to learn on, of every process one after another.
 
@@ -91,6 +103,14 @@ def choose_roles(actors: tuple[int, ...], learners: tuple[int, ...]) -> tuple[li
         raise UsageError(f"there is no device {missing[0]} for --actor-devices or --learner-devices: {have}")
     every = range(1 if devices[0].platform == "cpu" else fewest)
     return [devices[i] for i in actors or (0,)], [group[i] for group in groups for i in learners or every]
+
+
+def _check_blocks(num_envs: int, block: int) -> None:
+    if num_envs % block:
+        raise UsageError(
+            f"--num-envs {num_envs} must be a multiple of {block}, so that all minibatches get equal parts of the "
+            f"environments; nearest: {multiples_near(num_envs, block)}"
+        )
 
 
 def _make_cpu_devices(count: int) -> None:

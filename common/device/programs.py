@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from common.cli.members import Members
@@ -16,7 +17,7 @@ from common.device.episodes import recent_metrics
 from common.device.evaluation import Episodes, run_episodes
 from common.device.memory import Agent
 from common.device.seeds import over_seeds
-from common.device.sharding import AXIS, mesh_of
+from common.device.sharding import AXIS, layout_of
 from common.device.update_loop import repeat
 from common.envs.environment import Env
 
@@ -24,7 +25,7 @@ from common.envs.environment import Env
 class TrainState(struct.PyTreeNode):
     """Everything that training changes."""
 
-    learner: Any  # identical on every device; where environments step there too, it has the RecentEpisodes `recent`
+    learner: Any  # identical on devices that share agents; where environments step, it has the RecentEpisodes `recent`
     shard: Any  # this device's share of the environments, and of what belongs to them; () where they are elsewhere
 
 
@@ -42,7 +43,9 @@ class Algorithm(NamedTuple):
 
 
 class Programs(NamedTuple):
-    """What a run calls. All states are those of S agents, [S, ...], and under `pmap` of D devices, [D, S, ...]."""
+    """What a run calls. All states are those of S agents, [S, ...], and under `pmap` of D devices, [D, S, ...]; see
+    `common/device/sharding.py`.
+    """
 
     init: Callable  # seeds [S], or Members [S] -> TrainState
     update: Callable  # TrainState, number of updates -> TrainState, metrics, first non-finite update of each metric
@@ -99,13 +102,18 @@ def pmapped(programs: Programs, devices: list[jax.Device]) -> Programs:
     )
 
 
-def shard_mapped(programs: Programs, devices: list[jax.Device], check: bool = True) -> Programs:
+def shard_mapped(
+    programs: Programs, devices: list[jax.Device], check: bool = True, sharding: str = "shard_map"
+) -> Programs:
     """Like `pmapped`, with global arrays, of the learner one for all devices, [1, S, ...].
 
     With `check` JAX proves that the learner and what `update` returns beside the state are the same on every device.
+    With `sharding` "members" nothing is: the programs are those for each device's share of the agents.
     """
-    over_devices = partial(jax.shard_map, mesh=mesh_of(devices), check_vma=check)
-    parts = TrainState(P(), P(AXIS))
+    layout = layout_of(devices, sharding)
+    over_devices = partial(jax.shard_map, mesh=layout.mesh, check_vma=check)
+    parts = TrainState(layout.learner, layout.shard)
+    where = jax.tree.map(partial(NamedSharding, layout.mesh), parts)  # also of what a program does not use
 
     def init(members: Any) -> TrainState:
         return _with_axis(programs.init(_without_axis(members)))
@@ -118,9 +126,15 @@ def shard_mapped(programs: Programs, devices: list[jax.Device], check: bool = Tr
         return _with_axis(programs.evaluate(_without_axis(state), seed))
 
     return Programs(
-        init=jax.jit(over_devices(init, in_specs=P(), out_specs=parts)),
-        update=jax.jit(over_devices(update, in_specs=(parts, P()), out_specs=(parts, P(), P())), donate_argnums=0),
-        evaluate=jax.jit(over_devices(evaluate, in_specs=(parts, P()), out_specs=P(AXIS))),
+        init=jax.jit(over_devices(init, in_specs=layout.learner, out_specs=parts)),
+        update=jax.jit(
+            over_devices(update, in_specs=(parts, P()), out_specs=(parts, layout.reports, layout.reports)),
+            in_shardings=(where, None),
+            donate_argnums=0,
+        ),
+        evaluate=jax.jit(
+            over_devices(evaluate, in_specs=(parts, P()), out_specs=layout.shard), in_shardings=(where, None)
+        ),
     )
 
 
@@ -131,10 +145,15 @@ def over_devices(
     header says of those.
 
     Loops of environments from other packages may not pass: they begin with constants, which become what differs between
-    devices.
+    devices. Where devices have agents of their own everything does, and there is nothing to check.
     """
     if sharding == "pmap":
         return pmapped(programs, devices), {}
+    if sharding == "members":
+        each = jax.tree.leaves(members)[0].shape[1] // len(devices)
+        own = f"each device trains {each:,} agent{'s' * (each > 1)} of its own"
+        about = {"sharding": own if len(devices) > 1 else f"one device trains all {each:,} agents"}
+        return shard_mapped(programs, devices, check=False, sharding=sharding), about
     checked = shard_mapped(programs, devices)
     try:
         state = jax.eval_shape(checked.init, members)

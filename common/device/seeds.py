@@ -11,10 +11,14 @@ from common.device import cluster
 MEMBERS = "members"  # the axis S by its name, for what agents take from each other
 
 
-def arrays_of(members: Members, num_devices: int) -> Members:
-    """What the agents begin from, for each of this process's devices the same, [D, S]."""
+def arrays_of(members: Members, num_devices: int, sharding: str = "pmap") -> Members:
+    """What the agents begin from, for each of this process's devices the same, [D, S].
+
+    [1, S] where devices have agents of their own.
+    """
     seed, hyper = np.asarray(members.seed, np.int32), {k: np.asarray(v, np.float32) for k, v in members.hyper.items()}
-    return jax.tree.map(lambda x: np.tile(x, (num_devices // cluster.count(), 1)), Members(seed, hyper))
+    copies = 1 if sharding == "members" else num_devices // cluster.count()
+    return jax.tree.map(lambda x: np.tile(x, (copies, 1)), Members(seed, hyper))
 
 
 def over_seeds(function: Callable, num_seeds: int) -> Callable:

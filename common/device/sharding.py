@@ -1,15 +1,16 @@
 """State on the devices and on the host, and the one collective of a gradient step.
 
-Every algorithm's state has two fields: `learner`, identical on every device, and `shard`, whose arrays [S, N, ...] are
-split over the devices along the environments. Under `pmap` each array has one more leading axis, the device; a process
-has the rows of its own devices. Under `shard_map` that axis has length 1 in `learner`: its arrays are one for all.
+Every algorithm's state has two fields: `learner`, identical on all devices that share its agents, and `shard`, whose
+arrays [S, N, ...] are split over those along the environments. Under `pmap` each array has one more leading axis, the
+device; a process has the rows of its own devices. Under `shard_map` that axis has length 1 in `learner`: its arrays are
+one for all. Where devices have agents of their own, nobody shares these: then D is 1, and all arrays are split along S.
 
 On the host there is no such axis, and a process has its own environments only: nobody ever has those of all processes.
 """
 
 import hashlib
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,23 @@ from jax.sharding import PartitionSpec as P
 from common.device import cluster
 
 AXIS = "devices"
+GROUPS = "groups"  # the axis of devices that have agents of their own
+
+
+class Layout(NamedTuple):
+    """How the global arrays of `shard_map` lie on devices, of which D share agents."""
+
+    mesh: Mesh
+    learner: P  # [1, S, ...]
+    shard: P  # [D, S, N / D, ...]
+    reports: P  # [S, ...], what an update says beside its state
+
+
+def layout_of(devices: list[jax.Device], sharding: str) -> Layout:
+    """With `sharding` "members" each device has agents of its own, else environments of all agents."""
+    if sharding == "members":
+        return Layout(Mesh(np.array(devices)[:, None], (GROUPS, AXIS)), P(None, GROUPS), P(None, GROUPS), P(GROUPS))
+    return Layout(mesh_of(devices), P(), P(AXIS), P())
 
 
 def flat_pmean(tree: Any, axis_name: str = AXIS) -> Any:
@@ -40,6 +58,12 @@ def gathered(x: jax.Array, axis_name: str, axis: int = 0) -> jax.Array:
     """The parts `x` of all devices one after the other along `axis`, the same on every device and known to be."""
     typed = {"to": "invarying"} if _varies_over(x) else {}
     return jax.lax.all_gather(x, axis_name, axis=axis, tiled=True, **typed)
+
+
+def members_of_all(learner: Any) -> Any:
+    """The learners [S, ...] of all `GROUPS` one after the other, from those of this device."""
+    everyone = jax.tree.map(lambda x: jax.lax.all_gather(x, GROUPS, tiled=True), key_data(learner))
+    return jax.tree.map(lambda x, own: jax.random.wrap_key_data(x) if _is_key(own) else x, everyone, learner)
 
 
 def same_on_all_devices(x: jax.Array, axis_name: str = AXIS) -> jax.Array:
@@ -70,7 +94,7 @@ def to_host(state: Any, unwanted: tuple[str, ...] = ()) -> Any:
     are zeros here.
     """
     state = key_data(state)
-    first = jax.tree.map(lambda x: x.addressable_data(0), state.learner)
+    first = jax.tree.map(lambda x: x.addressable_data(0) if len(x) > 1 else x, state.learner)
 
     def parts(path, x):
         name = "shard/" + jax.tree_util.keystr(path, simple=True, separator="/")
@@ -111,22 +135,23 @@ def host_like(shapes: Any) -> Any:
     )
 
 
-def to_devices(host: Any, like: Any, devices: list[jax.Device]) -> Any:
-    """The inverse of `to_host`: a state for `pmap` or `shard_map` over `devices`, with the types of `like`."""
+def to_devices(host: Any, like: Any, devices: list[jax.Device], sharding: str = "pmap") -> Any:
+    """The inverse of `to_host`: a state for programs over `devices` with that `sharding`, with the types of `like`."""
     local = len(cluster.own(devices))
-    shared = jax.tree.leaves(like.learner)[0].shape[0] < local  # under `shard_map`, which one process alone has
+    replicas, parts = local if sharding == "pmap" else 1, 1 if sharding == "members" else local
     split = host.replace(
-        learner=jax.tree.map(lambda x: np.broadcast_to(x, (1 if shared else local, *np.shape(x))), host.learner),
-        shard=jax.tree.map(lambda x: _split(x, local), host.shard),
+        learner=jax.tree.map(lambda x: np.broadcast_to(x, (replicas, *np.shape(x))), host.learner),
+        shard=jax.tree.map(lambda x: _split(x, parts), host.shard),
     )
 
     # Out of a pmap with the same axis name: any other placement makes the update compile a second time.
     def place(state):
         return jax.tree.map(lambda x, old: jax.random.wrap_key_data(x) if _is_key(old) else x, state, like)
 
-    if shared:
-        parts = host.replace(learner=P(), shard=P(AXIS))
-        return jax.jit(place, out_shardings=jax.tree.map(partial(NamedSharding, mesh_of(devices)), parts))(split)
+    if sharding != "pmap":
+        layout = layout_of(devices, sharding)
+        where = host.replace(learner=layout.learner, shard=layout.shard)
+        return jax.jit(place, out_shardings=jax.tree.map(partial(NamedSharding, layout.mesh), where))(split)
     return jax.pmap(place, axis_name=AXIS, devices=devices)(split)
 
 

@@ -167,6 +167,7 @@ PLUMBING = {
         "sweep",
         "grid",
         "num_devices",
+        "sharding",
         "gif",
         "tensorboard",
         "compile_cache",

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from common.cli.errors import UsageError
+from common.cli.errors import FailedEnvError, UsageError
 
 LISTED = 40  # ids at most, in a message
 
@@ -110,4 +110,5 @@ def readable_errors(what: str):
 
 def reason(error: BaseException) -> str:
     """An exception in one line."""
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    kind = "" if isinstance(error, FailedEnvError) else f"{type(error).__name__}: "
+    return f"{kind}{error}".splitlines()[0][:300]

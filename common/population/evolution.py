@@ -7,25 +7,39 @@ import jax
 import jax.numpy as jnp
 
 from common.cli.pbt_flags import PbtArgs
+from common.device.sharding import GROUPS, global_ids, members_of_all
 from common.population.exchange import Exchange, exchange, objective_of
 
 
-def evolution(args: PbtArgs) -> Callable[[jax.Array, Any], tuple[Any, dict[str, jax.Array]]] | None:
+def evolution(args: PbtArgs, groups: int = 1) -> Callable[[jax.Array, Any], tuple[Any, dict[str, jax.Array]]] | None:
     """Of the number of updates before and the learners [S, ...] now: learners after an exchange, if one is due between,
     and metrics. None without --pbt.
+
+    Of several `groups` of devices each has its own part of the learners: then they are gathered for an exchange, which
+    all compute.
     """
     if not args.pbt:
         return None
     every, start = (-(-steps // args.steps_per_update) for steps in (args.exchange_interval, args.pbt_start))
 
+    def places(learner: Any) -> jax.Array:
+        own = learner.updates.size
+        return global_ids(own, GROUPS) if groups > 1 else jnp.arange(own)
+
+    def exchanged(learner: Any) -> tuple[Any, Exchange]:
+        if groups == 1:
+            return exchange(learner, args.evolving, args.rules)
+        own = places(learner)
+        return jax.tree.map(lambda x: x[own], exchange(members_of_all(learner), args.evolving, args.rules))
+
     def at_rest(learner: Any) -> tuple[Any, Exchange]:
         objective = objective_of(learner, args.rules.window)
-        return learner, Exchange(jnp.arange(objective.size), objective, learner.hyper, learner.hyper)
+        return learner, Exchange(places(learner), objective, learner.hyper, learner.hyper)
 
     def evolve(before: jax.Array, learner: Any) -> tuple[Any, dict[str, jax.Array]]:
         now = learner.updates[0]
         due = (now // every > before // every) & (now >= start)
-        learner, done = jax.lax.cond(due, lambda x: exchange(x, args.evolving, args.rules), at_rest, learner)
+        learner, done = jax.lax.cond(due, exchanged, at_rest, learner)
         metrics = {
             "pbt/due": jnp.broadcast_to(due, done.source.shape),
             "pbt/source": done.source,

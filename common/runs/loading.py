@@ -46,30 +46,30 @@ def load(args: Any, config: dict[str, Any], like: Any, console: Console) -> Star
     return Start(transferred=_parameters_of(source, config, like, console) if source else None)
 
 
-def place(start: Start, make: Callable[[], Any], shapes: Any, devices: list[jax.Device]) -> Any:
-    """The state on `devices`, with these `shapes`; `make` gives a fresh one.
+def place(start: Start, make: Callable[[], Any], shapes: Any, devices: list[jax.Device], sharding: str = "pmap") -> Any:
+    """The state on `devices` with that `sharding`, with these `shapes`; `make` gives a fresh one.
 
     Raises TrainingError where not all processes have the same learner.
     """
-    state = jax.block_until_ready(_placed(start, make, shapes, devices))
+    state = jax.block_until_ready(_placed(start, make, shapes, devices, sharding))
     check_learners(state)
     return state
 
 
-def _placed(start: Start, make: Callable[[], Any], shapes: Any, devices: list[jax.Device]) -> Any:
+def _placed(start: Start, make: Callable[[], Any], shapes: Any, devices: list[jax.Device], sharding: str) -> Any:
     if start.host is not None and not start.renewed:
-        return to_devices(start.host, shapes, devices)
+        return to_devices(start.host, shapes, devices, sharding)
     loaded = start.transferred or without(flatten(start.host), start.renewed)
     if not loaded:
         return make()
     host = to_host(make())  # the devices need not hold two states at once
-    return to_devices(unflatten(flatten(host) | loaded, host), shapes, devices)
+    return to_devices(unflatten(flatten(host) | loaded, host), shapes, devices, sharding)
 
 
-def with_learner(state: Any, learner: Any, shapes: Any, devices: list[jax.Device]) -> Any:
+def with_learner(state: Any, learner: Any, shapes: Any, devices: list[jax.Device], sharding: str) -> Any:
     """`state`, which has these `shapes`, with another `learner` from the host; in all processes or in none."""
     alone = shapes.replace(shard=())
-    placed = agreement.together(to_devices, alone.replace(learner=learner), alone, devices)
+    placed = agreement.together(to_devices, alone.replace(learner=learner), alone, devices, sharding)
     return state.replace(learner=placed.learner)
 
 

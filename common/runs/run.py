@@ -64,7 +64,7 @@ class Run:
         self._header = reports.header(args, env.name, devices, notes, self.total, self.dir, changes)
         self._end = min(self.total, args.stop_after or self.total)  # of this invocation
         self._intervals, self._clock, self._callback = Intervals.of(args), Clock(), callback if first else None
-        self._saver = self._recorder = self._evaluations = self._shapes = None  # until `start`
+        self._saver = self._recorder = self._evaluations = self._where = None  # until `start`
         self._interruption = Interruption(self.console)
 
     def __enter__(self) -> "Run":
@@ -88,13 +88,13 @@ class Run:
     def start(self, programs: Any, example: Any, evaluation: Evaluation | None = None) -> tuple[Any, Any]:
         """Make or load the state; returns it with the compiled update (or None, None where nothing is left to do).
 
-        `programs` are `init`, `update` and `evaluate` over all devices; `example` has the shapes of what `update` takes
-        beside the state. An `evaluation` takes the place of `evaluate`.
+        `example` has the shapes of what `update` takes beside the state; an `evaluation` takes the place of `evaluate`.
         """
         self.console.say(self._header)
         check_shared(self.path)
-        args, members = self.args, arrays_of(self.args.members, len(self.devices))
-        self._shapes = shapes = jax.eval_shape(programs.init, members)
+        args, members = self.args, arrays_of(self.args.members, len(self.devices), self.args.sharding)
+        shapes = jax.eval_shape(programs.init, members)
+        self._where = shapes, self.devices, args.sharding
         start = load(args, self.config, host_like(shapes), self.console)
         cluster.check_equal("the newest checkpoint", str(start.step))
         self.first_step, self.steps, self.counters = start.step, start.step, start.counters
@@ -111,7 +111,7 @@ class Run:
         with self._clock.timed("compile"), self._interruption.ending_at_once(self._leave_untrained, start.host):
             programs = compile_together(programs, members, shapes, example)
             fresh = np.int32((members.seed.astype(np.int64) + self.steps) % LARGEST)  # other episodes after a resume
-            state = place(start, lambda: programs.init(members._replace(seed=fresh)), shapes, self.devices)
+            state = place(start, lambda: programs.init(members._replace(seed=fresh)), *self._where)
             state = compile_by_call(programs.update, state, example)
         self.console.say(f"compiled in {self._clock.seconds['compile']:.1f} s")
         self._evaluations.use(evaluation or DeviceEvaluation(programs.evaluate, args))
@@ -224,7 +224,7 @@ class Run:
         like = self._saver.newest(state).learner
 
         def state_of(step):
-            return with_learner(state, self._saver.load_learner(step, like), self._shapes, self.devices)
+            return with_learner(state, self._saver.load_learner(step, like), *self._where)
 
         return confirm_best(self._saver, self._evaluations, state_of, self._no_more_evaluations, self.console.warn)
 

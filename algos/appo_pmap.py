@@ -87,8 +87,8 @@ class Args(HostEnvArgs):
     """Widths of the hidden layers, behind the convolutions where observations are images."""
     share_torso: bool = False
     """Use the same hidden layers for policy and values: half the work, which pays with images."""
-    encoder: Literal["small", "nature", "impala"] = "small"
-    """Convolutions for images: 16 channels of 3 x 3, the DQN network of Nature, or IMPALA's residual network."""
+    encoder: Literal["small", "nature", "impala", "flat"] = "small"
+    """What images pass first: 16 channels of 3 x 3, the DQN network of Nature, IMPALA's residual one, or nothing."""
     rnn: Literal["none", "gru", "lstm"] = "none"
     """Recurrent cells behind the hidden layers, a memory that actors carry from rollout to rollout."""
     rnn_size: int = 128

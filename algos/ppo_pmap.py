@@ -93,6 +93,8 @@ class Args(DeviceRolloutArgs):
     """Widths of the hidden layers of the actor and of the critic."""
     share_torso: bool = False
     """Let the critic take the actor's hidden layers: half of the arithmetic."""
+    encoder: Literal["small", "nature", "impala", "flat"] = "small"
+    """What images pass first: 16 channels of 3 x 3, the DQN network of Nature, IMPALA's residual one, or nothing."""
 
     @property
     def block(self) -> int:
@@ -150,6 +152,11 @@ PAST = 8  # policies that --opponent self draws from
 # ---------------------------------------------------------------------------------------------------------- networks
 
 
+def torso_of(args: Args, obs_space: Space) -> Torso:
+    """The hidden layers, behind what images pass first."""
+    return Torso(obs_space, args.hidden_sizes, args.activation, args.dtype, args.encoder)
+
+
 class Actor(nn.Module):
     """The policy, a distribution over actions, and the features [B, F] that it is made of."""
 
@@ -159,7 +166,7 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> tuple[Distribution, jax.Array]:
-        x = Torso(self.obs_space, self.args.hidden_sizes, self.args.activation, self.args.dtype)(obs)
+        x = torso_of(self.args, self.obs_space)(obs)
         return PolicyHead(self.action_space)(x, legal_actions(obs)), x
 
 
@@ -171,8 +178,7 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        torso = Torso(self.obs_space, self.args.hidden_sizes, self.args.activation, self.args.dtype)
-        x = x if self.args.share_torso else torso(x)
+        x = x if self.args.share_torso else torso_of(self.args, self.obs_space)(x)
         return nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), name="value")(x)[..., 0]  # [B]
 
 

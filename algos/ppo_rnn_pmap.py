@@ -87,6 +87,8 @@ class Args(DeviceRolloutArgs):
     """Widths of the hidden layers of the actor and of the critic."""
     share_torso: bool = False
     """Let the critic take the actor's hidden layers and memory: half of the arithmetic."""
+    encoder: Literal["small", "nature", "impala", "flat"] = "small"
+    """What images pass first: 16 channels of 3 x 3, the DQN network of Nature, IMPALA's residual one, or nothing."""
     rnn: Literal["gru", "lstm"] = "gru"
     """The recurrent cells behind the hidden layers."""
     rnn_size: int = 128
@@ -159,7 +161,7 @@ from common.training import Callback, TrainResult, train_on_devices
 
 def remembering_torso(args: Args, obs_space: Space) -> RecurrentTorso:
     """Hidden layers and recurrent ones behind them."""
-    torso = Torso(obs_space, args.hidden_sizes, args.activation, args.dtype)
+    torso = Torso(obs_space, args.hidden_sizes, args.activation, args.dtype, args.encoder)
     return RecurrentTorso(torso, args.rnn, args.rnn_size, args.rnn_span, args.obs_prev_action_reward, args.dtype)
 
 

@@ -594,7 +594,7 @@ def test_a_level_of_optimization_that_xla_flags_name_is_obeyed(monkeypatch):
     assert compilation._options(1) == {}
 
 
-@pytest.mark.parametrize("encoder", ["small", "nature", "impala"])
+@pytest.mark.parametrize("encoder", ["small", "nature", "impala", "flat"])
 def test_no_images_have_no_features(encoder):
     """As in an evaluation of no episodes, beside the one that is drawn."""
     images = np.zeros((2, 40, 40, 3), np.float32)
@@ -602,3 +602,4 @@ def test_no_images_have_no_features(encoder):
     params = torso.init(jax.random.key(0), images)
     assert torso.apply(params, images).shape == (2, 5)
     assert torso.apply(params, images[:0]).shape == (0, 5)
+    assert ("Features_0" in params["params"]) == (encoder != "flat")  # which has no layer before the hidden ones

@@ -97,6 +97,7 @@ PPO: Cases = ON_POLICY | {
     "opponent_interval": (1, {"env": "pgx:tic_tac_toe", "opponent": "self", "total_timesteps": 20 * UPDATE}),
     "matchmaking": ("members", {"env": "pgx:tic_tac_toe", "population": 2}),
     "precision": ("bfloat16", {}),
+    "encoder": ("flat", {"env": "helpers:Pixels"}),
 }
 THE_SAME_CODE = {"env", "env_params", "total_timesteps"}
 """Flags of PPO with memory that only common/ uses."""

@@ -9,18 +9,19 @@ import numpy as np
 
 from common.envs import spaces
 from common.envs.masks import is_mask
-from common.nets.convolutions import Convolutions, ImpalaConvolutions, NatureConvolutions
+from common.nets.convolutions import Convolutions, ImpalaConvolutions, NatureConvolutions, flat
 
+Encoder = Literal["small", "nature", "impala", "flat"]  # of images; flat: no convolutions
 CONVOLUTIONS = {"small": Convolutions, "nature": NatureConvolutions, "impala": ImpalaConvolutions}
 
 
 class Features(nn.Module):
-    """Raw observations as vectors [..., F]: encoded, images [..., H, W, C] behind convolutions, all parts together."""
+    """Raw observations as vectors [..., F]: encoded, images [..., H, W, C] behind their encoder, all parts together."""
 
     space: spaces.Space
     activation: str  # a function of flax.linen, such as tanh
     layer: dict[str, Any]  # arguments of every `nn.Dense`
-    encoder: Literal["small", "nature", "impala"] = "small"
+    encoder: Encoder = "small"
 
     @nn.compact
     def __call__(self, obs: Any) -> jax.Array:
@@ -31,6 +32,8 @@ class Features(nn.Module):
         x = spaces.encode(obs, space)  # [..., F] or [..., H, W, C]
         if not spaces.is_image(space):
             return x
+        if self.encoder == "flat":
+            return flat(x)
         return CONVOLUTIONS[self.encoder](getattr(nn, self.activation), self.layer)(x)
 
 
@@ -58,7 +61,7 @@ class Torso(nn.Module):
     hidden_sizes: tuple[int, ...]
     activation: str
     dtype: jnp.dtype | None = None  # of the arithmetic; parameters stay float32
-    encoder: Literal["small", "nature", "impala"] = "small"
+    encoder: Encoder = "small"
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:

@@ -23,6 +23,7 @@ from helpers import (
     over_devices,
     ppo,
     programs,
+    relative_difference,
     sac,
     same_bits,
     small_args,
@@ -44,6 +45,7 @@ from common.drawing.recording import record
 from common.envs.environment import DEFAULT_HORIZON, Step
 from common.envs.own import wrap
 from common.envs.spaces import Box
+from common.nets.convolutions import Convolution, batch_last, by_columns
 from common.nets.torso import Torso
 from common.runs.arrays import Arrays, sha256
 from common.runs.checkpoints import Checkpoints
@@ -592,6 +594,22 @@ def test_a_level_of_optimization_that_xla_flags_name_is_obeyed(monkeypatch):
     assert compilation._options(1) == {"xla_backend_optimization_level": 1}
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=SSE4_2 --xla_backend_optimization_level=3")
     assert compilation._options(1) == {}
+
+
+@pytest.mark.parametrize("size, stride", [(3, 1), (3, 2), (8, 4)])
+def test_convolutions_are_those_of_xla(size, stride):
+    image = jax.random.normal(jax.random.key(0), (2, 9, 11, 5))
+    x, variables = Convolution(7, size, stride).init_with_output(jax.random.key(1), batch_last(image))
+    kernel = variables["params"]["kernel"].reshape(size, size, 5, 7)
+    places = ("NHWC", "HWIO", "NHWC")
+    wanted = jax.lax.conv_general_dilated(image, kernel, (stride, stride), "VALID", dimension_numbers=places)
+    assert relative_difference(jnp.moveaxis(x, (-1, 0), (0, -1)), wanted) < 1e-5
+
+
+def test_a_layer_behind_convolutions_is_one_like_others():
+    x, kernel = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(((2, 3, 4), (4, 5))))
+    ours, usual = (jax.value_and_grad(lambda *a, f=f: f(*a).sum(), (0, 1))(x, kernel) for f in (by_columns, jnp.matmul))
+    assert relative_difference(ours, usual) < 1e-5
 
 
 @pytest.mark.parametrize("encoder", ["small", "nature", "impala", "flat"])

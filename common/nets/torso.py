@@ -1,5 +1,6 @@
 """What stands before the heads of a network: raw observations as features, and hidden layers."""
 
+import math
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -9,7 +10,7 @@ import numpy as np
 
 from common.envs import spaces
 from common.envs.masks import is_mask
-from common.nets.convolutions import Convolutions, ImpalaConvolutions, NatureConvolutions, flat
+from common.nets.convolutions import Convolutions, ImpalaConvolutions, NatureConvolutions, by_columns
 
 Encoder = Literal["small", "nature", "impala", "flat"]  # of images; flat: no convolutions
 CONVOLUTIONS = {"small": Convolutions, "nature": NatureConvolutions, "impala": ImpalaConvolutions}
@@ -33,7 +34,7 @@ class Features(nn.Module):
         if not spaces.is_image(space):
             return x
         if self.encoder == "flat":
-            return flat(x)
+            return x.reshape(*x.shape[:-3], math.prod(x.shape[-3:]))
         return CONVOLUTIONS[self.encoder](getattr(nn, self.activation), self.layer)(x)
 
 
@@ -44,11 +45,13 @@ class MLP(nn.Module):
     activation: str
     layer: dict[str, Any]
     layer_norm: bool = False
+    of_images: bool = False  # whether it stands behind convolutions
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        for width in self.hidden_sizes:
-            x = nn.Dense(width, **self.layer)(x)
+        for index, width in enumerate(self.hidden_sizes):
+            product = by_columns if self.of_images and index == 0 else None
+            x = nn.Dense(width, dot_general=product, **self.layer)(x)
             x = nn.LayerNorm(dtype=self.layer.get("dtype"))(x) if self.layer_norm else x
             x = getattr(nn, self.activation)(x)
         return x
@@ -67,4 +70,5 @@ class Torso(nn.Module):
     def __call__(self, obs: jax.Array) -> jax.Array:
         layer = {"kernel_init": nn.initializers.orthogonal(np.sqrt(2)), "dtype": self.dtype}
         x = Features(self.space, self.activation, layer, self.encoder)(obs)
-        return MLP(self.hidden_sizes, self.activation, layer)(x)
+        of_images = spaces.is_image(self.space) and self.encoder != "flat"
+        return MLP(self.hidden_sizes, self.activation, layer, of_images=of_images)(x)

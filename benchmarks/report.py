@@ -55,7 +55,8 @@ def report(args: Args) -> None:
 
 def page_of(results: Path) -> str:
     """The page as Markdown."""
-    parts = [INTRODUCTION, *(_chapter(*chapter) for chapter in _chapters(results)), _missing(results)]
+    chapters = list(_chapters(results))
+    parts = [INTRODUCTION, _beside_others(chapters), *(_chapter(*chapter) for chapter in chapters), _missing(results)]
     measured = [_speeds(machine, rows) for machine, rows in _measured(results)]
     parts += [SPEED, *measured] if measured else []
     return "\n\n".join(parts) + "\n"
@@ -80,8 +81,8 @@ def scores(records: list[Record]) -> dict[str, dict[str, np.ndarray]]:
     for record in records:
         worst[record["env"]] = min(worst.get(record["env"], np.inf), returns_of(record).min())
     for record in records:
-        low = min(worst[record["env"]], record["threshold"] - 1e-9)
-        score = (returns_of(record)[-1] - low) / (record["threshold"] - low)
+        final, low, high = returns_of(record)[-1], worst[record["env"]], record["threshold"]
+        score = (final - low) / (high - low) if low < high else np.ones(len(final))  # nobody was ever below it
         found.setdefault(record["algorithm"], {})[record["env"]] = score
     return found
 
@@ -107,13 +108,47 @@ def _chapter(machine: str, name: str, records: list[Record]) -> str:
 
 def _score(algorithm: str, records: list[Record]) -> str:
     """The final score over the tasks of an algorithm; beside a peer's that of ours over the same tasks."""
-    found, ours = scores(records), f"{algorithm.rsplit('_', 1)[-1]}_pmap"  # of sb3_ppo it is ppo_pmap
+    found = scores(records)
+    ours = counterpart(algorithm, {name for name, envs in found.items() if found[algorithm].keys() <= envs.keys()})
     count = len(found[algorithm])
     parts = [f"{algorithm} {_spread(*stratified(list(found[algorithm].values())))}"]
-    same = [found[ours][env] for env in found[algorithm] if env in found.get(ours, {})]
-    if len(same) == count:
-        parts.append(f"{ours} {_spread(*stratified(same))}")
+    if ours:
+        parts.append(f"over the same {ours} {_spread(*stratified([found[ours][env] for env in found[algorithm]]))}")
     return f"- Final score over {count} task{'s' * (count > 1)}: {', '.join(parts)}"
+
+
+def _beside_others(chapters: list[tuple[str, str, list[Record]]]) -> str:
+    """For every task of a peer that we have too the final returns of both, and who is above."""
+    lines = ["## Beside other kits", "", "| environment | ours | theirs | |", "|---|---|---|---|"]
+    for _, _, records in chapters:
+        there = {(record["algorithm"], record["env"]): record for record in records}
+        for algorithm, env in there:
+            ours = counterpart(algorithm, {name for name, other in there if other == env})
+            if ours:
+                both = [(name, returns_of(there[name, env])[-1]) for name in (ours, algorithm)]
+                cells = [
+                    f"{name} {_spread(estimate(x, 'iqm'), interval(x, 'iqm'))}, {len(x)} seeds" for name, x in both
+                ]
+                lines.append(f"| {env} | {' | '.join(cells)} | {_verdict(*(interval(x, 'iqm') for _, x in both))} |")
+    return "\n".join(lines)
+
+
+def _verdict(ours: Interval | None, theirs: Interval | None) -> str:
+    """Who is above the other, of two intervals; those of single seeds say nothing."""
+    if not (ours and theirs):
+        return "one seed"
+    if ours.low > theirs.high:
+        return "ours is above"
+    return "theirs is above" if theirs.low > ours.high else "intervals overlap"
+
+
+def counterpart(algorithm: str, there: set[str]) -> str | None:
+    """Which of the kit's algorithms that are `there` a peer's is to be compared with: sb3_ppo with ppo_pmap.
+
+    None for an algorithm of the kit.
+    """
+    kind = algorithm.rsplit("_", 1)[-1]
+    return next((name for name in (f"{kind}_pmap", f"a{kind}_pmap") if name in there), None)
 
 
 def _algorithms(records: list[Record]) -> list[str]:
@@ -188,7 +223,7 @@ def _missing(results: Path) -> str:
     """What of the sets has no results of any machine yet."""
     there = {(x["algorithm"], x["env"]) for machine in _machines(results) for x in load_records(machine)}
     absent = [goal for goal in _tasks() if (goal.algorithm, goal.env) not in there]
-    return f"Not yet run: {listed(absent)}." if absent else "All has been run."
+    return f"## Not yet run\n\n{listed(absent) or 'Nothing: all has been run'}."
 
 
 def _chapters(results: Path) -> Iterator[tuple[str, str, list[Record]]]:
@@ -233,12 +268,17 @@ of a seed alone or among others, resume to the last bit, and time limits through
 Whether the default flags learn on other processors too, with hundreds of seeds, is in [ppo.md](ppo.md#results) and
 [sac.md](sac.md#results).
 
-**How good** it is the tables say: what is learned with the commands below, in greedy returns over 128 episodes, 32 on
-the host. Returns are interquartile means over seeds with 95% bootstrap intervals (Agarwal et al. 2021). "Learned"
-counts the seeds that reach the threshold in some evaluation; "after" is the median over all seeds, those that never
-do included. Steps/s are of all agents of a run together, as many as stand in brackets; seconds are of such a run,
-with compilation, and for our own algorithms with evaluations. A score is 0 for the worst return that any algorithm
-had on the task, and 1 for its threshold. Seeds are from 100 on, which no search for our flags has seen.
+**How good** it is the tables say, [beside other kits](#beside-other-kits) first: what is learned with the commands
+below, in greedy returns over 128 episodes, 32 on the host where the command says nothing else. Ours begin with the
+flags of `algos/tuned/` where it has some for an environment, and theirs are those that their authors publish for it.
+What was planned and has [not yet been run](#not-yet-run) is named below. Returns are interquartile means over seeds
+with 95% bootstrap intervals (Agarwal et al. 2021). "Learned" counts the seeds that reach the threshold in some
+evaluation; "after" is the median over all seeds, those that never do included. Steps/s are of all agents of a run
+together, as many as stand in brackets; seconds are of such a run, with compilation, and for our own algorithms with
+evaluations. A score is 0 for the worst return that any algorithm had on the task, and 1 for its threshold. Seeds are
+from 100 on; flags were sought with others. A chapter names the class of machine, as cpu-2 for two cores. These were at
+times shared with other runs, so that seconds and steps/s of two rows can be compared roughly at best: PureJaxRL ran
+beside three others on Freeway, at a fraction of its speed.
 
 This page and its pictures are made by `python -m benchmarks.report` from the files in `benchmarks/results/`, and
 those by `python -m benchmarks.learning --set NAME` and, for other kits with the flags that their authors publish,

@@ -21,7 +21,7 @@ class Choice:
     """Flags of every command that trains tasks."""
 
     algos: tuple[str, ...] | None = None
-    """Only these algorithms, such as ppo_pmap."""
+    """Only these algorithms, such as ppo_pmap, or of a peer sb3_ppo."""
     envs: tuple[str, ...] | None = None
     """Only these environments."""
     seeds: int = 10

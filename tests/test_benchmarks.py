@@ -159,9 +159,13 @@ def test_the_page_has_the_figures_of_the_files(results):
     # of 0, 1/4, ..., 7/4 and eight times 1 the four lowest and the four highest do not count
     assert "- Final score over 2 tasks: ppo_pmap 1 (" in text
     # of Acrobot's 3/4 for the peer, whose worst return is -900, and 1 for us, of CartPole nothing: the peer has none
-    assert "- Final score over 1 task: sb3_ppo 0.75 (0.75 to 0.75), ppo_pmap 1 (1 to 1)" in text
+    assert "- Final score over 1 task: sb3_ppo 0.75 (0.75 to 0.75), over the same ppo_pmap 1 (1 to 1)" in text
     assert text.index("| Acrobot-v1, ppo_pmap<br>") < text.index("| Acrobot-v1, sb3_ppo<br>")
-    assert "sb3_ppo: CartPole-v1, MountainCar-v0" in text.split("Not yet run: ")[1]
+    assert "sb3_ppo: CartPole-v1, MountainCar-v0" in text.split("## Not yet run")[1]
+    beside = (
+        "| Acrobot-v1 | ppo_pmap -100 (-100 to -100), 8 seeds | sb3_ppo -300 (-300 to -300), 8 seeds | ours is above |"
+    )
+    assert [line for line in text.split("## classic")[0].splitlines() if line.startswith("| A")] == [beside]
 
 
 @pytest.mark.parametrize(
@@ -212,6 +216,24 @@ def test_seeds_are_trained_in_as_few_runs_as_the_algorithm_and_the_set_allow():
     assert seed_flags("ppo_pmap", asked) == [{"seed": 100, "num_seeds": 7}]
     assert seed_flags("ppo_pmap", asked, 5) == [{"seed": 100, "num_seeds": 5}, {"seed": 105, "num_seeds": 2}]
     assert seed_flags("appo_pmap", asked[:2], 5) == [{"seed": 100}, {"seed": 101}]
+
+
+def test_what_nobody_ever_failed_counts_as_learned():
+    always = [record("ppo_pmap", "Catch-bsuite", [[0.95] * 8, [1.0] * 8], 0.9)]
+    np.testing.assert_array_equal(report.scores(always)["ppo_pmap"]["Catch-bsuite"], 1)
+
+
+@pytest.mark.parametrize(
+    ("peer", "there", "ours"),
+    [
+        ("sbx_sac", {"asac_pmap", "sbx_sac"}, "asac_pmap"),
+        ("sb3_ppo", {"ppo_pmap", "appo_pmap"}, "ppo_pmap"),
+        ("sb3_ppo", {"sac_pmap"}, None),
+        ("ppo_pmap", {"appo_pmap"}, None),
+    ],
+)
+def test_a_peer_is_compared_with_its_counterpart(peer, there, ours):
+    assert report.counterpart(peer, there) == ours
 
 
 def test_the_interval_over_tasks_draws_seeds_within_each(results):

@@ -596,13 +596,15 @@ def test_a_level_of_optimization_that_xla_flags_name_is_obeyed(monkeypatch):
     assert compilation._options(1) == {}
 
 
-@pytest.mark.parametrize("size, stride", [(3, 1), (3, 2), (8, 4)])
-def test_convolutions_are_those_of_xla(size, stride):
+@pytest.mark.parametrize("size, stride, more", [(3, 1, (0, 0)), (3, 2, (0, 0)), (8, 4, (3, 1))])
+def test_convolutions_are_those_of_xla(size, stride, more):
+    """Where the last neighbourhood would leave pixels out, the image is padded."""
     image = jax.random.normal(jax.random.key(0), (2, 9, 11, 5))
     x, variables = Convolution(7, size, stride).init_with_output(jax.random.key(1), batch_last(image))
     kernel = variables["params"]["kernel"].reshape(size, size, 5, 7)
     places = ("NHWC", "HWIO", "NHWC")
-    wanted = jax.lax.conv_general_dilated(image, kernel, (stride, stride), "VALID", dimension_numbers=places)
+    padding = [(0, rows_or_columns) for rows_or_columns in more]
+    wanted = jax.lax.conv_general_dilated(image, kernel, (stride, stride), padding, dimension_numbers=places)
     assert relative_difference(jnp.moveaxis(x, (-1, 0), (0, -1)), wanted) < 1e-5
 
 

@@ -18,7 +18,7 @@ LARGEST_SIDE = 16
 
 
 class Convolution(nn.Module):
-    """[N, H', W', B] of [C, H, W, B]: N features of each `size` x `size` neighbourhood; short sides are padded."""
+    """[N, H', W', B] of [C, H, W, B]: N features of each `size` x `size` neighbourhood."""
 
     features: int
     size: int = 3
@@ -92,8 +92,12 @@ def batch_last(images: jax.Array) -> jax.Array:
 
 
 def patches(x: jax.Array, size: int = 3, stride: int = 1) -> jax.Array:
-    """The `size` x `size` neighbourhoods of [C, H, W, B], as [size * size * C, H', W', B]; short sides are padded."""
-    x = jnp.pad(x, [(0, 0), *((0, max(size - side, 0)) for side in x.shape[1:3]), (0, 0)])
+    """The `size` x `size` neighbourhoods of [C, H, W, B], as [size * size * C, H', W', B].
+
+    Sides are padded with zeros until the last neighbourhood ends with them, so that no pixel is left out.
+    """
+    missing = (max(size - side, (size - side) % stride) for side in x.shape[1:3])
+    x = jnp.pad(x, [(0, 0), *((0, more) for more in missing), (0, 0)])
     height, width = (side - size + 1 for side in x.shape[1:3])
     shifts = [(row, column) for row in range(size) for column in range(size)]
     return jnp.concatenate([x[:, r : r + height : stride, c : c + width : stride] for r, c in shifts])

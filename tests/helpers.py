@@ -500,6 +500,7 @@ TRAINED = {
     "dials": small_args(env="helpers:TwoDials", **TINY),
     "one-hot": small_args(env="FrozenLake-misc", **TINY),
     "bytes": small_args(env="helpers:Pixels", **TINY),
+    "residual": small_args(env="helpers:Pixels", encoder="impala", **TINY),
     "misdeclared": small_args(env="helpers:Misdeclared", **TINY),
     "memory": small_rnn_args(env="helpers:Endings", obs_prev_action_reward=True, **TINY),
     "hybrid": small_args(env="helpers:Hybrid", **TINY),

@@ -315,7 +315,7 @@ def test_ratios_beyond_the_clamp_stay_finite_and_impala_learns_from_them(flags):
     assert "loss" not in flags or metrics["grad/norm"] > 0
 
 
-@pytest.mark.parametrize("encoder", ["small", "nature", "impala"])
+@pytest.mark.parametrize("encoder", ["small", "nature", "impala", "flat"])
 def test_images_are_seen(encoder):
     lab = Lab(encoder=encoder, env="gymnasium:host_toys:ImageToy-v0", share_torso=True)
     obs = np.random.default_rng(0).integers(0, 255, (1, 5, 84, 84, 4)).astype(np.uint8)

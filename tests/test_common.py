@@ -596,22 +596,25 @@ def test_a_level_of_optimization_that_xla_flags_name_is_obeyed(monkeypatch):
     assert compilation._options(1) == {}
 
 
-@pytest.mark.parametrize("size, stride, more", [(3, 1, (0, 0)), (3, 2, (0, 0)), (8, 4, (3, 1))])
+@pytest.mark.parametrize("size, stride, more", [(3, 1, (0, 0)), (3, 2, (0, 0)), (8, 4, (3, 1)), (10, 4, (1, 3))])
 def test_convolutions_are_those_of_xla(size, stride, more):
     """Where the last neighbourhood would leave pixels out, the image is padded."""
     image = jax.random.normal(jax.random.key(0), (2, 9, 11, 5))
-    x, variables = Convolution(7, size, stride).init_with_output(jax.random.key(1), batch_last(image))
-    kernel = variables["params"]["kernel"].reshape(size, size, 5, 7)
+    kernel, bias = jax.random.normal(jax.random.key(1), (size, size, 5, 7)), jnp.arange(7.0)
+    params = {"params": {"kernel": kernel.reshape(-1, 7), "bias": bias}}
+    x = Convolution(7, size, stride).apply(params, batch_last(image))
     places = ("NHWC", "HWIO", "NHWC")
     padding = [(0, rows_or_columns) for rows_or_columns in more]
-    wanted = jax.lax.conv_general_dilated(image, kernel, (stride, stride), padding, dimension_numbers=places)
+    wanted = jax.lax.conv_general_dilated(image, kernel, (stride, stride), padding, dimension_numbers=places) + bias
     assert relative_difference(jnp.moveaxis(x, (-1, 0), (0, -1)), wanted) < 1e-5
 
 
 def test_a_layer_behind_convolutions_is_one_like_others():
     x, kernel = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(((2, 3, 4), (4, 5))))
-    ours, usual = (jax.value_and_grad(lambda *a, f=f: f(*a).sum(), (0, 1))(x, kernel) for f in (by_columns, jnp.matmul))
-    assert relative_difference(ours, usual) < 1e-5
+    ours, usual = (jax.vjp(f, x, kernel) for f in (by_columns, jnp.matmul))
+    assert relative_difference(ours[0], usual[0]) < 1e-5
+    uneven = jnp.sin(usual[0])
+    assert relative_difference(ours[1](uneven), usual[1](uneven)) < 1e-5
 
 
 @pytest.mark.parametrize("encoder", ["small", "nature", "impala", "flat"])
@@ -622,4 +625,16 @@ def test_no_images_have_no_features(encoder):
     params = torso.init(jax.random.key(0), images)
     assert torso.apply(params, images).shape == (2, 5)
     assert torso.apply(params, images[:0]).shape == (0, 5)
+
+
+@pytest.mark.parametrize("encoder", ["small", "nature", "impala", "flat"])
+def test_each_image_has_its_own_features(encoder):
+    images = jax.random.normal(jax.random.key(0), (2, 3, 10, 10, 4))
+    torso = Torso(Box(np.zeros((10, 10, 4)), np.ones((10, 10, 4)), (10, 10, 4)), (5, 6), "relu", None, encoder)
+    params = torso.init(jax.random.key(0), images)
+    features = torso.apply(params, images)
+    assert features.shape == (2, 3, 6)
+    assert relative_difference(features[1, 2], torso.apply(params, images[1, 2])) < 1e-5
+    seen = jax.grad(lambda x: torso.apply(params, x).sum())(images)
+    assert jnp.all(jnp.any(seen != 0, axis=(0, 1, 4))), "every pixel counts"
     assert ("Features_0" in params["params"]) == (encoder != "flat")  # which has no layer before the hidden ones

@@ -100,7 +100,7 @@ def test_the_description_beside_it(trained, tmp_path):
     assert about["versions"]["jax"] == jax.__version__
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [*RUNS, "residual"])
 def test_onnx(trained, tmp_path, monkeypatch, name):
     pytest.importorskip("jax2onnx")
     import onnxruntime

@@ -75,7 +75,7 @@ class ImpalaConvolutions(nn.Module):
     def __call__(self, images: jax.Array) -> jax.Array:
         x = batch_last(images)
         for channels in (16, 32, 32):
-            x = nn.max_pool(self._same(channels, x), (3, 3), strides=(2, 2), padding="SAME")
+            x = nn.max_pool(self._same(channels, x), window_shape=(3, 3), strides=(2, 2), padding="SAME")
             for _ in range(2):
                 inner = self._same(channels, self.activation(x))
                 x = x + self._same(channels, self.activation(inner))
@@ -105,11 +105,12 @@ def patches(x: jax.Array, size: int = 3, stride: int = 1) -> jax.Array:
 
 def flat(x: jax.Array, batch: tuple[int, ...]) -> jax.Array:
     """Features [*batch, C * H * W] of [C, H, W, B], of no image at all too."""
-    return x.reshape(math.prod(x.shape[:3]), x.shape[3]).T.reshape(*batch, math.prod(x.shape[:3]))
+    count = math.prod(x.shape[:3])
+    return x.reshape(count, x.shape[3]).T.reshape(*batch, count)
 
 
 def by_columns(x: jax.Array, kernel: jax.Array, *_, **__) -> jax.Array:
-    """The product of features [..., F], which lie in memory as `flat` left them, and a kernel [F, N].
+    """The `dot_general` of a `nn.Dense` behind convolutions: features [..., F] as `flat` left them, a kernel [F, N].
 
     It begins with the kernel, and the barrier keeps it so: the other way round takes a CPU three times as long.
     """

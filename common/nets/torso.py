@@ -21,7 +21,7 @@ class Features(nn.Module):
 
     space: spaces.Space
     activation: str  # a function of flax.linen, such as tanh
-    layer: dict[str, Any]  # arguments of every `nn.Dense`
+    layer: dict[str, Any]  # arguments of every layer, as of `nn.Dense`
     encoder: Encoder = "small"
 
     @nn.compact
@@ -34,7 +34,7 @@ class Features(nn.Module):
         if not spaces.is_image(space):
             return x
         if self.encoder == "flat":
-            return x.reshape(*x.shape[:-3], math.prod(x.shape[-3:]))
+            return x.reshape(*x.shape[:-3], math.prod(space.shape))
         return CONVOLUTIONS[self.encoder](getattr(nn, self.activation), self.layer)(x)
 
 
@@ -45,12 +45,12 @@ class MLP(nn.Module):
     activation: str
     layer: dict[str, Any]
     layer_norm: bool = False
-    of_images: bool = False  # whether it stands behind convolutions
+    behind_convolutions: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         for index, width in enumerate(self.hidden_sizes):
-            product = by_columns if self.of_images and index == 0 else None
+            product = by_columns if self.behind_convolutions and index == 0 else None
             x = nn.Dense(width, dot_general=product, **self.layer)(x)
             x = nn.LayerNorm(dtype=self.layer.get("dtype"))(x) if self.layer_norm else x
             x = getattr(nn, self.activation)(x)
@@ -70,5 +70,6 @@ class Torso(nn.Module):
     def __call__(self, obs: jax.Array) -> jax.Array:
         layer = {"kernel_init": nn.initializers.orthogonal(np.sqrt(2)), "dtype": self.dtype}
         x = Features(self.space, self.activation, layer, self.encoder)(obs)
-        of_images = spaces.is_image(self.space) and self.encoder != "flat"
-        return MLP(self.hidden_sizes, self.activation, layer, of_images=of_images)(x)
+        seen = (leaf for name, leaf in spaces.leaves(self.space) if not is_mask(name))
+        convolved = self.encoder != "flat" and any(map(spaces.is_image, seen))
+        return MLP(self.hidden_sizes, self.activation, layer, behind_convolutions=convolved)(x)

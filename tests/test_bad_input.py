@@ -120,7 +120,7 @@ CASES = [
     (f"{TINY} --hidden-sizes 8 --init-from @renamed", "renamed, made by sac_pmap, Dense_0 is 4 x 4 there, 4 x 8 here"),
     (f"{TINY} --hidden-sizes 4 5 --init-from @renamed", "MLP_0/Dense_1 is missing there, 4 x 5 here"),
     (f"{TINY} --hidden-sizes 8 --init-from @mislabelled", "Dense_0 is 4 x 4 there, 4 x 8 here"),
-    ("--init-from @unsaved", "unsaved, checkpoint"),
+    ("--init-from @unsaved", "there are no checkpoints in, unsaved"),
     (f"{TINY} --gamma 0.5 --num-envs 8 --hidden-sizes 8 --init-from @run", "fit: --hidden-sizes: [4] then, [8] now"),
     (f"{TINY} --env Acrobot-v1 --init-from @run", "--env: CartPole-v1 then, 4 numbers there, 6 here"),
     (f"{TINY} --normalize-obs --init-from @run", "--normalize-obs: False then, True now"),
@@ -214,6 +214,7 @@ def places(tmp_path, trained, monkeypatch):
         (tmp_path / name / "config.json").write_text(text)
     for name in ("renamed", "mislabelled", "old"):
         shutil.copytree(trained / "checkpoints", tmp_path / name / "checkpoints")
+    (tmp_path / "unsaved" / "checkpoints").mkdir()
     return tmp_path
 
 

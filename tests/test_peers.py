@@ -82,7 +82,9 @@ def test_a_peer_that_fails_says_where_the_reason_is(args, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
+        ("", "--peer is missing"),
         ("--peer nosuch", "--peer must be"),
+        ("--peer sbx --set nosuch", "--set must be one of classic, "),
         ("--peer purejaxrl", "--source has to name a checkout of PureJaxRL, with purejaxrl/ppo.py in it"),
         ("--peer purejaxrl --source nowhere", "nowhere is none"),
         ("--peer sbx --envs Breakout-MinAtar", "--envs Breakout-MinAtar chooses nothing of sbx_ppo: CartPole-v1, "),

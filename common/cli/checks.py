@@ -198,7 +198,7 @@ def _whole(value: Any) -> int:
 
 def _described(kind: Any) -> str:
     if get_origin(kind) is Literal:
-        return f"one of {', '.join(map(str, get_args(kind)))}"
+        return f"one of {', '.join(str(choice) for choice in get_args(kind) if choice != '')}"
     return _NAMES.get(kind) or _CONTAINERS[get_origin(kind)]
 
 

@@ -136,7 +136,12 @@ def _lacking(args_class: type, argv: list[str]) -> str:
     takes_value = {name for name, kind in kinds_of(args_class).items() if needs_value(kind)}
     pairs = itertools.pairwise([*argv, "--"])
     bare = [word for word, after in pairs if word[2:].replace("-", "_") in takes_value and after.startswith("--")]
-    return f"{bare[0]} needs a value" if bare else "these flags cannot be read: --help lists all of them"
+    if bare:
+        return f"{bare[0]} needs a value"
+    given = {word.split("=")[0].replace("_", "-") for word in argv}
+    required = [field.name for field in dataclasses.fields(args_class) if field.default is field.default_factory]
+    absent = {f"--{name.replace('_', '-')}" for name in required} - given
+    return f"{min(absent)} is missing" if absent else "these flags cannot be read: --help lists all of them"
 
 
 def _defaults(args_class: type, argv: list[str]) -> Any:

@@ -178,6 +178,8 @@ class Checkpoints:
         for one in damaged:
             if isinstance(one.error, Mismatch):
                 raise one.error
+        if not damaged:
+            raise UsageError(f"there are no checkpoints in {self.directory}")
         others = ", ".join(str(other) for other in self.steps() if other != step)
         none = f"no checkpoint in {self.directory} can be loaded" if step is None else f"other checkpoints: {others}"
         raise UsageError("; ".join([*map(str, damaged), none]))

@@ -68,7 +68,9 @@ class Args(HostEnvArgs):
     clip_vloss: bool = False
     """Clip the change of the value within an update, by --clip-eps."""
     ent_coef: float = 0.01
-    """Weight of the exploration loss."""
+    """Weight of the exploration loss, at the start."""
+    ent_schedule: Literal["constant", "linear"] = "constant"
+    """That weight over the run: the same, or to zero in a line."""
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
     """Reward the policy's entropy, or penalise its symmetric KL to the uniform policy (not for Box actions)."""
 
@@ -138,11 +140,11 @@ from common.actors.watching import leave
 from common.device.clipped_adam import clipped_adam
 from common.device.final_values import put_final_values
 from common.device.hyper import hyper_of
-from common.device.learning_rate import current_learning_rate
 from common.device.memory import Seen
 from common.device.programs import TrainState
 from common.device.reductions import Tally, across_devices, over_steps
 from common.device.sampling import block_width, ids_over_processes, minibatch_indices
+from common.device.schedules import scheduled
 from common.device.sharding import AXIS, varying_like
 from common.envs.masks import legal_actions
 from common.envs.requirements import need_fitting_spaces
@@ -357,7 +359,7 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         """Epochs of minibatch gradient steps; returns parameters, optimizer state and metrics."""
         key = jax.random.fold_in(learner.key, learner.updates)
         minibatches = sample_indices(key, batch.value.shape[1], num_rollouts)  # [E * M, B]
-        hyper = hyper_of(args, learner, learning_rate=current_learning_rate(args, learner))
+        hyper = hyper_of(args, learner, **scheduled(args, learner))
 
         def step(carry, indices):
             minibatch = batch if args.num_minibatches == 1 else jax.tree.map(lambda x: x[:, indices], batch)

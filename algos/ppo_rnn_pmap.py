@@ -68,7 +68,9 @@ class Args(DeviceRolloutArgs):
     clip_vloss: bool = False
     """Clip the change of the value, by --clip-eps, as in the policy loss."""
     ent_coef: float = 0.01
-    """Weight of the exploration loss."""
+    """Weight of the exploration loss, at the start."""
+    ent_schedule: Literal["constant", "linear"] = "constant"
+    """That weight over the run: the same, or to zero in a line."""
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
     """Reward the policy's entropy, or penalise its symmetric KL to the uniform policy (not for Box actions)."""
 
@@ -134,11 +136,11 @@ from common.device.clipped_adam import clipped_adam, unless_zero
 from common.device.episodes import EpisodeTracker, RecentEpisodes, count_episodes, new_recent, new_tracker
 from common.device.final_values import put_final_values
 from common.device.hyper import hyper_of
-from common.device.learning_rate import current_learning_rate, next_learning_rate
 from common.device.memory import Seen, at_start
 from common.device.programs import Algorithm, TrainState
 from common.device.reductions import Tally, across_devices, over_steps
 from common.device.sampling import in_segments, keys_of, minibatch_indices, rollout_keys, side_by_side, split_keys
+from common.device.schedules import next_learning_rate, scheduled
 from common.device.sharding import AXIS, varying_like
 from common.device.stepping import new_starts, reset_envs, step_envs
 from common.device.update_loop import scan_until_stopped
@@ -385,7 +387,7 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
         advantage = jnp.moveaxis(batch.advantage[..., minibatches], (2, 3), (0, 1))  # [E, M, K, S, B]
         if args.norm_adv:
             advantage = standardized(advantage, partial(jnp.mean, axis=(2, 3, 4), keepdims=True))
-        hyper = hyper_of(args, learner, learning_rate=current_learning_rate(args, learner))
+        hyper = hyper_of(args, learner, **scheduled(args, learner))
 
         def step(carry, inputs):
             envs, advantage = inputs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import make_env, over_devices, ppo, run_updates, small_args
 
-from common.device.learning_rate import adapt
+from common.device.schedules import adapt
 from common.device.sharding import AXIS, flat_pmean
 from common.envs.spaces import Box, Discrete, MultiDiscrete
 from common.nets.distributions import Categoricals, Normal, action_noise

@@ -11,7 +11,7 @@ from common.cli.config import read_config
 from common.cli.console import Console
 from common.cli.errors import UsageError
 from common.device import agreement, cluster
-from common.device.learning_rate import current_learning_rate
+from common.device.schedules import current_learning_rate
 from common.device.sharding import check_learners, to_devices, to_host
 from common.runs.arrays import Arrays, Mismatch, counters_of, flatten, select, unflatten, without
 from common.runs.checkpoint_files import Damaged

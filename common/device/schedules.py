@@ -1,4 +1,4 @@
-"""The step size over a run, by `--lr-schedule`: `linear` to zero, `constant`, or `kl-adaptive`."""
+"""Flags that change over a run: the step size by `--lr-schedule`, the weight of exploration by `--ent-schedule`."""
 
 from typing import Any
 
@@ -8,12 +8,20 @@ import jax.numpy as jnp
 from common.device.hyper import hyper_of
 
 
+def scheduled(args: Any, learner: Any) -> dict[str, jax.Array]:
+    """What such flags [] are in the update that comes next, by name."""
+    now = {"learning_rate": current_learning_rate(args, learner)}
+    if args.ent_schedule == "linear":
+        now["ent_coef"] = hyper_of(args, learner).ent_coef * _left(args, learner)
+    return now
+
+
 def current_learning_rate(args: Any, learner: Any) -> jax.Array:
-    """The step size [] of the update that comes next."""
+    """The step size [] of the update that comes next: to zero in a line, constant, or as KL divergences have it."""
     if args.lr_schedule == "kl-adaptive":
         return learner.learning_rate
-    progress = learner.updates / args.num_updates if args.lr_schedule == "linear" else 0.0
-    return jnp.float32(hyper_of(args, learner).learning_rate) * jnp.maximum(1.0 - progress, 0.0)
+    left = _left(args, learner) if args.lr_schedule == "linear" else 1.0
+    return jnp.float32(hyper_of(args, learner).learning_rate) * left
 
 
 def next_learning_rate(args: Any, learner: Any, kl: jax.Array) -> jax.Array:
@@ -27,3 +35,8 @@ def adapt(learning_rate: jax.Array, kl: jax.Array, desired_kl: float) -> jax.Arr
     """Divide by 1.5 where the KL divergence is over twice the desired one, multiply where it is under half of it."""
     factor = jnp.where(kl > 2 * desired_kl, 1 / 1.5, jnp.where(kl < 0.5 * desired_kl, 1.5, 1.0))
     return jnp.clip(learning_rate * factor, 1e-6, 1e-2)
+
+
+def _left(args: Any, learner: Any) -> jax.Array:
+    """The share [] of the run that is left: 1 at its start."""
+    return jnp.maximum(1.0 - learner.updates / args.num_updates, 0.0)

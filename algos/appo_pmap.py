@@ -359,7 +359,8 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         """Epochs of minibatch gradient steps; returns parameters, optimizer state and metrics."""
         key = jax.random.fold_in(learner.key, learner.updates)
         minibatches = sample_indices(key, batch.value.shape[1], num_rollouts)  # [E * M, B]
-        hyper = hyper_of(args, learner, **scheduled(args, learner))
+        now = scheduled(args, learner)
+        hyper = hyper_of(args, learner, **now)
 
         def step(carry, indices):
             minibatch = batch if args.num_minibatches == 1 else jax.tree.map(lambda x: x[:, indices], batch)
@@ -371,8 +372,7 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         else:
             (params, opt_state), metrics = jax.lax.scan(step, start, minibatches)
             metrics = over_steps(metrics)
-        metrics |= {"learning_rate": hyper.learning_rate, "params/norm": optax.global_norm(params)}
-        return params, opt_state, metrics
+        return params, opt_state, metrics | now | {"params/norm": optax.global_norm(params)}
 
     def sample_indices(key: jax.Array, size: int, num_rollouts: int) -> jax.Array:
         """Which of this device's samples go into each minibatch, [E * M, B].

@@ -69,6 +69,7 @@ ON_POLICY: Cases = ALL | {
     "gae_lambda": (0.5, {}),
     "vf_coef": (0.1, {}),
     "ent_coef": (0.5, {}),
+    "ent_schedule": ("linear", {}),
     "exploration_loss": ("symmetric-kl", {}),
     "max_grad_norm": (0.01, {}),
     "adam_b1": (0.5, {}),

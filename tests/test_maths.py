@@ -1,6 +1,8 @@
 """Golden values and hand-computed numbers for the small pieces of mathematics."""
 
+import dataclasses
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 from helpers import make_env, over_devices, ppo, run_updates, small_args
 
-from common.device.schedules import adapt
+from common.device.schedules import adapt, scheduled
 from common.device.sharding import AXIS, flat_pmean
 from common.envs.spaces import Box, Discrete, MultiDiscrete
 from common.nets.distributions import Categoricals, Normal, action_noise
@@ -89,6 +91,16 @@ def test_adapt_learning_rate():
         assert adapt(jnp.float32(1e-3), kl, 0.01) == pytest.approx(expected, rel=1e-6)
     assert adapt(jnp.float32(9e-3), 0.0, 0.01) == pytest.approx(1e-2)
     assert adapt(jnp.float32(1.2e-6), 1.0, 0.01) == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize("swept", [{}, {"ent_coef": jnp.float32(0.4)}], ids=["alone", "member"])
+def test_weight_of_exploration_falls_in_a_line(swept):
+    args = small_args(ent_coef=0.2, ent_schedule="linear", total_timesteps=4 * small_args().steps_per_update)
+    updates = jnp.arange(6)  # more than there are: as after a resume with fewer
+    learner = SimpleNamespace(updates=updates, hyper=swept)
+    expected = swept.get("ent_coef", 0.2) * np.array([1, 0.75, 0.5, 0.25, 0, 0])
+    np.testing.assert_allclose(scheduled(args, learner)["ent_coef"], expected, rtol=1e-6)
+    assert "ent_coef" not in scheduled(dataclasses.replace(args, ent_schedule="constant"), learner)
 
 
 @pytest.mark.parametrize("flags", [{"normalize_returns": False}, {"normalize_obs": True}], ids=["raw", "normalised"])

@@ -139,12 +139,11 @@ from common.actors.rollouts import Rollout
 from common.actors.watching import leave
 from common.device.clipped_adam import clipped_adam
 from common.device.final_values import put_final_values
-from common.device.hyper import hyper_of
 from common.device.memory import Seen
 from common.device.programs import TrainState
 from common.device.reductions import Tally, across_devices, over_steps
 from common.device.sampling import block_width, ids_over_processes, minibatch_indices
-from common.device.schedules import scheduled
+from common.device.schedules import hyper_now
 from common.device.sharding import AXIS, varying_like
 from common.envs.masks import legal_actions
 from common.envs.requirements import need_fitting_spaces
@@ -359,8 +358,7 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         """Epochs of minibatch gradient steps; returns parameters, optimizer state and metrics."""
         key = jax.random.fold_in(learner.key, learner.updates)
         minibatches = sample_indices(key, batch.value.shape[1], num_rollouts)  # [E * M, B]
-        now = scheduled(args, learner)
-        hyper = hyper_of(args, learner, **now)
+        hyper, changing = hyper_now(args, learner)
 
         def step(carry, indices):
             minibatch = batch if args.num_minibatches == 1 else jax.tree.map(lambda x: x[:, indices], batch)
@@ -372,7 +370,7 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         else:
             (params, opt_state), metrics = jax.lax.scan(step, start, minibatches)
             metrics = over_steps(metrics)
-        return params, opt_state, metrics | now | {"params/norm": optax.global_norm(params)}
+        return params, opt_state, metrics | changing | {"params/norm": optax.global_norm(params)}
 
     def sample_indices(key: jax.Array, size: int, num_rollouts: int) -> jax.Array:
         """Which of this device's samples go into each minibatch, [E * M, B].

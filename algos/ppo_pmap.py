@@ -131,7 +131,7 @@ from common.device.hyper import hyper_of
 from common.device.programs import Algorithm, TrainState
 from common.device.reductions import Tally, across_devices, over_steps
 from common.device.sampling import block_width, keys_of, minibatch_indices, rollout_keys, split_keys
-from common.device.schedules import next_learning_rate, scheduled
+from common.device.schedules import hyper_now, next_learning_rate
 from common.device.sharding import AXIS, varying_like
 from common.device.stepping import new_starts, reset_envs, step_envs
 from common.device.update_loop import scan_until_stopped
@@ -370,8 +370,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         advantage = batch.advantage[minibatches]
         if args.norm_adv:
             advantage = standardized(advantage, partial(jnp.mean, axis=-1, keepdims=True))
-        now = scheduled(args, learner)
-        hyper = hyper_of(args, learner, **now)
+        hyper, changing = hyper_now(args, learner)
 
         def step(carry, inputs):
             indices, advantage = inputs
@@ -385,7 +384,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
 
         start = learner.params, learner.opt_state
         (params, opt_state), metrics, epochs = scan_until_stopped(epoch, start, (minibatches, advantage))
-        metrics |= {"policy/epochs": epochs} | now
+        metrics |= {"policy/epochs": epochs} | changing
         return params, opt_state, metrics | {"params/norm": optax.global_norm(params)}
 
     def gradient_step(carry, minibatch: Batch, hyper):

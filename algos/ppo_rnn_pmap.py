@@ -140,7 +140,7 @@ from common.device.memory import Seen, at_start
 from common.device.programs import Algorithm, TrainState
 from common.device.reductions import Tally, across_devices, over_steps
 from common.device.sampling import in_segments, keys_of, minibatch_indices, rollout_keys, side_by_side, split_keys
-from common.device.schedules import next_learning_rate, scheduled
+from common.device.schedules import hyper_now, next_learning_rate
 from common.device.sharding import AXIS, varying_like
 from common.device.stepping import new_starts, reset_envs, step_envs
 from common.device.update_loop import scan_until_stopped
@@ -387,8 +387,7 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
         advantage = jnp.moveaxis(batch.advantage[..., minibatches], (2, 3), (0, 1))  # [E, M, K, S, B]
         if args.norm_adv:
             advantage = standardized(advantage, partial(jnp.mean, axis=(2, 3, 4), keepdims=True))
-        now = scheduled(args, learner)
-        hyper = hyper_of(args, learner, **now)
+        hyper, changing = hyper_now(args, learner)
 
         def step(carry, inputs):
             envs, advantage = inputs
@@ -402,7 +401,7 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
 
         start = learner.params, learner.opt_state
         (params, opt_state), metrics, epochs = scan_until_stopped(epoch, start, (minibatches, advantage))
-        metrics |= {"policy/epochs": epochs} | now
+        metrics |= {"policy/epochs": epochs} | changing
         return params, opt_state, metrics | {"params/norm": optax.global_norm(params)}
 
     def gradient_step(carry, minibatch: Batch, hyper):

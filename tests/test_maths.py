@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers import make_env, over_devices, ppo, run_updates, small_args
 
-from common.device.schedules import adapt, scheduled
+from common.device.schedules import adapt, hyper_now
 from common.device.sharding import AXIS, flat_pmean
 from common.envs.spaces import Box, Discrete, MultiDiscrete
 from common.nets.distributions import Categoricals, Normal, action_noise
@@ -99,8 +99,10 @@ def test_weight_of_exploration_falls_in_a_line(swept):
     updates = jnp.arange(6)  # more than there are: as after a resume with fewer
     learner = SimpleNamespace(updates=updates, hyper=swept)
     expected = swept.get("ent_coef", 0.2) * np.array([1, 0.75, 0.5, 0.25, 0, 0])
-    np.testing.assert_allclose(scheduled(args, learner)["ent_coef"], expected, rtol=1e-6)
-    assert "ent_coef" not in scheduled(dataclasses.replace(args, ent_schedule="constant"), learner)
+    hyper, changing = hyper_now(args, learner)
+    np.testing.assert_allclose(hyper.ent_coef, expected, rtol=1e-6)
+    assert changing["ent_coef"] is hyper.ent_coef
+    assert "ent_coef" not in hyper_now(dataclasses.replace(args, ent_schedule="constant"), learner)[1]
 
 
 @pytest.mark.parametrize("flags", [{"normalize_returns": False}, {"normalize_obs": True}], ids=["raw", "normalised"])

@@ -1,5 +1,6 @@
 """Flags that change over a run: the step size by `--lr-schedule`, the weight of exploration by `--ent-schedule`."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -8,12 +9,12 @@ import jax.numpy as jnp
 from common.device.hyper import hyper_of
 
 
-def scheduled(args: Any, learner: Any) -> dict[str, jax.Array]:
-    """What such flags [] are in the update that comes next, by name."""
+def hyper_now(args: Any, learner: Any) -> tuple[SimpleNamespace, dict[str, jax.Array]]:
+    """The flags of one agent for the update that comes next, and those [] of them that change over a run."""
     now = {"learning_rate": current_learning_rate(args, learner)}
     if args.ent_schedule == "linear":
         now["ent_coef"] = hyper_of(args, learner).ent_coef * _left(args, learner)
-    return now
+    return hyper_of(args, learner, **now), now
 
 
 def current_learning_rate(args: Any, learner: Any) -> jax.Array:

@@ -358,7 +358,7 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         """Epochs of minibatch gradient steps; returns parameters, optimizer state and metrics."""
         key = jax.random.fold_in(learner.key, learner.updates)
         minibatches = sample_indices(key, batch.value.shape[1], num_rollouts)  # [E * M, B]
-        hyper, changing = hyper_now(args, learner)
+        hyper, scheduled = hyper_now(args, learner)
 
         def step(carry, indices):
             minibatch = batch if args.num_minibatches == 1 else jax.tree.map(lambda x: x[:, indices], batch)
@@ -370,7 +370,7 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         else:
             (params, opt_state), metrics = jax.lax.scan(step, start, minibatches)
             metrics = over_steps(metrics)
-        return params, opt_state, metrics | changing | {"params/norm": optax.global_norm(params)}
+        return params, opt_state, metrics | scheduled | {"params/norm": optax.global_norm(params)}
 
     def sample_indices(key: jax.Array, size: int, num_rollouts: int) -> jax.Array:
         """Which of this device's samples go into each minibatch, [E * M, B].

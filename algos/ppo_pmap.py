@@ -370,7 +370,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
         advantage = batch.advantage[minibatches]
         if args.norm_adv:
             advantage = standardized(advantage, partial(jnp.mean, axis=-1, keepdims=True))
-        hyper, changing = hyper_now(args, learner)
+        hyper, scheduled = hyper_now(args, learner)
 
         def step(carry, inputs):
             indices, advantage = inputs
@@ -384,7 +384,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
 
         start = learner.params, learner.opt_state
         (params, opt_state), metrics, epochs = scan_until_stopped(epoch, start, (minibatches, advantage))
-        metrics |= {"policy/epochs": epochs} | changing
+        metrics |= {"policy/epochs": epochs} | scheduled
         return params, opt_state, metrics | {"params/norm": optax.global_norm(params)}
 
     def gradient_step(carry, minibatch: Batch, hyper):

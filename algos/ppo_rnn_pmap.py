@@ -387,7 +387,7 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
         advantage = jnp.moveaxis(batch.advantage[..., minibatches], (2, 3), (0, 1))  # [E, M, K, S, B]
         if args.norm_adv:
             advantage = standardized(advantage, partial(jnp.mean, axis=(2, 3, 4), keepdims=True))
-        hyper, changing = hyper_now(args, learner)
+        hyper, scheduled = hyper_now(args, learner)
 
         def step(carry, inputs):
             envs, advantage = inputs
@@ -401,7 +401,7 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
 
         start = learner.params, learner.opt_state
         (params, opt_state), metrics, epochs = scan_until_stopped(epoch, start, (minibatches, advantage))
-        metrics |= {"policy/epochs": epochs} | changing
+        metrics |= {"policy/epochs": epochs} | scheduled
         return params, opt_state, metrics | {"params/norm": optax.global_norm(params)}
 
     def gradient_step(carry, minibatch: Batch, hyper):

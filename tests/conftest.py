@@ -89,7 +89,9 @@ def shared_programs(monkeypatch):
 
     def noting(self, args, script, env, devices, *more):
         nonlocal key
-        without = IN_NO_PROGRAM | ({"total_timesteps"} if vars(args).get("lr_schedule") == "constant" else set())
+        schedules = [vars(args).get(name, "constant") for name in ("lr_schedule", "ent_schedule")]
+        annealed = "linear" in schedules
+        without = IN_NO_PROGRAM | (set() if annealed else {"total_timesteps"})
         flags = {name: value for name, value in vars(args).items() if name not in without}
         key = script, type(args), env.name, len(devices), repr(flags), repr(common.device.compilation._options(1))
         begin(self, args, script, env, devices, *more)

@@ -197,6 +197,7 @@ def places(tmp_path, trained, monkeypatch):
     shutil.copytree(trained, tmp_path / "run")
     config = json.loads((trained / "config.json").read_text())
     args = config["args"]
+    earlier = {name: value for name, value in args.items() if name != "ent_schedule"}
     configs = {
         "broken": '{"args": {',
         "list": "[1, 2]",
@@ -206,7 +207,7 @@ def places(tmp_path, trained, monkeypatch):
         "choice": json.dumps(config | {"args": args | {"activation": "cubic"}}),
         "custom": json.dumps(config | {"args": args | {"env": "bad_envs:none"}}),
         "unsaved": json.dumps(config),
-        "old": json.dumps(config | {"args": args | {"lr_schedule": None, "anneal_lr": True}}),
+        "old": json.dumps(config | {"args": earlier | {"lr_schedule": None, "anneal_lr": True}}),
         "mislabelled": json.dumps(config | {"args": args | {"hidden_sizes": [8]}}),
     }
     for name, text in configs.items():
@@ -247,6 +248,7 @@ WRONG = {
     "env": (5,),
     "activation": ("cubic",),
     "lr_schedule": ("cosine",),
+    "ent_schedule": ("cosine",),
     "clip_mode": ("both",),
     "exploration_loss": ("curiosity",),
     "precision": ("float64",),
@@ -363,6 +365,7 @@ def test_an_old_run_goes_on_once_its_old_flags_are_replaced(places, capsys):
     assert main(train, parse(Args, words)) == 0
     printed = capsys.readouterr().out
     assert "changed  --lr-schedule: None then, constant now" in printed
+    assert "--ent-schedule" not in printed, "a flag that came later was as it is by default"
     assert "changed  --anneal-lr: True then, no flag of this file now: --lr-schedule linear anneals" in printed
 
 

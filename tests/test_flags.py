@@ -513,14 +513,16 @@ def test_a_callback_sees_every_row_and_ends_the_run(algorithm, tmp_path):
         assert (resumed.status, resumed.state_sha256) == ("finished", start(**toy).state_sha256)
 
 
-def test_a_longer_run_says_where_its_annealed_step_size_begins_again(tmp_path, capsys):
+def test_a_longer_run_says_where_what_falls_to_zero_begins_again(tmp_path, capsys):
     flags = {"env": "helpers:Luck", "log_interval": UPDATE, "quiet": False}
-    start(tmp_path, **flags)
-    assert "train longer, from a step size of 0.025 to 0 again: python " in capsys.readouterr().out
+    start(tmp_path, **flags, ent_coef=0.2, ent_schedule="linear")
+    wanted = "train longer, from a step size of 0.025 and a weight of exploration of 0.1 to 0 again: python "
+    assert wanted in capsys.readouterr().out
     ppo.train(ppo.Args.from_run(tmp_path, **flags, total_timesteps=2 * 96))
-    assert "at step 96, step size 0.025\n" in capsys.readouterr().out
-    sizes = [row["learning_rate"] for row in read_rows(tmp_path)]
-    assert sizes == pytest.approx([0.05, 0.05 * 2 / 3, 0.05 / 3, 0.025, 0.05 / 3, 0.025 / 3])
+    assert "at step 96, step size 0.025, weight of exploration 0.1\n" in capsys.readouterr().out
+    for name, first in (("learning_rate", 0.05), ("ent_coef", 0.2)):
+        sizes = [row[name] / first for row in read_rows(tmp_path)]
+        assert sizes == pytest.approx([1, 2 / 3, 1 / 3, 1 / 2, 1 / 3, 1 / 6])
 
 
 RUN = (

@@ -54,7 +54,7 @@ def _meant(word: str, kind: Any) -> Any:
 def _metavar(kind: Any) -> str:
     """What --help shows for a number or a choice; empty for other kinds."""
     if get_origin(kind) is Literal:
-        return "{" + ",".join(map(str, get_args(kind))) + "}"
+        return "{" + ",".join(_choices(kind)) + "}"
     if len(_options(kind)) > 1:
         return "|".join(filter(None, map(_metavar, _options(kind))))
     return {int: "INT", float: "FLOAT"}.get(kind, "")
@@ -196,9 +196,13 @@ def _whole(value: Any) -> int:
     return value
 
 
+def _choices(kind: Any) -> list[str]:
+    return [str(choice) for choice in get_args(kind) if choice != ""]  # which stands for a flag that is left out
+
+
 def _described(kind: Any) -> str:
     if get_origin(kind) is Literal:
-        return f"one of {', '.join(str(choice) for choice in get_args(kind) if choice != '')}"
+        return f"one of {', '.join(_choices(kind))}"
     return _NAMES.get(kind) or _CONTAINERS[get_origin(kind)]
 
 

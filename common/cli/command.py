@@ -132,16 +132,20 @@ def _with_table(message: str, args: Any) -> str:
 
 
 def _lacking(args_class: type, argv: list[str]) -> str:
-    """Which flag has no value, that being all that is left to the parser to refuse."""
+    """Which flag is missing, or has no value: all that is left to the parser to refuse."""
     takes_value = {name for name, kind in kinds_of(args_class).items() if needs_value(kind)}
     pairs = itertools.pairwise([*argv, "--"])
     bare = [word for word, after in pairs if word[2:].replace("-", "_") in takes_value and after.startswith("--")]
     if bare:
         return f"{bare[0]} needs a value"
     given = {word.split("=")[0].replace("_", "-") for word in argv}
-    required = [field.name for field in dataclasses.fields(args_class) if field.default is field.default_factory]
+    required = [field.name for field in dataclasses.fields(args_class) if _is_required(field)]
     absent = {f"--{name.replace('_', '-')}" for name in required} - given
     return f"{min(absent)} is missing" if absent else "these flags cannot be read: --help lists all of them"
+
+
+def _is_required(field: dataclasses.Field) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _defaults(args_class: type, argv: list[str]) -> Any:

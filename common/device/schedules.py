@@ -8,9 +8,12 @@ import jax.numpy as jnp
 
 from common.device.hyper import hyper_of
 
+SCHEDULES = {"lr_schedule": ("learning_rate", "step size"), "ent_schedule": ("ent_coef", "weight of exploration")}
+"""Flags that say how another one changes over a run, and that one with its name in words."""
+
 
 def hyper_now(args: Any, learner: Any) -> tuple[SimpleNamespace, dict[str, jax.Array]]:
-    """The flags of one agent for the update that comes next, and those [] of them that change over a run."""
+    """The flags of one agent for the update that comes next, and what schedules make of some of them [], by name."""
     now = {"learning_rate": current_learning_rate(args, learner)}
     if args.ent_schedule == "linear":
         now["ent_coef"] = hyper_of(args, learner).ent_coef * _left(args, learner)

@@ -155,7 +155,8 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
             raise UsageError(
                 f"a resumed run keeps its --{name.replace('_', '-')}: {then} in {path}, {now} with these flags"
             )
-    changes = differences(stored["args"], config["args"], [name for name in config["args"] if name not in ONE_TIME])
+    made = {name: getattr(type(args), name, None) for name in config["args"]} | stored["args"]  # flags that came later
+    changes = differences(made, config["args"], [name for name in config["args"] if name not in ONE_TIME])
     gone = sorted(stored["args"].keys() - config["args"].keys())
     for name in gone:
         advice = instead_of(args, name)

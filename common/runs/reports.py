@@ -127,8 +127,8 @@ def _jump(args: Any) -> str:
     """Where what falls to zero over a run begins again in one that is twice as long."""
     halves = []
     for schedule, (flag, words) in SCHEDULES.items():
-        if getattr(args, schedule, None) == "linear":
-            values = args.values_of(flag)
+        values = args.values_of(flag) if getattr(args, schedule, None) == "linear" else []
+        if any(values):
             halves.append(f"a {words} of {values[0] / 2:g}" if len(values) == 1 else f"half of its {words}")
     return f", from {' and '.join(halves)} to 0 again" if halves else ""
 

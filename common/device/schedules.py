@@ -20,6 +20,16 @@ def hyper_now(args: Any, learner: Any) -> tuple[SimpleNamespace, dict[str, jax.A
     return hyper_of(args, learner, **now), now
 
 
+def jump(args: Any) -> str:
+    """In words, where what falls to zero over a run begins again in one that is twice as long."""
+    halves = []
+    for schedule, (flag, words) in SCHEDULES.items():
+        values = args.values_of(flag) if getattr(args, schedule, None) == "linear" else []
+        if any(values):
+            halves.append(f"a {words} of {values[0] / 2:g}" if len(values) == 1 else f"half of its {words}")
+    return f", from {' and '.join(halves)} to 0 again" if halves else ""
+
+
 def current_learning_rate(args: Any, learner: Any) -> jax.Array:
     """The step size [] of the update that comes next: to zero in a line, constant, or as KL divergences have it."""
     if args.lr_schedule == "kl-adaptive":

@@ -16,7 +16,7 @@ from common.cli.files import read_text
 from common.cli.flags import ONE_TIME
 from common.cli.words import as_typed
 from common.device.devices import describe
-from common.device.schedules import SCHEDULES
+from common.device.schedules import jump
 from common.runs.directory import write_json
 from common.runs.metrics import jsonable
 from common.runs.ranking import ranking
@@ -116,21 +116,11 @@ def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome
         lines.append(f"finished at step {outcome.env_steps:,} of {total:,}, {reached}; train longer: {again}")
     elif outcome.status == "finished":
         again = f"{command} --total-timesteps {2 * total}"
-        lines.append(f"finished at step {outcome.env_steps:,}; train longer{_jump(args)}: {again}")
+        lines.append(f"finished at step {outcome.env_steps:,}; train longer{jump(args)}: {again}")
     else:
         again = "with the same command" if args.resume_or_start else command
         lines.append(f"{outcome.status} at step {outcome.env_steps:,} of {total:,}; continue: {again}")
     return "\n".join(lines)
-
-
-def _jump(args: Any) -> str:
-    """Where what falls to zero over a run begins again in one that is twice as long."""
-    halves = []
-    for schedule, (flag, words) in SCHEDULES.items():
-        values = args.values_of(flag) if getattr(args, schedule, None) == "linear" else []
-        if any(values):
-            halves.append(f"a {words} of {values[0] / 2:g}" if len(values) == 1 else f"half of its {words}")
-    return f", from {' and '.join(halves)} to 0 again" if halves else ""
 
 
 def _agents(args: Any, run_dir: Path, outcome: Outcome) -> list[str]:

@@ -89,9 +89,8 @@ def shared_programs(monkeypatch):
 
     def noting(self, args, script, env, devices, *more):
         nonlocal key
-        schedules = [vars(args).get(name, "constant") for name in ("lr_schedule", "ent_schedule")]
-        annealed = "linear" in schedules
-        without = IN_NO_PROGRAM | (set() if annealed else {"total_timesteps"})
+        constant = all(vars(args).get(name) == "constant" for name in ("lr_schedule", "ent_schedule"))
+        without = IN_NO_PROGRAM | ({"total_timesteps"} if constant else set())
         flags = {name: value for name, value in vars(args).items() if name not in without}
         key = script, type(args), env.name, len(devices), repr(flags), repr(common.device.compilation._options(1))
         begin(self, args, script, env, devices, *more)

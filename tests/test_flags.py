@@ -46,6 +46,7 @@ from common.cli.host_flags import HostEnvArgs
 from common.cli.pbt_flags import PbtArgs
 from common.cli.process_flags import ProcessArgs
 from common.device.programs import TrainState, shard_mapped
+from common.device.schedules import jump
 from common.device.sharding import to_devices
 from common.envs.environment import Env
 from common.envs.registry import make
@@ -523,6 +524,8 @@ def test_a_longer_run_says_where_what_falls_to_zero_begins_again(tmp_path, capsy
     for name, first in (("learning_rate", 0.05), ("ent_coef", 0.2)):
         sizes = [row[name] / first for row in read_rows(tmp_path)]
         assert sizes == pytest.approx([1, 2 / 3, 1 / 3, 1 / 2, 1 / 3, 1 / 6])
+    nothing_to_fall = ppo.Args(learning_rate=0.05, ent_coef=0.0, ent_schedule="linear")
+    assert jump(nothing_to_fall) == ", from a step size of 0.025 to 0 again"
 
 
 RUN = (

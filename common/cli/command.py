@@ -74,7 +74,7 @@ def _has_nothing_to_do(args: Any) -> bool:
     if not getattr(args, "resume_or_start", False) or not args.resume:
         return False
     flags = {name: value for name, value in dataclasses.asdict(args).items() if name not in ONE_TIME}
-    return has_finished(args.resume, flags)
+    return has_finished(args.resume, flags, {name: getattr(type(args), name, None) for name in flags})
 
 
 def _leave(end: ProcessEnded) -> NoReturn:
@@ -132,13 +132,16 @@ def _with_table(message: str, args: Any) -> str:
 
 
 def _lacking(args_class: type, argv: list[str]) -> str:
-    """Which flag is missing, or has no value: all that is left to the parser to refuse."""
+    """Which flag is missing, has no value or is none: all that is left to the parser to refuse."""
     takes_value = {name for name, kind in kinds_of(args_class).items() if needs_value(kind)}
     pairs = itertools.pairwise([*argv, "--"])
     bare = [word for word, after in pairs if word[2:].replace("-", "_") in takes_value and after.startswith("--")]
     if bare:
         return f"{bare[0]} needs a value"
     given = {word.split("=")[0].replace("_", "-") for word in argv}
+    known = {f"--{no}{name.replace('_', '-')}" for name in kinds_of(args_class) for no in ("", "no-")}
+    if unknown := {word for word in given if word.startswith("--")} - known:
+        return explain(args_class, min(unknown))
     required = [field.name for field in dataclasses.fields(args_class) if _is_required(field)]
     absent = {f"--{name.replace('_', '-')}" for name in required} - given
     return f"{min(absent)} is missing" if absent else "these flags cannot be read: --help lists all of them"

@@ -16,11 +16,15 @@ def is_run(run_dir: str | Path) -> bool:
     return os.path.exists(Path(run_dir) / NAME)
 
 
-def has_finished(run_dir: str | Path, flags: dict[str, Any]) -> bool:
-    """Whether the run there has finished, with these flags. Raises UsageError where its `config.json` is damaged."""
+def has_finished(run_dir: str | Path, flags: dict[str, Any], defaults: dict[str, Any]) -> bool:
+    """Whether the run there has finished, with these flags; those that came later had their `defaults`.
+
+    Raises UsageError where its `config.json` is damaged.
+    """
     if not os.path.exists(Path(run_dir) / DONE):
         return False
-    stored, flags = read_config(run_dir)["args"], json.loads(json.dumps(flags))  # tuples are lists there
+    flags, defaults = json.loads(json.dumps([flags, defaults]))  # tuples are lists there
+    stored = defaults | read_config(run_dir)["args"]
     return all(stored.get(name) == value for name, value in flags.items())
 
 

@@ -69,8 +69,8 @@ class Args(HostEnvArgs):
     """Clip the change of the value within an update, by --clip-eps."""
     ent_coef: float = 0.01
     """Weight of the exploration loss, at the start."""
-    ent_schedule: Literal["constant", "linear"] = "constant"
-    """That weight over the run: the same, or to zero in a line."""
+    ent_fraction: float = 0.0
+    """Share of the run over which that weight falls to zero, in a line; 0 keeps it as it is."""
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
     """Reward the policy's entropy, or penalise its symmetric KL to the uniform policy (not for Box actions)."""
 
@@ -120,7 +120,7 @@ class Args(HostEnvArgs):
         check(self, "num_epochs num_minibatches hidden_sizes ratio_clamp rnn_size rnn_layers", at_least=1)
         check(self, "learning_rate clip_eps rho_clip c_clip pg_rho_clip", above=0)
         check(self, "vf_coef ent_coef max_grad_norm max_policy_lag rnn_span", at_least=0)
-        check(self, "gamma gae_lambda", at_least=0, at_most=1)
+        check(self, "gamma gae_lambda ent_fraction", at_least=0, at_most=1)
         check(self, "adam_b1 adam_b2", at_least=0, at_most=0.999999)
         check_needed(self, "rnn_size rnn_layers rnn_span", "rnn", "gru", "lstm")
 

@@ -69,8 +69,8 @@ class Args(DeviceRolloutArgs):
     """Clip the change of the value, by --clip-eps, as in the policy loss."""
     ent_coef: float = 0.01
     """Weight of the exploration loss, at the start."""
-    ent_schedule: Literal["constant", "linear"] = "constant"
-    """That weight over the run: the same, or to zero in a line."""
+    ent_fraction: float = 0.0
+    """Share of the run over which that weight falls to zero, in a line; 0 keeps it as it is."""
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
     """Reward the policy's entropy, or penalise its symmetric KL to the uniform policy (not for Box actions)."""
 
@@ -117,7 +117,7 @@ class Args(DeviceRolloutArgs):
         check(self, "num_steps update_epochs num_minibatches hidden_sizes rnn_size rnn_layers", at_least=1)
         check(self, "learning_rate clip_eps desired_kl", above=0)
         check(self, "vf_coef ent_coef max_grad_norm target_kl reset_pool bptt_length rnn_span", at_least=0)
-        check(self, "gamma gae_lambda", at_least=0, at_most=1)
+        check(self, "gamma gae_lambda ent_fraction", at_least=0, at_most=1)
         check(self, "adam_b1 adam_b2", at_least=0, at_most=0.999999)
         check_divides(self, "bptt_length", "num_steps")
         check_needed(self, "desired_kl", "lr_schedule", "kl-adaptive")

@@ -89,7 +89,7 @@ def shared_programs(monkeypatch):
 
     def noting(self, args, script, env, devices, *more):
         nonlocal key
-        constant = all(vars(args).get(name) == "constant" for name in ("lr_schedule", "ent_schedule"))
+        constant = vars(args).get("lr_schedule") == "constant" and not vars(args).get("ent_fraction")
         without = IN_NO_PROGRAM | ({"total_timesteps"} if constant else set())
         flags = {name: value for name, value in vars(args).items() if name not in without}
         key = script, type(args), env.name, len(devices), repr(flags), repr(common.device.compilation._options(1))

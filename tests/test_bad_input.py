@@ -197,7 +197,7 @@ def places(tmp_path, trained, monkeypatch):
     shutil.copytree(trained, tmp_path / "run")
     config = json.loads((trained / "config.json").read_text())
     args = config["args"]
-    earlier = {name: value for name, value in args.items() if name != "ent_schedule"}
+    earlier = {name: value for name, value in args.items() if name != "ent_fraction"}
     configs = {
         "broken": '{"args": {',
         "list": "[1, 2]",
@@ -248,7 +248,6 @@ WRONG = {
     "env": (5,),
     "activation": ("cubic",),
     "lr_schedule": ("cosine",),
-    "ent_schedule": ("cosine",),
     "clip_mode": ("both",),
     "exploration_loss": ("curiosity",),
     "precision": ("float64",),
@@ -365,7 +364,7 @@ def test_an_old_run_goes_on_once_its_old_flags_are_replaced(places, capsys):
     assert main(train, parse(Args, words)) == 0
     printed = capsys.readouterr().out
     assert "changed  --lr-schedule: None then, constant now" in printed
-    assert "--ent-schedule" not in printed, "a flag that came later was as it is by default"
+    assert "--ent-fraction" not in printed, "a flag that came later was as it is by default"
     assert "changed  --anneal-lr: True then, no flag of this file now: --lr-schedule linear anneals" in printed
 
 

@@ -223,7 +223,7 @@ def test_one_command_starts_a_run_goes_on_with_it_and_leaves_it_when_it_has_fini
     assert "changed" not in printed
     assert read_result(tmp_path / "run")["state_sha256"] == read_result(finished[1])["state_sha256"]
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    del config["args"]["ent_schedule"]  # as in a run from before that flag
+    del config["args"]["ent_fraction"]  # as in a run from before that flag
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     before = fingerprint(tmp_path / "run")
     assert in_process(*words) == 0

@@ -70,7 +70,7 @@ ON_POLICY: Cases = ALL | {
     "gae_lambda": (0.5, {}),
     "vf_coef": (0.1, {}),
     "ent_coef": (0.5, {}),
-    "ent_schedule": ("linear", {}),
+    "ent_fraction": (0.75, {}),
     "exploration_loss": ("symmetric-kl", {}),
     "max_grad_norm": (0.01, {}),
     "adam_b1": (0.5, {}),
@@ -516,7 +516,7 @@ def test_a_callback_sees_every_row_and_ends_the_run(algorithm, tmp_path):
 
 def test_a_longer_run_says_where_what_falls_to_zero_begins_again(tmp_path, capsys):
     flags = {"env": "helpers:Luck", "log_interval": UPDATE, "quiet": False}
-    start(tmp_path, **flags, ent_coef=0.2, ent_schedule="linear")
+    start(tmp_path, **flags, ent_coef=0.2, ent_fraction=1.0)
     wanted = "train longer, from a step size of 0.025 and a weight of exploration of 0.1 to 0 again: python "
     assert wanted in capsys.readouterr().out
     ppo.train(ppo.Args.from_run(tmp_path, **flags, total_timesteps=2 * 96))
@@ -524,8 +524,23 @@ def test_a_longer_run_says_where_what_falls_to_zero_begins_again(tmp_path, capsy
     for name, first in (("learning_rate", 0.05), ("ent_coef", 0.2)):
         sizes = [row[name] / first for row in read_rows(tmp_path)]
         assert sizes == pytest.approx([1, 2 / 3, 1 / 3, 1 / 2, 1 / 3, 1 / 6])
-    nothing_to_fall = ppo.Args(learning_rate=0.05, ent_coef=0.0, ent_schedule="linear")
-    assert jump(nothing_to_fall) == ", from a step size of 0.025 to 0 again"
+
+
+@pytest.mark.parametrize(
+    ("flags", "jumps"),
+    [
+        ({"ent_coef": 0.0, "ent_fraction": 1.0}, "a step size of 0.025"),
+        ({"ent_fraction": 0.5}, "a step size of 0.025"),
+        ({"ent_fraction": 0.8, "lr_schedule": "constant"}, "a weight of exploration of 0.0375"),
+        (
+            {"ent_fraction": 0.8, "grid": ("ent_coef=0.1,0.2",)},
+            "a step size of 0.025 and a weight of exploration of 38% of its first value",
+        ),
+    ],
+)
+def test_only_what_is_above_zero_halfway_begins_again(flags, jumps):
+    args = ppo.Args(**{"learning_rate": 0.05, "ent_coef": 0.1} | flags)
+    assert jump(args) == f", from {jumps} to 0 again"
 
 
 RUN = (

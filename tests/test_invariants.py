@@ -427,7 +427,7 @@ SWEPT_SAC = {
 @pytest.mark.parametrize(
     ("args", "env", "swept", "compared"),
     [
-        (functools.partial(small_args, clip_vloss=True, ent_schedule="linear"), "BribedEndings", SWEPT, 3),
+        (functools.partial(small_args, clip_vloss=True, ent_fraction=0.5), "BribedEndings", SWEPT, 3),
         (functools.partial(small_args, lr_schedule="kl-adaptive"), "Endings", {"desired_kl": "log:1e-4:1"}, 1),
         (small_rnn_args, "BribedEndings", SWEPT, 3),
         (small_sac_args, "Pendulum-v1", SWEPT_SAC | {"target_entropy_scale": "uniform:0.2:2", "env.g": "log:3:30"}, 3),

@@ -95,14 +95,14 @@ def test_adapt_learning_rate():
 
 @pytest.mark.parametrize("swept", [{}, {"ent_coef": jnp.float32(0.4)}], ids=["alone", "member"])
 def test_weight_of_exploration_falls_in_a_line(swept):
-    args = small_args(ent_coef=0.2, ent_schedule="linear", total_timesteps=4 * small_args().steps_per_update)
-    updates = jnp.arange(6)  # of four
+    args = small_args(ent_coef=0.2, ent_fraction=0.5, total_timesteps=8 * small_args().steps_per_update)
+    updates = jnp.arange(6)  # of eight
     learner = SimpleNamespace(updates=updates, hyper=swept)
     expected = swept.get("ent_coef", 0.2) * np.array([1, 0.75, 0.5, 0.25, 0, 0])
     hyper, scheduled = hyper_now(args, learner)
     np.testing.assert_allclose(hyper.ent_coef, expected, rtol=1e-6)
     assert scheduled["ent_coef"] is hyper.ent_coef
-    assert "ent_coef" not in hyper_now(dataclasses.replace(args, ent_schedule="constant"), learner)[1]
+    assert "ent_coef" not in hyper_now(dataclasses.replace(args, ent_fraction=0.0), learner)[1]
 
 
 @pytest.mark.parametrize("flags", [{"normalize_returns": False}, {"normalize_obs": True}], ids=["raw", "normalised"])

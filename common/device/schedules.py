@@ -1,4 +1,4 @@
-"""Flags that change over a run: the step size by `--lr-schedule`, the weight of exploration by `--ent-schedule`."""
+"""Flags that change over a run: the step size by `--lr-schedule`, the weight of exploration by `--ent-fraction`."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,33 +8,37 @@ import jax.numpy as jnp
 
 from common.device.hyper import hyper_of
 
-SCHEDULES = {"lr_schedule": ("learning_rate", "step size"), "ent_schedule": ("ent_coef", "weight of exploration")}
-"""Flags that say how another one changes over a run, and that one with its name in words."""
+SCHEDULED = {"learning_rate": "step size", "ent_coef": "weight of exploration"}
+"""Flags that change over a run, with their names in words."""
 
 
 def hyper_now(args: Any, learner: Any) -> tuple[SimpleNamespace, dict[str, jax.Array]]:
     """The flags of one agent for the update that comes next, and what schedules make of some of them [], by name."""
     now = {"learning_rate": current_learning_rate(args, learner)}
-    if args.ent_schedule == "linear":
-        now["ent_coef"] = hyper_of(args, learner).ent_coef * _left(args, learner)
+    if args.ent_fraction:
+        now["ent_coef"] = hyper_of(args, learner).ent_coef * _left(args, learner, args.ent_fraction)
     return hyper_of(args, learner, **now), now
 
 
 def jump(args: Any) -> str:
     """In words, where what falls to zero over a run begins again in one that is twice as long."""
-    halves = []
-    for schedule, (flag, words) in SCHEDULES.items():
-        values = args.values_of(flag) if getattr(args, schedule, None) == "linear" else []
+    fractions = {"learning_rate": getattr(args, "lr_schedule", "") == "linear"}
+    fractions["ent_coef"] = getattr(args, "ent_fraction", 0.0)
+    jumps = []
+    for flag, fraction in fractions.items():
+        left = 1 - 0.5 / fraction if fraction > 0.5 else 0  # of it, where the longer run is half over
+        values = args.values_of(flag) if left else []
         if any(values):
-            halves.append(f"a {words} of {values[0] / 2:g}" if len(values) == 1 else f"half of its {words}")
-    return f", from {' and '.join(halves)} to 0 again" if halves else ""
+            size = f"{left * values[0]:.3g}" if len(values) == 1 else f"{left:.0%} of its first value"
+            jumps.append(f"a {SCHEDULED[flag]} of {size}")
+    return f", from {' and '.join(jumps)} to 0 again" if jumps else ""
 
 
 def current_learning_rate(args: Any, learner: Any) -> jax.Array:
     """The step size [] of the update that comes next: to zero in a line, constant, or as KL divergences have it."""
     if args.lr_schedule == "kl-adaptive":
         return learner.learning_rate
-    left = _left(args, learner) if args.lr_schedule == "linear" else 1.0
+    left = _left(args, learner, 1.0) if args.lr_schedule == "linear" else 1.0
     return jnp.float32(hyper_of(args, learner).learning_rate) * left
 
 
@@ -51,6 +55,6 @@ def adapt(learning_rate: jax.Array, kl: jax.Array, desired_kl: float) -> jax.Arr
     return jnp.clip(learning_rate * factor, 1e-6, 1e-2)
 
 
-def _left(args: Any, learner: Any) -> jax.Array:
-    """The share [] of the run that is left: 1 at its start."""
-    return jnp.maximum(1.0 - learner.updates / args.num_updates, 0.0)
+def _left(args: Any, learner: Any, fraction: float) -> jax.Array:
+    """What is left [] of a value that falls to zero in a line over this share of the run: 1 at its start."""
+    return jnp.maximum(1.0 - learner.updates / (fraction * args.num_updates), 0.0)

@@ -11,7 +11,7 @@ from common.cli.config import read_config
 from common.cli.console import Console
 from common.cli.errors import UsageError
 from common.device import agreement, cluster
-from common.device.schedules import SCHEDULES, hyper_now
+from common.device.schedules import SCHEDULED, hyper_now
 from common.device.sharding import check_learners, to_devices, to_host
 from common.runs.arrays import Arrays, Mismatch, counters_of, flatten, select, unflatten, without
 from common.runs.checkpoint_files import Damaged
@@ -97,7 +97,7 @@ def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> S
     host, counters = unflatten(zeros | arrays, like), counters_of(arrays)
     # By another --total-timesteps they jump
     now = hyper_now(args, host.learner)[1] if hasattr(args, "lr_schedule") else {}
-    sizes = [f", {words} {np.max(now[name]):.3g}" for name, words in SCHEDULES.values() if name in now]
+    sizes = [f", {words} {np.max(now[name]):.3g}" for name, words in SCHEDULED.items() if name in now]
     console.say(f"resumed  {path} at step {step:,}{''.join(sizes)}")
     for name in args.dispensable:
         if not any(stored.startswith(name) for stored in arrays):

@@ -70,7 +70,7 @@ class Args(DeviceRolloutArgs):
     ent_coef: float = 0.01
     """Weight of the exploration loss, at the start."""
     ent_fraction: float = 0.0
-    """Share of the run over which that weight falls to zero, in a line; 0 keeps it as it is."""
+    """Share of the run, from its start, over which that weight falls to zero in a line; 0 keeps it."""
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
     """Reward the policy's entropy, or penalise its symmetric KL to the uniform policy (not for Box actions)."""
 

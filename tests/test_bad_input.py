@@ -59,6 +59,7 @@ CASES = [
     ("--no-normalize-rewards", "--normalize-rewards, --normalize-returns"),
     ("--no-anneal-lr", "--anneal-lr, --lr-schedule constant"),
     ("--rnn gru", "--rnn, algos/ppo_rnn_pmap.py"),
+    ("--ent-schedule linear", "--ent-schedule, --ent-fraction 1"),
     ("--desired-kl 0.05", "--desired-kl, --lr-schedule kl-adaptive"),
     # numbers
     *(
@@ -72,7 +73,7 @@ CASES = [
         (f"--{flag}=-1", f"--{flag}, at least 0, -1")
         for flag in (
             *("num-devices", "eval-interval", "checkpoint-interval", "keep-checkpoints", "stop-after", "max-seconds"),
-            *("seed", "vf-coef", "ent-coef", "max-grad-norm", "target-kl", "gamma", "gae-lambda"),
+            *("seed", "vf-coef", "ent-coef", "max-grad-norm", "target-kl", "gamma", "gae-lambda", "ent-fraction"),
         )
     ),
     *((f"--{flag} 0", f"--{flag}, greater than 0") for flag in ("learning-rate", "clip-eps", "desired-kl")),
@@ -81,6 +82,7 @@ CASES = [
     ("--learning-rate inf", "--learning-rate, finite"),
     ("--gamma nan", "--gamma, nan"),
     ("--gamma 1.1", "--gamma, at most 1, 1.1"),
+    ("--ent-fraction 1.1", "--ent-fraction, at most 1, 1.1"),
     # what contradicts
     ("--resume @run --init-from @run", "--resume, --init-from"),
     ("--resume @run --overwrite", "--resume, --overwrite"),

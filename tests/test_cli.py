@@ -37,6 +37,7 @@ from cli_helpers import (
 
 from algos.ppo_pmap import Args, train
 from common.cli.command import parse
+from common.cli.config import defaults_of, has_finished
 from common.cli.errors import UsageError
 from common.runs import lock
 from common.runs.lock import check_free, locked
@@ -225,6 +226,8 @@ def test_one_command_starts_a_run_goes_on_with_it_and_leaves_it_when_it_has_fini
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     del config["args"]["ent_fraction"]  # as in a run from before that flag
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    flags, defaults = config["args"] | {"ent_fraction": 0.5}, defaults_of(Args)
+    assert not has_finished(tmp_path / "run", flags, defaults)
     before = fingerprint(tmp_path / "run")
     assert in_process(*words) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'run'} has finished; a larger --total-timesteps trains longer\n"

@@ -102,6 +102,7 @@ def test_weight_of_exploration_falls_in_a_line(swept):
     hyper, scheduled = hyper_now(args, learner)
     np.testing.assert_allclose(hyper.ent_coef, expected, rtol=1e-6)
     assert scheduled["ent_coef"] is hyper.ent_coef
+    np.testing.assert_allclose(scheduled["learning_rate"], args.learning_rate * (1 - updates / 8), rtol=1e-6)
     assert "ent_coef" not in hyper_now(dataclasses.replace(args, ent_fraction=0.0), learner)[1]
 
 

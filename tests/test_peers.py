@@ -83,7 +83,9 @@ def test_a_peer_that_fails_says_where_the_reason_is(args, tmp_path, capsys):
     ("words", "wanted"),
     [
         ("", "--peer is missing"),
-        ("--per sb3", "there is no --per here: did you mean --peer?"),
+        ("--seeds 3 --zeta 1 --per sb3", "there is no --zeta here"),
+        ("--per sb3 --folder f --no-quiet", "there is no --per here: did you mean --peer?"),
+        ("--no-peer", "there is no --no-peer here"),
         ("--peer nosuch", "--peer must be"),
         ("--peer sbx --set nosuch", "--set must be one of classic, "),
         ("--peer purejaxrl", "--source has to name a checkout of PureJaxRL, with purejaxrl/ppo.py in it"),

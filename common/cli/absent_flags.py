@@ -10,6 +10,7 @@ INSTEAD = {
     "anneal_lr": ("lr_schedule", "--lr-schedule linear anneals the step size, --lr-schedule constant does not"),
     "normalize_rewards": ("normalize_returns", "--normalize-returns, which is on by default, takes its place"),
     "reward_scale": ("normalize_returns", "--normalize-returns, which is on by default, finds the scale by itself"),
+    "ent_schedule": ("ent_fraction", "--ent-fraction 1 does what --ent-schedule linear did"),
     "num_seeds": ("actor_threads", "one run trains one agent, start a run for each --seed"),
     "num_devices": ("actor_threads", "--actor-devices and --learner-devices name them"),
     "num_envs": ("actor_threads", "--envs-per-actor and --actor-threads say how many there are"),

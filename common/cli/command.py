@@ -17,7 +17,7 @@ import tyro
 
 from common.cli.absent_flags import explain
 from common.cli.checks import WORDS, kinds_of, needs_value, shortened
-from common.cli.config import has_finished, is_run
+from common.cli.config import defaults_of, has_finished, is_run
 from common.cli.errors import FailedEnvError, ProcessEnded, TrainingError, UsageError, fail
 from common.cli.flags import ONE_TIME, RunArgs
 from common.cli.signals import end_at_once
@@ -74,7 +74,7 @@ def _has_nothing_to_do(args: Any) -> bool:
     if not getattr(args, "resume_or_start", False) or not args.resume:
         return False
     flags = {name: value for name, value in dataclasses.asdict(args).items() if name not in ONE_TIME}
-    return has_finished(args.resume, flags, {name: getattr(type(args), name, None) for name in flags})
+    return has_finished(args.resume, flags, defaults_of(type(args)))
 
 
 def _leave(end: ProcessEnded) -> NoReturn:
@@ -132,16 +132,19 @@ def _with_table(message: str, args: Any) -> str:
 
 
 def _lacking(args_class: type, argv: list[str]) -> str:
-    """Which flag is missing, has no value or is none: all that is left to the parser to refuse."""
-    takes_value = {name for name, kind in kinds_of(args_class).items() if needs_value(kind)}
+    """Which flag is missing, has no value or does not exist: all that is left to the parser to refuse."""
+    argv = list(itertools.takewhile("--".__ne__, argv))
+    kinds = kinds_of(args_class)
+    takes_value = {name for name, kind in kinds.items() if needs_value(kind)}
     pairs = itertools.pairwise([*argv, "--"])
     bare = [word for word, after in pairs if word[2:].replace("-", "_") in takes_value and after.startswith("--")]
     if bare:
         return f"{bare[0]} needs a value"
     given = {word.split("=")[0].replace("_", "-") for word in argv}
-    known = {f"--{no}{name.replace('_', '-')}" for name in kinds_of(args_class) for no in ("", "no-")}
-    if unknown := {word for word in given if word.startswith("--")} - known:
-        return explain(args_class, min(unknown))
+    known = {*kinds, *(f"no_{name}" for name in kinds.keys() - takes_value)}
+    flags = [word.split("=")[0] for word in argv if word.startswith("--")]
+    if unknown := [flag for flag in flags if flag[2:].replace("-", "_") not in known]:
+        return explain(args_class, unknown[0])
     required = [field.name for field in dataclasses.fields(args_class) if _is_required(field)]
     absent = {f"--{name.replace('_', '-')}" for name in required} - given
     return f"{min(absent)} is missing" if absent else "these flags cannot be read: --help lists all of them"
@@ -166,9 +169,7 @@ def _defaults(args_class: type, argv: list[str]) -> Any:
         if "tuned" not in flags:
             return None
     defaults = object.__new__(args_class)  # not checked: explicit flags may replace what will not do
-    made = [field for field in dataclasses.fields(args_class) if field.default_factory is not dataclasses.MISSING]
-    vars(defaults).update({field.name: field.default_factory() for field in made})
-    vars(defaults).update(flags)
+    vars(defaults).update(defaults_of(args_class) | flags)
     return defaults
 
 

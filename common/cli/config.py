@@ -1,5 +1,6 @@
 """`config.json`: what a run was started with."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -26,6 +27,13 @@ def has_finished(run_dir: str | Path, flags: dict[str, Any], defaults: dict[str,
     flags, defaults = json.loads(json.dumps([flags, defaults]))  # tuples are lists there
     stored = defaults | read_config(run_dir)["args"]
     return all(stored.get(name) == value for name, value in flags.items())
+
+
+def defaults_of(args_class: type) -> dict[str, Any]:
+    """What flags are where nobody says it, without those that have to be said."""
+    fields = dataclasses.fields(args_class)
+    made = {field.name: field.default_factory() for field in fields if callable(field.default_factory)}
+    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING} | made
 
 
 def read_config(run_dir: str | Path) -> dict[str, Any]:

@@ -15,21 +15,21 @@ SCHEDULED = {"learning_rate": "step size", "ent_coef": "weight of exploration"}
 def hyper_now(args: Any, learner: Any) -> tuple[SimpleNamespace, dict[str, jax.Array]]:
     """The flags of one agent for the update that comes next, and what schedules make of some of them [], by name."""
     now = {"learning_rate": current_learning_rate(args, learner)}
-    if args.ent_fraction:
-        now["ent_coef"] = hyper_of(args, learner).ent_coef * _left(args, learner, args.ent_fraction)
+    if fraction := getattr(args, "ent_fraction", 0.0):  # forks may have none
+        now["ent_coef"] = hyper_of(args, learner).ent_coef * _left(args, learner, fraction)
     return hyper_of(args, learner, **now), now
 
 
 def jump(args: Any) -> str:
     """In words, where what falls to zero over a run begins again in one that is twice as long."""
-    fractions = {"learning_rate": getattr(args, "lr_schedule", "") == "linear"}
-    fractions["ent_coef"] = getattr(args, "ent_fraction", 0.0)
+    steps_fall = getattr(args, "lr_schedule", "") == "linear"
+    fractions = {"learning_rate": 1.0 if steps_fall else 0.0, "ent_coef": getattr(args, "ent_fraction", 0.0)}
     jumps = []
     for flag, fraction in fractions.items():
-        left = 1 - 0.5 / fraction if fraction > 0.5 else 0  # of it, where the longer run is half over
+        left = 1 - 0.5 / fraction if fraction > 0.5 else 0  # share of the value, halfway through the longer run
         values = args.values_of(flag) if left else []
         if any(values):
-            size = f"{left * values[0]:.3g}" if len(values) == 1 else f"{left:.0%} of its first value"
+            size = f"{left * values[0]:.3g}" if len(values) == 1 else f"{left:.2g} times its first value"
             jumps.append(f"a {SCHEDULED[flag]} of {size}")
     return f", from {' and '.join(jumps)} to 0 again" if jumps else ""
 
@@ -57,4 +57,4 @@ def adapt(learning_rate: jax.Array, kl: jax.Array, desired_kl: float) -> jax.Arr
 
 def _left(args: Any, learner: Any, fraction: float) -> jax.Array:
     """What is left [] of a value that falls to zero in a line over this share of the run: 1 at its start."""
-    return jnp.maximum(1.0 - learner.updates / (fraction * args.num_updates), 0.0)
+    return jnp.maximum(1.0 - learner.updates / max(fraction * args.num_updates, 1.0), 0.0)

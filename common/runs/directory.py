@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from common.cli.absent_flags import instead_of
-from common.cli.config import is_run, read_config
+from common.cli.config import defaults_of, is_run, read_config
 from common.cli.env_names import OWN, is_custom, split_name
 from common.cli.errors import UsageError
 from common.cli.files import writing
@@ -148,14 +148,14 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
             f"a resumed run keeps its batch: {stored.get('steps_per_update')} steps per update in {path}, "
             f"{config['steps_per_update']} with {'; '.join(flags) or 'these flags'}"
         )
+    made = defaults_of(type(args)) | stored["args"]  # also flags that came later
     for name in args.fixed:
-        then, now = stored["args"].get(name, getattr(type(args), name, None)), config["args"][name]
+        then, now = made.get(name), config["args"][name]
         if differences({name: then}, {name: now}, [name]):
             then, now = (" ".join(x) or "nothing" if isinstance(x, list | tuple) else x for x in (then, now))
             raise UsageError(
                 f"a resumed run keeps its --{name.replace('_', '-')}: {then} in {path}, {now} with these flags"
             )
-    made = {name: getattr(type(args), name, None) for name in config["args"]} | stored["args"]  # flags that came later
     changes = differences(made, config["args"], [name for name in config["args"] if name not in ONE_TIME])
     gone = sorted(stored["args"].keys() - config["args"].keys())
     for name in gone:

@@ -1,6 +1,5 @@
 """What a run says of itself: the header and the footer on the console, `result.json`, the line of --benchmark."""
 
-import dataclasses
 import json
 import math
 import shlex
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from common.cli.config import defaults_of
 from common.cli.env_names import is_custom
 from common.cli.files import read_text
 from common.cli.flags import ONE_TIME
@@ -139,9 +139,7 @@ def _agents(args: Any, run_dir: Path, outcome: Outcome) -> list[str]:
 def _flags(args: Any) -> list[str]:
     """The flags that differ from their defaults, and where they come from."""
     entry = args.tuned_entry(args.env) if args.tuned and not args.resume else None
-    fields = [field for field in dataclasses.fields(args) if field.name not in (*ONE_TIME, "env")]
-    made = {field.name: field.default_factory() for field in fields if callable(field.default_factory)}
-    defaults = {field.name: field.default for field in fields} | made
+    defaults = {name: value for name, value in defaults_of(type(args)).items() if name not in (*ONE_TIME, "env")}
     values = {name: getattr(args, name) for name in defaults if getattr(args, name) != defaults[name]}
     found = entry.flags if entry else {}
     values |= {name: getattr(args, name) for name in found if getattr(args, name) != found[name]}  # given against it

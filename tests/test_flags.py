@@ -530,7 +530,7 @@ def test_a_longer_run_says_where_what_falls_to_zero_begins_again(tmp_path, capsy
     ("flags", "jumps"),
     [
         ({"ent_coef": 0.0, "ent_fraction": 1.0}, "a step size of 0.025"),
-        ({"ent_fraction": 0.5}, "a step size of 0.025"),
+        ({"ent_fraction": 0.4}, "a step size of 0.025"),
         ({"ent_fraction": 0.5, "lr_schedule": "constant"}, ""),
         ({"ent_fraction": 0.8, "lr_schedule": "constant"}, "a weight of exploration of 0.0375"),
         (

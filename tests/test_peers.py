@@ -83,6 +83,7 @@ def test_a_peer_that_fails_says_where_the_reason_is(args, tmp_path, capsys):
     ("words", "wanted"),
     [
         ("", "--peer is missing"),
+        ("--total-timesteps 5", "--peer is missing"),
         ("--seeds 3 --zeta 1 --per sb3", "there is no --zeta here"),
         ("--per sb3 --folder f --no-quiet", "there is no --per here: did you mean --peer?"),
         ("--no-peer", "there is no --no-peer here"),

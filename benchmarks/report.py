@@ -278,9 +278,10 @@ from the worst to the best. "Learned" counts the seeds that reach the threshold 
 median over all seeds, those that never do included. Steps/s are of all agents of a run together, as many as stand in
 brackets; seconds are of such a run, with compilation, and for our own algorithms with evaluations. A score is 0 for
 the worst return that any algorithm had on the task, and 1 for its threshold. Seeds are from 100 on; flags were sought
-with others, but for how long LunarLanderContinuous trains. A chapter names the class of machine, as cpu-2 for two
-cores. These were at times shared with other runs, so that seconds and steps/s of two rows can be compared roughly at
-best: PureJaxRL ran beside three others on Freeway, at a fraction of its speed.
+with others, but for how long LunarLanderContinuous trains, and Breakout's were sought anew after two of these seeds had
+ended at 52. A chapter names the class of machine, as cpu-2 for two cores. These were at times shared with other runs,
+so that seconds and steps/s of two rows can be compared roughly at best: on Freeway PureJaxRL ran beside three others,
+at a fraction of its speed, and on Breakout beside ours.
 
 This page and its pictures are made by `python -m benchmarks.report` from the files in `benchmarks/results/`, and
 those by `python -m benchmarks.learning --set NAME` and, for other kits with the flags that their authors publish,

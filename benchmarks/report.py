@@ -269,19 +269,24 @@ Whether the default flags learn on other processors too, with hundreds of seeds,
 [sac.md](sac.md#results).
 
 **How good** it is the tables say, [beside other kits](#beside-other-kits) first: what is learned with the commands
-below, in greedy returns over 128 episodes, 32 on the host where the command says nothing else. Ours begin with the
-flags of `algos/tuned/` where it has some for an environment, and theirs are those that their authors publish for it,
-SBX's those of SB3. All train for as many steps as ours do, which may be others than the authors' own: SB3 is better on
-Pendulum midway than at the end. What was planned and has [not yet been run](#not-yet-run) is named below. Returns are
-interquartile means over seeds with 95% bootstrap intervals (Agarwal et al. 2021); of three seeds that is the mean, and
-from the worst to the best. "Learned" counts the seeds that reach the threshold in some evaluation; "after" is the
-median over all seeds, those that never do included. Steps/s are of all agents of a run together, as many as stand in
-brackets; seconds are of such a run, with compilation, and for our own algorithms with evaluations. A score is 0 for
-the worst return that any algorithm had on the task, and 1 for its threshold. Seeds are from 100 on; flags were sought
-with others, but for how long LunarLanderContinuous trains, and Breakout's were sought anew after two of these seeds had
-ended at 52. A chapter names the class of machine, as cpu-2 for two cores. These were at times shared with other runs,
-so that seconds and steps/s of two rows can be compared roughly at best: on Freeway PureJaxRL ran beside three others,
-at a fraction of its speed, and on Breakout beside ours.
+below, in greedy returns over 128 episodes, 32 on the host where the command says nothing else. What was planned and
+has [not yet been run](#not-yet-run) is named below.
+
+- **Flags.** Ours begin with those of `algos/tuned/` where it has some for an environment, and theirs are those that
+  their authors publish for it, SBX's those of SB3. That favours ours: dozens of runs went into the flags of one game.
+  All train for as many steps as ours do, which may be others than the authors' own: SB3 is better on Pendulum midway
+  than at the end.
+- **Seeds** are from 100 on; flags were sought with others, but for how long LunarLanderContinuous trains, and for
+  Breakout: that its flags had to be sought anew was seen on two of these seeds, which had ended at 52, so that there
+  they are no wholly independent proof.
+- **Figures.** Returns are interquartile means over seeds with 95% bootstrap intervals (Agarwal et al. 2021); of three
+  seeds that is the mean, and from the worst to the best. Above is whose interval is, without an overlap. "Learned"
+  counts the seeds that reach the threshold in some evaluation; "after" is the median over all seeds, those that never
+  do included. A score is 0 for the worst return that any algorithm had on the task, and 1 for its threshold.
+- **Speed.** Steps/s are of all agents of a run together, as many as stand in brackets; seconds are of such a run, with
+  compilation, and for our own algorithms with evaluations. A chapter names the class of machine, as cpu-2 for two
+  cores. These were at times shared with other runs, so that seconds and steps/s of two rows can be compared roughly at
+  best: on Freeway PureJaxRL ran beside three others, at a fraction of its speed, and on Breakout beside ours.
 
 This page and its pictures are made by `python -m benchmarks.report` from the files in `benchmarks/results/`, and
 those by `python -m benchmarks.learning --set NAME` and, for other kits with the flags that their authors publish,

@@ -10,11 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import KeyInState, Toy, make_env, run_updates, same_bits, small_args, train
+from helpers import KeyInState, Toy, functions_of, make_env, same_bits, small_args, train
 
 from common.cli.env_names import SUITES
 from common.cli.errors import UsageError
-from common.device.sharding import to_devices, to_host
+from common.device.programs import shard_mapped
+from common.device.seeds import arrays_of
+from common.device.sharding import key_data, to_devices, to_host
+from common.device.stepping import reset_envs, step_envs
 from common.envs import brax_suite, craftax_suite, jumanji_suite, pgx_suite, pmaprl_suite, spaces
 from common.envs.environment import LONGEST_HORIZON, Env, Transition
 from common.envs.own import wrap
@@ -28,15 +31,37 @@ TINY |= {"total_timesteps": 2 * 16, "eval_episodes": 2}
 
 
 @pytest.mark.parametrize("name", OFFLINE_IDS)
-def test_gymnax_id_trains_for_two_updates(name):
-    """With episodes that end in each of them; the state then can be saved."""
-    env = make(name, '{"max_steps_in_episode": 20}')
-    state, metrics = run_updates(small_args(**TINY | {"num_steps": 20, "total_timesteps": 2 * 80}), env, 1, 2)
-    host = to_host(state)
+def test_gymnax_id_steps_through_episodes(name):
+    """Two of them in each environment at least; its states can be saved then."""
+    num_envs, steps, env = 4, 40, make(name, '{"max_steps_in_episode": 20}')
+
+    def step(states, keys):
+        actions = jax.vmap(lambda key: spaces.sample(key, env.action_space))(keys)
+        one = step_envs(env, keys, states, actions)
+        return one.state, (one.obs, one.reward, one.terminated | one.truncated)
+
+    def play(key):
+        _, states = reset_envs(env, jax.random.split(key, num_envs))
+        return jax.lax.scan(step, states, jax.random.split(key, (steps, num_envs)))
+
+    states, (obs, reward, over) = jax.jit(play)(jax.random.key(0))
+    host = jax.device_get(key_data(states))
     assert same_bits(unflatten(flatten(host), host), host)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(host.learner.params))
-    assert np.isfinite([metrics["episode/return"], metrics["loss/total"]]).all()
-    assert 1 <= metrics["episode/length_min"] <= metrics["episode/length_max"] <= 20
+    assert np.isfinite(reward).all()
+    for (_, space), leaf in zip(spaces.leaves(env.observation_space), jax.tree.leaves(obs), strict=True):
+        assert leaf.shape == (steps, num_envs, *space.shape)
+        assert np.isfinite(leaf).all()
+    for ends in over.T:
+        assert np.diff(np.flatnonzero(ends), prepend=-1).max() <= 20
+        assert ends.sum() >= 2
+
+
+@pytest.mark.parametrize("name", OFFLINE_IDS)
+def test_gymnax_id_can_be_learned(name):
+    """Traced only; what follows trains on each kind of space."""
+    programs = shard_mapped(functions_of(small_args(**TINY), make(name)), jax.devices()[:1], False)
+    state = jax.eval_shape(programs.init, arrays_of(small_args().members, 1))
+    assert "loss/total" in jax.eval_shape(programs.update, state, np.int32(1))[1]
 
 
 @pytest.mark.parametrize("name", ["Reacher-misc", "Breakout-MinAtar", "FrozenLake-misc"])

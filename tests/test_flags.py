@@ -108,6 +108,7 @@ GAMES = {"opponent", "opponent_interval", "matchmaking"}
 
 MEMORY: Cases = {
     **{flag: case for flag, case in PPO.items() if flag not in THE_SAME_CODE | GAMES},
+    "share_torso": (False, {}),
     "rnn": ("lstm", {}),
     "rnn_size": (5, {}),
     "rnn_layers": (2, {}),
@@ -180,7 +181,10 @@ def short(algorithm: Any, **flags: Any) -> tuple[Any, Env, int]:
     """Arguments, environment and number of updates of a short run on a device."""
     if algorithm is sac:
         return small_sac_args(**{"hidden_sizes": (4,)} | flags), make_env("Pendulum-v1"), 24
-    args = (small_rnn_args if algorithm is ppo_rnn else small_args)(**BASE | flags)
+    if algorithm is ppo_rnn:
+        args = small_rnn_args(**BASE | {"share_torso": True} | flags)  # one memory compiles sooner than two
+    else:
+        args = small_args(**BASE | flags)
     return args, make(args.env, args.env_params) if "env" in flags else make_env("Luck"), args.num_updates
 
 

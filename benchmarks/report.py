@@ -129,7 +129,8 @@ def _beside_others(chapters: list[tuple[str, str, list[Record]]]) -> str:
                 cells = [
                     f"{name} {_spread(estimate(x, 'iqm'), interval(x, 'iqm'))}, {len(x)} seeds" for name, x in both
                 ]
-                lines.append(f"| {env} | {' | '.join(cells)} | {_verdict(*(interval(x, 'iqm') for _, x in both))} |")
+                verdict = _verdict(*(interval(x, "iqm") for _, x in both)) + _starts(there[algorithm, env])
+                lines.append(f"| {env} | {' | '.join(cells)} | {verdict} |")
     return "\n".join(lines)
 
 
@@ -140,6 +141,12 @@ def _verdict(ours: Interval | None, theirs: Interval | None) -> str:
     if ours.low > theirs.high:
         return "ours is above"
     return "theirs is above" if theirs.low > ours.high else "intervals overlap"
+
+
+def _starts(record: Record) -> str:
+    """What to say of a peer whose evaluations do not begin where the kit's do."""
+    same = "eval_seed" in record["flags"] and not record["env"].startswith("envpool:")
+    return "" if same else ", other starts"
 
 
 def counterpart(algorithm: str, there: set[str]) -> str | None:
@@ -283,6 +290,9 @@ has [not yet been run](#not-yet-run) is named below.
   seeds that is the mean, and from the worst to the best. Above is whose interval is, without an overlap. "Learned"
   counts the seeds that reach the threshold in some evaluation; "after" is the median over all seeds, those that never
   do included. A score is 0 for the worst return that any algorithm had on the task, and 1 for its threshold.
+- **Starts.** Evaluations of ours all begin in the same states, and those of other kits begin there too, but for rows
+  that say other starts. Their intervals leave out what starts are worth: on Pendulum means over two sets of 128
+  starts can differ by more than good policies do.
 - **Speed.** Steps/s are of all agents of a run together, as many as stand in brackets; seconds are of such a run, with
   compilation, and for our own algorithms with evaluations. A chapter names the class of machine, as cpu-2 for two
   cores. These were at times shared with other runs, so that seconds and steps/s of two rows can be compared roughly at

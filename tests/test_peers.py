@@ -1,22 +1,30 @@
 """Other kits in the benchmark's tables: what is asked of them, what they write, and how they are evaluated."""
 
 import copy
+import importlib
 import json
 import sys
 import time
 import tomllib
+from types import ModuleType, SimpleNamespace
 
+import asac_pmap as asac
 import flax.linen as nn
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cli_helpers import ROOT, refusal, run_python
+from helpers import over_devices
 
 import benchmarks.peers.__main__ as peers
+from benchmarks.peers.starts import STATES, starts_of
 from benchmarks.records import returns_of
 from benchmarks.sets import goals_of_peer
 from common.cli.errors import TrainingError
+from common.device.evaluation import SEED, episode_keys, run_episodes
+from common.envs.registry import make, make_host
 from common.runs.history import read_log
 
 TRAINERS = ROOT / "benchmarks" / "peers" / "trainers"
@@ -140,6 +148,7 @@ def test_a_peer_in_jax_is_evaluated_between_updates_with_its_greedy_actions(tmp_
         "num_seeds": 2,
         "platform": "cpu",
         "eval_episodes": 3,
+        "eval_seed": 0,
     }
     (tmp_path / "config.json").write_text(json.dumps({"args": wanted}))
     peer = on_device.Peer(
@@ -156,6 +165,74 @@ def test_a_peer_in_jax_is_evaluated_between_updates_with_its_greedy_actions(tmp_
     assert steps == [8, 16, 28, 36], "whole updates, evenly, and the end"
     assert [row["eval/return_mean"] for row in written] == [[3 * step / 4 + 2] * 2 for step in steps]
     assert all(0 < row["time/compile"] < row["time/wall"] for row in written)
+
+
+def test_a_peer_in_jax_plays_the_episodes_of_the_kit(monkeypatch):
+    """By a policy of both, in a game with chance at its start and in its steps."""
+    monkeypatch.syspath_prepend(str(TRAINERS))
+    import environments
+    import on_device
+
+    def act(obs):
+        return jnp.argmax(obs.sum((-1, -3))[..., :5], axis=-1)
+
+    env, env_params = environments.make("Asterix-MinAtar")
+    peer = on_device.Peer(None, None, lambda state, obs: act(obs), env, env_params, 1)
+    earned = jax.jit(lambda: on_device.mean_return(peer, 8, SEED, None))()
+    ours = over_devices(lambda: run_episodes(make("Asterix-MinAtar"), act, 8), 1).ret
+    assert len(set(ours[0].tolist())) > 1
+    assert earned == pytest.approx(ours.mean())
+
+
+class Anything(ModuleType):
+    """A module that is not installed here: what is imported from it is a class without anything in it."""
+
+    def __getattr__(self, name):
+        return type(name, (), {})
+
+
+@pytest.fixture
+def train_sb3(monkeypatch):
+    """The trainer of SB3, without SB3."""
+    monkeypatch.syspath_prepend(str(TRAINERS))
+    of_sb3 = ("base_class", "callbacks", "env_util", "vec_env")
+    for name in ("torch", "stable_baselines3", *(f"stable_baselines3.common.{one}" for one in of_sb3)):
+        monkeypatch.setitem(sys.modules, name, Anything(name))
+    yield importlib.import_module("train_sb3")
+    sys.modules.pop("train_sb3")
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_episodes_of_gymnasium_begin_where_those_of_the_kit_do(name, train_sb3):
+    """And go on as those do: by the same actions they see the same."""
+    env = make(name)
+    key = jax.random.fold_in(jax.random.key(SEED), 1)
+    obs, state = env.reset(episode_keys(key)[0])
+    theirs = SimpleNamespace(envs=[gymnasium.make(name) for _ in range(2)])
+    theirs.reset = lambda: np.stack([one.reset(seed=3)[0] for one in theirs.envs])
+    evaluation = SimpleNamespace(_envs=theirs, _starts=starts_of(name, 2))
+    seen = train_sb3.Evaluation._begin(evaluation)
+    assert not np.array_equal(*seen)
+    np.testing.assert_allclose(seen[1], obs, atol=1e-6)
+    action = env.action_space.low * 0.5 if hasattr(env.action_space, "low") else 0
+    for _ in range(3):
+        obs, state, reward, *_ = env.advance(key, state, action)
+        seen, their_reward, *_ = theirs.envs[1].step(action)
+        np.testing.assert_allclose(seen, obs, atol=1e-4)
+        assert their_reward == pytest.approx(float(reward), abs=1e-4)
+
+
+def test_episodes_on_the_host_begin_where_those_of_asynchronous_sac_do():
+    starts = np.array(starts_of("gymnasium:Pendulum-v1", 7)).reshape(-1, 2)
+    envs = make_host("gymnasium:Pendulum-v1", asac.Args().envs_per_actor, SEED, vectorization="sync")
+    seen = [envs.reset()]
+    for _ in range(200):
+        last = envs.step(np.zeros((4, 1), np.float32))
+    seen.append(last.obs)
+    envs.close()
+    angles = starts[[0, 2, 4, 6, 1, 3, 5], 0]  # the last one of four environments plays a single episode
+    np.testing.assert_allclose(np.concatenate(seen)[:7, 0], np.cos(angles), atol=1e-6)
+    assert starts_of("envpool:Hopper-v4", 4) is None
 
 
 @pytest.fixture

@@ -17,16 +17,19 @@ from typing import Any, Literal
 
 from benchmarks.jobs import Job, parts_of
 from benchmarks.peers.installation import install, python_of
+from benchmarks.peers.starts import starts_of
 from benchmarks.records import machine_class
 from benchmarks.sets import Goal, goals_of_peer, peers
 from benchmarks.tasks import EVALUATIONS, FIRST_SEED, Choice, Task, chosen, run_all
 from common.cli.command import main, parse
+from common.cli.device_flags import DeviceEnvArgs
 from common.cli.errors import UsageError
 from common.cli.files import writing
+from common.cli.host_flags import HostEnvArgs
 from common.cli.words import as_typed, as_words
+from common.device.evaluation import SEED
 from common.runs.directory import git_hash, write_json
 
-EPISODES = 128  # of an evaluation, as many as the kit's
 TRAINERS = Path(__file__).resolve().parent / "trainers"
 
 
@@ -62,6 +65,7 @@ class Training:
     total_timesteps: int
     eval_interval: int
     eval_episodes: int
+    eval_seed: int
     seed: int
     num_seeds: int
     library: str
@@ -101,7 +105,8 @@ class PeerJob(Job):
         with writing(f"folder {self.run_dir}"):
             self.run_dir.mkdir(parents=True, exist_ok=True)
         config = {"algorithm": self.algorithm, "args": dataclasses.asdict(self.training), "git": self.training.commit}
-        write_json(self.run_dir / "config.json", config | {"source": self.source})
+        config |= {"source": self.source, "starts": starts_of(self.training.env, self.training.eval_episodes)}
+        write_json(self.run_dir / "config.json", config)
         python = python_of(self.peer, self.training.packages)
         return self._start([str(python), str(TRAINERS / peers()[self.peer]["trainer"]), str(self.run_dir)])
 
@@ -129,7 +134,8 @@ def task_of(args: Args, platform: str, goal: Goal) -> Task:
             env=goal.env,
             total_timesteps=steps,
             eval_interval=max(steps // EVALUATIONS, 1),
-            eval_episodes=goal.eval_episodes or EPISODES,
+            eval_episodes=goal.eval_episodes or episodes_of(goal),
+            eval_seed=SEED,
             seed=seeds.start,
             num_seeds=len(seeds),
             library=about.get("library", ""),
@@ -142,6 +148,11 @@ def task_of(args: Args, platform: str, goal: Goal) -> Task:
         of_row = f"python -m benchmarks.peers {as_typed(given)}"
         jobs.append(PeerJob(goal.algorithm, tuple(words), Path(args.folder), args.peer, training, of_row, source))
     return Task(goal.algorithm, goal.env, steps, goal.threshold, jobs)
+
+
+def episodes_of(goal: Goal) -> int:
+    """Of an evaluation, as many as the kit's where its command says nothing else."""
+    return HostEnvArgs.eval_episodes if ":" in goal.env else DeviceEnvArgs.eval_episodes
 
 
 def train(args: Args) -> None:

@@ -29,37 +29,39 @@ def train(rows: Rows, peer: Peer) -> None:
     seeds = jnp.array(rows.seeds)
     init = jax.jit(lambda seeds: jax.vmap(lambda seed: peer.init(jax.random.PRNGKey(seed)))(seeds))
     advance = jax.jit(lambda states, count: jax.lax.fori_loop(0, count, lambda _, x: jax.vmap(peer.update)(x), states))
-    mean = partial(mean_return, peer, rows.args["eval_episodes"])
-    evaluate = jax.jit(lambda states, seeds: jax.vmap(mean)(states, seeds))
+    mean = partial(mean_return, peer, rows.args["eval_episodes"], rows.args["eval_seed"])
+    evaluate = jax.jit(jax.vmap(mean))
     with rows.compiling():
         states = init(seeds)
         after = jax.eval_shape(jax.vmap(peer.update), states)  # counters may begin as integers and go on as floats
         states = jax.block_until_ready(jax.tree.map(lambda x, later: jnp.asarray(x, later.dtype), states, after))
-        advance, evaluate = advance.lower(states, 1).compile(), evaluate.lower(states, seeds).compile()
+        advance, evaluate = advance.lower(states, 1).compile(), evaluate.lower(states).compile()
     updates, done = -(-rows.args["total_timesteps"] // peer.steps_per_update), 0
     for point in evaluation_points(updates, rows.args["eval_interval"] / peer.steps_per_update):
         states, done = jax.block_until_ready(advance(states, point - done)), point
         with rows.evaluating():
-            returns = jax.block_until_ready(evaluate(states, seeds + done))
+            returns = jax.block_until_ready(evaluate(states))
         rows.write(done * peer.steps_per_update, returns)
 
 
-def mean_return(peer: Peer, episodes: int, state: Any, seed: Any) -> Any:
-    """The mean return of greedy episodes of one agent, each to its end or time limit."""
+def mean_return(peer: Peer, episodes: int, seed: int, state: Any) -> Any:
+    """The mean return of greedy episodes of one agent, each to its end or time limit.
+
+    They begin and go on with the keys that the kit's have.
+    """
 
     def episode(key):
-        reset_key, key = jax.random.split(key)
+        reset_key, step_key, _ = jax.random.split(key, 3)
         obs, env_state = peer.env.reset(reset_key, peer.env_params)
 
         def step(carry):
-            obs, env_state, key, _, total = carry
-            key, step_key = jax.random.split(key)
-            action = peer.act(state, obs)
-            obs, env_state, reward, done, _ = peer.env.step(step_key, env_state, action, peer.env_params)
-            return obs, env_state, key, done, total + jnp.squeeze(reward)
+            time, obs, env_state, _, total = carry
+            action, key = peer.act(state, obs), jax.random.fold_in(step_key, time)
+            obs, env_state, reward, done, _ = peer.env.step(key, env_state, action, peer.env_params)
+            return time + 1, obs, env_state, done, total + jnp.squeeze(reward)
 
-        first = obs, env_state, key, jnp.zeros((), bool), jnp.zeros(())
+        first = jnp.int32(0), obs, env_state, jnp.zeros((), bool), jnp.zeros(())
         return jax.lax.while_loop(lambda carry: ~carry[3], step, first)[-1]
 
-    keys = jax.random.split(jax.random.fold_in(jax.random.PRNGKey(seed), 1), episodes)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.PRNGKey(seed), jnp.arange(episodes))
     return jax.vmap(episode)(keys).mean()

@@ -13,6 +13,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 OF_THE_ENVS = ("n_envs", "normalize")  # flags that are not the algorithm's
+OBSERVE = {"PendulumEnv": "_get_obs", "AcrobotEnv": "_get_ob"}  # of environments that do not show their state as it is
 
 
 def train(rows: Rows) -> None:
@@ -71,7 +72,8 @@ class Evaluation(BaseCallback):
     def __init__(self, rows: Rows):
         super().__init__()
         self._rows, args = rows, rows.args
-        self._envs = make_vec_env(id_of(args), args["eval_episodes"], seed=args["seed"] + 1_000_000)
+        self._envs = make_vec_env(id_of(args), args["eval_episodes"], seed=args["eval_seed"])
+        self._starts = rows.config["starts"]
         self._points = evaluation_points(args["total_timesteps"], args["eval_interval"])
 
     def _on_rollout_start(self) -> None:
@@ -90,9 +92,18 @@ class Evaluation(BaseCallback):
         self._rows.write(self.num_timesteps, [earned])
         self._points = [point for point in self._points if point > self.num_timesteps]
 
+    def _begin(self) -> np.ndarray:
+        """First observations, of episodes that begin where the kit's do, as far as environments can be put there."""
+        obs = self._envs.reset()
+        for index, start in enumerate(self._starts or []):
+            env = self._envs.envs[index].unwrapped
+            env.state = np.array(start)
+            obs[index] = getattr(env, OBSERVE[type(env).__name__])() if type(env).__name__ in OBSERVE else env.state
+        return obs
+
     def _mean_return(self) -> float:
         """Of greedy episodes, one in each environment."""
-        normalizer, obs = self.model.get_vec_normalize_env(), self._envs.reset()
+        normalizer, obs = self.model.get_vec_normalize_env(), self._begin()
         returns, going = np.zeros(self._envs.num_envs), np.ones(self._envs.num_envs, bool)
         while going.any():
             actions, _ = self.model.predict(normalizer.normalize_obs(obs) if normalizer else obs, deterministic=True)

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.accelerator import FILE, load_rows, picture, table
+from benchmarks.peers.starts import same_starts
 from benchmarks.records import load_records, returns_of
 from benchmarks.sets import Goal, goals, goals_of_peer, peers, plain
 from benchmarks.tasks import listed
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.files import check_target, writing
+from common.device.evaluation import SEED
 from common.drawing.figure import Line, Panel, draw
 from common.drawing.statistics import Interval, estimate, interval, stratified
 
@@ -129,7 +131,8 @@ def _beside_others(chapters: list[tuple[str, str, list[Record]]]) -> str:
                 cells = [
                     f"{name} {_spread(estimate(x, 'iqm'), interval(x, 'iqm'))}, {len(x)} seeds" for name, x in both
                 ]
-                verdict = _verdict(*(interval(x, "iqm") for _, x in both)) + _starts(there[algorithm, env])
+                verdict = _verdict(*(interval(x, "iqm") for _, x in both))
+                verdict += "" if _same_starts(there[algorithm, env]) else ", other starts"
                 lines.append(f"| {env} | {' | '.join(cells)} | {verdict} |")
     return "\n".join(lines)
 
@@ -143,10 +146,9 @@ def _verdict(ours: Interval | None, theirs: Interval | None) -> str:
     return "theirs is above" if theirs.low > ours.high else "intervals overlap"
 
 
-def _starts(record: Record) -> str:
-    """What to say of a peer whose evaluations do not begin where the kit's do."""
-    same = "eval_seed" in record["flags"] and not record["env"].startswith("envpool:")
-    return "" if same else ", other starts"
+def _same_starts(record: Record) -> bool:
+    """Whether a peer was evaluated in episodes that begin where the kit's do."""
+    return record["flags"].get("eval_seed") == SEED and same_starts(record["algorithm"], record["env"])
 
 
 def counterpart(algorithm: str, there: set[str]) -> str | None:
@@ -291,8 +293,8 @@ has [not yet been run](#not-yet-run) is named below.
   counts the seeds that reach the threshold in some evaluation; "after" is the median over all seeds, those that never
   do included. A score is 0 for the worst return that any algorithm had on the task, and 1 for its threshold.
 - **Starts.** Evaluations of ours all begin in the same states, and those of other kits begin there too, but for rows
-  that say other starts. Their intervals leave out what starts are worth: on Pendulum means over two sets of 128
-  starts can differ by more than good policies do.
+  that say other starts. Such rows compare returns from different states, and intervals over seeds do not cover that:
+  on Pendulum means over two sets of 128 starts differ by more than those of good policies.
 - **Speed.** Steps/s are of all agents of a run together, as many as stand in brackets; seconds are of such a run, with
   compilation, and for our own algorithms with evaluations. A chapter names the class of machine, as cpu-2 for two
   cores. These were at times shared with other runs, so that seconds and steps/s of two rows can be compared roughly at

@@ -32,7 +32,7 @@ TINY |= {"total_timesteps": 2 * 16, "eval_episodes": 2}
 
 @pytest.mark.parametrize("name", OFFLINE_IDS)
 def test_gymnax_id_steps_through_episodes(name):
-    """Two of them in each environment at least; its states can be saved then."""
+    """Two of them in each environment at least, whose states can be saved."""
     num_envs, steps, env = 4, 40, make(name, '{"max_steps_in_episode": 20}')
 
     def step(states, keys):
@@ -58,10 +58,11 @@ def test_gymnax_id_steps_through_episodes(name):
 
 @pytest.mark.parametrize("name", OFFLINE_IDS)
 def test_gymnax_id_can_be_learned(name):
-    """Traced only; what follows trains on each kind of space."""
-    programs = shard_mapped(functions_of(small_args(**TINY), make(name)), jax.devices()[:1], False)
-    state = jax.eval_shape(programs.init, arrays_of(small_args().members, 1))
-    assert "loss/total" in jax.eval_shape(programs.update, state, np.int32(1))[1]
+    """An update is traced, which raises where shapes or types do not fit; what follows trains on each kind of space."""
+    args = small_args(**TINY)
+    programs = shard_mapped(functions_of(args, make(name)), jax.devices()[:1], False)
+    state = jax.eval_shape(programs.init, arrays_of(args.members, 1))
+    jax.eval_shape(programs.update, state, np.int32(1))
 
 
 @pytest.mark.parametrize("name", ["Reacher-misc", "Breakout-MinAtar", "FrozenLake-misc"])

@@ -109,12 +109,12 @@ GAMES = {"opponent", "opponent_interval", "matchmaking"}
 MEMORY: Cases = {
     **{flag: case for flag, case in PPO.items() if flag not in THE_SAME_CODE | GAMES},
     "share_torso": (False, {}),
-    "rnn": ("lstm", {}),
-    "rnn_size": (5, {}),
-    "rnn_layers": (2, {}),
-    "rnn_span": (9, {}),
-    "bptt_length": (2, {}),
-    "obs_prev_action_reward": (True, {}),
+    "rnn": ("lstm", {"share_torso": False}),
+    "rnn_size": (5, {"share_torso": False}),
+    "rnn_layers": (2, {"share_torso": False}),
+    "rnn_span": (9, {"share_torso": False}),
+    "bptt_length": (2, {"share_torso": False}),
+    "obs_prev_action_reward": (True, {"share_torso": False}),
 }
 SAC: Cases = ALL | {
     "buffer_size": (160, {}),

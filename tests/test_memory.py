@@ -135,7 +135,7 @@ VARIANTS = {
 ONE_STEP = {"num_minibatches": 1, "update_epochs": 1, "num_steps": 16}
 
 
-@pytest.mark.parametrize(("case", "env"), [*((case, "Endings") for case in VARIANTS), ("gru", "Hybrid")])
+@pytest.mark.parametrize(("case", "env"), [*((case, "Endings") for case in VARIANTS), ("segments", "Hybrid")])
 def test_x7_learning_begins_with_the_probabilities_of_acting(case, env):
     """Episodes of 3, 4 and 5 steps end at every position of rollouts and segments."""
     _, metrics = run_updates(small_rnn_args(**ONE_STEP | VARIANTS[case]), make_env(env), 1, 6)
@@ -143,8 +143,7 @@ def test_x7_learning_begins_with_the_probabilities_of_acting(case, env):
     assert metrics["grad/norm"] > 1e-3
 
 
-def test_the_test_above_would_see_other_probabilities():
-    """Those that a policy has after its first of two epochs."""
+def test_x7_a_second_epoch_does_not_begin_with_the_probabilities_of_acting():
     _, metrics = run_updates(small_rnn_args(**ONE_STEP | {"update_epochs": 2}), make_env("Endings"), 1, 6)
     assert metrics["policy/log_ratio_max"] > 1e-4
 

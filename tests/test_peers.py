@@ -19,7 +19,7 @@ from cli_helpers import ROOT, refusal, run_python
 from helpers import over_devices
 
 import benchmarks.peers.__main__ as peers
-from benchmarks.peers.starts import STATES, starts_of
+from benchmarks.peers.starts import STATES, same_starts, states_of
 from benchmarks.records import returns_of
 from benchmarks.sets import goals_of_peer
 from common.cli.errors import TrainingError
@@ -72,6 +72,9 @@ def test_a_peer_fills_the_same_kind_of_file(args, tmp_path):
     assert record["env_steps"] == list(range(5, 101, 5))
     assert record["returns"][-1] == [200, 201]
     assert record["flags"]["flags"]["n_steps"] == 32
+    assert record["flags"]["eval_seed"] == SEED
+    (config, _) = (json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/config.json"))
+    assert config["starts"] == states_of("CartPole-v1", 128).tolist()
     assert record["env_steps_to_threshold"] == [None, None]
     before = [path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/metrics.jsonl")]
     assert len(before) == 2, "one run for each seed"
@@ -178,10 +181,10 @@ def test_a_peer_in_jax_plays_the_episodes_of_the_kit(monkeypatch):
 
     env, env_params = environments.make("Asterix-MinAtar")
     peer = on_device.Peer(None, None, lambda state, obs: act(obs), env, env_params, 1)
-    earned = jax.jit(lambda: on_device.mean_return(peer, 8, SEED, None))()
-    ours = over_devices(lambda: run_episodes(make("Asterix-MinAtar"), act, 8), 1).ret
-    assert len(set(ours[0].tolist())) > 1
-    assert earned == pytest.approx(ours.mean())
+    earned, others = jax.jit(lambda: [on_device.returns(peer, 16, seed, None) for seed in (SEED, SEED + 1)])()
+    ours = over_devices(lambda: run_episodes(make("Asterix-MinAtar"), act, 16), 1).ret
+    np.testing.assert_array_equal(earned, ours[0])
+    assert not np.array_equal(others, ours[0])
 
 
 class Anything(ModuleType):
@@ -208,10 +211,14 @@ def test_episodes_of_gymnasium_begin_where_those_of_the_kit_do(name, train_sb3):
     env = make(name)
     key = jax.random.fold_in(jax.random.key(SEED), 1)
     obs, state = env.reset(episode_keys(key)[0])
+    seeds = []
     theirs = SimpleNamespace(envs=[gymnasium.make(name) for _ in range(2)])
     theirs.reset = lambda: np.stack([one.reset(seed=3)[0] for one in theirs.envs])
-    evaluation = SimpleNamespace(_envs=theirs, _starts=starts_of(name, 2))
+    theirs.seed = seeds.append
+    rows = SimpleNamespace(args={"eval_seed": 7})
+    evaluation = SimpleNamespace(_envs=theirs, _starts=states_of(name, 2).tolist(), _rows=rows)
     seen = train_sb3.Evaluation._begin(evaluation)
+    assert seeds == [7]
     assert not np.array_equal(*seen)
     np.testing.assert_allclose(seen[1], obs, atol=1e-6)
     action = env.action_space.low * 0.5 if hasattr(env.action_space, "low") else 0
@@ -223,16 +230,32 @@ def test_episodes_of_gymnasium_begin_where_those_of_the_kit_do(name, train_sb3):
 
 
 def test_episodes_on_the_host_begin_where_those_of_asynchronous_sac_do():
-    starts = np.array(starts_of("gymnasium:Pendulum-v1", 7)).reshape(-1, 2)
-    envs = make_host("gymnasium:Pendulum-v1", asac.Args().envs_per_actor, SEED, vectorization="sync")
+    count = asac.Args().envs_per_actor
+    angles, speeds = states_of("gymnasium:Pendulum-v1", 2 * count).T
+    envs = make_host("gymnasium:Pendulum-v1", count, SEED, vectorization="sync")
     seen = [envs.reset()]
     for _ in range(200):
-        last = envs.step(np.zeros((4, 1), np.float32))
+        last = envs.step(np.zeros((count, 1), np.float32))
     seen.append(last.obs)
     envs.close()
-    angles = starts[[0, 2, 4, 6, 1, 3, 5], 0]  # the last one of four environments plays a single episode
-    np.testing.assert_allclose(np.concatenate(seen)[:7, 0], np.cos(angles), atol=1e-6)
-    assert starts_of("envpool:Hopper-v4", 4) is None
+    starts = np.stack([np.cos(angles), np.sin(angles), speeds], axis=-1).reshape(count, 2, 3)
+    np.testing.assert_allclose(np.stack(seen, axis=1), starts, atol=1e-6)
+    assert states_of("gymnasium:Pendulum-v1", count + 1).shape == (count + 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "same"),
+    [
+        ("sb3_ppo", "Pendulum-v1", True),
+        ("sbx_sac", "gymnasium:Pendulum-v1", True),
+        ("sbx_ppo", "gymnasium:Pendulum-v1", False),  # APPO evaluates in more environments than asynchronous SAC
+        ("sb3_sac", "envpool:Hopper-v4", False),
+        ("sb3_sac", "gymnasium:Hopper-v4", False),
+        ("rejax_ppo", "Breakout-MinAtar", True),
+    ],
+)
+def test_it_is_known_whose_evaluations_begin_where_the_kit_begins(algorithm, env, same):
+    assert same_starts(algorithm, env) is same
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from benchmarks.sets import Goal, goals_of_peer, peers
 from benchmarks.tasks import EVALUATIONS, FIRST_SEED, Choice, Task, chosen, run_all
 from common.cli.command import main, parse
 from common.cli.device_flags import DeviceEnvArgs
+from common.cli.env_names import steps_on_host
 from common.cli.errors import UsageError
 from common.cli.files import writing
 from common.cli.host_flags import HostEnvArgs
@@ -105,7 +106,8 @@ class PeerJob(Job):
         with writing(f"folder {self.run_dir}"):
             self.run_dir.mkdir(parents=True, exist_ok=True)
         config = {"algorithm": self.algorithm, "args": dataclasses.asdict(self.training), "git": self.training.commit}
-        config |= {"source": self.source, "starts": starts_of(self.training.env, self.training.eval_episodes)}
+        starts = starts_of(self.algorithm, self.training.env, self.training.eval_episodes)
+        config |= {"source": self.source, "starts": starts}
         write_json(self.run_dir / "config.json", config)
         python = python_of(self.peer, self.training.packages)
         return self._start([str(python), str(TRAINERS / peers()[self.peer]["trainer"]), str(self.run_dir)])
@@ -152,7 +154,7 @@ def task_of(args: Args, platform: str, goal: Goal) -> Task:
 
 def episodes_of(goal: Goal) -> int:
     """Of an evaluation, as many as the kit's where its command says nothing else."""
-    return HostEnvArgs.eval_episodes if ":" in goal.env else DeviceEnvArgs.eval_episodes
+    return HostEnvArgs.eval_episodes if steps_on_host(goal.env) else DeviceEnvArgs.eval_episodes
 
 
 def train(args: Args) -> None:

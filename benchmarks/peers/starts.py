@@ -1,17 +1,22 @@
 """The states in which the kit's own evaluations begin, for peers whose environments can be put into them.
 
 What an episode of Pendulum returns depends on where it begins, with a standard deviation of 82 for a policy that is
-good everywhere: the means of two sets of 128 starts differ by 10, which is more than good policies do.
+good everywhere: means over two sets of 128 starts differ by about 10, and those of good policies by less.
 """
 
-import jax
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
 import numpy as np
 
-from algos.asac_pmap import Args
-from common.device.evaluation import SEED, episode_keys
-from common.device.stepping import reset_envs
-from common.envs.registry import make
+from benchmarks.sets import peers
+from common.cli.env_names import split_name
 
+ROOT = Path(__file__).resolve().parents[2]
 STATES = {  # what a state of gymnasium's consists of, in its order, by the names that gymnax has for it
     "CartPole-v1": ("x", "x_dot", "theta", "theta_dot"),
     "Acrobot-v1": ("joint_angle1", "joint_angle2", "velocity_1", "velocity_2"),
@@ -21,15 +26,44 @@ STATES = {  # what a state of gymnasium's consists of, in its order, by the name
 }
 
 
-def starts_of(env: str, episodes: int) -> list[list[float]] | None:
-    """Their states [episodes, numbers of a state]; None where peers begin where they like."""
-    suite, _, name = env.rpartition(":")
-    if name not in STATES or suite not in ("", "gymnasium"):
+def in_jax(peer: str) -> bool:
+    """Whether it plays with the keys of the kit's episodes, and needs no states."""
+    return peers()[peer]["trainer"] != "train_sb3.py"
+
+
+def same_starts(algorithm: str, env: str) -> bool:
+    """Whether evaluations of a peer's algorithm, such as sb3_ppo, begin where those of the kit's do."""
+    peer, _, kind = algorithm.rpartition("_")
+    suite, name = split_name(env)
+    return in_jax(peer) or (name in STATES and (suite == "gymnax" or (suite, kind) == ("gymnasium", "sac")))
+
+
+@cache
+def starts_of(algorithm: str, env: str, episodes: int) -> list[list[float]] | None:
+    """Their states [episodes, numbers of a state]; None where a peer does not need them, or begins where it likes.
+
+    A process of its own computes them, for one that has looked at an accelerator keeps its memory from the runs.
+    """
+    if in_jax(algorithm.rpartition("_")[0]) or not same_starts(algorithm, env):
         return None
-    return (_on_host(name, episodes) if suite else _on_device(name, episodes)).tolist()
+    words = [sys.executable, "-m", "benchmarks.peers.starts", env, str(episodes)]
+    places = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    return json.loads(subprocess.run(words, env=os.environ | places, stdout=subprocess.PIPE, check=True).stdout)
+
+
+def states_of(env: str, episodes: int) -> np.ndarray:
+    """What `starts_of` returns, computed in this process."""
+    suite, name = split_name(env)
+    return (_on_host if suite == "gymnasium" else _on_device)(name, episodes)
 
 
 def _on_device(name: str, episodes: int) -> np.ndarray:
+    import jax
+
+    from common.device.evaluation import SEED, episode_keys
+    from common.device.stepping import reset_envs
+    from common.envs.registry import make
+
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(SEED), np.arange(episodes))
     _, states = reset_envs(make(name), jax.vmap(lambda key: episode_keys(key)[0])(keys))
     return np.stack([getattr(states, part) for part in STATES[name]], axis=-1)
@@ -39,11 +73,19 @@ def _on_host(name: str, episodes: int) -> np.ndarray:
     """Each of the environments that asynchronous SAC evaluates in has a seed of its own, and begins several."""
     import gymnasium
 
-    count = min(episodes, Args().envs_per_actor)
+    import algos.asac_pmap as asac
+    from common.device.evaluation import SEED
+
+    count = min(episodes, asac.Args().envs_per_actor)
     starts = []
     for index in range(count):
         env = gymnasium.make(name)
-        for seed in [SEED + index] + [None] * (len(range(index, episodes, count)) - 1):
-            env.reset(seed=seed)
+        for number in range(index, episodes, count):
+            env.reset(seed=SEED + index if number == index else None)
             starts.append(np.array(env.unwrapped.state))
+        env.close()
     return np.stack(starts)
+
+
+if __name__ == "__main__":
+    print(json.dumps(states_of(sys.argv[1], int(sys.argv[2])).tolist()))

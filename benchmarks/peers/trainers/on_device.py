@@ -29,8 +29,8 @@ def train(rows: Rows, peer: Peer) -> None:
     seeds = jnp.array(rows.seeds)
     init = jax.jit(lambda seeds: jax.vmap(lambda seed: peer.init(jax.random.PRNGKey(seed)))(seeds))
     advance = jax.jit(lambda states, count: jax.lax.fori_loop(0, count, lambda _, x: jax.vmap(peer.update)(x), states))
-    mean = partial(mean_return, peer, rows.args["eval_episodes"], rows.args["eval_seed"])
-    evaluate = jax.jit(jax.vmap(mean))
+    play = partial(returns, peer, rows.args["eval_episodes"], rows.args["eval_seed"])
+    evaluate = jax.jit(jax.vmap(lambda state: play(state).mean()))
     with rows.compiling():
         states = init(seeds)
         after = jax.eval_shape(jax.vmap(peer.update), states)  # counters may begin as integers and go on as floats
@@ -40,14 +40,14 @@ def train(rows: Rows, peer: Peer) -> None:
     for point in evaluation_points(updates, rows.args["eval_interval"] / peer.steps_per_update):
         states, done = jax.block_until_ready(advance(states, point - done)), point
         with rows.evaluating():
-            returns = jax.block_until_ready(evaluate(states))
-        rows.write(done * peer.steps_per_update, returns)
+            earned = jax.block_until_ready(evaluate(states))
+        rows.write(done * peer.steps_per_update, earned)
 
 
-def mean_return(peer: Peer, episodes: int, seed: int, state: Any) -> Any:
-    """The mean return of greedy episodes of one agent, each to its end or time limit.
+def returns(peer: Peer, episodes: int, seed: int, state: Any) -> Any:
+    """Returns [episodes] of greedy episodes of one agent, each to its end or time limit.
 
-    They begin and go on with the keys that the kit's have.
+    Their keys are those of `run_episodes` in common/device/evaluation.py, which cannot be imported here.
     """
 
     def episode(key):
@@ -64,4 +64,4 @@ def mean_return(peer: Peer, episodes: int, seed: int, state: Any) -> Any:
         return jax.lax.while_loop(lambda carry: ~carry[3], step, first)[-1]
 
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.PRNGKey(seed), jnp.arange(episodes))
-    return jax.vmap(episode)(keys).mean()
+    return jax.vmap(episode)(keys)

@@ -13,7 +13,6 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 OF_THE_ENVS = ("n_envs", "normalize")  # flags that are not the algorithm's
-OBSERVE = {"PendulumEnv": "_get_obs", "AcrobotEnv": "_get_ob"}  # of environments that do not show their state as it is
 
 
 def train(rows: Rows) -> None:
@@ -72,7 +71,7 @@ class Evaluation(BaseCallback):
     def __init__(self, rows: Rows):
         super().__init__()
         self._rows, args = rows, rows.args
-        self._envs = make_vec_env(id_of(args), args["eval_episodes"], seed=args["eval_seed"])
+        self._envs = make_vec_env(id_of(args), args["eval_episodes"])
         self._starts = rows.config["starts"]
         self._points = evaluation_points(args["total_timesteps"], args["eval_interval"])
 
@@ -93,12 +92,14 @@ class Evaluation(BaseCallback):
         self._points = [point for point in self._points if point > self.num_timesteps]
 
     def _begin(self) -> np.ndarray:
-        """First observations, of episodes that begin where the kit's do, as far as environments can be put there."""
+        """First observations of episodes that are the same in all evaluations: the kit's, where there are starts."""
+        self._envs.seed(self._rows.args["eval_seed"])
         obs = self._envs.reset()
         for index, start in enumerate(self._starts or []):
             env = self._envs.envs[index].unwrapped
             env.state = np.array(start)
-            obs[index] = getattr(env, OBSERVE[type(env).__name__])() if type(env).__name__ in OBSERVE else env.state
+            observe = getattr(env, "_get_obs", None) or getattr(env, "_get_ob", lambda env=env: env.state)
+            obs[index] = observe()
         return obs
 
     def _mean_return(self) -> float:

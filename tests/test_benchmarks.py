@@ -174,6 +174,9 @@ def test_the_page_has_the_figures_of_the_files(results):
     for seed, wanted in ((SEED, "ours is above"), (SEED + 1, "ours is above, other starts")):
         path.write_text(json.dumps(one | {"flags": one["flags"] | {"eval_seed": seed}}))
         assert others(report.page_of(results)) == [beside.format(wanted)]
+    elsewhere = {"env": "MountainCarContinuous-v0", "flags": {"eval_seed": SEED}}
+    assert report._reservation(elsewhere | {"algorithm": "sbx_sac"}) == ", another environment"
+    assert report._reservation(elsewhere | {"algorithm": "rejax_sac"}) == ""
 
 
 @pytest.mark.parametrize(

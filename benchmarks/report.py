@@ -147,7 +147,7 @@ def _verdict(ours: Interval | None, theirs: Interval | None) -> str:
 
 def _reservation(record: Record) -> str:
     """What a peer's row has to say where it was not evaluated in episodes that begin where the kit's do."""
-    if record["env"] == "MountainCarContinuous-v0" and not in_jax(record["algorithm"].rpartition("_")[0]):
+    if record["env"] == "MountainCarContinuous-v0" and not in_jax(record["algorithm"]):
         return ", another environment"  # see the introduction
     same = record["flags"].get("eval_seed") == SEED and same_starts(record["algorithm"], record["env"])
     return "" if same else ", other starts"

@@ -19,7 +19,7 @@ from cli_helpers import ROOT, refusal, run_python
 from helpers import over_devices
 
 import benchmarks.peers.__main__ as peers
-from benchmarks.peers.starts import STATES, same_starts, states_of
+from benchmarks.peers.starts import STATES, same_starts, starts_of, states_of
 from benchmarks.records import returns_of
 from benchmarks.sets import goals_of_peer
 from common.cli.errors import TrainingError
@@ -256,6 +256,12 @@ def test_episodes_on_the_host_begin_where_those_of_asynchronous_sac_do():
 )
 def test_it_is_known_whose_evaluations_begin_where_the_kit_begins(algorithm, env, same):
     assert same_starts(algorithm, env) is same
+
+
+def test_states_that_cannot_be_computed_are_one_sentence(monkeypatch):
+    monkeypatch.setitem(STATES, "NoSuch-v1", ())
+    with pytest.raises(TrainingError, match="the starting states of NoSuch-v1 could not be computed: .*NoSuch-v1"):
+        starts_of("sb3_ppo", "NoSuch-v1", 2)
 
 
 @pytest.fixture

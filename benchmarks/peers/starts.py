@@ -15,6 +15,7 @@ import numpy as np
 
 from benchmarks.sets import peers
 from common.cli.env_names import split_name
+from common.cli.errors import TrainingError
 
 ROOT = Path(__file__).resolve().parents[2]
 STATES = {  # what a state of gymnasium's consists of, in its order, by the names that gymnax has for it
@@ -26,16 +27,16 @@ STATES = {  # what a state of gymnasium's consists of, in its order, by the name
 }
 
 
-def in_jax(peer: str) -> bool:
-    """Whether it plays with the keys of the kit's episodes, and needs no states."""
-    return peers()[peer]["trainer"] != "train_sb3.py"
+def in_jax(algorithm: str) -> bool:
+    """Whether a peer's, such as sb3_ppo, plays with the keys of the kit's episodes, and needs no states."""
+    return peers()[algorithm.rpartition("_")[0]]["trainer"] != "train_sb3.py"
 
 
 def same_starts(algorithm: str, env: str) -> bool:
-    """Whether evaluations of a peer's algorithm, such as sb3_ppo, begin where those of the kit's do."""
-    peer, _, kind = algorithm.rpartition("_")
+    """Whether evaluations of a peer's algorithm begin where those of the kit's do."""
     suite, name = split_name(env)
-    return in_jax(peer) or (name in STATES and (suite == "gymnax" or (suite, kind) == ("gymnasium", "sac")))
+    with_states = suite == "gymnax" or (suite == "gymnasium" and algorithm.endswith("_sac"))
+    return in_jax(algorithm) or (name in STATES and with_states)
 
 
 @cache
@@ -43,12 +44,17 @@ def starts_of(algorithm: str, env: str, episodes: int) -> list[list[float]] | No
     """Their states [episodes, numbers of a state]; None where a peer does not need them, or begins where it likes.
 
     A process of its own computes them, for one that has looked at an accelerator keeps its memory from the runs.
+    Raises TrainingError where it fails, as without gymnasium.
     """
-    if in_jax(algorithm.rpartition("_")[0]) or not same_starts(algorithm, env):
+    if in_jax(algorithm) or not same_starts(algorithm, env):
         return None
     words = [sys.executable, "-m", "benchmarks.peers.starts", env, str(episodes)]
     places = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    return json.loads(subprocess.run(words, env=os.environ | places, stdout=subprocess.PIPE, check=True).stdout)
+    done = subprocess.run(words, env=os.environ | places, capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.splitlines() or ["it said nothing"])[-1]
+        raise TrainingError(f"the starting states of {env} could not be computed: {reason}")
+    return json.loads(done.stdout)
 
 
 def states_of(env: str, episodes: int) -> np.ndarray:

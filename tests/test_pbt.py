@@ -23,9 +23,11 @@ from helpers import (
 )
 
 from common.cli.pbt_flags import PbtArgs, Rules
-from common.device.episodes import WINDOW, RecentEpisodes
+from common.device.episodes import WINDOW, EpisodeTracker, RecentEpisodes
+from common.device.programs import TrainState
 from common.drawing.groups import Selection, load
 from common.drawing.population import descent
+from common.population.evolution import evolution
 from common.population.exchange import exchange, objective_of
 
 SIZE = 10
@@ -40,6 +42,10 @@ class Learner(struct.PyTreeNode):
     recent: RecentEpisodes
     key: jax.Array
     updates: jax.Array
+
+
+class Shard(struct.PyTreeNode):
+    tracker: EpisodeTracker
 
 
 def population(returns, seed=0) -> Learner:
@@ -78,6 +84,20 @@ def test_the_worst_take_over_the_best():
     assert after.recent.count.tolist() == [0 if place in (2, 4) else WINDOW for place in range(SIZE)], (
         "of other weights"
     )
+
+
+def test_running_episodes_of_one_that_took_over_do_not_count():
+    """Other weights have earned what they hold so far."""
+    args = small_args(population=SIZE, pbt=True, pbt_interval=128, pbt_evolve=("gamma",))
+    running = EpisodeTracker(jnp.full((SIZE, 2), 3.0), jnp.full((SIZE, 2), 5.0))
+    state = TrainState(population(RETURNS), Shard(running))
+    after, metrics = jax.jit(evolution(args))(jnp.int32(6), state)
+    taken = metrics["pbt/source"] != jnp.arange(SIZE)
+    assert taken.any()
+    assert jnp.isneginf(after.shard.tracker.length).all(axis=1).tolist() == taken.tolist()
+    assert (after.shard.tracker.length[~taken] == 5).all()
+    calm, _ = jax.jit(evolution(args))(jnp.int32(7), state)
+    assert (calm.shard.tracker.length == 5).all(), "no exchange was due"
 
 
 def test_who_has_had_no_episode_yet_is_left_alone():

@@ -79,6 +79,11 @@ def new_tracker(env: Env, num_envs: int, under_way: bool = False) -> EpisodeTrac
     return EpisodeTracker(jnp.zeros(num_envs), jnp.full(num_envs, steps, jnp.float32), objective)
 
 
+def uncounted(tracker: EpisodeTracker, whose: jax.Array) -> EpisodeTracker:
+    """Trackers [S, N] of which those of the members `whose` [S] do not count their running episodes."""
+    return tracker.replace(length=jnp.where(whose[:, None], -jnp.inf, tracker.length))
+
+
 def new_recent(env: Env | EnvSpec) -> RecentEpisodes:
     objective = jnp.zeros(WINDOW) if env.is_judged else None
     return RecentEpisodes(jnp.zeros(WINDOW), jnp.zeros(WINDOW), jnp.zeros((), jnp.int32), objective)

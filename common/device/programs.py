@@ -57,8 +57,8 @@ def for_seeds(
 ) -> Programs:
     """The algorithm for several agents, on one device of `AXIS`.
 
-    `evolve` takes the number of updates before a call and the learners [S, ...] after it, and returns learners and
-    metrics: what agents do to each other.
+    `evolve` takes the number of updates before a call and the state [S, ...] after it, and returns a state and metrics:
+    what agents do to each other.
     """
 
     def update_one(state: TrainState, num_updates: jax.Array):
@@ -69,8 +69,8 @@ def for_seeds(
         before = state.learner.updates[0]
         state, metrics, broken = over_seeds(lambda state: update_one(state, num_updates), num_agents)(state)
         if evolve:
-            learner, more = evolve(before, state.learner)
-            state, metrics = state.replace(learner=learner), metrics | more
+            state, more = evolve(before, state)
+            metrics |= more
         return state, metrics, broken
 
     def evaluate_one(learner: Any, seed: jax.Array) -> Episodes:

@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from common.cli.pbt_flags import PbtArgs
+from common.device.episodes import uncounted
 from common.device.sharding import GROUPS, global_ids, members_of_all
 from common.population.exchange import Exchange, exchange, objective_of
 
 
 def evolution(args: PbtArgs, groups: int = 1) -> Callable[[jax.Array, Any], tuple[Any, dict[str, jax.Array]]] | None:
-    """Of the number of updates before and the learners [S, ...] now: learners after an exchange, if one is due between,
+    """Of the number of updates before and the state [S, ...] now: the state after an exchange, if one is due between,
     and metrics. None without --pbt.
 
     Of several `groups` of devices each has its own part of the learners: then they are gathered for an exchange, which
@@ -36,16 +37,18 @@ def evolution(args: PbtArgs, groups: int = 1) -> Callable[[jax.Array, Any], tupl
         objective = objective_of(learner, args.rules.window)
         return learner, Exchange(places(learner), objective, learner.hyper, learner.hyper)
 
-    def evolve(before: jax.Array, learner: Any) -> tuple[Any, dict[str, jax.Array]]:
-        now = learner.updates[0]
+    def evolve(before: jax.Array, state: Any) -> tuple[Any, dict[str, jax.Array]]:
+        now = state.learner.updates[0]
         due = (now // every > before // every) & (now >= start)
-        learner, done = jax.lax.cond(due, exchanged, at_rest, learner)
+        learner, done = jax.lax.cond(due, exchanged, at_rest, state.learner)
+        tracker = uncounted(state.shard.tracker, done.source != places(learner))
         metrics = {
             "pbt/due": jnp.broadcast_to(due, done.source.shape),
             "pbt/source": done.source,
             "pbt/objective": done.objective,
         }
         metrics |= {f"pbt/before/{name}": values for name, values in done.before.items()}
-        return learner, metrics | {f"hyper/{name}": values for name, values in done.after.items()}
+        metrics |= {f"hyper/{name}": values for name, values in done.after.items()}
+        return state.replace(learner=learner, shard=state.shard.replace(tracker=tracker)), metrics
 
     return evolve

@@ -212,6 +212,12 @@ def test_running_statistics_of_nothing_change_nothing():
     np.testing.assert_array_equal(running_stats((2,)).normalize(jnp.array([1.5, -2.0])), [1.5, -2.0])
 
 
+@pytest.mark.parametrize(("count", "wanted"), [(2**24, 2**24 + 1), (2**32 - 1, 2**32 - 1)])
+def test_running_statistics_count_single_samples_after_millions(count, wanted):
+    stats = running_stats(()).replace(count=jnp.uint32(count))
+    assert over_devices(lambda sample: stats.merge(sample, AXIS), 1, jnp.ones(1)).count.tolist() == [wanted]
+
+
 def test_new_units_leave_predictions_as_they_are():
     network = ppo.Critic(small_args(hidden_sizes=(5,)), Box(None, None, (3,)))
     x = jnp.linspace(-2, 2, 12).reshape(4, 3)

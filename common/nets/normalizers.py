@@ -14,7 +14,7 @@ from common.envs.masks import MASK
 class RunningStats(struct.PyTreeNode):
     """Count, mean and sum of squared deviations of everything seen so far."""
 
-    count: jax.Array  # []
+    count: jax.Array  # [] uint32: float32 would stand still from 2^24 on
     mean: jax.Array  # [*shape]
     m2: jax.Array  # [*shape]
 
@@ -39,19 +39,20 @@ class RunningStats(struct.PyTreeNode):
         """
         axes = tuple(range(batch.ndim - self.mean.ndim))
         where = None if valid is None else valid.reshape(*valid.shape, *[1] * self.mean.ndim)
-        samples = batch.size // self.mean.size if valid is None else jnp.sum(valid.astype(jnp.float32))
-        count = jax.lax.psum(samples, axis_name)
+        samples = batch.size // self.mean.size if valid is None else jnp.sum(valid, dtype=jnp.uint32)
+        new = jnp.uint32(jax.lax.psum(samples, axis_name))
+        old, count = jnp.float32(self.count), jnp.float32(new)
         if valid is None:
             mean = jax.lax.pmean(batch.mean(axes), axis_name)
         else:
             mean = jax.lax.psum(batch.sum(axes, where=where), axis_name) / jnp.maximum(count, 1)
         m2 = jax.lax.psum(jnp.sum((batch - mean) ** 2, axes, where=where), axis_name)
-        total = self.count + count
+        total = old + count
         delta = mean - self.mean
         return RunningStats(
-            count=total,
+            count=self.count + jnp.minimum(new, ~self.count),  # ~ is what is missing to the largest
             mean=self.mean + delta * count / jnp.maximum(total, 1),
-            m2=self.m2 + m2 + delta**2 * self.count * count / jnp.maximum(total, 1),
+            m2=self.m2 + m2 + delta**2 * old * count / jnp.maximum(total, 1),
         )
 
 
@@ -116,4 +117,4 @@ def renew_units(learner: Any, batch: Any, axis_name: str, counts: jax.Array | No
 
 def running_stats(shape: tuple[int, ...]) -> RunningStats:
     """Statistics of nothing yet."""
-    return RunningStats(count=jnp.zeros(()), mean=jnp.zeros(shape), m2=jnp.zeros(shape))
+    return RunningStats(count=jnp.uint32(0), mean=jnp.zeros(shape), m2=jnp.zeros(shape))

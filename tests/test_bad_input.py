@@ -108,6 +108,7 @@ CASES = [
     ("--resume @choice", "activation, cubic"),
     (f"--resume {'x' * 300}", "xxx"),
     ("--resume @custom", "bad_envs:none, --env"),
+    ("--resume @run --lr-schedule kl-adaptive --learning-rate 0.01", "--learning-rate"),
     ("--resume @run --num-envs 8", "32 steps per update, 64 with --num-envs: 4 then, 8 now"),
     ("--resume @run --num-envs 8 --num-steps 4", "--num-envs: 4 then, 8 now"),
     ("--resume @run --learning-rate 1 --hidden-sizes 8", "these flags: --hidden-sizes: [4] then, [8] now"),

@@ -92,8 +92,8 @@ class RunArgs:
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        """Flags that a resumed run cannot change."""
-        return ("seed",)
+        """Flags that a resumed run cannot change; kl-adaptive has moved the learning rate, and goes on from there."""
+        return ("seed", *["learning_rate"] * (getattr(self, "lr_schedule", "") == "kl-adaptive"))
 
     @property
     def members(self) -> Members:

@@ -1,4 +1,4 @@
-"""Population-based training (Jaderberg et al. 2017), by the rules of Sample Factory (Petrenko et al. 2020).
+"""Population-based training (Jaderberg et al. 2017), by rules close to Sample Factory's (Petrenko et al. 2020).
 
 A gather over the axis of the members, inside the compiled program: nothing returns to the host, and every device does
 the same to its replica.

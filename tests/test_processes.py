@@ -1,11 +1,13 @@
 """What processes agree on, and the rows of a checkpoint that each reads; here one process plays one of several."""
 
+import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
 from common.cli.errors import TrainingError
@@ -153,3 +155,36 @@ def test_an_environment_does_not(text):
 
 def test_nor_does_anything_where_there_is_no_other():
     assert not cluster.has_lost(RuntimeError("UNKNOWN: Gloo AllGather failed"))
+
+
+class Trap:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, file: Path):
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.usefixtures("of_two")
+@pytest.mark.parametrize("ask", [lambda: cluster.everyones(1), lambda: cluster.on_first(int)])
+def test_nothing_that_a_stranger_sends_is_run(ask, tmp_path, monkeypatch):
+    trap = np.frombuffer(pickle.dumps(Trap(tmp_path / "ran")), np.uint8)
+    monkeypatch.setattr(cluster, "largest", lambda number: number)
+    monkeypatch.setattr(cluster, "is_first", lambda: False)
+    monkeypatch.setattr(multihost_utils, "process_allgather", lambda row: [row, trap])
+    monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", lambda row: trap)
+    with pytest.raises(TrainingError):
+        ask()
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.usefixtures("of_two")
+def test_processes_tell_each_other_what_json_can_say(monkeypatch):
+    monkeypatch.setattr(multihost_utils, "process_allgather", lambda row: np.stack([row, row]))
+    monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", lambda row: row)
+    value = {"path": Path("a/ü"), "array": np.float32([0.1, -np.inf]), "number": np.int32(3), "pair": (1, None)}
+    said = {"path": "a/ü", "array": [float(np.float32(0.1)), -np.inf], "number": 3, "pair": [1, None]}
+    assert cluster.everyones(value) == [said, said]
+    assert cluster.on_first(lambda: value) == said

@@ -59,14 +59,14 @@ class HostEvaluation:
         """The evaluation under way, once it is over. Raises TrainingError where it has failed or is beyond a limit."""
         step, state, *_ = self._under_way
         try:
-            episodes = cluster.on_first(self._episodes)
+            found = cluster.on_first(self._episodes)
         except TrainingError:
             self._under_way = None
             raise
-        if episodes is None:
+        if found is None:
             return None
         self._under_way = None
-        return Evaluated(step, episodes, state)
+        return Evaluated(step, Episodes(*map(np.asarray, found)), state)
 
     def _episodes(self) -> Episodes | None:
         """Those of the evaluation under way, [1, E], once they are over. Raises TrainingError as `poll` does."""

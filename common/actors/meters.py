@@ -180,7 +180,8 @@ class Meters:
         return Part(*since, self._speeds(), counts, self._seconds())
 
     def _part_of_all(self) -> Part:
-        return Part.joined(cluster.everyones(self._part()))
+        parts = [Part(*part) for part in cluster.everyones(self._part())]
+        return Part.joined([part._replace(lags=[np.asarray(lags, int) for lags in part.lags]) for part in parts])
 
     def _seconds(self) -> dict[str, float]:
         """Those so far of this process's mean actor, and of its learner."""

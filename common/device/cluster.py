@@ -4,13 +4,14 @@ All of them run the same program and come to the same calls in the same order; w
 a signal or what is found on a disk, is agreed on first. With one process everything is at once what it was given.
 """
 
-import pickle
+import json
 import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
@@ -84,10 +85,14 @@ def gathered(tree: Any) -> Any:
 
 
 def everyones(value: T) -> list[T]:
-    """What each process has in the place of `value`, which can be pickled; in all of them."""
+    """What each process has in the place of `value`, in all of them.
+
+    Only JSON goes from one to another, since a stranger may have joined them: of several processes the values have lists
+    in place of tuples and of arrays, and texts as keys and in place of paths.
+    """
     if count() == 1:
         return [value]
-    return [pickle.loads(row.tobytes()) for row in multihost_utils.process_allgather(_padded(pickle.dumps(value)))]
+    return [_decoded(row) for row in multihost_utils.process_allgather(_padded(_json(value)))]
 
 
 def largest(number: int) -> int:
@@ -98,22 +103,22 @@ def largest(number: int) -> int:
 def on_first(function: Callable[..., T], *args: Any) -> T:
     """What the function returns in the first process, where alone it is called; in all processes.
 
-    Raises what it raises, in the others UsageError or TrainingError with the same text.
+    Of several it is what JSON makes of it, as in `everyones`. Raises what it raises, in the others UsageError or
+    TrainingError with the same text.
     """
     if count() == 1:
         return function(*args)
     if not is_first():
-        result, usage, failure = pickle.loads(_broadcast(b""))
+        result, usage, failure = _broadcast("")
         if failure is not None:
             raise (UsageError if usage else TrainingError)(failure)
         return result
     try:
-        result = function(*args)
+        text = _json((function(*args), False, None))
     except Exception as error:
-        _broadcast(pickle.dumps((None, isinstance(error, UsageError), str(error))))
+        _broadcast(_json((None, isinstance(error, UsageError), str(error))))
         raise
-    _broadcast(pickle.dumps((result, False, None)))
-    return result
+    return _broadcast(text)[0]
 
 
 def check_equal(what: str, value: str, error: type[Exception] = TrainingError) -> None:
@@ -123,15 +128,27 @@ def check_equal(what: str, value: str, error: type[Exception] = TrainingError) -
         raise error(f"{what} of process {', '.join(differing)} is not that of process 0")
 
 
-def _broadcast(content: bytes) -> bytes:
-    """The first process's `content`, in all."""
-    return multihost_utils.broadcast_one_to_all(_padded(content)).tobytes()
+def _broadcast(text: str) -> Any:
+    """What the first process's `text` says, which is JSON; in all."""
+    return _decoded(multihost_utils.broadcast_one_to_all(_padded(text)))
 
 
-def _padded(content: bytes) -> np.ndarray:
-    """The content with zeros behind it, as long in all processes: a power of two, since each length is compiled for."""
-    size = 1 << largest(len(content)).bit_length()
-    return np.frombuffer(content.ljust(size, b"\0"), np.uint8)
+def _json(value: Any) -> str:
+    return json.dumps(value, default=lambda x: str(x) if isinstance(x, Path) else x.tolist())
+
+
+def _padded(text: str) -> np.ndarray:
+    """The text with spaces behind it, as long in all processes: a power of two, since each length is compiled for."""
+    size = 1 << largest(len(text)).bit_length()
+    return np.frombuffer(text.ljust(size).encode(), np.uint8)
+
+
+def _decoded(row: np.ndarray) -> Any:
+    """What another process has said. Raises TrainingError where that is no JSON."""
+    try:
+        return json.loads(row.tobytes())
+    except (ValueError, RecursionError) as error:
+        raise TrainingError(f"another process has sent what is no JSON ({error})") from error
 
 
 def _ended(error: Exception) -> ProcessEnded:

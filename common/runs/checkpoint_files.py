@@ -65,11 +65,12 @@ def to_save(arrays: Arrays) -> dict[str, Any]:
     """
     stored = {name: array for name, array in arrays.items() if array.size}
     parts = sorted({first_part(name) for name in stored})
-    digests = {part: bytes.fromhex(_digest(stored, part)) for part in parts}
+    digests = {part: _digest(stored, part) for part in parts}
     if ROWS in digests and cluster.count() > 1:
-        digests[ROWS] = b"".join(cluster.everyones(digests[ROWS]))
+        digests[ROWS] = "".join(cluster.everyones(digests[ROWS]))
         stored |= {name: over_processes(array) for name, array in stored.items() if first_part(name) == ROWS}
-    return stored | {f"{CHECKSUM}/{part}": np.frombuffer(digest, np.uint8) for part, digest in digests.items()}
+    checksums = {f"{CHECKSUM}/{part}": np.frombuffer(bytes.fromhex(x), np.uint8) for part, x in digests.items()}
+    return stored | checksums
 
 
 def read(path: Path, part: str | None = None, check: Callable[[dict[str, Any]], None] = lambda shapes: None) -> Arrays:

@@ -65,6 +65,10 @@ class Checkpoints:
         stored = {step: stored_returns(self.path(step)) for step in self.steps()}
         return {step: returns for step, returns in stored.items() if returns}
 
+    def agreed_evaluations(self) -> dict[int, list[float]]:
+        """Those that the first process finds, in all processes."""
+        return {int(step): returns for step, returns in cluster.on_first(self.evaluations).items()}
+
     def quoted(self, step: int) -> list[float]:
         """The mean greedy return of each seed: of episodes by which a checkpoint was not chosen, if it played any.
 
@@ -83,7 +87,7 @@ class Checkpoints:
 
         That of step `sound` has loaded.
         """
-        found, evaluations = [], cluster.on_first(self.evaluations)
+        found, evaluations = [], self.agreed_evaluations()
         while (step := best_step(evaluations, overall=self._overall)) not in (None, sound):
             try:
                 self._load(step, like, None, (), dispensable)

@@ -83,12 +83,17 @@ def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, 
     flags = {name: value for name, value in config["args"].items() if name not in ("process_id", "quiet")}
     here = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
     here |= {name: config[name] for name in ("algorithm", "script_sha256", "versions")}
-    for process, there in enumerate(cluster.everyones(here)):
+    of_all, this = cluster.everyones(here), jax.process_index()
+    here = of_all[this]
+    for process, there in enumerate(of_all):
         if other := [
             f"{name} is {there.get(name)} there, {here[name]} here" for name in here if here[name] != there.get(name)
         ]:
-            raise UsageError(f"process {process} differs from process {jax.process_index()}: {'; '.join(other)}")
-    return (None, []) if args.benchmark else cluster.on_first(choose_directory, args, config)
+            raise UsageError(f"process {process} differs from process {this}: {'; '.join(other)}")
+    if args.benchmark:
+        return None, []
+    path, changes = cluster.on_first(choose_directory, args, config)
+    return Path(path), changes
 
 
 def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]]:

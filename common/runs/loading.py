@@ -110,7 +110,7 @@ def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> S
         host=host,
         renewed=renewed,
         counters=counters,
-        newest=cluster.on_first(stored_evaluation, path, step),
+        newest=Score(*cluster.on_first(stored_evaluation, path, step)),
         damaged=tuple(damaged.values()),
     )
 

@@ -70,7 +70,7 @@ class Saver:
         The members of a population are a choice too, for which the newest checkpoint is among them.
         """
         self.wait()
-        evaluations = cluster.on_first(self._checkpoints.evaluations)
+        evaluations = self._checkpoints.agreed_evaluations()
         if not evaluations or len(evaluations) + self._keep_best < 2 and not self._is_population:
             return []
         agents = range(max(map(len, evaluations.values())))
@@ -105,7 +105,7 @@ class Saver:
     def sha256(self, host: Any) -> str:
         """Checksum of what checkpoints hold of a state; of several processes that of their own checksums."""
         own = sha256(without(flatten(host), self._unsaved))
-        return own if cluster.count() == 1 else hashlib.sha256(b"".join(cluster.everyones(own.encode()))).hexdigest()
+        return own if cluster.count() == 1 else hashlib.sha256("".join(cluster.everyones(own)).encode()).hexdigest()
 
     def checkpoint(self) -> Path | None:
         """The newest checkpoint, if there is one."""
@@ -119,7 +119,7 @@ class Saver:
 
     def is_judged(self, step: int) -> bool:
         """Whether the run has ended at this step before, all evaluations included: nothing cut it short."""
-        if not self._checkpoints or step not in cluster.on_first(self._checkpoints.evaluations):
+        if not self._checkpoints or step not in self._checkpoints.agreed_evaluations():
             return False
         return cluster.on_first(has_ended_at, self._directory, step)
 

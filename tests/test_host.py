@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -204,21 +205,24 @@ def test_what_an_environment_has_started_ends_with_it(end, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_what_an_environment_has_started_ends_with_the_program(number, tmp_path):
-    """A terminal sends SIGINT to all of the program's group."""
-    params = json.dumps({"simulator": str(tmp_path / "simulator")})
+    """A terminal sends SIGINT to all of the program's group. Temporary files go too."""
+    params, temporary = json.dumps({"simulator": str(tmp_path / "simulator")}), tempfile.mkdtemp()  # a short name
     code = f"from common.envs.registry import make_host; envs = make_host('{TOYS}Toy-v0', 1, 0, {params!r}, 'async'); "
     code += "envs.reset(); print('begun', flush=True); import time; time.sleep(1e6)"
     words = [sys.executable, "-c", code]
-    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "TMPDIR": temporary}
     program = Popen(words, env=environment(**path), stdout=PIPE, text=True, start_new_session=True)
     try:
         read_until(program, "begun")
+        assert os.listdir(temporary)
         simulator = int((tmp_path / "simulator").read_text())
         (os.killpg if number == signal.SIGINT else os.kill)(program.pid, number)
         program.communicate(timeout=300)
     finally:
         program.kill()
     wait_until(lambda: not runs(simulator))
+    wait_until(lambda: not os.listdir(temporary))
+    os.rmdir(temporary)
 
 
 def test_runs_may_be_in_processes_of_other_programs(tmp_path):

@@ -1,11 +1,14 @@
 """gymnasium environments in processes of their own: what hangs there can be killed, and ends with this program."""
 
 import fcntl
+import functools
 import math
 import multiprocessing.connection
+import multiprocessing.util
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -41,6 +44,7 @@ class Processes(AsyncVectorEnv):
         context.set_forkserver_preload(["gymnasium", "numpy"])
         self._begun = context.Semaphore(0)
         makers = [_Maker(maker, self._begun)] * num_envs
+        _remove_at_end(multiprocessing.util.get_temp_dir())
         try:
             with _hidden_main():
                 super().__init__(makers, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
@@ -112,6 +116,14 @@ class Processes(AsyncVectorEnv):
             ended = [process for process in self.processes if process.exitcode is not None]
             codes = ", ".join(f"{process.exitcode}" for process in ended) or "unknown"
             raise FailedEnvError(f"a process of an environment ended by itself (exit code {codes})") from error
+
+
+@functools.cache
+def _remove_at_end(folder: str) -> subprocess.Popen:
+    """A process that deletes a folder once this program has ended, also by kill -9: multiprocessing would leave it."""
+    shell = ["sh", "-c", 'read -r nothing; rm -rf "$1"', "sh", folder]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen(shell, **streams, start_new_session=True)  # nobody writes: reading ends with this program
 
 
 @contextmanager

@@ -26,6 +26,7 @@ CHECKSUM = "sha256"  # `sha256/learner` is that of all arrays `learner/...`, sto
 METRICS = "metrics/metrics"  # in the folder of a checkpoint, as orbax has it
 SMALL = {COUNTERS: 32, CHECKSUM: SIZE * 2**14}  # numbers at most, in an array beside those of the state
 LARGEST_METADATA = 2**22  # bytes; those of a state of a hundred arrays are 50 kB
+NOISY = "orbax", "tensorstore"
 OF_DAMAGE = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL  # errors of files that are not what they were
 
 
@@ -175,7 +176,7 @@ def _hide_noise() -> None:
 
 def _is_of_orbax(record: logging.LogRecord) -> bool:
     frames = traceback.extract_tb(record.exc_info[2]) if record.exc_info else []
-    return "orbax" in record.getMessage() or any("orbax" in frame.filename for frame in frames)
+    return any(name in text for text in (record.getMessage(), *(frame.filename for frame in frames)) for name in NOISY)
 
 
 def _reason(error: Exception) -> str:

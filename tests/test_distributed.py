@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,10 +30,13 @@ from cli_helpers import (
     checkpoint_steps,
     environment,
     in_process,
+    only_message,
     read_result,
     read_rows,
     read_until,
     refusal,
+    run_python,
+    run_script,
     start_script,
 )
 from helpers import relative_difference
@@ -385,12 +389,41 @@ def test_processes_with_different_flags_are_refused(tmp_path):
         ("--coordinator here --num-processes 2 --process-id 0", "--coordinator here, host:port"),
         ("--coordinator a:1", "--coordinator needs --num-processes and --process-id"),
         ("--coordinator a:1 --num-processes 2 --process-id 2", "--process-id 2, numbered from 0 to 1"),
+        ("--coordinator a:1 --num-processes 1000000000 --process-id 0", "--num-processes, 4096"),
         ("--distributed --sharding shard_map", "several processes train with --sharding pmap only, it is shard_map"),
         ("--distributed", "JAX has started already, --distributed has to come before"),
     ],
 )
 def test_processes_that_cannot_meet_are_refused(flags, words):
     check_words(refusal(ppo.train, ppo.Args, flags.split()), words)
+
+
+def test_a_port_in_use_is_refused():
+    with socket.create_server(("", 0)) as other:
+        port = str(other.getsockname()[1])
+        where = f"--coordinator 127.0.0.1:{port} --num-processes 2 --process-id 0 --quiet"
+        check_words(refusal(ppo.train, ppo.Args, where.split()), port)
+
+
+def test_a_signal_between_the_meeting_and_the_run_is_not_lost():
+    code = """
+        import signal, socket
+        from algos.ppo_pmap import Args
+        from common.device import cluster
+
+        with socket.create_server(("", 0)) as free:
+            port = free.getsockname()[1]
+        with cluster.joined(Args(coordinator=f"127.0.0.1:{port}", num_processes=1, process_id=0)):
+            signal.raise_signal(signal.SIGTERM)
+    """
+    assert run_python("-c", textwrap.dedent(code)).returncode == -signal.SIGTERM
+
+
+def test_more_devices_than_a_cpu_can_have_are_refused(tmp_path):
+    words = "--num-devices", 2049, "--num-envs", 2049, "--num-minibatches", 1, "--run-dir", tmp_path / "run"
+    process = run_script(*words)
+    assert process.returncode == 2
+    check_words(only_message(process.stderr), "--num-devices 2049, 2048")
 
 
 def check_close(run_dir: Path, other: Path, step: int) -> None:

@@ -8,6 +8,8 @@ from common.cli.checks import check
 from common.cli.errors import UsageError
 from common.cli.flags import RunArgs
 
+MAX_PROCESSES = 4096  # more are a slip of the finger, for which the first one would take gigabytes
+
 
 @dataclass(kw_only=True)
 class ProcessArgs(RunArgs):
@@ -27,7 +29,7 @@ class ProcessArgs(RunArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, "num_processes", at_least=0)
+        check(self, "num_processes", at_least=0, at_most=MAX_PROCESSES)
         check(self, "process_id", at_least=-1)
         if self.num_processes:
             self.processes = self.num_processes

@@ -4,13 +4,16 @@ All of them run the same program and come to the same calls in the same order; w
 a signal or what is found on a disk, is agreed on first. With one process everything is at once what it was given.
 """
 
+import errno
 import json
+import os
 import re
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -87,8 +90,8 @@ def gathered(tree: Any) -> Any:
 def everyones(value: T) -> list[T]:
     """What each process has in the place of `value`, in all of them.
 
-    Only JSON goes from one to another, since a stranger may have joined them: of several processes the values have lists
-    in place of tuples and of arrays, and texts as keys and in place of paths.
+    Only JSON goes from one to another, since a stranger may have joined them: of several processes the values have
+    lists in place of tuples and of arrays, and texts as keys and in place of paths.
     """
     if count() == 1:
         return [value]
@@ -165,12 +168,16 @@ def _ended(error: Exception) -> ProcessEnded:
 
 def _meet(args: ProcessArgs) -> None:
     """Start JAX's runtime for several processes."""
+    if args.process_id == 0:
+        _check_port(args)
     times = {"heartbeat_timeout_seconds": HEARTBEAT, "shutdown_timeout_seconds": FAREWELL}
     if args.coordinator and not args.quiet:
         where = f"{args.num_processes} processes at {args.coordinator}, for {START} s at most"
         print(f"process {args.process_id} is meeting {where} ...", file=sys.stderr, flush=True)
     # Between CPUs nothing but this keeps the collectives of two programs in one order, the same in all processes.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
+    with suppress(AttributeError):  # in versions that have it always
+        jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, and tell nobody
     try:
         with _ending_at_once():
             jax.distributed.initialize(**args.process, **times, initialization_timeout=START)
@@ -178,17 +185,36 @@ def _meet(args: ProcessArgs) -> None:
         raise UsageError(_reason(args, error)) from error
 
 
+def _check_port(args: ProcessArgs) -> None:
+    """Raise UsageError where another program listens there: JAX would let a run's processes meet another run's, or die.
+
+    What is no matter of the port is left to JAX.
+    """
+    how = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
+    try:
+        socket.create_server(("", int(args.coordinator.rpartition(":")[2])), **how).close()
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            text = f"process 0 cannot listen at {args.coordinator} ({os.strerror(error.errno)}): name another port"
+            raise UsageError(text) from error
+
+
 @contextmanager
 def _ending_at_once() -> Iterator[None]:
-    """Inside, Ctrl-C ends the process even while no Python runs; in another thread that is the caller's business."""
+    """Inside, Ctrl-C ends the process even while no Python runs; in another thread that is the caller's business.
+
+    After it SIGTERM does what it did before, whatever JAX has made of it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _reason(args: ProcessArgs, error: Exception) -> str:
@@ -202,6 +228,4 @@ def _reason(args: ProcessArgs, error: Exception) -> str:
     if not args.coordinator:
         return f"this process could not meet the others: {text[:200]}"
     process = f"process {args.process_id} of {args.num_processes}"
-    if "Failed to start RPC server" in text:
-        return f"{process} cannot listen at {args.coordinator}: it is in use, or of another machine"
     return f"{process} could not meet the others at {args.coordinator}: {text[:200]}"

@@ -11,6 +11,7 @@ from common.cli.checks import multiples_near
 from common.cli.errors import UsageError
 
 MAX_DEVICES = 4096  # more are a slip of the finger, and as virtual ones would exhaust the machine
+MAX_CPU_DEVICES = 2048  # virtual ones of a process; XLA takes what is beyond for another process's
 
 # Below this many environments per device a second CPU device costs more than it brings (docs/ppo.md, "Devices").
 MIN_ENVS_PER_CPU_DEVICE = 8
@@ -117,7 +118,7 @@ def _make_cpu_devices(count: int) -> None:
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     with suppress(RuntimeError):  # JAX has started in this process: its devices are what they are
-        jax.config.update("jax_num_cpu_devices", count)
+        jax.config.update("jax_num_cpu_devices", min(count, MAX_CPU_DEVICES))
 
 
 def _of_processes(count: int) -> list[list[jax.Device]]:

@@ -3,9 +3,13 @@
 import os
 import statistics
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+SIGN_OF_LIFE = 30.0  # seconds after which a log says that something slow still goes on
 
 
 class Console:
@@ -25,22 +29,29 @@ class Console:
         self._task = None
 
     def say(self, text: str) -> None:
-        if self.quiet:
-            return
-        try:
-            self._rich.print(text, markup=False)
-        except (OSError, SystemExit):
-            # The reader has gone, as in `| head` (rich makes that a SystemExit), or the output's disk is full: the run
-            # goes on without it.
-            self.quiet = True
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        if not self.quiet:
+            with self._unread():
+                self._rich.print(text, markup=False)
 
     def warn(self, text: str) -> None:
         if not self._speaks:
             return
         # A live bar has to know of every line; else warnings go to stderr.
         target = self._bar.console if self._bar else self._errors
-        target.print(f"warning: {text}", markup=False, style="yellow")
+        with self._unread("stdout" if self._bar else "stderr"):
+            target.print(f"warning: {text}", markup=False, style="yellow")
+
+    @contextmanager
+    def _unread(self, stream: str = "stdout") -> Iterator[None]:
+        """Inside, a stream may prove to be broken: from then on the run goes on without it.
+
+        The reader has gone, as in `| head` (rich makes that a SystemExit), or the terminal, or the disk is full.
+        """
+        try:
+            yield
+        except (OSError, SystemExit):
+            self.quiet, self._bar = self.quiet or stream == "stdout", None
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
 
     def start(self, steps: int) -> None:
         """Show the progress bar, where output is a terminal."""
@@ -57,7 +68,8 @@ class Console:
         ]
         self._bar = progress.Progress(*columns, console=self._rich, refresh_per_second=5)
         self._task = self._bar.add_task("", total=self.total, completed=steps, report="")
-        self._bar.start()
+        with self._unread():
+            self._bar.start()
 
     def update(self, steps: int, row: dict[str, Any]) -> None:
         """Show one log interval."""
@@ -65,7 +77,8 @@ class Console:
             return
         report = f"return {self._brief(row['episode/return_last100'])}  {row['time/sps']:,.0f} steps/s"
         if self._bar:
-            self._bar.update(self._task, completed=min(steps, self.total), report=report)
+            with self._unread():
+                self._bar.update(self._task, completed=min(steps, self.total), report=report)
             return
         eta = max(self.total - steps, 0) / max(row["time/sps_wall"], 1e-9)
         self.say(f"step {steps:>11,} / {self.total:,}  {report}  ETA {eta:.0f} s")
@@ -74,28 +87,55 @@ class Console:
     def task(self, words: str) -> Iterator[Callable[[int, int], None]]:
         """While something slow goes on: yields a function to call with how much is done, and of how much.
 
-        A bar on a terminal, a line elsewhere.
+        A bar on a terminal, elsewhere a line, and one more every SIGN_OF_LIFE seconds.
         """
         if self.quiet or not self._rich.is_terminal:
             self.say(f"{words} ...")
-            yield lambda done, total: None
+            with _repeatedly(lambda seconds: self.say(f"{words} ... {seconds:.0f} s")):
+                yield lambda done, total: None
             return
         from rich import progress
 
         columns = progress.TextColumn("{task.description}"), progress.BarColumn(), progress.TimeElapsedColumn()
-        with progress.Progress(*columns, console=self._rich, transient=True) as bar:
-            task = bar.add_task(words, total=None)
+        bar = progress.Progress(*columns, console=self._rich, transient=True)
+        task = bar.add_task(words, total=None)
+        with self._unread():
+            bar.start()
+        try:
             yield lambda done, total: bar.update(task, completed=done, total=total)
+        finally:
+            with self._unread():
+                bar.stop()
 
     def abandon(self) -> None:
         """Give the terminal back its cursor, for a process that ends at once."""
-        if self._bar:
-            self._rich.show_cursor()
+        if not self.quiet:
+            with self._unread():
+                self._rich.show_cursor()
 
     def stop(self) -> None:
         if self._bar:
-            self._bar.stop()
+            with self._unread():
+                self._bar.stop()
             self._bar = None
+
+
+@contextmanager
+def _repeatedly(function: Callable[[float], None]) -> Iterator[None]:
+    """Inside, a thread calls the function every SIGN_OF_LIFE seconds, with how many have passed."""
+    over, began = threading.Event(), time.monotonic()
+
+    def call():
+        while not over.wait(SIGN_OF_LIFE):
+            function(time.monotonic() - began)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def brief_seeds(value: float | list[float | None] | None) -> str:

@@ -1,14 +1,19 @@
 """Compilation: the persistent cache, and compiling a run's programs side by side."""
 
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
+import jaxlib.utils
 import numpy as np
 
 from common.device import cluster
+
+FATAL = 3  # among absl's levels of what is logged
 
 
 def cache_directory() -> Path:
@@ -55,6 +60,18 @@ def compile_by_call(update: Any, state: Any, example: Any) -> Any:
     Returns `state`, which is not changed.
     """
     return update(state, np.zeros_like(example))[0] if cluster.count() > 1 and _is_number(example) else state
+
+
+@contextmanager
+def without_alarms() -> Iterator[None]:
+    """Inside, XLA's C++ says nothing but what it dies of: its alarms about slow compiling help nobody who trains."""
+    set_level = getattr(jaxlib.utils, "absl_set_min_log_level", lambda level: None)  # not in early versions
+    set_level(FATAL)
+    try:
+        yield
+    finally:
+        before = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "")
+        set_level(int(before) if before.isdigit() else 1)
 
 
 def _is_number(example: Any) -> bool:

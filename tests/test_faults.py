@@ -1,6 +1,8 @@
 """Faults: kill -9, signals, broken numbers, exceptions, a full disk, damaged checkpoints: nothing saved is lost."""
 
+import errno
 import gc
+import io
 import json
 import resource
 import shlex
@@ -9,10 +11,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import jaxlib.utils
 import ppo_pmap as ppo
 import pytest
 import sac_pmap as sac
@@ -35,7 +40,10 @@ from cli_helpers import (
 )
 
 from common.cli.command import parse
+from common.cli.console import Console
+from common.device.compilation import without_alarms
 from common.runs.checkpoints import UNFINISHED
+from common.runs.interruption import Interruption
 from common.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -165,6 +173,87 @@ def test_a_signal_does_not_wait_for_the_compiler(number, code, tmp_path):
     last = output.strip().splitlines()[-1]
     succeed(run_python(*shlex.split(last[last.index("python ") :])[1:], cwd=tmp_path))
     assert read_result(tmp_path / "run")["status"] == "finished"
+
+
+@pytest.mark.parametrize(("before", "number"), [(lambda *_: None, signal.SIGHUP), (signal.SIG_IGN, 0)])
+def test_a_closed_terminal_stops_a_run_unless_nohup_has_it_go_on(before, number):
+    noticed = threading.Event()
+    interruption = Interruption(SimpleNamespace(say=lambda text: noticed.set(), abandon=None))
+    previous = signal.signal(signal.SIGHUP, before)
+    try:
+        interruption.start()
+        signal.raise_signal(signal.SIGHUP)
+        assert noticed.wait(60 if number else 0) == bool(number)
+        assert interruption.received() == number
+        interruption.stop()
+        assert signal.getsignal(signal.SIGHUP) is before
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+    if number:
+        with pytest.raises(SystemExit) as end:
+            interruption.go_on()
+        assert end.value.code == 129
+
+
+class Terminal(io.StringIO):
+    """A terminal that can be closed."""
+
+    closed_by_user = False
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if self.closed_by_user:
+            raise OSError(errno.EIO, "Input/output error")
+        return len(text)
+
+
+def test_a_run_goes_on_without_its_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    terminal, errors = Terminal(), Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", errors)
+    console = Console(quiet=False, total_steps=100)
+    with console.task("something slow"):
+        terminal.closed_by_user = True
+    terminal.closed_by_user = False
+    console = Console(quiet=False, total_steps=100)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    console.start(0)
+    terminal.closed_by_user = errors.closed_by_user = True
+    for _ in range(2):
+        console.update(10, {"episode/return_last100": 1.0, "time/sps": 1.0, "time/sps_wall": 1.0})
+        console.warn("something")
+        console.say("something")
+    console.stop()
+
+
+@pytest.mark.parametrize(("program", "silent"), [(ppo.__file__, True), ("", False)])
+def test_an_early_interrupt_ends_a_command_without_a_traceback(program, silent):
+    """A program that merely imports this keeps its own way."""
+    code = f"import signal, sys; sys.argv = [{program!r}]; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    process = run_python("-c", code + "import common.cli; signal.raise_signal(signal.SIGINT)")
+    assert process.returncode == -signal.SIGINT
+    assert ("Traceback" not in process.stderr) == silent
+
+
+def test_a_log_shows_that_something_slow_goes_on(monkeypatch):
+    monkeypatch.setattr("common.cli.console.SIGN_OF_LIFE", 0.001)
+    console, lines, alive = Console(quiet=False, total_steps=1), [], threading.Event()
+    monkeypatch.setattr(console, "say", lambda text: (lines.append(text), len(lines) > 2 and alive.set()))
+    with console.task("compiling"):
+        assert alive.wait(60)
+    assert all(line.startswith("compiling") for line in lines)
+
+
+def test_the_compiler_gives_no_alarm(monkeypatch):
+    levels = []
+    monkeypatch.setattr(jaxlib.utils, "absl_set_min_log_level", levels.append, raising=False)
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+    with without_alarms():
+        assert levels == [3]
+    assert levels == [3, 2]
 
 
 @pytest.mark.slow
@@ -316,6 +405,11 @@ def flip_a_byte(folder: Path) -> None:
     biggest(folder).write_bytes(bytes(content))
 
 
+def empty_data(folder: Path) -> None:
+    for file in (folder / "state").rglob("d/*"):
+        file.write_bytes(b"")
+
+
 def empty_directory(folder: Path) -> None:
     shutil.rmtree(folder)
     folder.mkdir()
@@ -401,11 +495,6 @@ def test_a_torn_line_of_metrics_is_dropped(saved, tmp_path):
     """As after a crash within a write."""
     run_dir = Path(shutil.copytree(saved, tmp_path / "run"))
     with (run_dir / "metrics.jsonl").open("a") as file:
-def empty_data(folder: Path) -> None:
-    for file in (folder / "state").rglob("d/*"):
-        file.write_bytes(b"")
-
-
         file.write('{"env_steps": 448, "upd')
     assert in_process("--resume", run_dir, "--quiet") == 0
     assert [row["env_steps"] for row in read_rows(run_dir)] == [2 * STEPS, 4 * STEPS, 6 * STEPS, 8 * STEPS]

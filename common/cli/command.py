@@ -20,7 +20,6 @@ from common.cli.checks import WORDS, kinds_of, needs_value, shortened
 from common.cli.config import defaults_of, has_finished, is_run
 from common.cli.errors import FailedEnvError, ProcessEnded, TrainingError, UsageError, fail
 from common.cli.flags import ONE_TIME, RunArgs
-from common.cli.signals import end_at_once
 
 
 def parse(args_class: type, argv: list[str] | None = None) -> Any:
@@ -32,7 +31,7 @@ def parse(args_class: type, argv: list[str] | None = None) -> Any:
         program = f"python -m {module.name.removesuffix('.__main__')}" if module else None
         for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it is closed
             stream.reconfigure(errors="replace")  # where it has no ±
-        signal.signal(signal.SIGINT, end_at_once)  # nothing to save until a run begins
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to save until a run begins
         if hasattr(signal, "SIGPIPE") and {"--help", "--list-envs"} & set(argv):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in `--help | head`
     try:
@@ -42,7 +41,7 @@ def parse(args_class: type, argv: list[str] | None = None) -> Any:
 
 
 def main(train: Callable[[Any], Any], args: Any) -> int:
-    """Train and return the exit code: 0 finished or stopped, 1 failed, 2 bad usage, 130 SIGINT, 143 SIGTERM."""
+    """Train and return the exit code: 0 finished or stopped, 1 failed, 2 bad usage, 128 + N signal N."""
     try:
         if _has_nothing_to_do(args):
             print(f"{args.resume} has finished; a larger --total-timesteps trains longer")

@@ -1,15 +1,17 @@
-"""SIGINT and SIGTERM: the first asks the run to stop, a second SIGINT ends the process at once."""
+"""SIGINT, SIGTERM and SIGHUP: the first asks the run to stop, a second SIGINT ends the process at once."""
 
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from typing import NoReturn
+
+STOPPING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
-def end_at_once(number: int, frame: Any = None) -> NoReturn:
-    """The handler of a command that has nothing to save yet."""
+def end_at_once(number: int) -> NoReturn:
+    """End the process as one that a signal has ended."""
     os._exit(128 + number)
 
 
@@ -24,23 +26,27 @@ class SignalWatch:
         self._farewell: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Take over both signals; does nothing outside the main thread, where signals are the caller's business."""
+        """Take over the signals; does nothing outside the main thread, where signals are the caller's business.
+
+        One that `nohup` has the process ignore stays ignored.
+        """
         if threading.current_thread() is not threading.main_thread():
             return
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._previous = signal.set_wakeup_fd(self._write)
         threading.Thread(target=self._watch, daemon=True).start()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        for number in STOPPING[:-1] if ignored else STOPPING:
             self._handlers[number] = signal.signal(number, lambda number, frame: None)
 
     def stop(self) -> None:
         """Give the signals back."""
         if not self._handlers:
             return
-        signal.set_wakeup_fd(self._previous)
-        for number, handler in self._handlers.items():
+        for number, handler in self._handlers.items():  # first: a signal in between must not be lost
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._previous)
         self._handlers = {}
         os.close(self._write)  # ends the thread
 
@@ -50,7 +56,7 @@ class SignalWatch:
 
         That is so in a command. A process that merely calls `train`, as a notebook's, has more to lose than the run.
         """
-        if self._handlers.get(signal.SIGINT) is end_at_once:
+        if self._handlers.get(signal.SIGINT) is signal.SIG_DFL:
             self._farewell = farewell
         try:
             if self.received:
@@ -65,12 +71,13 @@ class SignalWatch:
             try:
                 self._farewell()
             finally:
+                self._abandon()
                 end_at_once(number)
 
     def _watch(self) -> None:
         with suppress(OSError):
             while received := os.read(self._read, 1):
-                if received[0] not in (signal.SIGINT, signal.SIGTERM):
+                if received[0] not in STOPPING:
                     continue  # a signal of the program around us
                 if received[0] == self.received == signal.SIGINT:
                     self._abandon()

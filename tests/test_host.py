@@ -30,7 +30,6 @@ from test_appo import TOY, rows, small_args, train
 import common.actors.evaluation
 import common.actors.restarts
 import common.actors.watching
-from common import play
 from common.actors.actor import Actor
 from common.actors.crew import ActorsFailed, Crew, Schedule
 from common.actors.environments import env_maker, eval_params, inspect_env
@@ -39,7 +38,7 @@ from common.actors.parameters import ParameterSlots, Slot
 from common.actors.rollouts import Collected, RolloutQueues
 from common.actors.watching import GRACE, Activity, Limits, Worker
 from common.cli.env_params import read_params
-from common.cli.errors import FailedEnvError, TrainingError, UnusableEnvError
+from common.cli.errors import FailedEnvError, TrainingError, UnusableEnvError, UsageError
 from common.device.memory import Player
 from common.envs import spaces
 from common.envs.evaluation_params import evaluation_params
@@ -120,6 +119,12 @@ def test_a_reset_in_a_step_of_its_own_is_not_valid(name, more):
     assert (np.abs(outputs[5].obs) <= 0.05).all()  # where CartPole begins
     assert (np.abs(outputs[4].obs) > 0.05).any()  # the true next observation
     assert (np.abs(first) <= 0.05).all()
+
+
+@pytest.mark.parametrize("parameter", ["num_threads", "max_episode_steps"])
+def test_numbers_that_end_the_process_in_envpool_are_refused(parameter):
+    with pytest.raises(UsageError, match=parameter):
+        make_host("envpool:CartPole-v1", 2, 0, json.dumps({parameter: -1}))
 
 
 def test_actions_of_whole_numbers_are_the_nearest_ones():

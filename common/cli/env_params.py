@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from common.cli.checks import shortened
 from common.cli.errors import UsageError
 from common.cli.sweeps import PREFIX, Draw, is_draw, read_draw
 
@@ -18,9 +19,12 @@ def read_params(env_params: str, flag: str = "--env-params") -> dict[str, Any]:
     try:
         params = json.loads(env_params)
     except json.JSONDecodeError as error:
-        raise UsageError(f"{flag} {env_params!r} is not JSON: {error}") from error
+        raise UsageError(f"{flag} {shortened(repr(env_params))} is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        short = shortened(repr(env_params))
+        raise UsageError(f"{flag} {short} has a number that is too long, or too many brackets") from error
     if not isinstance(params, dict):
-        raise UsageError(f"{flag} {env_params!r} must be a JSON object such as '{{\"name\": 1.0}}'")
+        raise UsageError(f"{flag} {shortened(repr(env_params))} must be a JSON object such as '{{\"name\": 1.0}}'")
     return params
 
 

@@ -57,6 +57,7 @@ import numpy as np
 
 from common.cli.errors import UsageError
 from common.envs import spaces
+from common.envs.requirements import need_usable_spaces
 from common.envs.spec import EnvSpec
 
 DEFAULT_HORIZON = 1_000  # for environments that declare no `max_steps`
@@ -111,8 +112,7 @@ class Env:
         self.action_space = spaces.convert(action_space, "action space")
         obs, self.state_shape = jax.eval_shape(self.reset, jax.random.key(0))
         self.observation_space, self.obs_dtype = spaces.as_seen(name, self.observation_space, obs)
-        if any(0 in leaf.shape for _, leaf in spaces.leaves(self.action_space)):
-            raise UsageError(f"environment {name} has no action: its action space is {self.action_space}")
+        need_usable_spaces(name, self.observation_space, self.obs_dtype, self.action_space)
         action = jax.eval_shape(lambda key: spaces.sample(key, self.action_space), jax.random.key(0))
         stepped = jax.eval_shape(self.step, jax.random.key(0), self.state_shape, action)  # checks what it returns
         self.tells_objective = self.is_judged = stepped.objective is not None
@@ -216,8 +216,14 @@ class Env:
         return jax.tree.map(lambda x, like: self.checked_array(what, x, like.dtype, like.shape), obs, self.obs_like)
 
     def checked_array(self, what: str, value: Any, dtype: Any, shape: tuple[int, ...] = ()) -> jax.Array:
-        """`value` as an array of `dtype`. Raises UsageError, naming `what` it is, where its shape is another."""
-        array = jnp.asarray(value).astype(dtype)
+        """`value` as an array of `dtype`. Raises UsageError, naming `what` it is, where shape or kind are others."""
+        array = jnp.asarray(value)
+        if array.dtype.kind == "c" or dtype is bool and array.dtype.kind == "f":  # which may be a fraction
+            wanted = "true or false" if dtype is bool else "a real number"
+            raise UsageError(
+                f"environment {self.name}: step returned {what} of type {array.dtype} in place of {wanted}"
+            )
+        array = array.astype(dtype)
         if array.shape != shape:
             raise UsageError(f"environment {self.name}: step returned {what} of shape {array.shape} instead of {shape}")
         return array

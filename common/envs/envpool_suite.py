@@ -5,10 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from common.cli.errors import UsageError
 from common.envs.envpool_frames import FRAMES, draws, load_graphics
 from common.envs.host import HostEnvs, HostOptions, HostStep
 from common.envs.host_spaces import Conversion
-from common.envs.usage import check_known, import_package, refuse_params
+from common.envs.usage import check_known, check_time_limit, import_package, refuse_params
+
+LIMIT = "max_episode_steps"
+MOST_THREADS = 1024
 
 
 def ids() -> list[str]:
@@ -24,6 +28,10 @@ def make(name: str, env_id: str, options: HostOptions) -> HostEnvs:
     check_known(name, env_id, ids())
     refuse_params(options.env_params, ("env_type", "batch_size", "gym_reset_return_info"))
     params = options.env_params
+    threads = params.get("num_threads", 0)
+    if not isinstance(threads, int) or not 0 <= threads <= MOST_THREADS:  # envpool would end the process
+        raise UsageError(f"{name} parameter 'num_threads' must be 0 (all cores) to {MOST_THREADS}, got {threads!r}")
+    check_time_limit(name, LIMIT, params.get(LIMIT, 1))
     if options.frames and draws(env_id, params | FRAMES, before_envpool):
         params = params | FRAMES
     params = params | {"num_envs": options.num_envs, "seed": options.seed}

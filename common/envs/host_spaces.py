@@ -8,6 +8,7 @@ import numpy as np
 
 from common.cli.errors import UsageError
 from common.envs import spaces
+from common.envs.requirements import need_usable_spaces
 from common.envs.spec import EnvSpec
 
 # JAX computes with 32 bits
@@ -28,6 +29,7 @@ class Conversion:
         dtype = spaces.map_leaves(partial(_dtype, name), self.theirs, _tree(observation_space))
         actions = spaces.convert(action_space, "action space")
         self._action_dtype = spaces.map_leaves(partial(_action_dtype, name), actions, _tree(action_space))
+        need_usable_spaces(name, ours, dtype, actions)
         self.spec = EnvSpec(name, ours, dtype, actions)
 
     def observations(self, obs: Any) -> Any:
@@ -52,8 +54,6 @@ def _tree(space: Any) -> Any:
 def _dtype(name: str, leaf: spaces.Leaf, theirs: Any) -> np.dtype:
     """The type that a part of observations has on our side. Raises UsageError where it is not supported."""
     _check_starts(name, theirs)
-    if 0 in leaf.shape:
-        raise UsageError(f"environment {name} has no observation: its observation space has shape {leaf.shape}")
     return NARROW.get(np.dtype(theirs.dtype), np.dtype(theirs.dtype))
 
 

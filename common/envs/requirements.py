@@ -2,12 +2,32 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from common.cli.errors import UsageError
 from common.envs.masks import check_mask
 from common.envs.privileged import PRIVILEGED, has_privileged
 from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple, leaves
+
+
+def need_usable_spaces(name: str, observation_space: Any, dtypes: Any, action_space: Any) -> None:
+    """Raise UsageError where the environment called `name` has nothing to observe or to do, or not in real numbers."""
+    for part, leaf, dtype in leaves(observation_space, dtypes):
+        if _is_empty(leaf) or jnp.issubdtype(dtype, jnp.complexfloating):
+            what = "complex numbers" if jnp.issubdtype(dtype, jnp.complexfloating) else str(leaf)
+            raise UsageError(f"environment {name}: no policy can observe {what}{part and f', its part {part}'}")
+    for part, leaf in leaves(action_space):
+        where = part and f" {part}"
+        if _is_empty(leaf):
+            raise UsageError(f"environment {name} has no action{where}: its action space is {action_space}")
+        if isinstance(leaf, Box) and not (leaf.low <= leaf.high).all():  # nor where one is not a number
+            low, high = next((x, y) for x, y in zip(leaf.low.flat, leaf.high.flat, strict=True) if not x <= y)
+            raise UsageError(f"environment {name}: its actions{where} are bounded by {low:g} below and {high:g} above")
+
+
+def _is_empty(leaf: Any) -> bool:
+    return 0 in leaf.shape or not isinstance(leaf, Box) and min(leaf.nvec) < 1
 
 
 def need_fitting_steps(args: Any, env: Any) -> None:

@@ -31,6 +31,7 @@ from common.device.programs import Programs, for_seeds, over_devices
 from common.device.reductions import Tally
 from common.device.seeds import arrays_of
 from common.device.sharding import AXIS, mesh_of, to_host
+from common.device.size import check_fits, shapes_of
 from common.endings import draw_metrics, draw_policy
 from common.envs.environment import Env
 from common.envs.own import wrap
@@ -74,10 +75,12 @@ def train_on_devices(
         members = arrays_of(args.members, len(devices), args.sharding)
         programs, checks = over_devices(functions, devices, args.sharding, members)
         header = notes(env, devices) | args.remarks | checks | _notes_of(args, env)
-        header |= check_size(args, jax.eval_shape(programs.init, members), devices)
+        shapes, example = shapes_of(programs, members), np.int32(0)
+        header |= check_size(args, shapes, devices)
+        check_fits(args, programs, shapes, example, env, devices)
         run = Run(args, script, env, devices, header, callback)
         with locked(run.dir), run:
-            state, update = run.start(programs, example=np.int32(0))
+            state, update = run.start(programs, example)
             while run.unfinished:
                 updates = run.next_chunk()
                 state, *report = update(state, updates)
@@ -128,12 +131,15 @@ def train_with_actors(
         header = {"actors": f"{args.actor_threads} threads on each of {describe(actor_devices)}{_in_each()}"}
         if (params := eval_params(args)) != args.env_params:
             header["eval"] = f"with {params}"
-        run = Run(args, script, env, devices, header | notes(env.spec, devices), callback)
+        header |= notes(env.spec, devices)
+        programs, example = _over_learners(algorithm, devices), example_batch(args, env, algorithm, own)
+        shapes = shapes_of(programs, arrays_of(args.members, len(devices), args.sharding))
+        check_fits(args, programs, shapes, example, env.spec, devices)
+        run = Run(args, script, env, devices, header, callback)
         with locked(run.dir), run:
             agent = Agent.of(algorithm)
             evaluation = HostEvaluation(args, agent._replace(act=jax.jit(agent.act)), run.console.warn)
-            example = example_batch(args, env, algorithm, own)
-            state, update = run.start(_over_learners(algorithm, devices), example, evaluation)
+            state, update = run.start(programs, example, evaluation)
             if run.unfinished:
                 state = _learn_from_actors(run, algorithm, state, update, actor_devices)
             return run.finish(state, [partial(draw_metrics, run, env)])

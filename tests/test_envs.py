@@ -1,5 +1,7 @@
 """Environments: names, parameters, the interface, and every gymnax id training for two updates."""
 
+import importlib
+import re
 import sys
 from contextlib import closing
 from types import SimpleNamespace
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 from helpers import KeyInState, Toy, functions_of, make_env, same_bits, small_args, train
 
-from common.cli.env_names import SUITES
+from common.cli.env_names import SUITES, split_name, steps_on_host
 from common.cli.errors import UsageError
 from common.device.programs import shard_mapped
 from common.device.seeds import arrays_of
@@ -284,13 +286,36 @@ def test_the_listed_environments_are_those_that_can_be_trained(capsys, monkeypat
         (make, "LunarLander-v3", "algos/asac_pmap.py train on envpool:LunarLander-v3 or gymnasium:LunarLander-v3"),
         (make_host, "LunarLander-v3", "train on envpool:LunarLander-v3 or gymnasium:LunarLander-v3"),
         (make_host, "gymnasium:Breakout-MinAtar", "algos/sac_pmap.py train on gymnax:Breakout-MinAtar"),
-        (make_host, "gymnasium:ALE/Pong-v5", "pip install ale-py"),
     ],
 )
-def test_an_environment_of_another_suite_is_found_there(maker, name, words, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ale_py", None)
+def test_an_environment_of_another_suite_is_found_there(maker, name, words):
     with pytest.raises(UsageError, match=words):
         maker(name, 1, 0) if maker is make_host else maker(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "install"),
+    [
+        ("gymnasium:ALE/Pong-v5", "ale_py", "pip install ale-py"),
+        ("gymnasium:HalfCheetah-v5", "imageio", 'pip install "gymnasium[mujoco]"'),
+        ("gymnasium:LunarLander-v3", "Box2D", 'pip install "gymnasium[box2d]"'),
+        ("envpool:Pong-v5", "", 'pip install -e ".[host]"'),
+        ("brax:ant", "", 'pip install -e ".[brax]"'),
+        ("CartPole-v1", "", "pip install -e . "),
+    ],
+)
+def test_the_command_that_installs_what_is_missing_is_named(name, missing, install, monkeypatch):
+    """Also of a package that an environment imports only while it is made, as one without a name here."""
+    if missing:
+        monkeypatch.setitem(sys.modules, missing, None)
+    else:
+        suite = importlib.import_module(f"common.envs.{split_name(name)[0]}_suite")
+        monkeypatch.setattr(suite, "make", lambda *_: importlib.import_module("absent"))
+    families = "gymnasium.envs.mujoco", "gymnasium.envs.box2d"
+    for module in [module for module in sys.modules if module.startswith(families)]:
+        monkeypatch.delitem(sys.modules, module)
+    with pytest.raises(UsageError, match=re.escape(install)):
+        make_host(name, 1, 0, vectorization="sync") if steps_on_host(name) else make(name)
 
 
 def test_a_package_that_registers_environments_is_imported_wherever_they_are_made(monkeypatch):

@@ -48,7 +48,19 @@ def make(name: str, env_id: str, options: HostOptions) -> HostEnvs:
         env_id = f"{package}:{env_id}" if package else env_id  # as other processes know it
     elif os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    return GymnasiumEnvs(name, env_id, options)
+    try:
+        return GymnasiumEnvs(name, env_id, options)
+    except (ImportError, import_package("gymnasium", extra="host").error.DependencyNotInstalled) as error:
+        if extra := _extra_of(env_id):
+            raise UsageError(f'{name} needs more packages: pip install "gymnasium[{extra}]" ({error})') from error
+        raise
+
+
+def _extra_of(env_id: str) -> str:
+    """The extra of gymnasium with the packages of one of its own environments; "" for others."""
+    entry = str(getattr(_registry().get(env_id), "entry_point", ""))
+    family = entry.removeprefix("gymnasium.envs.").partition(".")[0] if entry.startswith("gymnasium.envs.") else ""
+    return {"phys2d": "jax", "tabular": "jax"}.get(family, family.replace("_", "-"))
 
 
 def _registry() -> dict[str, Any]:

@@ -99,6 +99,13 @@ def _make(name: str, options: Any) -> Any:
     except UnknownId as error:
         hint = "" if error.mistyped else _who_trains(env_id)  # which imports all suites
         raise UsageError(f"unknown environment {name!r}: {hint}" if hint else str(error)) from error
+    except UsageError as error:
+        users = suite == OWN or ":" in env_id
+        if users or not isinstance(error.__cause__, ImportError) or "pip install" in str(error):
+            raise
+        extra = "host" if steps_on_host(name) else suite
+        install = "pip install -e ." if suite in ("gymnax", "pmaprl") else f'pip install -e ".[{extra}]"'
+        raise UsageError(f"{error}; {install} installs what it needs") from error
 
 
 def _module(suite: str) -> ModuleType:

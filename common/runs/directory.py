@@ -25,7 +25,7 @@ from common.cli.files import writing
 from common.cli.flags import ONE_TIME
 from common.device import cluster
 from common.runs import lock
-from common.runs.contents import check_contents
+from common.runs.contents import KINDS, check_contents
 from common.runs.damage import check_exchanges, check_members
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,6 +102,7 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
     Raises UsageError where the directory is occupied, not a run, or of another algorithm.
     """
     path = Path(args.run_dir) if args.run_dir else _free(Path("runs") / _name(args.seed, config))
+    _check_name(args.run_dir, path)
     with writing(f"run directory {path}"):
         if path.exists() and not path.is_dir():
             raise UsageError(f"--run-dir {path} exists and is not a directory")
@@ -116,9 +117,11 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
 
 
 def claim_directory(path: Path, config: dict[str, Any], overwrite: bool) -> None:
-    """Make `path` this run's: emptied with `overwrite`, with a current `config.json` and without `DONE`."""
+    """Make `path` this run's, with a current `config.json` and without `DONE`: emptied with `overwrite`, and of what a
+    run has left that came to nothing.
+    """
     with writing(f"run directory {path}"):
-        if overwrite:
+        if overwrite or _is_untrained(path):
             _empty(path)
         path.mkdir(parents=True, exist_ok=True)
         (path / "DONE").unlink(missing_ok=True)
@@ -135,8 +138,18 @@ def write_json(path: Path, value: Any) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def _check_name(given: str, path: Path) -> None:
+    """Raise UsageError where checkpoints cannot be saved under this name."""
+    if "://" in given:
+        raise UsageError(f"--run-dir {given} is no folder of this machine: mount that storage, and name a folder in it")
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"--run-dir {path.absolute()} is not UTF-8: checkpoints cannot be saved there") from error
+
+
 def _check_unoccupied(path: Path, overwrite: bool) -> None:
-    occupied = any(_content(path))
+    occupied = any(_content(path)) and not _is_untrained(path)
     if occupied and not is_run(path):
         raise UsageError(f"{path} exists already and is no run directory, for it has no config.json: name another one")
     if occupied and not overwrite:
@@ -180,6 +193,17 @@ def differences(then: dict[str, Any], now: dict[str, Any], names: Iterable[str])
     then, now = (json.loads(json.dumps(x)) for x in (then, now))  # tuples are lists there
     changed = [name for name in names if now[name] != then.get(name)]
     return [f"--{name.replace('_', '-')}: {then.get(name)} then, {now[name]} now" for name in changed]
+
+
+def _is_untrained(path: Path) -> bool:
+    """Whether a run has begun in `path`, and nothing else is there, and ended before it had trained anything."""
+    checkpoints, metrics = path / "checkpoints", path / "metrics.jsonl"
+    if not is_run(path) or any(inside.name not in KINDS for inside in _content(path)):
+        return False
+    check_contents(path)
+    read_config(path)
+    trained = checkpoints.exists() and any(checkpoints.iterdir()) or metrics.exists() and metrics.stat().st_size
+    return not trained
 
 
 def _empty(path: Path) -> None:

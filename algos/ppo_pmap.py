@@ -98,14 +98,9 @@ class Args(DeviceRolloutArgs):
     encoder: Literal["small", "nature", "impala", "flat"] = "small"
     """What images pass first: 16 channels of 3 x 3, the DQN network of Nature, IMPALA's residual one, or nothing."""
 
-    @property
-    def block(self) -> int:
-        """Neighbouring environments that are shuffled together, so that all minibatches get equal parts of them."""
-        return block_width(self.num_steps, self.num_minibatches)
-
     def __post_init__(self):
         super().__post_init__()
-        check(self, "num_steps opponent_interval update_epochs num_minibatches hidden_sizes", at_least=1)
+        check(self, "opponent_interval hidden_sizes", at_least=1)
         check(self, "learning_rate clip_eps desired_kl", above=0)
         check(self, "vf_coef ent_coef max_grad_norm target_kl reset_pool", at_least=0)
         check(self, "gamma gae_lambda ent_fraction", at_least=0, at_most=1)
@@ -130,7 +125,7 @@ from common.device.final_values import put_final_values
 from common.device.hyper import hyper_of
 from common.device.programs import Algorithm, TrainState
 from common.device.reductions import Tally, across_devices, over_steps
-from common.device.sampling import block_width, keys_of, minibatch_indices, rollout_keys, split_keys
+from common.device.sampling import keys_of, minibatch_indices, rollout_keys, split_keys
 from common.device.schedules import hyper_now, next_learning_rate
 from common.device.sharding import AXIS, varying_like
 from common.device.stepping import new_starts, reset_envs, step_envs

@@ -103,9 +103,9 @@ class Args(DeviceRolloutArgs):
     """Let the memory see the last action and the last reward beside the observation."""
 
     @property
-    def block(self) -> int:
-        """Neighbouring environments that are shuffled together, so that all minibatches get equal parts of them."""
-        return self.num_minibatches
+    def samples_per_env(self) -> int:
+        """Parts of a rollout of an environment that minibatches may get: all in one."""
+        return 1
 
     @property
     def segment(self) -> int:
@@ -114,7 +114,7 @@ class Args(DeviceRolloutArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, "num_steps update_epochs num_minibatches hidden_sizes rnn_size rnn_layers", at_least=1)
+        check(self, "hidden_sizes rnn_size rnn_layers", at_least=1)
         check(self, "learning_rate clip_eps desired_kl", above=0)
         check(self, "vf_coef ent_coef max_grad_norm target_kl reset_pool bptt_length rnn_span", at_least=0)
         check(self, "gamma gae_lambda ent_fraction", at_least=0, at_most=1)

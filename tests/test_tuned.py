@@ -77,6 +77,14 @@ def test_a_refusal_says_that_flags_came_from_the_table(algorithm, tmp_path):
         assert (table in refusal(algorithm.train, algorithm.Args, words.split())) == told
 
 
+def test_the_help_says_that_a_command_begins_with_the_table(algorithm, capsys):
+    with pytest.raises(SystemExit):
+        parse(algorithm.Args, ["--help"])
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    told = words[words.index("--tuned, --no-tuned") : words.index("--list-envs")]
+    assert "default: --tuned" in told and "False" not in told
+
+
 def test_python_takes_the_table_where_it_is_asked_for(algorithm):
     assert algorithm.Args(env="CartPole-v1").num_envs == 32
     assert not algorithm.Args(env="CartPole-v1").tuned

@@ -17,9 +17,53 @@ INSTEAD = {
     "rnn": ("update_epochs", "algos/ppo_rnn_pmap.py is PPO with memory"),
     "opponent": ("num_devices", "algos/ppo_pmap.py has it, and plays against its past; here others move at random"),
     "matchmaking": ("num_devices", "algos/ppo_pmap.py has it, where members of a population play games"),
+    "batch_size": ("num_minibatches", "--num-minibatches says into how many the samples of an update are split"),
+    "minibatch_size": ("num_minibatches", "--num-minibatches says into how many the samples of an update are split"),
     "gif": ("actor_threads", "python -m common.play RUN --gif FILE draws an episode afterwards"),
 }
 """By the name of a flag: a field of the algorithms that this is for, and what to do."""
+
+ELSEWHERE = {
+    "lr": "learning_rate policy_lr q_lr",
+    "learning_rate": "policy_lr q_lr",
+    "actor_lr": "policy_lr learning_rate",
+    "critic_lr": "q_lr learning_rate",
+    "n_steps": "num_steps",
+    "rollout_length": "num_steps",
+    "unroll_length": "num_steps",
+    "n_envs": "num_envs envs_per_actor",
+    "num_workers": "actor_threads num_envs",
+    "timesteps": "total_timesteps",
+    "steps": "total_timesteps",
+    "num_timesteps": "total_timesteps",
+    "total_steps": "total_timesteps",
+    "n_timesteps": "total_timesteps",
+    "epochs": "update_epochs utd_ratio",
+    "n_epochs": "update_epochs",
+    "ppo_epoch": "update_epochs",
+    "minibatch_size": "batch_size",
+    "clip_coef": "clip_eps",
+    "clip_range": "clip_eps",
+    "lam": "gae_lambda",
+    "discount": "gamma",
+    "entropy_coef": "ent_coef alpha",
+    "ent_coef": "alpha",
+    "value_coef": "vf_coef",
+    "gradient_steps": "utd_ratio update_epochs",
+    "train_freq": "utd_ratio num_steps",
+    "net_arch": "hidden_sizes",
+    "hidden_dim": "hidden_sizes",
+    "env_id": "env",
+    "env_name": "env",
+    "exp_name": "run_dir wandb_name",
+    "log_dir": "run_dir",
+    "output_dir": "run_dir",
+    "checkpoint": "resume init_from",
+    "load": "resume init_from",
+    "track": "wandb",
+    "capture_video": "gif",
+}
+"""Names that CleanRL, Stable-Baselines3, PureJaxRL and others have for flags, and ours, the nearest first."""
 
 
 def instead_of(args_class: Any, name: str) -> str:
@@ -34,6 +78,9 @@ def explain(args_class: Any, flag: str) -> str:
     if advice := instead_of(args_class, name):
         return f"there is no --{name.replace('_', '-')} here: {advice}"
     known = [field.name for field in dataclasses.fields(args_class)]
-    near = difflib.get_close_matches(name, known, n=1) or [other for other in known if name and name in other][:1]
-    hint = f"did you mean --{near[0].replace('_', '-')}?" if near else "--help lists all flags"
+    near = [other for other in ELSEWHERE.get(name.lower(), "").split() if other in known]
+    near = near or difflib.get_close_matches(name.lower(), known, n=1)
+    near = near or [other for other in known if name and name in other][:1]
+    flags = " or ".join(f"--{other.replace('_', '-')}" for other in near)
+    hint = f"did you mean {flags}?" if near else "--help lists all flags"
     return f"there is no {shortened(flag)} here: {hint}"

@@ -1,5 +1,6 @@
 """Checks of flags: their kinds, whole numbers in any spelling, and bounds."""
 
+import bisect
 import dataclasses
 import math
 from contextlib import suppress
@@ -87,9 +88,9 @@ def check(args: Any, names: str, at_least=-math.inf, at_most=math.inf, above=-ma
             if at_least <= number <= most and number > above and abs(number) < math.inf:
                 continue
             bounds = [("at least", at_least), ("at most", most if number > most else at_most), ("greater than", above)]
-            rules = [f"{words} {bound}" for words, bound in bounds if math.isfinite(bound)]
+            rules = [f"{words} {readable(bound)}" for words, bound in bounds if math.isfinite(bound)]
             rules += [] if abs(number) < math.inf and rules else ["finite"]
-            raise UsageError(f"{_flag(name)} must be {' and '.join(rules)}, got {shortened(str(number))}")
+            raise UsageError(f"{_flag(name)} must be {' and '.join(rules)}, got {readable(number)}")
 
 
 def check_divides(args: Any, name: str, of: str) -> None:
@@ -97,10 +98,8 @@ def check_divides(args: Any, name: str, of: str) -> None:
     part, whole = getattr(args, name), getattr(args, of)
     if not part or whole % part == 0:
         return
-    divisors = [str(number) for number in range(1, whole + 1) if whole % number == 0]
-    below = [number for number in divisors if int(number) < part][-6:]
-    above = [number for number in divisors if int(number) > part][:6]
-    raise UsageError(f"{_flag(name)} {part} does not divide {_flag(of)} {whole}; nearest: {', '.join(below + above)}")
+    near = ", ".join(divisors_near(part, whole, each=6))
+    raise UsageError(f"{_flag(name)} {part} does not divide {_flag(of)} {whole}; nearest: {near}")
 
 
 def check_needed(args: Any, names: str, of: str, *values: str) -> None:
@@ -120,6 +119,14 @@ def multiples_near(number: int, unit: int) -> str:
     return " or ".join(map(str, sorted(near)))
 
 
+def divisors_near(number: int, whole: int, each: int) -> list[str]:
+    """The divisors of `whole` nearest to `number`, which is none: at most so many below and above."""
+    small = [divisor for divisor in range(1, math.isqrt(whole) + 1) if whole % divisor == 0]
+    divisors = sorted({*small, *(whole // divisor for divisor in small)})
+    place = bisect.bisect(divisors, number)
+    return [str(divisor) for divisor in divisors[max(place - each, 0) : place + each]]
+
+
 def check_types(args: Any) -> None:
     """Raise UsageError where a value does not have its field's type; whole floats become integers (`1e6`).
 
@@ -137,7 +144,16 @@ def kinds_of(args_class: type) -> dict[str, Any]:
 
 def needs_value(kind: Any) -> bool:
     """Whether a flag of this type cannot stand alone."""
-    return kind not in (bool, Suite) and get_origin(kind) not in _CONTAINERS
+    return kind is not Suite and _options(kind) != (bool,) and get_origin(kind) not in _CONTAINERS
+
+
+def readable(number: float) -> str:
+    """A number for a message: whole ones with commas, rounded where they are huge."""
+    if not isinstance(number, int):
+        return str(number)
+    if 10**15 <= abs(number) < 10**300:
+        return f"{number:.3g}".replace("e+", "e")
+    return shortened(f"{number:,}")
 
 
 def shortened(text: str) -> str:

@@ -4,7 +4,9 @@ import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+import tyro
 
 from common.cli.checks import LARGEST, Suite, check, check_types
 from common.cli.config import read_config
@@ -33,8 +35,8 @@ class RunArgs:
     """Likewise; they are made anew."""
 
     env: str
-    tuned: bool = False
-    """Begin with the flags that algos/tuned/ has for the environment, as commands do; flags given here win."""
+    tuned: Annotated[bool, tyro.conf.arg(help_behavior_hint="(default: --tuned, where there are such flags)")] = False
+    """The flags that algos/tuned/ has for the environment, in place of defaults; other flags given here win."""
     list_envs: Suite = ""
     """Only print the environments that can be trained, or those of one suite."""
     env_params: str = ""
@@ -136,8 +138,8 @@ class RunArgs:
 
     def __post_init__(self):
         check_types(self)
-        check(self, "total_timesteps log_interval", at_least=1, at_most=LARGEST**2)
-        check(self, "eval_interval checkpoint_interval stop_after", at_least=0, at_most=LARGEST**2)
+        check(self, "total_timesteps log_interval", at_least=1, at_most=10**18)
+        check(self, "eval_interval checkpoint_interval stop_after", at_least=0, at_most=10**18)
         check(self, "eval_episodes", at_least=1)
         check(self, "keep_checkpoints max_seconds", at_least=0)
         check(self, "seed", at_least=0, at_most=max(LARGEST - self.num_agents, 0))

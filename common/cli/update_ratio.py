@@ -3,7 +3,7 @@
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from common.cli.checks import LARGEST
+from common.cli.checks import LARGEST, readable
 from common.cli.errors import UsageError
 
 
@@ -34,7 +34,7 @@ class UpdateRatio(NamedTuple):
                 "round it to four digits or fewer"
             )
         if transitions > LARGEST:
-            raise UsageError(f"--total-timesteps must be at most {LARGEST}, got {transitions}")
+            raise UsageError(f"--total-timesteps must be at most {LARGEST:,}, got {readable(transitions)}")
         if self.due(transitions) > LARGEST:
             ratio = self.numerator / self.denominator
-            raise UsageError(f"--utd-ratio {ratio} asks for more than {LARGEST} gradient updates")
+            raise UsageError(f"--utd-ratio {ratio} asks for more than {LARGEST:,} gradient updates")

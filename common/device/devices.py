@@ -41,7 +41,6 @@ def choose_devices(
             f"--num-envs {num_envs} cannot be split evenly over {processes} processes{blocks}: take --num-envs "
             f"{multiples_near(num_envs, processes * block)}"
         )
-    _check_blocks(num_envs, block)
     if num_devices % processes:
         raise UsageError(
             f"--num-devices {num_devices} counts the devices of all {processes} processes, which have as many each: "
@@ -74,7 +73,6 @@ def share_members(num_devices: int, num_agents: int, num_envs: int, block: int =
     They are `num_devices`, or with 0 as many accelerators or CPU cores as divide the agents. Raises UsageError, with
     the numbers that would work, as `choose_devices` does.
     """
-    _check_blocks(num_envs, block)
     shares = [count for count in range(1, min(num_agents, MAX_DEVICES) + 1) if num_agents % count == 0]
     if num_devices and num_devices not in shares:
         raise UsageError(
@@ -106,14 +104,6 @@ def choose_roles(actors: tuple[int, ...], learners: tuple[int, ...]) -> tuple[li
     return [devices[i] for i in actors or (0,)], [group[i] for group in groups for i in learners or every]
 
 
-def _check_blocks(num_envs: int, block: int) -> None:
-    if num_envs % block:
-        raise UsageError(
-            f"--num-envs {num_envs} must be a multiple of {block}, so that all minibatches get equal parts of the "
-            f"environments; nearest: {multiples_near(num_envs, block)}"
-        )
-
-
 def _make_cpu_devices(count: int) -> None:
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
@@ -127,6 +117,10 @@ def _of_processes(count: int) -> list[list[jax.Device]]:
 
 
 def _local_devices() -> list[jax.Device]:
+    refused = {"jax_enable_x64": "training computes in 32 bits", "jax_disable_jit": "training is compiled"}
+    for switch, why in refused.items():
+        if getattr(jax.config, switch):
+            raise UsageError(f"{switch.upper()} is on, and {why}: unset it, or jax.config.update({switch!r}, False)")
     try:
         return jax.local_devices()
     except (RuntimeError, AssertionError) as error:

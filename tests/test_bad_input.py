@@ -8,9 +8,12 @@ import sys
 import types
 from pathlib import Path
 
+import jax
 import pytest
-from cli_helpers import check_words, fingerprint, only_message, refusal
+from cli_helpers import check_words, fingerprint, refusal
 
+import common.device.size
+import common.runs.run
 from algos.ppo_pmap import Args, train
 from algos.sac_pmap import Args as SacArgs
 from algos.sac_pmap import train as sac_train
@@ -37,7 +40,16 @@ CASES = [
     ("""--env-params '{"gravity": {"x": 1}}'""", "gravity"),
     ("""--env-params '{"max_steps_in_episode": Infinity}'""", "max_steps_in_episode"),
     ("""--env-params '{"max_steps_in_episode": 1.5}'""", "max_steps_in_episode"),
+    ("""--env-params '{"max_steps_in_episode": 0}'""", "max_steps_in_episode, at least 1, 0"),
+    ("""--env-params '{"max_steps_in_episode": "choice:0,5"}'""", "max_steps_in_episode, at least 1, 0"),
+    (f"""--env-params '{{"gravity": {"9" * 5000}}}'""", "--env-params"),
+    (f"""--env-params '{{"gravity": {"[" * 9999}{"]" * 9999}}}'""", "--env-params"),
     ("""--env bad_envs:no_params --env-params '{"a": 1}'""", "bad_envs:no_params"),
+    *((f"--env bad_envs:{name}", f"bad_envs:{name}, action") for name in ("NoChoice", "NotANumber", "Reversed")),
+    ("--env bad_envs:Unseen", "bad_envs:Unseen, observe"),
+    ("--env bad_envs:ComplexObs", "bad_envs:ComplexObs, complex"),
+    ("--env bad_envs:ComplexReward", "bad_envs:ComplexReward, reward, complex64"),
+    ("--env bad_envs:HalfDone", "bad_envs:HalfDone, terminated, float32"),
     # words
     ("--num-envs many", "--num-envs, many"),
     ("--activation cubic", "--activation, tanh, relu"),
@@ -47,8 +59,10 @@ CASES = [
     ("--total-timesteps 1e30", "--total-timesteps, at most"),
     ("--total-timesteps 1e18", "--total-timesteps, updates, 2,147,483,647"),
     ("--num-steps 1e9", "steps, 2,147,483,647"),
-    ("--num-envs 1e12", "--num-envs, at most 2147483647"),
-    ("--eval-episodes 1e12", "--eval-episodes, at most 2147483647"),
+    ("--num-envs 1e12", "--num-envs, at most 2,147,483,647"),
+    ("--eval-episodes 1e12", "--eval-episodes, at most 2,147,483,647"),
+    ("--num-minibatches 7", "--num-minibatches 7, 4 or 8, --num-envs 28 or 35"),
+    ("--num-minibatches 100 --num-envs 4 --num-steps 8", "--num-minibatches 32, --num-envs 25"),
     ("--num-env 8", "--num-env, --num-envs"),
     ("--resume", "--resume needs a value"),
     ("--resume --quiet", "--resume needs a value"),
@@ -58,6 +72,8 @@ CASES = [
     ("--unheard-of 3", "--unheard-of, --help"),
     ("--no-normalize-rewards", "--normalize-rewards, --normalize-returns"),
     ("--no-anneal-lr", "--anneal-lr, --lr-schedule constant"),
+    *((f"{flag} 3", ours) for flag, ours in {"--lr": "--learning-rate?", "--n-steps": "--num-steps?"}.items()),
+    *((f"{flag} 3", ours) for flag, ours in {"--N_ENVS": "--num-envs?", "--batch-size": "--num-minibatches"}.items()),
     ("--rnn gru", "--rnn, algos/ppo_rnn_pmap.py"),
     ("--ent-schedule linear", "--ent-schedule, --ent-fraction 1"),
     ("--desired-kl 0.05", "--desired-kl, --lr-schedule kl-adaptive"),
@@ -133,12 +149,17 @@ CASES = [
     ("--run-dir @foreign", "foreign, exists"),
     ("--run-dir @foreign --overwrite", "foreign exists already, no run directory, config.json"),
     ("--run-dir @file", "file, exists, not a directory"),
+    ("--run-dir gs://bucket/run", "gs://bucket/run, folder"),
+    ("--run-dir new\udcff", "--run-dir, UTF-8"),
     ("--run-dir @file/run", "file/run, cannot be written"),
     (f"--run-dir {'x' * 300}", "xxx, cannot be written"),
 ]
 
 BAD_ENVS = """
 import gymnax
+import jax.numpy as jnp
+import numpy as np
+from gymnax.environments import spaces
 
 from helpers import Toy
 
@@ -167,6 +188,42 @@ class WideReward(Toy):
 class StepRaises(Toy):
     def step_env(self, *_):
         raise RuntimeError("cannot step")
+
+
+class NoChoice(Toy):
+    def action_space(self, params):
+        return spaces.Discrete(0)
+
+
+class NotANumber(Toy):
+    bounds = np.nan, 1.0
+
+    def action_space(self, params):
+        return spaces.Box(*map(np.float32, self.bounds), (1,))
+
+
+class Reversed(NotANumber):
+    bounds = 1.0, -1.0
+
+
+class Unseen(Toy):
+    def get_obs(self, state, params=None, key=None):
+        return jnp.zeros((0,))
+
+
+class ComplexObs(Toy):
+    def get_obs(self, state, params=None, key=None):
+        return super().get_obs(state) + 1j
+
+
+class ComplexReward(Toy):
+    def reward(self, *_):
+        return jnp.complex64(1j)
+
+
+class HalfDone(Toy):
+    def is_terminated(self, *_):
+        return jnp.float32(0.5)
 
 
 class OddSpace(Toy):
@@ -351,11 +408,46 @@ def test_messages_do_not_repeat_endless_words(words):
     assert len(refusal(train, Args, words.split())) < 200
 
 
-def test_sizes_beyond_all_memory_are_one_sentence(places, capsys):
-    words = [*TINY.split(), "--num-devices", "1", "--quiet", "--run-dir", "new", "--hidden-sizes", *["10000000"] * 2]
-    assert main(train, parse(Args, words)) == 1
-    check_words(only_message(capsys.readouterr().err), "not enough memory, (1, 10000000, 10000000)")
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        ("--hidden-sizes 10000000 10000000", "GB, 25.0 GB"),
+        ("--hidden-sizes 2147483647 2147483647", "memory"),
+        ("--num-steps 1e8", "update, GB, 25.0 GB"),
+        ("--eval-episodes 2e9", "--eval-episodes, GB, 25.0 GB"),
+    ],
+)
+def test_sizes_beyond_all_memory_are_refused_before_anything_is_compiled(flags, wanted, places, monkeypatch):
+    monkeypatch.setattr(common.device.size, "memory_of", lambda devices: 25e9)
+    monkeypatch.delattr(common.runs.run, "compile_together")
+    words = [*TINY.split(), "--num-devices", "1", "--quiet", "--run-dir", "new", *flags.split()]
+    check_words(refusal(train, Args, words), wanted)
     assert not (places / "new").exists()
+
+
+@pytest.mark.parametrize("switch", ["jax_enable_x64", "jax_disable_jit"])
+def test_settings_of_jax_that_no_run_works_with_are_refused(switch, places):
+    jax.config.update(switch, True)
+    try:
+        check_words(refusal(train, Args, [*TINY.split(), "--run-dir", "new"]), switch.upper())
+    finally:
+        jax.config.update(switch, False)
+    assert not (places / "new").exists()
+
+
+def test_a_run_that_came_to_nothing_does_not_stand_in_the_way_of_the_next(places, monkeypatch, capsys):
+    words = [*TINY.split(), "--num-devices", "1", "--quiet", "--run-dir", "new"]
+    with monkeypatch.context() as patch:
+        patch.delattr(common.runs.run, "compile_together")
+        with pytest.raises(NameError):
+            main(train, parse(Args, words))
+    assert json.loads((places / "new" / "result.json").read_text())["status"] == "failed"
+    (places / "new" / "notes.txt").write_text("ten years of work")
+    assert "--overwrite" in refusal(train, Args, words)
+    (places / "new" / "notes.txt").unlink()
+    assert main(train, parse(Args, words)) == 0
+    shutil.rmtree(places / "new" / "checkpoints")
+    assert "--overwrite" in refusal(train, Args, words), "it has rows of metrics"
 
 
 def test_a_run_of_another_algorithm_is_refused_before_its_flags_are(places):

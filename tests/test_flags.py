@@ -518,6 +518,23 @@ def test_a_callback_sees_every_row_and_ends_the_run(algorithm, tmp_path):
         assert (resumed.status, resumed.state_sha256) == ("finished", start(**toy).state_sha256)
 
 
+def test_a_callback_that_raises_fails_the_run_which_resumes_as_if_it_had_not(tmp_path):
+    """Who has called `train` gets the very error; what was saved before is whole, and the end is the same."""
+
+    def fail_at_the_third(row):
+        if row["env_steps"] == 3 * UPDATE:
+            raise LookupError("a mistake of the user's")
+
+    toy = {"env": "helpers:Luck", "log_interval": UPDATE, "checkpoint_interval": UPDATE}
+    with pytest.raises(LookupError, match="a mistake of the user's"):
+        ppo.train(small_args(**BASE | toy, run_dir=str(tmp_path)), callback=fail_at_the_third)
+    assert (result_of(tmp_path)["status"], result_of(tmp_path)["reason"][:11]) == ("failed", "LookupError")
+    assert checkpoint_steps(tmp_path) == [UPDATE, 2 * UPDATE]
+    resumed = ppo.train(ppo.Args.from_run(tmp_path, env=toy["env"]))
+    assert (resumed.status, resumed.state_sha256) == ("finished", start(**toy).state_sha256)
+    assert [row["env_steps"] for row in read_rows(tmp_path)] == [UPDATE, 2 * UPDATE, 3 * UPDATE]
+
+
 def test_a_longer_run_says_where_what_falls_to_zero_begins_again(tmp_path, capsys):
     flags = {"env": "helpers:Luck", "log_interval": UPDATE, "quiet": False}
     start(tmp_path, **flags, ent_coef=0.2, ent_fraction=1.0)

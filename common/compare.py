@@ -18,14 +18,14 @@ import tyro
 from common.cli.checks import check
 from common.cli.command import main, parse
 from common.cli.files import check_target, read_text
-from common.drawing.groups import EVALUATION, TRAINING, Group, LoggedRun, Note, Selection, load, pooled, say
+from common.drawing.groups import EVALUATION, RECENT, TRAINING, Group, LoggedRun, Note, Selection, load, pooled, say
 from common.drawing.statistics import estimate, estimate_name, interval
 from common.drawing.table import Row, show, write_csv
 from common.runs.metrics import is_number
 
 LEGEND = {
     "return": "greedy evaluation; * the last training return, for want of one",
-    "to threshold": f"wall time until {TRAINING} reaches it, median over seeds",
+    "to threshold": "wall time until the mean return of the last 100 episodes reaches it, median over seeds",
 }
 MOST_OF_THE_WAY = "90% of the way from the lowest to the highest return seen in the environment"
 
@@ -55,7 +55,7 @@ class Returns:
 
 def compare(args: Args) -> list[Row]:
     """The rows of the table, sorted. Raises UsageError for what is not a run with metrics; prints notes to stderr."""
-    groups = load(args, [TRAINING, EVALUATION])
+    groups = load(args, [TRAINING, RECENT, EVALUATION])
     finals = {(run.path, run.members): final_returns(run) for group in groups for run in group.runs}
     notes = [Note(str(path), returns.note) for (path, _), returns in finals.items() if returns.note]
     say([*(note for group in groups for note in (*pooled(group), *_lengths(group))), *notes])
@@ -71,9 +71,9 @@ def compare(args: Args) -> list[Row]:
 
 def seconds_to(run: LoggedRun, threshold: float) -> list[float]:
     """Wall seconds until `episode/return_last100` of each seed first reaches `threshold`, infinite if it never does."""
-    if TRAINING not in run.log.series:
+    if RECENT not in run.log.series:
         return [math.inf] * run.num_seeds
-    series = run.log.series[TRAINING]
+    series = run.log.series[RECENT]
     reached = series.values >= threshold  # [P, S]
     return np.where(reached.any(axis=0), series.wall[reached.argmax(axis=0)], math.inf).tolist()
 
@@ -89,8 +89,8 @@ def final_returns(run: LoggedRun) -> Returns:
         if run.members and max(run.members) < len(returns):
             returns = [returns[member] for member in run.members]
         return Returns([x for x in returns if is_number(x)], note)
-    values = run.log.series[TRAINING].values.T if TRAINING in run.log.series else np.empty((0, 0))
-    last = [float(column[np.isfinite(column)][-1]) for column in values if np.isfinite(column).any()]
+    found = run.log.series[TRAINING].last if TRAINING in run.log.series else np.empty(0)
+    last = found[np.isfinite(found)].tolist()
     what = f"the last {TRAINING} stands for it" if last else "no episode has ended either"
     return Returns(last, f"no evaluation in result.json, {what}", training=True)
 
@@ -116,7 +116,7 @@ def _lengths(group: Group) -> Iterator[Note]:
 
 def _most_of_the_way(groups: list[Group]) -> float:
     """The threshold for these groups of one environment; NaN where no run has got anywhere."""
-    logs = [run.log.series.get(TRAINING) for group in groups for run in group.runs]
+    logs = [run.log.series.get(RECENT) for group in groups for run in group.runs]
     values = np.concatenate([np.ravel(series.values) for series in logs if series] or [np.empty(0)])
     values = values[np.isfinite(values)]
     if not len(values) or values.min() == values.max():  # nothing was learned that could be reached

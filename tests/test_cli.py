@@ -4,6 +4,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -38,6 +39,7 @@ from cli_helpers import (
 from algos.ppo_pmap import Args, train
 from common.cli.command import parse
 from common.cli.config import defaults_of, has_finished
+from common.cli.console import Console
 from common.cli.errors import UsageError
 from common.runs import lock
 from common.runs.lock import check_free, locked
@@ -380,6 +382,17 @@ def test_numbers_may_be_written_in_every_usual_form():
     assert [(type(value), value) for value in (args.total_timesteps, args.num_envs)] == [(int, 1_000_000), (int, 64)]
     exact = 9_007_199_254_740_993  # not a float
     assert parse(Args, ["--total-timesteps", str(exact)]).total_timesteps == exact
+
+
+@pytest.mark.parametrize(
+    ("returns", "counts", "shown"),
+    [(12.5, 57.0, ["12.5", "57"]), ([10.0, None, 14.0], [3.0, 0.0, 4.0], ["12.0", "2.0", "2", "7"]), (None, 0.0, [])],
+)
+def test_the_console_shows_the_episodes_of_the_interval(returns, counts, shown, capsys):
+    console = Console(quiet=False, total_steps=1000)
+    row = {"episode/return": returns, "episode/count": counts, "episode/return_last100": -91.2}
+    console.update(200, row | {"time/sps": 8000.0, "time/sps_wall": 900.0})
+    assert re.findall(r"[\d.,]*\d", capsys.readouterr().out) == ["200", "1,000", *shown, "8,000", "1"]
 
 
 def test_a_run_can_be_read_while_it_goes_on_and_does_not_mind_a_reader_that_leaves(workplace):

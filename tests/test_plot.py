@@ -18,7 +18,7 @@ from common.drawing.statistics import estimate, interval
 from common.drawing.table import texts
 from common.runs.history import Log, read_log
 
-RETURN = "episode/return_last100"
+RETURN, RECENT = "episode/return", "episode/return_last100"
 EVALUATION = "eval/return_mean"
 PROGRAMS = {"plot": (plot.Args, plot.plot), "compare": (compare.Args, compare.run_command)}
 
@@ -27,7 +27,9 @@ def rows(steps, values, wall=None, metric=RETURN, compiled=1.0):
     """Rows of one invocation, 100 steps/s; `wall` defaults to one second per 100 steps."""
     wall = [step / 100 for step in steps] if wall is None else wall
     times = ({"time/wall": seconds, "time/compile": compiled, "time/sps_total": 100.0} for seconds in wall)
-    return [{"env_steps": step, metric: value} | time for step, value, time in zip(steps, values, times, strict=True)]
+    names = (RETURN, RECENT) if metric == RETURN else (metric,)
+    returns = ({"env_steps": step} | dict.fromkeys(names, value) for step, value in zip(steps, values, strict=True))
+    return [row | time for row, time in zip(returns, times, strict=True)]
 
 
 def make_run(path, logged, algorithm="ppo_pmap", evaluation=None, **flags):
@@ -301,19 +303,21 @@ def test_the_command_writes_the_picture_and_says_where(tmp_path, capsys, monkeyp
 def test_the_curve_of_a_run_shows_each_seed_and_the_mean(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(figure, "draw", lambda *args: drawn.append(draw(*args)) or drawn[-1])
-    logged = rows([100, 200, 300], [[None, None], [1, None], [2, 4]])
-    logged[2][EVALUATION] = [10, 20]
+    logged = rows([100, 200, 300, 400, 500], [[None, None], [1, None], [2, 4], [None, 6], [4, 8]])
+    logged[2] |= {EVALUATION: [10, 20], RECENT: [-50, -50]}  # what it was since the beginning is not drawn
     make_run(tmp_path / "a", logged, num_seeds=2)
     assert draw_curve(tmp_path / "a", "CartPole-v1, ppo_pmap") == tmp_path / "a" / "curve.png"
     assert (tmp_path / "a" / "curve.png").read_bytes().startswith(b"\x89PNG")
     (axes,) = drawn[0].axes
     first, second, mean, *_, evaluation = axes.lines
-    assert line_data(first) == ([200, 300], [1, 2])
-    assert line_data(second) == ([200, 300], [pytest.approx(math.nan, nan_ok=True), 4])
-    assert line_data(mean) == ([200, 300], [1, 3])
+    steps, nothing = [200, 300, 400, 500], pytest.approx(math.nan, nan_ok=True)
+    assert line_data(first) == (steps, [1, 2, 3, 4])
+    assert line_data(second) == (steps, [nothing, 4, 6, 8])
+    assert line_data(mean) == (steps, [nothing, 3, 4.5, 6])
     assert line_data(evaluation) == ([300], [15])
     assert len(axes.lines) == 6
-    for name, logged, lines in (("b", rows([100, 200], [1, 2]), [([100, 200], [1, 2])]), ("c", "", [])):
+    one = rows([100, 200, 300], [1, None, 2])
+    for name, logged, lines in (("b", one, [([100, 300], [1, 2])]), ("c", "", [])):
         make_run(tmp_path / name, logged)
         draw_curve(tmp_path / name, "one seed, or no numbers")
         assert [line_data(line) for line in drawn[-1].axes[0].lines] == lines
@@ -438,7 +442,7 @@ def test_a_pipe_gets_the_whole_table_and_the_csv_file_full_numbers(two_groups, t
         ("compare good --threshold nan", "--threshold must be finite"),
         ("compare good --threshold high", "--threshold must be a number, got 'high'"),
         ("compare good --csv nowhere/x.csv", "nowhere/x.csv cannot be written: there is no folder nowhere"),
-        ("plot good --y return", f"none of the runs has this metric; did you mean {RETURN}?"),
+        ("plot good --y return", f"none of the runs has this metric; did you mean {RETURN} or {RECENT}?"),
         ("plot null", f"{RETURN} is null in all rows of the runs"),
         ("plot good --out picture.docx", "its ending must be one of, .pdf"),
     ],

@@ -72,10 +72,14 @@ class Console:
             self._bar.start()
 
     def update(self, steps: int, row: dict[str, Any]) -> None:
-        """Show one log interval."""
+        """Show one log interval, with the return of the episodes that ended in it."""
         if self.quiet:
             return
-        report = f"return {self._brief(row['episode/return_last100'])}  {row['time/sps']:,.0f} steps/s"
+        counts = row["episode/count"]
+        ended = round(sum(counts) if isinstance(counts, list) else counts)
+        which = f"({ended:,} episode{'s' * (ended > 1)} ended)"
+        earned = f"return {self._brief(row['episode/return'])} {which}" if ended else "no episode ended"
+        report = f"{earned}  {row['time/sps']:,.0f} steps/s"
         if self._bar:
             with self._unread():
                 self._bar.update(self._task, completed=min(steps, self.total), report=report)
@@ -139,9 +143,9 @@ def _repeatedly(function: Callable[[float], None]) -> Iterator[None]:
 
 
 def brief_seeds(value: float | list[float | None] | None) -> str:
-    """One number as it is, several as mean ± deviation over seeds."""
+    """One number as it is, several as mean ± deviation over the seeds that have one."""
     numbers = [x for x in (value if isinstance(value, list) else [value]) if x is not None]
     if not numbers:
         return "-"
-    several = isinstance(value, list) and len(value) > 1
-    return f"{statistics.fmean(numbers):.1f}" + (f" ± {statistics.pstdev(numbers):.1f}" if several else "")
+    spread = f" ± {statistics.pstdev(numbers):.1f} over {len(numbers)} seeds" if len(numbers) > 1 else ""
+    return f"{statistics.fmean(numbers):.1f}{spread}"

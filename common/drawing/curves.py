@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 
 from common.drawing.groups import Group, LoggedRun
+from common.runs.history import Series
 
 GRID = 400  # points of a curve at most; more than a picture can show
 
@@ -41,6 +42,16 @@ def curves(group: Group, metric: str, x: Literal["env_steps", "wall"]) -> list[C
             ordered, first = np.unique(reverse, return_index=True)
             found += [Curve(run, ordered, values[there][::-1][first])] if len(ordered) else []
     return found
+
+
+def between(series: Series) -> Series:
+    """The rows in which some seed has a number; what a seed lacks between two of its own is interpolated."""
+    rows = np.isfinite(series.values).any(axis=1)
+    steps, values = series.steps[rows], series.values[rows]
+    for y in values.T:
+        own = np.isfinite(y)
+        y[:] = np.interp(steps, steps[own], y[own], np.nan, np.nan) if own.any() else np.nan
+    return Series(steps, series.wall[rows], values)
 
 
 def overlapping(curves: list[Curve]) -> list[Curve]:

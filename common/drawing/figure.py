@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from common.drawing.groups import EVALUATION, TRAINING
+from common.drawing.curves import between
+from common.drawing.groups import EVALUATION, RECENT, TRAINING
 from common.drawing.statistics import Interval
 from common.runs.history import read_log
 
@@ -18,8 +19,8 @@ AXES = {
     "num_envs": "environments",
     "devices": "devices",
     "score": "score: 0 is the worst return on its task, 1 its threshold",
-    "episode/return": "episode return (mean of the interval)",
-    TRAINING: "episode return (mean of the last 100)",
+    TRAINING: "episode return (mean of those that ended in the interval)",
+    RECENT: "episode return (mean of the last 100)",
     EVALUATION: "episode return (greedy evaluation)",
 }
 # Told apart by colour-blind eyes: Okabe and Ito's, without yellow, which is faint on white. With the dashes 28 styles.
@@ -49,13 +50,12 @@ def draw_curve(run_dir: Path, title: str) -> Path:
     """Draw training and evaluation returns of `run_dir` against environment steps; returns the picture's path."""
     series = read_log(run_dir, (TRAINING, EVALUATION)).series
     lines = []
-    labels = {TRAINING: "training, last 100 episodes", EVALUATION: "greedy evaluation"}
+    labels = {TRAINING: "training, episodes of each interval", EVALUATION: "greedy evaluation"}
     for style, (name, label) in enumerate(labels.items()):
-        there = np.isfinite(series[name].values).any(axis=1) if name in series else np.zeros(0, bool)
-        if there.any():
-            steps, values = series[name].steps[there], series[name].values[there]
+        if name in series and len((found := between(series[name])).steps):
+            values = found.values[:, np.isfinite(found.values).any(axis=0)]
             thin = values.T if values.shape[1] > 1 else None
-            lines.append(Line(label, steps, np.nanmean(values, axis=1), seeds=thin, style=style))
+            lines.append(Line(label, found.steps, values.mean(axis=1), seeds=thin, style=style))
     if lines and lines[0].seeds is not None:
         title += f", {len(lines[0].seeds)} seeds and their mean"
     figure = draw([Panel(title, lines)], "env_steps", "episode return")

@@ -20,7 +20,8 @@ from common.runs.damage import check_members
 from common.runs.history import Log, read_log
 from common.runs.metrics import is_number
 
-TRAINING, EVALUATION = "episode/return_last100", "eval/return_mean"
+TRAINING, EVALUATION = "episode/return", "eval/return_mean"
+RECENT = "episode/return_last100"
 LARGEST = {"seed": 2**31, "num_seeds": 10**5}
 RUNS = tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from common.drawing.curves import between
 from common.drawing.figure import AXES, COLORS
 from common.drawing.groups import EVALUATION, TRAINING
 from common.runs.history import Log, Series, read_log
@@ -60,8 +61,9 @@ def descent(sources: np.ndarray, member: int) -> np.ndarray:
 
 def _final(log: Log) -> np.ndarray:
     """The last greedy return of every member, NaN where it broke, [S]; that of training where there is none."""
-    found = [log.series[name].values[-1] for name in (EVALUATION, TRAINING) if name in log.series]
-    return found[0] if found else np.full(1, math.nan)
+    if EVALUATION in log.series:
+        return log.series[EVALUATION].values[-1]
+    return log.series[TRAINING].last if TRAINING in log.series else np.full(1, math.nan)
 
 
 def _draw_curves(axes: Any, series: Series | None, returns: np.ndarray) -> None:
@@ -70,7 +72,7 @@ def _draw_curves(axes: Any, series: Series | None, returns: np.ndarray) -> None:
     _over_steps(axes)
     if series is None or not np.isfinite(returns).any():
         return
-    best = int(np.nanargmax(returns))
+    best, series = int(np.nanargmax(returns)), between(series)
     mark = _mark(series)
     axes.plot(series.steps, series.values, color=OTHERS, alpha=_faint(returns), linewidth=0.9, **mark)
     median = [np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else math.nan for row in series.values]

@@ -21,6 +21,11 @@ class Series:
     wall: np.ndarray  # [P], seconds
     values: np.ndarray  # [P, S], or [P, 1] for a number of the whole run; NaN where there is none
 
+    @property
+    def last(self) -> np.ndarray:
+        """The last number of every seed, [S]; NaN where it has none."""
+        return np.array([[math.nan, *y[np.isfinite(y)]][-1] for y in self.values.T])
+
 
 @dataclass(frozen=True)
 class Log:

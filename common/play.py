@@ -47,13 +47,14 @@ if __name__ == "__main__":
     ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from common.actors.evaluation import run_host_episodes
 from common.actors.watching import Worker
 from common.cli.env_names import is_custom, steps_on_host
 from common.device.compilation import set_up_cache
-from common.device.evaluation import Episodes, play_episodes
+from common.device.evaluation import Episodes, follow, play_episodes
 from common.device.memory import Seen
 from common.drawing.gif import draw_gif
 from common.drawing.host_recording import RecordedEnvs
@@ -64,6 +65,7 @@ from common.envs.privileged import for_policies
 from common.envs.registry import make, make_host
 from common.envs.spec import EnvSpec
 from common.policy import Policy, load_named
+from common.runs.overall import counted
 
 HOST_ENVS = 16  # at most, stepped together
 
@@ -164,10 +166,12 @@ def play(args: Args) -> Episodes:
     with console.task("playing"):
         run = jax.jit(lambda keys: play_episodes(env, policy.player(args.stochastic), keys))
         others = keys[1:] if args.gif else keys
-        episodes = jax.device_get(run(others)) if len(others) else Episodes(np.empty(0), np.empty(0))
+        episodes = jax.device_get(run(others)) if len(others) else Episodes(*np.empty((3, 0)))
     if args.gif:
         episode = record_with_bar(policy, env, keys[0], console, args.stochastic)
-        first = Episodes(episode.rewards.sum(), len(episode.rewards))
+        steps = jax.tree.map(lambda x: x[:, None], (jax.tree.map(lambda x: x[:-1], episode.obs), episode.rewards))
+        trace, _ = jax.lax.scan(lambda trace, step: (follow(trace, *step), None), jnp.zeros(1, jnp.uint32), steps)
+        first = Episodes(episode.rewards.sum(), len(episode.rewards), jax.device_get(trace))
         episodes = jax.tree.map(np.append, first, episodes)
     show(episodes, console, env.is_game)
     if args.gif:
@@ -183,12 +187,12 @@ def draw(args: Args, env: Env | EnvSpec, episode: Recording, console: Console) -
 
 def show(episodes: Episodes, console: Console, is_game: bool = False) -> None:
     """Print every episode and their summary."""
-    for number, (ret, length) in enumerate(zip(*episodes, strict=True), 1):
+    for number, (ret, length, _) in enumerate(zip(*episodes, strict=True), 1):
         console.say(f"episode {number:>4}  return {ret:>10.2f}  length {length:>6,.0f}")
     ret = episodes.ret
     spread = f"{ret.mean():.1f} ± {ret.std():.1f} (min {ret.min():.1f}, max {ret.max():.1f})"
     won = f", {np.mean(ret > 0):.0%} won" if is_game else ""
-    console.say(f"return   {spread} over {len(ret)} episodes{won}")
+    console.say(f"return   {spread} over {counted(len(ret), [len(np.unique(episodes.trace))])}{won}")
 
 
 if __name__ == "__main__":

@@ -502,7 +502,7 @@ class SlowEvaluations:
     def _evaluate(self, envs, policy, num_episodes, worker):
         value = next(self._returns)
         self._released.wait(300)
-        return Episodes(np.full(num_episodes, value), np.ones(num_episodes))
+        return Episodes(np.full(num_episodes, value), *np.ones((2, num_episodes)))
 
     def release(self):
         self._released.set()

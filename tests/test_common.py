@@ -16,6 +16,8 @@ import pytest
 from helpers import (
     AXIS,
     KeyedState,
+    Luck,
+    RewardIsEpisode,
     Toy,
     host_params,
     make_env,
@@ -24,6 +26,7 @@ from helpers import (
     ppo,
     programs,
     relative_difference,
+    result_of,
     sac,
     same_bits,
     small_args,
@@ -52,7 +55,7 @@ from common.runs.checkpoints import Checkpoints
 from common.runs.clock import Clock
 from common.runs.confirmation import confirm_best
 from common.runs.directory import write_json
-from common.runs.evaluation import Evaluations
+from common.runs.evaluation import Evaluations, metrics_of
 from common.runs.intervals import Intervals
 from common.runs.loading import Start
 from common.runs.metrics import jsonable
@@ -488,6 +491,41 @@ def test_an_episode_counts_once_although_its_environment_goes_on():
     assert set(whole) <= set(range(7))
 
 
+class TwoStarts(RewardIsEpisode):
+    def reset_env(self, key, params):
+        _, state = super().reset_env(key, params)
+        state = state.replace(episode=state.episode % 2)
+        return self.get_obs(state), state
+
+
+class OneStart(Luck):
+    def get_obs(self, state, params=None, key=None):
+        return jnp.zeros(2)
+
+
+@pytest.mark.parametrize(
+    ("env", "different"),
+    [
+        (Toy(), 8),  # all return the same
+        (TwoStarts(), 2),
+        (OneStart(), 8),  # rewards are drawn
+    ],
+)
+def test_different_episodes_are_counted_whatever_they_return(env, different):
+    played = over_devices(lambda: run_episodes(wrap(env, ""), constant(0), 8), 1)
+    found = metrics_of(jax.tree.map(np.asarray, played), is_game=False)
+    assert found["eval/distinct_episodes"] == [different]
+
+
+def test_equal_episodes_count_once_where_evaluations_are_compared():
+    def score(mean, distinct):
+        spread = {"eval/return_mean": [mean], "eval/return_std": [14.0]}
+        return Score(0, spread | ({"eval/distinct_episodes": [distinct]} if distinct else {}))
+
+    for distinct, clearly in ((None, True), (128, True), (2, False)):  # older runs did not count them
+        assert score(50.0, distinct).clearly_above(score(40.0, distinct).evaluation, 128) == clearly
+
+
 class Echo(Toy):
     """Earns 1 in a step with a key that its reset could have split off its own key, in two splits."""
 
@@ -557,7 +595,7 @@ def test_an_evaluation_that_fails_is_not_begun_again():
 
 
 def test_a_save_that_fails_is_more_than_an_evaluation_that_fails():
-    outcome = Evaluated(1, Episodes(np.ones((1, 2)), np.ones((1, 2))))
+    outcome = Evaluated(1, Episodes(*np.ones((3, 1, 2))))
     evaluations, warnings = evaluations_of(Beside(outcome), FullDisk)
     evaluations.begin(1, None)
     with pytest.raises(TrainingError, match="^checkpoint 1 could not be saved"):
@@ -585,6 +623,7 @@ def test_exactly_eval_episodes_count(tmp_path):
     assert result.evaluation["eval/return_std"] == pytest.approx([returns.std()])
     assert result.evaluation["eval/return_min"] == [returns.min()]
     assert result.evaluation["eval/return_max"] == [returns.max()]
+    assert result.evaluation["eval/distinct_episodes"] == result_of(tmp_path / "run")["eval/distinct_episodes"] == [5]
 
 
 def test_a_level_of_optimization_that_xla_flags_name_is_obeyed(monkeypatch):

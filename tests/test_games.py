@@ -161,9 +161,9 @@ def test_evaluations_of_games_say_how_many_are_won(tmp_path, capsys):
     (rate,), (mean,) = (result.evaluation[f"eval/{name}"] for name in ("win_rate", "return_mean"))
     (spread,) = result.evaluation["eval/return_std"]  # of wins w, losses and draws: w + l = spread**2 + mean**2
     assert 0 < rate < 1 and 2 * rate == pytest.approx(mean + spread**2 + mean**2, abs=1e-5)
-    assert f"over 50 episodes, {rate:.0%} won" in capsys.readouterr().out
+    assert f"{rate:.0%} won" in capsys.readouterr().out
     played = play(PlayArgs(str(tmp_path), episodes=20))
-    assert f"over 20 episodes, {np.mean(played.ret > 0):.0%} won" in capsys.readouterr().out
+    assert f"{np.mean(played.ret > 0):.0%} won" in capsys.readouterr().out
 
 
 def test_an_illegal_move_of_pgx_loses():

@@ -186,7 +186,7 @@ def test_a_run_that_ends_below_its_best_says_so(returns, checkpoint_interval, sa
     means = iter(returns)
 
     def evaluate(self, step, state, seed):
-        return Evaluated(step, Episodes(next(means) + np.array([[-3.0, 3.0]]), np.ones((1, 2))))
+        return Evaluated(step, Episodes(next(means) + np.array([[-3.0, 3.0]]), np.ones((1, 2)), np.array([[1, 2]])))
 
     monkeypatch.setattr(common.runs.evaluation.DeviceEvaluation, "begin", evaluate)
     flags = TINY | {"checkpoint_interval": checkpoint_interval, "quiet": False}

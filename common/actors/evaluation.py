@@ -1,5 +1,6 @@
 """Evaluation in host environments of its own, beside the training."""
 
+import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -115,7 +116,8 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
     player, count = Player.of(player), envs.num_envs
     quota = num_episodes // count + (np.arange(count) < num_episodes % count)
     ret, length = np.zeros((2, count))
-    results: list[list[tuple[float, float]]] = [[] for _ in range(count)]
+    trace = np.zeros(count, np.int64)
+    results: list[list[tuple[float, float, int]]] = [[] for _ in range(count)]
     with worker.doing("reset"):
         seen = Seen(envs.reset(), np.ones(count, bool), np.zeros(count, np.float32))
     memory, acting = player.initial_memory(count), np.ones(count, bool)
@@ -130,6 +132,9 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
         with worker.doing("step"):
             out = envs.step(jax.device_get(action))
         worker.steps += 1
+        for index in np.flatnonzero(out.valid):
+            seen_there = (np.asarray(x)[index].tobytes() for x in (*jax.tree.leaves(seen.obs), out.reward))
+            trace[index] = zlib.crc32(b"".join(seen_there), trace[index])  # as in `follow`, on the device
         # Where a suite resets in a step of its own, the episode begins behind that step
         seen = Seen(out.obs, out.terminated | out.truncated | ~out.valid, out.reward.astype(np.float32))
         ret += out.reward
@@ -138,7 +143,7 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
         over = out.terminated | out.truncated | (length >= LONGEST_HORIZON)
         counted = over & (quota > 0)
         for index in np.flatnonzero(counted):
-            results[index].append((ret[index], length[index]))
+            results[index].append((ret[index], length[index], trace[index]))
         quota = quota - counted
-        ret[over] = length[over] = 0.0
+        ret[over] = length[over] = trace[over] = 0
     return Episodes(*np.concatenate(results).T)

@@ -11,7 +11,7 @@ from common.cli.errors import TrainingError
 from common.device import agreement, cluster
 from common.device.evaluation import OTHER_SEED, SEED, Episodes, Evaluated
 from common.runs.clock import Clock
-from common.runs.overall import overall_of
+from common.runs.overall import DISTINCT, overall_of
 from common.runs.recorder import Recorder
 from common.runs.reports import Score
 from common.runs.saver import Saver
@@ -179,4 +179,5 @@ def metrics_of(episodes: Episodes, is_game: bool) -> dict[str, list[float]]:
     values["length_mean"] = episodes.length.mean(axis=1)
     if is_game:
         values["win_rate"] = np.mean(episodes.ret > 0, axis=1)
-    return {f"eval/{name}": value.astype(float).tolist() for name, value in values.items()}
+    distinct = {DISTINCT: [len(np.unique(trace)) for trace in episodes.trace]}
+    return {f"eval/{name}": value.astype(float).tolist() for name, value in values.items()} | distinct

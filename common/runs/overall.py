@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 Overall = Callable[[Sequence[float]], float]
+DISTINCT = "eval/distinct_episodes"  # of each agent, among all of an evaluation
 
 
 def overall_of(args: Any) -> Overall:
@@ -20,6 +21,14 @@ def of_seeds(returns: Sequence[float]) -> float:
 def of_best_member(returns: Sequence[float]) -> float:
     """-inf where none is finite."""
     return float(np.max(returns, where=np.isfinite(returns), initial=-np.inf))
+
+
+def counted(episodes: int, distinct: Sequence[float]) -> str:
+    """A number of episodes, in words, and how many of them were `distinct`, of each agent, where that is known."""
+    if not distinct or min(distinct) == episodes:
+        return f"{episodes} {'different ' * bool(distinct)}episode{'s' * (episodes > 1)}"
+    fewest, most = min(distinct), max(distinct)
+    return f"{episodes} episodes, {f'{fewest:.0f} to ' * (fewest < most)}{most:.0f} of them different"
 
 
 def best_step(evaluations: dict[int, list[float]], agent: int | None = None, overall: Overall = of_seeds) -> int | None:

@@ -9,7 +9,7 @@ import numpy as np
 from common.cli.env_params import as_flags
 from common.cli.words import as_typed
 from common.runs.history import read_log
-from common.runs.overall import of_best_member
+from common.runs.overall import DISTINCT, counted, of_best_member
 
 SHOWN = 5  # members in the footer
 
@@ -26,7 +26,7 @@ def ranking(args: Any, run_dir: Path, outcome: Any) -> list[str]:
     flags = [as_flags(given | now, args.env_params) for given, now in members]
     newest, best, confirmed = outcome.newest, outcome.best, dict(outcome.confirmed)
     when = f" at step {newest.step:,}" if newest.step < outcome.env_steps else ""
-    how = f"{outcome.eval_episodes} episodes{when}"
+    how = counted(outcome.eval_episodes, newest.evaluation.get(DISTINCT, [])) + when
     lines = _best(flags, newest.evaluation, confirmed.get(newest.step, {}), how, _told(args))
     if best and newest.step > best.step and confirmed.get(newest.step):
         first, last = (of_best_member(x["eval/return_mean"]) for x in (best.evaluation, confirmed[newest.step]))
@@ -67,16 +67,17 @@ def _best(
     if not means:
         return []
     order, shown = ranked(means), other or evaluation
-    which = "other episodes" if other else "episodes"
     order = [member for member in order if math.isfinite(means[member])]
     broken = f", of which {len(means) - len(order)} broke," if len(order) < len(means) else ""
     found = f"return {summary(means)} of {len(means)} members{broken} over {how}"
-    lines = [f"greedy   {found}; the best, in {which}, and {told}:"]
+    apart = " (which luck in these episodes raises), then their return in other episodes" if other else ""
+    lines = [f"greedy   {found}", f"ranked   by that return{apart}, and {told}:"]
     for place, member in enumerate(order[:SHOWN], start=1):
         mean, std = (shown[f"eval/return_{name}"][member] for name in ("mean", "std"))
         won = [f", {x[member]:.0%} won" for name, x in shown.items() if name == "eval/win_rate"]
         who = f"member {member}: {as_typed(members[member])}"
-        lines.append(f"{place:>6}.  return {mean:.1f} ± {std:.1f}{''.join(won)}, {who}")
+        first = f"{means[member]:.1f}, in other episodes " if other else ""
+        lines.append(f"{place:>6}.  return {first}{mean:.1f} ± {std:.1f}{''.join(won)}, {who}")
     return lines
 
 

@@ -19,6 +19,7 @@ from common.device.devices import describe
 from common.device.schedules import jump
 from common.runs.directory import write_json
 from common.runs.metrics import jsonable
+from common.runs.overall import DISTINCT, counted
 from common.runs.ranking import ranking
 
 SHOWN = {f"eval/return_{name}" for name in ("mean", "std", "min", "max")}
@@ -40,13 +41,12 @@ class Score(NamedTuple):
     def clearly_above(self, other: dict[str, list[float]], num_episodes: int) -> bool:
         """Whether the return is higher than in the `other` evaluation, by more than two standard errors.
 
-        A single episode does not tell.
+        Of equal episodes one counts. A single episode does not tell.
         """
-        means, deviations = (
-            np.array([x[f"eval/return_{name}"] for x in (self.evaluation, other)])
-            for name in ("mean", "std")  # [2, S]
-        )
-        error = np.sqrt(np.sum(deviations**2) / num_episodes) / means.shape[1]
+        both = self.evaluation, other
+        means, deviations = (np.array([x[f"eval/return_{name}"] for x in both]) for name in ("mean", "std"))  # [2, S]
+        counts = np.array([x.get(DISTINCT, np.full(means.shape[1], num_episodes)) for x in both])
+        error = np.sqrt(np.sum(deviations**2 / counts)) / means.shape[1]
         return num_episodes > 1 and bool(np.subtract(*means.mean(axis=1)) > 2 * error)
 
 
@@ -132,7 +132,8 @@ def _agents(args: Any, run_dir: Path, outcome: Outcome) -> list[str]:
         who = f" of seed {args.seed + seed}" if args.num_agents > 1 else ""
         spread = f"{mean:.1f} ± {std:.1f} (min {low:.1f}, max {high:.1f})"
         won = [f", {x[seed]:.0%} won" for name, x in evaluation.items() if name == "eval/win_rate"]
-        lines.append(f"greedy   return{who} {spread} over {outcome.eval_episodes} episodes{''.join(won)}{when}")
+        how = counted(outcome.eval_episodes, evaluation.get(DISTINCT, [])[seed : seed + 1])
+        lines.append(f"greedy   return{who} {spread} over {how}{''.join(won)}{when}")
     return lines + _better_before(run_dir, outcome)
 
 

@@ -1,4 +1,4 @@
-"""Flags that change over a run: the step size by `--lr-schedule`, the weight of exploration by `--ent-fraction`."""
+"""Flags that change over a run: learning rate by `--lr-schedule`, entropy coefficient by `--ent-fraction`."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from common.device.hyper import hyper_of
 
-SCHEDULED = {"learning_rate": "step size", "ent_coef": "weight of exploration"}
+SCHEDULED = {"learning_rate": "learning rate", "ent_coef": "entropy coefficient"}
 """Flags that change over a run, with their names in words."""
 
 
@@ -20,22 +20,22 @@ def hyper_now(args: Any, learner: Any) -> tuple[SimpleNamespace, dict[str, jax.A
     return hyper_of(args, learner, **now), now
 
 
-def jump(args: Any) -> str:
-    """In words, where what falls to zero over a run begins again in one that is twice as long."""
-    steps_fall = getattr(args, "lr_schedule", "") == "linear"
-    fractions = {"learning_rate": 1.0 if steps_fall else 0.0, "ent_coef": getattr(args, "ent_fraction", 0.0)}
-    jumps = []
+def restarts(args: Any) -> list[str]:
+    """Sentences on what has fallen to zero over a run and is higher again in one that is twice as long."""
+    falls = getattr(args, "lr_schedule", "") == "linear"
+    fractions = {"learning_rate": 1.0 if falls else 0.0, "ent_coef": getattr(args, "ent_fraction", 0.0)}
+    sentences = []
     for flag, fraction in fractions.items():
         left = 1 - 0.5 / fraction if fraction > 0.5 else 0  # share of the value, halfway through the longer run
         values = args.values_of(flag) if left else []
         if any(values):
             size = f"{left * values[0]:.3g}" if len(values) == 1 else f"{left:.2g} times its first value"
-            jumps.append(f"a {SCHEDULED[flag]} of {size}")
-    return f", from {' and '.join(jumps)} to 0 again" if jumps else ""
+            sentences.append(f"the {SCHEDULED[flag]} has fallen to 0; a run twice as long goes on with {size}")
+    return sentences
 
 
 def current_learning_rate(args: Any, learner: Any) -> jax.Array:
-    """The step size [] of the update that comes next: to zero in a line, constant, or as KL divergences have it."""
+    """The learning rate [] of the update that comes next: to zero in a line, constant, or as KL divergences have it."""
     if args.lr_schedule == "kl-adaptive":
         return learner.learning_rate
     left = _left(args, learner, 1.0) if args.lr_schedule == "linear" else 1.0

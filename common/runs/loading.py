@@ -97,8 +97,8 @@ def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> S
     host, counters = unflatten(zeros | arrays, like), counters_of(arrays)
     # By another --total-timesteps they jump
     now = hyper_now(args, host.learner)[1] if hasattr(args, "lr_schedule") else {}
-    sizes = [f", {words} {np.max(now[name]):.3g}" for name, words in SCHEDULED.items() if name in now]
-    console.say(f"resumed  {path} at step {step:,}{''.join(sizes)}")
+    sizes = [f"{words} {np.max(now[name]):.3g}" for name, words in SCHEDULED.items() if name in now]
+    console.say(f"resumed  {path} at step {step:,}{' with ' * bool(sizes)}{' and '.join(sizes)}")
     for name in args.dispensable:
         if not any(stored.startswith(name) for stored in arrays):
             console.say(f"resumed  without {name}, which is not in the checkpoint: it fills again")

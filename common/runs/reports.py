@@ -16,7 +16,7 @@ from common.cli.files import read_text
 from common.cli.flags import ONE_TIME
 from common.cli.words import as_typed
 from common.device.devices import describe
-from common.device.schedules import jump
+from common.device.schedules import restarts
 from common.runs.directory import write_json
 from common.runs.metrics import jsonable
 from common.runs.overall import DISTINCT, counted
@@ -109,17 +109,16 @@ def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome
     """The evaluation, where everything is, `more`, and the command that goes on."""
     lines = ranking(args, run_dir, outcome) if args.is_population else _agents(args, run_dir, outcome)
     lines += [f"saved    {outcome.checkpoint or 'nothing yet'}", *filter(None, more)]
-    command = _resume_command(config, run_dir)
-    if outcome.status == "finished" and outcome.env_steps < total:
-        reached = f"an evaluation has reached {args.stop_at_return:g}"
-        again = f"{command} --stop-at-return None"
-        lines.append(f"finished at step {outcome.env_steps:,} of {total:,}, {reached}; train longer: {again}")
-    elif outcome.status == "finished":
-        again = f"{command} --total-timesteps {2 * total}"
-        lines.append(f"finished at step {outcome.env_steps:,}; train longer{jump(args)}: {again}")
+    command, where = _resume_command(config, run_dir), f"{outcome.status} at step {outcome.env_steps:,} of {total:,}"
+    if outcome.status != "finished":
+        again = "run the same command again" if args.resume_or_start else command
+        lines += [where, f"resume   {again}"]
+    elif outcome.env_steps < total:
+        lines.append(f"{where}: an evaluation has reached --stop-at-return {args.stop_at_return:g}")
+        lines.append(f"longer   {command} --stop-at-return None")
     else:
-        again = "with the same command" if args.resume_or_start else command
-        lines.append(f"{outcome.status} at step {outcome.env_steps:,} of {total:,}; continue: {again}")
+        lines += [where, *(f"schedule {sentence}" for sentence in restarts(args))]
+        lines.append(f"longer   {command} --total-timesteps {2 * total}")
     return "\n".join(lines)
 
 

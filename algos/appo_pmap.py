@@ -42,9 +42,9 @@ class Args(HostEnvArgs):
     num_minibatches: int = 4
     """Gradient steps per epoch."""
     learning_rate: float = 1e-3
-    """Adam step size, at the start."""
+    """Learning rate of Adam, at the start."""
     lr_schedule: Literal["linear", "constant"] = "linear"
-    """Step size over the run: to zero in a line, or the same."""
+    """Learning rate over the run: to zero in a line, or the same."""
     max_grad_norm: float = 0.5
     """Clip the global norm of the gradient; 0 turns it off."""
     adam_b1: float = 0.9
@@ -68,9 +68,9 @@ class Args(HostEnvArgs):
     clip_vloss: bool = False
     """Clip the change of the value within an update, by --clip-eps."""
     ent_coef: float = 0.01
-    """Weight of the exploration loss, at the start."""
+    """Entropy coefficient, the weight of the exploration loss, at the start."""
     ent_fraction: float = 0.0
-    """Share of the run, from its start, over which that weight falls to zero in a line; 0 keeps it."""
+    """Share of the run, from its start, over which the entropy coefficient falls to zero in a line; 0 keeps it."""
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
     """Reward the policy's entropy, or penalise its symmetric KL to the uniform policy (not for Box actions)."""
 

@@ -44,9 +44,9 @@ class Args(DeviceRolloutArgs):
     num_minibatches: int = 8
     """Gradient steps per epoch."""
     learning_rate: float = 1e-3
-    """Adam step size, at the start."""
+    """Learning rate of Adam, at the start."""
     lr_schedule: Literal["linear", "constant", "kl-adaptive"] = "linear"
-    """Step size over the run: to zero in a line, the same, or steering the KL of an update to --desired-kl."""
+    """Learning rate over the run: to zero in a line, the same, or steering the KL of an update to --desired-kl."""
     desired_kl: float = 0.01
     """The KL divergence per update that --lr-schedule kl-adaptive steers to."""
     target_kl: float = 0.0
@@ -68,9 +68,9 @@ class Args(DeviceRolloutArgs):
     clip_vloss: bool = False
     """Clip the change of the value, by --clip-eps, as in the policy loss."""
     ent_coef: float = 0.01
-    """Weight of the exploration loss, at the start."""
+    """Entropy coefficient, the weight of the exploration loss, at the start."""
     ent_fraction: float = 0.0
-    """Share of the run, from its start, over which that weight falls to zero in a line; 0 keeps it."""
+    """Share of the run, from its start, over which the entropy coefficient falls to zero in a line; 0 keeps it."""
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
     """Reward the policy's entropy, or penalise its symmetric KL to the uniform policy (not for Box actions)."""
 

@@ -35,9 +35,9 @@ class Args(DeviceReplayArgs):
 
     # optimiser
     policy_lr: float = 3e-4
-    """Adam step size of the policy."""
+    """Learning rate of the policy, for Adam."""
     q_lr: float = 1e-3
-    """Adam step size of the Q functions and of the temperature."""
+    """Learning rate of the Q functions and of the temperature, for Adam."""
     adam_b1: float = 0.9
     """How much Adam keeps, at each step, of its average of gradients."""
     adam_b2: float = 0.999

@@ -63,7 +63,7 @@ class Sizes:
 def measure(sizes: Sizes) -> dict[str, Any]:
     """The record of these sizes."""
     flags = {name: value for name, value in vars(sizes).items() if name not in ("updates", "seeds")}
-    args = Args(**flags, total_timesteps=10**9)  # so long that the step size stays
+    args = Args(**flags, total_timesteps=10**9)  # so long that the learning rate stays
     env = make(args.env)
     algorithm = make_ppo_rnn(args, env)
     train, compare_all = alone(partial(three_learners, algorithm)), jax.jit(partial(compare, args, env, algorithm))

@@ -7,7 +7,7 @@ from typing import Any
 from common.cli.checks import shortened
 
 INSTEAD = {
-    "anneal_lr": ("lr_schedule", "--lr-schedule linear anneals the step size, --lr-schedule constant does not"),
+    "anneal_lr": ("lr_schedule", "--lr-schedule linear anneals the learning rate, --lr-schedule constant does not"),
     "normalize_rewards": ("normalize_returns", "--normalize-returns, which is on by default, takes its place"),
     "reward_scale": ("normalize_returns", "--normalize-returns, which is on by default, finds the scale by itself"),
     "ent_schedule": ("ent_fraction", "--ent-fraction 1 does what --ent-schedule linear did"),

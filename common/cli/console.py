@@ -77,15 +77,15 @@ class Console:
             return
         counts = row["episode/count"]
         ended = round(sum(counts) if isinstance(counts, list) else counts)
-        which = f"({ended:,} episode{'s' * (ended > 1)} ended)"
-        earned = f"return {self._brief(row['episode/return'])} {which}" if ended else "no episode ended"
-        report = f"{earned}  {row['time/sps']:,.0f} steps/s"
-        if self._bar:
+        earned = f"return {self._brief(row['episode/return'])} " if ended else ""
+        which = f"({ended:,} episode{'s' * (ended > 1)} ended)" if ended else "no episode ended"
+        which += f"  {row['time/sps']:,.0f} steps/s"
+        if self._bar:  # in two lines, which fit on 80 columns
             with self._unread():
-                self._bar.update(self._task, completed=min(steps, self.total), report=report)
+                self._bar.update(self._task, completed=min(steps, self.total), report=f"{earned}\n{which}".strip())
             return
         eta = max(self.total - steps, 0) / max(row["time/sps_wall"], 1e-9)
-        self.say(f"step {steps:>11,} / {self.total:,}  {report}  ETA {eta:.0f} s")
+        self.say(f"step {steps:>11,} / {self.total:,}  {earned}{which}  ETA {eta:.0f} s")
 
     @contextmanager
     def task(self, words: str) -> Iterator[Callable[[int, int], None]]:

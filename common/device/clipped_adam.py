@@ -8,7 +8,7 @@ import optax
 
 
 def clipped_adam(hyper: Any) -> optax.GradientTransformation:
-    """Directions of steps, whose length is the step size: Adam, after the global norm of the gradient is clipped.
+    """Directions of steps, whose length is the learning rate: Adam, after the global norm of the gradient is clipped.
 
     `hyper` has `max_grad_norm`, of which 0 does not clip, and `adam_b1` and `adam_b2`, numbers or arrays [].
     """

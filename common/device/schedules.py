@@ -30,7 +30,9 @@ def restarts(args: Any) -> list[str]:
         values = args.values_of(flag) if left else []
         if any(values):
             size = f"{left * values[0]:.3g}" if len(values) == 1 else f"{left:.2g} times its first value"
-            sentences.append(f"the {SCHEDULED[flag]} has fallen to 0; a run twice as long goes on with {size}")
+            sentences.append(
+                f"the {SCHEDULED[flag]} has fallen to 0; the run below, twice as long, goes on with {size}"
+            )
     return sentences
 
 

@@ -1,6 +1,5 @@
 """No dead flags: every flag of every algorithm has a case here, which shows that it changes something."""
 
-import copy
 import dataclasses
 import functools
 import json
@@ -24,23 +23,22 @@ import pytest
 import sac_pmap as sac
 from cli_helpers import IN_NO_PROGRAM, Recorder, checkpoint_steps, read_config, read_rows
 from helpers import (
-    functions_of,
-    host_params,
     make_env,
-    over_devices,
     relative_difference,
     result_of,
-    run_updates,
     same_bits,
     small_args,
     small_rnn_args,
     small_sac_args,
 )
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
+from jax.interpreters.partial_eval import dce_jaxpr
 from PIL import Image
 from test_appo import small_args as small_appo_args
 from test_asac import small_args as small_asac_args
 
+from common.actors.batches import example_batch
+from common.actors.environments import inspect_env
 from common.cli.device_flags import DeviceEnvArgs
 from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
@@ -48,8 +46,8 @@ from common.cli.pbt_flags import PbtArgs
 from common.cli.process_flags import ProcessArgs
 from common.device.programs import TrainState, shard_mapped
 from common.device.schedules import restarts
-from common.device.sharding import to_devices
-from common.envs.environment import Env
+from common.device.seeds import MEMBERS
+from common.device.sharding import AXIS, to_devices
 from common.envs.registry import make
 from common.runs.checkpoint_files import read
 from common.runs.loading import Start, place
@@ -178,64 +176,74 @@ def start(run_dir: Path | None = None, **flags: Any):
     return ppo.train(small_args(**BASE | where | flags), None if "env" in flags else make_env("Luck"))
 
 
-def short(algorithm: Any, **flags: Any) -> tuple[Any, Env, int]:
-    """Arguments, environment and number of updates of a short run on a device."""
+ACTORS = {(appo, flag) for flag in ("env_params", "actor_threads", "publish_interval", "max_policy_lag")}
+"""What actors do by these flags is not in the program of an update."""
+
+
+def make_args(algorithm: Any, flags: dict[str, Any]) -> Any:
+    """Arguments of a small run."""
     if algorithm is sac:
-        return small_sac_args(**{"hidden_sizes": (4,)} | flags), make_env("Pendulum-v1"), 24
+        return small_sac_args(**{"hidden_sizes": (4,)} | flags)
+    if algorithm is ppo:
+        return small_args(**BASE | {"env": "helpers:Luck"} | flags)
     if algorithm is ppo_rnn:
-        args = small_rnn_args(**BASE | {"share_torso": True} | flags)  # one memory compiles sooner than two
+        return small_rnn_args(**BASE | {"env": "helpers:Luck", "share_torso": True} | flags)
+    return (small_appo_args if algorithm is appo else small_asac_args)(**flags)
+
+
+def trace(function: Callable, agents: int, *inputs: Any) -> tuple[list[Any], Any]:
+    """What `function` of one of so many agents computes on a device, without what nothing needs, and output shapes."""
+    for axis, size in ((AXIS, 1), (MEMBERS, agents)):
+        function = jax.vmap(function, in_axes=None, axis_size=size, axis_name=axis)
+    traced, shapes = jax.make_jaxpr(function, return_shape=True)(*inputs)
+    used, _ = dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
+    constants = [(x.shape, np.asarray(x).tobytes()) for x in traced.consts]
+    return [re.sub("0x[0-9a-f]+", "", str(used)), constants], strip(shapes, 2)
+
+
+def strip(shapes: Any, axes: int) -> Any:
+    """The shapes without their leading axes."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[axes:], x.dtype), shapes)
+
+
+@functools.cache
+def program(algorithm: Any, **flags: Any) -> list[Any]:
+    """All that decides what a run with these flags learns: its first state and its update, which is not compiled."""
+    args, batch = make_args(algorithm, flags), ()
+    if algorithm in (appo, asac):
+        env = inspect_env(args)
+        functions = algorithm.make_algorithm(args, env.spec)
+        batch = (strip(example_batch(args, env, functions, 1).rollouts, 1),)
     else:
-        args = small_args(**BASE | flags)
-    return args, make(args.env, args.env_params) if "env" in flags else make_env("Luck"), args.num_updates
-
-
-@functools.cache
-def learned(algorithm: Any, **flags: Any) -> Any:
-    """Parameters after a short run with these flags."""
-    if algorithm is appo:
-        return appo.train(small_appo_args(serial=True, benchmark=True, **{"total_timesteps": 512} | flags)).params
-    if algorithm is asac:
-        return asac.train(small_asac_args(serial=True, benchmark=True, **{"total_timesteps": 320} | flags)).params
-    args, env, updates = short(algorithm, **flags)
-    return host_params(run_updates(args, env, 1, updates)[0])
-
-
-NUMBERS = {
-    ppo: {"gamma", "gae_lambda", "vf_coef", "ent_coef", "clip_eps", "learning_rate", "adam_b1", "adam_b2"},
-    ppo_rnn: {"gamma", "gae_lambda", "vf_coef", "ent_coef", "clip_eps", "learning_rate", "adam_b1", "adam_b2"},
-    sac: {"gamma", "tau", "policy_lr", "q_lr", "adam_b1", "adam_b2"},
-}
-"""Flags that a program can take as numbers at run time: one compilation for all of them."""
-
-
-@functools.cache
-def learned_with_numbers(algorithm: Any) -> Callable:
-    """A function that takes some of `NUMBERS` by name and returns the parameters after a short run with them."""
-    args, env, updates = short(algorithm)
-    standard = {name: getattr(args, name) for name in NUMBERS[algorithm]}
-
-    def learn(numbers):
-        traced = copy.copy(args)
-        vars(traced).update(numbers)
-        functions = functions_of(traced, env)
-        return functions.update(functions.init(jnp.array([args.seed])), updates)[0].learner.params
-
-    compiled = jax.jit(lambda numbers: over_devices(lambda: learn(numbers), 1))
-    return lambda **numbers: compiled(standard | numbers)
+        functions = algorithm.make_algorithm(args, make(args.env, args.env_params))
+    init, state = trace(functions.init, args.num_agents, jnp.int32(0))
+    update, _ = trace(functions.update, args.num_agents, state, *batch)
+    return [init, update, args.members]
 
 
 CASES = (ppo, PPO), (ppo_rnn, MEMORY), (sac, SAC), (appo, APPO), (asac, ASAC)
-LEARNING = [(one, flag, *case) for one, cases in CASES for flag, case in cases.items()]
+LEARNING = [(one, flag, *case) for one, cases in CASES for flag, case in cases.items() if (one, flag) not in ACTORS]
 
 
 @pytest.mark.parametrize(("algorithm", "flag", "value", "others"), LEARNING, ids=lambda x: getattr(x, "__name__", None))
-def test_every_flag_changes_what_is_learned(algorithm, flag, value, others, capsys):
-    learn = functools.partial(learned, algorithm)
-    if not others and flag in NUMBERS.get(algorithm, ()):
-        learn = learned_with_numbers(algorithm)
-    base, changed = learn(**others), learn(**others | {flag: value})
-    assert not same_bits(*map(jax.tree.leaves, (base, changed)))
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves((base, changed)))
+def test_every_flag_changes_what_is_learned(algorithm, flag, value, others):
+    assert program(algorithm, **others) != program(algorithm, **others | {flag: value})
+
+
+@pytest.mark.parametrize("flag", sorted(flag for _, flag in ACTORS))
+def test_every_flag_of_actors_changes_what_is_learned(flag):
+    value, others = APPO[flag]
+
+    def learned(**flags):
+        return appo.train(small_appo_args(serial=True, benchmark=True, total_timesteps=512, **others | flags)).params
+
+    assert not same_bits(learned(), learned(**{flag: value}))
+
+
+@pytest.mark.parametrize("algorithm", [ppo, sac, appo], ids=lambda module: module.__name__)
+def test_the_same_flags_are_the_same_program(algorithm):
+    """Otherwise the cases above would show nothing."""
+    assert program(algorithm) == program.__wrapped__(algorithm)
 
 
 def num_devices(tmp_path, **_):

@@ -299,8 +299,8 @@ has [not yet been run](#not-yet-run) is named below.
   tasks together, so that one task of four can fail and not be seen in it.
 - **Episodes.** All intervals are over seeds, none is over the episodes of an evaluation. Greedy episodes are the same
   where they begin alike and nothing is drawn afterwards: of the 128 on Breakout-MinAtar 2 are different, on
-  SpaceInvaders-MinAtar, DeepSea-bsuite and DiscountingChain-bsuite 1, on Catch-bsuite 5. What a seed returns there is the mean of so few. These records were made
-  before runs counted different episodes as `eval/distinct_episodes`, so that the rows do not have that number.
+  Catch-bsuite 5, on SpaceInvaders-MinAtar, DeepSea-bsuite and DiscountingChain-bsuite 1. What a seed returns there is
+  the mean of so few. The records are of runs that did not count different episodes, so that rows lack that number.
 - **Starts.** Evaluations of ours all begin in the same states. Those of other kits begin there too where the row does
   not say other starts: kits on envpool's tasks cannot be put there, and some runs have not yet been repeated since
   others can. Intervals over seeds do not cover what starts are worth: on Pendulum means over two sets of 128 differ by

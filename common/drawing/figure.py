@@ -19,7 +19,7 @@ AXES = {
     "num_envs": "environments",
     "devices": "devices",
     "score": "score: 0 is the worst return on its task, 1 its threshold",
-    TRAINING: "episode return (mean of those that ended in the interval)",
+    TRAINING: "episode return (mean of each interval)",
     RECENT: "episode return (mean of the last 100)",
     EVALUATION: "episode return (greedy evaluation)",
 }

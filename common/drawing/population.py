@@ -89,6 +89,7 @@ def _draw_values(axes: Any, name: str, x: np.ndarray, returns: np.ndarray) -> No
     if x.min() > 0 and x.max() > WIDE * x.min():
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+        axes.xaxis.set_minor_formatter("")  # whose own one writes formulas
     _tidy(axes)
     alive = np.isfinite(returns)
     if not alive.any():
@@ -109,6 +110,7 @@ def _draw_descent(axes: Any, name: str, series: Series, sources: np.ndarray, ret
     if series.values.min() > 0 and series.values.max() > WIDE * series.values.min():
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda x, _: f"{x:g}")
+        axes.yaxis.set_minor_formatter("")
     how = {"drawstyle": "steps-post"} | _mark(series)  # a value holds until the next exchange
     axes.plot(series.steps, series.values, color=OTHERS, alpha=_faint(returns), linewidth=0.9, **how)
     axes.plot(series.steps, series.values[:, 0], ":", color="0.3", linewidth=1.4, label="member 0, the control", **how)

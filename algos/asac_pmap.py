@@ -108,7 +108,7 @@ from common.envs.requirements import need_fitting_spaces, need_squashable_action
 from common.envs.spaces import Discrete, Space, batch_shape, zeros
 from common.envs.spec import EnvSpec
 from common.envs.unit_actions import action_scale, empty_action, to_env, uniform_action
-from common.nets.distributions import LOG_2PI, Categoricals, action_noise
+from common.nets.distributions import LOG_2PI, Categoricals, Normal, action_noise
 from common.nets.normalizers import merge, normalize, obs_stats
 from common.nets.torso import MLP, Features
 from common.training import Callback, TrainResult, train_with_actors
@@ -138,6 +138,10 @@ class SquashedNormal(NamedTuple):
 
     def mode(self) -> jax.Array:
         return jnp.tanh(self.mean)
+
+    def kl(self, other: "SquashedNormal") -> jax.Array:
+        """KL(self || other) in nats, [...]: squashing both alike does not change it."""
+        return Normal(self.mean, self.log_std).kl(Normal(other.mean, other.log_std))
 
 
 class Actor(nn.Module):

@@ -112,7 +112,7 @@ from common.envs.spaces import Discrete, Space, batch_shape, zeros
 from common.envs.spec import EnvSpec
 from common.envs.unit_actions import action_scale, empty_action, to_env, uniform_action
 from common.envs.varied import for_member
-from common.nets.distributions import LOG_2PI, Categoricals, action_noise
+from common.nets.distributions import LOG_2PI, Categoricals, Normal, action_noise
 from common.nets.normalizers import merge, normalize, obs_stats
 from common.nets.torso import MLP, Features
 from common.training import Callback, TrainResult, train_on_devices
@@ -143,6 +143,10 @@ class SquashedNormal(NamedTuple):
 
     def mode(self) -> jax.Array:
         return jnp.tanh(self.mean)
+
+    def kl(self, other: "SquashedNormal") -> jax.Array:
+        """KL(self || other) in nats, [...]: squashing both alike does not change it."""
+        return Normal(self.mean, self.log_std).kl(Normal(other.mean, other.log_std))
 
 
 class Actor(nn.Module):

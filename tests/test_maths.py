@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sac_pmap as sac
 from helpers import make_env, over_devices, ppo, run_updates, small_args
 
 from common.device.schedules import adapt, hyper_now
 from common.device.sharding import AXIS, flat_pmean
+from common.envs.requirements import need_fitting_spaces
 from common.envs.spaces import Box, Discrete, MultiDiscrete
-from common.nets.distributions import Categoricals, Normal, action_noise
+from common.nets.distributions import Categoricals, Joint, Normal, action_noise
 from common.nets.normalizers import RunningStats, rescale_output, running_stats
 from common.runs.intervals import next_boundary
 
@@ -160,6 +162,64 @@ def test_symmetric_kl_to_uniform():
     two = Categoricals(jnp.log(jnp.array([0.7, 0.1, 0.1, 0.1] * 2)), (4, 4), scalar=False)
     assert two.symmetric_kl_to_uniform() == pytest.approx(2 * 0.4378298, rel=1e-6)
     assert Categoricals(jnp.zeros(4), (4,), scalar=True).symmetric_kl_to_uniform() == pytest.approx(0, abs=1e-7)
+
+
+def of_normals(kind):
+    """Two policies of two dimensions, and a KL divergence for each, by integrals over actions."""
+    means, stds = np.array([[0.3, -1.0], [0.1, 0.5]]), np.array([[0.6, 1.2], [0.9, 0.4]])
+    policies = [kind(jnp.float32(mean), jnp.float32(np.log(std))) for mean, std in zip(means, stds, strict=True)]
+    u, area = np.linspace(-12, 12, 100_001)[:, None], 1.0
+    if not isinstance(policies[0], Normal):  # over squashed actions, from one to the next
+        area = 1 / np.cosh(u) ** 2
+    p, q = (
+        np.exp(-0.5 * ((u - m) / s) ** 2) / (s * math.sqrt(2 * math.pi) * area)
+        for m, s in zip(means, stds, strict=True)
+    )
+    return *policies, np.trapezoid(p * np.log(p / q) * area, u, axis=0).sum()
+
+
+def of_choices(nvec, legal=None):
+    """Two policies, and the sum of the KL divergences of their components."""
+    legal = np.ones(5, bool) if legal is None else np.array(legal, bool)
+    both = LOGITS, np.array([3.0, 0.2, -1.0, 0.4, 1.5], np.float32)
+    policies = [Categoricals(jnp.asarray(x), nvec, scalar=len(nvec) == 1).only(jnp.asarray(legal)) for x in both]
+    value = 0
+    for own in np.split(np.arange(5), np.cumsum(nvec)[:-1]):
+        p, q = (softmax(x[own][legal[own]]) for x in both)
+        value += np.sum(p * np.log(p / q))
+    return *policies, value
+
+
+def test_kl_divergences():
+    """Of every kind; with gradients that are finite, and zero where both are the same."""
+    squashed = of_normals(lambda mean, log_std: sac.SquashedNormal(mean, log_std, np.array([2.0, 0.5])))
+    cases = [of_normals(Normal), squashed, of_choices((5,)), of_choices((2, 3))]
+    cases += [of_choices((5,), [1, 0, 1, 0, 1]), of_choices((2, 3), [1, 0, 0, 1, 1]), of_choices((5,), [0, 0, 1, 0, 0])]
+    pairs, values = [case[:2] for case in cases], [case[2] for case in cases]
+    pairs.append([Joint({"a": (pairs[0][i], pairs[5][i]), "b": pairs[2][i]}) for i in range(2)])
+    for (policy, other), value in zip(pairs, [*values, values[0] + values[2] + values[5]], strict=True):
+        np.testing.assert_allclose(policy.kl(other), value, rtol=1e-4, atol=1e-7)
+        assert policy.kl(policy) == 0
+        for second, is_zero in ((other, value == 0), (policy, True)):
+            gradients = jax.grad(lambda p, q: p.kl(q), (0, 1), allow_int=True)(policy, second)
+            moved = [np.abs(x).max() for x in jax.tree.leaves(gradients) if x.dtype == np.float32]
+            assert np.isfinite(moved).all() and (np.max(moved) < 1e-6) == is_zero
+
+
+def test_kl_divergence_of_the_components_that_are_ones_own():
+    own = jnp.array([True, False])
+    normals, choices = of_normals(Normal)[:2], of_choices((2, 3))[:2]
+    firsts = [
+        [Normal(x.mean[:1], x.log_std[:1]) for x in normals],
+        [Categoricals(x.logits[:2], (2,), True) for x in choices],
+    ]
+    for (policy, other), first in zip((normals, choices), firsts, strict=True):
+        for pair in ((policy.replace(own=own), other), (policy, other.replace(own=own))):
+            np.testing.assert_allclose(pair[0].kl(pair[1]), first[0].kl(first[1]), rtol=1e-6)
+
+
+def test_a_fork_may_lack_flags_that_spaces_have_to_fit():
+    need_fitting_spaces(SimpleNamespace(), make_env("FrozenLake-misc"))
 
 
 def test_normal_against_numpy():

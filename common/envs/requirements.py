@@ -43,11 +43,15 @@ def need_fitting_steps(args: Any, env: Any) -> None:
 
 
 def need_fitting_spaces(args: Any, env: Any) -> None:
-    """Raise UsageError where a flag, or a mask, does not fit the spaces of an environment, or of its EnvSpec."""
+    """Raise UsageError where a flag, or a mask, does not fit the spaces of an environment, or of its EnvSpec.
+
+    A flag that an algorithm lacks asks for nothing.
+    """
     check_mask(env)
     if getattr(args, "share_torso", False) and has_privileged(env.observation_space):
         raise UsageError(f"--share-torso would hide the {PRIVILEGED} of {env.name} from the critic, for whom it is")
-    if args.normalize_obs and not any(isinstance(leaf, Box) for _, leaf in leaves(env.observation_space)):
+    has_array = any(isinstance(leaf, Box) for _, leaf in leaves(env.observation_space))
+    if getattr(args, "normalize_obs", False) and not has_array:
         raise UsageError(f"--normalize-obs needs arrays as observations, {env.name} has {env.observation_space}")
     has_box = any(isinstance(leaf, Box) for _, leaf in leaves(env.action_space))
     if getattr(args, "exploration_loss", "") == "symmetric-kl" and has_box:

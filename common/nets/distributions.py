@@ -1,4 +1,4 @@
-"""Action distributions as small records: sample, log-probability, entropy, mode.
+"""Action distributions as small records: sample, log-probability, entropy, KL divergence, mode.
 
 `Categoricals` covers Discrete and MultiDiscrete actions, `Normal` covers Box actions. Randomness comes in as an array
 drawn beforehand by `action_noise`, so that a rollout can draw the noise of all its steps in one vectorised pass.
@@ -54,6 +54,12 @@ class Categoricals(struct.PyTreeNode):
     def entropy(self) -> jax.Array:
         """Sum of the components' entropies in nats, [...]."""
         return self._sum(-jnp.sum(jnp.exp(log_p) * log_p, axis=-1) for log_p in self._log_probs())
+
+    def kl(self, other: "Categoricals") -> jax.Array:
+        """KL(self || other) in nats, summed over components, those that are own to either, [...]."""
+        pairs = zip(self._log_probs(), other._log_probs(), strict=True)
+        both = part_of(self, self.own if other.own is None else other.own)
+        return both._sum(jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1) for log_p, log_q in pairs)
 
     def symmetric_kl_to_uniform(self) -> jax.Array:
         """Half of KL(p || uniform) + KL(uniform || p), summed over components, [...]; uniform over what is legal."""
@@ -111,6 +117,12 @@ class Normal(struct.PyTreeNode):
         """Differential entropy in nats, [...]."""
         return jnp.sum(self.log_std + 0.5 * (1 + LOG_2PI), axis=-1, where=self.own)
 
+    def kl(self, other: "Normal") -> jax.Array:
+        """KL(self || other) in nats, summed over dimensions, those that are own to either, [...]."""
+        own = self.own if other.own is None else other.own
+        wider, z = 2 * (self.log_std - other.log_std), (self.mean - other.mean) * jnp.exp(-other.log_std)
+        return 0.5 * jnp.sum(jnp.expm1(wider) - wider + z**2, axis=-1, where=own)
+
 
 class Joint(struct.PyTreeNode):
     """Independent distributions of the parts of an action, a tree as the action is one."""
@@ -131,6 +143,10 @@ class Joint(struct.PyTreeNode):
     def entropy(self) -> jax.Array:
         """Sum over the parts, in nats, [...]."""
         return sum(jax.tree.leaves(self._map(lambda part: part.entropy())))
+
+    def kl(self, other: "Joint") -> jax.Array:
+        """KL(self || other) in nats, the sum over the parts, [...]."""
+        return sum(jax.tree.leaves(self._map(lambda part, other: part.kl(other), other.parts)))
 
     def symmetric_kl_to_uniform(self) -> jax.Array:
         """Sum over the parts, of which none may be normal, [...]."""

@@ -221,6 +221,7 @@ class Trajectory(NamedTuple):
     truncated: jax.Array
     final_obs: jax.Array  # true next observation
     objective: jax.Array | None = None  # what episodes are judged by, where it is not their return
+    info: Any = None  # what --log-info names, by metric
     own: jax.Array | None = None  # bool: the components of an action that it chose itself; None is all of them
 
 
@@ -330,7 +331,7 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
             if own is not None:
                 action = jnp.where(own, action, policy_of(other, obs).sample(noise))
             out = step_envs(game, keys, env_state, action, starts)
-            outcome = out.reward, out.terminated, out.truncated, out.final_obs, out.objective
+            outcome = out.reward, out.terminated, out.truncated, out.final_obs, out.objective, out.info
             return (out.state, out.obs), Trajectory(obs, policy, action, *outcome, own)
 
         (env_state, obs), trajectory = jax.lax.scan(step, (shard.env_state, shard.obs), (noise, env_keys))

@@ -244,6 +244,7 @@ class Trajectory(NamedTuple):
     truncated: jax.Array
     final_obs: jax.Array  # true next observation
     objective: jax.Array | None = None  # what episodes are judged by, where it is not their return
+    info: Any = None  # what --log-info names, by metric
 
 
 class Batch(NamedTuple):
@@ -349,7 +350,7 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
             action = policy.sample(noise)
             out = step_envs(own, keys, env_state, action, starts)
             memory = memory._replace(action=encode_action(action, env.action_space))
-            outcome = out.reward, out.terminated, out.truncated, out.final_obs, out.objective
+            outcome = out.reward, out.terminated, out.truncated, out.final_obs, out.objective, out.info
             seen_next = Seen(out.obs, out.terminated | out.truncated, out.reward)
             return (out.state, seen_next, memory), Trajectory(seen, policy, action, value, memory, *outcome)
 

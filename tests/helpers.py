@@ -228,6 +228,22 @@ class Toy(environment.Environment):
         return gymnax_spaces.Discrete(3)
 
 
+class Chatty(Toy):
+    """Tells the step in its info, and at the end of an episode ten times that; what is no number, too."""
+
+    def step_env(self, key, state, action, params):
+        obs, state, *rest, info = super().step_env(key, state, action, params)
+        end = jnp.where(state.time == params.max_steps_in_episode, 10.0 * state.time, jnp.nan)
+        return obs, state, *rest, info | {"time": state.time, "end": end, "end_last": state.time == 2, "all": obs}
+
+
+class ChattyReset(Chatty):
+    """Likewise, with a step of its own."""
+
+    def step(self, key, state, action, params=None):
+        return super().step(key, state, action, params)
+
+
 class Endings(Toy):
     """Episodes of 3, 4 or 5 steps by id, ended by termination (id % 3 == 0), truncation (1) or both at once (2)."""
 

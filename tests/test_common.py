@@ -86,6 +86,10 @@ def test_episode_statistics_equal_numpy(devices):
     tracker = jax.tree.map(lambda x: jnp.broadcast_to(x, (devices, N // devices)), new_tracker(JUDGED, N // devices))
     recent = new_recent(JUDGED)
     objective = random.normal(size=reward.shape).astype(np.float32)
+    info = np.where(random.random(reward.shape) < 0.2, random.normal(size=reward.shape) - 5, np.nan).astype(np.float32)
+    info[: 2 * T], info[-1, N // 2 :] = np.nan, np.inf  # in two whole updates, and in the last step of a device
+    kinds = ("", "_sum", "_max", "_min", "_last")
+    of_all = no_episodes(Tally(*({f"x{kind}": jnp.zeros(()) for kind in kinds} for _ in range(2))))
     step = jax.jit(
         lambda tracker, recent, steps: jax.vmap(
             lambda tracker, steps: count_episodes(tracker, recent, steps, AXIS), in_axes=(0, 1), axis_name=AXIS
@@ -94,8 +98,16 @@ def test_episode_statistics_equal_numpy(devices):
     for update in range(updates):
         rows = slice(update * T, (update + 1) * T)
         steps = Step(None, None, reward[rows], done[rows], np.zeros_like(done[rows]), None, None, objective[rows])
+        steps = steps._replace(info={f"x{kind}": info[rows] for kind in kinds})
         tracker, recents, totals = step(tracker, recent, steps)
         recent, totals = jax.tree.map(lambda x: x[0], (recents, totals))
+        of_all = of_all.merge(totals)
+        seen = info[: rows.stop][np.isfinite(info[: rows.stop]).any(axis=1)]
+        logged = [of_all.metrics()[f"env/x{kind}"] for kind in kinds]
+        seen = [row[np.isfinite(row)] for row in seen]
+        flat = np.concatenate([*seen, []])
+        numbers = [flat.mean(), flat.sum(), flat.max(), flat.min(), seen[-1].mean()] if seen else [np.nan] * 5
+        np.testing.assert_allclose(logged, numbers, rtol=1e-5)
         assert all(same_bits(x[0], x[i]) for x in jax.tree.leaves(recents) for i in range(devices))
 
         so_far = finished_episodes(reward[: rows.stop], done[: rows.stop])
@@ -149,7 +161,8 @@ def counting_update(state):
         "late": jnp.where(state >= 3, jnp.inf, 0.0),
         "early": jnp.where(state == 1, jnp.nan, 0.0),
     }
-    episodes = no_episodes().replace(count=jnp.float32(1), ret_sum=metrics["value"], ret_max=metrics["value"])
+    episodes = no_episodes(Tally({}, {})).replace(count=jnp.float32(1))
+    episodes = episodes.replace(ret_sum=metrics["value"], ret_max=metrics["value"])
     metrics |= {f"value_{kind}": -value for kind in ("sum", "max", "min", "last")}
     odd = {"odd": value, "odd_max": -value, "odd_last": -value}
     tally = Tally.of(metrics)

@@ -11,9 +11,13 @@ from cli_helpers import check_words, refusal
 from helpers import (
     Bribe,
     BribeParams,
+    make_env,
     metric_rows,
+    module_of,
     ppo,
     small_args,
+    small_rnn_args,
+    small_sac_args,
 )
 
 from common.cli.errors import UsageError
@@ -21,7 +25,7 @@ from common.device.stepping import reset_envs, step_envs
 from common.drawing.groups import Selection, load
 from common.envs.registry import make
 from common.envs.spaces import Box, Discrete
-from common.envs.varied import check_number, for_member
+from common.envs.varied import check_number, for_member, for_run
 from common.play import Args as PlayArgs
 from common.play import play
 from common.policy import load_policy
@@ -162,6 +166,7 @@ def test_the_best_members_are_told_with_their_parameters(tmp_path, capsys):
             "env.max_steps_in_episode cannot evolve: it is a whole number",
         ),
         (["--env-params", '{"max_steps_in_episode": "uniform:8:9"}'], "is a whole number: let it be one of some"),
+        (["--log-info", "discount", "disc"], "--log-info disc: "),
         (["--pbt-env-params", "gravity"], "--pbt-env-params needs --pbt"),
         (
             ["--population", "2", "--pbt", "--pbt-env-params", "gravity"],
@@ -221,3 +226,29 @@ def test_an_object_gets_parameters_too():
     assert 10.0 <= min(result.evaluation["eval/return_mean"]) <= max(result.evaluation["eval/return_mean"]) <= 20.0
     with pytest.raises(UsageError, match="cannot change an object, CartPole-v1"):
         ppo.train(small_args(env_params='{"gravity": 5.0}'), make("CartPole-v1"))
+
+
+LOGGED = {"time": 59 / 16, "time_sum": 16 * 59, "time_max": 7, "time_min": 1, "time_last": 2, "end": 70, "end_last": 1}
+
+
+@pytest.mark.parametrize("make_args", [small_args, small_rnn_args, small_sac_args])
+def test_numbers_in_the_info_are_logged(make_args, tmp_path):
+    """Sixteen steps of episodes of seven: over environments, devices and updates, of each seed by itself."""
+    flags = {"num_seeds": 2, "num_devices": 2, "hidden_sizes": (4,), "total_timesteps": 256}
+    args = make_args(env="helpers:Chatty", run_dir=str(tmp_path), log_info=tuple(LOGGED), **flags)
+    module_of(args).train(args)
+    (row,) = metric_rows(tmp_path)
+    for name, value in LOGGED.items():
+        np.testing.assert_allclose(row[f"env/{name}"], [value, value], rtol=1e-6, err_msg=name)
+    assert "env/all" not in row
+
+
+@pytest.mark.parametrize("name", ["Chatty", "ChattyReset"])
+def test_environments_tell_which_numbers_their_info_has(name):
+    env = make_env(name)
+    assert {"time", "end", "end_last"} <= set(env.told) and "all" not in env.told
+    env.inner.log_info = ("end_last",)  # as the environment wants it
+    run = for_run(small_args(log_info=("time_max",)), env)
+    _, state = run.reset(jax.random.key(0))
+    assert run.step(jax.random.key(1), state, jnp.int32(0)).info == {"time_max": 1.0, "end_last": 0.0}
+    assert env.step(jax.random.key(1), state, jnp.int32(0)).info == {}, "unless it is asked for"

@@ -1,5 +1,6 @@
 """Returns and lengths of finished episodes, reduced on the device so that memory does not grow with the run."""
 
+import operator
 from typing import Any
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.flatten_util import ravel_pytree
 
+from common.device.reductions import Tally
 from common.device.sharding import gathered, global_ids
 from common.envs.environment import Env
 from common.envs.spec import EnvSpec
@@ -32,7 +34,7 @@ class RecentEpisodes(struct.PyTreeNode):
 
 
 class EpisodeTotals(struct.PyTreeNode):
-    """Sums and extremes over the episodes that finished within an interval."""
+    """Sums and extremes over the episodes that finished within an interval, and what its steps had to log."""
 
     count: jax.Array
     ret_sum: jax.Array
@@ -41,15 +43,16 @@ class EpisodeTotals(struct.PyTreeNode):
     length_sum: jax.Array
     length_min: jax.Array
     length_max: jax.Array
+    info: Tally
 
     def merge(self, other: "EpisodeTotals") -> "EpisodeTotals":
         pick = {"min": jnp.minimum, "max": jnp.maximum}
-        fields = {name: pick.get(name[-3:], jnp.add)(value, getattr(other, name)) for name, value in vars(self).items()}
-        return EpisodeTotals(**fields)
+        pairs = {name: (value, getattr(other, name)) for name, value in vars(self).items()}
+        return EpisodeTotals(**{name: pick.get(name[-3:], operator.add)(*pair) for name, pair in pairs.items()})
 
     def over_axis(self) -> "EpisodeTotals":
         """One of several, [D] each."""
-        pick = {"min": jnp.min, "max": jnp.max}
+        pick = {"min": jnp.min, "max": jnp.max, "nfo": Tally.of_all_steps}
         return EpisodeTotals(**{name: pick.get(name[-3:], jnp.sum)(value) for name, value in vars(self).items()})
 
     def metrics(self) -> dict[str, jax.Array]:
@@ -65,12 +68,14 @@ class EpisodeTotals(struct.PyTreeNode):
             "length_max": self.length_max,
         }
         metrics = {f"episode/{name}": jnp.where(found, value, jnp.nan) for name, value in values.items()}
-        return metrics | {"episode/count": self.count}
+        info = {f"env/{name}": value for name, value in self.info.metrics().items()}
+        return metrics | {"episode/count": self.count} | info
 
 
-def no_episodes() -> EpisodeTotals:
+def no_episodes(info: Tally) -> EpisodeTotals:
+    """Where sums and extremes begin; those of `info` are zeros."""
     zero, inf = jnp.zeros(()), jnp.full((), jnp.inf)
-    return EpisodeTotals(zero, zero, inf, -inf, zero, inf, -inf)
+    return EpisodeTotals(zero, zero, inf, -inf, zero, inf, -inf, info)
 
 
 def new_tracker(env: Env, num_envs: int, under_way: bool = False) -> EpisodeTracker:
@@ -94,7 +99,7 @@ def count_episodes(
 ) -> tuple[EpisodeTracker, RecentEpisodes, EpisodeTotals]:
     """Account for a rollout on each device of `axis_name`.
 
-    `steps` has the raw `reward`, `terminated`, `truncated` and `objective` of an environment's `Step`, [T, N] each.
+    `steps` has the raw `reward`, `terminated`, `truncated`, `objective` and `info` of a `Step`, [T, N] each.
     The window and the totals are over all devices; the window's order is by step, then by global env.
     """
 
@@ -109,7 +114,8 @@ def count_episodes(
     done = done & (finished.length > 0)
     place, newest = _newest(done, finished, axis_name)
     # The newest of each device and its sums are all that leaves it, in one collective: places as if they were floats
-    own = jax.lax.bitcast_convert_type(place, jnp.float32), newest, _totals(done, finished)
+    totals = _totals(done, finished, Tally.of_each_step(steps.info or {}))
+    own = jax.lax.bitcast_convert_type(place, jnp.float32), newest, totals
     numbers, parts_of = ravel_pytree(own)
     place, newest, totals = jax.vmap(parts_of)(gathered(numbers[None], axis_name))  # [D, K], [D, K], [D]
     place = jax.lax.bitcast_convert_type(place, jnp.int32)
@@ -126,8 +132,8 @@ def recent_metrics(recent: RecentEpisodes) -> dict[str, jax.Array]:
     }
 
 
-def _totals(done: jax.Array, finished: EpisodeTracker) -> EpisodeTotals:
-    """Of this device's episodes, [T, N] each."""
+def _totals(done: jax.Array, finished: EpisodeTracker, info: Tally) -> EpisodeTotals:
+    """Of this device's episodes, [T, N] each, and of its `info` [T]."""
     ret, length = finished.ret, finished.length
     return EpisodeTotals(
         count=jnp.sum(done, dtype=jnp.float32),
@@ -137,6 +143,7 @@ def _totals(done: jax.Array, finished: EpisodeTracker) -> EpisodeTotals:
         length_sum=jnp.sum(length, where=done),
         length_min=jnp.min(length, where=done, initial=jnp.inf),
         length_max=jnp.max(length, where=done, initial=-jnp.inf),
+        info=info,
     )
 
 

@@ -11,13 +11,14 @@ import jax.numpy as jnp
 from flax import struct
 
 from common.device.sharding import AXIS, flat_pmean
+from common.envs.varied import KINDS
 
 Metrics = dict[str, jax.Array]
 
 
 def kind_of(name: str) -> str:
     """What the metric of that name is: `sum`, `max`, `min`, `last` or `mean`."""
-    return next((kind for kind in ("sum", "max", "min", "last") if name.endswith(f"_{kind}")), "mean")
+    return next((kind for kind in KINDS if name.endswith(f"_{kind}")), "mean")
 
 
 def join(name: str, old: Any, new: Any, np: Any = jnp) -> Any:
@@ -47,6 +48,12 @@ def over_steps(metrics: Metrics, counts: jax.Array | None = None) -> Metrics:
     return {name: functions[kind_of(name)](x, where=counts) for name, x in metrics.items()}
 
 
+def _together(name: str) -> Any:
+    """The function that puts numbers of a metric together, of a mean their sum."""
+    ends = {"max": partial(jnp.max, initial=-jnp.inf), "min": partial(jnp.min, initial=jnp.inf)}
+    return ends.get(kind_of(name), jnp.sum)
+
+
 class Tally(struct.PyTreeNode):
     """Metrics over however many updates reported them, added up on the device."""
 
@@ -57,6 +64,24 @@ class Tally(struct.PyTreeNode):
     def of(cls, metrics: Metrics) -> "Tally":
         """One report of each metric."""
         return cls(value=metrics, count=jax.tree.map(jnp.ones_like, metrics))
+
+    @classmethod
+    def of_each_step(cls, metrics: Metrics) -> "Tally":
+        """Reports [T] of metrics [T, N], of every step those of its environments; what is not finite is none."""
+        found = jax.tree.map(jnp.isfinite, metrics)
+        value = {name: _together(name)(x, where=found[name], axis=1) for name, x in metrics.items()}
+        return cls(value, jax.tree.map(partial(jnp.sum, axis=1, dtype=jnp.float32), found))
+
+    def of_all_steps(self) -> "Tally":
+        """One report of each metric, from those [D, T] of all devices; of `_last` the mean over environments."""
+        counts = jax.tree.map(partial(jnp.sum, axis=0), self.count)
+        value = {name: _together(name)(x, axis=0) for name, x in self.value.items()}  # [T]
+        for name, count in counts.items():
+            newest = len(count) - 1 - jnp.argmax(count[::-1] > 0)
+            last = value[name][newest] / jnp.maximum(count[newest], 1)
+            whole = last if kind_of(name) == "last" else _together(name)(value[name])
+            value[name] = jnp.where(jnp.any(count > 0), whole, 0.0)
+        return Tally(value, jax.tree.map(jnp.sum, counts))
 
     def __add__(self, newer: "Tally") -> "Tally":
         value = {name: self._with(newer, name) for name in self.value}

@@ -37,7 +37,7 @@ def step_envs(env: Env, keys: jax.Array, states: Any, actions: Any, starts: Star
     over = reached.terminated | reached.truncated
     obs, state = fill_in((reached.obs, reached.state), over, width=math.isqrt(over.size), compute=begun)
     outcome = reached.reward, reached.terminated, reached.truncated
-    return Step(obs, state, *outcome, reached.obs, reached.state, reached.objective)
+    return Step(obs, state, *outcome, reached.obs, reached.state, reached.objective, reached.info)
 
 
 def reset_envs(env: Env, keys: jax.Array, mid_episode: bool = False) -> tuple[Any, Any]:

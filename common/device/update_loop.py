@@ -20,7 +20,7 @@ def repeat(
     (or -1).
     """
     update = jax.jit(update)  # traced once, although its shapes are asked for too
-    _, zeros, _ = zeros_of(update, state)
+    _, zeros, none = zeros_of(update, state)
     never = {name: jnp.int32(-1) for name in zeros.value}
 
     def body(index, carry):
@@ -32,7 +32,7 @@ def repeat(
         }
         return state, tally + new, broken, episodes.merge(finished)
 
-    start = state, zeros, never, no_episodes()
+    start = state, zeros, never, no_episodes(none.info)
     state, tally, broken, episodes = jax.lax.fori_loop(0, num_updates, body, start)
     return state, tally.metrics() | episodes.metrics(), broken
 

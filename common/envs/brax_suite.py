@@ -57,7 +57,8 @@ class BraxEnv(Env):
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
         physics, time = state
         physics, time = self.inner.step(physics, action), time + 1
-        return Transition(physics.obs, (physics, time), physics.reward, physics.done > 0, time >= self._limit)
+        outcome = physics.reward, physics.done > 0, time >= self._limit
+        return Transition(physics.obs, (physics, time), *outcome, info=physics.metrics)
 
     @property
     def numbers(self) -> dict[str, float]:

@@ -46,8 +46,8 @@ class CraftaxEnv(Env):
         return self.inner.reset_env(key, self.params)
 
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
-        obs, state, reward, terminated, _ = self.inner.step_env(key, state, action, self.params)
-        return Transition(obs, state, reward, terminated, state.timestep >= self._limit)
+        obs, state, reward, terminated, info = self.inner.step_env(key, state, action, self.params)
+        return Transition(obs, state, reward, terminated, state.timestep >= self._limit, info=info)
 
     @property
     def numbers(self) -> dict[str, float]:

@@ -17,6 +17,7 @@ gives two of them, and `Env` does the rest: types, bounds of actions, checks, an
   episodes of an evaluation.
 - Only environments whose episodes ended compute a reset, see `common/device/stepping.py`. Where one costs no more than
   a few sums, let the class say `cheap_reset = True`: an accelerator computes those in every step, and asks nobody.
+- Numbers [] in `info`, a dictionary, are what `--log-info` can name, a step's or, where others are NaN, an episode's.
 - A suite that can only step and reset in one gives `step` instead of `advance`, as `gymnax_style.py` does.
 
 A complete module for a suite called pond, whose states know neither time limits nor resets:
@@ -48,7 +49,7 @@ What `make` raises reaches the user as one sentence, see `registry.py`: UsageErr
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -73,6 +74,7 @@ class Transition(NamedTuple):
     terminated: jax.Array  # [] bool: the episode is over, nothing follows
     truncated: jax.Array  # [] bool: a time limit, the episode would go on
     objective: Any = None  # [] what an episode that ends here is judged by, where that is not its return
+    info: Any = None  # a dictionary with whatever else there is to tell
 
 
 class Step(NamedTuple):
@@ -86,6 +88,7 @@ class Step(NamedTuple):
     final_obs: Any  # the true next observation, never that of a reset
     final_state: Any  # the true next state; the one before where only the environment's own reset knows it
     objective: Any = None  # float32: the sum of it over an episode is what that is judged by; None: its return
+    info: Any = None  # float32: by metric, what is `logged`
 
 
 class Env:
@@ -99,6 +102,8 @@ class Env:
     tells_objective = False  # whether its own steps have an `objective`
     is_judged = False  # whether the steps of members have one, told by their environment or by a judge
     judge: "Env | None" = None  # whose rewards are that objective
+    told: tuple[str, ...] = ()  # the entries of its `info` that are numbers
+    logged: dict[str, str] | None = None  # by metric, the entry of `info`; None is each of `told`
 
     def __init__(self, name: str, inner: Any, observation_space: Any, action_space: Any, max_steps: int = 0):
         """`name` is what the user calls it, `inner` the suite's own object. Spaces may be gymnax's or gymnasium's too.
@@ -116,6 +121,7 @@ class Env:
         action = jax.eval_shape(lambda key: spaces.sample(key, self.action_space), jax.random.key(0))
         stepped = jax.eval_shape(self.step, jax.random.key(0), self.state_shape, action)  # checks what it returns
         self.tells_objective = self.is_judged = stepped.objective is not None
+        self.told, self.logged = tuple(stepped.info or ()), {}
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         """First observation and state of an episode: what a suite gives."""
@@ -181,6 +187,7 @@ class Env:
             final_obs=reached.obs,
             final_state=reached.state,
             objective=reached.objective,
+            info=reached.info,
         )
 
     def advance_checked(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
@@ -193,7 +200,7 @@ class Env:
 
     def checked(self, transition: Transition) -> Transition:
         """`transition` in the dtypes of `reset` and `Step`. Raises UsageError where a shape is wrong."""
-        obs, state, reward, terminated, truncated, objective = transition
+        obs, state, reward, terminated, truncated, objective, info = transition
         terminated = self.checked_array("terminated", terminated, bool)
         truncated = self.checked_array("truncated", truncated, bool)
         if objective is not None:
@@ -205,7 +212,12 @@ class Env:
             terminated=terminated,
             truncated=truncated,
             objective=objective,
+            info=self._logged(info if isinstance(info, Mapping) else {}),
         )
+
+    def _logged(self, info: Mapping[str, Any]) -> dict[str, jax.Array]:
+        logged = {name: name for name, x in info.items() if spaces.is_number(x)} if self.logged is None else self.logged
+        return {metric: self.checked_array(entry, info[entry], jnp.float32) for metric, entry in logged.items()}
 
     def checked_obs(self, what: str, obs: Any) -> Any:
         """An observation in the types of `reset`. Raises UsageError, naming `what` it is, where it has other shapes."""

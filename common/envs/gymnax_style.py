@@ -75,7 +75,7 @@ class SteppingEnv(GymnaxStyleEnv):
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
         obs, state, reward, terminated, info = self.inner.step_env(key, state, action, self.params)
         truncated = self.inner.is_truncated(state, self.params)
-        return Transition(obs, state, reward, terminated, truncated, _told(info))
+        return Transition(obs, state, reward, terminated, truncated, _told(info), info)
 
 
 class SelfResettingEnv(GymnaxStyleEnv):
@@ -93,11 +93,11 @@ class SelfResettingEnv(GymnaxStyleEnv):
         *outputs, info = outputs
         if "final_observation" not in info:
             raise UsageError(f'environment {self.name}: step left no "final_observation" in its info')
-        out = self.checked(Transition(*outputs, _told(info)))
+        out = self.checked(Transition(*outputs, _told(info), info))
         objective = out.objective if self.judge is None else self.judge.step(key, state, action).reward
         final_obs = self.checked_obs("final_obs", info["final_observation"])
         final_state = select(out.terminated | out.truncated, state, out.state)
-        return Step(*out[:5], final_obs, final_state, objective)
+        return Step(*out[:5], final_obs, final_state, objective, out.info)
 
 
 def _told(info: Any) -> Any:

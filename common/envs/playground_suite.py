@@ -82,7 +82,8 @@ class PlaygroundEnv(Env):
         (before, time), zero = state, jnp.float32(0)
         (state, reward), _ = jax.lax.scan(once, (before, zero), length=self._repeat)
         time += self._repeat
-        return Transition(state.obs, (state, time), reward, state.done > 0, time >= self._limit)
+        outcome = reward, state.done > 0, time >= self._limit
+        return Transition(state.obs, (state, time), *outcome, info=state.metrics)
 
     def frame(self, state: Any) -> np.ndarray:
         data = state[0].data

@@ -239,3 +239,8 @@ def keys_of_parts(key: jax.Array, space: Space) -> Any:
 
 def is_image(space: Space) -> bool:
     return isinstance(space, Box) and len(space.shape) == 3
+
+
+def is_number(x: Any) -> bool:
+    """Whether it is a plain number, or one of NumPy's or JAX's."""
+    return isinstance(x, bool | int | float) or (getattr(x, "shape", None) == () and x.dtype.kind in "biuf")

@@ -1,4 +1,4 @@
-"""Environments whose parameters differ between members of a population: `env.gravity` among their hyper-parameters."""
+"""Environments as a run wants them: which parameters differ between members, as `env.gravity`, and what is logged."""
 
 import copy
 import json
@@ -15,6 +15,7 @@ from common.envs.environment import Env
 from common.envs.requirements import need_fitting_steps
 from common.envs.usage import changed_params, readable_errors
 
+KINDS = "sum", "max", "min", "last"  # what metrics can be but means, as the ends of their names say
 CHOOSE = "let it be one of some numbers, as by choice:100,500"
 
 
@@ -41,9 +42,25 @@ def for_run(args: Any, env: Env) -> Env:
         check_number(env, name.removeprefix(PREFIX), sorted(set(values)))
         if args.pbt and name in args.evolving and isinstance(env.numbers[name.removeprefix(PREFIX)], int):
             raise UsageError(f"{name} cannot evolve: it is a whole number, and factors make others of it")
+    if logged := dict.fromkeys((*args.log_info, *getattr(env.inner, "log_info", ()))):
+        env = logging(env, logged)
     if args.pbt and varied:  # which go from member to member, whether or not chance changes them
         env = copy.copy(env)
         env.is_judged = True
+    return env
+
+
+def logging(env: Env, metrics: Iterable[str]) -> Env:
+    """`env`, whose steps have these `metrics`: entries of its info, or ENTRY_max and so on of the entry ENTRY.
+
+    Raises UsageError where there is no such entry, or where it is no number.
+    """
+    known = {f"{entry}_{kind}": entry for entry in env.told for kind in KINDS} | {entry: entry for entry in env.told}
+    if unknown := [metric for metric in metrics if metric not in known]:
+        there = ", ".join(env.told) or "none"
+        raise UsageError(f"--log-info {unknown[0]}: of numbers in its info, environment {env.name} has {there}")
+    env = copy.copy(env)
+    env.logged = {metric: known[metric] for metric in metrics}
     return env
 
 

@@ -146,6 +146,7 @@ from common.device.sampling import block_width, ids_over_processes, minibatch_in
 from common.device.schedules import hyper_now
 from common.device.sharding import AXIS, varying_like
 from common.envs.masks import legal_actions
+from common.envs.privileged import for_policies
 from common.envs.requirements import need_fitting_spaces
 from common.envs.spaces import Space, batch_shape, zeros
 from common.envs.spec import EnvSpec
@@ -169,12 +170,15 @@ class Network(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array, first: jax.Array, memory: "Memory"):
         args = self.args
-        torso = partial(Torso, self.obs_space, args.hidden_sizes, args.activation, args.dtype, args.encoder)
+
+        def torso(space: Space, name: str) -> Torso:
+            return Torso(space, args.hidden_sizes, args.activation, args.dtype, args.encoder, name=name)
+
         layers = partial(Recurrent, args.rnn, args.rnn_size, args.rnn_span, args.dtype)
-        x, of_policy = layers(name="memory")(torso(name="torso")(obs), first, memory.policy)
+        x, of_policy = layers(name="memory")(torso(for_policies(self.obs_space), "torso")(obs), first, memory.policy)
         y, of_value = x, ()
         if not args.share_torso:
-            y, of_value = layers(name="value_memory")(torso(name="value_torso")(obs), first, memory.value)
+            y, of_value = layers(name="value_memory")(torso(self.obs_space, "value_torso")(obs), first, memory.value)
         value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), name="value")(y)[..., 0]
         policy = PolicyHead(self.action_space, name="policy")(x, legal_actions(obs))
         return policy, value, Memory(of_policy, of_value)

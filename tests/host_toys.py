@@ -192,6 +192,24 @@ class GoalToy(Toy):
         return collections.OrderedDict(other=3, desired=-numbers, achieved=numbers)
 
 
+class SecretiveToy(Toy):
+    """Only critics see which action pays."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {"numbers": Toy.observation_space, "privileged_state": gymnasium.spaces.Box(0, 1, (3,), np.float32)}
+    )
+
+    def step(self, action):
+        paid = self._observe()["privileged_state"][action] > 0
+        obs, _, *rest = super().step(action)
+        return obs, float(paid), *rest
+
+    def _observe(self):
+        secret = np.random.default_rng((self.episode, self.time)).integers(3)
+        numbers = np.array([0, self.time], np.float32)
+        return {"numbers": numbers, "privileged_state": np.eye(3, dtype=np.float32)[secret]}
+
+
 class TellingToy(Toy):
     """Says in its info which actions are legal: all but the first one in the first state, then all but the second.
 
@@ -232,7 +250,7 @@ class ShiftedToy(Toy):
 
 
 TOYS = Toy, DrawnToy, BoxToy, MultiToy, ImageToy, DictToy, HybridToy, GoalToy, TextToy, ShiftedToy
-TOYS += TellingToy, TellingGoalToy, TellingMultiToy
+TOYS += SecretiveToy, TellingToy, TellingGoalToy, TellingMultiToy
 for toy in TOYS:
     gymnasium.register(f"{toy.__name__}-v0", toy, disable_env_checker=True)
 

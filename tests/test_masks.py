@@ -2,26 +2,40 @@
 
 from contextlib import nullcontext
 
+import appo_pmap as appo
+import asac_pmap as asac
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnax.environments import spaces as gymnax_spaces
-from helpers import Fussy, metric_rows, module_of, ppo, run_updates, small_args, small_rnn_args, small_sac_args
+from helpers import (
+    Fussy,
+    Pusher,
+    metric_rows,
+    module_of,
+    ppo,
+    ppo_rnn,
+    sac,
+    small_args,
+    small_rnn_args,
+    small_sac_args,
+)
 
 from common.cli.errors import TrainingError, UsageError
 from common.device.evaluation import play_episodes
-from common.device.sharding import to_host
+from common.device.memory import Agent, at_start
 from common.device.stepping import reset_envs
 from common.envs.masks import check_legal, sample_legal
 from common.envs.own import wrap
 from common.envs.registry import make
 from common.envs.reversi import PASS, after, legal_moves
-from common.envs.spaces import Box, Discrete, MultiDiscrete, Tuple, flat_size
+from common.envs.spaces import Box, Discrete, MultiDiscrete, Tuple, batch_shape, flat_size
 from common.envs.spec import EnvSpec
 from common.export import inputs_of
 from common.nets.distributions import Categoricals, action_noise, encode_action
 from common.nets.heads import PolicyHead
+from common.nets.recurrent import Inputs, initial_memory
 from common.play import Args as PlayArgs
 from common.play import play
 from common.policy import load_policy
@@ -290,16 +304,50 @@ class Secretive(Fussy):
         return gymnax_spaces.Dict(parts | {"privileged_state": gymnax_spaces.Box(-99, 99, (2,), jnp.float32)})
 
 
-@pytest.mark.parametrize("make_args", [small_args, small_rnn_args, small_sac_args])
-def test_critics_alone_see_what_is_privileged(make_args):
-    env, args = wrap(Secretive()), make_args(normalize_obs=True) if make_args is not small_sac_args else make_args()
-    learner = to_host(run_updates(args, env, 1, 3)[0]).learner
-    first = {name: jax.tree.leaves(getattr(learner.params, name)) for name in learner.params._fields}
-    seen = {name: {x.shape[-2] for x in leaves if x.ndim > 2} for name, leaves in first.items()}
-    plain = flat_size(wrap(Fussy()).observation_space) - 3  # without the mask
-    critic = seen.get("critic") or seen["critics"]
-    assert plain in seen["actor"] and plain + 2 not in seen["actor"]
-    assert plain + 2 in critic
+class SecretivePusher(Pusher):
+    """Likewise, with actions in a Box: no change of a policy is lost in rounding it to choices."""
+
+    def get_obs(self, state, params=None, key=None):
+        numbers = super().get_obs(state)
+        return {"obs": numbers, "privileged_state": numbers}
+
+    def observation_space(self, params):
+        parts = {name: super(SecretivePusher, self).observation_space(params) for name in ("obs", "privileged_state")}
+        return gymnax_spaces.Dict(parts)
+
+
+def values_of(module, args, env, learner, obs):
+    """What the critic of an algorithm says of observations [N, ...]."""
+    params, actions = learner.params, jnp.zeros((batch_shape(obs)[0], 1))
+    if hasattr(module, "Critics"):
+        return module.Critics(args, env.observation_space, env.action_space).apply(params.critics, obs, actions)
+    first, memory = jnp.ones((1, len(actions)), bool), initial_memory("gru", 8, 1, len(actions))
+    sequence = jax.tree.map(lambda x: x[None], obs)
+    if module is appo:
+        network = appo.Network(args, env.observation_space, env.action_space)
+        return network.apply(params, sequence, first, appo.Memory(memory, memory))[1]
+    if module is ppo_rnn:
+        return ppo_rnn.Critic(args, env.observation_space).apply(params.critic, Inputs(sequence, first, None), memory)[
+            0
+        ]
+    return ppo.Critic(args, env.observation_space).apply(params.critic, obs)
+
+
+@pytest.mark.parametrize("normalize_obs", [False, True])
+@pytest.mark.parametrize("module", [ppo, ppo_rnn, appo, sac, asac], ids=lambda module: module.__name__)
+def test_critics_alone_see_what_is_privileged(module, normalize_obs):
+    flags = {"hidden_sizes": (8,), "normalize_obs": normalize_obs, "quiet": True}
+    flags |= {"rnn": "gru", "rnn_size": 8} if module in (ppo_rnn, appo) else {}
+    args, env = module.Args(**flags), wrap(SecretivePusher())
+    functions = module.make_algorithm(args, env)
+    agent, learner = Agent.of(functions), functions.new_learner(*jax.random.split(jax.random.key(0)))
+    numbers = np.random.default_rng(0).normal(size=(3, 5, 2)).astype(np.float32)
+    obs, other = ({"obs": numbers[0], "privileged_state": more} for more in numbers[1:])
+    for key in (None, jax.random.key(2)):
+        one, changed = (agent.act(learner, at_start(x), agent.initial_memory(5), key) for x in (obs, other))
+        jax.tree.map(np.testing.assert_array_equal, one, changed)
+    one, changed = (np.asarray(values_of(module, args, env, learner, x)) for x in (obs, other))
+    assert (one != changed).all()
 
 
 def test_a_loaded_policy_does_not_ask_for_what_is_privileged(tmp_path):

@@ -6,7 +6,10 @@ import os
 import shutil
 from pathlib import Path
 
+import appo_pmap as appo
+import asac_pmap as asac
 import cli_helpers
+import host_toys  # noqa: F401  (registers the toys)
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +18,12 @@ from helpers import TINY, TRAINED, over_devices, ppo, result_of, sac, same_bits,
 from orbax.checkpoint import v1 as orbax
 
 import common.runs.evaluation
+from common.actors.evaluation import run_host_episodes
+from common.actors.watching import Worker
 from common.cli.errors import UsageError
-from common.device.evaluation import OTHER_SEED, Episodes, Evaluated, run_episodes
+from common.device.evaluation import OTHER_SEED, SEED, Episodes, Evaluated, run_episodes
+from common.device.memory import Player
+from common.envs.registry import make_host
 from common.envs.spaces import Box, Discrete, MultiDiscrete, map_leaves, zeros
 from common.envs.spec import EnvSpec
 from common.policy import load_policy
@@ -37,6 +44,33 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_of_its_run_did(traine
     shapes = map_leaves(lambda leaf, x: x.shape == (3, *leaf.shape), env.action_space, actions)
     assert all(jax.tree.leaves(shapes))
     episodes = over_devices(lambda: run_episodes(env, policy, 4), 1)
+    assert float(episodes.ret.mean()) == pytest.approx(result.evaluation["eval/return_mean"][0], abs=1e-4)
+
+
+ON_THE_HOST = {"vectorization": "sync", "num_steps": 8, "envs_per_actor": 4, "hidden_sizes": (8,), "quiet": True}
+ON_THE_HOST |= {"total_timesteps": 512, "eval_episodes": 4, "eval_interval": 0, "checkpoint_interval": 0}
+BUFFER = {"batch_size": 16, "buffer_size": 512, "learning_starts": 64}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "toy", "flags"),
+    [
+        (appo, "Secretive", {"learning_rate": 0.03, "num_epochs": 16}),
+        (appo, "Dict", {"rnn": "gru", "rnn_size": 8, "normalize_obs": True}),
+        (appo, "Image", {}),
+        (appo, "Multi", {}),
+        (asac, "Secretive", BUFFER | {"normalize_obs": True}),
+        (asac, "Box", BUFFER),
+    ],
+    ids=lambda x: getattr(x, "__name__", x) if not isinstance(x, dict) else "",
+)
+def test_a_loaded_policy_earns_exactly_what_the_evaluation_on_the_host_did(algorithm, toy, flags, tmp_path):
+    env = f"gymnasium:host_toys:{toy}Toy-v0"
+    result = algorithm.train(algorithm.Args(env=env, run_dir=str(tmp_path), **ON_THE_HOST | flags))
+    envs = make_host(env, 4, SEED, vectorization="sync")
+    policy = load_policy(tmp_path)
+    player = Player(policy.initial_memory, lambda seen, memory, keys: policy(seen.obs, memory, seen.first))
+    episodes = run_host_episodes(envs, player, 4, Worker("test"))
     assert float(episodes.ret.mean()) == pytest.approx(result.evaluation["eval/return_mean"][0], abs=1e-4)
 
 

@@ -87,7 +87,6 @@ if __name__ == "__main__":
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import struct
 
@@ -107,7 +106,7 @@ from common.envs.privileged import for_policies
 from common.envs.requirements import need_fitting_spaces, need_squashable_actions
 from common.envs.spaces import Discrete, Space, batch_shape, zeros
 from common.envs.spec import EnvSpec
-from common.envs.unit_actions import action_scale, empty_action, to_env, uniform_action
+from common.envs.unit_actions import empty_action, to_env, uniform_action
 from common.nets.distributions import LOG_2PI, Categoricals, Normal, action_noise
 from common.nets.normalizers import merge, normalize, obs_stats
 from common.nets.torso import MLP, Features
@@ -123,17 +122,16 @@ class SquashedNormal(NamedTuple):
 
     mean: jax.Array  # [..., A] of the normal
     log_std: jax.Array  # [..., A]
-    scale: np.ndarray  # [A] half the width of the action space, which the density is over
 
     def sample(self, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Actions from standard normal `noise` [..., A], and their log-probabilities [...].
+        """Actions from standard normal `noise` [..., A], and their log-probabilities [...], densities within -1 .. 1.
 
         The change of variables is taken at the unsquashed u, as 1 - tanh(u)^2 = 4 exp(-2u) / (1 + exp(-2u))^2: exact
         where tanh(u) rounds to 1.
         """
         u = self.mean + jnp.exp(self.log_std) * noise
         normal = -0.5 * (noise**2 + LOG_2PI) - self.log_std
-        slope = 2 * (math.log(2) - u - jax.nn.softplus(-2 * u)) + jnp.log(self.scale)
+        slope = 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))
         return jnp.tanh(u), jnp.sum(normal - slope, axis=-1)
 
     def mode(self) -> jax.Array:
@@ -158,10 +156,9 @@ class Actor(nn.Module):
         if isinstance(self.action_space, Discrete):
             policy = Categoricals(nn.Dense(self.action_space.n)(x), self.action_space.nvec, scalar=True)
             return policy.only(legal_actions(obs))
-        scale = action_scale(self.action_space)[0]
-        mean, log_std = jnp.split(nn.Dense(2 * scale.size)(x), 2, axis=-1)
+        mean, log_std = jnp.split(nn.Dense(2 * math.prod(self.action_space.shape))(x), 2, axis=-1)
         log_std = LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (jnp.tanh(log_std) + 1)
-        return SquashedNormal(mean, log_std, scale)
+        return SquashedNormal(mean, log_std)
 
 
 class Critics(nn.Module):
@@ -251,7 +248,10 @@ def adam(learning_rate: float | jax.Array, hyper: Any) -> optax.GradientTransfor
 
 
 def target_entropy(space: Space, scale: float | None) -> float:
-    """Entropy in nats that --autotune steers to: -|A| for a Box, half of the largest one for discrete actions."""
+    """Entropy in nats that --autotune steers to: -|A| for a Box, half of the largest one for discrete actions.
+
+    That of a Box is of actions within -1 .. 1, as log-probabilities are: it means the same whatever the bounds.
+    """
     if isinstance(space, Discrete):
         return (0.5 if scale is None else scale) * math.log(space.n)
     return -(1.0 if scale is None else scale) * math.prod(space.shape)

@@ -170,15 +170,14 @@ class Network(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array, first: jax.Array, memory: "Memory"):
         args = self.args
-
-        def torso(space: Space, name: str) -> Torso:
-            return Torso(space, args.hidden_sizes, args.activation, args.dtype, args.encoder, name=name)
-
         layers = partial(Recurrent, args.rnn, args.rnn_size, args.rnn_span, args.dtype)
-        x, of_policy = layers(name="memory")(torso(for_policies(self.obs_space), "torso")(obs), first, memory.policy)
+        torso = args.hidden_sizes, args.activation, args.dtype, args.encoder
+        x = Torso(for_policies(self.obs_space), *torso, name="torso")(obs)
+        x, of_policy = layers(name="memory")(x, first, memory.policy)
         y, of_value = x, ()
         if not args.share_torso:
-            y, of_value = layers(name="value_memory")(torso(self.obs_space, "value_torso")(obs), first, memory.value)
+            y = Torso(self.obs_space, *torso, name="value_torso")(obs)
+            y, of_value = layers(name="value_memory")(y, first, memory.value)
         value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), name="value")(y)[..., 0]
         policy = PolicyHead(self.action_space, name="policy")(x, legal_actions(obs))
         return policy, value, Memory(of_policy, of_value)
@@ -374,7 +373,10 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         else:
             (params, opt_state), metrics = jax.lax.scan(step, start, minibatches)
             metrics = over_steps(metrics)
-        return params, opt_state, metrics | scheduled | {"params/norm": optax.global_norm(params)}
+        longest_ago = jax.tree.map(lambda x: x[:, minibatches[-args.num_minibatches]], batch)
+        kl = loss(params, longest_ago, hyper)[1]["policy/approx_kl"]  # nothing else of it is computed
+        metrics |= {"policy/approx_kl": jax.lax.pmean(kl, AXIS), "params/norm": optax.global_norm(params)}
+        return params, opt_state, metrics | scheduled
 
     def sample_indices(key: jax.Array, size: int, num_rollouts: int) -> jax.Array:
         """Which of this device's samples go into each minibatch, [E * M, B].
@@ -468,8 +470,7 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
 
     def explore(published: Published, memory: Memory, key_data: jax.Array, step: jax.Array, obs: jax.Array):
         """Sampled actions [N, ...] of an actor's environments with their log-probabilities [N], and the new memory."""
-        key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
-        count = batch_shape(obs)
+        key, count = jax.random.fold_in(jax.random.wrap_key_data(key_data), step), batch_shape(obs)
         policy, _, memory = look(published, obs, jnp.zeros(count, bool), memory)  # which actors empty
         action = policy.sample(action_noise(key, env.action_space, count))
         return action, policy.log_prob(action), memory
@@ -477,17 +478,12 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
     def act(learner: Learner, seen: Seen, memory: Memory, key: jax.Array | None = None) -> tuple[jax.Array, Memory]:
         """Actions [B, ...] for what is seen [B, ...], sampled with a key, else the most likely ones; and the memory."""
         policy, _, memory = look(learner, seen.obs, seen.first, with_values(memory))  # whose values are not computed
-        noise = None if key is None else action_noise(key, env.action_space, seen.first.shape)
-        action = policy.mode() if key is None else policy.sample(noise)
+        action = policy.mode() if key is None else policy.sample(action_noise(key, env.action_space, seen.first.shape))
         return action, memory._replace(value=())
 
+    functions = init, update, publish, explore, new_learner, act
     return ActorAlgorithm(
-        init,
-        update,
-        publish,
-        explore,
-        new_learner,
-        act,
+        *functions,
         initial_memory=new_memory,
         carried_memory=lambda count: with_values(new_memory(count)),
         block=block_width(args.samples_per_env, args.num_minibatches),

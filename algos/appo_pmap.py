@@ -178,7 +178,7 @@ class Network(nn.Module):
         if not args.share_torso:
             y = Torso(self.obs_space, *torso, name="value_torso")(obs)
             y, of_value = layers(name="value_memory")(y, first, memory.value)
-        value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), name="value")(y)[..., 0]
+        value = nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(y)[..., 0]
         policy = PolicyHead(self.action_space, name="policy")(x, legal_actions(obs))
         return policy, value, Memory(of_policy, of_value)
 

@@ -176,7 +176,7 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x if self.args.share_torso else torso_of(self.args, self.obs_space)(x)
-        return nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), name="value")(x)[..., 0]  # [B]
+        return nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(x)[..., 0]  # [B]
 
 
 # ----------------------------------------------------------------------------------------------------------- records

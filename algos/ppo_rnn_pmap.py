@@ -189,7 +189,7 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, x: Inputs | jax.Array, memory: Any) -> tuple[jax.Array, Any]:
         x, memory = (x, memory) if self.args.share_torso else remembering_torso(self.args, self.obs_space)(x, memory)
-        return nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), name="value")(x)[..., 0], memory  # [T, N]
+        return nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(x)[..., 0], memory  # [T, N]
 
 
 # ----------------------------------------------------------------------------------------------------------- records

@@ -15,7 +15,8 @@ from common.device.schedules import adapt, hyper_now
 from common.device.sharding import AXIS, flat_pmean
 from common.envs.requirements import need_fitting_spaces
 from common.envs.spaces import Box, Discrete, MultiDiscrete
-from common.nets.distributions import Categoricals, Joint, Normal, action_noise
+from common.nets.distributions import Categoricals, Joint, Normal, action_noise, encode_action
+from common.nets.heads import PolicyHead
 from common.nets.normalizers import RunningStats, rescale_output, running_stats
 from common.runs.intervals import next_boundary
 
@@ -241,6 +242,22 @@ def test_normal_against_numpy():
     samples = jax.vmap(lambda key: policy.sample(action_noise(key, box)))(keys)
     np.testing.assert_allclose(samples.mean(0), mean, atol=0.02)
     np.testing.assert_allclose(samples.std(0), std, rtol=0.02)
+
+
+def test_a_normal_policy_is_in_units_of_the_bounds():
+    """Of each dimension, where both are finite; entropies and ratios are those of the same policy within -1 .. 1."""
+    low, high = np.array([-100, 0, -np.inf, 3, -3e38], np.float32), np.array([100, 0.5, 1, 3, 3e38], np.float32)
+    x, noise = np.random.default_rng(0).normal(size=(2, 4, 5)).astype(np.float32)
+    head = PolicyHead(Box(low, high, (5,)))
+    policy, params = head.init_with_output(jax.random.key(0), x)
+    plain = PolicyHead(Box(-np.ones(5), np.ones(5), (5,))).apply(params, x)
+    assert policy.entropy().tolist() == plain.entropy().tolist()
+    for ours, units in ((policy.mode(), plain.mode()), (policy.sample(noise), plain.sample(noise))):
+        np.testing.assert_allclose(
+            ours, units * np.array([100, 0.25, 1, 1, 1]) + np.array([0, 0.25, 0, 0, 0]), rtol=1e-5
+        )
+        np.testing.assert_allclose(policy.log_prob(ours), plain.log_prob(units), rtol=1e-4)
+        np.testing.assert_allclose(encode_action(ours, head.space), units, rtol=1e-4)
 
 
 def test_gradient_mean_over_four_devices():

@@ -52,9 +52,10 @@ def test_target_entropy():
 
 
 def test_actions_reach_asymmetric_bounds():
-    factor, offset = sac.action_scale(spaces.Box(np.array([[-1.0, 2.0]]), np.array([[0.5, 8.0]]), (1, 2)))
-    np.testing.assert_allclose(offset - factor, [-1, 2])
-    np.testing.assert_allclose(offset + factor, [0.5, 8])
+    space = spaces.Box(np.array([[-1.0, 2.0]]), np.array([[0.5, 8.0]]), (1, 2))
+    np.testing.assert_allclose(
+        sac.to_env(np.array([[-1, -1], [1, 1], [0, 0.5]]), space), [[-1, 2], [0.5, 8], [-0.25, 6.5]]
+    )
 
 
 # ------------------------------------------------------------------------------- gradient updates, written down again

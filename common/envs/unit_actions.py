@@ -1,6 +1,7 @@
-"""Actions as off-policy algorithms keep them: those of a Box flat and within -1 .. 1, discrete ones as they are."""
+"""Units of the actions of a Box, -1 .. 1 between its bounds: policies act in them, replay buffers keep them."""
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,17 @@ from common.envs.spaces import Box, Discrete, Space
 
 
 def action_scale(space: Box) -> tuple[np.ndarray, np.ndarray]:
-    """Factor and offset [A] that bring -1 .. 1 to the bounds of a Box."""
+    """Factor and offset [A] that bring -1 .. 1 to the bounds of a Box; 1 and 0 in dimensions that are not bounded."""
     low, high = np.ravel(space.low), np.ravel(space.high)
-    return high / 2 - low / 2, high / 2 + low / 2
+    with np.errstate(over="ignore", invalid="ignore"):
+        bounded = np.isfinite(high - low) & (low < high)
+        scale, offset = (high - low) / 2, (high + low) / 2
+    return np.where(bounded, scale, 1).astype(np.float32), np.where(bounded, offset, 0).astype(np.float32)
+
+
+def to_units(action: jax.Array, scale: Sequence[float], offset: Sequence[float]) -> jax.Array:
+    """Actions [..., A] of a Box, of whose bounds `action_scale` says this, in their units."""
+    return (action - jnp.asarray(offset)) / jnp.asarray(scale)
 
 
 def to_env(action: jax.Array, space: Space) -> jax.Array:

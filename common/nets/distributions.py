@@ -14,6 +14,7 @@ from flax import struct
 
 from common.envs.masks import ILLEGAL
 from common.envs.spaces import Box, Space, encode, keys_of_parts, leaves, map_leaves
+from common.envs.unit_actions import action_scale, to_units
 
 LOG_2PI = 1.8378770664093453
 
@@ -95,22 +96,27 @@ def _first_legal(legal: jax.Array, reached: jax.Array) -> jax.Array:
 
 
 class Normal(struct.PyTreeNode):
-    """Independent normal per dimension of the flattened action; not squashed, the environment clips to its bounds."""
+    """Independent normal per dimension of the flattened action; not squashed, the environment clips to its bounds.
 
-    mean: jax.Array  # [..., A]
+    Parameters and densities are in units of the bounds, actions are the environment's.
+    """
+
+    mean: jax.Array  # [..., A] within -1 .. 1 where actions are within their bounds
     log_std: jax.Array  # [..., A]
     own: jax.Array | None = None  # [..., A] bool; sums over dimensions are of these alone, see `part_of`
+    scale: tuple[float, ...] = struct.field(pytree_node=False, default=(1.0,))  # [A] see `action_scale`
+    offset: tuple[float, ...] = struct.field(pytree_node=False, default=(0.0,))
 
     def sample(self, noise: jax.Array) -> jax.Array:
         """Sample from `noise` [..., A], standard normal."""
-        return self.mean + jnp.exp(self.log_std) * noise
+        return self._to_env(self.mean + jnp.exp(self.log_std) * noise)
 
     def mode(self) -> jax.Array:
-        return self.mean
+        return self._to_env(self.mean)
 
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Log-density of the (unclipped) action, [...]."""
-        z = (action - self.mean) * jnp.exp(-self.log_std)
+        z = (to_units(action, self.scale, self.offset) - self.mean) * jnp.exp(-self.log_std)
         return -0.5 * jnp.sum(z**2 + 2 * self.log_std + LOG_2PI, axis=-1, where=self.own)
 
     def entropy(self) -> jax.Array:
@@ -122,6 +128,9 @@ class Normal(struct.PyTreeNode):
         own = self.own if other.own is None else other.own
         wider, z = 2 * (self.log_std - other.log_std), (self.mean - other.mean) * jnp.exp(-other.log_std)
         return 0.5 * jnp.sum(jnp.expm1(wider) - wider + z**2, axis=-1, where=own)
+
+    def _to_env(self, x: jax.Array) -> jax.Array:
+        return x * jnp.array(self.scale) + jnp.array(self.offset)
 
 
 class Joint(struct.PyTreeNode):
@@ -168,8 +177,12 @@ def part_of(policy: Distribution, own: jax.Array | None) -> Distribution:
 
 
 def encode_action(action: Any, space: Space) -> jax.Array:
-    """Sampled actions as network input [..., A]: one-hot, and those of a Box as they are."""
-    parts = [x if isinstance(leaf, Box) else encode(x, leaf) for _, leaf, x in leaves(space, action)]
+    """Sampled actions as network input [..., A]: one-hot, and those of a Box in units of its bounds."""
+
+    def encoded(leaf, x):
+        return to_units(x, *action_scale(leaf)) if isinstance(leaf, Box) else encode(x, leaf)
+
+    parts = [encoded(leaf, x) for _, leaf, x in leaves(space, action)]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
 
 

@@ -9,14 +9,16 @@ import jax.numpy as jnp
 
 from common.envs import spaces
 from common.envs.masks import masks_of_parts
+from common.envs.unit_actions import action_scale
 from common.nets.distributions import Categoricals, Distribution, Joint, Normal
 
 
 class PolicyHead(nn.Module):
     """The distribution over actions: categorical, over those that are `legal`, or normal for a Box.
 
-    No observation changes the deviation of a normal one. The actions of a Box are flat here; the environment gives them
-    their shape. The gain of 0.01 makes all actions about equally likely at first.
+    A normal one is in units of the bounds, see `action_scale`, and no observation changes its deviation. The actions of
+    a Box are flat here; the environment gives them their shape. The gain of 0.01 makes all actions about equally likely
+    at first.
     """
 
     space: spaces.Space
@@ -30,7 +32,8 @@ class PolicyHead(nn.Module):
             size = math.prod(self.space.shape)
             mean = nn.Dense(size, kernel_init=init)(x)
             log_std = self.param("log_std", nn.initializers.zeros, (size,))
-            return Normal(mean, jnp.broadcast_to(log_std, mean.shape))
+            scale, offset = (tuple(x.tolist()) for x in action_scale(self.space))
+            return Normal(mean, jnp.broadcast_to(log_std, mean.shape), scale=scale, offset=offset)
         logits = nn.Dense(sum(self.space.nvec), kernel_init=init)(x)
         return Categoricals(logits, self.space.nvec, scalar=isinstance(self.space, spaces.Discrete)).only(legal)
 

@@ -30,6 +30,7 @@ from test_appo import TOY, rows, small_args, train
 import common.actors.evaluation
 import common.actors.restarts
 import common.actors.watching
+from common import play
 from common.actors.actor import Actor
 from common.actors.crew import ActorsFailed, Crew, Schedule
 from common.actors.environments import env_maker, eval_params, inspect_env

@@ -144,6 +144,12 @@ def test_rewards_of_jumanji_are_those_of_the_original():
     assert sum(earned) > 0
 
 
+def test_the_time_limit_in_a_reward_of_jumanji_is_the_one_that_was_asked_for():
+    env = make("jumanji:SearchAndRescue-v0", '{"time_limit": 40}')
+    inner = env.inner.unwrapped
+    np.testing.assert_allclose(inner._reward_fn(jnp.ones((1, 1), bool), 20, inner.time_limit), 0.5, rtol=1e-6)
+
+
 def test_choices_with_one_mask_for_all_of_them_are_one_choice():
     env = make("jumanji:Minesweeper-v0")
     assert env.action_space == Discrete(100)

@@ -4,6 +4,7 @@ import importlib
 import warnings
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from types import ModuleType
 from typing import Any
 
@@ -52,6 +53,9 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
             check_time_limit(name, "time_limit", limit)
             params["time_limit"] = limit + 1  # where episodes never come to
         inner = jumanji.make(env_id, **params) if params else inner
+    reward_of = getattr(inner.unwrapped, "_reward_fn", None)
+    if reward_of and "time_limit" in signature(reward_of).parameters:
+        inner.unwrapped._reward_fn = lambda found, step, _: reward_of(found, step, limit)
     return JumanjiEnv(name, inner, limit, UNBOUNDED_CODES.get(env_id, {}))
 
 

@@ -101,6 +101,12 @@ def test_the_agents_of_jaxmarl_act_as_one_and_its_limit_is_a_truncation():
     *_, dones, _ = theirs(jax.random.key(0), beside, choices)
     assert dones["__all__"], "one step later than its parameter says, and nothing of why"
     assert ours.agents == (0, 1, 2)
+    coins = make("jaxmarl:coin_game", '{"num_inner_steps": 3, "num_outer_steps": 2}')
+    _, state = coins.begin(jax.random.key(0))
+    for time in range(coins.max_steps):
+        out = coins.advance(jax.random.key(time), state, jnp.zeros(2, int))
+        state = out.state
+        assert (bool(out.terminated), bool(out.truncated)) == (False, time == 5)
     of_vectors = make("jaxmarl:MPE_simple_facmac_v1")
     assert isinstance(of_vectors.action_space, Box) and of_vectors.agents == (0,) * 5 + (1,) * 5 + (2,) * 5 + (3,) * 5
     assert make("jaxmarl:switch_riddle", '{"num_agents": 5}').max_steps == 14, "its limit follows from the agents"

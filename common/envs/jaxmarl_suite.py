@@ -24,7 +24,7 @@ LEFT_OUT = (
     "storm",  # other shapes than its spaces say
     *("ant", "halfcheetah", "hopper", "humanoid", "walker2d"),  # deprecated, on brax's own environments
 )
-ENDLESS = ("overcooked",)  # which end with their time limits alone, and show how near those are
+ENDLESS = ("overcooked", "coin_game")  # which end with their time limits alone
 
 
 def ids() -> list[str]:
@@ -43,10 +43,12 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     limit = params.pop(LIMIT, None)
     inner = _package().make(env_id, **params) if params else inner
     limit = limit or getattr(inner, LIMIT, None)  # which may follow from other parameters
+    if hasattr(inner, "num_outer_steps"):
+        limit = inner.num_inner_steps * inner.num_outer_steps
     endless = env_id.startswith(ENDLESS)
     for one in (inner, getattr(inner, "_env", None)):  # wrapped, in games against a heuristic
         if hasattr(one, LIMIT):
-            one.max_steps = limit + (not endless)  # where episodes never come to
+            one.max_steps = limit + (not endless)  # where episodes never come to; overcooked shows how near it is
     return JaxmarlEnv(name, inner, limit, endless)
 
 

@@ -85,7 +85,7 @@ class Actor(Worker):
         self._obs = self._checked(out.obs)
         self._check_finite(out.reward, "reward")
         final_obs = self._checked(out.final_obs) if self.envs.resets_in_step else None
-        over = out.terminated | out.truncated
+        over = (out.terminated | out.truncated) & out.valid
         check_legal(self._obs, ~over | self.envs.resets_in_step, self.envs.spec)
         # A suite that resets in a step of its own shows the end of the episode once more in that
         self._forget(over if self.envs.resets_in_step else ~out.valid)
@@ -106,7 +106,7 @@ class Actor(Worker):
 
     def _account(self, reward, done, valid, returns: list[float], lengths: list[int]) -> None:
         """Add up episodes."""
-        self._return += reward
+        self._return += np.where(valid, reward, 0.0)
         self._length += valid
         if done.any():
             returns.extend(self._return[done].tolist())

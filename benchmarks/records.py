@@ -36,6 +36,7 @@ NAMES = (
 )
 NAMES += ("seconds", "env_steps_to_threshold", "seconds_to_threshold", "steps_per_second", "compile_seconds")
 NAMES += ("wall_seconds",)
+LATER = ("evaluations",)  # which older files do not have
 
 
 def machine_class() -> str:
@@ -53,14 +54,16 @@ def machine_class() -> str:
 def record_of(algorithm: str, env: str, jobs: list[Job], threshold: float) -> dict[str, Any]:
     """What came of runs that differ in their seeds only; `algorithm` and `env` are names to show.
 
-    `returns` are the greedy ones, [evaluations][seeds], None where one is not finite.
+    `returns` are the greedy ones, [steps][seeds], None where one is not finite. Where only others were evaluated at a
+    step, a seed's is on the line between its own `evaluations`.
 
     Seconds and steps/s are of a run with all its seeds, over all its invocations; seconds are means over the runs.
     """
     logs = [log_of(job) for job in jobs]
     curves = [log.series[EVALUATION] for log in logs]
     config = read_config(jobs[0].run_dir)
-    steps = sorted(set.intersection(*(set(curve.steps) for curve in curves)))
+    steps = np.unique(np.concatenate([curve.steps for curve in curves]))
+    lines = [_on(steps, curve) for curve in curves]
     reached = [_reached(curve, threshold) for curve in curves]
     return {
         "env": env,
@@ -73,8 +76,9 @@ def record_of(algorithm: str, env: str, jobs: list[Job], threshold: float) -> di
         "seeds": [job.args.seed + i for job in jobs for i in range(job.args.num_agents)],
         "threshold": threshold,
         "env_steps": [int(step) for step in steps],
-        "returns": [[jsonable(value) for curve in curves for value in _at(curve, step)] for step in steps],
-        "seconds": [float(np.mean([_seconds(curve, step) for curve in curves])) for step in steps],
+        "returns": [[jsonable(value) for value in row] for row in np.hstack([line[:, 1:] for line in lines])],
+        "seconds": np.mean([line[:, 0] for line in lines], axis=0).tolist(),
+        "evaluations": [len(np.unique(curve.steps)) for curve in curves for _ in curve.values.T],
         "env_steps_to_threshold": [step for found in reached for step, _ in found],
         "seconds_to_threshold": [seconds for found in reached for _, seconds in found],
         "steps_per_second": [
@@ -111,7 +115,7 @@ def read_record(path: Path, names: Sequence[str], check: Callable[[dict], None],
     """These entries of a file of `maker`'s, for which `check` raised nothing. Raises UsageError for anything else."""
     try:
         record = json.loads(read_text(path))
-        record = {name: record[name] for name in names}
+        record = {name: record[name] for name in names} | {name: record[name] for name in LATER if name in record}
         check(record)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
@@ -148,13 +152,16 @@ def returns_of(record: dict[str, Any]) -> np.ndarray:
     return np.where(np.isfinite(returns), returns, np.nanmin(returns))
 
 
-def _at(curve: Series, step: float) -> np.ndarray:
-    """The returns [S] at a step; of several rows the last."""
-    return curve.values[np.flatnonzero(curve.steps == step)[-1]]
+def evaluations_of(record: dict[str, Any]) -> list[int]:
+    """How often each seed was evaluated; older records hold only what all were."""
+    return record.get("evaluations") or [len(record["env_steps"])] * len(record["seeds"])
 
 
-def _seconds(curve: Series, step: float) -> float:
-    return curve.wall[np.flatnonzero(curve.steps == step)[-1]]
+def _on(steps: np.ndarray, curve: Series) -> np.ndarray:
+    """Seconds and returns [E, 1 + S] at these steps; of equal ones the last, between two on the line."""
+    own = dict(zip(curve.steps, np.column_stack([curve.wall, curve.values]), strict=True))
+    between = np.stack([np.interp(steps, list(own), line) for line in np.array(list(own.values())).T], axis=1)
+    return np.stack([own.get(step, row) for step, row in zip(steps, between, strict=True)])
 
 
 def _reached(curve: Series, threshold: float) -> list[tuple[int | None, float | None]]:

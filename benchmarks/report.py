@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.accelerator import FILE, load_rows, picture, table
 from benchmarks.peers.starts import in_jax, same_starts
-from benchmarks.records import load_records, returns_of
+from benchmarks.records import evaluations_of, load_records, returns_of
 from benchmarks.sets import Goal, goals, goals_of_peer, peers, plain
 from benchmarks.tasks import listed
 from common.cli.command import main, parse
@@ -189,7 +189,7 @@ def _row(record: Record) -> str:
         for name in ("env_steps_to_threshold", "seconds_to_threshold")
     )
     cells = [
-        f"{record['env']}, {record['algorithm']}<br>`{record['command']}`{_more(record)}",
+        f"{record['env']}, {record['algorithm']}<br>`{record['command']}`{_more(record)}{_fewer(record)}",
         _spread(estimate(returns[-1], "iqm"), interval(returns[-1], "iqm")),
         _spread(estimate(area, "iqm"), interval(area, "iqm")),
         f"{np.isfinite(after).sum()} of {len(after)} reach {record['threshold']:g}",
@@ -205,6 +205,13 @@ def _more(record: Record) -> str:
     """That the command was given for other seeds, too; that of a peer is for all."""
     runs = len(record["steps_per_second"])
     return f", {runs} times with other seeds" if runs > 1 and plain(record["algorithm"]).endswith("_pmap") else ""
+
+
+def _fewer(record: Record) -> str:
+    """That evaluations are missing, where some are, and areas and steps are as coarse."""
+    fewest, flags = min(evaluations_of(record)), record["flags"]
+    asked = flags["total_timesteps"] // flags["eval_interval"] if flags.get("eval_interval") else 0
+    return f", **{fewest} of {asked} evaluations**" if fewest < asked else ""
 
 
 def _curves(records: list[Record], x: str) -> list[Panel]:
@@ -294,9 +301,11 @@ has [not yet been run](#not-yet-run) is named below.
   seeds they are the mean, and from the worst to the best, which is much less than 95% sure. Ours is above where our
   whole interval lies above all of theirs. Where intervals overlap no difference is shown, which does not make them
   equal; on CartPole all are at the maximum. "Learned" counts the seeds that reach the threshold in some evaluation;
-  "after" is the median over all seeds, those that never do included. A score is 0 for the worst return that any
-  algorithm had on the task, and 1 for its threshold; a final score is the interquartile mean over the runs of all
-  tasks together, so that one task of four can fail and not be seen in it.
+  "after" is the median over all seeds, those that never do included. Areas are of each seed's own curve, with lines
+  between its evaluations. A row whose seeds were evaluated less often than its command asks for says so: its areas,
+  and when it learned, are too coarse to be compared, which its last returns are not. A score is 0 for the worst return
+  that any algorithm had on the task, and 1 for its threshold; a final score is the interquartile mean over the runs of
+  all tasks together, so that one task of four can fail and not be seen in it.
 - **Episodes.** All intervals are over seeds, none is over the episodes of an evaluation. Greedy episodes are the same
   where they begin alike and nothing is drawn afterwards: of the 128 on Breakout-MinAtar 2 are different, on
   Catch-bsuite 5, on SpaceInvaders-MinAtar, DeepSea-bsuite and DiscountingChain-bsuite 1. What a seed returns there is

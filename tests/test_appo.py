@@ -32,6 +32,7 @@ from common.device.programs import TrainState
 from common.device.sharding import AXIS, to_host
 from common.envs.registry import make_host
 from common.policy import load_policy
+from common.runs.history import read_log
 from common.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -509,7 +510,7 @@ class SlowEvaluations:
 
 
 def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
-    slow, seeds = SlowEvaluations(monkeypatch, [5.0, 1.0, 4.0]), []
+    slow, seeds = SlowEvaluations(monkeypatch, [5.0, 2.0, 1.0, 4.0]), []
     play = common.actors.evaluation.HostEvaluation._play
 
     def noting_the_seed(evaluation, learner, seed, worker):
@@ -525,18 +526,22 @@ def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
             slow.release()
 
     monkeypatch.setattr(Run, "advance", watched)
-    train(tmp_path / "run", eval_interval=256, keep_best=True, keep_checkpoints=1, total_timesteps=21 * 128)
+    train(tmp_path / "run", eval_interval=1280, keep_best=True, keep_checkpoints=1, total_timesteps=21 * 128)
     evaluated = {
         row["env_steps"]: row["eval/return_mean"] for row in metric_rows(tmp_path / "run") if "eval/length_mean" in row
     }
-    assert evaluated == {256: 5.0, 21 * 128: 1.0}
-    # The evaluation of step 256 came last, and was the best
-    assert load_policy(tmp_path / "run", "best").step == 256
+    assert evaluated == {1280: 5.0, 2560: 2.0, 21 * 128: 1.0}
+    series = read_log(tmp_path / "run", ["eval/return_mean", "loss/value"]).series
+    late, trained = series["eval/return_mean"], series["loss/value"]
+    there = np.searchsorted(trained.steps, late.steps)
+    assert (trained.wall[there - 1] <= late.wall).all() and (late.wall <= trained.wall[there]).all()
+    # The evaluation of step 1,280 came late, and was the best
+    assert load_policy(tmp_path / "run", "best").step == 1280
     assert load_policy(tmp_path / "run").step == 21 * 128
-    saved = load_policy(tmp_path / "run", 256)
+    saved = load_policy(tmp_path / "run", 1280)
     assert saved.evaluation == 4.0, "of other episodes than those by which it was chosen"
-    assert seeds == [SEED, SEED, OTHER_SEED]
-    assert orbax.load(tmp_path / "run" / "checkpoints" / "256")["counters/trained"] == 256 // 64, "counters of then"
+    assert seeds == [SEED, SEED, SEED, OTHER_SEED]
+    assert orbax.load(tmp_path / "run" / "checkpoints" / "1280")["counters/trained"] == 1280 // 64, "counters of then"
 
 
 def test_a_restart_does_not_change_what_lockstep_means(tmp_path, capfd):

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from cli_helpers import ROOT, SMALL, STEPS, in_process, read_rows, refusal
 
+import benchmarks.records
 from benchmarks import learning, population_learning, population_throughput, report, tune
 from benchmarks.jobs import Job, run, seed_flags
-from benchmarks.records import log_of
+from benchmarks.records import log_of, record_of
 from benchmarks.sets import Goal, goals
 from common.cli.errors import TrainingError, UsageError
 from common.device.evaluation import SEED
@@ -220,6 +221,23 @@ def test_a_finished_run_that_has_lost_rows_is_not_a_result(tmp_path):
             log_of(one)
     (one.run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert log_of(one).steps == 100
+
+
+def test_a_seed_keeps_its_own_curve_where_others_have_more_evaluations(tmp_path, monkeypatch):
+    jobs = [job(tmp_path, "--total-timesteps", 100, "--eval-interval", 25, "--seed", seed) for seed in (3, 4)]
+    for one, steps in zip(jobs, ((20, 50, 80, 100), (20, 100)), strict=True):
+        one.run_dir.mkdir()
+        moments = [{"time/wall": step / 10, "time/compile": 2.0, "time/sps_total": 5.0} for step in steps]
+        rows = [{"env_steps": x, "eval/return_mean": x**2 / 100} | y for x, y in zip(steps, moments, strict=True)]
+        (one.run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {"versions": {}, "git": None, "devices": [], "args": {"total_timesteps": 100, "eval_interval": 25}}
+    monkeypatch.setattr(benchmarks.records, "read_config", lambda _: config)
+    one = record_of("appo_pmap", "CartPole-v1", jobs, 50)
+    assert (one["env_steps"], one["evaluations"]) == ([20, 50, 80, 100], [4, 2])
+    np.testing.assert_allclose(one["returns"], [[4, 4], [25, 40], [64, 76], [100, 100]], rtol=1e-6)
+    np.testing.assert_allclose(one["seconds"], [2, 5, 8, 10])
+    assert "2 of 4 evaluations" in report._row(one)
+    assert "evaluations" not in report._row(one | {"evaluations": [4, 4]})
 
 
 def test_seeds_are_trained_in_as_few_runs_as_the_algorithm_and_the_set_allow():

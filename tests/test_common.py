@@ -2,6 +2,7 @@
 
 import errno
 import importlib.util
+import itertools
 import sys
 import threading
 from contextlib import nullcontext
@@ -35,6 +36,7 @@ from helpers import (
 )
 from test_appo import small_args as small_appo_args
 
+from common.cli.console import Console
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import replacing
 from common.device import compilation
@@ -55,7 +57,7 @@ from common.runs.checkpoints import Checkpoints
 from common.runs.clock import Clock
 from common.runs.confirmation import confirm_best
 from common.runs.directory import write_json
-from common.runs.evaluation import Evaluations, metrics_of
+from common.runs.evaluation import MOST_PENDING, Evaluations, metrics_of
 from common.runs.intervals import Intervals
 from common.runs.loading import Start
 from common.runs.metrics import jsonable
@@ -565,19 +567,24 @@ def test_an_environment_without_a_time_limit_is_capped():
 
 
 class Beside:
-    """Evaluations beside the training, whose outcome is known at the first look."""
+    """Evaluations beside the training, in turn, whose outcome is known at the first look."""
 
-    def __init__(self, outcome=None):
-        """Without an `outcome` they fail."""
-        self.begun, self._outcome = [], outcome
+    def __init__(self, fails=False, over=lambda: True):
+        self.begun, self.played, self._fails, self._over = [], [], fails, over
 
     def begin(self, step, state, seed):
         self.begun.append(step)
 
     def poll(self):
-        if not self._outcome:
+        if self._fails:
             raise TrainingError("failed")
-        return self._outcome
+        if not self._over():
+            return None
+        self.played.append(self.begun[len(self.played)])
+        return Evaluated(self.played[-1], Episodes(*np.ones((3, 1, 2))))
+
+    def stop(self):
+        pass
 
 
 class FullDisk(Saver):
@@ -589,28 +596,56 @@ def evaluations_of(beside, saver_class=Saver):
     """With the list of what they warn of."""
     warnings = []
     saver = saver_class(None, small_args(), Start(), dict, warn=warnings.append)
-    recorder = SimpleNamespace(add_evaluation=lambda step, metrics: None)
+    recorder = SimpleNamespace(add_evaluation=lambda step, metrics, moment: None)
     evaluations = Evaluations(Score(0, {}), small_args(), recorder, saver, Clock(), warnings.append)
     evaluations.use(beside)
     return evaluations, warnings
 
 
+def never():
+    return False
+
+
+def finish(evaluations, step, stopped):
+    evaluations.finish(step, None, stopped, Console(quiet=True, total_steps=1).task)
+
+
 def test_an_evaluation_that_fails_is_not_begun_again():
-    beside = Beside()
+    beside = Beside(fails=True)
     evaluations, warnings = evaluations_of(beside)
-    evaluations.begin(1, None)
-    evaluations.begin(2, None)  # the first is under way
+    evaluations.begin(1, None, never)
+    evaluations.begin(2, None, never)
     with pytest.raises(TrainingError, match="the evaluation at step 3 failed"):
-        evaluations.finish(3, None, stopped=lambda: False)
-    evaluations.begin(3, None)
-    assert beside.begun == [1, 3]
-    assert warnings == ["the evaluation at step 1 failed"]
+        finish(evaluations, 3, never)
+    evaluations.begin(3, None, never)
+    assert beside.begun == [1, 2, 3]
+    assert warnings == ["the evaluation at step 1 failed", "the evaluation at step 2 failed"]
+
+
+def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
+    """Until it is stopped, when it says how many were left."""
+    over = []
+    beside = Beside(over=lambda: over)
+    evaluations, warnings = evaluations_of(beside)
+    for step in range(1, MOST_PENDING + 1):
+        evaluations.begin(step, None, never)
+        evaluations.poll()
+    assert (len(beside.begun), beside.played, warnings) == (MOST_PENDING, [], [])
+    looks = itertools.count()
+    evaluations.begin(MOST_PENDING + 1, None, lambda: next(looks) == 2 and not over.append(True))
+    assert (len(beside.begun), beside.played, len(warnings)) == (MOST_PENDING, [], 1)
+    evaluations.begin(MOST_PENDING + 2, None, never)
+    assert len(beside.begun) == MOST_PENDING + 1 and beside.played == [1]
+    stop = iter([False] * 4 + [True] * 9)
+    finish(evaluations, MOST_PENDING + 3, lambda: next(stop))
+    left = 1 + len(beside.begun) - len(beside.played)
+    evaluations.stop()
+    assert len(beside.played) > 1 and f"{left} due" in warnings[-1] and len(warnings) == 2
 
 
 def test_a_save_that_fails_is_more_than_an_evaluation_that_fails():
-    outcome = Evaluated(1, Episodes(*np.ones((3, 1, 2))))
-    evaluations, warnings = evaluations_of(Beside(outcome), FullDisk)
-    evaluations.begin(1, None)
+    evaluations, warnings = evaluations_of(Beside(), FullDisk)
+    evaluations.begin(1, None, never)
     with pytest.raises(TrainingError, match="^checkpoint 1 could not be saved"):
         evaluations.poll()
     assert not warnings

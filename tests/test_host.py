@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from subprocess import PIPE, Popen
+from types import SimpleNamespace
 from typing import Any
 
 import appo_pmap as appo
@@ -34,7 +35,7 @@ from common import play
 from common.actors.actor import Actor
 from common.actors.crew import ActorsFailed, Crew, Schedule
 from common.actors.environments import env_maker, eval_params, inspect_env
-from common.actors.evaluation import run_host_episodes
+from common.actors.evaluation import HostEvaluation, run_host_episodes
 from common.actors.parameters import ParameterSlots, Slot
 from common.actors.rollouts import Collected, RolloutQueues
 from common.actors.watching import GRACE, Activity, Limits, Worker
@@ -480,7 +481,7 @@ class ResetsInItsOwnStep:
     def step(self, action):
         valid = self.time < self.limit
         self.time = np.where(valid, self.time + 1, 0)
-        over = self.time == self.limit
+        over = (self.time == self.limit) | ~valid  # in a step that only resets it means nothing, as the reward
         return HostStep(self._observe(), np.ones(2, np.float32), over, np.zeros(2, bool), valid, None)
 
     def _observe(self):
@@ -498,9 +499,17 @@ def test_evaluations_remember_exactly_one_episode(resets_in_step):
         return np.zeros(2, int), memory + 1
 
     toy = make_host(TOYS + "Toy-v0", 2, 0, vectorization="sync") if resets_in_step else ResetsInItsOwnStep()
-    run_host_episodes(toy, Player(lambda count: np.zeros(count, int), act), 6, Worker("test"))
+    episodes = run_host_episodes(toy, Player(lambda count: np.zeros(count, int), act), 6, Worker("test"))
+    if not resets_in_step:
+        assert episodes.ret.tolist() == episodes.length.tolist() == [3, 3, 3, 5, 5, 5]
     acting = [pair for pair in seen_and_counted if pair[0] != 100]
     assert len(acting) > 15 and all(seen == counted for seen, counted in acting)
+
+
+def test_what_only_resets_counts_in_no_return(monkeypatch):
+    monkeypatch.setitem(globals(), "make_host", lambda *_: ResetsInItsOwnStep())
+    (part,) = collect(actor_on("steps"), 1)
+    assert (part.returns, part.lengths) == ([3, 5], [3, 5])
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -725,6 +734,15 @@ def test_an_evaluation_that_fails_does_not_stop_the_training(error, steps, words
     assert f"the evaluation at step 128 {words}" in capfd.readouterr().err
     assert checkpoint_steps(tmp_path / "run") == [40 * 128]
     assert result_of(tmp_path / "run")["status"] == "failed"
+
+
+def test_every_episode_of_an_evaluation_begins_with_a_seed_of_its_own(monkeypatch):
+    monkeypatch.setattr(common.actors.evaluation, "MOST_ENVS", 2)
+    agent, seeds = SimpleNamespace(player=lambda learner: lambda obs: np.zeros(2, int)), []
+    evaluation = HostEvaluation(small_args(eval_episodes=3, envs_per_actor=1), agent, pytest.fail)
+    make = evaluation._make_envs
+    monkeypatch.setattr(evaluation, "_make_envs", lambda seed: seeds.append(seed) or make(seed))
+    assert (len(evaluation._play(None, 10, Worker("test")).ret), seeds) == (3, [10, 12])
 
 
 def test_evaluations_have_parameters_of_their_own(tmp_path, capfd):

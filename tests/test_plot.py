@@ -263,6 +263,20 @@ def test_a_single_point_shows_its_interval(tmp_path):
     assert np.sort(bars.get_segments()[0][:, 1]).tolist() == [3, 7]
 
 
+def test_a_late_evaluation_is_of_the_time_at_which_its_policy_existed(tmp_path):
+    def late(step, wall, compiled):
+        return {"env_steps": step, EVALUATION: float(step), "time/wall": wall, "time/compile": compiled}
+
+    first = [*rows([100, 200, 300], [1, 2, 3]), late(100, 0.9, 1.0), late(300, 2.9, 1.0)]
+    resumed = [*rows([400, 500], [4, 5], wall=[1.5, 2.5], compiled=2.0), late(400, 1.4, 2.0)]
+    make_run(tmp_path / "run", first + resumed)
+    log = read_log(tmp_path / "run", [EVALUATION, RETURN])
+    np.testing.assert_allclose(log.series[EVALUATION].steps, [100, 300, 400])
+    np.testing.assert_allclose(log.series[EVALUATION].wall, [0.9, 2.9, 4.4])
+    np.testing.assert_allclose(log.series[RETURN].wall, [1, 2, 3, 4.5, 5.5])
+    assert (log.steps, log.wall_seconds, log.trained_seconds) == (500, 5.5, 5)
+
+
 def test_wall_time_continues_over_a_resume_and_ended_runs_keep_their_value(tmp_path):
     resumed = [*rows([100], [1], wall=[2.0], compiled=2.0), *rows([200], [3], wall=[4.0], compiled=1.0)]
     other = rows([100, 200], [10, 20], wall=[1.0, 3.0])

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
@@ -35,8 +36,7 @@ def in_jax(algorithm: str) -> bool:
 def same_starts(algorithm: str, env: str) -> bool:
     """Whether evaluations of a peer's algorithm begin where those of the kit's do."""
     suite, name = split_name(env)
-    with_states = suite == "gymnax" or (suite == "gymnasium" and algorithm.endswith("_sac"))
-    return in_jax(algorithm) or (name in STATES and with_states)
+    return in_jax(algorithm) or (name in STATES and suite in ("gymnax", "gymnasium"))
 
 
 @cache
@@ -76,20 +76,16 @@ def _on_device(name: str, episodes: int) -> np.ndarray:
 
 
 def _on_host(name: str, episodes: int) -> np.ndarray:
-    """Each of the environments that asynchronous SAC evaluates in has a seed of its own, and begins several."""
+    """Each episode has a seed of its own."""
     import gymnasium
 
-    import algos.asac_pmap as asac
     from common.device.evaluation import SEED
 
-    count = min(episodes, asac.Args().envs_per_actor)
     starts = []
-    for index in range(count):
-        env = gymnasium.make(name)
-        for number in range(index, episodes, count):
-            env.reset(seed=SEED + index if number == index else None)
+    with closing(gymnasium.make(name)) as env:
+        for index in range(episodes):
+            env.reset(seed=SEED + index)
             starts.append(np.array(env.unwrapped.state))
-        env.close()
     return np.stack(starts)
 
 

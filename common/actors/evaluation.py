@@ -1,8 +1,9 @@
 """Evaluation in host environments of its own, beside the training."""
 
 import zlib
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from common.actors.environments import env_maker, eval_params
 from common.actors.restarts import Restarts
-from common.actors.watching import Limits, Stopped, Worker, end
+from common.actors.watching import LOOK_INTERVAL, Limits, Stopped, Worker, end
 from common.cli.errors import TrainingError
 from common.cli.host_flags import HostEnvArgs
 from common.device import cluster
@@ -23,9 +24,11 @@ from common.envs.host import HostEnvs
 from common.envs.masks import check_legal
 from common.envs.usage import reason
 
+MOST_ENVS = 32  # of an evaluation
+
 
 class UnderWay(NamedTuple):
-    """An evaluation that goes on in a thread."""
+    """An evaluation that goes on in a thread, or waits there for the one before."""
 
     step: int
     state: Any  # on the host; None unless --keep-best may want it
@@ -34,44 +37,46 @@ class UnderWay(NamedTuple):
 
 
 class HostEvaluation:
-    """Plays greedy episodes beside the training, one evaluation at a time; in the first process, which tells others."""
+    """Plays greedy episodes beside the training, evaluations in turn; in the first process, which tells others."""
 
     def __init__(self, args: HostEnvArgs, agent: Agent, warn: Callable[[str], None]):
         """`agent` acts with a learner."""
-        self._make_envs = env_maker(args, min(args.eval_episodes, args.envs_per_actor), eval_params(args))
+        self._make_envs = env_maker(args, min(args.eval_episodes, MOST_ENVS), eval_params(args))
         self._agent, self._num_episodes, self._limits, self._warn = agent, args.eval_episodes, Limits.of(args), warn
         self._kept = (lambda state: to_host(state, args.unsaved)) if args.keep_best else lambda state: None
-        self._under_way: UnderWay | None = None
+        self._under_way: deque[UnderWay] = deque()
 
     def begin(self, step: int, state: Any, seed: int) -> None:
-        """Start to evaluate a copy of `state`, in environments of this `seed`."""
+        """Start to evaluate a copy of `state`, in environments of this `seed`, once those begun before are over."""
         learner = jax.tree.map(lambda x: x[0], to_host(state.replace(shard=())).learner)
         kept, worker = self._kept(state), Worker(f"the evaluation at step {step:,}")
-        result = worker.run(partial(self._attempt, learner, seed, worker)) if cluster.is_first() else None
-        self._under_way = UnderWay(step, kept, result, worker)
+        before = self._under_way[-1][-2:] if self._under_way else None
+        work = partial(self._attempt, learner, seed, worker, before)
+        self._under_way.append(UnderWay(step, kept, worker.run(work) if cluster.is_first() else None, worker))
 
     def stop(self) -> None:
-        """End the evaluation under way, if there is one; its result does not matter any more."""
-        if self._under_way:
-            self._under_way.worker.ended = True
-            end([self._under_way.worker])
+        """End all evaluations under way; their results do not matter any more."""
+        workers = [one.worker for one in self._under_way]
+        for worker in workers:
+            worker.ended = True
+        end(workers)
 
     def poll(self) -> Evaluated | None:
-        """The evaluation under way, once it is over. Raises TrainingError where it has failed or is beyond a limit."""
-        step, state, *_ = self._under_way
+        """The oldest one under way, once it is over. Raises TrainingError where it has failed or is beyond a limit."""
+        step, state, *_ = self._under_way[0]
         try:
             found = cluster.on_first(self._episodes)
         except TrainingError:
-            self._under_way = None
+            self._under_way.popleft()
             raise
         if found is None:
             return None
-        self._under_way = None
+        self._under_way.popleft()
         return Evaluated(step, Episodes(*map(np.asarray, found)), state)
 
     def _episodes(self) -> Episodes | None:
-        """Those of the evaluation under way, [1, E], once they are over. Raises TrainingError as `poll` does."""
-        *_, result, worker = self._under_way
+        """Those of the oldest one under way, [1, E], once they are over. Raises TrainingError as `poll` does."""
+        *_, result, worker = self._under_way[0]
         flag = worker.stuck(self._limits)
         if not result.done() and not flag:
             return None
@@ -80,11 +85,16 @@ class HostEvaluation:
             raise TrainingError(f"is stuck ({flag}), in {worker.activity.phase} and was given up")
         return Episodes(*(x[None] for x in result.result()))
 
-    def _attempt(self, learner: Any, seed: int, worker: Worker) -> Episodes:
-        """What the thread does: play, and begin anew where an environment fails.
+    def _attempt(self, learner: Any, seed: int, worker: Worker, before: tuple[Future, Worker] | None) -> Episodes:
+        """What the thread does: wait for the evaluation `before`, play, and begin anew where an environment fails.
 
-        The episodes are the same then. Raises TrainingError where they fail in the same way, or too often.
+        The episodes are the same then. Raises TrainingError where they fail in the same way, or too often, and Stopped.
         """
+        with worker.doing("wait for another"):
+            while before and not (before[0].done() or before[1].ended or worker.ended):
+                wait(before[:1], LOOK_INTERVAL)
+        if worker.ended:
+            raise Stopped
         restarts, failures = Restarts(self._limits, self._warn), set()
         while True:
             try:
@@ -98,20 +108,24 @@ class HostEvaluation:
                     raise TrainingError(restarts.given_up(error)) from error
 
     def _play(self, learner: Any, seed: int, worker: Worker) -> Episodes:
-        worker.steps = 0
-        try:
-            with worker.doing("make"):
-                worker.envs = self._make_envs(seed)
-            return run_host_episodes(worker.envs, self._agent.player(learner), self._num_episodes, worker)
-        finally:
-            worker.close()
+        """One episode in each environment, whose seed alone decides how it begins; then in new ones."""
+        worker.steps, parts, player = 0, [], self._agent.player(learner)
+        for index in range(0, self._num_episodes, MOST_ENVS):
+            try:
+                with worker.doing("make"):
+                    worker.envs = self._make_envs(seed + index)
+                left = min(self._num_episodes - index, MOST_ENVS)
+                parts.append(run_host_episodes(worker.envs, player, left, worker))
+            finally:
+                worker.close()
+        return Episodes(*np.concatenate(parts, axis=1))
 
 
 def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: int, worker: Worker) -> Episodes:
     """Play `num_episodes` with `player`, of whatever `Player.of` takes, who gets no keys.
 
-    Each environment plays a fixed number of them, which are returned one after another: the first to end would be the
-    short ones. An episode is cut after `LONGEST_HORIZON` steps. Raises Stopped once the `worker` has ended.
+    Each environment plays a fixed number of them, or none, which are returned one after another: the first to end would
+    be the short ones. An episode is cut after `LONGEST_HORIZON` steps. Raises Stopped once the `worker` has ended.
     """
     player, count = Player.of(player), envs.num_envs
     quota = num_episodes // count + (np.arange(count) < num_episodes % count)
@@ -136,14 +150,15 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
             seen_there = (np.asarray(x)[index].tobytes() for x in (*jax.tree.leaves(seen.obs), out.reward))
             trace[index] = zlib.crc32(b"".join(seen_there), trace[index])  # as in `follow`, on the device
         # Where a suite resets in a step of its own, the episode begins behind that step
-        seen = Seen(out.obs, out.terminated | out.truncated | ~out.valid, out.reward.astype(np.float32))
-        ret += out.reward
+        ended = (out.terminated | out.truncated) & out.valid
+        seen = Seen(out.obs, ended | ~out.valid, out.reward.astype(np.float32))
+        ret += np.where(out.valid, out.reward, 0.0)
         length += out.valid
-        acting = ~(out.terminated | out.truncated) | envs.resets_in_step
-        over = out.terminated | out.truncated | (length >= LONGEST_HORIZON)
+        acting = ~ended | envs.resets_in_step
+        over = ended | (length >= LONGEST_HORIZON)
         counted = over & (quota > 0)
         for index in np.flatnonzero(counted):
             results[index].append((ret[index], length[index], trace[index]))
         quota = quota - counted
         ret[over] = length[over] = trace[over] = 0
-    return Episodes(*np.concatenate(results).T)
+    return Episodes(*np.array([one for each in results for one in each]).T)

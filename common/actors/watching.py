@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from common.cli.host_flags import HostEnvArgs
 from common.envs.host import HostEnvs
 
-WAITING = ("put", "wait for parameters", "wait to restart", "ended")  # phases in which nothing is expected
+WAITING = ("put", "wait for parameters", "wait for another", "wait to restart", "ended")  # nothing is expected there
 GRACE = 3.0  # seconds: for threads to end, and for environments that raise at a timeout by themselves
 LOOK_INTERVAL = 0.1  # seconds between two looks at whether to stop
 THREAD = "pmaprl worker"  # the name of threads that may hang

@@ -24,6 +24,10 @@ class Clock:
         """Seconds since the clock was made."""
         return time.perf_counter() - self._made
 
+    def moment(self) -> dict[str, float]:
+        """Now, for a row of metrics."""
+        return {"time/wall": self.wall, "time/compile": self.seconds["compile"]}
+
     @property
     def since_begin(self) -> float:
         """Seconds since training began, with all that interrupts it."""

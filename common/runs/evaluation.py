@@ -1,8 +1,10 @@
 """Evaluations of a run: at once on the devices, or beside the training on the host. A run treats both alike."""
 
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -17,6 +19,8 @@ from common.runs.reports import Score
 from common.runs.saver import Saver
 
 LOOK_INTERVAL = 0.01  # seconds between two looks at an evaluation that is waited for
+MOST_PENDING = 8  # evaluations, each with a learner on the host
+MOST_WITH_STATES = 2  # where --keep-best keeps the whole state of each, replay buffer and all
 
 
 class EvaluationFailed(TrainingError):
@@ -24,7 +28,7 @@ class EvaluationFailed(TrainingError):
 
 
 class Evaluation(Protocol):
-    """Greedy episodes with the state of the run at some step; one evaluation at a time."""
+    """Greedy episodes with the state of the run at some step; those that go on beside the training in turn."""
 
     def begin(self, step: int, state: Any, seed: int) -> Evaluated | None:
         """Evaluate `state` in the episodes of `seed`.
@@ -33,10 +37,18 @@ class Evaluation(Protocol):
         """
 
     def poll(self) -> Evaluated | None:
-        """What goes on beside the training, once it is over. Raises TrainingError where it has failed."""
+        """The oldest that goes on beside the training, once it is over. Raises TrainingError where it has failed."""
 
     def stop(self) -> None:
-        """Give up what is under way."""
+        """Give up all that is under way."""
+
+
+class Pending(NamedTuple):
+    """An evaluation that is due, and not over."""
+
+    step: int
+    moment: dict[str, float]  # when its state was the present one
+    counters: dict[str, int]  # those of then
 
 
 class DeviceEvaluation:
@@ -63,7 +75,10 @@ class DeviceEvaluation:
 
 
 class Evaluations:
-    """Begins evaluations, each step's once, and hands what comes of them to the recorder and the saver."""
+    """Begins evaluations, each step's once, and hands what comes of them to the recorder and the saver.
+
+    Beside the training they may be late, but none is left out: where `MOST_PENDING` are, the training waits.
+    """
 
     def __init__(
         self,
@@ -85,23 +100,40 @@ class Evaluations:
         self._recorder, self._saver, self._clock, self._warn = recorder, saver, clock, warn
         self._evaluation: Evaluation | None = None
         self._begun = newest.step if newest.evaluation else None  # the step of the last one that has begun
-        self._counters: dict[str, int] = {}  # those of that step
-        self._under_way = False
+        self._pending: deque[Pending] = deque()  # the oldest first
+        self._room = MOST_WITH_STATES if args.keep_best else MOST_PENDING
+        self._has_waited, self._left_out = False, 0
         self._best: Score | None = None  # of this invocation
 
     def use(self, evaluation: Evaluation) -> None:
         self._evaluation = evaluation
 
-    def begin(self, step: int, state: Any) -> None:
-        """Evaluate `state`, unless that is done or another evaluation is under way."""
-        if self._under_way or self._begun == step:
+    def begin(self, step: int, state: Any, stopped: Callable[[], bool]) -> None:
+        """Evaluate `state`, unless that is done. Waits while too many are pending, and leaves it out once `stopped`.
+
+        Raises TrainingError as `poll` does.
+        """
+        if self._begun == step:
             return
-        self._begun, self._counters, self._under_way = step, self._saver.counters(), True
+        self._begun, pending = step, Pending(step, self._clock.moment(), self._saver.counters())
+        while len(self._pending) >= self._room:
+            if stopped():
+                self._left_out += 1
+                return
+            if not self._has_waited:
+                self._has_waited = True
+                self._warn(
+                    f"the training waits, as {self._room} evaluations are pending: fewer --eval-episodes or a longer "
+                    "--eval-interval make it faster"
+                )
+            self.poll()
+            self._look_later()
+        self._pending.append(pending)
         with self._clock.timed("eval"):
             self._note(self._evaluation.begin(step, state, SEED))
 
     def poll(self) -> None:
-        """Take the evaluation that has come to its end since the last call. One that has failed costs a warning.
+        """Take the oldest evaluation if it has come to its end. One that has failed costs a warning.
 
         Raises TrainingError where a state cannot be saved with its evaluation.
         """
@@ -110,19 +142,30 @@ class Evaluations:
         except EvaluationFailed as error:
             self._warn(str(error))
 
-    def finish(self, step: int, state: Any, stopped: Callable[[], bool]) -> None:
-        """Wait for the evaluation under way, then for that of the last `state`, until `stopped`.
+    def finish(
+        self,
+        step: int,
+        state: Any,
+        stopped: Callable[[], bool],
+        task: Callable[[str], AbstractContextManager[Callable[[int, int], None]]],
+    ) -> None:
+        """Wait for all evaluations, that of the last `state` among them, until `stopped`; `task` shows how far it is.
 
         Raises TrainingError where the last one fails, or a state cannot be saved.
         """
-        while self._begun != step and self._under_way and not stopped():
-            self.poll()
-            self._look_later()
         if not stopped():
-            self.begin(step, state)
-        while self._under_way and not stopped():
-            self._take()
-            self._look_later()
+            self.begin(step, state, stopped)
+        if not self._pending:
+            return
+        count = len(self._pending)
+        with task(f"waiting for {count} evaluations" if count > 1 else "waiting for the evaluation") as show:
+            while self._pending and not stopped():
+                if len(self._pending) > 1:
+                    self.poll()
+                else:
+                    self._take()
+                show(count - len(self._pending), count)
+                self._look_later()
 
     def in_other_episodes(self, step: int, state: Any, stopped: Callable[[], bool]) -> dict[str, list[float]] | None:
         """The metrics of `state` in episodes that no other evaluation plays; None where it is `stopped` before.
@@ -141,6 +184,9 @@ class Evaluations:
         return None if self._best is None or self._saver.has(self._best.step) else self._best
 
     def stop(self) -> None:
+        """Give up what is pending, and say so."""
+        if count := len(self._pending) + self._left_out:
+            self._warn(f"{count} due evaluation{'s were' if count > 1 else ' was'} not played")
         if self._evaluation:
             self._evaluation.stop()
 
@@ -149,24 +195,23 @@ class Evaluations:
             time.sleep(LOOK_INTERVAL)
 
     def _take(self) -> None:
-        if not self._under_way:
+        if not self._pending:
             return
         try:
             evaluated = self._evaluation.poll()
         except TrainingError as error:
-            self._under_way = False
-            raise EvaluationFailed(f"the evaluation at step {self._begun:,} {error}") from error
+            raise EvaluationFailed(f"the evaluation at step {self._pending.popleft().step:,} {error}") from error
         self._note(evaluated)
 
     def _note(self, evaluated: Evaluated | None) -> None:
         if evaluated:
-            self._under_way = False
+            pending = self._pending.popleft()
             self.newest = newest = Score(evaluated.step, metrics_of(evaluated.episodes, self._is_game))
             returns = [self._overall(x.evaluation["eval/return_mean"]) for x in (newest, self._best or newest)]
             self.goal_reached |= self._reaches_goal(returns[0])
             self._best = newest if returns[0] >= returns[1] else self._best  # of equal ones the newest
-            self._recorder.add_evaluation(*newest)
-            self._saver.add_evaluation(evaluated, self._counters)
+            self._recorder.add_evaluation(*newest, pending.moment)
+            self._saver.add_evaluation(evaluated, pending.counters)
 
     def _reaches_goal(self, mean: float) -> bool:
         return self._goal is not None and mean >= self._goal

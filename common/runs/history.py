@@ -58,8 +58,11 @@ class _Clock:
         self._wall = self._wall_before = self._trained = self._trained_before = 0.0
         self._compile = None
 
-    def advance(self, row: dict[str, Any]) -> None:
+    def advance(self, row: dict[str, Any]) -> tuple[float, float]:
+        """Step and seconds of the row. That of a late evaluation is of a moment before, and changes nothing."""
         wall, compiled, speed = (row.get(f"time/{name}") for name in ("wall", "compile", "sps_total"))
+        if row["env_steps"] <= self.steps and is_number(wall) and compiled == self._compile:
+            return row["env_steps"], self._wall_before + wall
         if is_number(wall):
             if wall < self._wall or compiled != self._compile:
                 self._wall_before += self._wall
@@ -69,6 +72,7 @@ class _Clock:
         self.steps = row["env_steps"]
         if is_number(speed) and speed > 0:
             self._trained = (self.steps - self._first_step) / speed
+        return self.steps, self.wall_seconds
 
     @property
     def wall_seconds(self) -> float:
@@ -86,14 +90,14 @@ class _Column:
         self._steps, self._wall, self._values = array("d"), array("d"), array("d")
         self._width = 0
 
-    def add(self, clock: _Clock, value: Any) -> None:
+    def add(self, step: float, wall: float, value: Any) -> None:
         """Add a number, None or a list of them; anything else, or another length than before, is damage: left out."""
         numbers = value if isinstance(value, list) else [value]
         self._width = self._width or len(numbers)
         if len(numbers) != self._width or not all(x is None or is_number(x) for x in numbers):
             return
-        self._steps.append(clock.steps)
-        self._wall.append(clock.wall_seconds)
+        self._steps.append(step)
+        self._wall.append(wall)
         self._values.extend(math.nan if x is None else x for x in numbers)
 
     def series(self) -> Series | None:
@@ -107,10 +111,10 @@ def read_log(run_dir: Path, metrics: Iterable[str]) -> Log:
     """Read `metrics.jsonl` row by row, keeping `metrics` only. Raises UsageError where it is there but not readable."""
     columns, clock, names = {name: _Column() for name in metrics}, _Clock(), set()
     for row in _rows(run_dir / "metrics.jsonl"):
-        clock.advance(row)
+        moment = clock.advance(row)
         names.update(row)
         for name in columns.keys() & row.keys():
-            columns[name].add(clock, row[name])
+            columns[name].add(*moment, row[name])
     series = {name: column.series() for name, column in columns.items()}
     series = {name: one for name, one in series.items() if one}
     return Log(series, frozenset(names), clock.steps, clock.wall_seconds, clock.trained_seconds)

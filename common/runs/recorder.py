@@ -84,13 +84,13 @@ class Recorder:
         if self._chunk and self._fails(self._chunk):
             self.write()
 
-    def add_evaluation(self, step: int, evaluation: dict[str, list[float]]) -> None:
-        """Into the row of that step, or as a row of its own where that is written."""
+    def add_evaluation(self, step: int, evaluation: dict[str, list[float]], moment: dict[str, float]) -> None:
+        """Into the row of that step, or as a row of its own, of that `moment`, where that is written."""
         values = {name: jsonable(value) for name, value in evaluation.items()}
         if self._chunk and self._chunk.last_step == step:
             self._evaluation = values
         else:
-            self._emit({"env_steps": step} | values)
+            self._emit({"env_steps": step} | values | {name: jsonable(value) for name, value in moment.items()})
 
     def write(self) -> None:
         """Write the row that is held back, if there is one. Raises TrainingError where a metric was not finite."""

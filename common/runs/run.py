@@ -168,7 +168,7 @@ class Run:
         """Evaluate and save this very state, unless that is done; also save it where --keep-best wants it."""
         self._recorder.wait()  # raises: what is broken is neither evaluated nor saved
         if evaluate and not self.args.benchmark:
-            self._evaluations.begin(self.steps, state)
+            self._evaluations.begin(self.steps, state, self._no_more_evaluations)
         self._recorder.write()
         if save or self._saver.wants(self.steps):
             with self._clock.timed("checkpoint"):
@@ -191,13 +191,13 @@ class Run:
         """
         if state is not None:
             self._settle(state, evaluate=not self._interruption.received(), save=True)
+            self.console.stop()
             # Once all is saved, since an environment on the host may fail
-            self._evaluations.finish(self.steps, state, self._no_more_evaluations)
+            self._evaluations.finish(self.steps, state, self._no_more_evaluations, self.console.task)
         self._clock.end()
         confirmed = self._confirm_best(state) if state is not None and not self._no_more_evaluations() else []
         interrupted = self._interruption.received()
         host = self._saver.newest(state)
-        self.console.stop()
         with self._clock.timed("checkpoint"):
             self._saver.close()
         self._saver.check_directory()

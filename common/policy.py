@@ -29,7 +29,7 @@ from common.device.policy import Policy
 from common.device.sharding import key_data
 from common.envs.spec import EnvSpec
 from common.runs.arrays import Mismatch
-from common.runs.checkpoints import FOLDER, Checkpoints
+from common.runs.checkpoints import FOLDER, Checkpoints, step_of
 from common.runs.mismatch import explain
 from common.runs.overall import best_step, of_best_member, overall_of
 from common.runs.ranking import ranked
@@ -96,11 +96,12 @@ def _split_checkpoint(path: Path, step: Choice) -> tuple[Path, Choice]:
     if os.path.exists(path / "config.json"):
         return path, step
     given, path = path, Path(os.path.abspath(path))
-    if path.parent.name != FOLDER or not path.name.isdecimal():
+    named = step_of(path.name)
+    if path.parent.name != FOLDER or named is None:
         return given, step
-    if step not in ("latest", int(path.name)):
-        raise UsageError(f"{path} is the checkpoint of step {path.name} already: leave out step {step}")
-    return path.parent.parent, int(path.name)
+    if step not in ("latest", named):
+        raise UsageError(f"{path} is the checkpoint of step {named} already: leave out step {step}")
+    return path.parent.parent, named
 
 
 def _env_spec(config: dict[str, Any], run_dir: Path) -> EnvSpec:

@@ -42,6 +42,7 @@ from common.cli.config import defaults_of, has_finished
 from common.cli.console import Console
 from common.cli.errors import UsageError
 from common.runs import lock
+from common.runs.checkpoints import UNFINISHED
 from common.runs.lock import check_free, locked
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -301,7 +302,7 @@ def test_stop_after_behind_the_present_step_ends_at_once(copy):
 
 
 def test_a_run_without_checkpoints_is_resumed_from_step_0(copy, capsys):
-    """As after a crash before the first checkpoint: with a warning, and to the same end."""
+    """As after a crash before the first checkpoint or within its save: with a warning, and to the same end."""
     wanted = read_result(copy)["state_sha256"]
     shutil.rmtree(copy / "checkpoints")
     before = fingerprint(copy)
@@ -309,8 +310,11 @@ def test_a_run_without_checkpoints_is_resumed_from_step_0(copy, capsys):
     assert "checkpoints are gone" in capsys.readouterr().err
     assert fingerprint(copy) == before
     (copy / "DONE").unlink()
+    for name in (f"{TOTAL // 2}{UNFINISHED}", f"{TOTAL}{UNFINISHED}", f"{TOTAL}.damaged"):
+        (copy / "checkpoints" / name / "state").mkdir(parents=True)
     assert in_process("--resume", copy, "--quiet") == 0
     assert "no checkpoint" in capsys.readouterr().err
+    assert {path.name for path in (copy / "checkpoints").iterdir() if not path.name.isdigit()} == {f"{TOTAL}.damaged"}
     assert read_result(copy)["state_sha256"] == wanted
     steps = [row["env_steps"] for row in read_rows(copy)]
     assert steps == sorted(set(steps))

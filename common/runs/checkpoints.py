@@ -28,6 +28,17 @@ PATIENCE = 10  # seconds for a save that other processes may not go on with
 KNOWN_FAILURES = "No space left on device|File too large|Disk quota exceeded|Read-only file system|Permission denied"
 
 
+def step_of(name: str) -> int | None:
+    """The step of the checkpoint whose folder has this `name`; None where one is unfinished or does not count."""
+    return int(name) if re.fullmatch("0|[1-9][0-9]*", name) else None
+
+
+def saved_steps(directory: Path) -> list[int]:
+    """The steps that have a folder in a `checkpoints/` folder, oldest first; a damaged one is included."""
+    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+    return sorted(step for step in map(step_of, names) if step is not None)
+
+
 class Checkpoints:
     """The `checkpoints/` folder of a run; saving is asynchronous, one save at a time."""
 
@@ -52,9 +63,8 @@ class Checkpoints:
         self._saving: tuple[int, Any] | None = None  # the step whose save is under way, and orbax's handle of it
 
     def steps(self) -> list[int]:
-        """Steps that have a folder, oldest first; a damaged one is included."""
-        names = [path.name for path in self.directory.iterdir()] if self.directory.is_dir() else []
-        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+        """As `saved_steps`."""
+        return saved_steps(self.directory)
 
     def path(self, step: int) -> Path:
         """The folder of a checkpoint, whether it is there or not."""
@@ -216,7 +226,8 @@ class Checkpoints:
 
     def _open(self) -> Any:
         """A writer for the folder, once what a crash may have left there is gone."""
-        for path in list(self.directory.glob(f"*{DELETED}")) if cluster.is_first() else []:
+        left = [path for ending in (DELETED, UNFINISHED) for path in self.directory.glob(f"*{ending}*")]
+        for path in left if cluster.is_first() else []:
             shutil.rmtree(path, ignore_errors=True)
         return make_writer(self.directory)
 

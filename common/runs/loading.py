@@ -15,7 +15,7 @@ from common.device.schedules import SCHEDULED, hyper_now
 from common.device.sharding import check_learners, to_devices, to_host
 from common.runs.arrays import Arrays, Mismatch, counters_of, flatten, select, unflatten, without
 from common.runs.checkpoint_files import Damaged
-from common.runs.checkpoints import FOLDER, Checkpoints
+from common.runs.checkpoints import FOLDER, Checkpoints, saved_steps
 from common.runs.mismatch import explain
 from common.runs.overall import overall_of
 from common.runs.reports import Score, stored_evaluation
@@ -77,7 +77,7 @@ def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> S
     """The newest state of the run that is resumed; None where it has not saved any yet."""
     path = Path(args.resume)
     folder = path / FOLDER
-    has_saved, has_finished = cluster.on_first(lambda: (any(folder.glob("[0-9]*")), (path / "DONE").exists()))
+    has_saved, has_finished = cluster.on_first(lambda: (bool(saved_steps(folder)), (path / "DONE").exists()))
     if not has_saved:
         if has_finished:
             raise UsageError(f"{path} has finished, but its checkpoints are gone: nothing is left to resume")

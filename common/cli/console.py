@@ -7,7 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+from common.cli.errors import printable
+
+T = TypeVar("T")
 
 SIGN_OF_LIFE = 30.0  # seconds after which a log says that something slow still goes on
 
@@ -29,9 +33,9 @@ class Console:
         self._task = None
 
     def say(self, text: str) -> None:
-        if not self.quiet:
+        if not self.quiet and text:
             with self._unread():
-                self._rich.print(text, markup=False)
+                self._rich.print(printable(text), markup=False)
 
     def warn(self, text: str) -> None:
         if not self._speaks:
@@ -39,7 +43,7 @@ class Console:
         # A live bar has to know of every line; else warnings go to stderr.
         target = self._bar.console if self._bar else self._errors
         with self._unread("stdout" if self._bar else "stderr"):
-            target.print(f"warning: {text}", markup=False, style="yellow")
+            target.print(printable(f"warning: {text}"), markup=False, style="yellow")
 
     @contextmanager
     def _unread(self, stream: str = "stdout") -> Iterator[None]:
@@ -86,6 +90,14 @@ class Console:
             return
         eta = max(self.total - steps, 0) / max(row["time/sps_wall"], 1e-9)
         self.say(f"step {steps:>11,} / {self.total:,}  {earned}{which}  ETA {eta:.0f} s")
+
+    def attempt(self, what: str, tell: Callable[..., T], *args: Any) -> T | None:
+        """What `tell` returns at the end of a run, which that does not decide; None where it fails, with a warning."""
+        try:
+            return tell(*args)
+        except Exception as error:
+            self.warn(f"the run's {what} failed at the end: {type(error).__name__}: {error}")
+            return None
 
     @contextmanager
     def task(self, words: str) -> Iterator[Callable[[int, int], None]]:

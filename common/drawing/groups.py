@@ -14,7 +14,7 @@ import tyro
 
 from common.cli.checks import check_types
 from common.cli.config import read_config
-from common.cli.errors import UsageError
+from common.cli.errors import UsageError, printable
 from common.cli.flags import ONE_TIME
 from common.runs.damage import check_members
 from common.runs.history import Log, read_log
@@ -227,7 +227,7 @@ def say(notes: Iterable[Note]) -> None:
         together.setdefault(note.what, []).append(note.who)
     for what, who in together.items():
         more = f" and {len(who) - 1} more" if len(who) > 1 else ""
-        print(f"note: {who[0]}{more}: {what}", file=sys.stderr)
+        print(printable(f"note: {who[0]}{more}: {what}"), file=sys.stderr)
 
 
 def _variant(run: LoggedRun, by: tuple[str, ...]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from common.cli.errors import printable
 from common.cli.files import replacing
 from common.drawing.groups import flag_text
 
@@ -89,9 +90,11 @@ def texts(row: Row, by: tuple[str, ...]) -> dict[str, str]:
 def _table(records: list[dict[str, str]]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in records[0]:
-        table.add_column(Text(name), justify="left" if name in ("env", "algorithm") else "right", no_wrap=True)
+        table.add_column(
+            Text(printable(name)), justify="left" if name in ("env", "algorithm") else "right", no_wrap=True
+        )
     for record in records:
-        table.add_row(*map(Text, record.values()))
+        table.add_row(*(Text(printable(value)) for value in record.values()))
     return table
 
 

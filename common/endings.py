@@ -1,4 +1,6 @@
-"""What is drawn when a run ends. Each function returns a line for the console, see `Run.finish`."""
+"""What is drawn when a run ends. Each function returns a line for the console; one that fails costs a warning, see
+`Run.finish`.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -28,10 +30,7 @@ def draw_policy(run: Run, env: Env, agent: Agent, learners: Any, status: str) ->
     if not run.args.gif:
         return ""
     if status != "interrupted":
-        try:
-            _play_and_draw(run, env, agent, learners, path)
-        except Exception as error:  # all is saved by now: a picture that fails does not make the run a failure
-            run.console.warn(f"policy.gif could not be drawn: {error}")
+        _play_and_draw(run, env, agent, learners, path)
     return f"gif      {path}" if path.exists() else ""
 
 

@@ -29,7 +29,8 @@ from common.device.policy import Policy
 from common.device.sharding import key_data
 from common.envs.spec import EnvSpec
 from common.runs.arrays import Mismatch
-from common.runs.checkpoints import FOLDER, Checkpoints, step_of
+from common.runs.checkpoint_files import Damaged, Gone, step_of
+from common.runs.checkpoints import ATTEMPTS, FOLDER, Checkpoints
 from common.runs.mismatch import explain
 from common.runs.overall import best_step, of_best_member, overall_of
 from common.runs.ranking import ranked
@@ -49,10 +50,10 @@ def load_policy(
 
     `step` names a checkpoint, or takes the newest, or the one with this agent's best evaluation. `seed` chooses the
     agent of a run with --num-seeds; its first is the default. `member` chooses one of a population, by its place; the
-    default is the one with the best evaluation, and `evaluation` is of other episodes. `algorithm` is the module or
-    the file that the run was made with. It is needed where that is not a file of this repository's `algos/`: a run
-    directory is data, it does not decide which code is imported. Warns where that file has changed since, and of
-    damaged checkpoints.
+    default is the best one at that step, and `evaluation` is of other episodes. `algorithm` is the module or the file
+    that the run was made with. It is needed where that is not a file of this repository's `algos/`: a run
+    directory is data, it does not decide which code is imported. Warns where that file has changed since, of damaged
+    checkpoints, and where the evaluation that tells the best member is of another step.
 
     Raises UsageError where the run, the checkpoint or the agent does not exist, or the algorithm does not fit.
     """
@@ -62,9 +63,9 @@ def load_policy(
     args, functions, like = _algorithm(config, env, run_dir, algorithm)
     checkpoints = Checkpoints(run_dir / FOLDER, read_only=True, overall=overall_of(args))
     try:
-        index = _choose_agent(args, checkpoints, run_dir, step, seed, member)
-        wanted = _choose_step(checkpoints, run_dir, step, index)
-        found, learner, damaged = checkpoints.load_learner(like, wanted)
+        named = _named_agent(args, run_dir, seed, member)
+        found, learner, damaged = _load(checkpoints, like, run_dir, step, named)
+        index = _best_member(checkpoints, found) if named is None else named
         returns = checkpoints.quoted(found)
     except Mismatch as error:
         raise UsageError(f"{run_dir} does not fit its algorithm's file: {explain(error, config, config)}") from error
@@ -149,10 +150,8 @@ def _learner_like(functions: Any, args: Any) -> Any:
     return jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), (args.num_agents, *x.shape)), shapes)
 
 
-def _choose_agent(
-    args: Any, checkpoints: Checkpoints, run_dir: Path, step: Choice, seed: int | None, member: int | None
-) -> int:
-    """The place of an agent among all."""
+def _named_agent(args: Any, run_dir: Path, seed: int | None, member: int | None) -> int | None:
+    """The place of an agent among all; None for the best one of a population."""
     seeds = args.members.seed
     if member is not None and seed is not None:
         raise UsageError(f"member {member} and seed {seed}: an agent is chosen by one of them only")
@@ -162,22 +161,46 @@ def _choose_agent(
         raise UsageError(f"{run_dir} has no seed {seed!r}: it trained {_span('seed', seeds)}")
     if seed is not None and seeds.count(seed) > 1:
         raise UsageError(f"{seeds.count(seed)} members of {run_dir} have seed {seed}: choose one by member=")
-    evaluations = checkpoints.evaluations() if args.is_population else {}
-    if member is None and seed is None and evaluations:
-        chosen = best_step(evaluations, overall=of_best_member) if step == "best" else step
-        return ranked(evaluations.get(chosen, evaluations[max(evaluations)]))[0]
+    if member is None and seed is None and args.is_population:
+        return None
     return seeds.index(seed) if seed is not None else member or 0
 
 
-def _choose_step(checkpoints: Checkpoints, run_dir: Path, step: Choice, index: int) -> int | None:
-    """The step to load for the agent at `index` among the seeds; None for the newest that loads."""
+def _load(
+    checkpoints: Checkpoints, like: Any, run_dir: Path, step: Choice, index: int | None, attempts: int = ATTEMPTS
+) -> tuple[int, Any, list[Damaged]]:
+    """The checkpoint that `step` chooses: another one where the run that goes on has deleted the best one."""
+    try:
+        return checkpoints.load_learner(like, _choose_step(checkpoints, run_dir, step, index))
+    except Gone:
+        if step != "best" or attempts == 1:
+            raise
+        return _load(checkpoints, like, run_dir, step, index, attempts - 1)
+
+
+def _best_member(checkpoints: Checkpoints, step: int) -> int:
+    """The place of the best member at this step; warns where another step has to tell which one that is."""
+    evaluations = checkpoints.evaluations()
+    if not evaluations:
+        warnings.warn("no checkpoint has an evaluation to tell the best member: this is member 0", stacklevel=3)
+        return 0
+    judged = step if step in evaluations else max(evaluations)
+    member = ranked(evaluations[judged])[0]
+    if judged != step:
+        told = f"checkpoint {step} has no evaluation: this is member {member}, the best one at step {judged}"
+        warnings.warn(f"{told}; member=... chooses another one", stacklevel=3)
+    return member
+
+
+def _choose_step(checkpoints: Checkpoints, run_dir: Path, step: Choice, index: int | None) -> int | None:
+    """The step to load for the agent at `index` among the seeds, or the best one; None for the newest that loads."""
     steps = checkpoints.steps()
     if not steps:
         raise UsageError(f"{run_dir} has no checkpoint yet")
     if step == "latest":
         return None
     if step == "best":
-        best = best_step(checkpoints.evaluations(), index)
+        best = best_step(checkpoints.evaluations(), index, of_best_member)
         if best is None:
             raise UsageError(f'no checkpoint of {run_dir} has an evaluation, so that none is "best"; take "latest"')
         return best

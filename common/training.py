@@ -85,8 +85,9 @@ def train_on_devices(
                 updates = run.next_chunk()
                 state, *report = update(state, updates)
                 run.advance(state, updates, partial(jax.device_get, report))
-            with_policies = [partial(end, run, env, Agent.of(algorithm)) for end in (draw_policy, rate_members)]
-            return run.finish(state, [partial(draw_metrics, run, env), *with_policies])
+            agent = Agent.of(algorithm)
+            at_end = {"gif": partial(draw_policy, run, env, agent), "ratings": partial(rate_members, run, env, agent)}
+            return run.finish(state, {"picture": partial(draw_metrics, run, env)} | at_end)
 
 
 def _notes_of(args: Any, env: Env) -> dict[str, str]:
@@ -142,7 +143,7 @@ def train_with_actors(
             state, update = run.start(programs, example, evaluation)
             if run.unfinished:
                 state = _learn_from_actors(run, algorithm, state, update, actor_devices)
-            return run.finish(state, [partial(draw_metrics, run, env)])
+            return run.finish(state, {"picture": partial(draw_metrics, run, env)})
 
 
 def _in_each() -> str:

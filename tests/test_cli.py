@@ -42,7 +42,7 @@ from common.cli.config import defaults_of, has_finished
 from common.cli.console import Console
 from common.cli.errors import UsageError
 from common.runs import lock
-from common.runs.checkpoints import UNFINISHED
+from common.runs.checkpoint_files import UNFINISHED
 from common.runs.lock import check_free, locked
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -216,7 +216,7 @@ def test_one_command_starts_a_run_goes_on_with_it_and_leaves_it_when_it_has_fini
     words = [*SMALL, "--total-timesteps", TOTAL - 10, "--checkpoint-interval", 300, "--run_dir", tmp_path / "run"]
     words += ["--resume_or_start", "--log-interval", 2 * STEPS]
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json.4711").touch()  # of a process that was killed while it began
+    (tmp_path / "run" / ".config.4711.json").touch()  # of a process that was killed while it began
     assert in_process(*words, "--stop-after", "500") == 0
     printed = capsys.readouterr().out
     assert "resumed" not in printed
@@ -250,12 +250,17 @@ def test_a_command_that_goes_on_takes_the_flags_of_its_run_and_begins_from_it(co
 
 def test_a_resume_names_what_the_file_no_longer_knows(copy, capsys):
     config = read_config(copy)
-    config["args"]["kl_coef"], config["script_sha256"] = 10.0, "of another file"
+    config["args"] |= {"kl_coef": 10.0, "\x1b[31mred\x07": "\x1b[5mblinks\u202e"}
+    config["script_sha256"] = "of another file"
     (copy / "config.json").write_text(json.dumps(config))
     assert in_process("--resume", copy) == 0
     printed = capsys.readouterr().out
     assert "changed  --kl-coef: 10.0 then, no flag of this file now" in printed
     assert "changed  algos/ppo_pmap.py itself" in printed
+    assert r"--\x1b[31mred\x07: \x1b[5mblinks\u202e then" in printed
+    assert printed.replace("\n", "").isprintable(), "nothing in a file commands the terminal"
+    assert in_process("--resume", copy, "--env", "\x1b[31mred") == 2
+    assert capsys.readouterr().err.replace("\n", "").isprintable()
 
 
 def test_resuming_a_finished_run_says_so_and_keeps_its_result(copy, capsys):
@@ -504,7 +509,7 @@ def test_a_new_directory_that_stays_empty_is_not_left_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/1024", "metrics.tmp", "curve.png", "notes"])
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/1024", "metrics.jsonl", "curve.png", "notes"])
 def test_nothing_is_written_or_deleted_through_links(name, copy, tmp_path, capsys):
     inside, outside = copy / name, tmp_path / "outside"
     if inside.exists():
@@ -514,6 +519,49 @@ def test_nothing_is_written_or_deleted_through_links(name, copy, tmp_path, capsy
     assert in_process("--resume", copy, "--total-timesteps", 2 * TOTAL, "--quiet") == 2
     assert f"{inside} is a link" in capsys.readouterr().err
     assert fingerprint(tmp_path) == before
+
+
+@pytest.mark.parametrize("how", ["--resume", "--overwrite"])
+def test_nothing_is_written_through_other_names_of_a_file(how, copy, tmp_path):
+    """Hard links, as in a directory that somebody else has packed."""
+    names = ["metrics.jsonl", "result.json", "curve.png", "config.json", lock.NAME, "checkpoints/1024/metrics/metrics"]
+    for number, name in enumerate(names):
+        (copy / name).touch()
+        os.link(copy / name, tmp_path / str(number))
+    before = [(tmp_path / str(number)).read_bytes() for number in range(len(names))]
+    words = ["--resume", copy] if how == "--resume" else [*SMALL, "--run-dir", copy, how]
+    assert in_process(*words, "--total-timesteps", 2 * TOTAL, "--keep-checkpoints", 0, "--quiet") == 0
+    assert [(tmp_path / str(number)).read_bytes() for number in range(len(names))] == before
+    assert read_result(copy)["env_steps"] == 2 * TOTAL
+
+
+@pytest.mark.parametrize(
+    "config", ["{}", '{"model_type": "bert"}', '{"args": {"env": "a"}, "algorithm": "b"}', "damaged {"]
+)
+def test_overwrite_deletes_no_directory_of_others(config, tmp_path):
+    (tmp_path / "work" / "checkpoints" / "1024").mkdir(parents=True)
+    for name in ("metrics.jsonl", "thesis.tex"):
+        (tmp_path / "work" / name).write_text("ten years of work")
+    (tmp_path / "work" / "config.json").write_text(config)
+    before = fingerprint(tmp_path)
+    assert in_process(*SMALL, "--run-dir", tmp_path / "work", "--overwrite") == 2
+    assert fingerprint(tmp_path) == before
+    assert (tmp_path / "work" / "checkpoints" / "1024").exists()
+
+
+def test_overwrite_deletes_what_a_run_has_written_says_so_and_leaves_the_rest(copy, capsys):
+    gone = [".curve.12.png", "events.out.tfevents.1", f"checkpoints/512{UNFINISHED}/state", "checkpoints/512.damaged/a"]
+    stays = ["notes.txt", "policy.onnx", "checkpoints/best.onnx", "plots/metrics.jsonl", "wandb.txt"]
+    for name in (*gone, *stays):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_text("ten years of work")
+    assert in_process(*SMALL, "--run-dir", copy, "--overwrite", "--total-timesteps", STEPS) == 0
+    (deleted,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("deleted")]
+    assert all(name in deleted for name in ("metrics.jsonl", "DONE", ".curve.12.png", " checkpoints"))
+    assert not any((copy / name).exists() for name in gone)
+    assert all((copy / name).read_text() == "ten years of work" for name in stays)
+    assert checkpoint_steps(copy) == [STEPS]
+    assert read_result(copy)["env_steps"] == STEPS
 
 
 def test_links_that_wandb_keeps_for_itself_are_no_concern(copy):

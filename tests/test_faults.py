@@ -42,9 +42,10 @@ from cli_helpers import (
 from common.cli.command import parse
 from common.cli.console import Console
 from common.device.compilation import without_alarms
-from common.runs.checkpoints import UNFINISHED
+from common.runs.checkpoint_files import UNFINISHED
 from common.runs.interruption import Interruption
 from common.runs.run import Run
+from common.runs.saver import Saver
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 TOTAL = 400 * STEPS
@@ -489,6 +490,31 @@ def test_a_run_whose_directory_is_deleted_stops(tmp_path, monkeypatch, capsys):
     assert in_process(*words) == 1
     assert "run was deleted or moved" in only_message(capsys.readouterr().err)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["before a save", "within a save"])
+def test_a_directory_that_is_deleted_and_made_again_by_a_save_is_a_run(within, tmp_path, monkeypatch, capsys):
+    """Between the look at it and the save: what is saved is not lost, and the same command goes on."""
+    save = Saver.save
+
+    def deleting(saver, step, state):
+        if step == 2 * STEPS:
+            if not within:
+                saver.wait()
+            (tmp_path / "run").rename(tmp_path / "elsewhere")
+        save(saver, step, state)
+
+    monkeypatch.setattr(Saver, "save", deleting)
+    words = [*SMALL, "--total-timesteps", 4 * STEPS, "--checkpoint-interval", STEPS, "--quiet"]
+    assert in_process(*words, "--run-dir", tmp_path / "run") == 1
+    message = capsys.readouterr().err
+    assert "run was deleted or moved" in message
+    assert not (tmp_path / "run" / "result.json").exists()
+    if not within:
+        assert checkpoint_steps(tmp_path / "run") == [2 * STEPS]
+    monkeypatch.setattr(Saver, "save", save)
+    assert in_process(*words, "--run-dir", tmp_path / "run", "--resume-or-start") == 0
+    assert read_result(tmp_path / "run")["env_steps"] == 4 * STEPS
 
 
 def test_a_torn_line_of_metrics_is_dropped(saved, tmp_path):

@@ -364,6 +364,29 @@ def gif(tmp_path, monkeypatch, capsys):
     assert "no paint left" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("shared_programs")
+@pytest.mark.parametrize(
+    "broken",
+    ["endings.draw_curve", "training.rate_members", "runs.reports.footer", "runs.companion.Nobody.remarks", ""],
+)
+def test_what_is_drawn_or_told_at_the_end_warns_where_it_fails(broken, tmp_path, monkeypatch, capsys):
+    """Without a name it is the writer of TensorBoard's files that fails when it is closed."""
+
+    def fail(*_):
+        raise RuntimeError("no paint left")
+
+    recorder = Recorder()
+    recorder.close = fail
+    monkeypatch.setitem(sys.modules, "tensorboardX", recorder)
+    if broken:
+        monkeypatch.setattr(f"common.{broken}", fail)
+    result = start(tmp_path, tensorboard=not broken, total_timesteps=UPDATE)
+    stored = json.loads((tmp_path / "result.json").read_text())
+    assert (result.status, stored["status"], stored["state_sha256"]) == ("finished", "finished", result.state_sha256)
+    assert (tmp_path / "DONE").exists()
+    assert capsys.readouterr().err.count("no paint left") == 1
+
+
 def tensorboard(tmp_path, monkeypatch, **_):
     recorder = Recorder()
     monkeypatch.setitem(sys.modules, "tensorboardX", recorder)

@@ -29,6 +29,8 @@ from common.drawing.groups import Selection, load
 from common.drawing.population import descent
 from common.population.evolution import evolution
 from common.population.exchange import exchange, objective_of
+from common.runs.damage import EXCHANGES
+from common.runs.lineage import Lineage
 
 SIZE = 10
 RULES = Rules(0.3, WINDOW, 0.1, 1e-6, 0.15, (1.1, 1.5), (1.01, 1.2), 0.01, ("gamma", "adam_b2"), ("tau",))
@@ -385,6 +387,17 @@ def test_damaged_exchanges_are_told_when_a_run_is_resumed(finished, tmp_path):
     check_words(refusal(ppo.train, ppo.Args, words), "population.jsonl is damaged in line 2: delete that line")
     path.write_text("".join([*lines[:-1], lines[-1][:30]]))
     assert ppo.train(ppo.Args.from_run(path.parent)).status == "finished"
+
+
+def test_a_resume_replaces_the_file_of_exchanges_in_one_step(tmp_path):
+    """Whoever has the file open, or is left with it by a kill, has it whole: the new one is another file."""
+    lines = [json.dumps({"env_steps": step}) + "\n" for step in (32, 64, 96)]
+    (tmp_path / EXCHANGES).write_text("".join(lines))
+    (tmp_path / "before").hardlink_to(tmp_path / EXCHANGES)
+    Lineage(tmp_path, resume_at=64)
+    assert (tmp_path / EXCHANGES).read_text() == "".join(lines[:2])
+    assert (tmp_path / "before").read_text() == "".join(lines)
+    assert {path.name for path in tmp_path.iterdir()} == {EXCHANGES, "before"}
 
 
 def test_nothing_happens_before_the_start(tmp_path):

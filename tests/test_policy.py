@@ -27,6 +27,7 @@ from common.envs.registry import make_host
 from common.envs.spaces import Box, Discrete, MultiDiscrete, map_leaves, zeros
 from common.envs.spec import EnvSpec
 from common.policy import load_policy
+from common.runs import checkpoint_files
 
 
 @pytest.fixture
@@ -245,6 +246,25 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(run_copy):
     shutil.rmtree(run_copy / "checkpoints" / "256" / "state")
     with pytest.warns(UserWarning, match="checkpoint 256 is damaged"):
         assert load_policy(run_copy).step == 128
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_damaged(run_copy, monkeypatch, recwarn):
+    """A run that goes on deletes it, and saves another one."""
+    folder, read = run_copy / "checkpoints", checkpoint_files._read
+
+    def deleting(path, *more):
+        if path.name == "256":
+            path.rename(folder / "384")
+        return read(path, *more)
+
+    shutil.rmtree(folder / "128")
+    monkeypatch.setattr(checkpoint_files, "_read", deleting)
+    with pytest.raises(UsageError, match="checkpoint 256 .* is gone"):
+        load_policy(run_copy, step=256)
+    for step in ("latest", "best"):
+        (folder / "384").rename(folder / "256")
+        assert load_policy(run_copy, step).step == 384
+    assert not [warning for warning in recwarn if issubclass(warning.category, UserWarning)]
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,21 @@ def test_the_best_member_is_loaded_and_quoted_by_other_episodes(finished):
         assert load_policy(folder, member=member).seed == load_policy(folder, seed=3 + member).seed == 3 + member
 
 
+def test_without_an_evaluation_of_its_step_a_best_member_is_named_with_a_warning(finished, tmp_path):
+    result, folder = finished
+    best, step = int(np.argmax(result.evaluation["eval/return_mean"])), result.env_steps
+    saved = shutil.copytree(folder, tmp_path / "run") / "checkpoints"
+    shutil.copytree(saved / str(step), saved / str(step + 64))
+    shutil.rmtree(saved / str(step + 64) / "metrics")
+    with pytest.warns(UserWarning, match=f"member {best}, the best one at step {step}"):
+        assert load_policy(tmp_path / "run").member == best
+    assert load_policy(tmp_path / "run", step).member == best
+    for path in saved.glob("*/metrics"):
+        shutil.rmtree(path)
+    with pytest.warns(UserWarning, match="member 0"):
+        assert load_policy(tmp_path / "run").member == 0
+
+
 @pytest.mark.parametrize(
     ("choice", "wanted"),
     [

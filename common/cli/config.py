@@ -9,12 +9,18 @@ from typing import Any
 from common.cli.errors import UsageError
 from common.cli.files import read_text
 
-NAME, DONE = "config.json", "DONE"
+NAME, DONE, KIT = "config.json", "DONE", "pmaprl"
 
 
 def is_run(run_dir: str | Path) -> bool:
     """Whether a run has begun in `run_dir`."""
     return os.path.exists(Path(run_dir) / NAME)
+
+
+def is_of_kit(run_dir: str | Path) -> bool:
+    """Whether a run of this kit has written the `config.json` there. Raises UsageError where that is of no run."""
+    versions = read_config(run_dir).get("versions")
+    return isinstance(versions, dict) and KIT in versions
 
 
 def has_finished(run_dir: str | Path, flags: dict[str, Any], defaults: dict[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 import errno
 import math
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -63,12 +64,26 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Raises UsageError where it cannot be written.
     """
-    target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    with writing(path), in_one_step(Path(os.path.realpath(path))) as temporary:
+        yield temporary
+
+
+@contextmanager
+def in_one_step(path: Path) -> Iterator[Path]:
+    """As `replacing`, for files of a run: a reader or a crash never sees half of one.
+
+    The file is a new one each time, so that nothing is written through a link. Raises OSError.
+    """
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
-        with writing(path):
-            yield temporary
-            temporary.replace(target)
+        temporary.unlink(missing_ok=True)
+        yield temporary
+        temporary.replace(path)
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def final_name(name: str) -> str:
+    """The name that a file of this `name` gets once it is written; the same where it is no temporary one."""
+    return re.sub(r"^\.(.+)\.\d+(\.\w+|)$", r"\1\2", name)

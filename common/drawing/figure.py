@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from common.cli.files import replacing
 from common.drawing.curves import between
 from common.drawing.groups import EVALUATION, RECENT, TRAINING
 from common.drawing.statistics import Interval
@@ -60,7 +61,8 @@ def draw_curve(run_dir: Path, title: str) -> Path:
         title += f", {len(lines[0].seeds)} seeds and their mean"
     figure = draw([Panel(title, lines)], "env_steps", "episode return")
     path = run_dir / "curve.png"
-    figure.savefig(path)
+    with replacing(path) as temporary:
+        figure.savefig(temporary)
     return path
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from common.cli.files import replacing
 from common.drawing.curves import between
 from common.drawing.figure import AXES, COLORS
 from common.drawing.groups import EVALUATION, TRAINING
@@ -45,7 +46,8 @@ def draw_population(run_dir: Path, title: str, values: dict[str, list[float]]) -
         for axes in others[len(values) :]:
             axes.set_axis_off()
         figure.suptitle(title)
-        figure.savefig(path)
+        with replacing(path) as temporary:
+            figure.savefig(temporary)
     return path
 
 

@@ -24,13 +24,9 @@ def rate_members(run: Any, env: Env, agent: Agent, learners: Any, status: str) -
     if getattr(run.args, "matchmaking", "none") == "none" or status != "finished":
         return ""
     kind, how = (tournament, "all against all") if env.is_game else (teams, "all with all")
-    try:
-        with run.console.task(f"playing {how}"):
-            table = kind.play_all(env, agent, learners, games_of_two(run.args))
-        write(run.dir / kind.FILE, table.record, run.steps)
-    except Exception as error:  # all is saved by now: what is said of it does not make the run a failure
-        run.console.warn(f"{kind.FILE} could not be made: {error}")
-        return ""
+    with run.console.task(f"playing {how}"):
+        table = kind.play_all(env, agent, learners, games_of_two(run.args))
+    write(run.dir / kind.FILE, table.record, run.steps)
     return table.words
 
 

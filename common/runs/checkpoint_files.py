@@ -5,6 +5,7 @@ import functools
 import json
 import logging
 import math
+import re
 import shutil
 import sys
 import traceback
@@ -15,13 +16,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from common.cli.errors import TrainingError
-from common.cli.files import check_file, read_text
+from common.cli.errors import TrainingError, UsageError
+from common.cli.files import check_file, in_one_step, read_text
 from common.device import agreement, cluster
 from common.device.sharding import over_processes
 from common.runs.arrays import COUNTERS, ROWS, Arrays, first_part, sha256
 from common.runs.own_rows import SIZE, check_blocks, read_own_rows
 
+DELETED = ".deleted"  # what the name of a checkpoint ends with while it is being deleted
+DAMAGED = ".damaged"  # once it was found not to load: it does not count any more
+UNFINISHED = ".orbax-checkpoint-tmp"  # the same while it is being written, as orbax has it
+ENDINGS = DELETED, DAMAGED, UNFINISHED
 CHECKSUM = "sha256"  # `sha256/learner` is that of all arrays `learner/...`, stored beside them; see `own_rows`
 METRICS = "metrics/metrics"  # in the folder of a checkpoint, as orbax has it
 SMALL = {COUNTERS: 32, CHECKSUM: SIZE * 2**14}  # numbers at most, in an array beside those of the state
@@ -38,6 +43,21 @@ class Damaged(Exception):
         super().__init__(f"checkpoint {step} is damaged and was skipped ({_reason(error)})")
 
 
+class Gone(UsageError):
+    """A checkpoint was deleted while it was read, as a run that goes on does."""
+
+
+def step_of(name: str) -> int | None:
+    """The step of the checkpoint whose folder has this `name`; None where one is unfinished or does not count."""
+    return int(name) if re.fullmatch("0|[1-9][0-9]*", name) else None
+
+
+def saved_steps(directory: Path) -> list[int]:
+    """The steps that have a folder in a `checkpoints/` folder, oldest first; a damaged one is included."""
+    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+    return sorted(step for step in map(step_of, names) if step is not None)
+
+
 def make_writer(directory: Path) -> Any:
     """Orbax's writer for the checkpoints in a folder.
 
@@ -46,6 +66,9 @@ def make_writer(directory: Path) -> Any:
     from orbax.checkpoint import v1 as ocp
 
     _hide_noise()
+    left = [path for ending in (DELETED, UNFINISHED) for path in directory.glob(f"*{ending}*")]  # by a crash
+    for path in left if cluster.is_first() else []:
+        shutil.rmtree(path, ignore_errors=True)
     for path in list(directory.glob(f"*/{METRICS}")):  # orbax would refuse the whole folder for one of them
         if cluster.is_first() and stored_returns(path.parents[1]) is None:
             shutil.rmtree(path.parent)
@@ -57,6 +80,17 @@ def make_writer(directory: Path) -> Any:
         preservation_policy=ocp.training.preservation_policies.PreserveAll(),
         cleanup_tmp_directories=True,
     )
+
+
+def rename_damaged(path: Path, damaged: Damaged) -> str:
+    """Give the checkpoint at `path` another name. Returns what there is to say of that."""
+    aside = path.with_suffix(DAMAGED)
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        path.rename(aside)
+    except OSError as error:
+        return f"{damaged}; it could not be renamed ({error.strerror})"
+    return f"{damaged}; it is {aside.name} now"
 
 
 def to_save(arrays: Arrays) -> dict[str, Any]:
@@ -101,8 +135,8 @@ def write_returns(path: Path, **returns: list[float]) -> None:
     file = path / METRICS
     try:
         file.parent.mkdir(exist_ok=True)
-        file.with_suffix(".part").write_text(json.dumps(returns))
-        file.with_suffix(".part").rename(file)
+        with in_one_step(file) as temporary:
+            temporary.write_text(json.dumps(returns))
     except OSError as error:
         raise TrainingError(f"the evaluation of checkpoint {path.name} could not be saved ({error})") from error
 

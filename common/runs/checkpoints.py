@@ -15,28 +15,26 @@ import numpy as np
 from common.cli.errors import TrainingError, UsageError
 from common.device import agreement, cluster
 from common.runs.arrays import COUNTERS, Arrays, Mismatch, check_match, flatten, select, unflatten, whole, without
-from common.runs.checkpoint_files import Damaged, make_writer, read_together, stored_returns, to_save, write_returns
+from common.runs.checkpoint_files import (
+    DELETED,
+    UNFINISHED,
+    Damaged,
+    Gone,
+    make_writer,
+    read_together,
+    rename_damaged,
+    saved_steps,
+    stored_returns,
+    to_save,
+    write_returns,
+)
 from common.runs.overall import Overall, best_step, of_seeds
 
 FOLDER = "checkpoints"  # in the directory of a run
 CONFIRMED = "confirmed"  # the name of the evaluation in episodes by which a checkpoint was not chosen
-DELETED = ".deleted"  # what the name of a checkpoint ends with while it is being deleted
-DAMAGED = ".damaged"  # once it was found not to load: it does not count any more
-UNFINISHED = ".orbax-checkpoint-tmp"  # the same while it is being written, as orbax has it
-ATTEMPTS = 10  # to delete such a one
+ATTEMPTS = 10  # to delete what a save has left, or to read one while a run deletes them
 PATIENCE = 10  # seconds for a save that other processes may not go on with
 KNOWN_FAILURES = "No space left on device|File too large|Disk quota exceeded|Read-only file system|Permission denied"
-
-
-def step_of(name: str) -> int | None:
-    """The step of the checkpoint whose folder has this `name`; None where one is unfinished or does not count."""
-    return int(name) if re.fullmatch("0|[1-9][0-9]*", name) else None
-
-
-def saved_steps(directory: Path) -> list[int]:
-    """The steps that have a folder in a `checkpoints/` folder, oldest first; a damaged one is included."""
-    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
-    return sorted(step for step in map(step_of, names) if step is not None)
 
 
 class Checkpoints:
@@ -59,7 +57,7 @@ class Checkpoints:
             raise UsageError(f"there are no checkpoints: {directory} does not exist")
         self.directory = directory
         self._keep, self._keep_best, self._overall = keep, keep_best, overall
-        self._writer = None if read_only else self._open()
+        self._writer = None if read_only else make_writer(directory)
         self._saving: tuple[int, Any] | None = None  # the step whose save is under way, and orbax's handle of it
 
     def steps(self) -> list[int]:
@@ -109,19 +107,9 @@ class Checkpoints:
 
     def set_aside(self, damaged: Damaged) -> str:
         """Take a checkpoint out of all that follows: it gets another name. Returns what there is to say of that."""
-        words = cluster.on_first(self._rename, damaged)
+        words = cluster.on_first(rename_damaged, self.path(damaged.step), damaged)
         self._writer.reload()
         return words
-
-    def _rename(self, damaged: Damaged) -> str:
-        path = self.path(damaged.step)
-        aside = path.with_suffix(DAMAGED)
-        shutil.rmtree(aside, ignore_errors=True)
-        try:
-            path.rename(aside)
-        except OSError as error:
-            return f"{damaged}; it could not be renamed ({error.strerror})"
-        return f"{damaged}; it is {aside.name} now"
 
     def save(self, step: int, arrays: Arrays, returns: list[float] | None) -> None:
         """Start saving, with the evaluation of each seed if there is one; waits for the previous save.
@@ -178,20 +166,25 @@ class Checkpoints:
         """The newest checkpoint that loads, as (step, arrays, those that do not); or that of `step`.
 
         With a `part`, only that is read; with `groups`, the arrays `learner/<group>/...` of it are all that counts. All
-        that begin as one of `dispensable` may be missing. Raises UsageError where none loads, Mismatch where that is
-        because names, shapes or types differ from those of `like`.
+        that begin as one of `dispensable` may be missing. Raises UsageError where none loads, Gone where the one of
+        `step` was deleted, Mismatch where that is because names, shapes or types differ from those of `like`.
         """
-        damaged = []
-        for candidate in reversed(cluster.on_first(self.steps)) if step is None else [step]:
-            path = self.path(candidate)
+        damaged, tried = [], set()
+        while left := [x for x in (cluster.on_first(self.steps) if step is None else [step]) if x not in tried]:
+            candidate = left[-1]
+            tried.add(candidate)
             try:
                 return candidate, self._load(candidate, like, part, groups, dispensable), damaged
             except Damaged as error:
-                if step is not None or cluster.on_first(path.exists):  # else the run that goes on has deleted it
+                if cluster.on_first(self.path(candidate).exists):  # else the run that goes on has deleted it
                     damaged.append(error)
+            if len(tried) - len(damaged) == ATTEMPTS:
+                raise Gone(f"checkpoints in {self.directory} are deleted before they can be read: try it again")
         for one in damaged:
             if isinstance(one.error, Mismatch):
                 raise one.error
+        if not damaged and step is not None:
+            raise Gone(f"checkpoint {step} in {self.directory} is gone: the run that goes on has deleted it")
         if not damaged:
             raise UsageError(f"there are no checkpoints in {self.directory}")
         others = ", ".join(str(other) for other in self.steps() if other != step)
@@ -223,13 +216,6 @@ class Checkpoints:
             check_match(there, without(all_rows, missing), str(self.path(step)))
 
         return wanted(read_together(self.path(step), part, check), like)
-
-    def _open(self) -> Any:
-        """A writer for the folder, once what a crash may have left there is gone."""
-        left = [path for ending in (DELETED, UNFINISHED) for path in self.directory.glob(f"*{ending}*")]
-        for path in left if cluster.is_first() else []:
-            shutil.rmtree(path, ignore_errors=True)
-        return make_writer(self.directory)
 
     def _store(self, step: int, evaluations: dict[str, list[float]]) -> bool:
         if there := step in self.steps():

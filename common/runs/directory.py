@@ -3,9 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import os
-import re
-import shutil
 import subprocess
 import sys
 import time
@@ -18,14 +15,14 @@ from typing import Any
 import jax
 
 from common.cli.absent_flags import instead_of
-from common.cli.config import defaults_of, is_run, read_config
+from common.cli.config import KIT, NAME, defaults_of, is_of_kit, is_run, read_config
 from common.cli.env_names import OWN, is_custom, split_name
 from common.cli.errors import UsageError
-from common.cli.files import writing
+from common.cli.files import final_name, in_one_step, writing
 from common.cli.flags import ONE_TIME
 from common.device import cluster
 from common.runs import lock
-from common.runs.contents import KINDS, check_contents
+from common.runs.contents import KINDS, check_contents, delete_run
 from common.runs.damage import check_exchanges, check_members
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +59,7 @@ def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) ->
 def versions() -> dict[str, str]:
     """Versions of Python, of the libraries that decide the numbers, and of the kit."""
     names = ("jax", "jaxlib", "flax", "optax", "gymnax", "orbax-checkpoint")
-    return {"pmaprl": VERSION, "python": sys.version.split()[0]} | {name: metadata.version(name) for name in names}
+    return {KIT: VERSION, "python": sys.version.split()[0]} | {name: metadata.version(name) for name in names}
 
 
 def suite_version(env: str) -> dict[str, str]:
@@ -116,26 +113,34 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
     return path, _compare(args, stored, config, path)
 
 
-def claim_directory(path: Path, config: dict[str, Any], overwrite: bool) -> None:
-    """Make `path` this run's, with a current `config.json` and without `DONE`: emptied with `overwrite`, and of what a
-    run has left that came to nothing.
+def claim_directory(path: Path, config: dict[str, Any], overwrite: bool) -> str:
+    """Make `path` this run's, with a current `config.json` and without `DONE`.
+
+    What a run before has left goes with `overwrite`, or where it came to nothing. Returns what there is to say of that.
     """
     with writing(f"run directory {path}"):
-        if overwrite or _is_untrained(path):
-            _empty(path)
+        said = delete_run(path) if overwrite and is_run(path) or _is_untrained(path) else ""
         path.mkdir(parents=True, exist_ok=True)
         (path / "DONE").unlink(missing_ok=True)
-        write_json(path / "config.json", config)
+        write_json(path / NAME, config)
+    return said
+
+
+def restore(path: Path, config: dict[str, Any]) -> str:
+    """Make a directory that was deleted, and that a save under way has made again, a run's again.
+
+    Returns what there is to say of that; "" where it is not there, or another run's.
+    """
+    if not path.exists() or lock.is_locked(path) or is_run(path):
+        return ""
+    write_json(path / NAME, config)
+    return f"{path} has come back by a save that was under way: --resume {path} goes on with what is in it"
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace `path` in one step, so that a reader or a crash never sees half of it."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
+    """Replace `path` in one step."""
+    with in_one_step(path) as temporary:
         temporary.write_text(json.dumps(value, indent=2) + "\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _check_name(given: str, path: Path) -> None:
@@ -149,11 +154,15 @@ def _check_name(given: str, path: Path) -> None:
 
 
 def _check_unoccupied(path: Path, overwrite: bool) -> None:
-    occupied = any(_content(path)) and not _is_untrained(path)
-    if occupied and not is_run(path):
+    if not _content(path) or _is_untrained(path):
+        return
+    if not is_run(path):
         raise UsageError(f"{path} exists already and is no run directory, for it has no config.json: name another one")
-    if occupied and not overwrite:
+    if not overwrite:
         raise UsageError(f"{path} exists already: continue it with --resume {path}, or replace it with --overwrite")
+    if not is_of_kit(path):
+        raise UsageError(f"{path} has a config.json that no run of {KIT} has written: name another one to --overwrite")
+    check_contents(path)
 
 
 def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Path) -> list[str]:
@@ -198,26 +207,17 @@ def differences(then: dict[str, Any], now: dict[str, Any], names: Iterable[str])
 def _is_untrained(path: Path) -> bool:
     """Whether a run has begun in `path`, and nothing else is there, and ended before it had trained anything."""
     checkpoints, metrics = path / "checkpoints", path / "metrics.jsonl"
-    if not is_run(path) or any(inside.name not in KINDS for inside in _content(path)):
+    if not is_run(path) or not is_of_kit(path) or any(name not in KINDS for name in _content(path)):
         return False
     check_contents(path)
-    read_config(path)
     trained = checkpoints.exists() and any(checkpoints.iterdir()) or metrics.exists() and metrics.stat().st_size
     return not trained
 
 
-def _empty(path: Path) -> None:
-    for inside in _content(path):
-        if inside.is_dir() and not inside.is_symlink():
-            shutil.rmtree(inside)
-        else:
-            inside.unlink()
-
-
-def _content(path: Path) -> list[Path]:
+def _content(path: Path) -> list[str]:
     """What is in a run directory beside its lock, and what a process that was killed while it began has left."""
-    ours = re.compile(rf"{re.escape(lock.NAME)}|config\.json\.\d+")
-    return [inside for inside in path.iterdir() if not ours.fullmatch(inside.name)] if path.exists() else []
+    names = [inside.name for inside in path.iterdir()] if path.exists() else []
+    return [name for name in names if name != lock.NAME and (name == NAME or final_name(name) != NAME)]
 
 
 def _name(seed: int, config: dict[str, Any]) -> str:

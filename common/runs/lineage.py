@@ -8,7 +8,7 @@ import numpy as np
 
 from common.device.episodes import WINDOW
 from common.runs.damage import EXCHANGES
-from common.runs.metrics import jsonable, read
+from common.runs.metrics import jsonable, read, rewrite
 
 RETURN = f"episode/return_last{WINDOW}"
 BEFORE, AFTER = "pbt/before/", "hyper/"
@@ -21,8 +21,7 @@ class Lineage:
         """Rows after step `resume_at` are dropped first: they are of a future that a resumed run has not had yet."""
         self._remarked = False
         self._path = run_dir / EXCHANGES
-        kept = [row for row in read(self._path) if row["env_steps"] <= resume_at]
-        self._path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        rewrite(self._path, (row for row in read(self._path) if row["env_steps"] <= resume_at))
 
     def remark(self, step: int, metrics: dict[str, np.ndarray]) -> str:
         """What to say where episodes have ended and nobody can take over anybody all the same; once."""

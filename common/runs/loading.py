@@ -14,8 +14,8 @@ from common.device import agreement, cluster
 from common.device.schedules import SCHEDULED, hyper_now
 from common.device.sharding import check_learners, to_devices, to_host
 from common.runs.arrays import Arrays, Mismatch, counters_of, flatten, select, unflatten, without
-from common.runs.checkpoint_files import Damaged
-from common.runs.checkpoints import FOLDER, Checkpoints, saved_steps
+from common.runs.checkpoint_files import Damaged, saved_steps
+from common.runs.checkpoints import FOLDER, Checkpoints
 from common.runs.mismatch import explain
 from common.runs.overall import overall_of
 from common.runs.reports import Score, stored_evaluation

@@ -56,6 +56,11 @@ def is_ours(run_dir: Path) -> bool:
         return False
 
 
+def is_locked(run_dir: Path) -> bool:
+    """Whether some process has locked `run_dir`, or was killed while it had."""
+    return (run_dir / NAME).exists()
+
+
 def check_free(run_dir: Path) -> None:
     """Raise UsageError where another process is in `run_dir`."""
     with suppress(FileNotFoundError):
@@ -71,8 +76,11 @@ def _acquire(run_dir: Path) -> TextIO:
     while True:
         file = _lock(run_dir, os.O_RDWR | os.O_CREAT)
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), os.stat(run_dir / NAME)):
-                return file
+            mine = os.fstat(file.fileno())
+            if os.path.samestat(mine, os.stat(run_dir / NAME)):
+                if mine.st_nlink == 1:
+                    return file
+                (run_dir / NAME).unlink()  # the file has other names, under which nobody wants to read of a process
         file.close()  # the one that held it has deleted it in between
 
 

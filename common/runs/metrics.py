@@ -3,7 +3,8 @@
 import json
 import math
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from common.cli.errors import UsageError
-from common.cli.files import check_file
+from common.cli.files import check_file, in_one_step
 
 Row = dict[str, Any]
 LONGEST = 2**24  # characters of a row; those of ten thousand seeds have 2**22
@@ -23,10 +24,7 @@ class Metrics:
     def __init__(self, directory: Path, args: Any, config: Row, resume_at: int = 0):
         """Open `metrics.jsonl` in `directory`; when resuming, rows after step `resume_at` are dropped first."""
         path = directory / "metrics.jsonl"
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("w") as kept:
-            kept.writelines(json.dumps(row) + "\n" for row in read(path) if row["env_steps"] <= resume_at)
-        temporary.replace(path)
+        rewrite(path, (row for row in read(path) if row["env_steps"] <= resume_at))
         self._file, self._agent = path.open("a"), "member" if args.is_population else "seed"
         self._tensorboard = (
             _import("tensorboardX", "tensorboard").SummaryWriter(str(directory)) if args.tensorboard else None
@@ -56,11 +54,12 @@ class Metrics:
             self._wandb.log(scalars, step=self._newest)  # it drops rows that come late, as background evaluations do
 
     def close(self) -> None:
-        self._file.close()
-        if self._tensorboard:
-            self._tensorboard.close()
-        if self._wandb:
-            self._wandb.finish()
+        with ExitStack() as writers:  # all are closed, whichever fails
+            writers.callback(self._file.close)
+            if self._tensorboard:
+                writers.callback(self._tensorboard.close)
+            if self._wandb:
+                writers.callback(self._wandb.finish)
 
 
 def check_extras(tensorboard: bool, wandb: bool) -> None:
@@ -69,6 +68,12 @@ def check_extras(tensorboard: bool, wandb: bool) -> None:
         _import("tensorboardX", "tensorboard")
     if wandb:
         _import("wandb", "wandb")
+
+
+def rewrite(path: Path, rows: Iterable[Row]) -> None:
+    """Replace a metrics file in one step; `rows` may come from that very file."""
+    with in_one_step(path) as temporary, temporary.open("w") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def read(path: Path) -> Iterator[Row]:
@@ -121,7 +126,8 @@ def _wandb_id(directory: Path) -> str:
     """Weights & Biases' name for this run, kept in its directory so that a resumed run goes on in the same charts."""
     path = directory / "wandb_id"
     if not path.exists():
-        path.write_text(secrets.token_hex(4))
+        with in_one_step(path) as temporary:
+            temporary.write_text(secrets.token_hex(4))
     return path.read_text()
 
 

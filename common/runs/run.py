@@ -6,8 +6,9 @@ is read only after the next chunk has been dispatched, except where an evaluatio
 
 import json
 import math
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,15 +25,16 @@ from common.runs import reports
 from common.runs.clock import Clock
 from common.runs.companion import Companion, Nobody
 from common.runs.confirmation import confirm_best
-from common.runs.directory import agree_on_directory, claim_directory, describe_run
+from common.runs.directory import agree_on_directory, claim_directory, describe_run, restore
 from common.runs.evaluation import DeviceEvaluation, Evaluation, Evaluations
 from common.runs.interruption import Interruption
 from common.runs.intervals import Intervals
-from common.runs.loading import load, place, with_learner
+from common.runs.loading import load, place
+from common.runs.lock import is_ours
 from common.runs.metrics import check_extras
 from common.runs.ranking import summary
 from common.runs.recorder import Callback, Chunk, Recorder, Report
-from common.runs.reports import Score, TrainResult
+from common.runs.reports import TrainResult
 from common.runs.saver import Saver
 from common.runs.storage import check_shared
 
@@ -80,10 +82,13 @@ class Run:
         if error is not None and not cluster.has_lost(error):
             with suppress(Exception):  # let the save under way finish; `error` is what gets reported
                 self._saver.let_finish()
-        with suppress(Exception) if error is not None else nullcontext():
+        with suppress(Exception):
             if self.dir and isinstance(error, Exception):
-                reports.write_result(self.dir, self._outcome("failed"), reason=f"{type(error).__name__}: {error}")
-            self._recorder.close()
+                if is_ours(self.dir):
+                    reports.write_result(self.dir, self._outcome("failed"), reason=f"{type(error).__name__}: {error}")
+                elif said := restore(self.dir, self.config):
+                    self.console.warn(said)
+        self.console.attempt("log", self._recorder.close)
 
     def start(self, programs: Any, example: Any, evaluation: Evaluation | None = None) -> tuple[Any, Any]:
         """Make or load the state; returns it with the compiled update (or None, None where nothing is left to do).
@@ -99,7 +104,7 @@ class Run:
         cluster.check_equal("the newest checkpoint", str(start.step))
         self.first_step, self.steps, self.counters = start.step, start.step, start.counters
         if self.dir and self.steps < self.total:  # else nothing is trained, and the flags stay as they are
-            claim_directory(self.dir, self.config, args.overwrite)
+            self.console.say(claim_directory(self.dir, self.config, args.overwrite))
         self._saver = Saver(self.path, args, start, lambda: self.companion.counters(), self.console.warn)
         showing = self._clock, self.console, self._saver.last_good
         self._recorder = Recorder(self.dir, args, self.config, start.step, *showing, self._callback)
@@ -184,10 +189,10 @@ class Run:
         except TrainingError as error:
             self.console.warn(str(error))
 
-    def finish(self, state: Any, at_end: Iterable[Callable[[Any, str], str]]) -> TrainResult:
+    def finish(self, state: Any, at_end: dict[str, Callable[[Any, str], str]]) -> TrainResult:
         """Write what remains, say where everything is. Raises KeyboardInterrupt or SystemExit(143) after a signal.
 
-        Each of `at_end` gets the learners on the host, [S, ...], and the run's status, and returns a line to print.
+        Each of `at_end` gets the learners on the host, [S, ...], and the run's status, and returns a line; it may fail.
         """
         if state is not None:
             self._settle(state, evaluate=not self._interruption.received(), save=True)
@@ -195,12 +200,14 @@ class Run:
             # Once all is saved, since an environment on the host may fail
             self._evaluations.finish(self.steps, state, self._no_more_evaluations, self.console.task)
         self._clock.end()
-        confirmed = self._confirm_best(state) if state is not None and not self._no_more_evaluations() else []
+        confirmed = []
+        if state is not None and not self._no_more_evaluations():
+            how = partial(self._saver.with_learner_of, state, self._where), self._no_more_evaluations, self.console.warn
+            confirmed = confirm_best(self._saver, self._evaluations, *how)
         interrupted = self._interruption.received()
         host = self._saver.newest(state)
         with self._clock.timed("checkpoint"):
             self._saver.close()
-        self._saver.check_directory()
         ending = "finished" if self.steps >= self.total or self._evaluations.goal_reached else "stopped"
         status, sha256 = "interrupted" if interrupted else ending, self._saver.sha256(host)
         outcome = self._outcome(status, sha256, confirmed)
@@ -211,8 +218,10 @@ class Run:
                 reports.write_result(self.dir, outcome)
             if status == "finished":
                 (self.dir / "DONE").touch()
-            lines = [draw(host.learner, status) for draw in at_end] + self.companion.remarks()
-            self.console.say(reports.footer(self.args, self.config, self.dir, self.total, outcome, lines))
+            lines = [self.console.attempt(name, draw, host.learner, status) for name, draw in at_end.items()]
+            lines += self.console.attempt("remarks", self.companion.remarks) or []
+            about = self.args, self.config, self.dir, self.total, outcome
+            self.console.say(self.console.attempt("summary", reports.footer, *about, lines) or "")
         self._interruption.go_on()
         return TrainResult(host.learner.params, outcome.newest.evaluation, self.steps, self.path, sha256, status)
 
@@ -223,14 +232,6 @@ class Run:
             reports.write_result(self.dir, outcome)
             self.console.say(reports.footer(self.args, self.config, self.dir, self.total, outcome, []))
         self._recorder.close()
-
-    def _confirm_best(self, state: Any) -> list[Score]:
-        like = self._saver.newest(state).learner
-
-        def state_of(step):
-            return with_learner(state, self._saver.load_learner(step, like), *self._where)
-
-        return confirm_best(self._saver, self._evaluations, state_of, self._no_more_evaluations, self.console.warn)
 
     def _no_more_evaluations(self) -> bool:
         return bool(self.args.benchmark or self._interruption.received())

@@ -1,8 +1,8 @@
 """What a run saves of its state, and what it knows of its checkpoints."""
 
 import hashlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from common.device.evaluation import Evaluated
 from common.device.sharding import to_host
 from common.runs.arrays import counter_arrays, flatten, sha256, without
 from common.runs.checkpoints import FOLDER, Checkpoints
-from common.runs.loading import Start
+from common.runs.loading import Start, with_learner
 from common.runs.lock import is_ours
 from common.runs.overall import best_step, overall_of
 from common.runs.reports import has_ended_at
@@ -82,12 +82,10 @@ class Saver:
         """Store a second evaluation of a checkpoint, by which it was not chosen."""
         self._checkpoints.confirm(step, returns)
 
-    def load_learner(self, step: int, like: Any) -> Any:
-        """The learner of a checkpoint on the host, with the structure of `like`.
-
-        Raises UsageError where it is damaged.
-        """
-        return self._checkpoints.load_learner(like, step)[1]
+    def with_learner_of(self, state: Any, where: tuple[Any, list[Any], str], step: int) -> Any:
+        """`state` with the learner of a checkpoint, placed as `with_learner` wants it. Raises UsageError as `load`."""
+        _, learner, _ = self._checkpoints.load_learner(self.newest(state).learner, step)
+        return with_learner(state, learner, *where)
 
     def wants(self, step: int) -> bool:
         """Whether --keep-best wants the state of this step, which is the present one, saved."""
@@ -144,7 +142,8 @@ class Saver:
     def wait(self) -> None:
         """Until everything is on disk. Raises TrainingError where that fails."""
         if self._checkpoints:
-            self._checkpoints.wait()
+            with self._saying_where_it_is_gone():
+                self._checkpoints.wait()
 
     def let_finish(self) -> None:
         """For a process that fails: let the save under way come to its end, whatever the others do."""
@@ -152,9 +151,20 @@ class Saver:
             self._checkpoints.let_finish()
 
     def close(self) -> None:
+        """Wait, and raise TrainingError as that does, or where what was saved is in a directory that came back."""
+        self.wait()
         if self._checkpoints:
-            self._checkpoints.wait()
             self._checkpoints.close()
+        self.check_directory()
+
+    @contextmanager
+    def _saying_where_it_is_gone(self) -> Iterator[None]:
+        """A save that fails because the directory was deleted is told so."""
+        try:
+            yield
+        except TrainingError:
+            self.check_directory()
+            raise
 
     def _write(self, step: int, host: Any, counters: dict[str, int]) -> None:
         if step > max(self._saved):  # not the best one of the past
@@ -162,4 +172,5 @@ class Saver:
         self._saved.add(step)
         if self._checkpoints:
             arrays = without(flatten(host), self._unsaved)
-            self._checkpoints.save(step, arrays | counter_arrays(counters), self._returns.get(step))
+            with self._saying_where_it_is_gone():
+                self._checkpoints.save(step, arrays | counter_arrays(counters), self._returns.get(step))

@@ -7,7 +7,7 @@ import jax
 
 from common.cli.errors import UsageError
 from common.device import cluster
-from common.runs.lock import NAME
+from common.runs.lock import is_locked
 
 SECONDS_TO_APPEAR = 10  # of a file that another host has written
 
@@ -18,7 +18,7 @@ def check_shared(run_dir: Path | None) -> None:
         return
     cluster.largest(0)  # the first is there
     end = time.monotonic() + SECONDS_TO_APPEAR
-    while not (seen := (run_dir / NAME).exists()) and time.monotonic() < end:
+    while not (seen := is_locked(run_dir)) and time.monotonic() < end:
         time.sleep(0.1)
     if blind := cluster.largest(0 if seen else jax.process_index()):
         raise UsageError(f"process {blind} does not see {run_dir}: it has to be on storage that all processes share")

@@ -32,6 +32,19 @@ def set_up_cache(enabled: bool) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
+@contextmanager
+def without_alarms() -> Iterator[None]:
+    """Inside, XLA's C++ says nothing but what it dies of: its alarms about slow compiling help nobody who trains."""
+    set_level = getattr(jaxlib.utils, "absl_set_min_log_level", lambda level: None)  # not in early versions
+    set_level(FATAL)
+    try:
+        yield
+    finally:
+        before = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "")
+        set_level(int(before) if before.isdigit() else 1)
+
+
+@without_alarms()
 def compile_together(algorithm: Any, members: Any, state: Any, example: Any) -> Any:
     """The record `algorithm` with its programs compiled in parallel, from the shapes of its `state` and of what
     `update` takes beside it. An `evaluate` that is no program stays as it is, and so do all where there are several
@@ -54,24 +67,13 @@ def compile_together(algorithm: Any, members: Any, state: Any, example: Any) -> 
         return algorithm._replace(**{name: program.result() for name, program in compiled.items()})
 
 
+@without_alarms()
 def compile_by_call(update: Any, state: Any, example: Any) -> Any:
     """With several processes, compile an `update` that takes a number of updates by a call of none.
 
     Returns `state`, which is not changed.
     """
     return update(state, np.zeros_like(example))[0] if cluster.count() > 1 and _is_number(example) else state
-
-
-@contextmanager
-def without_alarms() -> Iterator[None]:
-    """Inside, XLA's C++ says nothing but what it dies of: its alarms about slow compiling help nobody who trains."""
-    set_level = getattr(jaxlib.utils, "absl_set_min_log_level", lambda level: None)  # not in early versions
-    set_level(FATAL)
-    try:
-        yield
-    finally:
-        before = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "")
-        set_level(int(before) if before.isdigit() else 1)
 
 
 def _is_number(example: Any) -> bool:

@@ -78,10 +78,7 @@ class Checkpoints:
         return {int(step): returns for step, returns in cluster.on_first(self.evaluations).items()}
 
     def quoted(self, step: int) -> list[float]:
-        """The mean greedy return of each seed: of episodes by which a checkpoint was not chosen, if it played any.
-
-        Empty where it was not evaluated.
-        """
+        """The mean greedy return of each seed, of the episodes by which it was not chosen if there are any; else []."""
         return stored_returns(self.path(step), CONFIRMED) or stored_returns(self.path(step)) or []
 
     def best(self) -> float:
@@ -91,10 +88,7 @@ class Checkpoints:
         return -np.inf if best is None else self._overall(evaluations[best])
 
     def damaged_best(self, sound: int, like: Arrays, dispensable: tuple[str, ...]) -> list[Damaged]:
-        """The checkpoints that do not load although their evaluations are better than those of all that do; see `load`.
-
-        That of step `sound` has loaded.
-        """
+        """The checkpoints that do not load although their evaluations are the best; that of step `sound` has loaded."""
         found, evaluations = [], self.agreed_evaluations()
         while (step := best_step(evaluations, overall=self._overall)) not in (None, sound):
             try:

@@ -18,7 +18,7 @@ from common.cli.checks import LARGEST
 from common.cli.console import Console
 from common.cli.errors import TrainingError
 from common.device import cluster
-from common.device.compilation import compile_by_call, compile_together, set_up_cache, without_alarms
+from common.device.compilation import compile_by_call, compile_together, set_up_cache
 from common.device.seeds import arrays_of
 from common.device.sharding import host_like
 from common.runs import reports
@@ -112,12 +112,8 @@ class Run:
         self._evaluations = Evaluations(start.newest, args, *parts, self._is_game)
         if (self.steps >= self._end or self._evaluations.goal_reached) and self._saver.is_judged(self.steps):
             return None, None
-        with (
-            self._clock.timed("compile"),
-            self.console.task("compiling"),
-            without_alarms(),
-            self._interruption.ending_at_once(self._leave_untrained, start.host),
-        ):
+        leaving = self._interruption.ending_at_once(self._leave_untrained, start.host)
+        with self._clock.timed("compile"), self.console.task("compiling"), leaving:
             programs = compile_together(programs, members, shapes, example)
             fresh = np.int32((members.seed.astype(np.int64) + self.steps) % LARGEST)  # other episodes after a resume
             state = place(start, lambda: programs.init(members._replace(seed=fresh)), *self._where)

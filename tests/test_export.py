@@ -153,7 +153,7 @@ PLAY, EXPORT = (common.play.play, common.play.Args), (common.export.export, comm
 @pytest.mark.parametrize(
     ("command", "words", "wanted"),
     [
-        (PLAY, "{run} --episodes 200000", "--episodes must be at least 1 and at most 100000"),
+        (PLAY, "{run} --episodes 200000", "--episodes must be at least 1 and at most 100,000"),
         (PLAY, "{run} --seed -1", "--seed must be at least 0"),
         (PLAY, "{run} --step 5", "no checkpoint 5"),
         (PLAY, "{run} --step newest", "--step must be a whole number or one of best, latest, got 'newest'"),

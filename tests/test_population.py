@@ -91,14 +91,14 @@ def test_a_grid_has_all_combinations_with_every_seed():
         ("--population 4 --sweep adam_b2=uniform:0.9:1", "--adam-b2 must be, at most 0.999999, got 1"),
         ("--grid learning_rate=0,1", "--learning-rate must be, greater than 0"),
         ("--grid " + " ".join(f"{name}={LONG}" for name in ("vf_coef", "ent_coef")), "160,000 agents, at most 10,000"),
-        ("--population 3e9", "--population must be, at most 10000"),
+        ("--population 3e9", "--population must be, at most 10,000"),
         ("--grid gamma=0.9,0.9", "has a number twice"),
         ("--grid gamma=0.9,0.99 --grid clip_eps=0.1,0.2", "--grid is there twice"),
         ("--population 4 --sweep", "--sweep needs a value"),
         ("--sweep --population 4", "--sweep needs a value"),
         ("--population -1", "--population must be at least 0"),
         ("--grid desired_kl=0.01,0.02", "--desired-kl needs --lr-schedule kl-adaptive"),
-        ("--population 3 --seed 2147483646", "--seed must be, at most 2147483644"),
+        ("--population 3 --seed 2147483646", "--seed must be, at most 2,147,483,644"),
     ],
 )
 def test_refusals(words, wanted):

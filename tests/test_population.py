@@ -24,6 +24,7 @@ from common.policy import load_policy
 from common.population.size import check_size
 from common.runs.directory import claim_directory, describe_run
 from common.runs.history import Series
+from common.runs.ranking import _best
 
 TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
 LONG = ",".join(map(str, range(400)))
@@ -257,6 +258,23 @@ def test_members_stay_when_a_run_is_resumed(algorithm, tmp_path):
     words = ["--resume", str(tmp_path), "--sweep", "gamma=choice:0.5"]
     wanted = "a resumed run keeps its --sweep: gamma=uniform:0.8:0.9 in, gamma=choice:0.5 with these flags"
     check_words(refusal(algorithm.train, algorithm.Args, words), wanted)
+
+
+def test_ranked_members_show_the_return_that_ranks_them_before_the_one_in_other_episodes():
+    ranks, others = ({"eval/return_mean": x, "eval/return_std": [0.0] * 3} for x in ([1.5, 3.5, 2.5], [6.5, 4.5, 5.5]))
+    for other, shown in ((others, [[3.5, 4.5], [2.5, 5.5], [1.5, 6.5]]), ({}, [[3.5], [2.5], [1.5]])):
+        lines = _best([{}, {}, {}], ranks, other, "8 episodes", "their flags")[-3:]
+        assert [[float(x) for x in re.findall(r"\d\.5", line)] for line in lines] == shown
+
+
+@pytest.mark.filterwarnings("error")
+def test_members_are_drawn_through_rows_in_which_no_episode_of_theirs_ended():
+    axes, nan, steps = Figure().subplots(), np.nan, np.arange(4)
+    series = Series(steps, steps, np.array([[nan, nan], [1, nan], [nan, 6], [3, 8]], float))
+    _draw_curves(axes, series, np.array([3.0, 8]))
+    first, second, median, best = ([*map(float, line.get_ydata())] for line in axes.lines)
+    assert (first, second[1:], best[1:]) == ([1, 2, 3], [6, 8], [6, 8])
+    assert median == [1, 4, 5.5]
 
 
 def test_a_member_that_breaks_stops_no_other(tmp_path, capsys):

@@ -224,5 +224,5 @@ def metrics_of(episodes: Episodes, is_game: bool) -> dict[str, list[float]]:
     values["length_mean"] = episodes.length.mean(axis=1)
     if is_game:
         values["win_rate"] = np.mean(episodes.ret > 0, axis=1)
-    distinct = {DISTINCT: [len(np.unique(trace)) for trace in episodes.trace]}
-    return {f"eval/{name}": value.astype(float).tolist() for name, value in values.items()} | distinct
+    found = {f"eval/{name}": value.astype(float).tolist() for name, value in values.items()}
+    return found | {DISTINCT: [float(len(np.unique(trace))) for trace in episodes.trace]}

@@ -341,6 +341,7 @@ def test_critics_alone_see_what_is_privileged(module, normalize_obs):
     args, env = module.Args(**flags), wrap(SecretivePusher())
     functions = module.make_algorithm(args, env)
     agent, learner = Agent.of(functions), functions.new_learner(*jax.random.split(jax.random.key(0)))
+    learner = learner.replace(params=jax.tree.map(lambda x: x + 0.1, learner.params))  # critics begin at zero
     numbers = np.random.default_rng(0).normal(size=(3, 5, 2)).astype(np.float32)
     obs, other = ({"obs": numbers[0], "privileged_state": more} for more in numbers[1:])
     for key in (None, jax.random.key(2)):

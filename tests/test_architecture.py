@@ -1,4 +1,4 @@
-"""The plan of `common/` and `algos/`: who imports whom, how long a file may be, what siblings share."""
+"""The plan of `common/` and `algos/`: who imports whom, how long they may be, what siblings share."""
 
 import ast
 import re
@@ -28,7 +28,7 @@ MAY_IMPORT = {
 ROOMS = set(MAY_IMPORT)
 MAY_IMPORT |= {"top": ROOMS, "algos": ROOMS | {"top"}}
 
-LONGEST = {"common": 250, "algos": 520}  # lines of a file
+LINES = {"common": 16_860, "algos": 520}  # at most, of all modules together, and of each algorithm; they may only fall
 
 # Pieces of algorithms that have one name and differ all the same, in all files or in the one named.
 THEIR_OWN = {
@@ -90,7 +90,7 @@ def imported(path: Path) -> Iterator[tuple[str, str]]:
             found = [(".".join(name), "") if ".".join(name) in MODULES else name for name in names]
         else:
             continue
-        yield from ((module, name) for module, name in found if module.split(".")[0] in LONGEST)
+        yield from ((module, name) for module, name in found if module.split(".")[0] in LINES)
 
 
 def private_names(path: Path) -> Iterator[str]:
@@ -134,10 +134,13 @@ def test_private_names_stay_in_their_module():
     assert not wrong, "\n".join(wrong)
 
 
-def test_modules_are_short():
+def test_code_gets_no_longer():
     lines = {module: len(path.read_text().splitlines()) for module, path in MODULES.items()}
-    most = {module: LONGEST[module.split(".")[0]] for module in MODULES}
-    long = [f"{x} has {lines[x]} lines, {most[x]} are the limit." for x in MODULES if lines[x] > most[x]]
+    total = sum(count for module, count in lines.items() if module.startswith("common"))
+    assert total <= LINES["common"], f"common/ has {total} lines."
+    long = [
+        f"{module} has {lines[module]} lines." for module in map(name_of, ALGORITHMS) if lines[module] > LINES["algos"]
+    ]
     assert not long, "\n".join(long)
 
 

@@ -56,7 +56,7 @@ class Args(DeviceRolloutArgs):
     desired_kl: float = 0.01
     """The KL divergence after an update that --lr-schedule kl-adaptive steers to."""
     target_kl: float = 0.0
-    """Take no further steps in an update once the KL divergence after an epoch exceeds this; 0 turns it off."""
+    """Take no further steps in an update once the KL divergence of an epoch exceeds this; 0 turns it off."""
     max_grad_norm: float = 0.5
     """Clip the global norm of the gradient; 0 turns it off."""
     adam_b1: float = 0.9
@@ -374,15 +374,16 @@ def make_ppo(args: Args, env: Env) -> Algorithm:
             return gradient_step(carry, minibatch, hyper)
 
         def epoch(carry, inputs):
-            carry, metrics = jax.lax.scan(step, carry[:2], inputs)
-            # Of what was learned from longest ago; nothing else of its loss is computed
-            again = loss(carry[0], jax.tree.map(lambda x: x[inputs[0][0]], batch), hyper)[1]
-            kl = jax.lax.pmean(again["policy/approx_kl"], AXIS)
-            return (*carry, kl), over_steps(metrics), kl > unless_zero(hyper.target_kl)
+            carry, metrics = jax.lax.scan(step, carry, inputs)
+            metrics = over_steps(metrics)
+            return carry, metrics, metrics["policy/approx_kl"] > unless_zero(hyper.target_kl)
 
-        start = learner.params, learner.opt_state, jnp.float32(0)
-        (params, opt_state, kl), metrics, epochs = scan_until_stopped(epoch, start, (minibatches, advantage))
-        metrics |= {"policy/approx_kl": kl, "policy/epochs": epochs} | scheduled
+        start = learner.params, learner.opt_state
+        (params, opt_state), metrics, epochs = scan_until_stopped(epoch, start, (minibatches, advantage))
+        after = loss(params, jax.tree.map(lambda x: x[minibatches[-1, 0]], batch), hyper)[1]
+        # Nothing else of that loss is computed
+        metrics |= {"policy/approx_kl": jax.lax.pmean(after["policy/approx_kl"], AXIS)}
+        metrics |= {"policy/epochs": epochs} | scheduled
         return params, opt_state, metrics | {"params/norm": optax.global_norm(params)}
 
     def gradient_step(carry, minibatch: Batch, hyper):

@@ -402,8 +402,8 @@ def make_ppo_rnn(args: Args, env: Env) -> Algorithm:
 
         start = learner.params, learner.opt_state
         (params, opt_state), metrics, epochs = scan_until_stopped(epoch, start, (minibatches, advantage))
+        # Nothing else of this loss is computed
         after = loss(params, side_by_side(jax.tree.map(lambda x: x[:, :, minibatches[-1, 0]], batch)), hyper)[1]
-        # Nothing else of that loss is computed
         metrics |= {"policy/approx_kl": jax.lax.pmean(after["policy/approx_kl"], AXIS)}
         metrics |= {"policy/epochs": epochs} | scheduled
         return params, opt_state, metrics | {"params/norm": optax.global_norm(params)}

@@ -26,12 +26,12 @@ from common.cli.env_params import given_params
 from common.cli.host_flags import HostEnvArgs
 from common.device import cluster
 from common.device.devices import choose_devices, choose_roles, describe, share_members
+from common.device.footprint import check_fits, shapes_of
 from common.device.memory import Agent
 from common.device.programs import Programs, for_seeds, over_devices
 from common.device.reductions import Tally
 from common.device.seeds import arrays_of
 from common.device.sharding import AXIS, mesh_of, to_host
-from common.device.size import check_fits, shapes_of
 from common.endings import draw_metrics, draw_policy
 from common.envs.environment import Env
 from common.envs.own import wrap

@@ -12,7 +12,7 @@ import jax
 import pytest
 from cli_helpers import check_words, fingerprint, refusal
 
-import common.device.size
+import common.device.footprint
 import common.runs.run
 from algos.ppo_pmap import Args, train
 from algos.sac_pmap import Args as SacArgs
@@ -418,7 +418,7 @@ def test_messages_do_not_repeat_endless_words(words):
     ],
 )
 def test_sizes_beyond_all_memory_are_refused_before_anything_is_compiled(flags, wanted, places, monkeypatch):
-    monkeypatch.setattr(common.device.size, "memory_of", lambda devices: 25e9)
+    monkeypatch.setattr(common.device.footprint, "memory_of", lambda devices: 25e9)
     monkeypatch.delattr(common.runs.run, "compile_together")
     words = [*TINY.split(), "--num-devices", "1", "--quiet", "--run-dir", "new", *flags.split()]
     check_words(refusal(train, Args, words), wanted)
@@ -445,6 +445,8 @@ def test_a_run_that_came_to_nothing_does_not_stand_in_the_way_of_the_next(places
     (places / "new" / "notes.txt").write_text("ten years of work")
     assert "--overwrite" in refusal(train, Args, words)
     (places / "new" / "notes.txt").unlink()
+    for of_the_run in ("events.out.tfevents.1.host", ".metrics.123.jsonl"):
+        (places / "new" / of_the_run).touch()
     assert main(train, parse(Args, words)) == 0
     shutil.rmtree(places / "new" / "checkpoints")
     assert "--overwrite" in refusal(train, Args, words), "it has rows of metrics"

@@ -315,11 +315,11 @@ def test_a_run_without_checkpoints_is_resumed_from_step_0(copy, capsys):
     assert "checkpoints are gone" in capsys.readouterr().err
     assert fingerprint(copy) == before
     (copy / "DONE").unlink()
-    for name in (f"{TOTAL // 2}{UNFINISHED}", f"{TOTAL}{UNFINISHED}", f"{TOTAL}.damaged"):
+    for name in (f"{TOTAL // 2}{UNFINISHED}", f"{TOTAL}{UNFINISHED}", *(left := {f"{TOTAL}.damaged", "my.deleted"})):
         (copy / "checkpoints" / name / "state").mkdir(parents=True)
     assert in_process("--resume", copy, "--quiet") == 0
     assert "no checkpoint" in capsys.readouterr().err
-    assert {path.name for path in (copy / "checkpoints").iterdir() if not path.name.isdigit()} == {f"{TOTAL}.damaged"}
+    assert {path.name for path in (copy / "checkpoints").iterdir() if not path.name.isdigit()} == left
     assert read_result(copy)["state_sha256"] == wanted
     steps = [row["env_steps"] for row in read_rows(copy)]
     assert steps == sorted(set(steps))

@@ -196,6 +196,15 @@ def test_a_closed_terminal_stops_a_run_unless_nohup_has_it_go_on(before, number)
         assert end.value.code == 129
 
 
+def test_a_signal_after_the_last_look_is_not_lost():
+    interruption = Interruption(Console(quiet=True, total_steps=1))
+    assert interruption.received() == 0
+    interruption._signals.received = signal.SIGTERM
+    with pytest.raises(SystemExit) as end:
+        interruption.go_on()
+    assert end.value.code == 143
+
+
 class Terminal(io.StringIO):
     """A terminal that can be closed."""
 
@@ -224,7 +233,7 @@ def test_a_run_goes_on_without_its_terminal(monkeypatch):
     console.start(0)
     terminal.closed_by_user = errors.closed_by_user = True
     for _ in range(2):
-        console.update(10, {"episode/return_last100": 1.0, "time/sps": 1.0, "time/sps_wall": 1.0})
+        console.update(10, {"episode/return": 1.0, "episode/count": 2.0, "time/sps": 1.0, "time/sps_wall": 1.0})
         console.warn("something")
         console.say("something")
     console.stop()

@@ -45,7 +45,7 @@ from common.cli.host_flags import HostEnvArgs
 from common.cli.pbt_flags import PbtArgs
 from common.cli.process_flags import ProcessArgs
 from common.device.programs import TrainState, shard_mapped
-from common.device.schedules import restarts
+from common.device.schedules import schedule_notes
 from common.device.seeds import MEMBERS
 from common.device.sharding import AXIS, to_devices
 from common.envs.registry import make
@@ -591,7 +591,7 @@ def test_a_longer_run_says_where_what_falls_to_zero_begins_again(tmp_path, capsy
 )
 def test_only_what_is_above_zero_halfway_begins_again(flags, wanted):
     args = ppo.Args(**{"learning_rate": 0.05, "ent_coef": 0.1} | flags)
-    assert all(re.search(words, found) for words, found in zip(wanted, restarts(args), strict=True))
+    assert all(re.search(words, found) for words, found in zip(wanted, schedule_notes(args), strict=True))
 
 
 RUN = (

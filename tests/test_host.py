@@ -233,7 +233,10 @@ def test_what_an_environment_has_started_ends_with_the_program(number, tmp_path)
 
 
 def test_runs_may_be_in_processes_of_other_programs(tmp_path):
-    """In a thread, as actors are: where they start must not be taken for a process of an environment."""
+    """In a thread, as actors are: where they start must not be taken for a process of an environment.
+
+    The temporary folder of multiprocessing is the program's, and stays.
+    """
     program = tmp_path / "program.py"
     program.write_text(
         "import sys, threading\n"
@@ -249,12 +252,16 @@ def test_runs_may_be_in_processes_of_other_programs(tmp_path):
         "    thread.start()\n"
         "    thread.join()\n"
         "if __name__ == '__main__':\n"
-        "    process = get_context('spawn').Process(target=work)\n"
-        "    process.start()\n"
-        "    process.join()\n"
+        "    from multiprocessing import util\n"
+        "    folder = util.get_temp_dir()\n"
+        "    for _ in range(2):\n"
+        "        process = get_context('spawn').Process(target=work)\n"
+        "        process.start()\n"
+        "        process.join()\n"
+        "    import os; print(os.path.isdir(folder))\n"
     )
     done = run_python(program)
-    assert done.stdout == "(2, 4)\n", done.stderr
+    assert done.stdout == "(2, 4)\n(2, 4)\nTrue\n", done.stderr
 
 
 def test_processes_do_not_import_this_program(tmp_path):

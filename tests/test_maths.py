@@ -97,7 +97,7 @@ def test_adapt_learning_rate():
 
 
 @pytest.mark.parametrize("swept", [{}, {"ent_coef": jnp.float32(0.4)}], ids=["alone", "member"])
-def test_weight_of_exploration_falls_in_a_line(swept):
+def test_entropy_coefficient_falls_in_a_line(swept):
     args = small_args(ent_coef=0.2, ent_fraction=0.5, total_timesteps=8 * small_args().steps_per_update)
     updates = jnp.arange(6)  # of eight
     learner = SimpleNamespace(updates=updates, hyper=swept)

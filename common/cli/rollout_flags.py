@@ -8,6 +8,11 @@ from common.cli.device_flags import DeviceEnvArgs
 from common.cli.errors import UsageError
 
 
+def block_width(samples_per_env: int, num_minibatches: int) -> int:
+    """Neighbouring environments that are shuffled together, so that all minibatches get equal parts of them."""
+    return num_minibatches // math.gcd(samples_per_env, num_minibatches)
+
+
 @dataclass(kw_only=True)
 class DeviceRolloutArgs(DeviceEnvArgs):
     """An update takes a rollout, and goes over it in epochs of minibatches.
@@ -22,8 +27,8 @@ class DeviceRolloutArgs(DeviceEnvArgs):
 
     @property
     def block(self) -> int:
-        """Neighbouring environments that are shuffled together, so that all minibatches get equal parts of them."""
-        return self.num_minibatches // math.gcd(self.samples_per_env, self.num_minibatches)
+        """See `block_width`."""
+        return block_width(self.samples_per_env, self.num_minibatches)
 
     @property
     def steps_per_update(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-STOPPING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+STOPPING = signal.SIGINT, signal.SIGTERM, *filter(None, [getattr(signal, "SIGHUP", None)])  # not on Windows
 
 
 def end_at_once(number: int) -> NoReturn:
@@ -36,9 +36,9 @@ class SignalWatch:
         os.set_blocking(self._write, False)
         self._previous = signal.set_wakeup_fd(self._write)
         threading.Thread(target=self._watch, daemon=True).start()
-        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        for number in STOPPING[:-1] if ignored else STOPPING:
-            self._handlers[number] = signal.signal(number, lambda number, frame: None)
+        for number in STOPPING:
+            if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) is not signal.SIG_IGN:
+                self._handlers[number] = signal.signal(number, lambda number, frame: None)
 
     def stop(self) -> None:
         """Give the signals back."""

@@ -214,7 +214,8 @@ def _ending_at_once() -> Iterator[None]:
         yield
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            if handler is not None:  # it was not set from Python
+                signal.signal(number, handler)
 
 
 def _reason(args: ProcessArgs, error: Exception) -> str:

@@ -1,11 +1,11 @@
 """Randomness that does not depend on the number of devices: keys and minibatches by *global* environment index."""
 
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from common.cli.rollout_flags import block_width
 from common.device.sharding import AXIS, global_ids
 
 
@@ -34,11 +34,6 @@ def rollout_keys(key: jax.Array, num_steps: int, num_envs: int) -> jax.Array:
     """A key for every step and each of this device's `num_envs` environments, [T, N]."""
     step_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_steps))
     return jax.vmap(keys_of, (0, None))(step_keys, num_envs)
-
-
-def block_width(num_steps: int, num_minibatches: int) -> int:
-    """Fewest neighbouring environments whose `num_steps` steps split evenly over the minibatches."""
-    return num_minibatches // math.gcd(num_steps, num_minibatches)
 
 
 def minibatch_indices(

@@ -20,7 +20,7 @@ def hyper_now(args: Any, learner: Any) -> tuple[SimpleNamespace, dict[str, jax.A
     return hyper_of(args, learner, **now), now
 
 
-def restarts(args: Any) -> list[str]:
+def schedule_notes(args: Any) -> list[str]:
     """Sentences on what has fallen to zero over a run and is higher again in one that is twice as long."""
     falls = getattr(args, "lr_schedule", "") == "linear"
     fractions = {"learning_rate": 1.0 if falls else 0.0, "ent_coef": getattr(args, "ent_fraction", 0.0)}
@@ -30,9 +30,7 @@ def restarts(args: Any) -> list[str]:
         values = args.values_of(flag) if left else []
         if any(values):
             size = f"{left * values[0]:.3g}" if len(values) == 1 else f"{left:.2g} times its first value"
-            sentences.append(
-                f"the {SCHEDULED[flag]} has fallen to 0; the run below, twice as long, goes on with {size}"
-            )
+            sentences.append(f"the {SCHEDULED[flag]} has fallen to 0; a run twice as long (below) resumes with {size}")
     return sentences
 
 

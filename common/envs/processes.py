@@ -44,7 +44,8 @@ class Processes(AsyncVectorEnv):
         context.set_forkserver_preload(["gymnasium", "numpy"])
         self._begun = context.Semaphore(0)
         makers = [_Maker(maker, self._begun)] * num_envs
-        _remove_at_end(multiprocessing.util.get_temp_dir())
+        if multiprocessing.parent_process() is None:  # else the folder is that of the parent, which removes it
+            _remove_at_end(multiprocessing.util.get_temp_dir())
         try:
             with _hidden_main():
                 super().__init__(makers, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)

@@ -52,6 +52,12 @@ def step_of(name: str) -> int | None:
     return int(name) if re.fullmatch("0|[1-9][0-9]*", name) else None
 
 
+def is_checkpoint(name: str, endings: tuple[str, ...] = ENDINGS) -> bool:
+    """Whether a folder with this `name` was a checkpoint, or was to become one: a step with one of these `endings`."""
+    step, dot, ending = name.partition(".")
+    return step_of(step) is not None and f"{dot}{ending}".startswith(endings)
+
+
 def saved_steps(directory: Path) -> list[int]:
     """The steps that have a folder in a `checkpoints/` folder, oldest first; a damaged one is included."""
     names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
@@ -66,8 +72,8 @@ def make_writer(directory: Path) -> Any:
     from orbax.checkpoint import v1 as ocp
 
     _hide_noise()
-    left = [path for ending in (DELETED, UNFINISHED) for path in directory.glob(f"*{ending}*")]  # by a crash
-    for path in left if cluster.is_first() else []:
+    inside = [*directory.iterdir()] if directory.is_dir() and cluster.is_first() else []
+    for path in (path for path in inside if is_checkpoint(path.name, (DELETED, UNFINISHED))):  # a crash has left it
         shutil.rmtree(path, ignore_errors=True)
     for path in list(directory.glob(f"*/{METRICS}")):  # orbax would refuse the whole folder for one of them
         if cluster.is_first() and stored_returns(path.parents[1]) is None:

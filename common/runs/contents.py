@@ -10,7 +10,7 @@ from common.cli.config import NAME
 from common.cli.errors import UsageError
 from common.cli.files import final_name
 from common.runs import lock
-from common.runs.checkpoint_files import ENDINGS, step_of
+from common.runs.checkpoint_files import is_checkpoint, step_of
 from common.runs.checkpoints import FOLDER
 
 FILES = NAME, "metrics.jsonl", "curve.png", "policy.gif", "result.json", "wandb_id", "DONE"
@@ -37,7 +37,8 @@ def delete_run(run_dir: Path) -> str:
     folder = run_dir / FOLDER
     inside = sorted(path.name for path in run_dir.iterdir() if path.name not in (NAME, FOLDER, lock.NAME))
     saved = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    of_run, checkpoints = [*filter(_is_of_run, inside)], [*filter(_is_checkpoint, saved)]
+    of_run = [*filter(is_of_run, inside)]
+    checkpoints = [name for name in saved if step_of(name) is not None or is_checkpoint(name)]
     for path in (*(run_dir / name for name in of_run), *(folder / name for name in checkpoints)):  # DONE first
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     with suppress(OSError):  # it is not there, or has something else in it
@@ -49,15 +50,9 @@ def delete_run(run_dir: Path) -> str:
     return f"deleted  the run in {run_dir}: {', '.join(names)}{stays}"
 
 
-def _is_of_run(name: str) -> bool:
+def is_of_run(name: str) -> bool:
     """Whether a run writes a file or folder of this name into its directory."""
     return final_name(name) in FILES or name.startswith(EVENTS) or name == "wandb"
-
-
-def _is_checkpoint(name: str) -> bool:
-    """Whether a folder among the checkpoints is one, or was, or was to become one."""
-    step, dot, ending = name.partition(".")
-    return step_of(step) is not None and (not dot or f".{ending}".startswith(ENDINGS))
 
 
 def _check(path: Path, run_dir: Path) -> None:

@@ -22,7 +22,7 @@ from common.cli.files import final_name, in_one_step, writing
 from common.cli.flags import ONE_TIME
 from common.device import cluster
 from common.runs import lock
-from common.runs.contents import KINDS, check_contents, delete_run
+from common.runs.contents import check_contents, delete_run, is_of_run
 from common.runs.damage import check_exchanges, check_members
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -207,7 +207,9 @@ def differences(then: dict[str, Any], now: dict[str, Any], names: Iterable[str])
 def _is_untrained(path: Path) -> bool:
     """Whether a run has begun in `path`, and nothing else is there, and ended before it had trained anything."""
     checkpoints, metrics = path / "checkpoints", path / "metrics.jsonl"
-    if not is_run(path) or not is_of_kit(path) or any(name not in KINDS for name in _content(path)):
+    if not is_run(path) or not is_of_kit(path):
+        return False
+    if not all(name == checkpoints.name or is_of_run(name) for name in _content(path)):
         return False
     check_contents(path)
     trained = checkpoints.exists() and any(checkpoints.iterdir()) or metrics.exists() and metrics.stat().st_size

@@ -36,8 +36,9 @@ class Interruption:
         return nullcontext() if cluster.count() > 1 else self._signals.ending_at_once(partial(farewell, *args))
 
     def go_on(self) -> None:
-        """What the signal would have done: raises KeyboardInterrupt, or SystemExit(143), if there was one."""
-        if self._number == signal.SIGINT:
+        """What the signal would have done, also one that has just come: raises KeyboardInterrupt, or SystemExit."""
+        number = self._number or self.here
+        if number == signal.SIGINT:
             raise KeyboardInterrupt
-        if self._number:
-            raise SystemExit(128 + self._number)
+        if number:
+            raise SystemExit(128 + number)

@@ -46,6 +46,8 @@ class Metrics:
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
         scalars = _scalars(row, self._agent)
+        if row["env_steps"] <= self._newest:  # an evaluation that was late: the times of that step are there already
+            scalars = {name: value for name, value in scalars.items() if not name.startswith("time/")}
         if self._tensorboard:
             for name, value in scalars.items():
                 self._tensorboard.add_scalar(name, value, row["env_steps"])

@@ -70,7 +70,7 @@ def _best(
     order = [member for member in order if math.isfinite(means[member])]
     broken = f", of which {len(means) - len(order)} broke," if len(order) < len(means) else ""
     found = f"return {summary(means)} of {len(means)} members{broken} over {how}"
-    apart = "; it flatters the best of many, so that each line has the return in other episodes too" if other else ""
+    apart = ", which selection flatters; behind it the return in other episodes" if other else ""
     lines = [f"greedy   {found}", f"ranked   by that return{apart}, and {told}:"]
     for place, member in enumerate(order[:SHOWN], start=1):
         mean, std = (shown[f"eval/return_{name}"][member] for name in ("mean", "std"))

@@ -16,7 +16,7 @@ from common.cli.files import read_text
 from common.cli.flags import ONE_TIME
 from common.cli.words import as_typed
 from common.device.devices import describe
-from common.device.schedules import restarts
+from common.device.schedules import schedule_notes
 from common.runs.directory import write_json
 from common.runs.metrics import jsonable
 from common.runs.overall import DISTINCT, counted
@@ -117,7 +117,7 @@ def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome
         lines.append(f"{where}: an evaluation has reached --stop-at-return {args.stop_at_return:g}")
         lines.append(f"longer   {command} --stop-at-return None")
     else:
-        lines += [where, *(f"schedule {sentence}" for sentence in restarts(args))]
+        lines += [where, *(f"schedule {sentence}" for sentence in schedule_notes(args))]
         lines.append(f"longer   {command} --total-timesteps {2 * total}")
     return "\n".join(lines)
 

@@ -186,7 +186,7 @@ class Run:
             self.console.warn(str(error))
 
     def finish(self, state: Any, at_end: dict[str, Callable[[Any, str], str]]) -> TrainResult:
-        """Write what remains, say where everything is. Raises KeyboardInterrupt or SystemExit(143) after a signal.
+        """Write what remains, say where everything is. Raises KeyboardInterrupt or SystemExit after a signal.
 
         Each of `at_end` gets the learners on the host, [S, ...], and the run's status, and returns a line; it may fail.
         """
@@ -214,7 +214,11 @@ class Run:
                 reports.write_result(self.dir, outcome)
             if status == "finished":
                 (self.dir / "DONE").touch()
-            lines = [self.console.attempt(name, draw, host.learner, status) for name, draw in at_end.items()]
+            lines = [
+                self.console.attempt(name, draw, host.learner, status)
+                for name, draw in at_end.items()
+                if interrupted or not self._interruption.here  # else a signal has come meanwhile, which waits
+            ]
             lines += self.console.attempt("remarks", self.companion.remarks) or []
             about = self.args, self.config, self.dir, self.total, outcome
             self.console.say(self.console.attempt("summary", reports.footer, *about, lines) or "")

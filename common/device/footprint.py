@@ -6,13 +6,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from common.cli.errors import UsageError
 from common.device.devices import memory_of
 
 LARGE = 0.02
 """Share of the memory from which on observations of an update, or of an evaluation, are worth a closer look."""
-HOLDING = "scan", "while", "dot_general", "conv_general_dilated"
+MATERIALISED = "scan", "while", "dot_general", "conv_general_dilated"
 """Operations whose inputs and outputs are arrays in memory, whatever a compiler makes of the others."""
 
 
@@ -35,27 +36,29 @@ def check_fits(args: Any, programs: Any, state: Any, example: Any, env: Any, dev
     available, episodes = memory_of(devices), 0 if args.benchmark else args.eval_episodes
     needs = {"the state and the batches of this run take": _size((state, example))}
     if max(args.steps_per_update, episodes) * args.num_agents * _size(env.obs_like) > LARGE * available:
-        needs["an update takes at least"] = _held(programs.update, state, example) * len(devices)
+        needs["an update takes at least"] = _peak_bytes(programs.update, state, example) * len(devices)
         if programs.evaluate and episodes:
-            needs["an evaluation takes at least"] = _held(programs.evaluate, state, np.int32(0)) * len(devices)
+            needs["an evaluation takes at least"] = _peak_bytes(programs.evaluate, state, np.int32(0)) * len(devices)
     for what, size in needs.items():
         if size > available:
             smaller = "fewer --eval-episodes" if "evaluation" in what else "fewer environments, steps or hidden units"
             raise UsageError(f"{what} {size / 1e9:,.1f} GB, and there are {available / 1e9:,.1f} GB: take {smaller}")
 
 
-def _held(program: Any, *inputs: Any) -> int:
+def _peak_bytes(program: Any, *inputs: Any) -> int:
     """Bytes that a program, on each device, has to have at once: inputs of one of its operations, or outputs, which
     may take their place.
     """
-    operations = _operations(jax.make_jaxpr(program)(*inputs).jaxpr)
+    traced = jax.make_jaxpr(program)(*inputs).jaxpr
+    needed, _ = dce_jaxpr(traced, [True] * len(traced.outvars))
+    operations = _operations(needed)
     return max((_size([x.aval for x in some]) for one in operations for some in (one.invars, one.outvars)), default=0)
 
 
 def _operations(jaxpr: Any) -> Iterator[Any]:
     """Those in a program, and in what it calls, that hold what they take and give."""
     for operation in jaxpr.eqns:
-        if operation.primitive.name in HOLDING:
+        if operation.primitive.name in MATERIALISED:
             yield operation
         for inner in jax.tree.leaves(operation.params, is_leaf=_is_program):
             if _is_program(inner):

@@ -310,9 +310,9 @@ has [not yet been run](#not-yet-run) is named below.
   where they begin alike and nothing is drawn afterwards: of the 128 on Breakout-MinAtar 2 are different, on
   Catch-bsuite 5, on SpaceInvaders-MinAtar, DeepSea-bsuite and DiscountingChain-bsuite 1. What a seed returns there is
   the mean of so few. The records are of runs that did not count different episodes, so that rows lack that number.
-- **Version.** The records were made before four changes of numbers: PPO and APPO act in units of the bounds of a Box, critics
-  begin at zero, SAC measures entropies within -1 .. 1, and on the host every episode of an evaluation has a seed of its
-  own. Rows that are run again are not comparable with those of other kits on the host until these are, too.
+- **Version.** The records were made before four changes of numbers: PPO and APPO act in units of the bounds of a Box,
+  critics begin at zero, SAC measures entropies within -1 .. 1, and on the host every episode of an evaluation has a
+  seed of its own. A host row that is run again is comparable with other kits' once these are run again, too.
 - **Starts.** Evaluations of ours all begin in the same states. Those of other kits begin there too where the row does
   not say other starts: kits on envpool's tasks cannot be put there, and some runs have not yet been repeated since
   others can. Intervals over seeds do not cover what starts are worth: on Pendulum means over two sets of 128 differ by

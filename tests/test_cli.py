@@ -390,7 +390,7 @@ def test_numbers_may_be_written_in_every_usual_form():
     args = Args(total_timesteps=1e6, num_envs=64.0)
     assert [(type(value), value) for value in (args.total_timesteps, args.num_envs)] == [(int, 1_000_000), (int, 64)]
     exact = 9_007_199_254_740_993  # not a float
-    assert parse(Args, ["--total-timesteps", str(exact)]).total_timesteps == exact
+    assert parse(Args, ["--log-interval", str(exact)]).log_interval == exact
 
 
 @pytest.mark.parametrize(

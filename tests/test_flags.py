@@ -196,9 +196,24 @@ def trace(function: Callable, agents: int, *inputs: Any) -> tuple[list[Any], Any
     for axis, size in ((AXIS, 1), (MEMBERS, agents)):
         function = jax.vmap(function, in_axes=None, axis_size=size, axis_name=axis)
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(*inputs)
-    used, _ = dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
-    constants = [(x.shape, np.asarray(x).tobytes()) for x in traced.consts]
-    return [re.sub("0x[0-9a-f]+", "", str(used)), constants], strip(shapes, 2)
+    needed, _ = dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
+    return [written(needed), *map(written, traced.consts)], strip(shapes, 2)
+
+
+def written(x: Any) -> Any:
+    """A program, or a part of one, such that the same ones are equal: without addresses and chosen names."""
+    if hasattr(x, "jaxpr"):
+        return written(x.jaxpr), [written(constant) for constant in x.consts]
+    if hasattr(x, "eqns"):
+        numbers = {}
+        places = [[*x.constvars, *x.invars], *([*one.invars, *one.outvars] for one in x.eqns), x.outvars]
+        values = [[str(v) if hasattr(v, "val") else numbers.setdefault(v, len(numbers)) for v in row] for row in places]
+        return values, [(one.primitive.name, written(one.params), str([v.aval for v in one.outvars])) for one in x.eqns]
+    if isinstance(x, dict):
+        return {name: written(value) for name, value in x.items()}
+    if isinstance(x, list | tuple):
+        return [written(value) for value in x]
+    return (x.shape, x.tobytes()) if isinstance(x, np.ndarray) else re.sub("0x[0-9a-f]+", "", str(x))
 
 
 def strip(shapes: Any, axes: int) -> Any:

@@ -142,7 +142,7 @@ def train_with_actors(
             evaluation = HostEvaluation(args, agent._replace(act=jax.jit(agent.act)), run.console.warn)
             state, update = run.start(programs, example, evaluation)
             if run.unfinished:
-                state = _learn_from_actors(run, algorithm, state, update, actor_devices)
+                state = _learn_from_actors(run, algorithm, state, update, env.logged, actor_devices)
             return run.finish(state, {"picture": partial(draw_metrics, run, env)})
 
 
@@ -166,7 +166,9 @@ def _over_learners(algorithm: Any, devices: list[jax.Device]) -> Programs:
     return Programs(over_devices(init), update, evaluate=None)
 
 
-def _learn_from_actors(run: Run, algorithm: Any, state: Any, update: Callable, actor_devices: list[jax.Device]) -> Any:
+def _learn_from_actors(
+    run: Run, algorithm: Any, state: Any, update: Callable, logged: dict[str, str], actor_devices: list[jax.Device]
+) -> Any:
     """Updates of `state` until the run ends; returns the last state."""
     learner = jax.tree.map(lambda x: x[0], to_host(state.replace(shard=())).learner)
     run.companion = batches = Batches(
@@ -176,6 +178,7 @@ def _learn_from_actors(run: Run, algorithm: Any, state: Any, update: Callable, a
         params=algorithm.publish(learner),
         version=int(learner.updates),
         max_policy_lag=algorithm.max_policy_lag,
+        logged=logged,
         actor_devices=actor_devices,
         sharding=NamedSharding(mesh_of(cluster.own(run.devices)), P(AXIS)),
         counters=run.counters,

@@ -241,6 +241,18 @@ class TellingMultiToy(MultiToy):
         return *outputs, {"action_mask": (np.array([1, 0]), np.array([0, 0, 1]))}
 
 
+class ChattyToy(Toy):
+    """Says the step in its info, and whether that is even; at the end of an episode also ten times the step."""
+
+    def reset(self, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"time": 100}
+
+    def step(self, action):
+        obs, *rest, _ = super().step(action)
+        info = {"time": self.time, "even": np.bool_(self.time % 2 == 0), "all": obs, "text": "no number"}
+        return obs, *rest, info | ({"end": 10.0 * self.time} if self.time == self.limit else {})
+
+
 class TextToy(Toy):
     observation_space = gymnasium.spaces.Text(5)
 
@@ -250,7 +262,7 @@ class ShiftedToy(Toy):
 
 
 TOYS = Toy, DrawnToy, BoxToy, MultiToy, ImageToy, DictToy, HybridToy, GoalToy, TextToy, ShiftedToy
-TOYS += SecretiveToy, TellingToy, TellingGoalToy, TellingMultiToy
+TOYS += ChattyToy, SecretiveToy, TellingToy, TellingGoalToy, TellingMultiToy
 for toy in TOYS:
     gymnasium.register(f"{toy.__name__}-v0", toy, disable_env_checker=True)
 

@@ -367,6 +367,16 @@ def test_lag_is_exactly_one_in_lockstep(lockstep):
     assert lags[0] == [0, 0.5, 1]  # two updates, the first of them with the parameters that the run began with
 
 
+def test_numbers_in_infos_are_logged(tmp_path):
+    """Sixteen steps of episodes of seven, in each of sixteen environments of two actors."""
+    logged = {"time": 59 / 16, "time_sum": 16 * 59, "time_max": 7, "time_min": 1, "time_last": 2}
+    logged |= {"end": 70, "end_last": 70, "even_sum": 16 * 7}
+    flags = {"serial": True, "total_timesteps": 256, "log_info": tuple(logged)}
+    train(tmp_path / "run", env="gymnasium:host_toys:ChattyToy-v0", **flags)
+    (row,) = rows(tmp_path / "run")
+    assert {name: row[f"env/{name}"] for name in logged} == logged
+
+
 def test_lag_grows_with_the_publish_interval(tmp_path):
     train(tmp_path / "run", lockstep=True, publish_interval=3, log_interval=128)
     assert [row["lag/max"] for row in rows(tmp_path / "run")] == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3]
@@ -642,6 +652,7 @@ BAD = [
     ("--actor-devices 0,0", "--actor-devices, twice, --actor-threads"),
     ("--learner-devices 99", "99, 8 cpu"),
     ("--rollouts-per-update -1", "--rollouts-per-update, at least 0"),
+    ("--log-info time_max tim --env gymnasium:host_toys:ChattyToy-v0", "--log-info tim, time, even, end"),
     ("--lockstep --on-full drop-oldest", "--on-full drop-oldest, --lockstep"),
     ("--step-timeout 0", "--step-timeout, greater than 0"),
     ("--ratio-clamp 0.5", "--ratio-clamp, at least 1"),

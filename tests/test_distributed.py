@@ -337,14 +337,15 @@ def test_the_script_for_slurm_runs_a_job_in_slices_until_it_has_finished(tmp_pat
 
 
 def test_x1_actors_of_two_processes_are_those_of_one_with_twice_the_devices(tmp_path):
-    words = *ACTORS.split(), "--env", "gymnasium:CartPole-v1", "--num-minibatches", 2, "--total-timesteps", 512
-    words += "--log-interval", 128, "--quiet"
+    words = *ACTORS.split(), "--env", "gymnasium:InvertedPendulum-v5", "--num-minibatches", 2, "--total-timesteps", 512
+    words += "--log-interval", 128, "--quiet", "--log-info", "reward_survive", "reward_survive_last"
     run_both(*words, "--run-dir", tmp_path / "two", algorithm=appo)
     both = "--actor-devices", "0,1", "--learner-devices", "0,1"
     assert not in_process(*words, *both, "--run-dir", tmp_path / "one", algorithm=appo)
     check_close(tmp_path / "two", tmp_path / "one", 512)
+    assert read_rows(tmp_path / "two")[0]["env/reward_survive"] < 1  # it is 0 where an episode ends
     for row, other in zip(*(read_rows(tmp_path / name) for name in ("two", "one")), strict=True):
-        same = [name for name in row if name.startswith(("episode/", "lag/", "batch/", "rollouts/trained"))]
+        same = [name for name in row if name.startswith(("episode/", "lag/", "batch/", "env/", "rollouts/trained"))]
         assert {name: row[name] for name in same} == {name: other[name] for name in same}
 
 

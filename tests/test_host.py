@@ -123,6 +123,21 @@ def test_a_reset_in_a_step_of_its_own_is_not_valid(name, more):
     assert (np.abs(first) <= 0.05).all()
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_numbers_in_infos_are_of_the_episode_that_the_step_was_in(vectorization):
+    _, outputs = steps(TOYS + "ChattyToy-v0", 8, vectorization=vectorization)
+    found = {name: [out.numbers(name).tolist() for out in outputs] for name in ("time", "even", "end", "all", "text")}
+    assert found["time"] == [[step, step] for step in (1, 2, 3, 4, 5, 6, 7, 1)]
+    assert found["even"] == [[step % 2 == 0] * 2 for step in (1, 2, 3, 4, 5, 6, 7, 1)]
+    assert found["end"] == [[]] * 6 + [[70, 70], []]
+    assert found["all"] == found["text"] == [[]] * 8
+
+
+def test_numbers_in_infos_of_steps_that_only_reset_do_not_count():
+    _, outputs = steps("envpool:CartPole-v1", 5, env_params='{"max_episode_steps": 3}')
+    assert [out.numbers("elapsed_step").tolist() for out in outputs] == [[1, 1], [2, 2], [3, 3], [], [1, 1]]
+
+
 @pytest.mark.parametrize("parameter", ["num_threads", "max_episode_steps"])
 def test_numbers_that_end_the_process_in_envpool_are_refused(parameter):
     with pytest.raises(UsageError, match=parameter):

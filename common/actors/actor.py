@@ -13,6 +13,7 @@ from common.actors.parameters import ParameterSlots, Slot
 from common.actors.rollouts import Collected, Rollout
 from common.actors.watching import Worker
 from common.cli.errors import FailedEnvError
+from common.device.reductions import kind_of
 from common.envs.host import HostEnvs
 from common.envs.masks import check_legal
 
@@ -31,15 +32,16 @@ class Actor(Worker):
         seed: tuple[int, ...],
         memory: Any = (),
         first: int = 0,
+        logged: dict[str, str] | None = None,
     ):
         """`index` is its place in this process, whose `first` actor has this number among those of all processes.
 
         `make_envs` takes a seed. `act` takes parameters, memory, key data, a step's number and observations
-        [N, ...], and returns actions [N, ...], what is noted of them, and the new memory.
+        [N, ...], and returns actions [N, ...], what is noted of them, and the new memory. `logged`: see `HostEnvKind`.
         """
         super().__init__(f"actor {first + index}", ("env_step", "act", "wait_params", "wait_put"))
         self.index, self.device, self._number = index, device, first + index
-        self.rollouts = 0
+        self.rollouts, self.logged = 0, logged or {}
         self._make_envs, self._act, self._slots = make_envs, act, slots
         self._num_steps, self._seed, self._first_memory = num_steps, seed, memory
 
@@ -61,20 +63,20 @@ class Actor(Worker):
     def collect(self, choose: Callable[[Slot | None], Slot]) -> Collected:
         """Step `num_steps` times; `choose` gets the parameters in use and returns those for the next step."""
         memory = jax.tree.map(lambda x: np.asarray(x)[None], self._memory)
-        steps, returns, lengths = [], [], []
+        steps, returns, lengths, info = [], [], [], []
         slot = None
         for _ in range(self._num_steps):
             with self.doing("wait for parameters", "wait_params"):
                 slot = choose(slot)
-            steps.append(self._step(slot, returns, lengths))
+            steps.append(self._step(slot, returns, lengths, info))
         # Fresh memory for every rollout: the transfer of the last one may still be going on.
         rollout = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
         obs = jax.tree.map(lambda *x: np.stack(x), *(step.obs for step in steps), self._obs)
         self.rollouts += 1
-        return Collected(self.index, rollout._replace(obs=obs, memory=memory), returns, lengths)
+        return Collected(self.index, rollout._replace(obs=obs, memory=memory), returns, lengths, info)
 
-    def _step(self, slot: Slot, returns: list[float], lengths: list[int]) -> Rollout:
-        """One step, [N, ...]; the results of episodes that it ended go into the lists."""
+    def _step(self, slot: Slot, returns: list[float], lengths: list[int], info: list[tuple]) -> Rollout:
+        """One step, [N, ...]; the results of episodes that it ended, and what is logged of it, go into the lists."""
         obs = self._obs
         with self.doing("act", "act"):
             action, noted, self._memory = self._act(slot.params, self._memory, self._key, self._steps, obs)
@@ -90,6 +92,10 @@ class Actor(Worker):
         # A suite that resets in a step of its own shows the end of the episode once more in that
         self._forget(over if self.envs.resets_in_step else ~out.valid)
         self._account(out.reward, over, out.valid, returns, lengths)
+        for metric, entry in self.logged.items():
+            if len(numbers := out.numbers(entry)):
+                together = {"max": np.max, "min": np.min, "last": np.mean}.get(kind_of(metric), np.sum)
+                info.append((metric, float(together(numbers)), len(numbers)))
         version = np.full(len(over), slot.version, np.int32)
         outcome = out.reward, out.terminated, out.truncated, out.valid
         return Rollout(obs, action, noted, *outcome, version, final_obs, ())

@@ -88,6 +88,7 @@ class Batches:
         params: Any,
         version: int,
         max_policy_lag: int,
+        logged: dict[str, str],
         actor_devices: list[jax.Device],
         sharding: jax.sharding.Sharding,
         counters: dict[str, int],
@@ -95,7 +96,7 @@ class Batches:
     ):
         """Actors act on `actor_devices` with `act` and `memory`, see `Actor`, at first with `params`, behind which are
         `version` updates. Batches go where `sharding` says. Steps more than `max_policy_lag` updates old count as too
-        old, unless that is 0. Counting goes on from `counters`.
+        old, unless that is 0. `logged`: see `HostEnvKind`. Counting goes on from `counters`.
         """
         self._args, self._sharding, self._warn = args, sharding, warn
         self._figures: dict[str, float] | None = None  # in the end
@@ -113,6 +114,7 @@ class Batches:
                 seed=(args.seed, version),
                 memory=memory,
                 first=jax.process_index() * len(actor_devices) * args.actor_threads,
+                logged=logged,
             )
             for index, device in enumerate(device for device in actor_devices for _ in range(args.actor_threads))
         ]
@@ -137,7 +139,7 @@ class Batches:
 
     def __exit__(self, kind: Any, *error: Any) -> None:
         self.crew.__exit__(kind, *error)
-        self._figures = self.meters.own_figures() if kind else self.meters.figures()
+        self._figures = self.meters.figures(alone=bool(kind))
 
     def next(self, newest: Any, stopped: Callable[[], bool], leaving: bool) -> Batch | None:
         """The rollouts of an update, on their way to the learner's devices; None once `stopped`.
@@ -195,7 +197,7 @@ class Batches:
 
     def figures(self) -> dict[str, Any]:
         """Counts and seconds of the whole run, of all processes unless it has failed."""
-        return {"sampler_only": self._args.sampler_only, **(self._figures or self.meters.own_figures())}
+        return {"sampler_only": self._args.sampler_only, **(self._figures or self.meters.figures(alone=True))}
 
     def remarks(self) -> list[str]:
         """What limits the speed."""

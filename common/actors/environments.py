@@ -2,17 +2,26 @@
 
 from collections.abc import Callable
 from concurrent.futures import wait
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
+
+import jax
+import numpy as np
 
 from common.actors.watching import LOOK_INTERVAL, Limits, Worker
 from common.cli.errors import TrainingError, UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.envs.evaluation_params import evaluation_params
 from common.envs.host import HostEnvs
+from common.envs.masks import legal_actions, sample_legal
 from common.envs.registry import make_host
+from common.envs.spaces import is_number
 from common.envs.spec import EnvSpec
 from common.envs.usage import readable_errors
+from common.envs.varied import logged_entries
+
+LONGEST_LOOK = 1_000  # steps in search of the numbers that --log-info names
 
 
 class HostEnvKind(NamedTuple):
@@ -21,6 +30,7 @@ class HostEnvKind(NamedTuple):
     name: str
     spec: EnvSpec
     resets_in_step: bool
+    logged: dict[str, str]  # by metric of --log-info, the entry of the info
 
 
 def inspect_env(args: HostEnvArgs) -> HostEnvKind:
@@ -63,9 +73,33 @@ def _make_and_close(args: HostEnvArgs, env_params: str, worker: Worker) -> HostE
     vectorization = "vector" if args.vectorization == "vector" else "sync"
     with worker.doing("make"):
         envs = make_host(args.env, 1, args.seed, env_params, vectorization)
-    with worker.doing("close"), readable_errors(f"environment {args.env} cannot be closed"):
-        envs.close()
-    return HostEnvKind(args.env, envs.spec, envs.resets_in_step)
+    try:
+        with readable_errors(f"environment {args.env} cannot be stepped"):
+            logged = _find_logged(args, envs, worker) if args.log_info else {}
+    finally:
+        with worker.doing("close"), readable_errors(f"environment {args.env} cannot be closed"):
+            envs.close()
+    return HostEnvKind(args.env, envs.spec, envs.resets_in_step, logged)
+
+
+def _find_logged(args: HostEnvArgs, envs: HostEnvs, worker: Worker) -> dict[str, str]:
+    """The entries, which the info has in the first step, or at least until the end of an episode of random actions."""
+    with worker.doing("reset"):
+        obs = envs.reset()
+    told = {}
+    for key in jax.random.split(jax.random.key(args.seed), LONGEST_LOOK):
+        legal = legal_actions(jax.tree.map(lambda x: x[0], obs))
+        action = jax.tree.map(lambda x: np.asarray(x)[None], sample_legal(key, envs.spec.action_space, legal))
+        with worker.doing("step"):
+            out = envs.step(action)
+        obs, info = out.obs, out.info.get("final_info", out.info)
+        numbers = [name for name, x in info.items() if np.shape(x) == (1,) and is_number(x[0])]
+        told |= dict.fromkeys(name for name in numbers if not name.startswith("_"))
+        with suppress(UsageError):
+            return logged_entries(args.log_info, told, args.env)
+        if out.terminated[0] or out.truncated[0]:
+            break
+    return logged_entries(args.log_info, told, args.env)
 
 
 def _check_same(trained: HostEnvKind, evaluated: HostEnvKind) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from common.actors.crew import Crew
 from common.actors.rollouts import Collected
 from common.device import cluster
 from common.device.episodes import WINDOW
-from common.device.reductions import Tally, join, kind_of
+from common.device.reductions import Tally, kind_of
 
 SPEED_WINDOWS = (10, 60, 300)  # seconds over which speeds are measured
 
@@ -25,8 +25,7 @@ class UpdateMetrics:
         self.updates = 0
         self.leaving = False  # whether a process wanted to stop when one of the updates began, all but the newest
         self.broken: dict[str, np.ndarray] = {}  # by metric, the index of the first update in which it was not finite
-        self._value: dict[str, float] = {}  # as in a `Tally`
-        self._count: dict[str, float] = {}
+        self._reports: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self._gauges: dict[str, float] = {}  # of the newest update
         self._newest = Tally({}, {}), {}, ()
 
@@ -42,25 +41,15 @@ class UpdateMetrics:
     def read(self, more: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """What the metrics of the updates come to, with `more` behind them, and what was not finite."""
         self._read_newest()
-        return {name: np.float32(self._of_all(name)) for name in self._value} | self._gauges | more, self.broken
-
-    def _of_all(self, name: str) -> float:
-        value, count = self._value[name], self._count[name]
-        if not count:
-            return math.nan
-        return value / count if kind_of(name) == "mean" else value
+        metrics = {name: np.float32(_value_of(name, reports)) for name, reports in self._reports.items()}
+        return metrics | self._gauges | more, self.broken
 
     def _read_newest(self) -> None:
         newest, self._gauges, leaving = jax.device_get(self._newest)
         self._newest = Tally({}, {}), self._gauges, ()
         self.leaving |= bool(np.any(leaving))
         for name, value in newest.value.items():
-            count, before = float(newest.count[name]), self._count.get(name, 0)
-            if not before:
-                self._value[name] = float(value)
-            elif count:
-                self._value[name] = join(name, self._value[name], float(value), np)
-            self._count[name] = before + count
+            self._reports[name].append((float(value), float(newest.count[name])))
             if not math.isfinite(value):
                 self.broken.setdefault(name, np.array([self.updates - 1]))
 
@@ -71,6 +60,7 @@ class Part(NamedTuple):
     episodes: list[tuple[float, int]]
     lags: list[np.ndarray]  # of valid steps, by rollout
     queue_sizes: list[int]
+    info: list[tuple[str, float, int]]  # as in `Collected`
     steps: dict[str, int]  # that were learned from: "all", those that are "valid", those that are "too_old"
     speeds: dict[str, float]  # as in a row
     counts: dict[str, int]  # as in a row
@@ -88,6 +78,13 @@ def _together(values: tuple) -> Any:
     if isinstance(values[0], list):
         return [x for value in values for x in value]
     return {name: sum(value[name] for value in values) for name in values[0]}
+
+
+def _value_of(name: str, reports: list[tuple[float, float]]) -> float:
+    """A metric from its reports, each a value and of how many parts that is, of a mean their sum; NaN without any."""
+    values, counts = np.array([report for report in reports if report[1]] or [(np.nan, 1)]).T
+    kinds = {"mean": values.sum() / counts.sum(), "last": values[-1]}
+    return kinds[kind] if (kind := kind_of(name)) in kinds else getattr(values, kind)()
 
 
 class Meters:
@@ -123,6 +120,7 @@ class Meters:
         self._steps["valid"] += lag.size
         self._steps["too_old"] += int(np.sum(lag > self._max_lag)) if self._max_lag else 0
         self._episodes += zip(collected.returns, collected.lengths, strict=True)
+        self._info += collected.info
         counts, now = self._crew.queues.counts, time.monotonic()
         self._queue_sizes.append(counts["waiting"])
         if now - self._samples[-1][0] >= 0.1:
@@ -136,6 +134,8 @@ class Meters:
         self._begin_row()
         self._recent.extend(part.episodes)
         row = self._episode_metrics(part.episodes) | part.speeds
+        for metric in self._crew.actors[0].logged:
+            row[f"env/{metric}"] = _value_of(metric, [report for name, *report in part.info if name == metric])
         if part.lags:
             lag = np.concatenate(part.lags) if any(map(len, part.lags)) else np.zeros(1)
             row |= {"lag/min": lag.min(), "lag/mean": lag.mean(), "lag/max": lag.max()}
@@ -145,14 +145,9 @@ class Meters:
         self.shares = self._share(part)
         return row | part.counts | part.seconds
 
-    def figures(self) -> dict[str, float]:
-        """Counts and seconds so far. All processes call at the same time."""
-        part = self._part_of_all()
-        return part.counts | part.seconds
-
-    def own_figures(self) -> dict[str, float]:
-        """Those of this process alone."""
-        part = self._part()
+    def figures(self, alone: bool) -> dict[str, float]:
+        """Counts and seconds so far, of this process `alone`, or of all, which call at the same time."""
+        part = self._part() if alone else self._part_of_all()
         return part.counts | part.seconds
 
     def bottleneck(self) -> str:
@@ -176,7 +171,7 @@ class Meters:
     def _part(self) -> Part:
         counts = {f"rollouts/{name}": count for name, count in self._crew.queues.counts.items()}
         counts |= {"actors/restarts": self._crew.restarts.count}
-        since = self._episodes, self._lags, self._queue_sizes, self._steps
+        since = self._episodes, self._lags, self._queue_sizes, self._info, self._steps
         return Part(*since, self._speeds(), counts, self._seconds())
 
     def _part_of_all(self) -> Part:
@@ -202,6 +197,7 @@ class Meters:
     def _begin_row(self) -> None:
         self._lags: list[np.ndarray] = []
         self._queue_sizes: list[int] = []
+        self._info: list[tuple[str, float, int]] = []
         self._episodes: list[tuple[float, int]] = []
         self._steps = dict.fromkeys(("all", "valid", "too_old"), 0)
 

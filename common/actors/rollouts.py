@@ -3,7 +3,7 @@
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -37,6 +37,7 @@ class Collected(NamedTuple):
     rollout: Rollout
     returns: list[float]  # of the episodes that ended in it
     lengths: list[int]
+    info: Sequence[tuple[str, float, int]] = ()  # a step's metric of --log-info, as `Meters` adds it up
 
 
 class RolloutQueues:

@@ -27,9 +27,6 @@ class DeviceEnvArgs(ProcessArgs, PbtArgs):
     save_envs: bool = True
     """Save the environments in checkpoints; without them a resumed run begins new episodes, and is no exact one."""
 
-    log_info: tuple[str, ...] = ()
-    """Numbers in the info of the environment to log: means, or with _sum, _max, _min or _last behind a name those."""
-
     renewed: ClassVar[tuple[str, ...]] = tuple(f"shard/{x}" for x in ("env_state", "obs", "seen", "memory", "tracker"))
 
     @property

@@ -47,6 +47,8 @@ class RunArgs:
     """Environment steps to train for, rounded up to whole updates."""
     log_interval: int = 10_000
     """Environment steps between log rows."""
+    log_info: tuple[str, ...] = ()
+    """Numbers in the info of the environment to log: means, or with _sum, _max, _min or _last behind a name those."""
     eval_interval: int = 100_000
     """Environment steps between greedy evaluations; 0 evaluates at the end only."""
     eval_episodes: int = 128

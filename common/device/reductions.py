@@ -21,12 +21,6 @@ def kind_of(name: str) -> str:
     return next((kind for kind in KINDS if name.endswith(f"_{kind}")), "mean")
 
 
-def join(name: str, old: Any, new: Any, np: Any = jnp) -> Any:
-    """The value of two reports of a metric, of a mean their sum; on the host with `np` as NumPy."""
-    functions = {"mean": np.add, "sum": np.add, "max": np.maximum, "min": np.minimum, "last": lambda old, new: new}
-    return functions[kind_of(name)](old, new)
-
-
 def across_devices(grads: Any, metrics: Metrics) -> tuple[Any, Metrics]:
     """Gradients and metrics of all samples, from those of an equal share of them on each device."""
     collectives = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}
@@ -102,4 +96,5 @@ class Tally(struct.PyTreeNode):
         """The value of both reports of a metric."""
         old, new = self.value[name], newer.value[name]
         none = [newer.count[name] == 0, self.count[name] == 0]
-        return jnp.select(none, [old, new], join(name, old, new))
+        kinds = {"max": jnp.maximum, "min": jnp.minimum, "last": lambda old, new: new}
+        return jnp.select(none, [old, new], kinds.get(kind_of(name), jnp.add)(old, new))

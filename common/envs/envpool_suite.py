@@ -65,10 +65,10 @@ class EnvpoolEnvs:
         return self._conversion.observations(self._inner.reset()[0])
 
     def step(self, action: np.ndarray) -> HostStep:
-        obs, reward, terminated, truncated, _ = self._inner.step(self._conversion.actions(action))
+        obs, reward, terminated, truncated, info = self._inner.step(self._conversion.actions(action))
         valid, self._over = ~self._over, terminated | truncated
         obs = self._conversion.observations(obs)
-        return HostStep(obs, reward.astype(np.float32), terminated, truncated, valid, final_obs=None)
+        return HostStep(obs, reward.astype(np.float32), terminated, truncated, valid, None, info)
 
     def frame(self) -> np.ndarray:
         return self._inner.render(np.zeros(1, np.int32))[0]

@@ -117,7 +117,7 @@ class GymnasiumEnvs:
         else:
             valid, self._over = ~self._over, over
         obs = self._conversion.observations(obs)
-        return HostStep(obs, reward.astype(np.float32), terminated, truncated, valid, final_obs)
+        return HostStep(obs, reward.astype(np.float32), terminated, truncated, valid, final_obs, infos)
 
     def _with_final(self, obs: Any, over: np.ndarray, infos: dict[str, Any]) -> Any:
         """Observations [N, ...] with the last of the old episode where a new one has begun."""

@@ -51,10 +51,12 @@ A complete module for a suite called pond, whose environments reset in the step 
             self._inner.kill_processes()
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from common.envs.spaces import is_number
 from common.envs.spec import EnvSpec
 
 Vectorization = Literal["async", "sync", "vector"]
@@ -81,6 +83,16 @@ class HostStep(NamedTuple):
     truncated: np.ndarray  # [N] bool: a time limit, the episode would go on
     valid: np.ndarray  # [N] bool: False where the environment only reset itself and ignored the action
     final_obs: Any  # [N, ...] the true next observation; None where that is `obs`, as without resets
+    info: Mapping[str, Any] = {}  # as gymnasium's: entries [N], where _ENTRY is true; final_info has those of an end
+
+    def numbers(self, entry: str) -> np.ndarray:
+        """Those that are finite and that the info of a valid step has as this entry: at most N."""
+        over, final = self.terminated | self.truncated, self.info.get("final_info", self.info)
+        found = []
+        for info, where in ((self.info, ~over), (final, over)):
+            there = self.valid & where & info.get(f"_{entry}", True)
+            found += [x for x, told in zip(info.get(entry, ()), there, strict=False) if told and is_number(x)]
+        return np.array([x for x in found if np.isfinite(x)], float)
 
 
 class HostEnvs(Protocol):

@@ -243,4 +243,5 @@ def is_image(space: Space) -> bool:
 
 def is_number(x: Any) -> bool:
     """Whether it is a plain number, or one of NumPy's or JAX's."""
-    return isinstance(x, bool | int | float) or (getattr(x, "shape", None) == () and x.dtype.kind in "biuf")
+    kind = getattr(getattr(x, "dtype", None), "kind", "O")  # PyTorch's types have none
+    return isinstance(x, bool | int | float) or (kind in "biuf" and x.shape == ())

@@ -43,25 +43,24 @@ def for_run(args: Any, env: Env) -> Env:
         if args.pbt and name in args.evolving and isinstance(env.numbers[name.removeprefix(PREFIX)], int):
             raise UsageError(f"{name} cannot evolve: it is a whole number, and factors make others of it")
     if logged := dict.fromkeys((*args.log_info, *getattr(env.inner, "log_info", ()))):
-        env = logging(env, logged)
+        env = copy.copy(env)
+        env.logged = logged_entries(logged, env.told, env.name)
     if args.pbt and varied:  # which go from member to member, whether or not chance changes them
         env = copy.copy(env)
         env.is_judged = True
     return env
 
 
-def logging(env: Env, metrics: Iterable[str]) -> Env:
-    """`env`, whose steps have these `metrics`: entries of its info, or ENTRY_max and so on of the entry ENTRY.
+def logged_entries(metrics: Iterable[str], told: Iterable[str], name: str) -> dict[str, str]:
+    """By metric the entry of the info that it is of: the entry itself, or ENTRY_max and so on of the entry ENTRY.
 
-    Raises UsageError where there is no such entry, or where it is no number.
+    Raises UsageError for one that is not among those `told`, which are the numbers in the info of environment `name`.
     """
-    known = {f"{entry}_{kind}": entry for entry in env.told for kind in KINDS} | {entry: entry for entry in env.told}
+    known = {f"{entry}_{kind}": entry for entry in told for kind in KINDS} | {entry: entry for entry in told}
     if unknown := [metric for metric in metrics if metric not in known]:
-        there = ", ".join(env.told) or "none"
-        raise UsageError(f"--log-info {unknown[0]}: of numbers in its info, environment {env.name} has {there}")
-    env = copy.copy(env)
-    env.logged = {metric: known[metric] for metric in metrics}
-    return env
+        there = ", ".join(told) or "none"
+        raise UsageError(f"--log-info {unknown[0]}: of numbers in its info, environment {name} has {there}")
+    return {metric: known[metric] for metric in metrics}
 
 
 def check_number(env: Env, name: str, values: Iterable[float]) -> None:

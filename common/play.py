@@ -54,7 +54,7 @@ from common.actors.evaluation import run_host_episodes
 from common.actors.watching import Worker
 from common.cli.env_names import is_custom, steps_on_host
 from common.device.compilation import set_up_cache
-from common.device.evaluation import Episodes, follow, play_episodes
+from common.device.evaluation import Episodes, add_to_fingerprint, play_episodes
 from common.device.memory import Seen
 from common.drawing.gif import draw_gif
 from common.drawing.host_recording import RecordedEnvs
@@ -170,8 +170,10 @@ def play(args: Args) -> Episodes:
     if args.gif:
         episode = record_with_bar(policy, env, keys[0], console, args.stochastic)
         steps = jax.tree.map(lambda x: x[:, None], (jax.tree.map(lambda x: x[:-1], episode.obs), episode.rewards))
-        trace, _ = jax.lax.scan(lambda trace, step: (follow(trace, *step), None), jnp.zeros(1, jnp.uint32), steps)
-        first = Episodes(episode.rewards.sum(), len(episode.rewards), jax.device_get(trace))
+        fingerprint, _ = jax.lax.scan(
+            lambda fingerprint, step: (add_to_fingerprint(fingerprint, *step), None), jnp.zeros(1, jnp.uint32), steps
+        )
+        first = Episodes(episode.rewards.sum(), len(episode.rewards), jax.device_get(fingerprint))
         episodes = jax.tree.map(np.append, first, episodes)
     show(episodes, console, env.is_game)
     if args.gif:
@@ -192,7 +194,7 @@ def show(episodes: Episodes, console: Console, is_game: bool = False) -> None:
     ret = episodes.ret
     spread = f"{ret.mean():.1f} ± {ret.std():.1f} (min {ret.min():.1f}, max {ret.max():.1f})"
     won = f", {np.mean(ret > 0):.0%} won" if is_game else ""
-    console.say(f"return   {spread} over {counted(len(ret), [len(np.unique(episodes.trace))])}{won}")
+    console.say(f"return   {spread} over {counted(len(ret), [len(np.unique(episodes.fingerprint))])}{won}")
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def _find_logged(args: HostEnvArgs, envs: HostEnvs, worker: Worker) -> dict[str,
     """The entries, which the info has in the first step, or at least until the end of an episode of random actions."""
     with worker.doing("reset"):
         obs = envs.reset()
-    told = {}
+    found = {}
     for key in jax.random.split(jax.random.key(args.seed), LONGEST_LOOK):
         legal = legal_actions(jax.tree.map(lambda x: x[0], obs))
         action = jax.tree.map(lambda x: np.asarray(x)[None], sample_legal(key, envs.spec.action_space, legal))
@@ -94,12 +94,12 @@ def _find_logged(args: HostEnvArgs, envs: HostEnvs, worker: Worker) -> dict[str,
             out = envs.step(action)
         obs, info = out.obs, out.info.get("final_info", out.info)
         numbers = [name for name, x in info.items() if np.shape(x) == (1,) and is_number(x[0])]
-        told |= dict.fromkeys(name for name in numbers if not name.startswith("_"))
+        found |= dict.fromkeys(name for name in numbers if not name.startswith("_"))
         with suppress(UsageError):
-            return logged_entries(args.log_info, told, args.env)
+            return logged_entries(args.log_info, found, args.env)
         if out.terminated[0] or out.truncated[0]:
             break
-    return logged_entries(args.log_info, told, args.env)
+    return logged_entries(args.log_info, found, args.env)
 
 
 def _check_same(trained: HostEnvKind, evaluated: HostEnvKind) -> None:

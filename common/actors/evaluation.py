@@ -130,7 +130,7 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
     player, count = Player.of(player), envs.num_envs
     quota = num_episodes // count + (np.arange(count) < num_episodes % count)
     ret, length = np.zeros((2, count))
-    trace = np.zeros(count, np.int64)
+    fingerprint = np.zeros(count, np.int64)
     results: list[list[tuple[float, float, int]]] = [[] for _ in range(count)]
     with worker.doing("reset"):
         seen = Seen(envs.reset(), np.ones(count, bool), np.zeros(count, np.float32))
@@ -148,7 +148,9 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
         worker.steps += 1
         for index in np.flatnonzero(out.valid):
             seen_there = (np.asarray(x)[index].tobytes() for x in (*jax.tree.leaves(seen.obs), out.reward))
-            trace[index] = zlib.crc32(b"".join(seen_there), trace[index])  # as in `follow`, on the device
+            fingerprint[index] = zlib.crc32(
+                b"".join(seen_there), fingerprint[index]
+            )  # as in `add_to_fingerprint`, on the device
         # Where a suite resets in a step of its own, the episode begins behind that step
         ended = (out.terminated | out.truncated) & out.valid
         seen = Seen(out.obs, ended | ~out.valid, out.reward.astype(np.float32))
@@ -158,7 +160,7 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
         over = ended | (length >= LONGEST_HORIZON)
         counted = over & (quota > 0)
         for index in np.flatnonzero(counted):
-            results[index].append((ret[index], length[index], trace[index]))
+            results[index].append((ret[index], length[index], fingerprint[index]))
         quota = quota - counted
-        ret[over] = length[over] = trace[over] = 0
+        ret[over] = length[over] = fingerprint[over] = 0
     return Episodes(*np.array([one for each in results for one in each]).T)

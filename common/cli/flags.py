@@ -48,7 +48,7 @@ class RunArgs:
     log_interval: int = 10_000
     """Environment steps between log rows."""
     log_info: tuple[str, ...] = ()
-    """Numbers in the info of the environment to log: means, or with _sum, _max, _min or _last behind a name those."""
+    """Entries of the environment's info to log: ENTRY as a mean, or ENTRY_sum, ENTRY_max, ENTRY_min, ENTRY_last."""
     eval_interval: int = 100_000
     """Environment steps between greedy evaluations; 0 evaluates at the end only."""
     eval_episodes: int = 128

@@ -21,7 +21,7 @@ class Episodes(NamedTuple):
 
     ret: jax.Array  # [E] sum of raw rewards
     length: jax.Array  # [E] steps
-    trace: jax.Array  # [E] fingerprint of the observations and rewards: the same for episodes that are the same
+    fingerprint: jax.Array  # [E] of all observations and rewards: the same for episodes that are the same
 
 
 class Evaluated(NamedTuple):
@@ -69,7 +69,9 @@ def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episo
         episodes = Episodes(
             ret=episodes.ret + jnp.where(done, 0.0, out.reward),
             length=episodes.length + jnp.where(done, 0.0, 1.0),
-            trace=jnp.where(done, episodes.trace, follow(episodes.trace, seen.obs, out.reward)),
+            fingerprint=jnp.where(
+                done, episodes.fingerprint, add_to_fingerprint(episodes.fingerprint, seen.obs, out.reward)
+            ),
         )
         over = out.terminated | out.truncated
         return time + 1, out.state, Seen(out.obs, over, out.reward), memory, done | over, episodes
@@ -81,18 +83,18 @@ def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episo
     return episodes
 
 
-def follow(trace: jax.Array, obs: Any, reward: jax.Array) -> jax.Array:
-    """The fingerprints `trace` [E] after one more step, from `obs` [E, ...] with `reward` [E].
+def add_to_fingerprint(fingerprint: jax.Array, obs: Any, reward: jax.Array) -> jax.Array:
+    """The fingerprints [E] after one more step, from `obs` [E, ...] with `reward` [E].
 
     Every bit counts. Of 128 different episodes two have the same one with a chance of 2e-6.
     """
     for x in (*jax.tree.leaves(obs), reward):
-        x = x.reshape(len(trace), -1)
+        x = x.reshape(len(fingerprint), -1)
         is_float = jnp.issubdtype(x.dtype, jnp.floating)
         bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32) if is_float else x.astype(jnp.uint32)
         places = _mixed(jnp.arange(bits.shape[1], dtype=jnp.uint32))
-        trace = _mixed(31 * trace + jnp.sum(_mixed(bits + places), axis=1, dtype=jnp.uint32))
-    return trace
+        fingerprint = _mixed(31 * fingerprint + jnp.sum(_mixed(bits + places), axis=1, dtype=jnp.uint32))
+    return fingerprint
 
 
 def _mixed(x: jax.Array) -> jax.Array:

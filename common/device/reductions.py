@@ -11,14 +11,14 @@ import jax.numpy as jnp
 from flax import struct
 
 from common.device.sharding import AXIS, flat_pmean
-from common.envs.varied import KINDS
+from common.envs.varied import REDUCTIONS
 
 Metrics = dict[str, jax.Array]
 
 
 def kind_of(name: str) -> str:
     """What the metric of that name is: `sum`, `max`, `min`, `last` or `mean`."""
-    return next((kind for kind in KINDS if name.endswith(f"_{kind}")), "mean")
+    return next((kind for kind in REDUCTIONS if name.endswith(f"_{kind}")), "mean")
 
 
 def across_devices(grads: Any, metrics: Metrics) -> tuple[Any, Metrics]:

@@ -102,8 +102,8 @@ class Env:
     tells_objective = False  # whether its own steps have an `objective`
     is_judged = False  # whether the steps of members have one, told by their environment or by a judge
     judge: "Env | None" = None  # whose rewards are that objective
-    told: tuple[str, ...] = ()  # the entries of its `info` that are numbers
-    logged: dict[str, str] | None = None  # by metric, the entry of `info`; None is each of `told`
+    info_numbers: tuple[str, ...] = ()  # the entries of its `info` that are numbers
+    logged: dict[str, str] | None = None  # by metric, the entry of `info`; None is each of `info_numbers`
 
     def __init__(self, name: str, inner: Any, observation_space: Any, action_space: Any, max_steps: int = 0):
         """`name` is what the user calls it, `inner` the suite's own object. Spaces may be gymnax's or gymnasium's too.
@@ -121,7 +121,7 @@ class Env:
         action = jax.eval_shape(lambda key: spaces.sample(key, self.action_space), jax.random.key(0))
         stepped = jax.eval_shape(self.step, jax.random.key(0), self.state_shape, action)  # checks what it returns
         self.tells_objective = self.is_judged = stepped.objective is not None
-        self.told, self.logged = tuple(stepped.info or ()), {}
+        self.info_numbers, self.logged = tuple(stepped.info or ()), {}
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         """First observation and state of an episode: what a suite gives."""

@@ -15,7 +15,7 @@ from common.envs.environment import Env
 from common.envs.requirements import need_fitting_steps
 from common.envs.usage import changed_params, readable_errors
 
-KINDS = "sum", "max", "min", "last"  # what metrics can be but means, as the ends of their names say
+REDUCTIONS = "sum", "max", "min", "last"  # what metrics can be but means, as the ends of their names say
 CHOOSE = "let it be one of some numbers, as by choice:100,500"
 
 
@@ -44,21 +44,21 @@ def for_run(args: Any, env: Env) -> Env:
             raise UsageError(f"{name} cannot evolve: it is a whole number, and factors make others of it")
     if logged := dict.fromkeys((*args.log_info, *getattr(env.inner, "log_info", ()))):
         env = copy.copy(env)
-        env.logged = logged_entries(logged, env.told, env.name)
+        env.logged = logged_entries(logged, env.info_numbers, env.name)
     if args.pbt and varied:  # which go from member to member, whether or not chance changes them
         env = copy.copy(env)
         env.is_judged = True
     return env
 
 
-def logged_entries(metrics: Iterable[str], told: Iterable[str], name: str) -> dict[str, str]:
+def logged_entries(metrics: Iterable[str], numbers: Iterable[str], name: str) -> dict[str, str]:
     """By metric the entry of the info that it is of: the entry itself, or ENTRY_max and so on of the entry ENTRY.
 
-    Raises UsageError for one that is not among those `told`, which are the numbers in the info of environment `name`.
+    `numbers` are the entries of the info of environment `name` that are numbers. Raises UsageError for any other.
     """
-    known = {f"{entry}_{kind}": entry for entry in told for kind in KINDS} | {entry: entry for entry in told}
+    known = {f"{entry}_{kind}": entry for entry in numbers for kind in REDUCTIONS} | {entry: entry for entry in numbers}
     if unknown := [metric for metric in metrics if metric not in known]:
-        there = ", ".join(told) or "none"
+        there = ", ".join(numbers) or "none"
         raise UsageError(f"--log-info {unknown[0]}: of numbers in its info, environment {name} has {there}")
     return {metric: known[metric] for metric in metrics}
 

@@ -225,4 +225,4 @@ def metrics_of(episodes: Episodes, is_game: bool) -> dict[str, list[float]]:
     if is_game:
         values["win_rate"] = np.mean(episodes.ret > 0, axis=1)
     found = {f"eval/{name}": value.astype(float).tolist() for name, value in values.items()}
-    return found | {DISTINCT: [float(len(np.unique(trace))) for trace in episodes.trace]}
+    return found | {DISTINCT: [float(len(np.unique(fingerprint))) for fingerprint in episodes.fingerprint]}

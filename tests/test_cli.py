@@ -551,7 +551,7 @@ def test_overwrite_deletes_no_directory_of_others(config, tmp_path):
 
 def test_overwrite_deletes_what_a_run_has_written_says_so_and_leaves_the_rest(copy, capsys):
     gone = [".curve.12.png", "events.out.tfevents.1", f"checkpoints/512{UNFINISHED}/state", "checkpoints/512.damaged/a"]
-    stays = ["notes.txt", "policy.onnx", "checkpoints/best.onnx", "plots/metrics.jsonl", "wandb.txt"]
+    stays = ["notes.txt", "policy.onnx", "checkpoints/best.onnx", "plots/metrics.jsonl", "wandb/mine"]
     for name in (*gone, *stays):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / name).write_text("ten years of work")

@@ -64,7 +64,7 @@ class Console:
         from rich import progress
 
         columns = [
-            progress.TextColumn("{task.completed:>11,.0f} / {task.total:,.0f} steps"),
+            progress.TextColumn("{task.completed:,.0f} / {task.total:,.0f} steps"),
             progress.BarColumn(bar_width=None),
             progress.TextColumn("{task.fields[report]}"),
             progress.TextColumn("ETA"),
@@ -82,14 +82,15 @@ class Console:
         counts = row["episode/count"]
         ended = round(sum(counts) if isinstance(counts, list) else counts)
         earned = f"return {self._brief(row['episode/return'])} " if ended else ""
-        which = f"({ended:,} episode{'s' * (ended > 1)} ended)" if ended else "no episode ended"
-        which += f"  {row['time/sps']:,.0f} steps/s"
+        which, speed = f"{ended:,} episode{'s' * (ended > 1)} ended", f"{row['time/sps']:,.0f} steps/s"
         if self._bar:  # in two lines, which fit on 80 columns
+            report = f"{earned}\n{which}, {speed}" if ended else f"no episode ended\n{speed}"
             with self._unread():
-                self._bar.update(self._task, completed=min(steps, self.total), report=f"{earned}\n{which}".strip())
+                self._bar.update(self._task, completed=min(steps, self.total), report=report)
             return
+        which = f"({which})" if ended else "no episode ended"
         eta = max(self.total - steps, 0) / max(row["time/sps_wall"], 1e-9)
-        self.say(f"step {steps:>11,} / {self.total:,}  {earned}{which}  ETA {eta:.0f} s")
+        self.say(f"step {steps:>11,} / {self.total:,}  {earned}{which}  {speed}  ETA {eta:.0f} s")
 
     def attempt(self, what: str, tell: Callable[..., T], *args: Any) -> T | None:
         """What `tell` returns at the end of a run, which that does not decide; None where it fails, with a warning."""

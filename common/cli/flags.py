@@ -68,7 +68,7 @@ class RunArgs:
     init_from: str = ""
     """Start from the parameters and normaliser of this run, at step 0."""
     overwrite: bool = False
-    """Delete an existing run in --run-dir first; files that no run has written stay."""
+    """Delete an existing run in --run-dir first; files by other names than those of a run stay."""
     stop_after: int = 0
     """Stop, saved and resumable, once this many environment steps are done in all; 0 is off."""
     max_seconds: float = 0.0

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from common.cli.checks import LARGEST
 from common.cli.errors import FailedEnvError, UsageError
 
 LISTED = 40  # ids at most, in a message
@@ -55,9 +56,9 @@ def settable(constructor: Callable) -> dict[str, Any]:
 
 
 def check_time_limit(name: str, parameter: str, steps: int) -> None:
-    """Raise UsageError where a `parameter` leaves no step to an episode."""
-    if steps < 1:
-        raise UsageError(f"{name} parameter {parameter!r} must be at least 1, got {steps}")
+    """Raise UsageError where a `parameter` leaves no step to an episode, or cannot be counted."""
+    if not 1 <= steps <= LARGEST:
+        raise UsageError(f"{name} parameter {parameter!r} must be at least 1 and at most {LARGEST:,}, got {steps}")
 
 
 def refuse_params(params: dict[str, Any], taken: Iterable[str]) -> None:

@@ -6,7 +6,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from common.cli.config import NAME
+from common.cli.config import NAME, read_config
 from common.cli.errors import UsageError
 from common.cli.files import final_name
 from common.runs import lock
@@ -38,6 +38,8 @@ def delete_run(run_dir: Path) -> str:
     inside = sorted(path.name for path in run_dir.iterdir() if path.name not in (NAME, FOLDER, lock.NAME))
     saved = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     of_run = [*filter(is_of_run, inside)]
+    if "wandb" in of_run and not read_config(run_dir)["args"].get("wandb"):
+        of_run.remove("wandb")
     checkpoints = [name for name in saved if step_of(name) is not None or is_checkpoint(name)]
     for path in (*(run_dir / name for name in of_run), *(folder / name for name in checkpoints)):  # DONE first
         shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -10,7 +10,7 @@ from common.cli.console import Console
 from common.cli.signals import SignalWatch
 from common.device import cluster
 
-PROMISE = "interrupted: finishing this chunk and saving; interrupt again to exit at once"
+PROMISE = "interrupted: ending once everything is saved; interrupt again to exit at once"
 
 
 class Interruption:

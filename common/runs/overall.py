@@ -26,9 +26,10 @@ def of_best_member(returns: Sequence[float]) -> float:
 def counted(episodes: int, distinct: Sequence[float]) -> str:
     """A number of episodes, in words, and how many of them were `distinct`, of each agent, where that is known."""
     if not distinct or min(distinct) == episodes:
-        return f"{episodes} {'different ' * bool(distinct)}episode{'s' * (episodes > 1)}"
+        return f"{episodes} {'different ' * bool(distinct and episodes > 1)}episode{'s' * (episodes > 1)}"
     fewest, most = min(distinct), max(distinct)
-    return f"{episodes} episodes, {f'{fewest:.0f} to ' * (fewest < most)}{most:.0f} of them different"
+    which = f"{f'{fewest:.0f} to ' * (fewest < most)}{most:.0f} of them different" if most > 1 else "all the same"
+    return f"{episodes} episodes, {which}"
 
 
 def best_step(evaluations: dict[int, list[float]], agent: int | None = None, overall: Overall = of_seeds) -> int | None:

@@ -246,7 +246,7 @@ def test_numbers_in_the_info_are_logged(make_args, tmp_path):
 @pytest.mark.parametrize("name", ["Chatty", "ChattyReset"])
 def test_environments_tell_which_numbers_their_info_has(name):
     env = make_env(name)
-    assert {"time", "end", "end_last"} <= set(env.told) and "all" not in env.told
+    assert {"time", "end", "end_last"} <= set(env.info_numbers) and "all" not in env.info_numbers
     env.inner.log_info = ("end_last",)  # as the environment wants it
     run = for_run(small_args(log_info=("time_max",)), env)
     _, state = run.reset(jax.random.key(0))

@@ -209,10 +209,10 @@ def test_pgx_trains():
 @pytest.mark.parametrize(
     ("name", "params", "words"),
     [
-        (CRAFTAX, '{"max_timesteps": 0}', "'max_timesteps' must be at least 1, got 0"),
+        (CRAFTAX, '{"max_timesteps": 0}', "'max_timesteps' must be at least 1"),
         (CRAFTAX, '{"zombies": 0}', "has no parameter 'zombies'; it has max_timesteps, day_length, always_diamond"),
         ("craftax:Craftax-v1", "", "did you mean craftax:Craftax-"),
-        ("pgx:connect_four", '{"max_steps": 0}', "'max_steps' must be at least 1, got 0"),
+        ("pgx:connect_four", '{"max_steps": 0}', "'max_steps' must be at least 1"),
         ("pgx:conect_four", "", "did you mean pgx:connect_four"),
         ("pgx:bridge_bidding", "", "unknown environment 'pgx:bridge_bidding'"),
     ],

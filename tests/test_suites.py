@@ -61,7 +61,7 @@ def test_brax_trains_and_its_state_can_be_saved(pole):
     ("params", "words"),
     [
         ('{"gravity": 3}', "brax:ant has no parameter 'gravity'; it has ctrl_cost_weight, .*backend, episode_length"),
-        ('{"episode_length": 0}', "brax:ant parameter 'episode_length' must be at least 1, got 0"),
+        ('{"episode_length": 0}', "brax:ant parameter 'episode_length' must be at least 1"),
         ('{"backend": 3}', "'backend' must be like 'generalized', got 3"),
         ('{"backend": "none"}', "environment brax:ant cannot be made: "),
         ('{"healthy_z_range": [0.2]}', r"'healthy_z_range' must be like \(0.2, 1.0\), got \[0.2\]"),
@@ -194,7 +194,7 @@ def test_pictures_are_drawn_by_the_suite_itself_or_else_of_observations(tmp_path
     ("name", "params", "words"),
     [
         ("Snake-v1", '{"size": 3}', "jumanji:Snake-v1 has no parameter 'size'; it has num_rows, num_cols, time_limit"),
-        ("Snake-v1", '{"time_limit": -1}', "parameter 'time_limit' must be at least 1, got -1"),
+        ("Snake-v1", '{"time_limit": -1}', "parameter 'time_limit' must be at least 1"),
         ("Snake-v1", '{"num_rows": "x"}', "'num_rows' must be like 12, got 'x'"),
         ("Snake-v2", "", "did you mean jumanji:Snake-v1"),
     ],

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cli_helpers import check_words, refusal
 from helpers import Watch, metric_rows, relative_difference, replicas_are_identical, result_of, same_bits
 from orbax.checkpoint import v1 as orbax
 from PIL import Image
@@ -115,7 +114,7 @@ def double_sum(log_rho, reward, value, next_value, terminated, truncated, gamma,
     return np.array(targets)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_vtrace_is_the_double_sum(seed):
     """From which follow the discounted return on policy, and that two episodes in one trace equal two traces."""
     trace = random_trace(seed)
@@ -187,10 +186,10 @@ def replicas(tree: Any) -> bool:
 @pytest.mark.parametrize(
     "flags",
     [
-        {"num_epochs": 2, "num_minibatches": 2, "clip_vloss": True},
-        {"loss": "impala", "normalize_obs": True},
+        {"num_epochs": 2, "num_minibatches": 2, "clip_vloss": True, "normalize_obs": True},
+        pytest.param({"loss": "impala", "normalize_obs": True}, marks=pytest.mark.slow),
         # Of cells that last far longer than these rollouts, gradients are so small that Adam makes steps of rounding
-        {"num_epochs": 2, "num_minibatches": 2, "rnn": "gru", "rnn_span": 16},
+        pytest.param({"num_epochs": 2, "num_minibatches": 2, "rnn": "gru", "rnn_span": 16}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -198,9 +197,8 @@ def test_any_number_of_devices_learns_the_same(flags):
     lab = Lab(envs_per_actor=16, **flags)
     rollouts = [lab.rollout(seed, final_obs="loss" in flags, envs=16) for seed in (0, 1)]
     one, _ = lab.update(*rollouts, updates=3)
-    for devices in (2, 8):
-        several, _ = lab.update(*rollouts, devices=devices, updates=3)
-        assert relative_difference(one, several) < 1e-5
+    several, _ = lab.update(*rollouts, devices=4, updates=3)
+    assert relative_difference(one, several) < 1e-5
 
 
 def test_masked_steps_teach_nothing():
@@ -222,6 +220,9 @@ def test_masked_steps_teach_nothing():
     assert relative_difference(lab.update(rollout)[0], lab.update(changed)[0]) > 1e-3
 
 
+GAE = {"advantage": "gae", "normalize_obs": True, "normalize_returns": False}
+
+
 def test_means_are_over_the_steps_that_count():
     lab = Lab()
     few, many = lab.rollout(0, envs=4), lab.rollout(1, envs=4)
@@ -232,16 +233,15 @@ def test_means_are_over_the_steps_that_count():
 
 
 @pytest.mark.parametrize(
-    "flags",
+    ("end", "flags"),
     [
-        {},
-        {"advantage": "gae", "normalize_obs": True, "normalize_returns": False},
-        {"rnn": "lstm", "rnn_layers": 2},
-        {"rnn": "gru", "advantage": "gae", "share_torso": True},
+        ("truncated", {}),
+        ("truncated", {"rnn": "lstm", "rnn_layers": 2}),
+        pytest.param("truncated", GAE, marks=pytest.mark.slow),
+        pytest.param("terminated", GAE | {"rnn": "gru", "share_torso": True}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("end", ["terminated", "truncated"])
 def test_both_kinds_of_reset_teach_the_same(end, flags):
     """The same experience as a suite records it that resets within a step, and as one that takes a step of its own."""
     lab = Lab(**flags)
@@ -272,15 +272,16 @@ def test_a_truncated_step_bootstraps_from_its_final_observation_and_a_terminated
         np.testing.assert_allclose(lab.update(case)[1]["value/target"], target.mean(), rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["rnn_size", "rnn_layers", "rnn_span"])
-def test_flags_of_memory_need_one(name):
-    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} needs --rnn gru or lstm"):
-        small_args(**{name: 7})
-    assert small_args(rnn="gru", **{name: 7})
-
-
-@pytest.mark.parametrize("env", ["envpool:CartPole-v1", "gymnasium:CartPole-v1"], ids=["own step", "same step"])
-@pytest.mark.parametrize("flags", [{"rnn": "gru"}, {"rnn": "lstm", "rnn_layers": 2, "share_torso": True}], ids=str)
+@pytest.mark.parametrize(
+    ("env", "flags"),
+    [
+        ("envpool:CartPole-v1", {"rnn": "gru"}),
+        pytest.param(
+            "gymnasium:CartPole-v1", {"rnn": "lstm", "rnn_layers": 2, "share_torso": True}, marks=pytest.mark.slow
+        ),
+    ],
+    ids=["own step", "same step"],
+)
 def test_x7_learners_see_the_probabilities_of_actors_over_many_rollouts(env, flags):
     """Episodes of five steps and less end at every position of a rollout; `envpool` resets in a step of its own."""
     lab = Lab(env=env, env_params='{"max_episode_steps": 5}', num_steps=7, envs_per_actor=3, **flags)
@@ -307,26 +308,12 @@ def test_both_losses_agree_on_policy():
     assert relative_difference(*rollouts) < 1e-5
 
 
-@pytest.mark.parametrize("flags", [{"num_epochs": 3}, {"loss": "impala", "vf_coef": 0.0, "ent_coef": 0.0}], ids=str)
-def test_ratios_beyond_the_clamp_stay_finite_and_impala_learns_from_them(flags):
-    lab = Lab(**flags)
+def test_ratios_beyond_the_clamp_stay_finite_and_impala_learns_from_them():
+    lab = Lab(loss="impala", vf_coef=0.0, ent_coef=0.0)
     params, metrics = lab.update(lab.rollout(0)._replace(noted=np.full((8, 8), -200, np.float32)))
     assert metrics["policy/rho"] == pytest.approx(20.0)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
-    assert "loss" not in flags or metrics["grad/norm"] > 0
-
-
-@pytest.mark.parametrize("encoder", ["small", "nature", "impala", "flat"])
-def test_images_are_seen(encoder):
-    lab = Lab(encoder=encoder, env="gymnasium:host_toys:ImageToy-v0", share_torso=True)
-    obs = np.random.default_rng(0).integers(0, 255, (1, 5, 84, 84, 4)).astype(np.uint8)
-    space = lab.spec.observation_space._replace(shape=(84, 84, 4))
-    network = appo.Network(lab.args, space, lab.spec.action_space)
-    memory = lab.appo.carried_memory(5)
-    (policy, value, _), _ = network.init_with_output(jax.random.key(0), obs, np.zeros((1, 5), bool), memory)
-    assert value.shape == (1, 5)
-    assert len(np.unique(np.asarray(policy.logits), axis=1)[0]) == 5
-    assert np.isfinite(policy.logits).all()
+    assert metrics["grad/norm"] > 0
 
 
 # ---------------------------------------------------------------------------------------------------------- whole runs
@@ -355,10 +342,9 @@ def lockstep(tmp_path_factory):
 
 
 def test_lockstep_repeats_itself_and_serial_gives_the_same(lockstep, tmp_path):
-    again = train(tmp_path / "again", lockstep=True, **PASSES)
     serial = train(tmp_path / "serial", serial=True, **PASSES)
     other = train(tmp_path / "other", serial=True, seed=1, **PASSES)
-    assert lockstep[0].state_sha256 == again.state_sha256 == serial.state_sha256 != other.state_sha256
+    assert lockstep[0].state_sha256 == serial.state_sha256 != other.state_sha256
 
 
 def test_lag_is_exactly_one_in_lockstep(lockstep):
@@ -367,6 +353,7 @@ def test_lag_is_exactly_one_in_lockstep(lockstep):
     assert lags[0] == [0, 0.5, 1]  # two updates, the first of them with the parameters that the run began with
 
 
+@pytest.mark.slow
 def test_numbers_in_infos_are_logged(tmp_path):
     """Sixteen steps of episodes of seven, in each of sixteen environments of two actors."""
     logged = {"time": 59 / 16, "time_sum": 16 * 59, "time_max": 7, "time_min": 1, "time_last": 2}
@@ -377,24 +364,17 @@ def test_numbers_in_infos_are_logged(tmp_path):
     assert {name: row[f"env/{name}"] for name in logged} == logged
 
 
-def test_lag_grows_with_the_publish_interval(tmp_path):
-    train(tmp_path / "run", lockstep=True, publish_interval=3, log_interval=128)
-    assert [row["lag/max"] for row in rows(tmp_path / "run")] == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3]
-
-
+@pytest.mark.slow
 def test_learners_on_other_devices_learn_the_same(lockstep, tmp_path, monkeypatch):
     states = []
     finish = Run.finish
     monkeypatch.setattr(Run, "finish", lambda run, state, *more: states.append(state) or finish(run, state, *more))
-    split = train(tmp_path / "split", lockstep=True, actor_devices="0", learner_devices="1,2", **PASSES)
+    split = train(
+        tmp_path / "split", lockstep=True, actor_devices="0,3", learner_devices="1,2", actor_threads=1, **PASSES
+    )
     assert relative_difference(split.params, lockstep[0].params) < 1e-5
     assert replicas_are_identical(states[-1])
     assert json.loads((tmp_path / "split" / "config.json").read_text())["devices"] == ["cpu:1", "cpu:2"]
-
-
-def test_actors_on_several_devices(tmp_path):
-    train(tmp_path / "run", actor_devices="0,3", learner_devices="1,2", actor_threads=1)
-    assert rows(tmp_path / "run")[-1]["rollouts/trained"] == 20
 
 
 def slow_learner(monkeypatch, may_take: Callable[[dict[str, int]], bool]) -> None:
@@ -407,17 +387,17 @@ def slow_learner(monkeypatch, may_take: Callable[[dict[str, int]], bool]) -> Non
     monkeypatch.setattr(RolloutQueues, "take", slow)
 
 
-@pytest.mark.parametrize("on_full", ["block", "drop-oldest"])
-def test_every_rollout_is_accounted_for(on_full, tmp_path, monkeypatch):
-    slow_learner(monkeypatch, lambda counts: counts["dropped"] > 0 or on_full == "block")
-    train(tmp_path / "run", on_full=on_full, total_timesteps=20 * 128, log_interval=128)
+def test_every_rollout_is_accounted_for(tmp_path, monkeypatch):
+    slow_learner(monkeypatch, lambda counts: counts["dropped"] > 0)
+    train(tmp_path / "run", on_full="drop-oldest", total_timesteps=20 * 128, log_interval=128)
     seen = rows(tmp_path / "run")
     assert seen[-1]["rollouts/trained"] == 40
     end = result_of(tmp_path / "run")
     assert end["rollouts/produced"] == sum(end[f"rollouts/{name}"] for name in ("trained", "dropped", "discarded"))
-    assert (seen[-1]["rollouts/dropped"] > 0) == (on_full == "drop-oldest")
+    assert seen[-1]["rollouts/dropped"] > 0
 
 
+@pytest.mark.slow
 def test_lag_is_bounded_with_a_slow_learner(tmp_path, monkeypatch):
     slow_learner(monkeypatch, lambda counts: counts["waiting"] == 2)
     train(tmp_path / "run", total_timesteps=12 * 128, max_policy_lag=1, log_interval=128)
@@ -425,12 +405,6 @@ def test_lag_is_bounded_with_a_slow_learner(tmp_path, monkeypatch):
     assert 2 <= max(row["lag/max"] for row in seen) <= 4  # being collected, waiting, and two with the learner
     assert max(row["batch/too_old"] for row in seen) > 0
     assert min(row["batch/valid"] for row in seen) == 1  # masked for their age only
-
-
-def test_rollouts_of_whichever_actors_are_first(tmp_path):
-    train(tmp_path / "run", rollouts_per_update=1, actor_threads=3)
-    assert rows(tmp_path / "run")[-1]["updates"] == 20
-    assert result_of(tmp_path / "run")["env_steps"] == 20 * 64
 
 
 def test_one_compilation_and_no_growing_memory(tmp_path, monkeypatch):
@@ -475,18 +449,14 @@ def test_a_loaded_policy_earns_what_the_run_said(lockstep):
     assert len(set(policy(np.random.default_rng(0).normal(size=(300, 2)) * 100))) > 1
 
 
-def test_commands_for_policies_know_host_environments(lockstep, tmp_path, capsys):
+def test_commands_for_policies_know_host_environments(lockstep, tmp_path):
     _, folder = lockstep
     episodes = play.play(play.Args(run=str(folder), env=TOY, episodes=3))
     assert len(episodes.ret) == 3
     assert episodes.length.tolist() == [7, 7, 7]
-    assert play.play(play.Args(run=str(folder), env=TOY, episodes=3, stochastic=True)).length.tolist() == [7, 7, 7]
     for env in (TOY, "gymnasium:host_toys:DrawnToy-v0"):  # observations over time, and what the suite draws
         play.play(play.Args(run=str(folder), env=env, env_params='{"limit": 7}', gif=str(tmp_path / "x.gif")))
         assert Image.open(tmp_path / "x.gif").n_frames == 8
-    with pytest.raises(UsageError, match="name it again"):
-        play.play(play.Args(run=str(folder)))
-    capsys.readouterr()
     export.export(export.Args(run=str(folder), out=str(tmp_path / "policy.stablehlo")))
     assert (tmp_path / "policy.stablehlo").stat().st_size > 1000
 
@@ -558,26 +528,24 @@ def test_a_restart_does_not_change_what_lockstep_means(tmp_path, capfd):
     """Every rollout still has the parameters that its place in the order says."""
     flags = {"rollouts_per_update": 3, "publish_interval": 2, "restart_interval": 0.0}
     hashes = []
-    for name, mode in (("a", "lockstep"), ("b", "lockstep"), ("c", "serial")):
-        params = json.dumps({"raise_at": 20})
-        result = train(
-            tmp_path / name, env_params=params, max_restarts=100, total_timesteps=12 * 192, **{mode: True}, **flags
-        )
+    flags |= {"env_params": '{"raise_at": 20}', "max_restarts": 100, "total_timesteps": 6 * 192}
+    for mode in ("lockstep", "serial"):
+        result = train(tmp_path / mode, **{mode: True}, **flags)
         hashes.append(result.state_sha256)
     assert len(set(hashes)) == 1
     assert "restarts now" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["BoxToy", "MultiToy", "ImageToy", "HybridToy"])
 def test_other_spaces_train(env, tmp_path):
     result = train(tmp_path / "run", env=f"gymnasium:host_toys:{env}-v0")
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.params))
 
 
-@pytest.mark.parametrize("vectorization", ["async", "sync"])
-def test_observations_with_parts_and_a_mask(vectorization, tmp_path):
+def test_observations_with_parts_and_a_mask(tmp_path):
     """Parts reach the networks as the suite gives them, and no illegal action is ever taken, in evaluations neither."""
-    flags = {"env": "gymnasium:host_toys:DictToy-v0", "vectorization": vectorization, "eval_interval": 640}
+    flags = {"env": "gymnasium:host_toys:DictToy-v0", "vectorization": "async", "eval_interval": 640}
     result = train(tmp_path / "run", **flags, normalize_obs=True, rnn="gru", rnn_size=4)
     for row in metric_rows(tmp_path / "run"):
         assert row.get("episode/return_min", row.get("eval/return_min")) >= 0
@@ -592,28 +560,21 @@ def test_observations_with_parts_and_a_mask(vectorization, tmp_path):
     assert actions.tolist() == [0, 1]
     ends = {"env": flags["env"], "env_params": '{"no_action_at": 7}', "gif": str(tmp_path / "x.gif")}
     assert play.play(play.Args(run=str(result.run_dir), **ends, episodes=2)).length.tolist() == [7, 7]
-    with pytest.raises(UsageError, match="frames of gymnasium:.* has shape .12, 12, 2."):
-        policy(obs | {"frames": np.ones((2, 12, 12))}, policy.initial_memory(2), True)
-    with pytest.raises(UsageError, match="have the parts of Dict"):
-        policy(obs["numbers"], policy.initial_memory(2), True)
 
 
-def test_a_state_without_any_legal_action_is_an_error(tmp_path):
-    """Not at the end of an episode, where nobody acts."""
-    env = {"env": "gymnasium:host_toys:DictToy-v0"}
-    assert train(tmp_path / "end", **env, env_params='{"no_action_at": 7}').status == "finished"
-    with pytest.raises(TrainingError, match="actor [0-9] failed: .*DictToy-v0 has a state without any legal action"):
-        train(tmp_path / "stuck", **env, env_params='{"no_action_at": 8}')
+@pytest.mark.parametrize(
+    ("toy", "trouble", "message"),
+    [("DictToy", "no_action_at", "legal"), ("TellingToy", "tells_nothing_at", "action_mask")],
+)
+def test_a_state_without_any_legal_action_or_without_its_mask_is_an_error(toy, trouble, message, tmp_path, capfd):
+    """That names the environment, which is not made anew."""
+    env = {"env": f"gymnasium:host_toys:{toy}-v0", "env_params": json.dumps({trouble: 3})}
+    with pytest.raises(TrainingError, match=f"{toy}-v0 .*{message}"):
+        train(tmp_path / "run", **env)
+    assert "restart" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_an_environment_that_forgets_its_mask_is_not_made_anew(vectorization, tmp_path, capfd):
-    env = {"env": "gymnasium:host_toys:TellingToy-v0", "env_params": '{"tells_nothing_at": 3}'}
-    with pytest.raises(TrainingError, match="failed: the info of TellingToy-v0 has no action_mask after a step"):
-        train(tmp_path / "run", **env, vectorization=vectorization)
-    assert "restarts" not in capfd.readouterr().err
-
-
+@pytest.mark.slow
 def test_measuring_prints_one_line(capsys):
     appo.train(small_args(sampler_only=True))
     sampled = json.loads(capsys.readouterr().out)
@@ -624,50 +585,11 @@ def test_measuring_prints_one_line(capsys):
     assert sampled["steps_per_second"] > 0 < trained["steps_per_second"]
 
 
+@pytest.mark.slow
 def test_longer_queues_hold_more(tmp_path, monkeypatch):
     slow_learner(monkeypatch, lambda counts: counts["waiting"] == 2 * 3)
     train(tmp_path / "run", queue_size=3, log_interval=10**9)
     assert rows(tmp_path / "run")[-1]["queue/p90"] >= 5
-
-
-TWO = "--coordinator a:1 --num-processes 2 --process-id 0"
-BAD = [
-    ("--env CartPole-v1", "host, envpool:CartPole-v1"),
-    ("--env envpool:CartPol-v1", "envpool:CartPol-v1, envpool:CartPole-v1"),
-    ("--env gymnasium:CartPol-v1", "gymnasium:CartPol-v1, gymnasium:CartPole-v1"),
-    ("--env gymnasium:nowhere:Toy-v0", "gymnasium:nowhere:Toy-v0, nowhere"),
-    ("--env gymnasium:host_toys:TextToy-v0", "Text, not supported"),
-    ("--env gymnasium:host_toys:ShiftedToy-v0", "start=1, not supported"),
-    ("""--env gymnasium:host_toys:Toy-v0 --env-params {"raise_in_close":1}""", "cannot be closed, told to fail"),
-    ("--vectorization vector --env gymnasium:Acrobot-v1", "gymnasium:Acrobot-v1, cannot be made"),
-    ("--eval-env-params [", "--eval-env-params, JSON"),
-    ("""--eval-env-params {"no_such":3}""", "--eval-env-params, envpool:CartPole-v1, no_such"),
-    ("""--env envpool:Pong-v5 --eval-env-params {"stack_num":3}""", "--eval-env-params, [84, 84, 3], [84, 84, 4]"),
-    ("""--env-params {"num_envs":3}""", "--env-params, num_envs"),
-    ("""--env-params {"no_such":3}""", "envpool:CartPole-v1, no_such"),
-    ("--envs-per-actor 9 --num-steps 3 --num-minibatches 2", "--envs-per-actor 9, every minibatch, 8 or 10"),
-    ("--envs-per-actor 8 --learner-devices 0,1,2", "--envs-per-actor 8, each learner device (3), 6 or 9"),
-    ("--envs-per-actor 0", "--envs-per-actor, at least 1"),
-    ("--actor-devices 0,x", "--actor-devices, 0,x"),
-    ("--actor-devices 0,0", "--actor-devices, twice, --actor-threads"),
-    ("--learner-devices 99", "99, 8 cpu"),
-    ("--rollouts-per-update -1", "--rollouts-per-update, at least 0"),
-    ("--log-info time_max tim --env gymnasium:host_toys:ChattyToy-v0", "--log-info tim, time, even, end"),
-    ("--lockstep --on-full drop-oldest", "--on-full drop-oldest, --lockstep"),
-    ("--step-timeout 0", "--step-timeout, greater than 0"),
-    ("--ratio-clamp 0.5", "--ratio-clamp, at least 1"),
-    ("--reward-scale 2", "--reward-scale, --normalize-returns"),
-    ("--exploration-loss symmetric-kl --env gymnasium:host_toys:BoxToy-v0", "symmetric-kl, Box"),
-    ("--normalize-obs --env gymnasium:host_toys:MultiToy-v0", "--normalize-obs, MultiDiscrete"),
-    ("--sampler-only --run-dir x", "--benchmark, --run-dir"),
-    ("--sampler-only --serial", "--sampler-only, --serial"),
-    ("--num-seeds 3", "no --num-seeds, --seed"),
-    ("--gif", "no --gif, python -m common.play RUN --gif"),
-    ("--num-devices 3", "no --num-devices, --actor-devices, --learner-devices"),
-    (f"{TWO} --rollouts-per-update 3", "--rollouts-per-update 3, 2 processes, 2 or 4"),
-    (f"{TWO} --sampler-only", "--sampler-only, one process"),
-    ("--distributed", "JAX has started already, --distributed has to come before"),
-]
 
 
 def test_sizes_count_over_all_processes():
@@ -675,15 +597,8 @@ def test_sizes_count_over_all_processes():
     three = args.among(3)
     assert (args.num_actors, args.own_rollouts, args.num_updates) == (2, 12, 2)
     assert (three.num_actors, three.own_rollouts, three.steps_per_update) == (6, 4, args.steps_per_update)
-    with pytest.raises(UsageError, match="--rollouts-per-update 12 .* all 5 processes.*: take 10 or 15"):
+    with pytest.raises(UsageError, match="--rollouts-per-update"):
         args.among(5)
-
-
-@pytest.mark.parametrize(("flags", "wanted"), BAD, ids=[flags for flags, _ in BAD])
-def test_bad_flags(flags, wanted, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    check_words(refusal(appo.train, appo.Args, flags.split()), wanted)
-    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.slow

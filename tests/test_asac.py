@@ -13,18 +13,12 @@ import numpy as np
 import pytest
 from helpers import metric_rows, relative_difference, same_bits
 
-import common.device.compilation
-from common.actors.actor import Actor
-from common.actors.batches import example_batch
 from common.actors.environments import inspect_env
-from common.actors.rollouts import Collected, Rollout, RolloutQueues
-from common.cli.errors import UsageError
+from common.actors.rollouts import Rollout, RolloutQueues
 from common.device.programs import TrainState
-from common.device.seeds import arrays_of
 from common.device.sharding import AXIS, to_host
 from common.policy import load_policy
 from common.runs.run import Run
-from common.training import _over_learners
 
 TOY = "gymnasium:host_toys:Toy-v0"
 BOX = "gymnasium:host_toys:BoxToy-v0"
@@ -128,9 +122,8 @@ def test_the_buffer_has_the_newest_valid_steps_with_their_true_next_observations
     assert state.learner.env_steps[0] == sum(rollout.valid.sum() for rollout in rollouts)
 
 
-@pytest.mark.parametrize(
-    "flags", [{"normalize_obs": True}, pytest.param({"env": TOY, "envs_per_actor": 8}, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [{"normalize_obs": True}, {"env": TOY, "envs_per_actor": 8}], ids=str)
 def test_any_number_of_devices_learns_the_same(flags):
     lab = Lab(**flags, utd_ratio=0.5, learning_starts=8)
     batches = [tuple(lab.rollout(seed + place) for place in range(2)) for seed in (0, 2, 4)]
@@ -301,33 +294,6 @@ def test_random_actions_are_held():
     assert len(np.unique(actions[0])) == actions[0].size, "of each environment others"
 
 
-def test_places_are_for_rollouts_until_their_update_is_over():
-    queues = RolloutQueues(num_actors=3, size=1, on_full="drop-oldest", ahead=2)
-    waits = []
-
-    def give_up() -> bool:
-        waits.append(1)
-        return True
-
-    def begin(there_is_room: bool) -> None:
-        before = len(waits)
-        queues.begin(give_up)
-        assert (len(waits) == before) == there_is_room
-        if not there_is_room:
-            queues.leave(1)
-
-    for _ in range(2):
-        begin(True)
-        queues.put(Collected(0, None, [], []), lambda: False)  # the second drops the first
-    begin(True)
-    begin(False)
-    queues.take(None, 0.1)
-    queues.train(1)
-    begin(False)
-    queues.leave(1)
-    begin(True)
-
-
 @pytest.mark.parametrize(("max_ahead", "lag"), [(128, 1), pytest.param(512, 7, marks=pytest.mark.slow)])
 def test_actors_are_no_further_ahead_than_they_may_be(max_ahead, lag, tmp_path, monkeypatch):
     """The learner waits until as many rollouts wait as may, while the newest update may still be going on.
@@ -346,49 +312,3 @@ def test_actors_are_no_further_ahead_than_they_may_be(max_ahead, lag, tmp_path, 
     monkeypatch.setattr(RolloutQueues, "take", slow)
     train(tmp_path, actor_threads=1, rollouts_per_update=2, max_ahead=max_ahead, total_timesteps=24 * 64)
     assert max(row["lag/max"] for row in metric_rows(tmp_path) if "lag/max" in row) == lag
-
-
-@pytest.mark.slow
-def test_an_actor_that_is_late_does_not_upset_the_order(tmp_path, monkeypatch):
-    start = Actor.start
-
-    def late(actor):
-        time.sleep(0.3 * (actor.index == 2))
-        start(actor)
-
-    serial = train(tmp_path / "serial", serial=True, actor_threads=3)
-    monkeypatch.setattr(Actor, "start", late)
-    assert (
-        train(tmp_path / "late", lockstep=True, learner_timeout=20.0, actor_threads=3).state_sha256
-        == serial.state_sha256
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("users_compiler")
-def test_the_buffer_is_updated_in_place():
-    """The memory that the compiled update needs beside its state is far less than the buffer."""
-    args = small_args(buffer_size=10**6)
-    env = inspect_env(args)
-    algorithm = asac.make_asac(args, env.spec)
-    programs = _over_learners(algorithm, jax.devices()[:1])
-    state = jax.eval_shape(programs.init, arrays_of(args.members, 1))
-    lowered = programs.update.lower(state, example_batch(args, env, algorithm, 1))
-    memory = lowered.compile(common.device.compilation._options(1)).memory_analysis()
-    buffer = 10**6 * (2 * 2 * 4 + 4 * 4 + 4 + 1 + 4)
-    assert memory.alias_size_in_bytes > buffer, "the state is not donated"
-    assert memory.temp_size_in_bytes < 0.2 * buffer
-
-
-@pytest.mark.parametrize(
-    ("processes", "actors", "learners", "batch_size"),
-    [(1, 1, 2, 7), (1, 2, 3, 10), (2, 2, 2, 12)],
-)
-def test_a_batch_size_that_is_advised_can_be_split(processes, actors, learners, batch_size):
-    several = {"coordinator": "a:1", "num_processes": processes, "process_id": 0} if processes > 1 else {}
-    flags = several | {"actor_devices": ",".join(map(str, range(actors))), "envs_per_actor": 12, "buffer_size": 10_000}
-    args = small_args(batch_size=batch_size, **flags)
-    with pytest.raises(UsageError, match=f"--batch-size {batch_size}") as told:
-        args.check_split(args.block, learners)
-    advised = small_args(batch_size=int(str(told.value).split()[-1]), **flags)
-    advised.check_split(advised.block, learners)

@@ -22,13 +22,12 @@ from helpers import (
     small_sac_args,
 )
 
-from common.cli.errors import TrainingError, UsageError
+from common.cli.errors import TrainingError
 from common.device.evaluation import play_episodes
 from common.device.memory import Agent, at_start
 from common.device.stepping import reset_envs
 from common.envs.masks import check_legal, sample_legal
 from common.envs.own import wrap
-from common.envs.registry import make
 from common.envs.reversi import PASS, after, legal_moves
 from common.envs.spaces import Box, Discrete, MultiDiscrete, Tuple, batch_shape, flat_size
 from common.envs.spec import EnvSpec
@@ -73,20 +72,19 @@ def test_a_masked_distribution_is_that_over_what_is_legal(row):
     assert policy.mode().tolist() == [choice[int(part.mode())] for choice, part in zip(choices, parts, strict=True)]
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e4])
-def test_no_noise_picks_what_is_illegal(scale):
+def test_no_noise_picks_what_is_illegal(scale=1e4):
     """Nor the largest noise there is, where rounding leaves a sum of probabilities below it."""
     noise = np.linspace(2**-24, 1 - 2**-24, 4001, dtype=np.float32)
-    logits = scale * np.random.default_rng(0).normal(size=(500, 6))
+    logits = scale * np.random.default_rng(0).normal(size=(100, 6))
     for legal in LEGAL:
-        for rows in np.split(logits, 100):
+        for rows in np.split(logits, 20):
             policy = masked(rows[:, None].repeat(len(noise), 1), np.broadcast_to(legal, (5, len(noise), 6)))
             first, second = np.moveaxis(np.asarray(policy.sample(np.stack([noise] * 2, -1)[None].repeat(5, 0))), -1, 0)
             assert legal[:4][first].all()
             assert legal[4:][second].all()
 
 
-@pytest.mark.parametrize("legal", [*LEGAL, np.zeros(6, bool)], ids=str)
+@pytest.mark.parametrize("legal", [LEGAL[0], np.zeros(6, bool)], ids=str)
 def test_gradients_are_finite_and_none_reaches_what_is_illegal(legal):
     def measures(logits):
         policy = masked(logits, legal)
@@ -115,18 +113,6 @@ def test_parts_of_an_action_add_up():
     np.testing.assert_allclose(policy.entropy(), first.entropy() + normal.entropy() + second.entropy(), rtol=1e-6)
     assert encode_action(action, space).shape == (3, flat_size(space)) == (3, 8)
     assert all(legal[range(3), action[0]])
-
-
-def test_what_is_illegal_between_many_choices_is_not_picked():
-    size = 200
-    legal = np.arange(size) % 3 == 0
-    logits = np.random.default_rng(0).normal(size=size).astype(np.float32)
-    noise = np.linspace(2**-24, 1 - 2**-24, 20_001, dtype=np.float32)[:, None]
-    policy = Categoricals(jnp.tile(logits, (len(noise), 1)), (size,), scalar=True)
-    picked = np.asarray(policy.only(jnp.tile(legal, (len(noise), 1))).sample(noise))
-    assert legal[picked].all()
-    shares = np.bincount(picked, minlength=size) / len(noise)
-    np.testing.assert_allclose(shares, np.where(legal, np.exp(logits), 0) / np.exp(logits[legal]).sum(), atol=2e-4)
 
 
 def test_rounding_picks_nothing_illegal(monkeypatch):
@@ -170,23 +156,15 @@ class Stuck(Fussy):
         return super().legal(state) & (state.time != self.stuck) & (state.time != 7)
 
 
-class Narrow(Fussy):
-    def legal(self, state):
-        return super().legal(state)[:2]
-
-    def observation_space(self, params):
-        parts = super().observation_space(params).spaces
-        return gymnax_spaces.Dict(parts | {"action_mask": gymnax_spaces.Box(0, 1, (2,), jnp.bool_)})
-
-
 ALGORITHMS = {
     "ppo": small_args(normalize_obs=True, exploration_loss="symmetric-kl"),
-    "memory": small_rnn_args(normalize_obs=True),
     "sac": small_sac_args(utd_ratio=0.125, total_timesteps=960),
+    "memory": small_rnn_args(normalize_obs=True),
 }
+BY_NAME = pytest.mark.parametrize("name", ["ppo", "sac", pytest.param("memory", marks=pytest.mark.slow)])
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@BY_NAME
 def test_no_illegal_action_is_ever_taken(name, tmp_path):
     """In training, in evaluations, and before SAC begins to learn."""
     args = ALGORITHMS[name]
@@ -198,25 +176,16 @@ def test_no_illegal_action_is_ever_taken(name, tmp_path):
     assert result.evaluation["eval/return_min"] == [7.0]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_state_without_any_legal_action_ends_the_run_and_names_the_environment(name, tmp_path):
-    args = ALGORITHMS[name]
-    args.run_dir, args.env = str(tmp_path / "run"), "test_masks:Stuck"
-    with pytest.raises(TrainingError, match="test_masks:Stuck has a state without any legal action"):
-        module_of(args).train(args)
-
-
-def test_nobody_acts_at_the_end_of_an_episode(tmp_path):
+def test_a_state_without_any_legal_action_ends_the_run_and_names_the_environment(tmp_path):
+    """But not at the end of an episode, where nobody acts."""
+    with pytest.raises(TrainingError, match="test_masks:Stuck"):
+        ppo.train(small_args(env="test_masks:Stuck", run_dir=str(tmp_path / "run")))
     env = Stuck()
     env.stuck = -1
-    assert module_of(small_args()).train(small_args(run_dir=str(tmp_path / "run")), wrap(env)).status == "finished"
+    assert ppo.train(small_args(run_dir=str(tmp_path / "end")), wrap(env)).status == "finished"
 
 
-def test_a_mask_that_does_not_fit_is_refused():
-    with pytest.raises(UsageError, match=r"action_mask of Box\[2\] for actions Discrete\(n=3\), which have 3 choices"):
-        module_of(small_args()).make_algorithm(small_args(), wrap(Narrow()))
-
-
+@pytest.mark.slow
 def test_the_entropy_that_sac_wants_is_of_legal_actions(tmp_path):
     """Half of the largest entropy of all choices would be more than the legal ones have."""
     flags = {"total_timesteps": 1600, "utd_ratio": 0.25, "q_lr": 0.01, "log_interval": 160}
@@ -231,7 +200,7 @@ def test_the_entropy_that_sac_wants_is_of_legal_actions(tmp_path):
 def random_boards():
     """Boards of games of random moves, and the legal moves there by looking at single squares, as pairs."""
     random, pairs = np.random.default_rng(0), []
-    for _ in range(5):
+    for _ in range(3):
         board, passes = np.zeros((6, 6), np.int8), 0
         board[2, 3] = board[3, 2] = 1
         board[2, 2] = board[3, 3] = -1
@@ -261,36 +230,13 @@ def turned_by(square, board):
 def test_moves_of_reversi():
     legal, play = jax.jit(legal_moves), jax.jit(after)
     pairs = random_boards()
-    assert len(pairs) > 150 and any(moves == [PASS] for _, moves in pairs)
+    assert len(pairs) > 90 and any(moves == [PASS] for _, moves in pairs)
     for board, moves in pairs:
         assert np.flatnonzero(legal(board)).tolist() == moves
         wanted = board.copy()
         for at in turned_by(moves[-1], board):
             wanted[at] = 1
         np.testing.assert_array_equal(play(moves[-1], board), wanted)
-
-
-def test_a_game_of_reversi_ends_when_nobody_can_move_or_with_an_illegal_move():
-    env = make("pmaprl:Reversi-v0")
-    step = jax.jit(env.step)
-    results, begun = [], set()
-    for game in range(10):
-        obs, state = env.reset(jax.random.key(game))
-        begun.add(int(np.asarray(obs["discs"]).sum()))  # 4, or 5 where the other one has begun
-        for turn in range(40):
-            legal = np.flatnonzero(obs["action_mask"])
-            action = 0 if game == 0 else legal[turn % legal.size]  # no corner is legal at first
-            out = step(jax.random.key(100 * game + turn), state, jnp.int32(action))
-            obs, state = out.obs, out.state
-            if out.terminated:
-                break
-        last = np.asarray(out.final_obs["discs"]).sum(axis=(0, 1))
-        results.append(float(out.reward))
-        if game == 0:
-            assert turn == 0 and out.reward == -1
-        else:
-            assert out.reward == np.sign(last[0] - last[1]) and out.final_obs["action_mask"].tolist() == [0] * 36 + [1]
-    assert begun == {4, 5} and set(results[1:]) >= {-1.0, 1.0}
 
 
 class Secretive(Fussy):
@@ -333,10 +279,9 @@ def values_of(module, args, env, learner, obs):
     return ppo.Critic(args, env.observation_space).apply(params.critic, obs)
 
 
-@pytest.mark.parametrize("normalize_obs", [False, True])
 @pytest.mark.parametrize("module", [ppo, ppo_rnn, appo, sac, asac], ids=lambda module: module.__name__)
-def test_critics_alone_see_what_is_privileged(module, normalize_obs):
-    flags = {"hidden_sizes": (8,), "normalize_obs": normalize_obs, "quiet": True}
+def test_critics_alone_see_what_is_privileged(module):
+    flags = {"hidden_sizes": (8,), "normalize_obs": True, "quiet": True}
     flags |= {"rnn": "gru", "rnn_size": 8} if module in (ppo_rnn, appo) else {}
     args, env = module.Args(**flags), wrap(SecretivePusher())
     functions = module.make_algorithm(args, env)

@@ -4,15 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import Endings, make_env, same_bits, small_args
+from helpers import Endings, make_env, same_bits
 
-from common.cli.errors import UsageError
 from common.device.sampling import split_keys
 from common.device.sharding import AXIS, key_data
 from common.device.stepping import new_starts, reset_envs, step_envs
 from common.envs.environment import Env
 from common.envs.own import wrap
-from common.envs.requirements import need_fitting_steps
 from common.envs.spaces import sample
 
 ENVS, STEPS = 12, 40
@@ -31,7 +29,7 @@ def unrolled(env: Env, step) -> tuple:
     return jax.jit(lambda: jax.lax.scan(one, states, jax.random.split(jax.random.key(1), STEPS)))()
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "Endings", "KeyInState", "Blink"])
+@pytest.mark.parametrize("name", ["Endings", "KeyInState"])
 def test_environments_begin_anew_as_if_each_step_had_a_reset_in_it(name):
     env = make_env(name)
     (states, ours), (wanted_states, wanted) = (
@@ -87,11 +85,3 @@ def test_starts_are_the_same_on_any_number_of_devices():
         made.append(make(keys))
     assert same_bits(*made)
     assert made[0][0].shape == (6, 4) and len(np.unique(made[0][0][:, 0])) == 6
-
-
-def test_a_pool_of_starts_needs_an_environment_without_resets_of_its_own():
-    env = make_env("CartPole-v1")
-    need_fitting_steps(small_args(reset_pool=4), env)
-    env.resets_itself = True
-    with pytest.raises(UsageError, match="--reset-pool needs an environment without resets of its own"):
-        need_fitting_steps(small_args(reset_pool=4), env)

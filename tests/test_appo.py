@@ -222,6 +222,7 @@ def test_masked_steps_teach_nothing():
 GAE = {"advantage": "gae", "normalize_obs": True, "normalize_returns": False}
 
 
+@pytest.mark.slow
 def test_means_are_over_the_steps_that_count():
     lab = Lab()
     few, many = lab.rollout(0, envs=4), lab.rollout(1, envs=4)
@@ -296,6 +297,7 @@ def test_x7_learners_see_the_probabilities_of_actors_over_many_rollouts(env, fla
     actor.close()
 
 
+@pytest.mark.slow
 def test_both_losses_agree_on_policy():
     rollouts = []
     for loss in ("appo", "impala"):
@@ -504,6 +506,7 @@ def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
     assert orbax.load(folder / "checkpoints" / "1280")["counters/trained"] == 1280 // 64, "counters of then"
 
 
+@pytest.mark.slow
 def test_a_restart_does_not_change_what_lockstep_means(tmp_path, capfd):
     """Every rollout still has the parameters that its place in the order says."""
     flags = {"rollouts_per_update": 3, "publish_interval": 2, "restart_interval": 0.0}

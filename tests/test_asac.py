@@ -284,6 +284,7 @@ def test_actions_are_uniform_at_first():
     assert np.abs(later - noted).max() > 0.1
 
 
+@pytest.mark.slow
 def test_random_actions_are_held():
     lab = Lab(hold_random=3)
     published = lab.asac.publish(lab.asac.new_learner(jax.random.key(0), jax.random.key(1)))

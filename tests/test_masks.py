@@ -161,7 +161,9 @@ ALGORITHMS = {
     "sac": small_sac_args(utd_ratio=0.125, total_timesteps=960),
     "memory": small_rnn_args(normalize_obs=True),
 }
-BY_NAME = pytest.mark.parametrize("name", ["ppo", "sac", pytest.param("memory", marks=pytest.mark.slow)])
+BY_NAME = pytest.mark.parametrize(
+    "name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sac", "memory"))]
+)
 
 
 @BY_NAME
@@ -176,6 +178,7 @@ def test_no_illegal_action_is_ever_taken(name, tmp_path):
     assert result.evaluation["eval/return_min"] == [7.0]
 
 
+@pytest.mark.slow
 def test_a_state_without_any_legal_action_ends_the_run_and_names_the_environment(tmp_path):
     """But not at the end of an episode, where nobody acts."""
     with pytest.raises(TrainingError, match="test_masks:Stuck"):
@@ -279,7 +282,11 @@ def values_of(module, args, env, learner, obs):
     return ppo.Critic(args, env.observation_space).apply(params.critic, obs)
 
 
-@pytest.mark.parametrize("module", [ppo, ppo_rnn, appo, sac, asac], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module",
+    [ppo, *(pytest.param(module, marks=pytest.mark.slow) for module in (ppo_rnn, appo, sac, asac))],
+    ids=lambda module: module.__name__,
+)
 def test_critics_alone_see_what_is_privileged(module):
     flags = {"hidden_sizes": (8,), "normalize_obs": True, "quiet": True}
     flags |= {"rnn": "gru", "rnn_size": 8} if module in (ppo_rnn, appo) else {}
@@ -296,6 +303,7 @@ def test_critics_alone_see_what_is_privileged(module):
     assert (one != changed).all()
 
 
+@pytest.mark.slow
 def test_a_loaded_policy_does_not_ask_for_what_is_privileged(tmp_path):
     run = {"env": "test_masks:Secretive", "normalize_obs": True, "run_dir": str(tmp_path), "eval_episodes": 4}
     result = ppo.train(small_args(**run, total_timesteps=64))

@@ -16,6 +16,7 @@ from common.nets.recurrent import CELLS, Recurrent, initial_memory
 from common.policy import load_policy
 
 KINDS = list(CELLS)
+BY_KIND = pytest.mark.parametrize("kind", ["lstm", pytest.param("gru", marks=pytest.mark.slow)])
 STEPS, ENVS, FEATURES, SIZE = 12, 6, 3, 5
 
 
@@ -94,7 +95,7 @@ def one_by_one(kind, x, first):
     return outputs
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@BY_KIND
 def test_x7_a_sequence_equals_a_loop_over_its_episodes(kind):
     x, first = random_sequence()
     apply, memory = network(kind)
@@ -103,7 +104,7 @@ def test_x7_a_sequence_equals_a_loop_over_its_episodes(kind):
     np.testing.assert_array_equal(left[-1][0], outputs)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@BY_KIND
 def test_x7_no_gradient_crosses_the_beginning_of_an_episode(kind):
     """Nor the memory from before it; within an episode it reaches all earlier steps."""
     x, first = random_sequence()
@@ -211,6 +212,7 @@ def play_alone(env, policy, key_data):
     return total
 
 
+@pytest.mark.slow
 def test_what_is_left_of_an_environment_without_velocities():
     for name, seen in (("CartPole-v1", [0, 2]), ("Pendulum-v1", [0, 1])):
         whole, partial = make_env(name), make_env(f"pmaprl:Partial{name}")

@@ -260,9 +260,8 @@ def test_the_ratio_is_exact(ratio, num_envs):
     np.testing.assert_array_equal(args.ratio.due(steps), [args.ratio.due(int(step)) for step in steps])
 
 
-@pytest.mark.parametrize(
-    ("num_envs", "ratio", "devices"), [(6, 1.5, 2), pytest.param(1, 0.3, 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_envs", "ratio", "devices"), [(6, 1.5, 2), (1, 0.3, 1)])
 def test_gradient_updates_are_done_as_counted(num_envs, ratio, devices):
     args = small_sac_args(num_envs=num_envs, utd_ratio=ratio, learning_starts=21, batch_size=12, hidden_sizes=(4,))
     init, update = programs(args, make_env("Pendulum-v1"), devices)

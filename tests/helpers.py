@@ -515,14 +515,11 @@ TRAINED = {
     "box": small_args(env="helpers:Pusher", **TINY),
     "dials": small_args(env="helpers:TwoDials", **TINY),
     "one-hot": small_args(env="FrozenLake-misc", **TINY),
-    "bytes": small_args(env="helpers:Pixels", **TINY),
-    "residual": small_args(env="helpers:Pixels", encoder="impala", **TINY),
     "misdeclared": small_args(env="helpers:Misdeclared", **TINY),
     "memory": small_rnn_args(env="helpers:Endings", obs_prev_action_reward=True, **TINY),
     "hybrid": small_args(env="helpers:Hybrid", **TINY),
     "parts": small_args(env="helpers:Parts", normalize_obs=True, **TINY),
     "sac": small_sac_args(**TINY_SAC),
-    "sac parts": small_sac_args(**TINY_SAC | {"env": "helpers:Parts"}),
     "sac discrete": small_sac_args(**TINY_SAC | {"env": "CartPole-v1"}),
 }
 

@@ -558,7 +558,7 @@ def test_convolutions_are_those_of_xla(size, stride, more):
     assert relative_difference(jnp.moveaxis(x, (-1, 0), (0, -1)), wanted) < 1e-5
 
 
-@pytest.mark.parametrize("encoder", ["small", "impala", "flat", pytest.param("nature", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("encoder", ["small", "nature", "impala", "flat"])
 def test_each_image_has_its_own_features_and_none_has_none(encoder):
     """Those of no image are asked for in an evaluation of no episodes, beside the one that is drawn."""
     images = jax.random.normal(jax.random.key(0), (2, 3, 10, 10, 4))

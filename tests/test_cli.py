@@ -28,7 +28,6 @@ from cli_helpers import (
     read_config,
     read_result,
     read_rows,
-    run_python,
     run_script,
     slow_imports,
     start_script,
@@ -226,22 +225,6 @@ def test_a_run_without_checkpoints_is_resumed_from_step_0(copy, capsys):
     assert read_result(copy)["state_sha256"] == wanted
     steps = [row["env_steps"] for row in read_rows(copy)]
     assert steps == sorted(set(steps))
-
-
-@pytest.mark.slow
-def test_as_a_module_with_the_default_directory(workplace, tmp_path):
-    """`python -m algos.ppo_pmap` from the repository's root (here a link to it, so that `runs/` lands elsewhere)."""
-    for name in ("algos", "common"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    words = [*SMALL, "--num-steps", "4", "--total-timesteps", "1e2", "--log-interval", "32", "--quiet"]
-    process = succeed(run_python("-m", "algos.ppo_pmap", *words, cwd=tmp_path))
-    assert process.stdout == process.stderr == ""
-    (run_dir,) = (tmp_path / "runs").iterdir()
-    assert run_dir.name.startswith("CartPole-v1__ppo_pmap__0__")
-    assert read_result(run_dir)["env_steps"] == 128
-    rows = read_rows(run_dir)
-    assert rows[0]["episode/return"] is rows[0]["episode/return_last100"] is None  # none is over after 4 steps
-    assert rows[-1]["episode/return"] is not None
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ import pytest
 from helpers import (
     AXIS,
     KeyedState,
-    Luck,
     RewardIsEpisode,
     Toy,
     make_env,
@@ -28,7 +27,6 @@ from helpers import (
 from common.cli.console import Console
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import replacing
-from common.device import compilation
 from common.device.devices import choose_devices
 from common.device.episodes import WINDOW, count_episodes, new_recent, new_tracker, no_episodes, recent_metrics
 from common.device.evaluation import Episodes, Evaluated, run_episodes
@@ -276,21 +274,13 @@ def test_a_checkpoint_that_cannot_be_read_for_now_is_not_damaged(tmp_path, monke
 
 
 def test_sha256_sees_every_name_type_shape_and_bit():
-    base = {"a": np.arange(4, dtype=np.int32), "b": np.ones(2, np.float32)}
-    variants = [
-        base,
-        {"a": base["a"], "c": base["b"]},
-        base | {"a": base["a"].astype(np.uint32)},
-        base | {"a": base["a"].reshape(2, 2)},
-        base | {"b": np.array([1, np.nextafter(np.float32(1), np.float32(2))], np.float32)},
-        base | {"b": np.array([1, -1], np.float32)},
-        {"a": base["a"]},
-    ]
+    a, b = np.arange(4, dtype=np.int32), np.ones(2, np.float32)
+    variants = [{"a": a, "b": b}, {"a": a, "c": b}, {"a": a}, {"a": a.astype(np.uint32), "b": b}]
+    variants += [{"a": a.reshape(2, 2), "b": b}, {"a": a, "b": np.nextafter(b, np.float32(2))}]
     assert len({sha256(variant) for variant in variants}) == len(variants)
-    assert sha256(dict(reversed(base.items()))) == sha256(base)
-    assert sha256({"a": np.arange(6).reshape(2, 3).T}) == sha256(
-        {"a": np.ascontiguousarray(np.arange(6).reshape(2, 3).T)}
-    )
+    assert sha256({"b": b, "a": a}) == sha256(variants[0])
+    transposed = np.arange(6).reshape(2, 3).T
+    assert sha256({"a": transposed}) == sha256({"a": np.ascontiguousarray(transposed)})
 
 
 def test_a_checkpoint_that_does_not_fit_names_the_array_and_is_not_read(tmp_path, monkeypatch):
@@ -307,16 +297,6 @@ def test_a_checkpoint_that_does_not_fit_names_the_array_and_is_not_read(tmp_path
     (found,) = checkpoints.damaged_best(2, arrays() | {"learner/w": np.zeros(77)}, ())
     assert "checkpoint 1 " in str(found)
     checkpoints.close()
-
-
-def test_a_checkpoint_that_loads_but_is_not_what_was_saved_is_skipped(tmp_path, monkeypatch):
-    saved(tmp_path / "c", [10]).close()
-    with monkeypatch.context() as patch:
-        patch.setattr("common.runs.checkpoint_files.sha256", lambda arrays: "00" * 32)
-        saved(tmp_path / "c", [20]).close()
-    step, _, damaged = Checkpoints(tmp_path / "c").load(arrays())
-    assert step == 10
-    assert "not what was saved" in str(damaged[0])
 
 
 def test_keeping_the_best_checkpoint(tmp_path):
@@ -407,23 +387,18 @@ def test_an_episode_counts_once_although_its_environment_goes_on():
     assert set(whole) <= set(range(7))
 
 
-def test_equal_episodes_count_once(monkeypatch):
-    """Counted by what was observed and earned, and where evaluations are compared."""
+class TwoStarts(RewardIsEpisode):
+    def reset_env(self, key, params):
+        _, state = super().reset_env(key, params)
+        state = state.replace(episode=state.episode % 2)
+        return self.get_obs(state), state
 
-    class TwoStarts(RewardIsEpisode):
-        def reset_env(self, key, params):
-            _, state = super().reset_env(key, params)
-            state = state.replace(episode=state.episode % 2)
-            return self.get_obs(state), state
 
-    class OneStart(Luck):  # rewards are drawn
-        def get_obs(self, state, params=None, key=None):
-            return jnp.zeros(2)
-
-    for env, different in ((Toy(), 8), (TwoStarts(), 2), (OneStart(), 8)):
-        played = over_devices(lambda env=env: run_episodes(wrap(env, ""), constant(0), 8), 1)
-        found = metrics_of(jax.tree.map(np.asarray, played), is_game=False)
-        assert found["eval/distinct_episodes"] == [different]
+@pytest.mark.parametrize(("env", "different"), [(Toy(), 8), (TwoStarts(), 2)])
+def test_equal_episodes_count_once_whatever_they_return(env, different):
+    played = over_devices(lambda: run_episodes(wrap(env, ""), constant(0), 8), 1)
+    found = metrics_of(jax.tree.map(np.asarray, played), is_game=False)
+    assert found["eval/distinct_episodes"] == [different]
     for distinct, clearly in ((None, True), (128, True), (2, False)):  # older runs did not count them
         spread = {"eval/return_std": [14.0]} | ({"eval/distinct_episodes": [distinct]} if distinct else {})
         one, other = (Score(0, spread | {"eval/return_mean": [mean]}) for mean in (50.0, 40.0))
@@ -524,25 +499,6 @@ def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
     left = 1 + len(beside.begun) - len(beside.played)
     evaluations.stop()
     assert len(beside.played) > 1 and f"{left} due" in warnings[-1] and len(warnings) == 2
-
-
-def test_a_save_that_fails_is_more_than_an_evaluation_that_fails(monkeypatch):
-    def full_disk(saver, evaluated, counters):
-        raise TrainingError("checkpoint 1 could not be saved")
-
-    monkeypatch.setattr(Saver, "add_evaluation", full_disk)
-    evaluations, warnings = evaluations_of(Beside())
-    evaluations.begin(1, None, never)
-    with pytest.raises(TrainingError, match="^checkpoint 1"):
-        evaluations.poll()
-    assert not warnings
-
-
-def test_a_level_of_optimization_that_xla_flags_name_is_obeyed(monkeypatch):
-    monkeypatch.delenv("XLA_FLAGS")
-    assert compilation._options(1) == {"xla_backend_optimization_level": 1}
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=SSE4_2 --xla_backend_optimization_level=3")
-    assert compilation._options(1) == {}
 
 
 @pytest.mark.parametrize("size, stride, more", [(3, 2, (0, 0)), (8, 4, (3, 1))])

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from cli_helpers import ROOT, SMALL, read_rows, run_python, run_script, succeed
+from cli_helpers import ROOT, SMALL, read_config, read_result, read_rows, run_python, run_script, succeed
 from PIL import Image
 
 import common.export
@@ -161,13 +161,15 @@ def test_a_fork_in_another_project_trains_resumes_plays_and_loads(tmp_path):
         code = code.replace(old, new)
     fork.write_text(code)
 
-    flags = [*SMALL, "--shrink", "0.25", "--total-timesteps", "512", "--run-dir", "run"]
-    succeed(run_script(*flags, "--stop-after", "256", cwd=tmp_path, script=fork))
-    done = succeed(run_script("--resume", "run", cwd=tmp_path, script=fork))
-    assert "finished at step 512" in done.stdout
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["script"] == "algos/my_ppo.py"
-    assert sum(row["samples_sum"] for row in read_rows(tmp_path / "run")) == 2 * 512  # in each of two epochs
-    play = "-m", "common.play", str(tmp_path / "run"), "--episodes", "2", "--step", "best"
+    flags = [*SMALL, "--shrink", "0.25", "--total-timesteps", "512", "--stop-after", "256"]
+    succeed(run_script(*flags, cwd=tmp_path, script=fork))
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert run_dir.name.startswith("CartPole-v1__my_ppo__0__")
+    succeed(run_python("-m", "algos.my_ppo", "--resume", run_dir, cwd=clone))
+    assert read_result(run_dir)["env_steps"] == 512
+    assert read_config(run_dir)["script"] == "algos/my_ppo.py"
+    assert sum(row["samples_sum"] for row in read_rows(run_dir)) == 2 * 512  # in each of two epochs
+    play = "-m", "common.play", str(run_dir), "--episodes", "2", "--step", "best"
     played = succeed(run_python(*play, cwd=clone))
     assert played.stdout.count("episode ") == 2
     assert played.stderr == ""

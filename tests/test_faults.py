@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -135,23 +134,6 @@ def test_an_interrupted_run_says_of_which_step_its_evaluation_is(tmp_path, capsy
     result = read_result(tmp_path / "run")
     assert (result["status"], result["eval/env_steps"]) == ("interrupted", 50 * STEPS)
     assert checkpoint_steps(tmp_path / "run") == [result["env_steps"]]
-
-
-@pytest.mark.slow
-def test_a_signal_during_an_evaluation_saves_too(tmp_path):
-    """Evaluations fill almost all of the time here, and no checkpoint is due before the end."""
-    words = [*SMALL, "--env", "Pendulum-v1", "--total-timesteps", 10_000 * TOTAL, "--log-interval", STEPS]
-    words += ["--eval-interval", STEPS, "--eval-episodes", 5_000, "--run-dir", "run"]
-    process = start_script(*words, cwd=tmp_path)
-    read_until(process, "step ")
-    began = time.perf_counter()
-    read_until(process, "step ")
-    time.sleep((time.perf_counter() - began) / 2)
-    process.terminate()
-    output = process.communicate(timeout=120)[0]
-    assert process.returncode == 143, output
-    result = read_result(tmp_path / "run")
-    assert checkpoint_steps(tmp_path / "run") == [result["env_steps"]], "what was trained is lost"
 
 
 @pytest.mark.slow
@@ -301,22 +283,6 @@ def test_a_full_disk_is_said_clearly(tmp_path, capfd):
     assert {name: digest for name, digest in after.items() if name not in late} == before
     assert in_process(*resume) == 0
     assert read_result(tmp_path / "run")["env_steps"] == 6 * STEPS
-
-
-@pytest.mark.slow
-def test_a_process_ends_soon_after_a_save_that_failed(tmp_path):
-    """Folders cannot be made under a file, as under a directory that has become read-only."""
-    code = """
-        import pathlib, numpy
-        from common.runs.checkpoints import Checkpoints
-        checkpoints, folder = Checkpoints(pathlib.Path("saves").absolute()), pathlib.Path("saves")
-        folder.rmdir()
-        folder.touch()
-        checkpoints.save(1, {"learner/w": numpy.ones(2)}, None)
-        checkpoints.wait()
-    """
-    failed = run_python("-c", textwrap.dedent(code), cwd=tmp_path, timeout=100, PYTHONPATH=str(ROOT))
-    assert "TrainingError: checkpoint 1 " in failed.stderr
 
 
 @pytest.fixture(scope="module")

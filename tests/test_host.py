@@ -64,7 +64,7 @@ def steps(name: str, count: int, **more: Any) -> tuple[Any, list[Any]]:
 
 
 def wait_until(so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 100
     while not so():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -347,8 +347,7 @@ def test_queues_lose_nothing_unseen(on_full):
         assert turn >= 60 or collected.actor == turn % 3
         seen[collected.actor].append(collected.rollout)
         queues.train(1)
-        while on_full == "drop-oldest" and not queues.counts["dropped"]:
-            time.sleep(0.001)
+        wait_until(lambda: on_full == "block" or queues.counts["dropped"])
         counts = queues.counts
         assert counts.pop("produced") == sum(counts.values())
         assert counts["waiting"] <= 6
@@ -442,18 +441,6 @@ def test_masks_in_infos_may_have_parts_and_may_not_be_missing():
         envs.reset()
         with pytest.raises(UnusableEnvError, match="action_mask"):
             envs.step(np.zeros(1, int))
-
-
-def test_hidden_velocities_on_the_host():
-    names = "gymnasium:CartPole-v1", "gymnasium:pmaprl/PartialCartPole-v1"
-    (whole, all_steps), (partial, some_steps) = (steps(name, 3, vectorization="sync") for name in names)
-    np.testing.assert_array_equal(partial, whole[:, [0, 2]])
-    for all_of_it, some in zip(all_steps, some_steps, strict=True):
-        np.testing.assert_array_equal(some.reward, all_of_it.reward)
-    assert gymnasium.spec("pmaprl/PartialCartPole-v1").max_episode_steps == 500
-    with closing(make_host(names[1], 1, 0, '{"max_episode_steps": 2}')) as envs:  # in a process of its own
-        envs.reset()
-        assert [bool(envs.step(np.zeros(1, int)).truncated[0]) for _ in range(2)] == [False, True]
 
 
 class ResetsInItsOwnStep:
@@ -676,24 +663,6 @@ def test_evaluations_have_parameters_of_their_own(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_evaluation_that_hangs_is_given_up(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(common.actors.watching, "GRACE", 0.0)
-    evaluate, turns, released = common.actors.evaluation.run_host_episodes, itertools.count(), threading.Event()
-
-    def hang_once(envs, policy, num_episodes, worker):
-        if next(turns) == 0:
-            with worker.doing("step"):
-                released.wait(300)
-        return evaluate(envs, policy, num_episodes, worker)
-
-    monkeypatch.setattr(common.actors.evaluation, "run_host_episodes", hang_once)
-    train(tmp_path / "run", eval_interval=128, total_timesteps=4 * 128, step_timeout=3.0)
-    released.set()
-    assert "--step-timeout 3" in capfd.readouterr().err
-    assert result_of(tmp_path / "run")["status"] == "finished"
-
-
-@pytest.mark.slow
 def test_a_thread_that_hangs_ends_the_run_with_its_work_saved(tmp_path):
     flags = "--vectorization sync --step-timeout 0.5 --num-steps 4 --envs-per-actor 2 --hidden-sizes 4 --quiet"
     words = [*flags.split(), "--env", TOY, "--env-params", '{"hang_at": 30}', "--run-dir", "run"]
@@ -725,11 +694,3 @@ def test_signals_leave_no_process_behind(number, code, tmp_path):
     wait_until(lambda: not any(map(runs, below)))
     if number != signal.SIGKILL:
         assert any((tmp_path / "run" / "checkpoints").iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("users_compiler")
-def test_envpool_draws_whoever_has_imported_it_and_whatever_the_user_has_said():
-    with closing(make_host("envpool:Pong-v5", 1, 0, '{"render_mode": "human"}', frames=True)) as envs:
-        envs.reset()
-        assert envs.frame().shape == (210, 160, 3) and envs.frame().std() > 0

@@ -54,23 +54,12 @@ ACTORS = """
 """
 
 
-SENDING = """
-from jax.experimental import multihost_utils
-
-sent = [0]
-
-def counted(function):
-    def call(tree, *args, **how):
-        sent.append(sum(np.asarray(x).nbytes for x in jax.tree.leaves(tree)))
-        return function(tree, *args, **how)
-    return call
-
-for name in ("process_allgather", "broadcast_one_to_all"):
-    setattr(multihost_utils, name, counted(getattr(multihost_utils, name)))
-atexit.register(lambda: Path("{file}" + str(jax.process_index())).write_text(str(max(sent))))
-"""
-"""Code before a run that notes the most bytes which this process has ever given the others on the host."""
-FAILING = """
+FAILING = f"""
+import sys
+sys.path[:0] = {[str(ROOT), str(ROOT / "algos")]}
+import jax
+import ppo_rnn_pmap as ppo_rnn
+from common.cli.command import main, parse
 from common.device.evaluation import OTHER_SEED
 from common.runs.evaluation import DeviceEvaluation
 
@@ -85,27 +74,9 @@ def failing(self, step, state, seed):
     return begin(self, step, state, seed)
 
 DeviceEvaluation.begin = failing
+sys.exit(main(ppo_rnn.train, parse(ppo_rnn.Args)))
 """
-"""Code before a run whose process 1 cannot evaluate the best checkpoint once more."""
-
-
-def write_script(folder: Path, code: str, algorithm: ModuleType = ppo) -> Path:
-    """A script that trains as the algorithm's does, after this code."""
-    path = folder / "script.py"
-    path.write_text(
-        f"""
-import atexit, sys
-from pathlib import Path
-sys.path[:0] = {[str(ROOT), str(ROOT / "algos")]}
-import jax
-import numpy as np
-import {algorithm.__name__} as algorithm
-from common.cli.command import main, parse
-{code}
-sys.exit(main(algorithm.train, parse(algorithm.Args)))
-"""
-    )
-    return path
+"""A script whose process 1 cannot evaluate the best checkpoint once more."""
 
 
 def start_both(
@@ -137,11 +108,7 @@ def saved(run_dir: Path, step: int) -> dict[str, np.ndarray]:
 
 
 def test_x1_two_processes_with_two_devices_equal_one(tmp_path):
-    """Which send each other no replay buffer."""
-    script = write_script(tmp_path, SENDING.format(file=tmp_path / "sent"), sac)
-    run_both(*SAC.split(), "--run-dir", tmp_path / "two", script=script)
-    rows = [x.nbytes for name, x in saved(tmp_path / "two", 200).items() if name.startswith("shard/")]
-    assert 0 < max(int(path.read_text()) for path in tmp_path.glob("sent*")) < max(rows) / 2
+    run_both(*SAC.split(), "--run-dir", tmp_path / "two", algorithm=sac)
     assert not in_process(*SAC.split(), "--num-devices", 1, "--run-dir", tmp_path / "one", algorithm=sac)
     check_close(tmp_path / "two", tmp_path / "one", 200)
 
@@ -156,7 +123,8 @@ def test_runs_go_on_with_as_many_processes_to_the_bit_and_with_one(tmp_path):
         for file in (tmp_path / name / "checkpoints" / str(whole)).rglob("d/*"):
             file.write_bytes(b"damaged")
         (tmp_path / name / "DONE").unlink()
-    script = write_script(tmp_path, FAILING, ppo_rnn)
+    script = tmp_path / "script.py"
+    script.write_text(FAILING)
     first, second = run_both("--resume", tmp_path / "again", "--quiet", script=script)
     assert f"checkpoint {whole} " in first and "process 1: no room" in " ".join(first.split())
     assert "warning" not in second  # the first alone speaks

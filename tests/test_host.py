@@ -312,7 +312,7 @@ def test_readers_see_whole_versions_only():
                 wrong.append(version)
             found.add(last := version)
 
-    readers = [threading.Thread(target=read) for _ in range(3)]
+    readers = [threading.Thread(target=read, daemon=True) for _ in range(3)]
     for reader in readers:
         reader.start()
     for version in range(1, 40):
@@ -338,7 +338,7 @@ def test_queues_lose_nothing_unseen(on_full):
             queues.put(Collected(actor, number, [], []), stop.is_set)
             time.sleep(0.0005)
 
-    producers = [threading.Thread(target=produce, args=(actor,)) for actor in range(3)]
+    producers = [threading.Thread(target=produce, args=(actor,), daemon=True) for actor in range(3)]
     for producer in producers:
         producer.start()
     seen = {actor: [] for actor in range(3)}

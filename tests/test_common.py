@@ -294,6 +294,15 @@ def test_a_checkpoint_that_does_not_fit_names_the_array_and_is_not_read(tmp_path
     checkpoints.close()
 
 
+def test_a_checkpoint_that_loads_but_is_not_what_was_saved_is_skipped(tmp_path, monkeypatch):
+    saved(tmp_path / "c", [10]).close()
+    with monkeypatch.context() as patch:
+        patch.setattr("common.runs.checkpoint_files.sha256", lambda arrays: "00" * 32)
+        saved(tmp_path / "c", [20]).close()
+    step, _, damaged = Checkpoints(tmp_path / "c").load(arrays())
+    assert (step, len(damaged)) == (10, 1)
+
+
 def test_keeping_the_best_checkpoint(tmp_path):
     evaluations = [1.0, 9.0, None, 3.0, 2.0]
     checkpoints = saved(tmp_path / "best", range(1, 6), evaluations, keep=1, keep_best=True)

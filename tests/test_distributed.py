@@ -18,7 +18,6 @@ import appo_pmap as appo
 import asac_pmap as asac
 import numpy as np
 import ppo_pmap as ppo
-import ppo_rnn_pmap as ppo_rnn
 import pytest
 import sac_pmap as sac
 from cli_helpers import (
@@ -58,7 +57,7 @@ FAILING = f"""
 import sys
 sys.path[:0] = {[str(ROOT), str(ROOT / "algos")]}
 import jax
-import ppo_rnn_pmap as ppo_rnn
+import ppo_pmap as ppo
 from common.cli.command import main, parse
 from common.device.evaluation import OTHER_SEED
 from common.runs.evaluation import DeviceEvaluation
@@ -74,7 +73,7 @@ def failing(self, step, state, seed):
     return begin(self, step, state, seed)
 
 DeviceEvaluation.begin = failing
-sys.exit(main(ppo_rnn.train, parse(ppo_rnn.Args)))
+sys.exit(main(ppo.train, parse(ppo.Args)))
 """
 """A script whose process 1 cannot evaluate the best checkpoint once more."""
 
@@ -115,9 +114,9 @@ def test_x1_two_processes_with_two_devices_equal_one(tmp_path):
 
 def test_runs_go_on_with_as_many_processes_to_the_bit_and_with_one(tmp_path):
     half, whole = 4 * STEPS, 8 * STEPS
-    words = *FLAGS.split(), "--rnn-size", 8, "--total-timesteps", whole, "--checkpoint-interval", half
+    words = *FLAGS.split(), "--total-timesteps", whole, "--checkpoint-interval", half
     words += "--stop-at-return", 1e9, "--eval-interval", half
-    run_both(*words, "--run-dir", tmp_path / "two", algorithm=ppo_rnn)
+    run_both(*words, "--run-dir", tmp_path / "two")
     for name in ("again", "one by one"):
         shutil.copytree(tmp_path / "two", tmp_path / name)
         for file in (tmp_path / name / "checkpoints" / str(whole)).rglob("d/*"):
@@ -131,7 +130,7 @@ def test_runs_go_on_with_as_many_processes_to_the_bit_and_with_one(tmp_path):
     again, two = (read_result(tmp_path / name) for name in ("again", "two"))
     assert again["state_sha256"] == two["state_sha256"]
     goes_on = "--resume", tmp_path / "one by one", "--num-devices", 1, "--quiet"
-    assert not in_process(*goes_on, algorithm=ppo_rnn)
+    assert not in_process(*goes_on)
     check_close(tmp_path / "one by one", tmp_path / "two", whole)
 
 
@@ -140,7 +139,7 @@ def test_a_signal_or_a_kill_at_one_process_ends_both(tmp_path):
     whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
     first, second = start_both(*KILLED, "--run-dir", whole)
     read_until(first, "step ")
-    wait_for_checkpoint(whole, after=20 * SAVED)
+    wait_for_checkpoint(whole, after=8 * SAVED)
     second.send_signal(signal.SIGTERM)
     codes, said = ends([first, second])
     assert codes == [143, 143]
@@ -180,14 +179,9 @@ def wait_for_checkpoint(run_dir: Path, after: int, unfinished: bool = False) -> 
 
 SRUN = """#!/bin/bash
 shift  # a flag of its own
-export SLURM_STEP_NODELIST=localhost SLURM_NTASKS=2 SLURM_STEP_NUM_NODES=1
-SLURM_PROCID=1 SLURM_LOCALID=1 "$@" &
-SLURM_PROCID=0 SLURM_LOCALID=0 "$@"
-code=$?
-wait $! || exit $?
-exit $code
+SLURM_STEP_NODELIST=localhost SLURM_NTASKS=1 SLURM_STEP_NUM_NODES=1 SLURM_PROCID=0 SLURM_LOCALID=0 exec "$@"
 """
-"""Starts two tasks on this machine."""
+"""Starts one task on this machine."""
 
 
 def test_the_script_for_slurm_runs_a_job_in_slices_until_it_has_finished(tmp_path):

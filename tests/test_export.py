@@ -52,10 +52,8 @@ def test_an_exported_policy_acts_like_the_loaded_one_for_every_batch_size(traine
     assert about["versions"]["jax"] == jax.__version__
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["normalised", *(pytest.param(name, marks=pytest.mark.slow) for name in ("one-hot", "parts", "hybrid", "sac"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["normalised", "one-hot", "parts", "hybrid", "sac"])
 def test_onnx(trained, tmp_path, monkeypatch, name):
     pytest.importorskip("jax2onnx")
     import onnxruntime

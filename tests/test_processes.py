@@ -117,9 +117,9 @@ def test_rows_that_are_not_what_was_saved_are_found_by_whoever_reads_their_block
         x[1, 5] += 1
 
     path = save(tmp_path / "changed", blocks=2, change=change)
+    cannot_be = save(tmp_path / "odd", blocks=3)  # of eight environments
     become(0, 2)
     assert read(path)["shard/x"].shape == (2, ENVS // 2, 3)
-    cannot_be = save(tmp_path / "odd", blocks=3)  # of eight environments
     for process, processes, damaged in ((1, 2, path), (3, 4, path), (0, 1, path), (0, 2, cannot_be)):
         become(process, processes)
         with pytest.raises(Damaged):

@@ -513,16 +513,12 @@ TINY_SAC = {"total_timesteps": 64, "learning_starts": 16, "hidden_sizes": (64, 6
 TRAINED = {
     "normalised": small_args(normalize_obs=True, num_seeds=2, **TINY),
     "box": small_args(env="helpers:Pusher", **TINY),
-    "dials": small_args(env="helpers:TwoDials", **TINY),
     "one-hot": small_args(env="FrozenLake-misc", **TINY),
-    "bytes": small_args(env="helpers:Pixels", **TINY),
-    "residual": small_args(env="helpers:Pixels", encoder="impala", **TINY),
     "misdeclared": small_args(env="helpers:Misdeclared", **TINY),
     "memory": small_rnn_args(env="helpers:Endings", obs_prev_action_reward=True, **TINY),
     "hybrid": small_args(env="helpers:Hybrid", **TINY),
     "parts": small_args(env="helpers:Parts", normalize_obs=True, **TINY),
     "sac": small_sac_args(**TINY_SAC),
-    "sac parts": small_sac_args(**TINY_SAC | {"env": "helpers:Parts"}),
     "sac discrete": small_sac_args(**TINY_SAC | {"env": "CartPole-v1"}),
 }
 

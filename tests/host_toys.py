@@ -24,9 +24,9 @@ class Toy(gymnasium.Env):
     """Observes (episode, step); truncated after `limit` steps, or terminated where `terminates`; reward is the action.
 
     What may happen, at a step counted over all episodes: `raise_at`, `raise_odd_at`, `hang_at`, `spin_at`, `nan_at`,
-    `nan_reward_at`, `grow_at`, `exit_at`; `hang_in_make` and `hang_in_process`, while it is made, anywhere or in a
-    process of its own; `hang_in_close` and `raise_in_close`; `no_action_at`, in the state after it. Only to one
-    environment, where `once` names a file to remember it.
+    `nan_reward_at`, `exit_at`; `hang_in_process`, while it is made in a process of its own; `hang_in_close` and
+    `raise_in_close`; `no_action_at`, in the state after it. Only to one environment, where `once` names a file to
+    remember it.
     `simulator` names a file for the number of a process that this starts, in a process of its own.
     """
 
@@ -48,7 +48,7 @@ class Toy(gymnasium.Env):
         in_process = multiprocessing.parent_process() is not None
         if simulator and in_process:
             Path(simulator).write_text(str(subprocess.Popen(["sleep", "1e6"]).pid))
-        if self._happens("hang_in_make", 1) or in_process and self._happens("hang_in_process", 1):
+        if in_process and self._happens("hang_in_process", 1):
             time.sleep(1e6)
 
     def reset(self, seed=None, options=None):
@@ -74,8 +74,6 @@ class Toy(gymnasium.Env):
         obs = self._observe()
         if self._happens("nan_at", self.total):
             obs = obs * np.nan
-        if self._happens("grow_at", self.total):
-            obs = np.append(obs, obs)
         reward = np.nan if self._happens("nan_reward_at", self.total) else float(action)
         over = self.time >= self.limit
         return obs, reward, over and self.terminates, over and not self.terminates, {}

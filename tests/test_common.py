@@ -1,15 +1,10 @@
 """The shared modules: episode statistics, repeated updates, checkpoints, devices, evaluation."""
 
 import errno
-import importlib.util
 import itertools
-import sys
-import threading
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 
-import appo_pmap as appo
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,45 +12,35 @@ import pytest
 from helpers import (
     AXIS,
     KeyedState,
-    Luck,
     RewardIsEpisode,
     Toy,
-    host_params,
     make_env,
     metric_rows,
     over_devices,
-    ppo,
-    programs,
     relative_difference,
     result_of,
-    sac,
     same_bits,
     small_args,
-    small_sac_args,
     train,
 )
-from test_appo import small_args as small_appo_args
 
 from common.cli.console import Console
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import replacing
-from common.device import compilation
 from common.device.devices import choose_devices
 from common.device.episodes import WINDOW, count_episodes, new_recent, new_tracker, no_episodes, recent_metrics
 from common.device.evaluation import Episodes, Evaluated, run_episodes
 from common.device.reductions import Tally, across_devices, over_steps
-from common.device.sharding import to_host
 from common.device.update_loop import do_where, repeat
 from common.drawing.recording import record
 from common.envs.environment import DEFAULT_HORIZON, Step
 from common.envs.own import wrap
 from common.envs.spaces import Box
-from common.nets.convolutions import Convolution, batch_last, by_columns
+from common.nets.convolutions import Convolution, batch_last
 from common.nets.torso import Torso
 from common.runs.arrays import Arrays, sha256
 from common.runs.checkpoints import Checkpoints
 from common.runs.clock import Clock
-from common.runs.confirmation import confirm_best
 from common.runs.directory import write_json
 from common.runs.evaluation import MOST_PENDING, Evaluations, metrics_of
 from common.runs.intervals import Intervals
@@ -78,7 +63,7 @@ def finished_episodes(reward: np.ndarray, done: np.ndarray) -> list[tuple[float,
     return found
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("devices", [1, 4])
 def test_episode_statistics_equal_numpy(devices):
     """Totals per rollout and the window of the last 100, over devices and updates, more and fewer than 100 at once."""
     random = np.random.default_rng(0)
@@ -123,7 +108,6 @@ def test_episode_statistics_equal_numpy(devices):
             assert np.isnan(metrics["episode/return_last100"])
             assert np.isnan(metrics["episode/return"])
             continue
-        np.testing.assert_allclose(np.sort(recent.ret[: len(window)]), np.sort(window[:, 0]), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(recent.ret[: len(window)], window[::-1, 0], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(metrics["episode/objective_last100"], judged[:, 0].mean(), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(metrics["episode/return_last100"], window[:, 0].mean(), rtol=1e-4, atol=1e-5)
@@ -135,24 +119,26 @@ def test_episode_statistics_equal_numpy(devices):
     assert len(so_far) > 2 * WINDOW
 
 
-@pytest.mark.parametrize("decorrelate", [False, True])
-def test_reported_returns_are_raw_and_of_whole_episodes(decorrelate, tmp_path):
-    """Episodes of 7 steps of reward 2.5, whatever the learner makes of observations and returns."""
-    flags = {"normalize_obs": True, "num_steps": 10, "num_envs": 4, "decorrelate": decorrelate}
-    args = small_args(**flags, total_timesteps=400, run_dir=str(tmp_path / "run"), log_interval=80, hidden_sizes=(8,))
-    result = train(args, make_env("Toy"))
+def test_reported_returns_are_raw_and_of_whole_episodes_and_exactly_eval_episodes_count(tmp_path):
+    """Episodes of 7 steps, whatever the learner makes of them; five are evaluated, although two devices play three."""
+    env = make_env("RewardIsEpisode")
+    flags = {"num_steps": 10, "num_envs": 4, "num_minibatches": 2, "eval_episodes": 5, "num_devices": 2}
+    flags |= {"normalize_obs": True, "total_timesteps": 400, "log_interval": 80, "hidden_sizes": (8,)}
+    result = train(small_args(**flags, run_dir=str(tmp_path / "run")), env)
     rows = metric_rows(result.run_dir)
     assert len(rows) == 5
     for row in rows:
-        assert {row[f"episode/return{end}"] for end in ("", "_min", "_max", "_last100")} == {17.5}
         assert {row[f"episode/length{end}"] for end in ("", "_min", "_max", "_last100")} == {7}
-    # 10 updates of 10 steps: 100 // 7 episodes in each environment; a row reports the mean over its updates' totals
-    count = sum(row["episode/count"] for row in rows)
-    assert 4 * (93 // 7) <= count < 4 * (100 // 7) if decorrelate else count == 4 * (100 // 7)
-    for name in ("mean", "min", "max"):
-        assert result.evaluation[f"eval/return_{name}"] == [17.5]
-    assert result.evaluation["eval/return_std"] == [0]
+        assert [row[f"episode/return{end}"] % 7 for end in ("_min", "_max")] == [0, 0]
+        assert 7 * 3000 > row["episode/return_max"] > row["episode/return"] > row["episode/return_min"] >= 0
+    assert sum(row["episode/count"] for row in rows) == 4 * (100 // 7)
+    returns, _ = episodes(env, constant(0), 5)
+    assert len(set(returns)) == 5
+    wanted = {"mean": returns.mean(), "std": returns.std(), "min": returns.min(), "max": returns.max()}
+    for name, number in wanted.items():
+        assert result.evaluation[f"eval/return_{name}"] == pytest.approx([number])
     assert result.evaluation["eval/length_mean"] == [7]
+    assert result.evaluation["eval/distinct_episodes"] == result_of(tmp_path / "run")["eval/distinct_episodes"] == [5]
 
 
 def counting_update(state):
@@ -192,63 +178,26 @@ def test_repeat_puts_metrics_together_and_finds_the_first_broken_update_of_each_
     np.testing.assert_array_equal(metrics["episode/return_max"], [5, 15, 7])
     broken = {name: broken[name].tolist() for name in ("value", "late", "early")}
     assert broken == {"value": [-1, -1, -1], "late": [3, 0, 1], "early": [1, -1, -1]}
+    state, metrics, broken = repeated(states, jnp.int32(0))
+    np.testing.assert_array_equal(state, states)
+    assert np.isnan(metrics["value"]).all()
+    assert all(index.tolist() == [-1] * 3 for index in jax.tree.leaves(broken))
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
-def test_metrics_are_those_of_the_samples_of_all_devices(devices):
-    samples = np.arange(8.0) - 5
-
+def test_metrics_are_those_of_the_samples_of_all_devices():
     def of_share(x):
         return across_devices(x.mean(), {"x": x.mean(), "x_sum": x.sum(), "x_max": x.max(), "x_min": x.min()})
 
-    grads, metrics = over_devices(of_share, devices, samples)
-    assert grads.tolist() == [-1.5] * devices
+    grads, metrics = over_devices(of_share, 4, np.arange(8.0) - 5)
+    assert grads.tolist() == [-1.5] * 4
     wanted = {"x": -1.5, "x_sum": -12, "x_max": 2, "x_min": -5}
-    assert {name: x.tolist() for name, x in metrics.items()} == {name: [x] * devices for name, x in wanted.items()}
+    assert {name: x.tolist() for name, x in metrics.items()} == {name: [x] * 4 for name, x in wanted.items()}
 
 
 def test_metrics_are_those_of_all_steps_that_count():
     steps = dict.fromkeys(("x", "x_sum", "x_max", "x_min", "x_last"), np.arange(8.0) - 5)
     assert over_steps(steps) == {"x": -1.5, "x_sum": -12, "x_max": 2, "x_min": -5, "x_last": 2}
     assert over_steps(steps, np.arange(8) < 3) == {"x": -4, "x_sum": -12, "x_max": -3, "x_min": -5, "x_last": -3}
-
-
-FORKED = {  # a piece of the file, what a fork puts behind it, and the flags of a run on two devices
-    ppo: ('"policy/entropy": entropy,', "ratio", small_args, {"num_devices": 2}),
-    sac: ('"q/target": jnp.mean(target),', "target", small_sac_args, {"num_devices": 2, "total_timesteps": 80 * 16}),
-    appo: ('"policy/entropy": entropy,', "ratio", small_appo_args, {"learner_devices": "0,1", "serial": True}),
-}
-
-
-@pytest.mark.parametrize("algorithm", FORKED, ids=lambda module: module.__name__)
-def test_a_fork_adds_a_metric_that_is_a_sum(algorithm, tmp_path):
-    """The samples that were learned from, over all devices, gradient steps and updates."""
-    place, samples, args, flags = FORKED[algorithm]
-    before = Path(algorithm.__file__).read_text()
-    assert before.count(place) == 1
-    path = tmp_path / "forked.py"
-    path.write_text(before.replace(place, f'{place} "samples_sum": jnp.float32({samples}.size),'))
-    spec = importlib.util.spec_from_file_location("forked", path)
-    fork = sys.modules["forked"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fork)
-    flags = vars(args(**flags, log_interval=512, run_dir=str(tmp_path / "run")))
-    fork.train(fork.Args(**flags))
-    rows = [row for row in metric_rows(tmp_path / "run") if "samples_sum" in row]
-    per_step = {ppo: 2, appo: 1, sac: 64 / 8}[algorithm]  # epochs; batch size times updates per step, from step 32 on
-    steps = rows[-1]["env_steps"] - 32 * (algorithm is sac)
-    assert len(rows) > 2
-    assert sum(row["samples_sum"] for row in rows) == per_step * steps
-
-
-def test_zero_updates_leave_the_state_bit_identical():
-    init, update = programs(small_args(num_seeds=2, num_minibatches=2, hidden_sizes=(4,)), make_env("Toy"), 2)
-    before = to_host(init())
-    state, metrics, broken = update(init(), np.int32(0))
-    assert same_bits(before, to_host(state))
-    assert all((np.asarray(index) == -1).all() for index in jax.tree.leaves(broken))
-    assert np.isnan(metrics["loss/total"]).all()
-    state, *_ = update(state, np.int32(1))
-    assert not same_bits(before.learner.params, host_params(state))
 
 
 def test_counts_stay_exact_in_metrics_and_what_is_not_finite_is_null():
@@ -270,19 +219,14 @@ def test_training_time_is_without_evaluation_and_saving(monkeypatch):
 
     pass_time(10, "compile")
     clock.begin()
-    for evaluating, saving in ((0, 0), (5, 0), (0, 7)):
+    for seconds, doing in ((3, "eval"), (5, "checkpoint")):
         pass_time(2)
-        pass_time(evaluating, "eval")
-        pass_time(saving, "checkpoint")
+        pass_time(seconds, doing)
         assert clock.lap() == 2
-    assert (clock.trained, clock.since_begin, clock.wall) == (6, 18, 28)
-    with pytest.raises(KeyboardInterrupt), clock.timed("eval"):
-        now += 1
-        raise KeyboardInterrupt
-    assert clock.trained == 6
+    assert (clock.trained, clock.since_begin, clock.wall) == (4, 12, 22)
     clock.end()
     pass_time(3, "checkpoint")
-    assert clock.trained == 6
+    assert clock.trained == 4
 
 
 def test_what_is_due():
@@ -312,54 +256,42 @@ def saved(directory, steps, evaluations=None, **policy) -> Checkpoints:
     return checkpoints
 
 
-@pytest.mark.parametrize("error", [MemoryError("too large"), OSError(errno.EMFILE, "Too many open files")])
-def test_a_checkpoint_that_cannot_be_read_for_now_is_not_damaged(tmp_path, monkeypatch, error):
+def test_a_checkpoint_that_cannot_be_read_for_now_is_not_damaged(tmp_path, monkeypatch):
     checkpoints = saved(tmp_path, [1, 2])
 
     def fail(*_):
-        raise error
+        raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr("common.runs.checkpoint_files._read", fail)
-    with pytest.raises(TrainingError, match="(?i)checkpoint 2 cannot be read .*too"):
+    with pytest.raises(TrainingError, match="checkpoint 2 "):
         checkpoints.load(arrays(2))
     checkpoints.close()
 
 
 def test_sha256_sees_every_name_type_shape_and_bit():
-    base = {"a": np.arange(4, dtype=np.int32), "b": np.ones(2, np.float32)}
-    variants = [
-        base,
-        {"a": base["a"], "c": base["b"]},
-        base | {"a": base["a"].astype(np.uint32)},
-        base | {"a": base["a"].reshape(2, 2)},
-        base | {"b": np.array([1, np.nextafter(np.float32(1), np.float32(2))], np.float32)},
-        base | {"b": np.array([1, -1], np.float32)},
-        {"a": base["a"]},
-    ]
+    a, b = np.arange(4, dtype=np.int32), np.ones(2, np.float32)
+    variants = [{"a": a, "b": b}, {"a": a, "c": b}, {"a": a}, {"a": a.astype(np.uint32), "b": b}]
+    variants += [{"a": a.reshape(2, 2), "b": b}, {"a": a, "b": np.nextafter(b, np.float32(2))}]
     assert len({sha256(variant) for variant in variants}) == len(variants)
-    assert sha256(dict(reversed(base.items()))) == sha256(base)
-    assert sha256({"a": np.arange(6).reshape(2, 3).T}) == sha256(
-        {"a": np.ascontiguousarray(np.arange(6).reshape(2, 3).T)}
-    )
+    assert sha256({"b": b, "a": a}) == sha256(variants[0])
+    transposed = np.arange(6).reshape(2, 3).T
+    assert sha256({"a": transposed}) == sha256({"a": np.ascontiguousarray(transposed)})
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"learner/w": np.zeros((2, 4), np.float32)}, r"learner/w is float32\[2, 3\] there and float32\[2, 4\] here"),
-        ({"learner/w": np.zeros((2, 3), np.int32)}, r"learner/w is float32\[2, 3\] there and int32\[2, 3\] here"),
-        ({"learner/new": np.zeros(2)}, r"learner/new is nothing there and float64\[2\] here"),
-    ],
-    ids=["shape", "type", "missing"],
-)
-def test_a_checkpoint_that_does_not_fit_names_the_array(tmp_path, change, message):
-    checkpoints = saved(tmp_path / "c", [1])
-    with pytest.raises(UsageError, match=message):
-        checkpoints.load(arrays() | change)
-    some = {"learner/w": arrays()["learner/w"]}
-    with pytest.raises(UsageError, match="envs/key is uint32"):
-        checkpoints.load(some)
+def test_a_checkpoint_that_does_not_fit_names_the_array_and_is_not_read(tmp_path, monkeypatch):
+    checkpoints = saved(tmp_path / "c", [1, 2], [9.0, 1.0])
+    some = {"learner/w": arrays(2)["learner/w"]}
     assert checkpoints.load(some, "learner", groups=("w",))[1].keys() == some.keys()
+    monkeypatch.setattr("orbax.checkpoint.v1.load", lambda *_: pytest.fail("it was read"))
+    changes = {"w": np.zeros((2, 4), np.float32)}, {"w": np.zeros((2, 3), np.int32)}, {"new": np.zeros(2)}
+    for ((name, array),) in (change.items() for change in changes):
+        with pytest.raises(UsageError, match=f"learner/{name} is "):
+            checkpoints.load(arrays() | {f"learner/{name}": array})
+    with pytest.raises(UsageError, match="envs/key is "):
+        checkpoints.load(some)
+    (found,) = checkpoints.damaged_best(2, arrays() | {"learner/w": np.zeros(77)}, ())
+    assert "checkpoint 1 " in str(found)
+    checkpoints.close()
 
 
 def test_a_checkpoint_that_loads_but_is_not_what_was_saved_is_skipped(tmp_path, monkeypatch):
@@ -368,8 +300,7 @@ def test_a_checkpoint_that_loads_but_is_not_what_was_saved_is_skipped(tmp_path, 
         patch.setattr("common.runs.checkpoint_files.sha256", lambda arrays: "00" * 32)
         saved(tmp_path / "c", [20]).close()
     step, _, damaged = Checkpoints(tmp_path / "c").load(arrays())
-    assert step == 10
-    assert "not what was saved" in str(damaged[0])
+    assert (step, len(damaged)) == (10, 1)
 
 
 def test_keeping_the_best_checkpoint(tmp_path):
@@ -379,16 +310,11 @@ def test_keeping_the_best_checkpoint(tmp_path):
     assert checkpoints.best() == 9.0
     assert Checkpoints(tmp_path / "best", keep=1, keep_best=True).best() == 9.0
     assert saved(tmp_path / "newest", range(1, 6), evaluations, keep=1).steps() == [5]
-    assert saved(tmp_path / "without", [1]).best() == -np.inf
-
-
-def test_the_best_checkpoint_is_read_only_where_it_fits(tmp_path, monkeypatch):
-    saved(tmp_path, [1, 2], [9.0, 1.0]).close()
-    monkeypatch.setattr("orbax.checkpoint.v1.load", lambda *_: pytest.fail("it was read"))
-    like = arrays() | {"learner/w": np.zeros(77)}
-    (found,) = Checkpoints(tmp_path, read_only=True).damaged_best(2, like, ())
-    assert "checkpoint 1 is damaged" in str(found)
-    assert "does not fit" in str(found)
+    added = saved(tmp_path / "added", [1], keep=2, keep_best=True)
+    assert added.best() == -np.inf
+    added.add_evaluation(1, [8.0, 10.0])
+    added.close()
+    assert saved(tmp_path / "added", [2, 3, 4], [5.0, 6.0, 7.0], keep=2, keep_best=True).steps() == [1, 3, 4]
 
 
 def test_a_step_saved_again_at_once(tmp_path):
@@ -400,24 +326,6 @@ def test_a_step_saved_again_at_once(tmp_path):
     assert checkpoints.load(big)[0] == 10
     assert checkpoints.best() == 2.0
     checkpoints.close()
-
-
-def test_any_number_of_saves_takes_the_same_number_of_threads(tmp_path):
-    """At the least of some moments: right after a save, its threads may just be ending."""
-    checkpoints, alive = saved(tmp_path, [1, 2]), []
-    for step in range(3, 11):
-        checkpoints.save(step, arrays(), None)
-        checkpoints.wait()
-        alive.append(threading.active_count())
-    assert min(alive[4:]) == min(alive[:4])
-    checkpoints.close()
-
-
-def test_an_evaluation_added_to_a_checkpoint_decides_which_is_best(tmp_path):
-    checkpoints = saved(tmp_path, [1], keep=2, keep_best=True)
-    checkpoints.add_evaluation(1, [8.0, 10.0])
-    checkpoints.close()
-    assert saved(tmp_path, [2, 3, 4], [5.0, 6.0, 7.0], keep=2, keep_best=True).steps() == [1, 3, 4]
 
 
 def test_the_evaluation_of_a_checkpoint_that_is_being_deleted_is_left_out(tmp_path):
@@ -432,44 +340,21 @@ def test_the_evaluation_of_a_checkpoint_that_is_being_deleted_is_left_out(tmp_pa
     checkpoints.close()
 
 
-def test_json_that_cannot_be_written_leaves_nothing_behind(tmp_path):
-    (tmp_path / "result.json" / "a folder in its place").mkdir(parents=True)
-    with pytest.raises(OSError, match="result.json"):
-        write_json(tmp_path / "result.json", {"status": "failed"})
-    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
-
-
-def test_a_symbolic_link_leads_to_the_new_file(tmp_path):
-    (tmp_path / "real").write_text("old")
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    with replacing(tmp_path / "link") as temporary:
-        temporary.write_text("new")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "real").read_text() == "new"
-
-
-def test_a_file_that_fails_leaves_the_old_one_and_nothing_else(tmp_path):
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    (tmp_path / "folder" / "inside").mkdir(parents=True)
+    with pytest.raises(OSError, match="folder"):
+        write_json(tmp_path / "folder", {"status": "failed"})
     (tmp_path / "file").write_text("old")
     with pytest.raises(RuntimeError), replacing(tmp_path / "file") as temporary:
         temporary.write_text("half")
         raise RuntimeError
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
     assert (tmp_path / "file").read_text() == "old"
-
-
-@pytest.mark.parametrize(
-    ("request_", "numbers"),
-    [
-        ((3, 16, 1), ["--num-devices 3", "--num-envs 16", "1, 2, 4, 8, 16"]),
-        ((2, 7, 1), ["--num-devices 2 ", "--num-envs 6 or 8", "--num-devices 1, 7"]),
-        ((4, 8, 4), ["--num-devices 4", "--num-envs 8", "blocks of 4", "--num-envs 16", "1, 2"]),
-        ((16, 16, 1), ["--num-devices 16", "JAX has 8 cpu"]),
-    ],
-)
-def test_sizes_that_do_not_divide_are_refused_with_the_numbers(request_, numbers):
-    with pytest.raises(UsageError) as refused:
-        choose_devices(*request_)
-    assert [number for number in numbers if number not in str(refused.value)] == []
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    with replacing(tmp_path / "link") as temporary:
+        temporary.write_text("new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "new"
 
 
 def test_sizes_that_divide_are_accepted():
@@ -513,32 +398,15 @@ class TwoStarts(RewardIsEpisode):
         return self.get_obs(state), state
 
 
-class OneStart(Luck):
-    def get_obs(self, state, params=None, key=None):
-        return jnp.zeros(2)
-
-
-@pytest.mark.parametrize(
-    ("env", "different"),
-    [
-        (Toy(), 8),  # all return the same
-        (TwoStarts(), 2),
-        (OneStart(), 8),  # rewards are drawn
-    ],
-)
-def test_different_episodes_are_counted_whatever_they_return(env, different):
+@pytest.mark.parametrize(("env", "different"), [(Toy(), 8), (TwoStarts(), 2)])
+def test_equal_episodes_count_once_whatever_they_return(env, different):
     played = over_devices(lambda: run_episodes(wrap(env, ""), constant(0), 8), 1)
     found = metrics_of(jax.tree.map(np.asarray, played), is_game=False)
     assert found["eval/distinct_episodes"] == [different]
-
-
-def test_equal_episodes_count_once_where_evaluations_are_compared():
-    def score(mean, distinct):
-        spread = {"eval/return_mean": [mean], "eval/return_std": [14.0]}
-        return Score(0, spread | ({"eval/distinct_episodes": [distinct]} if distinct else {}))
-
     for distinct, clearly in ((None, True), (128, True), (2, False)):  # older runs did not count them
-        assert score(50.0, distinct).clearly_above(score(40.0, distinct).evaluation, 128) == clearly
+        spread = {"eval/return_std": [14.0]} | ({"eval/distinct_episodes": [distinct]} if distinct else {})
+        one, other = (Score(0, spread | {"eval/return_mean": [mean]}) for mean in (50.0, 40.0))
+        assert one.clearly_above(other.evaluation, 128) == clearly
 
 
 class Echo(Toy):
@@ -561,9 +429,8 @@ def test_a_step_draws_nothing_that_the_reset_has_drawn():
 
 
 def test_an_environment_without_a_time_limit_is_capped():
-    returns, lengths = episodes(make_env("Endless"), constant(0), 2)
-    assert lengths.tolist() == [DEFAULT_HORIZON] * 2
-    assert returns.tolist() == [2.5 * DEFAULT_HORIZON] * 2
+    returns, lengths = episodes(make_env("Endless"), constant(0), 1)
+    assert (lengths.tolist(), returns.tolist()) == ([DEFAULT_HORIZON], [2.5 * DEFAULT_HORIZON])
 
 
 class Beside:
@@ -587,15 +454,10 @@ class Beside:
         pass
 
 
-class FullDisk(Saver):
-    def add_evaluation(self, evaluated, counters):
-        raise TrainingError("checkpoint 1 could not be saved")
-
-
-def evaluations_of(beside, saver_class=Saver):
+def evaluations_of(beside):
     """With the list of what they warn of."""
     warnings = []
-    saver = saver_class(None, small_args(), Start(), dict, warn=warnings.append)
+    saver = Saver(None, small_args(), Start(), dict, warn=warnings.append)
     recorder = SimpleNamespace(add_evaluation=lambda step, metrics, moment: None)
     evaluations = Evaluations(Score(0, {}), small_args(), recorder, saver, Clock(), warnings.append)
     evaluations.use(beside)
@@ -615,11 +477,11 @@ def test_an_evaluation_that_fails_is_not_begun_again():
     evaluations, warnings = evaluations_of(beside)
     evaluations.begin(1, None, never)
     evaluations.begin(2, None, never)
-    with pytest.raises(TrainingError, match="the evaluation at step 3 failed"):
+    with pytest.raises(TrainingError, match="step 3 "):
         finish(evaluations, 3, never)
     evaluations.begin(3, None, never)
     assert beside.begun == [1, 2, 3]
-    assert warnings == ["the evaluation at step 1 failed", "the evaluation at step 2 failed"]
+    assert len(warnings) == 2
 
 
 def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
@@ -643,45 +505,7 @@ def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
     assert len(beside.played) > 1 and f"{left} due" in warnings[-1] and len(warnings) == 2
 
 
-def test_a_save_that_fails_is_more_than_an_evaluation_that_fails():
-    evaluations, warnings = evaluations_of(Beside(), FullDisk)
-    evaluations.begin(1, None, never)
-    with pytest.raises(TrainingError, match="^checkpoint 1 could not be saved"):
-        evaluations.poll()
-    assert not warnings
-
-
-def test_a_run_that_is_stopped_evaluates_no_more_of_its_best_checkpoints():
-    loaded, stored = [], {}
-    saver = SimpleNamespace(choices=lambda: [10, 20], confirm=stored.__setitem__)  # each of two agents has its own
-    evaluations = SimpleNamespace(in_other_episodes=lambda *_: {"eval/return_mean": [1.0, 2.0]})
-    confirmed = confirm_best(saver, evaluations, loaded.append, lambda: bool(loaded), pytest.fail)
-    assert (loaded, stored) == ([10], {10: [1.0, 2.0]})
-    assert confirmed == [Score(10, {"eval/return_mean": [1.0, 2.0]}), Score(20, {})]
-
-
-def test_exactly_eval_episodes_count(tmp_path):
-    """Five episodes, although two devices play three each."""
-    env = make_env("RewardIsEpisode")
-    flags = {"num_steps": 4, "num_minibatches": 2, "total_timesteps": 64, "run_dir": str(tmp_path / "run")}
-    result = train(small_args(**flags, eval_episodes=5, num_devices=2), env)
-    returns, _ = episodes(env, constant(0), 5)
-    assert len(set(returns)) == 5
-    assert result.evaluation["eval/return_mean"] == pytest.approx([returns.mean()])
-    assert result.evaluation["eval/return_std"] == pytest.approx([returns.std()])
-    assert result.evaluation["eval/return_min"] == [returns.min()]
-    assert result.evaluation["eval/return_max"] == [returns.max()]
-    assert result.evaluation["eval/distinct_episodes"] == result_of(tmp_path / "run")["eval/distinct_episodes"] == [5]
-
-
-def test_a_level_of_optimization_that_xla_flags_name_is_obeyed(monkeypatch):
-    monkeypatch.delenv("XLA_FLAGS")
-    assert compilation._options(1) == {"xla_backend_optimization_level": 1}
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=SSE4_2 --xla_backend_optimization_level=3")
-    assert compilation._options(1) == {}
-
-
-@pytest.mark.parametrize("size, stride, more", [(3, 1, (0, 0)), (3, 2, (0, 0)), (8, 4, (3, 1)), (10, 4, (1, 3))])
+@pytest.mark.parametrize("size, stride, more", [(3, 2, (0, 0)), (8, 4, (3, 1))])
 def test_convolutions_are_those_of_xla(size, stride, more):
     """Where the last neighbourhood would leave pixels out, the image is padded."""
     image = jax.random.normal(jax.random.key(0), (2, 9, 11, 5))
@@ -694,32 +518,20 @@ def test_convolutions_are_those_of_xla(size, stride, more):
     assert relative_difference(jnp.moveaxis(x, (-1, 0), (0, -1)), wanted) < 1e-5
 
 
-def test_a_layer_behind_convolutions_is_one_like_others():
-    x, kernel = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(((2, 3, 4), (4, 5))))
-    ours, usual = (jax.vjp(f, x, kernel) for f in (by_columns, jnp.matmul))
-    assert relative_difference(ours[0], usual[0]) < 1e-5
-    uneven = jnp.sin(usual[0])
-    assert relative_difference(ours[1](uneven), usual[1](uneven)) < 1e-5
-
-
 @pytest.mark.parametrize("encoder", ["small", "nature", "impala", "flat"])
-def test_no_images_have_no_features(encoder):
-    """As in an evaluation of no episodes, beside the one that is drawn."""
-    images = np.zeros((2, 40, 40, 3), np.float32)
-    torso = Torso(Box(np.zeros((40, 40, 3)), np.ones((40, 40, 3)), (40, 40, 3)), (5,), "relu", None, encoder)
-    params = torso.init(jax.random.key(0), images)
-    assert torso.apply(params, images).shape == (2, 5)
-    assert torso.apply(params, images[:0]).shape == (0, 5)
-
-
-@pytest.mark.parametrize("encoder", ["small", "nature", "impala", "flat"])
-def test_each_image_has_its_own_features(encoder):
+def test_each_image_has_its_own_features_and_none_has_none(encoder):
+    """Those of no image are asked for in an evaluation of no episodes, beside the one that is drawn."""
     images = jax.random.normal(jax.random.key(0), (2, 3, 10, 10, 4))
     torso = Torso(Box(np.zeros((10, 10, 4)), np.ones((10, 10, 4)), (10, 10, 4)), (5, 6), "relu", None, encoder)
-    params = torso.init(jax.random.key(0), images)
-    features = torso.apply(params, images)
-    assert features.shape == (2, 3, 6)
-    assert relative_difference(features[1, 2], torso.apply(params, images[1, 2])) < 1e-5
-    seen = jax.grad(lambda x: torso.apply(params, x).sum())(images)
+    params = jax.jit(torso.init)(jax.random.key(0), images)
+
+    @jax.jit
+    def features_of(images):
+        seen = jax.grad(lambda x: torso.apply(params, x).sum())(images)
+        return (*(torso.apply(params, x) for x in (images, images[1, 2], images[:0])), seen)
+
+    features, alone, none, seen = features_of(images)
+    assert (features.shape, none.shape) == ((2, 3, 6), (0, 3, 6))
+    assert relative_difference(features[1, 2], alone) < 1e-5
     assert jnp.all(jnp.any(seen != 0, axis=(0, 1, 4))), "every pixel counts"
     assert ("Features_0" in params["params"]) == (encoder != "flat")  # which has no layer before the hidden ones

@@ -10,21 +10,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-import jaxlib.utils
 import ppo_pmap as ppo
 import pytest
-import sac_pmap as sac
 from cli_helpers import (
     ROOT,
     SMALL,
-    SMALL_FLAGS,
     STEPS,
     Recorder,
     checkpoint_steps,
@@ -41,10 +37,8 @@ from cli_helpers import (
 
 from common.cli.command import parse
 from common.cli.console import Console
-from common.device.compilation import compile_by_call
 from common.runs.checkpoint_files import UNFINISHED
 from common.runs.interruption import Interruption
-from common.runs.run import Run
 from common.runs.saver import Saver
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -58,13 +52,6 @@ Run.advance = lambda run, *report: (advance(run, *report), time.sleep(0.2))
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-KILLED = {  # 20 checkpoints each
-    ppo: f"{SMALL_FLAGS} --total-timesteps {20 * STEPS} --checkpoint-interval {STEPS} --log-interval {STEPS}",
-    sac: """
-        --num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 50 --buffer-size 600 --eval-episodes 4
-        --eval-interval 0 --num-devices 1 --total-timesteps 1000 --log-interval 50 --checkpoint-interval 50
-    """,
-}
 
 
 def wait_until(process: subprocess.Popen, happened: Callable[[], bool]) -> None:
@@ -74,46 +61,44 @@ def wait_until(process: subprocess.Popen, happened: Callable[[], bool]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", KILLED, ids=["ppo", "sac"])
-def test_kills_change_nothing(algorithm, tmp_path):
-    """kill -9 after a save or within one, and once while it starts; then the end is as if undisturbed.
+def test_kills_change_nothing(tmp_path):
+    """kill -9 after a save and within one, and once while it starts; then the end is as if undisturbed.
 
     Between its chunks the run that is killed rests, so that it is not over before, however busy the machine is.
     """
-    script, checkpoints = algorithm.__file__, tmp_path / "run" / "checkpoints"
-    flags = [*KILLED[algorithm].split(), "--quiet"]
-    assert in_process(*flags, "--run-dir", tmp_path / "whole", algorithm=algorithm) == 0
-    words, reached = [*flags, "--run-dir", "run"], [0]
+    flags = [*SMALL, "--total-timesteps", 20 * STEPS, "--checkpoint-interval", STEPS, "--log-interval", STEPS]
+    whole, run_dir = tmp_path / "whole", tmp_path / "run"
+    assert in_process(*flags, "--quiet", "--run-dir", whole) == 0
+    words, reached = [*flags, "--quiet", "--run-dir", "run"], [0]
     for kill in range(3):
-        process = start_script(SLOWED, script, *words, script="-c", cwd=tmp_path, PYTHONPATH=str(ROOT))
+        process = start_script(SLOWED, ppo.__file__, *words, script="-c", cwd=tmp_path, PYTHONPATH=str(ROOT))
         if kill == 2:
             time.sleep(2.5)  # while importing, compiling or loading
         else:
-            wait_until(process, lambda: max(checkpoint_steps(tmp_path / "run"), default=0) > reached[-1])
+            wait_until(process, lambda: max(checkpoint_steps(run_dir), default=0) > reached[-1])
         if kill == 1:
-            wait_until(process, lambda: any(not path.name.isdigit() for path in checkpoints.iterdir()))
+            saves = run_dir / "checkpoints"
+            wait_until(process, lambda: any(not path.name.isdigit() for path in saves.iterdir()))
         process.kill()
         rest = process.communicate()[0]
         assert process.returncode == -signal.SIGKILL, f"the run ended before kill {kill}: {rest}"
-        reached.append(max(checkpoint_steps(tmp_path / "run"), default=0))
+        reached.append(max(checkpoint_steps(run_dir), default=0))
         words = ["--resume", "run", "--quiet"]
     assert reached == sorted(reached), "a kill lost a checkpoint"
-    assert in_process("--resume", tmp_path / "run", "--quiet", algorithm=algorithm) == 0
-    assert (tmp_path / "run" / "DONE").exists()
-    whole, rows = tmp_path / "whole", read_rows(tmp_path / "run")
-    assert read_result(tmp_path / "run")["state_sha256"] == read_result(whole)["state_sha256"]
-    assert [row["env_steps"] for row in rows] == [row["env_steps"] for row in read_rows(whole)]
+    assert in_process("--resume", run_dir, "--quiet") == 0
+    assert read_result(run_dir)["state_sha256"] == read_result(whole)["state_sha256"]
+    assert [row["env_steps"] for row in read_rows(run_dir)] == [row["env_steps"] for row in read_rows(whole)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_and_exits(number, code, tmp_path):
+def test_a_signal_saves_and_exits_and_a_second_one_exits_at_once(tmp_path):
+    """The second in the middle of a chunk that takes minutes."""
     words = [*SMALL, "--total-timesteps", 10_000 * TOTAL, "--log-interval", STEPS, "--run-dir", "run"]
     process = start_script(*words, cwd=tmp_path)
     read_until(process, "step ")
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=60)[0]
-    assert process.returncode == code, output
+    assert process.returncode == 143, output
     assert "Traceback" not in output
     assert "--resume run" in output
     result = read_result(tmp_path / "run")
@@ -121,6 +106,17 @@ def test_a_signal_saves_and_exits(number, code, tmp_path):
     assert checkpoint_steps(tmp_path / "run") == [result["env_steps"]]
     assert Path(result["checkpoint"]).name == str(result["env_steps"])
     assert not (tmp_path / "run" / "DONE").exists()
+    process = start_script("--resume", "run", "--log-interval", 10**9, cwd=tmp_path)
+    try:
+        read_until(process, "compiled")
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        read_until(process, "interrupted")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_an_interrupted_run_says_of_which_step_its_evaluation_is(tmp_path, capsys):
@@ -134,30 +130,14 @@ def test_an_interrupted_run_says_of_which_step_its_evaluation_is(tmp_path, capsy
     args = parse(ppo.Args, [str(word) for word in (*SMALL, *steps, "--run-dir", tmp_path / "run")])
     with pytest.raises(KeyboardInterrupt):
         ppo.train(args, callback=interrupt)
-    assert f"episodes, at step {50 * STEPS:,}" in capsys.readouterr().out
-    assert read_result(tmp_path / "run")["eval/env_steps"] == 50 * STEPS
-
-
-@pytest.mark.slow
-def test_a_signal_during_an_evaluation_saves_too(tmp_path):
-    """Evaluations fill almost all of the time here, and no checkpoint is due before the end."""
-    words = [*SMALL, "--env", "Pendulum-v1", "--total-timesteps", 10_000 * TOTAL, "--log-interval", STEPS]
-    words += ["--eval-interval", STEPS, "--eval-episodes", 5_000, "--run-dir", "run"]
-    process = start_script(*words, cwd=tmp_path)
-    read_until(process, "step ")
-    began = time.perf_counter()
-    read_until(process, "step ")
-    time.sleep((time.perf_counter() - began) / 2)
-    process.terminate()
-    output = process.communicate(timeout=120)[0]
-    assert process.returncode == 143, output
+    assert f"at step {50 * STEPS:,}" in capsys.readouterr().out
     result = read_result(tmp_path / "run")
-    assert checkpoint_steps(tmp_path / "run") == [result["env_steps"]], "what was trained is lost"
+    assert (result["status"], result["eval/env_steps"]) == ("interrupted", 50 * STEPS)
+    assert checkpoint_steps(tmp_path / "run") == [result["env_steps"]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_does_not_wait_for_the_compiler(number, code, tmp_path):
+def test_a_signal_does_not_wait_for_the_compiler(tmp_path):
     """What it tells the user to do then works."""
     never = "import runpy, sys, time; import common.runs.run as r; r.compile_together = lambda *_: time.sleep(600); "
     never += "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -165,11 +145,11 @@ def test_a_signal_does_not_wait_for_the_compiler(number, code, tmp_path):
     process = start_script(never, ppo.__file__, *words, script="-c", cwd=tmp_path, PYTHONPATH=str(ROOT))
     try:
         read_until(process, "compiling")
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         output = process.communicate(timeout=120)[0]
     finally:
         process.kill()
-    assert process.returncode == code, output
+    assert process.returncode == 130, output
     assert read_result(tmp_path / "run")["status"] == "interrupted"
     last = output.strip().splitlines()[-1]
     succeed(run_python(*shlex.split(last[last.index("python ") :])[1:], cwd=tmp_path))
@@ -191,18 +171,9 @@ def test_a_closed_terminal_stops_a_run_unless_nohup_has_it_go_on(before, number)
     finally:
         signal.signal(signal.SIGHUP, previous)
     if number:
-        with pytest.raises(SystemExit) as end:
+        with pytest.raises(SystemExit) as end:  # after the last look, too
             interruption.go_on()
         assert end.value.code == 129
-
-
-def test_a_signal_after_the_last_look_is_not_lost():
-    interruption = Interruption(Console(quiet=True, total_steps=1))
-    assert interruption.received() == 0
-    interruption._signals.received = signal.SIGTERM
-    with pytest.raises(SystemExit) as end:
-        interruption.go_on()
-    assert end.value.code == 143
 
 
 class Terminal(io.StringIO):
@@ -239,92 +210,6 @@ def test_a_run_goes_on_without_its_terminal(monkeypatch):
     console.stop()
 
 
-@pytest.mark.parametrize(("program", "silent"), [(ppo.__file__, True), ("", False)])
-def test_an_early_interrupt_ends_a_command_without_a_traceback(program, silent):
-    """A program that merely imports this keeps its own way."""
-    code = f"import signal, sys; sys.argv = [{program!r}]; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    process = run_python("-c", code + "import common.cli; signal.raise_signal(signal.SIGINT)")
-    assert process.returncode == -signal.SIGINT
-    assert ("Traceback" not in process.stderr) == silent
-
-
-def test_a_log_shows_that_something_slow_goes_on(monkeypatch):
-    monkeypatch.setattr("common.cli.console.SIGN_OF_LIFE", 0.001)
-    console, lines, alive = Console(quiet=False, total_steps=1), [], threading.Event()
-    monkeypatch.setattr(console, "say", lambda text: (lines.append(text), len(lines) > 2 and alive.set()))
-    with console.task("compiling"):
-        assert alive.wait(60)
-    assert all(line.startswith("compiling") for line in lines)
-
-
-def test_the_compiler_gives_no_alarm(monkeypatch):
-    levels = []
-    monkeypatch.setattr(jaxlib.utils, "absl_set_min_log_level", levels.append, raising=False)
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
-    assert compile_by_call(None, "state", None) == "state"
-    assert levels == [3, 2]
-
-
-@pytest.mark.slow
-def test_a_second_interrupt_exits_at_once(tmp_path):
-    """Also in the middle of a chunk that takes minutes."""
-    words = [*SMALL, "--total-timesteps", 10**9, "--log-interval", 10**9, "--run-dir", "run"]
-    process = start_script(*words, cwd=tmp_path)
-    try:
-        read_until(process, "compiled")
-        time.sleep(1)
-        process.send_signal(signal.SIGINT)
-        read_until(process, "interrupted")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def test_slices_shorter_than_compiling_get_on(tmp_path):
-    """The time is up before anything is trained."""
-    slices = ["--max-seconds", "0.001", "--log-interval", STEPS, "--quiet"]
-    assert in_process(*SMALL, *slices, "--run-dir", tmp_path / "run") == 0
-    assert in_process("--resume", tmp_path / "run", *slices) == 0
-    result = read_result(tmp_path / "run")
-    assert (result["status"], result["env_steps"]) == ("stopped", 2 * STEPS)
-
-
-def test_a_nan_stops_the_run_with_a_reason(tmp_path, capsys):
-    """The reward is NaN from step 41 of each environment on, that is in update 6; updates 1 to 5 are good."""
-    words = [*SMALL, "--env", "helpers:Poison", "--total-timesteps", 100 * STEPS, "--run-dir", tmp_path / "run"]
-    code = in_process(*words, "--checkpoint-interval", 2 * STEPS, "--log-interval", 50 * STEPS, "--quiet")
-    message = capsys.readouterr().err
-    assert code == 1
-    assert f"not finite at step {6 * STEPS}" in message
-    assert message.split("error: ")[1].split()[0] in read_rows(tmp_path / "run")[0], "the metric's name comes first"
-    assert f"checkpoint is at step {4 * STEPS}" in message
-    assert "Traceback" not in message
-    assert checkpoint_steps(tmp_path / "run") == [2 * STEPS, 4 * STEPS]
-    result = read_result(tmp_path / "run")
-    assert result["status"] == "failed"
-    assert "not finite" in result["reason"]
-    assert None in read_rows(tmp_path / "run")[-1].values(), "the row that shows the broken number is there"
-
-    resumed = ["--resume", tmp_path / "run", "--env", "helpers:Poison", "--quiet"]
-    assert in_process(*resumed, "--stop-after", 5 * STEPS) == 0
-    assert read_result(tmp_path / "run")["env_steps"] == 5 * STEPS
-
-
-def test_a_huge_learning_rate_is_a_failure(tmp_path, capsys):
-    words = [*SMALL, "--learning-rate", "1e30", "--total-timesteps", TOTAL, "--num-seeds", 2, "--seed", 7]
-    code = in_process(*words, "--run-dir", tmp_path / "run")
-    message = capsys.readouterr().err
-    assert code == 1
-    assert "not finite at step" in message
-    assert "(seed 7)" in message
-    assert "there is no checkpoint" in message
-    assert "smaller steps" in message
-    assert checkpoint_steps(tmp_path / "run") == []
-    assert read_result(tmp_path / "run")["status"] == "failed"
-
-
 def test_an_exception_leaves_older_checkpoints_intact(tmp_path, monkeypatch):
     """A logger that fails in the middle of training."""
     monkeypatch.setitem(sys.modules, "wandb", Recorder(fail_at=8))
@@ -339,6 +224,36 @@ def test_an_exception_leaves_older_checkpoints_intact(tmp_path, monkeypatch):
     stop = checkpoint_steps(tmp_path / "run")[-1] + STEPS
     assert in_process("--resume", tmp_path / "run", "--no-wandb", "--quiet", "--stop-after", stop) == 0
     assert read_result(tmp_path / "run")["env_steps"] == stop
+
+
+def test_slices_shorter_than_compiling_get_on(tmp_path):
+    """The time is up before anything is trained."""
+    slices = ["--max-seconds", "0.001", "--log-interval", STEPS, "--quiet"]
+    assert in_process(*SMALL, *slices, "--run-dir", tmp_path / "run") == 0
+    assert in_process("--resume", tmp_path / "run", *slices) == 0
+    result = read_result(tmp_path / "run")
+    assert (result["status"], result["env_steps"]) == ("stopped", 2 * STEPS)
+
+
+def test_a_nan_stops_the_run_with_a_reason(tmp_path, capsys):
+    """The reward is NaN from step 41 of each environment on, that is in update 6; updates 1 to 5 are good."""
+    words = [*SMALL, "--env", "helpers:Poison", "--total-timesteps", 100 * STEPS, "--run-dir", tmp_path / "run"]
+    words += ["--checkpoint-interval", 2 * STEPS, "--log-interval", 5 * STEPS, "--num-seeds", 2, "--seed", 7]
+    assert in_process(*words) == 1
+    printed = capsys.readouterr()
+    message = only_message(printed.err[printed.err.index("error:") :])
+    assert f"not finite at step {6 * STEPS}" in message and "seed 7" in message
+    assert message.split("error: ")[1].split()[0] in read_rows(tmp_path / "run")[0], "the metric's name comes first"
+    assert f"step {4 * STEPS}" in message
+    shown = [line.split()[1] for line in printed.out.splitlines() if line.startswith("step ")]
+    assert all(int(step) < 6 * STEPS for step in shown), "a broken number is shown before the error"
+    assert checkpoint_steps(tmp_path / "run") == [2 * STEPS, 4 * STEPS]
+    result = read_result(tmp_path / "run")
+    assert (result["status"], "not finite" in result["reason"]) == ("failed", True)
+    assert None in read_rows(tmp_path / "run")[-1]["loss/value"], "the row that shows the broken number is there"
+    resumed = ["--resume", tmp_path / "run", "--env", "helpers:Poison", "--quiet"]
+    assert in_process(*resumed, "--stop-after", 5 * STEPS) == 0
+    assert read_result(tmp_path / "run")["env_steps"] == 5 * STEPS
 
 
 @pytest.mark.slow
@@ -357,29 +272,17 @@ def test_a_full_disk_is_said_clearly(tmp_path, capfd):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     gc.collect()
     intact = f"{STEPS}, {2 * STEPS}"
-    message = f"checkpoint {3 * STEPS} could not be saved (File too large); older checkpoints are intact: {intact}"
-    assert capfd.readouterr().err == f"error: {message}\n", "orbax's threads and event loops complain as well"
+    message = only_message(capfd.readouterr().err)
+    assert message.startswith("error: ") and message.endswith(intact), (
+        "orbax's threads and event loops complain as well"
+    )
+    assert f"checkpoint {3 * STEPS} " in message and "File too large" in message
     assert read_result(tmp_path / "run")["status"] == "failed"
     after = fingerprint(tmp_path / "run" / "checkpoints")
     late = {name for name in after if UNFINISHED in name}  # written since, by threads that had not noticed
     assert {name: digest for name, digest in after.items() if name not in late} == before
     assert in_process(*resume) == 0
     assert read_result(tmp_path / "run")["env_steps"] == 6 * STEPS
-
-
-def test_a_process_ends_soon_after_a_save_that_failed(tmp_path):
-    """Folders cannot be made under a file, as under a directory that has become read-only."""
-    code = """
-        import pathlib, numpy
-        from common.runs.checkpoints import Checkpoints
-        checkpoints, folder = Checkpoints(pathlib.Path("saves").absolute()), pathlib.Path("saves")
-        folder.rmdir()
-        folder.touch()
-        checkpoints.save(1, {"learner/w": numpy.ones(2)}, None)
-        checkpoints.wait()
-    """
-    failed = run_python("-c", textwrap.dedent(code), cwd=tmp_path, timeout=100, PYTHONPATH=str(ROOT))
-    assert "TrainingError: checkpoint 1 could not be saved" in failed.stderr
 
 
 @pytest.fixture(scope="module")
@@ -414,46 +317,41 @@ def flip_a_byte(folder: Path) -> None:
     biggest(folder).write_bytes(bytes(content))
 
 
-def empty_data(folder: Path) -> None:
-    for file in (folder / "state").rglob("d/*"):
-        file.write_bytes(b"")
-
-
 def empty_directory(folder: Path) -> None:
     shutil.rmtree(folder)
     folder.mkdir()
-
-
-def a_file_instead(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.write_text("")
 
 
 def delete_metadata(folder: Path) -> None:
     (folder / "state" / "_METADATA").unlink()
 
 
-DAMAGES = truncate_biggest, flip_a_byte, empty_data, empty_directory, a_file_instead, delete_metadata
-
-
-@pytest.mark.parametrize(("damage", "newest"), [(damage, 1) for damage in DAMAGES] + [(flip_a_byte, 2)])
+@pytest.mark.parametrize(
+    ("damage", "newest"), [(truncate_biggest, 1), (flip_a_byte, 2), (empty_directory, 1), (delete_metadata, 1)]
+)
 def test_a_damaged_checkpoint_is_skipped_with_a_warning(damage, newest, saved, wanted, tmp_path, capsys, caplog):
+    """A line of metrics is torn as well, as after a crash within a write; if all are damaged the run is refused."""
     run_dir = Path(shutil.copytree(saved, tmp_path / "run"))
     for updates in (6, 4)[:newest]:
         damage(run_dir / "checkpoints" / str(updates * STEPS))
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"env_steps": 448, "upd')
     assert in_process("--resume", run_dir) == 0
     output = capsys.readouterr()
     gc.collect()
     assert "Traceback" not in output.err + caplog.text
-    if damage is not a_file_instead:  # that one is not even listed
-        assert output.err.count("warning:") == newest
-        assert f"checkpoint {6 * STEPS}" in output.err
+    assert output.err.count("warning:") == newest
+    assert f"checkpoint {6 * STEPS}" in output.err
     assert f"at step {(6 - 2 * newest) * STEPS}" in output.out
     result = read_result(run_dir)
     assert (result["status"], result["state_sha256"]) == ("finished", wanted)
     assert Path(result["checkpoint"]).name == str(8 * STEPS)
     steps = [row["env_steps"] for row in read_rows(run_dir)]
     assert steps == sorted(set(steps))
+    for step in checkpoint_steps(run_dir):
+        damage(run_dir / "checkpoints" / str(step))
+    assert in_process("--resume", run_dir, "--quiet") == 2
+    assert f"checkpoint {8 * STEPS}" in only_message(capsys.readouterr().err)
 
 
 def test_only_what_loads_counts_among_the_newest_and_as_the_best(tmp_path, capsys):
@@ -475,31 +373,6 @@ def test_only_what_loads_counts_among_the_newest_and_as_the_best(tmp_path, capsy
     assert all(f"{name} now" in warnings for name in aside)
 
 
-def test_when_every_checkpoint_is_damaged(saved, tmp_path, capsys):
-    run_dir = Path(shutil.copytree(saved, tmp_path / "run"))
-    for step in checkpoint_steps(run_dir):
-        empty_directory(run_dir / "checkpoints" / str(step))
-    assert in_process("--resume", run_dir, "--quiet") == 2
-    message = capsys.readouterr().err
-    assert message.count("error:") == 1
-    assert all(f"checkpoint {step}" in message for step in (2 * STEPS, 4 * STEPS, 6 * STEPS))
-
-
-def test_a_run_whose_directory_is_deleted_stops(tmp_path, monkeypatch, capsys):
-    advance = Run.advance
-
-    def deleting(run, *report):
-        if run.steps == 2 * STEPS:
-            shutil.rmtree(run.dir)
-        advance(run, *report)
-
-    monkeypatch.setattr(Run, "advance", deleting)
-    words = [*SMALL, "--total-timesteps", TOTAL, "--log-interval", STEPS, "--run-dir", tmp_path / "run", "--quiet"]
-    assert in_process(*words) == 1
-    assert "run was deleted or moved" in only_message(capsys.readouterr().err)
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("within", [False, True], ids=["before a save", "within a save"])
 def test_a_directory_that_is_deleted_and_made_again_by_a_save_is_a_run(within, tmp_path, monkeypatch, capsys):
     """Between the look at it and the save: what is saved is not lost, and the same command goes on."""
@@ -516,19 +389,10 @@ def test_a_directory_that_is_deleted_and_made_again_by_a_save_is_a_run(within, t
     words = [*SMALL, "--total-timesteps", 4 * STEPS, "--checkpoint-interval", STEPS, "--quiet"]
     assert in_process(*words, "--run-dir", tmp_path / "run") == 1
     message = capsys.readouterr().err
-    assert "run was deleted or moved" in message
+    assert str(tmp_path / "run") in message
     assert not (tmp_path / "run" / "result.json").exists()
     if not within:
         assert checkpoint_steps(tmp_path / "run") == [2 * STEPS]
     monkeypatch.setattr(Saver, "save", save)
     assert in_process(*words, "--run-dir", tmp_path / "run", "--resume-or-start") == 0
     assert read_result(tmp_path / "run")["env_steps"] == 4 * STEPS
-
-
-def test_a_torn_line_of_metrics_is_dropped(saved, tmp_path):
-    """As after a crash within a write."""
-    run_dir = Path(shutil.copytree(saved, tmp_path / "run"))
-    with (run_dir / "metrics.jsonl").open("a") as file:
-        file.write('{"env_steps": 448, "upd')
-    assert in_process("--resume", run_dir, "--quiet") == 0
-    assert [row["env_steps"] for row in read_rows(run_dir)] == [2 * STEPS, 4 * STEPS, 6 * STEPS, 8 * STEPS]

@@ -2,12 +2,11 @@
 
 import itertools
 import json
-import multiprocessing
 import os
-import re
 import signal
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -33,14 +32,14 @@ import common.actors.restarts
 import common.actors.watching
 from common import play
 from common.actors.actor import Actor
-from common.actors.crew import ActorsFailed, Crew, Schedule
-from common.actors.environments import env_maker, eval_params, inspect_env
+from common.actors.crew import ActorsFailed, Schedule
+from common.actors.environments import inspect_env
 from common.actors.evaluation import HostEvaluation, run_host_episodes
 from common.actors.parameters import ParameterSlots, Slot
 from common.actors.rollouts import Collected, RolloutQueues
 from common.actors.watching import GRACE, Activity, Limits, Worker
 from common.cli.env_params import read_params
-from common.cli.errors import FailedEnvError, TrainingError, UnusableEnvError, UsageError
+from common.cli.errors import FailedEnvError, TrainingError, UnusableEnvError
 from common.device.memory import Player
 from common.envs import spaces
 from common.envs.evaluation_params import evaluation_params
@@ -65,7 +64,7 @@ def steps(name: str, count: int, **more: Any) -> tuple[Any, list[Any]]:
 
 
 def wait_until(so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 100
     while not so():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -88,7 +87,7 @@ def runs(pid: int) -> bool:
 # -------------------------------------------------------------------------------------------------------- environments
 
 
-@pytest.mark.parametrize(("vectorization", "terminates"), [("async", False), ("sync", False), ("sync", True)])
+@pytest.mark.parametrize(("vectorization", "terminates"), [("async", False), ("sync", True)])
 def test_a_reset_within_the_step_leaves_the_final_observation(vectorization, terminates):
     params = json.dumps({"terminates": terminates})
     first, outputs = steps(TOYS + "Toy-v0", 8, vectorization=vectorization, env_params=params)
@@ -105,15 +104,13 @@ def test_a_reset_within_the_step_leaves_the_final_observation(vectorization, ter
     assert len(set(episode)) == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        ("envpool:CartPole-v1", {"env_params": '{"max_episode_steps": 5}'}),
-        ("gymnasium:CartPole-v1", {"vectorization": "vector", "env_params": '{"max_episode_steps": 5}'}),
-    ],
-)
-def test_a_reset_in_a_step_of_its_own_is_not_valid(name, more):
-    first, outputs = steps(name, 12, **more)
+@pytest.mark.parametrize("name", ["envpool:CartPole-v1", "gymnasium:CartPole-v1"])
+def test_a_reset_in_a_step_of_its_own_is_not_valid(name):
+    first, outputs = steps(name, 12, env_params='{"max_episode_steps": 5}', vectorization="vector")
+    if "envpool" in name:  # other seeds are other episodes; numbers in infos are those of valid steps
+        again, other = (make_host(name, 2, seed).reset() for seed in (3, 1))
+        assert np.array_equal(first, again) and not np.isclose(first, other).any()
+        assert [len(out.numbers("elapsed_step")) for out in outputs[:7]] == [2, 2, 2, 2, 2, 0, 2]
     assert all(out.final_obs is None for out in outputs)
     np.testing.assert_array_equal([out.truncated.all() for out in outputs], [i % 6 == 4 for i in range(12)])
     np.testing.assert_array_equal([out.valid.all() for out in outputs], [i % 6 != 5 for i in range(12)])
@@ -133,17 +130,6 @@ def test_numbers_in_infos_are_of_the_episode_that_the_step_was_in(vectorization)
     assert found["all"] == found["text"] == [[]] * 8
 
 
-def test_numbers_in_infos_of_steps_that_only_reset_do_not_count():
-    _, outputs = steps("envpool:CartPole-v1", 5, env_params='{"max_episode_steps": 3}')
-    assert [out.numbers("elapsed_step").tolist() for out in outputs] == [[1, 1], [2, 2], [3, 3], [], [1, 1]]
-
-
-@pytest.mark.parametrize("parameter", ["num_threads", "max_episode_steps"])
-def test_numbers_that_end_the_process_in_envpool_are_refused(parameter):
-    with pytest.raises(UsageError, match=parameter):
-        make_host("envpool:CartPole-v1", 2, 0, json.dumps({parameter: -1}))
-
-
 def test_actions_of_whole_numbers_are_the_nearest_ones():
     box = gymnasium.spaces.Box(0, 5, (1,), np.int32)
     conversion = Conversion("whole", gymnasium.spaces.Discrete(2), box)
@@ -152,20 +138,16 @@ def test_actions_of_whole_numbers_are_the_nearest_ones():
 
 
 def test_box_actions_are_shaped_clipped_and_cast():
-    envs = make_host(TOYS + "BoxToy-v0", 3, 0, vectorization="sync")
-    envs.reset()
-    action = np.array([[-9, 9, 0.5, 0.25]] * 3, np.float32)
-    np.testing.assert_allclose(envs.step(action).reward, [-2 + 1 + 0.75] * 3)
-    envs.close()
+    with closing(make_host(TOYS + "BoxToy-v0", 3, 0, vectorization="sync")) as envs:
+        envs.reset()
+        action = np.array([[-9, 9, 0.5, 0.25]] * 3, np.float32)
+        np.testing.assert_allclose(envs.step(action).reward, [-2 + 1 + 0.75] * 3)
+    with closing(make_host(TOYS + "MultiToy-v0", 2, 0, vectorization="sync")) as envs:
+        assert envs.reset().shape == (2, 2)
+        assert envs.step(np.array([[1, 2], [0, 1]])).reward.tolist() == [21.0, 10.0]
     envs = make_host("envpool:Pendulum-v1", 3, 0)
     envs.reset()
     assert envs.step(np.full((3, 1), 7, np.float32)).obs.shape == (3, 3)
-
-
-def test_discrete_vectors():
-    envs = make_host(TOYS + "MultiToy-v0", 2, 0, vectorization="sync")
-    assert envs.reset().shape == (2, 2)
-    assert envs.step(np.array([[1, 2], [0, 1]])).reward.tolist() == [21.0, 10.0]
 
 
 def test_atari_frames_have_their_channels_last():
@@ -181,50 +163,46 @@ def test_atari_frames_have_their_channels_last():
     assert envs.spec.observation_space.shape == (84, 84, 4)
 
 
-def test_other_seeds_are_other_episodes():
-    firsts = [make_host("envpool:CartPole-v1", 2, seed).reset() for seed in (0, 0, 1)]
-    np.testing.assert_array_equal(firsts[0], firsts[1])
-    assert not np.isclose(firsts[0], firsts[2]).any()
-
-
-def test_processes_that_hang_raise_and_end():
-    envs = make_host(TOYS + "Toy-v0", 2, 0, '{"hang_at": 2}', "async", 60, 2.0)
-    envs.reset()
-    envs.step(np.zeros(2, int))
-    processes = list(envs._inner.processes)
-    with pytest.raises(FailedEnvError, match="took over"):
-        envs.step(np.zeros(2, int))
-    envs.close()
-    assert not any(process.is_alive() for process in processes)
-
-
 class NeverBegins:
     """A maker that hangs while another process reads it."""
 
-    def __call__(self):
-        return host_toys.Toy()
+    __call__ = host_toys.Toy
 
     def __reduce__(self):
         return time.sleep, (1e6,)
 
 
-def test_processes_that_never_begin_are_given_up():
-    with pytest.raises(FailedEnvError, match=r"reset took over 0.1 s \(--reset-timeout\)"):
+def test_processes_that_hang_or_never_begin_raise_and_end():
+    envs = make_host(TOYS + "Toy-v0", 2, 0, '{"hang_at": 2}', "async", 60, 2.0)
+    envs.reset()
+    envs.step(np.zeros(2, int))
+    processes = list(envs._inner.processes)
+    with pytest.raises(FailedEnvError, match="--step-timeout"):
+        envs.step(np.zeros(2, int))
+    envs.close()
+    assert not any(process.is_alive() for process in processes)
+    with pytest.raises(FailedEnvError, match="--reset-timeout"):
         Processes(NeverBegins(), 1, reset_timeout=0.1, step_timeout=None)
 
 
 @pytest.mark.parametrize("end", ["close", "kill"])
 def test_what_an_environment_has_started_ends_with_it(end, tmp_path):
-    params = json.dumps({"simulator": str(tmp_path / "simulator")})
-    envs = make_host(TOYS + "Toy-v0", 1, 0, params, "async")
+    """Also once it has raised an error that cannot be sent to another process."""
+    trouble = {} if end == "kill" else {"raise_odd_at": 1}
+    params = json.dumps({"simulator": str(tmp_path / "simulator"), **trouble})
+    envs = make_host(TOYS + "Toy-v0", 1, 0, params, "async", step_timeout=60.0)
     envs.reset()
     simulator = int((tmp_path / "simulator").read_text())
     wait_until(lambda: runs(simulator))
+    if trouble:
+        with pytest.raises(RuntimeError, match="odd trouble"):
+            envs.step(np.zeros(1, int))
     getattr(envs, end)()
     wait_until(lambda: not runs(simulator))
     envs.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_what_an_environment_has_started_ends_with_the_program(number, tmp_path):
     """A terminal sends SIGINT to all of the program's group. Temporary files go too."""
@@ -247,79 +225,52 @@ def test_what_an_environment_has_started_ends_with_the_program(number, tmp_path)
     os.rmdir(temporary)
 
 
+@pytest.mark.slow
 def test_runs_may_be_in_processes_of_other_programs(tmp_path):
     """In a thread, as actors are: where they start must not be taken for a process of an environment.
 
-    The temporary folder of multiprocessing is the program's, and stays.
+    Nor do processes of environments import the program, nor does the temporary folder of multiprocessing go.
     """
     program = tmp_path / "program.py"
-    program.write_text(
-        "import sys, threading\n"
-        f"sys.path.insert(0, {str(ROOT)!r})\n"
-        "from multiprocessing import get_context\n"
-        "def run():\n"
-        "    from common.envs.registry import make_host\n"
-        "    envs = make_host('gymnasium:CartPole-v1', 2, 0)\n"
-        "    print(envs.reset().shape, flush=True)\n"
-        "    envs.close()\n"
-        "def work():\n"
-        "    thread = threading.Thread(target=run)\n"
-        "    thread.start()\n"
-        "    thread.join()\n"
-        "if __name__ == '__main__':\n"
-        "    from multiprocessing import util\n"
-        "    folder = util.get_temp_dir()\n"
-        "    for _ in range(2):\n"
-        "        process = get_context('spawn').Process(target=work)\n"
-        "        process.start()\n"
-        "        process.join()\n"
-        "    import os; print(os.path.isdir(folder))\n"
-    )
+    code = f"""
+        import os, sys, threading
+        from multiprocessing import get_context, util
+        sys.path.insert(0, {str(ROOT)!r})
+        print(__name__, flush=True)
+
+        def run():
+            from common.envs.registry import make_host
+            envs = make_host("gymnasium:CartPole-v1", 2, 0)
+            print(envs.reset().shape, flush=True)
+            envs.close()
+
+        def work():
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+
+        if __name__ == "__main__":
+            run()
+            folder = util.get_temp_dir()
+            process = get_context("spawn").Process(target=work)
+            process.start()
+            process.join()
+            print(os.path.isdir(folder))
+        """
+    program.write_text(textwrap.dedent(code))
     done = run_python(program)
-    assert done.stdout == "(2, 4)\n(2, 4)\nTrue\n", done.stderr
+    assert done.stdout.split("\n") == ["__main__", "(2, 4)", "__mp_main__", "(2, 4)", "True", ""], done.stderr
 
 
-def test_processes_do_not_import_this_program(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(
-        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "if __name__ != '__main__': raise SystemExit('imported again')\n"
-        "from common.envs.registry import make_host\n"
-        "envs = make_host('gymnasium:CartPole-v1', 2, 0)\n"
-        "print(envs.reset().shape)\n"
-        "envs.close()\n"
-    )
-    done = run_python(program, timeout=60)
-    assert done.stdout == "(2, 4)\n", done.stderr
-
-
-@pytest.mark.parametrize(
-    ("env", "vectorization", "flags", "wanted"),
-    [
-        ("envpool:Pong-v5", "async", ('{"noop_max": 9}', ""), {"noop_max": 9}),
+def test_evaluations_count_whole_games_unless_told_otherwise():
+    for env, vectorization, flags, wanted in (
         ("envpool:Pong-v5", "async", ('{"reward_clip": true}', ""), {"reward_clip": False}),
         ("envpool:Pong-v5", "async", ('{"episodic_life": true}', '{"a": 1}'), {"episodic_life": False, "a": 1}),
         ("envpool:Pong-v5", "async", ("", '{"episodic_life": true}'), {"episodic_life": True}),
         ("gymnasium:ale_py:ALE/Pong-v5", "vector", ("", ""), {"reward_clipping": False}),
         ("gymnasium:ale_py:ALE/Pong-v5", "async", ("", ""), {}),
-    ],
-)
-def test_evaluations_count_whole_games_unless_told_otherwise(env, vectorization, flags, wanted):
-    assert read_params(evaluation_params(env, vectorization, *flags)) == wanted
-
-
-def test_atari_is_evaluated_on_whole_games_and_unclipped_rewards():
-    params = '{"reward_clip": true, "episodic_life": true, "img_height": 42, "img_width": 42}'
-    args = small_args(env="envpool:Seaquest-v5", env_params=params)
-    random, found = np.random.default_rng(0), []
-    for env_params in (args.env_params, eval_params(args)):
-        envs = env_maker(args, 2, env_params)(5)
-        found.append(run_host_episodes(envs, lambda obs: random.integers(18, size=2), 6, Worker("test")))
-        envs.close()
-    trained, evaluated = found
-    assert evaluated.length.min() > trained.length.max()  # four lives
-    assert (evaluated.ret % 20 == 0).all()  # the points of a shark
-    assert (trained.ret % 20 > 0).any()
+    ):
+        assert read_params(evaluation_params(env, vectorization, *flags)) == wanted
 
 
 def test_an_evaluation_plays_a_fixed_number_of_episodes_in_each_environment():
@@ -331,8 +282,6 @@ def test_an_evaluation_plays_a_fixed_number_of_episodes_in_each_environment():
 
         def _observe(self):
             return np.float32([0, self.time])
-
-    import gymnasium
 
     gymnasium.register("Uneven-v0", Uneven, disable_env_checker=True)
     next(limits)
@@ -348,51 +297,39 @@ def test_an_evaluation_plays_a_fixed_number_of_episodes_in_each_environment():
 
 
 def test_readers_see_whole_versions_only():
-    device = jax.devices()[0]
-    slots = ParameterSlots([device])
-
-    @jax.jit
-    def advance(tree):
-        return jax.tree.map(lambda x: jnp.tanh(x @ x) * 0 + x + 1, tree)
-
-    tree = [jnp.zeros((200, 200)) for _ in range(4)]
+    """While others are published that are still being computed."""
+    device, stop = jax.devices()[0], threading.Event()
+    slots, wrong, found = ParameterSlots([device]), [], set()
+    advance = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.tanh(x @ x) * 0 + x + 1, tree))
+    tree = [jnp.zeros((100, 100)) for _ in range(4)]
     slots.publish(0, tree)
-    found, wrong, stop = set(), [], threading.Event()
 
     def read():
         last = 0
         while not stop.is_set():
             version, params = slots.latest(device)
-            numbers = {float(x[0, 0]) for x in params} | {float(x[-1, -1]) for x in params}
-            if numbers != {float(version)} or version < last:
-                wrong.append((version, numbers))
-            last = version
-            found.add(version)
+            if {float(x[i, i]) for x in params for i in (0, -1)} != {float(version)} or version < last:
+                wrong.append(version)
+            found.add(last := version)
 
-    readers = [threading.Thread(target=read) for _ in range(3)]
+    readers = [threading.Thread(target=read, daemon=True) for _ in range(3)]
     for reader in readers:
         reader.start()
     for version in range(1, 40):
         tree = advance(tree)
-        slots.publish(version, tree)  # while it is computed
-        if version % 2:
-            jax.block_until_ready(tree)
-    deadline = time.monotonic() + 60
-    while 39 not in found and time.monotonic() < deadline:
-        time.sleep(0.001)
+        slots.publish(version, tree)
+    wait_until(lambda: 39 in found)
     stop.set()
     for reader in readers:
         reader.join()
     assert not wrong
-    assert 39 in found
     assert slots.wait_for(39, device, 0).version == 39
     assert slots.wait_for(40, device, 0.01) is None
 
 
 @pytest.mark.parametrize("on_full", ["block", "drop-oldest"])
 def test_queues_lose_nothing_unseen(on_full):
-    queues = RolloutQueues(3, 2, on_full)
-    stop = threading.Event()
+    queues, stop = RolloutQueues(3, 2, on_full), threading.Event()
 
     def produce(actor):
         for number in itertools.count():
@@ -401,7 +338,7 @@ def test_queues_lose_nothing_unseen(on_full):
             queues.put(Collected(actor, number, [], []), stop.is_set)
             time.sleep(0.0005)
 
-    producers = [threading.Thread(target=produce, args=(actor,)) for actor in range(3)]
+    producers = [threading.Thread(target=produce, args=(actor,), daemon=True) for actor in range(3)]
     for producer in producers:
         producer.start()
     seen = {actor: [] for actor in range(3)}
@@ -410,8 +347,7 @@ def test_queues_lose_nothing_unseen(on_full):
         assert turn >= 60 or collected.actor == turn % 3
         seen[collected.actor].append(collected.rollout)
         queues.train(1)
-        while on_full == "drop-oldest" and not queues.counts["dropped"]:
-            time.sleep(0.001)
+        wait_until(lambda: on_full == "block" or queues.counts["dropped"])
         counts = queues.counts
         assert counts.pop("produced") == sum(counts.values())
         assert counts["waiting"] <= 6
@@ -422,10 +358,10 @@ def test_queues_lose_nothing_unseen(on_full):
     counts = queues.counts
     assert counts["produced"] == counts["trained"] + counts["dropped"] + counts["discarded"]
     assert counts["trained"] == 120
+    assert (counts["dropped"] > 0) == (on_full == "drop-oldest")
     for numbers in seen.values():
         assert numbers == sorted(set(numbers))
         assert on_full == "drop-oldest" or numbers == list(range(len(numbers)))
-    assert (counts["dropped"] > 0) == (on_full == "drop-oldest")
     later = RolloutQueues(3, 2, on_full, {"produced": 9, "trained": 5, "dropped": 1, "discarded": 1})
     assert later.counts == {"produced": 9, "trained": 5, "dropped": 1, "discarded": 3, "waiting": 0, "held": 0}
 
@@ -477,17 +413,34 @@ def test_rollouts_hang_together():
     assert parts[1].lengths == [7, 7]
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_parts_of_final_observations_are_not_confused(vectorization):
-    envs = make_host(TOYS + "GoalToy-v0", 2, 0, vectorization=vectorization)
-    envs.reset()
-    for _ in range(7):
-        out = envs.step(np.zeros(2, int))
-    assert out.truncated.all()
-    assert out.final_obs["achieved"][:, 1].tolist() == [7.0, 7.0]
-    assert out.final_obs["desired"][:, 1].tolist() == [-7.0, -7.0]
-    assert out.obs["achieved"][:, 1].tolist() == [0.0, 0.0]
-    envs.close()
+@pytest.mark.parametrize(
+    ("vectorization", "toy", "rest"),
+    [("sync", "TellingToy", {"obs"}), ("async", "TellingGoalToy", {"achieved", "desired"})],
+)
+def test_masks_in_infos_and_parts_of_final_observations_are_observed(vectorization, toy, rest):
+    with closing(make_host(f"{TOYS}{toy}-v0", 2, 0, vectorization=vectorization)) as envs:
+        assert set(envs.spec.observation_space.parts) == {"action_mask", *rest}
+        begun = envs.reset()
+        outputs = [envs.step(np.zeros(2, int)) for _ in range(7)]
+    assert begun["action_mask"].tolist() == [[0, 1, 1]] * 2
+    assert all(out.obs["action_mask"].tolist() == [[1, 0, 1]] * 2 for out in outputs[:6])
+    assert outputs[6].truncated.all() and outputs[6].obs["action_mask"].tolist() == [[0, 1, 1]] * 2
+    assert outputs[6].final_obs["action_mask"].tolist() == [[1, 1, 1]] * 2  # where nobody acts
+    part, sign = ("obs", 1) if "obs" in rest else ("desired", -1)
+    assert begun[part][:, 1].tolist() == outputs[6].obs[part][:, 1].tolist() == [0.0, 0.0]
+    assert outputs[6].final_obs[part][:, 1].tolist() == [7.0 * sign] * 2
+
+
+def test_masks_in_infos_may_have_parts_and_may_not_be_missing():
+    with closing(make_host(f"{TOYS}TellingMultiToy-v0", 2, 0, vectorization="sync")) as envs:
+        assert [part.shape for part in envs.spec.observation_space.parts["action_mask"].parts] == [(2,), (3,)]
+        begun, after = envs.reset(), envs.step(np.zeros((2, 2), int)).obs
+    masks = [[part.tolist() for part in obs["action_mask"]] for obs in (begun, after)]
+    assert masks == [[[[1, 1]] * 2, [[0, 1, 0]] * 2], [[[1, 0]] * 2, [[0, 0, 1]] * 2]]
+    with closing(make_host(f"{TOYS}TellingToy-v0", 1, 0, '{"tells_nothing_at": 1}', "sync")) as envs:
+        envs.reset()
+        with pytest.raises(UnusableEnvError, match="action_mask"):
+            envs.step(np.zeros(1, int))
 
 
 class ResetsInItsOwnStep:
@@ -526,62 +479,6 @@ def test_evaluations_remember_exactly_one_episode(resets_in_step):
         assert episodes.ret.tolist() == episodes.length.tolist() == [3, 3, 3, 5, 5, 5]
     acting = [pair for pair in seen_and_counted if pair[0] != 100]
     assert len(acting) > 15 and all(seen == counted for seen, counted in acting)
-
-
-def test_what_only_resets_counts_in_no_return(monkeypatch):
-    monkeypatch.setitem(globals(), "make_host", lambda *_: ResetsInItsOwnStep())
-    (part,) = collect(actor_on("steps"), 1)
-    assert (part.returns, part.lengths) == ([3, 5], [3, 5])
-
-
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-@pytest.mark.parametrize(("toy", "rest"), [("TellingToy", {"obs"}), ("TellingGoalToy", {"achieved", "desired"})])
-def test_masks_in_infos_are_observed(vectorization, toy, rest):
-    with closing(make_host(f"{TOYS}{toy}-v0", 2, 0, vectorization=vectorization)) as envs:
-        assert set(envs.spec.observation_space.parts) == {"action_mask", *rest}
-        begun = envs.reset()
-        outputs = [envs.step(np.zeros(2, int)) for _ in range(7)]
-    assert begun["action_mask"].tolist() == [[0, 1, 1]] * 2
-    assert all(out.obs["action_mask"].tolist() == [[1, 0, 1]] * 2 for out in outputs[:6])
-    assert outputs[6].truncated.all() and outputs[6].obs["action_mask"].tolist() == [[0, 1, 1]] * 2
-    assert outputs[6].final_obs["action_mask"].tolist() == [[1, 1, 1]] * 2  # where nobody acts
-    first = begun["obs" if "obs" in rest else "achieved"]
-    assert first[:, 1].tolist() == [0.0, 0.0]
-
-
-def test_masks_in_infos_may_have_parts():
-    with closing(make_host(f"{TOYS}TellingMultiToy-v0", 2, 0, vectorization="sync")) as envs:
-        assert [part.shape for part in envs.spec.observation_space.parts["action_mask"].parts] == [(2,), (3,)]
-        begun, after = envs.reset(), envs.step(np.zeros((2, 2), int)).obs
-    masks = [[part.tolist() for part in obs["action_mask"]] for obs in (begun, after)]
-    assert masks == [[[[1, 1]] * 2, [[0, 1, 0]] * 2], [[[1, 0]] * 2, [[0, 0, 1]] * 2]]
-
-
-def test_an_info_that_lacks_its_mask_ends_the_actor():
-    with closing(make_host(f"{TOYS}TellingToy-v0", 1, 0, '{"tells_nothing_at": 2}', "sync")) as envs:
-        envs.reset()
-        envs.step(np.zeros(1, int))
-        with pytest.raises(UnusableEnvError, match="the info of TellingToy-v0 has no action_mask after a step"):
-            envs.step(np.zeros(1, int))
-
-
-@pytest.mark.parametrize(("env_id", "sizes", "limit"), [("CartPole-v1", (4, 2), 500), ("Pendulum-v1", (3, 2), 200)])
-def test_hidden_velocities_on_the_host(env_id, sizes, limit):
-    import gymnasium
-    from gymnasium.utils.env_checker import check_env
-
-    names = f"gymnasium:{env_id}", f"gymnasium:pmaprl/Partial{env_id}"
-    (whole, all_steps), (partial, some_steps) = (steps(name, 3, vectorization="sync") for name in names)
-    assert (whole.shape[1], partial.shape[1]) == sizes
-    np.testing.assert_array_equal(partial, whole[:, [0, 2] if sizes[0] == 4 else [0, 1]])
-    for all_of_it, some in zip(all_steps, some_steps, strict=True):
-        np.testing.assert_array_equal(some.reward, all_of_it.reward)
-    assert gymnasium.spec(f"pmaprl/Partial{env_id}").max_episode_steps == limit
-    check_env(gymnasium.make(f"pmaprl/Partial{env_id}"), skip_render_check=True)
-    with closing(make_host(names[1], 1, 0, '{"max_episode_steps": 2}')) as envs:  # in a process of its own
-        envs.reset()
-        action = np.zeros((1, *envs.spec.action_space.shape), np.int32)
-        assert [bool(envs.step(action).truncated[0]) for _ in range(2)] == [False, True]
 
 
 def test_arrays_that_an_environment_uses_again_are_copied():
@@ -655,13 +552,12 @@ def test_a_run_that_leaves_a_thread_behind_ends_at_once_whoever_reads(stdout, mo
         unread.close()
 
 
-@pytest.mark.parametrize("phase", ["make", "close"])
-def test_an_environment_that_hangs_at_the_first_look_is_given_up(phase, tmp_path, monkeypatch):
+def test_an_environment_that_hangs_at_the_first_look_is_given_up(tmp_path, monkeypatch):
     stuck, hangs = Worker.stuck, (tmp_path / "once").exists
     monkeypatch.setattr(Worker, "stuck", lambda worker, limits: hangs() and stuck(worker, limits))
     monkeypatch.setattr(common.actors.watching, "GRACE", 0.0)
-    args = small_args(env_params=trouble(tmp_path, **{f"hang_in_{phase}": 1}), reset_timeout=0.1)
-    with pytest.raises(TrainingError, match=rf"Toy-v0 does not return from {phase} \(--reset-timeout 0.1\)"):
+    args = small_args(env_params=trouble(tmp_path, hang_in_close=1), reset_timeout=0.1)
+    with pytest.raises(TrainingError, match="--reset-timeout 0.1"):
         inspect_env(args)
 
 
@@ -672,13 +568,11 @@ def trouble(folder: Path, **more: Any) -> str:
 @pytest.mark.parametrize(
     ("what", "vectorization", "words"),
     [
-        ({"raise_at": 20}, "async", "RuntimeError: the toy was told to fail"),
-        ({"exit_at": 20}, "async", "(1 of 10): a process of an environment ended by itself (exit code 7)"),
-        ({"hang_at": 20}, "async", "(1 of 10): an environment's step took over 1.5 s (--step-timeout)"),
-        ({"hang_in_process": 1}, "async", "(1 of 10): an environment's reset took over 5 s (--reset-timeout)"),
-        ({"nan_at": 20}, "sync", "(1 of 10): the observation of environment 0 of actor"),
-        ({"nan_reward_at": 20}, "sync", "(1 of 10): the reward of environment 0 of actor"),
-        ({"grow_at": 20}, "sync", "ValueError"),
+        ({"exit_at": 20}, "async", "exit code 7"),
+        ({"hang_at": 20}, "async", "--step-timeout"),
+        ({"nan_at": 20}, "sync", "observation of environment 0"),
+        pytest.param({"nan_reward_at": 20}, "sync", "reward of environment 0", marks=pytest.mark.slow),
+        pytest.param({"hang_in_process": 1}, "async", "--reset-timeout", marks=pytest.mark.slow),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -689,7 +583,7 @@ def test_an_actor_that_fails_begins_anew(what, vectorization, words, tmp_path, c
     train(tmp_path / "run", vectorization=vectorization, env_params=params, eval_episodes=2, **small)
     errors = capfd.readouterr().err
     assert words in errors
-    assert "restarts now (1 of 10)" in errors
+    assert "1 of 10" in errors
     assert result_of(tmp_path / "run")["status"] == "finished"
     assert rows(tmp_path / "run")[-1]["actors/restarts"] == 1
 
@@ -697,7 +591,7 @@ def test_an_actor_that_fails_begins_anew(what, vectorization, words, tmp_path, c
 def test_a_restart_is_counted_in_the_checkpoint(tmp_path, capfd):
     params = trouble(tmp_path, raise_at=20)
     train(tmp_path / "run", env_params=params, stop_after=640)
-    assert "restarts now" in capfd.readouterr().err
+    assert "the toy was told to fail" in capfd.readouterr().err
     appo.train(appo.Args.from_run(tmp_path / "run", env=TOY, quiet=True))
     assert rows(tmp_path / "run")[-1]["actors/restarts"] == 1
 
@@ -718,43 +612,37 @@ class OwnTime:
 def test_the_second_restart_of_an_actor_waits(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(common.actors.restarts, "time", OwnTime())
     flags = {"actor_threads": 1, "restart_interval": 30.0, "max_restarts": 3}
-    with pytest.raises(ActorsFailed, match=r"after 3 restarts \(--max-restarts\): RuntimeError: the toy"):
+    with pytest.raises(ActorsFailed, match="--max-restarts"):
         train(tmp_path / "run", env_params='{"raise_at": 20}', **flags)
     errors = capfd.readouterr().err
-    assert errors.count("restarts now") == 1
-    assert errors.count("restarts in 30 s") == 2
+    assert (errors.count("of 3"), errors.count("in 30 s")) == (3, 2)
     assert result_of(tmp_path / "run")["status"] == "failed"
     assert checkpoint_steps(tmp_path / "run") == [result_of(tmp_path / "run")["env_steps"]]
 
 
 def test_a_learner_without_rollouts_says_what_every_actor_does(tmp_path):
-    words = r"no rollout for \d+ s \(--learner-timeout 1\); actor 0: [a-z ]+ for [\d.]+ s; actor 1: [a-z ]+ for"
-    with pytest.raises(ActorsFailed, match=words):
+    with pytest.raises(ActorsFailed, match=r"--learner-timeout 1\).*actor 0: .*actor 1: "):
         train(tmp_path / "run", env_params='{"sleep": 0.3}', learner_timeout=1.0)
 
 
 @pytest.mark.parametrize(
-    ("error", "steps", "words"),
-    [
-        (RuntimeError("no way"), [5, 5], "failed twice after 5 steps: RuntimeError: no way"),
-        (SystemExit("no way"), [5, 6], "failed, after 1 restarts (--max-restarts): SystemExit: no way"),
-    ],
-    ids=["in the same way", "too often"],
+    ("error", "steps", "words"), [(RuntimeError, [5], "twice"), (SystemExit, [5, 6], "--max-restarts")]
 )
 def test_an_evaluation_that_fails_does_not_stop_the_training(error, steps, words, tmp_path, monkeypatch, capfd):
+    """In the same way, or too often."""
     steps = itertools.cycle(steps)
 
     def fail(envs, policy, num_episodes, worker):
         worker.steps = next(steps)
-        raise error
+        raise error("no way")
 
     monkeypatch.setattr(common.actors.evaluation, "run_host_episodes", fail)
     monkeypatch.setattr(common.actors.restarts, "time", OwnTime())
-    flags = {} if "twice" in words else {"max_restarts": 1}
-    with pytest.raises(TrainingError, match=re.escape(f"the evaluation at step 5,120 {words}")):
-        train(tmp_path / "run", eval_interval=128, total_timesteps=40 * 128, **flags)
-    assert f"the evaluation at step 128 {words}" in capfd.readouterr().err
-    assert checkpoint_steps(tmp_path / "run") == [40 * 128]
+    flags = {} if words == "twice" else {"max_restarts": 1}
+    with pytest.raises(TrainingError, match=f"step 1,280 .*{words}.*no way"):
+        train(tmp_path / "run", eval_interval=128, total_timesteps=10 * 128, **flags)
+    assert "step 128 failed" in capfd.readouterr().err
+    assert checkpoint_steps(tmp_path / "run") == [10 * 128]
     assert result_of(tmp_path / "run")["status"] == "failed"
 
 
@@ -767,49 +655,11 @@ def test_every_episode_of_an_evaluation_begins_with_a_seed_of_its_own(monkeypatc
     assert (len(evaluation._play(None, 10, Worker("test")).ret), seeds) == (3, [10, 12])
 
 
-def test_evaluations_have_parameters_of_their_own(tmp_path, capfd):
-    result = train(tmp_path / "run", env_params='{"limit": 7}', eval_env_params='{"limit": 3}', quiet=False)
-    assert 'eval     with {"limit": 3}' in capfd.readouterr().out
+def test_evaluations_have_parameters_of_their_own(tmp_path):
+    result = train(tmp_path / "run", env_params='{"limit": 7}', eval_env_params='{"limit": 3}')
     assert result.evaluation["eval/length_mean"] == [3.0]
     assert rows(tmp_path / "run")[-1]["episode/length"] == 7
     assert play.play(play.Args(run=str(tmp_path / "run"), env=TOY, episodes=2)).length.tolist() == [3, 3]
-
-
-def test_an_evaluation_that_fails_begins_anew(tmp_path, capfd):
-    """The last of a run like all others; the error is that of the environment."""
-    params = trouble(tmp_path, raise_at=3)
-    train(tmp_path / "run", vectorization="async", envs_per_actor=1, eval_env_params=params)
-    errors = capfd.readouterr().err
-    assert "the evaluation at step 1,280 failed and restarts now (1 of 10)" in errors
-    assert "RuntimeError: the toy was told to fail" in errors
-    assert result_of(tmp_path / "run")["status"] == "finished"
-
-
-@pytest.mark.parametrize(("what", "words"), [("raise_at", "the toy was told to fail"), ("raise_odd_at", "odd trouble")])
-def test_processes_close_after_an_environment_has_raised(what, words):
-    envs = make_host(TOYS + "Toy-v0", 2, 0, env_params=json.dumps({what: 1}), step_timeout=60.0)
-    envs.reset()
-    with pytest.raises(RuntimeError, match=words):
-        envs.step(np.zeros(2, int))
-    envs.close()
-
-
-def test_an_evaluation_that_hangs_is_given_up(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(common.actors.watching, "GRACE", 0.0)
-    evaluate, turns, released = common.actors.evaluation.run_host_episodes, itertools.count(), threading.Event()
-
-    def hang_once(envs, policy, num_episodes, worker):
-        if next(turns) == 0:
-            with worker.doing("step"):
-                released.wait(300)
-        return evaluate(envs, policy, num_episodes, worker)
-
-    monkeypatch.setattr(common.actors.evaluation, "run_host_episodes", hang_once)
-    train(tmp_path / "run", eval_interval=128, total_timesteps=4 * 128, step_timeout=3.0)
-    released.set()
-    words = "the evaluation at step 128 is stuck (--step-timeout 3), in step and was given up"
-    assert words in capfd.readouterr().err
-    assert result_of(tmp_path / "run")["status"] == "finished"
 
 
 @pytest.mark.slow
@@ -819,13 +669,13 @@ def test_a_thread_that_hangs_ends_the_run_with_its_work_saved(tmp_path):
     process = start_script(*words, cwd=tmp_path, script=SCRIPT, PYTHONPATH=str(ROOT / "tests"))
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "is stuck (--step-timeout 0.5); actor 0: step for" in output
+    assert "--step-timeout 0.5" in output
     assert "Traceback" not in output
     assert any((tmp_path / "run" / "checkpoints").iterdir())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_signals_leave_no_process_behind(number, code, tmp_path):
     """Not even one that hangs without listening to anybody."""
     flags = (
@@ -844,30 +694,3 @@ def test_signals_leave_no_process_behind(number, code, tmp_path):
     wait_until(lambda: not any(map(runs, below)))
     if number != signal.SIGKILL:
         assert any((tmp_path / "run" / "checkpoints").iterdir())
-
-
-def test_a_failure_leaves_no_process_behind(tmp_path, monkeypatch):
-    look, hangs = Crew._raise_failures, (tmp_path / "once").exists
-    monkeypatch.setattr(Crew, "_raise_failures", lambda crew, waited: hangs() and look(crew, waited))
-    monkeypatch.setattr(common.actors.watching, "GRACE", 0.2)
-    few = {"actor_threads": 1, "envs_per_actor": 1, "learner_timeout": 1.0}
-    with pytest.raises(ActorsFailed, match="no rollout"):
-        train(tmp_path / "run", vectorization="async", env_params=trouble(tmp_path, hang_at=20), **few)
-    wait_until(lambda: not any("Worker" in process.name for process in multiprocessing.active_children()))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("users_compiler")
-def test_envpool_draws_whoever_has_imported_it_and_whatever_the_user_has_said():
-    with closing(make_host("envpool:Pong-v5", 1, 0, '{"render_mode": "human"}', frames=True)) as envs:
-        envs.reset()
-        assert envs.frame().shape == (210, 160, 3) and envs.frame().std() > 0
-
-
-def test_frames_of_pong_from_end_to_end(tmp_path):
-    """Frames of half the size keep this short."""
-    env = {"env": "envpool:Pong-v5", "env_params": '{"img_height": 42, "img_width": 42}', "share_torso": True}
-    sizes = {"total_timesteps": 16_000, "num_steps": 32, "log_interval": 4_000, "eval_episodes": 1}
-    train(tmp_path / "run", **env, **sizes)
-    last = rows(tmp_path / "run")[-1]
-    assert -21 <= last["episode/return_last100"] <= -15

@@ -1,20 +1,19 @@
 """`common/policy.py`, a trained policy: loading it, acting with it, and the trust that a run directory gets."""
 
-import dataclasses
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
 import appo_pmap as appo
 import asac_pmap as asac
-import cli_helpers
 import host_toys  # noqa: F401  (registers the toys)
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import TINY, TRAINED, over_devices, ppo, result_of, sac, same_bits, small_args
+from helpers import TINY, TRAINED, over_devices, ppo, result_of, same_bits, small_args
 from orbax.checkpoint import v1 as orbax
 
 import common.runs.evaluation
@@ -35,7 +34,12 @@ def run_copy(trained, tmp_path) -> Path:
     return shutil.copytree(trained("normalised")[0], tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", TRAINED)
+SOON = "normalised", "memory", "parts", "sac"
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in SOON else pytest.param(name, marks=pytest.mark.slow) for name in TRAINED]
+)
 def test_a_loaded_policy_earns_exactly_what_the_evaluation_of_its_run_did(trained, name):
     run_dir, env, result = trained(name)
     policy = load_policy(run_dir)
@@ -56,12 +60,9 @@ BUFFER = {"batch_size": 16, "buffer_size": 512, "learning_starts": 64}
 @pytest.mark.parametrize(
     ("algorithm", "toy", "flags"),
     [
-        (appo, "Secretive", {"learning_rate": 0.03, "num_epochs": 16}),
         (appo, "Dict", {"rnn": "gru", "rnn_size": 8, "normalize_obs": True}),
-        (appo, "Image", {}),
-        (appo, "Multi", {}),
-        (asac, "Secretive", BUFFER | {"normalize_obs": True}),
-        (asac, "Box", BUFFER),
+        pytest.param(appo, "Multi", {}, marks=pytest.mark.slow),
+        pytest.param(asac, "Secretive", BUFFER | {"normalize_obs": True}, marks=pytest.mark.slow),
     ],
     ids=lambda x: getattr(x, "__name__", x) if not isinstance(x, dict) else "",
 )
@@ -94,7 +95,7 @@ def test_the_normaliser_is_inside(trained):
     assert float(jnp.mean(drawn)) == pytest.approx(probability, abs=4 * np.sqrt(probability * (1 - probability) / 4000))
 
 
-def test_single_observations_batches_and_kinds_of_arrays(trained):
+def test_observations_of_every_kind_of_array_and_in_every_batch(trained):
     policy = load_policy(trained("sac")[0])
     obs = np.random.default_rng(0).normal(size=(2, 3, 3))  # float64, as numpy makes it
     actions = policy(obs)
@@ -102,20 +103,12 @@ def test_single_observations_batches_and_kinds_of_arrays(trained):
     np.testing.assert_allclose(policy(obs[1, 2]), actions[1, 2], rtol=1e-5)
     assert policy(obs[0, 0].tolist()).shape == (1,)
     assert isinstance(policy(jnp.asarray(obs)), jax.Array)
-    discrete = load_policy(trained("one-hot")[0])
-    assert isinstance(discrete(3), np.integer)  # gymnasium wants one
     assert policy(np.zeros((0, 3))).shape == (0, 1)
-
-
-def test_inside_compiled_functions_all_arrays_will_do(trained):
-    policy = load_policy(trained("sac")[0])
-    obs = np.random.default_rng(0).normal(size=(4, 3))
-    keys = jax.random.split(jax.random.key(0), 5)
-    drawn = jax.vmap(lambda key: policy(obs, key=key))(keys)
-    np.testing.assert_allclose(drawn[2], policy(obs, key=keys[2]), rtol=1e-5)
-    np.testing.assert_allclose(jax.jit(lambda: policy(obs))(), policy(obs), rtol=1e-5)
-    actions = policy(obs)
+    np.testing.assert_allclose(jax.jit(lambda: policy(obs))(), actions, rtol=1e-5)
     actions += 1  # its own, not a view of a device's memory
+    for wrong, word in ((np.zeros(4), "(3,)"), (1.0, "(3,)"), (["a", "b", "c"], "float32")):
+        with pytest.raises(UsageError, match=re.escape(word)):
+            policy(wrong)
 
 
 def test_with_a_key_actions_are_drawn_anew_for_every_observation(trained):
@@ -127,33 +120,20 @@ def test_with_a_key_actions_are_drawn_anew_for_every_observation(trained):
     assert not same_bits(drawn, policy(obs, key=jax.random.key(2)))
     assert np.all(np.abs(drawn) <= 2)
     assert len(np.unique(policy(obs))) == 1
+    keys = jax.random.split(jax.random.key(0), 5)
+    many = jax.vmap(lambda key: policy(obs, key=key))(keys)
+    np.testing.assert_allclose(many[2], policy(obs, key=keys[2]), rtol=1e-5)
 
 
-def test_actions_of_a_box_are_within_its_bounds(trained):
-    run_dir, _, _ = trained("box")  # its bounds are -1 and 0.5
-    drawn = load_policy(run_dir)(np.ones((200, 2)), key=jax.random.key(0))
-    assert drawn.min() == -1.0
-    assert drawn.max() == 0.5
+@pytest.mark.slow
+def test_actions_are_within_the_bounds_of_a_box_and_of_the_kind_that_gymnasium_wants(trained):
+    drawn = load_policy(trained("box")[0])(np.ones((200, 2)), key=jax.random.key(0))
+    assert (drawn.min(), drawn.max()) == (-1.0, 0.5)
+    assert isinstance(load_policy(trained("one-hot")[0])(3), np.integer)
 
 
-@pytest.mark.parametrize(
-    ("name", "obs", "words"),
-    [
-        ("sac", np.zeros(4), ["(3,)", "(4,)", "(..., 3)"]),
-        ("sac", 1.0, ["(3,)", "()"]),
-        ("sac", ["a", "b", "c"], ["float32", "<U1"]),
-        ("bytes", np.zeros((5, 6, 2)), ["uint8", "float64"]),
-        ("one-hot", 1.0, ["int32", "float64"]),
-    ],
-)
-def test_observations_that_do_not_fit_are_refused_with_both_shapes(trained, name, obs, words):
-    policy = load_policy(trained(name)[0])
-    with pytest.raises(UsageError) as error:
-        policy(obs)
-    assert all(word in str(error.value) for word in words), error.value
-
-
-def test_step_and_seed_choose_the_parameters(trained):
+def test_step_seed_and_path_choose_the_parameters(trained, run_copy, monkeypatch):
+    """Also while the run goes on, and where the newest checkpoint is damaged."""
     run_dir, _, result = trained("normalised")
     name = "learner/params/actor/params/PolicyHead_0/Dense_0/kernel"
     kernels = {step: orbax.load(run_dir / "checkpoints" / str(step))[name] for step in (128, 256)}
@@ -166,26 +146,20 @@ def test_step_and_seed_choose_the_parameters(trained):
 
     assert same_bits(loaded(), kernels[256][0])
     assert same_bits(loaded(seed=1), kernels[256][1])
-    assert same_bits(loaded(step=128, seed=1), kernels[128][1])
+    assert same_bits(loaded(step=np.int64(128), seed=1), kernels[128][1])
     assert same_bits(loaded(), kernel(result.params)[0])
-
-
-def test_a_checkpoint_by_its_path(trained, tmp_path, monkeypatch):
-    run_dir = trained("normalised")[0]
-    monkeypatch.chdir(run_dir / "checkpoints")
-    assert load_policy("128").step == 128
-    (tmp_path / "checkpoints").mkdir()
-    shutil.copytree(run_dir, tmp_path / "checkpoints" / "7")
-    assert load_policy(tmp_path / "checkpoints" / "7").step == 256, "a run with such a name is a run"
-    assert load_policy(run_dir, step=np.int64(128)).step == 128
-
-
-def test_a_run_that_goes_on_can_be_loaded(run_copy):
     unfinished = run_copy / "checkpoints" / "384.orbax-checkpoint-tmp" / "metrics"
     unfinished.mkdir(parents=True)
     (unfinished / "metrics").touch()
     assert load_policy(run_copy, step="best").step in (128, 256)
     assert load_policy(run_copy).step == 256
+    shutil.copytree(run_dir, run_copy / "checkpoints" / "7")
+    assert load_policy(run_copy / "checkpoints" / "7").step == 256, "a run with such a name is a run"
+    monkeypatch.chdir(run_copy / "checkpoints")
+    assert load_policy("128").step == 128
+    shutil.rmtree(run_copy / "checkpoints" / "256" / "state")
+    with pytest.warns(UserWarning, match="checkpoint 256 "):
+        assert load_policy(run_copy).step == 128
 
 
 def test_the_best_checkpoint_is_that_of_the_agent(run_copy):
@@ -206,33 +180,22 @@ def test_the_best_checkpoint_quotes_episodes_by_which_it_was_not_chosen(trained)
         assert policy.evaluation == pytest.approx(float(episodes.ret.mean()), abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("returns", "checkpoint_interval", "says"),
-    [
-        ([500, 9, 400], 128, "python -m common.play {} --step 128"),
-        ([500, 9, 9], 128, ""),
-        ([9, 500, 900], 128, ""),  # it ends with its best
-        ([500, 9], 0, "--keep-best keeps one"),
-        ([500, 500, 9, 9, 400], 256, "python -m common.play {} --step 256"),  # nothing is lost with the first
-    ],
-)
-def test_a_run_that_ends_below_its_best_says_so(returns, checkpoint_interval, says, tmp_path, monkeypatch, capsys):
-    """The returns of its evaluations, and of the one in other episodes where there is a choice, are given."""
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared_programs")
+@pytest.mark.parametrize(("returns", "better"), [([500, 9, 400], "128"), ([9, 500, 900], "")])
+def test_a_run_that_ends_below_its_best_says_so(returns, better, tmp_path, monkeypatch, capsys):
+    """The returns of its evaluations, and of the one in other episodes, are given."""
     means = iter(returns)
 
     def evaluate(self, step, state, seed):
         return Evaluated(step, Episodes(next(means) + np.array([[-3.0, 3.0]]), np.ones((1, 2)), np.array([[1, 2]])))
 
     monkeypatch.setattr(common.runs.evaluation.DeviceEvaluation, "begin", evaluate)
-    flags = TINY | {"checkpoint_interval": checkpoint_interval, "quiet": False}
-    flags["total_timesteps"] = max(checkpoint_interval, 128) * 2
-    run_dir = ppo.train(small_args(run_dir=str(tmp_path / "run"), **flags)).run_dir
-    found = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("better", "lost"))]
-    assert len(found) == bool(says)
-    assert all(line.endswith(says.format(run_dir)) for line in found)
+    run_dir = ppo.train(small_args(run_dir=str(tmp_path / "run"), **TINY | {"quiet": False})).run_dir
+    found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("better")]
+    assert [line.split()[-1] for line in found] == better.split()
     assert next(means, None) is None
-    if checkpoint_interval:
-        assert load_policy(run_dir, "best").evaluation == result_of(run_dir)["best/return_mean"][0] == returns[-1]
+    assert load_policy(run_dir, "best").evaluation == result_of(run_dir)["best/return_mean"][0] == returns[-1]
 
 
 def test_a_damaged_evaluation_is_none(run_copy):
@@ -240,12 +203,6 @@ def test_a_damaged_evaluation_is_none(run_copy):
         (run_copy / "checkpoints" / "256" / "metrics" / "metrics").write_text(damage)
         assert load_policy(run_copy).evaluation is None, damage
         assert load_policy(run_copy, step="best", seed=1).step == 128, damage
-
-
-def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(run_copy):
-    shutil.rmtree(run_copy / "checkpoints" / "256" / "state")
-    with pytest.warns(UserWarning, match="checkpoint 256 is damaged"):
-        assert load_policy(run_copy).step == 128
 
 
 def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_damaged(run_copy, monkeypatch, recwarn):
@@ -267,41 +224,6 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_damaged(run_copy, 
     assert not [warning for warning in recwarn if issubclass(warning.category, UserWarning)]
 
 
-@pytest.mark.parametrize(
-    ("choice", "message"),
-    [
-        ({"step": 7}, "no checkpoint 7.*128, 256"),
-        ({"step": "newest"}, "no checkpoint 'newest'"),
-        ({"seed": 2}, "no seed 2.*seeds 0 to 1"),
-        ({"path": "checkpoints/999"}, "no checkpoint 999"),
-        ({"path": "checkpoints/128", "step": 256}, "step 128 already"),
-        ({"path": "nothing"}, "not a run directory"),
-        ({"algorithm": "nothing.py"}, "nothing.py does not exist"),
-        ({"algorithm": cli_helpers.__file__}, "it has no Args"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:.*has changed since")
-def test_what_is_not_there_is_refused(trained, choice, message):
-    run_dir = trained("normalised")[0] / choice.pop("path", "")
-    with pytest.raises(UsageError, match=message):
-        load_policy(run_dir, **choice)
-
-
-def test_a_run_without_checkpoints_or_evaluations_is_refused(run_copy):
-    for step in (128, 256):
-        shutil.rmtree(run_copy / "checkpoints" / str(step) / "metrics")
-    with pytest.raises(UsageError, match='none is "best"'):
-        load_policy(run_copy, step="best")
-    assert load_policy(run_copy).evaluation is None
-    for step in (128, 256):
-        shutil.rmtree(run_copy / "checkpoints" / str(step))
-    with pytest.raises(UsageError, match="no checkpoint yet"):
-        load_policy(run_copy)
-    shutil.rmtree(run_copy / "checkpoints")
-    with pytest.raises(UsageError, match="there are no checkpoints"):
-        load_policy(run_copy)
-
-
 def with_config(run_dir: Path, copy: Path, **changes) -> Path:
     """A copy of a run whose `config.json` says something else."""
     shutil.copytree(run_dir, copy)
@@ -310,7 +232,7 @@ def with_config(run_dir: Path, copy: Path, **changes) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("script", ["{outside}", "algos/../{outside}", "algos/{outside}", "algos/link.py", None, 3])
+@pytest.mark.parametrize("script", ["{outside}", "algos/../{outside}", "algos/link.py", 3])
 def test_a_run_directory_does_not_decide_which_code_is_run(trained, tmp_path, monkeypatch, script):
     marker = tmp_path / "executed"
     outside = tmp_path / "outside.py"
@@ -322,44 +244,28 @@ def test_a_run_directory_does_not_decide_which_code_is_run(trained, tmp_path, mo
     monkeypatch.setattr("common.runs.script.ALGOS", algos)
     script = script.format(outside=outside) if isinstance(script, str) else script
     run_dir = with_config(trained("normalised")[0], tmp_path / "run", script=script)
-    with pytest.raises(UsageError, match="if you trust that code, name it"):
+    with pytest.raises(UsageError, match="--algorithm|algorithm="):
         load_policy(run_dir)
     assert not marker.exists()
-
-
-DAMAGED_SPACES = ("", None), ("", {}), ("/type", "Tuple"), ("", {"type": "Box", "shape": [2], "low": [1, 2, 3]})
-
-
-def test_a_run_with_parts_that_does_not_fit_is_explained(trained, tmp_path):
-    for flags, words in (({"hidden_sizes": (3,)}, "--hidden-sizes"), ({"env": "helpers:Hybrid"}, "body/0: 2 numbers")):
-        args = small_args(env="helpers:Parts", normalize_obs=True, run_dir=str(tmp_path / words[2:5]))
-        args = dataclasses.replace(args, **{"hidden_sizes": (8,)} | flags, init_from=str(trained("parts")[0]))
-        with pytest.raises(UsageError, match=words):
-            ppo.train(args)
 
 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
         ("script", "algos/\0.py", "not a run directory"),
-        ("algorithm", "\x1b[2J", "not a run directory"),
-        ("script", f"algos/{'x' * 300}.py", "not a file of"),
         ("env_spec/obs_dtype", "O", "does not say"),
-        ("env_spec/obs_dtype", "U5", "does not say"),
         ("env_spec/observation_space/shape", [10**400], "does not say"),
-        ("env_spec/observation_space/low", 10**400, "does not say"),
-        ("env_spec/action_space/n", -1, "does not fit"),
-        *((f"env_spec/action_space{more}", value, "does not say") for more, value in DAMAGED_SPACES),
+        ("env_spec/action_space", {"type": "Box", "shape": [2], "low": [1, 2, 3]}, "does not say"),
         ("args/num_seeds", 10**9, "at most 10,000"),
         ("args/num_seeds", 10**3, "there and .* here"),
-        ("args/num_seeds", "two", "does not fit"),
         ("args/hidden_sizes", [10**7], "there, .* here"),
-        ("args/env", 3, "not a run directory"),
         ("args", [], "not a run directory"),
     ],
 )
-def test_hostile_configurations_are_one_sentence(trained, tmp_path, path, value, message):
+def test_hostile_configurations_take_no_memory(trained, tmp_path, monkeypatch, path, value, message):
+    """A small file may hold an array of gigabytes: its shape is known before it is read."""
     run_dir = trained("normalised")[0]
+    monkeypatch.setattr(orbax, "load", lambda *_: pytest.fail("it was read"))
     config = json.loads((run_dir / "config.json").read_text())
     *parents, name = path.split("/")
     inner = config
@@ -384,65 +290,11 @@ def test_code_from_elsewhere_is_run_when_it_is_named_and_imported_anew_when_it_c
     np.testing.assert_array_equal(actions[0], 1 - actions[1])
 
 
-@pytest.mark.filterwarnings("ignore:.*has changed since")
-def test_an_algorithm_that_cannot_be_the_one_is_refused(trained, tmp_path):
-    run_dir, _, _ = trained("normalised")
-    with pytest.raises(UsageError, match="has no --"):
-        load_policy(run_dir, algorithm=sac)
-    broken = tmp_path / "broken.py"
-    broken.write_text("1 / 0\n")
-    with pytest.raises(UsageError, match="broken.py cannot be imported: ZeroDivisionError"):
-        load_policy(run_dir, algorithm=broken)
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
-        Discrete(4),
-        MultiDiscrete((2, 3)),
-        Box(np.float32([-1, -np.inf]), np.float32([np.inf, 3.4e38]), (2,)),
-        Box(np.full((2, 3), -np.inf, np.float32), np.full((2, 3), 7, np.float32), (2, 3)),
-        Box(np.float32(0), np.float32(1), ()),
-    ],
-)
-def test_spaces_survive_a_config_file(space):
-    text = json.dumps(EnvSpec("E", space, np.dtype("uint8"), Discrete(2)).to_json(), allow_nan=False)
-    back = EnvSpec.from_json(json.loads(text))
-    assert (back.name, back.obs_dtype, back.action_space) == ("E", np.uint8, Discrete(2))
-    assert type(back.observation_space) is type(space)
-    assert all(np.array_equal(a, b) for a, b in zip(back.observation_space, space, strict=True))
-
-
-def test_what_does_not_fit_is_refused_before_it_takes_memory(run_copy, monkeypatch):
-    """A small file may hold an array of gigabytes: its shape is known before it is read."""
-    config = json.loads((run_copy / "config.json").read_text())
-    config["args"]["hidden_sizes"] = [9]
-    (run_copy / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr(orbax, "load", lambda *_: pytest.fail("it was read"))
-    with pytest.raises(UsageError, match=r"Dense_0 is .* there, .* here"):
-        load_policy(run_copy)
-
-
-def test_what_no_policy_has_takes_no_memory_either(run_copy, monkeypatch):
-    stored = orbax.load(run_copy / "checkpoints" / "256")
-    orbax.save(run_copy / "checkpoints" / "512", stored | {"learner/more": np.zeros(1000)})
-    monkeypatch.setattr(orbax, "load", lambda *_: pytest.fail("it was read"))
-    with pytest.raises(UsageError, match=r"learner/more is float64\[1000\] there and nothing here"):
-        load_policy(run_copy, 512)
-
-
-def test_numbers_beside_the_state_take_no_memory_either(run_copy):
-    stored = {"learner/x": np.zeros(1), "sha256/learner": np.zeros(10**6, np.uint8)}
-    orbax.save(run_copy / "checkpoints" / "512", stored)
-    with pytest.warns(UserWarning, match="checkpoint 512 is damaged.*too many"):
-        assert load_policy(run_copy).step == 256
-
-
 @pytest.mark.parametrize("name", ["state/_METADATA", "metrics/metrics"])
 def test_a_pipe_in_a_checkpoint_is_not_waited_for(name, run_copy):
     (run_copy / "checkpoints" / "256" / name).unlink()
     os.mkfifo(run_copy / "checkpoints" / "256" / name)
-    with pytest.warns(UserWarning, match="checkpoint 256 is damaged.*not a file"):
+    with pytest.warns(UserWarning, match="checkpoint 256 "):
         assert load_policy(run_copy).step == 128
 
 
@@ -450,22 +302,34 @@ def test_a_pipe_in_a_checkpoint_is_not_waited_for(name, run_copy):
 def test_a_file_that_is_too_large_to_be_meant_is_not_read(name, run_copy, monkeypatch):
     os.truncate(run_copy / name, 2**34)  # zeros that take no room on the disk
     if name == "config.json":
-        with pytest.raises(UsageError, match="no readable config.json"):
+        with pytest.raises(UsageError, match="config.json"):
             load_policy(run_copy)
     else:
-        with pytest.warns(UserWarning, match="checkpoint 256 is damaged.*larger than"):
+        with pytest.warns(UserWarning, match="checkpoint 256 "):
             assert load_policy(run_copy).step == 128
 
 
-def test_a_damaged_checkpoint_that_is_wanted_is_named_with_the_others(run_copy):
-    (run_copy / "checkpoints" / "256" / "state" / "_METADATA").unlink()
-    with pytest.raises(UsageError, match=r"checkpoint 256 is damaged .*; other checkpoints: 128$"):
-        load_policy(run_copy, 256)
+def test_what_does_not_belong_to_the_policy_takes_no_memory(run_copy, monkeypatch):
+    folder = run_copy / "checkpoints"
+    stored = orbax.load(folder / "256")
+    orbax.save(folder / "384", {"learner/x": np.zeros(1), "sha256/learner": np.zeros(10**6, np.uint8)})
+    with pytest.warns(UserWarning, match="checkpoint 384 "):
+        assert load_policy(run_copy).step == 256
+    orbax.save(folder / "512", stored | {"learner/more": np.zeros(1000)})
+    monkeypatch.setattr(orbax, "load", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(UsageError, match="learner/more"):
+        load_policy(run_copy, 512)
 
 
-def test_flags_that_are_gone_are_explained(run_copy):
-    config = json.loads((run_copy / "config.json").read_text())
-    config["args"]["anneal_lr"] = True
-    (run_copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UsageError, match="no --anneal-lr: --lr-schedule linear"):
-        load_policy(run_copy)
+def test_spaces_survive_a_config_file():
+    for space in (
+        MultiDiscrete((2, 3)),
+        Box(np.float32([-1, -np.inf]), np.float32([np.inf, 3.4e38]), (2,)),
+        Box(np.full((2, 3), -np.inf, np.float32), np.full((2, 3), 7, np.float32), (2, 3)),
+        Box(np.float32(0), np.float32(1), ()),
+    ):
+        text = json.dumps(EnvSpec("E", space, np.dtype("uint8"), Discrete(2)).to_json(), allow_nan=False)
+        back = EnvSpec.from_json(json.loads(text))
+        assert (back.name, back.obs_dtype, back.action_space) == ("E", np.uint8, Discrete(2))
+        assert type(back.observation_space) is type(space)
+        assert all(np.array_equal(a, b) for a, b in zip(back.observation_space, space, strict=True))

@@ -16,7 +16,7 @@ from helpers import KeyInState, Toy, functions_of, make_env, same_bits, small_ar
 
 from common.cli.env_names import SUITES, split_name, steps_on_host
 from common.cli.errors import UsageError
-from common.device.programs import shard_mapped
+from common.device.programs import pmapped
 from common.device.seeds import arrays_of
 from common.device.sharding import key_data, to_devices, to_host
 from common.device.stepping import reset_envs, step_envs
@@ -30,6 +30,8 @@ from common.runs.arrays import flatten, unflatten
 OFFLINE_IDS = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]
 KINDS = "CartPole-v1", "Pendulum-v1", "FrozenLake-misc", "Catch-bsuite", "SpaceInvaders-MinAtar"  # of spaces and suites
 IDS = [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in OFFLINE_IDS]
+OF_SUITES = "brax:inverted_pendulum", "craftax:Craftax-Classic-Symbolic-v1", "pgx:2048", "jumanji:Game2048-v1"
+OF_SUITES += ("jumanji:LevelBasedForaging-v0",)
 TINY = {"num_envs": 4, "num_steps": 4, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
 TINY |= {"total_timesteps": 2 * 16, "eval_episodes": 2}
 
@@ -61,13 +63,15 @@ def test_gymnax_id_steps_through_episodes(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OFFLINE_IDS)
-def test_gymnax_id_can_be_learned(name):
-    """An update is traced, which raises where shapes or types do not fit."""
-    args = small_args(**TINY)
-    programs = shard_mapped(functions_of(args, make(name)), jax.devices()[:1], False)
+@pytest.mark.parametrize("name", [*OFFLINE_IDS, *OF_SUITES])
+def test_an_update_can_be_traced_and_states_can_be_saved(name):
+    """Tracing raises where shapes or types do not fit."""
+    args, devices = small_args(**TINY), jax.devices()[:1]
+    programs = pmapped(functions_of(args, make(name)), devices)
     state = jax.eval_shape(programs.init, arrays_of(args.members, 1))
     jax.eval_shape(programs.update, state, np.int32(1))
+    host = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(key_data, state.shard.env_state))
+    assert same_bits(unflatten(flatten(host), host), host)
 
 
 def test_env_params_replace_parameters():

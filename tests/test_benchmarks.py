@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_helpers import ROOT, SMALL, STEPS, in_process, read_rows, refusal
+from cli_helpers import ROOT, SMALL, STEPS, in_process, read_rows
 
 import benchmarks.records
-from benchmarks import learning, population_learning, population_throughput, report, tune
+from benchmarks import learning, population_learning, report, tune
 from benchmarks.jobs import Job, run, seed_flags
 from benchmarks.records import log_of, record_of
 from benchmarks.sets import Goal, goals
-from common.cli.errors import TrainingError, UsageError
+from common.cli.errors import UsageError
 from common.device.evaluation import SEED
 
 
@@ -28,13 +28,6 @@ def test_a_job_is_named_after_what_its_command_means(tmp_path):
     assert job(tmp_path, "--gamma=0.99", "--quiet").run_dir == plain
     assert job(tmp_path, "--gamma", 0.9).run_dir != plain
     assert job(tmp_path, "--seed", 3).run_dir.name.startswith("CartPole-v1__ppo_pmap__3__")
-
-
-@pytest.mark.parametrize("cached", [False, True])
-def test_only_a_job_whose_compilation_is_no_result_takes_programs_from_the_cache(cached, tmp_path, monkeypatch):
-    monkeypatch.setattr(Job, "_start", lambda _, words: words)
-    words = dataclasses.replace(job(tmp_path), cached=cached).start()
-    assert ("--no-compile-cache" in words) != cached
 
 
 @pytest.mark.slow
@@ -105,11 +98,6 @@ def test_every_task_has_flags_that_its_algorithm_takes():
     assert {task.seeds for task in tasks} == {2}
 
 
-def test_what_is_not_in_the_set_is_refused():
-    with pytest.raises(UsageError, match="--envs Asterix-MinAtar chooses nothing of ppo_pmap: CartPole-v1, "):
-        learning.tasks_of(learning.Args(envs=("Asterix-MinAtar",)))
-
-
 def record(algorithm: str, env: str, returns: list[list[float]], threshold: float) -> dict:
     steps = [1000 * (1 + index) for index in range(len(returns))]
     there = [next((s for s, row in zip(steps, returns, strict=True) if row[i] >= threshold), None) for i in range(8)]
@@ -175,19 +163,14 @@ def test_the_page_has_the_figures_of_the_files(results):
     for seed, wanted in ((SEED, "ours is above"), (SEED + 1, "ours is above, other starts")):
         path.write_text(json.dumps(one | {"flags": one["flags"] | {"eval_seed": seed}}))
         assert others(report.page_of(results)) == [beside.format(wanted)]
-    elsewhere = {"env": "MountainCarContinuous-v0", "flags": {"eval_seed": SEED}}
-    assert report._reservation(elsewhere | {"algorithm": "sbx_sac"}) == ", another environment"
-    assert report._reservation(elsewhere | {"algorithm": "rejax_sac"}) == ""
 
 
 @pytest.mark.parametrize(
     ("name", "change"),
     [
         ("returns", lambda rows: [*rows[:-1], rows[-1][1:]]),
-        ("returns", lambda rows: rows[:-1]),
         ("returns", lambda rows: [*rows[:-1], ["x", *rows[-1][1:]]]),
         ("threshold", lambda _: None),
-        ("seeds", lambda _: []),
         ("compile_seconds", lambda _: []),
     ],
 )
@@ -199,15 +182,6 @@ def test_a_damaged_result_is_named(name, change, results):
         UsageError, match=r"CartPole-v1.json is not a result of benchmarks.learning, or damaged \(\w+\)"
     ):
         report.page_of(results)
-
-
-def test_a_folder_without_machines_and_a_result_of_no_set_are_told(results, tmp_path, capsys):
-    with pytest.raises(UsageError, match="has no folder of a machine with results"):
-        report.report(report.Args(results=str(results / "cpu-2"), page=str(page(tmp_path))))
-    path = results / "cpu-2" / "ppo_pmap" / "Nope-v1.json"
-    path.write_text(json.dumps(record("ppo_pmap", "Nope-v1", [[1.0] * 8], 4)))
-    report.report(report.Args(results=str(results), page=str(page(tmp_path))))
-    assert "left out: Nope-v1 with ppo_pmap, which no set has" in capsys.readouterr().out
 
 
 def test_a_finished_run_that_has_lost_rows_is_not_a_result(tmp_path):
@@ -247,11 +221,6 @@ def test_seeds_are_trained_in_as_few_runs_as_the_algorithm_and_the_set_allow():
     assert seed_flags("appo_pmap", asked[:2], 5) == [{"seed": 100}, {"seed": 101}]
 
 
-def test_what_nobody_ever_failed_counts_as_learned():
-    always = [record("ppo_pmap", "Catch-bsuite", [[0.95] * 8, [1.0] * 8], 0.9)]
-    np.testing.assert_array_equal(report.scores(always)["ppo_pmap"]["Catch-bsuite"], 1)
-
-
 @pytest.mark.parametrize(
     ("peer", "there", "ours"),
     [
@@ -271,15 +240,6 @@ def test_the_interval_over_tasks_draws_seeds_within_each(results):
     np.testing.assert_allclose(tasks["Acrobot-v1"], 1)
     value, interval = report.stratified([np.zeros(5), np.ones(5)], "mean")
     assert value == interval.low == interval.high == 0.5, "each task always has five of the ten"
-
-
-def test_the_page_of_the_docs_is_made_of_the_kept_results(tmp_path):
-    """As they stand: who changes a figure by hand, or a result without the page, is told here."""
-    results, page = ROOT / "benchmarks" / "results", ROOT / "docs" / "benchmark.md"
-    assert page.read_text() == report.page_of(results)
-    assert "| CartPole-v1, ppo_pmap<br>" in page.read_text()
-    images = {f"images/{name}" for name, _ in report.pictures(results)}
-    assert all(f"({name})" in page.read_text() and (page.parent / name).exists() for name in images)
 
 
 @pytest.fixture
@@ -312,8 +272,6 @@ def test_the_search_finds_the_best_candidate_and_gives_more_steps_to_fewer(searc
     assert [(size, sizes.count(size)) for size in dict.fromkeys(sizes)] == halves
     entry = (tmp_path / "tune" / "ppo_pmap__CartPole-v1.toml").read_text()
     assert tomllib.loads(entry)["CartPole-v1"]["ent_coef"] == 0.03
-    assert "# python -m benchmarks.tune --env CartPole-v1 --total-timesteps 90000\n" in entry
-    assert "# CartPole-v1: 1 (1 to 1), with the flags of today 0.98 (0.98 to 0.98)\n" in entry
     assert entry in capsys.readouterr().out
 
 
@@ -323,17 +281,6 @@ def test_what_is_not_clearly_better_on_unseen_seeds_gives_no_entry(searched, tmp
     tune.tune(tune.Args(env=("CartPole-v1",), candidates=27, folder=str(tmp_path / "tune")))
     assert "not clearly better on seeds that the search has not seen" in capsys.readouterr().out
     assert not list(tmp_path.rglob("*.toml"))
-
-
-def test_a_search_that_fails_says_so(searched, tmp_path, monkeypatch):
-    monkeypatch.setattr(tune, "run", lambda jobs: list(jobs))
-    monkeypatch.setattr(Job, "last_words", lambda _: "MemoryError")
-    with pytest.raises(TrainingError, match="the flags of today fail on CartPole-v1: MemoryError"):
-        tune.tune(tune.Args(env=("CartPole-v1",), candidates=3, folder=str(tmp_path)))
-    with pytest.raises(UsageError, match="--pattern has to say"):
-        tune.Args(env=("CartPole-v1", "Acrobot-v1"))
-    with pytest.raises(UsageError, match=r"spaces.toml has no nosuch, but ppo_pmap, "):
-        tune.draw(tune.Args(env=("CartPole-v1",), space="nosuch"))
 
 
 def populations(pbt: list[float], random: list[float], alone: list[float]) -> dict:
@@ -354,36 +301,6 @@ def test_searches_begin_alike_and_no_member_is_in_two_populations():
             (drawn,), (begun,) = (list(job.args.members.hyper.values()) for job in (random, pbt))
             assert begun == [pbt.args.learning_rate, *drawn[1:]], "member 0 of PBT has the given value"
             assert pbt.args.evolving.keys() == {"learning_rate"} and not random.args.pbt
-
-
-@pytest.mark.slow
-def test_populations_are_trained_once_and_kept(tmp_path, capsys):
-    size = {"seeds": 1, "population": 4, "total_timesteps": 1024, "envs": ("CartPole-v1",)}
-    args = population_learning.Args(**size, folder=str(tmp_path / "runs"), results=str(tmp_path / "results"))
-    population_learning.learn(args)
-    printed = capsys.readouterr().out
-    (path,) = (tmp_path / "results").glob("*/populations/CartPole-v1.json")
-    record, (pair,) = json.loads(path.read_text()), population_learning.pairs_of(args)
-    assert record["seeds"] == [100]
-    for name, jobs in (("PBT", pair.pbt), ("random search", pair.random)):
-        found = [json.loads((job.run_dir / "result.json").read_text()) for job in jobs]
-        best = [one["best/return_mean"][np.argmax(one["eval/return_mean"])] for one in found]
-        assert record["arms"][name]["chosen"] == best
-        assert record["arms"][name]["median"] == [np.median(one["eval/return_mean"]) for one in found]
-    assert record["arms"]["member 0 alone"]["chosen"] == [one["best/return_mean"][0] for one in evolved(pair)]
-    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("*")}
-    population_learning.learn(args)
-    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("*")} == before
-    population_learning.learn(dataclasses.replace(args, report=True))
-    assert population_learning.table([record]) in printed
-    assert capsys.readouterr().out.count(population_learning.table([record])) == 2
-    fewer = dataclasses.replace(args, total_timesteps=512)
-    with pytest.raises(UsageError, match="has 1 populations of 4 members with 1,024 steps, and this would replace it"):
-        population_learning.learn(fewer)
-
-
-def evolved(pair: population_learning.Pair) -> list[dict]:
-    return [json.loads((job.run_dir / "result.json").read_text()) for job in pair.pbt]
 
 
 def finished(folder: Path, means: list, others: list, step: int = 64) -> Job:
@@ -423,47 +340,6 @@ def test_the_table_of_populations_compares_seed_by_seed():
     assert [row[3].split(" ")[0] for row in cells] == ["9", "0", "", "9", ""]
 
 
-@pytest.mark.parametrize("damage", [{"seeds": [0]}, {"arms": {}}, {"arms": populations([np.nan], [1], [1])["arms"]}])
-def test_a_damaged_result_of_populations_is_named(damage, tmp_path):
-    path = tmp_path / "cpu-1" / "populations" / "CartPole-v1.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(populations([1.0, 2], [1.0, 2], [1.0, 2]) | damage))
-    with pytest.raises(UsageError, match=r"is not a result of benchmarks.population_learning, or damaged \(\w+\)"):
-        population_learning.learn(population_learning.Args(report=True, results=str(tmp_path)))
-
-
-def test_the_tables_of_populations_in_the_docs_are_made_of_the_kept_results():
-    kept = sorted((ROOT / "benchmarks" / "results").glob("*/populations/*.json"))
-    assert population_learning.table(population_learning.load(kept)) in (ROOT / "docs" / "populations.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("command", "words", "wanted"),
-    [
-        (population_learning, "--envs Pendulum-v1", "--envs Pendulum-v1 chooses nothing of CartPole-v1, Acrobot-v1, "),
-        (population_learning, "--envs", "--envs without a name chooses nothing of CartPole-v1, "),
-        (population_learning, "--population 1", "--population 1 cannot evolve: give 2 or more, or 0"),
-        (population_learning, "--seeds -1", "--seeds must be at least 0"),
-        (learning, "--seeds abc", "--seeds must be a whole number, got 'abc'"),
-        (learning, "--seeds 0", "--seeds must be at least 1"),
-        (learning, "--set foo", "--set must be"),
-        (tune, "--env CartPole-v1 --algo nosuch", "--algo nosuch is no file of algos/"),
-        (tune, "--env CartPole-v1 --candidates 1", "--candidates must be at least 2"),
-        (tune, "--env Pendulum-v1 --algo sac_pmap --space ppo_pmap", "candidates of ppo_pmap sac_pmap takes only "),
-        (learning, "--envs", "--envs without a name chooses nothing of ppo_pmap: CartPole-v1, "),
-        (learning, "--envs CartPole-v1 CartPole-v2", "--envs CartPole-v2 chooses nothing of "),
-        (learning, f"--folder {__file__}", f"folder {__file__} cannot be written"),
-        (tune, "--env Nope-v1 --candidates 2 --folder runs/none", "unknown environment 'Nope-v1': did you mean "),
-        (report, "--results nowhere", "nowhere has no folder of a machine with results"),
-        (report, f"--page {ROOT}", "is a directory: name a file in it"),
-    ],
-)
-def test_bad_input_is_one_sentence(command, words, wanted):
-    runs = {learning: learning.learn, tune: tune.tune, report: report.report}
-    run_command = (runs | {population_learning: population_learning.learn})[command]
-    assert wanted in refusal(run_command, command.Args, words.split())
-
-
 @pytest.mark.parametrize("space", tomllib.loads((ROOT / "benchmarks" / "spaces.toml").read_text()))
 def test_every_space_has_candidates_that_differ(space):
     algorithm = space.split("-")[0]
@@ -473,15 +349,3 @@ def test_every_space_has_candidates_that_differ(space):
     assert candidates[0] == {}
     assert candidates == tune.draw(args)
     assert len({json.dumps(flags) for flags in candidates}) == 20
-
-
-@pytest.mark.slow
-def test_the_cost_of_a_population_is_told_beside_that_of_a_single_run():
-    sizes = population_throughput.Sizes(members=(2,), steps=2_000, num_devices=2, processes=1)
-    single, population, *others = population_throughput.measure(sizes)["rows"]
-    layouts = [(row.get("members"), row.get("devices")) for row in (single, population, *others)]
-    assert layouts == [(1, 1), (2, 1), (2, 2), (None, None)]
-    assert others[-1]["processes"] == 1
-    rates = [row["member_steps_per_second"] for row in (single, population, *others)]
-    assert [row["cost"] for row in (population, *others)] == [round(rates[0] / rate, 3) for rate in rates[1:]]
-    assert population["memory_bytes_per_device"] > single["memory_bytes_per_device"]

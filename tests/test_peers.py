@@ -8,23 +8,24 @@ import time
 import tomllib
 from types import ModuleType, SimpleNamespace
 
-import flax.linen as nn
 import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cli_helpers import ROOT, refusal, run_python
+from cli_helpers import ROOT, run_python
 from helpers import over_devices
 
 import benchmarks.peers.__main__ as peers
-from benchmarks.peers.starts import STATES, same_starts, starts_of, states_of
+from benchmarks.peers.starts import STATES, same_starts, states_of
 from benchmarks.records import returns_of
 from benchmarks.sets import goals_of_peer
 from common.cli.errors import TrainingError
 from common.device.evaluation import SEED, episode_keys, run_episodes
 from common.envs.registry import make, make_host
 from common.runs.history import read_log
+
+pytestmark = pytest.mark.slow
 
 TRAINERS = ROOT / "benchmarks" / "peers" / "trainers"
 TRAINER = f"""
@@ -89,29 +90,6 @@ def test_a_peer_that_fails_says_where_the_reason_is(args, tmp_path, capsys):
     assert len(list((tmp_path / "results").glob("*/*/*.json"))) == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "wanted"),
-    [
-        ("", "--peer is missing"),
-        ("--total-timesteps 5", "--peer is missing"),
-        ("--seeds 3 --zeta 1 --per sb3", "there is no --zeta here"),
-        ("--per sb3 --folder f --no-quiet", "there is no --per here: did you mean --peer?"),
-        ("--no-peer", "there is no --no-peer here"),
-        ("--peer nosuch", "--peer must be"),
-        ("--peer sbx --set nosuch", "--set must be one of classic, "),
-        ("--peer purejaxrl", "--source has to name a checkout of PureJaxRL, with purejaxrl/ppo.py in it"),
-        ("--peer purejaxrl --source nowhere", "nowhere is none"),
-        ("--peer sbx --envs Breakout-MinAtar", "--envs Breakout-MinAtar chooses nothing of sbx_ppo: CartPole-v1, "),
-        ("--peer sbx --envs", "--envs without a name chooses nothing of "),
-        ("--peer sbx --set bsuite", "--set bsuite has nothing for which flags of sbx are published"),
-        ("--peer rejax --source .", "--source is for PureJaxRL; rejax is installed"),
-        ("--peer sb3 --seeds 0", "--seeds must be at least 1"),
-    ],
-)
-def test_bad_input_is_one_sentence(words, wanted):
-    assert wanted in refusal(peers.train, peers.Args, words.split())
-
-
 def test_every_table_of_flags_is_of_a_task_that_a_peer_trains_on():
     tables = tomllib.loads((ROOT / "benchmarks" / "peers" / "peers.toml").read_text())["flags"]
     published = [flags for envs in tables.values() for flags in envs.values()]
@@ -120,12 +98,6 @@ def test_every_table_of_flags_is_of_a_task_that_a_peer_trains_on():
     assert all(flags in used for flags in published)
     assert {goal.env for goal in trained["purejaxrl"]} >= {"CartPole-v1", "Asterix-MinAtar", "Freeway-MinAtar"}
     assert {goal.algorithm for goal in trained["sbx"]} == {"sbx_ppo", "sbx_sac"}
-
-
-def test_seeds_of_a_peer_are_counted():
-    (task,) = peers.tasks_of(peers.Args(peer="sb3", envs=("CartPole-v1",), algos=("sb3_ppo",), seeds=3), "cpu")
-    assert task.seeds == 3
-    assert sum(job.total_steps for job in task.jobs) == 3 * task.steps
 
 
 class Countdown:
@@ -253,12 +225,6 @@ def test_it_is_known_whose_evaluations_begin_where_the_kit_begins(algorithm, env
     assert same_starts(algorithm, env) is same
 
 
-def test_states_that_cannot_be_computed_are_one_sentence(monkeypatch):
-    monkeypatch.setitem(STATES, "NoSuch-v1", ())
-    with pytest.raises(TrainingError, match="the starting states of NoSuch-v1 could not be computed: .*NoSuch-v1"):
-        starts_of("sb3_ppo", "NoSuch-v1", 2)
-
-
 @pytest.fixture
 def rows(tmp_path, monkeypatch):
     """The module with which trainers write, and a run that it is to write."""
@@ -361,43 +327,3 @@ def test_one_update_is_taken_out_of_purejaxrl(tmp_path, monkeypatch):
     assert peer.steps_per_update == 8
     assert sys.modules.get("brax") is brax, "what stands in for it is gone"
     assert jax.lax.scan(lambda x, _: (x + 1, None), 0, None, 2)[0] == 2
-
-
-PUREJAXRL_RNN = """
-import functools
-import flax.linen as nn
-import gymnax
-import jax
-import jax.numpy as jnp
-
-class ScannedRNN(nn.Module):
-    @functools.partial(nn.scan, variable_broadcast="params", in_axes=0, out_axes=0, split_rngs={"params": False})
-    @nn.compact
-    def __call__(self, carry, x):
-        return nn.GRUCell()(carry, x)
-
-def make_train(config):
-    assert config["GAMMA"] == 0.99 and config["NUM_ENVS"] == 2
-    gymnax.make(config["ENV_NAME"])
-
-    def train(key):
-        start = nn.GRUCell.initialize_carry(key, (2,), 128)
-        assert start.shape == (2, 128)
-        x = jnp.ones((config["TOTAL_TIMESTEPS"] // 2, 2, 128))
-        return ScannedRNN().init_with_output(key, start, x)[0]
-    return train
-"""
-
-
-def test_the_time_of_purejaxrl_with_memory_is_taken(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(TRAINERS))
-    monkeypatch.setattr(nn, "GRUCell", nn.GRUCell)  # put back afterwards
-    (tmp_path / "purejaxrl").mkdir()
-    (tmp_path / "purejaxrl" / "ppo_rnn.py").write_text(PUREJAXRL_RNN)
-    import time_purejaxrl_rnn
-
-    clock = iter([0, 1, 10, 14, 20, 22, 30, 39, 40, 43])  # one second, four, two, nine, three
-    monkeypatch.setattr(time_purejaxrl_rnn.time, "perf_counter", lambda: next(clock))
-    sizes = {"ENV_NAME": "CartPole-v1", "NUM_ENVS": 2, "TOTAL_TIMESTEPS": 12}
-    assert time_purejaxrl_rnn.steps_per_second(str(tmp_path), sizes) == 4
-    sys.path.remove(f"{tmp_path}/purejaxrl")

@@ -10,7 +10,7 @@ from common.drawing.gif import draw_gif
 from common.drawing.recording import record
 from common.envs.masks import legal_actions, sample_legal
 from common.envs.registry import make
-from common.envs.spaces import Discrete
+from common.envs.spaces import Box, Discrete, MultiDiscrete
 
 pytestmark = pytest.mark.slow
 
@@ -89,6 +89,19 @@ def test_time_limits_of_jumanji_are_truncations():
     assert beside.last() and beside.discount == 0, "its own end says that nothing follows"
     assert out.final_obs["step_count"] == 3 and out.obs["step_count"] == 0
     assert ours.max_steps == 3
+
+
+def test_codes_of_jumanji_are_codes_and_amounts_are_amounts():
+    sudoku, game = make("jumanji:Sudoku-v0"), make("jumanji:Game2048-v1")
+    (obs, _), (tiles, _) = sudoku.reset(jax.random.key(0)), game.reset(jax.random.key(0))
+    assert sudoku.observation_space.parts["board"] == MultiDiscrete((11,) * 81)
+    theirs = sudoku.inner.reset(jax.random.key(0))[1].observation.board
+    assert theirs.min() == -1
+    np.testing.assert_array_equal(obs["board"], jnp.ravel(theirs) + 1)
+    assert game.observation_space.parts["board"] == MultiDiscrete((18,) * 16) and tiles["board"].max() in (1, 2)
+    tour = make("jumanji:TSP-v1")
+    assert tour.observation_space.parts["position"] == Discrete(20)
+    assert isinstance(tour.observation_space.parts["coordinates"], Box)
 
 
 def test_the_time_limit_in_a_reward_of_jumanji_is_the_one_that_was_asked_for():

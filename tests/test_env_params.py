@@ -22,7 +22,7 @@ from common.device.stepping import reset_envs, step_envs
 from common.drawing.groups import Selection, load
 from common.envs.registry import make
 from common.envs.spaces import Box, Discrete
-from common.envs.varied import check_number, for_member, for_run
+from common.envs.varied import check_number, for_run
 from common.play import Args as PlayArgs
 from common.play import play
 from common.policy import load_policy
@@ -51,17 +51,6 @@ def test_every_episode_draws_its_own_numbers():
     assert 5 <= gravity.min() < 5.1 and 14.9 < gravity.max() <= 15
     assert 1 <= force.min() < 1.1 and 90 < force.max() <= 100.01 and np.median(numbers[0]["force_mag"]) < 20
     assert env.max_steps == 7
-
-
-def test_what_is_drawn_is_what_steps():
-    env, base = make("CartPole-v1", '{"force_mag": "uniform:1:30"}'), make("CartPole-v1")
-    _, (state, numbers) = env.reset(jax.random.key(3))
-    own = make("CartPole-v1", json.dumps({"force_mag": float(numbers["force_mag"])}))
-    reached, alone, given = (
-        x.step(jax.random.key(4), s, jnp.int32(1)) for x, s in ((env, (state, numbers)), (own, state), (base, state))
-    )
-    np.testing.assert_allclose(reached.obs, alone.obs, rtol=1e-6)
-    assert np.abs(reached.obs - given.obs).max() > 1e-3
 
 
 EVOLVING = {"pbt": True, "pbt_interval": 128, "pbt_env_params": ("bonus",), "env_params": '{"bonus": 2.0}'}
@@ -129,12 +118,6 @@ def test_parameters_on_which_actions_depend_are_the_same_for_all():
     with pytest.raises(UsageError, match="has no parameter 'max_torque' that members or episodes can differ in"):
         check_number(pendulum, "max_torque", [1.0])
     assert not {"min_action", "max_action"} & make("MountainCarContinuous-v0").numbers.keys()
-
-
-def test_whole_numbers_stay_whole():
-    own = for_member(make("CartPole-v1"), {"env.max_steps_in_episode": jnp.float32(3), "gamma": jnp.float32(0.9)})
-    assert own.params.max_steps_in_episode == 3
-    assert own.params.max_steps_in_episode.dtype == jnp.int32
 
 
 class Growing:

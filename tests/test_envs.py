@@ -3,7 +3,6 @@
 import importlib
 import re
 import sys
-from contextlib import closing
 from types import SimpleNamespace
 
 import gymnax
@@ -241,20 +240,3 @@ def test_the_command_that_installs_what_is_missing_is_named(name, missing, insta
         monkeypatch.delitem(sys.modules, module)
     with pytest.raises(UsageError, match=re.escape(install)):
         make_host(name, 1, 0, vectorization="sync") if steps_on_host(name) else make(name)
-
-
-def test_a_package_that_registers_environments_is_imported_wherever_they_are_made(monkeypatch):
-    import gymnasium
-    from gymnasium.envs.classic_control import CartPoleEnv
-
-    monkeypatch.setitem(sys.modules, "ale_py", SimpleNamespace(Toy=CartPoleEnv))
-    gymnasium.register("ALE/Toy-v0", "ale_py:Toy")
-    try:
-        with closing(make_host("gymnasium:ALE/Toy-v0", 1, 0, vectorization="sync")) as envs:
-            assert envs.reset().shape == (1, 4)
-        made = []
-        monkeypatch.setattr("common.envs.gymnasium_suite.GymnasiumEnvs", lambda *args: made.append(args))
-        make_host("gymnasium:ALE/Toy-v0", 1, 0)
-    finally:
-        del gymnasium.registry["ALE/Toy-v0"]
-    assert made[0][1] == "ale_py:ALE/Toy-v0"

@@ -156,17 +156,6 @@ def test_runs_in_play_with_itself_are_evaluated_loaded_resumed_and_begun_from(tm
     assert past and all((x == actor[:, None]).all() for x, actor in zip(past, actors, strict=True)), "who begins there"
 
 
-def test_an_illegal_move_of_pgx_loses():
-    env = make("pgx:tic_tac_toe")
-    obs, state = env.reset(jax.random.key(0))
-    illegal = jnp.argmin(obs["action_mask"]) if not obs["action_mask"].all() else None
-    if illegal is None:
-        out = env.step(jax.random.key(1), state, jnp.int32(4))
-        state, illegal = out.state, jnp.int32(4)
-    out = env.step(jax.random.key(2), state, illegal)
-    assert bool(out.terminated) and float(out.reward) == -1
-
-
 def test_games_of_pgx_are_drawn():
     env = make("pgx:connect_four")
     states = [env.reset(jax.random.key(0))[1]]

@@ -110,15 +110,6 @@ def test_the_time_limit_in_a_reward_of_jumanji_is_the_one_that_was_asked_for():
     np.testing.assert_allclose(inner._reward_fn(jnp.ones((1, 1), bool), 20, inner.time_limit), 0.5, rtol=1e-6)
 
 
-def test_choices_with_one_mask_for_all_of_them_are_one_choice():
-    env = make("jumanji:Minesweeper-v0")
-    assert env.action_space == Discrete(100)
-    obs, state = env.reset(jax.random.key(0))
-    out = env.step(jax.random.key(1), state, jnp.int32(37))
-    assert obs["action_mask"].all() and np.flatnonzero(~out.final_obs["action_mask"]).tolist() == [37]
-    assert np.flatnonzero(out.final_obs["board"] != obs["board"]).tolist() == [37]
-
-
 def test_where_jumanji_leaves_no_action_all_are_possible():
     snake, foraging = make("jumanji:Snake-v1"), make("jumanji:LevelBasedForaging-v0")
     for env, none, wanted in [

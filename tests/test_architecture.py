@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from cli_helpers import ROOT, SLOW, run_python, slow_imports
 
-from common.cli.host_flags import HostEnvArgs
-
 ALGORITHMS = sorted((ROOT / "algos").glob("*.py"))
 COMMANDS = [path for path in sorted((ROOT / "common").glob("*.py")) if "__main__" in path.read_text()]
 
@@ -31,37 +29,22 @@ MAY_IMPORT |= {"top": ROOMS, "algos": ROOMS | {"top"}}
 LINES = {"common": 16_931, "algos": 520}  # at most, of all modules together, and of each algorithm; they may only fall
 
 # Pieces of algorithms that have one name and differ all the same, in all files or in the one named.
-THEIR_OWN = {
-    "Args": "flags",
-    "Actor": "PPO's gives a distribution for any space, SAC's squashes a normal one",
-    "Params": "networks, and SAC's temperature",
-    "Learner": "what is learned",
-    "Shard": "SAC's holds a part of the replay buffer",
-    "Batch": "what the losses need",
-    "train": "what a run consists of",
-    "init": "where the environments are, and what is kept of them",
-    "new_learner": "what is learned",
-    "update": "the outline of the algorithm",
-    "collect": "PPO's is a rollout, SAC's a step",
-    "estimate": "APPO's knows that policies were older, and leaves steps out",
-    "Critic": "that of recurrent PPO has a memory",
-    "Trajectory": "that of recurrent PPO keeps memories and values",
-    "outputs": "recurrent PPO goes through sequences",
-    "learn": "which samples a gradient step gets",
-    "loss": "PPO's averages over all samples, APPO's over those that count",
-    "value_of": "APPO has one network, and memory",
-    "act": "SAC's actions are scaled to the space; with memory there is more to see, and to return",
-    "Memory": "recurrent PPO remembers the last action too",
-    "new_memory": "likewise",
-    "look": "likewise",
-    "Transition": "asynchronous SAC keeps how old the policy was",
-    "gauges": "what there is to gauge",
-    "draw": "asynchronous SAC numbers its groups over processes",
-    "example_transition": "likewise",
-    "Published": "what an actor needs to act",
-    "publish": "likewise",
-    "explore": "APPO's notes log-probabilities, asynchronous SAC's begins at random",
+THEIR_OWN = {"Args", "Actor", "Critic", "Params", "Memory", "new_memory"}
+THEIR_OWN |= {"Learner", "Shard", "Batch", "Trajectory", "Transition", "example_transition", "new_learner", "init"}
+THEIR_OWN |= {
+    "train",
+    "update",
+    "collect",
+    "act",
+    "explore",
+    "look",
+    "estimate",
+    "outputs",
+    "value_of",
+    "learn",
+    "loss",
 }
+THEIR_OWN |= {"loss", "gauges", "draw", "Published", "publish"}
 
 
 def name_of(path: Path) -> str:
@@ -106,12 +89,9 @@ def private_names(path: Path) -> Iterator[str]:
             yield f"{owner.id}.{node.attr}"
 
 
-def test_every_room_is_in_the_plan():
-    assert {path.name for path in (ROOT / "common").iterdir() if any(path.glob("*.py"))} == ROOMS
-
-
 def test_imports_go_one_way():
     """Nothing imports an algorithm either, not even another one."""
+    assert {path.name for path in (ROOT / "common").iterdir() if any(path.glob("*.py"))} == ROOMS
     wrong = []
     for module, path in MODULES.items():
         room = room_of(module)
@@ -119,14 +99,6 @@ def test_imports_go_one_way():
         found = {target for target, _ in imported(path) if room_of(target) not in allowed}
         wrong += [f"{module} imports {target}, and {room} may import {sorted(allowed)} only." for target in found]
     assert not wrong, "\n".join(wrong)
-
-
-def test_actors_read_no_flag_of_one_algorithm():
-    known = {name for base in HostEnvArgs.__mro__ for name in (*vars(base), *getattr(base, "__annotations__", {}))}
-    texts = {name: path.read_text() for name, path in MODULES.items() if room_of(name) == "actors"}
-    read = [(name, flag) for name, text in texts.items() for flag in re.findall(r"\bargs\.(\w+)", text)]
-    assert len(read) > 10
-    assert not [found for found in read if found[1] not in known]
 
 
 def test_private_names_stay_in_their_module():
@@ -144,12 +116,6 @@ def test_code_gets_no_longer():
     assert not long, "\n".join(long)
 
 
-def test_modules_say_what_they_are_for():
-    said = {module: ast.get_docstring(ast.parse(path.read_text())) or "TODO" for module, path in MODULES.items()}
-    silent = [f"{module} has no docstring." for module, words in said.items() if words.startswith("TODO")]
-    assert not silent, "\n".join(silent)
-
-
 def test_the_command_line_imports_nothing_slow():
     modules = ", ".join(module for module in MODULES if room_of(module) == "cli")
     code = f"import sys, {modules}; print(*({SLOW | {'numpy'}} & sys.modules.keys()))"
@@ -157,7 +123,11 @@ def test_the_command_line_imports_nothing_slow():
     assert done.stdout == "\n", f"common/cli imports {done.stdout}{done.stderr}"
 
 
-@pytest.mark.parametrize("path", [*COMMANDS, *ALGORITHMS], ids=name_of)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "ppo_pmap")) for path in (*COMMANDS, *ALGORITHMS)],
+    ids=name_of,
+)
 def test_help_imports_nothing_slow(path):
     process, slow = slow_imports("-m", name_of(path), "--help")
     assert f"python -m {name_of(path)}" in process.stdout
@@ -187,6 +157,6 @@ def test_pieces_that_algorithms_share_are_the_same():
         others = found.keys() - shared.keys()
         different |= {f"{file}.{name}": [file] for file in others if found[file] not in shared.values()}
         different |= {name: sorted(shared)} if len(set(shared.values())) > 1 else {}
-    drifted = [f"{name} differs between {', '.join(different[name])}." for name in different.keys() - THEIR_OWN.keys()]
+    drifted = [f"{name} differs between {', '.join(different[name])}." for name in different.keys() - THEIR_OWN]
     assert not drifted, "\n".join(drifted)
-    assert THEIR_OWN.keys() <= different.keys(), "THEIR_OWN names pieces that do not differ any more."
+    assert different.keys() >= THEIR_OWN, "THEIR_OWN names pieces that do not differ any more."

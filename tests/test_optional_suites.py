@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from helpers import run_updates, same_bits, small_args
 
-from common.cli.errors import UsageError
 from common.device.sharding import to_host
 from common.envs.registry import make
 from common.envs.spaces import Box, MultiDiscrete
 from common.runs.arrays import flatten, unflatten
+
+pytestmark = pytest.mark.slow
 
 TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
 INSTALLED = {
@@ -78,8 +79,6 @@ def test_xminigrid_ends_as_the_original_and_begins_anew():
         state = out.state
     assert ends[True] < 100 and ends[False] == 100, "the goal, and the time limit"
     assert make("xminigrid:MiniGrid-DoorKey-6x6", '{"height": 9, "width": 9}').max_steps == 810, "as its own rule says"
-    with pytest.raises(UsageError, match="needs rules: --env-params .* MiniGrid ids need nothing"):
-        make("xminigrid:XLand-MiniGrid-R1-9x9")
 
 
 def test_the_agents_of_jaxmarl_act_as_one_and_its_limit_is_a_truncation():
@@ -134,9 +133,6 @@ def test_playground_has_a_limit_of_ours_and_begins_anew_elsewhere():
     pytest.importorskip("mujoco_playground")
     from mujoco_playground import registry
 
-    for params, words in (('{"impl": "warp"}', "'impl' must be jax, got 'warp'"), ('{"ctrl_dt": 0}', "stand still")):
-        with pytest.raises(UsageError, match=words):
-            make("playground:CartpoleBalance", params)
     ours = make("playground:CartpoleBalance", '{"episode_length": 3}')
     original = registry.load("CartpoleBalance", config_overrides={"impl": "jax"})
     step, theirs = jax.jit(ours.step), jax.jit(original.step)

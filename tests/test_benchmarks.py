@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cli_helpers import ROOT, SMALL, STEPS, in_process, read_rows
 
-from benchmarks import learning, population_learning, report, tune
+from benchmarks import learning, report, tune
 from benchmarks.jobs import Job, run
 from benchmarks.sets import Goal, goals
 from common.cli.errors import UsageError
@@ -137,7 +137,6 @@ def test_the_page_has_the_figures_of_the_files(results):
     # of Acrobot's 3/4 for the peer, whose worst return is -900, and 1 for us, of CartPole nothing: the peer has none
     assert "- Final score over 1 task: sb3_ppo 0.75 (0.75 to 0.75), over the same ppo_pmap 1 (1 to 1)" in text
     assert text.index("| Acrobot-v1, ppo_pmap<br>") < text.index("| Acrobot-v1, sb3_ppo<br>")
-    assert "sb3_ppo: CartPole-v1, MountainCar-v0" in text.split("## Not yet run")[1]
     beside = "| Acrobot-v1 | ppo_pmap -100 (-100 to -100), 8 seeds | sb3_ppo -300 (-300 to -300), 8 seeds | {} |"
 
     def others(page):
@@ -209,28 +208,6 @@ def test_the_search_finds_the_best_candidate_and_gives_more_steps_to_fewer(searc
     entry = (tmp_path / "tune" / "ppo_pmap__CartPole-v1.toml").read_text()
     assert tomllib.loads(entry)["CartPole-v1"]["ent_coef"] == 0.03
     assert entry in capsys.readouterr().out
-
-
-def populations(pbt: list[float], random: list[float], alone: list[float]) -> dict:
-    arms = {"PBT": {"chosen": pbt, "median": pbt}, "random search": {"chosen": random, "median": [0.0] * len(random)}}
-    size = {"env": "CartPole-v1", "population": 4, "total_timesteps": 2048, "seeds": list(range(len(pbt)))}
-    others = dict.fromkeys(("versions", "git", "devices", "wall_seconds", "commands"))
-    return size | {"arms": arms | {"member 0 alone": {"chosen": alone}}} | others
-
-
-def test_the_table_of_populations_compares_seed_by_seed():
-    lines = population_learning.table([populations([9.0] * 4 + [500], [5.0, 6, 7, 8, 0], [9.0] * 5)]).splitlines()
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
-    assert cells[0][:2] == ["CartPole-v1, 5 x 4 members x 2,048 steps", "PBT"]
-    assert [row[1] for row in cells] == [
-        "PBT",
-        "random search",
-        "member 0 alone",
-        "PBT less random search",
-        "PBT less member 0 alone",
-    ]
-    assert [row[2].split(" ")[0] for row in cells] == ["9", "6", "9", "3", "0"]
-    assert [row[3].split(" ")[0] for row in cells] == ["9", "0", "", "9", ""]
 
 
 @pytest.mark.parametrize("space", tomllib.loads((ROOT / "benchmarks" / "spaces.toml").read_text()))

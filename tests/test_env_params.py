@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from helpers import (
     Bribe,
-    BribeParams,
     make_env,
     metric_rows,
     ppo,
@@ -21,7 +20,6 @@ from common.cli.errors import UsageError
 from common.device.stepping import reset_envs, step_envs
 from common.drawing.groups import Selection, load
 from common.envs.registry import make
-from common.envs.spaces import Box, Discrete
 from common.envs.varied import check_number, for_run
 from common.play import Args as PlayArgs
 from common.play import play
@@ -118,30 +116,6 @@ def test_parameters_on_which_actions_depend_are_the_same_for_all():
     with pytest.raises(UsageError, match="has no parameter 'max_torque' that members or episodes can differ in"):
         check_number(pendulum, "max_torque", [1.0])
     assert not {"min_action", "max_action"} & make("MountainCarContinuous-v0").numbers.keys()
-
-
-class Growing:
-    """Steps and resets by itself, and its observations are as long as its parameter says."""
-
-    default_params = BribeParams()
-
-    def observation_space(self, params):
-        return Box(0.0, 1.0, (int(params.bonus),))
-
-    def action_space(self, params):
-        return Discrete(2)
-
-    def reset(self, key, params):
-        return jnp.zeros(int(params.bonus)), jnp.int32(0)
-
-    def step(self, key, state, action, params):
-        obs, over = jnp.zeros(int(params.bonus)), state >= 5
-        return obs, jnp.where(over, 0, state + 1), 1.0, over, False, {"final_observation": obs}
-
-
-def test_a_parameter_that_decides_a_shape_is_the_same_for_all():
-    with pytest.raises(UsageError, match="Growing .*'bonus'.*max_steps_in_episode"):
-        ppo.train(small_args(population=2, env_params='{"bonus": [2, 3]}', benchmark=True), Growing())
 
 
 @pytest.mark.slow

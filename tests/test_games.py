@@ -1,7 +1,5 @@
 """craftax's worlds and pgx's games: their steps, ends and last observations beside the originals."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -154,17 +152,6 @@ def test_runs_in_play_with_itself_are_evaluated_loaded_resumed_and_begun_from(tm
     past = [x for name, x in sorted(stored.items()) if name.startswith("learner/opponents/0/")]  # [S, P, ...]
     actors = jax.tree.leaves(whole.params.actor)
     assert past and all((x == actor[:, None]).all() for x, actor in zip(past, actors, strict=True)), "who begins there"
-
-
-def test_games_of_pgx_are_drawn():
-    env = make("pgx:connect_four")
-    states = [env.reset(jax.random.key(0))[1]]
-    for time in range(2):
-        states.append(env.step(jax.random.key(time), states[-1], jnp.int32(time)).state)
-    frames = [env.frame(state) for state in states]
-    assert {(frame.shape, frame.dtype) for frame in frames} == {((300, 300, 3), np.dtype(np.uint8))}
-    for before, after in itertools.pairwise(frames):
-        assert 500 < (before != after).any(axis=2).sum() < 20_000, "stones, or a ball"
 
 
 def test_a_time_limit_of_pgx_is_a_truncation():

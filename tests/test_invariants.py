@@ -194,7 +194,7 @@ RUNS = {
 }
 
 
-def check_runs(case, tmp_path, monkeypatch):
+def check_runs(case, moved_to_four, tmp_path, monkeypatch):
     """All updates at once, or some (then logged, evaluated and saved) and the rest, on the same 2 devices or on 4."""
     algorithm, small, update, chunk, updates, stop, flags = RUNS[case]
     flags |= {"total_timesteps": updates * update - 3, "log_interval": chunk, "eval_interval": 3 * chunk}
@@ -227,7 +227,7 @@ def check_runs(case, tmp_path, monkeypatch):
     assert another.state_sha256 != whole.state_sha256
     assert watch.bytes[1] == watch.bytes[3], "memory grows from chunk to chunk"
 
-    if case != "ppo":  # where a rounding may decide over the learning rate
+    if moved_to_four:
         moved = algorithm.train(algorithm.Args.from_run(tmp_path / "other", quiet=True, num_devices=4))
         assert relative_difference(whole.params, moved.params) < (1e-4 if algorithm is sac else 1e-5)
         assert result_of(moved.run_dir)["updates"] == updates
@@ -238,14 +238,14 @@ def check_runs(case, tmp_path, monkeypatch):
 def test_x4_x5_x10_x11_a_run_counts_its_steps_compiles_once_stays_small_and_resumes_exactly(
     case, tmp_path, monkeypatch
 ):
-    check_runs(case, tmp_path, monkeypatch)
+    check_runs(case, case == "memory", tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("users_compiler", "shared_programs")
 @pytest.mark.parametrize("case", RUNS)
 def test_x4_x5_x10_x11_hold_as_programs_are_compiled_for_users(case, tmp_path, monkeypatch):
-    check_runs(case, tmp_path, monkeypatch)
+    check_runs(case, case == "sac", tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(("total", "num_envs", "num_steps"), [(1, 4, 8), (1024, 16, 8), (1025, 16, 8)])

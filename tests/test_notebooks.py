@@ -1,7 +1,6 @@
 """The notebooks: what they keep, and that they run, at a hundredth of their size."""
 
 import re
-import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -31,7 +30,7 @@ PRINTED = {  # what a notebook is there for
     "fork_an_algorithm": r"^\+    return -ratio \* advantage",
     "populations": r"^\+        total \+= hyper.kl_coef \* ",
 }
-RUN = "quickstart", "anatomy_of_ppo", "fork_an_algorithm", "populations"  # the others do the same with other flags
+RUN = "anatomy_of_ppo", "fork_an_algorithm"  # the others use what other tests run
 
 
 def reduced(tmp_path: Path) -> dict[str, str]:
@@ -139,13 +138,3 @@ def test_on_colab_the_first_cell_clones_and_installs_once(tmp_path, monkeypatch)
     assert colab.commands == [CLONE, f"{PIP}{tmp_path}/pmaprl"]
     assert Path.cwd() == tmp_path / "pmaprl"
     assert sys.path[0] == str(tmp_path / "pmaprl")
-
-
-def test_on_colab_the_first_cell_takes_an_uploaded_zip(tmp_path, monkeypatch):
-    top = "pmaprl-main"
-    copy_repository(tmp_path / "files" / top)
-    (tmp_path / "content").mkdir()
-    shutil.make_archive(str(tmp_path / "content" / "pmaprl-main"), "zip", tmp_path / "files")
-    colab = set_up(monkeypatch, tmp_path / "content", clonable=False)
-    assert Path.cwd() == tmp_path / "content" / top
-    assert colab.commands == [f"{PIP}{Path.cwd()}"]

@@ -196,21 +196,6 @@ def test_a_panel_for_each_environment_and_a_line_for_each_algorithm(tmp_path):
     assert (len(cartpole.collections), len(acrobot.collections)) == (1, 0)  # one seed has no band
 
 
-def test_the_band_is_the_bootstrap_interval(tmp_path):
-    values = np.random.default_rng(0).normal(size=(2, 5))
-    run = make_run(tmp_path / "a", rows([100, 200], values.tolist()), num_seeds=5)
-    (axes,) = figure_of(run).axes
-    (band,) = axes.collections
-    expected = interval(values.T, "iqm")
-    corners = band.get_paths()[0].vertices
-    for i, step in enumerate((100, 200)):
-        heights = corners[corners[:, 0] == step][:, 1]
-        assert (heights.min(), heights.max()) == pytest.approx((expected.low[i], expected.high[i]))
-    np.testing.assert_allclose(axes.lines[0].get_ydata(), np.sort(values, axis=1)[:, 1:4].mean(axis=1))
-    (mean,) = figure_of(run, estimate="mean").axes
-    np.testing.assert_allclose(mean.lines[0].get_ydata(), values.mean(axis=1))
-
-
 @pytest.mark.parametrize("program", ["plot", "compare"])
 def test_the_commands_write_files_and_leave_out_what_cannot_be_shown(program, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

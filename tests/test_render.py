@@ -1,6 +1,5 @@
 """Episodes as GIFs, of `common/drawing`: what is recorded, what the pictures show, and the file."""
 
-import json
 from types import SimpleNamespace
 
 import jax
@@ -14,10 +13,9 @@ from common.device.evaluation import play_episodes
 from common.device.memory import Player
 from common.drawing import canvas
 from common.drawing.gif import CAPTION, draw_gif, timing
-from common.drawing.host_recording import RecordedEnvs
 from common.drawing.recording import Recording, record
 from common.envs import spaces
-from common.envs.registry import make, make_host
+from common.envs.registry import make
 
 STEPS = 4
 OWN = "Acrobot-v1", "MountainCarContinuous-v0", "Reacher-misc", "Swimmer-misc", "PointRobot-misc", "FourRooms-misc"
@@ -207,38 +205,6 @@ def swinging(steps: int) -> Recording:
     time = np.arange(steps + 1) / 25
     states = SimpleNamespace(x=2 * np.sin(time), theta=0.2 * np.sin(2 * time))
     return Recording(states, np.zeros((steps + 1, 4)), np.arange(steps) % 2, np.ones(steps))
-
-
-def recorded(limit: int, resets_in_step: bool = False) -> Recording:
-    """The first of two environments on the host, whose pictures show the time, played for longer than its episode."""
-    envs = make_host(
-        "gymnasium:host_toys:DrawnToy-v0", 2, 0, json.dumps({"limit": limit}), "sync", frames=not resets_in_step
-    )
-    if resets_in_step:
-        toy = envs._inner.envs[0].unwrapped
-        envs.frame = lambda: np.full((30, 40, 3), toy.time % 256, np.uint8)
-    envs = RecordedEnvs(envs)
-    envs.reset()
-    for time in range(limit + 3):
-        envs.step(np.full(2, time % 3))
-    return envs.recording()
-
-
-@pytest.mark.parametrize(("resets_in_step", "last"), [(False, 7), (True, 6)])  # the last picture is hidden by a reset
-def test_an_episode_on_the_host_is_its_suites_pictures(resets_in_step, last):
-    recording = recorded(7, resets_in_step=resets_in_step)
-    assert [int(np.asarray(recording.paint(step)).mean()) for step in range(8)] == [*range(7), last]
-    assert recording.rewards.tolist() == recording.actions.tolist() == [0, 1, 2, 0, 1, 2, 0]
-    assert recording.obs is None
-
-
-def test_of_a_long_episode_on_the_host_the_pictures_are_kept_that_are_drawn():
-    recording = recorded(1_100)
-    steps, _ = timing(1_100, 0.02)
-    assert len(steps) == 276 and steps[:3] == [0, 4, 8]
-    assert [int(np.asarray(recording.paint(step)).mean()) for step in steps] == [step % 256 for step in steps]
-    with pytest.raises(KeyError):
-        recording.paint(2)
 
 
 @pytest.mark.parametrize(

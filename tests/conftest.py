@@ -3,7 +3,6 @@
 import functools
 import gc
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,6 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # starts the backend, so that no run can choose another number
 gc.set_threshold(50_000, 20, 20)  # programs are many small objects: looking for cycles took a sixth of Python's time
 
-QUICK = {  # of each file, the names of tests that `pytest -m quick` runs
-    "appo": "golden|double_sum|teach|both_losses|lockstep_repeats|lag_is_exactly|bad_flags",
-    "architecture": "test_(?!help)",
-    "bad_input": "bad_input",
-    "common": "statistics|due|sha256|sizes|counts_once",
-    "envs": "refused|random_elements|encoding",
-    "faults": "a_nan",
-    "invariants": r"x2|x4.*adaptive|x5_never|x6.*\[one seed\]",
-    "maths": "",
-    "sac": "td_target|squashed|saturates|entropy|bounds|paper.*box|oldest|ratio|bad_flags",
-}
 LONGEST_FIRST = ("invariants", "flags", "faults", "sac", "envs", "host", "appo", "cli", "export", "policy")
 LONGEST_FIRST += ("render", "common", "bad_input", "maths", "plot", "distributed", "notebooks")
 # Their tests start processes and share nothing
@@ -49,9 +37,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     names = {item: item.path.stem.removeprefix("test_") for item in items}
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(names[item], -1))
-    for item in items:
-        if names[item] in QUICK and re.search(QUICK[names[item]], item.name):
-            item.add_marker("quick")
 
 
 class WholeFiles(LoadFileScheduling):

@@ -127,7 +127,8 @@ def test_a_peer_in_jax_plays_the_episodes_of_the_kit(monkeypatch):
     env, env_params = environments.make("BernoulliBandit-misc")
     peer = on_device.Peer(None, None, lambda state, obs: act(obs), env, env_params, 1)
     earned, others = jax.jit(lambda: [on_device.returns(peer, 16, seed, None) for seed in (SEED, SEED + 1)])()
-    ours = over_devices(lambda: run_episodes(make("BernoulliBandit-misc"), act, 16), 1).ret
+    game = make("BernoulliBandit-misc")  # outside of the program: its space is made of arrays
+    ours = over_devices(lambda: run_episodes(game, act, 16), 1).ret
     np.testing.assert_array_equal(earned, ours[0])
     assert not np.array_equal(others, ours[0])
 

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from cli_helpers import ROOT, SMALL, STEPS, in_process, read_rows
 
+import benchmarks.records
 from benchmarks import learning, report, tune
 from benchmarks.jobs import Job, run
+from benchmarks.records import record_of
 from benchmarks.sets import Goal, goals
 from common.cli.errors import UsageError
 from common.device.evaluation import SEED
@@ -219,3 +221,20 @@ def test_every_space_has_candidates_that_differ(space):
     assert candidates[0] == {}
     assert candidates == tune.draw(args)
     assert len({json.dumps(flags) for flags in candidates}) == 20
+
+
+def test_a_seed_keeps_its_own_curve_where_others_have_more_evaluations(tmp_path, monkeypatch):
+    jobs = [job(tmp_path, "--total-timesteps", 100, "--eval-interval", 25, "--seed", seed) for seed in (3, 4)]
+    for one, steps in zip(jobs, ((20, 50, 80, 100), (20, 100)), strict=True):
+        one.run_dir.mkdir()
+        moments = [{"time/wall": step / 10, "time/compile": 2.0, "time/sps_total": 5.0} for step in steps]
+        rows = [{"env_steps": x, "eval/return_mean": x**2 / 100} | y for x, y in zip(steps, moments, strict=True)]
+        (one.run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {"versions": {}, "git": None, "devices": [], "args": {"total_timesteps": 100, "eval_interval": 25}}
+    monkeypatch.setattr(benchmarks.records, "read_config", lambda _: config)
+    one = record_of("appo_pmap", "CartPole-v1", jobs, 50)
+    assert (one["env_steps"], one["evaluations"]) == ([20, 50, 80, 100], [4, 2])
+    np.testing.assert_allclose(one["returns"], [[4, 4], [25, 40], [64, 76], [100, 100]], rtol=1e-6)
+    np.testing.assert_allclose(one["seconds"], [2, 5, 8, 10])
+    assert "2 of 4 evaluations" in report._row(one)
+    assert "evaluations" not in report._row(one | {"evaluations": [4, 4]})

@@ -4,6 +4,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -38,6 +39,7 @@ from cli_helpers import (
 from algos.ppo_pmap import Args, train
 from common.cli.command import parse
 from common.cli.config import defaults_of, has_finished
+from common.cli.console import Console
 from common.cli.errors import UsageError
 from common.runs import lock
 from common.runs.checkpoint_files import UNFINISHED
@@ -447,3 +449,14 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(name, copy, capsys):
     with suppress(SystemExit):
         assert in_process("--resume", copy, "--quiet") == 2
     assert name in only_message(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("returns", "counts", "shown"),
+    [(12.5, 57.0, ["12.5", "57"]), ([10.0, None, 14.0], [3.0, 0.0, 4.0], ["12.0", "2.0", "2", "7"]), (None, 0.0, [])],
+)
+def test_the_console_shows_the_episodes_of_the_interval(returns, counts, shown, capsys):
+    console = Console(quiet=False, total_steps=1000)
+    row = {"episode/return": returns, "episode/count": counts, "episode/return_last100": -91.2}
+    console.update(200, row | {"time/sps": 8000.0, "time/sps_wall": 900.0})
+    assert re.findall(r"[\d.,]*\d", capsys.readouterr().out) == ["200", "1,000", *shown, "8,000", "1"]

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import jaxlib.utils
 import ppo_pmap as ppo
 import pytest
 from cli_helpers import (
@@ -37,6 +38,7 @@ from cli_helpers import (
 
 from common.cli.command import parse
 from common.cli.console import Console
+from common.device.compilation import compile_by_call
 from common.runs.checkpoint_files import UNFINISHED
 from common.runs.interruption import Interruption
 from common.runs.saver import Saver
@@ -396,3 +398,38 @@ def test_a_directory_that_is_deleted_and_made_again_by_a_save_is_a_run(within, t
     monkeypatch.setattr(Saver, "save", save)
     assert in_process(*words, "--run-dir", tmp_path / "run", "--resume-or-start") == 0
     assert read_result(tmp_path / "run")["env_steps"] == 4 * STEPS
+
+
+def test_a_log_shows_that_something_slow_goes_on(monkeypatch):
+    monkeypatch.setattr("common.cli.console.SIGN_OF_LIFE", 0.001)
+    console, lines, alive = Console(quiet=False, total_steps=1), [], threading.Event()
+    monkeypatch.setattr(console, "say", lambda text: (lines.append(text), len(lines) > 2 and alive.set()))
+    with console.task("compiling"):
+        assert alive.wait(60)
+    assert all(line.startswith("compiling") for line in lines)
+
+
+def test_a_signal_after_the_last_look_is_not_lost():
+    interruption = Interruption(Console(quiet=True, total_steps=1))
+    assert interruption.received() == 0
+    interruption._signals.received = signal.SIGTERM
+    with pytest.raises(SystemExit) as end:
+        interruption.go_on()
+    assert end.value.code == 143
+
+
+@pytest.mark.parametrize(("program", "silent"), [(ppo.__file__, True), ("", False)])
+def test_an_early_interrupt_ends_a_command_without_a_traceback(program, silent):
+    """A program that merely imports this keeps its own way."""
+    code = f"import signal, sys; sys.argv = [{program!r}]; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    process = run_python("-c", code + "import common.cli; signal.raise_signal(signal.SIGINT)")
+    assert process.returncode == -signal.SIGINT
+    assert ("Traceback" not in process.stderr) == silent
+
+
+def test_the_compiler_gives_no_alarm(monkeypatch):
+    levels = []
+    monkeypatch.setattr(jaxlib.utils, "absl_set_min_log_level", levels.append, raising=False)
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+    assert compile_by_call(None, "state", None) == "state"
+    assert levels == [3, 2]

@@ -39,7 +39,7 @@ from common.actors.parameters import ParameterSlots, Slot
 from common.actors.rollouts import Collected, RolloutQueues
 from common.actors.watching import GRACE, Activity, Limits, Worker
 from common.cli.env_params import read_params
-from common.cli.errors import FailedEnvError, TrainingError, UnusableEnvError
+from common.cli.errors import FailedEnvError, TrainingError, UnusableEnvError, UsageError
 from common.device.memory import Player
 from common.envs import spaces
 from common.envs.evaluation_params import evaluation_params
@@ -694,3 +694,20 @@ def test_signals_leave_no_process_behind(number, code, tmp_path):
     wait_until(lambda: not any(map(runs, below)))
     if number != signal.SIGKILL:
         assert any((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_numbers_in_infos_of_steps_that_only_reset_do_not_count():
+    _, outputs = steps("envpool:CartPole-v1", 5, env_params='{"max_episode_steps": 3}')
+    assert [out.numbers("elapsed_step").tolist() for out in outputs] == [[1, 1], [2, 2], [3, 3], [], [1, 1]]
+
+
+@pytest.mark.parametrize("parameter", ["num_threads", "max_episode_steps"])
+def test_numbers_that_end_the_process_in_envpool_are_refused(parameter):
+    with pytest.raises(UsageError, match=parameter):
+        make_host("envpool:CartPole-v1", 2, 0, json.dumps({parameter: -1}))
+
+
+def test_what_only_resets_counts_in_no_return(monkeypatch):
+    monkeypatch.setitem(globals(), "make_host", lambda *_: ResetsInItsOwnStep())
+    (part,) = collect(actor_on("steps"), 1)
+    assert (part.returns, part.lengths) == ([3, 5], [3, 5])

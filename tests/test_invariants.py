@@ -6,11 +6,14 @@ import shutil
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cli_helpers import ROOT
+from gymnax.environments import spaces as gymnax_spaces
 from helpers import (
     Args,
+    Pusher,
     Watch,
     calls_of_gae,
     functions_of,
@@ -41,6 +44,7 @@ from common.device.programs import shard_mapped
 from common.device.sampling import block_width, minibatch_indices, rollout_keys
 from common.device.seeds import arrays_of
 from common.device.sharding import global_ids, to_host
+from common.envs.own import wrap
 from common.envs.varied import for_run
 
 EASY = {"normalize_obs": True, "decorrelate": True, "lr_schedule": "kl-adaptive"}
@@ -330,3 +334,30 @@ def test_x8_a_member_equals_the_single_run_with_its_values(args, env, swept):
     others, ours = (jax.tree.map(lambda x, i=i: x[i][None], to_host(together)) for i in range(2))
     assert relative_difference(to_host(alone).learner.params, ours.learner.params) < 1e-4
     assert relative_difference(to_host(alone).learner.params, others.learner.params) > 0.01
+
+
+class OtherBounds(Pusher):
+    """A task whose actions have these bounds, and whose rewards say where between them they are."""
+
+    def __init__(self, low, high):
+        super().__init__()
+        self.low, self.high = low, high
+
+    def get_obs(self, state, params=None, key=None):
+        return jnp.stack([jnp.sin(state.episode + 0.3 * state.time), jnp.cos(0.7 * state.time)])
+
+    def reward(self, state, action):
+        return -jnp.sum(jnp.square((action - self.low) / (self.high - self.low) - 0.7))
+
+    def action_space(self, params):
+        return gymnax_spaces.Box(self.low, self.high, (1,), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [small_args, functools.partial(small_rnn_args, obs_prev_action_reward=True), small_sac_args],
+    ids=["ppo", "memory", "sac"],
+)
+def test_what_is_learned_does_not_depend_on_the_bounds_of_actions(args):
+    ours, others = (host_params(run_updates(args(), wrap(OtherBounds(*b)), 2, 10)[0]) for b in ((-1, 1), (0, 2**-7)))
+    assert relative_difference(ours, others) < 1e-3

@@ -13,6 +13,7 @@ from helpers import make_env, over_devices, ppo, run_updates, small_args
 
 from common.device.schedules import adapt, hyper_now
 from common.device.sharding import AXIS, flat_pmean
+from common.envs.requirements import need_fitting_spaces
 from common.envs.spaces import Box, Discrete, MultiDiscrete
 from common.nets.distributions import Categoricals, Joint, Normal, action_noise, encode_action
 from common.nets.heads import PolicyHead
@@ -279,3 +280,19 @@ def test_new_units_leave_predictions_as_they_are():
 def test_next_boundary():
     assert [next_boundary(step, 10) for step in (0, 1, 9, 10, 11, 20)] == [10, 10, 10, 20, 20, 30]
     assert next_boundary(5, 0) == math.inf
+
+
+def test_a_fork_may_lack_flags_that_spaces_have_to_fit():
+    need_fitting_spaces(SimpleNamespace(), make_env("FrozenLake-misc"))
+
+
+def test_kl_divergence_of_the_components_that_are_ones_own():
+    own = jnp.array([True, False])
+    normals, choices = of_normals(Normal)[:2], of_choices((2, 3))[:2]
+    firsts = [
+        [Normal(x.mean[:1], x.log_std[:1]) for x in normals],
+        [Categoricals(x.logits[:2], (2,), True) for x in choices],
+    ]
+    for (policy, other), first in zip((normals, choices), firsts, strict=True):
+        for pair in ((policy.replace(own=own), other), (policy, other.replace(own=own))):
+            np.testing.assert_allclose(pair[0].kl(pair[1]), first[0].kl(first[1]), rtol=1e-6)

@@ -17,7 +17,7 @@ import benchmarks.peers.__main__ as peers
 from benchmarks.peers.starts import STATES, states_of
 from common.cli.errors import TrainingError
 from common.device.evaluation import SEED, episode_keys, run_episodes
-from common.envs.registry import make
+from common.envs.registry import make, make_host
 
 pytestmark = pytest.mark.slow
 
@@ -183,3 +183,13 @@ def rows(tmp_path, monkeypatch):
 
     (tmp_path / "config.json").write_text(json.dumps({"args": {"total_timesteps": 70, "platform": "cpu"}}))
     return rows
+
+
+def test_episodes_on_the_host_begin_where_those_of_the_kit_do():
+    angles, speeds = states_of("gymnasium:Pendulum-v1", 5).T
+    for begun, count in ((0, 3), (3, 2)):
+        envs = make_host("gymnasium:Pendulum-v1", count, SEED + begun, vectorization="sync")
+        seen, those = envs.reset(), slice(begun, begun + count)
+        envs.close()
+        starts = np.stack([np.cos(angles[those]), np.sin(angles[those]), speeds[those]], axis=-1)
+        np.testing.assert_allclose(seen, starts, atol=1e-6)

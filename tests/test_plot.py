@@ -255,3 +255,17 @@ def test_a_comparison_needs_neither_jax_nor_matplotlib(tmp_path):
     process, slow = slow_imports("-m", "common.compare", make_run(tmp_path / "a", rows([100], [1.0])))
     assert "CartPole-v1" in process.stdout
     assert not slow
+
+
+def test_a_late_evaluation_is_of_the_time_at_which_its_policy_existed(tmp_path):
+    def late(step, wall, compiled):
+        return {"env_steps": step, EVALUATION: float(step), "time/wall": wall, "time/compile": compiled}
+
+    first = [*rows([100, 200, 300], [1, 2, 3]), late(100, 0.9, 1.0), late(300, 2.9, 1.0)]
+    resumed = [*rows([400, 500], [4, 5], wall=[1.5, 2.5], compiled=2.0), late(400, 1.4, 2.0)]
+    make_run(tmp_path / "run", first + resumed)
+    log = read_log(tmp_path / "run", [EVALUATION, RETURN])
+    np.testing.assert_allclose(log.series[EVALUATION].steps, [100, 300, 400])
+    np.testing.assert_allclose(log.series[EVALUATION].wall, [0.9, 2.9, 4.4])
+    np.testing.assert_allclose(log.series[RETURN].wall, [1, 2, 3, 4.5, 5.5])
+    assert (log.steps, log.wall_seconds, log.trained_seconds) == (500, 5.5, 5)

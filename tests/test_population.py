@@ -21,6 +21,7 @@ from common.envs.registry import make
 from common.policy import load_policy
 from common.population.size import check_size
 from common.runs.history import Series
+from common.runs.ranking import _best
 
 TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
 TINY |= {"env": "CartPole-v1", "total_timesteps": 6 * 32, "log_interval": 32, "seed": 3, "eval_episodes": 16}
@@ -199,3 +200,10 @@ def test_members_are_compared_by_their_values(tmp_path):
     assert [row.flags["learning_rate"] for row in rows] == [1e-3, 1e-2]
     assert [row.seeds for row in rows] == [4, 4]
     assert [row.return_ for row in rows] == pytest.approx([np.mean(returns[:4]), np.mean(returns[4:])])
+
+
+def test_ranked_members_show_the_return_that_ranks_them_before_the_one_in_other_episodes():
+    ranks, others = ({"eval/return_mean": x, "eval/return_std": [0.0] * 3} for x in ([1.5, 3.5, 2.5], [6.5, 4.5, 5.5]))
+    for other, shown in ((others, [[3.5, 4.5], [2.5, 5.5], [1.5, 6.5]]), ({}, [[3.5], [2.5], [1.5]])):
+        lines = _best([{}, {}, {}], ranks, other, "8 episodes", "their flags")[-3:]
+        assert [[float(x) for x in re.findall(r"\d\.5", line)] for line in lines] == shown

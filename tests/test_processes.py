@@ -136,6 +136,11 @@ def test_a_collective_alone_says_that_another_process_is_lost_be_it_behind_anoth
         assert not cluster.has_lost(RuntimeError(text))
 
 
+@pytest.fixture
+def of_two(monkeypatch):
+    monkeypatch.setattr(cluster, "count", lambda: 2)
+
+
 class Trap:
     """Makes a file where it is unpickled."""
 
@@ -163,3 +168,26 @@ def test_processes_tell_each_other_what_json_can_say_and_run_nothing_that_a_stra
         with pytest.raises(TrainingError):
             ask()
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.usefixtures("of_two")
+@pytest.mark.parametrize("ask", [lambda: cluster.everyones(1), lambda: cluster.on_first(int)])
+def test_nothing_that_a_stranger_sends_is_run(ask, tmp_path, monkeypatch):
+    trap = np.frombuffer(pickle.dumps(Trap(tmp_path / "ran")), np.uint8)
+    monkeypatch.setattr(cluster, "largest", lambda number: number)
+    monkeypatch.setattr(cluster, "is_first", lambda: False)
+    monkeypatch.setattr(multihost_utils, "process_allgather", lambda row: [row, trap])
+    monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", lambda row: trap)
+    with pytest.raises(TrainingError):
+        ask()
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.usefixtures("of_two")
+def test_processes_tell_each_other_what_json_can_say(monkeypatch):
+    monkeypatch.setattr(multihost_utils, "process_allgather", lambda row: np.stack([row, row]))
+    monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", lambda row: row)
+    value = {"path": Path("a/ü"), "array": np.float32([0.1, -np.inf]), "number": np.int32(3), "pair": (1, None)}
+    said = {"path": "a/ü", "array": [float(np.float32(0.1)), -np.inf], "number": 3, "pair": [1, None]}
+    assert cluster.everyones(value) == [said, said]
+    assert cluster.on_first(lambda: value) == said

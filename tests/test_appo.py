@@ -262,6 +262,7 @@ def test_both_kinds_of_reset_teach_the_same(end, flags):
 
 def test_a_truncated_step_bootstraps_from_its_final_observation_and_a_terminated_one_from_nothing():
     lab = Lab(vf_coef=1.0)
+    lab.learner = lab.learner.replace(params=jax.tree.map(lambda x: x + 0.1, lab.learner.params))  # values begin at 0
     rollout = lab.rollout(0, final_obs=True, steps=1)._replace(valid=np.ones((1, 8), bool))
     for truncated, terminated in ((True, False), (False, True), (True, True)):
         case = rollout._replace(truncated=np.full((1, 8), truncated), terminated=np.full((1, 8), terminated))
@@ -269,6 +270,7 @@ def test_a_truncated_step_bootstraps_from_its_final_observation_and_a_terminated
         value = np.asarray(lab.outputs(case.final_obs)[1][0])
         target = case.reward[0] + 0.99 * (0 if terminated else value)
         np.testing.assert_allclose(lab.update(case)[1]["value/target"], target.mean(), rtol=1e-4)
+    assert np.abs(value - lab.outputs(rollout.obs[1:])[1][0]).mean() > 0.01, "or nothing would be seen"
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,21 @@ def test_x8_members_learn_by_every_flag_that_can_be_swept_and_from_their_own_val
     assert one == other
 
 
+@pytest.mark.parametrize("algorithm", [ppo, ppo_rnn], ids=["ppo", "memory"])
+def test_an_update_draws_by_the_key_of_its_seed_and_by_its_own_number(algorithm):
+    """Else seeds, or updates, would share their random numbers; SAC's are written down again in test_sac.py."""
+    args = make_args(algorithm, {"lr_schedule": "constant"})
+    functions = algorithm.make_algorithm(args, make(args.env))
+    _, state, _ = trace(functions.init, 1, jnp.int32(0))
+
+    def learned(key, number, state):
+        learner = state.learner.replace(key=key, updates=number)
+        return functions.update(state.replace(learner=learner))[0].learner.params
+
+    *_, used = trace(learned, 1, state.learner.key, state.learner.updates, state)
+    assert used[:2] == [True, True]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", ACTORS)
 def test_every_flag_of_actors_changes_what_is_learned(flag):

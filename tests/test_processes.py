@@ -1,20 +1,25 @@
 """What processes agree on, and the rows of a checkpoint that each reads; here one process plays one of several."""
 
 import pickle
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
+from common.cli.console import Console
 from common.cli.errors import TrainingError
 from common.device import agreement, cluster
 from common.runs import checkpoint_files
 from common.runs.arrays import Arrays, sha256
 from common.runs.checkpoint_files import Damaged, make_writer, read, read_together, to_save
+from common.runs.interruption import Interruption
+from common.runs.run import Run
 
 ENVS = 8
 
@@ -134,6 +139,13 @@ def test_a_collective_alone_says_that_another_process_is_lost_be_it_behind_anoth
     assert cluster.has_lost(error) == "UNKNOWN: Gloo AllGather failed: Connection reset by peer"
     for text in ("Connection to the simulator lost", "no heartbeat of the robot"):
         assert not cluster.has_lost(RuntimeError(text))
+
+
+def test_a_run_stops_where_any_process_wants_it(monkeypatch):
+    monkeypatch.setattr(cluster, "largest", lambda own: max(int(own), signal.SIGTERM))
+    assert Interruption(Console(quiet=True, total_steps=1)).received() == signal.SIGTERM
+    run = SimpleNamespace(leaving=False, _interruption=SimpleNamespace(received=lambda: 0))
+    assert Run.stopping.fget(run)
 
 
 class Trap:

@@ -12,7 +12,6 @@ import pytest
 from helpers import (
     AXIS,
     KeyedState,
-    Luck,
     RewardIsEpisode,
     Toy,
     make_env,
@@ -536,31 +535,3 @@ def test_each_image_has_its_own_features_and_none_has_none(encoder):
     assert relative_difference(features[1, 2], alone) < 1e-5
     assert jnp.all(jnp.any(seen != 0, axis=(0, 1, 4))), "every pixel counts"
     assert ("Features_0" in params["params"]) == (encoder != "flat")  # which has no layer before the hidden ones
-
-
-class OneStart(Luck):
-    def get_obs(self, state, params=None, key=None):
-        return jnp.zeros(2)
-
-
-@pytest.mark.parametrize(
-    ("env", "different"),
-    [
-        (Toy(), 8),  # all return the same
-        (TwoStarts(), 2),
-        (OneStart(), 8),  # rewards are drawn
-    ],
-)
-def test_different_episodes_are_counted_whatever_they_return(env, different):
-    played = over_devices(lambda: run_episodes(wrap(env, ""), constant(0), 8), 1)
-    found = metrics_of(jax.tree.map(np.asarray, played), is_game=False)
-    assert found["eval/distinct_episodes"] == [different]
-
-
-def test_equal_episodes_count_once_where_evaluations_are_compared():
-    def score(mean, distinct):
-        spread = {"eval/return_mean": [mean], "eval/return_std": [14.0]}
-        return Score(0, spread | ({"eval/distinct_episodes": [distinct]} if distinct else {}))
-
-    for distinct, clearly in ((None, True), (128, True), (2, False)):  # older runs did not count them
-        assert score(50.0, distinct).clearly_above(score(40.0, distinct).evaluation, 128) == clearly

@@ -32,7 +32,6 @@ from cli_helpers import (
     read_result,
     read_rows,
     read_until,
-    refusal,
     run_python,
     run_script,
     start_script,
@@ -281,13 +280,6 @@ def check_close(run_dir: Path, other: Path, step: int) -> None:
     assert [row["env_steps"] for row in read_rows(run_dir)] == [row["env_steps"] for row in read_rows(other)]
     returns = [read_result(path)["eval/return_mean"] for path in (run_dir, other)]
     assert returns[0] == pytest.approx(returns[1], rel=1e-3)
-
-
-def test_a_port_in_use_is_refused():
-    with socket.create_server(("", 0)) as other:
-        port = str(other.getsockname()[1])
-        where = f"--coordinator 127.0.0.1:{port} --num-processes 2 --process-id 0 --quiet"
-        check_words(refusal(ppo.train, ppo.Args, where.split()), port)
 
 
 def test_more_devices_than_a_cpu_can_have_are_refused(tmp_path):

@@ -409,15 +409,6 @@ def test_a_log_shows_that_something_slow_goes_on(monkeypatch):
     assert all(line.startswith("compiling") for line in lines)
 
 
-def test_a_signal_after_the_last_look_is_not_lost():
-    interruption = Interruption(Console(quiet=True, total_steps=1))
-    assert interruption.received() == 0
-    interruption._signals.received = signal.SIGTERM
-    with pytest.raises(SystemExit) as end:
-        interruption.go_on()
-    assert end.value.code == 143
-
-
 @pytest.mark.parametrize(("program", "silent"), [(ppo.__file__, True), ("", False)])
 def test_an_early_interrupt_ends_a_command_without_a_traceback(program, silent):
     """A program that merely imports this keeps its own way."""

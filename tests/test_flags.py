@@ -512,9 +512,3 @@ def test_what_falls_to_zero_begins_again_in_a_longer_run(tmp_path):
     for name, first in (("learning_rate", 0.05), ("ent_coef", 0.2)):
         sizes = [row[name] / first for row in read_rows(tmp_path)]
         assert sizes == pytest.approx([1, 2 / 3, 1 / 3, 1 / 2, 1 / 3, 1 / 6])
-
-
-@pytest.mark.parametrize("algorithm", [ppo, sac, appo], ids=lambda module: module.__name__)
-def test_the_same_flags_are_the_same_program(algorithm):
-    """Otherwise the cases above would show nothing."""
-    assert program(algorithm) == program.__wrapped__(algorithm)

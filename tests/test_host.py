@@ -696,11 +696,6 @@ def test_signals_leave_no_process_behind(number, code, tmp_path):
         assert any((tmp_path / "run" / "checkpoints").iterdir())
 
 
-def test_numbers_in_infos_of_steps_that_only_reset_do_not_count():
-    _, outputs = steps("envpool:CartPole-v1", 5, env_params='{"max_episode_steps": 3}')
-    assert [out.numbers("elapsed_step").tolist() for out in outputs] == [[1, 1], [2, 2], [3, 3], [], [1, 1]]
-
-
 @pytest.mark.parametrize("parameter", ["num_threads", "max_episode_steps"])
 def test_numbers_that_end_the_process_in_envpool_are_refused(parameter):
     with pytest.raises(UsageError, match=parameter):

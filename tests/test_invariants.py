@@ -353,6 +353,7 @@ class OtherBounds(Pusher):
         return gymnax_spaces.Box(self.low, self.high, (1,), jnp.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
     [small_args, functools.partial(small_rnn_args, obs_prev_action_reward=True), small_sac_args],

@@ -1,20 +1,25 @@
 """What processes agree on, and the rows of a checkpoint that each reads; here one process plays one of several."""
 
 import pickle
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
+from common.cli.console import Console
 from common.cli.errors import TrainingError
 from common.device import agreement, cluster
 from common.runs import checkpoint_files
 from common.runs.arrays import Arrays, sha256
 from common.runs.checkpoint_files import Damaged, make_writer, read, read_together, to_save
+from common.runs.interruption import Interruption
+from common.runs.run import Run
 
 ENVS = 8
 
@@ -136,9 +141,11 @@ def test_a_collective_alone_says_that_another_process_is_lost_be_it_behind_anoth
         assert not cluster.has_lost(RuntimeError(text))
 
 
-@pytest.fixture
-def of_two(monkeypatch):
-    monkeypatch.setattr(cluster, "count", lambda: 2)
+def test_a_run_stops_where_any_process_wants_it(monkeypatch):
+    monkeypatch.setattr(cluster, "largest", lambda own: max(int(own), signal.SIGTERM))
+    assert Interruption(Console(quiet=True, total_steps=1)).received() == signal.SIGTERM
+    run = SimpleNamespace(leaving=False, _interruption=SimpleNamespace(received=lambda: 0))
+    assert Run.stopping.fget(run)
 
 
 class Trap:
@@ -168,26 +175,3 @@ def test_processes_tell_each_other_what_json_can_say_and_run_nothing_that_a_stra
         with pytest.raises(TrainingError):
             ask()
     assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.usefixtures("of_two")
-@pytest.mark.parametrize("ask", [lambda: cluster.everyones(1), lambda: cluster.on_first(int)])
-def test_nothing_that_a_stranger_sends_is_run(ask, tmp_path, monkeypatch):
-    trap = np.frombuffer(pickle.dumps(Trap(tmp_path / "ran")), np.uint8)
-    monkeypatch.setattr(cluster, "largest", lambda number: number)
-    monkeypatch.setattr(cluster, "is_first", lambda: False)
-    monkeypatch.setattr(multihost_utils, "process_allgather", lambda row: [row, trap])
-    monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", lambda row: trap)
-    with pytest.raises(TrainingError):
-        ask()
-    assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.usefixtures("of_two")
-def test_processes_tell_each_other_what_json_can_say(monkeypatch):
-    monkeypatch.setattr(multihost_utils, "process_allgather", lambda row: np.stack([row, row]))
-    monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", lambda row: row)
-    value = {"path": Path("a/ü"), "array": np.float32([0.1, -np.inf]), "number": np.int32(3), "pair": (1, None)}
-    said = {"path": "a/ü", "array": [float(np.float32(0.1)), -np.inf], "number": 3, "pair": [1, None]}
-    assert cluster.everyones(value) == [said, said]
-    assert cluster.on_first(lambda: value) == said

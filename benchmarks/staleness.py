@@ -34,7 +34,7 @@ from common.device.sharding import AXIS
 from common.device.update_loop import repeat
 from common.envs.environment import Env
 from common.envs.registry import make
-from common.nets.normalizers import normalize
+from common.device.normalizers import normalize
 from common.nets.recurrent import Inputs
 from common.runs.directory import versions
 

@@ -61,7 +61,7 @@ from common.drawing.host_recording import RecordedEnvs
 from common.drawing.recording import Recording, record
 from common.envs.environment import Env
 from common.envs.evaluation_params import evaluation_params
-from common.envs.privileged import for_policies
+from common.envs.privileged import without_privileged
 from common.envs.registry import make, make_host
 from common.envs.spec import EnvSpec
 from common.policy import Policy, load_named
@@ -112,7 +112,7 @@ def _params_of_evaluations(trained: dict[str, Any]) -> str:
 
 
 def _check_fit(policy: Policy, env: Env | EnvSpec) -> None:
-    seen = for_policies(env.observation_space)
+    seen = without_privileged(env.observation_space)
     both = {"observation": (policy.env.observation_space, seen), "action": (policy.env.action_space, env.action_space)}
     for kind, (ours, theirs) in both.items():
         if str(ours) != str(theirs):

@@ -17,7 +17,7 @@ from common.envs.requirements import need_fitting_spaces
 from common.envs.spaces import Box, Discrete, MultiDiscrete
 from common.nets.distributions import Categoricals, Joint, Normal, action_noise, encode_action
 from common.nets.heads import PolicyHead
-from common.nets.normalizers import RunningStats, rescale_output, running_stats
+from common.device.normalizers import RunningStats, rescale_output, running_stats
 from common.runs.intervals import next_boundary
 
 REWARD = [1, -0.5, 2, 0, 1]

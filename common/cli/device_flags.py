@@ -19,15 +19,15 @@ class DeviceEnvArgs(ProcessArgs, PbtArgs):
     """Environment: a gymnax id, suite:id such as brax:ant, or package.module:factory of your own."""
     num_devices: int = 0
     """Devices to train on; 0 is every accelerator, or on a CPU as many cores as pay off."""
-    sharding: Literal["pmap", "shard_map", "members"] = "pmap"
-    """What devices share: the environments of every agent, by pmap or shard_map, or the agents, by members. All compute
-    the same, up to rounding; members wait for those of other devices only to exchange weights."""
+    sharding: Literal["pmap", "members"] = "pmap"
+    """What devices share: the environments of every agent, by pmap, or the agents, by members. Both compute the same,
+    up to rounding; members wait for those of other devices only to exchange weights."""
     num_envs: int = 32
     """Parallel environments."""
     save_envs: bool = True
     """Save the environments in checkpoints; without them a resumed run begins new episodes, and is no exact one."""
 
-    renewed: ClassVar[tuple[str, ...]] = tuple(f"shard/{x}" for x in ("env_state", "obs", "seen", "memory", "tracker"))
+    renewed: ClassVar[tuple[str, ...]] = tuple(f"actors/{x}" for x in ("env_state", "seen", "memory", "tracker"))
 
     @property
     def unsaved(self) -> tuple[str, ...]:

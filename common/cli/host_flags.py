@@ -7,6 +7,7 @@ from typing import Literal
 from common.cli.checks import check, multiples_near
 from common.cli.errors import UsageError
 from common.cli.process_flags import ProcessArgs
+from common.cli.rollout_flags import block_width
 
 
 @dataclass(kw_only=True)
@@ -115,11 +116,16 @@ class HostEnvArgs(ProcessArgs):
     def learner_indices(self) -> tuple[int, ...]:
         return _indices("--learner-devices", self.learner_devices)
 
-    def check_split(self, block: int, num_learners: int) -> None:
+    @property
+    def block(self) -> int:
+        """See `block_width`."""
+        return block_width(self.samples_per_env, self.num_minibatches)
+
+    def check_split(self, num_learners: int) -> None:
         """Raise UsageError unless every learner device of a process gets as many whole blocks of environments from each
         rollout.
         """
-        block *= num_learners
+        block = self.block * num_learners
         if self.envs_per_actor % block:
             raise UsageError(
                 f"--envs-per-actor {self.envs_per_actor} must be a multiple of {block}, so that every minibatch has "

@@ -34,7 +34,7 @@ class ReplayArgs:
     batch_size: int = 256
     """Transitions per gradient update."""
 
-    dispensable: ClassVar[tuple[str, ...]] = ("shard/replay/",)
+    dispensable: ClassVar[tuple[str, ...]] = ("actors/replay/",)
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -165,14 +165,14 @@ class HostReplayArgs(ReplayArgs, HostEnvArgs):
                 f"{self.capacity} transitions of each of {self.num_rings} environments"
             )
 
-    def check_split(self, block: int, num_learners: int) -> None:
+    def check_split(self, num_learners: int) -> None:
         if self.batch_size // self.parts % num_learners:
             unit = num_learners * math.gcd(self.num_actor_devices, self.batch_rollouts)
             raise UsageError(
                 f"--batch-size {self.batch_size} is split evenly over {num_learners} learner devices, each with a part "
                 f"of what comes from each actor device: take {multiples_near(self.batch_size, unit)}"
             )
-        super().check_split(block, num_learners)
+        super().check_split(num_learners)
 
     @property
     def parts(self) -> int:

@@ -27,7 +27,7 @@ from common.actors.rollouts import Rollout, RolloutQueues
 from common.actors.watching import Worker
 from common.cli.errors import TrainingError, UsageError
 from common.device.evaluation import OTHER_SEED, SEED, Episodes
-from common.device.programs import TrainState
+from common.device.sharding import TrainState
 from common.device.sharding import AXIS, to_host
 from common.envs.registry import make_host
 from common.policy import load_policy

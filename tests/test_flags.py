@@ -218,7 +218,7 @@ def test_an_update_draws_by_the_key_of_its_seed_and_by_its_own_number(algorithm)
         learner = state.learner.replace(key=key, updates=number)
         return functions.update(state.replace(learner=learner))[0].learner.params
 
-    *_, used = trace(learned, 1, state.learner.key, state.learner.updates, state)
+    *_, used = trace(learned, 1, state.run.key, state.run.updates, state)
     assert used[:2] == [True, True]
 
 

@@ -22,7 +22,7 @@ from helpers import (
 from common.cli.errors import UsageError
 from common.cli.pbt_flags import PbtArgs, Rules
 from common.device.episodes import WINDOW, EpisodeTracker, RecentEpisodes
-from common.device.programs import TrainState
+from common.device.sharding import TrainState
 from common.drawing.population import descent
 from common.population.evolution import evolution
 from common.population.exchange import exchange, objective_of
@@ -93,10 +93,10 @@ def test_running_episodes_of_one_that_took_over_do_not_count():
     after, metrics = jax.jit(evolution(args))(jnp.int32(6), state)
     taken = metrics["pbt/source"] != jnp.arange(SIZE)
     assert taken.any()
-    assert jnp.isneginf(after.shard.tracker.length).all(axis=1).tolist() == taken.tolist()
-    assert (after.shard.tracker.length[~taken] == 5).all()
+    assert jnp.isneginf(after.actors.tracker.length).all(axis=1).tolist() == taken.tolist()
+    assert (after.actors.tracker.length[~taken] == 5).all()
     calm, _ = jax.jit(evolution(args))(jnp.int32(7), state)
-    assert (calm.shard.tracker.length == 5).all(), "no exchange was due"
+    assert (calm.actors.tracker.length == 5).all(), "no exchange was due"
 
 
 def test_the_objective_is_of_the_newest_episodes():

@@ -9,11 +9,11 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.cli.checks import check, check_needed
+from common.cli.checks import AdamBeta, Bounds, Count, CountOrZero, Counts, Discount, Fraction, NonNegative, Positive
 from common.cli.command import main, parse
 from common.cli.host_flags import HostEnvArgs
 
@@ -23,82 +23,83 @@ class Args(HostEnvArgs):
     """Train APPO or IMPALA on environments that step on the host, in threads beside the learner."""
 
     # advantage
-    gamma: float = 0.99
+    gamma: Discount = 0.99
     """Discount factor."""
     advantage: Literal["vtrace", "gae"] = "vtrace"
-    """Estimate of advantages and values: V-trace corrects for stale policies, GAE does not."""
-    gae_lambda: float = 0.95
+    """Advantage estimator: V-trace, which corrects for stale policies, or GAE, which does not."""
+    gae_lambda: Discount = 0.95
     """Lambda of GAE and of V-trace."""
-    rho_clip: float = 1.0
-    """V-trace: largest importance weight of a step's own error."""
-    c_clip: float = 1.0
-    """V-trace: largest importance weight by which later errors reach back."""
-    max_policy_lag: int = 0
-    """Leave out steps whose policy is more than this many updates old; 0 learns from all."""
+    rho_clip: Positive = 1.0
+    """V-trace's rho-bar: largest importance weight of a step's own error."""
+    c_clip: Positive = 1.0
+    """V-trace's c-bar: largest importance weight by which later errors reach back."""
+    max_policy_lag: CountOrZero = 0
+    """Updates by which a step's policy may be stale; older steps are left out. 0: no limit."""
 
     # optimiser
-    num_epochs: int = 4
+    num_epochs: Count = 4
     """Passes over the batch per update."""
-    num_minibatches: int = 4
-    """Gradient steps per epoch."""
-    learning_rate: float = 1e-3
+    num_minibatches: Count = 4
+    """Minibatches per epoch, each a gradient step."""
+    learning_rate: Positive = 1e-3
     """Learning rate of Adam, at the start."""
     lr_schedule: Literal["linear", "constant"] = "linear"
-    """Learning rate over the run: to zero in a line, or the same."""
-    max_grad_norm: float = 0.5
-    """Clip the global norm of the gradient; 0 turns it off."""
-    adam_b1: float = 0.9
-    """How much Adam keeps, at each step, of its average of gradients."""
-    adam_b2: float = 0.999
-    """The same of its average of their squares."""
+    """Learning rate over the run: linear to zero, or constant."""
+    max_grad_norm: NonNegative = 0.5
+    """Global norm at which gradients are clipped; 0: no clipping."""
+    adam_b1: AdamBeta = 0.9
+    """Adam's beta1."""
+    adam_b2: AdamBeta = 0.999
+    """Adam's beta2."""
 
     # loss
     loss: Literal["appo", "impala"] = "appo"
     """Policy loss: PPO's clipped ratio, or IMPALA's policy gradient with clipped importance weights."""
-    clip_eps: float = 0.2
+    clip_eps: Positive = 0.2
     """Clipping range of the probability ratio of --loss appo."""
     clip_mode: Literal["ppo", "symmetric"] = "ppo"
     """Ratio interval: ppo is [1 - eps, 1 + eps], symmetric is [1 / (1 + eps), 1 + eps]."""
-    pg_rho_clip: float = 1.0
+    pg_rho_clip: Positive = 1.0
     """Largest importance weight of the policy gradient of --loss impala."""
-    ratio_clamp: float = 20.0
-    """Keep probability ratios between 1 / this and this before anything else uses them."""
-    vf_coef: float = 0.5
+    ratio_clamp: Annotated[float, Bounds(at_least=1)] = 20.0
+    """Clamp of probability ratios before anything else uses them: from 1 / this to this."""
+    vf_coef: NonNegative = 0.5
     """Weight of the value loss."""
     clip_vloss: bool = False
-    """Clip the change of the value within an update, by --clip-eps."""
-    ent_coef: float = 0.01
+    """Clipping of the value loss by --clip-eps, as of the policy loss."""
+    ent_coef: NonNegative = 0.01
     """Entropy coefficient, the weight of the exploration loss, at the start."""
-    ent_fraction: float = 0.0
-    """Share of the run, from its start, over which the entropy coefficient falls to zero in a line; 0 keeps it."""
+    ent_fraction: Fraction = 0.0
+    """Fraction of the run over which the entropy coefficient decays linearly to zero; 0: it stays."""
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
-    """Reward the policy's entropy, or penalise its symmetric KL to the uniform policy (not for Box actions)."""
+    """Exploration loss: the policy's entropy, or its symmetric KL to the uniform policy (not for Box actions)."""
 
     # normalisation
     norm_adv: bool = True
-    """Normalise advantages over each minibatch, across all devices."""
+    """Normalisation of advantages over each minibatch, across all devices."""
     normalize_returns: bool = True
-    """Let the critic predict returns in units of their running mean and deviation, whatever the scale of rewards."""
+    """PopArt: the critic predicts returns normalised by their running mean and deviation, for any scale of rewards."""
     normalize_obs: bool = False
-    """Normalise observations by their running mean and standard deviation."""
+    """Normalisation of observations by their running mean and standard deviation."""
 
     # network
     activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
     """Activation of the hidden layers."""
-    hidden_sizes: tuple[int, ...] = (64, 64)
+    hidden_sizes: Counts = (64, 64)
     """Widths of the hidden layers, behind the convolutions where observations are images."""
     share_torso: bool = False
-    """Use the same hidden layers for policy and values: half the work, which pays with images."""
+    """Hidden layers shared by policy and value function: half of the arithmetic, which pays off with images."""
     encoder: Literal["small", "nature", "impala", "flat"] = "small"
-    """What images pass first: 16 channels of 3 x 3, the DQN network of Nature, IMPALA's residual one, or nothing."""
+    """Image encoder: a 3 x 3 convolution with 16 channels, the Nature DQN network, IMPALA's ResNet, or none (flat)."""
     rnn: Literal["none", "gru", "lstm"] = "none"
-    """Recurrent cells behind the hidden layers, a memory that actors carry from rollout to rollout."""
-    rnn_size: int = 128
+    """Recurrent cells behind the hidden layers; actors carry their state from rollout to rollout."""
+    rnn_size: Count = 128
     """Width of the recurrent layers."""
-    rnn_layers: int = 1
-    """Recurrent layers, one behind the other."""
-    rnn_span: int = 128
-    """The cells of a new network remember for times from 2 to so many steps; 0 makes all of them 2."""
+    rnn_layers: Count = 1
+    """Number of recurrent layers."""
+    rnn_span: CountOrZero = 128
+    """Longest time scale of the recurrent cells at initialisation, in steps (chrono initialisation, Tallec and Ollivier
+    2018); 0: 2 steps for all."""
 
     @property
     def samples_per_env(self) -> int:
@@ -117,12 +118,7 @@ class Args(HostEnvArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, "num_epochs num_minibatches hidden_sizes ratio_clamp rnn_size rnn_layers", at_least=1)
-        check(self, "learning_rate clip_eps rho_clip c_clip pg_rho_clip", above=0)
-        check(self, "vf_coef ent_coef max_grad_norm max_policy_lag rnn_span", at_least=0)
-        check(self, "gamma gae_lambda ent_fraction", at_least=0, at_most=1)
-        check(self, "adam_b1 adam_b2", at_least=0, at_most=0.999999)
-        check_needed(self, "rnn_size rnn_layers rnn_span", "rnn", "gru", "lstm")
+        self.check_needed("rnn_size rnn_layers rnn_span", "rnn", "gru", "lstm")
 
 
 if __name__ == "__main__":

@@ -12,102 +12,80 @@ from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.cli.checks import check, check_needed
+from common.cli.checks import AdamBeta, Count, Counts, Discount, Fraction, NonNegative, Positive
 from common.cli.command import main, parse
-from common.cli.population_flags import check_matchmaking
-from common.cli.rollout_flags import DeviceRolloutArgs
+from common.cli.rollout_flags import GameArgs
 
 
 @dataclass(kw_only=True)
-class Args(DeviceRolloutArgs):
+class Args(GameArgs):
     """Train PPO on a gymnax-style environment. All sizes are global: --num-envs 64 is 64 over all devices together."""
 
-    complements = "gamma gae_lambda adam_b1 adam_b2"
-    sweepable = f"{complements} learning_rate desired_kl target_kl max_grad_norm clip_eps vf_coef ent_coef"
-
     # rollout and advantage
-    num_steps: int = 64
+    num_steps: Count = 64
     """Steps of every environment per update."""
-    gamma: float = 0.99
+    gamma: Discount = 0.99
     """Discount factor."""
-    gae_lambda: float = 0.95
-    """Lambda of generalized advantage estimation."""
-    decorrelate: bool = False
-    """Start every environment at a random phase of its episode, by random actions before the first update."""
-    reset_pool: int = 0
-    """Begin episodes from so many starts that each update makes, where resets are slow; 0 gives each its own."""
-
-    opponent: Literal["random", "self"] = "random"
-    """Who plays the others of a game: chance, or in each update one of the past policies. In evaluations chance."""
-    opponent_interval: int = 30
-    """Updates after which --opponent self takes the policy of the moment among its eight past ones."""
-    matchmaking: Literal["none", "members"] = "none"
-    """Let another member of the --population, drawn anew in each update, play the others, of a game or of a team."""
+    gae_lambda: Discount = 0.95
+    """Lambda of generalized advantage estimation (GAE)."""
 
     # optimiser
-    update_epochs: int = 4
+    update_epochs: Count = 4
     """Passes over the batch per update."""
-    num_minibatches: int = 4
-    """Gradient steps per epoch."""
-    learning_rate: float = 1e-3
+    num_minibatches: Count = 4
+    """Minibatches per epoch, each a gradient step."""
+    learning_rate: Positive = 1e-3
     """Learning rate of Adam, at the start."""
     lr_schedule: Literal["linear", "constant", "kl-adaptive"] = "linear"
-    """Learning rate over the run: to zero in a line, the same, or steering the KL of an update to --desired-kl."""
-    desired_kl: float = 0.01
-    """The KL divergence after an update that --lr-schedule kl-adaptive steers to."""
-    target_kl: float = 0.0
-    """Take no further steps in an update once the KL divergence of an epoch exceeds this; 0 turns it off."""
-    max_grad_norm: float = 0.5
-    """Clip the global norm of the gradient; 0 turns it off."""
-    adam_b1: float = 0.9
-    """How much Adam keeps, at each step, of its average of gradients."""
-    adam_b2: float = 0.999
-    """The same of its average of their squares."""
+    """Learning rate over the run: linear to zero, constant, or adapted so that an update's KL is near --desired-kl."""
+    desired_kl: Positive = 0.01
+    """KL divergence of an update that --lr-schedule kl-adaptive aims at."""
+    target_kl: NonNegative = 0.0
+    """KL divergence of an epoch above which the rest of the update is skipped; 0: never."""
+    max_grad_norm: NonNegative = 0.5
+    """Global norm at which gradients are clipped; 0: no clipping."""
+    adam_b1: AdamBeta = 0.9
+    """Adam's beta1."""
+    adam_b2: AdamBeta = 0.999
+    """Adam's beta2."""
 
     # loss
-    clip_eps: float = 0.2
+    clip_eps: Positive = 0.2
     """Clipping range of the probability ratio."""
     clip_mode: Literal["ppo", "symmetric"] = "ppo"
     """Ratio interval: ppo is [1 - eps, 1 + eps], symmetric is [1 / (1 + eps), 1 + eps]."""
-    vf_coef: float = 0.5
+    vf_coef: NonNegative = 0.5
     """Weight of the value loss."""
     clip_vloss: bool = False
-    """Clip the change of the value, by --clip-eps, as in the policy loss."""
-    ent_coef: float = 0.01
+    """Clipping of the value loss by --clip-eps, as of the policy loss."""
+    ent_coef: NonNegative = 0.01
     """Entropy coefficient, the weight of the exploration loss, at the start."""
-    ent_fraction: float = 0.0
-    """Share of the run, from its start, over which the entropy coefficient falls to zero in a line; 0 keeps it."""
+    ent_fraction: Fraction = 0.0
+    """Fraction of the run over which the entropy coefficient decays linearly to zero; 0: it stays."""
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
-    """Reward the policy's entropy, or penalise its symmetric KL to the uniform policy (not for Box actions)."""
+    """Exploration loss: the policy's entropy, or its symmetric KL to the uniform policy (not for Box actions)."""
 
     # normalisation
     norm_adv: bool = True
-    """Normalise advantages over each minibatch, across all devices."""
+    """Normalisation of advantages over each minibatch, across all devices."""
     normalize_returns: bool = True
-    """Let the critic predict returns in units of their running mean and deviation, whatever the scale of rewards."""
+    """PopArt: the critic predicts returns normalised by their running mean and deviation, for any scale of rewards."""
     normalize_obs: bool = False
-    """Normalise observations by their running mean and standard deviation."""
+    """Normalisation of observations by their running mean and standard deviation."""
 
     # network
     activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
     """Activation of the hidden layers."""
-    hidden_sizes: tuple[int, ...] = (64, 64)
+    hidden_sizes: Counts = (64, 64)
     """Widths of the hidden layers of the actor and of the critic."""
     share_torso: bool = False
-    """Let the critic take the actor's hidden layers: half of the arithmetic."""
+    """Hidden layers shared by actor and critic: half of the arithmetic."""
     encoder: Literal["small", "nature", "impala", "flat"] = "small"
-    """What images pass first: 16 channels of 3 x 3, the DQN network of Nature, IMPALA's residual one, or nothing."""
+    """Image encoder: a 3 x 3 convolution with 16 channels, the Nature DQN network, IMPALA's ResNet, or none (flat)."""
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, "opponent_interval hidden_sizes", at_least=1)
-        check(self, "learning_rate clip_eps desired_kl", above=0)
-        check(self, "vf_coef ent_coef max_grad_norm target_kl reset_pool", at_least=0)
-        check(self, "gamma gae_lambda ent_fraction", at_least=0, at_most=1)
-        check(self, "adam_b1 adam_b2", at_least=0, at_most=0.999999)
-        check_needed(self, "desired_kl", "lr_schedule", "kl-adaptive")
-        check_needed(self, "opponent_interval", "opponent", "self")
-        check_matchmaking(self)
+        self.check_needed("desired_kl", "lr_schedule", "kl-adaptive")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.cli.checks import check
+from common.cli.checks import AdamBeta, Count, Counts, Discount, Positive, Scale, Share, Steps, Temperature
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.replay_flags import DeviceReplayArgs
@@ -22,63 +22,56 @@ from common.cli.replay_flags import DeviceReplayArgs
 class Args(DeviceReplayArgs):
     """Train SAC on a gymnax-style environment. All sizes are global: --num-envs 8 is 8 over all devices together."""
 
-    complements, shares = "gamma adam_b1 adam_b2", "tau"
-    sweepable = f"{complements} {shares} policy_lr q_lr alpha target_entropy_scale"
-
+    # environment
     env: str = "Pendulum-v1"
-    """Environment: a gymnax id, or package.module:factory importable from the working directory."""
-    total_timesteps: int = 15_000
+    """Environment: a gymnax id, suite:id as brax:ant, or package.module:factory of your own."""
+    num_envs: Count = 1
+    """Parallel environments, over all devices together."""
+
+    # run
+    total_timesteps: Steps = 15_000
     """Environment steps to train for, rounded up to whole steps of all environments."""
-    num_envs: int = 1
-    """Parallel environments."""
 
     # optimiser
-    policy_lr: float = 3e-4
-    """Learning rate of the policy, for Adam."""
-    q_lr: float = 1e-3
-    """Learning rate of the Q functions and of the temperature, for Adam."""
-    adam_b1: float = 0.9
-    """How much Adam keeps, at each step, of its average of gradients."""
-    adam_b2: float = 0.999
-    """The same of its average of their squares."""
-    policy_frequency: int = 1
-    """Gradient updates of the Q functions per update of policy and temperature."""
-    target_frequency: int = 1
-    """Gradient updates of the Q functions per update of their targets."""
+    policy_lr: Positive = 3e-4
+    """Adam's learning rate of the policy."""
+    q_lr: Positive = 1e-3
+    """Adam's learning rate of the Q functions and of the temperature."""
+    adam_b1: AdamBeta = 0.9
+    """Adam's beta1."""
+    adam_b2: AdamBeta = 0.999
+    """Adam's beta2."""
+    policy_frequency: Count = 1
+    """Updates of the Q functions per update of policy and temperature."""
+    target_frequency: Count = 1
+    """Updates of the Q functions per update of the target networks."""
 
     # loss
-    gamma: float = 0.99
+    gamma: Discount = 0.99
     """Discount factor."""
-    tau: float = 0.005
-    """Share of the Q functions that moves into their targets (Polyak averaging)."""
+    tau: Share = 0.005
+    """Polyak averaging coefficient of the target networks."""
     autotune: bool = True
-    """Adapt the temperature to the target entropy."""
-    alpha: float = 0.2
-    """Temperature: where --autotune begins, or for the whole run with --no-autotune."""
-    target_entropy_scale: float | None = None
-    """Target entropy over -|A| for Box actions (default 1), over log n for n discrete ones (default 0.5)."""
+    """Automatic tuning of the temperature, towards the target entropy."""
+    alpha: Temperature = 0.2
+    """Entropy temperature: its first value with --autotune, else that of the whole run."""
+    target_entropy_scale: Scale | None = None
+    """Target entropy, in units of -|A| for Box actions (default: 1), of log n for n discrete ones (default: 0.5)."""
 
     # normalisation
     normalize_obs: bool = False
-    """Normalise observations by the running mean and standard deviation of all that were stored."""
+    """Normalisation of observations by the mean and standard deviation of all stored so far."""
 
     # network
     critic_layer_norm: bool = False
-    """Layer normalisation in the Q functions, which allows a --utd-ratio well above 1."""
+    """Layer normalisation in the Q functions, which allows for a --utd-ratio well above 1."""
     activation: Literal["tanh", "relu", "swish", "gelu"] = "relu"
     """Activation of the hidden layers."""
-    hidden_sizes: tuple[int, ...] = (256, 256)
+    hidden_sizes: Counts = (256, 256)
     """Widths of the hidden layers of the policy and of each Q function."""
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, "policy_frequency target_frequency hidden_sizes", at_least=1)
-        check(self, "policy_lr q_lr", above=0)
-        check(self, "alpha", at_least=1e-8)
-        check(self, "gamma", at_least=0, at_most=1)
-        check(self, "adam_b1 adam_b2", at_least=0, at_most=0.999999)
-        check(self, "tau", above=0, at_most=1)
-        check(self, "target_entropy_scale")
         if self.target_entropy_scale is not None and not self.autotune:
             raise UsageError("--target-entropy-scale needs --autotune: with --no-autotune nothing steers to it")
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from common.cli.checks import check
+from common.cli.checks import Finite
 from common.cli.command import main, parse
 from common.cli.files import check_target, read_text
 from common.drawing.groups import EVALUATION, RECENT, TRAINING, Group, LoggedRun, Note, Selection, load, pooled, say
@@ -36,12 +36,8 @@ class Args(Selection):
 
     csv: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     """Also write the table to this CSV file, with full numbers."""
-    threshold: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    threshold: Annotated[Finite | None, tyro.conf.arg(metavar="FLOAT")] = None
     """Return to reach; default 90% of the way from the lowest to the highest one seen in the environment."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check(self, "threshold")
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from common.cli.checks import check
+from common.cli.checks import Bounds, CountOrZero
 from common.cli.command import main, parse
 from common.cli.console import Console
 from common.cli.env_params import given_params
@@ -24,23 +24,18 @@ from common.cli.policy_flags import PolicyArgs
 class Args(PolicyArgs):
     """Play episodes with a trained policy, and draw one of them."""
 
-    episodes: int = 10
+    episodes: Annotated[int, Bounds(at_least=1, at_most=100_000)] = 10
     """Episodes to play."""
     gif: str = ""
     """Draw the first episode to this file."""
     stochastic: bool = False
     """Sample actions as in training, instead of taking the best known ones."""
-    seed: int = 0
+    seed: CountOrZero = 0
     """Seed of initial states, of chance in the environment and of sampled actions."""
     env: str = ""
     """Play in this environment; needed where the policy was trained on your own, package.module:factory."""
     env_params: str = ""
     """Environment parameters to change, as a JSON object; default those of the run's evaluations."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check(self, "episodes", at_least=1, at_most=100_000)
-        check(self, "seed", at_least=0, at_most=2**31 - 1)
 
 
 if __name__ == "__main__":
@@ -152,7 +147,7 @@ def play(args: Args) -> Episodes:
     with suppress(ValueError):  # outside the main thread
         signal.signal(signal.SIGINT, signal.default_int_handler)  # ends the bar, and leaves no half of a file
     console = Console(quiet=False, total_steps=0)
-    set_up_cache(True)
+    set_up_cache()
     policy = load_named(args, console)
     how = "sampled actions" if args.stochastic else "greedy"
     console.say(f"policy   {policy.run_dir}, step {policy.step:,}, {policy.who}, {how}")

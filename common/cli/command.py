@@ -20,6 +20,7 @@ from common.cli.checks import WORDS, kinds_of, needs_value, shortened
 from common.cli.config import defaults_of, has_finished, is_run
 from common.cli.errors import FailedEnvError, ProcessEnded, TrainingError, UsageError, fail
 from common.cli.flags import ONE_TIME, RunArgs
+from common.cli.help import help_text
 
 
 def parse(args_class: type, argv: list[str] | None = None) -> Any:
@@ -92,6 +93,9 @@ def _read(args_class: type, argv: list[str], program: str | None) -> Any:
     if issubclass(args_class, RunArgs):
         _check_lists(args_class, argv)
     default = _defaults(args_class, argv)
+    if issubclass(args_class, RunArgs) and {"-h", "--help"} & set(argv):
+        print(help_text(args_class, default, program))
+        raise SystemExit(0)
     how = {"prog": program, "registry": WORDS, "return_unknown_args": True}
     try:
         with redirect_stderr(io.StringIO()):  # where errors are explained in a box

@@ -25,7 +25,7 @@ def in_selfplay(args: Any) -> bool:
 
 def among_members(args: Any) -> bool:
     """Whether other members of the population play the others of a game, or of a team."""
-    return getattr(args, "matchmaking", "") == "members"
+    return getattr(args, "opponent", "") == "members"
 
 
 def first_past(args: Any, learner: Any) -> Any:

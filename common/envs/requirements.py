@@ -35,9 +35,9 @@ def need_fitting_steps(args: Any, env: Any) -> None:
     game = "a game of several players, such as pgx:connect_four"
     if getattr(args, "opponent", "") == "self" and not env.is_game:
         raise UsageError(f"--opponent self needs {game}, not {env.name}")
-    if getattr(args, "matchmaking", "") == "members" and not (env.is_game or len(set(env.agents)) > 1):
+    if getattr(args, "opponent", "") == "members" and not (env.is_game or len(set(env.agents)) > 1):
         team = "an environment of several agents, such as jaxmarl:MPE_simple_spread_v3"
-        raise UsageError(f"--matchmaking members needs {game}, or {team}, not {env.name}")
+        raise UsageError(f"--opponent members needs {game}, or {team}, not {env.name}")
     if getattr(args, "reset_pool", 0) and env.resets_itself:
         raise UsageError(f"--reset-pool needs an environment without resets of its own, and {env.name} has them")
 

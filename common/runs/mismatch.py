@@ -9,7 +9,7 @@ from common.envs.spec import EnvSpec
 from common.runs.arrays import ROWS, Arrays, Mismatch, first_part
 from common.runs.directory import differences
 
-OF_LEARNER = ("num_seeds", "population", "sweep", "grid")
+OF_LEARNER = ("num_seeds", "population", "sweep")
 OF_LEARNER += ("hidden_sizes", "normalize_obs", "normalize_returns", "share_torso", "encoder")
 OF_LEARNER += ("critic_layer_norm", "rnn", "rnn_size", "rnn_layers", "obs_prev_action_reward", "opponent")
 OF_ACTORS = "num_envs", "buffer_size"

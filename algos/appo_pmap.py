@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.cli.checks import AdamBeta, Bounds, Count, CountOrZero, Counts, Discount, Fraction, NonNegative, Positive
-from common.cli.command import main, parse
+from common.cli.command import parse, run_script
 from common.cli.host_flags import HostEnvArgs
 
 
@@ -130,29 +130,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from common.actors.watching import leave
-from common.device.algorithm import Now, OnPolicy, Rollout
-from common.device.learning import (
-    AdamState,
-    adam_init,
-    adam_step,
-    adapt,
-    epochs,
-    mean_gradients,
-    mean_over_devices,
-    next_values,
-    standardize,
-    weighted_mean,
-)
-from common.device.memory import Seen
-from common.device.normalizers import RunningStats, denormalize, merge, normalize, obs_stats, popart, running_stats
-from common.envs.privileged import without_privileged
-from common.envs.spaces import Space, zeros
-from common.envs.spec import EnvSpec
-from common.nets.heads import PolicyHead
-from common.nets.recurrent import Recurrent, initial_memory
-from common.nets.torso import Torso
-from common.training import train_with_actors
+from common.algorithm import EnvSpec, Now, OnPolicy, Rollout, Seen, Space, nets, optim, run_algorithm
 
 # ---------------------------------------------------------------------------------------------------------- networks
 
@@ -167,15 +145,15 @@ class Network(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array, first: jax.Array, memory: "Memory"):
         args = self.args
-        layers = partial(Recurrent, args.rnn, args.rnn_size, args.rnn_span, args.dtype)
-        x = Torso.of(args, without_privileged(self.obs_space), name="torso")(obs)
+        layers = partial(nets.Recurrent, args.rnn, args.rnn_size, args.rnn_span, args.dtype)
+        x = nets.Torso.of(args, nets.without_privileged(self.obs_space), name="torso")(obs)
         x, of_policy = layers(name="memory")(x, first, memory.policy)
         y, of_value = x, ()
         if not args.share_torso:
-            y = Torso.of(args, self.obs_space, name="value_torso")(obs)
+            y = nets.Torso.of(args, self.obs_space, name="value_torso")(obs)
             y, of_value = layers(name="value_memory")(y, first, memory.value)
         value = nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(y)[..., 0]
-        policy = PolicyHead(self.action_space, name="policy")(x, obs)
+        policy = nets.PolicyHead(self.action_space, name="policy")(x, obs)
         return policy, value, Memory(of_policy, of_value)
 
 
@@ -186,9 +164,9 @@ class Learner(struct.PyTreeNode):
     """What APPO learns, identical on every learner device."""
 
     params: Any
-    opt_state: AdamState
+    opt_state: optim.AdamState
     obs_stats: Any  # RunningStats of each part of observations, or None
-    return_stats: RunningStats | None  # the units of the network's values
+    return_stats: nets.RunningStats | None  # the units of the network's values
 
 
 class Memory(NamedTuple):
@@ -292,21 +270,21 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
     def update(learner: Learner, rollout: Rollout, now: Now) -> tuple[Learner, dict[str, jax.Array]]:
         """Learn from this device's share of some rollouts: estimate advantages, correct for the lag, learn."""
         batch, estimate_metrics = estimate(learner, rollout, now)
-        learner, batch = popart(learner, batch, batch.weight > 0)
+        learner, batch = nets.popart(learner, batch, batch.weight > 0)
         learner, learn_metrics = learn(learner, batch, now)
-        learner = learner.replace(obs_stats=merge(learner.obs_stats, rollout.obs, rollout.valid))
+        learner = learner.replace(obs_stats=nets.update_stats(learner.obs_stats, rollout.obs, rollout.valid))
         return learner, estimate_metrics | learn_metrics
 
     def estimate(learner: Learner, rollout: Rollout, now: Now) -> tuple[Batch, dict[str, jax.Array]]:
         """Values, advantages and targets in units of the rewards, as samples, and metrics of them."""
         # As in the loss: with one gradient step per update both passes are the same, and compiled into one.
-        inputs = as_samples((normalize(learner.obs_stats, rollout.obs), rollout.seen.first))
+        inputs = as_samples((nets.normalize(learner.obs_stats, rollout.obs), rollout.seen.first))
         outcome = network.apply(learner.params, *inputs, rollout.memory)
         policy, value, memory = jax.tree.map(lambda x: x.reshape(*rollout.reward.shape, *x.shape[2:]), outcome)
-        value = denormalize(learner.return_stats, value)  # [T, N]
+        value = nets.denormalize(learner.return_stats, value)  # [T, N]
         last = rollout.last.obs, rollout.last.first, jax.tree.map(lambda x: x[-1], memory)
         final = rollout.final_obs, jnp.zeros_like(rollout.terminated), memory
-        next_value = next_values(value, rollout, last, final, lambda x: value_of(learner, *x))
+        next_value = rollout.next_values(value, lambda x: value_of(learner, *x), last, final)
         ends = rollout.terminated, rollout.truncated
         common = rollout.reward, value, next_value, *ends, args.gamma, args.gae_lambda
         log_rho = log_ratio(policy.log_prob(rollout.action), rollout.extras)
@@ -318,10 +296,10 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
         fresh = now.updates - rollout.version <= args.max_policy_lag if args.max_policy_lag else True
         weight = (rollout.valid & fresh).astype(jnp.float32)
         samples = as_samples((rollout.action, rollout.extras, value, advantage, target, weight))
-        mean = partial(weighted_mean, weight)
+        mean = partial(optim.weighted_mean, weight)
         metrics = {"value/mean": mean(value), "value/target": mean(target), "policy/rho": mean(jnp.exp(log_rho))}
         memory = jax.tree.map(lambda x: x[None], rollout.memory)
-        return Batch(*inputs, memory, *samples), mean_over_devices(metrics)
+        return Batch(*inputs, memory, *samples), optim.mean_over_devices(metrics)
 
     def as_samples(tree: Any) -> Any:
         """Arrays [T, N, ...] with samples along the second axis: every step is one, or with memory every sequence."""
@@ -334,28 +312,30 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
         def step(carry, indices):
             params, opt_state = carry
             minibatch = batch if args.num_minibatches == 1 else jax.tree.map(lambda x: x[:, indices], batch)
-            grads, metrics = mean_gradients(loss)(params, minibatch, hp)  # over all devices
-            params, opt_state = adam_step(params, grads, opt_state, hp)
+            grads, metrics = optim.mean_gradients(loss)(params, minibatch, hp)  # over all devices
+            params, opt_state = optim.adam_step(params, grads, opt_state, hp)
             return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
 
         start = learner.params, learner.opt_state
         if minibatches.shape[:2] == (1, 1):
             (params, opt_state), metrics = step(start, minibatches[0, 0])
         else:
-            (params, opt_state), metrics = epochs(step, start, minibatches)
+            (params, opt_state), metrics = optim.epochs(step, start, minibatches)
         longest_ago = jax.tree.map(lambda x: x[:, minibatches[-1, 0]], batch)
-        kl = mean_over_devices(loss(params, longest_ago, hp)[1]["policy/approx_kl"])  # nothing else of it is computed
-        learner = learner.replace(params=params, opt_state=adapt(opt_state, kl, hp))
+        kl = optim.mean_over_devices(
+            loss(params, longest_ago, hp)[1]["policy/approx_kl"]
+        )  # nothing else of it is computed
+        learner = learner.replace(params=params, opt_state=optim.adapt(opt_state, kl, hp))
         return learner, metrics | {"policy/approx_kl": kl}
 
     def loss(params: Any, batch: Batch, hp) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Policy, value and exploration losses of a minibatch, [B, ...], means over the steps that count."""
-        mean = partial(weighted_mean, batch.weight)
+        mean = partial(optim.weighted_mean, batch.weight)
         policy, value, _ = network.apply(params, batch.obs, batch.first, jax.tree.map(lambda x: x[0], batch.memory))
         log_prob = policy.log_prob(batch.action)
         change = log_ratio(log_prob, batch.log_prob)
         ratio = jnp.exp(change)
-        advantage = standardize(batch.advantage, weight=batch.weight) if args.norm_adv else batch.advantage
+        advantage = optim.standardize(batch.advantage, weight=batch.weight) if args.norm_adv else batch.advantage
         bounds = ratio_bounds(hp.clip_eps, args.clip_mode)
         clip_value = hp.clip_eps if args.clip_vloss else None
         entropy = mean(policy.entropy())
@@ -384,27 +364,27 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
 
     def step_network(learner: Learner, obs: jax.Array, first: jax.Array, memory: Memory):
         """Policy and value, in the network's units, for raw observations [N, ...], and the memory after them."""
-        inputs = jax.tree.map(lambda x: x[None], (normalize(learner.obs_stats, obs), first))
+        inputs = jax.tree.map(lambda x: x[None], (nets.normalize(learner.obs_stats, obs), first))
         return jax.tree.map(lambda x: x[0], network.apply(learner.params, *inputs, memory))
 
     def value_of(learner: Learner, obs: jax.Array, first: jax.Array, memory: Memory) -> jax.Array:
         """The network's values of raw observations, in units of the rewards."""
-        return denormalize(learner.return_stats, step_network(learner, obs, first, memory)[1])
+        return nets.denormalize(learner.return_stats, step_network(learner, obs, first, memory)[1])
 
     def new_memory(count: int) -> Memory:
         """Of `count` environments whose episodes begin, for the policy alone."""
-        return Memory(initial_memory(args.rnn, args.rnn_size, args.rnn_layers, count), ())
+        return Memory(nets.initial_memory(args.rnn, args.rnn_size, args.rnn_layers, count), ())
 
     def with_values(memory: Memory) -> Memory:
         return memory if args.share_torso else memory._replace(value=memory.policy)
 
     def init(key: jax.Array, hp: Any) -> Learner:
-        params = network.init(key, zeros(env, 1, 1), jnp.ones((1, 1), bool), with_values(new_memory(1)))
+        params = network.init(key, env.example_obs(1, 1), jnp.ones((1, 1), bool), with_values(new_memory(1)))
         return Learner(
             params=params,
-            opt_state=adam_init(params, hp),
-            obs_stats=obs_stats(env.observation_space) if args.normalize_obs else None,
-            return_stats=running_stats(()) if args.normalize_returns else None,
+            opt_state=optim.adam_init(params, hp),
+            obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
+            return_stats=nets.running_stats((), on=args.normalize_returns),
         )
 
     def act(learner: Learner, seen: Seen, memory: Memory, key: jax.Array | None = None) -> tuple[jax.Array, Memory]:
@@ -419,9 +399,9 @@ make_algorithm = make_appo  # the name by which `load_policy` knows it
 
 
 def train(args: Args, callback: Any = None) -> Any:
-    """Train as the command line does, also with a callback; see `train_with_actors`."""
-    return train_with_actors(args, __file__, make_appo, callback)
+    """Train as the command line does, also with a callback; see `run_algorithm`."""
+    return run_algorithm(args, __file__, make_appo, None, callback)
 
 
 if __name__ == "__main__":
-    leave(main(train, ARGS))
+    run_script(train, ARGS)

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.cli.checks import AdamBeta, Count, Counts, Discount, Positive, Scale, Share, Steps, Temperature
-from common.cli.command import main, parse
+from common.cli.command import parse, run_script
 from common.cli.errors import UsageError
 from common.cli.host_flags import Size
 from common.cli.replay_flags import HostReplayArgs
@@ -88,20 +88,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from common.actors.watching import leave
-from common.device.algorithm import Now, OffPolicy, Transition
-from common.device.learning import mean_gradients, when
-from common.device.normalizers import merge, normalize, obs_stats
-from common.device.off_policy import noise_like
-from common.envs.masks import largest_entropy, legal_actions
-from common.envs.privileged import without_privileged
-from common.envs.requirements import need_squashable_actions
-from common.envs.spaces import Discrete, Space, zeros
-from common.envs.spec import EnvSpec
-from common.envs.unit_actions import empty_action, to_env
-from common.nets.distributions import Categoricals, SquashedNormal
-from common.nets.torso import MLP, Features
-from common.training import train_with_actors
+from common.algorithm import Discrete, EnvSpec, Now, OffPolicy, Space, Transition, nets, optim, run_algorithm
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 
@@ -116,15 +103,17 @@ class Actor(nn.Module):
     action_space: Space
 
     @nn.compact
-    def __call__(self, obs: jax.Array) -> Categoricals | SquashedNormal:
+    def __call__(self, obs: jax.Array) -> nets.Categoricals | nets.SquashedNormal:
         args, layer = self.args, {"dtype": self.args.dtype}
-        x = MLP(args.hidden_sizes, args.activation, layer)(Features(self.obs_space, args.activation, layer)(obs))
+        x = nets.MLP(args.hidden_sizes, args.activation, layer)(
+            nets.Features(self.obs_space, args.activation, layer)(obs)
+        )
         if isinstance(self.action_space, Discrete):
-            policy = Categoricals(nn.Dense(self.action_space.n)(x), self.action_space.nvec, scalar=True)
-            return policy.only(legal_actions(obs))
+            policy = nets.Categoricals(nn.Dense(self.action_space.n)(x), self.action_space.nvec, scalar=True)
+            return policy.only(nets.legal_actions(obs))
         mean, log_std = jnp.split(nn.Dense(2 * math.prod(self.action_space.shape))(x), 2, axis=-1)
         log_std = LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (jnp.tanh(log_std) + 1)
-        return SquashedNormal(mean, log_std)
+        return nets.SquashedNormal(mean, log_std)
 
 
 class Critics(nn.Module):
@@ -140,8 +129,8 @@ class Critics(nn.Module):
 
     def one(self, obs: jax.Array, action: jax.Array | None) -> jax.Array:
         args, layer = self.args, {"dtype": self.args.dtype}
-        x = Features(self.obs_space, args.activation, layer)(obs)
-        layers = MLP(args.hidden_sizes, args.activation, layer, args.critic_layer_norm)
+        x = nets.Features(self.obs_space, args.activation, layer)(obs)
+        layers = nets.MLP(args.hidden_sizes, args.activation, layer, args.critic_layer_norm)
         if isinstance(self.action_space, Discrete):
             return nn.Dense(self.action_space.n)(layers(x))
         return nn.Dense(1)(layers(jnp.concatenate([x, action], axis=-1)))[..., 0]
@@ -199,9 +188,9 @@ def target_entropy(space: Space, scale: float | None) -> float:
 
 def make_asac(args: Args, env: EnvSpec) -> OffPolicy:
     """SAC for `env` as pure functions of one agent on one device. Raises UsageError for other actions."""
-    need_squashable_actions(env, "algos/appo_pmap.py")
+    nets.check_squashable(env, "algos/appo_pmap.py")
     discrete = isinstance(env.action_space, Discrete)
-    actor = Actor(args, without_privileged(env.observation_space), env.action_space)
+    actor = Actor(args, nets.without_privileged(env.observation_space), env.action_space)
     critics = Critics(args, env.observation_space, env.action_space)
     scales = [scale for scale in args.values_of("target_entropy_scale") if scale is not None]
     if discrete and max(scales, default=0) > 1:
@@ -213,17 +202,17 @@ def make_asac(args: Args, env: EnvSpec) -> OffPolicy:
 
     def update(learner: Learner, batch: Transition, now: Now) -> tuple[Learner, dict[str, Any]]:
         """One step of both Q functions, of their targets, and, when it is due, of policy and temperature."""
-        obs, next_obs = (normalize(learner.obs_stats, x) for x in (batch.obs, batch.next_obs))
+        obs, next_obs = (nets.normalize(learner.obs_stats, x) for x in (batch.obs, batch.next_obs))
         batch = batch._replace(obs=obs, next_obs=next_obs)
         # Expectations over all actions need no noise
-        next_noise, noise = (None if discrete else noise_like(keys, batch.action) for keys in now.keys)
+        next_noise, noise = (None if discrete else optim.noise_like(keys, batch.action) for keys in now.keys)
         learner, metrics = update_critics(learner, batch, next_noise, now.hp)
         tau = jnp.where(now.updates % args.target_frequency == 0, now.hp.tau, 0.0)
         params = learner.params
         targets = jax.tree.map(lambda old, new: old + tau * (new - old), params.targets, params.critics)
         learner = learner.replace(params=params._replace(targets=targets))
         due = now.updates % args.policy_frequency == 0
-        learner, more = when(due, lambda learner: update_policy(learner, batch, noise, now.hp), learner)
+        learner, more = optim.when(due, lambda learner: update_policy(learner, batch, noise, now.hp), learner)
         return learner, metrics | more
 
     def update_critics(learner: Learner, batch: Transition, noise: jax.Array, hp: Any) -> tuple[Learner, dict]:
@@ -250,7 +239,7 @@ def make_asac(args: Args, env: EnvSpec) -> OffPolicy:
                 "q/td_error": jnp.mean(jnp.abs(q - target)),
             }
 
-        grads, metrics = mean_gradients(loss)(params.critics)
+        grads, metrics = optim.mean_gradients(loss)(params.critics)
         changes, opt_state = adam(hp.q_lr, hp).update(grads, learner.opt_states.critics)
         params = params._replace(critics=optax.apply_updates(params.critics, changes))
         learner = learner.replace(params=params, opt_states=learner.opt_states._replace(critics=opt_state))
@@ -260,16 +249,16 @@ def make_asac(args: Args, env: EnvSpec) -> OffPolicy:
         """One gradient step of the policy and, with --autotune, of the temperature."""
         params, opt_states, alpha = learner.params, learner.opt_states, temperature(learner, hp)
         entropy_wanted = target_entropy(env.action_space, hp.target_entropy_scale)
-        legal = legal_actions(batch.obs)  # of fewer actions less entropy is wanted
+        legal = nets.legal_actions(batch.obs)  # of fewer actions less entropy is wanted
         scale = entropy_wanted / math.log(env.action_space.n) if discrete else 1.0
-        wanted = {} if legal is None else {"policy/target_entropy": scale * jnp.mean(largest_entropy(legal))}
+        wanted = {} if legal is None else {"policy/target_entropy": scale * jnp.mean(nets.largest_entropy(legal))}
 
         def loss(actor_params):
             q, entropy = soft_value(actor_params, params.critics, batch.obs, noise)
             value = -jnp.mean(q + alpha * entropy)
             return value, {"loss/policy": value, "policy/entropy": jnp.mean(entropy)} | wanted
 
-        grads, metrics = mean_gradients(loss)(params.actor)
+        grads, metrics = optim.mean_gradients(loss)(params.actor)
         changes, actor_state = adam(hp.policy_lr, hp).update(grads, opt_states.actor)
         params = params._replace(actor=optax.apply_updates(params.actor, changes))
         opt_states = opt_states._replace(actor=actor_state)
@@ -293,29 +282,29 @@ def make_asac(args: Args, env: EnvSpec) -> OffPolicy:
         action, log_prob = policy.sample_with_log_prob(noise)
         return jnp.min(critics.apply(critic_params, obs, action), axis=0), -log_prob
 
-    def policy_of(learner: Learner, obs: jax.Array) -> Categoricals | SquashedNormal:
+    def policy_of(learner: Learner, obs: jax.Array) -> nets.Categoricals | nets.SquashedNormal:
         """The actor's distributions for raw observations."""
-        return actor.apply(learner.params.actor, normalize(learner.obs_stats, obs))
+        return actor.apply(learner.params.actor, nets.normalize(learner.obs_stats, obs))
 
     def observe(learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
         """The learner after transitions [T, N, ...] were stored."""
-        return learner.replace(obs_stats=merge(learner.obs_stats, new.obs, valid))
+        return learner.replace(obs_stats=nets.update_stats(learner.obs_stats, new.obs, valid))
 
     def init(key: jax.Array, hp: Any) -> Learner:
-        obs, action = zeros(env, 1), empty_action(env.action_space)[None]
+        obs, action = env.example_obs(1), nets.empty_action(env.action_space)[None]
         actor_key, critics_key = jax.random.split(key)
         critic_params, log_alpha = critics.init(critics_key, obs, action), jnp.log(jnp.float32(hp.alpha))
         params = Params(actor.init(actor_key, obs), critic_params, critic_params, log_alpha)
         return Learner(
             params=params,
             opt_states=OptStates(*map(adam(hp.q_lr, hp).init, (params.actor, critic_params, log_alpha))),
-            obs_stats=obs_stats(env.observation_space) if args.normalize_obs else None,
+            obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
         )
 
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """Actions [B, ...] for raw observations [B, ...]: sampled with a key, else the most likely ones."""
         policy = policy_of(learner, obs)
-        return to_env(policy.mode() if key is None else policy.draw(key), env.action_space)
+        return nets.to_env(policy.mode() if key is None else policy.draw(key), env.action_space)
 
     return OffPolicy(init, explore, update, act, observe)
 
@@ -324,9 +313,9 @@ make_algorithm = make_asac  # the name by which `load_policy` knows it
 
 
 def train(args: Args, callback: Any = None) -> Any:
-    """Train as the command line does, also with a callback; see `train_with_actors`."""
-    return train_with_actors(args, __file__, make_asac, callback)
+    """Train as the command line does, also with a callback; see `run_algorithm`."""
+    return run_algorithm(args, __file__, make_asac, None, callback)
 
 
 if __name__ == "__main__":
-    leave(main(train, ARGS))
+    run_script(train, ARGS)

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.cli.checks import AdamBeta, Count, Counts, Discount, Fraction, NonNegative, Positive
-from common.cli.command import main, parse
+from common.cli.command import parse, run_script
 from common.cli.rollout_flags import GameArgs
 
 
@@ -97,27 +97,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from common.device.algorithm import Now, OnPolicy, Rollout
-from common.device.learning import (
-    AdamState,
-    adam_init,
-    adam_step,
-    adapt,
-    epochs,
-    mean_gradients,
-    mean_over_devices,
-    next_values,
-    standardize,
-    value_metrics,
-)
-from common.device.normalizers import RunningStats, denormalize, merge, normalize, obs_stats, popart, running_stats
-from common.envs.environment import Env
-from common.envs.privileged import without_privileged
-from common.envs.spaces import Space, zeros
-from common.nets.distributions import Distribution, part_of
-from common.nets.heads import PolicyHead
-from common.nets.torso import Torso
-from common.training import train_on_devices
+from common.algorithm import EnvSpec, Now, OnPolicy, Rollout, Space, nets, optim, run_algorithm
 
 # ---------------------------------------------------------------------------------------------------------- networks
 
@@ -130,9 +110,9 @@ class Actor(nn.Module):
     action_space: Space
 
     @nn.compact
-    def __call__(self, obs: jax.Array) -> tuple[Distribution, jax.Array]:
-        x = Torso.of(self.args, without_privileged(self.obs_space))(obs)
-        return PolicyHead(self.action_space)(x, obs), x
+    def __call__(self, obs: jax.Array) -> tuple[nets.Distribution, jax.Array]:
+        x = nets.Torso.of(self.args, nets.without_privileged(self.obs_space))(obs)
+        return nets.PolicyHead(self.action_space)(x, obs), x
 
 
 class Critic(nn.Module):
@@ -143,7 +123,7 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = x if self.args.share_torso else Torso.of(self.args, self.obs_space)(x)
+        x = x if self.args.share_torso else nets.Torso.of(self.args, self.obs_space)(x)
         return nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(x)[..., 0]  # [B]
 
 
@@ -159,9 +139,9 @@ class Learner(struct.PyTreeNode):
     """What PPO learns, identical on every device."""
 
     params: Params
-    opt_state: AdamState
+    opt_state: optim.AdamState
     obs_stats: Any  # RunningStats of each part of observations, or None
-    return_stats: RunningStats | None  # the units of the critic
+    return_stats: nets.RunningStats | None  # the units of the critic
 
 
 class Batch(NamedTuple):
@@ -218,12 +198,12 @@ def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
 # --------------------------------------------------------------------------------------------------------- algorithm
 
 
-def make_ppo(args: Args, env: Env) -> OnPolicy:
+def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
     """PPO for `env` as pure functions of one agent on one device."""
     actor = Actor(args, env.observation_space, env.action_space)
     critic = Critic(args, env.observation_space)
 
-    def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> tuple[jax.Array, Distribution]:
+    def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> tuple[jax.Array, nets.Distribution]:
         """Actions [N, ...] of a step of the rollout, and the distributions that they come from."""
         policy = policy_of(learner, obs)
         return policy.sample(noise), policy
@@ -231,55 +211,55 @@ def make_ppo(args: Args, env: Env) -> OnPolicy:
     def update(learner: Learner, rollout: Rollout, now: Now) -> tuple[Learner, dict[str, jax.Array]]:
         """One iteration of PPO (algorithm 1), after the rollout: estimate advantages, learn."""
         batch, estimate_metrics = estimate(learner, rollout, now.hp)
-        learner, batch = popart(learner, batch)
+        learner, batch = nets.popart(learner, batch)
         learner, learn_metrics = learn(learner, batch, now)
-        learner = learner.replace(obs_stats=merge(learner.obs_stats, rollout.obs))
+        learner = learner.replace(obs_stats=nets.update_stats(learner.obs_stats, rollout.obs))
         return learner, estimate_metrics | learn_metrics
 
     def estimate(learner: Learner, rollout: Rollout, hp: Any) -> tuple[Batch, dict[str, jax.Array]]:
         """Values, advantages and value targets of a rollout, in units of the rewards, flattened to [T * N, ...]."""
         value = value_of(learner, rollout.obs)  # [T, N]
-        next_value = next_values(value, rollout, rollout.last.obs, rollout.final_obs, partial(value_of, learner))
+        next_value = rollout.next_values(value, partial(value_of, learner))
         ends = rollout.terminated, rollout.truncated
         advantage = gae(rollout.reward, value, next_value, *ends, hp.gamma, hp.gae_lambda)
         batch = Batch(
-            obs=normalize(learner.obs_stats, rollout.obs),
+            obs=nets.normalize(learner.obs_stats, rollout.obs),
             action=rollout.action,
-            log_prob=part_of(rollout.extras, rollout.own).log_prob(rollout.action),
+            log_prob=nets.part_of(rollout.extras, rollout.own).log_prob(rollout.action),
             value=value,
             advantage=advantage,
             target=advantage + value,
             own=rollout.own,
         )
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)  # [T * N, ...]
-        return batch, value_metrics(batch.value, batch.target, batch.advantage)
+        return batch, optim.value_metrics(batch.value, batch.target, batch.advantage)
 
     def learn(learner: Learner, batch: Batch, now: Now) -> tuple[Learner, dict[str, jax.Array]]:
         """Epochs of minibatch gradient steps, none after the KL divergence of an epoch exceeds --target-kl."""
         hp, minibatches = now.hp, now.minibatches(args.update_epochs, args.num_minibatches)  # [E, M, B]
         advantage = batch.advantage[minibatches]
-        advantage = standardize(advantage, axis=-1) if args.norm_adv else advantage
+        advantage = optim.standardize(advantage, axis=-1) if args.norm_adv else advantage
 
         def step(carry, inputs):
             params, opt_state = carry
             indices, advantage = inputs
             minibatch = jax.tree.map(lambda x: x[indices], batch)._replace(advantage=advantage)
-            grads, metrics = mean_gradients(loss)(params, minibatch, hp)  # over all devices
-            params, opt_state = adam_step(params, grads, opt_state, hp)
+            grads, metrics = optim.mean_gradients(loss)(params, minibatch, hp)  # over all devices
+            params, opt_state = optim.adam_step(params, grads, opt_state, hp)
             return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
 
         start = learner.params, learner.opt_state
-        (params, opt_state), metrics = epochs(step, start, (minibatches, advantage), hp.target_kl)
+        (params, opt_state), metrics = optim.epochs(step, start, (minibatches, advantage), hp.target_kl)
         # Nothing else of this loss is computed
         after = loss(params, jax.tree.map(lambda x: x[minibatches[-1, 0]], batch), hp)[1]
-        kl = mean_over_devices(after["policy/approx_kl"])
-        learner = learner.replace(params=params, opt_state=adapt(opt_state, kl, hp))
+        kl = optim.mean_over_devices(after["policy/approx_kl"])
+        learner = learner.replace(params=params, opt_state=optim.adapt(opt_state, kl, hp))
         return learner, metrics | {"policy/approx_kl": kl}
 
     def loss(params: Params, batch: Batch, hp: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Policy, value and exploration losses of a minibatch, [B, ...]."""
         policy, value = outputs(params, batch.obs)
-        policy = part_of(policy, batch.own)
+        policy = nets.part_of(policy, batch.own)
         log_ratio = policy.log_prob(batch.action) - batch.log_prob
         ratio, entropy = jnp.exp(log_ratio), jnp.mean(policy.entropy())
         bounds = ratio_bounds(hp.clip_eps, args.clip_mode)
@@ -299,29 +279,31 @@ def make_ppo(args: Args, env: Env) -> OnPolicy:
             "policy/clip_fraction": jnp.mean((ratio < bounds[0]) | (ratio > bounds[1])),
         }
 
-    def policy_of(learner: Learner, obs: jax.Array) -> Distribution:
+    def policy_of(learner: Learner, obs: jax.Array) -> nets.Distribution:
         """The actor's distributions for raw observations."""
-        return outputs(learner.params, normalize(learner.obs_stats, obs))[0]
+        return outputs(learner.params, nets.normalize(learner.obs_stats, obs))[0]
 
     def value_of(learner: Learner, obs: jax.Array) -> jax.Array:
         """The critic's values of raw observations, in units of the rewards."""
-        return denormalize(learner.return_stats, outputs(learner.params, normalize(learner.obs_stats, obs))[1])
+        return nets.denormalize(
+            learner.return_stats, outputs(learner.params, nets.normalize(learner.obs_stats, obs))[1]
+        )
 
-    def outputs(params: Params, obs: jax.Array) -> tuple[Distribution, jax.Array]:
+    def outputs(params: Params, obs: jax.Array) -> tuple[nets.Distribution, jax.Array]:
         """Policy and value for observations as the networks take them; what is not used is not computed."""
         policy, features = actor.apply(params.actor, obs)
         return policy, critic.apply(params.critic, features if args.share_torso else obs)
 
     def init(key: jax.Array, hp: Any) -> Learner:
         actor_key, critic_key = jax.random.split(key)
-        obs = zeros(env, 1)
+        obs = env.example_obs(1)
         (_, features), actor_params = actor.init_with_output(actor_key, obs)
         params = Params(actor_params, critic.init(critic_key, features if args.share_torso else obs))
         return Learner(
             params=params,
-            opt_state=adam_init(params, hp),
-            obs_stats=obs_stats(env.observation_space) if args.normalize_obs else None,
-            return_stats=running_stats(()) if args.normalize_returns else None,
+            opt_state=optim.adam_init(params, hp),
+            obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
+            return_stats=nets.running_stats((), on=args.normalize_returns),
         )
 
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
@@ -336,9 +318,9 @@ make_algorithm = make_ppo  # the name by which `load_policy` knows it
 
 
 def train(args: Args, env: Any = None, callback: Any = None) -> Any:
-    """Train as the command line does, also on an environment object or with a callback; see `train_on_devices`."""
-    return train_on_devices(args, __file__, make_ppo, env, callback)
+    """Train as the command line does, also on an environment object or with a callback; see `run_algorithm`."""
+    return run_algorithm(args, __file__, make_ppo, env, callback)
 
 
 if __name__ == "__main__":
-    sys.exit(main(train, ARGS))
+    run_script(train, ARGS)

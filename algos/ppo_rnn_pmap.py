@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.cli.checks import AdamBeta, Count, CountOrZero, Counts, Discount, Fraction, NonNegative, Positive
-from common.cli.command import main, parse
+from common.cli.command import parse, run_script
 from common.cli.rollout_flags import DeviceRolloutArgs
 
 
@@ -120,29 +120,21 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from common.device.algorithm import Now, OnPolicy, Rollout
-from common.device.learning import (
-    AdamState,
-    adam_init,
-    adam_step,
-    adapt,
-    epochs,
-    mean_gradients,
-    mean_over_devices,
-    next_values,
-    standardize,
-    value_metrics,
+from common.algorithm import (
+    EnvSpec,
+    Now,
+    OnPolicy,
+    Rollout,
+    Seen,
+    Space,
+    at_start,
+    flat_size,
+    in_segments,
+    nets,
+    optim,
+    run_algorithm,
+    side_by_side,
 )
-from common.device.memory import Seen, at_start
-from common.device.normalizers import RunningStats, denormalize, merge, normalize, obs_stats, popart, running_stats
-from common.device.sampling import in_segments, side_by_side
-from common.envs.environment import Env
-from common.envs.privileged import without_privileged
-from common.envs.spaces import Space, flat_size, zeros
-from common.nets.distributions import Distribution, encode_action
-from common.nets.heads import PolicyHead
-from common.nets.recurrent import Inputs, RecurrentTorso, initial_memory
-from common.training import train_on_devices
 
 # ---------------------------------------------------------------------------------------------------------- networks
 
@@ -155,9 +147,9 @@ class Actor(nn.Module):
     action_space: Space
 
     @nn.compact
-    def __call__(self, inputs: Inputs, memory: Any) -> tuple[Distribution, jax.Array, Any]:
-        x, memory = RecurrentTorso.of(self.args, without_privileged(self.obs_space))(inputs, memory)
-        return PolicyHead(self.action_space)(x, inputs.obs), x, memory
+    def __call__(self, inputs: nets.Inputs, memory: Any) -> tuple[nets.Distribution, jax.Array, Any]:
+        x, memory = nets.RecurrentTorso.of(self.args, nets.without_privileged(self.obs_space))(inputs, memory)
+        return nets.PolicyHead(self.action_space)(x, inputs.obs), x, memory
 
 
 class Critic(nn.Module):
@@ -167,8 +159,10 @@ class Critic(nn.Module):
     obs_space: Space
 
     @nn.compact
-    def __call__(self, x: Inputs | jax.Array, memory: Any) -> tuple[jax.Array, Any]:
-        x, memory = (x, memory) if self.args.share_torso else RecurrentTorso.of(self.args, self.obs_space)(x, memory)
+    def __call__(self, x: nets.Inputs | jax.Array, memory: Any) -> tuple[jax.Array, Any]:
+        x, memory = (
+            (x, memory) if self.args.share_torso else nets.RecurrentTorso.of(self.args, self.obs_space)(x, memory)
+        )
         return nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(x)[..., 0], memory  # [T, N]
 
 
@@ -192,15 +186,15 @@ class Learner(struct.PyTreeNode):
     """What PPO learns, identical on every device."""
 
     params: Params
-    opt_state: AdamState
+    opt_state: optim.AdamState
     obs_stats: Any  # RunningStats of each part of observations, or None
-    return_stats: RunningStats | None  # the units of the critic
+    return_stats: nets.RunningStats | None  # the units of the critic
 
 
 class Extras(NamedTuple):
     """What a rollout keeps of each step, [T, N, ...]."""
 
-    policy: Distribution  # the distribution that the action came from
+    policy: nets.Distribution  # the distribution that the action came from
     value: jax.Array  # in units of the rewards
     memory: Memory  # after the step
 
@@ -208,7 +202,7 @@ class Extras(NamedTuple):
 class Batch(NamedTuple):
     """What the losses need of each sample, in S segments of K steps that gradients do not leave, [K, S, N, ...]."""
 
-    inputs: Inputs
+    inputs: nets.Inputs
     memory: Memory  # [1, S, N, ...] at the start of each segment, as it was then
     action: jax.Array
     log_prob: jax.Array
@@ -259,7 +253,7 @@ def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
 # --------------------------------------------------------------------------------------------------------- algorithm
 
 
-def make_ppo_rnn(args: Args, env: Env) -> OnPolicy:
+def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
     """PPO with memory for `env` as pure functions of one agent on one device."""
     actor = Actor(args, env.observation_space, env.action_space)
     critic = Critic(args, env.observation_space)
@@ -268,15 +262,15 @@ def make_ppo_rnn(args: Args, env: Env) -> OnPolicy:
         """Actions [N, ...] of a step of the rollout, what it keeps of it, and the memory after it."""
         policy, value, memory = step_networks(learner, seen, memory)
         action = policy.sample(noise)
-        memory = memory._replace(action=encode_action(action, env.action_space))
+        memory = memory._replace(action=nets.encode_action(action, env.action_space))
         return action, Extras(policy, value, memory), memory
 
     def update(learner: Learner, rollout: Rollout, now: Now) -> tuple[Learner, dict[str, jax.Array]]:
         """One iteration of PPO (algorithm 1), after the rollout: estimate advantages, learn."""
         batch, estimate_metrics = estimate(learner, rollout, now.hp)
-        learner, batch = popart(learner, batch)
+        learner, batch = nets.popart(learner, batch)
         learner, learn_metrics = learn(learner, batch, now)
-        learner = learner.replace(obs_stats=merge(learner.obs_stats, rollout.obs))
+        learner = learner.replace(obs_stats=nets.update_stats(learner.obs_stats, rollout.obs))
         return learner, estimate_metrics | learn_metrics
 
     def estimate(learner: Learner, rollout: Rollout, hp: Any) -> tuple[Batch, dict[str, jax.Array]]:
@@ -284,7 +278,7 @@ def make_ppo_rnn(args: Args, env: Env) -> OnPolicy:
         policy, value, memory = rollout.extras
         last = rollout.last, jax.tree.map(lambda x: x[-1], memory)
         final = Seen(rollout.final_obs, jnp.zeros_like(rollout.terminated), rollout.reward), memory
-        next_value = next_values(value, rollout, last, final, lambda x: step_networks(learner, *x)[1])
+        next_value = rollout.next_values(value, lambda x: step_networks(learner, *x)[1], last, final)
         ends = rollout.terminated, rollout.truncated
         advantage = gae(rollout.reward, value, next_value, *ends, hp.gamma, hp.gae_lambda)
 
@@ -298,30 +292,30 @@ def make_ppo_rnn(args: Args, env: Env) -> OnPolicy:
             advantage=advantage,
             target=advantage + value,
         )
-        return in_segments(batch, args.num_steps // args.segment), value_metrics(value, batch.target, advantage)
+        return in_segments(batch, args.num_steps // args.segment), optim.value_metrics(value, batch.target, advantage)
 
     def learn(learner: Learner, batch: Batch, now: Now) -> tuple[Learner, dict[str, jax.Array]]:
         """Epochs of minibatch gradient steps, none after the KL divergence of an epoch exceeds --target-kl."""
         hp, minibatches = now.hp, now.minibatches(args.update_epochs, args.num_minibatches)
         # [E, M, B] environments, each with all its steps
         advantage = jnp.moveaxis(batch.advantage[..., minibatches], (2, 3), (0, 1))  # [E, M, K, S, B]
-        advantage = standardize(advantage, axis=(2, 3, 4)) if args.norm_adv else advantage
+        advantage = optim.standardize(advantage, axis=(2, 3, 4)) if args.norm_adv else advantage
 
         def step(carry, inputs):
             params, opt_state = carry
             envs, advantage = inputs
             minibatch = jax.tree.map(lambda x: x[:, :, envs], batch)._replace(advantage=advantage)
             minibatch = side_by_side(minibatch)
-            grads, metrics = mean_gradients(loss)(params, minibatch, hp)  # over all devices
-            params, opt_state = adam_step(params, grads, opt_state, hp)
+            grads, metrics = optim.mean_gradients(loss)(params, minibatch, hp)  # over all devices
+            params, opt_state = optim.adam_step(params, grads, opt_state, hp)
             return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
 
         start = learner.params, learner.opt_state
-        (params, opt_state), metrics = epochs(step, start, (minibatches, advantage), hp.target_kl)
+        (params, opt_state), metrics = optim.epochs(step, start, (minibatches, advantage), hp.target_kl)
         # Nothing else of this loss is computed
         after = loss(params, side_by_side(jax.tree.map(lambda x: x[:, :, minibatches[-1, 0]], batch)), hp)[1]
-        kl = mean_over_devices(after["policy/approx_kl"])
-        learner = learner.replace(params=params, opt_state=adapt(opt_state, kl, hp))
+        kl = optim.mean_over_devices(after["policy/approx_kl"])
+        learner = learner.replace(params=params, opt_state=optim.adapt(opt_state, kl, hp))
         return learner, metrics | {"policy/approx_kl": kl}
 
     def loss(params: Params, batch: Batch, hp: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -347,25 +341,25 @@ def make_ppo_rnn(args: Args, env: Env) -> OnPolicy:
             "policy/log_ratio_max": jnp.max(jnp.abs(log_ratio)),
         }
 
-    def step_networks(learner: Learner, seen: Seen, memory: Memory) -> tuple[Distribution, jax.Array, Memory]:
+    def step_networks(learner: Learner, seen: Seen, memory: Memory) -> tuple[nets.Distribution, jax.Array, Memory]:
         """Policy and value [N], in units of the rewards, for what is seen now, and the memory after it."""
         inputs = jax.tree.map(lambda x: x[None], inputs_of(learner, seen, memory))
         policy, value, left = jax.tree.map(lambda x: x[0], outputs(learner.params, inputs, memory))
-        return policy, denormalize(learner.return_stats, value), memory._replace(**left)
+        return policy, nets.denormalize(learner.return_stats, value), memory._replace(**left)
 
-    def outputs(params: Params, inputs: Inputs, memory: Memory) -> tuple[Distribution, jax.Array, dict]:
+    def outputs(params: Params, inputs: nets.Inputs, memory: Memory) -> tuple[nets.Distribution, jax.Array, dict]:
         """Policies and values [T, N] of a sequence that begins with `memory`, and the memories after each step."""
         policy, features, of_actor = actor.apply(params.actor, inputs, memory.actor)
         value, of_critic = critic.apply(params.critic, features if args.share_torso else inputs, memory.critic)
         return policy, value, {"actor": of_actor, "critic": of_critic}
 
-    def inputs_of(learner: Learner, seen: Seen, memory: Memory) -> Inputs:
+    def inputs_of(learner: Learner, seen: Seen, memory: Memory) -> nets.Inputs:
         """What the networks take where this is seen, [..., N]."""
-        return Inputs.of(seen, memory.action, normalize(learner.obs_stats, seen.obs))
+        return nets.Inputs.of(seen, memory.action, nets.normalize(learner.obs_stats, seen.obs))
 
     def new_memory(count: int) -> Memory:
         """Of `count` environments whose episodes begin, for the policy alone."""
-        layers = initial_memory(args.rnn, args.rnn_size, args.rnn_layers, count)
+        layers = nets.initial_memory(args.rnn, args.rnn_size, args.rnn_layers, count)
         return Memory(layers, (), jnp.zeros((count, flat_size(env.action_space))))
 
     def with_critic(memory: Memory) -> Memory:
@@ -373,22 +367,22 @@ def make_ppo_rnn(args: Args, env: Env) -> OnPolicy:
 
     def init(key: jax.Array, hp: Any) -> Learner:
         actor_key, critic_key = jax.random.split(key)
-        obs, memory = zeros(env, 1), new_memory(1)
-        inputs = jax.tree.map(lambda x: x[None], Inputs.of(at_start(obs), memory.action, obs))
+        obs, memory = env.example_obs(1), new_memory(1)
+        inputs = jax.tree.map(lambda x: x[None], nets.Inputs.of(at_start(obs), memory.action, obs))
         (_, features, _), actor_params = actor.init_with_output(actor_key, inputs, memory.actor)
         params = Params(actor_params, critic.init(critic_key, features if args.share_torso else inputs, memory.actor))
         return Learner(
             params=params,
-            opt_state=adam_init(params, hp),
-            obs_stats=obs_stats(env.observation_space) if args.normalize_obs else None,
-            return_stats=running_stats(()) if args.normalize_returns else None,
+            opt_state=optim.adam_init(params, hp),
+            obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
+            return_stats=nets.running_stats((), on=args.normalize_returns),
         )
 
     def act(learner: Learner, seen: Seen, memory: Memory, key: jax.Array | None = None) -> tuple[jax.Array, Memory]:
         """Actions [B, ...] for what is seen [B, ...], sampled with a key, else the most likely ones; and the memory."""
         policy, _, memory = step_networks(learner, seen, with_critic(memory))  # its values are not computed
         action = policy.mode() if key is None else policy.draw(key)
-        return action, memory._replace(critic=(), action=encode_action(action, env.action_space))
+        return action, memory._replace(critic=(), action=nets.encode_action(action, env.action_space))
 
     memories = new_memory, lambda count: with_critic(new_memory(count))
     return OnPolicy(init, explore, update, act, *memories, wants_reward=args.obs_prev_action_reward)
@@ -398,9 +392,9 @@ make_algorithm = make_ppo_rnn  # the name by which `load_policy` knows it
 
 
 def train(args: Args, env: Any = None, callback: Any = None) -> Any:
-    """Train as the command line does, also on an environment object or with a callback; see `train_on_devices`."""
-    return train_on_devices(args, __file__, make_ppo_rnn, env, callback)
+    """Train as the command line does, also on an environment object or with a callback; see `run_algorithm`."""
+    return run_algorithm(args, __file__, make_ppo_rnn, env, callback)
 
 
 if __name__ == "__main__":
-    sys.exit(main(train, ARGS))
+    run_script(train, ARGS)

@@ -5,14 +5,13 @@ python -m common.play runs/NAME --episodes 5 --gif episode.gif
 
 import itertools
 import signal
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from common.cli.checks import Bounds, CountOrZero
-from common.cli.command import main, parse
+from common.cli.command import parse, run_script
 from common.cli.console import Console
 from common.cli.env_params import given_params
 from common.cli.errors import UsageError
@@ -193,4 +192,4 @@ def show(episodes: Episodes, console: Console, is_game: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(play, ARGS))
+    run_script(play, ARGS)

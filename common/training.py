@@ -1,10 +1,9 @@
 """What `train` of every algorithm does: a run on devices, or a run whose learner gets its batches from actors.
 
-    train_on_devices(args, __file__, make_ppo)
-    train_with_actors(args, __file__, make_appo)
+    run_algorithm(args, __file__, make_ppo)
 
-Both call `make_algorithm(args, env)` for pure functions and do the rest, from the devices to what is drawn at the end.
-Both raise UsageError for what cannot be done, TrainingError where training had to stop, KeyboardInterrupt after SIGINT.
+It calls `make_algorithm(args, spec)` for pure functions and does the rest, from devices to what is drawn at the end.
+It raises UsageError for what cannot be done, TrainingError where training had to stop, KeyboardInterrupt after SIGINT.
 """
 
 import math
@@ -25,6 +24,7 @@ from common.actors.environments import eval_params, inspect_env
 from common.actors.evaluation import HostEvaluation
 from common.actors.meters import UpdateMetrics
 from common.cli.env_params import given_params
+from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device import cluster
 from common.device.devices import choose_devices, choose_roles, describe, share_members
@@ -39,7 +39,7 @@ from common.endings import draw_metrics, draw_policy
 from common.envs.environment import Env
 from common.envs.own import wrap
 from common.envs.registry import list_envs, make
-from common.envs.requirements import need_fitting_spaces
+from common.envs.requirements import check_spaces
 from common.envs.varied import for_run
 from common.population.evolution import evolution
 from common.population.rating import rate_members
@@ -50,6 +50,21 @@ from common.runs.reports import TrainResult
 from common.runs.run import Run
 
 LARGE = 50_000_000  # bytes of environments in a checkpoint, from which on the header says so
+
+
+def run_algorithm(
+    args: Any, script: str, make_algorithm: Callable, env: Any = None, callback: Callback | None = None
+) -> TrainResult | None:
+    """Train as the command line does; see `train_on_devices`, and of environments on the host `train_with_actors`.
+
+    `env` is an environment, in place of the name `args.env`. `callback` gets every row of metrics, and ends the run
+    where it returns True. With --list-envs there is no result.
+    """
+    if not isinstance(args, HostEnvArgs):
+        return train_on_devices(args, script, make_algorithm, env, callback)
+    if env is not None:
+        raise UsageError("environments on the host are named by --env: an object cannot be made anew by each actor")
+    return train_with_actors(args, script, make_algorithm, callback)
 
 
 def train_on_devices(
@@ -70,8 +85,8 @@ def train_on_devices(
         devices = _choose_devices(args)
         params = given_params(vars(args))
         env = for_run(args, make(args.env, params) if env is None else wrap(env, params))
-        need_fitting_spaces(args, env)
-        algorithm = make_algorithm(args, env)
+        check_spaces(args, env)
+        algorithm = make_algorithm(args, env.spec)
         groups = args.groups(len(devices))
         functions = for_seeds(algorithm, args, env, args.num_agents // groups, evolution(args, groups))
         members = arrays_of(args.members, len(devices), args.sharding)
@@ -134,7 +149,7 @@ def train_with_actors(
         actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)
         args = args.among(cluster.count())
         env, own = inspect_env(args), len(cluster.own(devices))
-        need_fitting_spaces(args, env.spec)
+        check_spaces(args, env.spec)
         algorithm = make_algorithm(args, env.spec)
         driver = host_driver(algorithm, args, env.spec)
         args.check_split(own)

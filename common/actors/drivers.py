@@ -26,13 +26,12 @@ from common.device.memory import Seen
 from common.device.off_policy import gradient_updates, random_actions
 from common.device.reductions import Tally
 from common.device.replay import example_transition, new_replay, num_groups
-from common.device.sampling import ids_in_process, ids_over_processes, minibatch_indices
+from common.device.sampling import action_noise, ids_in_process, ids_over_processes, minibatch_indices
 from common.device.schedules import hp_now, hp_of
 from common.device.sharding import AXIS, TrainState
 from common.envs.spaces import batch_shape
 from common.envs.spec import EnvSpec
 from common.envs.unit_actions import to_env
-from common.nets.distributions import action_noise
 
 
 class HostDriver(NamedTuple):

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 
 from common.device.episodes import EpisodeTracker, RecentEpisodes
+from common.device.filling import fill_in
 from common.device.memory import Seen
 
 
@@ -74,6 +76,25 @@ class Rollout(NamedTuple):
     def obs(self) -> Any:
         """Observations as the environment gave them."""
         return self.seen.obs
+
+    def next_values(self, value: jax.Array, value_of: Callable, last: Any = None, final: Any = None) -> jax.Array:
+        """The value [T, N] of the true next observation of every step, where its episode was not terminated.
+
+        `value` [T, N] are those of the steps. `value_of` gives them for what is `last` [N, ...], after the rollout, and
+        for what was `final` [T, N, ...] where a time limit struck: observations, if nothing else is given. Of those it
+        computes N at a time: no network pass at all while none does.
+        """
+        following = jnp.concatenate([value[1:], value_of(self.last.obs if last is None else last)[None]])
+        if self.final_obs is None:  # it stands in the step after
+            return following
+        final = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self.final_obs if final is None else final)
+        values = fill_in(
+            following.ravel(),
+            (self.truncated & ~self.terminated).ravel(),
+            width=value.shape[1],
+            compute=lambda index: value_of(jax.tree.map(lambda x: x[index], final)),
+        )
+        return values.reshape(value.shape)
 
 
 class Transition(NamedTuple):

@@ -13,7 +13,7 @@ from common.device.memory import at_start
 from common.device.on_policy import Driver
 from common.device.reductions import Tally
 from common.device.replay import Replay, example_transition, new_replay, num_groups
-from common.device.sampling import keys_of, split_keys
+from common.device.sampling import action_noise, keys_of, split_keys
 from common.device.schedules import hp_of
 from common.device.seeds import same_for_all_seeds
 from common.device.sharding import AXIS, TrainState, flat_pmean
@@ -24,7 +24,6 @@ from common.envs.masks import legal_actions, legal_metrics
 from common.envs.spec import EnvSpec
 from common.envs.unit_actions import to_env, uniform_action
 from common.envs.varied import for_member
-from common.nets.distributions import action_noise
 
 
 def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
@@ -118,9 +117,3 @@ def gradient_updates(
 def random_actions(keys: jax.Array, obs: Any, env: Env | EnvSpec) -> jax.Array:
     """Uniformly random actions [N, ...] as the buffer keeps them, each by its own of `keys` [N]; legal ones."""
     return jax.vmap(partial(uniform_action, space=env.action_space))(keys, legal=legal_actions(obs))
-
-
-def noise_like(keys: jax.Array, x: jax.Array) -> jax.Array:
-    """Standard normals in the shape of `x` [B, ...], of which each of `keys` [G] draws an equal part."""
-    shape = x.shape[0] // keys.shape[0], *x.shape[1:]
-    return jax.vmap(lambda key: jax.random.normal(key, shape))(keys).reshape(x.shape)

@@ -20,14 +20,13 @@ from common.device.episodes import EpisodeTotals, count_episodes, new_recent, ne
 from common.device.memory import Seen, at_start
 from common.device.opponents import draw_other, first_past, own_components, renewed_past, with_opponent
 from common.device.reductions import Tally
-from common.device.sampling import keys_of, minibatch_indices, rollout_keys, split_keys
+from common.device.sampling import action_noise, keys_of, minibatch_indices, rollout_keys, split_keys
 from common.device.schedules import hp_now, hp_of
 from common.device.sharding import AXIS, TrainState
 from common.device.stepping import new_starts, reset_envs, step_envs
 from common.envs.environment import Env
 from common.envs.masks import legal_metrics
 from common.envs.varied import for_member
-from common.nets.distributions import action_noise
 
 
 class Driver(NamedTuple):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from common.device.episodes import EpisodeTotals, no_episodes
-from common.device.learning import zeros_of
+from common.device.optim import zeros_of
 from common.device.reductions import Tally
 
 

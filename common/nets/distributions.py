@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from common.device.sampling import categorical_noise
 from common.envs.masks import ILLEGAL
-from common.envs.spaces import Box, Space, encode, keys_of_parts, leaves, map_leaves
+from common.envs.spaces import Box, Space, encode, leaves
 from common.envs.unit_actions import action_scale, to_units
 
 LOG_2PI = 1.8378770664093453
@@ -239,19 +240,3 @@ def encode_action(action: Any, space: Space) -> jax.Array:
 
     parts = [encoded(leaf, x) for _, leaf, x in leaves(space, action)]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
-
-
-def action_noise(key: jax.Array, space: Space, batch: tuple[int, ...] = ()) -> Any:
-    """The noise [*batch, ...] that `sample` needs: standard normals for a Box, else one uniform per component."""
-
-    def noise(leaf, key):
-        if isinstance(leaf, Box):
-            return jax.random.normal(key, (*batch, math.prod(leaf.shape)))
-        return categorical_noise(key, (*batch, len(leaf.nvec)))
-
-    return map_leaves(noise, space, keys_of_parts(key, space))
-
-
-def categorical_noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Uniform in (0, 1): never 0, which would pick a first choice of probability 0."""
-    return jax.random.uniform(key, shape, minval=2**-24)

@@ -66,13 +66,15 @@ def normalize(stats: Stats, x: Any) -> Any:
     return _map(lambda stats, x: x if stats is None else stats.normalize(x), stats, x)
 
 
-def merge(stats: Stats, batch: Any, valid: jax.Array | None = None) -> Stats:
+def update_stats(stats: Stats, batch: Any, valid: jax.Array | None = None) -> Stats:
     """The statistics of each part after `batch`, see `RunningStats.merge`; none where there are none."""
     return _map(lambda stats, x: stats and stats.merge(x, valid), stats, batch)
 
 
-def obs_stats(space: spaces.Space) -> Stats:
-    """Statistics of no observations yet: of arrays, and none of numbers that stand for choices."""
+def obs_stats(space: spaces.Space, on: bool = True) -> Stats:
+    """Statistics of no observations yet: of arrays, and none of numbers that stand for choices; None where not `on`."""
+    if not on:
+        return None
     stats = spaces.map_leaves(lambda leaf: running_stats(leaf.shape) if isinstance(leaf, spaces.Box) else None, space)
     return stats | {MASK: None} if isinstance(stats, dict) and MASK in stats else stats
 
@@ -116,6 +118,8 @@ def popart(learner: Any, batch: Any, counts: jax.Array | None = None) -> tuple[A
     return learner, batch._replace(value=value, target=target, advantage=batch.advantage / units.std)
 
 
-def running_stats(shape: tuple[int, ...]) -> RunningStats:
-    """Statistics of nothing yet."""
+def running_stats(shape: tuple[int, ...], on: bool = True) -> RunningStats | None:
+    """Statistics of nothing yet; None where not `on`."""
+    if not on:
+        return None
     return RunningStats(count=jnp.uint32(0), mean=jnp.zeros(shape), m2=jnp.zeros(shape))

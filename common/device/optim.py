@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from common.device.filling import fill_in
 from common.device.reductions import Report, across_devices, over_steps
 from common.device.sharding import AXIS
 
@@ -126,28 +125,6 @@ def zeros_of(function: Callable, *args: Any) -> Any:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
 
 
-def next_values(
-    value: jax.Array, rollout: Any, last: Any, final: Any, value_of: Callable[[Any], jax.Array]
-) -> jax.Array:
-    """The value [T, N] of the true next observation of every step, where its episode was not terminated.
-
-    `value` [T, N] are those of the steps, and `value_of` gives them for what is `last` [N, ...], after the rollout, and
-    for what was `final` [T, N, ...] where a time limit struck. Of those it computes N at a time: no network pass at all
-    while none does.
-    """
-    following = jnp.concatenate([value[1:], value_of(last)[None]])
-    if rollout.final_obs is None:  # it stands in the step after
-        return following
-    final = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), final)
-    values = fill_in(
-        following.ravel(),
-        (rollout.truncated & ~rollout.terminated).ravel(),
-        width=value.shape[1],
-        compute=lambda index: value_of(jax.tree.map(lambda x: x[index], final)),
-    )
-    return values.reshape(value.shape)
-
-
 def standardize(x: jax.Array, axis: Any = None, weight: jax.Array | None = None) -> jax.Array:
     """`x` with zero mean and unit variance along `axis` over all devices; of those alone whose `weight` is 1."""
     mean = partial(jnp.mean, axis=axis, keepdims=True) if weight is None else partial(weighted_mean, weight)
@@ -171,3 +148,9 @@ def value_metrics(value: jax.Array, target: jax.Array, advantage: jax.Array) -> 
         "value/explained_variance": 1 - error / jnp.maximum(target, 1e-8),
         "advantage/std": jnp.sqrt(advantage),
     }
+
+
+def noise_like(keys: jax.Array, x: jax.Array) -> jax.Array:
+    """Standard normals in the shape of `x` [B, ...], of which each of `keys` [G] draws an equal part."""
+    shape = x.shape[0] // keys.shape[0], *x.shape[1:]
+    return jax.vmap(lambda key: jax.random.normal(key, shape))(keys).reshape(x.shape)

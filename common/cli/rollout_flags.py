@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from common.cli.checks import Count, CountOrZero, divisors_near, multiples_near
+from common.cli.checks import Count, CountOrZero, divisors_near, flag_of, multiples_near
 from common.cli.errors import UsageError
 from common.cli.pbt_flags import PbtArgs
 from common.cli.process_flags import ProcessArgs

@@ -11,6 +11,6 @@ def hyper_of(args: Any, learner: Any, **now: jax.Array) -> SimpleNamespace:
 
     `now` are values of this moment.
 
-    A flag that is read from here, and named in `Args.sweepable`, is one that a population can sweep.
+    A flag that is read from here, and whose type has `Swept` (as `Positive`), is one that a population can sweep.
     """
     return SimpleNamespace(**vars(args) | getattr(learner, "hyper", {}) | now)

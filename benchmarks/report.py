@@ -203,8 +203,7 @@ def _row(record: Record) -> list[str]:
         record["algorithm"],
         _return(final),
         f"{np.isfinite(after).sum()}/{len(after)} ≥ {record['threshold']:g}{_fewer(record)}",
-        _count(np.median(after)),
-        _count(np.median(seconds)),
+        _count(np.median(after), np.median(seconds)),
         f"{np.mean(record['steps_per_second']):,.0f} ({len(record['seeds']) // count})",
     ]
 
@@ -271,15 +270,17 @@ def _machines(results: Path) -> list[Path]:
     return [folder for folder in folders if any(folder.glob("*/*.json")) or (folder / FILE).exists()]
 
 
-def _count(value: float) -> str:
-    return f"{value:,.0f}" if np.isfinite(value) else "never"
+def _count(steps: float, seconds: float) -> str:
+    return f"{steps:,.0f} ({seconds:,.0f} s)" if np.isfinite(steps) else "never"
 
 
 def _spread(value: np.ndarray, spread: Interval | None) -> str:
-    return f"{value:.4g}" + (f" [{spread.low:.4g}, {spread.high:.4g}]" if spread else "")
+    """A value and its interval, which is left out where it is that value alone."""
+    numbers = [f"{x:.4g}" for x in ((value, spread.low, spread.high) if spread else (value,))]
+    return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]" if len(set(numbers)) > 1 else numbers[0]
 
 
-COLUMNS = ["environment", "algorithm", "final return", "learned", "after steps", "after seconds", "steps/s (agents)"]
+COLUMNS = ["environment", "algorithm", "final return", "learned", "after", "steps/s (agents)"]
 RESULTS = "../benchmarks/results"  # from the page
 INTRODUCTION = """# Benchmark
 
@@ -294,11 +295,11 @@ its record, which has the command, the flags, the versions and all returns.
 ## How to read it
 
 - **Returns** are greedy, over 128 episodes (32 on the host, if the command sets no other number). A cell shows the
-  interquartile mean over seeds and its 95% bootstrap interval (Agarwal et al. 2021). With three seeds the interval
-  is just the range from the worst to the best, which is much less than 95%.
-- **Learned** counts the seeds that reach the threshold in some evaluation. *After* is the median over all seeds,
-  including those that never reach it. A row with fewer evaluations than planned says so: its *after* is too coarse
-  to compare.
+  interquartile mean over seeds and its 95% bootstrap interval (Agarwal et al. 2021), unless all seeds are equal.
+  With three seeds the interval is just the range from the worst to the best, which is much less than 95%.
+- **Learned** counts the seeds that reach the threshold in some evaluation. *After* is the median number of steps
+  (and seconds) over all seeds, including those that never reach it. A row with fewer evaluations than planned says
+  so: its *after* is too coarse to compare.
 - **Score**: 0 is the worst return of any algorithm on a task, 1 is the threshold. A final score is the interquartile
   mean over all runs of all tasks, so one failed task in four can be invisible.
 - **Flags.** Ours come from `algos/tuned/` where it has an entry, theirs are those that their authors publish (SBX:

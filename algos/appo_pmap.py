@@ -9,12 +9,12 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.cli.checks import check, check_needed
-from common.cli.command import main, parse
+from common.cli.checks import AdamBeta, Bounds, Count, CountOrZero, Counts, Discount, Fraction, NonNegative, Positive
+from common.cli.command import parse, run_script
 from common.cli.host_flags import HostEnvArgs
 
 
@@ -23,82 +23,83 @@ class Args(HostEnvArgs):
     """Train APPO or IMPALA on environments that step on the host, in threads beside the learner."""
 
     # advantage
-    gamma: float = 0.99
+    gamma: Discount = 0.99
     """Discount factor."""
     advantage: Literal["vtrace", "gae"] = "vtrace"
-    """Estimate of advantages and values: V-trace corrects for stale policies, GAE does not."""
-    gae_lambda: float = 0.95
+    """Advantage estimator: V-trace, which corrects for stale policies, or GAE, which does not."""
+    gae_lambda: Discount = 0.95
     """Lambda of GAE and of V-trace."""
-    rho_clip: float = 1.0
-    """V-trace: largest importance weight of a step's own error."""
-    c_clip: float = 1.0
-    """V-trace: largest importance weight by which later errors reach back."""
-    max_policy_lag: int = 0
-    """Leave out steps whose policy is more than this many updates old; 0 learns from all."""
+    rho_clip: Positive = 1.0
+    """V-trace's rho-bar: largest importance weight of a step's own error."""
+    c_clip: Positive = 1.0
+    """V-trace's c-bar: largest importance weight by which later errors reach back."""
+    max_policy_lag: CountOrZero = 0
+    """Updates by which a step's policy may be stale; older steps are left out. 0: no limit."""
 
     # optimiser
-    num_epochs: int = 4
+    num_epochs: Count = 4
     """Passes over the batch per update."""
-    num_minibatches: int = 4
-    """Gradient steps per epoch."""
-    learning_rate: float = 1e-3
+    num_minibatches: Count = 4
+    """Minibatches per epoch, each a gradient step."""
+    learning_rate: Positive = 1e-3
     """Learning rate of Adam, at the start."""
     lr_schedule: Literal["linear", "constant"] = "linear"
-    """Learning rate over the run: to zero in a line, or the same."""
-    max_grad_norm: float = 0.5
-    """Clip the global norm of the gradient; 0 turns it off."""
-    adam_b1: float = 0.9
-    """How much Adam keeps, at each step, of its average of gradients."""
-    adam_b2: float = 0.999
-    """The same of its average of their squares."""
+    """Learning rate over the run: linear to zero, or constant."""
+    max_grad_norm: NonNegative = 0.5
+    """Global norm at which gradients are clipped; 0: no clipping."""
+    adam_b1: AdamBeta = 0.9
+    """Adam's beta1."""
+    adam_b2: AdamBeta = 0.999
+    """Adam's beta2."""
 
     # loss
     loss: Literal["appo", "impala"] = "appo"
     """Policy loss: PPO's clipped ratio, or IMPALA's policy gradient with clipped importance weights."""
-    clip_eps: float = 0.2
+    clip_eps: Positive = 0.2
     """Clipping range of the probability ratio of --loss appo."""
     clip_mode: Literal["ppo", "symmetric"] = "ppo"
     """Ratio interval: ppo is [1 - eps, 1 + eps], symmetric is [1 / (1 + eps), 1 + eps]."""
-    pg_rho_clip: float = 1.0
+    pg_rho_clip: Positive = 1.0
     """Largest importance weight of the policy gradient of --loss impala."""
-    ratio_clamp: float = 20.0
-    """Keep probability ratios between 1 / this and this before anything else uses them."""
-    vf_coef: float = 0.5
+    ratio_clamp: Annotated[float, Bounds(at_least=1)] = 20.0
+    """Clamp of probability ratios before anything else uses them: from 1 / this to this."""
+    vf_coef: NonNegative = 0.5
     """Weight of the value loss."""
     clip_vloss: bool = False
-    """Clip the change of the value within an update, by --clip-eps."""
-    ent_coef: float = 0.01
+    """Clipping of the value loss by --clip-eps, as of the policy loss."""
+    ent_coef: NonNegative = 0.01
     """Entropy coefficient, the weight of the exploration loss, at the start."""
-    ent_fraction: float = 0.0
-    """Share of the run, from its start, over which the entropy coefficient falls to zero in a line; 0 keeps it."""
+    ent_fraction: Fraction = 0.0
+    """Fraction of the run over which the entropy coefficient decays linearly to zero; 0: it stays."""
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
-    """Reward the policy's entropy, or penalise its symmetric KL to the uniform policy (not for Box actions)."""
+    """Exploration loss: the policy's entropy, or its symmetric KL to the uniform policy (not for Box actions)."""
 
     # normalisation
     norm_adv: bool = True
-    """Normalise advantages over each minibatch, across all devices."""
+    """Normalisation of advantages over each minibatch, across all devices."""
     normalize_returns: bool = True
-    """Let the critic predict returns in units of their running mean and deviation, whatever the scale of rewards."""
+    """PopArt: the critic predicts returns normalised by their running mean and deviation, for any scale of rewards."""
     normalize_obs: bool = False
-    """Normalise observations by their running mean and standard deviation."""
+    """Normalisation of observations by their running mean and standard deviation."""
 
     # network
     activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
     """Activation of the hidden layers."""
-    hidden_sizes: tuple[int, ...] = (64, 64)
+    hidden_sizes: Counts = (64, 64)
     """Widths of the hidden layers, behind the convolutions where observations are images."""
     share_torso: bool = False
-    """Use the same hidden layers for policy and values: half the work, which pays with images."""
+    """Hidden layers shared by policy and value function: half of the arithmetic, which pays off with images."""
     encoder: Literal["small", "nature", "impala", "flat"] = "small"
-    """What images pass first: 16 channels of 3 x 3, the DQN network of Nature, IMPALA's residual one, or nothing."""
+    """Image encoder: a 3 x 3 convolution with 16 channels, the Nature DQN network, IMPALA's ResNet, or none (flat)."""
     rnn: Literal["none", "gru", "lstm"] = "none"
-    """Recurrent cells behind the hidden layers, a memory that actors carry from rollout to rollout."""
-    rnn_size: int = 128
+    """Recurrent cells behind the hidden layers; actors carry their state from rollout to rollout."""
+    rnn_size: Count = 128
     """Width of the recurrent layers."""
-    rnn_layers: int = 1
-    """Recurrent layers, one behind the other."""
-    rnn_span: int = 128
-    """The cells of a new network remember for times from 2 to so many steps; 0 makes all of them 2."""
+    rnn_layers: Count = 1
+    """Number of recurrent layers."""
+    rnn_span: CountOrZero = 128
+    """Longest time scale of the recurrent cells at initialisation, in steps (chrono initialisation, Tallec and Ollivier
+    2018); 0: 2 steps for all."""
 
     @property
     def samples_per_env(self) -> int:
@@ -117,12 +118,7 @@ class Args(HostEnvArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, "num_epochs num_minibatches hidden_sizes ratio_clamp rnn_size rnn_layers", at_least=1)
-        check(self, "learning_rate clip_eps rho_clip c_clip pg_rho_clip", above=0)
-        check(self, "vf_coef ent_coef max_grad_norm max_policy_lag rnn_span", at_least=0)
-        check(self, "gamma gae_lambda ent_fraction", at_least=0, at_most=1)
-        check(self, "adam_b1 adam_b2", at_least=0, at_most=0.999999)
-        check_needed(self, "rnn_size rnn_layers rnn_span", "rnn", "gru", "lstm")
+        self.check_needed("rnn_size rnn_layers rnn_span", "rnn", "gru", "lstm")
 
 
 if __name__ == "__main__":
@@ -134,28 +130,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from common.actors.algorithm import ActorAlgorithm
-from common.actors.rollouts import Rollout
-from common.actors.watching import leave
-from common.device.clipped_adam import clipped_adam
-from common.device.final_values import put_final_values
-from common.device.memory import Seen
-from common.device.programs import TrainState
-from common.device.reductions import Tally, across_devices, over_steps
-from common.device.sampling import block_width, ids_over_processes, minibatch_indices
-from common.device.schedules import hyper_now
-from common.device.sharding import AXIS, varying_like
-from common.envs.masks import legal_actions
-from common.envs.privileged import for_policies
-from common.envs.requirements import need_fitting_spaces
-from common.envs.spaces import Space, batch_shape, zeros
-from common.envs.spec import EnvSpec
-from common.nets.distributions import action_noise
-from common.nets.heads import PolicyHead
-from common.nets.normalizers import RunningStats, denormalize, merge, normalize, obs_stats, renew_units, running_stats
-from common.nets.recurrent import Recurrent, initial_memory
-from common.nets.torso import Torso
-from common.training import Callback, TrainResult, train_with_actors
+from common.algorithm import EnvSpec, Now, OnPolicy, Rollout, Seen, Space, nets, optim, run_algorithm
 
 # ---------------------------------------------------------------------------------------------------------- networks
 
@@ -170,16 +145,15 @@ class Network(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array, first: jax.Array, memory: "Memory"):
         args = self.args
-        layers = partial(Recurrent, args.rnn, args.rnn_size, args.rnn_span, args.dtype)
-        torso = args.hidden_sizes, args.activation, args.dtype, args.encoder
-        x = Torso(for_policies(self.obs_space), *torso, name="torso")(obs)
+        layers = partial(nets.Recurrent, args.rnn, args.rnn_size, args.rnn_span, args.dtype)
+        x = nets.Torso.of(args, nets.without_privileged(self.obs_space), name="torso")(obs)
         x, of_policy = layers(name="memory")(x, first, memory.policy)
         y, of_value = x, ()
         if not args.share_torso:
-            y = Torso(self.obs_space, *torso, name="value_torso")(obs)
+            y = nets.Torso.of(args, self.obs_space, name="value_torso")(obs)
             y, of_value = layers(name="value_memory")(y, first, memory.value)
         value = nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(y)[..., 0]
-        policy = PolicyHead(self.action_space, name="policy")(x, legal_actions(obs))
+        policy = nets.PolicyHead(self.action_space, name="policy")(x, obs)
         return policy, value, Memory(of_policy, of_value)
 
 
@@ -187,14 +161,12 @@ class Network(nn.Module):
 
 
 class Learner(struct.PyTreeNode):
-    """What is identical on every learner device."""
+    """What APPO learns, identical on every learner device."""
 
     params: Any
-    opt_state: optax.OptState
+    opt_state: optim.AdamState
     obs_stats: Any  # RunningStats of each part of observations, or None
-    return_stats: RunningStats | None  # the units of the network's values
-    key: jax.Array  # root of all randomness of the learner; never advanced, only folded
-    updates: jax.Array  # [] updates done
+    return_stats: nets.RunningStats | None  # the units of the network's values
 
 
 class Memory(NamedTuple):
@@ -202,13 +174,6 @@ class Memory(NamedTuple):
 
     policy: Any
     value: Any  # () also where both share them
-
-
-class Published(NamedTuple):
-    """What an actor needs to act."""
-
-    params: Any
-    obs_stats: Any  # RunningStats of each part of observations, or None
 
 
 class Batch(NamedTuple):
@@ -280,17 +245,6 @@ def policy_loss(ratio, advantage, bounds) -> jax.Array:
     return -jnp.minimum(ratio * advantage, jnp.clip(ratio, *bounds) * advantage)
 
 
-def weighted_mean(weight: jax.Array, x: jax.Array) -> jax.Array:
-    """This device's share of the mean of `x` where `weight` is 1: the mean over devices of this is that over all."""
-    return jnp.sum(x * weight) / jnp.maximum(jax.lax.pmean(jnp.sum(weight), AXIS), 1e-8)
-
-
-def standardized(advantage, mean) -> jax.Array:
-    """Advantages with zero mean and unit variance over all devices; `mean` is a device's share of one."""
-    centred = advantage - jax.lax.pmean(mean(advantage), AXIS)
-    return centred / (jnp.sqrt(jax.lax.pmean(mean(jnp.square(centred)), AXIS)) + 1e-8)
-
-
 def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
     """Half the squared error of each sample; with `clip_eps` the worse of it and of that after a clipped change."""
     error = jnp.square(value - target)
@@ -303,116 +257,87 @@ def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
 # --------------------------------------------------------------------------------------------------------- algorithm
 
 
-def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
-    """APPO for `env` as pure functions. Raises UsageError for flags that its spaces do not fit."""
-    need_fitting_spaces(args, env)
+def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
+    """APPO for `env` as pure functions of one agent on one device."""
     network = Network(args, env.observation_space, env.action_space)
 
-    def update(state: TrainState, rollouts: tuple[Rollout, ...]) -> tuple[TrainState, Published, Tally]:
-        """Learn from this device's share of some rollouts, [T, N, ...] each."""
-        learner = state.learner
-        rollout = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *rollouts)  # [T, N of all rollouts, ...]
-        batch, metrics = estimate(learner, rollout)
-        learner, batch = renew_units(learner, batch, AXIS, batch.weight > 0)
-        params, opt_state, learn_metrics = learn(learner, batch, len(rollouts))
-        learner = learner.replace(
-            params=params,
-            opt_state=opt_state,
-            obs_stats=merge(learner.obs_stats, jax.tree.map(lambda x: x[:-1], rollout.obs), AXIS, rollout.valid),
-            updates=learner.updates + 1,
-        )
-        return state.replace(learner=learner), publish(learner), Tally.of(metrics | learn_metrics)
+    def explore(learner: Learner, seen: Seen, memory: Memory, noise: jax.Array) -> tuple[jax.Array, jax.Array, Memory]:
+        """Actions [N, ...] of an actor's environments, their log-probabilities [N], and the memory after them."""
+        policy, _, memory = step_network(learner, seen.obs, seen.first, memory)
+        action = policy.sample(noise)
+        return action, policy.log_prob(action), memory
 
-    def estimate(learner: Learner, rollout: Rollout) -> tuple[Batch, dict]:
+    def update(learner: Learner, rollout: Rollout, now: Now) -> tuple[Learner, dict[str, jax.Array]]:
+        """Learn from this device's share of some rollouts: estimate advantages, correct for the lag, learn."""
+        batch, estimate_metrics = estimate(learner, rollout, now)
+        learner, batch = nets.popart(learner, batch, batch.weight > 0)
+        learner, learn_metrics = learn(learner, batch, now)
+        learner = learner.replace(obs_stats=nets.update_stats(learner.obs_stats, rollout.obs, rollout.valid))
+        return learner, estimate_metrics | learn_metrics
+
+    def estimate(learner: Learner, rollout: Rollout, now: Now) -> tuple[Batch, dict[str, jax.Array]]:
         """Values, advantages and targets in units of the rewards, as samples, and metrics of them."""
-        first, start = first_steps(rollout), jax.tree.map(lambda x: x[0], rollout.memory)
         # As in the loss: with one gradient step per update both passes are the same, and compiled into one.
-        obs, last_obs = (jax.tree.map(lambda x, part=part: x[part], rollout.obs) for part in (slice(-1), -1))
-        seen = as_samples((normalize(learner.obs_stats, obs), first[:-1]))
-        outcome = network.apply(learner.params, *seen, start)
-        policy, value, memories = jax.tree.map(lambda x: x.reshape(*rollout.reward.shape, *x.shape[2:]), outcome)
-        value = denormalize(learner.return_stats, value)  # [T, N]
-        end = last_obs, first[-1], jax.tree.map(lambda x: x[-1], memories)
-        next_value = jnp.concatenate([value[1:], value_of(learner, *end)[None]])
-        if rollout.final_obs is not None:
-            cut_off = rollout.truncated & ~rollout.terminated
-            final = rollout.final_obs, jnp.zeros_like(cut_off), memories
-            next_value = put_final_values(next_value, cut_off, final, lambda final: value_of(learner, *final))
-        common = rollout.reward, value, next_value, rollout.terminated, rollout.truncated, args.gamma, args.gae_lambda
-        log_rho = log_ratio(policy.log_prob(rollout.action), rollout.noted)
+        inputs = as_samples((nets.normalize(learner.obs_stats, rollout.obs), rollout.seen.first))
+        outcome = network.apply(learner.params, *inputs, rollout.memory)
+        policy, value, memory = jax.tree.map(lambda x: x.reshape(*rollout.reward.shape, *x.shape[2:]), outcome)
+        value = nets.denormalize(learner.return_stats, value)  # [T, N]
+        last = rollout.last.obs, rollout.last.first, jax.tree.map(lambda x: x[-1], memory)
+        final = rollout.final_obs, jnp.zeros_like(rollout.terminated), memory
+        next_value = rollout.next_values(value, lambda x: value_of(learner, *x), last, final)
+        ends = rollout.terminated, rollout.truncated
+        common = rollout.reward, value, next_value, *ends, args.gamma, args.gae_lambda
+        log_rho = log_ratio(policy.log_prob(rollout.action), rollout.extras)
         if args.advantage == "gae":
             advantage = gae(*common)
             target = value + advantage
         else:
             target, advantage = vtrace(log_rho, *common, args.rho_clip, args.c_clip)
-        lag = learner.updates - rollout.version
-        fresh = lag <= args.max_policy_lag if args.max_policy_lag else True
+        fresh = now.updates - rollout.version <= args.max_policy_lag if args.max_policy_lag else True
         weight = (rollout.valid & fresh).astype(jnp.float32)
-        batch = as_samples((rollout.action, rollout.noted, value, advantage, target, weight))
-        mean = partial(weighted_mean, weight)
+        samples = as_samples((rollout.action, rollout.extras, value, advantage, target, weight))
+        mean = partial(optim.weighted_mean, weight)
         metrics = {"value/mean": mean(value), "value/target": mean(target), "policy/rho": mean(jnp.exp(log_rho))}
-        return Batch(*seen, rollout.memory, *batch), jax.lax.pmean(metrics, AXIS)
+        memory = jax.tree.map(lambda x: x[None], rollout.memory)
+        return Batch(*inputs, memory, *samples), optim.mean_over_devices(metrics)
 
     def as_samples(tree: Any) -> Any:
         """Arrays [T, N, ...] with samples along the second axis: every step is one, or with memory every sequence."""
         return tree if args.rnn != "none" else jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), tree)
 
-    def learn(learner: Learner, batch: Batch, num_rollouts: int):
-        """Epochs of minibatch gradient steps; returns parameters, optimizer state and metrics."""
-        key = jax.random.fold_in(learner.key, learner.updates)
-        minibatches = sample_indices(key, batch.value.shape[1], num_rollouts)  # [E * M, B]
-        hyper, scheduled = hyper_now(args, learner)
+    def learn(learner: Learner, batch: Batch, now: Now) -> tuple[Learner, dict[str, jax.Array]]:
+        """Epochs of minibatch gradient steps."""
+        hp, minibatches = now.hp, now.minibatches(args.num_epochs, args.num_minibatches)  # [E, M, B]
 
         def step(carry, indices):
+            params, opt_state = carry
             minibatch = batch if args.num_minibatches == 1 else jax.tree.map(lambda x: x[:, indices], batch)
-            return gradient_step(carry, minibatch, hyper)
+            grads, metrics = optim.mean_gradients(loss)(params, minibatch, hp)  # over all devices
+            params, opt_state = optim.adam_step(params, grads, opt_state, hp)
+            return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
 
         start = learner.params, learner.opt_state
-        if len(minibatches) == 1:
-            (params, opt_state), metrics = step(start, minibatches[0])
+        if minibatches.shape[:2] == (1, 1):
+            (params, opt_state), metrics = step(start, minibatches[0, 0])
         else:
-            (params, opt_state), metrics = jax.lax.scan(step, start, minibatches)
-            metrics = over_steps(metrics)
-        longest_ago = jax.tree.map(lambda x: x[:, minibatches[-args.num_minibatches]], batch)
-        kl = loss(params, longest_ago, hyper)[1]["policy/approx_kl"]  # nothing else of it is computed
-        metrics |= {"policy/approx_kl": jax.lax.pmean(kl, AXIS), "params/norm": optax.global_norm(params)}
-        return params, opt_state, metrics | scheduled
+            (params, opt_state), metrics = optim.epochs(step, start, minibatches)
+        longest_ago = jax.tree.map(lambda x: x[:, minibatches[-1, 0]], batch)
+        kl = optim.mean_over_devices(
+            loss(params, longest_ago, hp)[1]["policy/approx_kl"]
+        )  # nothing else of it is computed
+        learner = learner.replace(params=params, opt_state=optim.adapt(opt_state, kl, hp))
+        return learner, metrics | {"policy/approx_kl": kl}
 
-    def sample_indices(key: jax.Array, size: int, num_rollouts: int) -> jax.Array:
-        """Which of this device's samples go into each minibatch, [E * M, B].
-
-        Every minibatch has equal parts of all rollouts, the same samples on any number of devices.
-        """
-        envs = size // args.samples_per_env
-        local = envs // num_rollouts  # of this device, in each rollout
-
-        def of_rollout(index, number):
-            sizes = args.samples_per_env, local, args.num_epochs, args.num_minibatches, args.processes
-            step, env = jnp.divmod(minibatch_indices(jax.random.fold_in(key, number), *sizes), local)
-            return step * envs + index * local + env
-
-        indices = jax.vmap(of_rollout)(jnp.arange(num_rollouts), ids_over_processes(num_rollouts, args.processes))
-        return jnp.moveaxis(indices, 0, 2).reshape(args.num_epochs * args.num_minibatches, -1)  # of [R, E, M, B / R]
-
-    def gradient_step(carry, minibatch: Batch, hyper):
-        """One step of the optimizer on parameters and its state, which it carries, and metrics."""
-        params, opt_state = carry
-        (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(varying_like(minibatch, params), minibatch, hyper)
-        grads, metrics = across_devices(grads, metrics)
-        direction, opt_state = clipped_adam(hyper).update(grads, opt_state)
-        params = jax.tree.map(lambda p, d: p - hyper.learning_rate * d, params, direction)
-        return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
-
-    def loss(params: Any, batch: Batch, hyper) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def loss(params: Any, batch: Batch, hp) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Policy, value and exploration losses of a minibatch, [B, ...], means over the steps that count."""
-        mean = partial(weighted_mean, batch.weight)
+        mean = partial(optim.weighted_mean, batch.weight)
         policy, value, _ = network.apply(params, batch.obs, batch.first, jax.tree.map(lambda x: x[0], batch.memory))
         log_prob = policy.log_prob(batch.action)
         change = log_ratio(log_prob, batch.log_prob)
         ratio = jnp.exp(change)
-        advantage = standardized(batch.advantage, mean) if args.norm_adv else batch.advantage
-        bounds = ratio_bounds(hyper.clip_eps, args.clip_mode)
-        clip_value = hyper.clip_eps if args.clip_vloss else None
+        advantage = optim.standardize(batch.advantage, weight=batch.weight) if args.norm_adv else batch.advantage
+        bounds = ratio_bounds(hp.clip_eps, args.clip_mode)
+        clip_value = hp.clip_eps if args.clip_vloss else None
         entropy = mean(policy.entropy())
         losses = {
             "loss/policy": mean(policy_loss(ratio, advantage, bounds)),
@@ -424,8 +349,8 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
             losses["loss/policy"] = -mean(weight * advantage * log_prob)
         if args.exploration_loss == "symmetric-kl":
             losses["loss/exploration"] = mean(policy.symmetric_kl_to_uniform())
-        total = losses["loss/policy"] + hyper.vf_coef * losses["loss/value"]
-        total += hyper.ent_coef * losses["loss/exploration"]
+        total = losses["loss/policy"] + hp.vf_coef * losses["loss/value"]
+        total += hp.ent_coef * losses["loss/exploration"]
         return total, losses | {
             "loss/total": total,
             "policy/entropy": entropy,
@@ -437,84 +362,46 @@ def make_appo(args: Args, env: EnvSpec) -> ActorAlgorithm:
         limit = math.log(args.ratio_clamp)
         return jnp.clip(log_prob - old_log_prob, -limit, limit)
 
-    def look(learner: Learner | Published, obs: jax.Array, first: jax.Array, memory: Memory):
+    def step_network(learner: Learner, obs: jax.Array, first: jax.Array, memory: Memory):
         """Policy and value, in the network's units, for raw observations [N, ...], and the memory after them."""
-        inputs = jax.tree.map(lambda x: x[None], (normalize(learner.obs_stats, obs), first))
+        inputs = jax.tree.map(lambda x: x[None], (nets.normalize(learner.obs_stats, obs), first))
         return jax.tree.map(lambda x: x[0], network.apply(learner.params, *inputs, memory))
 
     def value_of(learner: Learner, obs: jax.Array, first: jax.Array, memory: Memory) -> jax.Array:
         """The network's values of raw observations, in units of the rewards."""
-        return denormalize(learner.return_stats, look(learner, obs, first, memory)[1])
+        return nets.denormalize(learner.return_stats, step_network(learner, obs, first, memory)[1])
 
     def new_memory(count: int) -> Memory:
         """Of `count` environments whose episodes begin, for the policy alone."""
-        return Memory(initial_memory(args.rnn, args.rnn_size, args.rnn_layers, count), ())
+        return Memory(nets.initial_memory(args.rnn, args.rnn_size, args.rnn_layers, count), ())
 
     def with_values(memory: Memory) -> Memory:
         return memory if args.share_torso else memory._replace(value=memory.policy)
 
-    def init(seed: jax.Array) -> TrainState:
-        return TrainState(new_learner(*jax.random.split(jax.random.key(seed))), shard=())
-
-    def new_learner(params_key: jax.Array, key: jax.Array) -> Learner:
-        obs = zeros(env, 1, 1)
-        params = network.init(params_key, obs, jnp.ones((1, 1), bool), with_values(new_memory(1)))
+    def init(key: jax.Array, hp: Any) -> Learner:
+        params = network.init(key, env.example_obs(1, 1), jnp.ones((1, 1), bool), with_values(new_memory(1)))
         return Learner(
             params=params,
-            opt_state=clipped_adam(args).init(params),
-            obs_stats=obs_stats(env.observation_space) if args.normalize_obs else None,
-            return_stats=running_stats(()) if args.normalize_returns else None,
-            key=key,
-            updates=jnp.int32(0),
+            opt_state=optim.adam_init(params, hp),
+            obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
+            return_stats=nets.running_stats((), on=args.normalize_returns),
         )
-
-    def explore(published: Published, memory: Memory, key_data: jax.Array, step: jax.Array, obs: jax.Array):
-        """Sampled actions [N, ...] of an actor's environments with their log-probabilities [N], and the new memory."""
-        key, count = jax.random.fold_in(jax.random.wrap_key_data(key_data), step), batch_shape(obs)
-        policy, _, memory = look(published, obs, jnp.zeros(count, bool), memory)  # which actors empty
-        action = policy.sample(action_noise(key, env.action_space, count))
-        return action, policy.log_prob(action), memory
 
     def act(learner: Learner, seen: Seen, memory: Memory, key: jax.Array | None = None) -> tuple[jax.Array, Memory]:
         """Actions [B, ...] for what is seen [B, ...], sampled with a key, else the most likely ones; and the memory."""
-        policy, _, memory = look(learner, seen.obs, seen.first, with_values(memory))  # whose values are not computed
-        action = policy.mode() if key is None else policy.sample(action_noise(key, env.action_space, seen.first.shape))
-        return action, memory._replace(value=())
+        policy, _, memory = step_network(learner, seen.obs, seen.first, with_values(memory))  # its values are dropped
+        return policy.mode() if key is None else policy.draw(key), memory._replace(value=())
 
-    functions = init, update, publish, explore, new_learner, act
-    return ActorAlgorithm(
-        *functions,
-        initial_memory=new_memory,
-        carried_memory=lambda count: with_values(new_memory(count)),
-        block=block_width(args.samples_per_env, args.num_minibatches),
-        max_policy_lag=args.max_policy_lag,
-    )
+    return OnPolicy(init, explore, update, act, new_memory, lambda count: with_values(new_memory(count)))
 
 
 make_algorithm = make_appo  # the name by which `load_policy` knows it
 
 
-def first_steps(rollout: Rollout) -> jax.Array:
-    """Before which steps, and before the one that comes after them, memory began anew within the rollout, [T + 1, N].
-
-    A suite that resets by itself, in a step that does not count, shows the last observation in it, with all memory.
-    """
-    resets_in_step = rollout.final_obs is not None
-    ends = rollout.terminated | rollout.truncated if resets_in_step else ~rollout.valid
-    return jnp.concatenate([jnp.zeros_like(ends[:1]), ends])
-
-
-def publish(learner: Learner) -> Published:
-    return Published(learner.params, learner.obs_stats)
-
-
-# --------------------------------------------------------------------------------------------------------------- run
-
-
-def train(args: Args, callback: Callback | None = None) -> TrainResult:
-    """Train as the command line does, also with a callback; see `train_with_actors`."""
-    return train_with_actors(args, __file__, make_appo, callback)
+def train(args: Args, callback: Any = None) -> Any:
+    """Train as the command line does, also with a callback; see `run_algorithm`."""
+    return run_algorithm(args, __file__, make_appo, None, callback)
 
 
 if __name__ == "__main__":
-    leave(main(train, ARGS))
+    run_script(train, ARGS)

@@ -7,15 +7,15 @@ python algos/asac_pmap.py --help
 import math
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.cli.checks import check
-from common.cli.command import main, parse
+from common.cli.checks import AdamBeta, Count, Counts, Discount, Positive, Scale, Share, Steps, Temperature
+from common.cli.command import parse, run_script
 from common.cli.errors import UsageError
+from common.cli.host_flags import Size
 from common.cli.replay_flags import HostReplayArgs
 
 
@@ -23,60 +23,58 @@ from common.cli.replay_flags import HostReplayArgs
 class Args(HostReplayArgs):
     """Train SAC on environments that step on the host, in threads beside the learner."""
 
+    # environment
     env: str = "envpool:Pendulum-v1"
     """Environment: envpool:id or gymnasium:id; gymnasium:module:id imports the module that registers your own."""
-    total_timesteps: int = 30_000
+
+    # run
+    total_timesteps: Steps = 30_000
     """Environment steps to train for, rounded up to whole updates."""
-    envs_per_actor: int = 4
+
+    # actors
+    envs_per_actor: Size = 4
     """Environments that an actor thread steps together."""
 
     # optimiser
-    policy_lr: float = 3e-4
-    """Learning rate of the policy, for Adam."""
-    q_lr: float = 1e-3
-    """Learning rate of the Q functions and of the temperature, for Adam."""
-    adam_b1: float = 0.9
-    """How much Adam keeps, at each step, of its average of gradients."""
-    adam_b2: float = 0.999
-    """The same of its average of their squares."""
-    policy_frequency: int = 1
-    """Gradient updates of the Q functions per update of policy and temperature."""
-    target_frequency: int = 1
-    """Gradient updates of the Q functions per update of their targets."""
+    policy_lr: Positive = 3e-4
+    """Adam's learning rate of the policy."""
+    q_lr: Positive = 1e-3
+    """Adam's learning rate of the Q functions and of the temperature."""
+    adam_b1: AdamBeta = 0.9
+    """Adam's beta1."""
+    adam_b2: AdamBeta = 0.999
+    """Adam's beta2."""
+    policy_frequency: Count = 1
+    """Updates of the Q functions per update of policy and temperature."""
+    target_frequency: Count = 1
+    """Updates of the Q functions per update of the target networks."""
 
     # loss
-    gamma: float = 0.99
+    gamma: Discount = 0.99
     """Discount factor."""
-    tau: float = 0.005
-    """Share of the Q functions that moves into their targets (Polyak averaging)."""
+    tau: Share = 0.005
+    """Polyak averaging coefficient of the target networks."""
     autotune: bool = True
-    """Adapt the temperature to the target entropy."""
-    alpha: float = 0.2
-    """Temperature: where --autotune begins, or for the whole run with --no-autotune."""
-    target_entropy_scale: float | None = None
-    """Target entropy over -|A| for Box actions (default 1), over log n for n discrete ones (default 0.5)."""
+    """Automatic tuning of the temperature, towards the target entropy."""
+    alpha: Temperature = 0.2
+    """Entropy temperature: its first value with --autotune, else that of the whole run."""
+    target_entropy_scale: Scale | None = None
+    """Target entropy, in units of -|A| for Box actions (default: 1), of log n for n discrete ones (default: 0.5)."""
 
     # normalisation
     normalize_obs: bool = False
-    """Normalise observations by the running mean and standard deviation of all that were stored."""
+    """Normalisation of observations by the mean and standard deviation of all stored so far."""
 
     # network
     critic_layer_norm: bool = False
-    """Layer normalisation in the Q functions, which allows a --utd-ratio well above 1."""
+    """Layer normalisation in the Q functions, which allows for a --utd-ratio well above 1."""
     activation: Literal["tanh", "relu", "swish", "gelu"] = "relu"
     """Activation of the hidden layers."""
-    hidden_sizes: tuple[int, ...] = (256, 256)
+    hidden_sizes: Counts = (256, 256)
     """Widths of the hidden layers of the policy and of each Q function."""
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, "policy_frequency target_frequency hidden_sizes", at_least=1)
-        check(self, "policy_lr q_lr", above=0)
-        check(self, "alpha", at_least=1e-8)
-        check(self, "gamma", at_least=0, at_most=1)
-        check(self, "adam_b1 adam_b2", at_least=0, at_most=0.999999)
-        check(self, "tau", above=0, at_most=1)
-        check(self, "target_entropy_scale")
         if self.target_entropy_scale is not None and not self.autotune:
             raise UsageError("--target-entropy-scale needs --autotune: with --no-autotune nothing steers to it")
 
@@ -90,56 +88,11 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from common.actors.algorithm import ActorAlgorithm
-from common.actors.rollouts import Rollout
-from common.actors.watching import leave
-from common.device.hyper import hyper_of
-from common.device.programs import TrainState
-from common.device.reductions import Tally, across_devices
-from common.device.replay import Replay, check_memory, new_replay, num_groups
-from common.device.sampling import ids_in_process, ids_over_processes, split_keys
-from common.device.seeds import same_for_all_seeds
-from common.device.sharding import AXIS, varying_like
-from common.device.update_loop import do_where, repeat_and_add
-from common.envs.masks import largest_entropy, legal_actions
-from common.envs.privileged import for_policies
-from common.envs.requirements import need_fitting_spaces, need_squashable_actions
-from common.envs.spaces import Discrete, Space, batch_shape, zeros
-from common.envs.spec import EnvSpec
-from common.envs.unit_actions import empty_action, to_env, uniform_action
-from common.nets.distributions import LOG_2PI, Categoricals, Normal, action_noise
-from common.nets.normalizers import merge, normalize, obs_stats
-from common.nets.torso import MLP, Features
-from common.training import Callback, TrainResult, train_with_actors
+from common.algorithm import Discrete, EnvSpec, Now, OffPolicy, Space, Transition, nets, optim, run_algorithm
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 
 # ---------------------------------------------------------------------------------------------------------- networks
-
-
-class SquashedNormal(NamedTuple):
-    """The policy for Box actions: tanh of a normal. Actions here are within -1 .. 1, and flat, [..., A]."""
-
-    mean: jax.Array  # [..., A] of the normal
-    log_std: jax.Array  # [..., A]
-
-    def sample(self, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Actions from standard normal `noise` [..., A], and their log-probabilities [...], densities within -1 .. 1.
-
-        The change of variables is taken at the unsquashed u, as 1 - tanh(u)^2 = 4 exp(-2u) / (1 + exp(-2u))^2: exact
-        where tanh(u) rounds to 1.
-        """
-        u = self.mean + jnp.exp(self.log_std) * noise
-        normal = -0.5 * (noise**2 + LOG_2PI) - self.log_std
-        slope = 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))
-        return jnp.tanh(u), jnp.sum(normal - slope, axis=-1)
-
-    def mode(self) -> jax.Array:
-        return jnp.tanh(self.mean)
-
-    def kl(self, other: "SquashedNormal") -> jax.Array:
-        """KL(self || other) in nats, [...]: squashing both alike does not change it."""
-        return Normal(self.mean, self.log_std).kl(Normal(other.mean, other.log_std))
 
 
 class Actor(nn.Module):
@@ -150,15 +103,17 @@ class Actor(nn.Module):
     action_space: Space
 
     @nn.compact
-    def __call__(self, obs: jax.Array) -> Categoricals | SquashedNormal:
+    def __call__(self, obs: jax.Array) -> nets.Categoricals | nets.SquashedNormal:
         args, layer = self.args, {"dtype": self.args.dtype}
-        x = MLP(args.hidden_sizes, args.activation, layer)(Features(self.obs_space, args.activation, layer)(obs))
+        x = nets.MLP(args.hidden_sizes, args.activation, layer)(
+            nets.Features(self.obs_space, args.activation, layer)(obs)
+        )
         if isinstance(self.action_space, Discrete):
-            policy = Categoricals(nn.Dense(self.action_space.n)(x), self.action_space.nvec, scalar=True)
-            return policy.only(legal_actions(obs))
+            policy = nets.Categoricals(nn.Dense(self.action_space.n)(x), self.action_space.nvec, scalar=True)
+            return policy.only(nets.legal_actions(obs))
         mean, log_std = jnp.split(nn.Dense(2 * math.prod(self.action_space.shape))(x), 2, axis=-1)
         log_std = LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (jnp.tanh(log_std) + 1)
-        return SquashedNormal(mean, log_std)
+        return nets.SquashedNormal(mean, log_std)
 
 
 class Critics(nn.Module):
@@ -174,8 +129,8 @@ class Critics(nn.Module):
 
     def one(self, obs: jax.Array, action: jax.Array | None) -> jax.Array:
         args, layer = self.args, {"dtype": self.args.dtype}
-        x = Features(self.obs_space, args.activation, layer)(obs)
-        layers = MLP(args.hidden_sizes, args.activation, layer, args.critic_layer_norm)
+        x = nets.Features(self.obs_space, args.activation, layer)(obs)
+        layers = nets.MLP(args.hidden_sizes, args.activation, layer, args.critic_layer_norm)
         if isinstance(self.action_space, Discrete):
             return nn.Dense(self.action_space.n)(layers(x))
         return nn.Dense(1)(layers(jnp.concatenate([x, action], axis=-1)))[..., 0]
@@ -198,40 +153,11 @@ class OptStates(NamedTuple):
 
 
 class Learner(struct.PyTreeNode):
-    """What is identical on every learner device."""
+    """What SAC learns, identical on every device."""
 
     params: Params
     opt_states: OptStates
     obs_stats: Any  # RunningStats of each part of observations, or None
-    key: jax.Array  # root of all randomness of the learner; never advanced, only folded
-    updates: jax.Array  # [] updates done, each with some rollouts
-    env_steps: jax.Array  # [] steps of environments that were learned from, without those that only reset
-    gradient_updates: jax.Array  # [] gradient updates done
-
-
-class Published(NamedTuple):
-    """What an actor needs to act."""
-
-    params: Any  # of the policy
-    obs_stats: Any  # RunningStats of each part of observations, or None
-    warming_up: jax.Array  # [] bool: act at random
-
-
-class Transition(NamedTuple):
-    """What the replay buffer keeps of a step."""
-
-    obs: jax.Array
-    action: jax.Array  # Box actions within -1 .. 1, flat
-    reward: jax.Array
-    terminated: jax.Array  # not set by a time limit
-    next_obs: jax.Array  # the true next observation, also where a time limit struck
-    version: jax.Array  # updates behind the policy that acted
-
-
-class Shard(struct.PyTreeNode):
-    """This device's share of the replay buffer."""
-
-    replay: Replay  # [N, C, ...]
 
 
 # ------------------------------------------------------------------------------------------------------------- maths
@@ -242,9 +168,9 @@ def td_target(reward, terminated, next_q, next_entropy, alpha, gamma: float) -> 
     return reward + gamma * jnp.where(terminated, 0.0, next_q + alpha * next_entropy)
 
 
-def adam(learning_rate: float | jax.Array, hyper: Any) -> optax.GradientTransformation:
-    """The optimizer (Kingma & Ba 2015), with the averages that `hyper` says."""
-    return optax.adam(learning_rate, hyper.adam_b1, hyper.adam_b2)
+def adam(learning_rate: float | jax.Array, hp: Any) -> optax.GradientTransformation:
+    """The optimizer (Kingma & Ba 2015), with the averages that `hp` says."""
+    return optax.adam(learning_rate, hp.adam_b1, hp.adam_b2)
 
 
 def target_entropy(space: Space, scale: float | None) -> float:
@@ -260,80 +186,41 @@ def target_entropy(space: Space, scale: float | None) -> float:
 # --------------------------------------------------------------------------------------------------------- algorithm
 
 
-def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
-    """SAC for `env` as pure functions. Raises UsageError for spaces that it cannot act in."""
-    need_fitting_spaces(args, env)
-    need_squashable_actions(env, "algos/appo_pmap.py")
+def make_asac(args: Args, env: EnvSpec) -> OffPolicy:
+    """SAC for `env` as pure functions of one agent on one device. Raises UsageError for other actions."""
+    nets.check_squashable(env, "algos/appo_pmap.py")
     discrete = isinstance(env.action_space, Discrete)
-    actor = Actor(args, for_policies(env.observation_space), env.action_space)
+    actor = Actor(args, nets.without_privileged(env.observation_space), env.action_space)
     critics = Critics(args, env.observation_space, env.action_space)
     scales = [scale for scale in args.values_of("target_entropy_scale") if scale is not None]
     if discrete and max(scales, default=0) > 1:
         raise UsageError(f"--target-entropy-scale {max(scales)}: no policy has more entropy than log n, scale 1")
-    blocks = num_groups(args.envs_per_actor, args.batch_size // args.parts)
-    groups, own_parts = blocks * args.parts, args.parts // args.processes
 
-    def update(state: TrainState, rollouts: tuple[Rollout, ...]) -> tuple[TrainState, Published, Tally]:
-        """Store this device's share of some rollouts, [T, N, ...] each, and do the gradient updates that are due."""
-        learner, shard = state.learner, state.shard
-        rollout = side_by_side(rollouts, own_parts, args.block)
-        transitions, valid = transitions_of(rollout), rollout.valid
-        replay = shard.replay.add_valid(transitions, valid)
-        new, stored = jax.lax.psum((jnp.sum(valid), jnp.sum(replay.count)), AXIS)
-        learner = learner.replace(
-            obs_stats=merge(learner.obs_stats, transitions.obs, AXIS, valid),
-            updates=learner.updates + 1,
-            env_steps=learner.env_steps + new,
-        )
-        key = jax.random.fold_in(learner.key, learner.updates)
-        learner, tally = learn(learner, replay, key, args.ratio.due(stored) - args.ratio.due(stored - new))
-        return TrainState(learner, shard.replace(replay=replay)), publish(learner), tally
+    def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> jax.Array:
+        """Actions [N, ...] as the replay buffer keeps them."""
+        return policy_of(learner, obs).sample(noise)
 
-    def learn(learner: Learner, replay: Replay, key: jax.Array, due: jax.Array) -> tuple[Learner, Tally]:
-        """The gradient updates that are due after the newest transitions."""
-        return repeat_and_add(partial(gradient_update, replay=replay, key=key), learner, due)
-
-    def gradient_update(index: jax.Array, learner: Learner, replay: Replay, key: jax.Array) -> tuple[Learner, Tally]:
+    def update(learner: Learner, batch: Transition, now: Now) -> tuple[Learner, dict[str, Any]]:
         """One step of both Q functions, of their targets, and, when it is due, of policy and temperature."""
-        batch, next_noise, noise = draw(learner, replay, jax.random.fold_in(key, index))
-        critic_params, opt_state, tally = update_critics(learner, batch, next_noise)
-        targets = learner.params.targets
-        done = same_for_all_seeds(learner.gradient_updates) + 1
-        tau = jnp.where(done % args.target_frequency == 0, hyper_of(args, learner).tau, 0.0)
-        targets = jax.tree.map(lambda old, new: old + tau * (new - old), targets, critic_params)
-        learner = learner.replace(
-            params=learner.params._replace(critics=critic_params, targets=targets),
-            opt_states=learner.opt_states._replace(critics=opt_state),
-            gradient_updates=done,
-        )
-        due = done % args.policy_frequency == 0
-        learner, policy_tally = do_where(due, lambda learner: update_policy(learner, batch, noise), learner)
-        return learner, tally | policy_tally
-
-    def draw(learner: Learner, replay: Replay, key: jax.Array) -> tuple[Transition, jax.Array, jax.Array]:
-        """This device's share B of a batch, and noise for actions after it and in it, [B, A]."""
-        per_group = args.batch_size // groups
-        keys = keys_of_groups(key)
-        sample_keys, next_keys, noise_keys = split_keys(keys, 3)
-        batch = replay.sample(sample_keys, per_group)
-        obs, next_obs = (normalize(learner.obs_stats, x) for x in (batch.obs, batch.next_obs))
+        obs, next_obs = (nets.normalize(learner.obs_stats, x) for x in (batch.obs, batch.next_obs))
         batch = batch._replace(obs=obs, next_obs=next_obs)
-        if discrete:  # expectations over all actions need no noise
-            return batch, None, None
-        normal = jax.vmap(lambda key: jax.random.normal(key, (per_group, *batch.action.shape[1:])))
-        return batch, *(normal(keys).reshape(batch.action.shape) for keys in (next_keys, noise_keys))
+        # Expectations over all actions need no noise
+        next_noise, noise = (None if discrete else optim.noise_like(keys, batch.action) for keys in now.keys)
+        learner, metrics = update_critics(learner, batch, next_noise, now.hp)
+        tau = jnp.where(now.updates % args.target_frequency == 0, now.hp.tau, 0.0)
+        params = learner.params
+        targets = jax.tree.map(lambda old, new: old + tau * (new - old), params.targets, params.critics)
+        learner = learner.replace(params=params._replace(targets=targets))
+        due = now.updates % args.policy_frequency == 0
+        learner, more = optim.when(due, lambda learner: update_policy(learner, batch, noise, now.hp), learner)
+        return learner, metrics | more
 
-    def keys_of_groups(key: jax.Array) -> jax.Array:
-        """A key for each of this device's groups of rings, [G]: by block of environments, and in it by part."""
-        block = ids_in_process(groups // own_parts // jax.lax.axis_size(AXIS), args.processes)[:, None]
-        part = ids_over_processes(own_parts, args.processes)
-        return jax.vmap(jax.random.fold_in, (None, 0))(key, (block * args.parts + part).ravel())
-
-    def update_critics(learner: Learner, batch: Transition, noise: jax.Array):
-        """One gradient step of both Q functions; returns parameters, optimizer state and metrics."""
-        params, hyper = learner.params, hyper_of(args, learner)
+    def update_critics(learner: Learner, batch: Transition, noise: jax.Array, hp: Any) -> tuple[Learner, dict]:
+        """One gradient step of both Q functions."""
+        params = learner.params
         next_q, next_entropy = soft_value(params.actor, params.targets, batch.next_obs, noise)
-        target = td_target(batch.reward, batch.terminated, next_q, next_entropy, temperature(learner), hyper.gamma)
+        alpha = temperature(learner, hp)
+        target = td_target(batch.reward, batch.terminated, next_q, next_entropy, alpha, hp.gamma)
 
         def loss(critic_params):
             if discrete:
@@ -352,39 +239,39 @@ def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
                 "q/td_error": jnp.mean(jnp.abs(q - target)),
             }
 
-        grads, metrics = across_devices(*jax.grad(loss, has_aux=True)(varying_like(batch, params.critics)))
-        changes, opt_state = adam(hyper.q_lr, hyper).update(grads, learner.opt_states.critics)
-        metrics |= {"grad/q_norm": optax.global_norm(grads)}
-        return optax.apply_updates(params.critics, changes), opt_state, Tally.of(metrics)
+        grads, metrics = optim.mean_gradients(loss)(params.critics)
+        changes, opt_state = adam(hp.q_lr, hp).update(grads, learner.opt_states.critics)
+        params = params._replace(critics=optax.apply_updates(params.critics, changes))
+        learner = learner.replace(params=params, opt_states=learner.opt_states._replace(critics=opt_state))
+        return learner, metrics | {"grad/q_norm": optax.global_norm(grads)}
 
-    def update_policy(learner: Learner, batch: Transition, noise: jax.Array) -> tuple[Learner, Tally]:
+    def update_policy(learner: Learner, batch: Transition, noise: jax.Array, hp: Any) -> tuple[Learner, dict]:
         """One gradient step of the policy and, with --autotune, of the temperature."""
-        params, opt_states, hyper = learner.params, learner.opt_states, hyper_of(args, learner)
-        alpha = temperature(learner)
-        entropy_wanted = target_entropy(env.action_space, hyper.target_entropy_scale)
-        legal = legal_actions(batch.obs)  # of fewer actions less entropy is wanted
+        params, opt_states, alpha = learner.params, learner.opt_states, temperature(learner, hp)
+        entropy_wanted = target_entropy(env.action_space, hp.target_entropy_scale)
+        legal = nets.legal_actions(batch.obs)  # of fewer actions less entropy is wanted
         scale = entropy_wanted / math.log(env.action_space.n) if discrete else 1.0
-        wanted = {} if legal is None else {"policy/target_entropy": scale * jnp.mean(largest_entropy(legal))}
+        wanted = {} if legal is None else {"policy/target_entropy": scale * jnp.mean(nets.largest_entropy(legal))}
 
         def loss(actor_params):
             q, entropy = soft_value(actor_params, params.critics, batch.obs, noise)
             value = -jnp.mean(q + alpha * entropy)
             return value, {"loss/policy": value, "policy/entropy": jnp.mean(entropy)} | wanted
 
-        grads, metrics = across_devices(*jax.grad(loss, has_aux=True)(varying_like(batch, params.actor)))
-        changes, actor_state = adam(hyper.policy_lr, hyper).update(grads, opt_states.actor)
+        grads, metrics = optim.mean_gradients(loss)(params.actor)
+        changes, actor_state = adam(hp.policy_lr, hp).update(grads, opt_states.actor)
         params = params._replace(actor=optax.apply_updates(params.actor, changes))
         opt_states = opt_states._replace(actor=actor_state)
         if args.autotune:  # the gradient of log_alpha * (entropy - entropy_wanted)
             gradient = metrics["policy/entropy"] - metrics.get("policy/target_entropy", entropy_wanted)
-            change, alpha_state = adam(hyper.q_lr, hyper).update(gradient, opt_states.log_alpha)
+            change, alpha_state = adam(hp.q_lr, hp).update(gradient, opt_states.log_alpha)
             params = params._replace(log_alpha=params.log_alpha + change)
             opt_states = opt_states._replace(log_alpha=alpha_state)
         metrics |= {"policy/alpha": alpha, "grad/policy_norm": optax.global_norm(grads)}
-        return learner.replace(params=params, opt_states=opt_states), Tally.of(metrics)
+        return learner.replace(params=params, opt_states=opt_states), metrics
 
-    def temperature(learner: Learner) -> jax.Array:
-        return jnp.exp(learner.params.log_alpha) if args.autotune else jnp.float32(hyper_of(args, learner).alpha)
+    def temperature(learner: Learner, hp: Any) -> jax.Array:
+        return jnp.exp(learner.params.log_alpha) if args.autotune else jnp.float32(hp.alpha)
 
     def soft_value(actor_params, critic_params, obs, noise) -> tuple[jax.Array, jax.Array]:
         """The smaller Q of the policy's actions [B], and the policy's entropy [B], both in expectation."""
@@ -392,115 +279,43 @@ def make_asac(args: Args, env: EnvSpec) -> ActorAlgorithm:
         if discrete:
             q = jnp.min(critics.apply(critic_params, obs), axis=0)  # [B, n]
             return jnp.sum(jax.nn.softmax(policy.logits) * q, axis=-1), policy.entropy()
-        action, log_prob = policy.sample(noise)
+        action, log_prob = policy.sample_with_log_prob(noise)
         return jnp.min(critics.apply(critic_params, obs, action), axis=0), -log_prob
 
-    def init(seed: jax.Array) -> TrainState:
-        num_rings = args.num_rings // jax.lax.axis_size(AXIS)
-        replay = new_replay(example_transition(env), num_rings, args.capacity)
-        return TrainState(new_learner(*jax.random.split(jax.random.key(seed))), Shard(replay))
+    def policy_of(learner: Learner, obs: jax.Array) -> nets.Categoricals | nets.SquashedNormal:
+        """The actor's distributions for raw observations."""
+        return actor.apply(learner.params.actor, nets.normalize(learner.obs_stats, obs))
 
-    def new_learner(params_key: jax.Array, key: jax.Array) -> Learner:
-        example = example_transition(env)
-        obs, action = jax.tree.map(lambda x: x[None], (example.obs, example.action))
-        actor_key, critics_key = jax.random.split(params_key)
-        critic_params = critics.init(critics_key, obs, action)
-        log_alpha = jnp.log(jnp.float32(args.alpha))
+    def observe(learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
+        """The learner after transitions [T, N, ...] were stored."""
+        return learner.replace(obs_stats=nets.update_stats(learner.obs_stats, new.obs, valid))
+
+    def init(key: jax.Array, hp: Any) -> Learner:
+        obs, action = env.example_obs(1), nets.empty_action(env.action_space)[None]
+        actor_key, critics_key = jax.random.split(key)
+        critic_params, log_alpha = critics.init(critics_key, obs, action), jnp.log(jnp.float32(hp.alpha))
         params = Params(actor.init(actor_key, obs), critic_params, critic_params, log_alpha)
         return Learner(
             params=params,
-            opt_states=OptStates(*map(adam(args.q_lr, args).init, (params.actor, critic_params, log_alpha))),
-            obs_stats=obs_stats(env.observation_space) if args.normalize_obs else None,
-            key=key,
-            updates=jnp.int32(0),
-            env_steps=jnp.int32(0),
-            gradient_updates=jnp.int32(0),
+            opt_states=OptStates(*map(adam(hp.q_lr, hp).init, (params.actor, critic_params, log_alpha))),
+            obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
         )
-
-    def gauges(state: TrainState) -> dict[str, jax.Array]:
-        """How things stand after an update."""
-        learner, replay = state.learner, state.shard.replay
-        filled = jnp.where(replay.filled == replay.capacity, 1.0, replay.filled / replay.capacity)
-        learned_from = learner.env_steps - args.learning_starts
-        # Below zero are keys that no update has
-        keys = keys_of_groups(jax.random.fold_in(learner.key, -1 - learner.updates))
-        age = learner.updates - replay.sample(keys, args.batch_size // groups).version
-        return {
-            "gradient_updates": learner.gradient_updates,
-            "replay/stored": jax.lax.psum(jnp.sum(replay.count), AXIS),
-            "replay/fill": jax.lax.pmean(jnp.mean(filled), AXIS),
-            "replay/age_p50": jnp.median(jax.lax.all_gather(age, AXIS)),  # updates since the policy that acted
-            "replay/ratio": learner.gradient_updates / jnp.maximum(learned_from, 1),
-        }
-
-    def publish(learner: Learner) -> Published:
-        return Published(learner.params.actor, learner.obs_stats, learner.env_steps < args.learning_starts)
-
-    def explore(published: Published, memory: tuple, key_data: jax.Array, step: jax.Array, obs: jax.Array):
-        """Actions [N, ...] of an actor's environments, and as the buffer keeps them: sampled, or at first at random."""
-        policy_key, held = jax.random.split(jax.random.wrap_key_data(key_data))
-        policy_key, held = jax.random.fold_in(policy_key, step), jax.random.fold_in(held, step // args.hold_random)
-        policy = actor.apply(published.params, normalize(published.obs_stats, obs))
-        action = policy.sample(action_noise(policy_key, env.action_space, batch_shape(obs)))
-        random = partial(uniform_action, space=env.action_space)
-        random_action = jax.vmap(random)(jax.random.split(held, batch_shape(obs)[0]), legal=legal_actions(obs))
-        action = jnp.where(published.warming_up, random_action, action if discrete else action[0])
-        return to_env(action, env.action_space), action, memory
 
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """Actions [B, ...] for raw observations [B, ...]: sampled with a key, else the most likely ones."""
-        policy = actor.apply(learner.params.actor, normalize(learner.obs_stats, obs))
-        if key is None:
-            return to_env(policy.mode(), env.action_space)
-        action = policy.sample(action_noise(key, env.action_space, batch_shape(obs)))
-        return to_env(action if discrete else action[0], env.action_space)
+        policy = policy_of(learner, obs)
+        return nets.to_env(policy.mode() if key is None else policy.draw(key), env.action_space)
 
-    return ActorAlgorithm(init, update, publish, explore, new_learner, act, gauges=gauges, block=args.block)
+    return OffPolicy(init, explore, update, act, observe)
 
 
 make_algorithm = make_asac  # the name by which `load_policy` knows it
 
 
-def side_by_side(rollouts: tuple[Rollout, ...], parts: int, width: int) -> Rollout:
-    """One rollout of the environments of all of them, [T, N of all, ...].
-
-    Blocks of `width` environments come one after another, of each block the `parts` of the rollouts, of each part the
-    environments, and of each environment the rollouts: however many devices share the environments, a device's are
-    neighbours among all.
-    """
-
-    def merge(*x):
-        steps, envs, *shape = x[0].shape
-        x = jnp.stack(x, axis=2).reshape(steps, envs // width, width, parts, -1, *shape)
-        return jnp.swapaxes(x, 2, 3).reshape(steps, -1, *shape)
-
-    return jax.tree.map(merge, *rollouts)
-
-
-def transitions_of(rollout: Rollout) -> Transition:
-    """What the buffer keeps of the steps of a rollout, [T, N, ...]."""
-    obs = jax.tree.map(lambda x: x[:-1], rollout.obs)
-    next_obs = jax.tree.map(lambda x: x[1:], rollout.obs) if rollout.final_obs is None else rollout.final_obs
-    return Transition(obs, rollout.noted, rollout.reward, rollout.terminated, next_obs, rollout.version)
-
-
-def example_transition(env: EnvSpec) -> Transition:
-    """One transition of zeros, which says what the replay buffer has to hold."""
-    obs = zeros(env)
-    return Transition(obs, empty_action(env.action_space), jnp.float32(0), jnp.bool_(False), obs, jnp.int32(0))
-
-
-# --------------------------------------------------------------------------------------------------------------- run
-
-
-def train(args: Args, callback: Callback | None = None) -> TrainResult:
-    """Train as the command line does, also with a callback; see `train_with_actors`."""
-
-    def replay_note(env: EnvSpec, devices: list[jax.Device]) -> dict[str, str]:
-        return {"replay": check_memory(args, jax.eval_shape(lambda: example_transition(env)), devices)}
-
-    return train_with_actors(args, __file__, make_asac, callback, replay_note)
+def train(args: Args, callback: Any = None) -> Any:
+    """Train as the command line does, also with a callback; see `run_algorithm`."""
+    return run_algorithm(args, __file__, make_asac, None, callback)
 
 
 if __name__ == "__main__":
-    leave(main(train, ARGS))
+    run_script(train, ARGS)

@@ -19,7 +19,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
@@ -29,7 +29,7 @@ from benchmarks.jobs import ends_with_us
 from benchmarks.peers.__main__ import TRAINERS, packages_for
 from benchmarks.peers.installation import install, python_of
 from benchmarks.records import machine_class
-from common.cli.checks import check
+from common.cli.checks import Bounds, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError
 from common.runs.directory import suite_version, versions
@@ -42,13 +42,13 @@ SLEEPING = {"env": "gymnasium:sleeping:Sleeping-v0", "vectorization": "vector", 
 class Sizes:
     """What to measure."""
 
-    steps: int = 4_000
+    steps: Annotated[int, Bounds(at_least=1_000)] = 4_000
     """Environment steps per measurement."""
     peer: Literal["sbx", "none"] = "sbx"
     """Measure SBX too, which is installed once into the user's cache folder."""
 
     def __post_init__(self):
-        check(self, "steps", at_least=1_000)
+        check_flags(self)
 
 
 def kept(steps: int, flags: dict[str, Any]) -> dict[str, float]:

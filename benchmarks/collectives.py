@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -28,9 +28,10 @@ import numpy as np
 from algos.ppo_pmap import Args
 from benchmarks.layouts import machine, note, parts_of, run_in
 from benchmarks.timing import REPEATS, median_seconds
-from common.cli.checks import check, check_types
+from common.cli.checks import Bounds, Count, Seconds, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
+from common.cli.process_flags import Meeting
 from common.device import cluster
 from common.device.devices import choose_devices
 from common.device.sharding import AXIS, flat_pmean
@@ -45,42 +46,28 @@ class Sizes:
 
     layouts: tuple[str, ...] = ()
     """Layouts to measure on this machine, one after the other: processes x devices of each, such as 1x2 2x2."""
-    num_devices: int = 2
+    num_devices: Annotated[int, Bounds(at_least=2)] = 2
     """Devices of all processes together, without --layouts."""
-    largest: int = 64
+    largest: Count = 64
     """Megabytes of the largest array."""
-    seconds: float = 0.5
+    seconds: Seconds = 0.5
     """How long to measure each size; where one average takes longer, it is that of a few of them."""
-    distributed: bool = False
-    """As in training: measure with the other processes that Slurm, Open MPI, Kubernetes or a TPU pod has started."""
-    coordinator: str = ""
-    """As in training: host:port of process 0."""
-    num_processes: int = 0
-    """As in training: processes in all."""
-    process_id: int = -1
-    """As in training: which of them this one is."""
+    distributed: Meeting = ""
+    """As in training: measure with other processes."""
 
     def __post_init__(self):
-        check_types(self)
-        check(self, "num_devices", at_least=2)
-        check(self, "largest", at_least=1)
-        check(self, "seconds", above=0)
-        if self.layouts and (self.distributed or self.coordinator):
-            raise UsageError("--layouts starts its own processes: leave out --distributed and --coordinator")
+        check_flags(self)
+        if self.layouts and self.distributed:
+            raise UsageError("--layouts starts its own processes: leave out --distributed")
         for layout in self.layouts:
             if parts_of(layout) == (1, 1):
                 raise UsageError(f"--layouts {layout}: one device has nobody to average with")
-
-    @property
-    def processes(self) -> dict[str, Any]:
-        """The flags by which processes meet."""
-        return {name: vars(self)[name] for name in ("distributed", "coordinator", "num_processes", "process_id")}
 
 
 def measure_all(sizes: Sizes) -> None:
     """What the command does."""
     if not sizes.layouts:
-        with cluster.joined(args := Args(**sizes.processes, quiet=True)):
+        with cluster.joined(args := Args(distributed=sizes.distributed, quiet=True)):
             record = measure(sizes, args.num_processes)
             if cluster.is_first():
                 print(json.dumps(record))

@@ -30,6 +30,7 @@ from common.runs.metrics import read
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOK_INTERVAL = 5.0  # seconds between two looks at a run that goes on
+UNCACHED = {"JAX_ENABLE_COMPILATION_CACHE": "false"}  # environment variables of a process that compiles all anew
 ENDS_WITH_PARENT = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
@@ -95,11 +96,12 @@ class Job:
         there = (self.run_dir / "config.json").exists()
         again = ["--resume", str(self.run_dir), "--env", self.args.env]
         flags = again if there else [*self.flags, "--run-dir", str(self.run_dir)]
-        return self._start([*script, *flags, *["--no-compile-cache"] * (not self.cached)])
+        return self._start([*script, *flags])
 
     def _start(self, words: list[str]) -> subprocess.Popen:
+        variables = os.environ | ({} if self.cached else UNCACHED)
         with self.log.open("a") as log:
-            return subprocess.Popen(ends_with_us(words), stdout=log, stderr=log, process_group=0)
+            return subprocess.Popen(ends_with_us(words), stdout=log, stderr=log, process_group=0, env=variables)
 
     @property
     def log(self) -> Path:

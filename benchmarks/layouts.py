@@ -21,18 +21,20 @@ def parts_of(layout: str) -> tuple[int, int]:
     return int(parts[0]), int(parts[1])
 
 
-def run_in(layout: str, script: Path, flags: dict[str, Any]) -> dict[str, Any]:
-    """The line of JSON with which a script ends in the first of the processes. Raises TrainingError where one fails."""
+def run_in(layout: str, script: Path, flags: dict[str, Any], **variables: str) -> dict[str, Any]:
+    """The line of JSON with which a script ends in the first of the processes, which get these environment variables.
+
+    Raises TrainingError where one fails.
+    """
     count, devices = parts_of(layout)
     command = [sys.executable, str(script), *as_words(flags | {"num_devices": count * devices})]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    together = {"coordinator": address, "num_processes": count}
     running = []
     for index in range(count):
-        own = as_words(together | {"process_id": index}) if count > 1 else []
-        words, env = ends_with_us([*command, *own]), os.environ | _own_devices(index, count, devices)
+        own = as_words({"distributed": f"{address},{index}/{count}"}) if count > 1 else []
+        words, env = ends_with_us([*command, *own]), os.environ | variables | _own_devices(index, count, devices)
         running.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env))
     said = [process.communicate()[0] for process in running]
     if any(process.returncode for process in running):

@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.jobs import Job, run
 from benchmarks.records import POPULATIONS, machine_class, read_record
 from benchmarks.tasks import FIRST_SEED
-from common.cli.checks import check, check_types
+from common.cli.checks import CountOrZero, check_flags
 from common.cli.command import main, parse
 from common.cli.config import read_config
 from common.cli.errors import TrainingError, UsageError
@@ -52,12 +52,12 @@ class Args:
 
     envs: tuple[str, ...] = tuple(SETTINGS)
     """Environments; benchmarks/populations.toml has their flags."""
-    seeds: int = 0
+    seeds: CountOrZero = 0
     """Populations of each kind, with seeds from 100 on; none has a member whose seed another one has. 0 are as many as
     benchmarks/populations.toml says."""
-    population: int = 0
+    population: CountOrZero = 0
     """Members of each; 0 are those of benchmarks/populations.toml."""
-    total_timesteps: int = 0
+    total_timesteps: CountOrZero = 0
     """Environment steps of each member; 0 are those of benchmarks/populations.toml."""
     report: bool = False
     """Train nothing: print the table of the results that are there, of every class of machine."""
@@ -67,8 +67,7 @@ class Args:
     """Where the results go, into a folder for this class of machine."""
 
     def __post_init__(self):
-        check_types(self)
-        check(self, "seeds population total_timesteps", at_least=0)
+        check_flags(self)
         unknown = [name for name in self.envs if name not in SETTINGS] or ["without a name"] * (not self.envs)
         if unknown:
             raise UsageError(f"--envs {unknown[0]} chooses nothing of {', '.join(SETTINGS)}")

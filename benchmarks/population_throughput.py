@@ -16,7 +16,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -24,7 +24,7 @@ import jax
 
 from algos.ppo_pmap import Args, make_ppo
 from benchmarks.timing import time_training
-from common.cli.checks import check
+from common.cli.checks import Bounds, Count, CountOrZero, Counts, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError
 from common.cli.words import as_words
@@ -41,21 +41,19 @@ class Sizes:
     """What to measure."""
 
     env: str = "CartPole-v1"
-    members: tuple[int, ...] = (4, 64, 512)
+    members: Counts = (4, 64, 512)
     """Sizes of populations, each beside the single run."""
-    num_envs: int = 4
+    num_envs: Count = 4
     """Environments of each member."""
-    num_devices: int = 0
+    num_devices: CountOrZero = 0
     """Devices that share the members, where they divide them; 0 are all accelerators or cores that do."""
-    steps: int = 1_000_000
+    steps: Count = 1_000_000
     """Environment steps of all members together per measurement."""
-    processes: int = 0
+    processes: Annotated[int, Bounds(at_least=-1)] = 0
     """Single runs at the same time, each in a process; 0 is one for each core, and -1 leaves them out."""
 
     def __post_init__(self):
-        check(self, "members num_envs steps", at_least=1)
-        check(self, "num_devices", at_least=0)
-        check(self, "processes", at_least=-1)
+        check_flags(self)
 
 
 def time_members(sizes: Sizes, count: int, num_devices: int) -> dict[str, Any]:

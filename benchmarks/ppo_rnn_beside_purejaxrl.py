@@ -25,7 +25,7 @@ from benchmarks.peers.__main__ import TRAINERS, packages_for
 from benchmarks.peers.installation import install, python_of
 from benchmarks.records import machine_class
 from benchmarks.timing import time_training
-from common.cli.checks import check
+from common.cli.checks import Count, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
 from common.cli.words import as_words
@@ -46,16 +46,16 @@ class Sizes:
     source: str = ""
     """A checkout of PureJaxRL; none measures this kit alone."""
     env: str = "CartPole-v1"
-    num_envs: int = 64
-    num_steps: int = 128
-    update_epochs: int = 4
-    num_minibatches: int = 4
-    updates: int = 20
+    num_envs: Count = 64
+    num_steps: Count = 128
+    update_epochs: Count = 4
+    num_minibatches: Count = 4
+    updates: Count = 20
     """Updates per measurement."""
-    turns: int = 3
+    turns: Count = 3
 
     def __post_init__(self):
-        check(self, "num_envs num_steps update_epochs num_minibatches updates turns", at_least=1)
+        check_flags(self)
         if self.source and not (Path(self.source) / "purejaxrl" / "ppo_rnn.py").is_file():
             raise UsageError(
                 f"--source has to name a checkout of PureJaxRL, with purejaxrl/ppo_rnn.py in it: {self.source} is none"

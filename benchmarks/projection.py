@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from algos import ppo_pmap, sac_pmap
 from benchmarks.work import Exchange, Work, work_of
-from common.cli.checks import check, check_types
+from common.cli.checks import Count, NonNegative, Ratio, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.envs.registry import make
@@ -42,26 +42,23 @@ LINKS = {
 class Assumptions:
     """Project the speed of training on many GPUs."""
 
-    teraflops: float = 67.0
+    teraflops: Ratio = 67.0
     """Peak of a GPU in float32, by default of NVIDIA's H100 SXM."""
-    share: float = 0.2
+    share: Ratio = 0.2
     """How much of the peak the products of such small networks reach."""
-    kernel_us: float = 5.0
+    kernel_us: Ratio = 5.0
     """Microseconds from the start of one operation of a GPU to that of the next, however small."""
-    kernels: int = 100
+    kernels: Count = 100
     """Operations of each step of the environments and of each gradient step; compiled for a CPU they are 200 to 300."""
-    collective_us: float = 10.0
+    collective_us: NonNegative = 10.0
     """Microseconds to begin a collective; NCCL's tables have 6.6 to 14."""
-    latency_us: float = 0.0
+    latency_us: NonNegative = 0.0
     """Of another link: microseconds of a hop, such as `hop_us` of benchmarks/collectives.py."""
-    gigabytes_per_second: float = 0.0
+    gigabytes_per_second: NonNegative = 0.0
     """Of another link: what each GPU sends, such as `gigabytes_per_second` there."""
 
     def __post_init__(self):
-        check_types(self)
-        check(self, "teraflops share kernel_us", above=0)
-        check(self, "kernels", at_least=1)
-        check(self, "collective_us latency_us gigabytes_per_second", at_least=0)
+        check_flags(self)
         if bool(self.latency_us) != bool(self.gigabytes_per_second):
             raise UsageError("another link needs both --latency-us and --gigabytes-per-second")
 

@@ -30,7 +30,7 @@ from common.device.sharding import AXIS
 from common.envs.environment import Env
 from common.envs.registry import make
 from common.envs.spaces import Discrete
-from common.nets.distributions import action_noise
+from common.device.sampling import action_noise
 
 
 @dataclass

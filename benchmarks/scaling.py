@@ -18,8 +18,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
+from benchmarks.jobs import UNCACHED
 from benchmarks.layouts import machine, note, parts_of, run_in
-from common.cli.checks import check, check_types
+from common.cli.checks import Count, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.files import check_target, writing
@@ -39,16 +40,15 @@ class Sizes:
     """Processes x devices of each; the first is what the others are compared with."""
     scaling: tuple[str, ...] = KINDS
     """Strong scaling, weak scaling, or both."""
-    num_envs: int = 64
+    num_envs: Count = 64
     """Environments, over all devices with strong and on each with weak scaling."""
-    steps: int = 500_000
+    steps: Count = 500_000
     """Environment steps of every measurement, with weak scaling per device."""
     plot: str = ""
     """Where to draw the speeds, such as scaling.png."""
 
     def __post_init__(self):
-        check_types(self)
-        check(self, "num_envs steps", at_least=1)
+        check_flags(self)
         for layout in self.layouts:
             parts_of(layout)
         for kind in self.scaling:
@@ -79,7 +79,7 @@ def measure(sizes: Sizes) -> dict[str, Any]:
             processes, of_each = parts_of(layout)
             share = processes * of_each if kind == "weak" else 1
             if (layout, share) not in measured:  # one device is the same with both
-                measured[layout, share] = run_in(layout, SCRIPT, _flags(sizes, share))
+                measured[layout, share] = run_in(layout, SCRIPT, _flags(sizes, share), **UNCACHED)
             result = measured[layout, share]
             where, first = machine(result), first or result["steps_per_second"]
             rows.append(
@@ -93,7 +93,7 @@ def measure(sizes: Sizes) -> dict[str, Any]:
 
 def _flags(sizes: Sizes, share: int) -> dict[str, Any]:
     flags = {"env": sizes.env, "num_envs": sizes.num_envs * share, "total_timesteps": sizes.steps * share}
-    return flags | {"tuned": False, "benchmark": True, "compile_cache": False}
+    return flags | {"tuned": False, "benchmark": True}
 
 
 def table(record: dict[str, Any]) -> str:

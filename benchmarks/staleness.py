@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -25,16 +25,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from algos.ppo_rnn_pmap import Actor, Args, make_ppo_rnn
-from common.cli.checks import check
+from common.cli.checks import Bounds, Count, check_flags
 from common.cli.command import main, parse
 from common.device.memory import Seen, at_start
+from common.nets.normalizers import normalize
 from common.device.programs import Algorithm
 from common.device.sampling import in_segments, side_by_side
 from common.device.sharding import AXIS
 from common.device.update_loop import repeat
 from common.envs.environment import Env
 from common.envs.registry import make
-from common.nets.normalizers import normalize
 from common.nets.recurrent import Inputs
 from common.runs.directory import versions
 
@@ -51,13 +51,12 @@ class Sizes:
     num_steps: int = 128
     learning_rate: float = Args.learning_rate
     rnn: Literal["gru", "lstm"] = "gru"
-    updates: int = 20
+    updates: Annotated[int, Bounds(at_least=2)] = 20
     """Updates before the measure, two at least."""
-    seeds: int = 5
+    seeds: Count = 5
 
     def __post_init__(self):
-        check(self, "updates", at_least=2)
-        check(self, "seeds", at_least=1)
+        check_flags(self)
 
 
 def measure(sizes: Sizes) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.jobs import Job, run
 from benchmarks.records import load_record, record_of
 from benchmarks.sets import Goal
-from common.cli.checks import check, check_types
+from common.cli.checks import Count, CountOrZero, check_flags
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import writing
 from common.runs.directory import write_json
@@ -24,17 +24,15 @@ class Choice:
     """Only these algorithms, such as ppo_pmap, or of a peer sb3_ppo."""
     envs: tuple[str, ...] | None = None
     """Only these environments."""
-    seeds: int = 10
+    seeds: Count = 10
     """Seeds of each, from 100 on: no search for our flags has seen them."""
-    total_timesteps: int = 0
+    total_timesteps: CountOrZero = 0
     """Environment steps of each agent; 0 are those of the set."""
     results: str = "benchmarks/results"
     """Where the results go, into a folder for this class of machine."""
 
     def __post_init__(self):
-        check_types(self)
-        check(self, "seeds", at_least=1)
-        check(self, "total_timesteps", at_least=0)
+        check_flags(self)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ python -m common.compare --help
 
 import json
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from common.cli.checks import check
-from common.cli.command import main, parse
+from common.cli.checks import Finite
+from common.cli.command import parse, run_script
 from common.cli.files import check_target, read_text
 from common.drawing.groups import EVALUATION, RECENT, TRAINING, Group, LoggedRun, Note, Selection, load, pooled, say
 from common.drawing.statistics import estimate, estimate_name, interval
@@ -36,12 +35,8 @@ class Args(Selection):
 
     csv: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     """Also write the table to this CSV file, with full numbers."""
-    threshold: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    threshold: Annotated[Finite | None, tyro.conf.arg(metavar="FLOAT")] = None
     """Return to reach; default 90% of the way from the lowest to the highest one seen in the environment."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check(self, "threshold")
 
 
 @dataclass(frozen=True)
@@ -162,4 +157,4 @@ def run_command(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(run_command, parse(Args)))
+    run_script(run_command, parse(Args))

@@ -5,14 +5,13 @@ python -m common.play runs/NAME --episodes 5 --gif episode.gif
 
 import itertools
 import signal
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from common.cli.checks import check
-from common.cli.command import main, parse
+from common.cli.checks import Bounds, CountOrZero
+from common.cli.command import parse, run_script
 from common.cli.console import Console
 from common.cli.env_params import given_params
 from common.cli.errors import UsageError
@@ -24,23 +23,18 @@ from common.cli.policy_flags import PolicyArgs
 class Args(PolicyArgs):
     """Play episodes with a trained policy, and draw one of them."""
 
-    episodes: int = 10
+    episodes: Annotated[int, Bounds(at_least=1, at_most=100_000)] = 10
     """Episodes to play."""
     gif: str = ""
     """Draw the first episode to this file."""
     stochastic: bool = False
     """Sample actions as in training, instead of taking the best known ones."""
-    seed: int = 0
+    seed: CountOrZero = 0
     """Seed of initial states, of chance in the environment and of sampled actions."""
     env: str = ""
     """Play in this environment; needed where the policy was trained on your own, package.module:factory."""
     env_params: str = ""
     """Environment parameters to change, as a JSON object; default those of the run's evaluations."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check(self, "episodes", at_least=1, at_most=100_000)
-        check(self, "seed", at_least=0, at_most=2**31 - 1)
 
 
 if __name__ == "__main__":
@@ -61,7 +55,7 @@ from common.drawing.host_recording import RecordedEnvs
 from common.drawing.recording import Recording, record
 from common.envs.environment import Env
 from common.envs.evaluation_params import evaluation_params
-from common.envs.privileged import for_policies
+from common.envs.privileged import without_privileged
 from common.envs.registry import make, make_host
 from common.envs.spec import EnvSpec
 from common.policy import Policy, load_named
@@ -112,7 +106,7 @@ def _params_of_evaluations(trained: dict[str, Any]) -> str:
 
 
 def _check_fit(policy: Policy, env: Env | EnvSpec) -> None:
-    seen = for_policies(env.observation_space)
+    seen = without_privileged(env.observation_space)
     both = {"observation": (policy.env.observation_space, seen), "action": (policy.env.action_space, env.action_space)}
     for kind, (ours, theirs) in both.items():
         if str(ours) != str(theirs):
@@ -152,7 +146,7 @@ def play(args: Args) -> Episodes:
     with suppress(ValueError):  # outside the main thread
         signal.signal(signal.SIGINT, signal.default_int_handler)  # ends the bar, and leaves no half of a file
     console = Console(quiet=False, total_steps=0)
-    set_up_cache(True)
+    set_up_cache()
     policy = load_named(args, console)
     how = "sampled actions" if args.stochastic else "greedy"
     console.say(f"policy   {policy.run_dir}, step {policy.step:,}, {policy.who}, {how}")
@@ -198,4 +192,4 @@ def show(episodes: Episodes, console: Console, is_game: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(play, ARGS))
+    run_script(play, ARGS)

@@ -4,7 +4,6 @@ python -m common.plot runs/* --y eval/return_mean --out curves.png
 python -m common.plot --help
 """
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from common.cli.command import main, parse
+from common.cli.command import parse, run_script
 from common.cli.errors import UsageError
 from common.cli.files import check_target, replacing
 from common.drawing.curves import Curve, align, curves, overlapping
@@ -113,4 +112,4 @@ def _shortened(group: Group, found: list[Curve]) -> Iterator[Note]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(plot, parse(Args)))
+    run_script(plot, parse(Args))

@@ -26,7 +26,7 @@ from common.cli.flags import ONE_TIME
 from common.cli.policy_flags import PolicyArgs
 from common.device.memory import Agent
 from common.device.policy import Policy
-from common.device.sharding import key_data
+from common.device.schedules import hp_of
 from common.envs.spec import EnvSpec
 from common.runs.arrays import Mismatch
 from common.runs.checkpoint_files import Damaged, Gone, step_of
@@ -145,8 +145,8 @@ def _algorithm(
 
 def _learner_like(functions: Any, args: Any) -> Any:
     """Arrays in the shape of the learners of all agents, as a checkpoint has them, [S, ...]; they take no memory."""
-    keys, hyper = [jax.random.key(0)] * 2, {name: np.float32(0) for name in args.members.hyper}
-    shapes = jax.eval_shape(lambda: key_data(functions.new_learner(*keys, *filter(None, [hyper]))))
+    hp = hp_of(args, {name: np.float32(0) for name in args.members.hyper})
+    shapes = jax.eval_shape(lambda: functions.init(jax.random.key(0), hp))
     return jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), (args.num_agents, *x.shape)), shapes)
 
 

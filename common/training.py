@@ -1,12 +1,12 @@
 """What `train` of every algorithm does: a run on devices, or a run whose learner gets its batches from actors.
 
-    train_on_devices(args, __file__, make_ppo)
-    train_with_actors(args, __file__, make_appo)
+    run_algorithm(args, __file__, make_ppo)
 
-Both call `make_algorithm(args, env)` for pure functions and do the rest, from the devices to what is drawn at the end.
-Both raise UsageError for what cannot be done, TrainingError where training had to stop, KeyboardInterrupt after SIGINT.
+It calls `make_algorithm(args, spec)` for pure functions and does the rest, from devices to what is drawn at the end.
+It raises UsageError for what cannot be done, TrainingError where training had to stop, KeyboardInterrupt after SIGINT.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -19,10 +19,12 @@ from jax.sharding import PartitionSpec as P
 
 from common.actors.batches import Batches, example_batch
 from common.actors.crew import ActorsFailed
+from common.actors.drivers import HostDriver, host_driver
 from common.actors.environments import eval_params, inspect_env
 from common.actors.evaluation import HostEvaluation
 from common.actors.meters import UpdateMetrics
 from common.cli.env_params import given_params
+from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device import cluster
 from common.device.devices import choose_devices, choose_roles, describe, share_members
@@ -30,13 +32,14 @@ from common.device.footprint import check_fits, shapes_of
 from common.device.memory import Agent
 from common.device.programs import Programs, for_seeds, over_devices
 from common.device.reductions import Tally
+from common.device.replay import memory_note
 from common.device.seeds import arrays_of
 from common.device.sharding import AXIS, mesh_of, to_host
 from common.endings import draw_metrics, draw_policy
 from common.envs.environment import Env
 from common.envs.own import wrap
 from common.envs.registry import list_envs, make
-from common.envs.spec import EnvSpec
+from common.envs.requirements import check_spaces
 from common.envs.varied import for_run
 from common.population.evolution import evolution
 from common.population.rating import rate_members
@@ -49,32 +52,46 @@ from common.runs.run import Run
 LARGE = 50_000_000  # bytes of environments in a checkpoint, from which on the header says so
 
 
+def run_algorithm(
+    args: Any, script: str, make_algorithm: Callable, env: Any = None, callback: Callback | None = None
+) -> TrainResult | None:
+    """Train as the command line does; see `train_on_devices`, and of environments on the host `train_with_actors`.
+
+    `env` is an environment, in place of the name `args.env`. `callback` gets every row of metrics, and ends the run
+    where it returns True. With --list-envs there is no result.
+    """
+    if not isinstance(args, HostEnvArgs):
+        return train_on_devices(args, script, make_algorithm, env, callback)
+    if env is not None:
+        raise UsageError("environments on the host are named by --env: an object cannot be made anew by each actor")
+    return train_with_actors(args, script, make_algorithm, callback)
+
+
 def train_on_devices(
     args: Any,
     script: str,
     make_algorithm: Callable,
     env: Any = None,
-    notes: Callable[[Env, list[jax.Device]], dict[str, str]] = lambda env, devices: {},
     callback: Callback | None = None,
-    **choice: Any,
 ) -> TrainResult | None:
     """Environments step on the devices too, and many updates run in one call.
 
-    `env` is a gymnax-style environment, in place of the name `args.env`. `notes` are lines for the header, by their
-    first word. `callback` gets every row, and ends the run where it returns True. `choice` goes to `choose_devices`.
+    `env` is a gymnax-style environment, in place of the name `args.env`. `callback` gets every row, and ends the run
+    where it returns True.
     """
     if args.list_envs:
         return list_envs("device", args.list_envs)
     with cluster.joined(args):
-        devices = _choose_devices(args, **choice)
+        devices = _choose_devices(args)
         params = given_params(vars(args))
         env = for_run(args, make(args.env, params) if env is None else wrap(env, params))
-        algorithm = make_algorithm(args, env)
+        check_spaces(args, env)
+        algorithm = make_algorithm(args, env.spec)
         groups = args.groups(len(devices))
-        functions = for_seeds(algorithm, env, args.num_agents // groups, args.eval_episodes, evolution(args, groups))
+        functions = for_seeds(algorithm, args, env, args.num_agents // groups, evolution(args, groups))
         members = arrays_of(args.members, len(devices), args.sharding)
-        programs, checks = over_devices(functions, devices, args.sharding, members)
-        header = notes(env, devices) | args.remarks | checks | _notes_of(args, env)
+        programs = over_devices(functions, devices, args.sharding)
+        header = memory_note(args, env, devices) | args.remarks | _notes_of(args, env, len(devices))
         shapes, example = shapes_of(programs, members), np.int32(0)
         header |= check_size(args, shapes, devices)
         check_fits(args, programs, shapes, example, env, devices)
@@ -90,9 +107,13 @@ def train_on_devices(
             return run.finish(state, {"picture": partial(draw_metrics, run, env)} | at_end)
 
 
-def _notes_of(args: Any, env: Env) -> dict[str, str]:
-    """What environments that are large, or go on for long, mean for checkpoints and evaluations."""
+def _notes_of(args: Any, env: Env, num_devices: int) -> dict[str, str]:
+    """Which agents devices have, and what environments that are large, or go on for long, mean for a run."""
     notes = {}
+    if args.sharding == "members":
+        each = args.num_agents // num_devices
+        own = f"each device trains {each:,} agent{'s' * (each > 1)} of its own"
+        notes["sharding"] = own if num_devices > 1 else f"one device trains all {each:,} agents"
     saved = env.state_bytes * args.num_envs * args.num_agents
     if args.save_envs and saved >= LARGE:
         each = f"{env.state_bytes / 1e3:,.0f} kB of each environment"
@@ -102,10 +123,12 @@ def _notes_of(args: Any, env: Env) -> dict[str, str]:
     return notes
 
 
-def _choose_devices(args: Any, **choice: Any) -> list[jax.Device]:
+def _choose_devices(args: Any) -> list[jax.Device]:
     if args.sharding == "members":
         return share_members(args.num_devices, args.num_agents, args.num_envs, args.block)
     sizes = args.num_devices, args.num_envs, args.block
+    # One CPU device uses all cores for large networks, beside which more would only wait for each other
+    choice = {"envs_per_cpu_device": math.inf} if hasattr(args, "utd_ratio") else {}
     return choose_devices(*sizes, num_processes=args.num_processes, **choice)
 
 
@@ -114,11 +137,10 @@ def train_with_actors(
     script: str,
     make_algorithm: Callable,
     callback: Callback | None = None,
-    notes: Callable[[EnvSpec, list[jax.Device]], dict[str, str]] = lambda env, devices: {},
 ) -> TrainResult | None:
     """Environments step on the host, in threads beside the learner; an update learns from some of their rollouts.
 
-    `callback` and `notes` are as in `train_on_devices`. With --list-envs there is no result. Each of several processes
+    `callback` is as in `train_on_devices`. With --list-envs there is no result. Each of several processes
     has actors and environments of its own, from which its own learner devices get their share of an update.
     """
     if args.list_envs:
@@ -127,13 +149,15 @@ def train_with_actors(
         actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)
         args = args.among(cluster.count())
         env, own = inspect_env(args), len(cluster.own(devices))
+        check_spaces(args, env.spec)
         algorithm = make_algorithm(args, env.spec)
-        args.check_split(algorithm.block, own)
+        driver = host_driver(algorithm, args, env.spec)
+        args.check_split(own)
         header = {"actors": f"{args.actor_threads} threads on each of {describe(actor_devices)}{_in_each()}"}
         if (params := eval_params(args)) != args.env_params:
             header["eval"] = f"with {params}"
-        header |= notes(env.spec, devices)
-        programs, example = _over_learners(algorithm, devices), example_batch(args, env, algorithm, own)
+        header |= memory_note(args, env.spec, devices, versions=True)
+        programs, example = _over_learners(driver, devices), example_batch(args, env, driver, own)
         shapes = shapes_of(programs, arrays_of(args.members, len(devices), args.sharding))
         check_fits(args, programs, shapes, example, env.spec, devices)
         run = Run(args, script, env, devices, header, callback)
@@ -142,7 +166,7 @@ def train_with_actors(
             evaluation = HostEvaluation(args, agent._replace(act=jax.jit(agent.act)), run.console.warn)
             state, update = run.start(programs, example, evaluation)
             if run.unfinished:
-                state = _learn_from_actors(run, algorithm, state, update, env.logged, actor_devices)
+                state = _learn_from_actors(run, driver, state, update, env.logged, actor_devices)
             return run.finish(state, {"picture": partial(draw_metrics, run, env)})
 
 
@@ -150,16 +174,16 @@ def _in_each() -> str:
     return f" in each of {cluster.count()} processes" if cluster.count() > 1 else ""
 
 
-def _over_learners(algorithm: Any, devices: list[jax.Device]) -> Programs:
-    """The algorithm's programs on all `devices`. A state has an axis for its one seed."""
+def _over_learners(driver: HostDriver, devices: list[jax.Device]) -> Programs:
+    """The programs on all `devices`. A state has an axis for its one seed."""
 
     def init(members):
-        return jax.tree.map(lambda x: x[None], algorithm.init(members.seed[0]))
+        return jax.tree.map(lambda x: x[None], driver.init(members.seed[0]))
 
     def update(state, batch):
-        state, published, tally = algorithm.update(jax.tree.map(lambda x: x[0], state), batch.rollouts)
+        state, published, tally = driver.update(jax.tree.map(lambda x: x[0], state), batch.rollouts)
         leaving = jax.tree.map(lambda x: jax.lax.pmax(x, AXIS), batch.leaving)
-        return jax.tree.map(lambda x: x[None], state), published, (tally, algorithm.gauges(state), leaving)
+        return jax.tree.map(lambda x: x[None], state), published, (tally, driver.gauges(state), leaving)
 
     over_devices = partial(jax.pmap, axis_name=AXIS, devices=devices)
     update = over_devices(update, out_axes=(0, None, None), donate_argnums=0)
@@ -167,17 +191,17 @@ def _over_learners(algorithm: Any, devices: list[jax.Device]) -> Programs:
 
 
 def _learn_from_actors(
-    run: Run, algorithm: Any, state: Any, update: Callable, logged: dict[str, str], actor_devices: list[jax.Device]
+    run: Run, driver: HostDriver, state: Any, update: Callable, logged: dict[str, str], actor_devices: list[jax.Device]
 ) -> Any:
     """Updates of `state` until the run ends; returns the last state."""
-    learner = jax.tree.map(lambda x: x[0], to_host(state.replace(shard=())).learner)
+    host = to_host(state.replace(actors=()))
+    learner, started = jax.tree.map(lambda x: x[0], (host.learner, host.run))
     run.companion = batches = Batches(
         run.args,
-        act=jax.jit(algorithm.explore),
-        memory=jax.device_get(algorithm.carried_memory(run.args.envs_per_actor)),
-        params=algorithm.publish(learner),
-        version=int(learner.updates),
-        max_policy_lag=algorithm.max_policy_lag,
+        act=jax.jit(driver.act),
+        memory=jax.device_get(driver.memory(run.args.envs_per_actor)),
+        params=driver.publish(learner, started),
+        version=int(started.updates),
         logged=logged,
         actor_devices=actor_devices,
         sharding=NamedSharding(mesh_of(cluster.own(run.devices)), P(AXIS)),

@@ -19,9 +19,9 @@ from gymnax.environments import spaces as gymnax_spaces
 from ppo_pmap import Args, train  # noqa: F401  (re-exported)
 
 import common.device.compilation
-from common.device.programs import Programs, TrainState, for_seeds
+from common.device.programs import Programs, for_seeds
 from common.device.seeds import arrays_of
-from common.device.sharding import AXIS, to_host
+from common.device.sharding import AXIS, TrainState, to_host
 from common.envs.environment import Env
 from common.envs.own import wrap
 from common.envs.registry import make
@@ -83,7 +83,7 @@ def module_of(args: Any) -> Any:
 def functions_of(args: Args, env: Env, groups: int = 1) -> Programs:
     """The algorithm of `args` for all seeds, on one device; of several `groups` for the seeds of one of them."""
     algorithm = module_of(args).make_algorithm(args, env)
-    return for_seeds(algorithm, env, args.num_agents // groups, args.eval_episodes, evolution(args, groups))
+    return for_seeds(algorithm, args, env, args.num_agents // groups, evolution(args, groups))
 
 
 def init_over(args: Args, env: Env, num_devices: int) -> Callable[[], TrainState]:
@@ -129,7 +129,7 @@ def same_bits(a: Any, b: Any) -> bool:
 
 def replicas_are_identical(state: Any) -> bool:
     """Whether every device holds the same bits of the learner."""
-    leaves = jax.tree.leaves(state.learner)
+    leaves = jax.tree.leaves((state.learner, state.run))
     leaves = [jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in leaves]
     copies = [[np.asarray(shard.data).tobytes() for shard in x.addressable_shards] for x in leaves]
     return all(len(of_one) > 1 and len(set(of_one)) == 1 for of_one in copies)

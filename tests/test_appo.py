@@ -27,8 +27,7 @@ from common.actors.rollouts import Rollout, RolloutQueues
 from common.actors.watching import Worker
 from common.cli.errors import TrainingError, UsageError
 from common.device.evaluation import OTHER_SEED, SEED, Episodes
-from common.device.programs import TrainState
-from common.device.sharding import AXIS, to_host
+from common.device.sharding import AXIS, TrainState, to_host
 from common.envs.registry import make_host
 from common.policy import load_policy
 from common.runs.run import Run
@@ -571,7 +570,7 @@ def test_longer_queues_hold_more(tmp_path, monkeypatch):
 
 
 def test_sizes_count_over_all_processes():
-    args = small_args(distributed=True, rollouts_per_update=12)
+    args = small_args(distributed="auto", rollouts_per_update=12)
     three = args.among(3)
     assert (args.num_actors, args.own_rollouts, args.num_updates) == (2, 12, 2)
     assert (three.num_actors, three.own_rollouts, three.steps_per_update) == (6, 4, args.steps_per_update)

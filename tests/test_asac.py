@@ -15,8 +15,7 @@ from helpers import metric_rows, relative_difference, same_bits
 
 from common.actors.environments import inspect_env
 from common.actors.rollouts import Rollout, RolloutQueues
-from common.device.programs import TrainState
-from common.device.sharding import AXIS, to_host
+from common.device.sharding import AXIS, TrainState, to_host
 from common.policy import load_policy
 from common.runs.run import Run
 
@@ -89,7 +88,7 @@ class Lab:
 
 def stored(state: TrainState) -> np.ndarray:
     """What the buffer holds, as rows of everything in a transition, sorted."""
-    replay = jax.tree.map(lambda x: x[0], state.shard.replay)
+    replay = jax.tree.map(lambda x: x[0], state.actors.replay)
     filled = np.minimum(replay.count, replay.data.reward.shape[1])
     held = np.arange(replay.data.reward.shape[1]) < filled[:, None]
     return sorted_rows(*(np.asarray(x)[held] for x in replay.data))
@@ -119,7 +118,7 @@ def test_the_buffer_has_the_newest_valid_steps_with_their_true_next_observations
     assert slots == 64 or sum(len(one[2]) == slots for one in wanted) > 4, "most rings are full"
     state = lab.updated(tuple(rollouts[:2]), tuple(rollouts[2:]))
     np.testing.assert_array_equal(stored(state), sorted_rows(*map(np.concatenate, zip(*wanted, strict=True))))
-    assert state.learner.env_steps[0] == sum(rollout.valid.sum() for rollout in rollouts)
+    assert state.run.env_steps[0] == sum(rollout.valid.sum() for rollout in rollouts)
 
 
 @pytest.mark.slow
@@ -128,7 +127,7 @@ def test_any_number_of_devices_learns_the_same(flags):
     lab = Lab(**flags, utd_ratio=0.5, learning_starts=8)
     batches = [tuple(lab.rollout(seed + place) for place in range(2)) for seed in (0, 2, 4)]
     alone = lab.updated(*batches)
-    assert alone.learner.gradient_updates[0] > 30
+    assert alone.run.gradient_updates[0] > 30
     for devices in (2, 4):
         together = lab.updated(*batches, devices=devices)
         assert relative_difference(alone.learner.params, together.learner.params) < 1e-4
@@ -140,12 +139,12 @@ def test_devices_of_two_processes_learn_the_same_from_whole_rollouts():
     """As two of one process, with two actor devices, do from halves of each."""
     flags = {"utd_ratio": 0.5, "learning_starts": 8, "batch_size": 16, "actor_threads": 1}
     one = Lab(**flags, actor_devices="0,1")
-    two = Lab(**flags, coordinator="a:1", num_processes=2, process_id=0)
+    two = Lab(**flags, distributed="a:1,0/2")
     batches = [tuple(one.rollout(seed + place) for place in range(2)) for seed in (0, 2, 4)]
     alone = one.updated(*batches, devices=2)
     side_by_side = [(jax.tree.map(lambda *x: np.concatenate(x, axis=1), *rollouts),) for rollouts in batches]
     together = two.updated(*side_by_side, devices=2)
-    assert alone.learner.gradient_updates[0] > 30
+    assert alone.run.gradient_updates[0] > 30
     assert relative_difference(alone.learner.params, together.learner.params) < 1e-4
     np.testing.assert_array_equal(stored(alone), stored(together))
 
@@ -157,7 +156,7 @@ def test_the_ratio_to_valid_steps_is_exact(ratio=2.3):
     for count, batch in enumerate(batches, 1):
         steps += sum(rollout.valid.sum() for rollout in batch)
         learner = lab.updated(*batches[:count]).learner
-        assert learner.gradient_updates[0] == int(Fraction(str(ratio)) * max(int(steps) - 40, 0))
+        assert run.gradient_updates[0] == int(Fraction(str(ratio)) * max(int(steps) - 40, 0))
         assert learner.updates[0] == count  # which batches and noise are drawn by
         assert lab.published.warming_up == (steps < 40)
 
@@ -199,7 +198,7 @@ def test_the_buffer_of_a_run_has_steps_as_the_environments_took_them(flags, tmp_
         Run, "finish", lambda run, state, *args: states.append(to_host(state)) or finish(run, state, *args)
     )
     train(tmp_path, **flags)
-    replay = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), states[0].shard.replay.data)
+    replay = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), states[0].actors.replay.data)
     there = replay.next_obs[:, 1] > 0  # slots that are not in use have zeros
     assert there.sum() == 512
     (episode, step), (next_episode, next_step) = replay.obs[there].T, replay.next_obs[there].T

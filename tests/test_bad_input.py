@@ -34,8 +34,7 @@ COMMANDS = {
     "scaling": "benchmarks.scaling scale",
 }
 TINY = "--total-timesteps 64 --num-envs 4 --num-steps 8 --num-minibatches 2 --hidden-sizes 4 --eval-episodes 2"
-GAME = "--env pgx:tic_tac_toe --matchmaking members"
-TWO = "--coordinator a:1 --num-processes 2 --process-id 0"
+TWO = "--distributed a:1,0/2"
 LONG = ",".join(str(0.001 + i / 1000) for i in range(400))
 
 # Command, its words, and what the message must name. @x is the path of that name from `places`.
@@ -89,9 +88,12 @@ CASES = [
     # populations and processes
     ("ppo", "--sweep gamma=uniform:0.9:0.99", "--sweep, --population"),
     ("ppo", "--population 4 --num-seeds 2", "--population, --num-seeds"),
+    ("ppo", "--population 4 --sweep clip_eps=0.1,0.2", "--population, clip_eps=choice:0.1,0.2"),
+    ("ppo", "--distributed a:1", "--distributed a:1, HOST:PORT,ID/COUNT"),
+    ("ppo", "--distributed a:1,2/2", "--distributed a:1,2/2, 1/2"),
     ("ppo", "--population 4 --sweep num_envs=choice:4,8", "--sweep num_envs, gamma"),
     ("ppo", "--population 4 --sweep gamma=uniform:0.9:1.1", "--gamma, at most 1, 1.1"),
-    ("ppo", f"--grid vf_coef={LONG} ent_coef={LONG}", "160,000, 10,000"),
+    ("ppo", f"--sweep vf_coef={LONG} ent_coef={LONG}", "160,000, 10,000"),
     ("ppo", "--pbt", "--pbt, --population"),
     ("ppo", "--population 4 --pbt --pbt-evolve ent_coef --ent-coef 0", "--ent-coef 0.0"),
     ("ppo", "--population 4 --sharding members --num-devices 3", "--num-devices 3, 1, 2, 4"),
@@ -214,7 +216,7 @@ def test_bad_input_is_refused(command, flags, wanted, places):
 
 MAY_BE_NEGATIVE = {"stop_at_return", "target_entropy_scale"}
 MAY_BE_0 = MAY_BE_NEGATIVE | {"seed", "eval_interval", "checkpoint_interval", "keep_checkpoints", "stop_after"}
-MAY_BE_0 |= {"max_seconds", "population", "pbt_start", "num_processes", "num_devices", "gamma", "gae_lambda"}
+MAY_BE_0 |= {"max_seconds", "population", "pbt_start", "num_devices", "gamma", "gae_lambda"}
 MAY_BE_0 |= {"target_kl", "max_grad_norm", "adam_b1", "adam_b2", "vf_coef", "ent_coef", "ent_fraction", "bptt_length"}
 MAY_BE_0 |= {"rnn_span", "max_ahead", "reset_pool", "rollouts_per_update", "max_restarts", "restart_interval"}
 MAY_BE_0 |= {"max_policy_lag", "learning_starts"}
@@ -322,7 +324,7 @@ def test_settings_of_jax_that_no_run_works_with_are_refused(switch, places):
 def test_a_port_in_use_is_named():
     with socket.create_server(("", 0)) as other:
         port = str(other.getsockname()[1])
-        assert port in refused("ppo", f"--coordinator 127.0.0.1:{port} {TWO.partition(':1')[2]}".split())
+        assert port in refused("ppo", ["--distributed", f"127.0.0.1:{port},0/2"])
 
 
 @pytest.mark.slow

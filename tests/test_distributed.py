@@ -88,9 +88,10 @@ def start_both(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    which = ("--coordinator", address, "--num-processes", 2, "--process-id")
     script = script or ROOT / "algos" / f"{algorithm.__name__}.py"
-    return [start_script(*words, *which, i, *own(i), cwd=ROOT, script=script) for i in range(2)]
+    return [
+        start_script(*words, "--distributed", f"{address},{i}/2", *own(i), cwd=ROOT, script=script) for i in range(2)
+    ]
 
 
 def ends(processes: list[subprocess.Popen]) -> tuple[list[int], list[str]]:
@@ -265,7 +266,7 @@ def test_a_signal_between_the_meeting_and_the_run_is_not_lost():
 
         with socket.create_server(("", 0)) as free:
             port = free.getsockname()[1]
-        with cluster.joined(Args(coordinator=f"127.0.0.1:{port}", num_processes=1, process_id=0)):
+        with cluster.joined(Args(distributed=f"127.0.0.1:{port},0/1")):
             signal.raise_signal(signal.SIGTERM)
     """
     assert run_python("-c", textwrap.dedent(code)).returncode == -signal.SIGTERM
@@ -275,7 +276,7 @@ def check_close(run_dir: Path, other: Path, step: int) -> None:
     """Both runs have saved the same state but for rounding, evaluated it alike and written as many rows."""
     ours, others = saved(run_dir, step), saved(other, step)
     assert ours.keys() == others.keys()
-    close = [name for name in ours if name.startswith(("learner/", "shard/"))]
+    close = [name for name in ours if name.startswith(("learner/", "actors/"))]
     assert relative_difference({name: ours[name] for name in close}, {name: others[name] for name in close}) < 1e-4
     assert [row["env_steps"] for row in read_rows(run_dir)] == [row["env_steps"] for row in read_rows(other)]
     returns = [read_result(path)["eval/return_mean"] for path in (run_dir, other)]

@@ -51,14 +51,15 @@ def test_every_episode_draws_its_own_numbers():
     assert env.max_steps == 7
 
 
-EVOLVING = {"pbt": True, "pbt_interval": 128, "pbt_env_params": ("bonus",), "env_params": '{"bonus": 2.0}'}
+EVOLVING = {"pbt": True, "pbt_interval": 128, "pbt_evolve": ("env.bonus",), "env_params": '{"bonus": 2.0}'}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Bribe", "Telling"])
-def test_who_pays_more_is_not_judged_by_it_and_a_resume_is_exact(kind, tmp_path, shared_programs):
+def test_who_pays_more_is_not_judged_by_it_and_a_resume_is_exact(kind, tmp_path, shared_programs, monkeypatch):
     """Weights of rewards evolve: the objective is what the environment as given would have paid, or what it tells."""
-    flags = EVOLVING | {"env": f"helpers:{kind}", "population": 6, "pbt_mutation_rate": 1.0, "log_interval": 128}
+    flags = EVOLVING | {"env": f"helpers:{kind}", "population": 6, "log_interval": 128}
+    monkeypatch.setattr(ppo.Args, "rules", ppo.Args(**flags).rules._replace(mutation_rate=1.0))
     whole = ppo.train(small_args(**flags, hidden_sizes=(4,), run_dir=str(tmp_path / "a")))
     rows = metric_rows(tmp_path / "a")
     exchanges = [json.loads(line) for line in (tmp_path / "a" / "population.jsonl").read_text().splitlines()]

@@ -69,7 +69,7 @@ def test_an_update_can_be_traced_and_states_can_be_saved(name):
     programs = pmapped(functions_of(args, make(name)), devices)
     state = jax.eval_shape(programs.init, arrays_of(args.members, 1))
     jax.eval_shape(programs.update, state, np.int32(1))
-    host = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(key_data, state.shard.env_state))
+    host = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(key_data, state.actors.env_state))
     assert same_bits(unflatten(flatten(host), host), host)
 
 
@@ -172,8 +172,8 @@ def test_an_environment_with_a_typed_key_in_its_state_trains_and_moves_between_d
         wanted = states[new]
         moved = to_devices(to_host(states[old]), jax.eval_shape(lambda state: state, wanted), jax.devices()[:new])
         assert jax.tree.map(lambda x: (x.shape, x.dtype), moved) == jax.tree.map(lambda x: (x.shape, x.dtype), wanted)
-        assert jnp.issubdtype(moved.shard.env_state.key.dtype, jax.dtypes.prng_key)
-        keys = (jax.random.key_data(state.shard.env_state.key) for state in (moved, wanted))
+        assert jnp.issubdtype(moved.actors.env_state.key.dtype, jax.dtypes.prng_key)
+        keys = (jax.random.key_data(state.actors.env_state.key) for state in (moved, wanted))
         np.testing.assert_array_equal(*keys)  # the same environments on each device
         assert same_bits(to_host(moved), to_host(wanted))
     assert train(args, env).status == "finished"

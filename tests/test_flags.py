@@ -30,6 +30,7 @@ from test_asac import small_args as small_asac_args
 
 from common.actors.batches import example_batch
 from common.actors.environments import inspect_env
+from common.cli.checks import sweepable
 from common.cli.device_flags import DeviceEnvArgs
 from common.cli.host_flags import HostEnvArgs
 from common.cli.pbt_flags import PbtArgs
@@ -53,7 +54,7 @@ ON_POLICY |= {"exploration_loss": "symmetric-kl", "norm_adv": False, "normalize_
 ON_POLICY_MATHS = MATHS | {"learning_rate": 0.01, "gae_lambda": 0.5, "vf_coef": 0.1, "ent_coef": 0.5}
 ON_POLICY_MATHS |= {"max_grad_norm": 0.01}
 PPO_MATHS = ON_POLICY_MATHS | {"clip_eps": 0.3, "target_kl": 1e-6}
-GAMES = {"opponent": "self", "opponent_interval": 1, "matchmaking": "members"}
+GAMES = {"opponent": "self", "opponent_interval": 1}
 OF_ENVS = {"env": "helpers:Blink", "env_params": '{"max_steps_in_episode": 3}', "total_timesteps": 128} | GAMES
 """Flags that PPO with memory does not have, or that only common/ uses."""
 PPO = ON_POLICY | OF_ENVS | {"num_envs": 8, "num_steps": 16, "update_epochs": 3, "desired_kl": 1e-9}
@@ -88,7 +89,6 @@ OTHERS = {  # by algorithm and flag, or by flag: what both runs get besides
     "desired_kl": {"lr_schedule": "kl-adaptive", "learning_rate": 0.001},
     "opponent": GAME,
     "opponent_interval": GAME | {"opponent": "self", "total_timesteps": 20 * UPDATE},
-    "matchmaking": GAME | {"population": 2},
     "encoder": {"env": "helpers:Pixels"},
     **{("memory", flag): {"share_torso": False} for flag in MEMORY if flag[:3] in ("rnn", "bpt", "obs")},
     ("appo", "encoder"): {"env": "gymnasium:host_toys:ImageToy-v0"},
@@ -200,7 +200,7 @@ def program_of_members(algorithm: Any, swept: dict[str, float], **flags: Any) ->
 )
 def test_x8_members_learn_by_every_flag_that_can_be_swept_and_from_their_own_values_alone(algorithm, swept, others):
     """What the flags of the run say instead does not change the program."""
-    assert swept.keys() | {"desired_kl"} >= set(algorithm.Args.sweepable.split())
+    assert swept.keys() | {"desired_kl"} >= set(sweepable(algorithm.Args))
     one, used = program_of_members(algorithm, swept, **others)
     other, _ = program_of_members(algorithm, swept, **others | swept)
     assert used == swept.keys()
@@ -218,7 +218,7 @@ def test_an_update_draws_by_the_key_of_its_seed_and_by_its_own_number(algorithm)
         learner = state.learner.replace(key=key, updates=number)
         return functions.update(state.replace(learner=learner))[0].learner.params
 
-    *_, used = trace(learned, 1, state.learner.key, state.learner.updates, state)
+    *_, used = trace(learned, 1, state.run.key, state.run.updates, state)
     assert used[:2] == [True, True]
 
 
@@ -322,11 +322,11 @@ def tensorboard(tmp_path, monkeypatch, **_):
 def wandb(tmp_path, monkeypatch, **_):
     recorder = Recorder()
     monkeypatch.setitem(sys.modules, "wandb", recorder)
-    where = {"project": "walking", "group": "long legs", "name": "third try"}
-    start(tmp_path, wandb=True, **{f"wandb_{name}": value for name, value in where.items()})
+    monkeypatch.setenv("WANDB_NAME", "third try")
+    start(tmp_path, wandb=True)
     assert recorder.calls[0][0] == "init"
     assert recorder.calls[0][2]["config"]["args"]["num_envs"] == 4
-    assert recorder.calls[0][2].items() >= where.items()
+    assert recorder.calls[0][2].items() >= {"project": "pmaprl", "name": "third try"}.items()
     logged = [(args, kwargs) for name, args, kwargs in recorder.calls if name == "log"]
     assert "loss/policy" in logged[-1][0][0]
     assert logged[-1][1] == {"step": 96}
@@ -348,14 +348,15 @@ def without_cache():
         reset_cache()
 
 
-def compile_cache(tmp_path, monkeypatch, **_):
-    for enabled, size in ((True, 6), (False, 7)):  # two programs, that no other test has
-        home = tmp_path / str(enabled)
-        monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+def told_cache(tmp_path, monkeypatch, **_):
+    """Compiled programs are kept in the user's cache folder, or where JAX is told to keep them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    for size, told in ((6, tmp_path / "told"), (7, None)):  # two programs, that no other test has
         with without_cache():
-            start(tmp_path / f"run {enabled}", compile_cache=enabled, hidden_sizes=(size,))
-        assert home.exists() is enabled
-        assert any((home / "pmaprl").glob("*-cache")) is enabled
+            jax.config.update("jax_compilation_cache_dir", told and str(told))
+            start(tmp_path / f"run {size}", hidden_sizes=(size,))
+        assert any((told or tmp_path / "home" / "pmaprl").glob("*-cache"))
+        assert (tmp_path / "home").exists() is (told is None)
 
 
 def benchmark(tmp_path, monkeypatch, capsys, **_):
@@ -371,10 +372,10 @@ def benchmark(tmp_path, monkeypatch, capsys, **_):
 
 
 RUN = (keep_checkpoints, keep_best, save_envs, overwrite, max_seconds, stop_at_return, gif, tensorboard, wandb)
-RUN += (compile_cache, benchmark)
+RUN += (told_cache, benchmark)
 
 
-BY_CASE = [pytest.param(case, marks=[SLOW] if case in (keep_best, compile_cache) else []) for case in RUN]
+BY_CASE = [pytest.param(case, marks=[SLOW] if case in (keep_best, told_cache) else []) for case in RUN]
 
 
 @pytest.mark.parametrize("case", BY_CASE, ids=lambda case: case.__name__)
@@ -388,12 +389,11 @@ ELSEWHERE = {  # flags by the file that tests them
     "common": "eval_episodes",
     "tuned": "tuned",
     "invariants": "num_seeds num_devices resume",
-    "population": "population sweep grid",
+    "population": "population sweep",
     "pbt": "sharding " + " ".join(x.name for x in dataclasses.fields(PbtArgs) if x.name.startswith("pbt")),
     "env_params": "log_info",
-    "distributed": "distributed coordinator num_processes process_id",
+    "distributed": "distributed",
 }
-OF_WANDB = {"wandb_project", "wandb_group", "wandb_name"}
 IN_TEST_SAC = {"save_buffer"}
 IN_TEST_APPO = {"actor_devices", "env", "eval_episodes", "learner_devices", "lockstep", "on_full", "queue_size"}
 IN_TEST_APPO |= {"sampler_only", "serial", "vectorization"}
@@ -407,7 +407,7 @@ def names(args_class: type) -> set[str]:
 
 def test_every_flag_has_a_case():
     assert IN_NO_PROGRAM & (PPO | SAC | APPO).keys() == {"seed"}, "which `init` takes as a number"
-    of_runs = {case.__name__ for case in RUN} | OF_WANDB | {x for flags in ELSEWHERE.values() for x in flags.split()}
+    of_runs = {case.__name__ for case in RUN} | {x for flags in ELSEWHERE.values() for x in flags.split()}
     assert PPO.keys() | PPO_MATHS.keys() | of_runs == names(ppo.Args)
     assert names(sac.Args) - names(DeviceEnvArgs) <= SAC.keys() | SAC_MATHS.keys() | IN_TEST_SAC
     assert names(appo.Args) - names(ProcessArgs) <= APPO.keys() | ACTORS.keys() | IN_TEST_APPO | IN_TEST_HOST

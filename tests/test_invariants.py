@@ -40,7 +40,7 @@ from helpers import (
 from benchmarks.many_seeds import scaled
 from common.cli.env_params import as_flags
 from common.device.compilation import compile_together
-from common.device.programs import shard_mapped
+from common.device.programs import over_devices as programs_over_devices
 from common.device.sampling import block_width, minibatch_indices, rollout_keys
 from common.device.seeds import arrays_of
 from common.device.sharding import global_ids, to_host
@@ -87,10 +87,10 @@ def test_x1_x3_x8_an_experiment_is_the_same_on_any_number_of_devices_and_beside_
         one, one_metrics = after(12, case, 1, 5 + place)
         one = to_host(one)
         assert relative_difference(one.learner.params, ours.learner.params) < 1e-5
-        assert relative_difference(one.learner.recent, ours.learner.recent) < 1e-5
-        assert relative_difference(one.shard.tracker, ours.shard.tracker) < 1e-5
+        assert relative_difference(one.run.recent, ours.run.recent) < 1e-5
+        assert relative_difference(one.actors.tracker, ours.actors.tracker) < 1e-5
         assert (
-            relative_difference((one.learner, one.shard), (ours.learner, ours.shard)) < 1e-4
+            relative_difference(one, ours) < 1e-4
         )  # the replay buffer, too
         assert relative_difference(one.learner.params, others.learner.params) > 0.01
         assert relative_difference(one.learner.params.actor, to_host(start).learner.params.actor) > 1e-3
@@ -112,13 +112,13 @@ def test_x1_agents_that_devices_have_for_themselves_learn_the_same(case):
     """Four of them, two on each of two devices, after twelve updates."""
     args, name, flags, _ = CASES[case]
     args, env = args(num_seeds=4, **flags), make_env(name)
-    programs = shard_mapped(functions_of(args, env, groups=2), jax.devices()[:2], False, "members")
+    programs = programs_over_devices(functions_of(args, env, groups=2), jax.devices()[:2], "members")
     members = arrays_of(args.members, 2, "members")
     programs = compile_together(programs, members, jax.eval_shape(programs.init, members), np.int32(0))
     own, metrics, broken = programs.update(programs.init(members), np.int32(12))
     together, wanted = run_updates(args, env, 1, 12)
     assert programs.evaluate(own, np.int32(0)).ret.shape == (1, 4, args.eval_episodes)
-    assert all(x.addressable_data(0).shape[:2] == (1, 2) for x in jax.tree.leaves((own.learner, own.shard)))
+    assert all(x.addressable_data(0).shape[:2] == (1, 2) for x in jax.tree.leaves(own))
     assert relative_difference(to_host(together), to_host(own)) < 1e-4
     assert relative_difference(wanted, metrics) < 1e-4
     assert all(x.shape == (4,) for x in jax.tree.leaves((metrics, broken)))
@@ -130,7 +130,7 @@ def test_the_example_of_the_docs_runs():
     names = {}
     exec(example, names)
     state, metrics, _ = names["update"](names["state"])
-    assert int(state.learner.updates) == 2
+    assert int(state.run.updates) == 2
     assert np.isfinite(metrics.value["loss/policy"])
 
 
@@ -183,7 +183,7 @@ def test_x2_environment_ids_and_keys_are_global(devices):
 
 def test_x2_environments_start_differently_and_alike_on_any_number_of_devices():
     env = make_env("Toy")
-    starts = [to_host(init_over(small_args(hidden_sizes=(4,)), env, count)()).shard.obs for count in (1, 4)]
+    starts = [to_host(init_over(small_args(hidden_sizes=(4,)), env, count)()).actors.seen.obs for count in (1, 4)]
     np.testing.assert_array_equal(*starts)
     assert len(set(starts[0][0, :, 0])) == 16
 

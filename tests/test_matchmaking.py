@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from common.population.matchmaking import dealt, of_another_member
 from helpers import functions_of, over_devices, ppo, relative_difference, small_args
 
 from common.device.memory import Agent
@@ -21,12 +22,11 @@ from common.envs.spaces import MultiDiscrete, box
 from common.nets.distributions import Categoricals, Normal, part_of
 from common.population import teams
 from common.population.elo import elo_ratings
-from common.population.matchmaking import dealt, of_another_member
 from common.population.tournament import play_all
 
 GAME = "pgx:tic_tac_toe"
 SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
-FLAGS = SIZES | {"env": GAME, "population": 3, "matchmaking": "members", "normalize_obs": True, "total_timesteps": 96}
+FLAGS = SIZES | {"env": GAME, "population": 3, "opponent": "members", "normalize_obs": True, "total_timesteps": 96}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_nobody_plays_itself_and_everybody_is_played(count):
 def test_learners_meet_the_policies_that_others_have_at_that_time_on_any_number_of_devices(game):
     """Two members on two devices; a single run on one device does the same in the game against the other's policy."""
     flags = SIZES | {"normalize_obs": True, "total_timesteps": 10**6}
-    pair, single = small_args(**flags, population=2, matchmaking="members"), small_args(**flags)
+    pair, single = small_args(**flags, population=2, opponent="members"), small_args(**flags)
 
     def one_update(args, env, state):
         return functions_of(args, env).update(state, jnp.int32(1))[0]
@@ -100,7 +100,7 @@ class Trio(Env):
         return Transition(jnp.ones(1), 0, action @ jnp.array([100, 10, 1]), True, False)
 
 
-TEAM = SIZES | {"num_envs": 16, "population": 3, "matchmaking": "members", "total_timesteps": 10**6}
+TEAM = SIZES | {"num_envs": 16, "population": 3, "opponent": "members", "total_timesteps": 10**6}
 
 
 def head_of(state):
@@ -290,7 +290,7 @@ def test_runs_resume_to_the_last_bit_and_end_with_ratings(tmp_path, capsys, shar
 @pytest.mark.slow
 def test_teams_resume_to_the_last_bit_and_end_with_their_returns(tmp_path, capfd, shared_programs):
     pytest.importorskip("jaxmarl")  # which puts the first output of the process in the place of another
-    flags = SIZES | {"env": "jaxmarl:MPE_simple_spread_v3", "population": 3, "matchmaking": "members"}
+    flags = SIZES | {"env": "jaxmarl:MPE_simple_spread_v3", "population": 3, "opponent": "members"}
     flags |= {"total_timesteps": 96, "eval_episodes": 4}
     whole = ppo.train(small_args(**flags, run_dir=str(tmp_path / "a"), quiet=False))
     stored = json.loads((tmp_path / "a" / "teams.json").read_text())

@@ -11,13 +11,13 @@ import pytest
 import sac_pmap as sac
 from helpers import make_env, over_devices, ppo, run_updates, small_args
 
+from common.nets.normalizers import RunningStats, rescale_output, running_stats
 from common.device.schedules import adapt, hyper_now
 from common.device.sharding import AXIS, flat_pmean
-from common.envs.requirements import need_fitting_spaces
+from common.envs.requirements import check_spaces
 from common.envs.spaces import Box, Discrete, MultiDiscrete
 from common.nets.distributions import Categoricals, Joint, Normal, action_noise, encode_action
 from common.nets.heads import PolicyHead
-from common.nets.normalizers import RunningStats, rescale_output, running_stats
 from common.runs.intervals import next_boundary
 
 REWARD = [1, -0.5, 2, 0, 1]
@@ -283,7 +283,7 @@ def test_next_boundary():
 
 
 def test_a_fork_may_lack_flags_that_spaces_have_to_fit():
-    need_fitting_spaces(SimpleNamespace(), make_env("FrozenLake-misc"))
+    check_spaces(SimpleNamespace(), make_env("FrozenLake-misc"))
 
 
 def test_kl_divergence_of_the_components_that_are_ones_own():

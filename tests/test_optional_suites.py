@@ -29,7 +29,7 @@ def test_they_train_and_their_states_can_be_saved(package):
     state, metrics = run_updates(small_args(**TINY, total_timesteps=64), make(INSTALLED[package]), 1, 2)
     host = to_host(state)
     assert same_bits(unflatten(flatten(host), host), host)
-    first = jax.tree.map(lambda x: x[0, 0], host.shard.env_state)
+    first = jax.tree.map(lambda x: x[0, 0], host.actors.env_state)
     if package in ("navix", "xminigrid", "octax"):  # others need a graphics library
         frame = make(INSTALLED[package]).frame(first)
         assert frame.dtype == np.uint8 and frame.shape[2] == 3 and frame.std() > 0

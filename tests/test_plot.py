@@ -115,9 +115,9 @@ def test_what_to_know_of_runs_that_are_no_repetitions():
     (different,) = notes(logged_run(clip_eps=0.1), logged_run(clip_eps=0.2, seed=1))
     assert "--by clip_eps" in different
     assert len(notes(logged_run(clip_eps=0.1), logged_run(clip_eps=0.2))) == 1, "--by tells the same seed apart too"
-    for together in ({"pbt": True}, {"matchmaking": "members"}):
+    for together in ({"pbt": True}, {"opponent": "members"}):
         assert "which makes the interval too narrow" in notes(logged_run(num_seeds=2, **together))[0]
-    assert notes(logged_run(num_seeds=2, pbt=False, matchmaking="none")) == []
+    assert notes(logged_run(num_seeds=2, pbt=False, opponent="random")) == []
     assert "seed 0 is there more" in notes(logged_run(gamma=0.9), logged_run(gamma=0.9), logged_run(gamma=0.8))[1]
 
 

@@ -59,7 +59,7 @@ def test_a_flag_draws_the_same_whatever_others_are_swept():
 
 
 def test_a_grid_has_all_combinations_with_every_seed():
-    args = small_args(grid=("learning-rate=1e-4,1e-3", "clip_eps=0.1,0.2,0.3"), num_seeds=2, seed=5)
+    args = small_args(sweep=("learning-rate=1e-4,1e-3", "clip_eps=0.1,0.2,0.3"), num_seeds=2, seed=5)
     flags = [*args.flags_of_members()]
     assert len({json.dumps(one) for one in flags}) == 12
     assert flags[3] == {"seed": 6, "learning_rate": 1e-4, "clip_eps": 0.2}
@@ -175,7 +175,7 @@ def test_members_are_drawn_through_rows_in_which_no_episode_of_theirs_ended():
 def test_a_member_that_breaks_stops_no_other_and_is_not_the_best_whatever_it_earns(tmp_path, capsys):
     """What is not a number chooses the first action, and stays in MountainCar's valley as a policy does at first."""
     env = {"env": "MountainCar-v0", "env_params": '{"max_steps_in_episode": 20}'}
-    result = train(tmp_path / "run", grid=("learning_rate=1e30,1e-3",), quiet=False, **env)
+    result = train(tmp_path / "run", sweep=("learning_rate=1e30,1e-3",), quiet=False, **env)
     assert result.status == "finished"
     assert [np.isfinite(x) for x in result.evaluation["eval/return_mean"]] == [False, True]
     warnings = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
@@ -188,12 +188,12 @@ def test_a_member_that_breaks_stops_no_other_and_is_not_the_best_whatever_it_ear
 @pytest.mark.slow
 def test_a_population_of_which_all_break_fails(tmp_path):
     with pytest.raises(Exception, match="is not finite at step"):
-        train(tmp_path / "run", grid=("learning_rate=1e30,1e31",))
+        train(tmp_path / "run", sweep=("learning_rate=1e30,1e31",))
 
 
 @pytest.mark.slow
 def test_members_are_compared_by_their_values(tmp_path):
-    flags = {"grid": ("learning_rate=1e-3,1e-2", "clip_eps=0.1,0.2"), "num_seeds": 2}
+    flags = {"sweep": ("learning_rate=1e-3,1e-2", "clip_eps=0.1,0.2"), "num_seeds": 2}
     result = train(tmp_path / "run", **flags)
     rows = compare(CompareArgs(runs=(str(tmp_path / "run"),), by=("learning_rate",), estimate="mean"))
     returns = result.evaluation["eval/return_mean"]

@@ -76,7 +76,7 @@ def test_a_checkpoint_that_is_damaged_for_another_process_is_skipped(beside, tmp
 def state() -> Arrays:
     """A state of two seeds and eight environments."""
     numbers = np.arange(2 * ENVS * 3, dtype=np.float32).reshape(2, ENVS, 3)
-    return {"learner/a": np.float32([1, 2]), "shard/x": numbers, "shard/y": numbers[..., 0] > 9}
+    return {"learner/a": np.float32([1, 2]), "actors/x": numbers, "actors/y": numbers[..., 0] > 9}
 
 
 def save(folder: Path, blocks: int, change: Callable[[np.ndarray], None] = lambda x: None) -> Path:
@@ -84,7 +84,7 @@ def save(folder: Path, blocks: int, change: Callable[[np.ndarray], None] = lambd
     stored, size = to_save(state()), ENVS // blocks
     rows = [{name: x[:, i * size :][:, :size] for name, x in state().items() if "shard" in name} for i in range(blocks)]
     stored["sha256/shard"] = np.frombuffer(b"".join(bytes.fromhex(sha256(x)) for x in rows), np.uint8)
-    change(stored["shard/x"])
+    change(stored["actors/x"])
     with make_writer(folder) as writer:
         writer.save(7, stored, force=True)
     return folder / "7"
@@ -124,7 +124,7 @@ def test_rows_that_are_not_what_was_saved_are_found_by_whoever_reads_their_block
     path = save(tmp_path / "changed", blocks=2, change=change)
     cannot_be = save(tmp_path / "odd", blocks=3)  # of eight environments
     become(0, 2)
-    assert read(path)["shard/x"].shape == (2, ENVS // 2, 3)
+    assert read(path)["actors/x"].shape == (2, ENVS // 2, 3)
     for process, processes, damaged in ((1, 2, path), (3, 4, path), (0, 1, path), (0, 2, cannot_be)):
         become(process, processes)
         with pytest.raises(Damaged):

@@ -164,12 +164,12 @@ def test_gradient_updates_are_those_of_the_paper(kind, updates, frequencies):
     before = params
     optimizers, terminated = (Adam(0.03), Adam(0.02), Adam(0.03)), 0
     for step in range(updates):
-        root = state.learner.key[0, 0]
+        root = state.run.key[0, 0]
         state, metrics, _ = update(state, np.int32(1))
         learn_key = jax.random.split(jax.random.fold_in(root, step))[1]
         group_key = jax.random.fold_in(jax.random.fold_in(learn_key, 0), 0)
         noises = [np.float64(jax.random.normal(key, (6, 1))) for key in jax.random.split(group_key, 3)[1:]]
-        ring = to_host(state).shard.replay.data
+        ring = to_host(state).actors.replay.data
         transition = [np.repeat(np.float64(x)[0, 0], 6, axis=0) for x in ring]
         terminated += transition[3][0]
         with jax.enable_x64(True):
@@ -275,7 +275,7 @@ def test_gradient_updates_are_done_as_counted(num_envs, ratio, devices):
 
 
 def actions_of(state) -> np.ndarray:
-    return to_host(state).shard.replay.data.action[0, :, :, 0]  # [N, C]
+    return to_host(state).actors.replay.data.action[0, :, :, 0]  # [N, C]
 
 
 def test_actions_are_random_until_learning_starts():
@@ -305,7 +305,7 @@ def test_a_broken_number_is_noticed_before_it_is_learned_from():
 def test_time_limits_are_not_stored_as_terminations_and_no_reset_is_a_next_observation():
     args = small_sac_args(buffer_size=16 * 64, learning_starts=32)
     state, _ = run_updates(args, make_env("Endings"), 2, 60)
-    ring = jax.tree.map(lambda x: x[0, :, :60].reshape(-1, *x.shape[3:]), to_host(state).shard.replay.data)
+    ring = jax.tree.map(lambda x: x[0, :, :60].reshape(-1, *x.shape[3:]), to_host(state).actors.replay.data)
     (episode, step), (next_episode, next_step) = ring.obs.T, ring.next_obs.T
     np.testing.assert_array_equal(episode, next_episode)
     np.testing.assert_array_equal(step + 1, next_step)
@@ -340,7 +340,7 @@ def test_after_a_refill_the_policy_acts_not_chance():
     init, update = programs(args, make_env("Pendulum-v1"), 1)
     state, *_ = update(init(), np.int32(10))
     host = to_host(state)
-    emptied = host.replace(shard=host.shard.replace(replay=jax.tree.map(np.zeros_like, host.shard.replay)))
+    emptied = host.replace(shard=host.shard.replace(replay=jax.tree.map(np.zeros_like, host.actors.replay)))
     shapes = jax.eval_shape(lambda x: x, state)
     assert jax.tree.structure(host_like(shapes)) == jax.tree.structure(emptied)
     refilling = to_devices(emptied, shapes, jax.devices()[:1])

@@ -103,7 +103,7 @@ def test_processes_of_a_layout_know_each_other_and_share_the_devices(tmp_path, m
     assert alone == {"words": ["--steps", "5", "--num-devices", "4"], "visible": "4,5,6,7"}
     first = layouts.run_in("2x2", script, {})
     assert first["visible"] == "4,5"
-    assert first["words"][:3] == ["--num-devices", "4", "--coordinator"]
-    assert first["words"][4:] == ["--num-processes", "2", "--process-id", "0"]
+    assert first["words"][:3] == ["--num-devices", "4", "--distributed"]
+    assert first["words"][3].startswith("127.0.0.1:") and first["words"][3].endswith(",0/2")
     with pytest.raises(TrainingError, match="2 processes with .*--fail --num-devices 2 failed"):
         layouts.run_in("2x1", script, {"fail": True})

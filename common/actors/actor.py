@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from common.actors.parameters import ParameterSlots, Slot
-from common.actors.rollouts import Collected, Rollout
+from common.actors.rollouts import Collected, HostRollout
 from common.actors.watching import Worker
 from common.cli.errors import FailedEnvError
 from common.device.reductions import kind_of
@@ -37,7 +37,7 @@ class Actor(Worker):
         """`index` is its place in this process, whose `first` actor has this number among those of all processes.
 
         `make_envs` takes a seed. `act` takes parameters, memory, key data, a step's number and observations
-        [N, ...], and returns actions [N, ...], what is noted of them, and the new memory. `logged`: see `HostEnvKind`.
+        [N, ...], and returns actions [N, ...], extras, and the new memory. `logged`: see `HostEnvKind`.
         """
         super().__init__(f"actor {first + index}", ("env_step", "act", "wait_params", "wait_put"))
         self.index, self.device, self._number = index, device, first + index
@@ -75,12 +75,12 @@ class Actor(Worker):
         self.rollouts += 1
         return Collected(self.index, rollout._replace(obs=obs, memory=memory), returns, lengths, info)
 
-    def _step(self, slot: Slot, returns: list[float], lengths: list[int], info: list[tuple]) -> Rollout:
+    def _step(self, slot: Slot, returns: list[float], lengths: list[int], info: list[tuple]) -> HostRollout:
         """One step, [N, ...]; the results of episodes that it ended, and what is logged of it, go into the lists."""
         obs = self._obs
         with self.doing("act", "act"):
-            action, noted, self._memory = self._act(slot.params, self._memory, self._key, self._steps, obs)
-            action, noted = jax.device_get((action, noted))
+            action, extras, self._memory = self._act(slot.params, self._memory, self._key, self._steps, obs)
+            action, extras = jax.device_get((action, extras))
         self._steps += np.uint32(1)
         with self.doing("step", "env_step"):
             out = self.envs.step(action)
@@ -98,7 +98,7 @@ class Actor(Worker):
                 info.append((metric, float(together(numbers)), len(numbers)))
         version = np.full(len(over), slot.version, np.int32)
         outcome = out.reward, out.terminated, out.truncated, out.valid
-        return Rollout(obs, action, noted, *outcome, version, final_obs, ())
+        return HostRollout(obs, action, extras, *outcome, version, final_obs, ())
 
     def _forget(self, begins: np.ndarray) -> None:
         """Start the memory of environments anew whose next step is the first of an episode."""

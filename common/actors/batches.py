@@ -17,10 +17,11 @@ import numpy as np
 
 from common.actors.actor import Actor
 from common.actors.crew import Crew, Schedule
+from common.actors.drivers import HostDriver
 from common.actors.environments import HostEnvKind, env_maker
 from common.actors.meters import Meters
 from common.actors.parameters import ParameterSlots
-from common.actors.rollouts import FATES, Rollout, RolloutQueues
+from common.actors.rollouts import FATES, HostRollout, RolloutQueues
 from common.actors.watching import Limits
 from common.cli.host_flags import HostEnvArgs
 from common.device import cluster
@@ -29,30 +30,29 @@ from common.device import cluster
 class Batch(NamedTuple):
     """What an update learns from; of several processes each has its own."""
 
-    rollouts: tuple[Rollout, ...]
+    rollouts: tuple[HostRollout, ...]
     leaving: Any  # [D] the same for each of this process's learner devices: whether it wants to stop; () if it is alone
 
 
-def example_batch(args: HostEnvArgs, env: HostEnvKind, algorithm: Any, num_learners: int) -> Batch:
-    """Shapes of what `Batches.next` returns; `algorithm` says what its actors note of their actions."""
+def example_batch(args: HostEnvArgs, env: HostEnvKind, driver: HostDriver, num_learners: int) -> Batch:
+    """Shapes of what `Batches.next` returns."""
     steps, count = args.num_steps, args.envs_per_actor
 
-    def explore(obs):
-        learner = algorithm.new_learner(jax.random.key(0), jax.random.key(0))
-        key_data = jax.random.key_data(jax.random.key(0))
-        memory = algorithm.carried_memory(count)
-        return algorithm.explore(algorithm.publish(learner), memory, key_data, jnp.uint32(0), obs)
+    def act(obs):
+        key, memory = jax.random.key(0), driver.memory(count)
+        published = driver.publish(*driver.begin(key, key))
+        return driver.act(published, memory, jax.random.key_data(key), jnp.uint32(0), obs)
 
     def stacked(x, length=steps):
         return jax.ShapeDtypeStruct((length, *x.shape), x.dtype)
 
     obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), env.spec.obs_like)
     number, flag = (jax.ShapeDtypeStruct((count,), dtype) for dtype in (np.float32, bool))
-    action, noted, memory = jax.eval_shape(explore, obs)
-    rollout = Rollout(
+    action, extras, memory = jax.eval_shape(act, obs)
+    rollout = HostRollout(
         obs=jax.tree.map(lambda x: stacked(x, steps + 1), obs),
         action=jax.tree.map(stacked, action),
-        noted=jax.tree.map(stacked, noted),
+        extras=jax.tree.map(stacked, extras),
         reward=stacked(number),
         terminated=stacked(flag),
         truncated=stacked(flag),
@@ -65,7 +65,7 @@ def example_batch(args: HostEnvArgs, env: HostEnvKind, algorithm: Any, num_learn
     return Batch((over_learners(rollout, num_learners),) * args.own_rollouts, leaving)
 
 
-def over_learners(rollout: Rollout, num_learners: int) -> Rollout:
+def over_learners(rollout: HostRollout, num_learners: int) -> HostRollout:
     """Shapes or host arrays [T, N, ...] as `pmap` takes them over the learner's devices: [D, T, N / D, ...]."""
 
     def split(x):
@@ -87,7 +87,6 @@ class Batches:
         memory: Any,
         params: Any,
         version: int,
-        max_policy_lag: int,
         logged: dict[str, str],
         actor_devices: list[jax.Device],
         sharding: jax.sharding.Sharding,
@@ -95,8 +94,8 @@ class Batches:
         warn: Callable[[str], None],
     ):
         """Actors act on `actor_devices` with `act` and `memory`, see `Actor`, at first with `params`, behind which are
-        `version` updates. Batches go where `sharding` says. Steps more than `max_policy_lag` updates old count as too
-        old, unless that is 0. `logged`: see `HostEnvKind`. Counting goes on from `counters`.
+        `version` updates. Batches go where `sharding` says. `logged`: see `HostEnvKind`. Counting goes on from
+        `counters`.
         """
         self._args, self._sharding, self._warn = args, sharding, warn
         self._figures: dict[str, float] | None = None  # in the end
@@ -131,7 +130,7 @@ class Batches:
             serial=args.serial,
             restarts=counters.get("restarts", 0),
         )
-        self.meters = Meters(self.crew, args.envs_per_actor * args.num_steps, max_policy_lag)
+        self.meters = Meters(self.crew, args.envs_per_actor * args.num_steps, getattr(args, "max_policy_lag", 0))
 
     def __enter__(self) -> "Batches":
         self.crew.__enter__()

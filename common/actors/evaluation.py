@@ -48,7 +48,7 @@ class HostEvaluation:
 
     def begin(self, step: int, state: Any, seed: int) -> None:
         """Start to evaluate a copy of `state`, in environments of this `seed`, once those begun before are over."""
-        learner = jax.tree.map(lambda x: x[0], to_host(state.replace(shard=())).learner)
+        learner = jax.tree.map(lambda x: x[0], to_host(state.replace(actors=())).learner)
         kept, worker = self._kept(state), Worker(f"the evaluation at step {step:,}")
         before = self._under_way[-1][-2:] if self._under_way else None
         work = partial(self._attempt, learner, seed, worker, before)

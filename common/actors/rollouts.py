@@ -15,12 +15,12 @@ FATES = ("produced", "trained", "dropped", "discarded")  # all were produced, ea
 OnFull = Literal["block", "drop-oldest"]
 
 
-class Rollout(NamedTuple):
+class HostRollout(NamedTuple):
     """T steps of N environments, host arrays. The environments are the second axis of every one."""
 
     obs: Any  # [T + 1, N, ...] with the observation after the last step
     action: np.ndarray  # [T, N, ...]
-    noted: Any  # [T, N, ...] what the policy noted of its actions, such as their log-probabilities
+    extras: Any  # [T, N, ...] what `explore` returned beside them, such as their log-probabilities
     reward: np.ndarray  # [T, N]
     terminated: np.ndarray  # [T, N]
     truncated: np.ndarray  # [T, N]
@@ -34,7 +34,7 @@ class Collected(NamedTuple):
     """A rollout and what happened in it."""
 
     actor: int
-    rollout: Rollout
+    rollout: HostRollout
     returns: list[float]  # of the episodes that ended in it
     lengths: list[int]
     info: Sequence[tuple[str, float, int]] = ()  # a step's metric of --log-info, as `Meters` adds it up

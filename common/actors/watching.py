@@ -1,22 +1,20 @@
 """Workers that may hang: each says what it does and since when, and whoever waits for them looks."""
 
 import math
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
+from common.cli.command import THREAD
 from common.cli.host_flags import HostEnvArgs
 from common.envs.host import HostEnvs
 
 WAITING = ("put", "wait for parameters", "wait for another", "wait to restart", "ended")  # nothing is expected there
 GRACE = 3.0  # seconds: for threads to end, and for environments that raise at a timeout by themselves
 LOOK_INTERVAL = 0.1  # seconds between two looks at whether to stop
-THREAD = "pmaprl worker"  # the name of threads that may hang
 
 
 class Stopped(Exception):
@@ -137,16 +135,6 @@ def end(workers: list[Worker]) -> list[Worker]:
     for worker in late:
         worker.kill()
     return [worker for worker in late if not worker.join(now + GRACE)]
-
-
-def leave(code: int) -> NoReturn:
-    """End the process; at once where a thread hangs in foreign code, which Python's own shutdown could crash."""
-    if any(thread.name == THREAD for thread in threading.enumerate()):
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(AttributeError, OSError, ValueError):  # it is None, nobody reads it, or it is closed
-                stream.flush()
-        os._exit(code)
-    sys.exit(code)
 
 
 def describe(workers: list[Worker]) -> str:

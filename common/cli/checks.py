@@ -1,11 +1,12 @@
-"""Checks of flags: their kinds, whole numbers in any spelling, and bounds."""
+"""Types of flags, which say what a value may be and how a population may change it, and the check of all of them."""
 
 import bisect
 import dataclasses
+import functools
 import math
 from contextlib import suppress
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -15,15 +16,49 @@ LARGEST = 2**31 - 1
 """What the devices can count up to."""
 
 
+class Bounds(NamedTuple):
+    """Of a number, or of each of several, which is finite too. A whole number is at most LARGEST if nothing is said."""
+
+    at_least: float = -math.inf
+    at_most: float = math.inf
+    above: float = -math.inf
+
+
+class Swept(NamedTuple):
+    """Members of a population may differ in this number; --pbt multiplies or divides it by a factor."""
+
+    by: Literal["factor", "complement", "share"] = "factor"  # complement: 1 - x in place of x; share: at most 1
+
+
+Count = Annotated[int, Bounds(at_least=1)]
+CountOrZero = Annotated[int, Bounds(at_least=0)]
+Counts = tuple[Count, ...]
+Steps = Annotated[int, Bounds(at_least=1, at_most=10**18)]
+StepsOrZero = Annotated[int, Bounds(at_least=0, at_most=10**18)]
+Seconds = Annotated[float, Bounds(above=0)]
+SecondsOrZero = Annotated[float, Bounds(at_least=0)]
+Ratio = Annotated[float, Bounds(above=0)]
+Fraction = Annotated[float, Bounds(at_least=0, at_most=1)]
+Finite = Annotated[float, Bounds()]
+# Numbers in which members of a population may differ: an algorithm reads them from `hyper_of`
+Positive = Annotated[float, Bounds(above=0), Swept()]
+NonNegative = Annotated[float, Bounds(at_least=0), Swept()]
+Discount = Annotated[float, Bounds(at_least=0, at_most=1), Swept("complement")]
+AdamBeta = Annotated[float, Bounds(at_least=0, at_most=0.999999), Swept("complement")]
+Share = Annotated[float, Bounds(above=0, at_most=1), Swept("share")]
+Temperature = Annotated[float, Bounds(at_least=1e-8), Swept()]
+Scale = Annotated[float, Bounds(), Swept()]
+
+
 WORDS = tyro.constructors.ConstructorRegistry()
-"""The rule by which tyro leaves it to `check_types` to refuse words: it says what is wrong as it does in Python."""
+"""The rule by which tyro leaves it to `check_flags` to refuse words: it says what is wrong as it does in Python."""
 
 
 @WORDS.primitive_rule
 def _numbers_and_choices(
     info: tyro.constructors.PrimitiveTypeInfo,
 ) -> tyro.constructors.PrimitiveConstructorSpec | None:
-    metavar = _metavar(info.type)
+    metavar = metavar_of(info.type)
     if not metavar:
         return None  # tyro's own ways, for texts, switches and kinds that are none of ours
     return tyro.constructors.PrimitiveConstructorSpec(
@@ -52,65 +87,63 @@ def _meant(word: str, kind: Any) -> Any:
     return word
 
 
-def _metavar(kind: Any) -> str:
+def metavar_of(kind: Any) -> str:
     """What --help shows for a number or a choice; empty for other kinds."""
     if get_origin(kind) is Literal:
         return "{" + ",".join(_choices(kind)) + "}"
-    if len(_options(kind)) > 1:
-        return "|".join(filter(None, map(_metavar, _options(kind))))
+    if (options := _options(kind)) != (kind,):
+        return "|".join(filter(None, map(metavar_of, options)))
     return {int: "INT", float: "FLOAT"}.get(kind, "")
 
 
-Suite = Annotated[
-    str,
-    tyro.constructors.PrimitiveConstructorSpec(
+def optional_word(metavar: str, bare: str) -> Any:
+    """The type of a text that may be left out behind its flag, which is `bare` then."""
+    spec = tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
-        metavar="[SUITE]",
-        instance_from_str=lambda words: " ".join(words) or "all",
+        metavar=f"[{metavar}]",
+        instance_from_str=lambda words: " ".join(words) or bare,
         is_instance=lambda value: isinstance(value, str),
         str_from_instance=lambda value: [value],
-    ),
-]
-"""The name of a suite of environments, or "all" where a flag stands without one."""
+    )
+    return Annotated[str, spec]
 
 
-def check(args: Any, names: str, at_least=-math.inf, at_most=math.inf, above=-math.inf) -> None:
-    """Raise UsageError unless each of the named numbers (or each of its elements) is finite and within the bounds.
+def check_flags(args: Any) -> None:
+    """Raise UsageError where a value is not of its field's type, or out of its bounds; whole floats become integers.
 
-    Whole numbers have to be at most LARGEST where `at_most` says nothing.
+    Values of kinds that are none of ours (see `_NAMES`) stay as they are.
     """
-    for name in names.split():
-        value = getattr(args, name)
-        if value in ((), []):
-            raise UsageError(f"{_flag(name)} needs at least one number")
-        for number in value if isinstance(value, (tuple, list)) else () if value is None else (value,):
-            most = LARGEST if isinstance(number, int) and at_most == math.inf else at_most
-            if at_least <= number <= most and number > above and abs(number) < math.inf:
-                continue
-            bounds = [("at least", at_least), ("at most", most if number > most else at_most), ("greater than", above)]
-            rules = [f"{words} {readable(bound)}" for words, bound in bounds if math.isfinite(bound)]
-            rules += [] if abs(number) < math.inf and rules else ["finite"]
-            raise UsageError(f"{_flag(name)} must be {' and '.join(rules)}, got {readable(number)}")
+    for name, kind in kinds_of(type(args)).items():
+        setattr(args, name, value := _typed(flag_of(name), getattr(args, name), kind))
+        if bounds := note_of(kind, Bounds):
+            check_bounds(flag_of(name), value, bounds)
 
 
-def check_divides(args: Any, name: str, of: str) -> None:
-    """Raise UsageError unless the flag called `name` is 0 or divides the one called `of`."""
-    part, whole = getattr(args, name), getattr(args, of)
-    if not part or whole % part == 0:
-        return
-    near = ", ".join(divisors_near(part, whole, each=6))
-    raise UsageError(f"{_flag(name)} {part} does not divide {_flag(of)} {whole}; nearest: {near}")
+def check_bounds(flag: str, value: Any, bounds: Bounds) -> None:
+    """Raise UsageError unless the number, or each of several, is finite and within the bounds; None is nothing."""
+    if value in ((), []):
+        raise UsageError(f"{flag} needs at least one number")
+    at_least, at_most, above = bounds
+    for number in value if isinstance(value, tuple | list) else () if value is None else (value,):
+        most = LARGEST if isinstance(number, int) and at_most == math.inf else at_most
+        if at_least <= number <= most and number > above and abs(number) < math.inf:
+            continue
+        limits = [("at least", at_least), ("at most", most if number > most else at_most), ("greater than", above)]
+        rules = [f"{words} {readable(limit)}" for words, limit in limits if math.isfinite(limit)]
+        rules += [] if abs(number) < math.inf and rules else ["finite"]
+        raise UsageError(f"{flag} must be {' and '.join(rules)}, got {readable(number)}")
 
 
-def check_needed(args: Any, names: str, of: str, *values: str) -> None:
-    """Raise UsageError where one of the named flags is not as by default, and does nothing: where the one called `of`
-    has none of the `values`.
-    """
-    if getattr(args, of) in values:
-        return
-    for name in names.split():
-        if getattr(args, name) != getattr(type(args), name):
-            raise UsageError(f"{_flag(name)} needs {_flag(of)} {' or '.join(values)}, it is {getattr(args, of)}")
+@functools.cache
+def swept(args_class: type) -> dict[str, str]:
+    """How --pbt changes the flags in which members of a population may differ, by name."""
+    found = {name: note_of(kind, Swept) for name, kind in kinds_of(args_class).items()}
+    return {name: sweep.by for name, sweep in found.items() if sweep}
+
+
+def sweepable(args_class: type) -> tuple[str, ...]:
+    """The flags in which members of a population may differ."""
+    return tuple(swept(args_class))
 
 
 def multiples_near(number: int, unit: int) -> str:
@@ -127,15 +160,7 @@ def divisors_near(number: int, whole: int, each: int) -> list[str]:
     return [str(divisor) for divisor in divisors[max(place - each, 0) : place + each]]
 
 
-def check_types(args: Any) -> None:
-    """Raise UsageError where a value does not have its field's type; whole floats become integers (`1e6`).
-
-    Values of kinds that are none of ours (see `_NAMES`) stay as they are.
-    """
-    for name, kind in kinds_of(type(args)).items():
-        setattr(args, name, _typed(_flag(name), getattr(args, name), kind))
-
-
+@functools.cache
 def kinds_of(args_class: type) -> dict[str, Any]:
     """The type of each flag, also where annotations are texts."""
     hints = get_type_hints(args_class, include_extras=True)
@@ -144,7 +169,8 @@ def kinds_of(args_class: type) -> dict[str, Any]:
 
 def needs_value(kind: Any) -> bool:
     """Whether a flag of this type cannot stand alone."""
-    return kind is not Suite and _options(kind) != (bool,) and get_origin(kind) not in _CONTAINERS
+    optional = note_of(kind, tyro.constructors.PrimitiveConstructorSpec)
+    return not optional and _options(kind) != (bool,) and get_origin(kind) not in _CONTAINERS
 
 
 def readable(number: float) -> str:
@@ -161,7 +187,8 @@ def shortened(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _flag(name: str) -> str:
+def flag_of(name: str) -> str:
+    """A flag as it is typed."""
     return "--" + name.replace("_", "-")
 
 
@@ -224,6 +251,13 @@ def _described(kind: Any) -> str:
 
 _NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", NoneType: "None"}
 _CONTAINERS = {tuple: "a sequence", list: "a sequence", dict: "a dictionary"}
+
+
+def note_of(kind: Any, what: type) -> Any:
+    """What the type of a flag, or of its elements, says of it: the last note of that class, or None."""
+    if get_origin(kind) is Annotated and (notes := [note for note in kind.__metadata__ if isinstance(note, what)]):
+        return notes[-1]
+    return next(filter(None, (note_of(part, what) for part in get_args(kind))), None)
 
 
 def _options(kind: Any) -> tuple[Any, ...]:

@@ -7,10 +7,11 @@ import itertools
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from typing import Any, NoReturn
 
 import tyro
@@ -20,6 +21,9 @@ from common.cli.checks import WORDS, kinds_of, needs_value, shortened
 from common.cli.config import defaults_of, has_finished, is_run
 from common.cli.errors import FailedEnvError, ProcessEnded, TrainingError, UsageError, fail
 from common.cli.flags import ONE_TIME, RunArgs
+from common.cli.help import help_text
+
+THREAD = "pmaprl worker"  # the name of threads that may hang
 
 
 def parse(args_class: type, argv: list[str] | None = None) -> Any:
@@ -38,6 +42,17 @@ def parse(args_class: type, argv: list[str] | None = None) -> Any:
         return _read(args_class, argv, program)
     except UsageError as error:
         raise SystemExit(fail(str(error), 2)) from None
+
+
+def run_script(train: Callable[[Any], Any], args: Any) -> NoReturn:
+    """Train and end the process; at once where a thread hangs in foreign code, which Python's shutdown could crash."""
+    code = main(train, args)
+    if not any(thread.name == THREAD for thread in threading.enumerate()):
+        sys.exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # it is None, nobody reads it, or it is closed
+            stream.flush()
+    os._exit(code)
 
 
 def main(train: Callable[[Any], Any], args: Any) -> int:
@@ -92,6 +107,9 @@ def _read(args_class: type, argv: list[str], program: str | None) -> Any:
     if issubclass(args_class, RunArgs):
         _check_lists(args_class, argv)
     default = _defaults(args_class, argv)
+    if issubclass(args_class, RunArgs) and {"-h", "--help"} & set(argv):
+        print(help_text(args_class, default, program))
+        raise SystemExit(0)
     how = {"prog": program, "registry": WORDS, "return_unknown_args": True}
     try:
         with redirect_stderr(io.StringIO()):  # where errors are explained in a box

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from common.cli.checks import check
+from common.cli.checks import Count, CountOrZero
 from common.cli.errors import UsageError
 from common.cli.pbt_flags import PbtArgs
 from common.cli.process_flags import ProcessArgs
@@ -13,21 +13,26 @@ from common.cli.process_flags import ProcessArgs
 class DeviceEnvArgs(ProcessArgs, PbtArgs):
     """Those of agents, devices and environments. Sizes and --num-devices count over all processes."""
 
-    gif: bool = False
-    """At the end, play an episode with the final policy and draw it to policy.gif in the run directory."""
+    # environment
     env: str = "CartPole-v1"
-    """Environment: a gymnax id, suite:id such as brax:ant, or package.module:factory of your own."""
-    num_devices: int = 0
-    """Devices to train on; 0 is every accelerator, or on a CPU as many cores as pay off."""
-    sharding: Literal["pmap", "shard_map", "members"] = "pmap"
-    """What devices share: the environments of every agent, by pmap or shard_map, or the agents, by members. All compute
-    the same, up to rounding; members wait for those of other devices only to exchange weights."""
-    num_envs: int = 32
-    """Parallel environments."""
-    save_envs: bool = True
-    """Save the environments in checkpoints; without them a resumed run begins new episodes, and is no exact one."""
+    """Environment: a gymnax id, suite:id as brax:ant, or package.module:factory of your own."""
+    num_envs: Count = 32
+    """Parallel environments, over all devices together."""
 
-    renewed: ClassVar[tuple[str, ...]] = tuple(f"shard/{x}" for x in ("env_state", "obs", "seen", "memory", "tracker"))
+    # evaluation and checkpoints
+    save_envs: bool = True
+    """Environments in checkpoints; without them a resumed run begins new episodes, and is not an exact one."""
+    gif: bool = False
+    """Picture of an episode with the final policy: policy.gif in the run directory."""
+
+    # devices and machines
+    num_devices: CountOrZero = 0
+    """Devices to train on; 0: every accelerator, or on a CPU as many cores as pay off."""
+    sharding: Literal["pmap", "members"] = "pmap"
+    """What devices share: the environments of every agent (pmap), or the agents (members). Both compute the same, up to
+    rounding; members wait for those of other devices only to exchange weights."""
+
+    renewed: ClassVar[tuple[str, ...]] = tuple(f"actors/{x}" for x in ("env_state", "seen", "memory", "tracker"))
 
     @property
     def unsaved(self) -> tuple[str, ...]:
@@ -35,8 +40,6 @@ class DeviceEnvArgs(ProcessArgs, PbtArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, "num_envs", at_least=1)
-        check(self, "num_devices", at_least=0)
         if self.is_distributed and self.sharding != "pmap":
             raise UsageError(f"several processes train with --sharding pmap only, it is {self.sharding}")
         if self.sharding == "members" and self.num_agents == 1:

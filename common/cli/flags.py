@@ -4,16 +4,30 @@ import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-import tyro
-
-from common.cli.checks import LARGEST, Suite, check, check_types
+from common.cli.checks import (
+    LARGEST,
+    Bounds,
+    Count,
+    CountOrZero,
+    Finite,
+    SecondsOrZero,
+    Steps,
+    StepsOrZero,
+    check_bounds,
+    check_flags,
+    divisors_near,
+    flag_of,
+    optional_word,
+)
 from common.cli.config import read_config
 from common.cli.env_names import is_custom
 from common.cli.errors import UsageError
 from common.cli.members import Members
 from common.cli.tuned import Entry, find_entry
+
+Suite = optional_word("SUITE", bare="all")
 
 
 @dataclass(kw_only=True)
@@ -26,73 +40,70 @@ class RunArgs:
     """Whether they may differ in more than their seeds: then the best one counts, and one that breaks stops none."""
     exchange_interval: ClassVar[int] = 0
     """Environment steps after which members exchange something."""
-    gif: ClassVar[bool] = False
-    sharding: ClassVar[str] = "pmap"
-    """How programs come to several devices."""
+    gif, sharding = False, "pmap"  # which are flags where environments step on the device
     dispensable: ClassVar[tuple[str, ...]] = ()
     """Beginnings of the names of state arrays without which a checkpoint still loads; they start from zero."""
     renewed: ClassVar[tuple[str, ...]] = ()
     """Likewise; they are made anew."""
 
+    # environment
     env: str
-    tuned: Annotated[bool, tyro.conf.arg(help_behavior_hint="(default: --tuned, where there are such flags)")] = False
-    """The flags that algos/tuned/ has for the environment, in place of defaults; other flags given here win."""
-    list_envs: Suite = ""
-    """Only print the environments that can be trained, or those of one suite."""
     env_params: str = ""
     """Environment parameters to change, as a JSON object, such as '{"max_steps_in_episode": 200}'."""
-    seed: int = 0
+    tuned: bool = False
+    """Hyper-parameters tuned for the environment, from algos/tuned/, in place of defaults (default: on, if any)."""
+    list_envs: Suite = ""
+    """List of the environments that can be trained, or of those of one suite; nothing is trained."""
+
+    # run
+    seed: CountOrZero = 0
     """Random seed of the first agent."""
-    total_timesteps: int = 500_000
+    total_timesteps: Steps = 500_000
     """Environment steps to train for, rounded up to whole updates."""
-    log_interval: int = 10_000
-    """Environment steps between log rows."""
+    run_dir: str = ""
+    """Directory of the run (default: runs/<env>__<algo>__<seed>__<time>)."""
+    resume: str = ""
+    """Directory of a run to continue exactly, with its flags; flags given here override them."""
+    resume_or_start: bool = False
+    """Continuation of the run in --run-dir, or its start where there is none: for jobs that a cluster queues again."""
+    init_from: str = ""
+    """Run whose parameters and normaliser training starts from, at step 0."""
+    overwrite: bool = False
+    """Deletion of an existing run in --run-dir first; files that are not a run's stay."""
+    stop_after: StepsOrZero = 0
+    """Environment steps in all after which to stop, saved and resumable; schedules do not change. 0: off."""
+    max_seconds: SecondsOrZero = 0.0
+    """Seconds after which to stop, saved and resumable, but not before some training is done. 0: off."""
+    stop_at_return: Finite | None = None
+    """Evaluation return at which training ends (mean over seeds, best member of a population)."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the hidden layers; parameters, losses and optimiser stay float32."""
+    benchmark: bool = False
+    """Speed measurement: no run directory, evaluation or checkpoint, and one line of JSON at the end."""
+
+    # evaluation and checkpoints
+    eval_interval: StepsOrZero = 100_000
+    """Environment steps between greedy evaluations; 0: at the end only."""
+    eval_episodes: Count = 128
+    """Episodes per evaluation."""
+    checkpoint_interval: StepsOrZero = 100_000
+    """Environment steps between checkpoints; 0: at the end only."""
+    keep_checkpoints: CountOrZero = 5
+    """Newest checkpoints to keep; 0: all."""
+    keep_best: bool = False
+    """Checkpoint with the best evaluation, kept beside the newest (mean over seeds, best member of a population)."""
+
+    # logging
+    log_interval: Steps = 10_000
+    """Environment steps between rows of the log."""
     log_info: tuple[str, ...] = ()
     """Entries of the environment's info to log: ENTRY as a mean, or ENTRY_sum, ENTRY_max, ENTRY_min, ENTRY_last."""
-    eval_interval: int = 100_000
-    """Environment steps between greedy evaluations; 0 evaluates at the end only."""
-    eval_episodes: int = 128
-    """Episodes per evaluation."""
-    checkpoint_interval: int = 100_000
-    """Environment steps between checkpoints; 0 saves at the end only."""
-    keep_checkpoints: int = 5
-    """Newest checkpoints to keep; 0 keeps all."""
-    keep_best: bool = False
-    """Also save and keep the checkpoint with the best evaluation (mean over seeds, best member of a population)."""
-    run_dir: str = ""
-    """Directory of the run; default runs/<env>__<algo>__<seed>__<time>."""
-    resume: str = ""
-    """Continue the run in this directory exactly; its flags are taken over, flags given here override them."""
-    resume_or_start: bool = False
-    """Continue the run in --run-dir if there is one, else start it there: for jobs that are queued again."""
-    init_from: str = ""
-    """Start from the parameters and normaliser of this run, at step 0."""
-    overwrite: bool = False
-    """Delete an existing run in --run-dir first; files by other names than those of a run stay."""
-    stop_after: int = 0
-    """Stop, saved and resumable, once this many environment steps are done in all; 0 is off."""
-    max_seconds: float = 0.0
-    """Stop, saved and resumable, after this many seconds, but not before some training is done; 0 is off."""
-    stop_at_return: float | None = None
-    """Finish, saved, once an evaluation (mean over seeds, best member of a population) reaches this return."""
     tensorboard: bool = False
-    """Also write TensorBoard files into the run directory."""
+    """TensorBoard files in the run directory."""
     wandb: bool = False
-    """Also log to Weights & Biases."""
-    wandb_project: str = "pmaprl"
-    """The run's project there."""
-    wandb_group: str = ""
-    """The run's group there; default none."""
-    wandb_name: str = ""
-    """The run's name there; default that of its directory."""
+    """Weights & Biases; its variables WANDB_PROJECT (default: pmaprl), WANDB_RUN_GROUP, WANDB_NAME ... apply."""
     quiet: bool = False
-    """Print warnings and errors only."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the hidden layers; parameters, losses and optimizer stay float32."""
-    compile_cache: bool = True
-    """Keep compiled programs in the user's cache folder for the next run."""
-    benchmark: bool = False
-    """Measure only: no run directory, evaluation or checkpoint, and one line of JSON at the end."""
+    """No output but warnings and errors."""
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -139,14 +150,23 @@ class RunArgs:
         return None if self.precision == "float32" else self.precision
 
     def __post_init__(self):
-        check_types(self)
-        check(self, "total_timesteps log_interval", at_least=1, at_most=10**18)
-        check(self, "eval_interval checkpoint_interval stop_after", at_least=0, at_most=10**18)
-        check(self, "eval_episodes", at_least=1)
-        check(self, "keep_checkpoints max_seconds", at_least=0)
-        check(self, "seed", at_least=0, at_most=max(LARGEST - self.num_agents, 0))
-        check(self, "stop_at_return")
+        check_flags(self)
+        check_bounds("--seed", self.seed, Bounds(0, max(LARGEST - self.num_agents, 0)))
         self._check_together()
+
+    def check_needed(self, names: str, of: str, *values: str) -> None:
+        """Raise UsageError where one of the named flags is not as by default, and does nothing: where the one called
+        `of` has none of the `values`.
+        """
+        if getattr(self, of) not in values and (given := self._given(names)):
+            raise UsageError(f"{given[0]} needs {flag_of(of)} {' or '.join(values)}, it is {getattr(self, of)}")
+
+    def check_divides(self, name: str, of: str) -> None:
+        """Raise UsageError unless the flag called `name` is 0 or divides the one called `of`."""
+        part, whole = getattr(self, name), getattr(self, of)
+        if part and whole % part:
+            near = ", ".join(divisors_near(part, whole, each=6))
+            raise UsageError(f"{flag_of(name)} {part} does not divide {flag_of(of)} {whole}; nearest: {near}")
 
     def _check_together(self) -> None:
         """Raise UsageError for flags that contradict each other, or of which one does nothing without the other."""
@@ -160,9 +180,6 @@ class RunArgs:
         keeping = self._given("resume run_dir tensorboard wandb keep_best gif stop_at_return")
         if self.benchmark and keeping:
             raise UsageError(f"--benchmark keeps and evaluates nothing: leave out {', '.join(keeping)}")
-        details = self._given("wandb_project wandb_group wandb_name")
-        if details and not self.wandb:
-            raise UsageError(f"{details[0]} needs --wandb")
         if self.stop_at_return is not None and not self.eval_interval:
             raise UsageError("--stop-at-return needs evaluations on the way, and with --eval-interval 0 there are none")
         if self.resume and self.run_dir != self.resume:
@@ -174,7 +191,7 @@ class RunArgs:
     def _given(self, names: str) -> list[str]:
         """Those of the named flags that do not have their default."""
         changed = [name for name in names.split() if getattr(self, name) != getattr(type(self), name)]
-        return ["--" + name.replace("_", "-") for name in changed]
+        return list(map(flag_of, changed))
 
     @classmethod
     def for_env(cls, env: str, **overrides: Any):
@@ -240,5 +257,5 @@ class RunArgs:
 
 
 ONE_TIME = ("resume", "run_dir", "init_from", "overwrite", "stop_after", "max_seconds", "benchmark", "quiet")
-ONE_TIME += ("resume_or_start", "list_envs", "tuned", "distributed", "coordinator", "num_processes", "process_id")
+ONE_TIME += ("resume_or_start", "list_envs", "tuned", "distributed")
 """Flags of one invocation, not taken over by --resume."""

@@ -2,11 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from common.cli.checks import check, multiples_near
+from common.cli.checks import Bounds, Count, CountOrZero, Seconds, SecondsOrZero, multiples_near
 from common.cli.errors import UsageError
 from common.cli.process_flags import ProcessArgs
+from common.cli.rollout_flags import block_width
+
+Size = Annotated[int, Bounds(at_least=1, at_most=2**20)]
 
 
 @dataclass(kw_only=True)
@@ -16,6 +19,7 @@ class HostEnvArgs(ProcessArgs):
     Of several processes each has as many actors and devices, with these flags; sizes and intervals count over all.
     """
 
+    # environment
     env: str = "envpool:CartPole-v1"
     """Environment: envpool:id or gymnasium:id; gymnasium:module:id imports the module that registers your own."""
     env_params: str = ""
@@ -23,44 +27,51 @@ class HostEnvArgs(ProcessArgs):
     eval_env_params: str = ""
     """Arguments that evaluations change, as a JSON object; Atari is evaluated on whole games and unclipped rewards."""
     vectorization: Literal["async", "sync", "vector"] = "async"
-    """Of gymnasium environments: a process for each, all in the actor's thread, or the suite's own implementation."""
-    eval_episodes: int = 32
-    """Episodes per evaluation, in environments of their own beside the training."""
-    num_steps: int = 32
+    """Stepping of gymnasium environments: a process for each, all in the actor's thread, or the environment's own
+    vectorised version."""
+    reset_timeout: Seconds = 120.0
+    """Seconds that making, first resetting or closing an actor's environments may take, each."""
+    step_timeout: Seconds = 60.0
+    """Seconds that a step of an actor's environments may take, with its resets."""
+
+    # actors
+    num_steps: Size = 32
     """Steps of every environment per rollout."""
-    envs_per_actor: int = 16
+    envs_per_actor: Size = 16
     """Environments that an actor thread steps together."""
-    actor_threads: int = 2
+    actor_threads: Annotated[int, Bounds(at_least=1, at_most=1024)] = 2
     """Actor threads per actor device; with two, one acts while the environments of the other step."""
     actor_devices: str = ""
-    """Devices of each process that choose actions, such as 0 or 0,1; default its first."""
+    """Devices of each process that choose actions, as 0 or 0,1 (default: its first)."""
     learner_devices: str = ""
-    """Devices of each process that learn, such as 1,2,3; default every accelerator, or on a CPU the first device."""
-    rollouts_per_update: int = 0
-    """Rollouts that an update learns from, of whichever actors have them first; 0 is as many as there are actors.
-    Of several processes each gives as many."""
-    queue_size: int = 1
-    """Rollouts that may wait for the learner, per actor."""
+    """Devices of each process that learn, as 1,2,3 (default: every accelerator, or on a CPU the first device)."""
+    rollouts_per_update: CountOrZero = 0
+    """Rollouts per update, of whichever actors have them first; 0: as many as there are actors. Each process gives as
+    many."""
+    queue_size: Size = 1
+    """Rollouts per actor that may wait for the learner."""
     on_full: Literal["block", "drop-oldest"] = "block"
-    """What an actor with a full queue does: wait, or drop its oldest rollout there."""
-    publish_interval: int = 1
+    """Reaction of an actor to a full queue: wait, or drop its oldest rollout there."""
+    publish_interval: Size = 1
     """Updates between two versions of the parameters that actors get."""
     lockstep: bool = False
     """Fixed order, repeatable: updates learn from the actors' rollouts in turn, collected while the last one ran."""
     serial: bool = False
     """Everything in one thread, for debugging; the same numbers as with --lockstep."""
-    learner_timeout: float = 300.0
-    """Fail after this many seconds without a rollout."""
-    reset_timeout: float = 120.0
-    """Seconds that making, first resetting or closing the environments of an actor may take, each."""
-    step_timeout: float = 60.0
-    """Seconds that a step of the environments of an actor may take, with the resets in it."""
-    max_restarts: int = 10
+    learner_timeout: Seconds = 300.0
+    """Seconds without a rollout after which the run fails."""
+    max_restarts: CountOrZero = 10
     """Restarts of failed actors, with new environments, before the run fails; as many for each evaluation."""
-    restart_interval: float = 60.0
-    """Seconds between two restarts of the same actor; its first is at once."""
+    restart_interval: SecondsOrZero = 60.0
+    """Seconds between two restarts of the same actor; the first is at once."""
+
+    # run
     sampler_only: bool = False
-    """Measure how fast the actors are without a learner; implies --benchmark."""
+    """Speed measurement of the actors without a learner; implies --benchmark."""
+
+    # evaluation and checkpoints
+    eval_episodes: Count = 32
+    """Episodes per evaluation, in environments of their own beside the training."""
 
     @property
     def num_actor_devices(self) -> int:
@@ -115,11 +126,16 @@ class HostEnvArgs(ProcessArgs):
     def learner_indices(self) -> tuple[int, ...]:
         return _indices("--learner-devices", self.learner_devices)
 
-    def check_split(self, block: int, num_learners: int) -> None:
+    @property
+    def block(self) -> int:
+        """See `block_width`."""
+        return block_width(self.samples_per_env, self.num_minibatches)
+
+    def check_split(self, num_learners: int) -> None:
         """Raise UsageError unless every learner device of a process gets as many whole blocks of environments from each
         rollout.
         """
-        block *= num_learners
+        block = self.block * num_learners
         if self.envs_per_actor % block:
             raise UsageError(
                 f"--envs-per-actor {self.envs_per_actor} must be a multiple of {block}, so that every minibatch has "
@@ -130,10 +146,6 @@ class HostEnvArgs(ProcessArgs):
     def __post_init__(self):
         self.benchmark = self.benchmark or self.sampler_only
         super().__post_init__()
-        check(self, "num_steps envs_per_actor queue_size publish_interval", at_least=1, at_most=2**20)
-        check(self, "actor_threads", at_least=1, at_most=1024)
-        check(self, "rollouts_per_update max_restarts restart_interval", at_least=0)
-        check(self, "learner_timeout reset_timeout step_timeout", above=0)
         _ = self.actor_indices, self.learner_indices
         if self.batch_rollouts % self.processes:
             raise UsageError(

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from common.cli.checks import check
+from common.cli.checks import Bounds, Count, CountOrZero, flag_of, sweepable, swept
 from common.cli.env_params import given_number
 from common.cli.errors import UsageError
 from common.cli.members import Members
@@ -21,18 +21,18 @@ def clipped(number: float, low: float, high: float) -> float:
 
 
 class Rules(NamedTuple):
-    """How members exchange weights and change hyper-parameters."""
+    """How members exchange weights and change hyper-parameters; all but the first three are constants."""
 
-    fraction: float  # of the members that are among the best, and among the worst
     window: int  # newest episodes whose mean is the objective
-    gap: float  # by which a better one has to be better, relative to the larger magnitude
-    gap_absolute: float
-    mutation_rate: float  # probability that a value changes
-    factors: tuple[float, float]  # lowest and highest by which it is multiplied or divided
-    complement_factors: tuple[float, float]  # the same for what is missing to 1
-    reset_rate: float  # of the changes that go back to the given value
-    complements: tuple[str, ...]  # of which what is missing to 1 changes
-    shares: tuple[str, ...]  # which stay at most 1
+    complements: tuple[str, ...] = ()  # of which what is missing to 1 changes
+    shares: tuple[str, ...] = ()  # which stay at most 1
+    fraction: float = 0.3  # of the members that are among the best, and among the worst
+    gap: float = 0.1  # by which a better one has to be better, relative to the larger magnitude
+    gap_absolute: float = 1e-6  # and in all
+    mutation_rate: float = 0.15  # probability that a value changes
+    factors: tuple[float, float] = (1.1, 1.5)  # lowest and highest by which it is multiplied or divided
+    complement_factors: tuple[float, float] = (1.01, 1.2)  # the same for what is missing to 1
+    reset_rate: float = 0.01  # of the changes that go back to the given value
 
     def factors_of(self, name: str) -> tuple[float, float]:
         """Lowest and highest factor of a change."""
@@ -53,42 +53,30 @@ class Rules(NamedTuple):
 class PbtArgs(PopulationArgs):
     """Members that evolve."""
 
+    # population-based training
     pbt: bool = False
-    """Evolve the --population: the worst take over the best, and hyper-parameters change by chance; 0 is a control."""
+    """Population-based training: the worst members of a --population copy the best, and hyper-parameters are perturbed.
+    Member 0 is a control, which keeps its flags."""
     pbt_evolve: tuple[str, ...] = ()
-    """Flags that change, such as learning_rate ent_coef; default those of --sweep, else all that can and are not 0."""
-    pbt_env_params: tuple[str, ...] = ()
-    """Parameters of the environment that change too, such as gravity; --env-params says what they are for member 0."""
-    pbt_start: int = 0
-    """Environment steps of each member before which there is no exchange."""
-    pbt_interval: int = 20_000
+    """Hyper-parameters to evolve, as learning_rate ent_coef, or env.NAME, a number that --env-params has; default those
+    of --sweep, else all that can and are not 0."""
+    pbt_start: CountOrZero = 0
+    """Environment steps of each member before the first exchange."""
+    pbt_interval: Count = 20_000
     """Environment steps of each member between exchanges, rounded up to whole updates."""
-    pbt_fraction: float = 0.3
-    """Share of the members that are the best, which stay, and of those that are the worst."""
-    pbt_window: int = 100
-    """Newest episodes of a member by whose mean return, or objective, an exchange sorts it; at most 100."""
-    pbt_gap: float = 0.1
-    """A better one is better by more than this share of the larger return, in magnitude."""
-    pbt_gap_absolute: float = 1e-6
-    """And by more than this."""
-    pbt_mutation_rate: float = 0.15
-    """Probability that a value changes, of members that are not the best."""
-    pbt_factors: tuple[float, float] = (1.1, 1.5)
-    """It is multiplied or divided by a number between these; of discounts and Adam's betas see below."""
-    pbt_complement_factors: tuple[float, float] = (1.01, 1.2)
-    """What gamma, gae_lambda, adam_b1 and adam_b2 are below 1 is multiplied or divided by a number between these."""
-    pbt_reset_rate: float = 0.01
-    """Share of the changes that go back to the value of the command line."""
+    pbt_window: Annotated[int, Bounds(at_least=1, at_most=100)] = 100
+    """Newest episodes of a member whose mean return (or objective) ranks it, at most 100."""
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        deciding = [x for x in (*self.sweepable.split(), "lr_schedule", "autotune") if hasattr(self, x)]
-        return (*super().fixed, "pbt", "pbt_evolve", "pbt_env_params", *(deciding if self.pbt else ()))
+        deciding = [x for x in (*sweepable(type(self)), "lr_schedule", "autotune") if hasattr(self, x)]
+        return (*super().fixed, "pbt", "pbt_evolve", *(deciding if self.pbt else ()))
 
     @property
     def rules(self) -> Rules:
-        given = {name: getattr(self, f"pbt_{name}") for name in Rules._fields if hasattr(self, f"pbt_{name}")}
-        return Rules(**given, complements=tuple(self.complements.split()), shares=tuple(self.shares.split()))
+        ways = swept(type(self)).items()
+        complements, shares = (tuple(x for x, by in ways if by == way) for way in ("complement", "share"))
+        return Rules(self.pbt_window, complements, shares)
 
     @property
     def exchange_interval(self) -> int:
@@ -109,11 +97,10 @@ class PbtArgs(PopulationArgs):
     @property
     def evolving(self) -> dict[str, float]:
         """The flags and parameters of the environment that change, and their values on the command line."""
-        swept = tuple(read_sweep(self.sweep, self.sweepable.split()))
-        able = [name for name in self.sweepable.split() if self.rules.can_change(name, getattr(self, name))]
+        drawn, _ = read_sweep(self.sweep, sweepable(type(self)))
+        able = [name for name in sweepable(type(self)) if self.rules.can_change(name, getattr(self, name))]
         possible = [name for name in able if name not in self._inert]
-        of_env = tuple(PREFIX + name for name in self.pbt_env_params)
-        return {name: self._value(name) for name in (*(self.pbt_evolve or swept or possible), *of_env)}
+        return {name: self._value(name) for name in (self.pbt_evolve or drawn or possible)}
 
     @property
     def _inert(self) -> set[str]:
@@ -145,31 +132,19 @@ class PbtArgs(PopulationArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, "pbt_start", at_least=0)
-        check(self, "pbt_interval", at_least=1)
-        check(self, "pbt_window", at_least=1, at_most=100)
-        check(self, "pbt_fraction", above=0, at_most=0.5)
-        check(self, "pbt_gap pbt_gap_absolute", at_least=0)
-        check(self, "pbt_mutation_rate pbt_reset_rate", at_least=0, at_most=1)
-        check(self, "pbt_factors pbt_complement_factors", at_least=1)
-        self.pbt_evolve = tuple(name.replace("-", "_") for name in self.pbt_evolve)
-        self.pbt_env_params = tuple(name.removeprefix(PREFIX) for name in self.pbt_env_params)
-        check_sweepable("--pbt-evolve", self.pbt_evolve, self.sweepable.split())
+        names = [name if name.startswith(PREFIX) else name.replace("-", "_") for name in self.pbt_evolve]
+        self.pbt_evolve = tuple(names)
+        check_sweepable("--pbt-evolve", names, sweepable(type(self)))
         self._check_evolution()
 
     def _check_evolution(self) -> None:
-        for low, high in (self.pbt_factors, self.pbt_complement_factors):
-            if low > high:
-                raise UsageError(f"a lowest factor of {low:g} is above the highest, {high:g}")
         given = [x for x in self._given(" ".join(PbtArgs.__annotations__)) if x != "--pbt"]
         if given and not self.pbt:
             raise UsageError(f"{given[0]} needs --pbt")
         if self.pbt and self.population < 2:
             raise UsageError(f"--pbt needs a --population of 2 or more members, not {self.population}")
-        if self.pbt and self.grid:
-            raise UsageError("--pbt evolves a --population: leave out --grid")
         for name in (*self.draws, *self.evolving) if self.pbt else ():
-            flag, value = "--" + name.replace("_", "-"), self._value(name)
+            flag, value = flag_of(name), self._value(name)
             if value is None and name.startswith(PREFIX):
                 example = f"--env-params '{{\"{name.removeprefix(PREFIX)}\": NUMBER}}'"
                 raise UsageError(f"{name} needs the number that member 0 keeps, as in {example}")

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from common.cli.checks import check_types
+from common.cli.checks import check_flags
 from common.cli.errors import UsageError
 
 
@@ -25,6 +25,6 @@ class PolicyArgs:
     """The algorithm's file, where it is not in this repository's algos/: its code is run."""
 
     def __post_init__(self):
-        check_types(self)
+        check_flags(self)
         if not self.run:
             raise UsageError("name a run directory, such as runs/NAME")

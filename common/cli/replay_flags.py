@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from common.cli.checks import check, multiples_near
+from common.cli.checks import Count, CountOrZero, Ratio, Steps, StepsOrZero, multiples_near
 from common.cli.device_flags import DeviceEnvArgs
 from common.cli.errors import UsageError
-from common.cli.host_flags import HostEnvArgs
+from common.cli.host_flags import HostEnvArgs, Size
 from common.cli.update_ratio import UpdateRatio
 
 
@@ -15,26 +15,31 @@ from common.cli.update_ratio import UpdateRatio
 class ReplayArgs:
     """Those of the buffer, to go before a class that says where the environments step."""
 
-    log_interval: int = 1_000
-    """Environment steps between log rows."""
-    eval_interval: int = 5_000
-    """Environment steps between greedy evaluations; 0 evaluates at the end only."""
-    checkpoint_interval: int = 5_000
-    """Environment steps between checkpoints; 0 saves at the end only."""
-    buffer_size: int = 1_000_000
-    """Transitions that the replay buffer holds."""
+    # evaluation and checkpoints
+    eval_interval: StepsOrZero = 5_000
+    """Environment steps between greedy evaluations; 0: at the end only."""
+    checkpoint_interval: StepsOrZero = 5_000
+    """Environment steps between checkpoints; 0: at the end only."""
     save_buffer: bool = True
-    """Save the replay buffer in checkpoints; without it a resumed run first refills to --learning-starts."""
-    learning_starts: int = 1_000
-    """Environment steps with uniformly random actions before learning starts."""
-    hold_random: int = 1
-    """Steps of an environment for which a random action before --learning-starts is held; more reach further."""
-    utd_ratio: float = 1.0
-    """Gradient updates per environment step, exactly; fractions too."""
-    batch_size: int = 256
-    """Transitions per gradient update."""
+    """Replay buffer in checkpoints; without it a resumed run first refills it up to --learning-starts."""
 
-    dispensable: ClassVar[tuple[str, ...]] = ("shard/replay/",)
+    # logging
+    log_interval: Steps = 1_000
+    """Environment steps between rows of the log."""
+
+    # replay buffer
+    buffer_size: Count = 1_000_000
+    """Transitions in the replay buffer."""
+    batch_size: Count = 256
+    """Transitions per gradient update."""
+    learning_starts: CountOrZero = 1_000
+    """Environment steps with uniformly random actions before learning starts."""
+    hold_random: Count = 1
+    """Steps for which an environment repeats a random action before --learning-starts; more explore further."""
+    utd_ratio: Ratio = 1.0
+    """Gradient updates per environment step (update-to-data ratio), exactly; fractions too."""
+
+    dispensable: ClassVar[tuple[str, ...]] = ("actors/replay/",)
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -60,9 +65,6 @@ class ReplayArgs:
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, "batch_size buffer_size hold_random", at_least=1)
-        check(self, "learning_starts", at_least=0)
-        check(self, "utd_ratio", above=0)
         if self.capacity * self.num_rings < self.batch_size:
             least = -(-self.batch_size // self.num_rings) * self.num_rings
             raise UsageError(
@@ -118,11 +120,12 @@ class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
 class HostReplayArgs(ReplayArgs, HostEnvArgs):
     """An update takes some rollouts of actors, and makes the gradient updates that belong to them."""
 
-    num_steps: int = 8
+    # actors
+    num_steps: Size = 8
     """Steps of every environment per rollout."""
-    max_ahead: int = 0
-    """Environment steps that may be under way, up to the end of their update; 0 is two updates', or one and a rollout
-    of every actor."""
+    max_ahead: CountOrZero = 0
+    """Environment steps that may be under way, up to the end of their update; 0: those of two updates, or of one and a
+    rollout of every actor."""
 
     @property
     def num_rings(self) -> int:
@@ -141,7 +144,6 @@ class HostReplayArgs(ReplayArgs, HostEnvArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, "max_ahead", at_least=0)
         if self.max_ahead and self.fixed_order:
             raise UsageError("--lockstep and --serial fix how far actors are ahead: leave --max-ahead out")
         if self.max_ahead and self.on_full != "block":
@@ -165,14 +167,14 @@ class HostReplayArgs(ReplayArgs, HostEnvArgs):
                 f"{self.capacity} transitions of each of {self.num_rings} environments"
             )
 
-    def check_split(self, block: int, num_learners: int) -> None:
+    def check_split(self, num_learners: int) -> None:
         if self.batch_size // self.parts % num_learners:
             unit = num_learners * math.gcd(self.num_actor_devices, self.batch_rollouts)
             raise UsageError(
                 f"--batch-size {self.batch_size} is split evenly over {num_learners} learner devices, each with a part "
                 f"of what comes from each actor device: take {multiples_near(self.batch_size, unit)}"
             )
-        super().check_split(block, num_learners)
+        super().check_split(num_learners)
 
     @property
     def parts(self) -> int:

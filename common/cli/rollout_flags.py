@@ -2,8 +2,9 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
-from common.cli.checks import check, divisors_near, multiples_near
+from common.cli.checks import Count, CountOrZero, divisors_near, multiples_near
 from common.cli.device_flags import DeviceEnvArgs
 from common.cli.errors import UsageError
 
@@ -19,6 +20,12 @@ class DeviceRolloutArgs(DeviceEnvArgs):
 
     The algorithm has the flags `num_steps`, `update_epochs` and `num_minibatches`.
     """
+
+    # environment
+    decorrelate: bool = False
+    """Start of every environment at a random phase of its episode, by random actions before the first update."""
+    reset_pool: CountOrZero = 0
+    """Initial states shared by all resets of an update, for environments with slow resets; 0: each makes its own."""
 
     @property
     def samples_per_env(self) -> int:
@@ -36,7 +43,6 @@ class DeviceRolloutArgs(DeviceEnvArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        check(self, "num_steps update_epochs num_minibatches", at_least=1)
         if self.num_updates and self.num_envs % self.block:
             samples = self.num_envs * self.samples_per_env
             steps = f" x --num-steps {self.num_steps} = {samples:,}" if self.samples_per_env > 1 else ""
@@ -56,3 +62,23 @@ class DeviceRolloutArgs(DeviceEnvArgs):
             f"{samples} = {self.steps_per_update:,} per update, {self.num_updates:,} updates",
             f"{self.update_epochs} epochs x {self.num_minibatches} minibatches of {minibatch:,}",
         ]
+
+
+@dataclass(kw_only=True)
+class GameArgs(DeviceRolloutArgs):
+    """Who plays the others in games of several players."""
+
+    # games and teams
+    opponent: Literal["random", "self", "members"] = "random"
+    """Opponents in games: random, self-play against one of eight past policies, or another member of the --population,
+    in teams as a partner. Each update draws anew; evaluations are against random opponents."""
+    opponent_interval: Count = 30
+    """Updates between two policies that --opponent self adds to the past ones."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_needed("opponent_interval", "opponent", "self")
+        if self.opponent == "members" and self.population < 2:
+            raise UsageError(f"--opponent members needs a --population of 2 or more members, not {self.population}")
+        if self.opponent == "members" and self.sharding != "pmap":  # whose checks take the members' axis for devices
+            raise UsageError(f"--opponent members needs --sharding pmap, it is {self.sharding}")

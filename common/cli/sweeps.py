@@ -1,4 +1,4 @@
-"""Values of flags that the members of a population draw or go through: `log:1e-4:1e-2`, `3e-4,1e-3`."""
+"""What the members of a population draw for a flag, or go through: `log:1e-4:1e-2`, `3e-4,1e-3`."""
 
 import itertools
 import math
@@ -31,16 +31,19 @@ class Draw(NamedTuple):
         return min(max(rounded(drawn), low), high)
 
 
-def read_sweep(words: Iterable[str], sweepable: Iterable[str]) -> dict[str, Draw]:
-    """By flag, what `--sweep` says. Raises UsageError for what cannot be read or swept."""
-    pairs = _pairs("--sweep", words, sweepable, f"NAME={FORMS}")
-    return {name: read_draw(f"--sweep {name}={shortened(text)}", text) for name, text in pairs.items()}
+def read_sweep(words: Iterable[str], sweepable: Iterable[str]) -> tuple[dict[str, Draw], dict[str, tuple[float, ...]]]:
+    """By flag, what `--sweep` draws, and the values that it goes through.
 
-
-def read_grid(words: Iterable[str], sweepable: Iterable[str]) -> dict[str, tuple[float, ...]]:
-    """By flag, the values of `--grid`. Raises UsageError for what cannot be read or swept."""
-    pairs = _pairs("--grid", words, sweepable, "NAME=A,B,...")
-    return {name: _numbers(f"--grid {name}={text}", text) for name, text in pairs.items()}
+    Raises UsageError for what cannot be read or swept.
+    """
+    draws, values = {}, {}
+    for name, text in _pairs("--sweep", words, sweepable, f"NAME=A,B,... or NAME={FORMS}").items():
+        what = f"--sweep {name}={shortened(text)}"
+        if ":" in text:
+            draws[name] = read_draw(what, text)
+        else:
+            values[name] = _numbers(what, text)
+    return draws, values
 
 
 def drawn(draws: dict[str, Draw], seed: int, count: int) -> dict[str, list[float]]:

@@ -225,7 +225,7 @@ def _reason(args: ProcessArgs, error: Exception) -> str:
         return "JAX has started already in this process: --distributed has to come before anything on a device"
     if "should be defined" in text or "must be defined" in text:
         systems = "no Slurm, Open MPI, Kubernetes or TPU pod here"
-        return f"--distributed finds {systems}: name --coordinator HOST:PORT, --num-processes and --process-id"
+        return f"--distributed finds {systems}: name --distributed HOST:PORT,ID/COUNT"
     if not args.coordinator:
         return f"this process could not meet the others: {text[:200]}"
     process = f"process {args.process_id} of {args.num_processes}"

@@ -21,13 +21,13 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pmaprl"
 
 
-def set_up_cache(enabled: bool) -> None:
-    """Use the persistent cache for every program that takes over a tenth of a second, or no cache at all.
+def set_up_cache() -> None:
+    """Use the persistent cache for every program that takes over a tenth of a second.
 
-    A cache directory that the user has configured for JAX is left in place.
+    A cache directory that the user has configured for JAX (JAX_COMPILATION_CACHE_DIR) is left in place, and with
+    JAX_ENABLE_COMPILATION_CACHE=false there is no cache.
     """
-    jax.config.update("jax_enable_compilation_cache", enabled)
-    if enabled and not jax.config.jax_compilation_cache_dir:
+    if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", str(cache_directory()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 

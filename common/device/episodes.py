@@ -9,7 +9,7 @@ from flax import struct
 from jax.flatten_util import ravel_pytree
 
 from common.device.reductions import Tally
-from common.device.sharding import gathered, global_ids
+from common.device.sharding import AXIS, gathered, global_ids
 from common.envs.environment import Env
 from common.envs.spec import EnvSpec
 
@@ -95,9 +95,9 @@ def new_recent(env: Env | EnvSpec) -> RecentEpisodes:
 
 
 def count_episodes(
-    tracker: EpisodeTracker, recent: RecentEpisodes, steps: Any, axis_name: str
+    tracker: EpisodeTracker, recent: RecentEpisodes, steps: Any
 ) -> tuple[EpisodeTracker, RecentEpisodes, EpisodeTotals]:
-    """Account for a rollout on each device of `axis_name`.
+    """Account for a rollout on each device.
 
     `steps` has the raw `reward`, `terminated`, `truncated`, `objective` and `info` of a `Step`, [T, N] each.
     The window and the totals are over all devices; the window's order is by step, then by global env.
@@ -112,12 +112,12 @@ def count_episodes(
     earned = EpisodeTracker(steps.reward, jnp.ones_like(steps.reward), objective)
     tracker, finished = jax.lax.scan(step, tracker, (earned, done))  # finished [T, N]
     done = done & (finished.length > 0)
-    place, newest = _newest(done, finished, axis_name)
+    place, newest = _newest(done, finished)
     # The newest of each device and its sums are all that leaves it, in one collective: places as if they were floats
     totals = _totals(done, finished, Tally.of_each_step(steps.info or {}))
     own = jax.lax.bitcast_convert_type(place, jnp.float32), newest, totals
     numbers, parts_of = ravel_pytree(own)
-    place, newest, totals = jax.vmap(parts_of)(gathered(numbers[None], axis_name))  # [D, K], [D, K], [D]
+    place, newest, totals = jax.vmap(parts_of)(gathered(numbers[None]))  # [D, K], [D, K], [D]
     place = jax.lax.bitcast_convert_type(place, jnp.int32)
     return tracker, _push(recent, *jax.tree.map(jnp.ravel, (place, newest))), totals.over_axis()
 
@@ -147,14 +147,14 @@ def _totals(done: jax.Array, finished: EpisodeTracker, info: Tally) -> EpisodeTo
     )
 
 
-def _newest(done: jax.Array, finished: EpisodeTracker, axis_name: str) -> tuple[jax.Array, EpisodeTracker]:
+def _newest(done: jax.Array, finished: EpisodeTracker) -> tuple[jax.Array, EpisodeTracker]:
     """The last episodes of this device that are `done` [T, N], `WINDOW` at most, the newest first; and their places.
 
     Places are in the order of all devices, by step, then by global env; -1 where there are fewer episodes.
     """
     steps, local = done.shape
-    of_step = jnp.arange(steps)[:, None] * (local * jax.lax.axis_size(axis_name))
-    place = jnp.where(done, of_step + global_ids(local, axis_name), -1)
+    of_step = jnp.arange(steps)[:, None] * (local * jax.lax.axis_size(AXIS))
+    place = jnp.where(done, of_step + global_ids(local), -1)
     (index,) = jnp.nonzero(done.ravel()[::-1], size=min(WINDOW, done.size))
     place, finished = jax.tree.map(lambda x: x.ravel()[::-1][index], (place, finished))
     return jnp.where(jnp.arange(len(index)) < jnp.sum(done), place, -1), finished

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 
 from common.device.memory import Player, Seen, at_start
 from common.device.sampling import keys_of
-from common.device.sharding import varying_like
 from common.device.stepping import reset_envs, step_envs
 from common.envs.environment import Env
 
@@ -79,7 +78,7 @@ def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episo
     memory = player.initial_memory(num_episodes)
     begun = Episodes(zeros, zeros, jnp.zeros(num_episodes, jnp.uint32))
     start = (jnp.int32(0), env_state, at_start(obs), memory, zeros > 0, begun)
-    *_, episodes = jax.lax.while_loop(unfinished, step, varying_like(keys, start))
+    *_, episodes = jax.lax.while_loop(unfinished, step, start)
     return episodes
 
 

@@ -58,7 +58,7 @@ class Policy:
     def who(self) -> str:
         """Which agent of its run it is, in words."""
         args = self.config["args"] if self.config else {}
-        of_population = args.get("population") or args.get("grid")
+        of_population = args.get("population") or args.get("sweep")
         return f"member {self.member}, with seed {self.seed}" if of_population else f"seed {self.seed}"
 
     def __call__(

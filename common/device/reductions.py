@@ -4,7 +4,7 @@ They are means, except where a name ends in `_sum`, `_max`, `_min` or `_last`: t
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,13 @@ def _together(name: str) -> Any:
     return ends.get(kind_of(name), jnp.sum)
 
 
+class Report(NamedTuple):
+    """A metric that not every update reports."""
+
+    value: jax.Array
+    count: jax.Array  # 1, or 0 where it was not reported
+
+
 class Tally(struct.PyTreeNode):
     """Metrics over however many updates reported them, added up on the device."""
 
@@ -55,9 +62,10 @@ class Tally(struct.PyTreeNode):
     count: Metrics  # how many reports are in it; a value without any is 0
 
     @classmethod
-    def of(cls, metrics: Metrics) -> "Tally":
-        """One report of each metric."""
-        return cls(value=metrics, count=jax.tree.map(jnp.ones_like, metrics))
+    def of(cls, metrics: dict[str, jax.Array | Report]) -> "Tally":
+        """One report of each metric, or where it is a `Report` what that says."""
+        reports = {k: x if isinstance(x, Report) else Report(x, jnp.ones_like(x)) for k, x in metrics.items()}
+        return cls({k: x.value for k, x in reports.items()}, {k: x.count for k, x in reports.items()})
 
     @classmethod
     def of_each_step(cls, metrics: Metrics) -> "Tally":

@@ -14,8 +14,11 @@ import numpy as np
 from flax import struct
 
 from common.cli.errors import UsageError
+from common.device.algorithm import Transition
 from common.device.devices import memory_of
 from common.device.seeds import same_for_all_seeds
+from common.envs.spaces import zeros
+from common.envs.unit_actions import empty_action
 
 LARGE = 50_000_000  # bytes, from which on the header says what checkpoints take
 
@@ -88,11 +91,14 @@ def num_groups(num_envs: int, batch_size: int) -> int:
     return math.gcd(num_envs, batch_size)
 
 
-def check_memory(args: Any, example: Any, devices: list[jax.Device]) -> str:
-    """Say how much memory the buffers of all seeds take, for transitions like `example` (from `jax.eval_shape`).
+def memory_note(args: Any, env: Any, devices: list[jax.Device], versions: bool = False) -> dict[str, str]:
+    """What to say in a header of the memory that the buffers of all seeds take, where there are any.
 
     Raises UsageError, with the numbers, where the devices do not have it.
     """
+    if not hasattr(args, "buffer_size"):
+        return {}
+    example = jax.eval_shape(lambda: example_transition(env, versions))
     transitions = args.capacity * args.num_rings * args.num_agents
     size = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(example))
     available = memory_of(devices)
@@ -107,7 +113,13 @@ def check_memory(args: Any, example: Any, devices: list[jax.Device]) -> str:
     whole = args.capacity * args.num_rings
     rounded = f" ({args.buffer_size:,} rounded down to {whole:,}, a ring for each of {args.num_rings} environments)"
     note = rounded * (whole < args.buffer_size) + note
-    return f"{transitions:,} transitions of {size:,} bytes = {transitions * size / 1e6:,.1f} MB{note}"
+    return {"replay": f"{transitions:,} transitions of {size:,} bytes = {transitions * size / 1e6:,.1f} MB{note}"}
+
+
+def example_transition(env: Any, versions: bool = False) -> Transition:
+    """One transition of zeros, which says what the replay buffer has to hold; with `versions` those of policies too."""
+    obs, version = zeros(env), jnp.int32(0) if versions else None
+    return Transition(obs, empty_action(env.action_space), jnp.float32(0), jnp.bool_(False), obs, version)
 
 
 @jax.custom_batching.custom_vmap

@@ -1,5 +1,6 @@
 """Randomness that does not depend on the number of devices: keys and minibatches by *global* environment index."""
 
+import math
 from typing import Any
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 
 from common.cli.rollout_flags import block_width
 from common.device.sharding import AXIS, global_ids
+from common.envs.spaces import Box, Space, keys_of_parts, map_leaves
 
 
 def keys_of(key: jax.Array, local: int) -> jax.Array:
@@ -34,6 +36,22 @@ def rollout_keys(key: jax.Array, num_steps: int, num_envs: int) -> jax.Array:
     """A key for every step and each of this device's `num_envs` environments, [T, N]."""
     step_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_steps))
     return jax.vmap(keys_of, (0, None))(step_keys, num_envs)
+
+
+def action_noise(key: jax.Array, space: Space, batch: tuple[int, ...] = ()) -> Any:
+    """The noise [*batch, ...] that `sample` needs: standard normals for a Box, else one uniform per component."""
+
+    def noise(leaf, key):
+        if isinstance(leaf, Box):
+            return jax.random.normal(key, (*batch, math.prod(leaf.shape)))
+        return categorical_noise(key, (*batch, len(leaf.nvec)))
+
+    return map_leaves(noise, space, keys_of_parts(key, space))
+
+
+def categorical_noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Uniform in (0, 1): never 0, which would pick a first choice of probability 0."""
+    return jax.random.uniform(key, shape, minval=2**-24)
 
 
 def minibatch_indices(

@@ -6,18 +6,29 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from common.device.hyper import hyper_of
-
 SCHEDULED = {"learning_rate": "learning rate", "ent_coef": "entropy coefficient"}
 """Flags that change over a run, with their names in words."""
 
 
-def hyper_now(args: Any, learner: Any) -> tuple[SimpleNamespace, dict[str, jax.Array]]:
-    """The flags of one agent for the update that comes next, and what schedules make of some of them [], by name."""
-    now = {"learning_rate": current_learning_rate(args, learner)}
-    if fraction := getattr(args, "ent_fraction", 0.0):  # forks may have none
-        now["ent_coef"] = hyper_of(args, learner).ent_coef * _left(args, learner, fraction)
-    return hyper_of(args, learner, **now), now
+def hp_of(args: Any, hyper: dict[str, jax.Array] | None = None, **now: jax.Array) -> SimpleNamespace:
+    """The flags of one agent: those that are in its `hyper` as arrays [], all others as they are in `args`.
+
+    `now` are values of this moment. A flag that an algorithm reads from here is one that a population can sweep.
+    """
+    return SimpleNamespace(**vars(args) | (hyper or {}) | now)
+
+
+def hp_now(args: Any, run: Any, learner: Any) -> tuple[SimpleNamespace, dict[str, jax.Array]]:
+    """The flags of one agent for the update that comes next, and what schedules make of some of them [], by name.
+
+    Its `run` is the `RunState`, and under --lr-schedule kl-adaptive its learner has an `AdamState`.
+    """
+    now, hp = {}, hp_of(args, run.hyper)
+    if hasattr(args, "lr_schedule"):
+        now["learning_rate"] = _learning_rate(args, hp, run, learner)
+    if fraction := getattr(args, "ent_fraction", 0.0):
+        now["ent_coef"] = hp.ent_coef * _left(args, run, fraction)
+    return hp_of(args, run.hyper, **now), now
 
 
 def schedule_notes(args: Any) -> list[str]:
@@ -34,27 +45,13 @@ def schedule_notes(args: Any) -> list[str]:
     return sentences
 
 
-def current_learning_rate(args: Any, learner: Any) -> jax.Array:
+def _learning_rate(args: Any, hp: SimpleNamespace, run: Any, learner: Any) -> jax.Array:
     """The learning rate [] of the update that comes next: to zero in a line, constant, or as KL divergences have it."""
     if args.lr_schedule == "kl-adaptive":
-        return learner.learning_rate
-    left = _left(args, learner, 1.0) if args.lr_schedule == "linear" else 1.0
-    return jnp.float32(hyper_of(args, learner).learning_rate) * left
+        return learner.opt_state.learning_rate
+    return jnp.float32(hp.learning_rate) * (_left(args, run, 1.0) if args.lr_schedule == "linear" else 1.0)
 
 
-def next_learning_rate(args: Any, learner: Any, kl: jax.Array) -> jax.Array:
-    """What the learner keeps after an update that moved the policy by `kl`; changes under kl-adaptive only."""
-    if args.lr_schedule != "kl-adaptive":
-        return learner.learning_rate
-    return adapt(learner.learning_rate, kl, hyper_of(args, learner).desired_kl)
-
-
-def adapt(learning_rate: jax.Array, kl: jax.Array, desired_kl: float) -> jax.Array:
-    """Divide by 1.5 where the KL divergence is over twice the desired one, multiply where it is under half of it."""
-    factor = jnp.where(kl > 2 * desired_kl, 1 / 1.5, jnp.where(kl < 0.5 * desired_kl, 1.5, 1.0))
-    return jnp.clip(learning_rate * factor, 1e-6, 1e-2)
-
-
-def _left(args: Any, learner: Any, fraction: float) -> jax.Array:
+def _left(args: Any, run: Any, fraction: float) -> jax.Array:
     """What is left [] of a value that falls to zero in a line over this share of the run: 1 at its start."""
-    return jnp.maximum(1.0 - learner.updates / max(fraction * args.num_updates, 1.0), 0.0)
+    return jnp.maximum(1.0 - run.updates / max(fraction * args.num_updates, 1.0), 0.0)

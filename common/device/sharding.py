@@ -1,20 +1,20 @@
 """State on the devices and on the host, and the one collective of a gradient step.
 
-Every algorithm's state has two fields: `learner`, identical on all devices that share its agents, and `shard`, whose
-arrays [S, N, ...] are split over those along the environments. Under `pmap` each array has one more leading axis, the
-device; a process has the rows of its own devices. Under `shard_map` that axis has length 1 in `learner`: its arrays are
-one for all. Where devices have agents of their own, nobody shares these: then D is 1, and all arrays are split along S.
+A `TrainState` has three parts. `learner` and `run` are identical on all devices that share its agents; the arrays
+[S, N, ...] of `actors` are split over those along the environments. Under `pmap` each array has one more leading axis,
+the device; a process has the rows of its own devices. Where devices have agents of their own (--sharding members), that
+axis has length 1, and all arrays are split along S.
 
 On the host there is no such axis, and a process has its own environments only: nobody ever has those of all processes.
 """
 
 import hashlib
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -25,26 +25,23 @@ AXIS = "devices"
 GROUPS = "groups"  # the axis of devices that have agents of their own
 
 
-class Layout(NamedTuple):
-    """How the global arrays of `shard_map` lie on devices, of which D share agents."""
+class TrainState(struct.PyTreeNode):
+    """Everything that training changes."""
 
-    mesh: Mesh
-    learner: P  # [1, S, ...]
-    shard: P  # [D, S, N / D, ...]
-    reports: P  # [S, ...], what an update says beside its state
+    learner: Any  # what the algorithm learns
+    actors: Any  # this device's environments, and what belongs to each of them; () where they are elsewhere
+    run: Any  # the `RunState`: what the driver keeps
 
 
-def layout_of(devices: list[jax.Device], sharding: str) -> Layout:
-    """With `sharding` "members" each device has agents of its own, else environments of all agents."""
-    if sharding == "members":
-        return Layout(Mesh(np.array(devices)[:, None], (GROUPS, AXIS)), P(None, GROUPS), P(None, GROUPS), P(GROUPS))
-    return Layout(mesh_of(devices), P(), P(AXIS), P())
+def mesh_of_members(devices: list[jax.Device]) -> Mesh:
+    """Devices that have agents of their own, along `GROUPS`."""
+    return Mesh(np.array(devices)[:, None], (GROUPS, AXIS))
 
 
 def flat_pmean(tree: Any, axis_name: str = AXIS) -> Any:
     """Mean of a tree over the devices, as one collective on the concatenated arrays instead of one per leaf."""
     if jax.lax.axis_size(axis_name) == 1:
-        return jax.tree.map(lambda x: jax.lax.pmean(x, axis_name) if _varies_over(x) else x, tree)
+        return tree
     flat, unravel = ravel_pytree(tree)
     return unravel(jax.lax.pmean(flat, axis_name))
 
@@ -54,56 +51,36 @@ def global_ids(local: int, axis_name: str = AXIS) -> jax.Array:
     return jax.lax.axis_index(axis_name) * local + jnp.arange(local)
 
 
-def gathered(x: jax.Array, axis_name: str, axis: int = 0) -> jax.Array:
-    """The parts `x` of all devices one after the other along `axis`, the same on every device and known to be."""
-    typed = {"to": "invarying"} if _varies_over(x) else {}
-    return jax.lax.all_gather(x, axis_name, axis=axis, tiled=True, **typed)
+def gathered(x: jax.Array, axis_name: str = AXIS, axis: int = 0) -> jax.Array:
+    """The parts `x` of all devices one after the other along `axis`, the same on every device."""
+    return jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
 
 
-def members_of_all(learner: Any) -> Any:
-    """The learners [S, ...] of all `GROUPS` one after the other, from those of this device."""
-    everyone = jax.tree.map(lambda x: jax.lax.all_gather(x, GROUPS, tiled=True), key_data(learner))
-    return jax.tree.map(lambda x, own: jax.random.wrap_key_data(x) if _is_key(own) else x, everyone, learner)
+def members_of_all(tree: Any) -> Any:
+    """Arrays [S, ...] of the members of all `GROUPS` one after the other, from those of this device."""
+    everyone = jax.tree.map(lambda x: jax.lax.all_gather(x, GROUPS, tiled=True), key_data(tree))
+    return jax.tree.map(lambda x, own: jax.random.wrap_key_data(x) if _is_key(own) else x, everyone, tree)
 
 
-def same_on_all_devices(x: jax.Array, axis_name: str = AXIS) -> jax.Array:
-    """`x`, which has the same value on every device, and is then known to."""
-    return jax.lax.pmax(x, axis_name) if _varies_over(x) else x
+def to_host(state: TrainState, unwanted: tuple[str, ...] = ()) -> TrainState:
+    """The state as host arrays, without the device axis: `learner` and `run` [S, ...], `actors` [S, N, ...].
 
-
-def varying_like(other: Any, tree: Any) -> Any:
-    """`tree`, which counts as different on every device if anything in `other` does.
-
-    `shard_map` checks what does. A loop has to begin with what it goes on with, and the gradient by what is the same on
-    all devices would be the sum over them. Elsewhere nothing is checked, and this does nothing.
-    """
-    wanted = frozenset().union(*map(_varies_over, jax.tree.leaves(other)))
-
-    def cast(x):
-        axes = tuple(wanted - _varies_over(x))
-        return jax.lax.pcast(x, axes, to="varying") if axes else x
-
-    return jax.tree.map(cast, tree)
-
-
-def to_host(state: Any, unwanted: tuple[str, ...] = ()) -> Any:
-    """The state as host arrays, without the device axis: `learner` [S, ...], `shard` [S, N, ...] of N environments.
-
-    They are all of them, however many devices there are; of several processes each has its own. Typed keys become their
-    data. Arrays of `shard` whose names begin as one of `unwanted` (such as `shard/replay/`) stay on the devices, and
-    are zeros here.
+    N are all environments, however many devices there are; of several processes each has its own. Typed keys become
+    their data. Arrays of `actors` whose names begin as one of `unwanted` (such as `actors/replay/`) stay on the
+    devices, and are zeros here.
     """
     state = key_data(state)
-    first = jax.tree.map(lambda x: x.addressable_data(0) if len(x) > 1 else x, state.learner)
+    same = jax.tree.map(lambda x: x.addressable_data(0) if len(x) > 1 else x, (state.learner, state.run))
 
     def parts(path, x):
-        name = "shard/" + jax.tree_util.keystr(path, simple=True, separator="/")
+        name = "actors/" + jax.tree_util.keystr(path, simple=True, separator="/")
         mine = _own_parts(x)
         return [np.zeros(part.shape, part.dtype) for part in mine] if name.startswith(unwanted) else mine
 
-    learner, shard = jax.device_get((first, jax.tree_util.tree_map_with_path(parts, state.shard)))
-    merged = jax.tree.map(_merge, shard, is_leaf=lambda x: isinstance(x, list))
-    return state.replace(learner=jax.tree.map(lambda x: x[0], learner), shard=merged)
+    same, actors = jax.device_get((same, jax.tree_util.tree_map_with_path(parts, state.actors)))
+    merged = jax.tree.map(_merge, actors, is_leaf=lambda x: isinstance(x, list))
+    learner, run = jax.tree.map(lambda x: x[0], same)
+    return TrainState(learner, merged, run)
 
 
 def over_processes(rows: np.ndarray) -> jax.Array:
@@ -129,43 +106,37 @@ def host_like(shapes: Any) -> Any:
         data = jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x
         return np.zeros(shape + data.shape[len(x.shape) :], data.dtype)
 
-    return shapes.replace(
-        learner=jax.tree.map(lambda x: zeros(x, x.shape[1:]), shapes.learner),
-        shard=jax.tree.map(lambda x: zeros(x, _merged_shape(x.shape)), shapes.shard),
-    )
+    learner, run = jax.tree.map(lambda x: zeros(x, x.shape[1:]), (shapes.learner, shapes.run))
+    return TrainState(learner, jax.tree.map(lambda x: zeros(x, _merged_shape(x.shape)), shapes.actors), run)
 
 
-def to_devices(host: Any, like: Any, devices: list[jax.Device], sharding: str = "pmap") -> Any:
+def to_devices(host: TrainState, like: TrainState, devices: list[jax.Device], sharding: str = "pmap") -> TrainState:
     """The inverse of `to_host`: a state for programs over `devices` with that `sharding`, with the types of `like`."""
     local = len(cluster.own(devices))
-    replicas, parts = local if sharding == "pmap" else 1, 1 if sharding == "members" else local
-    split = host.replace(
-        learner=jax.tree.map(lambda x: np.broadcast_to(x, (replicas, *np.shape(x))), host.learner),
-        shard=jax.tree.map(lambda x: _split(x, parts), host.shard),
-    )
+    parts = 1 if sharding == "members" else local
+    learner, run = jax.tree.map(lambda x: np.broadcast_to(x, (parts, *np.shape(x))), (host.learner, host.run))
+    split = TrainState(learner, jax.tree.map(lambda x: _split(x, parts), host.actors), run)
 
     # Out of a pmap with the same axis name: any other placement makes the update compile a second time.
     def place(state):
         return jax.tree.map(lambda x, old: jax.random.wrap_key_data(x) if _is_key(old) else x, state, like)
 
-    if sharding != "pmap":
-        layout = layout_of(devices, sharding)
-        where = host.replace(learner=layout.learner, shard=layout.shard)
-        return jax.jit(place, out_shardings=jax.tree.map(partial(NamedSharding, layout.mesh), where))(split)
+    if sharding == "members":
+        return jax.jit(place, out_shardings=NamedSharding(mesh_of_members(devices), P(None, GROUPS)))(split)
     return jax.pmap(place, axis_name=AXIS, devices=devices)(split)
 
 
 def mesh_of(devices: list[jax.Device]) -> Mesh:
-    """The devices as `shard_map` takes them."""
+    """The devices that share agents, along `AXIS`."""
     return Mesh(np.array(devices), (AXIS,))
 
 
-def check_learners(state: Any) -> None:
+def check_learners(state: TrainState) -> None:
     """Raise TrainingError where the processes do not have the same learner, to the bit."""
     if cluster.count() == 1:
         return
     digest = hashlib.sha256()
-    for x in jax.tree.leaves(key_data(state.learner)):
+    for x in jax.tree.leaves(key_data((state.learner, state.run))):
         digest.update(np.asarray(x.addressable_data(0)).tobytes())
     cluster.check_equal("the learner", digest.hexdigest())
 
@@ -197,12 +168,6 @@ def _merged_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _split(x: np.ndarray, count: int) -> np.ndarray:
     seeds, total, *shape = x.shape
     return np.moveaxis(np.reshape(x, (seeds, count, total // count, *shape)), 1, 0)
-
-
-def _varies_over(x: Any) -> frozenset[str]:
-    """The axes along which `x` differs, as `shard_map` sees it."""
-    kind = jax.typeof(x)
-    return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying  # so named since JAX 0.10
 
 
 def _is_key(x: Any) -> bool:

@@ -1,7 +1,6 @@
 """Many environments side by side: their resets, and steps after which those whose episodes ended begin anew."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 
 from common.device.filling import fill_in
 from common.device.sampling import keys_of, split_keys
-from common.device.sharding import gathered, varying_like
+from common.device.sharding import AXIS, gathered
 from common.envs.environment import DEFAULT_HORIZON, Env, Step, select
 from common.envs.masks import legal_actions, sample_legal
 
@@ -24,9 +23,9 @@ def step_envs(env: Env, keys: jax.Array, states: Any, actions: Any, starts: Star
     """
     sooner_done = env.cheap_reset and jax.default_backend() != "cpu"
     if env.resets_itself or (sooner_done and starts is None):
-        return in_each(env.step, keys, states, actions)
+        return jax.vmap(env.step)(keys, states, actions)
     advance_keys, reset_keys = split_keys(keys, 2)
-    reached = in_each(env.advance_checked, advance_keys, states, actions)
+    reached = jax.vmap(env.advance_checked)(advance_keys, states, actions)
 
     def begun(index):
         if starts is None:
@@ -46,7 +45,7 @@ def reset_envs(env: Env, keys: jax.Array, mid_episode: bool = False) -> tuple[An
     With `mid_episode` at random phases of an episode: after up to one horizon of random actions.
     """
     if not mid_episode:
-        return in_each(env.reset, keys)
+        return jax.vmap(env.reset)(keys)
     reset_keys, phase_keys, walk_keys = split_keys(keys, 3)
     longest = min(env.max_steps, DEFAULT_HORIZON)
     steps = jax.vmap(lambda key: jax.random.randint(key, (), 0, longest))(phase_keys)  # [N]
@@ -60,23 +59,18 @@ def reset_envs(env: Env, keys: jax.Array, mid_episode: bool = False) -> tuple[An
         out = step_envs(env, step_keys, states, jax.vmap(random_action)(action_keys, obs))
         return jax.vmap(select)(step < steps, (out.obs, out.state), carry)
 
-    return jax.lax.fori_loop(0, jnp.max(steps), walk, in_each(env.reset, reset_keys))
+    return jax.lax.fori_loop(0, jnp.max(steps), walk, jax.vmap(env.reset)(reset_keys))
 
 
-def new_starts(env: Env, key: jax.Array, count: int, axis_name: str) -> Starts | None:
-    """`count` beginnings of episodes, the same on every device of `axis_name`, each of which makes its share.
+def new_starts(env: Env, key: jax.Array, count: int) -> Starts | None:
+    """`count` beginnings of episodes, the same on every device, each of which makes its share.
 
     None where `count` is 0.
     """
     if not count:
         return None
-    share = in_each(env.reset, keys_of(key, -(-count // jax.lax.axis_size(axis_name))))
-    return jax.tree.map(lambda x: gathered(x, axis_name)[:count], share)
-
-
-def in_each(function: Callable, keys: jax.Array, *args: Any) -> Any:
-    """What `function` gives for each of N environments, with its own of `keys` [N] and of `args` [N, ...]."""
-    return varying_like(keys, jax.vmap(function)(keys, *args))
+    share = jax.vmap(env.reset)(keys_of(key, -(-count // jax.lax.axis_size(AXIS))))
+    return jax.tree.map(lambda x: gathered(x)[:count], share)
 
 
 def num_starts(starts: Starts) -> int:

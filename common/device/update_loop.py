@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from common.device.episodes import EpisodeTotals, no_episodes
-from common.device.reductions import Tally, over_steps
+from common.device.optim import zeros_of
+from common.device.reductions import Tally
 
 
 def repeat(
@@ -48,31 +49,3 @@ def repeat_and_add(step: Callable[[jax.Array, Any], tuple[Any, Tally]], state: A
         return state, tally + new
 
     return jax.lax.fori_loop(0, count, body, (state, zeros))
-
-
-def do_where(due: jax.Array, step: Callable[[Any], tuple[Any, Tally]], state: Any) -> tuple[Any, Tally]:
-    """`step` of the state where it is `due`, else the state as it is and a tally of nothing."""
-    _, zeros = zeros_of(step, state)
-    return jax.lax.cond(due, step, lambda state: (state, zeros), state)
-
-
-def scan_until_stopped(step: Callable, state: Any, inputs: Any) -> tuple[Any, dict[str, jax.Array], jax.Array]:
-    """Steps of `jax.lax.scan`, of which those count that come before one says stop, and that one.
-
-    `step` returns the state, metrics, and whether to stop. Later steps are computed too, as under `vmap` in any case.
-    Returns the last state that counts, the metrics of all steps that do, and their number.
-    """
-
-    def body(carry, inputs):
-        before, stopped = carry
-        after, metrics, stop = step(before, inputs)
-        after = jax.tree.map(lambda old, new: jnp.where(stopped, old, new), before, after)
-        return (after, stopped | stop), (metrics, ~stopped)
-
-    (state, _), (metrics, counts) = jax.lax.scan(body, (state, jnp.bool_(False)), inputs)
-    return state, over_steps(metrics, counts), jnp.sum(counts, dtype=jnp.float32)
-
-
-def zeros_of(function: Callable, *args: Any) -> Any:
-    """Zeros shaped as what `function(*args)` returns: where a loop's sums begin."""
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from common.cli.checks import check_types
+from common.cli.checks import check_flags
 from common.cli.config import read_config
 from common.cli.errors import UsageError, printable
 from common.cli.flags import ONE_TIME
@@ -38,7 +38,7 @@ class Selection:
     """Over seeds: iqm leaves out the lowest and the highest quarter, which takes 4 seeds (mean below that), or mean."""
 
     def __post_init__(self):
-        check_types(self)
+        check_flags(self)
 
     @property
     def split(self) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ def _parts(path: Path, config: dict[str, Any], log: Log) -> Iterator[LoggedRun]:
         return
     for indices in alike.values():
         seeds = [members[index]["seed"] for index in indices]
-        alone = {"num_seeds": len(indices), "seeds": seeds, "population": 0, "sweep": [], "grid": []}
+        alone = {"num_seeds": len(indices), "seeds": seeds, "population": 0, "sweep": []}
         flags = config["args"] | members[indices[0]] | alone
         yield LoggedRun(path, config["algorithm"], flags, log.of(indices, len(members)), tuple(indices))
 
@@ -166,14 +166,12 @@ PLUMBING = {
         "num_seeds",
         "population",
         "sweep",
-        "grid",
         "num_devices",
         "sharding",
         "gif",
         "tensorboard",
-        "compile_cache",
+        "wandb",
     ),
-    *("wandb", "wandb_project", "wandb_group", "wandb_name"),
     *("log_interval", "eval_interval", "checkpoint_interval", "keep_checkpoints", "keep_best"),
     *(name for name in ONE_TIME if name != "init_from"),
 }
@@ -217,7 +215,7 @@ def pooled(group: Group) -> Iterator[Note]:
 
 def _meet(flags: dict[str, Any]) -> bool:
     """Whether members of such a population have to do with each other."""
-    return bool(flags.get("pbt")) or flags.get("matchmaking", "none") != "none"
+    return bool(flags.get("pbt")) or flags.get("opponent") == "members"
 
 
 def say(notes: Iterable[Note]) -> None:

@@ -58,7 +58,7 @@ import numpy as np
 
 from common.cli.errors import UsageError
 from common.envs import spaces
-from common.envs.requirements import need_usable_spaces
+from common.envs.requirements import check_usable_spaces
 from common.envs.spec import EnvSpec
 
 DEFAULT_HORIZON = 1_000  # for environments that declare no `max_steps`
@@ -117,7 +117,7 @@ class Env:
         self.action_space = spaces.convert(action_space, "action space")
         obs, self.state_shape = jax.eval_shape(self.reset, jax.random.key(0))
         self.observation_space, self.obs_dtype = spaces.as_seen(name, self.observation_space, obs)
-        need_usable_spaces(name, self.observation_space, self.obs_dtype, self.action_space)
+        check_usable_spaces(name, self.observation_space, self.obs_dtype, self.action_space)
         action = jax.eval_shape(lambda key: spaces.sample(key, self.action_space), jax.random.key(0))
         stepped = jax.eval_shape(self.step, jax.random.key(0), self.state_shape, action)  # checks what it returns
         self.tells_objective = self.is_judged = stepped.objective is not None

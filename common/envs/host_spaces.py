@@ -8,7 +8,7 @@ import numpy as np
 
 from common.cli.errors import UsageError
 from common.envs import spaces
-from common.envs.requirements import need_usable_spaces
+from common.envs.requirements import check_usable_spaces
 from common.envs.spec import EnvSpec
 
 # JAX computes with 32 bits
@@ -29,7 +29,7 @@ class Conversion:
         dtype = spaces.map_leaves(partial(_dtype, name), self.theirs, _tree(observation_space))
         actions = spaces.convert(action_space, "action space")
         self._action_dtype = spaces.map_leaves(partial(_action_dtype, name), actions, _tree(action_space))
-        need_usable_spaces(name, ours, dtype, actions)
+        check_usable_spaces(name, ours, dtype, actions)
         self.spec = EnvSpec(name, ours, dtype, actions)
 
     def observations(self, obs: Any) -> Any:

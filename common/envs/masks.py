@@ -9,7 +9,7 @@ import numpy as np
 
 from common.cli.errors import UnusableEnvError, UsageError
 from common.envs import spaces
-from common.envs.privileged import for_policies
+from common.envs.privileged import without_privileged
 
 MASK = "action_mask"
 ILLEGAL = -1e9  # a logit whose probability is 0, and which is finite, as 0 times infinity is not
@@ -29,6 +29,11 @@ def legal_actions(obs: Any) -> jax.Array | None:
     if not isinstance(obs, Mapping) or MASK not in obs:
         return None
     return jnp.concatenate([part.astype(bool) for part in jax.tree.leaves(obs[MASK])], axis=-1)
+
+
+def mask_of(legal: jax.Array | None) -> dict[str, jax.Array]:
+    """Observations of which `legal_actions` are these."""
+    return {} if legal is None else {MASK: legal}
 
 
 def largest_entropy(legal: jax.Array) -> jax.Array:
@@ -59,7 +64,7 @@ def check_mask(env: Any) -> None:
         return
     choices = sum(choices_of(actions))
     shapes = [leaf.shape for _, leaf in spaces.leaves(space.parts[MASK])]
-    if not for_policies(space).parts.keys() - {MASK}:
+    if not without_privileged(space).parts.keys() - {MASK}:
         raise UsageError(f"environment {env.name} observes nothing but {', '.join(space.parts)}: policies need more")
     wanted = [(choices,)] if len(shapes) == 1 else [(count,) for count in choices_of(actions)]
     if not choices or shapes != wanted:

@@ -14,7 +14,7 @@ def has_privileged(space: Space) -> bool:
     return isinstance(space, Dict) and PRIVILEGED in space.parts
 
 
-def for_policies(space: Space) -> Space:
+def without_privileged(space: Space) -> Space:
     """The part of an observation space that policies see."""
     if not has_privileged(space):
         return space
@@ -25,7 +25,7 @@ def spec_for_policies(env: EnvSpec) -> EnvSpec:
     """The same with the part of observations that policies see."""
     if not has_privileged(env.observation_space):
         return env
-    return env._replace(observation_space=for_policies(env.observation_space), obs_dtype=_without(env.obs_dtype))
+    return env._replace(observation_space=without_privileged(env.observation_space), obs_dtype=_without(env.obs_dtype))
 
 
 def completed(obs: Any, env: EnvSpec) -> Any:

@@ -11,7 +11,7 @@ from common.envs.privileged import PRIVILEGED, has_privileged
 from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple, leaves
 
 
-def need_usable_spaces(name: str, observation_space: Any, dtypes: Any, action_space: Any) -> None:
+def check_usable_spaces(name: str, observation_space: Any, dtypes: Any, action_space: Any) -> None:
     """Raise UsageError where the environment called `name` has nothing to observe or to do, or not in real numbers."""
     for part, leaf, dtype in leaves(observation_space, dtypes):
         if _is_empty(leaf) or jnp.issubdtype(dtype, jnp.complexfloating):
@@ -35,14 +35,14 @@ def need_fitting_steps(args: Any, env: Any) -> None:
     game = "a game of several players, such as pgx:connect_four"
     if getattr(args, "opponent", "") == "self" and not env.is_game:
         raise UsageError(f"--opponent self needs {game}, not {env.name}")
-    if getattr(args, "matchmaking", "") == "members" and not (env.is_game or len(set(env.agents)) > 1):
+    if getattr(args, "opponent", "") == "members" and not (env.is_game or len(set(env.agents)) > 1):
         team = "an environment of several agents, such as jaxmarl:MPE_simple_spread_v3"
-        raise UsageError(f"--matchmaking members needs {game}, or {team}, not {env.name}")
+        raise UsageError(f"--opponent members needs {game}, or {team}, not {env.name}")
     if getattr(args, "reset_pool", 0) and env.resets_itself:
         raise UsageError(f"--reset-pool needs an environment without resets of its own, and {env.name} has them")
 
 
-def need_fitting_spaces(args: Any, env: Any) -> None:
+def check_spaces(args: Any, env: Any) -> None:
     """Raise UsageError where a flag, or a mask, does not fit the spaces of an environment, or of its EnvSpec.
 
     A flag that an algorithm lacks asks for nothing.
@@ -58,7 +58,7 @@ def need_fitting_spaces(args: Any, env: Any) -> None:
         raise UsageError("--exploration-loss symmetric-kl needs discrete actions: there is no uniform policy on a Box")
 
 
-def need_squashable_actions(env: Any, instead: str) -> None:
+def check_squashable(env: Any, instead: str) -> None:
     """Raise UsageError unless actions are Discrete, two or more, or a Box with finite bounds, as SAC needs them.
 
     It names what to take `instead`.

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple, like, map_leaves
+from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple, like, map_leaves, zeros
 
 
 class EnvSpec(NamedTuple):
@@ -21,6 +21,10 @@ class EnvSpec(NamedTuple):
     def obs_like(self) -> Any:
         """Shape and type of an observation."""
         return like(self.observation_space, self.obs_dtype)
+
+    def example_obs(self, *batch: int) -> Any:
+        """A batch of observations, all zeros."""
+        return zeros(self, *batch)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -1,4 +1,48 @@
-"""What an algorithm's file builds its networks from: encoders, layers, heads, distributions, normalisers.
+"""What an algorithm's file builds its networks from: encoders, layers, heads, distributions, normalisers."""
 
-Imports `envs` for the spaces, and `cli`.
-"""
+from common.envs.masks import largest_entropy, legal_actions
+from common.envs.privileged import without_privileged
+from common.envs.requirements import check_squashable
+from common.envs.unit_actions import empty_action, to_env
+from common.nets.distributions import Categoricals, Distribution, SquashedNormal, encode_action, part_of
+from common.nets.heads import PolicyHead
+from common.nets.normalizers import (
+    RunningStats,
+    denormalize,
+    normalize,
+    obs_stats,
+    popart,
+    running_stats,
+    update_stats,
+)
+from common.nets.recurrent import Inputs, Recurrent, RecurrentTorso, initial_memory
+from common.nets.torso import MLP, Features, Torso
+
+__all__ = [
+    "MLP",
+    "Categoricals",
+    "Distribution",
+    "Features",
+    "Inputs",
+    "PolicyHead",
+    "Recurrent",
+    "RecurrentTorso",
+    "RunningStats",
+    "SquashedNormal",
+    "Torso",
+    "check_squashable",
+    "denormalize",
+    "empty_action",
+    "encode_action",
+    "initial_memory",
+    "largest_entropy",
+    "legal_actions",
+    "normalize",
+    "obs_stats",
+    "part_of",
+    "popart",
+    "running_stats",
+    "to_env",
+    "update_stats",
+    "without_privileged",
+]

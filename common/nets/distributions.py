@@ -6,14 +6,15 @@ drawn beforehand by `action_noise`, so that a rollout can draw the noise of all 
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from common.device.sampling import categorical_noise
 from common.envs.masks import ILLEGAL
-from common.envs.spaces import Box, Space, encode, keys_of_parts, leaves, map_leaves
+from common.envs.spaces import Box, Space, encode, leaves
 from common.envs.unit_actions import action_scale, to_units
 
 LOG_2PI = 1.8378770664093453
@@ -40,6 +41,14 @@ class Categoricals(struct.PyTreeNode):
         # Rounding may let a cdf rise a little at what is illegal, and end below the noise
         reached = [cdf > noise[..., i : i + 1] for i, cdf in enumerate(cdfs)]
         return self._join(list(map(_first_legal, self._parts(self.legal), reached)))
+
+    def noise(self, key: jax.Array) -> jax.Array:
+        """What `sample` needs for each action."""
+        return categorical_noise(key, (*self.logits.shape[:-1], len(self.nvec)))
+
+    def draw(self, key: jax.Array) -> jax.Array:
+        """Sample by a key."""
+        return self.sample(self.noise(key))
 
     def mode(self) -> jax.Array:
         return self._join([jnp.argmax(part, axis=-1) for part in self._parts(self.logits)])
@@ -111,6 +120,14 @@ class Normal(struct.PyTreeNode):
         """Sample from `noise` [..., A], standard normal."""
         return self._to_env(self.mean + jnp.exp(self.log_std) * noise)
 
+    def noise(self, key: jax.Array) -> jax.Array:
+        """What `sample` needs for each action."""
+        return jax.random.normal(key, self.mean.shape)
+
+    def draw(self, key: jax.Array) -> jax.Array:
+        """Sample by a key."""
+        return self.sample(self.noise(key))
+
     def mode(self) -> jax.Array:
         return self._to_env(self.mean)
 
@@ -142,6 +159,12 @@ class Joint(struct.PyTreeNode):
         """Sample from `noise` for each part."""
         return self._map(lambda part, noise: part.sample(noise), noise)
 
+    def draw(self, key: jax.Array) -> Any:
+        """Sample by a key."""
+        parts, structure = jax.tree.flatten(self.parts, is_leaf=lambda x: isinstance(x, (Categoricals, Normal)))
+        keys = [key] if len(parts) == 1 else jax.random.split(key, len(parts))
+        return jax.tree.unflatten(structure, [part.draw(key) for part, key in zip(parts, keys, strict=True)])
+
     def mode(self) -> Any:
         return self._map(lambda part: part.mode())
 
@@ -165,6 +188,39 @@ class Joint(struct.PyTreeNode):
         return jax.tree.map(function, self.parts, *trees, is_leaf=lambda x: isinstance(x, (Categoricals, Normal)))
 
 
+class SquashedNormal(NamedTuple):
+    """Tanh of independent normals. Actions are within -1 .. 1, and flat, [..., A]."""
+
+    mean: jax.Array  # [..., A] of the normal
+    log_std: jax.Array  # [..., A]
+
+    def sample(self, noise: jax.Array) -> jax.Array:
+        """Sample from `noise` [..., A], standard normal."""
+        return self.sample_with_log_prob(noise)[0]
+
+    def sample_with_log_prob(self, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Actions from standard normal `noise` [..., A], and their log-probabilities [...], densities within -1 .. 1.
+
+        The change of variables is taken at the unsquashed u, as 1 - tanh(u)^2 = 4 exp(-2u) / (1 + exp(-2u))^2: exact
+        where tanh(u) rounds to 1.
+        """
+        u = self.mean + jnp.exp(self.log_std) * noise
+        normal = -0.5 * (noise**2 + LOG_2PI) - self.log_std
+        slope = 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))
+        return jnp.tanh(u), jnp.sum(normal - slope, axis=-1)
+
+    def draw(self, key: jax.Array) -> jax.Array:
+        """Sample by a key."""
+        return self.sample(jax.random.normal(key, self.mean.shape))
+
+    def mode(self) -> jax.Array:
+        return jnp.tanh(self.mean)
+
+    def kl(self, other: "SquashedNormal") -> jax.Array:
+        """KL(self || other) in nats, [...]: squashing both alike does not change it."""
+        return Normal(self.mean, self.log_std).kl(Normal(other.mean, other.log_std))
+
+
 Distribution = Categoricals | Normal | Joint
 
 
@@ -184,15 +240,3 @@ def encode_action(action: Any, space: Space) -> jax.Array:
 
     parts = [encoded(leaf, x) for _, leaf, x in leaves(space, action)]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
-
-
-def action_noise(key: jax.Array, space: Space, batch: tuple[int, ...] = ()) -> Any:
-    """The noise [*batch, ...] that `sample` needs: standard normals for a Box, else one uniform per component."""
-
-    def noise(leaf, key):
-        if isinstance(leaf, Box):
-            return jax.random.normal(key, (*batch, math.prod(leaf.shape)))
-        # Never 0, which would pick a first choice of probability 0.
-        return jax.random.uniform(key, (*batch, len(leaf.nvec)), minval=2**-24)
-
-    return map_leaves(noise, space, keys_of_parts(key, space))

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from common.envs import spaces
-from common.envs.masks import masks_of_parts
+from common.envs.masks import legal_actions, mask_of, masks_of_parts
 from common.envs.unit_actions import action_scale
 from common.nets.distributions import Categoricals, Distribution, Joint, Normal
 
 
 class PolicyHead(nn.Module):
-    """The distribution over actions: categorical, over those that are `legal`, or normal for a Box.
+    """The distribution over actions: categorical, over those that are legal at `obs`, or normal for a Box.
 
     A normal one is in units of the bounds, see `action_scale`, and no observation changes its deviation. The actions of
     a Box are flat here; the environment gives them their shape. The gain of 0.01 makes all actions about equally likely
@@ -24,8 +24,8 @@ class PolicyHead(nn.Module):
     space: spaces.Space
 
     @nn.compact
-    def __call__(self, x: jax.Array, legal: jax.Array | None = None) -> Distribution:
-        init = nn.initializers.orthogonal(0.01)
+    def __call__(self, x: jax.Array, obs: Any = None) -> Distribution:
+        init, legal = nn.initializers.orthogonal(0.01), legal_actions(obs)
         if isinstance(self.space, (spaces.Dict, spaces.Tuple)):
             return Joint(self._parts(x, legal))
         if isinstance(self.space, spaces.Box):
@@ -41,4 +41,8 @@ class PolicyHead(nn.Module):
         """A head for each part; the mask is of the choices of those that have any, in order."""
         names = iter([name.replace("/", "_") for name, _ in spaces.leaves(self.space)])
         masks = iter(masks_of_parts(legal, self.space))
-        return spaces.map_leaves(lambda leaf: PolicyHead(leaf, name=f"part_{next(names)}")(x, next(masks)), self.space)
+
+        def head(leaf):
+            return PolicyHead(leaf, name=f"part_{next(names)}")
+
+        return spaces.map_leaves(lambda leaf: head(leaf)(x, mask_of(next(masks))), self.space)

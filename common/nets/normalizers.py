@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from common.device.sharding import AXIS
 from common.envs import spaces
 from common.envs.masks import MASK
 
@@ -32,21 +33,21 @@ class RunningStats(struct.PyTreeNode):
         """What `normalize` gets `x` from, where it does not clip."""
         return self.mean + self.std * x
 
-    def merge(self, batch: jax.Array, axis_name: str, valid: jax.Array | None = None) -> "RunningStats":
-        """The statistics after `batch` [..., *shape], of which every device on `axis_name` holds an equal share.
+    def merge(self, batch: jax.Array, valid: jax.Array | None = None) -> "RunningStats":
+        """The statistics after `batch` [..., *shape], of which every device holds an equal share.
 
         Only those samples count that are `valid` [...].
         """
         axes = tuple(range(batch.ndim - self.mean.ndim))
         where = None if valid is None else valid.reshape(*valid.shape, *[1] * self.mean.ndim)
         samples = batch.size // self.mean.size if valid is None else jnp.sum(valid, dtype=jnp.uint32)
-        new = jnp.uint32(jax.lax.psum(samples, axis_name))
+        new = jnp.uint32(jax.lax.psum(samples, AXIS))
         old, count = jnp.float32(self.count), jnp.float32(new)
         if valid is None:
-            mean = jax.lax.pmean(batch.mean(axes), axis_name)
+            mean = jax.lax.pmean(batch.mean(axes), AXIS)
         else:
-            mean = jax.lax.psum(batch.sum(axes, where=where), axis_name) / jnp.maximum(count, 1)
-        m2 = jax.lax.psum(jnp.sum((batch - mean) ** 2, axes, where=where), axis_name)
+            mean = jax.lax.psum(batch.sum(axes, where=where), AXIS) / jnp.maximum(count, 1)
+        m2 = jax.lax.psum(jnp.sum((batch - mean) ** 2, axes, where=where), AXIS)
         total = old + count
         delta = mean - self.mean
         return RunningStats(
@@ -65,13 +66,15 @@ def normalize(stats: Stats, x: Any) -> Any:
     return _map(lambda stats, x: x if stats is None else stats.normalize(x), stats, x)
 
 
-def merge(stats: Stats, batch: Any, axis_name: str, valid: jax.Array | None = None) -> Stats:
+def update_stats(stats: Stats, batch: Any, valid: jax.Array | None = None) -> Stats:
     """The statistics of each part after `batch`, see `RunningStats.merge`; none where there are none."""
-    return _map(lambda stats, x: stats and stats.merge(x, axis_name, valid), stats, batch)
+    return _map(lambda stats, x: stats and stats.merge(x, valid), stats, batch)
 
 
-def obs_stats(space: spaces.Space) -> Stats:
-    """Statistics of no observations yet: of arrays, and none of numbers that stand for choices."""
+def obs_stats(space: spaces.Space, on: bool = True) -> Stats:
+    """Statistics of no observations yet: of arrays, and none of numbers that stand for choices; None where not `on`."""
+    if not on:
+        return None
     stats = spaces.map_leaves(lambda leaf: running_stats(leaf.shape) if isinstance(leaf, spaces.Box) else None, space)
     return stats | {MASK: None} if isinstance(stats, dict) and MASK in stats else stats
 
@@ -100,21 +103,23 @@ def rescale_output(params: Any, layer: str, old: RunningStats, new: RunningStats
     return jax.tree_util.tree_map_with_path(rescaled, params)
 
 
-def renew_units(learner: Any, batch: Any, axis_name: str, counts: jax.Array | None = None) -> tuple[Any, Any]:
-    """Let the targets of the samples that count move the units of values; the values themselves stay (PopArt).
+def popart(learner: Any, batch: Any, counts: jax.Array | None = None) -> tuple[Any, Any]:
+    """PopArt (van Hasselt et al. 2016): the targets of the samples that count move the units of values, which stay.
 
     `learner` has `params` whose layer "value" predicts in units of `return_stats`. `batch` has `value`, `target` and
     `advantage` in units of the rewards, and gets them in the new units of `learner`; both stay where there are none.
     """
     if learner.return_stats is None:
         return learner, batch
-    units = learner.return_stats.merge(batch.target, axis_name, counts)
+    units = learner.return_stats.merge(batch.target, counts)
     params = rescale_output(learner.params, "value", learner.return_stats, units)
     learner = learner.replace(params=params, return_stats=units)
     value, target = units.normalize(batch.value, clip=None), units.normalize(batch.target, clip=None)
     return learner, batch._replace(value=value, target=target, advantage=batch.advantage / units.std)
 
 
-def running_stats(shape: tuple[int, ...]) -> RunningStats:
-    """Statistics of nothing yet."""
+def running_stats(shape: tuple[int, ...], on: bool = True) -> RunningStats | None:
+    """Statistics of nothing yet; None where not `on`."""
+    if not on:
+        return None
     return RunningStats(count=jnp.uint32(0), mean=jnp.zeros(shape), m2=jnp.zeros(shape))

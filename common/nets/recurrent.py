@@ -7,6 +7,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from common.envs.spaces import Space
+from common.nets.torso import Torso
+
 Kind = Literal["none", "gru", "lstm"]
 
 UNROLL = 4  # steps in one turn of the loop over time; `benchmarks/ppo_rnn_throughput.py --unroll` measures others
@@ -108,6 +111,12 @@ class RecurrentTorso(nn.Module):
     span: int
     with_previous: bool  # whether they get the last action and reward beside the torso's features
     dtype: Any = None
+
+    @classmethod
+    def of(cls, args: Any, space: Space) -> "RecurrentTorso":
+        """As the flags say."""
+        torso = Torso.of(args, space)
+        return cls(torso, args.rnn, args.rnn_size, args.rnn_span, args.obs_prev_action_reward, args.dtype)
 
     @nn.compact
     def __call__(self, inputs: Inputs, memory: Any) -> tuple[jax.Array, Any]:

@@ -66,6 +66,11 @@ class Torso(nn.Module):
     dtype: jnp.dtype | None = None  # of the arithmetic; parameters stay float32
     encoder: Encoder = "small"
 
+    @classmethod
+    def of(cls, args: Any, space: spaces.Space, **name: str) -> "Torso":
+        """As the flags say."""
+        return cls(space, args.hidden_sizes, args.activation, args.dtype, args.encoder, **name)
+
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
         layer = {"kernel_init": nn.initializers.orthogonal(np.sqrt(2)), "dtype": self.dtype}

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from common.cli.pbt_flags import Rules
 from common.device.episodes import WINDOW, judged
 
-OWN = ("hyper", "recent", "key", "updates", "gradient_updates")  # of a learner, what no member takes over from another
 STREAM = 2**31  # a number of no update, for the key of exchanges
 
 
@@ -26,32 +25,32 @@ class Exchange(NamedTuple):
     after: dict[str, jax.Array]
 
 
-def exchange(learner: Any, given: dict[str, float], rules: Rules) -> tuple[Any, Exchange]:
-    """Learners [S, ...] after an exchange; `given` are the hyper-parameters that change, as on the command line.
+def exchange(learner: Any, run: Any, given: dict[str, float], rules: Rules) -> tuple[Any, Any, Exchange]:
+    """Learners and `RunState`s [S, ...] after an exchange; `given` are the hyper-parameters that change, as on the
+    command line.
 
     The best stay as they are. Each of the worst takes over one of the best, where that is better by both gaps. All but
     the best then change their hyper-parameters. Member 0 is a control: it stays as it is, and only others learn from
     it.
     """
-    objective, broken = objective_of(learner, rules.window), broken_of(learner)
-    key = jax.random.fold_in(jax.random.fold_in(learner.key[0], STREAM), learner.updates[0])
+    objective, broken = objective_of(learner, run, rules.window), broken_of(learner)
+    key = jax.random.fold_in(jax.random.fold_in(run.key[0], STREAM), run.updates[0])
     source_key, change_key = jax.random.split(key)
     source, is_best = sources(source_key, objective, broken, rules)
-    others = jax.tree.map(lambda x: x[source], learner)  # a gather over the members
-    moved = learner.replace(**{name: value for name, value in vars(others).items() if name not in OWN})
+    learner, hyper = jax.tree.map(lambda x: x[source], (learner, run.hyper))  # a gather over the members
     fixed = is_best | (jnp.arange(source.size) == 0)
-    after = changed(change_key, others.hyper, given, fixed, rules)
+    after = changed(change_key, hyper, given, fixed, rules)
     taken = source != jnp.arange(source.size)  # what they have earned was earned by other weights
-    recent = learner.recent.replace(count=jnp.where(taken, 0, learner.recent.count))
-    return moved.replace(hyper=after, recent=recent), Exchange(source, objective, learner.hyper, after)
+    recent = run.recent.replace(count=jnp.where(taken, 0, run.recent.count))
+    return learner, run.replace(hyper=after, recent=recent), Exchange(source, objective, run.hyper, after)
 
 
-def objective_of(learner: Any, window: int) -> jax.Array:
+def objective_of(learner: Any, run: Any, window: int) -> jax.Array:
     """The mean return of the last `window` episodes, [S], or of what else they are judged by.
 
     -inf without any, or where the weights are not finite.
     """
-    recent = learner.recent
+    recent = run.recent
     count = jnp.minimum(recent.count, window)
     newest = jnp.arange(WINDOW) < count[:, None]
     values = recent.objective if judged(recent) else recent.ret

@@ -16,12 +16,12 @@ MANY = 16  # members, from which on the games of each no longer become more
 
 
 def rate_members(run: Any, env: Env, agent: Agent, learners: Any, status: str) -> str:
-    """With --matchmaking members, write what `learners` [S, ...] are worth to a file; returns lines for the console.
+    """With --opponent members, write what `learners` [S, ...] are worth to a file; returns lines for the console.
 
     In games that is elo.json, where several agents act for one reward teams.json. See `Run.finish`. Without the flag,
     and for a run that has not finished, there are none.
     """
-    if getattr(run.args, "matchmaking", "none") == "none" or status != "finished":
+    if getattr(run.args, "opponent", "") != "members" or status != "finished":
         return ""
     kind, how = (tournament, "all against all") if env.is_game else (teams, "all with all")
     with run.console.task(f"playing {how}"):

@@ -18,7 +18,7 @@ def check_size(args: Any, state: Any, devices: list[jax.Device]) -> dict[str, st
     groups = args.groups(len(devices))
     size, available = _bytes(state) * args.sharing(len(devices)), memory_of(devices)
     if groups > 1 and args.pbt:  # each device has all learners during an exchange
-        size += _bytes(state.learner) * groups
+        size += _bytes((state.learner, state.run)) * groups
     if size > available:
         raise UsageError(
             f"{args.num_agents:,} members of {size / args.num_agents / 1e6:,.1f} MB are {size / 1e9:,.1f} GB, and "

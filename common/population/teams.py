@@ -9,10 +9,10 @@ import numpy as np
 
 from common.device.evaluation import OTHER_SEED, SEED, play_episodes
 from common.device.memory import Agent, Player
+from common.device.opponents import dealt
 from common.device.policy import Policy
 from common.envs.environment import Env
 from common.population.exchange import broken_of
-from common.population.matchmaking import dealt
 from common.population.standings import Column, best_members, count_rated, mean_of_pairs
 
 FILE = "teams.json"

@@ -12,7 +12,7 @@ from common.device import cluster
 
 Arrays = dict[str, np.ndarray]
 COUNTERS = "counters"  # the first part of the names of numbers beside the state
-ROWS = "shard"  # that of arrays [S, N, ...] with the environments, or what is theirs; a process has its own N
+ROWS = "actors"  # that of arrays [S, N, ...] with the environments, or what is theirs; a process has its own N
 
 
 def flatten(tree: Any) -> Arrays:
@@ -38,7 +38,7 @@ def select(arrays: Arrays, groups: tuple[str, ...]) -> Arrays:
 
 
 def first_part(name: str) -> str:
-    """The first part of an array's name: `learner`, `shard` or `counters`."""
+    """The first part of an array's name: `learner`, `actors`, `run` or `counters`."""
     return name.split("/")[0]
 
 

@@ -28,7 +28,7 @@ from common.runs.damage import check_exchanges, check_members
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = "0.1.0"  # of the kit; pyproject.toml takes it from here, and copies of the code have it too
 BATCH = "num_envs", "num_steps", "envs_per_actor", "actor_threads", "actor_devices", "rollouts_per_update"
-BATCH += ("num_processes",)
+BATCH += ("distributed",)
 """Flags that say how many steps an update takes, in algorithms that have them."""
 
 
@@ -77,7 +77,7 @@ def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, 
 
     Raises UsageError, also where the processes have different flags, code or versions.
     """
-    flags = {name: value for name, value in config["args"].items() if name not in ("process_id", "quiet")}
+    flags = {name: value for name, value in config["args"].items() if name not in ("distributed", "quiet")}
     here = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
     here |= {name: config[name] for name in ("algorithm", "script_sha256", "versions")}
     of_all, this = cluster.everyones(here), jax.process_index()

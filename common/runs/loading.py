@@ -11,8 +11,8 @@ from common.cli.config import read_config
 from common.cli.console import Console
 from common.cli.errors import UsageError
 from common.device import agreement, cluster
-from common.device.schedules import SCHEDULED, hyper_now
-from common.device.sharding import check_learners, to_devices, to_host
+from common.device.schedules import SCHEDULED, hp_now
+from common.device.sharding import TrainState, check_learners, to_devices, to_host
 from common.runs.arrays import Arrays, Mismatch, counters_of, flatten, select, unflatten, without
 from common.runs.checkpoint_files import Damaged, saved_steps
 from common.runs.checkpoints import FOLDER, Checkpoints
@@ -68,7 +68,7 @@ def _placed(start: Start, make: Callable[[], Any], shapes: Any, devices: list[ja
 
 def with_learner(state: Any, learner: Any, shapes: Any, devices: list[jax.Device], sharding: str) -> Any:
     """`state`, which has these `shapes`, with another `learner` from the host; in all processes or in none."""
-    alone = shapes.replace(shard=())
+    alone = TrainState(shapes.learner, (), ())
     placed = agreement.together(to_devices, alone.replace(learner=learner), alone, devices, sharding)
     return state.replace(learner=placed.learner)
 
@@ -96,7 +96,7 @@ def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> S
         raise UsageError(f"--total-timesteps {args.total_timesteps} is less than the {step} steps that {path} has done")
     host, counters = unflatten(zeros | arrays, like), counters_of(arrays)
     # By another --total-timesteps they jump
-    now = hyper_now(args, host.learner)[1] if hasattr(args, "lr_schedule") else {}
+    now = hp_now(args, host.run, host.learner)[1]
     sizes = [f"{words} {np.max(now[name]):.3g}" for name, words in SCHEDULED.items() if name in now]
     console.say(f"resumed  {path} at step {step:,}{' with ' * bool(sizes)}{' and '.join(sizes)}")
     for name in args.dispensable:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -32,9 +33,8 @@ class Metrics:
         self._wandb, self._newest = _import("wandb", "wandb") if args.wandb else None, 0
         if self._wandb:
             self._wandb.init(
-                project=args.wandb_project,
-                group=args.wandb_group or None,
-                name=args.wandb_name or directory.name,
+                project=os.environ.get("WANDB_PROJECT", "pmaprl"),
+                name=os.environ.get("WANDB_NAME", directory.name),
                 dir=str(directory),
                 id=_wandb_id(directory),
                 resume="allow",

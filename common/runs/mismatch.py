@@ -6,13 +6,13 @@ from typing import Any
 
 from common.envs.spaces import Box, Dict, Discrete, Space, Tuple, leaves
 from common.envs.spec import EnvSpec
-from common.runs.arrays import Arrays, Mismatch, first_part
+from common.runs.arrays import ROWS, Arrays, Mismatch, first_part
 from common.runs.directory import differences
 
-OF_LEARNER = ("num_seeds", "population", "sweep", "grid")
+OF_LEARNER = ("num_seeds", "population", "sweep")
 OF_LEARNER += ("hidden_sizes", "normalize_obs", "normalize_returns", "share_torso", "encoder")
 OF_LEARNER += ("critic_layer_norm", "rnn", "rnn_size", "rnn_layers", "obs_prev_action_reward", "opponent")
-OF_SHARD = "num_envs", "buffer_size"
+OF_ACTORS = "num_envs", "buffer_size"
 """Flags that decide, in algorithms that have them, which arrays there are and how large."""
 NAMED = 3  # layers at most, in a sentence
 
@@ -25,9 +25,9 @@ def explain(error: Mismatch, then: Config, now: Config) -> str:
     if then["algorithm"] != now["algorithm"] and layers:
         return f"it was made by {then['algorithm']}, whose layers differ from those of {now['algorithm']}: {layers}"
     spaces = list(_spaces(then, now))
-    of_env = ("env", "env_params") if spaces or first_part(error.first) == "shard" else ()
-    of_shard = OF_SHARD if any(first_part(name) == "shard" for name in error.wanted) else ()
-    flags = [name for name in (*of_env, *of_shard, *OF_LEARNER) if name in now["args"].keys() & then["args"].keys()]
+    of_env = ("env", "env_params") if spaces or first_part(error.first) == ROWS else ()
+    of_actors = OF_ACTORS if any(first_part(name) == ROWS for name in error.wanted) else ()
+    flags = [name for name in (*of_env, *of_actors, *OF_LEARNER) if name in now["args"].keys() & then["args"].keys()]
     return "; ".join([*differences(then["args"], now["args"], flags), *spaces]) or layers or str(error)
 
 

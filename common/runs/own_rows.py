@@ -1,6 +1,6 @@
 """This process's rows of a checkpoint's arrays over the environments, read and checked without those of the others.
 
-A checkpoint's arrays `shard/...` [S, num_envs, ...] are of blocks, one of each process that has saved it: neighbouring
+A checkpoint's arrays `actors/...` [S, num_envs, ...] are of blocks, one of each process that has saved it: neighbouring
 environments, whose rows of all arrays have one checksum. A process reads the blocks that its own environments are in,
 array by array.
 """

@@ -39,7 +39,7 @@ def _told(args: Any) -> str:
     """What the flags that are shown of a member are good for."""
     if args.exchange_interval:
         return "their flags by now"
-    if getattr(args, "matchmaking", "none") == "members":
+    if getattr(args, "opponent", "") == "members":
         return "their flags"  # alone they would have nobody to play against
     return "what to add to your flags for each of them alone"
 

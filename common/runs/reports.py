@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -234,8 +235,6 @@ def _resume_command(config: dict[str, Any], run_dir: Path) -> str:
     script = called if Path(called).stem == config["algorithm"] else config["script"]
     env = config["args"]["env"]
     again = f" --env {shlex.quote(env)}" if is_custom(env) else ""
-    if config["args"]["distributed"]:
-        again += " --distributed"
-    elif address := config["args"]["coordinator"]:
-        again += f" --coordinator {address} --num-processes {config['args']['num_processes']} --process-id ..."
+    if meeting := config["args"]["distributed"]:
+        again += f" --distributed {re.sub('[0-9]+/', '.../', meeting)}"
     return f"python {shlex.quote(script)} --resume {shlex.quote(str(run_dir))}{again}"

@@ -53,7 +53,7 @@ class Run:
     ):
         """`env` has a `name` and a `spec`. `notes` are lines for the header, by the word that they begin with."""
         check_extras(args.tensorboard, args.wandb)
-        set_up_cache(args.compile_cache)
+        set_up_cache()
         self.args, self.devices, self._is_game = args, devices, getattr(env, "is_game", False)
         self.total = args.num_updates * args.steps_per_update
         self.config = describe_run(args, script, env, devices)

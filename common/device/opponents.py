@@ -1,0 +1,92 @@
+"""Who else acts in an environment: past policies in self-play, other members of a population as opponents or teammates.
+
+An opponent is a part of the environment, see `Env.against`; a teammate chooses some components of every action.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.device.algorithm import RunState, acting_part, with_acting_part
+from common.device.sampling import keys_of
+from common.device.seeds import MEMBERS
+from common.envs.environment import Env, select
+
+PAST = 8  # policies that self-play draws from
+
+
+def in_selfplay(args: Any) -> bool:
+    """Whether past policies play the others of a game."""
+    return getattr(args, "opponent", "") == "self"
+
+
+def among_members(args: Any) -> bool:
+    """Whether other members of the population play the others of a game, or of a team."""
+    return getattr(args, "opponent", "") == "members"
+
+
+def first_past(args: Any, learner: Any) -> Any:
+    """The past policies [P, ...] before the first update; () where there is no self-play."""
+    part = acting_part(learner) if in_selfplay(args) else ()
+    return jax.tree.map(lambda x: jnp.stack([x] * PAST), part)
+
+
+def renewed_past(args: Any, run: RunState, learner: Any) -> Any:
+    """The past policies [P, ...]; every --opponent-interval updates that of now is the newest of them."""
+    if not in_selfplay(args):
+        return ()
+    turn, late = jnp.divmod(run.updates, args.opponent_interval)
+    replaced = (jnp.arange(PAST) == turn % PAST) & (late == 0) | (run.updates == 0)  # all of them at first
+    return jax.tree.map(
+        lambda past, x: jax.vmap(select, (0, None, 0))(replaced, x, past), run.past, acting_part(learner)
+    )
+
+
+def draw_other(args: Any, run: RunState, learner: Any, key: jax.Array) -> Any:
+    """Who else acts in this update, as a learner: another member, or in self-play a past policy; None is nobody."""
+    if among_members(args):
+        return with_acting_part(learner, of_another_member(key, acting_part(learner)))
+    if in_selfplay(args):
+        chosen = jax.random.randint(key, (), 0, PAST)
+        return with_acting_part(learner, jax.tree.map(lambda x: x[chosen], run.past))
+    return None
+
+
+def with_opponent(env: Env, other: Any, act: Callable) -> Env:
+    """`env`, in which the `other` one, a learner that acts by `act`, plays everybody else if it is a game."""
+    if other is None or not env.is_game:
+        return env
+    return env.against(lambda key, obs: act(other, jax.tree.map(lambda x: x[None], obs), key)[0])
+
+
+def own_components(args: Any, env: Env, key: jax.Array, num_envs: int) -> jax.Array | None:
+    """Which components of actions [N, A] are of agents that the member plays itself; None is all of them."""
+    return dealt(keys_of(key, num_envs), env.agents) if among_members(args) and not env.is_game else None
+
+
+def of_another_member(key: jax.Array, own: Any) -> Any:
+    """What another member has in the place of its `own`, arrays of any shape; called for one of `MEMBERS`.
+
+    Everyone gets that of the member so many places further on, the same number for all: nobody gets its own, and nobody
+    is given to two. All numbers are equally likely, by the `key` of the first member.
+    """
+    count = jax.lax.axis_size(MEMBERS)
+    step = jax.lax.all_gather(jax.random.randint(key, (), 1, count), MEMBERS)[0]
+    other = (jax.lax.axis_index(MEMBERS) + step) % count
+    return jax.tree.map(lambda x: jax.lax.all_gather(x, MEMBERS)[other], own)
+
+
+def dealt(keys: jax.Array, agents: tuple[int, ...]) -> jax.Array:
+    """Which components of actions [N, A] a member chooses itself, bool: those of half of the agents, rounded up.
+
+    Which agents these are is drawn for each environment by its own of `keys` [N]. `agents` is `Env.agents`.
+    """
+    count = max(agents) + 1
+
+    def own(key: jax.Array) -> jax.Array:
+        return (jax.random.permutation(key, count) < (count + 1) // 2)[np.array(agents)]
+
+    return jax.vmap(own)(keys)

@@ -23,17 +23,9 @@ from common.cli.replay_flags import HostReplayArgs
 class Args(HostReplayArgs):
     """Train SAC on environments that step on the host, in threads beside the learner."""
 
-    # environment
     env: str = "envpool:Pendulum-v1"
-    """Environment: envpool:id or gymnasium:id; gymnasium:module:id imports the module that registers your own."""
-
-    # run
     total_timesteps: Steps = 30_000
-    """Environment steps to train for, rounded up to whole updates."""
-
-    # actors
     envs_per_actor: Size = 4
-    """Environments that an actor thread steps together."""
 
     # optimiser
     policy_lr: Positive = 3e-4

@@ -22,15 +22,9 @@ from common.cli.replay_flags import DeviceReplayArgs
 class Args(DeviceReplayArgs):
     """Train SAC on a gymnax-style environment. All sizes are global: --num-envs 8 is 8 over all devices together."""
 
-    # environment
     env: str = "Pendulum-v1"
-    """Environment: a gymnax id, suite:id as brax:ant, or package.module:factory of your own."""
-    num_envs: Count = 1
-    """Parallel environments, over all devices together."""
-
-    # run
     total_timesteps: Steps = 15_000
-    """Environment steps to train for, rounded up to whole steps of all environments."""
+    num_envs: Count = 1
 
     # optimiser
     policy_lr: Positive = 3e-4

@@ -28,7 +28,7 @@ import numpy as np
 from algos.ppo_pmap import Args
 from benchmarks.layouts import machine, note, parts_of, run_in
 from benchmarks.timing import REPEATS, median_seconds
-from common.cli.checks import Bounds, Count, Seconds, check_flags
+from common.cli.checks import Bounds, Count, Timeout, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.process_flags import Meeting
@@ -50,7 +50,7 @@ class Sizes:
     """Devices of all processes together, without --layouts."""
     largest: Count = 64
     """Megabytes of the largest array."""
-    seconds: Seconds = 0.5
+    seconds: Timeout = 0.5
     """How long to measure each size; where one average takes longer, it is that of a few of them."""
     distributed: Meeting = ""
     """As in training: measure with other processes."""

@@ -88,9 +88,9 @@ CASES = [
     # populations and processes
     ("ppo", "--sweep gamma=uniform:0.9:0.99", "--sweep, --population"),
     ("ppo", "--population 4 --num-seeds 2", "--population, --num-seeds"),
-    ("ppo", "--population 4 --sweep clip_eps=0.1,0.2", "--population, clip_eps=choice:0.1,0.2"),
+    ("ppo", "--population 4 --sweep clip_eps=0.1,0.2", "--population, clip_eps=choice:"),
     ("ppo", "--distributed a:1", "--distributed a:1, HOST:PORT,ID/COUNT"),
-    ("ppo", "--distributed a:1,2/2", "--distributed a:1,2/2, 1/2"),
+    ("ppo", "--distributed a:1,2/2", "--distributed a:1,2/2, COUNT - 1"),
     ("ppo", "--population 4 --sweep num_envs=choice:4,8", "--sweep num_envs, gamma"),
     ("ppo", "--population 4 --sweep gamma=uniform:0.9:1.1", "--gamma, at most 1, 1.1"),
     ("ppo", f"--sweep vf_coef={LONG} ent_coef={LONG}", "160,000, 10,000"),

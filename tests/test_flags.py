@@ -31,10 +31,10 @@ from test_asac import small_args as small_asac_args
 from common.actors.batches import example_batch
 from common.actors.environments import inspect_env
 from common.cli.checks import sweepable
-from common.cli.device_flags import DeviceEnvArgs
 from common.cli.host_flags import HostEnvArgs
 from common.cli.pbt_flags import PbtArgs
 from common.cli.process_flags import ProcessArgs
+from common.cli.rollout_flags import DeviceEnvArgs
 from common.device.seeds import MEMBERS
 from common.device.sharding import AXIS
 from common.envs.registry import make

@@ -123,5 +123,5 @@ def test_the_help_says_that_a_command_begins_with_the_table(algorithm, capsys):
     with pytest.raises(SystemExit):
         parse(algorithm.Args, ["--help"])
     words = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    told = words[words.index("--tuned, --no-tuned") : words.index("--list-envs")]
-    assert "default: --tuned" in told and "False" not in told
+    told = words[words.index("--[no-]tuned") : words.index("--list-envs")]
+    assert "default: on" in told and "False" not in told

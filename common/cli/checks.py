@@ -35,8 +35,8 @@ CountOrZero = Annotated[int, Bounds(at_least=0)]
 Counts = tuple[Count, ...]
 Steps = Annotated[int, Bounds(at_least=1, at_most=10**18)]
 StepsOrZero = Annotated[int, Bounds(at_least=0, at_most=10**18)]
-Seconds = Annotated[float, Bounds(above=0)]
-SecondsOrZero = Annotated[float, Bounds(at_least=0)]
+Timeout = Annotated[float, Bounds(above=0)]
+Seconds = Annotated[float, Bounds(at_least=0)]
 Ratio = Annotated[float, Bounds(above=0)]
 Fraction = Annotated[float, Bounds(at_least=0, at_most=1)]
 Finite = Annotated[float, Bounds()]
@@ -108,6 +108,9 @@ def optional_word(metavar: str, bare: str) -> Any:
     return Annotated[str, spec]
 
 
+Suite = optional_word("SUITE", bare="all")
+
+
 def check_flags(args: Any) -> None:
     """Raise UsageError where a value is not of its field's type, or out of its bounds; whole floats become integers.
 
@@ -135,15 +138,10 @@ def check_bounds(flag: str, value: Any, bounds: Bounds) -> None:
 
 
 @functools.cache
-def swept(args_class: type) -> dict[str, str]:
-    """How --pbt changes the flags in which members of a population may differ, by name."""
+def sweepable(args_class: type) -> dict[str, str]:
+    """The flags in which members of a population may differ, and how --pbt changes each."""
     found = {name: note_of(kind, Swept) for name, kind in kinds_of(args_class).items()}
     return {name: sweep.by for name, sweep in found.items() if sweep}
-
-
-def sweepable(args_class: type) -> tuple[str, ...]:
-    """The flags in which members of a population may differ."""
-    return tuple(swept(args_class))
 
 
 def multiples_near(number: int, unit: int) -> str:

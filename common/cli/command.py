@@ -122,8 +122,8 @@ def _read(args_class: type, argv: list[str], program: str | None) -> Any:
         raise UsageError(_with_table(str(end.__context__), default)) from None  # from the checks of flags
     if unknown:
         flags = [word.split("=")[0] for word in unknown if word.startswith("--")]
-        nothing = f"{shortened(repr(unknown[0]))} belongs to no flag: --help lists all of them"
-        raise UsageError(explain(args_class, flags[0]) if flags else nothing)
+        what = shortened(repr(unknown[0]))
+        raise UsageError(explain(args_class, flags[0]) if flags else f"{what} belongs to no flag: --help lists all")
     return args
 
 
@@ -162,13 +162,9 @@ def _lacking(args_class: type, argv: list[str]) -> str:
     flags = [word.split("=")[0] for word in argv if word.startswith("--")]
     if unknown := [flag for flag in flags if flag[2:].replace("-", "_") not in known]:
         return explain(args_class, unknown[0])
-    required = [field.name for field in dataclasses.fields(args_class) if _is_required(field)]
+    required = kinds.keys() - defaults_of(args_class).keys()
     absent = {f"--{name.replace('_', '-')}" for name in required} - given
     return f"{min(absent)} is missing" if absent else "these flags cannot be read: --help lists all of them"
-
-
-def _is_required(field: dataclasses.Field) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _defaults(args_class: type, argv: list[str]) -> Any:

@@ -6,28 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from common.cli.checks import (
-    LARGEST,
-    Bounds,
-    Count,
-    CountOrZero,
-    Finite,
-    SecondsOrZero,
-    Steps,
-    StepsOrZero,
-    check_bounds,
-    check_flags,
-    divisors_near,
-    flag_of,
-    optional_word,
-)
-from common.cli.config import read_config
+from common.cli.checks import LARGEST, Count, CountOrZero, Finite, Seconds, Steps, StepsOrZero, Suite, check_flags
+from common.cli.config import Entry, find_entry, read_config
 from common.cli.env_names import is_custom
 from common.cli.errors import UsageError
 from common.cli.members import Members
-from common.cli.tuned import Entry, find_entry
-
-Suite = optional_word("SUITE", bare="all")
 
 
 @dataclass(kw_only=True)
@@ -72,7 +55,7 @@ class RunArgs:
     """Deletion of an existing run in --run-dir first; files that are not a run's stay."""
     stop_after: StepsOrZero = 0
     """Environment steps in all after which to stop, saved and resumable; schedules do not change. 0: off."""
-    max_seconds: SecondsOrZero = 0.0
+    max_seconds: Seconds = 0.0
     """Seconds after which to stop, saved and resumable, but not before some training is done. 0: off."""
     stop_at_return: Finite | None = None
     """Evaluation return at which training ends (mean over seeds, best member of a population)."""
@@ -151,22 +134,15 @@ class RunArgs:
 
     def __post_init__(self):
         check_flags(self)
-        check_bounds("--seed", self.seed, Bounds(0, max(LARGEST - self.num_agents, 0)))
+        if self.seed > (most := max(LARGEST - self.num_agents, 0)):
+            raise UsageError(f"--seed must be at most {most:,}, got {self.seed:,}")
         self._check_together()
 
     def check_needed(self, names: str, of: str, *values: str) -> None:
-        """Raise UsageError where one of the named flags is not as by default, and does nothing: where the one called
-        `of` has none of the `values`.
-        """
-        if getattr(self, of) not in values and (given := self._given(names)):
-            raise UsageError(f"{given[0]} needs {flag_of(of)} {' or '.join(values)}, it is {getattr(self, of)}")
-
-    def check_divides(self, name: str, of: str) -> None:
-        """Raise UsageError unless the flag called `name` is 0 or divides the one called `of`."""
-        part, whole = getattr(self, name), getattr(self, of)
-        if part and whole % part:
-            near = ", ".join(divisors_near(part, whole, each=6))
-            raise UsageError(f"{flag_of(name)} {part} does not divide {flag_of(of)} {whole}; nearest: {near}")
+        """Raise UsageError for a flag of `names` that does nothing, as the one called `of` has none of the `values`."""
+        flag, value = "--" + of.replace("_", "-"), getattr(self, of)
+        if value not in values and (given := self._given(names)):
+            raise UsageError(f"{given[0]} needs {flag} {' or '.join(values)}, it is {value}")
 
     def _check_together(self) -> None:
         """Raise UsageError for flags that contradict each other, or of which one does nothing without the other."""
@@ -191,7 +167,7 @@ class RunArgs:
     def _given(self, names: str) -> list[str]:
         """Those of the named flags that do not have their default."""
         changed = [name for name in names.split() if getattr(self, name) != getattr(type(self), name)]
-        return list(map(flag_of, changed))
+        return ["--" + name.replace("_", "-") for name in changed]
 
     @classmethod
     def for_env(cls, env: str, **overrides: Any):

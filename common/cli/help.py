@@ -1,12 +1,12 @@
 """`--help`: the flags of an algorithm in groups, which comments in their classes name, such as `# loss`."""
 
-import ast
 import dataclasses
 import inspect
-import itertools
+import re
 import shutil
 import sys
 import textwrap
+from contextlib import suppress
 from typing import Any, get_args, get_origin
 
 from tyro.constructors import PrimitiveConstructorSpec
@@ -14,63 +14,52 @@ from tyro.constructors import PrimitiveConstructorSpec
 from common.cli.checks import flag_of, kinds_of, metavar_of, note_of
 
 FIRST = ("environment", "run")
-LAST = ("actors", "evaluation and checkpoints", "logging", "games and teams", "populations")
+LAST = "actors", "evaluation and checkpoints", "logging", "games and teams", "populations"
 LAST += ("population-based training", "devices and machines")
 COLUMN = 27  # where texts begin
+FLAG = r'^    (?:# (.+)|(\w+): .+(?:\n    """((?:.|\n)*?)""")?)'  # or the title of a group of them
 
 
 def help_text(args_class: type, defaults: Any, program: str | None) -> str:
     """What --help prints; `defaults` are those of a run that is resumed, or tuned ones, or None."""
     width = min(max(shutil.get_terminal_size().columns - 1, 50), 119)
-    about, groups = read_groups(args_class)
-    intro = textwrap.fill(about, width)
-    sections = ["\n".join([title, *_rows(args_class, names, defaults, width)]) for title, names in groups.items()]
-    return "\n\n".join([f"usage: {program or sys.argv[0]} [--FLAG VALUE ...]", intro, *sections])
+    titles, texts = _read(args_class)
+    groups = {title: [] for title in FIRST}
+    for field in dataclasses.fields(args_class):
+        default = getattr(defaults, field.name, field.default)
+        row = _row(field.name, kinds_of(args_class)[field.name], texts.get(field.name, ""), default, width)
+        groups.setdefault(titles.get(field.name, "more"), []).append(row)
+    order = [*(title for title in groups if title not in LAST), *(title for title in LAST if title in groups)]
+    start = [
+        f"usage: {program or sys.argv[0]} [--FLAG VALUE ...]",
+        textwrap.fill(inspect.getdoc(args_class) or "", width),
+    ]
+    return "\n\n".join([*start, *("\n".join([title, *groups[title]]) for title in order)])
 
 
-def read_groups(args_class: type) -> tuple[str, dict[str, dict[str, str]]]:
-    """The description of a class of flags, and by group the text of each flag, in the order of `--help`."""
-    groups, texts = {}, {}
-    for part in args_class.__mro__:  # what a subclass says goes before
-        for name, (group, text) in _read_class(part).items():
-            groups[name] = groups.get(name) or group
-            texts[name] = texts.get(name) or text
-    fields = [field.name for field in dataclasses.fields(args_class)]
-    titles = dict.fromkeys(groups.get(name) or "more" for name in fields)
-    order = [*FIRST, *(title for title in titles if title not in FIRST + LAST), *LAST]
-    by_group = {title: {x: texts.get(x, "") for x in fields if (groups.get(x) or "more") == title} for title in order}
-    return inspect.getdoc(args_class) or "", {title: names for title, names in by_group.items() if names}
+def _read(args_class: type) -> tuple[dict[str, str], dict[str, str]]:
+    """Group and text of each flag, from the code of its class, or of a base where that says nothing."""
+    titles, texts = {}, {}
+    for part in filter(dataclasses.is_dataclass, args_class.__mro__):
+        source, here = "", ""
+        with suppress(OSError, TypeError):  # it was typed into a console
+            source = inspect.getsource(part)
+        for title, name, text in re.findall(FLAG, source, re.MULTILINE):
+            here = title or here
+            titles |= {name: here} if here and name not in titles else {}
+            texts |= {name: text} if text and name not in texts else {}
+    return titles, texts
 
 
-def _read_class(part: type) -> dict[str, tuple[str, str]]:
-    """Group and text of each flag that a class defines; nothing where its code is not to be found."""
-    try:
-        source = textwrap.dedent(inspect.getsource(part)) if dataclasses.is_dataclass(part) else ""
-    except (OSError, TypeError):  # typed into a console
-        source = ""
-    lines, body = source.splitlines(), ast.parse(source).body
-    found, body = {}, body[0].body if body else []
-    for node, after in itertools.zip_longest(body, body[1:]):
-        if isinstance(node, ast.AnnAssign):
-            titles = [line[6:] for line in lines[: node.lineno] if line.startswith("    # ")]
-            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            found[node.target.id] = (titles[-1] if titles else "", after.value.value if is_text else "")
-    return found
-
-
-def _rows(args_class: type, names: dict[str, str], defaults: Any, width: int) -> list[str]:
-    """The lines of a group."""
-    kinds, fields = kinds_of(args_class), {field.name: field for field in dataclasses.fields(args_class)}
-    rows = []
-    for name, text in names.items():
-        flag, kind, default = flag_of(name), kinds[name], getattr(defaults, name, fields[name].default)
-        head = f"  --[no-]{flag[2:]}" if kind is bool else f"  {flag} {_value(kind)}"
-        hint = "" if "(default" in text else _hint(default)
-        lines = textwrap.wrap(" ".join(text.split()) + hint, width - COLUMN, break_on_hyphens=False) or [""]
-        if len(head) > COLUMN - 2:
-            rows, head = [*rows, head], ""
-        rows += [f"{head:{COLUMN}}{lines[0]}", *(" " * COLUMN + line for line in lines[1:])]
-    return rows
+def _row(name: str, kind: Any, text: str, default: Any, width: int) -> str:
+    """The lines of a flag."""
+    flag = flag_of(name)
+    head = f"  --[no-]{flag[2:]}" if kind is bool else f"  {flag} {_value(kind)}"
+    hint = "" if "(default" in text else _hint(default)
+    lines = textwrap.wrap(" ".join(text.split()) + hint, width - COLUMN, break_on_hyphens=False)
+    if lines and len(head) <= COLUMN - 2:
+        head = f"{head:{COLUMN}}{lines.pop(0)}"
+    return "\n".join([head, *(" " * COLUMN + line for line in lines)])
 
 
 def _value(kind: Any) -> str:
@@ -82,10 +71,8 @@ def _value(kind: Any) -> str:
 
 
 def _hint(default: Any) -> str:
-    """The default; nothing where it is nothing."""
-    if default is True:
-        return " (default: on)"
-    if default in (False, None, "", ()) and type(default) not in (int, float) or callable(default):
+    """The default; nothing where it is nothing, or off."""
+    if default is dataclasses.MISSING or default is False or default in (None, "", ()):
         return ""
     shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
-    return "" if default is dataclasses.MISSING else f" (default: {shown})"
+    return f" (default: {'on' if default is True else shown})"

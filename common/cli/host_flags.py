@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from common.cli.checks import Bounds, Count, CountOrZero, Seconds, SecondsOrZero, multiples_near
+from common.cli.checks import Bounds, Count, CountOrZero, Seconds, Timeout, multiples_near
 from common.cli.errors import UsageError
 from common.cli.process_flags import ProcessArgs
 from common.cli.rollout_flags import block_width
@@ -27,11 +27,10 @@ class HostEnvArgs(ProcessArgs):
     eval_env_params: str = ""
     """Arguments that evaluations change, as a JSON object; Atari is evaluated on whole games and unclipped rewards."""
     vectorization: Literal["async", "sync", "vector"] = "async"
-    """Stepping of gymnasium environments: a process for each, all in the actor's thread, or the environment's own
-    vectorised version."""
-    reset_timeout: Seconds = 120.0
+    """Stepping of gymnasium environments: a process each, all in the actor's thread, or their own vectorisation."""
+    reset_timeout: Timeout = 120.0
     """Seconds that making, first resetting or closing an actor's environments may take, each."""
-    step_timeout: Seconds = 60.0
+    step_timeout: Timeout = 60.0
     """Seconds that a step of an actor's environments may take, with its resets."""
 
     # actors
@@ -46,8 +45,7 @@ class HostEnvArgs(ProcessArgs):
     learner_devices: str = ""
     """Devices of each process that learn, as 1,2,3 (default: every accelerator, or on a CPU the first device)."""
     rollouts_per_update: CountOrZero = 0
-    """Rollouts per update, of whichever actors have them first; 0: as many as there are actors. Each process gives as
-    many."""
+    """Rollouts per update, of whichever actors are first, as many from each process; 0: as many as actors."""
     queue_size: Size = 1
     """Rollouts per actor that may wait for the learner."""
     on_full: Literal["block", "drop-oldest"] = "block"
@@ -58,11 +56,11 @@ class HostEnvArgs(ProcessArgs):
     """Fixed order, repeatable: updates learn from the actors' rollouts in turn, collected while the last one ran."""
     serial: bool = False
     """Everything in one thread, for debugging; the same numbers as with --lockstep."""
-    learner_timeout: Seconds = 300.0
+    learner_timeout: Timeout = 300.0
     """Seconds without a rollout after which the run fails."""
     max_restarts: CountOrZero = 10
     """Restarts of failed actors, with new environments, before the run fails; as many for each evaluation."""
-    restart_interval: SecondsOrZero = 60.0
+    restart_interval: Seconds = 60.0
     """Seconds between two restarts of the same actor; the first is at once."""
 
     # run

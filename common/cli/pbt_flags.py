@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Annotated, Any, NamedTuple
 
-from common.cli.checks import Bounds, Count, CountOrZero, flag_of, sweepable, swept
+from common.cli.checks import Bounds, Count, CountOrZero, flag_of, sweepable
 from common.cli.env_params import given_number
 from common.cli.errors import UsageError
 from common.cli.members import Members
@@ -74,7 +74,7 @@ class PbtArgs(PopulationArgs):
 
     @property
     def rules(self) -> Rules:
-        ways = swept(type(self)).items()
+        ways = sweepable(type(self)).items()
         complements, shares = (tuple(x for x, by in ways if by == way) for way in ("complement", "share"))
         return Rules(self.pbt_window, complements, shares)
 

@@ -71,11 +71,7 @@ class PopulationArgs(RunArgs):
             raise UsageError(f"--sweep {min(draws)} draws, and needs --population N: so many members draw their values")
         if values and self.population:
             name = min(values)
-            text = ",".join(f"{value:g}" for value in values[name][:9])
-            raise UsageError(
-                f"--sweep {name}={text} has as many members as combinations: leave out --population, or draw by "
-                f"{name}=choice:{text}"
-            )
+            raise UsageError(f"--sweep {name}: with --population members draw from values, as in {name}=choice:A,B,...")
         if self.population and self.num_seeds > 1:
             raise UsageError("--population says how many agents there are, each with a seed: leave out --num-seeds")
         if self.num_agents > MOST:

@@ -5,12 +5,11 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from common.cli.checks import Bounds, check_bounds, optional_word, shortened
+from common.cli.checks import optional_word, shortened
 from common.cli.errors import UsageError
 from common.cli.flags import RunArgs
 
 MAX_PROCESSES = 4096  # more are a slip of the finger, for which the first one would take gigabytes
-
 Meeting = optional_word("HOST:PORT,ID/COUNT", bare="auto")
 
 
@@ -20,16 +19,17 @@ class ProcessArgs(RunArgs):
 
     processes: ClassVar[int] = 1
     """How many there are, as far as is known: see `among`."""
+    coordinator, num_processes, process_id = "", 0, -1  # where they meet; all that there are; which one this is
 
     # devices and machines
     distributed: Meeting = ""
-    """Several processes: those that Slurm, Open MPI, Kubernetes or a TPU pod has started, or, without such a
-    system, this one as process ID (from 0) of COUNT, which meet at HOST:PORT of process 0."""
+    """Several processes: those that Slurm, Open MPI, Kubernetes or a TPU pod has started, or, without such a system,
+    process ID (from 0) of COUNT, which meet at HOST:PORT of process 0."""
 
     def __post_init__(self):
         super().__post_init__()
         if self.distributed not in ("", "auto"):
-            self._check_meeting()
+            self._read_meeting()
             self.processes = self.num_processes
 
     @property
@@ -37,47 +37,20 @@ class ProcessArgs(RunArgs):
         return bool(self.distributed)
 
     @property
-    def coordinator(self) -> str:
-        """Where processes meet; empty where a system of the cluster says it."""
-        return self._meeting[0]
-
-    @property
-    def num_processes(self) -> int:
-        """Processes in all; 0 where a system of the cluster says it."""
-        return int(self._meeting[2] or 0)
-
-    @property
-    def process_id(self) -> int:
-        """Which of them this one is; -1 where a system of the cluster says it."""
-        return int(self._meeting[1] or -1)
-
-    @property
     def process(self) -> dict[str, Any]:
         """What `jax.distributed.initialize` gets; empty where it is to find out."""
-        if not self.coordinator:
-            return {}
-        return {
-            "coordinator_address": self.coordinator,
-            "num_processes": self.num_processes,
-            "process_id": self.process_id,
-        }
+        names = {"coordinator_address": "coordinator", "num_processes": "num_processes", "process_id": "process_id"}
+        return {theirs: getattr(self, ours) for theirs, ours in names.items()} if self.coordinator else {}
 
-    @property
-    def _meeting(self) -> tuple[str, str, str]:
-        """Address, number of this process, and of all of them, as they are given."""
-        found = re.fullmatch(r"(.+:[0-9]{1,5}),([0-9]{1,9})/([0-9]{1,9})", self.distributed)
-        return found.groups() if found else ("", "", "")
-
-    def _check_meeting(self) -> None:
-        if not self.coordinator or not 0 < int(self.coordinator.rpartition(":")[2]) < 2**16:
-            said = shortened(self.distributed)
-            raise UsageError(f"--distributed {said} is not of the form HOST:PORT,ID/COUNT, such as 10.0.0.1:1234,0/2")
-        check_bounds("--distributed COUNT", self.num_processes, Bounds(at_least=1, at_most=MAX_PROCESSES))
-        if self.process_id >= self.num_processes:
-            raise UsageError(
-                f"--distributed {self.distributed} has processes from 0/{self.num_processes} to "
-                f"{self.num_processes - 1}/{self.num_processes}"
-            )
+    def _read_meeting(self) -> None:
+        flag = f"--distributed {shortened(self.distributed)}"
+        found = re.fullmatch(r"(.+):([0-9]{1,5}),([0-9]{1,9})/([0-9]{1,9})", self.distributed)
+        host, port, own, count = (found[1], *map(int, found.groups()[1:])) if found else ("", 0, 0, 0)
+        if not 0 < port < 2**16:
+            raise UsageError(f"{flag} is not of the form HOST:PORT,ID/COUNT, such as 10.0.0.1:1234,0/2")
+        if not own < count <= MAX_PROCESSES:
+            raise UsageError(f"{flag}: the last ID is COUNT - 1, and COUNT is at most {MAX_PROCESSES:,}")
+        self.coordinator, self.num_processes, self.process_id = f"{host}:{port}", count, own
 
     def among(self, count: int):
         """These flags for so many processes, which are known only once they have met.

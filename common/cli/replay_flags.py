@@ -2,30 +2,59 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from fractions import Fraction
+from typing import Any, ClassVar, NamedTuple
 
-from common.cli.checks import Count, CountOrZero, Ratio, Steps, StepsOrZero, multiples_near
-from common.cli.device_flags import DeviceEnvArgs
+from common.cli.checks import LARGEST, Count, CountOrZero, Ratio, Steps, StepsOrZero, multiples_near, readable
 from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs, Size
-from common.cli.update_ratio import UpdateRatio
+from common.cli.rollout_flags import DeviceEnvArgs
+
+
+class UpdateRatio(NamedTuple):
+    """Gradient updates per environment step, from the end of the warm-up on."""
+
+    numerator: int
+    denominator: int
+    learning_starts: int  # steps of the warm-up
+
+    @classmethod
+    def of(cls, utd_ratio: float, learning_starts: int) -> "UpdateRatio":
+        """The ratio as the fraction that was meant: 0.3 is 3/10."""
+        return cls(*Fraction(str(utd_ratio)).as_integer_ratio(), learning_starts)
+
+    def due(self, transitions: Any) -> Any:
+        """Gradient updates due in all once so many `transitions` were stored; an integer or an array of them."""
+        learned = transitions - self.learning_starts
+        learned = learned * (learned > 0)
+        whole, rest = learned // self.denominator, learned % self.denominator  # the product may not fit into 32 bits
+        return whole * self.numerator + rest * self.numerator // self.denominator
+
+    def check(self, transitions: int) -> None:
+        """Raise UsageError where counting up to so many `transitions` needs more than the devices' 32 bit integers."""
+        if self.numerator * self.denominator > LARGEST:
+            raise UsageError(
+                f"--utd-ratio {self.numerator / self.denominator} is too fine to count exactly: "
+                "round it to four digits or fewer"
+            )
+        if transitions > LARGEST:
+            raise UsageError(f"--total-timesteps must be at most {LARGEST:,}, got {readable(transitions)}")
+        if self.due(transitions) > LARGEST:
+            ratio = self.numerator / self.denominator
+            raise UsageError(f"--utd-ratio {ratio} asks for more than {LARGEST:,} gradient updates")
 
 
 @dataclass(kw_only=True)
 class ReplayArgs:
     """Those of the buffer, to go before a class that says where the environments step."""
 
-    # evaluation and checkpoints
+    log_interval: Steps = 1_000
     eval_interval: StepsOrZero = 5_000
-    """Environment steps between greedy evaluations; 0: at the end only."""
     checkpoint_interval: StepsOrZero = 5_000
-    """Environment steps between checkpoints; 0: at the end only."""
+
+    # evaluation and checkpoints
     save_buffer: bool = True
     """Replay buffer in checkpoints; without it a resumed run first refills it up to --learning-starts."""
-
-    # logging
-    log_interval: Steps = 1_000
-    """Environment steps between rows of the log."""
 
     # replay buffer
     buffer_size: Count = 1_000_000
@@ -120,12 +149,11 @@ class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
 class HostReplayArgs(ReplayArgs, HostEnvArgs):
     """An update takes some rollouts of actors, and makes the gradient updates that belong to them."""
 
-    # actors
     num_steps: Size = 8
-    """Steps of every environment per rollout."""
+
+    # actors
     max_ahead: CountOrZero = 0
-    """Environment steps that may be under way, up to the end of their update; 0: those of two updates, or of one and a
-    rollout of every actor."""
+    """Environment steps under way until their update ends; 0: of two updates, or of one and a rollout per actor."""
 
     @property
     def num_rings(self) -> int:

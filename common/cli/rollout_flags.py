@@ -1,12 +1,60 @@
-"""Flags of algorithms that learn from rollouts of environments on the devices."""
+"""Flags of algorithms whose environments step on the devices too, and of those that learn from rollouts of them."""
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from common.cli.checks import Count, CountOrZero, divisors_near, multiples_near
-from common.cli.device_flags import DeviceEnvArgs
+from common.cli.checks import Count, CountOrZero, divisors_near, flag_of, multiples_near
 from common.cli.errors import UsageError
+from common.cli.pbt_flags import PbtArgs
+from common.cli.process_flags import ProcessArgs
+
+
+@dataclass(kw_only=True)
+class DeviceEnvArgs(ProcessArgs, PbtArgs):
+    """Those of agents, devices and environments. Sizes and --num-devices count over all processes."""
+
+    # environment
+    env: str = "CartPole-v1"
+    """Environment: a gymnax id, suite:id as brax:ant, or package.module:factory of your own."""
+    num_envs: Count = 32
+    """Parallel environments, over all devices together."""
+
+    # evaluation and checkpoints
+    save_envs: bool = True
+    """Environments in checkpoints; without them a resumed run begins new episodes, and is not an exact one."""
+    gif: bool = False
+    """Picture of an episode with the final policy: policy.gif in the run directory."""
+
+    # devices and machines
+    num_devices: CountOrZero = 0
+    """Devices to train on; 0: every accelerator, or on a CPU as many cores as pay off."""
+    sharding: Literal["pmap", "members"] = "pmap"
+    """What devices share: the environments of every agent (pmap), or the agents (members). Both compute the same, up to
+    rounding; members wait for those of other devices only to exchange weights."""
+
+    renewed: ClassVar[tuple[str, ...]] = tuple(f"actors/{x}" for x in ("env_state", "seen", "memory", "tracker"))
+
+    @property
+    def unsaved(self) -> tuple[str, ...]:
+        return () if self.save_envs else self.renewed
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.is_distributed and self.sharding != "pmap":
+            raise UsageError(f"several processes train with --sharding pmap only, it is {self.sharding}")
+        if self.sharding == "members" and self.num_agents == 1:
+            raise UsageError(
+                "--sharding members gives each device agents of its own, and there is one: see --population"
+            )
+
+    def sharing(self, num_devices: int) -> int:
+        """How many of the devices share the environments of an agent."""
+        return 1 if self.sharding == "members" else num_devices
+
+    def groups(self, num_devices: int) -> int:
+        """How many shares of the agents there are, one for each device, or one for all of them."""
+        return num_devices if self.sharding == "members" else 1
 
 
 def block_width(samples_per_env: int, num_minibatches: int) -> int:
@@ -26,6 +74,13 @@ class DeviceRolloutArgs(DeviceEnvArgs):
     """Start of every environment at a random phase of its episode, by random actions before the first update."""
     reset_pool: CountOrZero = 0
     """Initial states shared by all resets of an update, for environments with slow resets; 0: each makes its own."""
+
+    def check_divides(self, name: str, of: str) -> None:
+        """Raise UsageError unless the flag called `name` is 0 or divides the one called `of`."""
+        part, whole = getattr(self, name), getattr(self, of)
+        if part and whole % part:
+            near = ", ".join(divisors_near(part, whole, each=6))
+            raise UsageError(f"{flag_of(name)} {part} does not divide {flag_of(of)} {whole}; nearest: {near}")
 
     @property
     def samples_per_env(self) -> int:

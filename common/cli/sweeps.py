@@ -31,13 +31,10 @@ class Draw(NamedTuple):
         return min(max(rounded(drawn), low), high)
 
 
-def read_sweep(words: Iterable[str], sweepable: Iterable[str]) -> tuple[dict[str, Draw], dict[str, tuple[float, ...]]]:
-    """By flag, what `--sweep` draws, and the values that it goes through.
-
-    Raises UsageError for what cannot be read or swept.
-    """
+def read_sweep(words: Iterable[str], able: Iterable[str]) -> tuple[dict[str, Draw], dict[str, tuple[float, ...]]]:
+    """By flag, what `--sweep` draws, and the values it goes through. Raises UsageError for what cannot be swept."""
     draws, values = {}, {}
-    for name, text in _pairs("--sweep", words, sweepable, f"NAME=A,B,... or NAME={FORMS}").items():
+    for name, text in _pairs("--sweep", words, able, f"NAME=A,B,... or NAME={FORMS}").items():
         what = f"--sweep {name}={shortened(text)}"
         if ":" in text:
             draws[name] = read_draw(what, text)

@@ -158,23 +158,9 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(near[:5])}?" if near else f"there are {', '.join(known)}"
 
 
-PLUMBING = {
-    *(
-        "env",
-        "seed",
-        "seeds",
-        "num_seeds",
-        "population",
-        "sweep",
-        "num_devices",
-        "sharding",
-        "gif",
-        "tensorboard",
-        "wandb",
-    ),
-    *("log_interval", "eval_interval", "checkpoint_interval", "keep_checkpoints", "keep_best"),
-    *(name for name in ONE_TIME if name != "init_from"),
-}
+PLUMBING = {"env", "seed", "seeds", "num_seeds", "population", "sweep", "num_devices", "sharding", "gif", "tensorboard"}
+PLUMBING |= {"wandb", "log_interval", "eval_interval", "checkpoint_interval", "keep_checkpoints", "keep_best"}
+PLUMBING |= {name for name in ONE_TIME if name != "init_from"}
 """Flags that decide nothing about what is learned, or are told apart anyway."""
 
 

@@ -8,18 +8,13 @@ from PIL import Image, ImageDraw
 
 from common.drawing.canvas import (
     BLUE,
-    BROWN,
+    CHANNELS,
     FLOOR,
     GREEN,
     INK,
     LIGHT,
     ORANGE,
     PAPER,
-    PURPLE,
-    RED,
-    SILVER,
-    SKY,
-    YELLOW,
     Canvas,
     Paint,
     brief,
@@ -27,7 +22,6 @@ from common.drawing.canvas import (
     write,
 )
 
-CHANNELS = (ORANGE, SKY, GREEN, YELLOW, RED, PURPLE, BLUE, PAPER, SILVER, BROWN)
 WIDTH, HEIGHT = 360, 300  # pixels that a grid fills at most
 MANY = 8  # components; more are drawn as a map instead of as lines
 WINDOW = 100  # steps that a line goes back

@@ -27,10 +27,12 @@ SMALL_ACTORS = """
 def commands(page: Path) -> list[tuple[str, list[str]]]:
     """The modules of all commands that a page shows, each with its words; every run in them is `runs/NAME`.
 
-    Those of scripts, which have variables of the shell, are left out.
+    Those of scripts, which have variables of the shell, are left out, and those of a file that the page itself has.
     """
     text = re.sub(r"runs/\S+", "runs/NAME", page.read_text())
-    found = [(match[1].replace("/", "."), match[2].replace("\\\n", "")) for match in COMMAND.finditer(text)]
+    own = re.findall(r"Save this as `(\S+)\.py`", text)
+    matches = [match for match in COMMAND.finditer(text) if match[1] not in own]
+    found = [(match[1].replace("/", "."), match[2].replace("\\\n", "")) for match in matches]
     whole = [(module, words[: -(words.count('"') % 2) or None]) for module, words in found if "$" not in words]
     return [(module, shlex.split(words)) for module, words in whole]  # a quote at the end is that of a whole command
 

@@ -13,13 +13,24 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.cli.checks import AdamBeta, Bounds, Count, CountOrZero, Counts, Discount, Fraction, NonNegative, Positive
-from common.cli.command import parse, run_script
-from common.cli.host_flags import HostEnvArgs
+from common.flags import (
+    ActorArgs,
+    AdamBeta,
+    Bounds,
+    Count,
+    CountOrZero,
+    Counts,
+    Discount,
+    Fraction,
+    NonNegative,
+    Positive,
+    parse,
+    run_script,
+)
 
 
 @dataclass(kw_only=True)
-class Args(HostEnvArgs):
+class Args(ActorArgs):
     """Train APPO or IMPALA on environments that step on the host, in threads beside the learner."""
 
     # advantage

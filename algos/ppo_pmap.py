@@ -12,13 +12,22 @@ from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.cli.checks import AdamBeta, Count, Counts, Discount, Fraction, NonNegative, Positive
-from common.cli.command import parse, run_script
-from common.cli.rollout_flags import GameArgs
+from common.flags import (
+    AdamBeta,
+    Count,
+    Counts,
+    Discount,
+    Fraction,
+    NonNegative,
+    OnPolicyArgs,
+    Positive,
+    parse,
+    run_script,
+)
 
 
 @dataclass(kw_only=True)
-class Args(GameArgs):
+class Args(OnPolicyArgs):
     """Train PPO on a gymnax-style environment. All sizes are global: --num-envs 64 is 64 over all devices together."""
 
     # rollout and advantage

@@ -11,13 +11,23 @@ from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.cli.checks import AdamBeta, Count, CountOrZero, Counts, Discount, Fraction, NonNegative, Positive
-from common.cli.command import parse, run_script
-from common.cli.rollout_flags import DeviceRolloutArgs
+from common.flags import (
+    AdamBeta,
+    Count,
+    CountOrZero,
+    Counts,
+    Discount,
+    Fraction,
+    NonNegative,
+    Positive,
+    RecurrentArgs,
+    parse,
+    run_script,
+)
 
 
 @dataclass(kw_only=True)
-class Args(DeviceRolloutArgs):
+class Args(RecurrentArgs):
     """Train PPO with memory on a gymnax-style environment. All sizes are global: --num-envs 64 is 64 on all devices."""
 
     # rollout and advantage

@@ -12,19 +12,27 @@ from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.cli.checks import AdamBeta, Count, Counts, Discount, Positive, Scale, Share, Steps, Temperature
-from common.cli.command import parse, run_script
-from common.cli.errors import UsageError
-from common.cli.replay_flags import DeviceReplayArgs
+from common.flags import (
+    AdamBeta,
+    Count,
+    Counts,
+    Discount,
+    OffPolicyArgs,
+    Positive,
+    Scale,
+    Share,
+    Temperature,
+    UsageError,
+    parse,
+    run_script,
+)
 
 
 @dataclass(kw_only=True)
-class Args(DeviceReplayArgs):
+class Args(OffPolicyArgs):
     """Train SAC on a gymnax-style environment. All sizes are global: --num-envs 8 is 8 over all devices together."""
 
     env: str = "Pendulum-v1"
-    total_timesteps: Steps = 15_000
-    num_envs: Count = 1
 
     # optimiser
     policy_lr: Positive = 3e-4

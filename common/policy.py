@@ -128,13 +128,14 @@ def _algorithm(
             raise UsageError(f"{path} is not an algorithm: it has no {name}")
     flags = {name: value for name, value in config["args"].items() if name not in ONE_TIME}
     flags |= {name: tuple(value) for name, value in flags.items() if isinstance(value, list)}
-    unknown = flags.keys() - {field.name for field in dataclasses.fields(module.Args)}
+    args_class = module.Args.at(flags["env"]) if hasattr(module.Args, "at") else module.Args
+    unknown = flags.keys() - {field.name for field in dataclasses.fields(args_class)}
     if unknown:
-        advice = instead_of(module.Args, min(unknown))
+        advice = instead_of(args_class, min(unknown))
         flag = f"--{min(unknown).replace('_', '-')}{advice and ': ' + advice}"
         raise UsageError(f"{run_dir} was not made by {path} as it is now, which has no {flag}")
     try:
-        args = module.Args(**flags)
+        args = args_class(**flags)
         functions = module.make_algorithm(args, env)
         return args, functions, _learner_like(functions, args)
     except UsageError as error:

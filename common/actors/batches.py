@@ -119,7 +119,7 @@ class Batches:
         ]
         counters = counters if cluster.is_first() else {}  # which are those of all processes
         before = {name: counters.get(name, 0) for name in FATES}
-        schedule = Schedule(len(actors), args.own_rollouts, args.publish_interval, version)
+        schedule = Schedule(len(actors), args.own_rollouts, args.publish_interval, version, args.lag)
         self.crew = Crew(
             actors,
             self._slots,

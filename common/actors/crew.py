@@ -30,11 +30,12 @@ class Schedule(NamedTuple):
     rollouts_per_update: int
     publish_interval: int
     first: int  # updates done before
+    lag: int  # updates between a rollout's policy and the one that learns from it
 
     def version(self, actor: int, index: int) -> int:
         """The version for an actor's rollout number `index`: the newest that exists while its update is prepared."""
         update = (index * self.num_actors + actor) // self.rollouts_per_update
-        return self.first + max(update - 1, 0) // self.publish_interval * self.publish_interval
+        return self.first + max(update - self.lag, 0) // self.publish_interval * self.publish_interval
 
 
 class Crew:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from common.actors.rollouts import HostRollout
+from common.cli.errors import UsageError
 from common.device.algorithm import (
     Actors,
     Now,
@@ -53,8 +54,9 @@ def host_driver(algorithm: OnPolicy | OffPolicy, args: Any, env: EnvSpec) -> Hos
 
 def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
     """Updates that learn from some rollouts of actors, each once."""
+    if algorithm.wants_reward:
+        raise UsageError("--obs-prev-action-reward needs an environment on the devices: actors do not show rewards")
     explore = explore_with_memory(algorithm)
-    like = jax.eval_shape(lambda: algorithm.init(jax.random.key(0), hp_of(args)))  # nothing to compute with
 
     def begin(params_key: jax.Array, key: jax.Array) -> tuple[Any, RunState]:
         return algorithm.init(params_key, hp_of(args)), RunState(key, jnp.int32(0), {})
@@ -90,13 +92,13 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
         return jnp.moveaxis(indices, 0, 2).reshape(epochs, num_minibatches, -1)  # of [R, E, M, B / R]
 
     def publish(learner: Any, run: RunState) -> Any:
-        return acting_part(learner)
+        return learner.replace(opt_state=())
 
-    def act(published: Any, memory: Any, key_data: jax.Array, step: jax.Array, obs: Any) -> tuple[Any, Any, Any]:
+    def act(learner: Any, memory: Any, key_data: jax.Array, step: jax.Array, obs: Any) -> tuple[Any, Any, Any]:
         key, count = jax.random.fold_in(jax.random.wrap_key_data(key_data), step), batch_shape(obs)
         seen = Seen(obs, jnp.zeros(count, bool), jnp.zeros(count))  # actors empty memories themselves
         noise = action_noise(key, env.action_space, count)
-        return explore(with_acting_part(like, published), seen, memory, noise)
+        return explore(learner, seen, memory, noise)
 
     return HostDriver(begin, init, update, publish, act, partial(memory_to_begin_with, algorithm))
 

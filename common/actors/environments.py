@@ -55,7 +55,7 @@ def eval_params(args: HostEnvArgs) -> str:
 def env_maker(args: HostEnvArgs, num_envs: int, env_params: str) -> Callable[[int], HostEnvs]:
     """A function of a seed that makes `num_envs` environments."""
     more = env_params, args.vectorization, args.reset_timeout, args.step_timeout
-    return lambda seed: make_host(args.env, num_envs, seed, *more)
+    return lambda seed: make_host(args.env, num_envs, seed, *more, resets_in_step=args.resets_in_step)
 
 
 def _inspect(args: HostEnvArgs, env_params: str) -> HostEnvKind:
@@ -72,7 +72,7 @@ def _inspect(args: HostEnvArgs, env_params: str) -> HostEnvKind:
 def _make_and_close(args: HostEnvArgs, env_params: str, worker: Worker) -> HostEnvKind:
     vectorization = "vector" if args.vectorization == "vector" else "sync"
     with worker.doing("make"):
-        envs = make_host(args.env, 1, args.seed, env_params, vectorization)
+        envs = make_host(args.env, 1, args.seed, env_params, vectorization, resets_in_step=args.resets_in_step)
     try:
         with readable_errors(f"environment {args.env} cannot be stepped"):
             logged = _find_logged(args, envs, worker) if args.log_info else {}

@@ -18,7 +18,7 @@ import tyro
 
 from common.cli.absent_flags import explain
 from common.cli.checks import WORDS, kinds_of, needs_value, shortened
-from common.cli.config import defaults_of, has_finished, is_run
+from common.cli.config import defaults_of, has_finished, is_run, read_config
 from common.cli.errors import FailedEnvError, ProcessEnded, TrainingError, UsageError, fail
 from common.cli.flags import ONE_TIME, RunArgs
 from common.cli.help import help_text
@@ -39,7 +39,7 @@ def parse(args_class: type, argv: list[str] | None = None) -> Any:
         if hasattr(signal, "SIGPIPE") and {"--help", "--list-envs"} & set(argv):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in `--help | head`
     try:
-        return _read(args_class, argv, program)
+        return _read(_placed(args_class, argv), argv, program)
     except UsageError as error:
         raise SystemExit(fail(str(error), 2)) from None
 
@@ -167,13 +167,27 @@ def _lacking(args_class: type, argv: list[str]) -> str:
     return f"{min(absent)} is missing" if absent else "these flags cannot be read: --help lists all of them"
 
 
+def _placed(args_class: type, argv: list[str]) -> type:
+    """The class of flags for where the environment steps that these words name, or that of a resumed run."""
+    if not hasattr(args_class, "at"):
+        return args_class
+    words, given = _words(argv)
+    run = "" if "--env" in given else _resumed(words, given)
+    return args_class.at(read_config(run)["args"]["env"] if run else given.get("--env", ""))
+
+
+def _words(argv: list[str]) -> tuple[list[str], dict[str, str]]:
+    """The words of a command line, flags apart from their values, and by flag the word behind it."""
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    words = [word.replace("_", "-") if word.startswith("--") else word for word in words]
+    return words, dict(zip(words, words[1:], strict=False))  # of a repeated flag the last counts
+
+
 def _defaults(args_class: type, argv: list[str]) -> Any:
     """Flags that explicit ones override: a resumed run's, else those tuned for the environment; None without any."""
     if not issubclass(args_class, RunArgs):
         return None
-    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    words = [word.replace("_", "-") if word.startswith("--") else word for word in words]
-    given = dict(zip(words, words[1:], strict=False))  # of a repeated flag the last counts
+    words, given = _words(argv)
     env = given.get("--env", getattr(args_class, "env", ""))
     if run := _resumed(words, given):
         flags = args_class.stored_flags(run, **{"env": env} if "--env" in given else {})

@@ -2,19 +2,19 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from common.cli.checks import Bounds, Count, CountOrZero, Seconds, Timeout, multiples_near
 from common.cli.errors import UsageError
 from common.cli.process_flags import ProcessArgs
-from common.cli.rollout_flags import block_width
+from common.cli.rollout_flags import RolloutArgs, block_width
 
 Size = Annotated[int, Bounds(at_least=1, at_most=2**20)]
 
 
 @dataclass(kw_only=True)
 class HostEnvArgs(ProcessArgs):
-    """Flags of the actors, and of how they work together with the learner.
+    """Flags of environments that step on the host, in actor threads beside the learner.
 
     Of several processes each has as many actors and devices, with these flags; sizes and intervals count over all.
     """
@@ -36,26 +36,10 @@ class HostEnvArgs(ProcessArgs):
     # actors
     num_steps: Size = 32
     """Steps of every environment per rollout."""
-    envs_per_actor: Size = 16
-    """Environments that an actor thread steps together."""
-    actor_threads: Annotated[int, Bounds(at_least=1, at_most=1024)] = 2
-    """Actor threads per actor device; with two, one acts while the environments of the other step."""
     actor_devices: str = ""
     """Devices of each process that choose actions, as 0 or 0,1 (default: its first)."""
     learner_devices: str = ""
     """Devices of each process that learn, as 1,2,3 (default: every accelerator, or on a CPU the first device)."""
-    rollouts_per_update: CountOrZero = 0
-    """Rollouts per update, of whichever actors are first, as many from each process; 0: as many as actors."""
-    queue_size: Size = 1
-    """Rollouts per actor that may wait for the learner."""
-    on_full: Literal["block", "drop-oldest"] = "block"
-    """Reaction of an actor to a full queue: wait, or drop its oldest rollout there."""
-    publish_interval: Size = 1
-    """Updates between two versions of the parameters that actors get."""
-    lockstep: bool = False
-    """Fixed order, repeatable: updates learn from the actors' rollouts in turn, collected while the last one ran."""
-    serial: bool = False
-    """Everything in one thread, for debugging; the same numbers as with --lockstep."""
     learner_timeout: Timeout = 300.0
     """Seconds without a rollout after which the run fails."""
     max_restarts: CountOrZero = 10
@@ -63,13 +47,19 @@ class HostEnvArgs(ProcessArgs):
     restart_interval: Seconds = 60.0
     """Seconds between two restarts of the same actor; the first is at once."""
 
-    # run
-    sampler_only: bool = False
-    """Speed measurement of the actors without a learner; implies --benchmark."""
-
     # evaluation and checkpoints
     eval_episodes: Count = 32
     """Episodes per evaluation, in environments of their own beside the training."""
+
+    # One actor on each actor device, whose rollouts every update learns from; `ActorArgs` has flags for it
+    actor_threads, rollouts_per_update, publish_interval = 1, 0, 1
+    queue_size, on_full, serial, sampler_only = 1, "block", False, False
+    lag: ClassVar[int] = 1
+    """Updates that a rollout's policy is behind in a fixed order."""
+    resets_in_step: ClassVar[bool] = False
+    """Whether environments have to reset within the step that ends an episode."""
+    envs_flag: ClassVar[str] = "--envs-per-actor"
+    """The flag that says how many environments there are."""
 
     @property
     def num_actor_devices(self) -> int:
@@ -78,10 +68,6 @@ class HostEnvArgs(ProcessArgs):
     @property
     def num_actors(self) -> int:
         return self.num_actor_devices * self.actor_threads
-
-    @property
-    def num_envs(self) -> int:
-        return self.num_actors * self.envs_per_actor
 
     @property
     def batch_rollouts(self) -> int:
@@ -114,7 +100,8 @@ class HostEnvArgs(ProcessArgs):
 
     @property
     def fixed_order(self) -> bool:
-        return self.lockstep or self.serial
+        """Whether updates learn from the rollouts of actors in turn, which then repeat."""
+        return True
 
     @property
     def actor_indices(self) -> tuple[int, ...]:
@@ -129,6 +116,10 @@ class HostEnvArgs(ProcessArgs):
         """See `block_width`."""
         return block_width(self.samples_per_env, self.num_minibatches)
 
+    def sharing(self, num_devices: int) -> int:
+        """How many of the learner's devices share the environments."""
+        return num_devices
+
     def check_split(self, num_learners: int) -> None:
         """Raise UsageError unless every learner device of a process gets as many whole blocks of environments from each
         rollout.
@@ -136,15 +127,53 @@ class HostEnvArgs(ProcessArgs):
         block = self.block * num_learners
         if self.envs_per_actor % block:
             raise UsageError(
-                f"--envs-per-actor {self.envs_per_actor} must be a multiple of {block}, so that every minibatch has "
+                f"{self.envs_flag} {self.envs_per_actor} must be a multiple of {block}, so that every minibatch has "
                 f"equal parts on each learner device ({num_learners}); nearest: "
                 f"{multiples_near(self.envs_per_actor, block)}"
             )
 
     def __post_init__(self):
-        self.benchmark = self.benchmark or self.sampler_only
         super().__post_init__()
         _ = self.actor_indices, self.learner_indices
+
+
+@dataclass(kw_only=True)
+class ActorArgs(HostEnvArgs):
+    """Flags of actors that go on while the learner learns."""
+
+    # actors
+    envs_per_actor: Size = 16
+    """Environments that an actor thread steps together."""
+    actor_threads: Annotated[int, Bounds(at_least=1, at_most=1024)] = 2
+    """Actor threads per actor device; with two, one acts while the environments of the other step."""
+    rollouts_per_update: CountOrZero = 0
+    """Rollouts per update, of whichever actors are first, as many from each process; 0: as many as actors."""
+    queue_size: Size = 1
+    """Rollouts per actor that may wait for the learner."""
+    on_full: Literal["block", "drop-oldest"] = "block"
+    """Reaction of an actor to a full queue: wait, or drop its oldest rollout there."""
+    publish_interval: Size = 1
+    """Updates between two versions of the parameters that actors get."""
+    lockstep: bool = False
+    """Fixed order, repeatable: updates learn from the actors' rollouts in turn, collected while the last one ran."""
+    serial: bool = False
+    """Everything in one thread, for debugging; the same numbers as with --lockstep."""
+
+    # run
+    sampler_only: bool = False
+    """Speed measurement of the actors without a learner; implies --benchmark."""
+
+    @property
+    def num_envs(self) -> int:
+        return self.num_actors * self.envs_per_actor
+
+    @property
+    def fixed_order(self) -> bool:
+        return self.lockstep or self.serial
+
+    def __post_init__(self):
+        self.benchmark = self.benchmark or self.sampler_only
+        super().__post_init__()
         if self.batch_rollouts % self.processes:
             raise UsageError(
                 f"--rollouts-per-update {self.batch_rollouts} counts those of all {self.processes} processes, which "
@@ -160,11 +189,36 @@ class HostEnvArgs(ProcessArgs):
             )
 
 
+@dataclass(kw_only=True)
+class HostRolloutArgs(RolloutArgs, HostEnvArgs):
+    """An update takes a rollout of all environments with the newest policy, as on the devices."""
+
+    # environment
+    num_envs: Size = 8
+    """Parallel environments, over all processes together."""
+
+    lag: ClassVar[int] = 0
+    resets_in_step: ClassVar[bool] = True
+    envs_flag: ClassVar[str] = "--num-envs"
+
+    @property
+    def envs_per_actor(self) -> int:
+        return self.num_envs // self.num_actors
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.num_envs % self.num_actors:
+            raise UsageError(
+                f"--num-envs {self.num_envs} is split evenly over {self.num_actors} actor devices: take "
+                f"{multiples_near(self.num_envs, self.num_actors)}"
+            )
+
+
 def _indices(flag: str, text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")] if text.strip() else []
     if not all(word.isascii() and word.isdigit() for word in words):
         raise UsageError(f"{flag} takes numbers of devices such as 0 or 0,1, got {text!r}")
     numbers = tuple(map(int, words))
     if len(set(numbers)) < len(numbers):
-        raise UsageError(f"{flag} {text} names a device twice; --actor-threads gives a device several actors")
+        raise UsageError(f"{flag} {text} names a device twice")
     return numbers

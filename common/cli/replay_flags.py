@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from common.cli.checks import LARGEST, Count, CountOrZero, Ratio, Steps, StepsOrZero, multiples_near, readable
 from common.cli.errors import UsageError
-from common.cli.host_flags import HostEnvArgs, Size
+from common.cli.host_flags import ActorArgs, Size
 from common.cli.rollout_flags import DeviceEnvArgs
 
 
@@ -114,6 +114,9 @@ class ReplayArgs:
 class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
     """An update is one step of every environment and the gradient updates that belong to it."""
 
+    total_timesteps: Steps = 15_000
+    num_envs: Count = 1
+
     @property
     def num_rings(self) -> int:
         return self.num_envs
@@ -146,10 +149,12 @@ class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
 
 
 @dataclass(kw_only=True)
-class HostReplayArgs(ReplayArgs, HostEnvArgs):
+class HostReplayArgs(ReplayArgs, ActorArgs):
     """An update takes some rollouts of actors, and makes the gradient updates that belong to them."""
 
+    total_timesteps: Steps = 30_000
     num_steps: Size = 8
+    envs_per_actor: Size = 4
 
     # actors
     max_ahead: CountOrZero = 0
@@ -176,7 +181,7 @@ class HostReplayArgs(ReplayArgs, HostEnvArgs):
             raise UsageError("--lockstep and --serial fix how far actors are ahead: leave --max-ahead out")
         if self.max_ahead and self.on_full != "block":
             raise UsageError(f"--max-ahead makes actors wait, --on-full {self.on_full} does not: leave one out")
-        if self.queue_size != HostEnvArgs.queue_size and self.on_full == "block":
+        if self.queue_size != ActorArgs.queue_size and self.on_full == "block":
             raise UsageError(
                 f"--queue-size {self.queue_size} needs --on-full drop-oldest: else --max-ahead is the bound"
             )

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from common.cli.checks import Count, CountOrZero, divisors_near, flag_of, multiples_near
+from common.cli.checks import Count, CountOrZero, divisors_near, multiples_near
 from common.cli.errors import UsageError
 from common.cli.pbt_flags import PbtArgs
 from common.cli.process_flags import ProcessArgs
@@ -62,18 +62,13 @@ def block_width(samples_per_env: int, num_minibatches: int) -> int:
     return num_minibatches // math.gcd(samples_per_env, num_minibatches)
 
 
-@dataclass(kw_only=True)
-class DeviceRolloutArgs(DeviceEnvArgs):
-    """An update takes a rollout, and goes over it in epochs of minibatches.
+class RolloutArgs:
+    """An update takes a rollout, and goes over it in epochs of minibatches; goes before a class of environments.
 
-    The algorithm has the flags `num_steps`, `update_epochs` and `num_minibatches`.
+    The algorithm has the flag `num_steps`, and `update_epochs` and `num_minibatches` where it takes several steps.
     """
 
-    # environment
-    decorrelate: bool = False
-    """Start of every environment at a random phase of its episode, by random actions before the first update."""
-    reset_pool: CountOrZero = 0
-    """Initial states shared by all resets of an update, for environments with slow resets; 0: each makes its own."""
+    update_epochs = num_minibatches = 1
 
     def check_divides(self, name: str, of: str) -> None:
         """Raise UsageError unless the flag called `name` is 0 or divides the one called `of`."""
@@ -117,6 +112,17 @@ class DeviceRolloutArgs(DeviceEnvArgs):
             f"{samples} = {self.steps_per_update:,} per update, {self.num_updates:,} updates",
             f"{self.update_epochs} epochs x {self.num_minibatches} minibatches of {minibatch:,}",
         ]
+
+
+@dataclass(kw_only=True)
+class DeviceRolloutArgs(RolloutArgs, DeviceEnvArgs):
+    """Flags of environments on the devices that are collected in rollouts."""
+
+    # environment
+    decorrelate: bool = False
+    """Start of every environment at a random phase of its episode, by random actions before the first update."""
+    reset_pool: CountOrZero = 0
+    """Initial states shared by all resets of an update, for environments with slow resets; 0: each makes its own."""
 
 
 @dataclass(kw_only=True)

@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+import jax
 import numpy as np
 
 from common.cli.errors import UsageError
@@ -36,7 +37,7 @@ def make(name: str, env_id: str, options: HostOptions) -> HostEnvs:
         params = params | FRAMES
     params = params | {"num_envs": options.num_envs, "seed": options.seed}
     envpool = import_package("envpool", extra="host")
-    return EnvpoolEnvs(name, envpool.make(env_id, env_type="gymnasium", **params))
+    return EnvpoolEnvs(name, envpool.make(env_id, env_type="gymnasium", **params), options.resets_in_step)
 
 
 def _is_supported(env_id: str) -> bool:
@@ -51,12 +52,10 @@ def _is_supported(env_id: str) -> bool:
 
 
 class EnvpoolEnvs:
-    """They reset in a step of their own, and cannot be killed."""
+    """They reset in a step of their own, or with `resets_in_step` where they are told to; they cannot be killed."""
 
-    resets_in_step = False
-
-    def __init__(self, name: str, inner: Any):
-        self._inner = inner
+    def __init__(self, name: str, inner: Any, resets_in_step: bool = False):
+        self._inner, self.resets_in_step = inner, resets_in_step
         self._conversion = Conversion(name, inner.observation_space, inner.action_space)
         self.spec, self.num_envs = self._conversion.spec, inner.config["num_envs"]
 
@@ -66,9 +65,21 @@ class EnvpoolEnvs:
 
     def step(self, action: np.ndarray) -> HostStep:
         obs, reward, terminated, truncated, info = self._inner.step(self._conversion.actions(action))
-        valid, self._over = ~self._over, terminated | truncated
-        obs = self._conversion.observations(obs)
-        return HostStep(obs, reward.astype(np.float32), terminated, truncated, valid, None, info)
+        obs, over = self._conversion.observations(obs), terminated | truncated
+        outcome = reward.astype(np.float32), terminated, truncated
+        if self.resets_in_step:
+            return HostStep(self._with_first(obs, over), *outcome, np.ones_like(over), obs, info)
+        valid, self._over = ~self._over, over
+        return HostStep(obs, *outcome, valid, None, info)
+
+    def _with_first(self, obs: Any, over: np.ndarray) -> Any:
+        """Observations [N, ...] with the first of the next episode where one is `over`."""
+        if not over.any():
+            return obs
+        first, info = self._inner.reset(np.flatnonzero(over).astype(np.int32))
+        obs, first = jax.tree.map(np.array, obs), self._conversion.observations(first)
+        jax.tree.map(lambda all_obs, some: all_obs.__setitem__(info["env_id"], some), obs, first)
+        return obs
 
     def frame(self) -> np.ndarray:
         return self._inner.render(np.zeros(1, np.int32))[0]

@@ -72,6 +72,7 @@ class HostOptions(NamedTuple):
     reset_timeout: float | None = None  # seconds after which processes that do not answer raise FailedEnvError
     step_timeout: float | None = None
     frames: bool = False  # whether `frame` will be asked for
+    resets_in_step: bool = False  # whether they have to reset within a step that ends an episode
 
 
 class HostStep(NamedTuple):

@@ -55,6 +55,7 @@ def make_host(
     reset_timeout: float | None = None,
     step_timeout: float | None = None,
     frames: bool = False,
+    resets_in_step: bool = False,
 ) -> HostEnvs:
     """`num_envs` environments called `envpool:id` or `gymnasium:id`, see `HostOptions` for the rest.
 
@@ -66,10 +67,14 @@ def make_host(
         raise UsageError(f"{name} does not step on the host: {hint}")
     params = read_params(env_params)
     refuse_params(params, ("num_envs", "seed"))
-    options = HostOptions(num_envs, seed, params, vectorization, reset_timeout, step_timeout, frames)
+    options = HostOptions(num_envs, seed, params, vectorization, reset_timeout, step_timeout, frames, resets_in_step)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*precision lowered by casting")  # of bounds that are not exact
-        return _make(name, options)
+        envs = _make(name, options)
+    if resets_in_step and not envs.resets_in_step:
+        envs.close()
+        raise UsageError(f"{name} resets in a step of its own, which teaches nothing: take another --vectorization")
+    return envs
 
 
 def list_envs(place: Place, wanted: str) -> None:

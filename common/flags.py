@@ -1,0 +1,64 @@
+"""What the flags of an algorithm are written with: types, which say bounds and how a population may change a value, and
+what all algorithms share. Imports nothing slow, so that --help answers at once.
+"""
+
+from common.cli.checks import (
+    AdamBeta,
+    Bounds,
+    Count,
+    CountOrZero,
+    Counts,
+    Discount,
+    Fraction,
+    NonNegative,
+    Positive,
+    Scale,
+    Share,
+    Temperature,
+)
+from common.cli.command import parse, run_script
+from common.cli.errors import UsageError
+from common.cli.host_flags import ActorArgs, HostRolloutArgs
+from common.cli.place import Placed
+from common.cli.replay_flags import DeviceReplayArgs, HostReplayArgs
+from common.cli.rollout_flags import DeviceRolloutArgs, GameArgs
+
+__all__ = [
+    "ActorArgs",
+    "AdamBeta",
+    "Bounds",
+    "Count",
+    "CountOrZero",
+    "Counts",
+    "Discount",
+    "Fraction",
+    "NonNegative",
+    "OffPolicyArgs",
+    "OnPolicyArgs",
+    "Positive",
+    "RecurrentArgs",
+    "Scale",
+    "Share",
+    "Temperature",
+    "UsageError",
+    "parse",
+    "run_script",
+]
+
+
+class OnPolicyArgs(Placed):
+    """Flags of an algorithm that learns from rollouts."""
+
+    on_device, on_host = GameArgs, HostRolloutArgs
+
+
+class RecurrentArgs(Placed):
+    """Flags of an algorithm with memory that learns from rollouts."""
+
+    on_device, on_host = DeviceRolloutArgs, HostRolloutArgs
+
+
+class OffPolicyArgs(Placed):
+    """Flags of an algorithm that learns from a replay buffer."""
+
+    on_device, on_host = DeviceReplayArgs, HostReplayArgs

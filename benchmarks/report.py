@@ -4,7 +4,7 @@ python -m benchmarks.report
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ import numpy as np
 
 from benchmarks.accelerator import FILE, load_rows, picture, table
 from benchmarks.peers.starts import in_jax, same_starts
-from benchmarks.records import evaluations_of, load_records, returns_of
-from benchmarks.sets import Goal, goals, goals_of_peer, peers, plain
+from benchmarks.records import POPULATIONS, evaluations_of, load_record, load_records, returns_of
+from benchmarks.sets import Goal, goals, goals_of_peer, peers
 from benchmarks.tasks import listed
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
@@ -65,13 +65,14 @@ def page_of(results: Path) -> str:
 
 
 def pictures(results: Path) -> Iterator[tuple[str, Any]]:
-    """Names and figures: for each set of environments the curves over steps and over time, and the profile; speeds."""
+    """Names and figures: for each set of environments curves over steps, beside peers also over time and a profile."""
     for machine, rows in _measured(results):
         yield _picture(machine, "speed", "num_envs"), picture(rows)
     for machine, name, records in _chapters(results):
         yield _picture(machine, name, "steps"), draw(_curves(records, "env_steps"), "env_steps", "greedy return, IQM")
-        yield _picture(machine, name, "seconds"), draw(_curves(records, "seconds"), "seconds", "greedy return, IQM")
-        yield _picture(machine, name, "profile"), draw([_profile(records)], "score", "runs above the score")
+        if _has_peers(records):
+            yield _picture(machine, name, "seconds"), draw(_curves(records, "seconds"), "seconds", "greedy return, IQM")
+            yield _picture(machine, name, "profile"), draw([_profile(records)], "score", "runs above the score")
 
 
 def scores(records: list[Record]) -> dict[str, dict[str, np.ndarray]]:
@@ -90,67 +91,77 @@ def scores(records: list[Record]) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _chapter(machine: str, name: str, records: list[Record]) -> str:
-    lines = [
-        f"## {name}, {machine}",
-        "",
-        f"| {' | '.join(COLUMNS)} |",
-        "|" + "---|" * len(COLUMNS),
-        *map(_row, records),
-        "",
-    ]
-    lines += [_score(algorithm, records) for algorithm in _algorithms(records)]
-    lines += [
-        "",
-        f"![Returns over environment steps](images/{_picture(machine, name, 'steps')})",
-        f"![Returns over seconds](images/{_picture(machine, name, 'seconds')})",
-        f"![Share of runs above a score](images/{_picture(machine, name, 'profile')})",
-    ]
+    lines = [f"## {name}, {machine}", "", *_table(COLUMNS, map(_row, records)), ""]
+    if scored := [line for algorithm in _algorithms(records) for line in _score(algorithm, records)]:
+        lines += [*scored, ""]
+    lines += [f"![Returns over environment steps](images/{_picture(machine, name, 'steps')})"]
+    if _has_peers(records):
+        lines += [
+            f"![Returns over seconds](images/{_picture(machine, name, 'seconds')})",
+            f"![Share of runs above a score](images/{_picture(machine, name, 'profile')})",
+        ]
     return "\n".join(lines)
 
 
-def _score(algorithm: str, records: list[Record]) -> str:
-    """The final score over the tasks of an algorithm; beside a peer's that of ours over the same tasks."""
+def _table(columns: list[str], rows: Iterable[list[str]]) -> list[str]:
+    """Lines of Markdown."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (columns, *rows)]
+    return [lines[0], "|" + "---|" * len(columns), *lines[1:]]
+
+
+def _score(algorithm: str, records: list[Record]) -> list[str]:
+    """The final score of a peer over all its tasks, if there are several, and ours over the same tasks."""
     found = scores(records)
     ours = counterpart(algorithm, {name for name, envs in found.items() if found[algorithm].keys() <= envs.keys()})
     count = len(found[algorithm])
-    parts = [f"{algorithm} {_spread(*stratified(list(found[algorithm].values())))}"]
-    if ours:
-        parts.append(f"over the same {ours} {_spread(*stratified([found[ours][env] for env in found[algorithm]]))}")
-    return f"- Final score over {count} task{'s' * (count > 1)}: {', '.join(parts)}"
+    if not ours or count == 1:
+        return []
+    theirs = _spread(*stratified(list(found[algorithm].values())))
+    beside = _spread(*stratified([found[ours][env] for env in found[algorithm]]))
+    return [f"- Final score over {count} tasks: {algorithm} {theirs}, {ours} {beside}"]
+
+
+def _has_peers(records: list[Record]) -> bool:
+    return any(counterpart(algorithm, set(_algorithms(records))) for algorithm in _algorithms(records))
 
 
 def _beside_others(chapters: list[tuple[str, str, list[Record]]]) -> str:
-    """For every task of a peer that we have too the final returns of both, and who is above."""
-    lines = ["## Beside other kits", "", "| environment | ours | theirs | |", "|---|---|---|---|"]
-    for _, _, records in chapters:
+    """For every task that a peer has too the final returns of all, and which peers are above or below ours."""
+    cells: dict[tuple[str, str, str], dict[str, str]] = {}  # by machine, environment and our algorithm
+    for machine, _, records in chapters:
         there = {(record["algorithm"], record["env"]): record for record in records}
         for algorithm, env in there:
             ours = counterpart(algorithm, {name for name, other in there if other == env})
             if ours:
-                both = [(name, returns_of(there[name, env])[-1]) for name in (ours, algorithm)]
-                cells = [
-                    f"{name} {_spread(estimate(x, 'iqm'), interval(x, 'iqm'))}, {len(x)} seeds" for name, x in both
-                ]
-                verdict = _verdict(*(interval(x, "iqm") for _, x in both))
-                lines.append(f"| {env} | {' | '.join(cells)} | {verdict}{_reservation(there[algorithm, env])} |")
-    return "\n".join(lines)
+                both = [returns_of(there[name, env])[-1] for name in (ours, algorithm)]
+                row = cells.setdefault((machine, env, ours), {"ours": _return(both[0])})
+                marks = _verdict(*(interval(x, "iqm") for x in both)) + _reservation(there[algorithm, env])
+                row[algorithm.rpartition("_")[0]] = f"{_return(both[1])} {marks}".strip()
+    kits = list(dict.fromkeys(kit for row in cells.values() for kit in row)) or ["ours"]
+    rows = ([env, ours, *(row.get(kit, "") for kit in kits)] for (_, env, ours), row in cells.items())
+    return "\n".join(["## Beside other kits", "", BESIDE, "", *_table(["environment", "algorithm", *kits], rows)])
+
+
+def _return(final: np.ndarray) -> str:
+    """The interquartile mean of the seeds' returns [S], with its interval."""
+    return _spread(estimate(final, "iqm"), interval(final, "iqm"))
 
 
 def _verdict(ours: Interval | None, theirs: Interval | None) -> str:
-    """Who is above the other, of two intervals; those of single seeds say nothing."""
+    """Where their interval lies, beside ours; nothing where they overlap. Those of single seeds say nothing."""
     if not (ours and theirs):
         return "one seed"
     if ours.low > theirs.high:
-        return "ours is above"
-    return "theirs is above" if theirs.low > ours.high else "intervals overlap"
+        return "below"
+    return "above" if theirs.low > ours.high else ""
 
 
 def _reservation(record: Record) -> str:
-    """What a peer's row has to say where it was not evaluated in episodes that begin where the kit's do."""
+    """The mark of a peer's row that was not evaluated in episodes that begin where the kit's do."""
     if record["env"] == "MountainCarContinuous-v0" and not in_jax(record["algorithm"]):
-        return ", another environment"  # see the introduction
+        return "²"  # another environment, see the introduction
     same = record["flags"].get("eval_seed") == SEED and same_starts(record["algorithm"], record["env"])
-    return "" if same else ", other starts"
+    return "" if same else "¹"  # other starts
 
 
 def counterpart(algorithm: str, there: set[str]) -> str | None:
@@ -181,37 +192,27 @@ def _picture(machine: str, name: str, kind: str) -> str:
     return f"benchmark_{machine}_{name}_{kind}.png"
 
 
-def _row(record: Record) -> str:
-    returns, steps = returns_of(record), np.array(record["env_steps"], float)  # [E, S], [E]
-    area = np.trapezoid(returns, steps, axis=0) / (steps[-1] - steps[0]) if len(steps) > 1 else returns[0]
+def _row(record: Record) -> list[str]:
+    final, count = returns_of(record)[-1], len(record["steps_per_second"])
     after, seconds = (
         np.array([np.inf if x is None else x for x in record[name]])
         for name in ("env_steps_to_threshold", "seconds_to_threshold")
     )
-    cells = [
-        f"{record['env']}, {record['algorithm']}<br>`{record['command']}`{_more(record)}{_fewer(record)}",
-        _spread(estimate(returns[-1], "iqm"), interval(returns[-1], "iqm")),
-        _spread(estimate(area, "iqm"), interval(area, "iqm")),
-        f"{np.isfinite(after).sum()} of {len(after)} reach {record['threshold']:g}",
-        _count(np.median(after)),
-        _count(np.median(seconds)),
-        f"{np.mean(record['steps_per_second']):,.0f} ({len(record['seeds']) // len(record['steps_per_second'])})",
-        f"{np.mean(record['compile_seconds']):.1f} s",
+    return [
+        f"[{record['env']}]({RESULTS}/{record['file']})" if "file" in record else record["env"],
+        record["algorithm"],
+        _return(final),
+        f"{np.isfinite(after).sum()}/{len(after)} ≥ {record['threshold']:g}{_fewer(record)}",
+        _count(np.median(after), np.median(seconds)),
+        f"{np.mean(record['steps_per_second']):,.0f} ({len(record['seeds']) // count})",
     ]
-    return f"| {' | '.join(cells)} |"
-
-
-def _more(record: Record) -> str:
-    """That the command was given for other seeds, too; that of a peer is for all."""
-    runs = len(record["steps_per_second"])
-    return f", {runs} times with other seeds" if runs > 1 and plain(record["algorithm"]).endswith("_pmap") else ""
 
 
 def _fewer(record: Record) -> str:
-    """That evaluations are missing, where some are, and areas and steps are as coarse."""
+    """That evaluations are missing, where some are, and the steps after which it learned are as coarse."""
     fewest, flags = min(evaluations_of(record)), record["flags"]
     asked = flags["total_timesteps"] // flags["eval_interval"] if flags.get("eval_interval") else 0
-    return f", **{fewest} of {asked} evaluations**" if fewest < asked else ""
+    return f" ({fewest} of {asked} evaluations)" if fewest < asked else ""
 
 
 def _curves(records: list[Record], x: str) -> list[Panel]:
@@ -247,7 +248,9 @@ def _missing(results: Path) -> str:
 def _chapters(results: Path) -> Iterator[tuple[str, str, list[Record]]]:
     """Machine, set and records of all that there are results of."""
     for machine in _machines(results):
-        records = {(record["algorithm"], record["env"]): record for record in load_records(machine)}
+        files = (path for path in sorted(machine.glob("*/*.json")) if path.parent.name != POPULATIONS)
+        found = (load_record(path) | {"file": path.relative_to(results).as_posix()} for path in files)
+        records = {(record["algorithm"], record["env"]): record for record in found}
         for name in dict.fromkeys(goal.set for goal in _tasks()):
             goals_of_set = [goal for goal in _tasks() if goal.set == name]
             envs = list(dict.fromkeys(goal.env for goal in goals_of_set))
@@ -267,75 +270,68 @@ def _machines(results: Path) -> list[Path]:
     return [folder for folder in folders if any(folder.glob("*/*.json")) or (folder / FILE).exists()]
 
 
-def _count(value: float) -> str:
-    return f"{value:,.0f}" if np.isfinite(value) else "never"
+def _count(steps: float, seconds: float) -> str:
+    return f"{steps:,.0f} ({seconds:,.0f} s)" if np.isfinite(steps) else "never"
 
 
 def _spread(value: np.ndarray, spread: Interval | None) -> str:
-    return f"{value:.4g}" + (f" ({spread.low:.4g} to {spread.high:.4g})" if spread else "")
+    """A value and its interval, which is left out where it is that value alone."""
+    numbers = [f"{x:.4g}" for x in ((value, spread.low, spread.high) if spread else (value,))]
+    return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]" if len(set(numbers)) > 1 else numbers[0]
 
 
-COLUMNS = ["environment", "final", "area under the curve", "learned", "after steps", "after seconds"]
-COLUMNS += ["steps/s (agents)", "compiled"]
+COLUMNS = ["environment", "algorithm", "final return", "learned", "after", "steps/s (agents)"]
+RESULTS = "../benchmarks/results"  # from the page
 INTRODUCTION = """# Benchmark
 
-**Right** is what tests hold, on every change: losses, advantages, V-trace and distributions against golden values
-(`tests/test_maths.py`, `tests/test_sac.py`, `tests/test_appo.py`); the same parameters on 1, 2, 4 and 8 devices and
-of a seed alone or among others, resume to the last bit, and time limits through a whole update
-(`tests/test_invariants.py`); nothing saved lost by `kill -9`, signals or a full disk (`tests/test_faults.py`).
-Whether the default flags learn on other processors too, with hundreds of seeds, is in [ppo.md](ppo.md#results) and
-[sac.md](sac.md#results).
+This page shows how well each algorithm learns, [beside other kits](#beside-other-kits) where they have flags for the
+same environment. Whether the code is correct is a matter of tests: `tests/test_maths.py` compares losses and
+advantages with golden values, `tests/test_invariants.py` compares device counts, resumed runs and seeds.
 
-**How good** it is the tables say, [beside other kits](#beside-other-kits) first: what is learned with the commands
-below, in greedy returns over 128 episodes, 32 on the host where the command says nothing else. What was planned and
-has [not yet been run](#not-yet-run) is named below.
+`python -m benchmarks.learning --set NAME` trains our algorithms, `python -m benchmarks.peers --peer NAME` the other
+kits, and `python -m benchmarks.report` writes this page from their records. Each environment in the tables links to
+its record, which has the command, the flags, the versions and all returns.
 
-- **Flags.** Ours begin with those of `algos/tuned/` where it has some for an environment, and theirs are those that
-  their authors publish for it, SBX's those of SB3. That favours ours: dozens of runs went into the flags of one game.
-  All train for as many steps as ours do, which may be others than the authors' own: SB3 is better on Pendulum midway
-  than at the end.
-- **Seeds** are from 100 on; flags were sought with others, but for how long LunarLanderContinuous trains, and for
-  Breakout: that its flags had to be sought anew was seen on two of these seeds, which had ended at 52, so that there
-  they are no wholly independent proof.
-- **Figures.** Returns are interquartile means over seeds with 95% bootstrap intervals (Agarwal et al. 2021); of three
-  seeds they are the mean, and from the worst to the best, which is much less than 95% sure. Ours is above where our
-  whole interval lies above all of theirs. Where intervals overlap no difference is shown, which does not make them
-  equal; on CartPole all are at the maximum. "Learned" counts the seeds that reach the threshold in some evaluation;
-  "after" is the median over all seeds, those that never do included. Areas are of each seed's own curve, with lines
-  between its evaluations. A row whose seeds were evaluated less often than its command asks for says so: its areas,
-  and when it learned, are too coarse to be compared, which its last returns are not. A score is 0 for the worst return
-  that any algorithm had on the task, and 1 for its threshold; a final score is the interquartile mean over the runs of
-  all tasks together, so that one task of four can fail and not be seen in it.
-- **Episodes.** All intervals are over seeds, none is over the episodes of an evaluation. Greedy episodes are the same
-  where they begin alike and nothing is drawn afterwards: of the 128 on Breakout-MinAtar 2 are different, on
-  Catch-bsuite 5, on SpaceInvaders-MinAtar, DeepSea-bsuite and DiscountingChain-bsuite 1. What a seed returns there is
-  the mean of so few. The records are of runs that did not count different episodes, so that rows lack that number.
-- **Version.** The records were made before four changes of numbers: PPO and APPO act in units of the bounds of a Box,
-  critics begin at zero, SAC measures entropies within -1 .. 1, and on the host every episode of an evaluation has a
-  seed of its own. A host row that is run again is comparable with other kits' once these are run again, too.
-- **Starts.** Evaluations of ours all begin in the same states. Those of other kits begin there too where the row does
-  not say other starts: kits on envpool's tasks cannot be put there, and some runs have not yet been repeated since
-  others can. Intervals over seeds do not cover what starts are worth: on Pendulum means over two sets of 128 differ by
-  more than those of good policies, on other tasks that has not been measured. Trust such a row where the gap is far
-  wider than the intervals, as on Asterix; a row with another environment decides nothing.
-- **Speed.** Steps/s are of all agents of a run together, as many as stand in brackets; seconds are of such a run, with
-  compilation, and for our own algorithms with evaluations. A chapter names the class of machine, as cpu-2 for two
-  cores. These were at times shared with other runs, so that seconds and steps/s of two rows can be compared roughly at
-  best: on Freeway PureJaxRL ran beside three others, at a fraction of its speed, and on Breakout beside ours.
+## How to read it
 
-This page and its pictures are made by `python -m benchmarks.report` from the files in `benchmarks/results/`, and
-those by `python -m benchmarks.learning --set NAME` and, for other kits with the flags that their authors publish,
-`python -m benchmarks.peers --peer NAME`. PureJaxRL and rejax train on the same environments as we do, SB3 and SBX on
-gymnasium's, which are the same but for MountainCarContinuous, where a car that hits the wall stops."""
+- **Returns** are greedy, over 128 episodes (32 on the host, if the command sets no other number). A cell shows the
+  interquartile mean over seeds and its 95% bootstrap interval (Agarwal et al. 2021), unless all seeds are equal.
+  With three seeds the interval is just the range from the worst to the best, which is much less than 95%.
+- **Learned** counts the seeds that reach the threshold in some evaluation. *After* is the median number of steps
+  (and seconds) over all seeds, including those that never reach it. A row with fewer evaluations than planned says
+  so: its *after* is too coarse to compare.
+- **Score**: 0 is the worst return of any algorithm on a task, 1 is the threshold. A final score is the interquartile
+  mean over all runs of all tasks, so one failed task in four can be invisible.
+- **Flags.** Ours come from `algos/tuned/` where it has an entry, theirs are those that their authors publish (SBX:
+  those of SB3). This favours ours: dozens of runs went into the flags of one game. All kits train for as many steps
+  as ours, which may be another number than their authors': SB3's PPO is better on Pendulum midway than at the end.
+- **Seeds** start at 100, and flags were tuned on other seeds. There are two exceptions: the training length of
+  LunarLanderContinuous, and Breakout, whose flags were retuned after two of these seeds had ended at 52. Treat these
+  two as optimistic.
+- **Episodes.** Intervals cover seeds, not episodes. Where an environment has few initial states and no randomness
+  later, greedy episodes repeat: of the 128 on Breakout 2 differ, on Catch 5, on SpaceInvaders, DeepSea and
+  DiscountingChain 1.
+- **Starts.** Our evaluations always begin in the same initial states. Other kits begin there too, except where a
+  cell is marked. Different starts matter on Pendulum, where means over two sets of 128 episodes differ more than
+  good policies do; elsewhere the effect is unknown. Trust a marked cell only if the gap is far wider than the
+  intervals, as on Asterix.
+- **Version.** The records predate four changes: PPO and APPO act in units of a Box's bounds, critics begin at zero,
+  SAC measures entropy within -1 .. 1, and host evaluations have a seed for each episode.
+- **Speed** is that of all agents of a run together; the number of agents is in parentheses. Seconds include
+  compilation, and for our algorithms evaluation. A chapter names the machine: cpu-2 has two cores. Other runs often
+  shared it, so compare seconds and steps/s only roughly."""
 
+BESIDE = """*Above* or *below* means that the kit's whole interval lies above or below ours; otherwise intervals
+overlap, which does not prove equality. ¹ The evaluation has other initial states. ² The environment differs:
+gymnasium's MountainCarContinuous stops at the left wall, gymnax's keeps its velocity. SB3 and SBX train on
+gymnasium's environments, rejax and PureJaxRL on gymnax's."""
 
 SPEED = """## Speed over environments
 
-Training speed with more and more environments, until more of them bring less than 5%, made by
-`python -m benchmarks.accelerator`. PPO learns from every step as often, SAC makes at most 8 gradient updates of 256
-transitions after each step of all environments. The floor is what the networks alone would take, at the same batch
-sizes on the same devices; kernels are the operations that a device is given one by one in an update, a loop's as often
-as it runs where the compiler knows how often."""
+`python -m benchmarks.accelerator` measures training speed with more and more environments, until more bring less
+than 5%. PPO learns from every step equally often; SAC makes at most 8 gradient updates of 256 transitions after each
+step of all environments. The floor is the time of the networks alone, at the same batch sizes. Kernels are the
+operations that a device starts one by one in an update."""
 
 if __name__ == "__main__":
     sys.exit(main(report, parse(Args)))

@@ -7,6 +7,8 @@ import shlex
 import sys
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 from cli_helpers import ROOT, SMALL
 
@@ -14,6 +16,7 @@ from common.cli.command import parse
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+OWN = ROOT / "docs" / "environments.md"  # which has two complete ones
 COMMAND = re.compile(r"python (?:-m )?((?:algos|common)[/.]\w+)(?:\.py)? ((?:\\\n|[^\n`#])+)")  # module, words
 SMALL_ACTORS = """
     --vectorization sync --actor-threads 1 --envs-per-actor 4 --num-steps 8 --hidden-sizes 8 --eval-episodes 2
@@ -24,10 +27,12 @@ SMALL_ACTORS = """
 def commands(page: Path) -> list[tuple[str, list[str]]]:
     """The modules of all commands that a page shows, each with its words; every run in them is `runs/NAME`.
 
-    Those of scripts, which have variables of the shell, are left out.
+    Those of scripts, which have variables of the shell, are left out, and those of a file that the page itself has.
     """
     text = re.sub(r"runs/\S+", "runs/NAME", page.read_text())
-    found = [(match[1].replace("/", "."), match[2].replace("\\\n", "")) for match in COMMAND.finditer(text)]
+    own = re.findall(r"Save this as `(\S+)\.py`", text)
+    matches = [match for match in COMMAND.finditer(text) if match[1] not in own]
+    found = [(match[1].replace("/", "."), match[2].replace("\\\n", "")) for match in matches]
     whole = [(module, words[: -(words.count('"') % 2) or None]) for module, words in found if "$" not in words]
     return [(module, shlex.split(words)) for module, words in whole]  # a quote at the end is that of a whole command
 
@@ -57,16 +62,30 @@ def test_links_lead_somewhere():
         assert not anchor or anchor in anchors(linked), f"{page.name}: {target}"
 
 
+def test_the_pages_stay_short():
+    words = {page: len(page.read_text().split()) for page in PAGES}
+    assert words.pop(README) <= 1100
+    assert sum(words.values()) <= 18_000
+
+
+@pytest.mark.slow
+def test_the_update_of_the_page_of_ppo_runs_under_shard_map():
+    (code,) = re.findall(r"```python\n([^`]*shard_map.*?)```", (ROOT / "docs" / "ppo.md").read_text(), re.DOTALL)
+    names = {}
+    exec(code, names)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(names["state"].learner.params))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "small"), [("my_envs:Walk", SMALL), ("gymnasium:my_gym_envs:Walk-v0", SMALL_ACTORS.split())]
 )
-def test_the_environments_of_readme_train(env, small, tmp_path, monkeypatch):
-    for name, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", README.read_text(), re.DOTALL):
+def test_the_environments_of_docs_train(env, small, tmp_path, monkeypatch):
+    for name, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", OWN.read_text(), re.DOTALL):
         (tmp_path / name).write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])  # the working directory is put there
-    ((module, words),) = [command for command in commands(README) if command[1] == ["--env", env]]
+    ((module, words),) = [command for command in commands(OWN) if command[1] == ["--env", env]]
     algorithm = importlib.import_module(module)
     result = algorithm.train(parse(algorithm.Args, [*words, *small, "--total-timesteps", "64", "--quiet"]))
     assert result.status == "finished"

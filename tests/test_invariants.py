@@ -120,7 +120,8 @@ def test_x1_agents_that_devices_have_for_themselves_learn_the_same(case):
     assert programs.evaluate(own, np.int32(0)).ret.shape == (1, 4, args.eval_episodes)
     assert all(x.addressable_data(0).shape[:2] == (1, 2) for x in jax.tree.leaves(own))
     assert relative_difference(to_host(together), to_host(own)) < 1e-4
-    assert relative_difference(wanted, metrics) < 1e-4
+    for name, found in metrics.items():  # the mean of the policy loss is nearly 0
+        np.testing.assert_allclose(found, wanted[name], rtol=1e-4, atol=1e-6, err_msg=name)
     assert all(x.shape == (4,) for x in jax.tree.leaves((metrics, broken)))
 
 

@@ -80,7 +80,7 @@ def over_devices(function, count: int, *args: Any) -> Any:
 
 def module_of(args: Any) -> Any:
     """The algorithm whose arguments these are."""
-    return next(module for module in (ppo, ppo_rnn, sac) if type(args) is module.Args)
+    return next(module for module in (ppo, ppo_rnn, sac) if isinstance(args, module.Args))
 
 
 def driver_of(args: Any, env: Env) -> Driver:

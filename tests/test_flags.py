@@ -31,6 +31,7 @@ from test_asac import small_args as small_asac_args
 from common.actors.batches import example_batch
 from common.actors.environments import inspect_env
 from common.cli.checks import sweepable
+from common.cli.help import help_text
 from common.cli.host_flags import HostEnvArgs
 from common.cli.pbt_flags import PbtArgs
 from common.cli.process_flags import ProcessArgs
@@ -372,10 +373,10 @@ def benchmark(tmp_path, monkeypatch, capsys, **_):
 
 
 RUN = (keep_checkpoints, keep_best, save_envs, overwrite, max_seconds, stop_at_return, gif, tensorboard, wandb)
-RUN += (told_cache, benchmark)
+RUN += (benchmark,)
 
 
-BY_CASE = [pytest.param(case, marks=[SLOW] if case in (keep_best, told_cache) else []) for case in RUN]
+BY_CASE = [pytest.param(case, marks=[SLOW] if case in (keep_best, told_cache) else []) for case in (*RUN, told_cache)]
 
 
 @pytest.mark.parametrize("case", BY_CASE, ids=lambda case: case.__name__)
@@ -413,6 +414,31 @@ def test_every_flag_has_a_case():
     assert names(appo.Args) - names(ProcessArgs) <= APPO.keys() | ACTORS.keys() | IN_TEST_APPO | IN_TEST_HOST
     assert names(asac.Args) - names(sac.Args) - names(HostEnvArgs) == {"max_ahead"}
     assert names(ppo_rnn.Args) - names(DeviceEnvArgs) <= MEMORY.keys() | PPO_MATHS.keys() | OF_ENVS.keys()
+
+
+@pytest.mark.parametrize("algorithm", [ppo, ppo_rnn, sac, appo, asac], ids=lambda module: module.__name__)
+def test_help_has_every_flag_once_in_a_group_and_fits_on_the_terminal(algorithm, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = help_text(algorithm.Args, None, "program")
+    titles = re.findall(r"^\w.*", shown.partition("\n\n")[2], re.M)
+    flags = re.findall(r"^  --(?:\[no-\])?([\w-]+)", shown, re.M)
+    assert titles[-1] == "devices and machines" and {"environment", "run"} < set(titles) and "more" not in titles
+    assert {flag.replace("-", "_") for flag in flags} == names(algorithm.Args) and len(set(flags)) == len(flags)
+    assert algorithm is not ppo or len(flags) <= 70
+    assert max(map(len, shown.splitlines())) < 80
+    assert len(re.findall(r"^  --[^ \n]+(?: [^ \n]+)*(?: {2,}|\n {20,})\w", shown, re.M)) == len(flags), (
+        "one has no text"
+    )
+
+
+def test_the_types_of_flags_say_which_can_be_swept():
+    both = "gamma gae_lambda learning_rate desired_kl target_kl max_grad_norm adam_b1 adam_b2 clip_eps vf_coef ent_coef"
+    complements = {"gamma", "gae_lambda", "adam_b1", "adam_b2"}
+    assert " ".join(sweepable(ppo.Args)) == " ".join(sweepable(ppo_rnn.Args)) == both
+    assert {name for name, by in sweepable(ppo.Args).items() if by == "complement"} == complements
+    of_sac = {"gamma": "complement", "adam_b1": "complement", "adam_b2": "complement", "tau": "share"}
+    of_sac |= dict.fromkeys(["policy_lr", "q_lr", "alpha", "target_entropy_scale"], "factor")
+    assert sweepable(sac.Args) == of_sac
 
 
 # -------------------------------------------------------------------------------------------- how runs end and go on

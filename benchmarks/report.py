@@ -202,7 +202,7 @@ def _row(record: Record) -> list[str]:
         f"[{record['env']}]({RESULTS}/{record['file']})" if "file" in record else record["env"],
         record["algorithm"],
         _return(final),
-        f"{np.isfinite(after).sum()}/{len(after)} ≥ {record['threshold']:g}{_fewer(record)}",
+        f"{np.isfinite(after).sum()}/{len(after)} ≥{record['threshold']:g}{_fewer(record)}",
         _count(np.median(after), np.median(seconds)),
         f"{np.mean(record['steps_per_second']):,.0f} ({len(record['seeds']) // count})",
     ]
@@ -271,7 +271,7 @@ def _machines(results: Path) -> list[Path]:
 
 
 def _count(steps: float, seconds: float) -> str:
-    return f"{steps:,.0f} ({seconds:,.0f} s)" if np.isfinite(steps) else "never"
+    return f"{steps:,.0f} ({seconds:,.0f}s)" if np.isfinite(steps) else "never"
 
 
 def _spread(value: np.ndarray, spread: Interval | None) -> str:

@@ -24,8 +24,8 @@ from common.flags import (
     Fraction,
     NonNegative,
     Positive,
+    main,
     parse,
-    run_script,
 )
 
 
@@ -265,6 +265,36 @@ def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
     return 0.5 * error
 
 
+def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, clamp: float) -> jax.Array:
+    """Logarithm of probability ratios, which are clamped to between 1 / `clamp` and `clamp`."""
+    return jnp.clip(log_prob - old_log_prob, -math.log(clamp), math.log(clamp))
+
+
+def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Policy, value and exploration losses of samples [B, ...], means over the steps that count, and metrics."""
+    mean, log_prob = partial(optim.weighted_mean, batch.weight), policy.log_prob(batch.action)
+    change = log_ratio(log_prob, batch.log_prob, hp.ratio_clamp)
+    ratio, entropy = jnp.exp(change), mean(policy.entropy())
+    advantage = optim.standardize(batch.advantage, weight=batch.weight) if hp.norm_adv else batch.advantage
+    bounds, clip_value = ratio_bounds(hp.clip_eps, hp.clip_mode), hp.clip_eps if hp.clip_vloss else None
+    symmetric_kl = hp.exploration_loss == "symmetric-kl"
+    losses = {
+        "loss/policy": mean(policy_loss(ratio, advantage, bounds)),
+        "loss/value": mean(value_loss(value, batch.value, batch.target, clip_value)),
+        "loss/exploration": mean(policy.symmetric_kl_to_uniform()) if symmetric_kl else -entropy,
+    }
+    if hp.loss == "impala":
+        weight = jax.lax.stop_gradient(jnp.minimum(ratio, hp.pg_rho_clip))
+        losses["loss/policy"] = -mean(weight * advantage * log_prob)
+    total = losses["loss/policy"] + hp.vf_coef * losses["loss/value"] + hp.ent_coef * losses["loss/exploration"]
+    return total, losses | {
+        "loss/total": total,
+        "policy/entropy": entropy,
+        "policy/approx_kl": mean(ratio - 1 - change),  # of the policy that acted and this one
+        "policy/clip_fraction": mean((ratio < bounds[0]) | (ratio > bounds[1])),
+    }
+
+
 # --------------------------------------------------------------------------------------------------------- algorithm
 
 
@@ -298,7 +328,7 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
         next_value = rollout.next_values(value, lambda x: value_of(learner, *x), last, final)
         ends = rollout.terminated, rollout.truncated
         common = rollout.reward, value, next_value, *ends, args.gamma, args.gae_lambda
-        log_rho = log_ratio(policy.log_prob(rollout.action), rollout.extras)
+        log_rho = log_ratio(policy.log_prob(rollout.action), rollout.extras, args.ratio_clamp)
         if args.advantage == "gae":
             advantage = gae(*common)
             target = value + advantage
@@ -323,7 +353,7 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
         def step(carry, indices):
             params, opt_state = carry
             minibatch = batch if args.num_minibatches == 1 else jax.tree.map(lambda x: x[:, indices], batch)
-            grads, metrics = optim.mean_gradients(loss)(params, minibatch, hp)  # over all devices
+            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hp)  # over all devices
             params, opt_state = optim.adam_step(params, grads, opt_state, hp)
             return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
 
@@ -334,44 +364,15 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
             (params, opt_state), metrics = optim.epochs(step, start, minibatches)
         longest_ago = jax.tree.map(lambda x: x[:, minibatches[-1, 0]], batch)
         kl = optim.mean_over_devices(
-            loss(params, longest_ago, hp)[1]["policy/approx_kl"]
+            loss_of(params, longest_ago, hp)[1]["policy/approx_kl"]
         )  # nothing else of it is computed
         learner = learner.replace(params=params, opt_state=optim.adapt(opt_state, kl, hp))
         return learner, metrics | {"policy/approx_kl": kl}
 
-    def loss(params: Any, batch: Batch, hp) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Policy, value and exploration losses of a minibatch, [B, ...], means over the steps that count."""
-        mean = partial(optim.weighted_mean, batch.weight)
+    def loss_of(params: Any, batch: Batch, hp: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss of a minibatch [B, ...], and metrics."""
         policy, value, _ = network.apply(params, batch.obs, batch.first, jax.tree.map(lambda x: x[0], batch.memory))
-        log_prob = policy.log_prob(batch.action)
-        change = log_ratio(log_prob, batch.log_prob)
-        ratio = jnp.exp(change)
-        advantage = optim.standardize(batch.advantage, weight=batch.weight) if args.norm_adv else batch.advantage
-        bounds = ratio_bounds(hp.clip_eps, args.clip_mode)
-        clip_value = hp.clip_eps if args.clip_vloss else None
-        entropy = mean(policy.entropy())
-        losses = {
-            "loss/policy": mean(policy_loss(ratio, advantage, bounds)),
-            "loss/value": mean(value_loss(value, batch.value, batch.target, clip_value)),
-            "loss/exploration": -entropy,
-        }
-        if args.loss == "impala":
-            weight = jax.lax.stop_gradient(jnp.minimum(ratio, args.pg_rho_clip))
-            losses["loss/policy"] = -mean(weight * advantage * log_prob)
-        if args.exploration_loss == "symmetric-kl":
-            losses["loss/exploration"] = mean(policy.symmetric_kl_to_uniform())
-        total = losses["loss/policy"] + hp.vf_coef * losses["loss/value"]
-        total += hp.ent_coef * losses["loss/exploration"]
-        return total, losses | {
-            "loss/total": total,
-            "policy/entropy": entropy,
-            "policy/approx_kl": mean(ratio - 1 - change),  # of the policy that acted and this one
-            "policy/clip_fraction": mean((ratio < bounds[0]) | (ratio > bounds[1])),
-        }
-
-    def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array) -> jax.Array:
-        limit = math.log(args.ratio_clamp)
-        return jnp.clip(log_prob - old_log_prob, -limit, limit)
+        return loss(policy, value, batch, hp)
 
     def step_network(learner: Learner, obs: jax.Array, first: jax.Array, memory: Memory):
         """Policy and value, in the network's units, for raw observations [N, ...], and the memory after them."""
@@ -415,4 +416,4 @@ def train(args: Args, callback: Any = None) -> Any:
 
 
 if __name__ == "__main__":
-    run_script(train, ARGS)
+    main(train, ARGS)

@@ -21,8 +21,8 @@ from common.flags import (
     NonNegative,
     OnPolicyArgs,
     Positive,
+    main,
     parse,
-    run_script,
 )
 
 
@@ -92,10 +92,6 @@ class Args(OnPolicyArgs):
     encoder: Literal["small", "nature", "impala", "flat"] = "small"
     """Image encoder: a 3 x 3 convolution with 16 channels, the Nature DQN network, IMPALA's ResNet, or none (flat)."""
 
-    def __post_init__(self):
-        super().__post_init__()
-        self.check_needed("desired_kl", "lr_schedule", "kl-adaptive")
-
 
 if __name__ == "__main__":
     ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
@@ -106,7 +102,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from common.algorithm import EnvSpec, Now, OnPolicy, Rollout, Space, nets, optim, run_algorithm
+from common.algorithm import EnvSpec, Now, OnPolicy, Rollout, nets, optim, run_algorithm
 
 # ---------------------------------------------------------------------------------------------------------- networks
 
@@ -115,24 +111,23 @@ class Actor(nn.Module):
     """The policy, a distribution over actions, and the features [B, F] that it is made of."""
 
     args: Args
-    obs_space: Space
-    action_space: Space
+    env: EnvSpec
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> tuple[nets.Distribution, jax.Array]:
-        x = nets.Torso.of(self.args, nets.without_privileged(self.obs_space))(obs)
-        return nets.PolicyHead(self.action_space)(x, obs), x
+        x = nets.Torso.of(self.args, nets.without_privileged(self.env.observation_space))(obs)
+        return nets.PolicyHead(self.env.action_space)(x, obs), x
 
 
 class Critic(nn.Module):
     """The value of an observation, or with --share-torso of the actor's features of it."""
 
     args: Args
-    obs_space: Space
+    env: EnvSpec
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = x if self.args.share_torso else nets.Torso.of(self.args, self.obs_space)(x)
+        x = x if self.args.share_torso else nets.Torso.of(self.args, self.env.observation_space)(x)
         return nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(x)[..., 0]  # [B]
 
 
@@ -204,13 +199,33 @@ def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
     return 0.5 * error
 
 
+def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Policy, value and exploration losses of samples [B, ...] (Schulman et al. 2017, eq. 9), and metrics."""
+    policy = nets.part_of(policy, batch.own)
+    log_ratio = policy.log_prob(batch.action) - batch.log_prob
+    ratio, entropy = jnp.exp(log_ratio), jnp.mean(policy.entropy())
+    bounds, clip_value = ratio_bounds(hp.clip_eps, hp.clip_mode), hp.clip_eps if hp.clip_vloss else None
+    symmetric_kl = hp.exploration_loss == "symmetric-kl"
+    losses = {
+        "loss/policy": jnp.mean(policy_loss(ratio, batch.advantage, bounds)),
+        "loss/value": jnp.mean(value_loss(value, batch.value, batch.target, clip_value)),
+        "loss/exploration": jnp.mean(policy.symmetric_kl_to_uniform()) if symmetric_kl else -entropy,
+    }
+    total = losses["loss/policy"] + hp.vf_coef * losses["loss/value"] + hp.ent_coef * losses["loss/exploration"]
+    return total, losses | {
+        "loss/total": total,
+        "policy/entropy": entropy,
+        "policy/approx_kl": jnp.mean(ratio - 1 - log_ratio),  # Schulman's k3 estimator
+        "policy/clip_fraction": jnp.mean((ratio < bounds[0]) | (ratio > bounds[1])),
+    }
+
+
 # --------------------------------------------------------------------------------------------------------- algorithm
 
 
 def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
     """PPO for `env` as pure functions of one agent on one device."""
-    actor = Actor(args, env.observation_space, env.action_space)
-    critic = Critic(args, env.observation_space)
+    actor, critic = Actor(args, env), Critic(args, env)
 
     def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> tuple[jax.Array, nets.Distribution]:
         """Actions [N, ...] of a step of the rollout, and the distributions that they come from."""
@@ -229,8 +244,8 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         """Values, advantages and value targets of a rollout, in units of the rewards, flattened to [T * N, ...]."""
         value = value_of(learner, rollout.obs)  # [T, N]
         next_value = rollout.next_values(value, partial(value_of, learner))
-        ends = rollout.terminated, rollout.truncated
-        advantage = gae(rollout.reward, value, next_value, *ends, hp.gamma, hp.gae_lambda)
+        outcome = rollout.reward, value, next_value, rollout.terminated, rollout.truncated
+        advantage = gae(*outcome, hp.gamma, hp.gae_lambda)
         batch = Batch(
             obs=nets.normalize(learner.obs_stats, rollout.obs),
             action=rollout.action,
@@ -253,40 +268,21 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
             params, opt_state = carry
             indices, advantage = inputs
             minibatch = jax.tree.map(lambda x: x[indices], batch)._replace(advantage=advantage)
-            grads, metrics = optim.mean_gradients(loss)(params, minibatch, hp)  # over all devices
+            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hp)  # over all devices
             params, opt_state = optim.adam_step(params, grads, opt_state, hp)
             return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
 
         start = learner.params, learner.opt_state
         (params, opt_state), metrics = optim.epochs(step, start, (minibatches, advantage), hp.target_kl)
         # Nothing else of this loss is computed
-        after = loss(params, jax.tree.map(lambda x: x[minibatches[-1, 0]], batch), hp)[1]
+        after = loss_of(params, jax.tree.map(lambda x: x[minibatches[-1, 0]], batch), hp)[1]
         kl = optim.mean_over_devices(after["policy/approx_kl"])
         learner = learner.replace(params=params, opt_state=optim.adapt(opt_state, kl, hp))
         return learner, metrics | {"policy/approx_kl": kl}
 
-    def loss(params: Params, batch: Batch, hp: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Policy, value and exploration losses of a minibatch, [B, ...]."""
-        policy, value = outputs(params, batch.obs)
-        policy = nets.part_of(policy, batch.own)
-        log_ratio = policy.log_prob(batch.action) - batch.log_prob
-        ratio, entropy = jnp.exp(log_ratio), jnp.mean(policy.entropy())
-        bounds = ratio_bounds(hp.clip_eps, args.clip_mode)
-        clip_value = hp.clip_eps if args.clip_vloss else None
-        symmetric_kl = args.exploration_loss == "symmetric-kl"
-        losses = {
-            "loss/policy": jnp.mean(policy_loss(ratio, batch.advantage, bounds)),
-            "loss/value": jnp.mean(value_loss(value, batch.value, batch.target, clip_value)),
-            "loss/exploration": jnp.mean(policy.symmetric_kl_to_uniform()) if symmetric_kl else -entropy,
-        }
-        # Equation 9
-        total = losses["loss/policy"] + hp.vf_coef * losses["loss/value"] + hp.ent_coef * losses["loss/exploration"]
-        return total, losses | {
-            "loss/total": total,
-            "policy/entropy": entropy,
-            "policy/approx_kl": jnp.mean(ratio - 1 - log_ratio),  # Schulman's k3 estimator
-            "policy/clip_fraction": jnp.mean((ratio < bounds[0]) | (ratio > bounds[1])),
-        }
+    def loss_of(params: Params, batch: Batch, hp: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss of a minibatch [B, ...], and metrics."""
+        return loss(*outputs(params, batch.obs), batch, hp)
 
     def policy_of(learner: Learner, obs: jax.Array) -> nets.Distribution:
         """The actor's distributions for raw observations."""
@@ -294,9 +290,8 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
 
     def value_of(learner: Learner, obs: jax.Array) -> jax.Array:
         """The critic's values of raw observations, in units of the rewards."""
-        return nets.denormalize(
-            learner.return_stats, outputs(learner.params, nets.normalize(learner.obs_stats, obs))[1]
-        )
+        value = outputs(learner.params, nets.normalize(learner.obs_stats, obs))[1]
+        return nets.denormalize(learner.return_stats, value)
 
     def outputs(params: Params, obs: jax.Array) -> tuple[nets.Distribution, jax.Array]:
         """Policy and value for observations as the networks take them; what is not used is not computed."""
@@ -332,4 +327,4 @@ def train(args: Args, env: Any = None, callback: Any = None) -> Any:
 
 
 if __name__ == "__main__":
-    run_script(train, ARGS)
+    main(train, ARGS)

@@ -21,8 +21,8 @@ from common.flags import (
     NonNegative,
     Positive,
     RecurrentArgs,
+    main,
     parse,
-    run_script,
 )
 
 
@@ -118,7 +118,6 @@ class Args(RecurrentArgs):
     def __post_init__(self):
         super().__post_init__()
         self.check_divides("bptt_length", "num_steps")
-        self.check_needed("desired_kl", "lr_schedule", "kl-adaptive")
 
 
 if __name__ == "__main__":
@@ -260,6 +259,27 @@ def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
     return 0.5 * error
 
 
+def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Policy, value and exploration losses of sequences [K, B, ...] (Schulman et al. 2017, eq. 9), and metrics."""
+    log_ratio = policy.log_prob(batch.action) - batch.log_prob
+    ratio, entropy = jnp.exp(log_ratio), jnp.mean(policy.entropy())
+    bounds, clip_value = ratio_bounds(hp.clip_eps, hp.clip_mode), hp.clip_eps if hp.clip_vloss else None
+    symmetric_kl = hp.exploration_loss == "symmetric-kl"
+    losses = {
+        "loss/policy": jnp.mean(policy_loss(ratio, batch.advantage, bounds)),
+        "loss/value": jnp.mean(value_loss(value, batch.value, batch.target, clip_value)),
+        "loss/exploration": jnp.mean(policy.symmetric_kl_to_uniform()) if symmetric_kl else -entropy,
+    }
+    total = losses["loss/policy"] + hp.vf_coef * losses["loss/value"] + hp.ent_coef * losses["loss/exploration"]
+    return total, losses | {
+        "loss/total": total,
+        "policy/entropy": entropy,
+        "policy/approx_kl": jnp.mean(ratio - 1 - log_ratio),  # Schulman's k3 estimator
+        "policy/clip_fraction": jnp.mean((ratio < bounds[0]) | (ratio > bounds[1])),
+        "policy/log_ratio_max": jnp.max(jnp.abs(log_ratio)),
+    }
+
+
 # --------------------------------------------------------------------------------------------------------- algorithm
 
 
@@ -316,40 +336,22 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
             envs, advantage = inputs
             minibatch = jax.tree.map(lambda x: x[:, :, envs], batch)._replace(advantage=advantage)
             minibatch = side_by_side(minibatch)
-            grads, metrics = optim.mean_gradients(loss)(params, minibatch, hp)  # over all devices
+            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hp)  # over all devices
             params, opt_state = optim.adam_step(params, grads, opt_state, hp)
             return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
 
         start = learner.params, learner.opt_state
         (params, opt_state), metrics = optim.epochs(step, start, (minibatches, advantage), hp.target_kl)
         # Nothing else of this loss is computed
-        after = loss(params, side_by_side(jax.tree.map(lambda x: x[:, :, minibatches[-1, 0]], batch)), hp)[1]
+        after = loss_of(params, side_by_side(jax.tree.map(lambda x: x[:, :, minibatches[-1, 0]], batch)), hp)[1]
         kl = optim.mean_over_devices(after["policy/approx_kl"])
         learner = learner.replace(params=params, opt_state=optim.adapt(opt_state, kl, hp))
         return learner, metrics | {"policy/approx_kl": kl}
 
-    def loss(params: Params, batch: Batch, hp: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Policy, value and exploration losses of a minibatch, [K, B, ...]."""
+    def loss_of(params: Params, batch: Batch, hp: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss of a minibatch [K, B, ...], and metrics."""
         policy, value, _ = outputs(params, batch.inputs, jax.tree.map(lambda x: x[0], batch.memory))
-        log_ratio = policy.log_prob(batch.action) - batch.log_prob
-        ratio, entropy = jnp.exp(log_ratio), jnp.mean(policy.entropy())
-        bounds = ratio_bounds(hp.clip_eps, args.clip_mode)
-        clip_value = hp.clip_eps if args.clip_vloss else None
-        symmetric_kl = args.exploration_loss == "symmetric-kl"
-        losses = {
-            "loss/policy": jnp.mean(policy_loss(ratio, batch.advantage, bounds)),
-            "loss/value": jnp.mean(value_loss(value, batch.value, batch.target, clip_value)),
-            "loss/exploration": jnp.mean(policy.symmetric_kl_to_uniform()) if symmetric_kl else -entropy,
-        }
-        # Equation 9
-        total = losses["loss/policy"] + hp.vf_coef * losses["loss/value"] + hp.ent_coef * losses["loss/exploration"]
-        return total, losses | {
-            "loss/total": total,
-            "policy/entropy": entropy,
-            "policy/approx_kl": jnp.mean(ratio - 1 - log_ratio),  # Schulman's k3 estimator
-            "policy/clip_fraction": jnp.mean((ratio < bounds[0]) | (ratio > bounds[1])),
-            "policy/log_ratio_max": jnp.max(jnp.abs(log_ratio)),
-        }
+        return loss(policy, value, batch, hp)
 
     def step_networks(learner: Learner, seen: Seen, memory: Memory) -> tuple[nets.Distribution, jax.Array, Memory]:
         """Policy and value [N], in units of the rewards, for what is seen now, and the memory after it."""
@@ -407,4 +409,4 @@ def train(args: Args, env: Any = None, callback: Any = None) -> Any:
 
 
 if __name__ == "__main__":
-    run_script(train, ARGS)
+    main(train, ARGS)

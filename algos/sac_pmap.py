@@ -23,8 +23,8 @@ from common.flags import (
     Share,
     Temperature,
     UsageError,
+    main,
     parse,
-    run_script,
 )
 
 
@@ -317,4 +317,4 @@ def train(args: Args, env: Any = None, callback: Any = None) -> Any:
 
 
 if __name__ == "__main__":
-    run_script(train, ARGS)
+    main(train, ARGS)

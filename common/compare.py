@@ -15,7 +15,7 @@ import numpy as np
 import tyro
 
 from common.cli.checks import Finite
-from common.cli.command import parse, run_script
+from common.cli.command import main, parse
 from common.cli.files import check_target, read_text
 from common.drawing.groups import EVALUATION, RECENT, TRAINING, Group, LoggedRun, Note, Selection, load, pooled, say
 from common.drawing.statistics import estimate, estimate_name, interval
@@ -157,4 +157,4 @@ def run_command(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    run_script(run_command, parse(Args))
+    main(run_command, parse(Args))

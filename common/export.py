@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from common.cli.command import parse, run_script
+from common.cli.command import main, parse
 from common.cli.console import Console
 from common.cli.env_params import given_params
 from common.cli.errors import UsageError
@@ -167,4 +167,4 @@ def export(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    run_script(export, ARGS)
+    main(export, ARGS)

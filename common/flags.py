@@ -16,7 +16,7 @@ from common.cli.checks import (
     Share,
     Temperature,
 )
-from common.cli.command import parse, run_script
+from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.host_flags import ActorArgs, HostRolloutArgs
 from common.cli.place import Placed
@@ -42,7 +42,7 @@ __all__ = [
     "Temperature",
     "UsageError",
     "parse",
-    "run_script",
+    "main",
 ]
 
 

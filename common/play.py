@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from common.cli.checks import Bounds, CountOrZero
-from common.cli.command import parse, run_script
+from common.cli.command import main, parse
 from common.cli.console import Console
 from common.cli.env_params import given_params
 from common.cli.errors import UsageError
@@ -192,4 +192,4 @@ def show(episodes: Episodes, console: Console, is_game: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    run_script(play, ARGS)
+    main(play, ARGS)

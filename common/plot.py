@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from common.cli.command import parse, run_script
+from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.files import check_target, replacing
 from common.drawing.curves import Curve, align, curves, overlapping
@@ -112,4 +112,4 @@ def _shortened(group: Group, found: list[Curve]) -> Iterator[Note]:
 
 
 if __name__ == "__main__":
-    run_script(plot, parse(Args))
+    main(plot, parse(Args))

@@ -60,6 +60,8 @@ def run_algorithm(
     `env` is an environment, in place of the name `args.env`. `callback` gets every row of metrics, and ends the run
     where it returns True. With --list-envs there is no result.
     """
+    if args.list_envs:
+        return list_envs(("device", "host") if hasattr(args, "at") else ("host",), args.list_envs)
     if not isinstance(args, HostEnvArgs):
         return train_on_devices(args, script, make_algorithm, env, callback)
     if env is not None:
@@ -79,8 +81,6 @@ def train_on_devices(
     `env` is a gymnax-style environment, in place of the name `args.env`. `callback` gets every row, and ends the run
     where it returns True.
     """
-    if args.list_envs:
-        return list_envs("device", args.list_envs)
     with cluster.joined(args):
         devices = _choose_devices(args)
         params = given_params(vars(args))
@@ -143,8 +143,6 @@ def train_with_actors(
     `callback` is as in `train_on_devices`. With --list-envs there is no result. Each of several processes
     has actors and environments of its own, from which its own learner devices get their share of an update.
     """
-    if args.list_envs:
-        return list_envs("host", args.list_envs)
     with cluster.joined(args):
         actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)
         args = args.among(cluster.count())

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from common.cli.command import main, parse
+from common.cli.command import exit_code, parse
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "algos" / "ppo_pmap.py"
@@ -107,7 +107,7 @@ def succeed(process: subprocess.CompletedProcess) -> subprocess.CompletedProcess
 def in_process(*words: Any, algorithm: ModuleType | None = None) -> int:
     """The exit code of PPO, or of another algorithm, with these flags, trained in this process."""
     algorithm = algorithm or import_module("algos.ppo_pmap")  # starts JAX
-    return main(algorithm.train, parse(algorithm.Args, list(map(str, words))))
+    return exit_code(algorithm.train, parse(algorithm.Args, list(map(str, words))))
 
 
 def refusal(command: Callable[[Any], Any], args_class: type, words: list[str]) -> str:
@@ -115,7 +115,7 @@ def refusal(command: Callable[[Any], Any], args_class: type, words: list[str]) -
     stderr = io.StringIO()
     with redirect_stderr(stderr), redirect_stdout(io.StringIO()):
         try:
-            code = main(command, parse(args_class, words))
+            code = exit_code(command, parse(args_class, words))
         except SystemExit as end:
             code = end.code
     assert code == 2, f"exit code {code}; stderr: {stderr.getvalue()}"

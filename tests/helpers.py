@@ -19,6 +19,9 @@ from gymnax.environments import spaces as gymnax_spaces
 from ppo_pmap import Args, train  # noqa: F401  (re-exported)
 
 import common.device.compilation
+from common.device.algorithm import OffPolicy
+from common.device.off_policy import off_policy
+from common.device.on_policy import Driver, on_policy
 from common.device.programs import Programs, for_seeds
 from common.device.seeds import arrays_of
 from common.device.sharding import AXIS, TrainState, to_host
@@ -77,7 +80,13 @@ def over_devices(function, count: int, *args: Any) -> Any:
 
 def module_of(args: Any) -> Any:
     """The algorithm whose arguments these are."""
-    return next(module for module in (ppo, ppo_rnn, sac) if type(args) is module.Args)
+    return next(module for module in (ppo, ppo_rnn, sac) if isinstance(args, module.Args))
+
+
+def driver_of(args: Any, env: Env) -> Driver:
+    """`init` and `update` of one agent on one device, with the algorithm of `args`."""
+    algorithm = module_of(args).make_algorithm(args, env)
+    return (off_policy if isinstance(algorithm, OffPolicy) else on_policy)(algorithm, args, env)
 
 
 def functions_of(args: Args, env: Env, groups: int = 1) -> Programs:

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "envs": {"cli"},
     "nets": {"cli", "envs"},  # whose spaces say what goes in and out
     "device": {"cli", "envs", "nets"},
-    "actors": {"cli", "envs", "device"},
+    "actors": {"cli", "envs", "nets", "device"},
     "population": {"cli", "envs", "device"},
     "runs": {"cli", "envs", "nets", "device"},
     "drawing": {"cli", "envs", "device", "runs"},
@@ -26,25 +26,15 @@ MAY_IMPORT = {
 ROOMS = set(MAY_IMPORT)
 MAY_IMPORT |= {"top": ROOMS, "algos": ROOMS | {"top"}}
 
-LINES = {"common": 16_931, "algos": 520}  # at most, of all modules together, and of each algorithm; they may only fall
+LINES = {"common": 17_636, "algos": 431}  # at most, of all modules together, and of each algorithm; they may only fall
 
 # Pieces of algorithms that have one name and differ all the same, in all files or in the one named.
-THEIR_OWN = {"Args", "Actor", "Critic", "Params", "Memory", "new_memory"}
-THEIR_OWN |= {"Learner", "Shard", "Batch", "Trajectory", "Transition", "example_transition", "new_learner", "init"}
-THEIR_OWN |= {
-    "train",
-    "update",
-    "collect",
-    "act",
-    "explore",
-    "look",
-    "estimate",
-    "outputs",
-    "value_of",
-    "learn",
-    "loss",
-}
-THEIR_OWN |= {"loss", "gauges", "draw", "Published", "publish"}
+THEIR_OWN = {"Args", "Actor", "Critic", "Params", "Memory", "new_memory", "Learner", "Batch", "train"}
+THEIR_OWN |= {"init", "explore", "update", "act", "estimate", "learn", "loss", "outputs", "policy_of", "value_of"}
+
+# What the driver does for all algorithms, which know nothing of it.
+OF_THE_DRIVER = {"hyper_of", "opponent", "matchmaking", "population", "AXIS", "varying_like", "Tally", "tracker"}
+OF_THE_DRIVER |= {"recent", "processes"}
 
 
 def name_of(path: Path) -> str:
@@ -160,3 +150,10 @@ def test_pieces_that_algorithms_share_are_the_same():
     drifted = [f"{name} differs between {', '.join(different[name])}." for name in different.keys() - THEIR_OWN]
     assert not drifted, "\n".join(drifted)
     assert different.keys() >= THEIR_OWN, "THEIR_OWN names pieces that do not differ any more."
+
+
+@pytest.mark.parametrize("path", ALGORITHMS, ids=lambda path: path.stem)
+def test_an_algorithm_below_its_flags_says_nothing_of_what_the_driver_does(path):
+    _, below = path.read_text().split("ARGS = parse(Args)")
+    found = {word for word in OF_THE_DRIVER if re.search(word, below)}
+    assert not found, f"algos/{path.name} speaks of {', '.join(sorted(found))}: that is the driver's."

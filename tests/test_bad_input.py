@@ -22,7 +22,7 @@ import common.device.footprint
 import common.population.size
 import common.runs.run
 from algos import ppo_pmap as ppo
-from common.cli.command import main, parse
+from common.cli.command import exit_code, parse
 from common.cli.errors import UsageError
 
 COMMANDS = {
@@ -169,7 +169,7 @@ def template(tmp_path_factory) -> Path:
     """A folder with a finished run and with damaged ones, named as in CASES; tests use copies of it."""
     folder = tmp_path_factory.mktemp("places")
     run = [*TINY.split(), "--num-devices", "1", "--quiet", "--run-dir", str(folder / "run")]
-    assert main(ppo.train, parse(ppo.Args, run)) == 0
+    assert exit_code(ppo.train, parse(ppo.Args, run)) == 0
     (folder / "bad_envs.py").write_text(BAD_ENVS)
     (folder / "broken_syntax.py").write_text("def make(:\n")
     (folder / "file").write_text("text")
@@ -333,13 +333,13 @@ def test_a_run_that_came_to_nothing_does_not_stand_in_the_way_of_the_next(places
     with monkeypatch.context() as patch:
         patch.delattr(common.runs.run, "compile_together")
         with pytest.raises(NameError):
-            main(ppo.train, parse(ppo.Args, words))
+            exit_code(ppo.train, parse(ppo.Args, words))
     assert json.loads((places / "new" / "result.json").read_text())["status"] == "failed"
     (places / "new" / "notes.txt").write_text("ten years of work")
     assert "--overwrite" in refused("ppo", words)
     (places / "new" / "notes.txt").unlink()
     (places / "new" / ".metrics.123.jsonl").touch()
-    assert main(ppo.train, parse(ppo.Args, words)) == 0
+    assert exit_code(ppo.train, parse(ppo.Args, words)) == 0
     shutil.rmtree(places / "new" / "checkpoints")
     assert "--overwrite" in refused("ppo", words), "it has rows of metrics"
 
@@ -348,7 +348,7 @@ def test_a_run_that_came_to_nothing_does_not_stand_in_the_way_of_the_next(places
 def test_an_old_run_goes_on_once_its_old_flags_are_replaced(places, capsys):
     words = ["--resume", str(places / "old")]
     assert "--lr-schedule" in refused("ppo", words)
-    assert main(ppo.train, parse(ppo.Args, [*words, "--lr-schedule", "constant", "--total-timesteps", "96"])) == 0
+    assert exit_code(ppo.train, parse(ppo.Args, [*words, "--lr-schedule", "constant", "--total-timesteps", "96"])) == 0
     printed = capsys.readouterr().out
     assert "--lr-schedule: None then, constant now" in printed
     assert "--ent-fraction" not in printed, "a flag that came later was as it is by default"

@@ -61,7 +61,7 @@ import sys
 sys.path[:0] = {[str(ROOT), str(ROOT / "algos")]}
 import jax
 import ppo_pmap as ppo
-from common.cli.command import main, parse
+from common.cli.command import exit_code, parse
 from common.device.evaluation import OTHER_SEED
 from common.runs.evaluation import DeviceEvaluation
 
@@ -76,7 +76,7 @@ def failing(self, step, state, seed):
     return begin(self, step, state, seed)
 
 DeviceEvaluation.begin = failing
-sys.exit(main(ppo.train, parse(ppo.Args)))
+sys.exit(exit_code(ppo.train, parse(ppo.Args)))
 """
 """A script whose process 1 cannot evaluate the best checkpoint once more."""
 

@@ -89,9 +89,7 @@ def test_x1_x3_x8_an_experiment_is_the_same_on_any_number_of_devices_and_beside_
         assert relative_difference(one.learner.params, ours.learner.params) < 1e-5
         assert relative_difference(one.run.recent, ours.run.recent) < 1e-5
         assert relative_difference(one.actors.tracker, ours.actors.tracker) < 1e-5
-        assert (
-            relative_difference(one, ours) < 1e-4
-        )  # the replay buffer, too
+        assert relative_difference(one, ours) < 1e-4  # the replay buffer, too
         assert relative_difference(one.learner.params, others.learner.params) > 0.01
         assert relative_difference(one.learner.params.actor, to_host(start).learner.params.actor) > 1e-3
         loss = "loss/q1" if "sac" in case else "loss/total"
@@ -120,7 +118,8 @@ def test_x1_agents_that_devices_have_for_themselves_learn_the_same(case):
     assert programs.evaluate(own, np.int32(0)).ret.shape == (1, 4, args.eval_episodes)
     assert all(x.addressable_data(0).shape[:2] == (1, 2) for x in jax.tree.leaves(own))
     assert relative_difference(to_host(together), to_host(own)) < 1e-4
-    assert relative_difference(wanted, metrics) < 1e-4
+    for name, found in metrics.items():  # the mean of the policy loss is nearly 0
+        np.testing.assert_allclose(found, wanted[name], rtol=1e-4, atol=1e-6, err_msg=name)
     assert all(x.shape == (4,) for x in jax.tree.leaves((metrics, broken)))
 
 

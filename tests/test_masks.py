@@ -25,6 +25,7 @@ from helpers import (
 from common.cli.errors import TrainingError
 from common.device.evaluation import play_episodes
 from common.device.memory import Agent, at_start
+from common.device.sampling import action_noise
 from common.device.stepping import reset_envs
 from common.envs.masks import check_legal, sample_legal
 from common.envs.own import wrap
@@ -32,7 +33,7 @@ from common.envs.reversi import PASS, after, legal_moves
 from common.envs.spaces import Box, Discrete, MultiDiscrete, Tuple, batch_shape, flat_size
 from common.envs.spec import EnvSpec
 from common.export import inputs_of
-from common.nets.distributions import Categoricals, action_noise, encode_action
+from common.nets.distributions import Categoricals, encode_action
 from common.nets.heads import PolicyHead
 from common.nets.recurrent import Inputs, initial_memory
 from common.play import Args as PlayArgs

@@ -8,16 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import sac_pmap as sac
 from helpers import make_env, over_devices, ppo, run_updates, small_args
 
-from common.nets.normalizers import RunningStats, rescale_output, running_stats
-from common.device.schedules import adapt, hyper_now
+from common.device.algorithm import Rollout
+from common.device.memory import at_start
+from common.device.optim import AdamState, adapt
+from common.device.sampling import action_noise
+from common.device.schedules import hp_now, hp_of
 from common.device.sharding import AXIS, flat_pmean
 from common.envs.requirements import check_spaces
 from common.envs.spaces import Box, Discrete, MultiDiscrete
-from common.nets.distributions import Categoricals, Joint, Normal, action_noise, encode_action
+from common.nets.distributions import Categoricals, Joint, Normal, SquashedNormal, encode_action
 from common.nets.heads import PolicyHead
+from common.nets.normalizers import RunningStats, rescale_output, running_stats
 from common.runs.intervals import next_boundary
 
 REWARD = [1, -0.5, 2, 0, 1]
@@ -51,18 +54,25 @@ def test_gae_golden_values(end, expected):
     np.testing.assert_allclose(advantages(**end), expected, rtol=1e-6)
 
 
-def test_put_final_values_of_none_to_all_also_under_vmap():
+def test_final_values_are_put_in_for_none_to_all_also_under_vmap():
     random = np.random.default_rng(1)
     cut = random.random((5, 6, 4)) < np.array([0, 0.05, 0.3, 0.8, 1.1])[:, None, None]
-    next_value, final_obs = jnp.asarray(random.normal(size=(5, 6, 4))), jnp.asarray(random.normal(size=(5, 6, 4, 1)))
+    both = cut & (random.random(cut.shape) < 0.2)  # a termination too, whose next value does not count
+    value, final_obs = jnp.asarray(random.normal(size=(5, 6, 4))), jnp.asarray(random.normal(size=(5, 6, 4, 1)))
+    last = jnp.asarray(random.normal(size=(5, 4, 1)))
 
-    def fill(*arrays):
-        return ppo.put_final_values(*arrays, lambda obs: 10 * obs[..., 0])
+    def fill(value, cut, both, last, final_obs):
+        rollout = Rollout(
+            *[None] * 4, terminated=both, truncated=cut, final_obs=final_obs, last=at_start(last), memory=()
+        )
+        return rollout.next_values(value, lambda obs: 10 * obs[..., 0])
 
-    wanted = np.where(cut, 10 * final_obs[..., 0], next_value)
-    np.testing.assert_array_equal(jax.vmap(fill)(next_value, cut, final_obs), wanted)
+    following = np.concatenate([value[:, 1:], 10 * last[:, None, :, 0]], axis=1)
+    wanted = np.where(cut & ~both, 10 * final_obs[..., 0], following)
+    np.testing.assert_array_equal(jax.vmap(fill)(value, cut, both, last, final_obs), wanted)
     for i in range(5):
-        np.testing.assert_array_equal(jax.jit(fill)(next_value[i], cut[i], final_obs[i]), wanted[i])
+        np.testing.assert_array_equal(jax.jit(fill)(value[i], cut[i], both[i], last[i], final_obs[i]), wanted[i])
+        np.testing.assert_array_equal(fill(value[i], cut[i], both[i], last[i], None), following[i])
 
 
 def test_ratio_bounds():
@@ -84,23 +94,29 @@ def test_value_loss():
 
 
 def test_adapt_learning_rate():
+    def adapted(rate, kl, **flags):
+        hp = hp_of(small_args(**{"lr_schedule": "kl-adaptive", "desired_kl": 0.01} | flags))
+        return adapt(AdamState("moments", jnp.float32(rate)), kl, hp)
+
     for kl, expected in ((0.021, 1e-3 / 1.5), (0.004, 1.5e-3), (0.01, 1e-3), (0.02, 1e-3), (0.005, 1e-3)):
-        assert adapt(jnp.float32(1e-3), kl, 0.01) == pytest.approx(expected, rel=1e-6)
-    assert adapt(jnp.float32(9e-3), 0.0, 0.01) == pytest.approx(1e-2)
-    assert adapt(jnp.float32(1.2e-6), 1.0, 0.01) == pytest.approx(1e-6)
+        assert adapted(1e-3, kl).learning_rate == pytest.approx(expected, rel=1e-6)
+    assert adapted(9e-3, 0.0).learning_rate == pytest.approx(1e-2)
+    assert adapted(1.2e-6, 1.0).learning_rate == pytest.approx(1e-6)
+    assert adapted(1e-3, 1.0).moments == "moments"
+    assert adapted(1e-3, 1.0, lr_schedule="linear").learning_rate == jnp.float32(1e-3)
 
 
 @pytest.mark.parametrize("swept", [{}, {"ent_coef": jnp.float32(0.4)}], ids=["alone", "member"])
 def test_entropy_coefficient_falls_in_a_line(swept):
     args = small_args(ent_coef=0.2, ent_fraction=0.5, total_timesteps=8 * small_args().steps_per_update)
     updates = jnp.arange(6)  # of eight
-    learner = SimpleNamespace(updates=updates, hyper=swept)
+    run = SimpleNamespace(updates=updates, hyper=swept)
     expected = swept.get("ent_coef", 0.2) * np.array([1, 0.75, 0.5, 0.25, 0, 0])
-    hyper, scheduled = hyper_now(args, learner)
-    np.testing.assert_allclose(hyper.ent_coef, expected, rtol=1e-6)
-    assert scheduled["ent_coef"] is hyper.ent_coef
+    hp, scheduled = hp_now(args, run, learner=None)
+    np.testing.assert_allclose(hp.ent_coef, expected, rtol=1e-6)
+    assert scheduled["ent_coef"] is hp.ent_coef
     np.testing.assert_allclose(scheduled["learning_rate"], args.learning_rate * (1 - updates / 8), rtol=1e-6)
-    assert "ent_coef" not in hyper_now(dataclasses.replace(args, ent_fraction=0.0), learner)[1]
+    assert "ent_coef" not in hp_now(dataclasses.replace(args, ent_fraction=0.0), run, learner=None)[1]
 
 
 def test_ratio_of_the_first_minibatch_is_one():
@@ -184,7 +200,7 @@ def of_choices(nvec, legal=None):
 
 def test_kl_divergences():
     """Of every kind; with gradients that are finite, and zero where both are the same."""
-    cases = [of_normals(Normal), of_normals(sac.SquashedNormal), of_choices((5,)), of_choices((2, 3))]
+    cases = [of_normals(Normal), of_normals(SquashedNormal), of_choices((5,)), of_choices((2, 3))]
     cases += [of_choices((5,), [1, 0, 1, 0, 1]), of_choices((2, 3), [1, 0, 0, 1, 1]), of_choices((5,), [0, 0, 1, 0, 0])]
     pairs, values = [case[:2] for case in cases], [case[2] for case in cases]
     pairs.append([Joint({"a": (pairs[0][i], pairs[5][i]), "b": pairs[2][i]}) for i in range(2)])
@@ -245,7 +261,7 @@ def test_running_statistics_equal_numpy(devices):
     stats = running_stats((2,))
     for batch in batches:
         shards = jnp.asarray(np.swapaxes(batch, 0, 1), jnp.float32)
-        merged = over_devices(lambda shard, stats=stats: stats.merge(shard, AXIS), devices, shards)
+        merged = over_devices(lambda shard, stats=stats: stats.merge(shard), devices, shards)
         for leaf in jax.tree.leaves(merged):
             np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[0], leaf.shape))
         stats = jax.tree.map(lambda x: x[0], merged)
@@ -263,7 +279,7 @@ def test_running_statistics_equal_numpy(devices):
 @pytest.mark.parametrize(("count", "wanted"), [(2**24, 2**24 + 1), (2**32 - 1, 2**32 - 1)])
 def test_running_statistics_count_single_samples_after_millions(count, wanted):
     stats = running_stats(()).replace(count=jnp.uint32(count))
-    assert over_devices(lambda sample: stats.merge(sample, AXIS), 1, jnp.ones(1)).count.tolist() == [wanted]
+    assert over_devices(lambda sample: stats.merge(sample), 1, jnp.ones(1)).count.tolist() == [wanted]
 
 
 def test_new_units_leave_predictions_as_they_are():

@@ -44,9 +44,9 @@ def parse(args_class: type, argv: list[str] | None = None) -> Any:
         raise SystemExit(fail(str(error), 2)) from None
 
 
-def run_script(train: Callable[[Any], Any], args: Any) -> NoReturn:
+def main(train: Callable[[Any], Any], args: Any) -> NoReturn:
     """Train and end the process; at once where a thread hangs in foreign code, which Python's shutdown could crash."""
-    code = main(train, args)
+    code = exit_code(train, args)
     if not any(thread.name == THREAD for thread in threading.enumerate()):
         sys.exit(code)
     for stream in (sys.stdout, sys.stderr):
@@ -55,7 +55,7 @@ def run_script(train: Callable[[Any], Any], args: Any) -> NoReturn:
     os._exit(code)
 
 
-def main(train: Callable[[Any], Any], args: Any) -> int:
+def exit_code(train: Callable[[Any], Any], args: Any) -> int:
     """Train and return the exit code: 0 finished or stopped, 1 failed, 2 bad usage, 128 + N signal N."""
     try:
         if _has_nothing_to_do(args):

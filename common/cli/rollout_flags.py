@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from common.cli.checks import Count, CountOrZero, divisors_near, multiples_near
+from common.cli.checks import Count, CountOrZero, divisors_near, flag_of, multiples_near
 from common.cli.errors import UsageError
 from common.cli.pbt_flags import PbtArgs
 from common.cli.process_flags import ProcessArgs
@@ -93,6 +93,8 @@ class RolloutArgs:
 
     def __post_init__(self):
         super().__post_init__()
+        if hasattr(self, "desired_kl"):
+            self.check_needed("desired_kl", "lr_schedule", "kl-adaptive")
         if self.num_updates and self.num_envs % self.block:
             samples = self.num_envs * self.samples_per_env
             steps = f" x --num-steps {self.num_steps} = {samples:,}" if self.samples_per_env > 1 else ""

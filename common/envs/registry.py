@@ -14,6 +14,7 @@ cannot be made:".
 import importlib
 import sys
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from types import ModuleType
@@ -29,8 +30,8 @@ from common.envs.usage import UnknownId, readable_errors, refuse_params
 
 Place = Literal["device", "host"]
 TRAINERS: dict[Place, str] = {
-    "device": "algos/ppo_pmap.py and algos/sac_pmap.py train",
-    "host": "algos/appo_pmap.py and algos/asac_pmap.py train",
+    "device": "ppo_pmap.py, ppo_rnn_pmap.py and sac_pmap.py train",
+    "host": "ppo_pmap.py, ppo_rnn_pmap.py, sac_pmap.py and appo_pmap.py train",
 }
 
 
@@ -77,12 +78,12 @@ def make_host(
     return envs
 
 
-def list_envs(place: Place, wanted: str) -> None:
+def list_envs(places: Sequence[Place], wanted: str) -> None:
     """Print the names of environments that step there and can be trained: of the suite `wanted`, or of "all" of them.
 
     Raises UsageError where there is no such suite, or where it is not installed.
     """
-    suites = [suite for suite, where in SUITES.items() if where == place]
+    suites = [suite for suite, where in SUITES.items() if where in places]
     if wanted not in (*suites, "all"):
         raise UsageError(f"--list-envs {wanted}: this algorithm trains on {' and '.join(suites)}")
     for suite in suites if wanted == "all" else [wanted]:

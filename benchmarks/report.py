@@ -92,8 +92,6 @@ def scores(records: list[Record]) -> dict[str, dict[str, np.ndarray]]:
 
 def _chapter(machine: str, name: str, records: list[Record]) -> str:
     lines = [f"## {name}, {machine}", "", *_table(COLUMNS, map(_row, records)), ""]
-    if scored := [line for algorithm in _algorithms(records) for line in _score(algorithm, records)]:
-        lines += [*scored, ""]
     lines += [f"![Returns over environment steps](images/{_picture(machine, name, 'steps')})"]
     if _has_peers(records):
         lines += [
@@ -107,18 +105,6 @@ def _table(columns: list[str], rows: Iterable[list[str]]) -> list[str]:
     """Lines of Markdown."""
     lines = [f"| {' | '.join(cells)} |" for cells in (columns, *rows)]
     return [lines[0], "|" + "---|" * len(columns), *lines[1:]]
-
-
-def _score(algorithm: str, records: list[Record]) -> list[str]:
-    """The final score of a peer over all its tasks, if there are several, and ours over the same tasks."""
-    found = scores(records)
-    ours = counterpart(algorithm, {name for name, envs in found.items() if found[algorithm].keys() <= envs.keys()})
-    count = len(found[algorithm])
-    if not ours or count == 1:
-        return []
-    theirs = _spread(*stratified(list(found[algorithm].values())))
-    beside = _spread(*stratified([found[ours][env] for env in found[algorithm]]))
-    return [f"- Final score over {count} tasks: {algorithm} {theirs}, {ours} {beside}"]
 
 
 def _has_peers(records: list[Record]) -> bool:
@@ -202,7 +188,7 @@ def _row(record: Record) -> list[str]:
         f"[{record['env']}]({RESULTS}/{record['file']})" if "file" in record else record["env"],
         record["algorithm"],
         _return(final),
-        f"{np.isfinite(after).sum()}/{len(after)} ≥ {record['threshold']:g}{_fewer(record)}",
+        f"{np.isfinite(after).sum()}/{len(after)} ≥{record['threshold']:g}{_fewer(record)}",
         _count(np.median(after), np.median(seconds)),
         f"{np.mean(record['steps_per_second']):,.0f} ({len(record['seeds']) // count})",
     ]
@@ -271,7 +257,7 @@ def _machines(results: Path) -> list[Path]:
 
 
 def _count(steps: float, seconds: float) -> str:
-    return f"{steps:,.0f} ({seconds:,.0f} s)" if np.isfinite(steps) else "never"
+    return f"{steps:,.0f} ({seconds:,.0f}s)" if np.isfinite(steps) else "never"
 
 
 def _spread(value: np.ndarray, spread: Interval | None) -> str:
@@ -300,8 +286,7 @@ its record, which has the command, the flags, the versions and all returns.
 - **Learned** counts the seeds that reach the threshold in some evaluation. *After* is the median number of steps
   (and seconds) over all seeds, including those that never reach it. A row with fewer evaluations than planned says
   so: its *after* is too coarse to compare.
-- **Score**: 0 is the worst return of any algorithm on a task, 1 is the threshold. A final score is the interquartile
-  mean over all runs of all tasks, so one failed task in four can be invisible.
+- **Scores** of the performance profiles: 0 is the worst return of any algorithm on a task, 1 is its threshold.
 - **Flags.** Ours come from `algos/tuned/` where it has an entry, theirs are those that their authors publish (SBX:
   those of SB3). This favours ours: dozens of runs went into the flags of one game. All kits train for as many steps
   as ours, which may be another number than their authors': SB3's PPO is better on Pendulum midway than at the end.

@@ -48,7 +48,7 @@ def test_commands_are_understood(tmp_path, monkeypatch):
     Path("runs/NAME").mkdir(parents=True)
     Path("runs/NAME/config.json").write_text(json.dumps({"algorithm": "ppo_pmap", "args": {"env": "CartPole-v1"}}))
     for module, words in (command for page in PAGES for command in commands(page)):
-        if words != ["--help"]:
+        if "--help" not in words:
             parse(importlib.import_module(module).Args, words)
 
 

@@ -89,9 +89,7 @@ def test_x1_x3_x8_an_experiment_is_the_same_on_any_number_of_devices_and_beside_
         assert relative_difference(one.learner.params, ours.learner.params) < 1e-5
         assert relative_difference(one.run.recent, ours.run.recent) < 1e-5
         assert relative_difference(one.actors.tracker, ours.actors.tracker) < 1e-5
-        assert (
-            relative_difference(one, ours) < 1e-4
-        )  # the replay buffer, too
+        assert relative_difference(one, ours) < 1e-4  # the replay buffer, too
         assert relative_difference(one.learner.params, others.learner.params) > 0.01
         assert relative_difference(one.learner.params.actor, to_host(start).learner.params.actor) > 1e-3
         loss = "loss/q1" if "sac" in case else "loss/total"

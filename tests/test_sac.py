@@ -8,7 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import functions_of, make_env, metric_rows, programs, relative_difference, run_updates, sac, small_args, small_sac_args
+from helpers import (
+    functions_of,
+    make_env,
+    metric_rows,
+    programs,
+    relative_difference,
+    run_updates,
+    sac,
+    small_args,
+    small_sac_args,
+)
 
 import common.device.compilation
 from common.cli.errors import UsageError

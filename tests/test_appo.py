@@ -20,10 +20,11 @@ from PIL import Image
 import common.actors.evaluation
 from common import export, play
 from common.actors.actor import Actor
+from common.actors.drivers import as_rollout, host_driver
 from common.actors.environments import env_maker, inspect_env
 from common.actors.evaluation import run_host_episodes
 from common.actors.parameters import Slot
-from common.actors.rollouts import Rollout, RolloutQueues
+from common.actors.rollouts import HostRollout, RolloutQueues
 from common.actors.watching import Worker
 from common.cli.errors import TrainingError, UsageError
 from common.device.evaluation import OTHER_SEED, SEED, Episodes
@@ -130,46 +131,46 @@ def test_vtrace_is_the_double_sum(seed):
 
 
 class Lab:
-    """APPO's functions for an environment, and rollouts made up for it."""
+    """The functions of a run of APPO in an environment, and rollouts made up for it."""
 
     def __init__(self, **flags: Any):
         flags |= {"rnn_size": 8} if "rnn" in flags else {}
         self.args = small_args(**{"learning_rate": 0.01, "lr_schedule": "constant"} | flags)
         env = inspect_env(self.args)
         self.spec = env.spec
-        self.appo = appo.make_appo(self.args, env.spec)
-        self.learner = self.appo.new_learner(jax.random.key(0), jax.random.key(1))
+        self.driver = host_driver(appo.make_appo(self.args, env.spec), self.args, env.spec)
+        self.learner, self.run = self.driver.begin(jax.random.key(0), jax.random.key(1))
 
-    def rollout(self, seed: int, final_obs: bool = False, steps: int = 8, envs: int = 8) -> Rollout:
+    def rollout(self, seed: int, final_obs: bool = False, steps: int = 8, envs: int = 8) -> HostRollout:
         rng = np.random.default_rng(seed)
         terminated, truncated = rng.random((2, steps, envs)) < 0.15
         shape = steps, envs
-        return Rollout(
+        return HostRollout(
             obs=rng.normal(size=(steps + 1, envs, 2)).astype(np.float32),
             action=rng.integers(0, 3, shape).astype(np.int32),
-            noted=np.log(rng.uniform(0.1, 0.9, shape)).astype(np.float32),
+            extras=np.log(rng.uniform(0.1, 0.9, shape)).astype(np.float32),
             reward=rng.normal(size=shape).astype(np.float32),
             terminated=terminated,
             truncated=truncated,
             valid=rng.random(shape) < 0.9,
             version=np.zeros(shape, np.int32),
             final_obs=rng.normal(size=(steps, envs, 2)).astype(np.float32) if final_obs else None,
-            memory=jax.tree.map(lambda x: rng.normal(size=(1, *x.shape)), self.appo.carried_memory(envs)),
+            memory=jax.tree.map(lambda x: rng.normal(size=(1, *x.shape)), self.driver.memory(envs)),
         )
 
     def outputs(self, obs: np.ndarray) -> tuple[Any, np.ndarray]:
         """Policies and values of observations [T, N, ...] without any memory of them."""
         network = appo.Network(self.args, self.spec.observation_space, self.spec.action_space)
         first = np.ones(obs.shape[:2], bool)
-        return network.apply(self.learner.params, obs, first, self.appo.carried_memory(obs.shape[1]))[:2]
+        return network.apply(self.learner.params, obs, first, self.driver.memory(obs.shape[1]))[:2]
 
-    def update(self, *rollouts: Rollout, devices: int = 1, updates: int = 1) -> tuple[Any, dict[str, Any]]:
+    def update(self, *rollouts: HostRollout, devices: int = 1, updates: int = 1) -> tuple[Any, dict[str, Any]]:
         """Parameters and metrics after learning from the same rollouts again and again."""
-        state = jax.tree.map(lambda x: jnp.stack([x] * devices), TrainState(self.learner, ()))
+        state = jax.tree.map(lambda x: jnp.stack([x] * devices), TrainState(self.learner, (), self.run))
         shards = jax.tree.map(
             lambda x: jnp.moveaxis(x.reshape(x.shape[0], devices, -1, *x.shape[2:]), 1, 0), tuple(rollouts)
         )
-        step = jax.jit(jax.vmap(self.appo.update, axis_name=AXIS))
+        step = jax.jit(jax.vmap(self.driver.update, axis_name=AXIS))
         for _ in range(updates):
             state, _, tally = step(state, shards)
         params = state.learner.params
@@ -211,7 +212,7 @@ def test_masked_steps_teach_nothing():
     other = rollout._replace(
         reward=np.where(masked, 1e3, rollout.reward).astype(np.float32),
         action=np.where(masked, 2, rollout.action),
-        noted=np.where(masked, -5, rollout.noted).astype(np.float32),
+        extras=np.where(masked, -5, rollout.extras).astype(np.float32),
     )
     assert relative_difference(lab.update(rollout)[0], lab.update(other)[0]) < 1e-6
     changed = rollout._replace(reward=np.where(masked, rollout.reward, 1e3).astype(np.float32))
@@ -265,7 +266,7 @@ def test_a_truncated_step_bootstraps_from_its_final_observation_and_a_terminated
     rollout = lab.rollout(0, final_obs=True, steps=1)._replace(valid=np.ones((1, 8), bool))
     for truncated, terminated in ((True, False), (False, True), (True, True)):
         case = rollout._replace(truncated=np.full((1, 8), truncated), terminated=np.full((1, 8), terminated))
-        case = case._replace(noted=np.full((1, 8), -9, np.float32))  # weights over 1, so that they are clipped to it
+        case = case._replace(extras=np.full((1, 8), -9, np.float32))  # weights over 1, so that they are clipped to it
         value = np.asarray(lab.outputs(case.final_obs)[1][0])
         target = case.reward[0] + 0.99 * (0 if terminated else value)
         np.testing.assert_allclose(lab.update(case)[1]["value/target"], target.mean(), rtol=1e-4)
@@ -285,16 +286,15 @@ def test_a_truncated_step_bootstraps_from_its_final_observation_and_a_terminated
 def test_x7_learners_see_the_probabilities_of_actors_over_many_rollouts(env, flags):
     """Episodes of five steps and less end at every position of a rollout; `envpool` resets in a step of its own."""
     lab = Lab(env=env, env_params='{"max_episode_steps": 5}', num_steps=7, envs_per_actor=3, **flags)
-    params, explore = lab.appo.publish(lab.learner), jax.jit(lab.appo.explore)
+    params, act = lab.driver.publish(lab.learner, lab.run), jax.jit(lab.driver.act)
     make = env_maker(lab.args, 3, lab.args.env_params)
-    actor = Actor(0, make, explore, jax.devices()[0], None, 7, (0,), lab.appo.carried_memory(3))
+    actor = Actor(0, make, act, jax.devices()[0], None, 7, (0,), lab.driver.memory(3))
     actor.start()
     network = appo.Network(lab.args, lab.spec.observation_space, lab.spec.action_space)
     for _ in range(5):
-        rollout = actor.collect(lambda slot: Slot(0, params)).rollout
-        first, memory = appo.first_steps(rollout), jax.tree.map(lambda x: x[0], rollout.memory)
-        policy = network.apply(lab.learner.params, rollout.obs[:-1], first[:-1], memory)[0]
-        np.testing.assert_allclose(policy.log_prob(rollout.action), rollout.noted, atol=1e-5)
+        rollout = as_rollout(actor.collect(lambda slot: Slot(0, params)).rollout)
+        policy = network.apply(lab.learner.params, rollout.obs, rollout.seen.first, rollout.memory)[0]
+        np.testing.assert_allclose(policy.log_prob(rollout.action), rollout.extras, atol=1e-5)
     actor.close()
 
 
@@ -305,13 +305,13 @@ def test_both_losses_agree_on_policy():
         lab = Lab(loss=loss, norm_adv=False)
         rollout = lab.rollout(0)
         log_prob = lab.outputs(rollout.obs[:-1])[0].log_prob(rollout.action)
-        rollouts.append(lab.update(rollout._replace(noted=np.asarray(log_prob)))[0])
+        rollouts.append(lab.update(rollout._replace(extras=np.asarray(log_prob)))[0])
     assert relative_difference(*rollouts) < 1e-5
 
 
 def test_ratios_beyond_the_clamp_stay_finite_and_impala_learns_from_them():
     lab = Lab(loss="impala", vf_coef=0.0, ent_coef=0.0)
-    params, metrics = lab.update(lab.rollout(0)._replace(noted=np.full((8, 8), -200, np.float32)))
+    params, metrics = lab.update(lab.rollout(0)._replace(extras=np.full((8, 8), -200, np.float32)))
     assert metrics["policy/rho"] == pytest.approx(20.0)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
     assert metrics["grad/norm"] > 0
@@ -412,7 +412,7 @@ def test_one_compilation_and_no_growing_memory(tmp_path, monkeypatch):
     with Watch(monkeypatch) as watch:
         train(tmp_path / "run", total_timesteps=40 * 128, log_interval=128)
     names = [name for name, chunks in watch.compiled]
-    assert sorted(names) == ["jit(_fun)", "jit(_fun)", "jit(act)", "jit(explore)"]  # the first two: `init` and `update`
+    assert sorted(names) == ["jit(_fun)", "jit(_fun)", "jit(act)", "jit(act)"]  # `init` and `update`; acting and playing
     assert max(watch.bytes[5:]) < 2 * min(watch.bytes[5:])  # a few versions of the parameters come and go
 
 
@@ -433,7 +433,7 @@ def test_resume_continues_with_the_same_learner(tmp_path):
         rest = appo.train(appo.Args.from_run(folder, env=TOY, quiet=True))
     assert part.status == "stopped"
     assert same_bits(part.params, host["state"].learner.params)
-    assert host["state"].learner.updates == 4
+    assert host["state"].run.updates == 4
     assert float(host["state"].learner.obs_stats.count[0]) == 512
     assert rest.env_steps == 1280
     last = rows(folder)[-1]

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from helpers import metric_rows, relative_difference, same_bits
 
+from common.actors.drivers import host_driver
 from common.actors.environments import inspect_env
-from common.actors.rollouts import Rollout, RolloutQueues
+from common.actors.rollouts import HostRollout, RolloutQueues
+from common.device.replay import example_transition
 from common.device.sharding import AXIS, TrainState, to_host
 from common.policy import load_policy
 from common.runs.run import Run
@@ -45,26 +47,26 @@ def small_args(**flags: Any) -> asac.Args:
 
 
 class Lab:
-    """The algorithm's functions for an environment, and rollouts made up for it."""
+    """The functions of a run in an environment, and rollouts made up for it."""
 
     def __init__(self, **flags: Any):
         self.args = small_args(**flags)
         self.spec = inspect_env(self.args).spec
-        self.asac = asac.make_asac(self.args, self.spec)
+        self.driver = host_driver(asac.make_asac(self.args, self.spec), self.args, self.spec)
         self.discrete = self.args.env == TOY
-        self.init = jax.jit(jax.vmap(self.asac.init, axis_name=AXIS))
-        self.step = jax.jit(jax.vmap(self.asac.update, axis_name=AXIS))
+        self.init = jax.jit(jax.vmap(self.driver.init, axis_name=AXIS))
+        self.step = jax.jit(jax.vmap(self.driver.update, axis_name=AXIS))
 
-    def rollout(self, seed: int, final_obs: bool = False, valid: float = 0.9) -> Rollout:
+    def rollout(self, seed: int, final_obs: bool = False, valid: float = 0.9) -> HostRollout:
         """Observations are numbers that no other has."""
         rng, shape = np.random.default_rng(seed), (self.args.num_steps, self.args.envs_per_actor)
         numbers = 1e6 * seed + np.arange((shape[0] + 1) * shape[1] * 2).reshape(shape[0] + 1, shape[1], 2)
         terminated, truncated = rng.random((2, *shape)) < 0.2
-        noted = rng.integers(0, 3, shape) if self.discrete else rng.uniform(-1, 1, (*shape, 4)).astype(np.float32)
-        return Rollout(
+        kept = rng.integers(0, 3, shape) if self.discrete else rng.uniform(-1, 1, (*shape, 4)).astype(np.float32)
+        return HostRollout(
             obs=numbers.astype(np.float32),
-            action=noted,
-            noted=noted.astype(np.int32) if self.discrete else noted,
+            action=kept,
+            extras=kept.astype(np.int32) if self.discrete else kept,
             reward=rng.normal(size=shape).astype(np.float32),
             terminated=terminated,
             truncated=truncated,
@@ -74,7 +76,7 @@ class Lab:
             memory=(),
         )
 
-    def updated(self, *batches: tuple[Rollout, ...], devices: int = 1) -> TrainState:
+    def updated(self, *batches: tuple[HostRollout, ...], devices: int = 1) -> TrainState:
         """The state on the host after learning from these, one after another."""
         state = self.init(jnp.zeros(devices, int))
         for rollouts in batches:
@@ -112,7 +114,7 @@ def test_the_buffer_has_the_newest_valid_steps_with_their_true_next_observations
         parts = []
         for rollout in rollouts[place::2]:
             next_obs = rollout.final_obs if final_obs else rollout.obs[1:]
-            columns = rollout.obs[:-1], rollout.noted, rollout.reward, rollout.terminated, next_obs, rollout.version
+            columns = rollout.obs[:-1], rollout.extras, rollout.reward, rollout.terminated, next_obs, rollout.version
             parts.append([x[:, env][rollout.valid[:, env]] for x in columns])
         wanted.append([np.concatenate(x)[-slots:] for x in zip(*parts, strict=True)])
     assert slots == 64 or sum(len(one[2]) == slots for one in wanted) > 4, "most rings are full"
@@ -139,7 +141,7 @@ def test_devices_of_two_processes_learn_the_same_from_whole_rollouts():
     """As two of one process, with two actor devices, do from halves of each."""
     flags = {"utd_ratio": 0.5, "learning_starts": 8, "batch_size": 16, "actor_threads": 1}
     one = Lab(**flags, actor_devices="0,1")
-    two = Lab(**flags, distributed="a:1,0/2")
+    two = Lab(**flags, coordinator="a:1", num_processes=2, process_id=0)
     batches = [tuple(one.rollout(seed + place) for place in range(2)) for seed in (0, 2, 4)]
     alone = one.updated(*batches, devices=2)
     side_by_side = [(jax.tree.map(lambda *x: np.concatenate(x, axis=1), *rollouts),) for rollouts in batches]
@@ -155,10 +157,10 @@ def test_the_ratio_to_valid_steps_is_exact(ratio=2.3):
     steps = 0
     for count, batch in enumerate(batches, 1):
         steps += sum(rollout.valid.sum() for rollout in batch)
-        learner = lab.updated(*batches[:count]).learner
+        run = lab.updated(*batches[:count]).run
         assert run.gradient_updates[0] == int(Fraction(str(ratio)) * max(int(steps) - 40, 0))
-        assert learner.updates[0] == count  # which batches and noise are drawn by
-        assert lab.published.warming_up == (steps < 40)
+        assert run.updates[0] == count  # which batches and noise are drawn by
+        assert lab.published[1] == (steps < 40), "whether actors still act at random"
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
@@ -258,7 +260,7 @@ def test_images_and_parts_with_masks(toy, tmp_path):
     assert min(row["episode/return_min"] for row in metric_rows(tmp_path) if row.get("episode/count")) >= 0
     assert result.evaluation["eval/return_min"][0] >= 0
     lab = Lab(env=f"gymnasium:host_toys:{toy}-v0")
-    kept = jax.tree.leaves(asac.example_transition(lab.spec).obs)
+    kept = jax.tree.leaves(example_transition(lab.spec, versions=True).obs)
     assert any(x.dtype == np.uint8 and x.ndim == 3 for x in kept)
 
 
@@ -272,23 +274,23 @@ def test_pendulum_is_learned(tmp_path):
 
 def test_actions_are_uniform_at_first():
     lab = Lab(envs_per_actor=256, buffer_size=10**5)
-    learner = lab.asac.new_learner(jax.random.key(0), jax.random.key(1))
+    learner, run = lab.driver.begin(jax.random.key(0), jax.random.key(1))
     key = jax.random.key_data(jax.random.key(2))
     obs = np.zeros((256, 2), np.float32)
-    first, noted, _ = lab.asac.explore(lab.asac.publish(learner), (), key, jnp.uint32(0), obs)
-    assert abs(np.mean(noted)) < 0.1 and 0.5 < np.std(noted) < 0.65 and np.abs(noted).max() <= 1
+    first, kept, _ = lab.driver.act(lab.driver.publish(learner, run), (), key, jnp.uint32(0), obs)
+    assert abs(np.mean(kept)) < 0.1 and 0.5 < np.std(kept) < 0.65 and np.abs(kept).max() <= 1
     assert first.shape == (256, 4) and -2 <= first.min() < -1.9 and 0.9 < first.max() <= 1  # the Box of the toy
-    learner = learner.replace(env_steps=jnp.int32(64))
-    _, later, _ = lab.asac.explore(lab.asac.publish(learner), (), key, jnp.uint32(0), obs)
-    assert np.abs(later - noted).max() > 0.1
+    run = run.replace(env_steps=jnp.int32(64))
+    _, later, _ = lab.driver.act(lab.driver.publish(learner, run), (), key, jnp.uint32(0), obs)
+    assert np.abs(later - kept).max() > 0.1
 
 
 @pytest.mark.slow
 def test_random_actions_are_held():
     lab = Lab(hold_random=3)
-    published = lab.asac.publish(lab.asac.new_learner(jax.random.key(0), jax.random.key(1)))
+    published = lab.driver.publish(*lab.driver.begin(jax.random.key(0), jax.random.key(1)))
     key, obs = jax.random.key_data(jax.random.key(2)), np.zeros((4, 2), np.float32)
-    actions = [lab.asac.explore(published, (), key, jnp.uint32(step), obs)[1] for step in range(6)]
+    actions = [lab.driver.act(published, (), key, jnp.uint32(step), obs)[1] for step in range(6)]
     for step, same in ((1, True), (2, True), (3, False), (4, True)):
         assert (actions[step] == actions[step - 1]).all() == same
     assert len(np.unique(actions[0])) == actions[0].size, "of each environment others"

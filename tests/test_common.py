@@ -30,8 +30,9 @@ from common.cli.files import replacing
 from common.device.devices import choose_devices
 from common.device.episodes import WINDOW, count_episodes, new_recent, new_tracker, no_episodes, recent_metrics
 from common.device.evaluation import Episodes, Evaluated, run_episodes
+from common.device.learning import when
 from common.device.reductions import Tally, across_devices, over_steps
-from common.device.update_loop import do_where, repeat
+from common.device.update_loop import repeat
 from common.drawing.recording import record
 from common.envs.environment import DEFAULT_HORIZON, Step
 from common.envs.own import wrap
@@ -155,7 +156,7 @@ def counting_update(state):
     odd = {"odd": value, "odd_max": -value, "odd_last": -value}
     tally = Tally.of(metrics)
     for due, rare in ((state % 2 == 1, odd), (False, {"never": value, "never_max": value})):
-        tally |= do_where(due, lambda state, rare=rare: (state, Tally.of(rare)), state)[1]
+        tally |= Tally.of(when(jnp.bool_(due), lambda state, rare=rare: (state, rare), state)[1])
     return state + 1, tally, episodes
 
 

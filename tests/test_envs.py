@@ -15,7 +15,7 @@ from helpers import KeyInState, Toy, functions_of, make_env, same_bits, small_ar
 
 from common.cli.env_names import SUITES, split_name, steps_on_host
 from common.cli.errors import UsageError
-from common.device.programs import pmapped
+from common.device.programs import over_devices
 from common.device.seeds import arrays_of
 from common.device.sharding import key_data, to_devices, to_host
 from common.device.stepping import reset_envs, step_envs
@@ -24,6 +24,7 @@ from common.envs.environment import LONGEST_HORIZON, Env, Transition
 from common.envs.own import wrap
 from common.envs.registry import list_envs, make, make_host
 from common.envs.usage import check_known
+from common.nets.distributions import action_noise
 from common.runs.arrays import flatten, unflatten
 
 OFFLINE_IDS = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]
@@ -66,7 +67,7 @@ def test_gymnax_id_steps_through_episodes(name):
 def test_an_update_can_be_traced_and_states_can_be_saved(name):
     """Tracing raises where shapes or types do not fit."""
     args, devices = small_args(**TINY), jax.devices()[:1]
-    programs = pmapped(functions_of(args, make(name)), devices)
+    programs = over_devices(functions_of(args, make(name)), devices)
     state = jax.eval_shape(programs.init, arrays_of(args.members, 1))
     jax.eval_shape(programs.update, state, np.int32(1))
     host = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(key_data, state.actors.env_state))
@@ -195,9 +196,7 @@ def test_box_actions_of_any_shape_reach_the_environment_and_have_one_log_prob(sh
     actor = helpers.ppo.Actor(small_args(), env.observation_space, env.action_space)
     obs, state = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 5))
     policy, _ = actor.apply(actor.init(jax.random.key(1), obs), obs)
-    noise = jax.vmap(lambda key: helpers.ppo.action_noise(key, env.action_space))(
-        jax.random.split(jax.random.key(2), 5)
-    )
+    noise = jax.vmap(lambda key: action_noise(key, env.action_space))(jax.random.split(jax.random.key(2), 5))
     action = policy.sample(noise)
     size = int(np.prod(shape))
     assert policy.log_prob(action).shape == policy.entropy().shape == (5,)

@@ -21,7 +21,7 @@ import ppo_rnn_pmap as ppo_rnn
 import pytest
 import sac_pmap as sac
 from cli_helpers import IN_NO_PROGRAM, Recorder, checkpoint_steps, read_config, read_rows
-from helpers import result_of, same_bits, small_args, small_rnn_args, small_sac_args
+from helpers import driver_of, result_of, same_bits, small_args, small_rnn_args, small_sac_args
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jax.interpreters.partial_eval import dce_jaxpr
 from PIL import Image
@@ -29,6 +29,7 @@ from test_appo import small_args as small_appo_args
 from test_asac import small_args as small_asac_args
 
 from common.actors.batches import example_batch
+from common.actors.drivers import host_driver
 from common.actors.environments import inspect_env
 from common.cli.checks import sweepable
 from common.cli.help import help_text
@@ -160,12 +161,12 @@ def program(algorithm: Any, **flags: Any) -> list[Any]:
     args, batch = make_args(algorithm, flags), ()
     if algorithm in (appo, asac):
         env = inspect_env(args)
-        functions = algorithm.make_algorithm(args, env.spec)
-        batch = (strip(example_batch(args, env, functions, 1).rollouts, 1),)
+        driver = host_driver(algorithm.make_algorithm(args, env.spec), args, env.spec)
+        batch = (strip(example_batch(args, env, driver, 1).rollouts, 1),)
     else:
-        functions = algorithm.make_algorithm(args, make(args.env, args.env_params))
-    init, state, _ = trace(functions.init, args.num_agents, jnp.int32(0))
-    update, *_ = trace(functions.update, args.num_agents, state, *batch)
+        driver = driver_of(args, make(args.env, args.env_params))
+    init, state, _ = trace(driver.init, args.num_agents, jnp.int32(0))
+    update, *_ = trace(driver.update, args.num_agents, state, *batch)
     return [init, update, args.members]
 
 
@@ -185,10 +186,10 @@ def test_every_flag_changes_what_is_learned(name):
 def program_of_members(algorithm: Any, swept: dict[str, float], **flags: Any) -> tuple[list[Any], set[str]]:
     """An update of a member in which these flags are inputs, and which of them the new parameters depend on."""
     args = make_args(algorithm, flags)
-    functions = algorithm.make_algorithm(args, make(args.env))
+    driver = driver_of(args, make(args.env))
 
     def learned(hyper):
-        return functions.update(functions.init(jnp.int32(0), hyper))[0].learner.params
+        return driver.update(driver.init(jnp.int32(0), hyper))[0].learner.params
 
     traced, _, used = trace(learned, 2, {name: jnp.float32(0.5) for name in swept})
     return traced, {name for name, is_used in zip(sorted(swept), used, strict=True) if is_used}
@@ -212,12 +213,12 @@ def test_x8_members_learn_by_every_flag_that_can_be_swept_and_from_their_own_val
 def test_an_update_draws_by_the_key_of_its_seed_and_by_its_own_number(algorithm):
     """Else seeds, or updates, would share their random numbers; SAC's are written down again in test_sac.py."""
     args = make_args(algorithm, {"lr_schedule": "constant"})
-    functions = algorithm.make_algorithm(args, make(args.env))
-    _, state, _ = trace(functions.init, 1, jnp.int32(0))
+    driver = driver_of(args, make(args.env))
+    _, state, _ = trace(driver.init, 1, jnp.int32(0))
 
     def learned(key, number, state):
-        learner = state.learner.replace(key=key, updates=number)
-        return functions.update(state.replace(learner=learner))[0].learner.params
+        run = state.run.replace(key=key, updates=number)
+        return driver.update(state.replace(run=run))[0].learner.params
 
     *_, used = trace(learned, 1, state.run.key, state.run.updates, state)
     assert used[:2] == [True, True]

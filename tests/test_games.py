@@ -110,7 +110,7 @@ def test_others_act_by_the_policy_that_is_given():
 def learned_in_play_with_itself(num_devices: int, **flags):
     sizes = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
     args = small_args(**sizes, total_timesteps=640, opponent="self", normalize_obs=True, **flags)
-    return to_host(run_updates(args, make("pgx:tic_tac_toe"), num_devices, 5)[0]).learner
+    return to_host(run_updates(args, make("pgx:tic_tac_toe"), num_devices, 5)[0])
 
 
 def test_past_policies_are_kept_and_are_the_same_on_any_number_of_devices():
@@ -118,11 +118,11 @@ def test_past_policies_are_kept_and_are_the_same_on_any_number_of_devices():
         learned_in_play_with_itself(1, opponent_interval=2),
         learned_in_play_with_itself(2, opponent_interval=2),
     )
-    assert relative_difference(alone.params, together.params) < 1e-4
-    kept = np.array(jax.tree.leaves(alone.opponents[0])[1])[0]  # [P, ...], taken before updates 0, 2 and 4
+    assert relative_difference(alone.learner.params, together.learner.params) < 1e-4
+    kept = np.array(jax.tree.leaves(alone.run.past[0])[1])[0]  # [P, ...], taken before updates 0, 2 and 4
     assert [len(np.unique(kept[some], axis=0)) for some in ([0, 3, 7], [0, 1], [1, 2], [0, 2])] == [1, 2, 2, 2]
-    newest = jax.tree.map(lambda x: x[:, 2], alone.opponents[0])
-    assert relative_difference(newest, alone.params.actor) > 1e-4, "an update came after it"
+    newest = jax.tree.map(lambda x: x[:, 2], alone.run.past[0])
+    assert relative_difference(newest, alone.learner.params.actor) > 1e-4, "an update came after it"
 
 
 def test_runs_in_play_with_itself_are_evaluated_loaded_resumed_and_begun_from(tmp_path, capsys, shared_programs):
@@ -149,7 +149,7 @@ def test_runs_in_play_with_itself_are_evaluated_loaded_resumed_and_begun_from(tm
         ppo.train(ppo.Args.from_run(part.run_dir, opponent="random", total_timesteps=128))
     begun = train("c", total_timesteps=32, init_from=str(whole.run_dir))
     stored = read(begun.run_dir / "checkpoints" / "32", None, lambda shapes: None)
-    past = [x for name, x in sorted(stored.items()) if name.startswith("learner/opponents/0/")]  # [S, P, ...]
+    past = [x for name, x in sorted(stored.items()) if name.startswith("run/past/0/")]  # [S, P, ...]
     actors = jax.tree.leaves(whole.params.actor)
     assert past and all((x == actor[:, None]).all() for x, actor in zip(past, actors, strict=True)), "who begins there"
 

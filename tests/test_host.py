@@ -407,7 +407,7 @@ def test_rollouts_hang_together():
     np.testing.assert_array_equal(whole.final_obs[ended][:, 1], [7.0] * 6)
     np.testing.assert_array_equal(next_obs[ended][:, 1], [0.0] * 6)
     np.testing.assert_array_equal(whole.version[:, 0], np.arange(24))
-    np.testing.assert_array_equal(whole.noted["step"][:, 0], np.arange(24))
+    np.testing.assert_array_equal(whole.extras["step"][:, 0], np.arange(24))
     np.testing.assert_array_equal(np.concatenate([rollout.memory[:, 0] for rollout in rollouts]), [0, 6, 5, 4])
     assert [part.returns for part in parts] == [[], [7.0, 7.0], [7.0, 7.0], [7.0, 7.0]]
     assert parts[1].lengths == [7, 7]

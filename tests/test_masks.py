@@ -25,15 +25,15 @@ from helpers import (
 from common.cli.errors import TrainingError
 from common.device.evaluation import play_episodes
 from common.device.memory import Agent, at_start
-from common.device.sampling import action_noise
+from common.device.schedules import hp_of
 from common.device.stepping import reset_envs
-from common.envs.masks import check_legal, sample_legal
+from common.envs.masks import check_legal, mask_of, sample_legal
 from common.envs.own import wrap
 from common.envs.reversi import PASS, after, legal_moves
 from common.envs.spaces import Box, Discrete, MultiDiscrete, Tuple, batch_shape, flat_size
 from common.envs.spec import EnvSpec
 from common.export import inputs_of
-from common.nets.distributions import Categoricals, encode_action
+from common.nets.distributions import Categoricals, action_noise, encode_action
 from common.nets.heads import PolicyHead
 from common.nets.recurrent import Inputs, initial_memory
 from common.play import Args as PlayArgs
@@ -104,7 +104,7 @@ def test_parts_of_an_action_add_up():
     head = PolicyHead(space)
     legal = LEGAL
     x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
-    policy, _ = head.init_with_output(jax.random.key(0), x, legal)
+    policy, _ = head.init_with_output(jax.random.key(0), x, mask_of(legal))
     first, normal, second = policy.parts
     np.testing.assert_array_equal(first.legal, legal[:, :4])
     np.testing.assert_array_equal(second.legal, legal[:, 4:])
@@ -292,8 +292,8 @@ def test_critics_alone_see_what_is_privileged(module):
     flags = {"hidden_sizes": (8,), "normalize_obs": True, "quiet": True}
     flags |= {"rnn": "gru", "rnn_size": 8} if module in (ppo_rnn, appo) else {}
     args, env = module.Args(**flags), wrap(SecretivePusher())
-    functions = module.make_algorithm(args, env)
-    agent, learner = Agent.of(functions), functions.new_learner(*jax.random.split(jax.random.key(0)))
+    algorithm = module.make_algorithm(args, env)
+    agent, learner = Agent.of(algorithm), algorithm.init(jax.random.key(0), hp_of(args))
     learner = learner.replace(params=jax.tree.map(lambda x: x + 0.1, learner.params))  # critics begin at zero
     numbers = np.random.default_rng(0).normal(size=(3, 5, 2)).astype(np.float32)
     obs, other = ({"obs": numbers[0], "privileged_state": more} for more in numbers[1:])

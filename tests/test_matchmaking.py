@@ -11,7 +11,9 @@ import pytest
 from common.population.matchmaking import dealt, of_another_member
 from helpers import functions_of, over_devices, ppo, relative_difference, small_args
 
+from common.device import opponents as who
 from common.device.memory import Agent
+from common.device.opponents import dealt, of_another_member
 from common.device.sampling import keys_of
 from common.device.seeds import MEMBERS
 from common.device.sharding import AXIS
@@ -151,7 +153,7 @@ def test_members_learn_nothing_of_agents_that_others_play(monkeypatch):
     def first_agent(keys, agents):
         return jnp.tile(jnp.array([True, False, False]), (len(keys), 1))
 
-    monkeypatch.setattr(ppo, "dealt", first_agent)
+    monkeypatch.setattr(who, "dealt", first_agent)
     state, update = begun_and_update(1, ent_coef=0.1, num_minibatches=1, clip_eps=1e-5)
     after, metrics = update(state)
     for name in ("kernel", "bias"):

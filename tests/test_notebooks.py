@@ -28,7 +28,7 @@ PICTURES = {  # plots and animations
 PRINTED = {  # what a notebook is there for
     "anatomy_of_ppo": "the file's differ by at most  [0-9.]+e-0[6-9]|by at most  0.0e",
     "fork_an_algorithm": r"^\+    return -ratio \* advantage",
-    "populations": r"^\+        total \+= hyper.kl_coef \* ",
+    "populations": r"^\+        total \+= hp.kl_coef \* ",
 }
 RUN = "anatomy_of_ppo", "fork_an_algorithm"  # the others use what other tests run
 

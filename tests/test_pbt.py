@@ -21,6 +21,7 @@ from helpers import (
 
 from common.cli.errors import UsageError
 from common.cli.pbt_flags import PbtArgs, Rules
+from common.device.algorithm import RunState
 from common.device.episodes import WINDOW, EpisodeTracker, RecentEpisodes
 from common.device.sharding import TrainState
 from common.drawing.population import descent
@@ -48,48 +49,45 @@ def no_gap():
 class Learner(struct.PyTreeNode):
     params: jax.Array
     opt_state: jax.Array
-    hyper: dict
-    recent: RecentEpisodes
-    key: jax.Array
-    updates: jax.Array
 
 
-class Shard(struct.PyTreeNode):
+class Actors(struct.PyTreeNode):
     tracker: EpisodeTracker
 
 
-def population(returns, seed=0) -> Learner:
+def population(returns, seed=0) -> tuple[Learner, RunState]:
     size = len(returns)
     ret = jnp.broadcast_to(jnp.array(returns, jnp.float32)[:, None], (size, WINDOW))
     own = jnp.arange(size, dtype=jnp.float32)
-    return Learner(
-        params=own[:, None] + jnp.zeros(3),
-        opt_state=100 + own,
-        hyper={name: jnp.full(size, value) * (1 - 0.01 * own) for name, value in GIVEN.items()},
-        recent=RecentEpisodes(ret, ret, jnp.full(size, WINDOW)),
+    run = RunState(
         key=jax.random.split(jax.random.key(seed), size),
         updates=jnp.full(size, 7),
+        hyper={name: jnp.full(size, value) * (1 - 0.01 * own) for name, value in GIVEN.items()},
+        recent=RecentEpisodes(ret, ret, jnp.full(size, WINDOW)),
+        past=200 + own,
     )
+    return Learner(params=own[:, None] + jnp.zeros(3), opt_state=100 + own), run
 
 
-def exchanged(learner, **rules):
-    return exchange(learner, GIVEN, RULES._replace(**rules))
+def exchanged(learner, run, **rules):
+    return exchange(learner, run, GIVEN, RULES._replace(**rules))
 
 
 RETURNS = [5.0, 90, 10, 80, 20, 70, 30, 60, 40, 50]  # the best are 1, 3 and 5; the worst 0, 2 and 4
 
 
 def test_the_worst_take_over_the_best():
-    before = population(RETURNS)
-    after, record = exchanged(before, mutation_rate=0.0)
+    learner, before = population(RETURNS)
+    learned, after, record = exchanged(learner, before, mutation_rate=0.0)
     source = record.source.tolist()
     assert source[0] == 0, "the control"
     assert {source[2], source[4]} <= {1, 3, 5}
     assert [source[place] for place in (1, 3, 5, 6, 7, 8, 9)] == [1, 3, 5, 6, 7, 8, 9]
     for name in ("params", "opt_state"):
-        assert (getattr(after, name) == getattr(before, name)[record.source]).all()
+        assert (getattr(learned, name) == getattr(learner, name)[record.source]).all()
     assert (after.hyper["gamma"] == before.hyper["gamma"][record.source]).all()
-    assert (after.key == before.key).all() and (after.updates == before.updates).all(), "these stay a member's own"
+    for name in ("key", "updates", "past"):
+        assert (getattr(after, name) == getattr(before, name)).all(), "these stay a member's own"
     assert (after.recent.ret == before.recent.ret).all()
     assert after.recent.count.tolist() == [0 if place in (2, 4) else WINDOW for place in range(SIZE)], (
         "of other weights"
@@ -100,7 +98,8 @@ def test_running_episodes_of_one_that_took_over_do_not_count():
     """Other weights have earned what they hold so far."""
     args = small_args(population=SIZE, pbt=True, pbt_interval=128, pbt_evolve=("gamma",))
     running = EpisodeTracker(jnp.full((SIZE, 2), 3.0), jnp.full((SIZE, 2), 5.0))
-    state = TrainState(population(RETURNS), Shard(running))
+    learner, run = population(RETURNS)
+    state = TrainState(learner, Actors(running), run)
     after, metrics = jax.jit(evolution(args))(jnp.int32(6), state)
     taken = metrics["pbt/source"] != jnp.arange(SIZE)
     assert taken.any()
@@ -111,11 +110,11 @@ def test_running_episodes_of_one_that_took_over_do_not_count():
 
 
 def test_the_objective_is_of_the_newest_episodes():
-    before = population([10.0, 20, 30, 40])
+    learner, before = population([10.0, 20, 30, 40])
     ret = before.recent.ret.at[0, :3].set(100).at[1, 3].set(500)  # the newest come first
     before = before.replace(recent=before.recent.replace(ret=ret, count=jnp.array([WINDOW, WINDOW, 2, 0])))
-    assert objective_of(before, 3).tolist() == [100, 20, 30, -np.inf]
-    _, record = exchanged(before, fraction=0.25, window=3)
+    assert objective_of(learner, before, 3).tolist() == [100, 20, 30, -np.inf]
+    *_, record = exchanged(learner, before, fraction=0.25, window=3)
     assert record.objective.tolist() == [100, 20, 30, -np.inf] and PbtArgs.pbt_window == WINDOW
 
 
@@ -124,44 +123,44 @@ def test_the_objective_is_of_the_newest_episodes():
     [(89.0, {}, False), (70.0, {}, True), (80.0, {"gap": 0.2}, False), (70.0, {"gap_absolute": 25.0}, False)],
 )
 def test_only_a_clearly_better_one_is_taken(worst, rules, taken):
-    _, record = exchanged(population([90.0, 90.0, 90.0, worst]), fraction=0.25, **rules)
+    *_, record = exchanged(*population([90.0, 90.0, 90.0, worst]), fraction=0.25, **rules)
     assert (record.source[3] != 3) == taken
 
 
 @pytest.mark.parametrize(("worst", "taken"), [(-105.0, False), (-120.0, True)])
 def test_gaps_are_relative_to_the_larger_magnitude_also_of_costs(worst, taken):
-    _, record = exchanged(population([-100.0, -100.0, -100.0, worst]), fraction=0.25)
+    *_, record = exchanged(*population([-100.0, -100.0, -100.0, worst]), fraction=0.25)
     assert (record.source[3] == 0) == taken
 
 
 def test_all_who_are_broken_take_over_one_who_is_not():
-    before = population([10.0, 20, 30, 40, 50, 60])
-    before = before.replace(params=before.params.at[2:].set(jnp.nan))
+    learner, before = population([10.0, 20, 30, 40, 50, 60])
+    learner = learner.replace(params=learner.params.at[2:].set(jnp.nan))
     for seed in range(5):
         keys = jax.random.split(jax.random.key(seed), 6)
-        after, record = exchanged(before.replace(key=keys), mutation_rate=1.0, reset_rate=0.0)
+        learned, _, record = exchanged(learner, before.replace(key=keys), mutation_rate=1.0, reset_rate=0.0)
         assert record.source.tolist() == [0, 1] + record.source.tolist()[2:]
-        assert set(record.source.tolist()[2:]) <= {0, 1} and jnp.isfinite(after.params).all()
+        assert set(record.source.tolist()[2:]) <= {0, 1} and jnp.isfinite(learned.params).all()
         assert (record.after["learning_rate"] != record.before["learning_rate"][record.source]).tolist()[2:] == [
             True
         ] * 4
 
 
 def test_broken_weights_are_nobodys_source():
-    before = population([90.0, 10, 20, 30])
-    before = before.replace(params=before.params.at[0, 1].set(jnp.nan))
-    assert objective_of(before, WINDOW).tolist() == [-np.inf, 10, 20, 30]
-    _, record = exchanged(before, fraction=0.25, gap=10.0)
+    learner, before = population([90.0, 10, 20, 30])
+    learner = learner.replace(params=learner.params.at[0, 1].set(jnp.nan))
+    assert objective_of(learner, before, WINDOW).tolist() == [-np.inf, 10, 20, 30]
+    *_, record = exchanged(learner, before, fraction=0.25, gap=10.0)
     assert record.source.tolist() == [0, 1, 2, 3], "the control stays as it is"
-    before = population([10.0, 90, 20, 30])
-    before = before.replace(params=before.params.at[1, 1].set(jnp.nan))
-    _, record = exchanged(before, fraction=0.25, gap=10.0)
+    learner, before = population([10.0, 90, 20, 30])
+    learner = learner.replace(params=learner.params.at[1, 1].set(jnp.nan))
+    *_, record = exchanged(learner, before, fraction=0.25, gap=10.0)
     assert record.source.tolist() == [0, 3, 2, 3], "one that is broken takes whatever is not"
 
 
 def test_all_but_the_best_and_the_control_change():
-    before = population(RETURNS)
-    after, record = exchanged(before, mutation_rate=1.0, reset_rate=0.0, gap=10.0)
+    learner, before = population(RETURNS)
+    _, after, record = exchanged(learner, before, mutation_rate=1.0, reset_rate=0.0, gap=10.0)
     assert record.source.tolist() == list(range(SIZE))
     fixed = [0, 1, 3, 5]
     others = [place for place in range(SIZE) if place not in fixed]
@@ -195,8 +194,8 @@ def test_first_changes_are_as_those_of_exchanges(name, value, factor, wanted):
 def test_changes_are_as_frequent_as_asked_and_go_both_ways():
     ratios = []
     for seed in range(100):
-        before = population(RETURNS, seed)
-        after, _ = exchanged(before, gap=10.0)
+        learner, before = population(RETURNS, seed)
+        _, after, _ = exchanged(learner, before, gap=10.0)
         ratios.append(np.array(after.hyper["learning_rate"] / before.hyper["learning_rate"])[[2, 4, 6, 7, 8, 9]])
     changed = np.array(ratios)[np.array(ratios) != 1]
     assert changed.size / np.size(ratios) == pytest.approx(0.15, abs=0.04)
@@ -204,9 +203,9 @@ def test_changes_are_as_frequent_as_asked_and_go_both_ways():
 
 
 def test_what_does_not_evolve_comes_with_the_weights_only():
-    before = population(RETURNS)
+    learner, before = population(RETURNS)
     given = {"gamma": 0.99}
-    after, record = exchange(before, given, RULES._replace(mutation_rate=1.0, reset_rate=0.0))
+    _, after, record = exchange(learner, before, given, RULES._replace(mutation_rate=1.0, reset_rate=0.0))
     assert (after.hyper["learning_rate"] == before.hyper["learning_rate"][record.source]).all()
     assert (after.hyper["gamma"] != before.hyper["gamma"][record.source]).sum() == SIZE - 4
 

@@ -14,7 +14,7 @@ import common.population.size
 from common.cli.errors import UsageError
 from common.compare import Args as CompareArgs
 from common.compare import compare
-from common.device.programs import for_seeds, pmapped
+from common.device.programs import for_seeds, over_devices
 from common.device.seeds import arrays_of
 from common.drawing.population import _draw_curves
 from common.envs.registry import make
@@ -92,7 +92,7 @@ def _prepared(**flags):
     """What `check_size` takes: flags, the shapes of the state and the devices."""
     args = ppo.Args(num_envs=4, hidden_sizes=(16,), **flags)
     env, devices = make(args.env), jax.devices()[:1]
-    programs = pmapped(for_seeds(ppo.make_ppo(args, env), env, args.num_agents, 4), devices)
+    programs = over_devices(for_seeds(ppo.make_ppo(args, env), args, env, args.num_agents), devices)
     return args, jax.eval_shape(programs.init, arrays_of(args.members, 1)), devices
 
 

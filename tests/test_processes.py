@@ -80,10 +80,12 @@ def state() -> Arrays:
 
 
 def save(folder: Path, blocks: int, change: Callable[[np.ndarray], None] = lambda x: None) -> Path:
-    """A checkpoint as so many processes save it; after their checksums were made, `change` gets `shard/x`."""
+    """A checkpoint as so many processes save it; after their checksums were made, `change` gets `actors/x`."""
     stored, size = to_save(state()), ENVS // blocks
-    rows = [{name: x[:, i * size :][:, :size] for name, x in state().items() if "shard" in name} for i in range(blocks)]
-    stored["sha256/shard"] = np.frombuffer(b"".join(bytes.fromhex(sha256(x)) for x in rows), np.uint8)
+    rows = [
+        {name: x[:, i * size :][:, :size] for name, x in state().items() if "actors" in name} for i in range(blocks)
+    ]
+    stored["sha256/actors"] = np.frombuffer(b"".join(bytes.fromhex(sha256(x)) for x in rows), np.uint8)
     change(stored["actors/x"])
     with make_writer(folder) as writer:
         writer.save(7, stored, force=True)
@@ -112,7 +114,7 @@ def test_every_process_reads_its_own_rows(blocks, tmp_path, become):
         found = read(path)
         assert found.keys() == whole.keys()
         for name, x in found.items():
-            wanted = whole[name][:, process * size :][:, :size] if "shard" in name else whole[name]
+            wanted = whole[name][:, process * size :][:, :size] if "actors" in name else whole[name]
             assert x.dtype == wanted.dtype
             assert np.array_equal(x, wanted)
 

@@ -8,14 +8,26 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import functions_of, make_env, metric_rows, programs, relative_difference, run_updates, sac, small_sac_args
+from helpers import (
+    functions_of,
+    make_env,
+    metric_rows,
+    programs,
+    relative_difference,
+    run_updates,
+    sac,
+    small_args,
+    small_sac_args,
+)
 
 import common.device.compilation
 from common.cli.errors import UsageError
-from common.device.programs import pmapped
-from common.device.replay import Replay, check_memory, new_replay
+from common.device.programs import over_devices
+from common.device.replay import Replay, memory_note, new_replay
 from common.device.sharding import host_like, to_devices, to_host
 from common.envs import spaces
+from common.envs.spec import EnvSpec
+from common.nets.distributions import SquashedNormal
 
 # --------------------------------------------------------------------------------------------------------------- maths
 
@@ -27,17 +39,18 @@ def test_td_target():
 
 
 def test_squashed_normal():
-    policy = sac.SquashedNormal(jnp.array([0.3]), jnp.array([-0.5]))
-    action, actual = policy.sample((0.8 - policy.mean) / jnp.exp(policy.log_std))
+    policy = SquashedNormal(jnp.array([0.3]), jnp.array([-0.5]))
+    action, actual = policy.sample_with_log_prob((0.8 - policy.mean) / jnp.exp(policy.log_std))
     assert action[0] == pytest.approx(0.6640368, abs=1e-6)
     assert actual == pytest.approx(-0.1772166, abs=1e-6)
+    assert policy.sample((0.8 - policy.mean) / jnp.exp(policy.log_std)) == action
     assert policy.mode()[0] == pytest.approx(np.tanh(0.3))
 
 
 @pytest.mark.parametrize("u", [-20.0, -3.0, 0.0, 0.5, 5.0, 20.0])
 def test_the_density_is_exact_where_tanh_saturates(u):
-    policy = sac.SquashedNormal(jnp.zeros(1), jnp.zeros(1))
-    log_prob = policy.sample(jnp.array([u]))[1]
+    policy = SquashedNormal(jnp.zeros(1), jnp.zeros(1))
+    log_prob = policy.sample_with_log_prob(jnp.array([u]))[1]
     exact = -0.5 * u**2 - 0.5 * np.log(2 * np.pi) - (np.log(4) - 2 * u - 2 * np.logaddexp(0, -2 * u))
     assert log_prob == pytest.approx(exact, rel=1e-6)
 
@@ -170,7 +183,7 @@ def test_gradient_updates_are_those_of_the_paper(kind, updates, frequencies):
         group_key = jax.random.fold_in(jax.random.fold_in(learn_key, 0), 0)
         noises = [np.float64(jax.random.normal(key, (6, 1))) for key in jax.random.split(group_key, 3)[1:]]
         ring = to_host(state).actors.replay.data
-        transition = [np.repeat(np.float64(x)[0, 0], 6, axis=0) for x in ring]
+        transition = [np.repeat(np.float64(x)[0, 0], 6, axis=0) for x in ring[:5]]
         terminated += transition[3][0]
         with jax.enable_x64(True):
             params = updated(kind, params, optimizers, transition, noises, args, step + 1)
@@ -228,7 +241,7 @@ def test_the_buffer_is_updated_in_place(num_envs, num_seeds):
     """The memory that the compiled update needs beside its state is far less than the buffer."""
     flags = {"num_envs": num_envs, "num_seeds": num_seeds, "hidden_sizes": (4,), "batch_size": 8}
     args = small_sac_args(**flags, buffer_size=10**6)
-    functions = pmapped(functions_of(args, make_env("Pendulum-v1")), jax.devices()[:1])
+    functions = over_devices(functions_of(args, make_env("Pendulum-v1")), jax.devices()[:1])
     state = jax.eval_shape(functions.init, np.zeros((1, num_seeds), np.int32))
     memory = functions.update.lower(state, np.int32(0)).compile(common.device.compilation._options(1)).memory_analysis()
     buffer = 33e6 * num_seeds
@@ -237,13 +250,12 @@ def test_the_buffer_is_updated_in_place(num_envs, num_seeds):
 
 
 def test_a_buffer_that_does_not_fit_is_refused():
-    frames = jax.ShapeDtypeStruct((84, 84, 4), np.uint8)
-    number, flag = jax.ShapeDtypeStruct((), np.float32), jax.ShapeDtypeStruct((), bool)
-    example = sac.Transition(frames, number, number, flag, frames)
+    frames = EnvSpec("frames", spaces.Box(0, 255, (84, 84, 4)), np.dtype(np.uint8), spaces.Discrete(3))
     with pytest.raises(UsageError, match="56,457 bytes"):
-        check_memory(small_sac_args(num_envs=1, buffer_size=2**31 - 1), example, jax.devices())
-    said = check_memory(small_sac_args(num_envs=3, batch_size=1, buffer_size=2_000), example, jax.devices())
+        memory_note(small_sac_args(num_envs=1, buffer_size=2**31 - 1), frames, jax.devices())
+    said = memory_note(small_sac_args(num_envs=3, batch_size=1, buffer_size=2_000), frames, jax.devices())["replay"]
     assert "112.8 MB" in said and "1,998" in said, "a ring for each of 3 environments"
+    assert memory_note(small_args(), frames, jax.devices()) == {}, "who has no buffer"
 
 
 # ---------------------------------------------------------------------------------------------------------- accounting
@@ -340,7 +352,7 @@ def test_after_a_refill_the_policy_acts_not_chance():
     init, update = programs(args, make_env("Pendulum-v1"), 1)
     state, *_ = update(init(), np.int32(10))
     host = to_host(state)
-    emptied = host.replace(shard=host.shard.replace(replay=jax.tree.map(np.zeros_like, host.actors.replay)))
+    emptied = host.replace(actors=host.actors.replace(replay=jax.tree.map(np.zeros_like, host.actors.replay)))
     shapes = jax.eval_shape(lambda x: x, state)
     assert jax.tree.structure(host_like(shapes)) == jax.tree.structure(emptied)
     refilling = to_devices(emptied, shapes, jax.devices()[:1])

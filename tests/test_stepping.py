@@ -81,7 +81,7 @@ def test_starts_are_the_same_on_any_number_of_devices():
     made = []
     for devices in (jax.devices()[:1], jax.devices()[:4]):
         keys = jnp.stack([jax.random.key(0)] * len(devices))
-        make = jax.pmap(lambda key: new_starts(env, key, 6, AXIS), axis_name=AXIS, out_axes=None, devices=devices)
+        make = jax.pmap(lambda key: new_starts(env, key, 6), axis_name=AXIS, out_axes=None, devices=devices)
         made.append(make(keys))
     assert same_bits(*made)
     assert made[0][0].shape == (6, 4) and len(np.unique(made[0][0][:, 0])) == 6

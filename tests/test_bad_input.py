@@ -26,7 +26,7 @@ from common.cli.command import exit_code, parse
 from common.cli.errors import UsageError
 
 COMMANDS = {
-    **{name: f"algos.{name}_pmap train" for name in ("ppo", "ppo_rnn", "sac", "appo", "asac")},
+    **{name: f"algos.{name}_pmap train" for name in ("ppo", "ppo_rnn", "sac", "appo")},
     **{name: f"common.{name} {name}" for name in ("play", "export", "plot")},
     "compare": "common.compare run_command",
     "learning": "benchmarks.learning learn",
@@ -74,7 +74,11 @@ CASES = [
     ("sac", "--buffer-size 2e9 --num-seeds 10000", "--buffer-size, GB"),
     ("appo", "--envs-per-actor 9 --num-steps 3 --num-minibatches 2", "--envs-per-actor 9, 8 or 10"),
     ("appo", f"{TWO} --rollouts-per-update 3", "--rollouts-per-update 3, 2 processes, 2 or 4"),
-    ("asac", "--learner-devices 0,1 --batch-size 7 --actor-threads 1", "--batch-size 7, 6 or 8"),
+    (
+        "sac",
+        "--env envpool:Pendulum-v1 --learner-devices 0,1 --batch-size 7 --actor-threads 1",
+        "--batch-size 7, 6 or 8",
+    ),
     # flags that contradict each other, the environment or the algorithm
     ("ppo", "--desired-kl 0.05", "--desired-kl, --lr-schedule"),
     ("ppo", "--stop-at-return 475 --eval-interval 0", "--stop-at-return, --eval-interval 0"),
@@ -222,10 +226,13 @@ MAY_BE_0 |= {"rnn_span", "max_ahead", "reset_pool", "rollouts_per_update", "max_
 MAY_BE_0 |= {"max_policy_lag", "learning_starts"}
 
 
-@pytest.mark.parametrize("name", ["ppo", "ppo_rnn", "sac", "appo", "asac"])
+@pytest.mark.parametrize("name", ["ppo", "ppo_rnn", "sac", "appo", "ppo host", "sac host"])
 def test_every_number_and_choice_refuses_what_it_cannot_be(name):
     """Also from Python, with the flag's name: what is no number, what is below 0, and 0 for most."""
+    name, _, host = name.partition(" ")
     args_class = import_module(f"algos.{name}_pmap").Args
+    if name != "appo":
+        args_class = args_class.at("envpool:Pendulum-v1" if host else "")
     kinds = get_type_hints(args_class)
     bad = {"env": [5], "quiet": ["no"], "adam_b2": [1.0], "hidden_sizes": [("wide",), (8.5,), 8, (), (0,)]}
     for flag in [field.name for field in dataclasses.fields(args_class)]:

@@ -30,7 +30,7 @@ from common.cli.files import replacing
 from common.device.devices import choose_devices
 from common.device.episodes import WINDOW, count_episodes, new_recent, new_tracker, no_episodes, recent_metrics
 from common.device.evaluation import Episodes, Evaluated, run_episodes
-from common.device.learning import when
+from common.device.optim import when
 from common.device.reductions import Tally, across_devices, over_steps
 from common.device.update_loop import repeat
 from common.drawing.recording import record

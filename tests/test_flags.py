@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import appo_pmap as appo
-import asac_pmap as asac
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,14 +25,14 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jax.interpreters.partial_eval import dce_jaxpr
 from PIL import Image
 from test_appo import small_args as small_appo_args
-from test_asac import small_args as small_asac_args
+from test_sac_host import small_args as small_sac_host_args
 
 from common.actors.batches import example_batch
 from common.actors.drivers import host_driver
 from common.actors.environments import inspect_env
 from common.cli.checks import sweepable
 from common.cli.help import help_text
-from common.cli.host_flags import HostEnvArgs
+from common.cli.host_flags import ActorArgs, HostEnvArgs
 from common.cli.pbt_flags import PbtArgs
 from common.cli.process_flags import ProcessArgs
 from common.cli.rollout_flags import DeviceEnvArgs
@@ -68,8 +67,8 @@ SAC_MATHS = MATHS | {"policy_lr": 0.01, "q_lr": 0.01, "tau": 0.1, "alpha": 0.5, 
 SAC = ALL | {"buffer_size": 160, "learning_starts": 64, "hold_random": 2, "utd_ratio": 0.25, "batch_size": 32}
 SAC |= {"policy_frequency": 2, "target_frequency": 2, "autotune": False, "critic_layer_norm": True}
 SAC |= {"activation": "tanh"}
-ASAC = {"buffer_size": 64, "learning_starts": 128, "utd_ratio": 0.5, "batch_size": 8, "normalize_obs": True, "seed": 1}
-ASAC |= {"num_steps": 4}
+SAC_HOST = {"buffer_size": 64, "learning_starts": 128, "utd_ratio": 0.5, "batch_size": 8, "normalize_obs": True}
+SAC_HOST |= {"num_steps": 4, "seed": 1}
 ACTORS = {"env_params": '{"limit": 3}', "actor_threads": 1, "publish_interval": 2, "max_policy_lag": 1}
 """What actors do by these flags of APPO is not in the program of an update."""
 APPO = ON_POLICY | ON_POLICY_MATHS | {"num_steps": 4, "envs_per_actor": 4, "rollouts_per_update": 1, "num_epochs": 2}
@@ -82,7 +81,15 @@ CASES = {
     "sac": (sac, SAC),
     "memory": (ppo_rnn, MEMORY),
 }
-CASES |= {"appo": (appo, APPO), "asac": (asac, ASAC)}
+
+
+class SacOnHost:
+    """SAC with actors, as if it were a module of its own."""
+
+    make_algorithm = staticmethod(sac.make_algorithm)
+
+
+CASES |= {"appo": (appo, APPO), "sac on the host": (SacOnHost, SAC_HOST)}
 
 LONG = {"num_epochs": 4, "learning_rate": 0.1, "clip_eps": 0.01}
 GAME = {"env": "pgx:tic_tac_toe"}
@@ -120,7 +127,7 @@ def make_args(algorithm: Any, flags: dict[str, Any]) -> Any:
         return small_args(**BASE | flags)
     if algorithm is ppo_rnn:
         return small_rnn_args(**BASE | {"share_torso": True} | flags)
-    return (small_appo_args if algorithm is appo else small_asac_args)(**flags)
+    return (small_appo_args if algorithm is appo else small_sac_host_args)(**flags)
 
 
 def trace(function: Callable, agents: int, *inputs: Any) -> tuple[list[Any], Any, list[bool]]:
@@ -159,7 +166,7 @@ def strip(shapes: Any, axes: int) -> Any:
 def program(algorithm: Any, **flags: Any) -> list[Any]:
     """All that decides what a run with these flags learns: its first state and its update, which is not compiled."""
     args, batch = make_args(algorithm, flags), ()
-    if algorithm in (appo, asac):
+    if algorithm in (appo, SacOnHost):
         env = inspect_env(args)
         driver = host_driver(algorithm.make_algorithm(args, env.spec), args, env.spec)
         batch = (strip(example_batch(args, env, driver, 1).rollouts, 1),)
@@ -403,6 +410,9 @@ IN_TEST_HOST = {"eval_env_params", "learner_timeout", "max_restarts", "reset_tim
 IN_TEST_HOST |= {"step_timeout"}
 
 
+HOST = "envpool:Pendulum-v1"
+
+
 def names(args_class: type) -> set[str]:
     return {field.name for field in dataclasses.fields(args_class)}
 
@@ -410,22 +420,26 @@ def names(args_class: type) -> set[str]:
 def test_every_flag_has_a_case():
     assert IN_NO_PROGRAM & (PPO | SAC | APPO).keys() == {"seed"}, "which `init` takes as a number"
     of_runs = {case.__name__ for case in RUN} | {x for flags in ELSEWHERE.values() for x in flags.split()}
-    assert PPO.keys() | PPO_MATHS.keys() | of_runs == names(ppo.Args)
-    assert names(sac.Args) - names(DeviceEnvArgs) <= SAC.keys() | SAC_MATHS.keys() | IN_TEST_SAC
+    assert PPO.keys() | PPO_MATHS.keys() | of_runs == names(ppo.Args.at())
+    assert names(sac.Args.at()) - names(DeviceEnvArgs) <= SAC.keys() | SAC_MATHS.keys() | IN_TEST_SAC
     assert names(appo.Args) - names(ProcessArgs) <= APPO.keys() | ACTORS.keys() | IN_TEST_APPO | IN_TEST_HOST
-    assert names(asac.Args) - names(sac.Args) - names(HostEnvArgs) == {"max_ahead"}
-    assert names(ppo_rnn.Args) - names(DeviceEnvArgs) <= MEMORY.keys() | PPO_MATHS.keys() | OF_ENVS.keys()
+    assert names(sac.Args.at(HOST)) - names(sac.Args.at()) - names(ActorArgs) == {"max_ahead"}
+    assert names(ppo.Args.at(HOST)) - names(ppo.Args.at()) <= names(HostEnvArgs)
+    assert names(ppo_rnn.Args.at()) - names(DeviceEnvArgs) <= MEMORY.keys() | PPO_MATHS.keys() | OF_ENVS.keys()
 
 
-@pytest.mark.parametrize("algorithm", [ppo, ppo_rnn, sac, appo, asac], ids=lambda module: module.__name__)
-def test_help_has_every_flag_once_in_a_group_and_fits_on_the_terminal(algorithm, monkeypatch):
+ALL_ARGS = [ppo.Args.at(), ppo_rnn.Args.at(), sac.Args.at(), ppo.Args.at(HOST), sac.Args.at(HOST), appo.Args]
+
+
+@pytest.mark.parametrize("args_class", ALL_ARGS, ids=lambda args: args.__module__)
+def test_help_has_every_flag_once_in_a_group_and_fits_on_the_terminal(args_class, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    shown = help_text(algorithm.Args, None, "program")
+    shown = help_text(args_class, None, "program")
     titles = re.findall(r"^\w.*", shown.partition("\n\n")[2], re.M)
     flags = re.findall(r"^  --(?:\[no-\])?([\w-]+)", shown, re.M)
     assert titles[-1] == "devices and machines" and {"environment", "run"} < set(titles) and "more" not in titles
-    assert {flag.replace("-", "_") for flag in flags} == names(algorithm.Args) and len(set(flags)) == len(flags)
-    assert algorithm is not ppo or len(flags) <= 70
+    assert {flag.replace("-", "_") for flag in flags} == names(args_class) and len(set(flags)) == len(flags)
+    assert not issubclass(args_class, ppo.Args) or len(flags) <= 70
     assert max(map(len, shown.splitlines())) < 80
     assert len(re.findall(r"^  --[^ \n]+(?: [^ \n]+)*(?: {2,}|\n {20,})\w", shown, re.M)) == len(flags), (
         "one has no text"

@@ -3,7 +3,6 @@
 from contextlib import nullcontext
 
 import appo_pmap as appo
-import asac_pmap as asac
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +24,7 @@ from helpers import (
 from common.cli.errors import TrainingError
 from common.device.evaluation import play_episodes
 from common.device.memory import Agent, at_start
+from common.device.sampling import action_noise
 from common.device.schedules import hp_of
 from common.device.stepping import reset_envs
 from common.envs.masks import check_legal, mask_of, sample_legal
@@ -33,7 +33,7 @@ from common.envs.reversi import PASS, after, legal_moves
 from common.envs.spaces import Box, Discrete, MultiDiscrete, Tuple, batch_shape, flat_size
 from common.envs.spec import EnvSpec
 from common.export import inputs_of
-from common.nets.distributions import Categoricals, action_noise, encode_action
+from common.nets.distributions import Categoricals, encode_action
 from common.nets.heads import PolicyHead
 from common.nets.recurrent import Inputs, initial_memory
 from common.play import Args as PlayArgs
@@ -280,12 +280,12 @@ def values_of(module, args, env, learner, obs):
         return ppo_rnn.Critic(args, env.observation_space).apply(params.critic, Inputs(sequence, first, None), memory)[
             0
         ]
-    return ppo.Critic(args, env.observation_space).apply(params.critic, obs)
+    return ppo.Critic(args, env.spec).apply(params.critic, obs)
 
 
 @pytest.mark.parametrize(
     "module",
-    [ppo, *(pytest.param(module, marks=pytest.mark.slow) for module in (ppo_rnn, appo, sac, asac))],
+    [ppo, *(pytest.param(module, marks=pytest.mark.slow) for module in (ppo_rnn, appo, sac))],
     ids=lambda module: module.__name__,
 )
 def test_critics_alone_see_what_is_privileged(module):

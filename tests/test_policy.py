@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import appo_pmap as appo
-import asac_pmap as asac
 import host_toys  # noqa: F401  (registers the toys)
 import jax
 import jax.numpy as jnp
@@ -62,7 +61,8 @@ BUFFER = {"batch_size": 16, "buffer_size": 512, "learning_starts": 64}
     [
         (appo, "Dict", {"rnn": "gru", "rnn_size": 8, "normalize_obs": True}),
         pytest.param(appo, "Multi", {}, marks=pytest.mark.slow),
-        pytest.param(asac, "Secretive", BUFFER | {"normalize_obs": True}, marks=pytest.mark.slow),
+        pytest.param(ppo, "Dict", {"num_minibatches": 1}, marks=pytest.mark.slow),
+        pytest.param(sac, "Secretive", BUFFER | {"normalize_obs": True}, marks=pytest.mark.slow),
     ],
     ids=lambda x: getattr(x, "__name__", x) if not isinstance(x, dict) else "",
 )

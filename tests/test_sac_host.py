@@ -1,16 +1,16 @@
-"""Asynchronous SAC: what its buffer holds, how often it learns, and whole runs on toy environments."""
+"""SAC with actors: what its buffer holds, how often it learns, and whole runs on toy environments."""
 
 import time
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import asac_pmap as asac
 import host_toys  # noqa: F401  (registers the toys)
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sac_pmap as sac
 from helpers import metric_rows, relative_difference, same_bits
 
 from common.actors.drivers import host_driver
@@ -42,8 +42,8 @@ SMALL = {
 }
 
 
-def small_args(**flags: Any) -> asac.Args:
-    return asac.Args(**SMALL | flags)
+def small_args(**flags: Any) -> sac.Args:
+    return sac.Args(**SMALL | flags)
 
 
 class Lab:
@@ -52,7 +52,7 @@ class Lab:
     def __init__(self, **flags: Any):
         self.args = small_args(**flags)
         self.spec = inspect_env(self.args).spec
-        self.driver = host_driver(asac.make_asac(self.args, self.spec), self.args, self.spec)
+        self.driver = host_driver(sac.make_sac(self.args, self.spec), self.args, self.spec)
         self.discrete = self.args.env == TOY
         self.init = jax.jit(jax.vmap(self.driver.init, axis_name=AXIS))
         self.step = jax.jit(jax.vmap(self.driver.update, axis_name=AXIS))
@@ -167,7 +167,7 @@ def test_the_ratio_to_valid_steps_is_exact(ratio=2.3):
 
 
 def train(folder: Path, **flags: Any):
-    return asac.train(small_args(run_dir=str(folder), **flags))
+    return sac.train(small_args(run_dir=str(folder), **flags))
 
 
 def test_lockstep_repeats_and_counts_every_step(tmp_path):
@@ -212,10 +212,10 @@ def test_the_buffer_of_a_run_has_steps_as_the_environments_took_them(flags, tmp_
 
 def test_a_resumed_run_has_learner_and_buffer_to_the_last_bit_and_does_not_warm_up_again(tmp_path):
     part = train(tmp_path, lockstep=True, stop_after=320)
-    kept = asac.train(asac.Args.from_run(tmp_path, env=BOX, stop_after=320))
+    kept = sac.train(sac.Args.from_run(tmp_path, env=BOX, stop_after=320))
     assert same_bits(*(jax.tree.leaves(result.params) for result in (part, kept)))
     assert kept.state_sha256 == part.state_sha256
-    longer = asac.train(asac.Args.from_run(tmp_path, env=BOX))
+    longer = sac.train(sac.Args.from_run(tmp_path, env=BOX))
     assert longer.env_steps == 640
     row = [row for row in metric_rows(tmp_path) if "replay/stored" in row][-1]
     assert row["replay/stored"] == 640 and row["gradient_updates"] == (640 - 64) // 4
@@ -268,7 +268,7 @@ def test_images_and_parts_with_masks(toy, tmp_path):
 @pytest.mark.usefixtures("users_compiler")
 def test_pendulum_is_learned(tmp_path):
     flags = {"total_timesteps": 12_000, "hidden_sizes": (64, 64), "batch_size": 128, "eval_interval": 0, "quiet": True}
-    result = asac.train(asac.Args(run_dir=str(tmp_path), **flags))
+    result = sac.train(sac.Args(run_dir=str(tmp_path), **flags))
     assert result.evaluation["eval/return_mean"][0] > -400  # -140 mostly; at random -1,200
 
 

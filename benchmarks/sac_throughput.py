@@ -26,11 +26,11 @@ from algos.sac_pmap import ENVS_PER_CPU_DEVICE, Actor, Args, Critics, make_sac
 from benchmarks.timing import Cost, matmul_rate, median_seconds, record, time_training
 from common.cli.command import main, parse
 from common.device.devices import choose_devices
+from common.device.sampling import action_noise
 from common.device.sharding import AXIS
 from common.envs.environment import Env
 from common.envs.registry import make
 from common.envs.spaces import Discrete
-from common.device.sampling import action_noise
 
 
 @dataclass

@@ -28,13 +28,13 @@ from algos.ppo_rnn_pmap import Actor, Args, make_ppo_rnn
 from common.cli.checks import Bounds, Count, check_flags
 from common.cli.command import main, parse
 from common.device.memory import Seen, at_start
-from common.nets.normalizers import normalize
 from common.device.programs import Algorithm
 from common.device.sampling import in_segments, side_by_side
 from common.device.sharding import AXIS
 from common.device.update_loop import repeat
 from common.envs.environment import Env
 from common.envs.registry import make
+from common.nets.normalizers import normalize
 from common.nets.recurrent import Inputs
 from common.runs.directory import versions
 

@@ -34,13 +34,14 @@ COMMANDS = {
     "scaling": "benchmarks.scaling scale",
 }
 TINY = "--total-timesteps 64 --num-envs 4 --num-steps 8 --num-minibatches 2 --hidden-sizes 4 --eval-episodes 2"
+ON_HOST = "--env envpool:Pendulum-v1"
 TWO = "--distributed a:1,0/2"
 LONG = ",".join(str(0.001 + i / 1000) for i in range(400))
 
 # Command, its words, and what the message must name. @x is the path of that name from `places`.
 CASES = [
     # environments and their parameters
-    ("ppo", "--env LunarLander-v3", "algos/appo_pmap.py, gymnasium:LunarLander-v3"),
+    ("ppo", "--env LunarLander-v3", "appo_pmap.py, gymnasium:LunarLander-v3"),
     ("appo", "--env CartPole-v1", "envpool:CartPole-v1"),
     ("appo", "--env envpool:CartPol-v1", "envpool:CartPol-v1, envpool:CartPole-v1"),
     ("ppo", "--env bad_envs:raises", "bad_envs:raises"),
@@ -87,7 +88,7 @@ CASES = [
     ("sac", "--env CartPole-v1 --target-entropy-scale 1.5", "--target-entropy-scale 1.5"),
     ("sac", "--env helpers:TwoDials", "MultiDiscrete, ppo_pmap.py"),
     ("appo", "--lockstep --on-full drop-oldest", "--lockstep, --on-full drop-oldest"),
-    ("appo", "--actor-devices 0,0", "--actor-devices, --actor-threads"),
+    ("appo", "--actor-devices 0,0", "--actor-devices"),
     ("appo", "--num-seeds 3", "--num-seeds, --seed"),
     # populations and processes
     ("ppo", "--sweep gamma=uniform:0.9:0.99", "--sweep, --population"),

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common.population.matchmaking import dealt, of_another_member
 from helpers import functions_of, over_devices, ppo, relative_difference, small_args
 
 from common.device import opponents as who

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import TINY, TRAINED, over_devices, ppo, result_of, same_bits, small_args
+from helpers import TINY, TRAINED, over_devices, ppo, result_of, sac, same_bits, small_args
 from orbax.checkpoint import v1 as orbax
 
 import common.runs.evaluation

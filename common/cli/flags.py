@@ -227,7 +227,10 @@ class RunArgs:
     def _scripts(cls) -> list[Path]:
         """The files whose flags these are: where they or those that they derive from are defined or taken."""
         defining = [sys.modules.get(base.__module__) for base in cls.__mro__]
-        taking = [module for module in list(sys.modules.values()) if getattr(module, "__dict__", {}).get("Args") is cls]
+        ours = cls, getattr(cls, "flags", cls)
+        taking = [
+            module for module in list(sys.modules.values()) if getattr(module, "__dict__", {}).get("Args") in ours
+        ]
         files = [getattr(module, "__file__", None) for module in (*defining, *taking)]
         return [Path(file).resolve() for file in files if file]
 

@@ -161,6 +161,10 @@ class Env:
         """Shape and type of an observation."""
         return self.spec.obs_like
 
+    def example_obs(self, *batch: int) -> Any:
+        """A batch of observations, all zeros."""
+        return spaces.zeros(self, *batch)
+
     @property
     def state_bytes(self) -> int:
         """The size of a state."""

@@ -412,7 +412,7 @@ def test_one_compilation_and_no_growing_memory(tmp_path, monkeypatch):
     with Watch(monkeypatch) as watch:
         train(tmp_path / "run", total_timesteps=40 * 128, log_interval=128)
     names = [name for name, chunks in watch.compiled]
-    assert sorted(names) == ["jit(_fun)", "jit(_fun)", "jit(act)", "jit(act)"]  # `init` and `update`; acting and playing
+    assert sorted(names) == ["jit(_fun)", "jit(_fun)", "jit(act)", "jit(act)"]  # the first two: `init` and `update`
     assert max(watch.bytes[5:]) < 2 * min(watch.bytes[5:])  # a few versions of the parameters come and go
 
 

@@ -80,7 +80,7 @@ def test_episode_statistics_equal_numpy(devices):
     of_all = no_episodes(Tally(*({f"x{kind}": jnp.zeros(()) for kind in kinds} for _ in range(2))))
     step = jax.jit(
         lambda tracker, recent, steps: jax.vmap(
-            lambda tracker, steps: count_episodes(tracker, recent, steps, AXIS), in_axes=(0, 1), axis_name=AXIS
+            lambda tracker, steps: count_episodes(tracker, recent, steps), in_axes=(0, 1), axis_name=AXIS
         )(tracker, jax.tree.map(lambda x: x.reshape(T, devices, -1), steps))
     )
     for update in range(updates):

@@ -276,7 +276,7 @@ def check_close(run_dir: Path, other: Path, step: int) -> None:
     """Both runs have saved the same state but for rounding, evaluated it alike and written as many rows."""
     ours, others = saved(run_dir, step), saved(other, step)
     assert ours.keys() == others.keys()
-    close = [name for name in ours if name.startswith(("learner/", "actors/"))]
+    close = [name for name in ours if name.startswith(("learner/", "run/", "actors/"))]
     assert relative_difference({name: ours[name] for name in close}, {name: others[name] for name in close}) < 1e-4
     assert [row["env_steps"] for row in read_rows(run_dir)] == [row["env_steps"] for row in read_rows(other)]
     returns = [read_result(path)["eval/return_mean"] for path in (run_dir, other)]

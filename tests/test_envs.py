@@ -193,7 +193,7 @@ def test_box_actions_of_any_shape_reach_the_environment_and_have_one_log_prob(sh
             return gymnax.environments.spaces.Box(-1.0, 0.5, shape)
 
     env = wrap(Levers())
-    actor = helpers.ppo.Actor(small_args(), env.observation_space, env.action_space)
+    actor = helpers.ppo.Actor(small_args(), env.spec)
     obs, state = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 5))
     policy, _ = actor.apply(actor.init(jax.random.key(1), obs), obs)
     noise = jax.vmap(lambda key: action_noise(key, env.action_space))(jax.random.split(jax.random.key(2), 5))

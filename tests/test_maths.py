@@ -17,6 +17,7 @@ from common.device.sampling import action_noise
 from common.device.schedules import hp_now, hp_of
 from common.device.sharding import AXIS, flat_pmean
 from common.envs.requirements import check_spaces
+from common.envs.spec import EnvSpec
 from common.envs.spaces import Box, Discrete, MultiDiscrete
 from common.nets.distributions import Categoricals, Joint, Normal, SquashedNormal, encode_action
 from common.nets.heads import PolicyHead
@@ -283,7 +284,7 @@ def test_running_statistics_count_single_samples_after_millions(count, wanted):
 
 
 def test_new_units_leave_predictions_as_they_are():
-    network = ppo.Critic(small_args(hidden_sizes=(5,)), Box(None, None, (3,)))
+    network = ppo.Critic(small_args(hidden_sizes=(5,)), EnvSpec("", Box(None, None, (3,)), np.float32, None))
     x = jnp.linspace(-2, 2, 12).reshape(4, 3)
     params = network.init(jax.random.key(0), x)
     old, new = (RunningStats(*map(jnp.float32, (9, mean, 9 * std**2))) for mean, std in ((-300, 40), (5, 0.01)))

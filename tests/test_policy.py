@@ -79,7 +79,7 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_on_the_host_did(algor
 def test_the_normaliser_is_inside(trained):
     run_dir, env, _ = trained("normalised")
     policy = load_policy(run_dir)
-    actor = ppo.Actor(ppo.Args.from_run(run_dir), env.observation_space, env.action_space)
+    actor = ppo.Actor(ppo.Args.from_run(run_dir), env.spec)
 
     def logits_of(obs):
         return actor.apply(policy._learner.params.actor, obs)[0].logits

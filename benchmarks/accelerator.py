@@ -7,7 +7,6 @@ full, or the speed falls. What is measured is kept at once, so it may be stopped
 """
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.jobs import ROOT, ends_with_us
+from benchmarks.jobs import ROOT
 from benchmarks.records import machine_class
+from benchmarks.speed import Training
 from common.cli.checks import check, check_types
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
@@ -106,19 +106,17 @@ def measurements(args: Args, deadline: float) -> Iterator[Row]:
 
 
 def measurement(algorithm: str, env: str, num_envs: int) -> Row:
-    """What the algorithm's own benchmark measures, in a process that may run out of memory; `failed` says why not.
+    """What benchmarks.speed measures, in a process that may run out of memory; `failed` says why not.
 
     Raises UsageError where the algorithm does not take these sizes or this environment.
     """
-    script = ROOT / "benchmarks" / f"{algorithm.removesuffix('_pmap')}_throughput.py"
-    flags = as_words({"env": env, "num_envs": num_envs} | sizes(algorithm, env, num_envs))
-    done = subprocess.run(ends_with_us([sys.executable, str(script), *flags]), capture_output=True, text=True)
-    said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1].removeprefix("error: ")
-    if done.returncode == 2:
-        raise UsageError(said)
-    if done.returncode:
-        return failure(algorithm, env, num_envs, f"{said[:200]} (exit code {done.returncode})")
-    return {"algorithm": algorithm, "env": env, "num_envs": num_envs} | json.loads(done.stdout.splitlines()[-1])
+    flags = {"env": env, "num_envs": num_envs} | sizes(algorithm, env, num_envs)
+    training = Training(ROOT, algorithm, as_words(flags), seconds=2.0, kernels=True)
+    try:
+        speed = training.measure()
+    except TrainingError as error:
+        return failure(algorithm, env, num_envs, str(error))
+    return training.about | {"flags": flags, "steps_per_second": speed}
 
 
 def failure(algorithm: str, env: str, num_envs: int, reason: str) -> Row:
@@ -127,10 +125,10 @@ def failure(algorithm: str, env: str, num_envs: int, reason: str) -> Row:
 
 
 def sizes(algorithm: str, env: str, num_envs: int) -> dict[str, Any]:
-    """The other sizes: few updates, for many environments make each of them long."""
+    """The other sizes."""
     if algorithm == "sac_pmap":  # at most 8 gradient updates after each step of all environments
-        return {"utd_ratio": min(1.0, 8 / num_envs), "steps": 20 * num_envs}
-    return {"updates": 3, "num_minibatches": 8, "share_torso": env.endswith("-MinAtar")}
+        return {"utd_ratio": min(1.0, 8 / num_envs)}
+    return {"num_minibatches": 8, "share_torso": env.endswith("-MinAtar")}
 
 
 def sentence(row: Row) -> str:
@@ -138,11 +136,8 @@ def sentence(row: Row) -> str:
     where = f"{row['algorithm']} {row['env']} {row['num_envs']:>7,} envs"
     if "failed" in row:
         return f"{where}  failed: {row['failed']}"
-    speed, share, memory, kernels, compiled = _cells(row)
-    return (
-        f"{where}  {speed:>12} steps/s  {share:>4} of the networks' floor  {memory:>10}  {kernels:>7} kernels  "
-        f"compiled in {compiled}"
-    )
+    speed, _, memory, kernels, compiled = _cells(row)
+    return f"{where}  {speed:>12} steps/s  {memory:>10}  {kernels:>7} kernels  compiled in {compiled}"
 
 
 def load_rows(machine: Path) -> list[Row]:
@@ -171,9 +166,10 @@ def table(rows: list[Row]) -> str:
 
 def _cells(row: Row) -> list[str]:
     memory, kernels = row["memory_bytes"], row["kernels_per_update"]  # None where the compiler does not tell
+    share = row.get("share_of_floor")  # of the networks' own speed, which older rows have
     return [
         f"{row['steps_per_second']:,.0f}",
-        f"{row['share_of_floor']:.0%}",
+        "" if share is None else f"{share:.0%}",
         "" if memory is None else f"{memory / 1e6:,.0f} MB",
         "" if kernels is None else f"{kernels:,}",
         f"{row['compile_seconds']:.0f} s",
@@ -181,30 +177,36 @@ def _cells(row: Row) -> list[str]:
 
 
 def picture(rows: list[Row]) -> Any:
-    """Steps/s over environments, with what the networks alone would allow."""
-    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
-
+    """Steps/s over environments, and of older rows what the networks alone would allow."""
     panels, rows = [], [row for row in rows if "failed" not in row]
     for algorithm in dict.fromkeys(row["algorithm"] for row in rows):
         lines = []
         for style, env in enumerate(dict.fromkeys(row["env"] for row in rows if row["algorithm"] == algorithm)):
             chosen = [row for row in rows if (row["algorithm"], row["env"]) == (algorithm, env)]
-            num_envs, speeds, floors = (
-                np.array([row[name] for row in chosen], float)
-                for name in ("num_envs", "steps_per_second", "floor_steps_per_second")
-            )
-            solid, dotted = 8 * style, 8 * style + 7  # the same of 7 colours, and of 4 dashes the first and the last
-            lines += [Line(env, num_envs, speeds, style=solid), Line(f"{env}, floor", num_envs, floors, style=dotted)]
+            # The same of 7 colours, and of 4 dashes the first and the last.
+            for name, label, of_line in ("steps_per_second", env, 0), ("floor_steps_per_second", f"{env}, floor", 7):
+                if points := [(row["num_envs"], row[name]) for row in chosen if name in row]:
+                    lines.append(Line(label, *np.array(points, float).T, style=8 * style + of_line))
         panels.append(Panel(algorithm, lines))
     figure = draw(panels, "num_envs", "environment steps/s")
+    count_in_factors(figure)
+    return figure
+
+
+def count_in_factors(figure: Any, whole: bool = False) -> None:
+    """Logarithmic axes, with a tick at every x there is; `whole` writes these without prefixes such as k."""
+    from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
     for axes in figure.axes:
         axes.set(xscale="log", yscale="log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.set_xticks(sorted({x for line in axes.lines for x in line.get_xdata()}))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(EngFormatter(sep=""))
             axis.set_minor_formatter(NullFormatter())
-    return figure
+        if whole:
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
 
 
 if __name__ == "__main__":

@@ -12,11 +12,10 @@ makes 2 log2(D) hops: a over these is what a hop takes, with its share of the be
 
 import json
 import math
+import statistics
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +24,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import jax
 import numpy as np
 
-from algos.ppo_pmap import Args
-from benchmarks.layouts import machine, note, parts_of, run_in
-from benchmarks.timing import REPEATS, median_seconds
+from benchmarks.scaling import machine, note, parts_of, run_in
 from common.cli.checks import check, check_types
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
-from common.device import cluster
-from common.device.devices import choose_devices
-from common.device.sharding import AXIS, flat_pmean
-from common.runs.directory import versions
 
 SMALLEST, GROWTH = 1024, 4  # bytes, and how many times as many come next
+REPEATS = 5
 
 
 @dataclass(kw_only=True)
 class Sizes:
-    """What to measure."""
+    """Measure how long an all-reduce takes."""
 
     layouts: tuple[str, ...] = ()
     """Layouts to measure on this machine, one after the other: processes x devices of each, such as 1x2 2x2."""
@@ -49,59 +43,55 @@ class Sizes:
     """Devices of all processes together, without --layouts."""
     largest: int = 64
     """Megabytes of the largest array."""
-    seconds: float = 0.5
-    """How long to measure each size; where one average takes longer, it is that of a few of them."""
     distributed: bool = False
-    """As in training: measure with the other processes that Slurm, Open MPI, Kubernetes or a TPU pod has started."""
+    """As in training: with the other processes that Slurm, Open MPI, Kubernetes or a TPU pod has started."""
     coordinator: str = ""
     """As in training: host:port of process 0."""
-    num_processes: int = 0
+    num_processes: int = 1
     """As in training: processes in all."""
-    process_id: int = -1
+    process_id: int = 0
     """As in training: which of them this one is."""
 
     def __post_init__(self):
         check_types(self)
         check(self, "num_devices", at_least=2)
-        check(self, "largest", at_least=1)
-        check(self, "seconds", above=0)
+        check(self, "largest num_processes", at_least=1)
         if self.layouts and (self.distributed or self.coordinator):
             raise UsageError("--layouts starts its own processes: leave out --distributed and --coordinator")
         for layout in self.layouts:
             if parts_of(layout) == (1, 1):
                 raise UsageError(f"--layouts {layout}: one device has nobody to average with")
 
-    @property
-    def processes(self) -> dict[str, Any]:
-        """The flags by which processes meet."""
-        return {name: vars(self)[name] for name in ("distributed", "coordinator", "num_processes", "process_id")}
-
 
 def measure_all(sizes: Sizes) -> None:
     """What the command does."""
-    if not sizes.layouts:
-        with cluster.joined(args := Args(**sizes.processes, quiet=True)):
-            record = measure(sizes, args.num_processes)
-            if cluster.is_first():
-                print(json.dumps(record))
+    if sizes.layouts:
+        records = [run_in(layout, Path(__file__), {"largest": sizes.largest}) for layout in sizes.layouts]
+        print(table(records))
+        print(json.dumps({"benchmark": "collectives", "layouts": records}))
         return
-    flags = {"largest": sizes.largest, "seconds": sizes.seconds}
-    records = [run_in(layout, Path(__file__), flags) for layout in sizes.layouts]
-    print(table(records))
-    print(json.dumps({"benchmark": "collectives", "layouts": records}))
+    if sizes.distributed:
+        jax.distributed.initialize()
+    else:
+        jax.config.update("jax_num_cpu_devices", sizes.num_devices // sizes.num_processes)  # where it has no others
+        if sizes.coordinator:
+            jax.distributed.initialize(sizes.coordinator, sizes.num_processes, sizes.process_id)
+    record = measure(sizes)
+    if jax.process_index() == 0:
+        print(json.dumps(record))
 
 
-def measure(sizes: Sizes, num_processes: int) -> dict[str, Any]:
+def measure(sizes: Sizes) -> dict[str, Any]:
     """The record of the devices of all processes, each of which calls this."""
     count = sizes.num_devices
-    devices = choose_devices(count, count, num_processes=num_processes)
-    rows = [
-        {"bytes": size, "seconds": average_seconds(devices, size, sizes.seconds)} for size in sizes_of(sizes.largest)
-    ]
+    devices = jax.devices()[:count]
+    if len(devices) < count:
+        raise UsageError(f"--num-devices {count}: there are {len(devices)}")
+    rows = [{"bytes": size, "seconds": average_seconds(devices, size)} for size in sizes_of(sizes.largest)]
     latency, slope, error = fit(*([row[name] for row in rows] for name in ("bytes", "seconds")))
     return {
         "benchmark": "collectives",
-        **machine({"versions": versions(), "devices": [str(device) for device in devices]}),
+        **machine({"versions": {"jax": jax.__version__}, "devices": [str(device) for device in devices]}),
         "processes": jax.process_count(),
         "num_devices": count,
         "latency_us": round(1e6 * latency, 2),
@@ -120,28 +110,22 @@ def sizes_of(largest: int) -> list[int]:
     return sizes
 
 
-def average_seconds(devices: list[jax.Device], size: int, seconds: float) -> float:
-    """Of one average of `size` bytes over the devices; measured for so many seconds, or a few times."""
+def average_seconds(devices: list[jax.Device], size: int) -> float:
+    """Of one average of `size` bytes over the devices, one after another in a program; the median of some runs."""
+    times = min(max(2**26 // size, 4), 1024)
 
-    def averages(x: jax.Array, times: jax.Array) -> jax.Array:
-        return jax.lax.fori_loop(0, times, lambda _, x: flat_pmean(x), x)
+    def averages(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, times, lambda _, x: jax.lax.pmean(x, "devices"), x)
 
-    x = np.random.default_rng(0).normal(size=(len(cluster.own(devices)), size // 4)).astype(np.float32)
-    program = jax.pmap(averages, axis_name=AXIS, in_axes=(0, None), devices=devices)
-    x = program(x, np.int32(0))  # on the devices
-    times = repeats(partial(program, x), seconds / (REPEATS + 1))
-    return median_seconds(lambda: program(x, np.int32(times))) / times
-
-
-def repeats(run: Callable[[np.int32], Any], seconds: float) -> int:
-    """How often one call has to average to take so long: a power of two, the same in all processes."""
-    times, took = 1, 0.0
-    while took < seconds / 2:
-        times *= 2
+    own = [device for device in devices if device.process_index == jax.process_index()]
+    x = np.random.default_rng(0).normal(size=(len(own), size // 4)).astype(np.float32)
+    program, seconds = jax.pmap(averages, axis_name="devices", devices=devices), []
+    x = jax.block_until_ready(program(x))  # on the devices
+    for _ in range(REPEATS):
         began = time.perf_counter()
-        jax.block_until_ready(run(np.int32(times)))
-        took = 1e-6 * cluster.largest(int(1e6 * (time.perf_counter() - began)))
-    return times
+        jax.block_until_ready(program(x))
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds) / times
 
 
 def fit(sizes: list[int], seconds: list[float]) -> tuple[float, float, float]:
@@ -155,7 +139,8 @@ def fit(sizes: list[int], seconds: list[float]) -> tuple[float, float, float]:
 def table(records: list[dict[str, Any]]) -> str:
     """One line for each layout, as Markdown."""
     shown = [0, len(records[0]["rows"]) // 2, -1]
-    heads = [_bytes(records[0]["rows"][index]["bytes"]) for index in shown]
+    sizes = [records[0]["rows"][index]["bytes"] for index in shown]
+    heads = [f"{size // 2**20} MB" if size >= 2**20 else f"{size // 2**10} kB" for size in sizes]
     lines = [f"| processes x devices of each | {' | '.join(heads)} | latency | GB/s | off by up to |", "|" + "---|" * 7]
     for one in records:
         times = [f"{1e3 * one['rows'][index]['seconds']:,.3g} ms" for index in shown]
@@ -163,10 +148,6 @@ def table(records: list[dict[str, Any]]) -> str:
         fitted = f"{one['latency_us']:,.0f} us | {one['gigabytes_per_second']:,.3g} | {one['largest_error']:.0%}"
         lines.append(f"| {layout} | {' | '.join(times)} | {fitted} |")
     return "\n".join([*lines, "", note(records[0])])
-
-
-def _bytes(size: int) -> str:
-    return f"{size // 2**20} MB" if size >= 2**20 else f"{size // 2**10} kB"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,9 @@ costs.
 """
 
 import json
+import os
+import socket
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +21,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from benchmarks.layouts import machine, note, parts_of, run_in
+from benchmarks.accelerator import count_in_factors
+from benchmarks.jobs import ends_with_us
 from common.cli.checks import check, check_types
 from common.cli.command import main, parse
-from common.cli.errors import UsageError
+from common.cli.errors import TrainingError, UsageError
 from common.cli.files import check_target, writing
+from common.cli.words import as_words
 from common.drawing.figure import Line, Panel, draw
 
 SCRIPT = Path(__file__).resolve().parents[1] / "algos" / "ppo_pmap.py"
@@ -120,7 +125,7 @@ def picture(record: dict[str, Any]) -> Any:
         panels.append(Panel(f"{kind} scaling, {record['env']}", [*lines, Line("linear", devices, ideal, style=27)]))
     figure = draw(panels, "devices", "environment steps/s")
     figure.supxlabel(note(record), fontsize=8, color="0.4")
-    _count_in_powers(figure)
+    count_in_factors(figure, whole=True)
     return figure
 
 
@@ -129,18 +134,53 @@ def _line(count: int, rows: list[Row], counts: list[int]) -> Line:
     return Line(f"{count} process{'es' * (count > 1)}", devices, speeds, style=counts.index(count))
 
 
-def _count_in_powers(figure: Any) -> None:
-    """Axes by factors, with the numbers of devices that there are."""
-    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, NullLocator
+def parts_of(layout: str) -> tuple[int, int]:
+    """The processes of a layout such as 2x4, and the devices of each. Raises UsageError where it is none."""
+    parts = layout.split("x")
+    if len(parts) != 2 or not all(part.isascii() and part.isdigit() and int(part) for part in parts):
+        raise UsageError(f"--layouts {layout}: a layout is processes x devices of each, such as 2x4")
+    return int(parts[0]), int(parts[1])
 
-    for axes in figure.axes:
-        devices = sorted({x for line in axes.lines for x in line.get_xdata()})
-        axes.set(xscale="log", yscale="log")
-        axes.set_xticks(devices, [f"{x:.0f}" for x in devices])
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+
+def run_in(layout: str, script: Path, flags: dict[str, Any]) -> dict[str, Any]:
+    """The line of JSON with which a script ends in the first of the processes. Raises TrainingError where one fails."""
+    count, devices = parts_of(layout)
+    command = [sys.executable, str(script), *as_words(flags | {"num_devices": count * devices})]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    together = {"coordinator": address, "num_processes": count}
+    running = []
+    for index in range(count):
+        own = as_words(together | {"process_id": index}) if count > 1 else []
+        words, env = ends_with_us([*command, *own]), os.environ | own_devices(index, count, devices)
+        running.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env))
+    said = [process.communicate()[0] for process in running]
+    if any(process.returncode for process in running):
+        raise TrainingError(f"{count} processes with {' '.join(command[1:])} failed")
+    return json.loads(said[0].strip().splitlines()[-1])
+
+
+def note(record: dict[str, Any]) -> str:
+    """What a picture or a table of this record has to say of the machine."""
+    if not record["functional_only"]:
+        return f"on {record['device']}"
+    return f"functional only: all layouts share {record['cores']} CPU cores"
+
+
+def machine(record: dict[str, Any]) -> dict[str, Any]:
+    """Where a record was made: versions, a device, the cores, and whether all devices share those."""
+    device = record["devices"][0]
+    is_cpu = "cpu" in device.lower()
+    return {"versions": record["versions"], "device": device, "cores": os.cpu_count(), "functional_only": is_cpu}
+
+
+def own_devices(index: int, count: int, devices: int) -> dict[str, str]:
+    """Which GPUs a process sees where several share a machine: each would else take all of them."""
+    if count == 1:
+        return {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count * devices)))).split(",")
+    return {"CUDA_VISIBLE_DEVICES": ",".join(visible[index * devices : (index + 1) * devices])}
 
 
 if __name__ == "__main__":

@@ -136,17 +136,15 @@ def run(jobs: Iterable[Job], after_each: Callable[[], None] = lambda: None) -> l
     """
     from rich import progress
 
-    jobs = list(jobs)
+    jobs, failed = list(jobs), []
     for folder in {job.folder for job in jobs}:
         with writing(f"folder {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
     columns = [
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(bar_width=30),
-        progress.TextColumn("{task.completed:,.0f} / {task.total:,.0f} steps, ETA"),
-        progress.TimeRemainingColumn(),
+        progress.TextColumn(text) for text in ("{task.description}", "{task.completed:,.0f} / {task.total:,.0f}")
     ]
-    failed = []
+    columns[1:1] = [progress.BarColumn(bar_width=30)]
+    columns += [progress.TextColumn("steps, ETA"), progress.TimeRemainingColumn()]
     with _signals_raise(), progress.Progress(*columns, speed_estimate_period=600) as bar:
         before = {job: job.total_steps if job.done else job.saved_steps() for job in jobs}
         everything = bar.add_task("all", total=sum(job.total_steps for job in jobs), completed=sum(before.values()))
@@ -188,7 +186,13 @@ def _signals_raise() -> Iterator[None]:
 
 def _watch(job: Job, show: Callable[[int], None]) -> None:
     """Until the run has ended. Raises TrainingError where it has failed."""
-    _wait_until_free(job)
+    for attempt in itertools.count():
+        try:
+            check_free(job.run_dir)  # of a process that was told to end and is saving
+            break
+        except UsageError as error:
+            print(*[f"waiting: {error}"] * (attempt == 0), end="\n" * (attempt == 0), flush=True)
+            time.sleep(1)
     if job.done:  # by another command, meanwhile
         return
     process = job.start()
@@ -206,15 +210,3 @@ def _watch(job: Job, show: Callable[[int], None]) -> None:
     if process.returncode or not job.done:
         said = f"{job.last_words()} ({job.log} has the rest)"
         raise TrainingError(f"{job.command} ended with {process.returncode}: {said}")
-
-
-def _wait_until_free(job: Job) -> None:
-    """Wait for a process that is still in the run's directory, as one that was told to end and is saving."""
-    for attempt in itertools.count():
-        try:
-            check_free(job.run_dir)
-            break
-        except UsageError as error:
-            if attempt == 0:
-                print(f"waiting: {error}", flush=True)
-            time.sleep(1)

@@ -15,10 +15,9 @@ What is done is skipped, and what was cut short goes on, so it may be stopped at
 import json
 import sys
 import tomllib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -50,12 +49,11 @@ class Args:
     envs: tuple[str, ...] = tuple(SETTINGS)
     """Environments; benchmarks/populations.toml has their flags."""
     seeds: int = 0
-    """Populations of each kind, with seeds from 100 on; none has a member whose seed another one has. 0 are as many as
-    benchmarks/populations.toml says."""
+    """Populations of each kind, with seeds from 100 on; 0 are as many as benchmarks/populations.toml says."""
     population: int = 0
-    """Members of each; 0 are those of benchmarks/populations.toml."""
+    """Members of each; 0 likewise."""
     total_timesteps: int = 0
-    """Environment steps of each member; 0 are those of benchmarks/populations.toml."""
+    """Environment steps of each member; 0 likewise."""
     report: bool = False
     """Train nothing: print the table of the results that are there, of every class of machine."""
     folder: str = "runs/populations"
@@ -73,14 +71,6 @@ class Args:
             raise UsageError("--population 1 cannot evolve: give 2 or more, or 0")
 
 
-class Earned(NamedTuple):
-    """Greedy returns of the members of a finished run."""
-
-    chosen: float  # of the best one, in other episodes than those by which it was chosen
-    median: float  # over the members; who broke counts as the worst
-    first: float  # of member 0, in the other episodes
-
-
 @dataclass(frozen=True)
 class Searches(Task):
     """Populations on one environment: the jobs of random search, then as many of PBT, with their seeds and draws."""
@@ -91,26 +81,27 @@ class Searches(Task):
         return {"populations": len(self.jobs) // 2, "members": population, "steps": self.steps}
 
     def sizes_in(self, path: Path) -> dict[str, int]:
-        (there,) = load([path])
-        count = len(there["seeds"])
-        return {"populations": count, "members": there["population"], "steps": there["total_timesteps"]}
+        there = load(path)
+        return dict(zip(self.sizes, (len(there["seeds"]), there["population"], there["total_timesteps"]), strict=True))
 
     def record(self) -> Record:
         """What came of it. Raises UsageError where a run lacks something."""
-        count = len(self.jobs) // 2
-        random, pbt = ([earned(job) for job in jobs] for jobs in (self.jobs[:count], self.jobs[count:]))
-        config = read_config(self.jobs[count].run_dir)
+        first, *_ = pbt = self.jobs[len(self.jobs) // 2 :]
+        (chosen, median, alone), (of_random, median_of_random, _) = (
+            zip(*map(earned, jobs), strict=True) for jobs in (pbt, self.jobs[: len(pbt)])
+        )
+        config = read_config(first.run_dir)
         return {
             "env": self.env,
             "population": self.sizes["members"],
             "total_timesteps": self.steps,
-            "seeds": [job.args.seed for job in self.jobs[count:]],
+            "seeds": [job.args.seed for job in pbt],
             "arms": {
-                PBT: {"chosen": [x.chosen for x in pbt], "median": [x.median for x in pbt]},
-                RANDOM: {"chosen": [x.chosen for x in random], "median": [x.median for x in random]},
-                ALONE: {"chosen": [x.first for x in pbt]},
+                PBT: {"chosen": chosen, "median": median},
+                RANDOM: {"chosen": of_random, "median": median_of_random},
+                ALONE: {"chosen": alone},
             },
-            "commands": {PBT: self.jobs[count].command, RANDOM: self.jobs[0].command},
+            "commands": {PBT: first.command, RANDOM: self.jobs[0].command},
             **{name: config[name] for name in FROM_CONFIG},
             "wall_seconds": [_result(job)["wall_seconds"] for job in self.jobs],
         }
@@ -130,20 +121,18 @@ def searches_on(env: str, args: Args) -> Searches:
     return Searches(POPULATIONS, env, flags["total_timesteps"], np.inf, jobs)
 
 
-def earned(job: Job) -> Earned:
-    """What the members of a finished run earn. Raises UsageError where its end was not evaluated twice."""
-    try:
-        result = _result(job)
-        means, others = (np.array(result[f"{name}/return_mean"], float) for name in ("eval", "best"))  # None is NaN
-        chosen = others[ranked(means.tolist())[0]]
-        whole = result["best/env_steps"] == result["eval/env_steps"] and len(means) == len(others) > 1
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
-        whole = False
-    if not whole or np.isnan(chosen):
+def earned(job: Job) -> tuple[float, float, float]:
+    """Greedy returns of a finished run: of the chosen member in other episodes, the median, and of member 0 in the others.
+
+    A member that broke counts as the worst. Raises UsageError where its end was not evaluated twice.
+    """
+    result = _result(job)
+    if len(result.get("best/return_mean", [])) < 2 or result["best/env_steps"] != result["eval/env_steps"]:
         raise UsageError(f"{job.run_dir} lacks an evaluation of its end: delete it, and the same command runs it again")
-    broken = means[np.isfinite(means)].min()
-    median = np.median(np.where(np.isfinite(means), means, broken))
-    return Earned(float(chosen), float(median), float(broken if np.isnan(others[0]) else others[0]))
+    means, others = (np.array(result[f"{name}/return_mean"], float) for name in ("eval", "best"))  # None is NaN
+    chosen, worst = ranked(means.tolist())[0], means[np.isfinite(means)].min()
+    means, others = (np.where(np.isfinite(x), x, worst) for x in (means, others))
+    return float(others[chosen]), float(np.median(means)), float(others[0])
 
 
 def _result(job: Job) -> dict[str, Any]:
@@ -157,21 +146,12 @@ def learn(args: Args) -> None:
         results, tasks = Path(args.results) / machine_class(), [searches_on(env, args) for env in args.envs]
         run_all(tasks, results)
         paths = [task.path(results) for task in tasks]
-    print(table(load(paths)))
+    print(table(sorted(map(load, paths), key=lambda record: list(SETTINGS).index(record["env"]))))
 
 
-def load(paths: Iterable[Path]) -> list[Record]:
-    """Records, in the order of populations.toml. Raises UsageError where a file is something else."""
-    records = [read_record(path, NAMES, _check, "benchmarks.population_learning") for path in paths]
-    return sorted(records, key=lambda record: list(SETTINGS).index(record["env"]))
-
-
-def _check(record: Record) -> None:
-    """Raise an error where something is no number, or of other sizes than the seeds."""
-    for name, kinds in ((PBT, 2), (RANDOM, 2), (ALONE, 1)):
-        values = np.array(list(record["arms"][name].values()), float)
-        if values.shape != (kinds, len(record["seeds"])) or not np.isfinite(values).all():
-            raise ValueError(name)
+def load(path: Path) -> Record:
+    """What `record` gave. Raises UsageError where the file is something else."""
+    return read_record(path, NAMES, lambda record: table([record]), "benchmarks.population_learning")
 
 
 def table(records: list[Record]) -> str:

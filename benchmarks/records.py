@@ -21,21 +21,9 @@ from common.runs.metrics import jsonable
 
 COMPILATION = "time/compile"
 POPULATIONS = "populations"  # the folder of what `benchmarks.population_learning` writes: no records of one algorithm
-NAMES = (
-    "env",
-    "algorithm",
-    "command",
-    "versions",
-    "git",
-    "devices",
-    "flags",
-    "seeds",
-    "threshold",
-    "env_steps",
-    "returns",
-)
-NAMES += ("seconds", "env_steps_to_threshold", "seconds_to_threshold", "steps_per_second", "compile_seconds")
-NAMES += ("wall_seconds",)
+NAMES = ("env", "algorithm", "command", "versions", "git", "devices", "flags", "seeds", "threshold", "env_steps")
+NAMES += ("returns", "seconds", "env_steps_to_threshold", "seconds_to_threshold", "steps_per_second")
+NAMES += ("compile_seconds", "wall_seconds")
 LATER = ("evaluations",)  # which older files do not have
 
 

@@ -7,8 +7,8 @@
 
 Each measurement is a run of the algorithm's own script with `--benchmark`, in a process of its own. The first run of a
 row compiles anew and is not counted, the others take their programs from its cache. With --against another checkout
-runs the same flags, with --source PureJaxRL trains with the same sizes; the two take turns, the order changes from round
-to round, and a ratio is the median over rounds, so that whatever else the machine does slows both.
+runs the same flags, with --source PureJaxRL trains with the same sizes. The two take turns, and a ratio is the median
+over rounds, so that whatever else the machine does slows both.
 """
 
 import dataclasses
@@ -27,8 +27,7 @@ from typing import Annotated, Any
 import tyro
 
 from benchmarks.jobs import ROOT, ends_with_us
-from benchmarks.peers.__main__ import TRAINERS, packages_for
-from benchmarks.peers.installation import install, python_of
+from benchmarks.peers.__main__ import TRAINERS, install, packages_for, python_of
 from benchmarks.records import machine_class
 from common.cli.checks import check, check_types
 from common.cli.command import main, parse
@@ -38,8 +37,8 @@ from common.cli.words import as_words
 from common.runs.directory import git_hash, write_json
 
 PEER = "purejaxrl"
-DUMP = "--xla_dump_hlo_as_text --xla_dump_to="
 TOTAL = 2_000_000_000  # steps that no measurement reaches
+OF_THE_COMMAND = ("algorithm", "env", "total_timesteps")
 NO_KERNELS = {"", "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"}
 Row = dict[str, Any]
 
@@ -94,27 +93,24 @@ class Training:
         self.about: Row = {}  # what the first run has printed, with the seconds of compiling anew
 
     def measure(self) -> float:
-        """Steps per second of a warm run. Raises UsageError for flags it does not take, TrainingError where it fails."""
-        if not self.about:
-            self.about = self._run(kernels=self._kernels)
-            self.steps = self._wanted(self.about)
+        """Steps per second of a warm run. Raises UsageError for flags that cannot be, TrainingError where it fails."""
         while True:
-            line = self._run()
-            if self.steps > 0.5 * self._seconds * line["steps_per_second"]:
+            first, line = not self.about, self._run()
+            wanted = min(max(round(self._seconds * line["steps_per_second"]), 1), TOTAL)
+            if first:
+                self.about = {name: x for name, x in line.items() if name not in OF_THE_COMMAND}
+            elif 2 * self.steps >= wanted:
                 return line["steps_per_second"]
-            self.steps = max(2 * self.steps, self._wanted(line))
+            self.steps = wanted if first else max(2 * self.steps, wanted)
 
-    def _wanted(self, line: Row) -> int:
-        return min(max(round(self._seconds * line["steps_per_second"]), 1), TOTAL)
-
-    def _run(self, kernels: bool = False) -> Row:
-        cache = {"JAX_COMPILATION_CACHE_DIR": self._cache.name, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
+    def _run(self) -> Row:
+        env = {"JAX_COMPILATION_CACHE_DIR": self._cache.name, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
         words = [*self._command, "--benchmark", *as_words({"total_timesteps": TOTAL, "stop_after": self.steps})]
-        if not kernels:
-            return last_line(words, cache)
+        if self.about or not self._kernels:
+            return last_line(words, env)
         with tempfile.TemporaryDirectory() as folder:
-            dump = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {DUMP}{folder}"}
-            return last_line(words, cache | dump) | size_of_update(Path(folder))
+            env["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_hlo_as_text --xla_dump_to={folder}"
+            return last_line(words, env) | size_of_update(Path(folder))
 
 
 def _defaults(algorithm: str, words: list[str]) -> list[str]:
@@ -223,16 +219,12 @@ def row_of(args: Args, words: list[str]) -> Row:
     for turn in range(args.rounds):
         for side in sides[:: -1 if turn % 2 else 1]:
             speeds[side].append(side.measure())
-    row, *other = (_cost(side.about, found) for side, found in speeds.items())
+    costs = [{"steps_per_second": round(statistics.median(x), 1), "rounds": x} for x in speeds.values()]
+    row, *other = (side.about | cost for side, cost in zip(sides, costs, strict=True))
     if other:
         ratios = [round(a / b, 3) for a, b in zip(*speeds.values(), strict=True)]
         row |= {"other": other[0], "ratios": ratios, "ratio": round(statistics.median(ratios), 3)}
     return row
-
-
-def _cost(about: Row, speeds: list[float]) -> Row:
-    about = {name: x for name, x in about.items() if name not in ("algorithm", "env", "total_timesteps")}
-    return about | {"steps_per_second": round(statistics.median(speeds), 1), "rounds": speeds}
 
 
 def table(rows: list[Row]) -> str:
@@ -263,18 +255,12 @@ def speed(args: Args, words: list[str]) -> None:
         check_target(Path(args.out))
     rows = rows_of(args, words)
     if args.out:
-        compared = {name: git_hash(Path(x)) for name in ("against", "source") if (x := getattr(args, name))}
         record = {"benchmark": "speed", "algorithm": args.algorithm, "machine": machine_class(), "flags": words}
-        write_json(Path(args.out), record | {"git": git_hash(ROOT), "compared": compared, "rows": rows})
+        commits = {"git": git_hash(ROOT), "against": git_hash(Path(args.against)) if args.against else None}
+        write_json(Path(args.out), record | commits | {"rows": rows})
         print(f"wrote {args.out}")
 
 
-def split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """What stands before `--` and behind it."""
-    at = argv.index("--") if "--" in argv else len(argv)
-    return argv[:at], argv[at + 1 :]
-
-
 if __name__ == "__main__":
-    own, behind = split(sys.argv[1:])
-    sys.exit(main(lambda args: speed(args, behind), parse(Args, own)))
+    end = [*sys.argv, "--"].index("--")  # of our own flags
+    sys.exit(main(lambda args: speed(args, sys.argv[end + 1 :]), parse(Args, sys.argv[1:end])))

@@ -15,7 +15,7 @@ import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -83,11 +83,9 @@ def tune(args: Args) -> None:
     for rung in range(rungs):
         steps = max(args.total_timesteps // args.keep ** (rungs - 1 - rung), 1)
         print(f"{len(candidates)} candidates, {args.seeds} seeds, {steps:,} steps", flush=True)
-        returns = returns_of_all(
-            args, candidates, Size(steps, range(SEEN, SEEN + args.seeds))
-        )  # [environments, candidates]
-        scores = scores_of(returns)
-        order = np.argsort(-scores, kind="stable")[: len(candidates) // args.keep if rung < rungs - 1 else 1]
+        returns = returns_of_all(args, candidates, steps)  # [environments, candidates]
+        order = np.argsort(-scores_of(returns), kind="stable")
+        order = order[: len(candidates) // args.keep if rung < rungs - 1 else 1]
         candidates = [candidates[index] for index in order]
         for index, candidate in zip(order, candidates, strict=True):
             earned = "  ".join(f"{value:8.2f}" for value in returns[:, index])
@@ -108,9 +106,8 @@ def draw(args: Args) -> list[Flags]:
         if len(candidates) < args.candidates and _fit(args, flags):
             candidates.append(flags)
     if len(candidates) < args.candidates:
-        raise UsageError(
-            f"of {100 * args.candidates} candidates of {space} {args.algo} takes only {len(candidates) - 1}"
-        )
+        some = f"{100 * args.candidates} candidates of {space}"
+        raise UsageError(f"of {some} {args.algo} takes only {len(candidates) - 1}")
     return candidates
 
 
@@ -135,33 +132,23 @@ def _fit(args: Args, flags: Flags) -> bool:
         return False
 
 
-class Size(NamedTuple):
-    """How long a candidate trains, and with which seeds."""
-
-    steps: int
-    seeds: range
-
-
-def jobs_of(args: Args, env: str, flags: Flags, size: Size) -> list[Job]:
+def jobs_of(args: Args, env: str, flags: Flags, steps: int, seeds: range) -> list[Job]:
     """The runs of a candidate; those of today take what was tuned before."""
-    interval = max(size.steps // EVALUATIONS, 1)
-    common = {"env": env, "total_timesteps": size.steps, "eval_interval": interval, "checkpoint_interval": interval}
-    common |= {"keep_checkpoints": 1}
-    words = [
-        as_words(common | seeds | ({"tuned": False} | flags if flags else {}))
-        for seeds in seed_flags(args.algo, size.seeds)
-    ]
-    return [Job(args.algo, tuple(some), Path(args.folder)) for some in words]
+    interval = max(steps // EVALUATIONS, 1)
+    common = {"env": env, "total_timesteps": steps, "eval_interval": interval, "checkpoint_interval": interval}
+    common |= {"keep_checkpoints": 1} | ({"tuned": False} | flags if flags else {})
+    words = [tuple(as_words(common | some)) for some in seed_flags(args.algo, seeds)]
+    return [Job(args.algo, some, Path(args.folder)) for some in words]
 
 
-def returns_of_all(args: Args, candidates: list[Flags], size: Size) -> np.ndarray:
+def returns_of_all(args: Args, candidates: list[Flags], steps: int) -> np.ndarray:
     """What candidates earn [environments, candidates], mean over seeds; NaN where one has failed.
 
     Raises TrainingError where all have.
     """
     returns = []
     for env in args.env:
-        of_each = [jobs_of(args, env, flags, size) for flags in candidates]
+        of_each = [jobs_of(args, env, flags, steps, range(SEEN, SEEN + args.seeds)) for flags in candidates]
         if candidates[0] == {} and (failed := run(of_each[0])):
             said = failed[0].last_words()
             if said.startswith("error: "):  # such as an environment that the algorithm cannot train
@@ -194,45 +181,32 @@ def conclude(args: Args, best: Flags) -> None:
     if not best:
         print("nothing better than the flags of today was found")
         return
-    size = Size(args.total_timesteps, range(UNSEEN, UNSEEN + args.unseen_seeds))
-    better, comments = [], []
-    print(f"the best one and {TODAY}, {args.unseen_seeds} seeds from {UNSEEN} on, {size.steps:,} steps", flush=True)
+    steps, seeds, random = args.total_timesteps, range(UNSEEN, UNSEEN + args.unseen_seeds), np.random.default_rng(0)
+    given = {name: value for name, value in vars(args).items() if value != getattr(Args, name, None)}
+    comments = [
+        f"# python -m benchmarks.tune {as_typed({name: x for name, x in given.items() if name != 'folder'})}",
+        f"# greedy returns over the second half of {steps:,} steps, "
+        f"IQM of seeds {seeds[0]} to {seeds[-1]}, 95% intervals:",
+    ]
+    print(f"the best one and {TODAY}, {len(seeds)} seeds from {UNSEEN} on, {steps:,} steps", flush=True)
+    better = True
     for env in args.env:
-        of_each = [jobs_of(args, env, flags, size) for flags in (best, {})]
+        of_each = [jobs_of(args, env, flags, steps, seeds) for flags in (best, {})]
         if failed := run(job for jobs in of_each for job in jobs):
             raise TrainingError(f"{len(failed)} runs have failed: {failed[0].log} says why")
         tuned, today = map(returns_of, of_each)
-        better.append(_is_better(tuned, today))
         comments.append(f"# {env}: {_spread(tuned)}, with {TODAY} {_spread(today)}")
         print(f"  {comments[-1][2:]}", flush=True)
-    if not all(better):
+        many = [estimate(x[random.integers(len(x), size=(len(x), RESAMPLES))], "iqm") for x in (tuned, today)]
+        better &= np.percentile(many[0] - many[1], 2.5) > 0  # the 95% bootstrap interval of their difference
+    if not better:
         print("the best one is not clearly better on seeds that the search has not seen")
         return
-    path = Path(args.folder) / f"{args.algo}__{re.sub('[^A-Za-z0-9-]', '_', args.pattern or args.env[0])}.toml"
-    path.write_text(entry(args, best, comments))
+    name = args.pattern or args.env[0]
+    path = Path(args.folder) / f"{args.algo}__{re.sub('[^A-Za-z0-9-]', '_', name)}.toml"
+    lines = [*comments, f"[{json.dumps(name)}]", *(f"{name} = {json.dumps(value)}" for name, value in best.items())]
+    path.write_text("\n".join(lines) + "\n")
     print(f"for algos/tuned/{args.algo}.toml, also in {path}:\n\n{path.read_text()}")
-
-
-def _is_better(tuned: np.ndarray, today: np.ndarray) -> bool:
-    """Whether the 95% bootstrap interval of the difference between two IQMs over seeds is above zero."""
-    random = np.random.default_rng(0)
-    many = [estimate(x[random.integers(len(x), size=(len(x), RESAMPLES))], "iqm") for x in (tuned, today)]
-    return bool(np.percentile(many[0] - many[1], 2.5) > 0)
-
-
-def entry(args: Args, best: Flags, comments: list[str]) -> str:
-    """What to put into the table: who found it, what it earns, and the flags."""
-    given = {name: value for name, value in vars(args).items() if value != getattr(Args, name, None)}
-    command = as_typed({name: value for name, value in given.items() if name != "folder"})
-    seeds = f"seeds {UNSEEN} to {UNSEEN + args.unseen_seeds - 1}"
-    lines = [
-        f"# python -m benchmarks.tune {command}",
-        f"# greedy returns over the second half of {args.total_timesteps:,} steps, IQM of {seeds}, 95% intervals:",
-        *comments,
-        f"[{json.dumps(args.pattern or args.env[0])}]",
-        *(f"{name} = {json.dumps(value)}" for name, value in best.items()),
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def _spread(returns: np.ndarray) -> str:

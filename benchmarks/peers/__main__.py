@@ -9,14 +9,16 @@ what it writes.
 """
 
 import dataclasses
+import hashlib
+import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.jobs import Job, parts_of
-from benchmarks.peers.installation import install, python_of
+from benchmarks.jobs import Job, ends_with_us, parts_of
 from benchmarks.peers.starts import starts_of
 from benchmarks.records import machine_class
 from benchmarks.sets import Goal, goals_of_peer, peers
@@ -24,12 +26,14 @@ from benchmarks.tasks import EVALUATIONS, FIRST_SEED, Choice, Task, chosen, run_
 from common.cli.command import main, parse
 from common.cli.device_flags import DeviceEnvArgs
 from common.cli.env_names import steps_on_host
-from common.cli.errors import UsageError
+from common.cli.errors import TrainingError, UsageError
 from common.cli.files import writing
 from common.cli.host_flags import HostEnvArgs
 from common.cli.words import as_typed, as_words
+from common.device.compilation import cache_directory
 from common.device.evaluation import SEED
 from common.runs.directory import git_hash, write_json
+from common.runs.lock import locked
 
 TRAINERS = Path(__file__).resolve().parent / "trainers"
 
@@ -170,6 +174,36 @@ def packages_for(peer: str, platform: str) -> list[str]:
     """What to install: where the kit has a GPU, JAX with CUDA."""
     packages = peers()[peer]["packages"]
     return [name.replace("jax==", "jax[cuda12]==") if platform == "gpu" else name for name in packages]
+
+
+def python_of(peer: str, packages: list[str]) -> Path:
+    """The interpreter of a peer's environment, which has its own: peers want other versions than the kit has."""
+    digest = hashlib.sha256(" ".join([sys.version, *packages]).encode()).hexdigest()[:8]
+    folder = cache_directory() / "peers" / f"{peer}-{digest}"
+    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def install(peer: str, packages: list[str]) -> None:
+    """Install the packages, unless they are.
+
+    Raises TrainingError where that fails, UsageError where another process is installing them.
+    """
+    python = python_of(peer, packages)
+    folder = python.parents[1]
+    if (folder / "COMPLETE").exists():
+        return
+    print(f"installing {peer} into {folder}, some minutes: {' '.join(packages)}", flush=True)
+    with locked(folder.with_name(f"{folder.name}-installing")):
+        with writing(f"folder {folder}"):
+            shutil.rmtree(folder, ignore_errors=True)  # what an interrupted installation left
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        for words in (
+            [sys.executable, "-m", "venv", str(folder)],
+            [str(python), "-m", "pip", "install", "--quiet", *packages],
+        ):
+            if code := subprocess.run(ends_with_us(words)).returncode:
+                raise TrainingError(f"{peer} is not installed: {' '.join(words[:4])} ... ended with {code}, see above")
+        (folder / "COMPLETE").touch()
 
 
 if __name__ == "__main__":

@@ -59,34 +59,25 @@ def starts_of(algorithm: str, env: str, episodes: int) -> list[list[float]] | No
 
 def states_of(env: str, episodes: int) -> np.ndarray:
     """What `starts_of` returns, computed in this process."""
+    from common.device.evaluation import SEED, episode_keys
+
     suite, name = split_name(env)
-    return (_on_host if suite == "gymnasium" else _on_device)(name, episodes)
+    if suite == "gymnasium":  # each episode has a seed of its own
+        import gymnasium
 
-
-def _on_device(name: str, episodes: int) -> np.ndarray:
+        starts = []
+        with closing(gymnasium.make(name)) as game:
+            for index in range(episodes):
+                game.reset(seed=SEED + index)
+                starts.append(np.array(game.unwrapped.state))
+        return np.stack(starts)
     import jax
 
-    from common.device.evaluation import SEED, episode_keys
-    from common.device.stepping import reset_envs
     from common.envs.registry import make
 
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(SEED), np.arange(episodes))
-    _, states = reset_envs(make(name), jax.vmap(lambda key: episode_keys(key)[0])(keys))
+    _, states = jax.vmap(make(name).reset)(jax.vmap(lambda key: episode_keys(key)[0])(keys))
     return np.stack([getattr(states, part) for part in STATES[name]], axis=-1)
-
-
-def _on_host(name: str, episodes: int) -> np.ndarray:
-    """Each episode has a seed of its own."""
-    import gymnasium
-
-    from common.device.evaluation import SEED
-
-    starts = []
-    with closing(gymnasium.make(name)) as env:
-        for index in range(episodes):
-            env.reset(seed=SEED + index)
-            starts.append(np.array(env.unwrapped.state))
-    return np.stack(starts)
 
 
 if __name__ == "__main__":

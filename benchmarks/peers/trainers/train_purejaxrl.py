@@ -5,8 +5,8 @@ import sys
 from types import ModuleType
 from unittest import mock
 
-import environments
 import jax
+import on_device
 from on_device import Peer, train
 from rows import run_of
 
@@ -31,7 +31,7 @@ def peer_of(source: str, args: dict) -> Peer:
         with mock.patch.object(jax.lax, "scan", scan):
             return train_all(key)["runner_state"]
 
-    env, env_params = environments.make(args["env"])
+    env, env_params = on_device.make(args["env"])
     env = ppo.FlattenObservationWrapper(env)
     network = ppo.ActorCritic(env.action_space(env_params).n, activation=config["ACTIVATION"])
     return Peer(
@@ -50,7 +50,7 @@ def module_of(source: str, name: str) -> ModuleType:
     sys.path.insert(0, f"{source}/purejaxrl")
     with mock.patch.dict(sys.modules, {name: mock.MagicMock() for name in absent}):
         module = importlib.import_module(name)
-    module.gymnax = environments
+    module.gymnax = on_device  # for its `make`
     return module
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class Args:
 
     minutes: float = 8.0
     """When to end; a measurement that has begun is finished."""
-    algos: tuple[str, ...] = tuple(FIRST)
+    algos: tuple[Literal["ppo_pmap", "ppo_rnn_pmap", "sac_pmap"], ...] = tuple(FIRST)
     """Algorithms that step their environments on the device."""
     envs: tuple[str, ...] = ("CartPole-v1", "Breakout-MinAtar")
     """Environments; each is trained with each algorithm."""
@@ -50,8 +50,6 @@ class Args:
     def __post_init__(self):
         check_types(self)
         check(self, "minutes", above=0)
-        if unknown := [algorithm for algorithm in self.algos if algorithm not in FIRST]:
-            raise UsageError(f"--algos {unknown[0]} is not among {', '.join(FIRST)}")
 
 
 def measure_all(args: Args) -> None:
@@ -60,19 +58,17 @@ def measure_all(args: Args) -> None:
     with writing(f"folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
     rows = load_rows(folder) if (folder / FILE).exists() else []
+    known = {(row["algorithm"], row["env"], row["num_envs"]): row for row in rows}
     print(table([]))
     for row in measurements(args, deadline):
         print(table([row]).splitlines()[-1], flush=True)
-        rows = sorted([row, *(old for old in rows if _key(old) != _key(row))], key=_key)
+        known |= {(row["algorithm"], row["env"], row["num_envs"]): row}
+        rows = [known[key] for key in sorted(known)]
         write_json(folder / FILE, {"rows": rows})
     if all("failed" in row for row in rows):
         raise TrainingError("nothing was measured, see above")
     picture(rows).savefig(folder / "accelerator.png")
     print(f"wrote {folder / FILE} and {folder / 'accelerator.png'}")
-
-
-def _key(row: Row) -> tuple[str, str, int]:
-    return row["algorithm"], row["env"], row["num_envs"]
 
 
 def measurements(args: Args, deadline: float) -> Iterator[Row]:
@@ -101,11 +97,9 @@ def measurement(algorithm: str, env: str, num_envs: int) -> Row:
 
     Raises UsageError where the algorithm does not take these sizes or this environment.
     """
-    flags = {"env": env, "num_envs": num_envs}
-    if algorithm == "sac_pmap":  # at most 8 gradient updates after each step of all environments
-        flags |= {"utd_ratio": min(1.0, 8 / num_envs)}
-    else:
-        flags |= {"num_minibatches": 8, "share_torso": env.endswith("-MinAtar")}
+    of_ppo = {"num_minibatches": 8, "share_torso": env.endswith("-MinAtar")}
+    of_sac = {"utd_ratio": min(1.0, 8 / num_envs)}  # at most 8 gradient updates after each step of all environments
+    flags = {"env": env, "num_envs": num_envs} | (of_sac if algorithm == "sac_pmap" else of_ppo)
     training = Training(ROOT, algorithm, as_words(flags), seconds=2.0, kernels=True)
     try:
         speed = training.measure()

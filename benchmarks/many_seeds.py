@@ -43,24 +43,19 @@ class What:
     """Runs one after another, each with the seeds that follow those of the one before."""
 
 
-def evaluations(run_dir: Path) -> dict[int, np.ndarray]:
-    """The mean greedy return of each seed [S], by the step of the evaluation."""
-    rows = (row for row in read(run_dir / "metrics.jsonl") if "eval/return_mean" in row)
-    return {row["env_steps"]: np.atleast_1d(np.array(row["eval/return_mean"], float)) for row in rows}
-
-
 def main(what: What) -> None:
     algorithm = importlib.import_module(f"algos.{what.algorithm}")
     args = parse(algorithm.Args, list(what.flags))
     if args.eval_interval == algorithm.Args.eval_interval:
         args.eval_interval = args.total_timesteps // 10
     args.quiet, args.checkpoint_interval = True, 0
-    began, runs = time.perf_counter(), []
+    began, runs = time.perf_counter(), []  # of each the mean greedy returns [S], by the step of the evaluation
     with tempfile.TemporaryDirectory() as folder:
         for run in range(what.runs):
             args.run_dir = f"{folder}/{run}"
             algorithm.train(args)
-            runs.append(evaluations(Path(args.run_dir)))
+            rows = [row for row in read(Path(args.run_dir) / "metrics.jsonl") if "eval/return_mean" in row]
+            runs.append({row["env_steps"]: np.array(row["eval/return_mean"], float, ndmin=1) for row in rows})
             args.seed += getattr(args, "num_seeds", 1)
         config = json.loads((Path(args.run_dir) / "config.json").read_text())
     final = np.concatenate([run[max(run)] for run in runs])  # [seeds of all runs]

@@ -1,7 +1,7 @@
 """Speed over processes and devices: of training, of an all-reduce, or projected to many GPUs; prints a table and JSON.
 
     python benchmarks/scaling.py
-    python benchmarks/scaling.py train --layouts 1x1 1x2 2x2 --scaling weak
+    python benchmarks/scaling.py train --layouts 1x1 1x2 2x2
     python benchmarks/scaling.py all-reduce --layouts 1x2 2x2
     srun python benchmarks/scaling.py all-reduce --num-devices 16 --distributed
     python benchmarks/scaling.py project --update-ms 45 --all-reduces 16x36600 7x64 --all-gathers 1x1230
@@ -26,7 +26,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -41,19 +41,13 @@ from common.cli.words import as_words
 
 What = Literal["train", "all-reduce", "project"]
 GPUS = 8, 64, 512
+BEGIN = 10e-6  # seconds to begin a collective; NCCL's tables have 6.6 to 14 us
 
 
-class Link(NamedTuple):
-    """How any two GPUs are connected, as if each had a machine of its own; those that share one do better."""
-
-    seconds: float  # of one hop, however little is sent
-    bytes_per_second: float  # of each GPU, one way
-
-
-LINKS = {
-    "NVLink": Link(1e-6, 450e9),  # NVIDIA's H100: 900 GB/s both ways; NCCL's tables have 0.6 to 1.9 us
-    "InfiniBand": Link(5e-6, 50e9),  # 400 Gb/s, as ConnectX-7 has; NCCL's tables have 2.7 to 8.5 us
-    "Ethernet": Link(30e-6, 12.5e9),  # 100 Gb/s; TCP through the kernel takes 10 to 30 us
+LINKS = {  # seconds of a hop, however little is sent, and bytes/s of each GPU, one way, as if each had its own machine
+    "NVLink": (1e-6, 450e9),  # NVIDIA's H100: 900 GB/s both ways; NCCL's tables have 0.6 to 1.9 us
+    "InfiniBand": (5e-6, 50e9),  # 400 Gb/s, as ConnectX-7 has; NCCL's tables have 2.7 to 8.5 us
+    "Ethernet": (30e-6, 12.5e9),  # 100 Gb/s; TCP through the kernel takes 10 to 30 us
 }
 
 
@@ -65,8 +59,6 @@ class Sizes:
     """train, all-reduce or project."""
     layouts: tuple[str, ...] = ()
     """Processes x devices of each; train compares others with the first, by default 1x1 1x2 1x4 2x1 2x2."""
-    scaling: tuple[Literal["strong", "weak"], ...] = ("strong", "weak")
-    """train: strong scaling, weak scaling, or both."""
     env: str = "CartPole-v1"
     """train: the environment."""
     num_envs: int = 64
@@ -91,8 +83,6 @@ class Sizes:
     """project: all-reduces of an update, times x bytes, one for each gradient step, of 4 bytes for each parameter."""
     all_gathers: tuple[str, ...] = ()
     """project: all-gathers of an update likewise, with the bytes that each GPU puts in."""
-    collective_us: float = 10.0
-    """project: microseconds to begin a collective; NCCL's tables have 6.6 to 14."""
     latency_us: float = 0.0
     """project: microseconds of a hop of another link, such as `hop_us` of all-reduce."""
     gigabytes_per_second: float = 0.0
@@ -101,7 +91,7 @@ class Sizes:
     def __post_init__(self):
         check_types(self)
         check(self, "num_envs steps num_devices largest num_processes", at_least=1)
-        check(self, "update_ms collective_us latency_us gigabytes_per_second", at_least=0)
+        check(self, "update_ms latency_us gigabytes_per_second", at_least=0)
         for flag in "layouts", "all_reduces", "all_gathers":
             for word in getattr(self, flag):
                 parts_of(word, flag.replace("_", "-"))
@@ -109,8 +99,6 @@ class Sizes:
             raise UsageError("project needs --update-ms and --all-reduces")
         if bool(self.latency_us) != bool(self.gigabytes_per_second):
             raise UsageError("another link needs both --latency-us and --gigabytes-per-second")
-        if self.layouts and (self.distributed or self.coordinator):
-            raise UsageError("--layouts starts its own processes: leave out --distributed and --coordinator")
 
 
 def parts_of(word: str, flag: str = "layouts") -> tuple[int, int]:
@@ -182,7 +170,7 @@ def run_in(layout: str, script: list[str], flags: dict[str, Any]) -> dict[str, A
 def train(sizes: Sizes) -> list[dict[str, Any]]:
     """What PPO reaches in all layouts, a row for each."""
     rows, measured = [], {}
-    for kind in sizes.scaling:
+    for kind in ("strong", "weak"):
         first = None
         for layout in sizes.layouts or ("1x1", "1x2", "1x4", "2x1", "2x2"):
             share = math.prod(parts_of(layout)) if kind == "weak" else 1
@@ -249,33 +237,26 @@ def fit(sizes: list[int], seconds: list[float]) -> tuple[float, float, float]:
     return *map(float, fitted), float(np.abs(relative @ fitted - 1).max())
 
 
-def all_reduce_seconds(size: int, devices: int, link: Link) -> float:
+def all_reduce_seconds(size: int, devices: int, hop: float, rate: float) -> float:
     """Of one, once it has begun: around a ring or up and down a tree, as is faster."""
-    ring, sent = devices - 1, size / link.bytes_per_second
-    around, levels = 2 * ring * link.seconds + 2 * ring / devices * sent, math.ceil(math.log2(devices))
-    return min(around, 2 * levels * link.seconds + 2 * sent)
+    around = 2 * (devices - 1) * (hop + size / rate / devices)
+    return min(around, 2 * math.ceil(math.log2(devices)) * hop + 2 * size / rate)
 
 
-def all_gather_seconds(size: int, devices: int, link: Link) -> float:
-    """Of one, once it has begun: around a ring."""
-    return (devices - 1) * (link.seconds + size / link.bytes_per_second)
-
-
-def exchange_seconds(assumed: Sizes, devices: int, link: Link) -> float:
-    """Of all exchanges of an update."""
-    total = 0.0
-    for words, seconds in (assumed.all_reduces, all_reduce_seconds), (assumed.all_gathers, all_gather_seconds):
-        for times, size in map(parts_of, words):
-            total += times * (1e-6 * assumed.collective_us + seconds(size, devices, link))
-    return total
+def exchange_seconds(assumed: Sizes, devices: int, hop: float, rate: float) -> float:
+    """Of all exchanges of an update; an all-gather goes around a ring."""
+    reduces, gathers = (list(map(parts_of, words)) for words in (assumed.all_reduces, assumed.all_gathers))
+    begin = BEGIN * sum(times for times, _ in reduces + gathers)
+    seconds = sum(times * all_reduce_seconds(size, devices, hop, rate) for times, size in reduces)
+    return begin + seconds + (devices - 1) * sum(times * (hop + size / rate) for times, size in gathers)
 
 
 def projection(assumed: Sizes) -> str:
     """Efficiency and the time of an update's exchanges over links and numbers of GPUs, as Markdown."""
-    own = {"yours": Link(1e-6 * assumed.latency_us, 1e9 * assumed.gigabytes_per_second)} if assumed.latency_us else {}
+    own = {"yours": (1e-6 * assumed.latency_us, 1e9 * assumed.gigabytes_per_second)} if assumed.latency_us else {}
     lines = [f"| link | {' | '.join(f'{count} GPUs' for count in GPUS)} |", "|---" * (1 + len(GPUS)) + "|"]
     for name, link in (LINKS | own).items():
-        times = [1e3 * exchange_seconds(assumed, count, link) for count in GPUS]
+        times = [1e3 * exchange_seconds(assumed, count, *link) for count in GPUS]
         cells = [f"{assumed.update_ms / (assumed.update_ms + took):.0%}, {took:,.3g} ms" for took in times]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -17,7 +17,6 @@ import json
 import os
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -26,12 +25,12 @@ from typing import Annotated, Any
 
 import tyro
 
-from benchmarks.jobs import ROOT, ends_with_us
+from benchmarks.jobs import ROOT, last_line
 from benchmarks.peers.__main__ import TRAINERS, install, packages_for, python_of
 from benchmarks.records import machine_class
 from common.cli.checks import check, check_types
 from common.cli.command import main, parse
-from common.cli.errors import TrainingError, UsageError
+from common.cli.errors import UsageError
 from common.cli.files import check_target
 from common.cli.words import as_words
 from common.runs.directory import git_hash, write_json
@@ -58,8 +57,7 @@ class Args:
     rounds: int = 3
     """Measurements of each row, whose median counts."""
     kernels: bool = False
-    """Also count the operations of an update that a device is given one by one, and the bytes that its program needs.
-    Compiling takes longer with it."""
+    """Also count the operations of an update that a device gets one by one, and its bytes; compiling takes longer."""
     against: str = ""
     """Another checkout of the kit to compare with."""
     source: str = ""
@@ -71,7 +69,7 @@ class Args:
         check_types(self)
         check(self, "seconds", above=0)
         check(self, "rounds", at_least=1)
-        kind = self.algorithm.removesuffix("_pmap")
+        theirs = Path(self.source) / "purejaxrl" / f"{self.algorithm.removesuffix('_pmap')}.py"
         for checkout in filter(None, (str(ROOT), self.against)):
             if not (Path(checkout) / "algos" / f"{self.algorithm}.py").is_file():
                 raise UsageError(f"{checkout} has no algorithm algos/{self.algorithm}.py")
@@ -79,8 +77,8 @@ class Args:
             raise UsageError(f"--vary {self.vary[0]} needs values behind it")
         if self.against and self.source:
             raise UsageError("--against and --source: give one of them")
-        if self.source and not (Path(self.source) / "purejaxrl" / f"{kind}.py").is_file():
-            raise UsageError(f"--source {self.source} has no purejaxrl/{kind}.py")
+        if self.source and not theirs.is_file():
+            raise UsageError(f"--source {self.source} is no checkout of PureJaxRL with {theirs}")
 
 
 class Training:
@@ -121,17 +119,6 @@ def _defaults(algorithm: str, words: list[str]) -> list[str]:
     return [*as_words({name: value for name, value in flags.items() if name in known - given}), *words]
 
 
-def last_line(words: list[str], env: dict[str, str] | None = None) -> Row:
-    """The JSON of a command's last line. Raises UsageError where it exits with 2, TrainingError for any other code."""
-    done = subprocess.run(ends_with_us(words), env=os.environ | (env or {}), capture_output=True, text=True)
-    said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1].removeprefix("error: ")
-    if done.returncode == 2:
-        raise UsageError(said)
-    if done.returncode:
-        raise TrainingError(f"{said[:200]} (exit code {done.returncode})")
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
 def size_of_update(folder: Path) -> dict[str, int | None]:
     """Kernels and bytes of the largest program that XLA has written there, which is the update."""
     programs = sorted(folder.glob("*after_optimizations.txt"), key=lambda path: path.stat().st_size)
@@ -163,13 +150,11 @@ def count_kernels(program: str) -> int:
         called = re.findall(r"(?:body|to_apply|true_computation|false_computation)=%?([\w.-]+)", line)
         for names in re.findall(r"branch_computations=\{(.*?)\}", line):
             called += re.findall(r"[\w.-]+", names)
-        if kind == "while":
-            times = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
+        times = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
+        if kind in ("while", "call"):
             return int(times[1] if times else 1) * sum(map(count, called))
         if kind == "conditional":
             return max(map(count, called), default=0)
-        if kind == "call":
-            return sum(map(count, called))
         return kind not in NO_KERNELS and not kind.endswith("-done")  # the end of what `-start` began
 
     return count("ENTRY")
@@ -182,11 +167,10 @@ class PureJaxRL:
         packages = packages_for(PEER, "cpu" if machine_class().startswith("cpu-") else "gpu")
         install(PEER, packages)
         ours = parse(importlib.import_module(f"algos.{args.algorithm}").Args, _defaults(args.algorithm, words))
-        names = {"ENV_NAME": "env", "NUM_ENVS": "num_envs", "NUM_STEPS": "num_steps"}
-        names |= {"UPDATE_EPOCHS": "update_epochs", "NUM_MINIBATCHES": "num_minibatches"}
-        self._sizes, self._beside = {theirs: getattr(ours, name) for theirs, name in names.items()}, beside
-        self._words = [str(python_of(PEER, packages)), str(TRAINERS / "time_purejaxrl.py"), args.source]
-        self._words.append(args.algorithm.removesuffix("_pmap"))
+        names = "num_envs", "num_steps", "update_epochs", "num_minibatches"
+        self._sizes = {name.upper(): getattr(ours, name) for name in names} | {"ENV_NAME": ours.env}
+        self._beside, kind = beside, args.algorithm.removesuffix("_pmap")
+        self._words = [str(python_of(PEER, packages)), str(TRAINERS / "train_purejaxrl.py"), args.source, kind]
         self.about: Row = {"commit": git_hash(Path(args.source)), "packages": packages}
 
     def measure(self) -> float:
@@ -229,24 +213,21 @@ def row_of(args: Args, words: list[str]) -> Row:
 
 def table(rows: list[Row]) -> str:
     """Markdown."""
-    first = rows[0]
-    heads = ["environment", *first["varied"], "steps/s", "compile"]
-    heads += ["kernels", "memory"] * ("kernels_per_update" in first)
-    heads += ["the other's steps/s", "compile", "ratio", "in all rounds"] * ("ratio" in first)
+    heads = ["environment", *rows[0]["varied"], "steps/s", "compile"]
+    heads += ["kernels", "memory"] * ("kernels_per_update" in rows[0])
+    heads += ["the other's steps/s", "compile", "ratio", "in all rounds"] * ("ratio" in rows[0])
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for row in rows:
-        cells = [row["env"], *row["varied"].values(), *_speed(row)]
-        if "kernels_per_update" in first:
+        cells, other = [row["env"], *row["varied"].values()], row.get("other")
+        cells += [f"{row['steps_per_second']:,.0f}", f"{row['compile_seconds']:.1f} s"]
+        if "kernels_per_update" in row:
             kernels, memory = row["kernels_per_update"], row["memory_bytes"]  # None where XLA does not tell
             cells += ["" if kernels is None else f"{kernels:,}", "" if memory is None else f"{memory / 1e6:,.1f} MB"]
-        if "ratio" in first:
-            cells += [*_speed(row["other"]), f"{row['ratio']:.2f}", f"{min(row['ratios'])} to {max(row['ratios'])}"]
+        if other:
+            cells += [f"{other['steps_per_second']:,.0f}", f"{other['compile_seconds']:.1f} s"]
+            cells += [f"{row['ratio']:.2f}", f"{min(row['ratios'])} to {max(row['ratios'])}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _speed(cost: Row) -> list[str]:
-    return [f"{cost['steps_per_second']:,.0f}", f"{cost['compile_seconds']:.1f} s"]
 
 
 def speed(args: Args, words: list[str]) -> None:

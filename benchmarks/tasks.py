@@ -49,13 +49,9 @@ class Task:
     jobs: list[Job]
 
     @property
-    def seeds(self) -> int:
-        return sum(job.args.num_agents for job in self.jobs)
-
-    @property
     def sizes(self) -> dict[str, int]:
         """What a record has as much of."""
-        return {"seeds": self.seeds, "steps": self.steps}
+        return {"seeds": sum(job.args.num_agents for job in self.jobs), "steps": self.steps}
 
     def sizes_in(self, path: Path) -> dict[str, int]:
         """Those of a record that is there."""
@@ -99,27 +95,24 @@ def run_all(tasks: list[Task], results: Path) -> None:
     """
     written = []
     for task in tasks:
-        _check_replaceable(task, task.path(results))
+        path = task.path(results)
+        there = task.sizes_in(path) if path.exists() else {}
+        if any(there[name] > task.sizes[name] for name in there):
+            old, new = (" x ".join(f"{count:,} {name}" for name, count in x.items()) for x in (there, task.sizes))
+            raise UsageError(
+                f"{path} has {old}, and this would replace it by {new}: name another folder with --results"
+            )
         with writing(f"folder {results}"):
-            task.path(results).parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
 
     def write_done() -> None:
         for task in tasks:
-            if task in written or not all(job.done for job in task.jobs):
-                continue
-            write_json(task.path(results), task.record())
-            written.append(task)
+            if task not in written and all(job.done for job in task.jobs):
+                write_json(task.path(results), task.record())
+                written.append(task)
 
     failed = run([job for task in tasks for job in task.jobs], write_done)
     for task in written:
         print(f"wrote {task.path(results)}")
     if failed:
         raise TrainingError(f"{len(failed)} of {sum(len(task.jobs) for task in tasks)} runs failed")
-
-
-def _check_replaceable(task: Task, path: Path) -> None:
-    """Raise UsageError where the file there is of more than what is asked for."""
-    there = task.sizes_in(path) if path.exists() else {}
-    if any(there[name] > task.sizes[name] for name in there):
-        old, new = (" x ".join(f"{count:,} {name}" for name, count in x.items()) for x in (there, task.sizes))
-        raise UsageError(f"{path} has {old}, and this would replace it by {new}: name another folder with --results")

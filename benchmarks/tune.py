@@ -13,6 +13,7 @@ import math
 import re
 import sys
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from common.drawing.groups import EVALUATION
 from common.drawing.statistics import RESAMPLES, estimate, interval
 
 EVALUATIONS = 10  # of a run
+KEEP = 3  # one of so many candidates goes on, for so many times as long
 SEEN, UNSEEN = 2_000, 1_000  # the first seed of those that the search sees, and that it does not
 TODAY = "the flags of today"
 Flags = dict[str, Any]
@@ -50,27 +52,20 @@ class Args:
     """Environment steps of the last candidates; those before get less."""
     candidates: int = 27
     """How many to begin with; the flags of today are one of them."""
-    keep: int = 3
-    """One of so many goes on, for so many times as long."""
     seeds: int = 3
     """Seeds of a candidate."""
     unseen_seeds: int = 10
     """Seeds with which the best one and the flags of today are compared at last."""
-    search_seed: int = 0
-    """Seed of the candidates."""
     folder: str = "runs/tune"
     """Where the runs lie."""
 
     def __post_init__(self):
         check_types(self)
         check(self, "total_timesteps seeds", at_least=1)
-        check(self, "candidates keep", at_least=2)
+        check(self, "candidates", at_least=2)
         check(self, "unseen_seeds", at_least=2, at_most=SEEN - UNSEEN)
-        check(self, "search_seed", at_least=0)
         if not (ROOT / "algos" / f"{self.algo}.py").exists():
             raise UsageError(f"--algo {self.algo} is no file of algos/, such as ppo_pmap")
-        if not self.env:
-            raise UsageError("--env needs an environment, or several alike")
         if len(self.env) > 1 and not self.pattern:
             raise UsageError('--pattern has to say what the entry for several environments is for, such as "*-MinAtar"')
 
@@ -78,14 +73,14 @@ class Args:
 def tune(args: Args) -> None:
     """Search, then compare with the flags of today. Raises TrainingError where all candidates fail."""
     candidates, rungs = draw(args), 1
-    while args.candidates >= args.keep ** (rungs + 1):
+    while args.candidates >= KEEP ** (rungs + 1):
         rungs += 1
     for rung in range(rungs):
-        steps = max(args.total_timesteps // args.keep ** (rungs - 1 - rung), 1)
+        steps = max(args.total_timesteps // KEEP ** (rungs - 1 - rung), 1)
         print(f"{len(candidates)} candidates, {args.seeds} seeds, {steps:,} steps", flush=True)
         returns = returns_of_all(args, candidates, steps)  # [environments, candidates]
         order = np.argsort(-scores_of(returns), kind="stable")
-        order = order[: len(candidates) // args.keep if rung < rungs - 1 else 1]
+        order = order[: len(candidates) // KEEP if rung < rungs - 1 else 1]
         candidates = [candidates[index] for index in order]
         for index, candidate in zip(order, candidates, strict=True):
             earned = "  ".join(f"{value:8.2f}" for value in returns[:, index])
@@ -96,15 +91,18 @@ def tune(args: Args) -> None:
 def draw(args: Args) -> list[Flags]:
     """The candidates: the flags of today, {}, and others of the space. Raises UsageError where there is no space."""
     spaces = tomllib.loads((ROOT / "benchmarks" / "spaces.toml").read_text())
-    space = args.space or args.algo
+    space, algorithm = args.space or args.algo, importlib.import_module(f"algos.{args.algo}").Args
     if space not in spaces:
         raise UsageError(f"benchmarks/spaces.toml has no {space}, but {', '.join(spaces)}")
-    random, candidates = np.random.default_rng(args.search_seed), [{}]
+    random, candidates = np.random.default_rng(0), [{}]
     for _ in range(100 * args.candidates):
         drawn = {name: _value(random, kind) for name, kind in spaces[space].items()}
         flags = {name: value for name, value in drawn.items() if value is not None}
-        if len(candidates) < args.candidates and _fit(args, flags):
-            candidates.append(flags)
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in flags.items()}
+        # The algorithm may refuse them together; a space of another one has flags that this one has not.
+        with suppress(UsageError, TypeError):
+            if len(candidates) < args.candidates and algorithm(env=args.env[0], **given):
+                candidates.append(flags)
     if len(candidates) < args.candidates:
         some = f"{100 * args.candidates} candidates of {space}"
         raise UsageError(f"of {some} {args.algo} takes only {len(candidates) - 1}")
@@ -120,16 +118,6 @@ def _value(random: np.random.Generator, kind: Any) -> Any:
     if isinstance(kind, list):
         return kind[random.integers(len(kind))]
     return float(f"{math.exp(random.uniform(math.log(kind['low']), math.log(kind['high']))):.1e}")
-
-
-def _fit(args: Args, flags: Flags) -> bool:
-    """Whether the algorithm takes these flags together."""
-    algorithm = importlib.import_module(f"algos.{args.algo}").Args
-    try:
-        given = {name: tuple(value) if isinstance(value, list) else value for name, value in flags.items()}
-        return bool(algorithm(env=args.env[0], **given))
-    except (UsageError, TypeError):  # a space of another algorithm has flags that this one has not
-        return False
 
 
 def jobs_of(args: Args, env: str, flags: Flags, steps: int, seeds: range) -> list[Job]:

@@ -67,7 +67,7 @@ def test_learning_writes_what_came_of_all_seeds(tmp_path, monkeypatch):
     learning.learn(args)
     assert path.read_text() == before
     fewer = dataclasses.replace(args, seeds=1)
-    with pytest.raises(UsageError, match=r"has 2 seeds of 4,096 steps, and this would replace it by 1 of 4,096"):
+    with pytest.raises(UsageError, match=r"has 2 seeds x 4,096 steps, and this would replace it by 1 seeds x 4,096"):
         learning.learn(fewer)
     report.report(report.Args(results=args.results, page=str(page(tmp_path))))
     assert f"| {np.mean(record['returns'][-1]):.4g} (" in (tmp_path / "page.md").read_text()
@@ -83,7 +83,7 @@ def test_every_task_has_flags_that_its_algorithm_takes():
     tasks = [task for name in sorted(sets) for task in learning.tasks_of(learning.Args(set=name, seeds=2))]
     assert len({task.path(Path()) for task in tasks}) == len(tasks) == len(goals())
     assert all(job.args.total_timesteps == task.steps for task in tasks for job in task.jobs)
-    assert {task.seeds for task in tasks} == {2}
+    assert {task.sizes["seeds"] for task in tasks} == {2}
 
 
 def record(algorithm: str, env: str, returns: list[list[float]], threshold: float) -> dict:

@@ -35,6 +35,7 @@ from common.device.evaluation import SEED
 from common.runs.directory import git_hash, write_json
 from common.runs.lock import locked
 
+PIP = "-m", "pip", "install", "--quiet"
 TRAINERS = Path(__file__).resolve().parent / "trainers"
 
 
@@ -53,12 +54,10 @@ class Args(Choice):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.peer != "purejaxrl":
-            if self.source:
-                raise UsageError(f"--source is for PureJaxRL; {self.peer} is installed")
-        elif not (self.source and (Path(self.source) / "purejaxrl" / "ppo.py").is_file()):
-            where = f"{self.source} is none" if self.source else "PureJaxRL is no package"
-            raise UsageError(f"--source has to name a checkout of PureJaxRL, with purejaxrl/ppo.py in it: {where}")
+        if self.peer != "purejaxrl" and self.source:
+            raise UsageError(f"--source is for PureJaxRL; {self.peer} is installed")
+        if self.peer == "purejaxrl" and not (self.source and (Path(self.source) / "purejaxrl" / "ppo.py").is_file()):
+            raise UsageError(f"--source {self.source} has to name a checkout of PureJaxRL, with purejaxrl/ppo.py in it")
 
 
 @dataclass(frozen=True)
@@ -101,10 +100,6 @@ class PeerJob(Job):
     def command(self) -> str:
         return self.of_row
 
-    def saved_steps(self) -> int:
-        """None: a run that was cut short begins again."""
-        return 0
-
     def start(self) -> subprocess.Popen:
         """Begin the run; what it says goes into a file beside its directory."""
         with writing(f"folder {self.run_dir}"):
@@ -127,11 +122,11 @@ def tasks_of(args: Args, platform: str) -> list[Task]:
 
 def task_of(args: Args, platform: str, goal: Goal) -> Task:
     """An environment: one job for all seeds where the peer can train them at once, else one for each."""
-    about, steps = peers()[args.peer], args.total_timesteps or goal.steps
-    given = {"peer": args.peer, "algos": (goal.algorithm,), "envs": (goal.env,), "seeds": args.seeds}
-    given |= {"total_timesteps": args.total_timesteps} if args.total_timesteps else {}
+    about, steps, on_host = peers()[args.peer], args.total_timesteps or goal.steps, steps_on_host(goal.env)
     source = args.source and str(Path(args.source).resolve())
-    given |= {"source": f"path/to/{Path(source).name}"} if source else {}  # not where it lies on this machine
+    given = {"peer": args.peer, "algos": (goal.algorithm,), "envs": (goal.env,), "seeds": args.seeds}
+    more = {"total_timesteps": args.total_timesteps, "source": source and f"path/to/{Path(source).name}"}
+    of_row = f"python -m benchmarks.peers {as_typed(given | {name: value for name, value in more.items() if value})}"
     at_once = (goal.seeds_at_once or args.seeds) if about["seeds_at_once"] else 1
     jobs = []
     for seeds in parts_of(range(FIRST_SEED, FIRST_SEED + args.seeds), at_once):
@@ -140,7 +135,7 @@ def task_of(args: Args, platform: str, goal: Goal) -> Task:
             env=goal.env,
             total_timesteps=steps,
             eval_interval=max(steps // EVALUATIONS, 1),
-            eval_episodes=goal.eval_episodes or episodes_of(goal),
+            eval_episodes=goal.eval_episodes or (HostEnvArgs if on_host else DeviceEnvArgs).eval_episodes,  # as ours
             eval_seed=SEED,
             seed=seeds.start,
             num_seeds=len(seeds),
@@ -151,14 +146,8 @@ def task_of(args: Args, platform: str, goal: Goal) -> Task:
             flags=goal.flags,
         )
         words = as_words({"env": goal.env, "seed": seeds.start, "num_seeds": len(seeds), "total_timesteps": steps})
-        of_row = f"python -m benchmarks.peers {as_typed(given)}"
         jobs.append(PeerJob(goal.algorithm, tuple(words), Path(args.folder), args.peer, training, of_row, source))
     return Task(goal.algorithm, goal.env, steps, goal.threshold, jobs)
-
-
-def episodes_of(goal: Goal) -> int:
-    """Of an evaluation, as many as the kit's where its command says nothing else."""
-    return HostEnvArgs.eval_episodes if steps_on_host(goal.env) else DeviceEnvArgs.eval_episodes
 
 
 def train(args: Args) -> None:
@@ -172,8 +161,8 @@ def train(args: Args) -> None:
 
 def packages_for(peer: str, platform: str) -> list[str]:
     """What to install: where the kit has a GPU, JAX with CUDA."""
-    packages = peers()[peer]["packages"]
-    return [name.replace("jax==", "jax[cuda12]==") if platform == "gpu" else name for name in packages]
+    jax = "jax[cuda12]==" if platform == "gpu" else "jax=="
+    return [name.replace("jax==", jax) for name in peers()[peer]["packages"]]
 
 
 def python_of(peer: str, packages: list[str]) -> Path:
@@ -197,10 +186,7 @@ def install(peer: str, packages: list[str]) -> None:
         with writing(f"folder {folder}"):
             shutil.rmtree(folder, ignore_errors=True)  # what an interrupted installation left
             folder.parent.mkdir(parents=True, exist_ok=True)
-        for words in (
-            [sys.executable, "-m", "venv", str(folder)],
-            [str(python), "-m", "pip", "install", "--quiet", *packages],
-        ):
+        for words in [sys.executable, "-m", "venv", str(folder)], [str(python), *PIP, *packages]:
             if code := subprocess.run(ends_with_us(words)).returncode:
                 raise TrainingError(f"{peer} is not installed: {' '.join(words[:4])} ... ended with {code}, see above")
         (folder / "COMPLETE").touch()

@@ -5,20 +5,16 @@ good everywhere: means over two sets of 128 starts differ by about 10, and those
 """
 
 import json
-import os
-import subprocess
 import sys
 from contextlib import closing
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks.jobs import ROOT, last_line
 from benchmarks.sets import peers
 from common.cli.env_names import split_name
-from common.cli.errors import TrainingError
 
-ROOT = Path(__file__).resolve().parents[2]
 STATES = {  # what a state of gymnasium's consists of, in its order, by the names that gymnax has for it
     "CartPole-v1": ("x", "x_dot", "theta", "theta_dot"),
     "Acrobot-v1": ("joint_angle1", "joint_angle2", "velocity_1", "velocity_2"),
@@ -44,17 +40,12 @@ def starts_of(algorithm: str, env: str, episodes: int) -> list[list[float]] | No
     """Their states [episodes, numbers of a state]; None where a peer does not need them, or begins where it likes.
 
     A process of its own computes them, for one that has looked at an accelerator keeps its memory from the runs.
-    Raises TrainingError where it fails, as without gymnasium.
+    Raises TrainingError where that fails, as without gymnasium.
     """
     if in_jax(algorithm) or not same_starts(algorithm, env):
         return None
     words = [sys.executable, "-m", "benchmarks.peers.starts", env, str(episodes)]
-    places = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, env=os.environ | places, capture_output=True, text=True)
-    if done.returncode:
-        reason = (done.stderr.splitlines() or ["it said nothing"])[-1]
-        raise TrainingError(f"the starting states of {env} could not be computed: {reason}")
-    return json.loads(done.stdout)
+    return last_line(words, {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)})
 
 
 def states_of(env: str, episodes: int) -> np.ndarray:

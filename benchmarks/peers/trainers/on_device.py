@@ -13,12 +13,9 @@ from rows import Rows, evaluation_points
 class Peer(NamedTuple):
     """How a peer trains one agent."""
 
-    init: Callable[[Any], Any]
-    """A random key to a state of training."""
-    update: Callable[[Any], Any]
-    """The state after `steps_per_update` more environment steps."""
-    act: Callable[[Any, Any], Any]
-    """The greedy action for a state of training and one observation."""
+    init: Callable[[Any], Any]  # a random key to a state of training
+    update: Callable[[Any], Any]  # the state after `steps_per_update` more environment steps
+    act: Callable[[Any, Any], Any]  # the greedy action for a state of training and one observation
     env: Any
     env_params: Any
     steps_per_update: int

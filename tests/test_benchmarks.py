@@ -238,3 +238,8 @@ def test_a_seed_keeps_its_own_curve_where_others_have_more_evaluations(tmp_path,
     np.testing.assert_allclose(one["seconds"], [2, 5, 8, 10])
     assert "2 of 4 evaluations" in report._row(one)
     assert "evaluations" not in report._row(one | {"evaluations": [4, 4]})
+
+
+def test_benchmarks_get_no_longer():
+    lines = sum(len(path.read_text().splitlines()) for path in (ROOT / "benchmarks").rglob("*.py"))
+    assert lines <= 2_800, f"benchmarks/ has {lines} lines."

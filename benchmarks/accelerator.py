@@ -7,19 +7,19 @@ full, or the speed falls. What is measured is kept at once, so it may be stopped
 """
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.jobs import ROOT, ends_with_us
+from benchmarks.jobs import ROOT
 from benchmarks.records import machine_class
-from common.cli.checks import Ratio, check_flags
+from benchmarks.speed import Training
+from common.cli.checks import check, check_types
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import read_text, writing
@@ -27,10 +27,10 @@ from common.cli.words import as_words
 from common.drawing.figure import Line, Panel, draw
 from common.runs.directory import write_json
 
-FIRST = {"ppo_pmap": 64, "ppo_rnn_pmap": 64, "sac_pmap": 16}  # environments to begin with
-GROWTH = 4  # how many times as many come next
+FIRST = {"ppo_pmap": 64, "ppo_rnn_pmap": 64, "sac_pmap": 16}  # environments to begin with; 4 times as many come next
 FILE = "accelerator.json"
 WORTH = 1.05  # more environments are tried as long as the last ones were so many times as fast as those before
+COLUMNS = "algorithm", "environment", "environments", "steps/s", "share of the floor", "memory", "kernels", "compiled"
 Row = dict[str, Any]
 
 
@@ -38,9 +38,9 @@ Row = dict[str, Any]
 class Args:
     """Measure the speed of training over growing numbers of environments."""
 
-    minutes: Ratio = 8.0
+    minutes: float = 8.0
     """When to end; a measurement that has begun is finished."""
-    algos: tuple[str, ...] = tuple(FIRST)
+    algos: tuple[Literal["ppo_pmap", "ppo_rnn_pmap", "sac_pmap"], ...] = tuple(FIRST)
     """Algorithms that step their environments on the device."""
     envs: tuple[str, ...] = ("CartPole-v1", "Breakout-MinAtar")
     """Environments; each is trained with each algorithm."""
@@ -48,12 +48,8 @@ class Args:
     """Where accelerator.json and its picture go, into a folder for this class of machine."""
 
     def __post_init__(self):
-        check_flags(self)
-        for algorithm in self.algos:
-            if algorithm not in FIRST:
-                raise UsageError(f"--algos {algorithm} is not among {', '.join(FIRST)}")
-        if not (self.algos and self.envs):
-            raise UsageError("--algos and --envs need at least one each")
+        check_types(self)
+        check(self, "minutes", above=0)
 
 
 def measure_all(args: Args) -> None:
@@ -61,19 +57,18 @@ def measure_all(args: Args) -> None:
     folder, deadline = Path(args.results) / machine_class(), time.monotonic() + 60 * args.minutes
     with writing(f"folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-    known = {_key(row): row for row in (load_rows(folder) if (folder / FILE).exists() else [])}
+    rows = load_rows(folder) if (folder / FILE).exists() else []
+    known = {(row["algorithm"], row["env"], row["num_envs"]): row for row in rows}
+    print(table([]))
     for row in measurements(args, deadline):
-        print(sentence(row), flush=True)
-        known[_key(row)] = row
-        write_json(folder / FILE, {"rows": [known[key] for key in sorted(known)]})
-    if not any("steps_per_second" in row for row in known.values()):
+        print(table([row]).splitlines()[-1], flush=True)
+        known |= {(row["algorithm"], row["env"], row["num_envs"]): row}
+        rows = [known[key] for key in sorted(known)]
+        write_json(folder / FILE, {"rows": rows})
+    if all("failed" in row for row in rows):
         raise TrainingError("nothing was measured, see above")
-    picture([known[key] for key in sorted(known)]).savefig(folder / "accelerator.png")
+    picture(rows).savefig(folder / "accelerator.png")
     print(f"wrote {folder / FILE} and {folder / 'accelerator.png'}")
-
-
-def _key(row: Row) -> tuple[str, str, int]:
-    return row["algorithm"], row["env"], row["num_envs"]
 
 
 def measurements(args: Args, deadline: float) -> Iterator[Row]:
@@ -81,67 +76,36 @@ def measurements(args: Args, deadline: float) -> Iterator[Row]:
 
     Raises UsageError where the first size of one cannot be measured.
     """
-    series = [(algorithm, env, FIRST[algorithm]) for algorithm in args.algos for env in args.envs]
-    last = {}
-    while series:
-        algorithm, env, num_envs = series.pop(0)
-        before, began = last.get((algorithm, env)), time.monotonic()
-        expected = GROWTH * before["seconds"] if before else 0.0
-        if began + expected > deadline:
-            print(f"{algorithm} {env}: {num_envs:,} envs may take {expected:.0f} s, more than is left", flush=True)
-            continue
+    series = [(algorithm, env, FIRST[algorithm], 0.0) for algorithm in args.algos for env in args.envs]
+    while series and time.monotonic() < deadline:
+        algorithm, env, num_envs, before = series.pop(0)
         try:
             row = measurement(algorithm, env, num_envs)
         except UsageError as error:  # of a larger size, that it does not fit
             if not before:
                 raise
-            row = failure(algorithm, env, num_envs, str(error))
-        row["seconds"] = round(time.monotonic() - began, 1)
-        yield row
-        if "failed" in row or (before and row["steps_per_second"] < WORTH * before["steps_per_second"]):
-            continue
-        last[algorithm, env] = row
-        series.append((algorithm, env, GROWTH * num_envs))
+            row = {"failed": str(error)}
+        yield {"algorithm": algorithm, "env": env, "num_envs": num_envs} | row
+        if row.get("steps_per_second", -1.0) >= WORTH * before:
+            series.append((algorithm, env, 4 * num_envs, row["steps_per_second"]))
+    for algorithm, env, num_envs, _ in series:
+        print(f"no time left for {algorithm} {env} with {num_envs:,} environments", flush=True)
 
 
 def measurement(algorithm: str, env: str, num_envs: int) -> Row:
-    """What the algorithm's own benchmark measures, in a process that may run out of memory; `failed` says why not.
+    """What benchmarks.speed measures, in a process that may run out of memory; `failed` says why not.
 
     Raises UsageError where the algorithm does not take these sizes or this environment.
     """
-    script = ROOT / "benchmarks" / f"{algorithm.removesuffix('_pmap')}_throughput.py"
-    flags = as_words({"env": env, "num_envs": num_envs} | sizes(algorithm, env, num_envs))
-    done = subprocess.run(ends_with_us([sys.executable, str(script), *flags]), capture_output=True, text=True)
-    said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1].removeprefix("error: ")
-    if done.returncode == 2:
-        raise UsageError(said)
-    if done.returncode:
-        return failure(algorithm, env, num_envs, f"{said[:200]} (exit code {done.returncode})")
-    return {"algorithm": algorithm, "env": env, "num_envs": num_envs} | json.loads(done.stdout.splitlines()[-1])
-
-
-def failure(algorithm: str, env: str, num_envs: int, reason: str) -> Row:
-    """A row of what could not be measured."""
-    return {"algorithm": algorithm, "env": env, "num_envs": num_envs, "failed": reason}
-
-
-def sizes(algorithm: str, env: str, num_envs: int) -> dict[str, Any]:
-    """The other sizes: few updates, for many environments make each of them long."""
-    if algorithm == "sac_pmap":  # at most 8 gradient updates after each step of all environments
-        return {"utd_ratio": min(1.0, 8 / num_envs), "steps": 20 * num_envs}
-    return {"updates": 3, "num_minibatches": 8, "share_torso": env.endswith("-MinAtar")}
-
-
-def sentence(row: Row) -> str:
-    """A row for the console."""
-    where = f"{row['algorithm']} {row['env']} {row['num_envs']:>7,} envs"
-    if "failed" in row:
-        return f"{where}  failed: {row['failed']}"
-    speed, share, memory, kernels, compiled = _cells(row)
-    return (
-        f"{where}  {speed:>12} steps/s  {share:>4} of the networks' floor  {memory:>10}  {kernels:>7} kernels  "
-        f"compiled in {compiled}"
-    )
+    of_ppo = {"num_minibatches": 8, "share_torso": env.endswith("-MinAtar")}
+    of_sac = {"utd_ratio": min(1.0, 8 / num_envs)}  # at most 8 gradient updates after each step of all environments
+    flags = {"env": env, "num_envs": num_envs} | (of_sac if algorithm == "sac_pmap" else of_ppo)
+    training = Training(ROOT, algorithm, as_words(flags), seconds=2.0, kernels=True)
+    try:
+        speed = training.measure()
+    except TrainingError as error:
+        return {"failed": str(error)}
+    return training.about | {"flags": flags, "steps_per_second": speed}
 
 
 def load_rows(machine: Path) -> list[Row]:
@@ -157,30 +121,23 @@ def load_rows(machine: Path) -> list[Row]:
 
 def table(rows: list[Row]) -> str:
     """The rows as Markdown."""
-    lines = [
-        "| algorithm | environment | environments | steps/s | share of the floor | memory | kernels | compiled |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
     for row in rows:
         cells = [row["algorithm"], row["env"], f"{row['num_envs']:,}"]
-        cells += [f"failed: {row['failed']}", "", "", "", ""] if "failed" in row else _cells(row)
+        if "failed" in row:
+            cells += [f"failed: {row['failed']}", "", "", "", ""]
+        else:
+            share = row.get("share_of_floor")  # of the networks' own speed, which older rows have
+            memory, kernels = row["memory_bytes"], row["kernels_per_update"]  # None where the compiler does not tell
+            cells += [f"{row['steps_per_second']:,.0f}", "" if share is None else f"{share:.0%}"]
+            cells += ["" if memory is None else f"{memory / 1e6:,.0f} MB", "" if kernels is None else f"{kernels:,}"]
+            cells += [f"{row['compile_seconds']:.0f} s"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _cells(row: Row) -> list[str]:
-    memory, kernels = row["memory_bytes"], row["kernels_per_update"]  # None where the compiler does not tell
-    return [
-        f"{row['steps_per_second']:,.0f}",
-        f"{row['share_of_floor']:.0%}",
-        "" if memory is None else f"{memory / 1e6:,.0f} MB",
-        "" if kernels is None else f"{kernels:,}",
-        f"{row['compile_seconds']:.0f} s",
-    ]
-
-
 def picture(rows: list[Row]) -> Any:
-    """Steps/s over environments, with what the networks alone would allow."""
+    """Steps/s over environments, and of older rows what the networks alone would allow."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
     panels, rows = [], [row for row in rows if "failed" not in row]
@@ -188,12 +145,10 @@ def picture(rows: list[Row]) -> Any:
         lines = []
         for style, env in enumerate(dict.fromkeys(row["env"] for row in rows if row["algorithm"] == algorithm)):
             chosen = [row for row in rows if (row["algorithm"], row["env"]) == (algorithm, env)]
-            num_envs, speeds, floors = (
-                np.array([row[name] for row in chosen], float)
-                for name in ("num_envs", "steps_per_second", "floor_steps_per_second")
-            )
-            solid, dotted = 8 * style, 8 * style + 7  # the same of 7 colours, and of 4 dashes the first and the last
-            lines += [Line(env, num_envs, speeds, style=solid), Line(f"{env}, floor", num_envs, floors, style=dotted)]
+            # The same of 7 colours, and of 4 dashes the first and the last.
+            for name, label, of_line in ("steps_per_second", env, 0), ("floor_steps_per_second", f"{env}, floor", 7):
+                if points := [(row["num_envs"], row[name]) for row in chosen if name in row]:
+                    lines.append(Line(label, *np.array(points, float).T, style=8 * style + of_line))
         panels.append(Panel(algorithm, lines))
     figure = draw(panels, "num_envs", "environment steps/s")
     for axes in figure.axes:

@@ -83,10 +83,6 @@ class Job:
         rows = [row["env_steps"] for row in read(self.run_dir / "metrics.jsonl")]
         return min(max(rows, default=0), self.args.total_timesteps) * self.args.num_agents
 
-    def saved_steps(self) -> int:
-        """Those that need not be done again, about."""
-        return self.steps()
-
     def start(self) -> subprocess.Popen:
         """Begin the run, or go on with it; what it says goes into a file beside its directory.
 
@@ -117,6 +113,17 @@ def ends_with_us(words: list[str]) -> list[str]:
     return [sys.executable, "-c", ENDS_WITH_PARENT, str(os.getpid()), *words]
 
 
+def last_line(words: list[str], env: dict[str, str] | None = None) -> Any:
+    """The JSON of a command's last line. Raises UsageError where it exits with 2, TrainingError for any other code."""
+    done = subprocess.run(ends_with_us(words), env=os.environ | (env or {}), capture_output=True, text=True)
+    said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1].removeprefix("error: ")
+    if done.returncode == 2:
+        raise UsageError(said)
+    if done.returncode:
+        raise TrainingError(f"{said[:200]} (exit code {done.returncode})")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
 def seed_flags(algorithm: str, seeds: range, at_once: int | None = None) -> list[dict[str, int]]:
     """Flags of the runs that train these seeds, so many or all of them in one run where the algorithm can."""
     fields = {field.name for field in dataclasses.fields(importlib.import_module(f"algos.{algorithm}").Args)}
@@ -138,36 +145,28 @@ def run(jobs: Iterable[Job], after_each: Callable[[], None] = lambda: None) -> l
     """
     from rich import progress
 
-    jobs = list(jobs)
+    jobs, failed = list(jobs), []
     for folder in {job.folder for job in jobs}:
         with writing(f"folder {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
-    columns = [
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(bar_width=30),
-        progress.TextColumn("{task.completed:,.0f} / {task.total:,.0f} steps, ETA"),
-        progress.TimeRemainingColumn(),
-    ]
-    failed = []
+    columns = ["{task.description}", "{task.completed:,.0f} / {task.total:,.0f} steps, ETA"]
+    columns = [*map(progress.TextColumn, columns), progress.TimeRemainingColumn()]
     with _signals_raise(), progress.Progress(*columns, speed_estimate_period=600) as bar:
-        before = {job: job.total_steps if job.done else job.saved_steps() for job in jobs}
-        everything = bar.add_task("all", total=sum(job.total_steps for job in jobs), completed=sum(before.values()))
+        steps = {job: job.total_steps if job.done else job.steps() for job in jobs}
+        everything = bar.add_task("all", total=sum(job.total_steps for job in jobs), completed=sum(steps.values()))
         for job in (job for job in jobs if not job.done):
-            one = bar.add_task(job.command, total=job.total_steps, completed=before[job])
 
-            def show(steps, one=one, job=job):
-                bar.update(one, completed=steps)
-                bar.update(everything, completed=sum((before | {job: steps}).values()))
+            def show(done, job=job):
+                bar.update(everything, completed=sum((steps | {job: done}).values()), description=job.command)
 
             try:
                 _watch(job, show)
-                before[job] = job.total_steps
+                steps[job] = job.total_steps
                 if not bar.console.is_terminal:
                     print(f"done: {job.command}", flush=True)
             except TrainingError as error:
                 failed.append(job)
                 bar.console.print(str(error), markup=False, style="red", soft_wrap=True)
-            bar.remove_task(one)
             after_each()
         after_each()  # all may have been done before
     return failed
@@ -190,7 +189,14 @@ def _signals_raise() -> Iterator[None]:
 
 def _watch(job: Job, show: Callable[[int], None]) -> None:
     """Until the run has ended. Raises TrainingError where it has failed."""
-    _wait_until_free(job)
+    for attempt in itertools.count():
+        try:
+            check_free(job.run_dir)  # of a process that was told to end and is saving
+            break
+        except UsageError as error:
+            if attempt == 0:
+                print(f"waiting: {error}", flush=True)
+            time.sleep(1)
     if job.done:  # by another command, meanwhile
         return
     process = job.start()
@@ -208,15 +214,3 @@ def _watch(job: Job, show: Callable[[int], None]) -> None:
     if process.returncode or not job.done:
         said = f"{job.last_words()} ({job.log} has the rest)"
         raise TrainingError(f"{job.command} ended with {process.returncode}: {said}")
-
-
-def _wait_until_free(job: Job) -> None:
-    """Wait for a process that is still in the run's directory, as one that was told to end and is saving."""
-    for attempt in itertools.count():
-        try:
-            check_free(job.run_dir)
-            break
-        except UsageError as error:
-            if attempt == 0:
-                print(f"waiting: {error}", flush=True)
-            time.sleep(1)

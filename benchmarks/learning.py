@@ -1,7 +1,6 @@
 """What the algorithms learn: runs the commands of the docs over many seeds, and writes what came of them.
 
 python -m benchmarks.learning --set classic
-python -m benchmarks.learning --help
 
 What is done is skipped, and what was cut short goes on, so it may be stopped at any time. `python -m benchmarks.report`
 makes docs/benchmark.md of what it writes.

@@ -2,7 +2,6 @@
 
 taskset -c 0 python -m benchmarks.population_learning
 python -m benchmarks.population_learning --report
-python -m benchmarks.population_learning --help
 
 Learning rates are drawn over four decades. Random search and PBT begin with the same seeds and draws, and their members
 train for the same number of steps. Member 0 of PBT keeps the flags of the command line, and takes over nobody: it is
@@ -13,36 +12,32 @@ What is done is skipped, and what was cut short goes on, so it may be stopped at
 """
 
 import json
-import math
 import sys
 import tomllib
-from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.jobs import Job, run
+from benchmarks.jobs import Job
 from benchmarks.records import POPULATIONS, machine_class, read_record
-from benchmarks.tasks import FIRST_SEED
-from common.cli.checks import CountOrZero, check_flags
+from benchmarks.tasks import FIRST_SEED, Task, run_all
+from common.cli.checks import check, check_types
 from common.cli.command import main, parse
 from common.cli.config import read_config
-from common.cli.errors import TrainingError, UsageError
-from common.cli.files import read_text, writing
+from common.cli.errors import UsageError
+from common.cli.files import read_text
 from common.cli.words import as_words
 from common.drawing.statistics import estimate, interval
-from common.runs.directory import write_json
 from common.runs.ranking import ranked
 
-ALGORITHM = "ppo_pmap"
 SETTINGS = tomllib.loads((Path(__file__).parent / "populations.toml").read_text())
 SWEEP = "learning_rate=log:1e-5:1e-1"
 PBT, RANDOM, ALONE = "PBT", "random search", "member 0 alone"
-NAMES = ("env", "population", "total_timesteps", "seeds", "arms", "commands", "versions", "git", "devices")
-NAMES += ("wall_seconds",)
+FROM_CONFIG = ("versions", "git", "devices")
+NAMES = ("env", "population", "total_timesteps", "seeds", "arms", "commands", *FROM_CONFIG, "wall_seconds")
+COLUMNS = ["environment", "search", "chosen member", "median member"]
 Record = dict[str, Any]
 
 
@@ -50,15 +45,14 @@ Record = dict[str, Any]
 class Args:
     """Train populations that evolve and populations that do not, over several seeds, and print a table of both."""
 
-    envs: tuple[str, ...] = tuple(SETTINGS)
+    envs: tuple[Literal[tuple(SETTINGS)], ...] = tuple(SETTINGS)
     """Environments; benchmarks/populations.toml has their flags."""
-    seeds: CountOrZero = 0
-    """Populations of each kind, with seeds from 100 on; none has a member whose seed another one has. 0 are as many as
-    benchmarks/populations.toml says."""
-    population: CountOrZero = 0
-    """Members of each; 0 are those of benchmarks/populations.toml."""
-    total_timesteps: CountOrZero = 0
-    """Environment steps of each member; 0 are those of benchmarks/populations.toml."""
+    seeds: int = 0
+    """Populations of each kind, with seeds from 100 on; 0 are as many as benchmarks/populations.toml says."""
+    population: int = 0
+    """Members of each; 0 likewise."""
+    total_timesteps: int = 0
+    """Environment steps of each member; 0 likewise."""
     report: bool = False
     """Train nothing: print the table of the results that are there, of every class of machine."""
     folder: str = "runs/populations"
@@ -67,195 +61,105 @@ class Args:
     """Where the results go, into a folder for this class of machine."""
 
     def __post_init__(self):
-        check_flags(self)
-        unknown = [name for name in self.envs if name not in SETTINGS] or ["without a name"] * (not self.envs)
-        if unknown:
-            raise UsageError(f"--envs {unknown[0]} chooses nothing of {', '.join(SETTINGS)}")
+        check_types(self)
+        check(self, "seeds population total_timesteps", at_least=0)
         if self.population == 1:
             raise UsageError("--population 1 cannot evolve: give 2 or more, or 0")
 
 
-class Earned(NamedTuple):
-    """Greedy returns of the members of a finished run."""
-
-    chosen: float  # of the best one, in other episodes than those by which it was chosen
-    median: float  # over the members; who broke counts as the worst
-    first: float  # of member 0, in the other episodes
-
-
 @dataclass(frozen=True)
-class Pair:
-    """Populations on one environment: `random[i]` and `pbt[i]` have the same seeds and first draws."""
-
-    env: str
-    random: tuple[Job, ...]
-    pbt: tuple[Job, ...]
-
-    @cached_property
-    def size(self) -> tuple[int, int]:
-        """Members, and the steps of each."""
-        return self.pbt[0].args.population, self.pbt[0].args.total_timesteps
+class Searches(Task):
+    """Populations on one environment: the jobs of random search, then as many of PBT, with their seeds and draws."""
 
     @property
-    def jobs(self) -> tuple[Job, ...]:
-        return self.random + self.pbt
+    def sizes(self) -> dict[str, int]:
+        return {"populations": len(self.jobs) // 2, "members": self.jobs[0].args.population, "steps": self.steps}
 
-    def path(self, results: Path) -> Path:
-        """The file of its record."""
-        return results / POPULATIONS / f"{self.env}.json"
+    def sizes_in(self, path: Path) -> dict[str, int]:
+        there = load(path)
+        return dict(zip(self.sizes, (len(there["seeds"]), there["population"], there["total_timesteps"]), strict=True))
 
     def record(self) -> Record:
-        """What came of it, when all its jobs are done. Raises UsageError where a run lacks something."""
-        random, pbt = ([earned(job) for job in jobs] for jobs in (self.random, self.pbt))
-        config, (population, steps) = read_config(self.pbt[0].run_dir), self.size
+        """What came of it. Raises UsageError where a run lacks something."""
+        first, *_ = pbt = self.jobs[len(self.jobs) // 2 :]
+        chosen, median, alone = zip(*map(earned, pbt), strict=True)
+        of_random = dict(zip(("chosen", "median"), zip(*map(earned, self.jobs[: len(pbt)]), strict=True), strict=False))
+        config = read_config(first.run_dir)
         return {
             "env": self.env,
-            "population": population,
-            "total_timesteps": steps,
-            "seeds": [job.args.seed for job in self.pbt],
-            "arms": {
-                PBT: {"chosen": [x.chosen for x in pbt], "median": [x.median for x in pbt]},
-                RANDOM: {"chosen": [x.chosen for x in random], "median": [x.median for x in random]},
-                ALONE: {"chosen": [x.first for x in pbt]},
-            },
-            "commands": {PBT: self.pbt[0].command, RANDOM: self.random[0].command},
-            **{name: config[name] for name in ("versions", "git", "devices")},
-            "wall_seconds": [_result(job)["wall_seconds"] for job in self.jobs],
+            "population": self.sizes["members"],
+            "total_timesteps": self.steps,
+            "seeds": [job.args.seed for job in pbt],
+            "arms": {PBT: {"chosen": chosen, "median": median}, RANDOM: of_random, ALONE: {"chosen": alone}},
+            "commands": {PBT: first.command, RANDOM: self.jobs[0].command},
+            **{name: config[name] for name in FROM_CONFIG},
+            "wall_seconds": [json.loads(read_text(job.run_dir / "result.json"))["wall_seconds"] for job in self.jobs],
         }
 
 
-def pairs_of(args: Args) -> list[Pair]:
-    """What the flags ask for, an entry for each environment."""
-    return [_pair(args, env) for env in args.envs]
-
-
-def _pair(args: Args, env: str) -> Pair:
+def searches_on(env: str, args: Args) -> Searches:
+    """What the flags ask for on an environment."""
     told = {name: getattr(args, name) for name in ("seeds", "population", "total_timesteps")}
     flags = SETTINGS[env] | {name: value for name, value in told.items() if value}
     count = flags.pop("seeds")
     shared = {name: value for name, value in flags.items() if not name.startswith("pbt")}
+    shared = {"env": env} | shared | {"sweep": SWEEP, "eval_interval": 0}
     evolving = {"pbt": True} | {name: value for name, value in flags.items() if name.startswith("pbt")}
-    seeds = [FIRST_SEED + index * flags["population"] for index in range(count)]
-    both = []
-    for more in ({}, evolving):
-        every = {"env": env} | shared | {"sweep": SWEEP, "eval_interval": 0} | more
-        words = [tuple(as_words(every | {"seed": seed})) for seed in seeds]
-        both.append(tuple(Job(ALGORITHM, some, Path(args.folder), cached=True) for some in words))
-    return Pair(env, *both)
+    seeds = [{"seed": FIRST_SEED + index * flags["population"]} for index in range(count)]
+    words = [tuple(as_words(shared | more | seed)) for more in ({}, evolving) for seed in seeds]
+    jobs = [Job("ppo_pmap", some, Path(args.folder), cached=True) for some in words]
+    return Searches(POPULATIONS, env, flags["total_timesteps"], np.inf, jobs)
 
 
-def earned(job: Job) -> Earned:
-    """What the members of a finished run earn. Raises UsageError where its end was not evaluated twice."""
-    try:
-        result = _result(job)
-        means, others = result["eval/return_mean"], result["best/return_mean"]
-        whole = result["best/env_steps"] == result["eval/env_steps"] and len(means) == len(others) > 1
-    except (OSError, ValueError, KeyError, TypeError):
-        whole = False
-    if not whole or others[ranked(_known(means))[0]] is None:
+def earned(job: Job) -> tuple[float, float, float]:
+    """Greedy returns of the chosen member in other episodes, of the median member, and of member 0 in the others.
+
+    A member that broke counts as the worst. Raises UsageError where the end of the run was not evaluated twice.
+    """
+    result = json.loads(read_text(job.run_dir / "result.json"))
+    if len(result.get("best/return_mean", [])) < 2 or result["best/env_steps"] != result["eval/env_steps"]:
         raise UsageError(f"{job.run_dir} lacks an evaluation of its end: delete it, and the same command runs it again")
-    known = _known(means)
-    broken = min(x for x in known if math.isfinite(x))
-    median = float(np.median([x if math.isfinite(x) else broken for x in known]))
-    first = others[0]
-    return Earned(others[ranked(known)[0]], median, broken if first is None else first)
-
-
-def _known(returns: list[float | None]) -> list[float]:
-    return [math.nan if x is None else x for x in returns]
-
-
-def _result(job: Job) -> dict[str, Any]:
-    return json.loads(read_text(job.run_dir / "result.json"))
+    means, others = (np.array(result[f"{name}/return_mean"], float) for name in ("eval", "best"))  # None is NaN
+    chosen, worst = ranked(means.tolist())[0], means[np.isfinite(means)].min()
+    means, others = (np.where(np.isfinite(x), x, worst) for x in (means, others))
+    return float(others[chosen]), float(np.median(means)), float(others[0])
 
 
 def learn(args: Args) -> None:
-    """What the command does.
-
-    Raises UsageError where a file is of more seeds, members or steps, TrainingError where runs have failed.
-    """
-    if args.report:
-        print(table(load(sorted(Path(args.results).glob(f"*/{POPULATIONS}/*.json")))))
-        return
-    results, pairs, written = Path(args.results) / machine_class(), pairs_of(args), []
-    for pair in pairs:
-        _check_replaceable(pair, pair.path(results))
-        with writing(f"folder {results}"):
-            pair.path(results).parent.mkdir(parents=True, exist_ok=True)
-
-    def write_done() -> None:
-        for pair in pairs:
-            if pair in written or not all(job.done for job in pair.jobs):
-                continue
-            write_json(pair.path(results), pair.record())
-            written.append(pair)
-
-    jobs = [job for pair in pairs for job in pair.jobs]
-    failed = run(jobs, write_done)
-    print(table(load(pair.path(results) for pair in written)))
-    if failed:
-        raise TrainingError(f"{len(failed)} of {len(jobs)} runs failed")
+    """What the command does. Raises UsageError or TrainingError as `run_all` does."""
+    paths = sorted(Path(args.results).glob(f"*/{POPULATIONS}/*.json"))
+    if not args.report:
+        results, tasks = Path(args.results) / machine_class(), [searches_on(env, args) for env in args.envs]
+        run_all(tasks, results)
+        paths = [task.path(results) for task in tasks]
+    print(table(sorted(map(load, paths), key=lambda record: list(SETTINGS).index(record["env"]))))
 
 
-def _check_replaceable(pair: Pair, path: Path) -> None:
-    """Raise UsageError where the file there is of more than what is asked for."""
-    if not path.exists():
-        return
-    (there,) = load([path])
-    kept, asked = ((len(x), *size) for x, size in ((there["seeds"], _size(there)), (pair.pbt, pair.size)))
-    if any(old > new for old, new in zip(kept, asked, strict=True)):
-        old, new = ("{:,} populations of {:,} members with {:,} steps".format(*x) for x in (kept, asked))
-        raise UsageError(f"{path} has {old}, and this would replace it by {new}: name another folder with --results")
-
-
-def _size(record: Record) -> tuple[int, int]:
-    return record["population"], record["total_timesteps"]
-
-
-def load(paths: Iterable[Path]) -> list[Record]:
-    """Records, in the order of populations.toml. Raises UsageError where a file is something else."""
-    records = [read_record(path, NAMES, _check, "benchmarks.population_learning") for path in paths]
-    return sorted(records, key=lambda record: list(SETTINGS).index(record["env"]))
-
-
-def _check(record: Record) -> None:
-    """Raise an error where something is no number, or of other sizes than the seeds."""
-    for name, kinds in ((PBT, 2), (RANDOM, 2), (ALONE, 1)):
-        values = np.array(list(record["arms"][name].values()), float)
-        if values.shape != (kinds, len(record["seeds"])) or not np.isfinite(values).all():
-            raise ValueError(name)
+def load(path: Path) -> Record:
+    """What `record` gave. Raises UsageError where the file is something else."""
+    return read_record(path, NAMES, lambda record: table([record]), "benchmarks.population_learning")
 
 
 def table(records: list[Record]) -> str:
     """Markdown: IQMs over seeds with 95% bootstrap intervals, of each arm, and of the differences seed by seed."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
-    return "\n".join([*lines, *(line for record in records for line in _rows(record))])
-
-
-def _rows(record: Record) -> list[str]:
-    arms = {
-        name: {kind: np.array(x, float) for kind, x in values.items()} for name, values in record["arms"].items()
-    }  # [S] each
-    less = [(PBT, RANDOM), (PBT, ALONE)]
-    differences = {
-        f"{a} less {b}": {kind: arms[a][kind] - arms[b][kind] for kind in arms[a].keys() & arms[b].keys()}
-        for a, b in less
-    }
-    members = f"{len(record['seeds'])} x {record['population']} members"
-    where = f"{record['env']}, {members} x {record['total_timesteps']:,} steps"
-    rows = []
-    for name, values in (arms | differences).items():
-        cells = [_spread(values[kind]) if kind in values else "" for kind in ("chosen", "median")]
-        rows.append(f"| {'' if rows else where} | {name} | {' | '.join(cells)} |")
-    return rows
+    for record in records:
+        arms = {name: {kind: np.array(x) for kind, x in arm.items()} for name, arm in record["arms"].items()}  # [S]
+        for a, b in (PBT, RANDOM), (PBT, ALONE):
+            arms[f"{a} less {b}"] = {kind: arms[a][kind] - x for kind, x in arms[b].items()}
+        members = f"{len(record['seeds'])} x {record['population']} members"
+        where = f"{record['env']}, {members} x {record['total_timesteps']:,} steps"
+        for name, values in arms.items():
+            cells = [_spread(values[kind]) if kind in values else "" for kind in ("chosen", "median")]
+            lines.append(f"| {where} | {name} | {' | '.join(cells)} |")
+            where = ""
+    return "\n".join(lines)
 
 
 def _spread(values: np.ndarray) -> str:
     spread = interval(values, "iqm")
     return f"{estimate(values, 'iqm'):.4g}" + (f" ({spread.low:.4g} to {spread.high:.4g})" if spread else "")
 
-
-COLUMNS = ["environment", "search", "chosen member", "median member"]
 
 if __name__ == "__main__":
     sys.exit(main(learn, parse(Args)))

@@ -21,22 +21,9 @@ from common.runs.metrics import jsonable
 
 COMPILATION = "time/compile"
 POPULATIONS = "populations"  # the folder of what `benchmarks.population_learning` writes: no records of one algorithm
-NAMES = (
-    "env",
-    "algorithm",
-    "command",
-    "versions",
-    "git",
-    "devices",
-    "flags",
-    "seeds",
-    "threshold",
-    "env_steps",
-    "returns",
-)
-NAMES += ("seconds", "env_steps_to_threshold", "seconds_to_threshold", "steps_per_second", "compile_seconds")
-NAMES += ("wall_seconds",)
-LATER = ("evaluations",)  # which older files do not have
+NAMES = ("env", "algorithm", "command", "versions", "git", "devices", "flags", "seeds", "threshold", "env_steps")
+NAMES += ("returns", "seconds", "env_steps_to_threshold", "seconds_to_threshold", "steps_per_second")
+NAMES += ("compile_seconds", "wall_seconds")
 
 
 def machine_class() -> str:
@@ -94,10 +81,8 @@ def log_of(job: Job) -> Log:
     log = read_log(job.run_dir, [EVALUATION, COMPILATION])
     evaluated = max(log.series[EVALUATION].steps, default=0) if EVALUATION in log.series else 0
     if evaluated < job.args.total_timesteps or COMPILATION not in log.series:
-        raise UsageError(
-            f"{job.run_dir} is damaged, its evaluations end at step {evaluated:,.0f} of {job.args.total_timesteps:,}: "
-            "delete it, and the same command runs it again"
-        )
+        end = f"its evaluations end at step {evaluated:,.0f} of {job.args.total_timesteps:,}"
+        raise UsageError(f"{job.run_dir} is damaged, {end}: delete it, and the same command runs it again")
     return log
 
 
@@ -115,27 +100,20 @@ def read_record(path: Path, names: Sequence[str], check: Callable[[dict], None],
     """These entries of a file of `maker`'s, for which `check` raised nothing. Raises UsageError for anything else."""
     try:
         record = json.loads(read_text(path))
-        record = {name: record[name] for name in names} | {name: record[name] for name in LATER if name in record}
+        later = {name: record[name] for name in ("evaluations",) if name in record}  # which older files do not have
+        record = {name: record[name] for name in names} | later
         check(record)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{path} is not a result of {maker}, or damaged ({type(error).__name__}): "
-            "delete it, and the command that made it writes it again"
-        ) from error
+        what = f"{path} is not a result of {maker}, or damaged ({type(error).__name__})"
+        raise UsageError(f"{what}: delete it, and the command that made it writes it again") from error
     return record
 
 
 def _check(record: dict[str, Any]) -> None:
     """Raise ValueError or TypeError where sizes do not fit each other, or something is no number."""
     evaluations, seeds = len(record["env_steps"]), len(record["seeds"])
-    sizes = {
-        "returns": (evaluations, seeds),
-        "env_steps": (evaluations,),
-        "seconds": (evaluations,),
-        "env_steps_to_threshold": (seeds,),
-        "seconds_to_threshold": (seeds,),
-        "threshold": (),
-    }
+    sizes = {"returns": (evaluations, seeds), "env_steps": (evaluations,), "seconds": (evaluations,), "threshold": ()}
+    sizes |= {"env_steps_to_threshold": (seeds,), "seconds_to_threshold": (seeds,)}
     for name, size in sizes.items():
         if np.array(record[name], float).shape != size:
             raise ValueError(name)

@@ -41,26 +41,13 @@ def plain(name: str) -> str:
 
 def goals() -> list[Goal]:
     """Those of the kit."""
-    sets = tomllib.loads((FOLDER / "sets.toml").read_text())
-    return [
-        _goal(name, algorithm, env, **told)
-        for name, algorithms in sets.items()
-        for algorithm, envs in algorithms.items()
-        for env, told in envs.items()
-    ]
-
-
-def _goal(
-    name: str,
-    algorithm: str,
-    env: str,
-    steps: int,
-    threshold: float,
-    seeds_at_once: int | None = None,
-    eval_episodes: int | None = None,
-    **flags: Any,
-) -> Goal:
-    return Goal(name, algorithm, env, steps, threshold, seeds_at_once, flags, eval_episodes)
+    found = []
+    for name, algorithms in tomllib.loads((FOLDER / "sets.toml").read_text()).items():
+        for algorithm, envs in algorithms.items():
+            for env, flags in envs.items():
+                own = [flags.pop(key, None) for key in ("steps", "threshold", "seeds_at_once", "eval_episodes")]
+                found.append(Goal(name, algorithm, env, *own[:3], flags, own[3]))
+    return found
 
 
 def peers() -> dict[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.jobs import Job, run
 from benchmarks.records import load_record, record_of
@@ -46,8 +47,18 @@ class Task:
     jobs: list[Job]
 
     @property
-    def seeds(self) -> int:
-        return sum(job.args.num_agents for job in self.jobs)
+    def sizes(self) -> dict[str, int]:
+        """What a record has as much of."""
+        return {"seeds": sum(job.args.num_agents for job in self.jobs), "steps": self.steps}
+
+    def sizes_in(self, path: Path) -> dict[str, int]:
+        """Those of a record that is there."""
+        record = load_record(path)
+        return {"seeds": len(record["seeds"]), "steps": record["flags"]["total_timesteps"]}
+
+    def record(self) -> dict[str, Any]:
+        """What came of it, when all its jobs are done."""
+        return record_of(self.algorithm, self.env, self.jobs, self.threshold)
 
     def path(self, results: Path) -> Path:
         """The file of its record."""
@@ -82,33 +93,24 @@ def run_all(tasks: list[Task], results: Path) -> None:
     """
     written = []
     for task in tasks:
-        _check_replaceable(task.path(results), task.seeds, task.steps)
+        path = task.path(results)
+        there = task.sizes_in(path) if path.exists() else {}
+        if any(there[name] > task.sizes[name] for name in there):
+            old, new = (" x ".join(f"{count:,} {name}" for name, count in x.items()) for x in (there, task.sizes))
+            raise UsageError(
+                f"{path} has {old}, and this would replace it by {new}: name another folder with --results"
+            )
         with writing(f"folder {results}"):
-            task.path(results).parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
 
     def write_done() -> None:
         for task in tasks:
-            if task in written or not all(job.done for job in task.jobs):
-                continue
-            record = record_of(task.algorithm, task.env, task.jobs, task.threshold)
-            write_json(task.path(results), record)
-            written.append(task)
+            if task not in written and all(job.done for job in task.jobs):
+                write_json(task.path(results), task.record())
+                written.append(task)
 
     failed = run([job for task in tasks for job in task.jobs], write_done)
     for task in written:
         print(f"wrote {task.path(results)}")
     if failed:
         raise TrainingError(f"{len(failed)} of {sum(len(task.jobs) for task in tasks)} runs failed")
-
-
-def _check_replaceable(path: Path, seeds: int, steps: int) -> None:
-    """Raise UsageError where the file there is of more than what is asked for."""
-    if not path.exists():
-        return
-    record = load_record(path)
-    count, there = len(record["seeds"]), record["flags"]["total_timesteps"]
-    if count > seeds or there > steps:
-        raise UsageError(
-            f"{path} has {count} seeds of {there:,} steps, and this would replace it by {seeds} of {steps:,}: "
-            "name another folder with --results"
-        )

@@ -13,15 +13,16 @@ import math
 import re
 import sys
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from benchmarks.jobs import ROOT, Job, run, seed_flags
 from benchmarks.records import log_of
-from common.cli.checks import Bounds, Count, CountOrZero, check_flags
+from common.cli.checks import check, check_types
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
 from common.cli.words import as_typed, as_words
@@ -29,6 +30,7 @@ from common.drawing.groups import EVALUATION
 from common.drawing.statistics import RESAMPLES, estimate, interval
 
 EVALUATIONS = 10  # of a run
+KEEP = 3  # one of so many candidates goes on, for so many times as long
 SEEN, UNSEEN = 2_000, 1_000  # the first seed of those that the search sees, and that it does not
 TODAY = "the flags of today"
 Flags = dict[str, Any]
@@ -46,27 +48,24 @@ class Args:
     """A table of benchmarks/spaces.toml; default the one named after the algorithm."""
     pattern: str = ""
     """What the entry is for, such as "*-MinAtar"; default the environment."""
-    total_timesteps: Count = 500_000
+    total_timesteps: int = 500_000
     """Environment steps of the last candidates; those before get less."""
-    candidates: Annotated[int, Bounds(at_least=2)] = 27
+    candidates: int = 27
     """How many to begin with; the flags of today are one of them."""
-    keep: Annotated[int, Bounds(at_least=2)] = 3
-    """One of so many goes on, for so many times as long."""
-    seeds: Count = 3
+    seeds: int = 3
     """Seeds of a candidate."""
-    unseen_seeds: Annotated[int, Bounds(at_least=2, at_most=SEEN - UNSEEN)] = 10
+    unseen_seeds: int = 10
     """Seeds with which the best one and the flags of today are compared at last."""
-    search_seed: CountOrZero = 0
-    """Seed of the candidates."""
     folder: str = "runs/tune"
     """Where the runs lie."""
 
     def __post_init__(self):
-        check_flags(self)
+        check_types(self)
+        check(self, "total_timesteps seeds", at_least=1)
+        check(self, "candidates", at_least=2)
+        check(self, "unseen_seeds", at_least=2, at_most=SEEN - UNSEEN)
         if not (ROOT / "algos" / f"{self.algo}.py").exists():
             raise UsageError(f"--algo {self.algo} is no file of algos/, such as ppo_pmap")
-        if not self.env:
-            raise UsageError("--env needs an environment, or several alike")
         if len(self.env) > 1 and not self.pattern:
             raise UsageError('--pattern has to say what the entry for several environments is for, such as "*-MinAtar"')
 
@@ -74,16 +73,14 @@ class Args:
 def tune(args: Args) -> None:
     """Search, then compare with the flags of today. Raises TrainingError where all candidates fail."""
     candidates, rungs = draw(args), 1
-    while args.candidates >= args.keep ** (rungs + 1):
+    while args.candidates >= KEEP ** (rungs + 1):
         rungs += 1
     for rung in range(rungs):
-        steps = max(args.total_timesteps // args.keep ** (rungs - 1 - rung), 1)
+        steps = max(args.total_timesteps // KEEP ** (rungs - 1 - rung), 1)
         print(f"{len(candidates)} candidates, {args.seeds} seeds, {steps:,} steps", flush=True)
-        returns = returns_of_all(
-            args, candidates, Size(steps, range(SEEN, SEEN + args.seeds))
-        )  # [environments, candidates]
-        scores = scores_of(returns)
-        order = np.argsort(-scores, kind="stable")[: len(candidates) // args.keep if rung < rungs - 1 else 1]
+        returns = returns_of_all(args, candidates, steps)  # [environments, candidates]
+        order = np.argsort(-scores_of(returns), kind="stable")
+        order = order[: len(candidates) // KEEP if rung < rungs - 1 else 1]
         candidates = [candidates[index] for index in order]
         for index, candidate in zip(order, candidates, strict=True):
             earned = "  ".join(f"{value:8.2f}" for value in returns[:, index])
@@ -94,19 +91,21 @@ def tune(args: Args) -> None:
 def draw(args: Args) -> list[Flags]:
     """The candidates: the flags of today, {}, and others of the space. Raises UsageError where there is no space."""
     spaces = tomllib.loads((ROOT / "benchmarks" / "spaces.toml").read_text())
-    space = args.space or args.algo
+    space, algorithm = args.space or args.algo, importlib.import_module(f"algos.{args.algo}").Args
     if space not in spaces:
         raise UsageError(f"benchmarks/spaces.toml has no {space}, but {', '.join(spaces)}")
-    random, candidates = np.random.default_rng(args.search_seed), [{}]
+    random, candidates = np.random.default_rng(0), [{}]
     for _ in range(100 * args.candidates):
         drawn = {name: _value(random, kind) for name, kind in spaces[space].items()}
         flags = {name: value for name, value in drawn.items() if value is not None}
-        if len(candidates) < args.candidates and _fit(args, flags):
-            candidates.append(flags)
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in flags.items()}
+        # The algorithm may refuse them together; a space of another one has flags that this one has not.
+        with suppress(UsageError, TypeError):
+            if len(candidates) < args.candidates and algorithm(env=args.env[0], **given):
+                candidates.append(flags)
     if len(candidates) < args.candidates:
-        raise UsageError(
-            f"of {100 * args.candidates} candidates of {space} {args.algo} takes only {len(candidates) - 1}"
-        )
+        some = f"{100 * args.candidates} candidates of {space}"
+        raise UsageError(f"of {some} {args.algo} takes only {len(candidates) - 1}")
     return candidates
 
 
@@ -121,43 +120,23 @@ def _value(random: np.random.Generator, kind: Any) -> Any:
     return float(f"{math.exp(random.uniform(math.log(kind['low']), math.log(kind['high']))):.1e}")
 
 
-def _fit(args: Args, flags: Flags) -> bool:
-    """Whether the algorithm takes these flags together."""
-    algorithm = importlib.import_module(f"algos.{args.algo}").Args
-    try:
-        given = {name: tuple(value) if isinstance(value, list) else value for name, value in flags.items()}
-        return bool(algorithm(env=args.env[0], **given))
-    except (UsageError, TypeError):  # a space of another algorithm has flags that this one has not
-        return False
-
-
-class Size(NamedTuple):
-    """How long a candidate trains, and with which seeds."""
-
-    steps: int
-    seeds: range
-
-
-def jobs_of(args: Args, env: str, flags: Flags, size: Size) -> list[Job]:
+def jobs_of(args: Args, env: str, flags: Flags, steps: int, seeds: range) -> list[Job]:
     """The runs of a candidate; those of today take what was tuned before."""
-    interval = max(size.steps // EVALUATIONS, 1)
-    common = {"env": env, "total_timesteps": size.steps, "eval_interval": interval, "checkpoint_interval": interval}
-    common |= {"keep_checkpoints": 1}
-    words = [
-        as_words(common | seeds | ({"tuned": False} | flags if flags else {}))
-        for seeds in seed_flags(args.algo, size.seeds)
-    ]
-    return [Job(args.algo, tuple(some), Path(args.folder)) for some in words]
+    interval = max(steps // EVALUATIONS, 1)
+    common = {"env": env, "total_timesteps": steps, "eval_interval": interval, "checkpoint_interval": interval}
+    common |= {"keep_checkpoints": 1} | ({"tuned": False} | flags if flags else {})
+    words = [tuple(as_words(common | some)) for some in seed_flags(args.algo, seeds)]
+    return [Job(args.algo, some, Path(args.folder)) for some in words]
 
 
-def returns_of_all(args: Args, candidates: list[Flags], size: Size) -> np.ndarray:
+def returns_of_all(args: Args, candidates: list[Flags], steps: int) -> np.ndarray:
     """What candidates earn [environments, candidates], mean over seeds; NaN where one has failed.
 
     Raises TrainingError where all have.
     """
     returns = []
     for env in args.env:
-        of_each = [jobs_of(args, env, flags, size) for flags in candidates]
+        of_each = [jobs_of(args, env, flags, steps, range(SEEN, SEEN + args.seeds)) for flags in candidates]
         if candidates[0] == {} and (failed := run(of_each[0])):
             said = failed[0].last_words()
             if said.startswith("error: "):  # such as an environment that the algorithm cannot train
@@ -190,45 +169,32 @@ def conclude(args: Args, best: Flags) -> None:
     if not best:
         print("nothing better than the flags of today was found")
         return
-    size = Size(args.total_timesteps, range(UNSEEN, UNSEEN + args.unseen_seeds))
-    better, comments = [], []
-    print(f"the best one and {TODAY}, {args.unseen_seeds} seeds from {UNSEEN} on, {size.steps:,} steps", flush=True)
+    steps, seeds, random = args.total_timesteps, range(UNSEEN, UNSEEN + args.unseen_seeds), np.random.default_rng(0)
+    given = {name: value for name, value in vars(args).items() if value != getattr(Args, name, None)}
+    comments = [
+        f"# python -m benchmarks.tune {as_typed({name: x for name, x in given.items() if name != 'folder'})}",
+        f"# greedy returns over the second half of {steps:,} steps, "
+        f"IQM of seeds {seeds[0]} to {seeds[-1]}, 95% intervals:",
+    ]
+    print(f"the best one and {TODAY}, {len(seeds)} seeds from {UNSEEN} on, {steps:,} steps", flush=True)
+    better = True
     for env in args.env:
-        of_each = [jobs_of(args, env, flags, size) for flags in (best, {})]
+        of_each = [jobs_of(args, env, flags, steps, seeds) for flags in (best, {})]
         if failed := run(job for jobs in of_each for job in jobs):
             raise TrainingError(f"{len(failed)} runs have failed: {failed[0].log} says why")
         tuned, today = map(returns_of, of_each)
-        better.append(_is_better(tuned, today))
         comments.append(f"# {env}: {_spread(tuned)}, with {TODAY} {_spread(today)}")
         print(f"  {comments[-1][2:]}", flush=True)
-    if not all(better):
+        many = [estimate(x[random.integers(len(x), size=(len(x), RESAMPLES))], "iqm") for x in (tuned, today)]
+        better &= np.percentile(many[0] - many[1], 2.5) > 0  # the 95% bootstrap interval of their difference
+    if not better:
         print("the best one is not clearly better on seeds that the search has not seen")
         return
-    path = Path(args.folder) / f"{args.algo}__{re.sub('[^A-Za-z0-9-]', '_', args.pattern or args.env[0])}.toml"
-    path.write_text(entry(args, best, comments))
+    name = args.pattern or args.env[0]
+    path = Path(args.folder) / f"{args.algo}__{re.sub('[^A-Za-z0-9-]', '_', name)}.toml"
+    lines = [*comments, f"[{json.dumps(name)}]", *(f"{name} = {json.dumps(value)}" for name, value in best.items())]
+    path.write_text("\n".join(lines) + "\n")
     print(f"for algos/tuned/{args.algo}.toml, also in {path}:\n\n{path.read_text()}")
-
-
-def _is_better(tuned: np.ndarray, today: np.ndarray) -> bool:
-    """Whether the 95% bootstrap interval of the difference between two IQMs over seeds is above zero."""
-    random = np.random.default_rng(0)
-    many = [estimate(x[random.integers(len(x), size=(len(x), RESAMPLES))], "iqm") for x in (tuned, today)]
-    return bool(np.percentile(many[0] - many[1], 2.5) > 0)
-
-
-def entry(args: Args, best: Flags, comments: list[str]) -> str:
-    """What to put into the table: who found it, what it earns, and the flags."""
-    given = {name: value for name, value in vars(args).items() if value != getattr(Args, name, None)}
-    command = as_typed({name: value for name, value in given.items() if name != "folder"})
-    seeds = f"seeds {UNSEEN} to {UNSEEN + args.unseen_seeds - 1}"
-    lines = [
-        f"# python -m benchmarks.tune {command}",
-        f"# greedy returns over the second half of {args.total_timesteps:,} steps, IQM of {seeds}, 95% intervals:",
-        *comments,
-        f"[{json.dumps(args.pattern or args.env[0])}]",
-        *(f"{name} = {json.dumps(value)}" for name, value in best.items()),
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def _spread(returns: np.ndarray) -> str:

@@ -1,12 +1,11 @@
-"""Speed over environments: which sizes are measured, what of a failure is kept, and how kernels are counted."""
+"""Training speed: of two checkouts in turns, over environments, and how kernels are counted."""
 
 import json
 
 import jax
 import pytest
 
-from benchmarks import accelerator, report
-from benchmarks.timing import count_kernels
+from benchmarks import accelerator, report, speed
 
 
 @pytest.fixture
@@ -45,8 +44,8 @@ def test_sizes_grow_until_they_bring_nothing_or_do_not_fit(speeds, tmp_path, cap
     assert speeds_then == [5000, 2050, 10, 30], "what is measured again is replaced, and nothing else"
 
 
-def test_what_would_not_end_in_time_is_not_begun(speeds, tmp_path, monkeypatch):
-    now = iter(range(0, 10_000, 20))  # a measurement takes 20 s, and the next size four times as long
+def test_after_the_time_nothing_is_begun(speeds, tmp_path, monkeypatch):
+    now = iter(range(0, 10_000, 50))
     monkeypatch.setattr(accelerator.time, "monotonic", lambda: next(now))
     accelerator.measure_all(
         accelerator.Args(minutes=2.5, algos=("ppo_pmap",), envs=("CartPole-v1",), results=str(tmp_path))
@@ -55,16 +54,33 @@ def test_what_would_not_end_in_time_is_not_begun(speeds, tmp_path, monkeypatch):
     assert [row["num_envs"] for row in rows] == [64, 256]
 
 
+def test_two_checkouts_take_turns_and_their_ratio_is_the_median(monkeypatch, tmp_path):
+    (tmp_path / "algos").mkdir()
+    (tmp_path / "algos" / "ppo_pmap.py").touch()
+    ran, there = [], iter(range(100, 200))
+
+    def pretend(words, env):
+        steps = int(words[words.index("--stop-after") + 1])
+        other = words[1].startswith(str(tmp_path))
+        ran.append(("other" if other else "ours", steps))
+        rate = 1000 if other else next(there) * 10
+        return {"algorithm": "ppo_pmap", "env": "E", "compile_seconds": 2.0, "steps_per_second": rate}
+
+    monkeypatch.setattr(speed, "last_line", pretend)
+    (row,) = speed.rows_of(speed.Args(against=str(tmp_path), envs=("E",), seconds=2.0), ["--num-envs", "8"])
+    assert [side for side, _ in ran] == ["ours"] * 2 + ["other"] * 3 + ["ours"] * 2 + ["other"]
+    assert {steps for _, steps in ran} == {1, 2000}, "the first run compiles, the others take two seconds"
+    assert (row["ratio"], row["ratios"], row["compile_seconds"]) == (1.02, [1.01, 1.02, 1.03], 2.0)
+
+
 @pytest.mark.slow
-def test_a_small_measurement_runs(monkeypatch):
-    sizes = {"num_steps": 8, "bptt_length": 4, "num_minibatches": 2, "updates": 1}
-    monkeypatch.setattr(accelerator, "sizes", lambda *_: sizes)
-    row = accelerator.measurement("ppo_rnn_pmap", "CartPole-v1", 4)
-    assert "failed" not in row, row
-    assert row["steps_per_second"] > 0
-    assert row["share_of_floor"] > 0
-    assert row["memory_bytes"] > 4 * 5000 * 3, "parameters and both of Adam's moments"
-    assert row["kernels_per_update"] > 8, "each step has some"
+def test_a_small_measurement_runs():
+    words = ["--num-envs", "4", "--num-steps", "8", "--bptt-length", "4", "--num-minibatches", "2"]
+    training = speed.Training(speed.ROOT, "ppo_rnn_pmap", words, seconds=0.1, kernels=True)
+    assert training.measure() > 0
+    assert training.about["compile_seconds"] > 0
+    assert training.about["memory_bytes"] > 4 * 5000 * 3, "parameters and both of Adam's moments"
+    assert training.about["kernels_per_update"] > 8, "each step has some"
 
 
 def test_kernels_of_a_loop_count_as_often_as_it_runs():
@@ -72,7 +88,7 @@ def test_kernels_of_a_loop_count_as_often_as_it_runs():
         loop = jax.jit(lambda x: jax.lax.fori_loop(0, times, lambda _, x: x @ x, x))
         return loop.lower(jax.numpy.ones((64, 64))).compile().as_text()
 
-    assert count_kernels(program(30)) - count_kernels(program(20)) == pytest.approx(
-        10 * (one := count_kernels(program(11)) - count_kernels(program(10)))
+    assert speed.count_kernels(program(30)) - speed.count_kernels(program(20)) == pytest.approx(
+        10 * (one := speed.count_kernels(program(11)) - speed.count_kernels(program(10)))
     )
     assert one >= 1

@@ -118,13 +118,12 @@ def test_a_peer_in_jax_is_evaluated_between_updates_with_its_greedy_actions(tmp_
 def test_a_peer_in_jax_plays_the_episodes_of_the_kit(monkeypatch):
     """By a policy of both, with chance at the start and in the steps."""
     monkeypatch.syspath_prepend(str(TRAINERS))
-    import environments
     import on_device
 
     def act(obs):
         return jnp.int32(jnp.zeros(obs.shape[:-1]))
 
-    env, env_params = environments.make("BernoulliBandit-misc")
+    env, env_params = on_device.make("BernoulliBandit-misc")
     peer = on_device.Peer(None, None, lambda state, obs: act(obs), env, env_params, 1)
     earned, others = jax.jit(lambda: [on_device.returns(peer, 16, seed, None) for seed in (SEED, SEED + 1)])()
     game = make("BernoulliBandit-misc")  # outside of the program: its space is made of arrays

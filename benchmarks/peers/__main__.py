@@ -9,28 +9,33 @@ what it writes.
 """
 
 import dataclasses
+import hashlib
+import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.jobs import Job, parts_of
-from benchmarks.peers.installation import install, python_of
+from benchmarks.jobs import Job, ends_with_us, parts_of
 from benchmarks.peers.starts import starts_of
 from benchmarks.records import machine_class
 from benchmarks.sets import Goal, goals_of_peer, peers
 from benchmarks.tasks import EVALUATIONS, FIRST_SEED, Choice, Task, chosen, run_all
 from common.cli.command import main, parse
 from common.cli.env_names import steps_on_host
-from common.cli.errors import UsageError
+from common.cli.errors import TrainingError, UsageError
 from common.cli.files import writing
 from common.cli.host_flags import HostEnvArgs
 from common.cli.rollout_flags import DeviceEnvArgs
 from common.cli.words import as_typed, as_words
+from common.device.compilation import cache_directory
 from common.device.evaluation import SEED
 from common.runs.directory import git_hash, write_json
+from common.runs.lock import locked
 
+PIP = "-m", "pip", "install", "--quiet"
 TRAINERS = Path(__file__).resolve().parent / "trainers"
 
 
@@ -49,12 +54,10 @@ class Args(Choice):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.peer != "purejaxrl":
-            if self.source:
-                raise UsageError(f"--source is for PureJaxRL; {self.peer} is installed")
-        elif not (self.source and (Path(self.source) / "purejaxrl" / "ppo.py").is_file()):
-            where = f"{self.source} is none" if self.source else "PureJaxRL is no package"
-            raise UsageError(f"--source has to name a checkout of PureJaxRL, with purejaxrl/ppo.py in it: {where}")
+        if self.peer != "purejaxrl" and self.source:
+            raise UsageError(f"--source is for PureJaxRL; {self.peer} is installed")
+        if self.peer == "purejaxrl" and not (self.source and (Path(self.source) / "purejaxrl" / "ppo.py").is_file()):
+            raise UsageError(f"--source {self.source} has to name a checkout of PureJaxRL, with purejaxrl/ppo.py in it")
 
 
 @dataclass(frozen=True)
@@ -97,10 +100,6 @@ class PeerJob(Job):
     def command(self) -> str:
         return self.of_row
 
-    def saved_steps(self) -> int:
-        """None: a run that was cut short begins again."""
-        return 0
-
     def start(self) -> subprocess.Popen:
         """Begin the run; what it says goes into a file beside its directory."""
         with writing(f"folder {self.run_dir}"):
@@ -123,11 +122,11 @@ def tasks_of(args: Args, platform: str) -> list[Task]:
 
 def task_of(args: Args, platform: str, goal: Goal) -> Task:
     """An environment: one job for all seeds where the peer can train them at once, else one for each."""
-    about, steps = peers()[args.peer], args.total_timesteps or goal.steps
-    given = {"peer": args.peer, "algos": (goal.algorithm,), "envs": (goal.env,), "seeds": args.seeds}
-    given |= {"total_timesteps": args.total_timesteps} if args.total_timesteps else {}
+    about, steps, on_host = peers()[args.peer], args.total_timesteps or goal.steps, steps_on_host(goal.env)
     source = args.source and str(Path(args.source).resolve())
-    given |= {"source": f"path/to/{Path(source).name}"} if source else {}  # not where it lies on this machine
+    given = {"peer": args.peer, "algos": (goal.algorithm,), "envs": (goal.env,), "seeds": args.seeds}
+    more = {"total_timesteps": args.total_timesteps, "source": source and f"path/to/{Path(source).name}"}
+    of_row = f"python -m benchmarks.peers {as_typed(given | {name: value for name, value in more.items() if value})}"
     at_once = (goal.seeds_at_once or args.seeds) if about["seeds_at_once"] else 1
     jobs = []
     for seeds in parts_of(range(FIRST_SEED, FIRST_SEED + args.seeds), at_once):
@@ -136,7 +135,7 @@ def task_of(args: Args, platform: str, goal: Goal) -> Task:
             env=goal.env,
             total_timesteps=steps,
             eval_interval=max(steps // EVALUATIONS, 1),
-            eval_episodes=goal.eval_episodes or episodes_of(goal),
+            eval_episodes=goal.eval_episodes or (HostEnvArgs if on_host else DeviceEnvArgs).eval_episodes,  # as ours
             eval_seed=SEED,
             seed=seeds.start,
             num_seeds=len(seeds),
@@ -147,14 +146,8 @@ def task_of(args: Args, platform: str, goal: Goal) -> Task:
             flags=goal.flags,
         )
         words = as_words({"env": goal.env, "seed": seeds.start, "num_seeds": len(seeds), "total_timesteps": steps})
-        of_row = f"python -m benchmarks.peers {as_typed(given)}"
         jobs.append(PeerJob(goal.algorithm, tuple(words), Path(args.folder), args.peer, training, of_row, source))
     return Task(goal.algorithm, goal.env, steps, goal.threshold, jobs)
-
-
-def episodes_of(goal: Goal) -> int:
-    """Of an evaluation, as many as the kit's where its command says nothing else."""
-    return HostEnvArgs.eval_episodes if steps_on_host(goal.env) else DeviceEnvArgs.eval_episodes
 
 
 def train(args: Args) -> None:
@@ -168,8 +161,35 @@ def train(args: Args) -> None:
 
 def packages_for(peer: str, platform: str) -> list[str]:
     """What to install: where the kit has a GPU, JAX with CUDA."""
-    packages = peers()[peer]["packages"]
-    return [name.replace("jax==", "jax[cuda12]==") if platform == "gpu" else name for name in packages]
+    jax = "jax[cuda12]==" if platform == "gpu" else "jax=="
+    return [name.replace("jax==", jax) for name in peers()[peer]["packages"]]
+
+
+def python_of(peer: str, packages: list[str]) -> Path:
+    """The interpreter of a peer's environment, which has its own: peers want other versions than the kit has."""
+    digest = hashlib.sha256(" ".join([sys.version, *packages]).encode()).hexdigest()[:8]
+    folder = cache_directory() / "peers" / f"{peer}-{digest}"
+    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def install(peer: str, packages: list[str]) -> None:
+    """Install the packages, unless they are.
+
+    Raises TrainingError where that fails, UsageError where another process is installing them.
+    """
+    python = python_of(peer, packages)
+    folder = python.parents[1]
+    if (folder / "COMPLETE").exists():
+        return
+    print(f"installing {peer} into {folder}, some minutes: {' '.join(packages)}", flush=True)
+    with locked(folder.with_name(f"{folder.name}-installing")):
+        with writing(f"folder {folder}"):
+            shutil.rmtree(folder, ignore_errors=True)  # what an interrupted installation left
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        for words in [sys.executable, "-m", "venv", str(folder)], [str(python), *PIP, *packages]:
+            if code := subprocess.run(ends_with_us(words)).returncode:
+                raise TrainingError(f"{peer} is not installed: {' '.join(words[:4])} ... ended with {code}, see above")
+        (folder / "COMPLETE").touch()
 
 
 if __name__ == "__main__":

@@ -5,20 +5,16 @@ good everywhere: means over two sets of 128 starts differ by about 10, and those
 """
 
 import json
-import os
-import subprocess
 import sys
 from contextlib import closing
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks.jobs import ROOT, last_line
 from benchmarks.sets import peers
 from common.cli.env_names import split_name
-from common.cli.errors import TrainingError
 
-ROOT = Path(__file__).resolve().parents[2]
 STATES = {  # what a state of gymnasium's consists of, in its order, by the names that gymnax has for it
     "CartPole-v1": ("x", "x_dot", "theta", "theta_dot"),
     "Acrobot-v1": ("joint_angle1", "joint_angle2", "velocity_1", "velocity_2"),
@@ -44,49 +40,35 @@ def starts_of(algorithm: str, env: str, episodes: int) -> list[list[float]] | No
     """Their states [episodes, numbers of a state]; None where a peer does not need them, or begins where it likes.
 
     A process of its own computes them, for one that has looked at an accelerator keeps its memory from the runs.
-    Raises TrainingError where it fails, as without gymnasium.
+    Raises TrainingError where that fails, as without gymnasium.
     """
     if in_jax(algorithm) or not same_starts(algorithm, env):
         return None
     words = [sys.executable, "-m", "benchmarks.peers.starts", env, str(episodes)]
-    places = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, env=os.environ | places, capture_output=True, text=True)
-    if done.returncode:
-        reason = (done.stderr.splitlines() or ["it said nothing"])[-1]
-        raise TrainingError(f"the starting states of {env} could not be computed: {reason}")
-    return json.loads(done.stdout)
+    return last_line(words, {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)})
 
 
 def states_of(env: str, episodes: int) -> np.ndarray:
     """What `starts_of` returns, computed in this process."""
+    from common.device.evaluation import SEED, episode_keys
+
     suite, name = split_name(env)
-    return (_on_host if suite == "gymnasium" else _on_device)(name, episodes)
+    if suite == "gymnasium":  # each episode has a seed of its own
+        import gymnasium
 
-
-def _on_device(name: str, episodes: int) -> np.ndarray:
+        starts = []
+        with closing(gymnasium.make(name)) as game:
+            for index in range(episodes):
+                game.reset(seed=SEED + index)
+                starts.append(np.array(game.unwrapped.state))
+        return np.stack(starts)
     import jax
 
-    from common.device.evaluation import SEED, episode_keys
-    from common.device.stepping import reset_envs
     from common.envs.registry import make
 
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(SEED), np.arange(episodes))
-    _, states = reset_envs(make(name), jax.vmap(lambda key: episode_keys(key)[0])(keys))
+    _, states = jax.vmap(make(name).reset)(jax.vmap(lambda key: episode_keys(key)[0])(keys))
     return np.stack([getattr(states, part) for part in STATES[name]], axis=-1)
-
-
-def _on_host(name: str, episodes: int) -> np.ndarray:
-    """Each episode has a seed of its own."""
-    import gymnasium
-
-    from common.device.evaluation import SEED
-
-    starts = []
-    with closing(gymnasium.make(name)) as env:
-        for index in range(episodes):
-            env.reset(seed=SEED + index)
-            starts.append(np.array(env.unwrapped.state))
-    return np.stack(starts)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import gymnax
 import jax
 import jax.numpy as jnp
 from rows import Rows, evaluation_points
@@ -12,12 +13,9 @@ from rows import Rows, evaluation_points
 class Peer(NamedTuple):
     """How a peer trains one agent."""
 
-    init: Callable[[Any], Any]
-    """A random key to a state of training."""
-    update: Callable[[Any], Any]
-    """The state after `steps_per_update` more environment steps."""
-    act: Callable[[Any, Any], Any]
-    """The greedy action for a state of training and one observation."""
+    init: Callable[[Any], Any]  # a random key to a state of training
+    update: Callable[[Any], Any]  # the state after `steps_per_update` more environment steps
+    act: Callable[[Any, Any], Any]  # the greedy action for a state of training and one observation
     env: Any
     env_params: Any
     steps_per_update: int
@@ -65,3 +63,26 @@ def returns(peer: Peer, episodes: int, seed: int, state: Any) -> Any:
 
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.PRNGKey(seed), jnp.arange(episodes))
     return jax.vmap(episode)(keys)
+
+
+class OldGymnax:
+    """An environment of today's gymnax for peers that are written for 0.0.9: `step` returns `done`, as it did then."""
+
+    def __init__(self, env: Any):
+        self._env = env
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_env":  # asked for by `copy`, before there is one
+            raise AttributeError(name)
+        return getattr(self._env, name)
+
+    def step(self, key, state, action, params=None):
+        """Observation, state, reward, whether the episode is over for whatever reason, and no further information."""
+        obs, state, reward, terminated, truncated, _ = self._env.step(key, state, action, params)
+        return obs, state, reward, jnp.logical_or(terminated, truncated), {}
+
+
+def make(name: str, **params: Any) -> tuple[OldGymnax, Any]:
+    """What `gymnax.make` returned."""
+    env, env_params = gymnax.make(name, **params)
+    return OldGymnax(env), env_params

@@ -64,13 +64,8 @@ class Rows:
         """Add an evaluation after so many steps of each agent: the mean return of each seed."""
         earned = jsonable(list(returns))
         wall = time.perf_counter() - self._began - self._evaluated
-        row = {
-            "env_steps": env_steps,
-            "eval/return_mean": earned,
-            "time/wall": wall,
-            "time/compile": self._compiled,
-            "time/sps_total": env_steps / (wall - self._compiled),
-        }
+        row = {"env_steps": env_steps, "eval/return_mean": earned, "time/wall": wall, "time/compile": self._compiled}
+        row |= {"time/sps_total": env_steps / (wall - self._compiled)}
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
         print(f"step {env_steps:,} / {self.args['total_timesteps']:,}, greedy return {earned}", flush=True)

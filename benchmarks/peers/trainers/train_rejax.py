@@ -3,8 +3,7 @@
 import sys
 
 import jax.numpy as jnp
-from environments import make
-from on_device import Peer, train
+from on_device import Peer, make, train
 from rejax import get_algo
 from rows import run_of
 

@@ -20,41 +20,27 @@ def train(rows: Rows) -> None:
     args = rows.args
     torch.set_num_threads(1)  # in networks of this size more of them wait for each other
     model, evaluation = make_model(args), Evaluation(rows)
-    rows.begin(*devices_of(model, args["library"]))
     if args["library"] == "sbx":
-        with rows.compiling():  # in another model: what is compiled is kept for all in a process
-            make_model(args).learn(args["flags"].get("learning_starts", 100) + 2 * steps_of_update(model))
-    model.learn(args["total_timesteps"], callback=evaluation, log_interval=None)
-
-
-def devices_of(model: BaseAlgorithm, library: str) -> tuple[str, list[object]]:
-    """The platform and the devices that it trains on."""
-    if library == "sbx":
         import jax
 
-        return jax.default_backend(), jax.devices()
-    return {"cuda": "gpu"}.get(model.device.type, model.device.type), [model.device]
-
-
-def steps_of_update(model: BaseAlgorithm) -> int:
-    """Environment steps between updates."""
-    return model.n_envs * (model.n_steps if hasattr(model, "n_steps") else model.train_freq.frequency)
+        rows.begin(jax.default_backend(), jax.devices())
+        update = model.n_envs * (model.n_steps if hasattr(model, "n_steps") else model.train_freq.frequency)
+        with rows.compiling():  # in another model: what is compiled is kept for all in a process
+            make_model(args).learn(args["flags"].get("learning_starts", 100) + 2 * update)
+    else:
+        rows.begin({"cuda": "gpu"}.get(model.device.type, model.device.type), [model.device])
+    model.learn(args["total_timesteps"], callback=evaluation, log_interval=None)
 
 
 def make_model(args: dict[str, Any]) -> BaseAlgorithm:
     """The algorithm with its environments, with flags as RL Zoo's files have them."""
     flags, seed = args["flags"], args["seed"]
-    env = make_vec_env(id_of(args), flags.get("n_envs", 1), seed=seed)
+    env = make_vec_env(args["env"].rpartition(":")[2], flags.get("n_envs", 1), seed=seed)
     if flags.get("normalize", False):
         env = VecNormalize(env, gamma=flags.get("gamma", 0.99))
     chosen = {name: value_of(value) for name, value in flags.items() if name not in OF_THE_ENVS}
     algorithm = getattr(importlib.import_module(args["library"]), args["algorithm"].upper())
     return algorithm("MlpPolicy", env, seed=seed, **chosen)
-
-
-def id_of(args: dict[str, Any]) -> str:
-    """gymnasium's, of an environment that is another suite's too: without the suite."""
-    return args["env"].rpartition(":")[2]
 
 
 def value_of(value: Any) -> Any:
@@ -71,7 +57,7 @@ class Evaluation(BaseCallback):
     def __init__(self, rows: Rows):
         super().__init__()
         self._rows, args = rows, rows.args
-        self._envs = make_vec_env(id_of(args), args["eval_episodes"])
+        self._envs = make_vec_env(args["env"].rpartition(":")[2], args["eval_episodes"])
         self._starts = rows.config["starts"]
         self._points = evaluation_points(args["total_timesteps"], args["eval_interval"])
 

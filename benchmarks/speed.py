@@ -1,0 +1,247 @@
+"""Training speed of an algorithm: warm steps/s and seconds of compilation for every environment and size, as a table.
+
+    python -m benchmarks.speed ppo_pmap
+    python -m benchmarks.speed ppo_pmap --envs CartPole-v1 Breakout-MinAtar --vary num-envs 64 1024 -- --num-steps 32
+    python -m benchmarks.speed sac_pmap --against ../before --rounds 5
+    python -m benchmarks.speed ppo_rnn_pmap --source ~/purejaxrl -- --share-torso --activation relu --hidden-sizes 128
+
+Each measurement is a run of the algorithm's own script with `--benchmark`, in a process of its own. The first run of a
+row compiles anew and is not counted, the others take their programs from its cache. With --against another checkout
+runs the same flags, with --source PureJaxRL trains with the same sizes. The two take turns, and a ratio is the median
+over rounds, so that whatever else the machine does slows both.
+"""
+
+import dataclasses
+import importlib
+import json
+import os
+import re
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from benchmarks.jobs import ROOT, last_line
+from benchmarks.peers.__main__ import TRAINERS, install, packages_for, python_of
+from benchmarks.records import machine_class
+from common.cli.checks import check, check_types
+from common.cli.command import main, parse
+from common.cli.errors import UsageError
+from common.cli.files import check_target
+from common.cli.words import as_words
+from common.runs.directory import git_hash, write_json
+
+PEER = "purejaxrl"
+TOTAL = 2_000_000_000  # steps that no measurement reaches
+OF_THE_COMMAND = ("algorithm", "env", "total_timesteps")
+NO_KERNELS = {"", "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"}
+Row = dict[str, Any]
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Measure the training speed of an algorithm. What stands behind `--` are flags of the algorithm."""
+
+    algorithm: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ALGO")] = "ppo_pmap"
+    """A file of algos/."""
+    envs: tuple[str, ...] = ()
+    """Environments; by default the algorithm's own."""
+    vary: tuple[str, ...] = ()
+    """A flag of the algorithm and its values, such as num-envs 64 1024: a row for each."""
+    seconds: float = 5.0
+    """Training time of a measurement, about."""
+    rounds: int = 3
+    """Measurements of each row, whose median counts."""
+    kernels: bool = False
+    """Also count the operations of an update that a device gets one by one, and its bytes; compiling takes longer."""
+    against: str = ""
+    """Another checkout of the kit to compare with."""
+    source: str = ""
+    """A checkout of PureJaxRL to compare with, for ppo_pmap and ppo_rnn_pmap on gymnax's environments."""
+    out: str = ""
+    """Where to write all measurements, as JSON."""
+
+    def __post_init__(self):
+        check_types(self)
+        check(self, "seconds", above=0)
+        check(self, "rounds", at_least=1)
+        theirs = Path(self.source) / "purejaxrl" / f"{self.algorithm.removesuffix('_pmap')}.py"
+        for checkout in filter(None, (str(ROOT), self.against)):
+            if not (Path(checkout) / "algos" / f"{self.algorithm}.py").is_file():
+                raise UsageError(f"{checkout} has no algorithm algos/{self.algorithm}.py")
+        if len(self.vary) == 1:
+            raise UsageError(f"--vary {self.vary[0]} needs values behind it")
+        if self.against and self.source:
+            raise UsageError("--against and --source: give one of them")
+        if self.source and not theirs.is_file():
+            raise UsageError(f"--source {self.source} is no checkout of PureJaxRL with {theirs}")
+
+
+class Training:
+    """An algorithm of a checkout with some flags, as words, run again and again."""
+
+    def __init__(self, checkout: Path, algorithm: str, words: list[str], seconds: float, kernels: bool = False):
+        self._command = [sys.executable, str(checkout / "algos" / f"{algorithm}.py"), *_defaults(algorithm, words)]
+        self._seconds, self._kernels, self.steps = seconds, kernels, 1
+        self._cache = tempfile.TemporaryDirectory(prefix="speed-")
+        self.about: Row = {}  # what the first run has printed, with the seconds of compiling anew
+
+    def measure(self) -> float:
+        """Steps per second of a warm run. Raises UsageError for flags that cannot be, TrainingError where it fails."""
+        while True:
+            first, line = not self.about, self._run()
+            wanted = min(max(round(self._seconds * line["steps_per_second"]), 1), TOTAL)
+            if first:
+                self.about = {name: x for name, x in line.items() if name not in OF_THE_COMMAND}
+            elif 2 * self.steps >= wanted:
+                return line["steps_per_second"]
+            self.steps = wanted if first else max(2 * self.steps, wanted)
+
+    def _run(self) -> Row:
+        env = {"JAX_COMPILATION_CACHE_DIR": self._cache.name, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
+        words = [*self._command, "--benchmark", *as_words({"total_timesteps": TOTAL, "stop_after": self.steps})]
+        if self.about or not self._kernels:
+            return last_line(words, env)
+        with tempfile.TemporaryDirectory() as folder:
+            env["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_hlo_as_text --xla_dump_to={folder}"
+            return last_line(words, env) | size_of_update(Path(folder))
+
+
+def _defaults(algorithm: str, words: list[str]) -> list[str]:
+    """The words, in front of them: no tuned flags, no warm-up without learning."""
+    known = {field.name for field in dataclasses.fields(importlib.import_module(f"algos.{algorithm}").Args)}
+    given = {word.split("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") for word in words}
+    flags = {"tuned": False, "learning_starts": 0}
+    return [*as_words({name: value for name, value in flags.items() if name in known - given}), *words]
+
+
+def size_of_update(folder: Path) -> dict[str, int | None]:
+    """Kernels and bytes of the largest program that XLA has written there, which is the update."""
+    programs = sorted(folder.glob("*after_optimizations.txt"), key=lambda path: path.stat().st_size)
+    if not programs:
+        return {"kernels_per_update": None, "memory_bytes": None}
+    report = programs[-1].with_name(f"{programs[-1].stem}-memory-usage-report.txt")
+    memory = re.findall(r"^Total bytes[^:]*: (\d+)", report.read_text() if report.exists() else "", re.MULTILINE)
+    kernels = count_kernels(programs[-1].read_text())
+    return {"kernels_per_update": kernels, "memory_bytes": sum(map(int, memory)) if memory else None}
+
+
+def count_kernels(program: str) -> int:
+    """Operations of a compiled program, in XLA's text, that the device is given one by one.
+
+    What is in a loop counts as often as it runs; where XLA does not know how often, as in the loop over updates, once.
+    """
+    bodies, body = {}, []
+    for line in program.splitlines():
+        if heading := re.match(r"(ENTRY )?%?([\w.-]+) .*\{$", line):
+            body = bodies["ENTRY" if heading[1] else heading[2]] = []
+        elif " = " in line:
+            body.append(line)
+
+    def count(name: str) -> int:
+        return sum(kernels_of(line) for line in bodies.get(name, []))
+
+    def kernels_of(line: str) -> int:
+        kind = (re.search(r" ([a-z][a-z0-9-]*)\(", line) or ["", ""])[1]
+        called = re.findall(r"(?:body|to_apply|true_computation|false_computation)=%?([\w.-]+)", line)
+        for names in re.findall(r"branch_computations=\{(.*?)\}", line):
+            called += re.findall(r"[\w.-]+", names)
+        times = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
+        if kind in ("while", "call"):
+            return int(times[1] if times else 1) * sum(map(count, called))
+        if kind == "conditional":
+            return max(map(count, called), default=0)
+        return kind not in NO_KERNELS and not kind.endswith("-done")  # the end of what `-start` began
+
+    return count("ENTRY")
+
+
+class PureJaxRL:
+    """Its training function with the sizes of ours, of a checkout."""
+
+    def __init__(self, args: Args, words: list[str], beside: Training):
+        packages = packages_for(PEER, "cpu" if machine_class().startswith("cpu-") else "gpu")
+        install(PEER, packages)
+        ours = parse(importlib.import_module(f"algos.{args.algorithm}").Args, _defaults(args.algorithm, words))
+        names = "num_envs", "num_steps", "update_epochs", "num_minibatches"
+        self._sizes = {name.upper(): getattr(ours, name) for name in names} | {"ENV_NAME": ours.env}
+        self._beside, kind = beside, args.algorithm.removesuffix("_pmap")
+        self._words = [str(python_of(PEER, packages)), str(TRAINERS / "train_purejaxrl.py"), args.source, kind]
+        self.about: Row = {"commit": git_hash(Path(args.source)), "packages": packages}
+
+    def measure(self) -> float:
+        """Steps per second of a warm run of about as many steps as ours. Raises TrainingError where it fails."""
+        line = last_line([*self._words, json.dumps(self._sizes | {"TOTAL_TIMESTEPS": self._beside.steps})])
+        self.about = line | self.about
+        return line["steps_per_second"]
+
+
+def rows_of(args: Args, words: list[str]) -> list[Row]:
+    """A row for each environment and each value of --vary, printed as soon as it is measured."""
+    rows, (name, *values) = [], args.vary or ("",)
+    for env in args.envs or (importlib.import_module(f"algos.{args.algorithm}").Args.env,):
+        for value in values or [""]:
+            varied = {name: value} if value else {}
+            row = row_of(args, [*words, *as_words({"env": env} if args.envs else {}), *as_words(varied)])
+            rows.append({"env": env, "varied": varied} | row)
+            lines = table(rows).splitlines()
+            print("\n".join(lines if len(rows) == 1 else lines[-1:]), flush=True)
+    return rows
+
+
+def row_of(args: Args, words: list[str]) -> Row:
+    """What one size costs, beside another checkout or PureJaxRL where that is asked for."""
+    checkouts = [ROOT, *([Path(args.against).resolve()] if args.against else [])]
+    sides: list[Any] = [Training(x, args.algorithm, words, args.seconds, args.kernels) for x in checkouts]
+    if args.source:
+        sides.append(PureJaxRL(args, words, sides[0]))
+    speeds: dict[Any, list[float]] = {side: [] for side in sides}
+    for turn in range(args.rounds):
+        for side in sides[:: -1 if turn % 2 else 1]:
+            speeds[side].append(side.measure())
+    costs = [{"steps_per_second": round(statistics.median(x), 1), "rounds": x} for x in speeds.values()]
+    row, *other = (side.about | cost for side, cost in zip(sides, costs, strict=True))
+    if other:
+        ratios = [round(a / b, 3) for a, b in zip(*speeds.values(), strict=True)]
+        row |= {"other": other[0], "ratios": ratios, "ratio": round(statistics.median(ratios), 3)}
+    return row
+
+
+def table(rows: list[Row]) -> str:
+    """Markdown."""
+    heads = ["environment", *rows[0]["varied"], "steps/s", "compile"]
+    heads += ["kernels", "memory"] * ("kernels_per_update" in rows[0])
+    heads += ["the other's steps/s", "compile", "ratio", "in all rounds"] * ("ratio" in rows[0])
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for row in rows:
+        cells, other = [row["env"], *row["varied"].values()], row.get("other")
+        cells += [f"{row['steps_per_second']:,.0f}", f"{row['compile_seconds']:.1f} s"]
+        if "kernels_per_update" in row:
+            kernels, memory = row["kernels_per_update"], row["memory_bytes"]  # None where XLA does not tell
+            cells += ["" if kernels is None else f"{kernels:,}", "" if memory is None else f"{memory / 1e6:,.1f} MB"]
+        if other:
+            cells += [f"{other['steps_per_second']:,.0f}", f"{other['compile_seconds']:.1f} s"]
+            cells += [f"{row['ratio']:.2f}", f"{min(row['ratios'])} to {max(row['ratios'])}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def speed(args: Args, words: list[str]) -> None:
+    """What the command does."""
+    if args.out:
+        check_target(Path(args.out))
+    rows = rows_of(args, words)
+    if args.out:
+        record = {"benchmark": "speed", "algorithm": args.algorithm, "machine": machine_class(), "flags": words}
+        commits = {"git": git_hash(ROOT), "against": git_hash(Path(args.against)) if args.against else None}
+        write_json(Path(args.out), record | commits | {"rows": rows})
+        print(f"wrote {args.out}")
+
+
+if __name__ == "__main__":
+    end = [*sys.argv, "--"].index("--")  # of our own flags
+    sys.exit(main(lambda args: speed(args, sys.argv[end + 1 :]), parse(Args, sys.argv[1:end])))

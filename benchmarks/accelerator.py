@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.jobs import ROOT
 from benchmarks.records import machine_class
 from benchmarks.speed import Training
-from common.cli.checks import check, check_types
+from common.cli.checks import Timeout, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import read_text, writing
@@ -38,7 +38,7 @@ Row = dict[str, Any]
 class Args:
     """Measure the speed of training over growing numbers of environments."""
 
-    minutes: float = 8.0
+    minutes: Timeout = 8.0
     """When to end; a measurement that has begun is finished."""
     algos: tuple[Literal["ppo_pmap", "ppo_rnn_pmap", "sac_pmap"], ...] = tuple(FIRST)
     """Algorithms that step their environments on the device."""
@@ -48,8 +48,7 @@ class Args:
     """Where accelerator.json and its picture go, into a folder for this class of machine."""
 
     def __post_init__(self):
-        check_types(self)
-        check(self, "minutes", above=0)
+        check_flags(self)
 
 
 def measure_all(args: Args) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.jobs import Job
 from benchmarks.records import POPULATIONS, machine_class, read_record
 from benchmarks.tasks import FIRST_SEED, Task, run_all
-from common.cli.checks import check, check_types
+from common.cli.checks import CountOrZero, check_flags
 from common.cli.command import main, parse
 from common.cli.config import read_config
 from common.cli.errors import UsageError
@@ -47,11 +47,11 @@ class Args:
 
     envs: tuple[Literal[tuple(SETTINGS)], ...] = tuple(SETTINGS)
     """Environments; benchmarks/populations.toml has their flags."""
-    seeds: int = 0
+    seeds: CountOrZero = 0
     """Populations of each kind, with seeds from 100 on; 0 are as many as benchmarks/populations.toml says."""
-    population: int = 0
+    population: CountOrZero = 0
     """Members of each; 0 likewise."""
-    total_timesteps: int = 0
+    total_timesteps: CountOrZero = 0
     """Environment steps of each member; 0 likewise."""
     report: bool = False
     """Train nothing: print the table of the results that are there, of every class of machine."""
@@ -61,8 +61,7 @@ class Args:
     """Where the results go, into a folder for this class of machine."""
 
     def __post_init__(self):
-        check_types(self)
-        check(self, "seeds population total_timesteps", at_least=0)
+        check_flags(self)
         if self.population == 1:
             raise UsageError("--population 1 cannot evolve: give 2 or more, or 0")
 

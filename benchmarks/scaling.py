@@ -34,7 +34,7 @@ import numpy as np
 import tyro
 
 from benchmarks.jobs import ROOT, ends_with_us
-from common.cli.checks import check, check_types
+from common.cli.checks import Count, Seconds, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
 from common.cli.words import as_words
@@ -61,37 +61,35 @@ class Sizes:
     """Processes x devices of each; train compares others with the first, by default 1x1 1x2 1x4 2x1 2x2."""
     env: str = "CartPole-v1"
     """train: the environment."""
-    num_envs: int = 64
+    num_envs: Count = 64
     """train: environments, over all devices with strong and on each with weak scaling."""
-    steps: int = 500_000
+    steps: Count = 500_000
     """train: environment steps of every measurement, with weak scaling per device."""
-    largest: int = 64
+    largest: Count = 64
     """all-reduce: megabytes of the largest array."""
-    num_devices: int = 2
+    num_devices: Count = 2
     """all-reduce: devices of all processes together, without --layouts."""
     distributed: bool = False
     """all-reduce: as in training, with the processes that Slurm, Open MPI, Kubernetes or a TPU pod has started."""
     coordinator: str = ""
     """all-reduce: as in training, host:port of process 0."""
-    num_processes: int = 1
+    num_processes: Count = 1
     """all-reduce: as in training, processes in all."""
     process_id: int = 0
     """all-reduce: as in training, which of them this one is."""
-    update_ms: float = 0.0
+    update_ms: Seconds = 0.0
     """project: milliseconds of an update of one GPU alone, its steps over the steps/s of benchmarks.speed."""
     all_reduces: tuple[str, ...] = ()
     """project: all-reduces of an update, times x bytes, one for each gradient step, of 4 bytes for each parameter."""
     all_gathers: tuple[str, ...] = ()
     """project: all-gathers of an update likewise, with the bytes that each GPU puts in."""
-    latency_us: float = 0.0
+    latency_us: Seconds = 0.0
     """project: microseconds of a hop of another link, such as `hop_us` of all-reduce."""
-    gigabytes_per_second: float = 0.0
+    gigabytes_per_second: Seconds = 0.0
     """project: what each GPU sends through it, such as `gigabytes_per_second` of all-reduce."""
 
     def __post_init__(self):
-        check_types(self)
-        check(self, "num_envs steps num_devices largest num_processes", at_least=1)
-        check(self, "update_ms latency_us gigabytes_per_second", at_least=0)
+        check_flags(self)
         for flag in "layouts", "all_reduces", "all_gathers":
             for word in getattr(self, flag):
                 parts_of(word, flag.replace("_", "-"))

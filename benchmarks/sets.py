@@ -65,7 +65,7 @@ def goals_of_peer(peer: str) -> list[Goal]:
     found = []
     for goal in goals():
         kind = goal.algorithm.removesuffix("_pmap")
-        kind = {"appo": "ppo", "asac": "sac"}.get(kind, kind)
+        kind = {"appo": "ppo"}.get(kind, kind)
         tables = published.get(f"{about.get('flags_of', peer)}_{kind}", {})
         pattern = fitting(tables, goal.env)
         if pattern:

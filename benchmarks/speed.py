@@ -28,7 +28,7 @@ import tyro
 from benchmarks.jobs import ROOT, last_line
 from benchmarks.peers.__main__ import TRAINERS, install, packages_for, python_of
 from benchmarks.records import machine_class
-from common.cli.checks import check, check_types
+from common.cli.checks import Count, Timeout, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.files import check_target
@@ -52,9 +52,9 @@ class Args:
     """Environments; by default the algorithm's own."""
     vary: tuple[str, ...] = ()
     """A flag of the algorithm and its values, such as num-envs 64 1024: a row for each."""
-    seconds: float = 5.0
+    seconds: Timeout = 5.0
     """Training time of a measurement, about."""
-    rounds: int = 3
+    rounds: Count = 3
     """Measurements of each row, whose median counts."""
     kernels: bool = False
     """Also count the operations of an update that a device gets one by one, and its bytes; compiling takes longer."""
@@ -66,9 +66,7 @@ class Args:
     """Where to write all measurements, as JSON."""
 
     def __post_init__(self):
-        check_types(self)
-        check(self, "seconds", above=0)
-        check(self, "rounds", at_least=1)
+        check_flags(self)
         theirs = Path(self.source) / "purejaxrl" / f"{self.algorithm.removesuffix('_pmap')}.py"
         for checkout in filter(None, (str(ROOT), self.against)):
             if not (Path(checkout) / "algos" / f"{self.algorithm}.py").is_file():

@@ -16,13 +16,13 @@ import tomllib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from benchmarks.jobs import ROOT, Job, run, seed_flags
 from benchmarks.records import log_of
-from common.cli.checks import check, check_types
+from common.cli.checks import Bounds, Count, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
 from common.cli.words import as_typed, as_words
@@ -48,22 +48,19 @@ class Args:
     """A table of benchmarks/spaces.toml; default the one named after the algorithm."""
     pattern: str = ""
     """What the entry is for, such as "*-MinAtar"; default the environment."""
-    total_timesteps: int = 500_000
+    total_timesteps: Count = 500_000
     """Environment steps of the last candidates; those before get less."""
-    candidates: int = 27
+    candidates: Annotated[int, Bounds(2)] = 27
     """How many to begin with; the flags of today are one of them."""
-    seeds: int = 3
+    seeds: Count = 3
     """Seeds of a candidate."""
-    unseen_seeds: int = 10
+    unseen_seeds: Annotated[int, Bounds(2, SEEN - UNSEEN)] = 10
     """Seeds with which the best one and the flags of today are compared at last."""
     folder: str = "runs/tune"
     """Where the runs lie."""
 
     def __post_init__(self):
-        check_types(self)
-        check(self, "total_timesteps seeds", at_least=1)
-        check(self, "candidates", at_least=2)
-        check(self, "unseen_seeds", at_least=2, at_most=SEEN - UNSEEN)
+        check_flags(self)
         if not (ROOT / "algos" / f"{self.algo}.py").exists():
             raise UsageError(f"--algo {self.algo} is no file of algos/, such as ppo_pmap")
         if len(self.env) > 1 and not self.pattern:

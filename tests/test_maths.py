@@ -17,8 +17,8 @@ from common.device.sampling import action_noise
 from common.device.schedules import hp_now, hp_of
 from common.device.sharding import AXIS, flat_pmean
 from common.envs.requirements import check_spaces
-from common.envs.spec import EnvSpec
 from common.envs.spaces import Box, Discrete, MultiDiscrete
+from common.envs.spec import EnvSpec
 from common.nets.distributions import Categoricals, Joint, Normal, SquashedNormal, encode_action
 from common.nets.heads import PolicyHead
 from common.nets.normalizers import RunningStats, rescale_output, running_stats

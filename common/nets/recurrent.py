@@ -12,7 +12,7 @@ from common.nets.torso import Torso
 
 Kind = Literal["none", "gru", "lstm"]
 
-UNROLL = 4  # steps in one turn of the loop over time; `benchmarks/ppo_rnn_throughput.py --unroll` measures others
+UNROLL = 4  # steps in one turn of the loop over time
 
 
 class Inputs(NamedTuple):

@@ -8,22 +8,3 @@ from common.device.sampling import in_segments, side_by_side
 from common.envs.spaces import Discrete, Space, flat_size
 from common.envs.spec import EnvSpec
 from common.training import run_algorithm
-
-__all__ = [
-    "Discrete",
-    "EnvSpec",
-    "Now",
-    "OffPolicy",
-    "OnPolicy",
-    "Rollout",
-    "Seen",
-    "Space",
-    "Transition",
-    "at_start",
-    "flat_size",
-    "in_segments",
-    "nets",
-    "optim",
-    "run_algorithm",
-    "side_by_side",
-]

@@ -23,28 +23,6 @@ from common.cli.place import Placed
 from common.cli.replay_flags import DeviceReplayArgs, HostReplayArgs
 from common.cli.rollout_flags import DeviceRolloutArgs, GameArgs
 
-__all__ = [
-    "ActorArgs",
-    "AdamBeta",
-    "Bounds",
-    "Count",
-    "CountOrZero",
-    "Counts",
-    "Discount",
-    "Fraction",
-    "NonNegative",
-    "OffPolicyArgs",
-    "OnPolicyArgs",
-    "Positive",
-    "RecurrentArgs",
-    "Scale",
-    "Share",
-    "Temperature",
-    "UsageError",
-    "parse",
-    "main",
-]
-
 
 class OnPolicyArgs(Placed):
     """Flags of an algorithm that learns from rollouts."""

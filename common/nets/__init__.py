@@ -17,32 +17,3 @@ from common.nets.normalizers import (
 )
 from common.nets.recurrent import Inputs, Recurrent, RecurrentTorso, initial_memory
 from common.nets.torso import MLP, Features, Torso
-
-__all__ = [
-    "MLP",
-    "Categoricals",
-    "Distribution",
-    "Features",
-    "Inputs",
-    "PolicyHead",
-    "Recurrent",
-    "RecurrentTorso",
-    "RunningStats",
-    "SquashedNormal",
-    "Torso",
-    "check_squashable",
-    "denormalize",
-    "empty_action",
-    "encode_action",
-    "initial_memory",
-    "largest_entropy",
-    "legal_actions",
-    "normalize",
-    "obs_stats",
-    "part_of",
-    "popart",
-    "running_stats",
-    "to_env",
-    "update_stats",
-    "without_privileged",
-]

@@ -261,11 +261,11 @@ def keep_best(tmp_path, **_):
 
 
 def save_envs(tmp_path, **_):
-    """Without them a checkpoint holds what is learned, and a resumed run begins new episodes."""
+    """Without them a checkpoint holds what is learned and the keys and counters of the run, and a resumed run begins new episodes."""
     whole = start(tmp_path / "with")
     part = start(tmp_path / "without", save_envs=False, stop_after=2 * UPDATE)
     stored = read(part.run_dir / "checkpoints" / str(2 * UPDATE), None, lambda shapes: None)
-    assert {name.split("/")[0] for name in stored} == {"learner"}
+    assert {name.split("/")[0] for name in stored} == {"learner", "run"}
     resumed = resume(part.run_dir)
     assert (resumed.status, resumed.env_steps) == ("finished", whole.env_steps)
     assert resumed.state_sha256 != whole.state_sha256

@@ -269,7 +269,7 @@ def keep_best(tmp_path, **_):
 
 
 def save_envs(tmp_path, **_):
-    """Without them a checkpoint holds what is learned, and a resumed run begins new episodes."""
+    """Without them a checkpoint holds what is learned, and counters; a resumed run begins new episodes."""
     whole = start(tmp_path / "with")
     part = start(tmp_path / "without", save_envs=False, stop_after=2 * UPDATE)
     stored = read(part.run_dir / "checkpoints" / str(2 * UPDATE), None, lambda shapes: None)

@@ -23,8 +23,8 @@ from common.cli.checks import Timeout, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import read_text, writing
-from common.cli.words import as_words
-from common.drawing.figure import Line, Panel, draw
+from common.cli.run_flags import as_words
+from common.drawing.figures import Line, Panel, draw
 from common.runs.directory import write_json
 
 FIRST = {"ppo_pmap": 64, "ppo_rnn_pmap": 64, "sac_pmap": 16}  # environments to begin with; 4 times as many come next

@@ -24,7 +24,7 @@ from typing import Any
 from common.cli.command import parse
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import writing
-from common.cli.flags import ONE_TIME
+from common.cli.run_flags import ONE_TIME
 from common.runs.lock import check_free
 from common.runs.metrics import read
 

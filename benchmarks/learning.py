@@ -16,7 +16,7 @@ from benchmarks.records import machine_class
 from benchmarks.sets import goals
 from benchmarks.tasks import EVALUATIONS, FIRST_SEED, Choice, Task, chosen, run_all
 from common.cli.command import main, parse
-from common.cli.words import as_words
+from common.cli.run_flags import as_words
 
 
 @dataclass(kw_only=True)

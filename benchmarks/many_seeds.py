@@ -25,7 +25,7 @@ import numpy as np
 import tyro
 
 from common.cli.command import parse
-from common.drawing.statistics import estimate, interval
+from common.drawing.groups import estimate, interval
 from common.runs.metrics import read
 
 

@@ -25,11 +25,10 @@ from benchmarks.records import POPULATIONS, machine_class, read_record
 from benchmarks.tasks import FIRST_SEED, Task, run_all
 from common.cli.checks import CountOrZero, check_flags
 from common.cli.command import main, parse
-from common.cli.config import read_config
 from common.cli.errors import UsageError
-from common.cli.files import read_text
-from common.cli.words import as_words
-from common.drawing.statistics import estimate, interval
+from common.cli.files import read_config, read_text
+from common.cli.run_flags import as_words
+from common.drawing.groups import estimate, interval
 from common.runs.ranking import ranked
 
 SETTINGS = tomllib.loads((Path(__file__).parent / "populations.toml").read_text())

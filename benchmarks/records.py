@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.jobs import Job
-from common.cli.config import read_config
 from common.cli.errors import UsageError
-from common.cli.files import read_text
-from common.cli.flags import ONE_TIME
+from common.cli.files import read_config, read_text
+from common.cli.run_flags import ONE_TIME
 from common.drawing.groups import EVALUATION
-from common.runs.history import Log, Series, read_log
-from common.runs.metrics import jsonable
+from common.runs.metrics import Log, Series, jsonable, read_log
 
 COMPILATION = "time/compile"
 POPULATIONS = "populations"  # the folder of what `benchmarks.population_learning` writes: no records of one algorithm

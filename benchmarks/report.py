@@ -20,8 +20,8 @@ from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.files import check_target, writing
 from common.device.evaluation import SEED
-from common.drawing.figure import Line, Panel, draw
-from common.drawing.statistics import Interval, estimate, interval, stratified
+from common.drawing.figures import Line, Panel, draw
+from common.drawing.groups import Interval, estimate, interval, stratified
 
 Record = dict[str, Any]
 

@@ -37,7 +37,7 @@ from benchmarks.jobs import ROOT, ends_with_us
 from common.cli.checks import Count, Seconds, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
-from common.cli.words import as_words
+from common.cli.run_flags import as_words
 
 What = Literal["train", "all-reduce", "project"]
 GPUS = 8, 64, 512

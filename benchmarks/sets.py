@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.cli.config import fitting
+from common.cli.files import fitting
 
 FOLDER = Path(__file__).resolve().parent
 

@@ -32,7 +32,7 @@ from common.cli.checks import Count, Timeout, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.files import check_target
-from common.cli.words import as_words
+from common.cli.run_flags import as_words
 from common.runs.directory import git_hash, write_json
 
 PEER = "purejaxrl"

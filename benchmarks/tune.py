@@ -25,9 +25,8 @@ from benchmarks.records import log_of
 from common.cli.checks import Bounds, Count, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
-from common.cli.words import as_typed, as_words
-from common.drawing.groups import EVALUATION
-from common.drawing.statistics import RESAMPLES, estimate, interval
+from common.cli.run_flags import as_typed, as_words
+from common.drawing.groups import EVALUATION, RESAMPLES, estimate, interval
 
 EVALUATIONS = 10  # of a run
 KEEP = 3  # one of so many candidates goes on, for so many times as long

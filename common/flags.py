@@ -18,8 +18,7 @@ from common.cli.checks import (
 )
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
-from common.cli.host_flags import ActorArgs, HostRolloutArgs
-from common.cli.place import Placed
+from common.cli.host_flags import ActorArgs, HostRolloutArgs, Placed
 from common.cli.replay_flags import DeviceReplayArgs, HostReplayArgs
 from common.cli.rollout_flags import DeviceRolloutArgs, GameArgs
 

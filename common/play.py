@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from common.cli.checks import Bounds, CountOrZero
-from common.cli.command import main, parse
+from common.cli.command import PolicyArgs, main, parse
 from common.cli.console import Console
-from common.cli.env_params import given_params
+from common.cli.env_flags import given_params
 from common.cli.errors import UsageError
 from common.cli.files import check_target
-from common.cli.policy_flags import PolicyArgs
 
 
 @dataclass
@@ -44,22 +43,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.actors.evaluation import run_host_episodes
-from common.actors.watching import Worker
-from common.cli.env_names import is_custom, steps_on_host
-from common.device.compilation import set_up_cache
+from common.actors.host_evaluation import run_host_episodes
+from common.actors.watchdog import Worker
+from common.cli.env_flags import is_custom, steps_on_host
+from common.device.agents import Seen
 from common.device.evaluation import Episodes, add_to_fingerprint, play_episodes
-from common.device.memory import Seen
+from common.device.programs import set_up_cache
 from common.drawing.gif import draw_gif
-from common.drawing.host_recording import RecordedEnvs
-from common.drawing.recording import Recording, record
+from common.drawing.recording import RecordedEnvs, Recording, record
 from common.envs.environment import Env
-from common.envs.evaluation_params import evaluation_params
-from common.envs.privileged import without_privileged
+from common.envs.host import evaluation_params
+from common.envs.masks import without_privileged
 from common.envs.registry import make, make_host
-from common.envs.spec import EnvSpec
+from common.envs.spaces import EnvSpec
 from common.policy import Policy, load_named
-from common.runs.overall import counted
+from common.runs.ranking import counted
 
 HOST_ENVS = 16  # at most, stepped together
 

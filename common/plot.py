@@ -14,10 +14,24 @@ import tyro
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.files import check_target, replacing
-from common.drawing.curves import Curve, align, curves, overlapping
-from common.drawing.figure import AXES, Line, Panel, draw
-from common.drawing.groups import TRAINING, Group, Note, Selection, load, pooled, say, suggest
-from common.drawing.statistics import estimate, estimate_name, interval
+from common.drawing.figures import AXES, Line, Panel, draw
+from common.drawing.groups import (
+    TRAINING,
+    Curve,
+    Group,
+    Note,
+    Selection,
+    align,
+    curves,
+    estimate,
+    estimate_name,
+    interval,
+    load,
+    overlapping,
+    pooled,
+    say,
+    suggest,
+)
 
 
 @dataclass(kw_only=True)

@@ -7,10 +7,13 @@ one-hot encoding and the action bounds are part of the policy.
 """
 
 import dataclasses
+import importlib.util
 import operator
 import os
+import sys
 import warnings
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, SupportsIndex
@@ -18,23 +21,62 @@ from typing import Any, Literal, SupportsIndex
 import jax
 import numpy as np
 
-from common.cli.absent_flags import instead_of
-from common.cli.config import read_config
+from common.cli.checks import instead_of
+from common.cli.command import PolicyArgs
 from common.cli.console import Console
 from common.cli.errors import UsageError
-from common.cli.flags import ONE_TIME
-from common.cli.policy_flags import PolicyArgs
-from common.device.memory import Agent
-from common.device.policy import Policy
-from common.device.schedules import hp_of
-from common.envs.spec import EnvSpec
+from common.cli.files import read_config
+from common.cli.run_flags import ONE_TIME
+from common.device.agents import Agent, Policy
+from common.device.optim import hp_of
+from common.envs.spaces import EnvSpec
 from common.runs.arrays import Mismatch
 from common.runs.checkpoint_files import Damaged, Gone, step_of
 from common.runs.checkpoints import ATTEMPTS, FOLDER, Checkpoints
-from common.runs.mismatch import explain
-from common.runs.overall import best_step, of_best_member, overall_of
-from common.runs.ranking import ranked
-from common.runs.script import digest, find, import_file
+from common.runs.directory import ROOT
+from common.runs.loading import explain
+from common.runs.ranking import best_step, of_best_member, overall_of, ranked
+
+ALGOS = (ROOT / "algos").resolve()
+
+
+def find(config: dict[str, Any], run_dir: Path, algorithm: str | Path | None) -> Path:
+    """The algorithm's file: what the caller names, else the file in `algos/` that the run says it was made with."""
+    try:
+        path = Path(algorithm or ROOT / str(config.get("script"))).resolve()
+        is_file = path.is_file()
+    except (OSError, ValueError):  # such as a name that is too long
+        path, is_file = Path(), False
+    if algorithm is None and (path.parent != ALGOS or path.suffix != ".py"):
+        raise UsageError(
+            f"{run_dir} was made by {str(config.get('script'))[:200]}, which is not a file of {ALGOS}: "
+            "if you trust that code, name it, as algorithm= or --algorithm"
+        )
+    if not is_file:
+        raise UsageError(f"the algorithm of {run_dir} is not there: {str(algorithm or path)[:200]} does not exist")
+    return path
+
+
+def import_file(path: Path) -> ModuleType:
+    """The module of a file as it is now; the same one again, as long as the file is the same."""
+    name = f"algorithm_{digest(path)[:16]}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None:
+        raise UsageError(f"{path} is not a Python file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise UsageError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def digest(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()
+
 
 Choice = int | Literal["best", "latest"]
 

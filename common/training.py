@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,37 +18,73 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from common.actors.actor import eval_params, inspect_env
 from common.actors.batches import Batches, example_batch
-from common.actors.crew import ActorsFailed
-from common.actors.drivers import HostDriver, host_driver
-from common.actors.environments import eval_params, inspect_env
-from common.actors.evaluation import HostEvaluation
+from common.actors.host_drivers import HostDriver, host_driver
+from common.actors.host_evaluation import HostEvaluation
 from common.actors.meters import UpdateMetrics
-from common.cli.env_params import given_params
+from common.actors.pool import ActorsFailed
+from common.cli.env_flags import given_params
 from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
-from common.device import cluster
-from common.device.devices import choose_devices, choose_roles, describe, share_members
-from common.device.footprint import check_fits, shapes_of
-from common.device.memory import Agent
+from common.device import multihost
+from common.device.agents import Agent
+from common.device.devices import (
+    check_fits,
+    check_size,
+    choose_devices,
+    choose_roles,
+    describe,
+    shapes_of,
+    share_members,
+)
 from common.device.programs import Programs, for_seeds, over_devices
-from common.device.reductions import Tally
 from common.device.replay import memory_note
-from common.device.seeds import arrays_of
-from common.device.sharding import AXIS, mesh_of, to_host
-from common.endings import draw_metrics, draw_policy
-from common.envs.environment import Env
-from common.envs.own import wrap
+from common.device.sharding import AXIS, arrays_of, mesh_of, to_host
+from common.device.statistics import Tally
+from common.drawing.figures import draw_curve, draw_population
+from common.envs.custom import wrap
+from common.envs.environment import Env, check_spaces
 from common.envs.registry import list_envs, make
-from common.envs.requirements import check_spaces
-from common.envs.varied import for_run
-from common.population.evolution import evolution
-from common.population.rating import rate_members
-from common.population.size import check_size
+from common.envs.variation import for_run
+from common.population.pbt import evolution
+from common.population.ratings import rate_members
 from common.runs.lock import locked
+from common.runs.ranking import ranked
 from common.runs.recorder import Callback
-from common.runs.reports import TrainResult
+from common.runs.reports import TrainResult, stored_evaluation
 from common.runs.run import Run
+
+
+def draw_metrics(run: Run, env: Any, learners: Any, status: str) -> str:
+    """Draw the metrics of a run to a picture."""
+    title = f"{env.name}, {run.config['algorithm']}"
+    if run.args.is_population:
+        return f"picture  {draw_population(run.dir, title, run.args.members.hyper)}"
+    return f"curve    {draw_curve(run.dir, title)}"
+
+
+def draw_policy(run: Run, env: Env, agent: Agent, learners: Any, status: str) -> str:
+    """With --gif, draw an episode with the policy of the first of `learners` [S, ...] to `policy.gif`."""
+    path = run.dir / "policy.gif"
+    if not run.args.gif:
+        return ""
+    if status != "interrupted":
+        _play_and_draw(run, env, agent, learners, path)
+    return f"gif      {path}" if path.exists() else ""
+
+
+def _play_and_draw(run: Run, env: Env, agent: Agent, learners: Any, path: Path) -> None:
+    from common.play import record_with_bar, save_gif  # slow, and needed with --gif only
+    from common.policy import Policy
+
+    path.unlink(missing_ok=True)
+    returns = stored_evaluation(run.dir, run.steps).evaluation.get("eval/return_mean", [])
+    member = ranked(returns)[0] if run.args.is_population and returns else 0
+    policy = Policy(agent, jax.tree.map(lambda x: x[member], learners), env.spec)
+    episode = record_with_bar(policy, env, jax.random.key(run.args.seed), run.console)
+    save_gif(env, episode, path, run.console)
+
 
 LARGE = 50_000_000  # bytes of environments in a checkpoint, from which on the header says so
 
@@ -81,7 +118,7 @@ def train_on_devices(
     `env` is a gymnax-style environment, in place of the name `args.env`. `callback` gets every row, and ends the run
     where it returns True.
     """
-    with cluster.joined(args):
+    with multihost.joined(args):
         devices = _choose_devices(args)
         params = given_params(vars(args))
         env = for_run(args, make(args.env, params) if env is None else wrap(env, params))
@@ -143,10 +180,10 @@ def train_with_actors(
     `callback` is as in `train_on_devices`. With --list-envs there is no result. Each of several processes
     has actors and environments of its own, from which its own learner devices get their share of an update.
     """
-    with cluster.joined(args):
+    with multihost.joined(args):
         actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)
-        args = args.among(cluster.count())
-        env, own = inspect_env(args), len(cluster.own(devices))
+        args = args.among(multihost.count())
+        env, own = inspect_env(args), len(multihost.own(devices))
         check_spaces(args, env.spec)
         algorithm = make_algorithm(args, env.spec)
         driver = host_driver(algorithm, args, env.spec)
@@ -169,7 +206,7 @@ def train_with_actors(
 
 
 def _in_each() -> str:
-    return f" in each of {cluster.count()} processes" if cluster.count() > 1 else ""
+    return f" in each of {multihost.count()} processes" if multihost.count() > 1 else ""
 
 
 def _over_learners(driver: HostDriver, devices: list[jax.Device]) -> Programs:
@@ -202,9 +239,9 @@ def _learn_from_actors(
         version=int(started.updates),
         logged=logged,
         actor_devices=actor_devices,
-        sharding=NamedSharding(mesh_of(cluster.own(run.devices)), P(AXIS)),
+        sharding=NamedSharding(mesh_of(multihost.own(run.devices)), P(AXIS)),
         counters=run.counters,
-        warn=run.console.warn if cluster.is_first() else _warn_of_this_process,
+        warn=run.console.warn if multihost.is_first() else _warn_of_this_process,
     )
     with batches:
         while run.unfinished:
@@ -214,7 +251,7 @@ def _learn_from_actors(
 
 def _warn_of_this_process(text: str) -> None:
     """What happens to the actors of a process whose console is silent."""
-    print(f"warning: process {jax.process_index()} of {cluster.count()}: {text}", file=sys.stderr, flush=True)
+    print(f"warning: process {jax.process_index()} of {multihost.count()}: {text}", file=sys.stderr, flush=True)
 
 
 def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
@@ -231,7 +268,7 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
         try:
             batch = batches.next(state, partial(_stopping, run, state), leaving=run.leaving)
         except ActorsFailed as error:
-            if cluster.count() > 1:
+            if multihost.count() > 1:
                 raise
             batch, failure = None, error
         if batch is None:
@@ -257,7 +294,7 @@ def _stopping(run: Run, state: Any) -> bool:
 
     Raises what has befallen the newest update, which returned `state`, such as the loss of another process.
     """
-    if cluster.count() == 1:
+    if multihost.count() == 1:
         return run.stopping
     if (newest := jax.tree.leaves(state)[0]).is_ready():
         jax.block_until_ready(newest)

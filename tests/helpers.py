@@ -18,17 +18,15 @@ from gymnax.environments import environment
 from gymnax.environments import spaces as gymnax_spaces
 from ppo_pmap import Args, train  # noqa: F401  (re-exported)
 
-import common.device.compilation
-from common.device.algorithm import OffPolicy
-from common.device.off_policy import off_policy
-from common.device.on_policy import Driver, on_policy
+import common.device.programs
+from common.device.drivers import Driver, off_policy, on_policy
+from common.device.interface import OffPolicy
 from common.device.programs import Programs, for_seeds
-from common.device.seeds import arrays_of
-from common.device.sharding import AXIS, TrainState, to_host
+from common.device.sharding import AXIS, TrainState, arrays_of, to_host
+from common.envs.custom import wrap
 from common.envs.environment import Env
-from common.envs.own import wrap
 from common.envs.registry import make
-from common.population.evolution import evolution
+from common.population.pbt import evolution
 from common.runs.metrics import read
 from common.runs.run import Run
 
@@ -106,7 +104,7 @@ def programs(args: Args, env: Env, num_devices: int):
     init, update = init_over(args, env, num_devices), functions_of(args, env).update
     how = {"axis_name": AXIS, "devices": jax.devices()[:num_devices]}
     update = jax.pmap(update, in_axes=(0, None), out_axes=(0, None, None), **how)
-    update = update.lower(jax.eval_shape(init), np.int32(0)).compile(common.device.compilation._options(1))
+    update = update.lower(jax.eval_shape(init), np.int32(0)).compile(common.device.programs._options(1))
     return init, update
 
 

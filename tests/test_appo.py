@@ -17,15 +17,13 @@ from helpers import Watch, metric_rows, relative_difference, replicas_are_identi
 from orbax.checkpoint import v1 as orbax
 from PIL import Image
 
-import common.actors.evaluation
+import common.actors.host_evaluation
 from common import export, play
-from common.actors.actor import Actor
-from common.actors.drivers import as_rollout, host_driver
-from common.actors.environments import env_maker, inspect_env
-from common.actors.evaluation import run_host_episodes
-from common.actors.parameters import Slot
-from common.actors.rollouts import HostRollout, RolloutQueues
-from common.actors.watching import Worker
+from common.actors.actor import Actor, env_maker, inspect_env
+from common.actors.host_drivers import as_rollout, host_driver
+from common.actors.host_evaluation import run_host_episodes
+from common.actors.queues import HostRollout, RolloutQueues, Slot
+from common.actors.watchdog import Worker
 from common.cli.errors import TrainingError, UsageError
 from common.device.evaluation import OTHER_SEED, SEED, Episodes
 from common.device.sharding import AXIS, TrainState, to_host
@@ -482,7 +480,7 @@ def test_other_episodes_are_not_the_same_ones_in_another_place(env):
 def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
     """One that takes long is written where it belongs, and its checkpoint is the best, confirmed by other episodes."""
     released, returns, seeds = threading.Event(), iter([5.0, 2.0, 1.0, 4.0]), []
-    play, advance = common.actors.evaluation.HostEvaluation._play, Run.advance
+    play, advance = common.actors.host_evaluation.HostEvaluation._play, Run.advance
 
     def evaluate(envs, policy, num_episodes, worker):
         value = next(returns)
@@ -498,8 +496,8 @@ def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
         if run.steps == 20 * 128:
             released.set()
 
-    monkeypatch.setattr(common.actors.evaluation, "run_host_episodes", evaluate)
-    monkeypatch.setattr(common.actors.evaluation.HostEvaluation, "_play", noting_the_seed)
+    monkeypatch.setattr(common.actors.host_evaluation, "run_host_episodes", evaluate)
+    monkeypatch.setattr(common.actors.host_evaluation.HostEvaluation, "_play", noting_the_seed)
     monkeypatch.setattr(Run, "advance", watched)
     folder = tmp_path / "run"
     train(folder, eval_interval=1280, keep_best=True, keep_checkpoints=1, total_timesteps=21 * 128)

@@ -41,7 +41,7 @@ OF_THE_DRIVER |= {"recent", "processes"}
 
 
 def name_of(path: Path) -> str:
-    """A file as a module, such as common.cli.flags."""
+    """A file as a module, such as common.cli.run_flags."""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 

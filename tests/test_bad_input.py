@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 from cli_helpers import check_words, fingerprint, refusal
 
-import common.device.footprint
-import common.population.size
+import common.device.devices
 import common.runs.run
 from algos import ppo_pmap as ppo
 from common.cli.command import exit_code, parse
@@ -306,7 +305,7 @@ def test_messages_do_not_repeat_endless_words():
 
 @pytest.mark.parametrize("flags", ["--hidden-sizes 10000000 10000000", "--num-steps 1e8", "--eval-episodes 2e9"])
 def test_sizes_beyond_all_memory_are_refused_before_anything_is_compiled(flags, places, monkeypatch):
-    monkeypatch.setattr(common.device.footprint, "memory_of", lambda devices: 25e9)
+    monkeypatch.setattr(common.device.devices, "memory_of", lambda devices: 25e9)
     monkeypatch.delattr(common.runs.run, "compile_together")
     words = [*TINY.split(), "--num-devices", "1", "--quiet", "--run-dir", "new", *flags.split()]
     check_words(refused("ppo", words), "GB, 25.0 GB")
@@ -314,7 +313,7 @@ def test_sizes_beyond_all_memory_are_refused_before_anything_is_compiled(flags, 
 
 
 def test_more_members_than_fit_are_refused_with_the_number_that_fits(monkeypatch):
-    monkeypatch.setattr(common.population.size, "memory_of", lambda devices: 1e5)
+    monkeypatch.setattr(common.device.devices, "memory_of", lambda devices: 1e5)
     words = ["--population", "40", "--num-envs", "4", "--hidden-sizes", "16", "--num-devices", "1"]
     assert 1 < int(re.search(r"at most (\d+) members", refused("ppo", words))[1]) < 40
 

@@ -38,9 +38,9 @@ from cli_helpers import (
 
 from algos.ppo_pmap import Args, train
 from common.cli.command import parse
-from common.cli.config import defaults_of, has_finished
 from common.cli.console import Console
 from common.cli.errors import UsageError
+from common.cli.files import defaults_of, has_finished
 from common.runs import lock
 from common.runs.checkpoint_files import UNFINISHED
 from common.runs.lock import check_free, locked

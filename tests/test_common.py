@@ -28,26 +28,34 @@ from common.cli.console import Console
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import replacing
 from common.device.devices import choose_devices
-from common.device.episodes import WINDOW, count_episodes, new_recent, new_tracker, no_episodes, recent_metrics
+from common.device.drivers import repeat
 from common.device.evaluation import Episodes, Evaluated, run_episodes
 from common.device.optim import when
-from common.device.reductions import Tally, across_devices, over_steps
-from common.device.update_loop import repeat
+from common.device.statistics import (
+    WINDOW,
+    Tally,
+    across_devices,
+    count_episodes,
+    new_recent,
+    new_tracker,
+    no_episodes,
+    over_steps,
+    recent_metrics,
+)
 from common.drawing.recording import record
+from common.envs.custom import wrap
 from common.envs.environment import DEFAULT_HORIZON, Step
-from common.envs.own import wrap
 from common.envs.spaces import Box
-from common.nets.convolutions import Convolution, batch_last
-from common.nets.torso import Torso
+from common.nets.torso import Convolution, Torso, batch_last
 from common.runs.arrays import Arrays, sha256
 from common.runs.checkpoints import Checkpoints
-from common.runs.clock import Clock
 from common.runs.directory import write_json
-from common.runs.evaluation import MOST_PENDING, Evaluations, metrics_of
-from common.runs.intervals import Intervals
+from common.runs.evaluator import MOST_PENDING, Evaluations, metrics_of
 from common.runs.loading import Start
 from common.runs.metrics import jsonable
+from common.runs.recorder import Clock
 from common.runs.reports import Score
+from common.runs.run import Intervals
 from common.runs.saver import Saver
 
 T, N = 6, 8

@@ -63,7 +63,7 @@ import jax
 import ppo_pmap as ppo
 from common.cli.command import exit_code, parse
 from common.device.evaluation import OTHER_SEED
-from common.runs.evaluation import DeviceEvaluation
+from common.runs.evaluator import DeviceEvaluation
 
 begin = DeviceEvaluation.begin
 
@@ -262,7 +262,7 @@ def test_a_signal_between_the_meeting_and_the_run_is_not_lost():
     code = """
         import signal, socket
         from algos.ppo_pmap import Args
-        from common.device import cluster
+        from common.device import multihost as cluster
 
         with socket.create_server(("", 0)) as free:
             port = free.getsockname()[1]

@@ -17,10 +17,10 @@ from helpers import (
 )
 
 from common.cli.errors import UsageError
-from common.device.stepping import reset_envs, step_envs
+from common.device.rollout import reset_envs, step_envs
 from common.drawing.groups import Selection, load
 from common.envs.registry import make
-from common.envs.varied import check_number, for_run
+from common.envs.variation import check_number, for_run
 from common.play import Args as PlayArgs
 from common.play import play
 from common.policy import load_policy

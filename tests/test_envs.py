@@ -13,17 +13,16 @@ import numpy as np
 import pytest
 from helpers import KeyInState, Toy, functions_of, make_env, same_bits, small_args, train
 
-from common.cli.env_names import SUITES, split_name, steps_on_host
+from common.cli.env_flags import SUITES, split_name, steps_on_host
 from common.cli.errors import UsageError
 from common.device.programs import over_devices
-from common.device.seeds import arrays_of
-from common.device.sharding import key_data, to_devices, to_host
-from common.device.stepping import reset_envs, step_envs
+from common.device.rollout import reset_envs, step_envs
+from common.device.sharding import arrays_of, key_data, to_devices, to_host
 from common.envs import brax_suite, craftax_suite, jumanji_suite, pgx_suite, pmaprl_suite, spaces
+from common.envs.custom import wrap
 from common.envs.environment import LONGEST_HORIZON, Env, Transition
-from common.envs.own import wrap
 from common.envs.registry import list_envs, make, make_host
-from common.envs.usage import check_known
+from common.envs.suite_tools import check_known
 from common.nets.distributions import action_noise
 from common.runs.arrays import flatten, unflatten
 

@@ -38,9 +38,9 @@ from cli_helpers import (
 
 from common.cli.command import parse
 from common.cli.console import Console
-from common.device.compilation import compile_by_call
+from common.device.programs import compile_by_call
 from common.runs.checkpoint_files import UNFINISHED
-from common.runs.interruption import Interruption
+from common.runs.run import Interruption
 from common.runs.saver import Saver
 
 pytestmark = pytest.mark.usefixtures("shared_programs")

@@ -27,17 +27,16 @@ from PIL import Image
 from test_appo import small_args as small_appo_args
 from test_sac_host import small_args as small_sac_host_args
 
+from common.actors.actor import inspect_env
 from common.actors.batches import example_batch
-from common.actors.drivers import host_driver
-from common.actors.environments import inspect_env
+from common.actors.host_drivers import host_driver
 from common.cli.checks import sweepable
-from common.cli.help import help_text
+from common.cli.command import help_text
 from common.cli.host_flags import ActorArgs, HostEnvArgs
-from common.cli.pbt_flags import PbtArgs
-from common.cli.process_flags import ProcessArgs
+from common.cli.population_flags import PbtArgs
 from common.cli.rollout_flags import DeviceEnvArgs
-from common.device.seeds import MEMBERS
-from common.device.sharding import AXIS
+from common.cli.run_flags import ProcessArgs
+from common.device.sharding import AXIS, MEMBERS
 from common.envs.registry import make
 from common.runs.checkpoint_files import read
 
@@ -472,7 +471,7 @@ def test_what_is_drawn_or_told_at_the_end_warns_where_it_fails(tmp_path, monkeyp
 
     recorder = Recorder()
     recorder.close = fail
-    for broken in ("endings.draw_curve", "training.rate_members", "play.draw_gif", "tensorboard"):
+    for broken in ("training.draw_curve", "training.rate_members", "play.draw_gif", "tensorboard"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, "tensorboardX", recorder)
             if broken != "tensorboard":

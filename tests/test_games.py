@@ -7,8 +7,8 @@ import pytest
 from helpers import ppo, relative_difference, run_updates, small_args
 
 from common.cli.errors import UsageError
+from common.device.rollout import reset_envs, step_envs
 from common.device.sharding import to_host
-from common.device.stepping import reset_envs, step_envs
 from common.envs.masks import legal_actions, sample_legal
 from common.envs.registry import make
 from common.play import Args as PlayArgs

@@ -27,27 +27,23 @@ from cli_helpers import ROOT, checkpoint_steps, environment, read_until, run_pyt
 from helpers import result_of
 from test_appo import TOY, rows, small_args, train
 
-import common.actors.evaluation
-import common.actors.restarts
-import common.actors.watching
+import common.actors.host_evaluation
+import common.actors.pool
+import common.actors.watchdog
 from common import play
-from common.actors.actor import Actor
-from common.actors.crew import ActorsFailed, Schedule
-from common.actors.environments import inspect_env
-from common.actors.evaluation import HostEvaluation, run_host_episodes
-from common.actors.parameters import ParameterSlots, Slot
-from common.actors.rollouts import Collected, RolloutQueues
-from common.actors.watching import GRACE, Activity, Limits, Worker
-from common.cli.env_params import read_params
+from common.actors.actor import Actor, inspect_env
+from common.actors.host_evaluation import HostEvaluation, run_host_episodes
+from common.actors.pool import ActorsFailed, Schedule
+from common.actors.queues import Collected, ParameterSlots, RolloutQueues, Slot
+from common.actors.watchdog import GRACE, Activity, Limits, Worker
+from common.cli.env_flags import read_params
 from common.cli.errors import FailedEnvError, TrainingError, UnusableEnvError, UsageError
-from common.device.memory import Player
+from common.device.agents import Player
 from common.envs import spaces
-from common.envs.evaluation_params import evaluation_params
-from common.envs.host import HostStep
-from common.envs.host_spaces import Conversion
+from common.envs.host import Conversion, HostStep, evaluation_params
 from common.envs.processes import Processes
 from common.envs.registry import make_host
-from common.envs.spec import EnvSpec
+from common.envs.spaces import EnvSpec
 
 TOYS = "gymnasium:host_toys:"
 SCRIPT = ROOT / "algos" / "appo_pmap.py"
@@ -545,7 +541,7 @@ def test_a_run_that_leaves_a_thread_behind_ends_at_once_whoever_reads(stdout, mo
     released, worker = threading.Event(), Worker("actor 0")
     worker.run(released.wait)
     with pytest.raises(SystemExit, match="at once, with 3"):
-        common.actors.watching.leave(3)
+        common.actors.watchdog.leave(3)
     released.set()
     assert worker.join(time.monotonic() + 60)
     with suppress(BrokenPipeError):
@@ -555,7 +551,7 @@ def test_a_run_that_leaves_a_thread_behind_ends_at_once_whoever_reads(stdout, mo
 def test_an_environment_that_hangs_at_the_first_look_is_given_up(tmp_path, monkeypatch):
     stuck, hangs = Worker.stuck, (tmp_path / "once").exists
     monkeypatch.setattr(Worker, "stuck", lambda worker, limits: hangs() and stuck(worker, limits))
-    monkeypatch.setattr(common.actors.watching, "GRACE", 0.0)
+    monkeypatch.setattr(common.actors.watchdog, "GRACE", 0.0)
     args = small_args(env_params=trouble(tmp_path, hang_in_close=1), reset_timeout=0.1)
     with pytest.raises(TrainingError, match="--reset-timeout 0.1"):
         inspect_env(args)
@@ -610,7 +606,7 @@ class OwnTime:
 
 
 def test_the_second_restart_of_an_actor_waits(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(common.actors.restarts, "time", OwnTime())
+    monkeypatch.setattr(common.actors.pool, "time", OwnTime())
     flags = {"actor_threads": 1, "restart_interval": 30.0, "max_restarts": 3}
     with pytest.raises(ActorsFailed, match="--max-restarts"):
         train(tmp_path / "run", env_params='{"raise_at": 20}', **flags)
@@ -636,8 +632,8 @@ def test_an_evaluation_that_fails_does_not_stop_the_training(error, steps, words
         worker.steps = next(steps)
         raise error("no way")
 
-    monkeypatch.setattr(common.actors.evaluation, "run_host_episodes", fail)
-    monkeypatch.setattr(common.actors.restarts, "time", OwnTime())
+    monkeypatch.setattr(common.actors.host_evaluation, "run_host_episodes", fail)
+    monkeypatch.setattr(common.actors.pool, "time", OwnTime())
     flags = {} if words == "twice" else {"max_restarts": 1}
     with pytest.raises(TrainingError, match=f"step 1,280 .*{words}.*no way"):
         train(tmp_path / "run", eval_interval=128, total_timesteps=10 * 128, **flags)
@@ -647,7 +643,7 @@ def test_an_evaluation_that_fails_does_not_stop_the_training(error, steps, words
 
 
 def test_every_episode_of_an_evaluation_begins_with_a_seed_of_its_own(monkeypatch):
-    monkeypatch.setattr(common.actors.evaluation, "MOST_ENVS", 2)
+    monkeypatch.setattr(common.actors.host_evaluation, "MOST_ENVS", 2)
     agent, seeds = SimpleNamespace(player=lambda learner: lambda obs: np.zeros(2, int)), []
     evaluation = HostEvaluation(small_args(eval_episodes=3, envs_per_actor=1), agent, pytest.fail)
     make = evaluation._make_envs

@@ -37,14 +37,14 @@ from helpers import (
     train,
 )
 
-from common.cli.env_params import as_flags
-from common.device.compilation import compile_together
+from common.cli.env_flags import as_flags
+from common.cli.rollout_flags import block_width
+from common.device.programs import compile_together
 from common.device.programs import over_devices as programs_over_devices
-from common.device.sampling import block_width, minibatch_indices, rollout_keys
-from common.device.seeds import arrays_of
-from common.device.sharding import global_ids, to_host
-from common.envs.own import wrap
-from common.envs.varied import for_run
+from common.device.rollout import minibatch_indices, rollout_keys
+from common.device.sharding import arrays_of, global_ids, to_host
+from common.envs.custom import wrap
+from common.envs.variation import for_run
 
 EASY = {"normalize_obs": True, "decorrelate": True, "lr_schedule": "kl-adaptive"}
 BLOCKS_OF_TWO = {"num_minibatches": 16, "exploration_loss": "symmetric-kl", "reset_pool": 6}

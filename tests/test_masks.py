@@ -22,19 +22,16 @@ from helpers import (
 )
 
 from common.cli.errors import TrainingError
+from common.device.agents import Agent, at_start
 from common.device.evaluation import play_episodes
-from common.device.memory import Agent, at_start
-from common.device.sampling import action_noise
-from common.device.schedules import hp_of
-from common.device.stepping import reset_envs
+from common.device.optim import hp_of
+from common.device.rollout import action_noise, reset_envs
+from common.envs.custom import wrap
 from common.envs.masks import check_legal, mask_of, sample_legal
-from common.envs.own import wrap
-from common.envs.reversi import PASS, after, legal_moves
-from common.envs.spaces import Box, Discrete, MultiDiscrete, Tuple, batch_shape, flat_size
-from common.envs.spec import EnvSpec
+from common.envs.pmaprl_suite import PASS, after, legal_moves
+from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Tuple, batch_shape, flat_size
 from common.export import inputs_of
-from common.nets.distributions import Categoricals, encode_action
-from common.nets.heads import PolicyHead
+from common.nets.distributions import Categoricals, PolicyHead, encode_action
 from common.nets.recurrent import Inputs, initial_memory
 from common.play import Args as PlayArgs
 from common.play import play

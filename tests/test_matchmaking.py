@@ -11,19 +11,17 @@ import pytest
 from helpers import functions_of, over_devices, ppo, relative_difference, small_args
 
 from common.device import opponents as who
-from common.device.memory import Agent
+from common.device.agents import Agent
 from common.device.opponents import dealt, of_another_member
-from common.device.sampling import keys_of
-from common.device.seeds import MEMBERS
-from common.device.sharding import AXIS
+from common.device.rollout import keys_of
+from common.device.sharding import AXIS, MEMBERS
 from common.envs.environment import Env, Transition
 from common.envs.masks import legal_actions, sample_legal
 from common.envs.registry import make
 from common.envs.spaces import MultiDiscrete, box
 from common.nets.distributions import Categoricals, Normal, part_of
-from common.population import teams
-from common.population.elo import elo_ratings
-from common.population.tournament import play_all
+from common.population import ratings
+from common.population.ratings import elo_ratings, play_games
 
 GAME = "pgx:tic_tac_toe"
 SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
@@ -244,7 +242,7 @@ def agent_of(game) -> Agent:
 @pytest.mark.slow
 def test_all_play_all_and_count_wins_and_draws(game):
     skills = Skill(jnp.array([1.0, -1.0, np.nan, 1.0]))
-    table = play_all(game, agent_of(game), skills, games=200)
+    table = play_games(game, agent_of(game), skills, games=200)
     scores = table.scores
     assert np.isnan(scores[2]).all() and np.isnan(scores[:, 2]).all() and np.isnan(np.diag(scores)).all()
     assert scores[1, 0] == scores[1, 3] == 0.0
@@ -259,7 +257,7 @@ def test_teams_play_with_the_agents_that_are_dealt_and_those_of_the_broken_count
         return jnp.full((len(seen.first), 3), learner.params, jnp.int32), memory
 
     agent, digits = Agent(lambda count: (), act), Skill(jnp.array([0.0, 2, np.nan, 1]))
-    table = teams.play_all(Trio(), agent, digits, games=200)
+    table = ratings.play_in_teams(Trio(), agent, digits, games=200)
     assert np.isnan(table.returns[2]).all() and np.isnan(table.returns[:, 2]).all()
     assert table.alone[[0, 1, 3]].tolist() == [0, 222, 111]
     assert table.returns[1, 0] == pytest.approx(2 / 3 * 222, rel=0.1), "two of three agents are the row's"

@@ -10,19 +10,16 @@ import numpy as np
 import pytest
 from helpers import make_env, over_devices, ppo, run_updates, small_args
 
-from common.device.algorithm import Rollout
-from common.device.memory import at_start
-from common.device.optim import AdamState, adapt
-from common.device.sampling import action_noise
-from common.device.schedules import hp_now, hp_of
+from common.device.agents import at_start
+from common.device.interface import Rollout
+from common.device.optim import AdamState, adapt, hp_now, hp_of
+from common.device.rollout import action_noise
 from common.device.sharding import AXIS, flat_pmean
-from common.envs.requirements import check_spaces
-from common.envs.spaces import Box, Discrete, MultiDiscrete
-from common.envs.spec import EnvSpec
-from common.nets.distributions import Categoricals, Joint, Normal, SquashedNormal, encode_action
-from common.nets.heads import PolicyHead
+from common.envs.environment import check_spaces
+from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete
+from common.nets.distributions import Categoricals, Joint, Normal, PolicyHead, SquashedNormal, encode_action
 from common.nets.normalizers import RunningStats, rescale_output, running_stats
-from common.runs.intervals import next_boundary
+from common.runs.run import next_boundary
 
 REWARD = [1, -0.5, 2, 0, 1]
 VALUE = [0.2, 0.4, -0.1, 0.8, 0.3]

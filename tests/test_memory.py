@@ -11,7 +11,7 @@ import pytest
 from helpers import calls_of_gae, make_env, over_devices, programs, run_updates, small_rnn_args
 
 from common.device.evaluation import SEED, episode_keys
-from common.device.sampling import keys_of
+from common.device.rollout import keys_of
 from common.nets.recurrent import CELLS, Recurrent, initial_memory
 from common.policy import load_policy
 

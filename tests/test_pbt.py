@@ -20,15 +20,14 @@ from helpers import (
 )
 
 from common.cli.errors import UsageError
-from common.cli.pbt_flags import PbtArgs, Rules
-from common.device.algorithm import RunState
-from common.device.episodes import WINDOW, EpisodeTracker, RecentEpisodes
+from common.cli.population_flags import PbtArgs, Rules
+from common.device.interface import RunState
 from common.device.sharding import TrainState
-from common.drawing.population import descent
-from common.population.evolution import evolution
-from common.population.exchange import exchange, objective_of
-from common.runs.damage import EXCHANGES
-from common.runs.lineage import Lineage
+from common.device.statistics import WINDOW, EpisodeTracker, RecentEpisodes
+from common.drawing.figures import descent
+from common.population.pbt import evolution, exchange, objective_of
+from common.runs.metrics import EXCHANGES
+from common.runs.recorder import Lineage
 
 SIZE = 10
 RULES = Rules(WINDOW, ("gamma", "adam_b2"), ("tau",))

@@ -9,11 +9,9 @@ from cli_helpers import slow_imports
 
 from common import compare, plot
 from common.cli.command import main, parse
-from common.drawing.curves import Curve, align, curves
-from common.drawing.figure import draw_curve
-from common.drawing.groups import LoggedRun, Selection, group, load, pooled
-from common.drawing.statistics import estimate, interval
-from common.runs.history import Log, read_log
+from common.drawing.figures import draw_curve
+from common.drawing.groups import Curve, LoggedRun, Selection, align, curves, estimate, group, interval, load, pooled
+from common.runs.metrics import Log, read_log
 
 RETURN, RECENT = "episode/return", "episode/return_last100"
 EVALUATION = "eval/return_mean"

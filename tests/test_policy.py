@@ -15,15 +15,14 @@ import pytest
 from helpers import TINY, TRAINED, over_devices, ppo, result_of, sac, same_bits, small_args
 from orbax.checkpoint import v1 as orbax
 
-import common.runs.evaluation
-from common.actors.evaluation import run_host_episodes
-from common.actors.watching import Worker
+import common.runs.evaluator
+from common.actors.host_evaluation import run_host_episodes
+from common.actors.watchdog import Worker
 from common.cli.errors import UsageError
+from common.device.agents import Player
 from common.device.evaluation import OTHER_SEED, SEED, Episodes, Evaluated, run_episodes
-from common.device.memory import Player
 from common.envs.registry import make_host
-from common.envs.spaces import Box, Discrete, MultiDiscrete, map_leaves, zeros
-from common.envs.spec import EnvSpec
+from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, map_leaves, zeros
 from common.policy import load_policy
 from common.runs import checkpoint_files
 
@@ -190,7 +189,7 @@ def test_a_run_that_ends_below_its_best_says_so(returns, better, tmp_path, monke
     def evaluate(self, step, state, seed):
         return Evaluated(step, Episodes(next(means) + np.array([[-3.0, 3.0]]), np.ones((1, 2)), np.array([[1, 2]])))
 
-    monkeypatch.setattr(common.runs.evaluation.DeviceEvaluation, "begin", evaluate)
+    monkeypatch.setattr(common.runs.evaluator.DeviceEvaluation, "begin", evaluate)
     run_dir = ppo.train(small_args(run_dir=str(tmp_path / "run"), **TINY | {"quiet": False})).run_dir
     found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("better")]
     assert [line.split()[-1] for line in found] == better.split()
@@ -240,8 +239,8 @@ def test_a_run_directory_does_not_decide_which_code_is_run(trained, tmp_path, mo
     algos = tmp_path / "algos"
     algos.mkdir()
     (algos / "link.py").symlink_to(outside)
-    monkeypatch.setattr("common.runs.script.ROOT", tmp_path)
-    monkeypatch.setattr("common.runs.script.ALGOS", algos)
+    monkeypatch.setattr("common.policy.ROOT", tmp_path)
+    monkeypatch.setattr("common.policy.ALGOS", algos)
     script = script.format(outside=outside) if isinstance(script, str) else script
     run_dir = with_config(trained("normalised")[0], tmp_path / "run", script=script)
     with pytest.raises(UsageError, match="--algorithm|algorithm="):

@@ -10,17 +10,17 @@ import pytest
 from helpers import metric_rows, ppo, result_of, small_args
 from matplotlib.figure import Figure
 
-import common.population.size
+import common.device.devices
 from common.cli.errors import UsageError
 from common.compare import Args as CompareArgs
 from common.compare import compare
+from common.device.devices import check_size
 from common.device.programs import for_seeds, over_devices
-from common.device.seeds import arrays_of
-from common.drawing.population import _draw_curves
+from common.device.sharding import arrays_of
+from common.drawing.figures import _draw_curves
 from common.envs.registry import make
 from common.policy import load_policy
-from common.population.size import check_size
-from common.runs.history import Series
+from common.runs.metrics import Series
 from common.runs.ranking import _best
 
 TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
@@ -67,7 +67,7 @@ def test_a_grid_has_all_combinations_with_every_seed():
 
 
 def test_more_members_than_fit_are_refused(monkeypatch):
-    monkeypatch.setattr(common.population.size, "memory_of", lambda devices: 1e5)
+    monkeypatch.setattr(common.device.devices, "memory_of", lambda devices: 1e5)
     with pytest.raises(UsageError, match=r"at most \d+ members fit") as told:
         check_size(*_prepared(population=40))
     fit = int(re.search(r"at most (\d+) members fit", str(told.value))[1])

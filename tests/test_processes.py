@@ -14,12 +14,11 @@ from orbax.checkpoint import v1 as ocp
 
 from common.cli.console import Console
 from common.cli.errors import TrainingError
-from common.device import agreement, cluster
+from common.device import agreement, multihost
 from common.runs import checkpoint_files
 from common.runs.arrays import Arrays, sha256
 from common.runs.checkpoint_files import Damaged, make_writer, read, read_together, to_save
-from common.runs.interruption import Interruption
-from common.runs.run import Run
+from common.runs.run import Interruption, Run
 
 ENVS = 8
 
@@ -97,9 +96,9 @@ def become(monkeypatch):
     """A function that makes this process one of several which read a checkpoint."""
 
     def set_process(process: int, processes: int) -> None:
-        monkeypatch.setattr(cluster, "count", lambda: processes)
+        monkeypatch.setattr(multihost, "count", lambda: processes)
         rows = range(process * ENVS // processes, (process + 1) * ENVS // processes)
-        monkeypatch.setattr(cluster, "own_rows", lambda total: rows)
+        monkeypatch.setattr(multihost, "own_rows", lambda total: rows)
 
     monkeypatch.setattr(checkpoint_files, "_alone", ocp.options.MultiprocessingOptions)
     return set_process
@@ -136,15 +135,15 @@ def test_rows_that_are_not_what_was_saved_are_found_by_whoever_reads_their_block
 def test_a_collective_alone_says_that_another_process_is_lost_be_it_behind_another_error(monkeypatch):
     error = TrainingError("checkpoint 7 could not be saved")
     error.__cause__ = RuntimeError("UNKNOWN: Gloo AllGather failed: Connection reset by peer\nmore")
-    assert not cluster.has_lost(error), "there is no other"
-    monkeypatch.setattr(cluster, "count", lambda: 2)
-    assert cluster.has_lost(error) == "UNKNOWN: Gloo AllGather failed: Connection reset by peer"
+    assert not multihost.has_lost(error), "there is no other"
+    monkeypatch.setattr(multihost, "count", lambda: 2)
+    assert multihost.has_lost(error) == "UNKNOWN: Gloo AllGather failed: Connection reset by peer"
     for text in ("Connection to the simulator lost", "no heartbeat of the robot"):
-        assert not cluster.has_lost(RuntimeError(text))
+        assert not multihost.has_lost(RuntimeError(text))
 
 
 def test_a_run_stops_where_any_process_wants_it(monkeypatch):
-    monkeypatch.setattr(cluster, "largest", lambda own: max(int(own), signal.SIGTERM))
+    monkeypatch.setattr(multihost, "largest", lambda own: max(int(own), signal.SIGTERM))
     assert Interruption(Console(quiet=True, total_steps=1)).received() == signal.SIGTERM
     run = SimpleNamespace(leaving=False, _interruption=SimpleNamespace(received=lambda: 0))
     assert Run.stopping.fget(run)
@@ -161,19 +160,19 @@ class Trap:
 
 
 def test_processes_tell_each_other_what_json_can_say_and_run_nothing_that_a_stranger_sends(tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster, "count", lambda: 2)
+    monkeypatch.setattr(multihost, "count", lambda: 2)
     monkeypatch.setattr(multihost_utils, "process_allgather", lambda row: np.stack([row, row]))
     monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", lambda row: row)
     value = {"path": Path("a/ü"), "array": np.float32([0.1, -np.inf]), "number": np.int32(3), "pair": (1, None)}
     said = {"path": "a/ü", "array": [float(np.float32(0.1)), -np.inf], "number": 3, "pair": [1, None]}
-    assert cluster.everyones(value) == [said, said]
-    assert cluster.on_first(lambda: value) == said
+    assert multihost.everyones(value) == [said, said]
+    assert multihost.on_first(lambda: value) == said
     trap = np.frombuffer(pickle.dumps(Trap(tmp_path / "ran")), np.uint8)
-    monkeypatch.setattr(cluster, "largest", lambda number: number)
-    monkeypatch.setattr(cluster, "is_first", lambda: False)
+    monkeypatch.setattr(multihost, "largest", lambda number: number)
+    monkeypatch.setattr(multihost, "is_first", lambda: False)
     monkeypatch.setattr(multihost_utils, "process_allgather", lambda row: [row, trap])
     monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", lambda row: trap)
-    for ask in (lambda: cluster.everyones(1), lambda: cluster.on_first(int)):
+    for ask in (lambda: multihost.everyones(1), lambda: multihost.on_first(int)):
         with pytest.raises(TrainingError):
             ask()
     assert not (tmp_path / "ran").exists()

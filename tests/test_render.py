@@ -9,9 +9,9 @@ import pytest
 from helpers import make_env
 from PIL import Image
 
+from common.device.agents import Player
 from common.device.evaluation import play_episodes
-from common.device.memory import Player
-from common.drawing import canvas
+from common.drawing import pictures
 from common.drawing.gif import CAPTION, draw_gif, timing
 from common.drawing.recording import Recording, record
 from common.envs import spaces
@@ -52,7 +52,7 @@ def still(env, path, states: dict, obs=((0.0,), (0.0,)), actions=(0,)) -> list[n
 
 def pixels(frame: np.ndarray, color: str) -> np.ndarray:
     """What has `color`: [pixels, 2], (x, y) from the top left."""
-    near = np.argwhere(np.abs(frame - np.array(canvas.rgb(color))).max(axis=2) <= 12)
+    near = np.argwhere(np.abs(frame - np.array(pictures.rgb(color))).max(axis=2) <= 12)
     assert len(near), f"nothing is {color}"
     return near[:, ::-1]
 
@@ -122,10 +122,10 @@ def test_cart_and_pole_are_where_the_state_says(tmp_path):
     x, theta = np.array([-2.0, 0, 1.3, 0, 0]), np.array([0, 0, 0, 0.2, -0.2])
     frames = still(env, tmp_path / "a.gif", {"x": x, "theta": theta}, actions=[1, 0, 1, 0])
     middle, unit = 180, 180 / (1.15 * 2.4)
-    carts, poles = ([place(frame, color)[0] for frame in frames] for color in (canvas.INK, canvas.ORANGE))
+    carts, poles = ([place(frame, color)[0] for frame in frames] for color in (pictures.INK, pictures.ORANGE))
     np.testing.assert_allclose(carts, middle + x * unit, atol=1.5)
     np.testing.assert_allclose(poles, carts + 0.5 * np.sin(theta) * unit, atol=3)
-    pushes = [place(frame, canvas.BLUE)[0] - cart for frame, cart in zip(frames, carts, strict=True)]
+    pushes = [place(frame, pictures.BLUE)[0] - cart for frame, cart in zip(frames, carts, strict=True)]
     assert np.sign(np.round(pushes, -1)).tolist() == [1, -1, 1, -1, 0]  # at the end there is only the hinge
 
 
@@ -134,8 +134,8 @@ def test_acrobot_is_done_when_its_tip_is_over_the_line(tmp_path):
     first = np.array([0, np.pi, 2.0, 2.3, 2.5, 2.5])
     second = np.array([0, 0, 0.5, 0.5, -1.2, 1.5])
     frames = still(env, tmp_path / "a.gif", {"joint_angle1": first, "joint_angle2": second}, actions=[1] * 5)
-    line = place(frames[0], canvas.GREEN)[1]
-    over = [pixels(frame, canvas.ORANGE)[:, 1].min() + 5 < line for frame in frames]  # half a link's thickness
+    line = place(frames[0], pictures.GREEN)[1]
+    over = [pixels(frame, pictures.ORANGE)[:, 1].min() + 5 < line for frame in frames]  # half a link's thickness
     done = [
         bool(env.inner.is_terminated(SimpleNamespace(joint_angle1=a, joint_angle2=b), env.params))
         for a, b in zip(first, second, strict=True)
@@ -158,7 +158,7 @@ def observed(tmp_path, obs: np.ndarray, **parts: np.ndarray) -> list[np.ndarray]
 
 
 def is_color(pixel: np.ndarray, color: str) -> bool:
-    return bool(np.abs(pixel - np.array(canvas.rgb(color))).max() <= 3)
+    return bool(np.abs(pixel - np.array(pictures.rgb(color))).max() <= 3)
 
 
 def test_channels_have_their_colours_and_share_squares(tmp_path):
@@ -167,11 +167,11 @@ def test_channels_have_their_colours_and_share_squares(tmp_path):
     obs[1, 5, 5, 0] = obs[1, 5, 5, 2] = 1
     first, second = observed(tmp_path, obs)
     assert first.shape == (300, 300, 3)
-    assert is_color(first[15, 15], canvas.ORANGE)
-    assert is_color(first[285, 135], canvas.YELLOW)
-    assert is_color(first[15, 45], canvas.FLOOR)
-    assert is_color(second[165, 165], canvas.ORANGE)  # the first channel inside ...
-    assert is_color(second[153, 165], canvas.GREEN)  # ... the last
+    assert is_color(first[15, 15], pictures.ORANGE)
+    assert is_color(first[285, 135], pictures.YELLOW)
+    assert is_color(first[15, 45], pictures.FLOOR)
+    assert is_color(second[165, 165], pictures.ORANGE)  # the first channel inside ...
+    assert is_color(second[153, 165], pictures.GREEN)  # ... the last
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -182,12 +182,12 @@ def test_lines_show_components_action_and_reward(tmp_path, bad):
     frames = observed(tmp_path, obs, actions=actions, rewards=rewards)
     assert frames[0].shape[0] == 5 * 30
     lanes = np.stack([frame.reshape(5, 30, *frame.shape[1:]) for frame in frames])
-    heights = np.array([[place(lane[:, 60:300], canvas.BLUE)[1] for lane in lanes[t, :2]] for t in range(11)])
+    heights = np.array([[place(lane[:, 60:300], pictures.BLUE)[1] for lane in lanes[t, :2]] for t in range(11)])
     assert (np.diff(heights[:, 0]) < 0).all()  # grows
     assert (np.diff(heights[:, 1]) > 0).all()
-    rights = [place(lane[4][:, 60:300], canvas.GREEN)[0] for lane in lanes[1:]]
+    rights = [place(lane[4][:, 60:300], pictures.GREEN)[0] for lane in lanes[1:]]
     assert (np.diff(rights) > 0).all()
-    assert place(lanes[10][3][:, 60:300], canvas.ORANGE)[0] > 60
+    assert place(lanes[10][3][:, 60:300], pictures.ORANGE)[0] > 60
 
 
 @pytest.mark.parametrize("params", ['{"x_threshold": 0}', '{"length": 1e30}'])

@@ -20,13 +20,13 @@ from helpers import (
     small_sac_args,
 )
 
-import common.device.compilation
+import common.device.programs
 from common.cli.errors import UsageError
 from common.device.programs import over_devices
 from common.device.replay import Replay, memory_note, new_replay
 from common.device.sharding import host_like, to_devices, to_host
 from common.envs import spaces
-from common.envs.spec import EnvSpec
+from common.envs.spaces import EnvSpec
 from common.nets.distributions import SquashedNormal
 
 # --------------------------------------------------------------------------------------------------------------- maths
@@ -243,7 +243,7 @@ def test_the_buffer_is_updated_in_place(num_envs, num_seeds):
     args = small_sac_args(**flags, buffer_size=10**6)
     functions = over_devices(functions_of(args, make_env("Pendulum-v1")), jax.devices()[:1])
     state = jax.eval_shape(functions.init, np.zeros((1, num_seeds), np.int32))
-    memory = functions.update.lower(state, np.int32(0)).compile(common.device.compilation._options(1)).memory_analysis()
+    memory = functions.update.lower(state, np.int32(0)).compile(common.device.programs._options(1)).memory_analysis()
     buffer = 33e6 * num_seeds
     assert memory.alias_size_in_bytes > buffer, "the state is not donated"
     assert memory.temp_size_in_bytes < 0.2 * buffer

@@ -13,9 +13,9 @@ import pytest
 import sac_pmap as sac
 from helpers import metric_rows, relative_difference, same_bits
 
-from common.actors.drivers import host_driver
-from common.actors.environments import inspect_env
-from common.actors.rollouts import HostRollout, RolloutQueues
+from common.actors.actor import inspect_env
+from common.actors.host_drivers import host_driver
+from common.actors.queues import HostRollout, RolloutQueues
 from common.device.replay import example_transition
 from common.device.sharding import AXIS, TrainState, to_host
 from common.policy import load_policy

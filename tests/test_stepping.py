@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from helpers import Endings, make_env, same_bits
 
-from common.device.sampling import split_keys
+from common.device.rollout import new_starts, reset_envs, split_keys, step_envs
 from common.device.sharding import AXIS, key_data
-from common.device.stepping import new_starts, reset_envs, step_envs
+from common.envs.custom import wrap
 from common.envs.environment import Env
-from common.envs.own import wrap
 from common.envs.spaces import sample
 
 ENVS, STEPS = 12, 40

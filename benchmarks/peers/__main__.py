@@ -24,14 +24,14 @@ from benchmarks.records import machine_class
 from benchmarks.sets import Goal, goals_of_peer, peers
 from benchmarks.tasks import EVALUATIONS, FIRST_SEED, Choice, Task, chosen, run_all
 from common.cli.command import main, parse
-from common.cli.env_names import steps_on_host
+from common.cli.env_flags import steps_on_host
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import writing
 from common.cli.host_flags import HostEnvArgs
 from common.cli.rollout_flags import DeviceEnvArgs
-from common.cli.words import as_typed, as_words
-from common.device.compilation import cache_directory
+from common.cli.run_flags import as_typed, as_words
 from common.device.evaluation import SEED
+from common.device.programs import cache_directory
 from common.runs.directory import git_hash, write_json
 from common.runs.lock import locked
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.jobs import ROOT, last_line
 from benchmarks.sets import peers
-from common.cli.env_names import split_name
+from common.cli.env_flags import split_name
 
 STATES = {  # what a state of gymnasium's consists of, in its order, by the names that gymnax has for it
     "CartPole-v1": ("x", "x_dot", "theta", "theta_dot"),

@@ -15,16 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.actors.actor import Actor
-from common.actors.crew import Crew, Schedule
-from common.actors.drivers import HostDriver
-from common.actors.environments import HostEnvKind, env_maker
+from common.actors.actor import Actor, HostEnvKind, env_maker
+from common.actors.host_drivers import HostDriver
 from common.actors.meters import Meters
-from common.actors.parameters import ParameterSlots
-from common.actors.rollouts import FATES, HostRollout, RolloutQueues
-from common.actors.watching import Limits
+from common.actors.pool import Crew, Schedule
+from common.actors.queues import FATES, HostRollout, ParameterSlots, RolloutQueues
+from common.actors.watchdog import Limits
 from common.cli.host_flags import HostEnvArgs
-from common.device import cluster
+from common.device import multihost
 
 
 class Batch(NamedTuple):
@@ -117,7 +115,7 @@ class Batches:
             )
             for index, device in enumerate(device for device in actor_devices for _ in range(args.actor_threads))
         ]
-        counters = counters if cluster.is_first() else {}  # which are those of all processes
+        counters = counters if multihost.is_first() else {}  # which are those of all processes
         before = {name: counters.get(name, 0) for name in FATES}
         schedule = Schedule(len(actors), args.own_rollouts, args.publish_interval, version, args.lag)
         self.crew = Crew(
@@ -184,14 +182,14 @@ class Batches:
     def row(self) -> dict[str, Any]:
         """The metrics of actors and queues since the last call, of all processes, which call at the same time."""
         row = self.meters.row()
-        if cluster.is_first() and 0 < row.get("batch/valid", 0) <= row.get("batch/too_old", 0):
+        if multihost.is_first() and 0 < row.get("batch/valid", 0) <= row.get("batch/too_old", 0):
             self._warn("every step of late was older than --max-policy-lag: nothing was learned from them")
         return row
 
     def counters(self) -> dict[str, int]:
         """What became of all rollouts, and how often actors had to be restarted; all processes call at once."""
         counts = self.crew.queues.counts | {"restarts": self.crew.restarts.count}
-        of_all = cluster.everyones(counts)
+        of_all = multihost.everyones(counts)
         return {name: sum(counts[name] for counts in of_all) for name in ("restarts", *FATES)}
 
     def figures(self) -> dict[str, Any]:

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from common.actors.crew import Crew
-from common.actors.rollouts import Collected
-from common.device import cluster
-from common.device.episodes import WINDOW
-from common.device.reductions import Tally, kind_of
+from common.actors.pool import Crew
+from common.actors.queues import Collected
+from common.device import multihost
+from common.device.statistics import WINDOW, Tally, kind_of
 
 SPEED_WINDOWS = (10, 60, 300)  # seconds over which speeds are measured
 
@@ -175,7 +174,7 @@ class Meters:
         return Part(*since, self._speeds(), counts, self._seconds())
 
     def _part_of_all(self) -> Part:
-        parts = [Part(*part) for part in cluster.everyones(self._part())]
+        parts = [Part(*part) for part in multihost.everyones(self._part())]
         return Part.joined([part._replace(lags=[np.asarray(lags, int) for lags in part.lags]) for part in parts])
 
     def _seconds(self) -> dict[str, float]:

@@ -2,26 +2,62 @@
 
 import dataclasses
 import errno
+import inspect
 import io
 import itertools
 import os
+import re
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr, suppress
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
 import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
-from common.cli.absent_flags import explain
-from common.cli.checks import WORDS, kinds_of, needs_value, shortened
-from common.cli.config import defaults_of, has_finished, is_run, read_config
+from common.cli.checks import (
+    WORDS,
+    check_flags,
+    explain,
+    flag_of,
+    kinds_of,
+    metavar_of,
+    needs_value,
+    note_of,
+    shortened,
+)
 from common.cli.errors import FailedEnvError, ProcessEnded, TrainingError, UsageError, fail
-from common.cli.flags import ONE_TIME, RunArgs
-from common.cli.help import help_text
+from common.cli.files import defaults_of, has_finished, is_run, read_config
+from common.cli.run_flags import ONE_TIME, RunArgs
+
+
+@dataclass
+class PolicyArgs:
+    """Which policy."""
+
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN", help_behavior_hint="(required)")] = ""
+    """A run directory, or one of its checkpoints."""
+    step: int | Literal["best", "latest"] = "latest"
+    """Checkpoint: a number of environment steps, the newest, or the one with the best evaluation."""
+    agent: int | None = None
+    """Seed of the agent to take from a run with --num-seeds; default the first."""
+    member: int | None = None
+    """Member to take from a population, by its place from 0 on; default the one with the best evaluation."""
+    algorithm: str = ""
+    """The algorithm's file, where it is not in this repository's algos/: its code is run."""
+
+    def __post_init__(self):
+        check_flags(self)
+        if not self.run:
+            raise UsageError("name a run directory, such as runs/NAME")
+
 
 THREAD = "pmaprl worker"  # the name of threads that may hang
 
@@ -214,3 +250,68 @@ def _is_on(switch: str, words: list[str], default: bool) -> bool:
     """Whether a switch is on; the last word about it counts."""
     said = [word for word in words if word in (f"--{switch}", f"--no-{switch}")]
     return said[-1] == f"--{switch}" if said else default
+
+
+FIRST = ("environment", "run")
+LAST = "actors", "evaluation and checkpoints", "logging", "games and teams", "populations"
+LAST += ("population-based training", "devices and machines")
+COLUMN = 27  # where texts begin
+FLAG = r'^    (?:# (.+)|(\w+): .+(?:\n    """((?:.|\n)*?)""")?)'  # or the title of a group of them
+
+
+def help_text(args_class: type, defaults: Any, program: str | None) -> str:
+    """What --help prints; `defaults` are those of a run that is resumed, or tuned ones, or None."""
+    width = min(max(shutil.get_terminal_size().columns - 1, 50), 119)
+    titles, texts = _read_sections(args_class)
+    groups = {title: [] for title in FIRST}
+    for field in dataclasses.fields(args_class):
+        default = getattr(defaults, field.name, field.default)
+        row = _help_row(field.name, kinds_of(args_class)[field.name], texts.get(field.name, ""), default, width)
+        groups.setdefault(titles.get(field.name, "more"), []).append(row)
+    order = [*(title for title in groups if title not in LAST), *(title for title in LAST if title in groups)]
+    start = [
+        f"usage: {program or sys.argv[0]} [--FLAG VALUE ...]",
+        textwrap.fill(inspect.getdoc(args_class) or "", width),
+    ]
+    return "\n\n".join([*start, *("\n".join([title, *groups[title]]) for title in order)])
+
+
+def _read_sections(args_class: type) -> tuple[dict[str, str], dict[str, str]]:
+    """Group and text of each flag, from the code of its class, or of a base where that says nothing."""
+    titles, texts = {}, {}
+    for part in filter(dataclasses.is_dataclass, args_class.__mro__):
+        source, here = "", ""
+        with suppress(OSError, TypeError):  # it was typed into a console
+            source = inspect.getsource(part)
+        for title, name, text in re.findall(FLAG, source, re.MULTILINE):
+            here = title or here
+            titles |= {name: here} if here and name not in titles else {}
+            texts |= {name: text} if text and name not in texts else {}
+    return titles, texts
+
+
+def _help_row(name: str, kind: Any, text: str, default: Any, width: int) -> str:
+    """The lines of a flag."""
+    flag = flag_of(name)
+    head = f"  --[no-]{flag[2:]}" if kind is bool else f"  {flag} {_help_value(kind)}"
+    hint = "" if "(default" in text else _hint(default)
+    lines = textwrap.wrap(" ".join(text.split()) + hint, width - COLUMN, break_on_hyphens=False)
+    if lines and len(head) <= COLUMN - 2:
+        head = f"{head:{COLUMN}}{lines.pop(0)}"
+    return "\n".join([head, *(" " * COLUMN + line for line in lines)])
+
+
+def _help_value(kind: Any) -> str:
+    """What stands for the value of a flag of this type."""
+    if spec := note_of(kind, PrimitiveConstructorSpec):
+        return spec.metavar
+    parts = get_args(kind) if get_origin(kind) in (tuple, list, dict) else ()
+    return " ".join("..." if part is ... else _help_value(part) for part in parts) or metavar_of(kind) or "TEXT"
+
+
+def _hint(default: Any) -> str:
+    """The default; nothing where it is nothing, or off."""
+    if default is dataclasses.MISSING or default is False or default in (None, "", ()):
+        return ""
+    shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
+    return f" (default: {'on' if default is True else shown})"

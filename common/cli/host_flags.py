@@ -1,13 +1,18 @@
-"""Flags of algorithms whose environments step on the host, with actors beside a learner."""
+"""Flags of algorithms whose environments step on the host, with actors beside a learner, and the choice by --env."""
 
+import dataclasses
+import functools
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 from common.cli.checks import Bounds, Count, CountOrZero, Seconds, Timeout, multiples_near
+from common.cli.env_flags import steps_on_host
 from common.cli.errors import UsageError
-from common.cli.process_flags import ProcessArgs
+from common.cli.files import read_config
 from common.cli.rollout_flags import RolloutArgs, block_width
+from common.cli.run_flags import ProcessArgs
 
 Size = Annotated[int, Bounds(at_least=1, at_most=2**20)]
 
@@ -222,3 +227,40 @@ def _indices(flag: str, text: str) -> tuple[int, ...]:
     if len(set(numbers)) < len(numbers):
         raise UsageError(f"{flag} {text} names a device twice")
     return numbers
+
+
+class Placed:
+    """Flags that an algorithm has in both places; an instance also has those of the place of its `env`.
+
+    `Args(env="CartPole-v1")` is a `Args.on_device` too, `Args(env="gymnasium:CartPole-v1")` a `Args.on_host`.
+    """
+
+    on_device: ClassVar[type]
+    on_host: ClassVar[type]
+    flags: ClassVar[type | None] = None  # of a class with a place: the one without
+
+    def __new__(cls, **flags: Any):
+        return object.__new__(cls if cls.flags else cls.at(flags.get("env", "")))
+
+    @classmethod
+    def at(cls, env: str = "") -> type:
+        """The class for the place of `env`, or of the environment that is the default."""
+        flags = cls.flags or cls
+        env = env or getattr(flags, "env", flags.on_device.env)
+        return _with_place(flags, flags.on_host if steps_on_host(env) else flags.on_device)
+
+    @classmethod
+    def for_env(cls, env: str, **overrides: Any):
+        """The flags that were tuned for `env`, if there are any, changed by `overrides`."""
+        return super(Placed, cls.at(env)).for_env(env, **overrides)
+
+    @classmethod
+    def from_run(cls, run_dir: str | Path, **overrides: Any):
+        """The flags to resume `run_dir` with, changed by `overrides`; see `RunArgs.from_run`."""
+        return super(Placed, cls.at(read_config(Path(run_dir))["args"]["env"])).from_run(run_dir, **overrides)
+
+
+@functools.cache
+def _with_place(flags: type, place: type) -> type:
+    texts = {"flags": flags, "__doc__": flags.__doc__, "__module__": flags.__module__}
+    return dataclasses.make_dataclass(flags.__name__, [], bases=(flags, place), kw_only=True, namespace=texts)

@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from common.cli.checks import Count, CountOrZero, divisors_near, flag_of, multiples_near
 from common.cli.errors import UsageError
-from common.cli.pbt_flags import PbtArgs
-from common.cli.process_flags import ProcessArgs
+from common.cli.population_flags import PbtArgs
+from common.cli.run_flags import ProcessArgs
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from common.cli.errors import TrainingError
-from common.device.cluster import count, everyones, largest
+from common.device.multihost import count, everyones, largest
 
 T = TypeVar("T")
 

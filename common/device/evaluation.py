@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from common.device.memory import Player, Seen, at_start
-from common.device.sampling import keys_of
-from common.device.stepping import reset_envs, step_envs
+from common.device.agents import Player, Seen, at_start
+from common.device.rollout import keys_of, reset_envs, step_envs
 from common.envs.environment import Env
 
 SEED = 20_250_101  # the same episodes for every run, seed and evaluation

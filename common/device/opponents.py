@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.device.algorithm import RunState, acting_part, with_acting_part
-from common.device.sampling import keys_of
-from common.device.seeds import MEMBERS
+from common.device.interface import RunState, acting_part, with_acting_part
+from common.device.rollout import keys_of
+from common.device.sharding import MEMBERS
 from common.envs.environment import Env, select
 
 PAST = 8  # policies that self-play draws from

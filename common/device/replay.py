@@ -14,11 +14,11 @@ import numpy as np
 from flax import struct
 
 from common.cli.errors import UsageError
-from common.device.algorithm import Transition
 from common.device.devices import memory_of
-from common.device.seeds import same_for_all_seeds
+from common.device.interface import Transition
+from common.device.sharding import same_for_all_seeds
+from common.envs.masks import empty_action
 from common.envs.spaces import zeros
-from common.envs.unit_actions import empty_action
 
 LARGE = 50_000_000  # bytes, from which on the header says what checkpoints take
 

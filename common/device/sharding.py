@@ -1,4 +1,4 @@
-"""State on the devices and on the host, and the one collective of a gradient step.
+"""State on the devices and on the host: over devices by axis D, over seeds or members by axis S.
 
 A `TrainState` has three parts. `learner` and `run` are identical on all devices that share its agents; the arrays
 [S, N, ...] of `actors` are split over those along the environments. Under `pmap` each array has one more leading axis,
@@ -9,6 +9,7 @@ On the host there is no such axis, and a process has its own environments only: 
 """
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,7 +20,8 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from common.device import cluster
+from common.cli.run_flags import Members
+from common.device import multihost
 
 AXIS = "devices"
 GROUPS = "groups"  # the axis of devices that have agents of their own
@@ -93,7 +95,7 @@ def over_processes(rows: np.ndarray) -> jax.Array:
     except RuntimeError:  # JAX_PLATFORMS leaves them out
         devices = jax.devices()
     of_each = {device.process_index: device for device in reversed(devices)}
-    mesh = Mesh(np.array([of_each[process] for process in range(cluster.count())]), (AXIS,))
+    mesh = Mesh(np.array([of_each[process] for process in range(multihost.count())]), (AXIS,))
     return jax.make_array_from_process_local_data(NamedSharding(mesh, P(None, AXIS)), rows)
 
 
@@ -112,7 +114,7 @@ def host_like(shapes: Any) -> Any:
 
 def to_devices(host: TrainState, like: TrainState, devices: list[jax.Device], sharding: str = "pmap") -> TrainState:
     """The inverse of `to_host`: a state for programs over `devices` with that `sharding`, with the types of `like`."""
-    local = len(cluster.own(devices))
+    local = len(multihost.own(devices))
     parts = 1 if sharding == "members" else local
     learner, run = jax.tree.map(lambda x: np.broadcast_to(x, (parts, *np.shape(x))), (host.learner, host.run))
     split = TrainState(learner, jax.tree.map(lambda x: _split(x, parts), host.actors), run)
@@ -133,12 +135,12 @@ def mesh_of(devices: list[jax.Device]) -> Mesh:
 
 def check_learners(state: TrainState) -> None:
     """Raise TrainingError where the processes do not have the same learner, to the bit."""
-    if cluster.count() == 1:
+    if multihost.count() == 1:
         return
     digest = hashlib.sha256()
     for x in jax.tree.leaves(key_data((state.learner, state.run))):
         digest.update(np.asarray(x.addressable_data(0)).tobytes())
-    cluster.check_equal("the learner", digest.hexdigest())
+    multihost.check_equal("the learner", digest.hexdigest())
 
 
 def key_data(tree: Any) -> Any:
@@ -162,7 +164,7 @@ def _merge(parts: list[np.ndarray]) -> np.ndarray:
 
 def _merged_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     devices, seeds, local, *more = shape
-    return seeds, devices * local // cluster.count(), *more
+    return seeds, devices * local // multihost.count(), *more
 
 
 def _split(x: np.ndarray, count: int) -> np.ndarray:
@@ -172,3 +174,42 @@ def _split(x: np.ndarray, count: int) -> np.ndarray:
 
 def _is_key(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+MEMBERS = "members"  # the axis S by its name, for what agents take from each other
+
+
+def arrays_of(members: Members, num_devices: int, sharding: str = "pmap") -> Members:
+    """What the agents begin from, for each of this process's devices the same, [D, S].
+
+    [1, S] where devices have agents of their own.
+    """
+    seed, hyper = np.asarray(members.seed, np.int32), {k: np.asarray(v, np.float32) for k, v in members.hyper.items()}
+    copies = 1 if sharding == "members" else num_devices // multihost.count()
+    return jax.tree.map(lambda x: np.tile(x, (copies, 1)), Members(seed, hyper))
+
+
+def over_seeds(function: Callable, num_seeds: int) -> Callable:
+    """`function` mapped over the leading seed axis of all its arguments; a single seed skips `vmap` and its cost."""
+    if num_seeds > 1:
+        return jax.vmap(function, axis_name=MEMBERS)
+
+    def single(*args):
+        outputs = function(*jax.tree.map(lambda x: x[0], args))
+        return jax.tree.map(lambda x: x[None], outputs)
+
+    return single
+
+
+@jax.custom_batching.custom_vmap
+def same_for_all_seeds(x: jax.Array) -> jax.Array:
+    """`x`, which has the same value for every seed, as one value under `over_seeds` too.
+
+    A loop's length or a slice's start that differs by seed would turn into masks, scatters and copies.
+    """
+    return x
+
+
+@same_for_all_seeds.def_vmap
+def _(axis_size, in_batched, x):
+    return (x[0] if in_batched[0] else x), False

@@ -15,16 +15,16 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from common.cli.files import check_target, replacing
-from common.drawing import classic_control, pictures, points_and_mazes
-from common.drawing.canvas import COLORS, GREY, INK, LIGHT, PAPER, Paint, brief, rgb, write
+from common.drawing import pictures, scenes
+from common.drawing.pictures import COLORS, GREY, INK, LIGHT, PAPER, Paint, brief, rgb, write
 from common.drawing.recording import Recording, frame_stride
-from common.drawing.scene import Episode
+from common.drawing.scenes import Episode
 from common.envs import spaces
 from common.envs.environment import Env
 from common.envs.masks import is_mask
-from common.envs.spec import EnvSpec
+from common.envs.spaces import EnvSpec
 
-SCENES = classic_control.SCENES | points_and_mazes.SCENES
+SCENES = scenes.CLASSIC_CONTROL | scenes.POINTS_AND_MAZES
 LONGEST_DELAY = 0.1  # seconds between frames that leave out steps: a longer episode plays faster than it was
 LAST_DELAY = 1_000  # milliseconds for which the end is shown before the loop begins again
 CAPTION, NARROWEST = 24, 280  # pixels: height of the line of numbers, and width that they need

@@ -1,4 +1,6 @@
-"""The runs that a picture or a table is about: chosen by flags, read, and put into groups."""
+"""Runs in groups, chosen by flags; their learning curves at common steps, and estimates over seeds with bootstrap
+intervals, as Agarwal et al. (2021) recommend: arxiv.org/abs/2108.13264.
+"""
 
 import difflib
 import itertools
@@ -10,15 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import tyro
 
 from common.cli.checks import check_flags
-from common.cli.config import read_config
 from common.cli.errors import UsageError, printable
-from common.cli.flags import ONE_TIME
-from common.runs.damage import check_members
-from common.runs.history import Log, read_log
-from common.runs.metrics import is_number
+from common.cli.files import read_config
+from common.cli.run_flags import ONE_TIME
+from common.runs.metrics import Log, Series, check_members, is_number, read_log
 
 TRAINING, EVALUATION = "episode/return", "eval/return_mean"
 RECENT = "episode/return_last100"
@@ -220,3 +221,121 @@ def _variant(run: LoggedRun, by: tuple[str, ...]) -> dict[str, Any]:
 
 def _order(value: Any) -> tuple[int, float, str]:
     return (0, value, "") if is_number(value) else (1, 0.0, str(value))
+
+
+GRID = 400  # points of a curve at most; more than a picture can show
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric of one seed, x strictly increasing, all finite."""
+
+    run: LoggedRun
+    x: np.ndarray  # [P]
+    y: np.ndarray  # [P]
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Curves at the same places."""
+
+    x: np.ndarray  # [G]
+    values: np.ndarray  # [S, G]
+
+
+def curves(group: Group, metric: str, x: Literal["env_steps", "wall"]) -> list[Curve]:
+    """The curve of every seed of a group (of every run, for a metric of the whole run), the empty ones left out."""
+    found = []
+    for run in group.runs:
+        if metric not in run.log.series:
+            continue
+        series = run.log.series[metric]
+        places = series.steps if x == "env_steps" else series.wall
+        for values in series.values.T:
+            there = np.isfinite(values) & np.isfinite(places)
+            reverse = places[there][::-1]  # so that of equal places the last counts
+            ordered, first = np.unique(reverse, return_index=True)
+            found += [Curve(run, ordered, values[there][::-1][first])] if len(ordered) else []
+    return found
+
+
+def between(series: Series) -> Series:
+    """The rows in which some seed has a number; what a seed lacks between two of its own is interpolated."""
+    rows = np.isfinite(series.values).any(axis=1)
+    steps, values = series.steps[rows], series.values[rows]
+    for y in values.T:
+        own = np.isfinite(y)
+        y[:] = np.interp(steps, steps[own], y[own], np.nan, np.nan) if own.any() else np.nan
+    return Series(steps, series.wall[rows], values)
+
+
+def overlapping(curves: list[Curve]) -> list[Curve]:
+    """Those that have a range in common: without any that ends before another one begins."""
+    latest_start = max((curve.x[0] for curve in curves), default=0)
+    return [curve for curve in curves if curve.x[-1] >= latest_start]
+
+
+def align(curves: list[Curve], hold: bool = False) -> Aligned:
+    """Interpolate linearly to all places that any curve has (beyond GRID: to evenly spaced ones), where all curves are.
+
+    With `hold`, a curve that has ended keeps its last value until the last one ends; without, they have to overlap.
+    """
+    start = max(curve.x[0] for curve in curves)
+    end = (max if hold else min)(curve.x[-1] for curve in curves)
+    places = np.unique(np.concatenate([curve.x for curve in curves]))
+    places = places[(places >= start) & (places <= end)]
+    places = np.linspace(start, end, GRID) if len(places) > GRID else places
+    return Aligned(places, np.stack([np.interp(places, curve.x, curve.y) for curve in curves]))
+
+
+RESAMPLES = 2000  # of the bootstrap
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The 95% bootstrap interval of an estimate."""
+
+    low: np.ndarray
+    high: np.ndarray
+
+
+def estimate(values: np.ndarray, kind: Literal["iqm", "mean"]) -> np.ndarray:
+    """Over the first axis: the mean, or the interquartile mean of Agarwal et al. 2021.
+
+    The latter is without the lowest and the highest quarter, rounded down: the mean where there are fewer than 4.
+    """
+    cut = len(values) // 4 if kind == "iqm" else 0
+    return np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
+
+
+def estimate_name(kind: Literal["iqm", "mean"], count: int) -> str:
+    """What `estimate` computes of `count` values, in a word."""
+    return "IQM" if kind == "iqm" and count >= 4 else "mean"
+
+
+def interval(values: np.ndarray, kind: Literal["iqm", "mean"]) -> Interval | None:
+    """The 95% percentile bootstrap interval of `estimate` for `values` [S, ...], resampling whole seeds; None for one.
+
+    The random numbers are the same in every call.
+    """
+    if len(values) < 2:
+        return None
+    picks = np.random.default_rng(0).integers(len(values), size=(len(values), RESAMPLES))
+    columns = values.reshape(len(values), -1).T
+    bounds = [np.percentile(estimate(column[picks], kind), (2.5, 97.5)) for column in columns]
+    low, high = np.array(bounds).T.reshape(2, *values.shape[1:])
+    return Interval(low, high)
+
+
+def stratified(tasks: list[np.ndarray], kind: Literal["iqm", "mean"] = "iqm") -> tuple[np.ndarray, Interval | None]:
+    """`estimate` over all seeds of several tasks, [S, ...] each, and its interval, resampling seeds within each task.
+
+    None for the interval where a task has one seed only (Agarwal et al. 2021, section 4.1).
+    """
+    value = estimate(np.concatenate(tasks), kind)
+    if min(map(len, tasks)) < 2:
+        return value, None
+    random = np.random.default_rng(0)
+    resampled = [task[random.integers(len(task), size=(len(task), RESAMPLES))] for task in tasks]  # [S, R, ...]
+    low, high = np.percentile(estimate(np.concatenate(resampled), kind), (2.5, 97.5), axis=0)
+    return value, Interval(low, high)

@@ -15,9 +15,8 @@ import jax
 import numpy as np
 
 from common.envs.environment import Env, Transition
-from common.envs.mujoco_frames import frame
 from common.envs.spaces import box
-from common.envs.usage import changed_params, check_known, check_time_limit, import_package
+from common.envs.suite_tools import changed_params, check_known, check_time_limit, import_package, mujoco_frame
 
 EPISODE_LENGTH = 1_000  # steps, as brax trains its own agents
 NOT_FOR_TRAINING = ("fast",)  # made for brax's own tests
@@ -71,7 +70,7 @@ class BraxEnv(Env):
 
     def frame(self, state: Any) -> np.ndarray:
         physics = state[0].pipeline_state
-        return frame(self.inner.sys.mj_model, physics.q, physics.qd)
+        return mujoco_frame(self.inner.sys.mj_model, physics.q, physics.qd)
 
 
 def _make_inner(env_id: str, **arguments: Any) -> Any:

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from common.envs.custom import numbers_of, replaced, with_fields
 from common.envs.environment import Env, Transition
-from common.envs.gymnax_style import numbers_of, replaced, with_fields
-from common.envs.usage import check_known, check_time_limit, import_package
+from common.envs.suite_tools import check_known, check_time_limit, import_package
 
 LIMIT = "max_timesteps"  # the parameter
 BLOCK = 16  # pixels of a block's side, one of the sizes that its textures have

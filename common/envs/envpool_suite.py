@@ -8,9 +8,8 @@ import numpy as np
 
 from common.cli.errors import UsageError
 from common.envs.envpool_frames import FRAMES, draws, load_graphics
-from common.envs.host import HostEnvs, HostOptions, HostStep
-from common.envs.host_spaces import Conversion
-from common.envs.usage import check_known, check_time_limit, import_package, refuse_params
+from common.envs.host import Conversion, HostEnvs, HostOptions, HostStep
+from common.envs.suite_tools import check_known, check_time_limit, import_package, refuse_params
 
 LIMIT = "max_episode_steps"
 MOST_THREADS = 1024

@@ -12,13 +12,11 @@ import numpy as np
 
 from common.cli.errors import UsageError
 from common.envs import spaces
-from common.envs.host import HostEnvs, HostOptions, HostStep
-from common.envs.host_spaces import Conversion
+from common.envs.host import Conversion, HostEnvs, HostOptions, HostStep
 from common.envs.masks import MASK
-from common.envs.mujoco_frames import do_without_display, has_display
-from common.envs.usage import check_known, import_package
+from common.envs.suite_tools import check_known, do_without_display, has_display, import_package
 
-PACKAGES = {"ALE": "ale_py", "pmaprl": "common.envs.gymnasium_partial"}
+PACKAGES = {"ALE": "ale_py", "pmaprl": "common.envs.gymnasium_wrappers"}
 """What registers environments once it is imported, by the namespace of their ids."""
 
 FRAMES = {"render_mode": "rgb_array"}
@@ -152,9 +150,9 @@ def _vectorized(env_id: str, options: HostOptions) -> Any:
     gymnasium = import_package("gymnasium", extra="host")
     if options.vectorization == "vector":
         return gymnasium.make_vec(env_id, options.num_envs, "vector_entry_point", **options.env_params)
-    from common.envs import gymnasium_masks  # needs gymnasium
+    from common.envs import gymnasium_wrappers  # needs gymnasium
 
-    maker = partial(gymnasium_masks.make, MASK, env_id, **options.env_params)
+    maker = partial(gymnasium_wrappers.make, MASK, env_id, **options.env_params)
     if options.vectorization == "sync":
         modes = gymnasium.vector.AutoresetMode
         mode = modes.NEXT_STEP if options.frames else modes.SAME_STEP  # which would hide an episode's last picture

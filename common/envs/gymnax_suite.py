@@ -5,9 +5,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from common.envs.custom import adapt
 from common.envs.environment import Env
-from common.envs.gymnax_style import adapt
-from common.envs.usage import check_known
+from common.envs.suite_tools import check_known
 
 DOWNLOADED = ("MNISTBandit-bsuite",)  # their data, when they are made
 

@@ -13,7 +13,7 @@ are the suite's, usually an argument of its `make`.
 
 Arrays that `step` and `reset` return are the caller's: a suite that writes into them again has to return copies.
 Observations are numbers, bytes or bools, images have their channels last, and actions come from the policy as it gives
-them: `Conversion` in `host_spaces.py` does both from the suite's spaces. What `step` or `reset` raises ends that actor,
+them: `Conversion` in `host.py` does both from the suite's spaces. What `step` or `reset` raises ends that actor,
 which makes new environments: FailedEnvError where something hangs and can be ended, anything else where it broke.
 
 A complete module for a suite called pond, whose environments reset in the step that ends an episode:
@@ -51,13 +51,18 @@ A complete module for a suite called pond, whose environments reset in the step 
             self._inner.kill_processes()
 """
 
+import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from common.envs.spaces import is_number
-from common.envs.spec import EnvSpec
+from common.cli.env_flags import read_params
+from common.cli.errors import UsageError
+from common.envs import spaces
+from common.envs.environment import check_usable_spaces
+from common.envs.spaces import EnvSpec, is_number
 
 Vectorization = Literal["async", "sync", "vector"]
 
@@ -117,3 +122,97 @@ class HostEnvs(Protocol):
 
     def kill(self) -> None:
         """End processes at once, from another thread while one of the above may go on. Does nothing without any."""
+
+
+# JAX computes with 32 bits
+NARROW = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}
+
+
+class Conversion:
+    """Between N environments and a policy.
+
+    Images are [H, W, C] on our side, as networks take them. Frames that a suite stacks in front, [C, H, W], are known
+    by their few channels.
+    """
+
+    def __init__(self, name: str, observation_space: Any, action_space: Any):
+        """The spaces are those of one environment. Raises UsageError or ValueError where one is not supported."""
+        self.theirs = spaces.convert(observation_space, "observation space")
+        ours = spaces.map_parts(_channels_last, self.theirs)
+        dtype = spaces.map_leaves(partial(_dtype, name), self.theirs, _tree(observation_space))
+        actions = spaces.convert(action_space, "action space")
+        self._action_dtype = spaces.map_leaves(partial(_action_dtype, name), actions, _tree(action_space))
+        check_usable_spaces(name, ours, dtype, actions)
+        self.spec = EnvSpec(name, ours, dtype, actions)
+
+    def observations(self, obs: Any) -> Any:
+        """Observations [N, ...] of the environments as the policy takes them."""
+        return spaces.map_leaves(lambda leaf, x: np.moveaxis(x, 1, -1) if _stacked(leaf) else x, self.theirs, obs)
+
+    def actions(self, action: Any) -> Any:
+        """Actions [N, ...] of the policy as the environments take them: those of a Box in shape and in bounds."""
+        space = self.spec.action_space
+        action = spaces.clip(action, space, spaces.batch_shape(action), np)
+        return spaces.map_leaves(lambda leaf, dtype, x: _in_type(x, dtype), space, self._action_dtype, action)
+
+
+def _tree(space: Any) -> Any:
+    """The suite's own spaces of all parts, as a tree."""
+    parts = getattr(space, "spaces", None)
+    if isinstance(parts, Mapping):
+        return {name: _tree(part) for name, part in parts.items()}
+    return tuple(map(_tree, parts)) if parts else space
+
+
+def _dtype(name: str, leaf: spaces.Leaf, theirs: Any) -> np.dtype:
+    """The type that a part of observations has on our side. Raises UsageError where it is not supported."""
+    _check_starts(name, theirs)
+    return NARROW.get(np.dtype(theirs.dtype), np.dtype(theirs.dtype))
+
+
+def _action_dtype(name: str, leaf: spaces.Leaf, theirs: Any) -> np.dtype:
+    """The type of a part of actions on their side. Raises UsageError where it is not supported."""
+    _check_starts(name, theirs)
+    if isinstance(theirs, tuple):
+        raise UsageError(f"environment {name}: actions of several choices must be MultiDiscrete, not a Tuple")
+    return theirs.dtype
+
+
+def _in_type(action: np.ndarray, dtype: Any) -> np.ndarray:
+    """Actions as numbers of that type: for integers the nearest ones, as a cast hardly ever gives the highest."""
+    whole = action.dtype.kind == "f" and np.dtype(dtype).kind in "iu"
+    return (np.rint(action) if whole else action).astype(dtype)
+
+
+def _check_starts(name: str, space: Any) -> None:
+    if np.any(getattr(space, "start", 0)):
+        raise UsageError(f"environment {name}: {space} does not start at 0, which is not supported")
+
+
+def _stacked(leaf: spaces.Leaf) -> bool:
+    """Whether an observation is frames [C, H, W]."""
+    return spaces.is_image(leaf) and leaf.shape[0] < min(leaf.shape[1:])
+
+
+def _channels_last(leaf: spaces.Leaf) -> spaces.Leaf:
+    if not _stacked(leaf):
+        return leaf
+    low, high = (np.moveaxis(bound, 0, -1) for bound in (leaf.low, leaf.high))
+    return spaces.Box(low, high, low.shape)
+
+
+ATARI_AIDS = ("reward_clip", "reward_clipping", "episodic_life")  # envpool's names and ALE's, all of which can be off
+
+
+def evaluation_params(env: str, vectorization: str, env_params: str, eval_env_params: str) -> str:
+    """The arguments of a suite's `make` in evaluations of `env`, which is trained on with `env_params`.
+
+    What makes learning Atari easier is off: scores are those of whole games, with rewards as they are. What
+    `eval_env_params` says comes before that. All are JSON objects. Raises UsageError where one is not.
+    """
+    trained = read_params(env_params)
+    aids = {aid for aid in ATARI_AIDS if aid in trained}
+    if vectorization == "vector" and "ALE/" in env:
+        aids.add("reward_clipping")  # which is on where nothing is said
+    params = trained | dict.fromkeys(sorted(aids), False) | read_params(eval_env_params, flag="--eval-env-params")
+    return env_params if params == trained else json.dumps(params)

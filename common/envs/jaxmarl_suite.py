@@ -15,7 +15,7 @@ import numpy as np
 from common.envs.environment import Env, Transition
 from common.envs.masks import MASK
 from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple, box, convert
-from common.envs.usage import changed_params, check_known, check_time_limit, import_package, settable
+from common.envs.suite_tools import changed_params, check_known, check_time_limit, import_package, settable
 
 LIMIT = "max_steps"
 LEFT_OUT = (

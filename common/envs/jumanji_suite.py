@@ -16,7 +16,7 @@ from common.cli.errors import UsageError
 from common.envs.environment import Env, Transition
 from common.envs.masks import MASK
 from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Space, box
-from common.envs.usage import changed_params, check_known, check_time_limit, import_package, reason, settable
+from common.envs.suite_tools import changed_params, check_known, check_time_limit, import_package, reason, settable
 
 DOWNLOADED = ("Sokoban-v0",)  # its levels, when it is made
 MOST_CODES = 64  # whole numbers of a larger range are amounts, not codes of what is there

@@ -1,6 +1,11 @@
-"""Which actions are legal: the entry `action_mask` of observations that are dictionaries."""
+"""Special entries of observations, action masks and privileged state, and the units in which policies act.
 
-from collections.abc import Mapping
+`action_mask` says which actions are legal; `privileged_state` is seen by critics only; actions of a Box are -1 .. 1
+between its bounds.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,7 +14,43 @@ import numpy as np
 
 from common.cli.errors import UnusableEnvError, UsageError
 from common.envs import spaces
-from common.envs.privileged import without_privileged
+from common.envs.spaces import Box, Dict, Discrete, EnvSpec, Space, batch_shape
+
+PRIVILEGED = "privileged_state"
+
+
+def has_privileged(space: Space) -> bool:
+    return isinstance(space, Dict) and PRIVILEGED in space.parts
+
+
+def without_privileged(space: Space) -> Space:
+    """The part of an observation space that policies see."""
+    if not has_privileged(space):
+        return space
+    return Dict(_without(space.parts))
+
+
+def spec_for_policies(env: EnvSpec) -> EnvSpec:
+    """The same with the part of observations that policies see."""
+    if not has_privileged(env.observation_space):
+        return env
+    return env._replace(observation_space=without_privileged(env.observation_space), obs_dtype=_without(env.obs_dtype))
+
+
+def completed(obs: Any, env: EnvSpec) -> Any:
+    """Observations [N, ...] of `env` in which zeros stand for the privileged part, if that is missing.
+
+    So a policy acts through functions that also know its critic.
+    """
+    if not has_privileged(env.observation_space) or PRIVILEGED in obs:
+        return obs
+    like = env.obs_like[PRIVILEGED]
+    return obs | {PRIVILEGED: jnp.zeros((*batch_shape(obs), *like.shape), like.dtype)}
+
+
+def _without(parts: dict[str, Any]) -> dict[str, Any]:
+    return {name: part for name, part in parts.items() if name != PRIVILEGED}
+
 
 MASK = "action_mask"
 ILLEGAL = -1e9  # a logit whose probability is 0, and which is finite, as 0 times infinity is not
@@ -114,3 +155,39 @@ def _fewest(legal: Any, space: spaces.Space) -> Any:
     numpy = jnp if isinstance(legal, jax.Array) else np
     components = numpy.split(legal, np.cumsum(choices_of(space))[:-1], axis=-1)
     return numpy.stack([part.sum(axis=-1) for part in components]).min(axis=0)
+
+
+def action_scale(space: Box) -> tuple[np.ndarray, np.ndarray]:
+    """Factor and offset [A] that bring -1 .. 1 to the bounds of a Box; 1 and 0 in dimensions that are not bounded."""
+    low, high = np.ravel(space.low), np.ravel(space.high)
+    with np.errstate(over="ignore", invalid="ignore"):
+        bounded = np.isfinite(high - low) & (low < high)
+        scale, offset = (high - low) / 2, (high + low) / 2
+    return np.where(bounded, scale, 1).astype(np.float32), np.where(bounded, offset, 0).astype(np.float32)
+
+
+def to_units(action: jax.Array, scale: Sequence[float], offset: Sequence[float]) -> jax.Array:
+    """Actions [..., A] of a Box, of whose bounds `action_scale` says this, in their units."""
+    return (action - jnp.asarray(offset)) / jnp.asarray(scale)
+
+
+def to_env(action: jax.Array, space: Space) -> jax.Array:
+    """Actions [..., A] as the environment takes them."""
+    if isinstance(space, Discrete):
+        return action
+    scale, offset = action_scale(space)
+    return action * scale + offset
+
+
+def uniform_action(key: jax.Array, space: Space, legal: jax.Array | None = None) -> jax.Array:
+    """A uniformly random action, as it is kept; one that is `legal` [n] where that is known."""
+    if legal is not None:
+        return sample_legal(key, space, legal)
+    if isinstance(space, Discrete):
+        return jax.random.randint(key, (), 0, space.n)
+    return jax.random.uniform(key, (math.prod(space.shape),), minval=-1.0, maxval=1.0)
+
+
+def empty_action(space: Space) -> jax.Array:
+    """An action of zeros, which has its shape and type."""
+    return jnp.zeros_like(uniform_action(jax.random.key(0), space))

@@ -8,10 +8,9 @@ import jax
 import numpy as np
 
 from common.cli.errors import UsageError
-from common.envs.codes import planes, space_of_planes
 from common.envs.environment import Env, Transition
-from common.envs.spaces import Discrete, box
-from common.envs.usage import changed_params, check_known, check_time_limit, import_package
+from common.envs.spaces import Discrete, box, planes, space_of_planes
+from common.envs.suite_tools import changed_params, check_known, check_time_limit, import_package
 
 COUNTS = 11, 6, 4  # of things, colours, and states: directions of the player, and doors open, closed and locked
 SYMBOLS = "symbolic", "symbolic_first_person"  # observations that are codes [H, W, 3]

@@ -14,7 +14,7 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.envs.environment import Env, Transition
 from common.envs.spaces import Discrete, box
-from common.envs.usage import changed_params, check_known, check_time_limit, import_package, settable
+from common.envs.suite_tools import changed_params, check_known, check_time_limit, import_package, settable
 
 LIMIT = "max_num_steps_per_episodes"  # an argument
 NOT_OURS = ("render_mode", "render_scale", "color_scheme", "startup_instructions", "disable_delay")  # of the game

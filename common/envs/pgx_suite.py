@@ -15,7 +15,7 @@ from PIL import Image
 from common.envs.environment import LONGEST_HORIZON, Env, Transition
 from common.envs.masks import ILLEGAL, MASK
 from common.envs.spaces import Dict, Discrete, box
-from common.envs.usage import changed_params, check_known, check_time_limit, import_package
+from common.envs.suite_tools import changed_params, check_known, check_time_limit, import_package
 
 ALL_LEGAL = "minatar"  # games in which every action always is: they need no mask
 HEIGHT, DPI = 300, 96  # pixels of a picture, and of an inch in one that is given in points

@@ -11,8 +11,7 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.environment import Env, Transition, select
-from common.envs.mujoco_frames import frame
-from common.envs.usage import changed_params, check_known, check_time_limit, import_package, reason
+from common.envs.suite_tools import changed_params, check_known, check_time_limit, import_package, mujoco_frame, reason
 
 LIMIT, REPEAT = "episode_length", "action_repeat"  # parameters
 WHERE = "github.com/deepmind/mujoco_menagerie"
@@ -87,7 +86,7 @@ class PlaygroundEnv(Env):
 
     def frame(self, state: Any) -> np.ndarray:
         data = state[0].data
-        return frame(self.inner.mj_model, data.qpos, data.qvel)
+        return mujoco_frame(self.inner.mj_model, data.qpos, data.qvel)
 
 
 def _needs_robots(env_id: str) -> bool:

@@ -22,7 +22,7 @@ import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from common.cli.errors import FailedEnvError
-from common.envs.usage import reason
+from common.envs.suite_tools import reason
 
 CLOSING = 1.0  # seconds that processes get to end by themselves
 _starting = threading.Lock()

@@ -1,6 +1,6 @@
 """Environments by name: `make("CartPole-v1")` for the device, `make_host("envpool:Pong-v5", 8, seed=0)` for the host.
 
-For every suite in `common/cli/env_names.py` there is a module `common/envs/SUITE_suite.py` with three functions:
+For every suite in `common/cli/env_flags.py` there is a module `common/envs/SUITE_suite.py` with three functions:
 
 - `make(name, env_id, env_params)` returns an `Env`, or `make(name, env_id, options)` a `HostEnvs`. `name` is the whole
   name as the user gave it, for messages; `env_id` is what follows the suite's; `env_params` is --env-params as a dict.
@@ -20,13 +20,12 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Literal
 
-from common.cli.env_names import OWN, SUITES, split_name, steps_on_host
-from common.cli.env_params import read_params
+from common.cli.env_flags import OWN, SUITES, read_params, split_name, steps_on_host
 from common.cli.errors import UsageError
 from common.envs.environment import Env
 from common.envs.host import HostEnvs, HostOptions, Vectorization
-from common.envs.randomized import with_draws
-from common.envs.usage import UnknownId, readable_errors, refuse_params
+from common.envs.suite_tools import UnknownId, readable_errors, refuse_params
+from common.envs.variation import with_draws
 
 Place = Literal["device", "host"]
 TRAINERS: dict[Place, str] = {
@@ -115,7 +114,7 @@ def _make(name: str, options: Any) -> Any:
 
 
 def _module(suite: str) -> ModuleType:
-    return importlib.import_module("common.envs.own" if suite == OWN else f"common.envs.{suite}_suite")
+    return importlib.import_module("common.envs.custom" if suite == OWN else f"common.envs.{suite}_suite")
 
 
 def _who_trains(env_id: str) -> str:

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.cli.errors import UsageError
-from common.envs.codes import planes, space_of_planes
 from common.envs.environment import Env, Transition
-from common.envs.spaces import Dict, Discrete, MultiDiscrete
-from common.envs.usage import changed_params, check_known, check_time_limit, import_package, reason
+from common.envs.spaces import Dict, Discrete, MultiDiscrete, planes, space_of_planes
+from common.envs.suite_tools import changed_params, check_known, check_time_limit, import_package, reason
 
 COUNTS = 13, 12  # of things, and of colours
 ENCODINGS = 16  # codes in encoded goals and rules

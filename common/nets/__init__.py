@@ -1,11 +1,8 @@
 """What an algorithm's file builds its networks from: encoders, layers, heads, distributions, normalisers."""
 
-from common.envs.masks import largest_entropy, legal_actions
-from common.envs.privileged import without_privileged
-from common.envs.requirements import check_squashable
-from common.envs.unit_actions import empty_action, to_env
-from common.nets.distributions import Categoricals, Distribution, SquashedNormal, encode_action, part_of
-from common.nets.heads import PolicyHead
+from common.envs.environment import check_squashable
+from common.envs.masks import empty_action, largest_entropy, legal_actions, to_env, without_privileged
+from common.nets.distributions import Categoricals, Distribution, PolicyHead, SquashedNormal, encode_action, part_of
 from common.nets.normalizers import (
     RunningStats,
     denormalize,

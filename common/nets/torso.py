@@ -1,16 +1,126 @@
-"""What stands before the heads of a network: raw observations as features, and hidden layers."""
+"""What stands before the heads of a network: encoders of observations, also of images, and hidden layers.
+
+Images pass through them as [C, H, W, B], the batch last. A neighbourhood is then a few long runs of memory, and a
+convolution one product of matrices, [N, K] with [K, H' * W' * B].
+"""
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.linen.dtypes import promote_dtype
 
 from common.envs import spaces
 from common.envs.masks import is_mask
-from common.nets.convolutions import Convolutions, ImpalaConvolutions, NatureConvolutions, by_columns
+
+CHANNELS = 16
+LARGEST_SIDE = 16
+
+
+class Convolution(nn.Module):
+    """[N, H', W', B] of [C, H, W, B]: N features of each `size` x `size` neighbourhood."""
+
+    features: int
+    size: int = 3
+    stride: int = 1
+    kernel_init: Callable = nn.linear.default_kernel_init
+    dtype: Any = None  # of the arithmetic
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = patches(x, self.size, self.stride)  # [K, H', W', B]
+        kernel = self.param("kernel", self.kernel_init, (len(x), self.features))
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
+        y = kernel.T @ x.reshape(len(x), math.prod(x.shape[1:])) + bias[:, None]
+        return y.reshape(self.features, *x.shape[1:])
+
+
+class Convolutions(nn.Module):
+    """Features [..., F] of images [..., H, W, C]: 3 x 3 convolutions, with stride 2 while a side is over 16."""
+
+    activation: Callable[[jax.Array], jax.Array]
+    layer: dict[str, Any]  # arguments of every layer, as of `nn.Dense`
+
+    @nn.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        x = batch_last(images)
+        while max(x.shape[1:3]) > LARGEST_SIDE:
+            x = self.activation(Convolution(CHANNELS, stride=2, **self.layer)(x))
+        x = self.activation(Convolution(CHANNELS, **self.layer)(x))
+        return flat(x, images.shape[:-3])
+
+
+class NatureConvolutions(nn.Module):
+    """Features [..., F] of images [..., H, W, C], such as 84 x 84 x 4 (Mnih et al. 2015)."""
+
+    activation: Callable[[jax.Array], jax.Array]
+    layer: dict[str, Any]
+
+    @nn.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        x = batch_last(images)
+        for channels, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+            x = self.activation(Convolution(channels, size, stride, **self.layer)(x))
+        return flat(x, images.shape[:-3])
+
+
+class ImpalaConvolutions(nn.Module):
+    """Features [..., F] of images [..., H, W, C]: the residual network of Espeholt et al. 2018, figure 3."""
+
+    activation: Callable[[jax.Array], jax.Array]
+    layer: dict[str, Any]
+
+    @nn.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        x = batch_last(images)
+        for channels in (16, 32, 32):
+            x = nn.max_pool(self._same(channels, x), window_shape=(3, 3), strides=(2, 2), padding="SAME")
+            for _ in range(2):
+                inner = self._same(channels, self.activation(x))
+                x = x + self._same(channels, self.activation(inner))
+        return flat(self.activation(x), images.shape[:-3])
+
+    def _same(self, channels: int, x: jax.Array) -> jax.Array:
+        """A 3 x 3 convolution that keeps height and width."""
+        return Convolution(channels, **self.layer)(jnp.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)]))
+
+
+def batch_last(images: jax.Array) -> jax.Array:
+    """[C, H, W, B] of [..., H, W, C]."""
+    return jnp.moveaxis(images.reshape(math.prod(images.shape[:-3]), *images.shape[-3:]), (0, -1), (-1, 0))
+
+
+def patches(x: jax.Array, size: int = 3, stride: int = 1) -> jax.Array:
+    """The `size` x `size` neighbourhoods of [C, H, W, B], as [size * size * C, H', W', B].
+
+    Sides are padded with zeros until the last neighbourhood ends with them, so that no pixel is left out.
+    """
+    missing = (max(size - side, (size - side) % stride) for side in x.shape[1:3])
+    x = jnp.pad(x, [(0, 0), *((0, more) for more in missing), (0, 0)])
+    height, width = (side - size + 1 for side in x.shape[1:3])
+    shifts = [(row, column) for row in range(size) for column in range(size)]
+    return jnp.concatenate([x[:, r : r + height : stride, c : c + width : stride] for r, c in shifts])
+
+
+def flat(x: jax.Array, batch: tuple[int, ...]) -> jax.Array:
+    """Features [*batch, C * H * W] of [C, H, W, B], of no image at all too."""
+    count = math.prod(x.shape[:3])
+    return x.reshape(count, x.shape[3]).T.reshape(*batch, count)
+
+
+def by_columns(x: jax.Array, kernel: jax.Array, *_, **__) -> jax.Array:
+    """The `dot_general` of a `nn.Dense` behind convolutions: features [..., F] as `flat` left them, a kernel [F, N].
+
+    It begins with the kernel, and the barrier keeps it so: the other way round takes a CPU three times as long.
+    """
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return jax.lax.optimization_barrier(kernel.T @ rows.T).T.reshape(*x.shape[:-1], kernel.shape[1])
+
 
 Encoder = Literal["small", "nature", "impala", "flat"]  # of images; flat: no convolutions
 CONVOLUTIONS = {"small": Convolutions, "nature": NatureConvolutions, "impala": ImpalaConvolutions}

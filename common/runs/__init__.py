@@ -1,8 +1,8 @@
 """One run: what is due when, its directory, its metrics and checkpoints, its evaluations, what it says at the end.
 
 `run.Run` puts the parts together; every other module is one part and knows nothing of the run as a whole. What the end
-of a run draws is given to it, and so is what works beside it on the host: `evaluation.Evaluation` and
-`companion.Companion` say what such a thing has to offer.
+of a run draws is given to it, and so is what works beside it on the host: `evaluator.Evaluation` and
+`run.Companion` say what such a thing has to offer.
 
 May import `device`, `envs`, `nets` and `cli`.
 """

@@ -18,10 +18,9 @@ import numpy as np
 
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import check_file, in_one_step, read_text
-from common.device import agreement, cluster
+from common.device import agreement, multihost
 from common.device.sharding import over_processes
-from common.runs.arrays import COUNTERS, ROWS, Arrays, first_part, sha256
-from common.runs.own_rows import SIZE, check_blocks, read_own_rows
+from common.runs.arrays import COUNTERS, ROWS, SIZE, Arrays, check_blocks, first_part, read_own_rows, sha256
 
 DELETED = ".deleted"  # what the name of a checkpoint ends with while it is being deleted
 DAMAGED = ".damaged"  # once it was found not to load: it does not count any more
@@ -72,11 +71,11 @@ def make_writer(directory: Path) -> Any:
     from orbax.checkpoint import v1 as ocp
 
     _hide_noise()
-    inside = [*directory.iterdir()] if directory.is_dir() and cluster.is_first() else []
+    inside = [*directory.iterdir()] if directory.is_dir() and multihost.is_first() else []
     for path in (path for path in inside if is_checkpoint(path.name, (DELETED, UNFINISHED))):  # a crash has left it
         shutil.rmtree(path, ignore_errors=True)
     for path in list(directory.glob(f"*/{METRICS}")):  # orbax would refuse the whole folder for one of them
-        if cluster.is_first() and stored_returns(path.parents[1]) is None:
+        if multihost.is_first() and stored_returns(path.parents[1]) is None:
             shutil.rmtree(path.parent)
     # Where a folder could not be made in the background, threads would wait for it until a timeout of minutes.
     at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
@@ -107,8 +106,8 @@ def to_save(arrays: Arrays) -> dict[str, Any]:
     stored = {name: array for name, array in arrays.items() if array.size}
     parts = sorted({first_part(name) for name in stored})
     digests = {part: _digest(stored, part) for part in parts}
-    if ROWS in digests and cluster.count() > 1:
-        digests[ROWS] = "".join(cluster.everyones(digests[ROWS]))
+    if ROWS in digests and multihost.count() > 1:
+        digests[ROWS] = "".join(multihost.everyones(digests[ROWS]))
         stored |= {name: over_processes(array) for name, array in stored.items() if first_part(name) == ROWS}
     checksums = {f"{CHECKSUM}/{part}": np.frombuffer(bytes.fromhex(x), np.uint8) for part, x in digests.items()}
     return stored | checksums
@@ -170,7 +169,7 @@ def _read(path: Path, part: str | None, check: Callable[[dict[str, Any]], None])
     if any(math.prod(x.shape) > SMALL.get(first_part(name), math.inf) for name, x in stored.items()):
         raise ValueError("its numbers beside the state are too many")
     check({name: x for name, x in stored.items() if first_part(name) != CHECKSUM})
-    split = [name for name in stored if first_part(name) == ROWS and cluster.count() > 1]
+    split = [name for name in stored if first_part(name) == ROWS and multihost.count() > 1]
     whole = {name: _on_host(x) for name, x in stored.items() if name not in split}
     partly = ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))
     with ocp.Context(pytree_options=partly, multiprocessing_options=_alone()):
@@ -193,7 +192,7 @@ def _alone() -> Any:
     """Orbax's options with which a process does not wait for the others: each reads for itself."""
     from orbax.checkpoint import v1 as ocp
 
-    if cluster.count() == 1:
+    if multihost.count() == 1:
         return ocp.options.MultiprocessingOptions()
     this = jax.process_index()
     return ocp.options.MultiprocessingOptions(

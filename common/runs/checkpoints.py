@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from common.cli.errors import TrainingError, UsageError
-from common.device import agreement, cluster
+from common.device import agreement, multihost
 from common.runs.arrays import COUNTERS, Arrays, Mismatch, check_match, flatten, select, unflatten, whole, without
 from common.runs.checkpoint_files import (
     DELETED,
@@ -28,7 +28,7 @@ from common.runs.checkpoint_files import (
     to_save,
     write_returns,
 )
-from common.runs.overall import Overall, best_step, of_seeds
+from common.runs.ranking import Overall, best_step, of_seeds
 
 FOLDER = "checkpoints"  # in the directory of a run
 CONFIRMED = "confirmed"  # the name of the evaluation in episodes by which a checkpoint was not chosen
@@ -75,7 +75,7 @@ class Checkpoints:
 
     def agreed_evaluations(self) -> dict[int, list[float]]:
         """Those that the first process finds, in all processes."""
-        return {int(step): returns for step, returns in cluster.on_first(self.evaluations).items()}
+        return {int(step): returns for step, returns in multihost.on_first(self.evaluations).items()}
 
     def quoted(self, step: int) -> list[float]:
         """The mean greedy return of each seed, of the episodes by which it was not chosen if there are any; else []."""
@@ -101,7 +101,7 @@ class Checkpoints:
 
     def set_aside(self, damaged: Damaged) -> str:
         """Take a checkpoint out of all that follows: it gets another name. Returns what there is to say of that."""
-        words = cluster.on_first(rename_damaged, self.path(damaged.step), damaged)
+        words = multihost.on_first(rename_damaged, self.path(damaged.step), damaged)
         self._writer.reload()
         return words
 
@@ -114,7 +114,7 @@ class Checkpoints:
         stored = to_save(arrays)
         self.wait()  # orbax would delete a checkpoint to overwrite before it waits for its being written
         try:
-            again = step in cluster.on_first(self.steps)
+            again = step in multihost.on_first(self.steps)
             self._saving = step, self._writer.save_async(step, stored, force=True, overwrite=again, metrics=metrics)
         except Exception as error:
             raise self._failure(step, error) from error
@@ -125,7 +125,7 @@ class Checkpoints:
         Returns whether there is such a checkpoint. Raises TrainingError where storing fails.
         """
         self.wait()  # the checkpoint's save may be under way, and so may be its deletion
-        return cluster.on_first(self._store, step, {"returns": returns} | more)
+        return multihost.on_first(self._store, step, {"returns": returns} | more)
 
     def confirm(self, step: int, returns: list[float]) -> None:
         """Store an evaluation in other episodes, unless the checkpoint is gone. Raises TrainingError as above."""
@@ -139,12 +139,12 @@ class Checkpoints:
                 agreement.in_background(saving.result)  # ends its thread, which the writer's own `wait` leaves behind
             except Exception as error:
                 raise self._failure(step, error) from error
-        if cluster.on_first(self._delete_old):
+        if multihost.on_first(self._delete_old):
             self._writer.reload()
 
     def let_finish(self) -> None:
         """As `wait`, for a process that fails, perhaps alone: it asks no other one, and gives up after some seconds."""
-        if cluster.count() == 1:
+        if multihost.count() == 1:
             self.wait()
         elif self._saving:
             self._saving[1].result(timeout=PATIENCE)
@@ -164,13 +164,13 @@ class Checkpoints:
         `step` was deleted, Mismatch where that is because names, shapes or types differ from those of `like`.
         """
         damaged, tried = [], set()
-        while left := [x for x in (cluster.on_first(self.steps) if step is None else [step]) if x not in tried]:
+        while left := [x for x in (multihost.on_first(self.steps) if step is None else [step]) if x not in tried]:
             candidate = left[-1]
             tried.add(candidate)
             try:
                 return candidate, self._load(candidate, like, part, groups, dispensable), damaged
             except Damaged as error:
-                if cluster.on_first(self.path(candidate).exists):  # else the run that goes on has deleted it
+                if multihost.on_first(self.path(candidate).exists):  # else the run that goes on has deleted it
                     damaged.append(error)
             if len(tried) - len(damaged) == ATTEMPTS:
                 raise Gone(f"checkpoints in {self.directory} are deleted before they can be read: try it again")
@@ -232,7 +232,7 @@ class Checkpoints:
 
     def _failure(self, step: int, error: Exception) -> TrainingError:
         """The reason in words; what there is of the checkpoint is deleted, for the disk may be full."""
-        for _ in range(ATTEMPTS if cluster.is_first() else 0):  # threads that have not noticed yet may write on
+        for _ in range(ATTEMPTS if multihost.is_first() else 0):  # threads that have not noticed yet may write on
             for path in (unfinished := list(self.directory.glob(f"{step}{UNFINISHED}*"))):
                 shutil.rmtree(path, ignore_errors=True)
             if not unfinished:

@@ -1,8 +1,11 @@
-"""The directory of a run: which one, what may be replaced, and `config.json`."""
+"""The directory of a run: which one, its `config.json`, what else lies in it, and what may be replaced."""
 
 import dataclasses
 import hashlib
 import json
+import os
+import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -14,16 +17,16 @@ from typing import Any
 
 import jax
 
-from common.cli.absent_flags import instead_of
-from common.cli.config import KIT, NAME, defaults_of, is_of_kit, is_run, read_config
-from common.cli.env_names import OWN, is_custom, split_name
+from common.cli.checks import instead_of
+from common.cli.env_flags import OWN, is_custom, split_name
 from common.cli.errors import UsageError
-from common.cli.files import final_name, in_one_step, writing
-from common.cli.flags import ONE_TIME
-from common.device import cluster
+from common.cli.files import KIT, NAME, defaults_of, final_name, in_one_step, is_of_kit, is_run, read_config, writing
+from common.cli.run_flags import ONE_TIME
+from common.device import multihost
 from common.runs import lock
-from common.runs.contents import check_contents, delete_run, is_of_run
-from common.runs.damage import check_exchanges, check_members
+from common.runs.checkpoint_files import is_checkpoint, step_of
+from common.runs.checkpoints import FOLDER
+from common.runs.metrics import check_exchanges, check_members
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = "0.1.0"  # of the kit; pyproject.toml takes it from here, and copies of the code have it too
@@ -80,7 +83,7 @@ def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, 
     flags = {name: value for name, value in config["args"].items() if name not in ("distributed", "quiet")}
     here = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
     here |= {name: config[name] for name in ("algorithm", "script_sha256", "versions")}
-    of_all, this = cluster.everyones(here), jax.process_index()
+    of_all, this = multihost.everyones(here), jax.process_index()
     here = of_all[this]
     for process, there in enumerate(of_all):
         if other := [
@@ -89,7 +92,7 @@ def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, 
             raise UsageError(f"process {process} differs from process {this}: {'; '.join(other)}")
     if args.benchmark:
         return None, []
-    path, changes = cluster.on_first(choose_directory, args, config)
+    path, changes = multihost.on_first(choose_directory, args, config)
     return Path(path), changes
 
 
@@ -239,3 +242,59 @@ def git_hash(checkout: Path) -> str | None:
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+FILES = NAME, "metrics.jsonl", "curve.png", "policy.gif", "result.json", "wandb_id", "DONE"
+FILES += "population.jsonl", "population.png", "elo.json", "teams.json"
+EVENTS = "events.out.tfevents."  # what the names of TensorBoard's files begin with
+KINDS = dict.fromkeys((*FILES, lock.NAME), "file") | {FOLDER: "folder"}
+
+
+def check_contents(run_dir: Path) -> None:
+    """Raise UsageError where something in there would make a run write, delete or wait elsewhere."""
+    for folder, folders, files in os.walk(run_dir):
+        for name in (*folders, *files):
+            with suppress(FileNotFoundError):  # it is gone by now
+                _check(Path(folder, name), run_dir)
+        if "wandb" in folders:
+            folders.remove("wandb")  # it keeps links of its own there, and nothing of ours is
+
+
+def delete_run(run_dir: Path) -> str:
+    """Delete what a run has written there, by its name; of that `config.json` is left, for the next run to replace.
+
+    Returns lines that say what was deleted, and what else is there and stays.
+    """
+    folder = run_dir / FOLDER
+    inside = sorted(path.name for path in run_dir.iterdir() if path.name not in (NAME, FOLDER, lock.NAME))
+    saved = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    of_run = [*filter(is_of_run, inside)]
+    if "wandb" in of_run and not read_config(run_dir)["args"].get("wandb"):
+        of_run.remove("wandb")
+    checkpoints = [name for name in saved if step_of(name) is not None or is_checkpoint(name)]
+    for path in (*(run_dir / name for name in of_run), *(folder / name for name in checkpoints)):  # DONE first
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with suppress(OSError):  # it is not there, or has something else in it
+        folder.rmdir()
+    names = [NAME, *of_run, *[f"{len(checkpoints)} checkpoints"] * bool(checkpoints)]
+    left = [name for name in inside if name not in of_run]
+    left += [f"{FOLDER}/{name}" for name in saved if name not in checkpoints]
+    stays = f"\nleft     {', '.join(left)} in {run_dir}: no run has written that" if left else ""
+    return f"deleted  the run in {run_dir}: {', '.join(names)}{stays}"
+
+
+def is_of_run(name: str) -> bool:
+    """Whether a run writes a file or folder of this name into its directory."""
+    return final_name(name) in FILES or name.startswith(EVENTS) or name == "wandb"
+
+
+def _check(path: Path, run_dir: Path) -> None:
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        raise UsageError(f"{path} is a link: a run writes and deletes in its own directory only, put a copy there")
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise UsageError(f"{path} is neither a file nor a folder: a run directory has nothing else")
+    kind = "folder" if stat.S_ISDIR(mode) else "file"
+    wanted = KINDS.get(str(path.relative_to(run_dir)), kind)
+    if kind != wanted:
+        raise UsageError(f"{path} is a {kind}, and a run has a {wanted} of this name")

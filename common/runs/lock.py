@@ -5,13 +5,17 @@ It is one of the file system, so that over NFS it keeps out other hosts too, whe
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+import jax
+
 from common.cli.errors import UsageError
 from common.cli.files import writing
+from common.device import multihost
 
 try:
     import fcntl
@@ -98,3 +102,18 @@ def _lock(run_dir: Path, flags: int) -> TextIO:
     except OSError:
         pass  # a file system without locks
     return file
+
+
+SECONDS_TO_APPEAR = 10  # of a file that another host has written
+
+
+def check_shared(run_dir: Path | None) -> None:
+    """Raise UsageError where a process does not see the `run_dir` that the first one has locked."""
+    if run_dir is None or multihost.count() == 1:
+        return
+    multihost.largest(0)  # the first is there
+    end = time.monotonic() + SECONDS_TO_APPEAR
+    while not (seen := is_locked(run_dir)) and time.monotonic() < end:
+        time.sleep(0.1)
+    if blind := multihost.largest(0 if seen else jax.process_index()):
+        raise UsageError(f"process {blind} does not see {run_dir}: it has to be on storage that all processes share")

@@ -1,9 +1,12 @@
-"""Rows of metrics: one for every chunk of updates, in `metrics.jsonl` and on the console.
+"""Rows of metrics: one for every chunk of updates, in `metrics.jsonl` and on the console; exchanges of PBT beside them.
 
 A chunk's report is read once the next chunk is under way, so that the devices never wait for the host.
 """
 
+import json
+import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,10 +16,109 @@ import numpy as np
 
 from common.cli.console import Console
 from common.cli.errors import TrainingError
+from common.device.statistics import WINDOW
 from common.envs.masks import LEGAL
-from common.runs.clock import Clock
-from common.runs.lineage import Lineage
-from common.runs.metrics import Metrics, jsonable
+from common.runs.metrics import EXCHANGES, Metrics, jsonable, read, rewrite
+
+RETURN = f"episode/return_last{WINDOW}"
+BEFORE, AFTER = "pbt/before/", "hyper/"
+
+
+class Lineage:
+    """Writes a row for every exchange."""
+
+    def __init__(self, run_dir: Path, resume_at: int):
+        """Rows after step `resume_at` are dropped first: they are of a future that a resumed run has not had yet."""
+        self._remarked = False
+        self._path = run_dir / EXCHANGES
+        rewrite(self._path, (row for row in read(self._path) if row["env_steps"] <= resume_at))
+
+    def remark(self, step: int, metrics: dict[str, np.ndarray]) -> str:
+        """What to say where episodes have ended and nobody can take over anybody all the same; once."""
+        blind = np.any(metrics["pbt/due"]) and not np.isfinite(metrics["pbt/objective"]).any()
+        if self._remarked or not blind or not np.isfinite(metrics[RETURN]).any():
+            return ""
+        self._remarked = True
+        what = f"by step {step:,} the objective of no member is finite, and so nobody takes over another one's weights"
+        return f"{what}: look at the environment's true_objective, or at its rewards"
+
+    def note(self, step: int, metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Write what the metrics of a chunk say of an exchange at its end, if there was one; returns the others."""
+        if np.any(metrics["pbt/due"]):
+            row = {"env_steps": step, "objective": jsonable(metrics["pbt/objective"]), "members": _changes(metrics)}
+            with self._path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        return {name: x for name, x in metrics.items() if name != "pbt/due" and not name.startswith(BEFORE)}
+
+
+def _changes(metrics: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    """What became of those members to which something happened."""
+    names = [name.removeprefix(AFTER) for name in metrics if name.startswith(AFTER)]
+    rows = []
+    for member, source in enumerate(np.ravel(metrics["pbt/source"]).tolist()):
+        old, new = (
+            {name: jsonable(np.ravel(metrics[f"{x}{name}"])[member]) for name in names} for x in (BEFORE, AFTER)
+        )
+        row = {"member": member}
+        if source != member:
+            theirs, own = (jsonable(np.ravel(metrics["pbt/objective"])[x]) for x in (source, member))
+            row |= {"from": source, "why": "broken" if own is None else f"{own} against {theirs}"}
+        changed = {name: [old[name], new[name]] for name in names if old[name] != new[name]}
+        if changed or source != member:
+            rows.append(row | {"changed": changed})
+    return rows
+
+
+class Clock:
+    """Runs from its making on; training begins and ends when it is told so."""
+
+    def __init__(self):
+        self.seconds = dict.fromkeys(("compile", "eval", "checkpoint", "host"), 0.0)
+        self._made = self._began = time.perf_counter()
+        self._lap = 0.0  # seconds of training at the last one
+        self._ended: float | None = None  # seconds of training in the end
+
+    def begin(self) -> None:
+        self._began = time.perf_counter()
+
+    def end(self) -> None:
+        self._ended = self.trained
+
+    @property
+    def wall(self) -> float:
+        """Seconds since the clock was made."""
+        return time.perf_counter() - self._made
+
+    def moment(self) -> dict[str, float]:
+        """Now, for a row of metrics."""
+        return {"time/wall": self.wall, "time/compile": self.seconds["compile"]}
+
+    @property
+    def since_begin(self) -> float:
+        """Seconds since training began, with all that interrupts it."""
+        return time.perf_counter() - self._began
+
+    @property
+    def trained(self) -> float:
+        """Seconds of training, without evaluation and saving."""
+        if self._ended is not None:
+            return self._ended
+        return self.since_begin - self.seconds["eval"] - self.seconds["checkpoint"]
+
+    def lap(self) -> float:
+        """Seconds of training since the last call, or since it began."""
+        before, self._lap = self._lap, self.trained
+        return self._lap - before
+
+    @contextmanager
+    def timed(self, name: str):
+        """Add the time inside to one of `seconds`."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - began
+
 
 Report = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
 """Metrics by name, and for some of them the index of the chunk's first update in which each seed's was not finite, or

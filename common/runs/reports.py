@@ -11,17 +11,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from common.cli.config import defaults_of
-from common.cli.env_names import is_custom
-from common.cli.files import read_text
-from common.cli.flags import ONE_TIME
-from common.cli.words import as_typed
+from common.cli.env_flags import is_custom
+from common.cli.files import defaults_of, read_text
+from common.cli.run_flags import ONE_TIME, as_typed
 from common.device.devices import describe
-from common.device.schedules import schedule_notes
+from common.device.optim import schedule_notes
 from common.runs.directory import write_json
 from common.runs.metrics import jsonable
-from common.runs.overall import DISTINCT, counted
-from common.runs.ranking import ranking
+from common.runs.ranking import DISTINCT, counted, ranking
 
 SHOWN = {f"eval/return_{name}" for name in ("mean", "std", "min", "max")}
 """What the footer shows of an evaluation."""

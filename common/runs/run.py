@@ -6,37 +6,31 @@ is read only after the next chunk has been dispatched, except where an evaluatio
 
 import json
 import math
+import signal
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
 from common.cli.checks import LARGEST
-from common.cli.console import Console
+from common.cli.console import Console, SignalWatch
 from common.cli.errors import TrainingError
-from common.device import cluster
-from common.device.compilation import compile_by_call, compile_together, set_up_cache
-from common.device.seeds import arrays_of
-from common.device.sharding import host_like
+from common.device import multihost
+from common.device.programs import compile_by_call, compile_together, set_up_cache
+from common.device.sharding import arrays_of, host_like
 from common.runs import reports
-from common.runs.clock import Clock
-from common.runs.companion import Companion, Nobody
-from common.runs.confirmation import confirm_best
 from common.runs.directory import agree_on_directory, claim_directory, describe_run, restore
-from common.runs.evaluation import DeviceEvaluation, Evaluation, Evaluations
-from common.runs.interruption import Interruption
-from common.runs.intervals import Intervals
+from common.runs.evaluator import DeviceEvaluation, Evaluation, Evaluations, confirm_best
 from common.runs.loading import load, place
-from common.runs.lock import is_ours
+from common.runs.lock import check_shared, is_ours
 from common.runs.metrics import check_extras
 from common.runs.ranking import summary
-from common.runs.recorder import Callback, Chunk, Recorder, Report
+from common.runs.recorder import Callback, Chunk, Clock, Recorder, Report
 from common.runs.reports import TrainResult
 from common.runs.saver import Saver
-from common.runs.storage import check_shared
 
 
 class Run:
@@ -57,7 +51,7 @@ class Run:
         self.args, self.devices, self._is_game = args, devices, getattr(env, "is_game", False)
         self.total = args.num_updates * args.steps_per_update
         self.config = describe_run(args, script, env, devices)
-        (self.path, changes), first = agree_on_directory(args, self.config), cluster.is_first()
+        (self.path, changes), first = agree_on_directory(args, self.config), multihost.is_first()
         self.dir = self.path if first else None  # where this process writes
         self.console = Console(args.quiet or args.benchmark, self.total, summary if args.is_population else None, first)
         self.steps = self.first_step = 0
@@ -79,7 +73,7 @@ class Run:
         if self._evaluations is None:
             return
         self._evaluations.stop()
-        if error is not None and not cluster.has_lost(error):
+        if error is not None and not multihost.has_lost(error):
             with suppress(Exception):  # let the save under way finish; `error` is what gets reported
                 self._saver.let_finish()
         with suppress(Exception):
@@ -101,7 +95,7 @@ class Run:
         shapes = jax.eval_shape(programs.init, members)
         self._where = shapes, self.devices, args.sharding
         start = load(args, self.config, host_like(shapes), self.console)
-        cluster.check_equal("the newest checkpoint", str(start.step))
+        multihost.check_equal("the newest checkpoint", str(start.step))
         self.first_step, self.steps, self.counters = start.step, start.step, start.counters
         if self.dir and self.steps < self.total:  # else nothing is trained, and the flags stay as they are
             self.console.say(claim_directory(self.dir, self.config, args.overwrite))
@@ -138,7 +132,7 @@ class Run:
     @property
     def stopping(self) -> bool:
         """Whether that is so in any process, all of which have to ask at the same time."""
-        return bool(self._interruption.received() or cluster.largest(self.leaving))
+        return bool(self._interruption.received() or multihost.largest(self.leaving))
 
     def next_chunk(self) -> np.int32:
         """How many updates to run next."""
@@ -158,7 +152,7 @@ class Run:
         due, at_end = self._intervals.due(before, self.steps), self.steps >= self._end
         if at_end or due & {"eval", "checkpoint"}:
             self._settle(state, evaluate=at_end or "eval" in due, save=at_end or "checkpoint" in due)
-        elif self._callback or cluster.count() > 1:
+        elif self._callback or multihost.count() > 1:
             self.log()  # the callback may end the run here; processes wait for the chunk anyway
 
     def log(self) -> None:
@@ -207,7 +201,7 @@ class Run:
         ending = "finished" if self.steps >= self.total or self._evaluations.goal_reached else "stopped"
         status, sha256 = "interrupted" if interrupted else ending, self._saver.sha256(host)
         outcome = self._outcome(status, sha256, confirmed)
-        if self.args.benchmark and cluster.is_first():
+        if self.args.benchmark and multihost.is_first():
             print(json.dumps(reports.benchmark_record(self.args, self.config, outcome)))
         if self.dir:
             if state is not None or status != reports.stored_status(self.dir):
@@ -253,3 +247,89 @@ class Run:
             checkpoint=str(checkpoint) if checkpoint else None,
             figures=self.companion.figures(),
         )
+
+
+class Intervals(NamedTuple):
+    """Steps from one time to the next; 0 is never."""
+
+    log: int
+    eval: int
+    checkpoint: int
+    exchange: int = 0
+
+    @classmethod
+    def of(cls, args: Any) -> "Intervals":
+        """Those of the flags; --benchmark neither evaluates nor saves."""
+        saving = (0, 0) if args.benchmark else (args.eval_interval, args.checkpoint_interval)
+        return cls(args.log_interval, *saving, args.exchange_interval)
+
+    def next_due(self, step: int) -> float:
+        """The first step after `step` at which anything is due; infinite where nothing is."""
+        return min(next_boundary(step, interval) for interval in self)
+
+    def due(self, before: int, step: int) -> set[str]:
+        """What is due at `step`, and was not `before`."""
+        return {name for name, interval in self._asdict().items() if step >= next_boundary(before, interval)}
+
+
+def next_boundary(step: int, interval: int) -> float:
+    """First multiple of `interval` after `step`; infinite for interval 0."""
+    return step + interval - step % interval if interval else math.inf
+
+
+PROMISE = "interrupted: ending once everything is saved; interrupt again to exit at once"
+
+
+class Interruption:
+    """A SignalWatch of a run that may have several processes."""
+
+    def __init__(self, console: Console):
+        self._signals = SignalWatch(lambda: console.say(PROMISE), console.abandon)
+        self._number = 0
+        self.start, self.stop = self._signals.start, self._signals.stop
+
+    @property
+    def here(self) -> int:
+        """The number of the signal that this process has received, or 0."""
+        return self._signals.received or 0
+
+    def received(self) -> int:
+        """The number of the signal, or 0. All processes have to ask at the same time."""
+        self._number = self._number or multihost.largest(self.here)
+        return self._number
+
+    def ending_at_once(self, farewell: Callable[..., None], *args: Any) -> AbstractContextManager:
+        """As `SignalWatch.ending_at_once` for a single process; several end together, at the next chunk."""
+        return nullcontext() if multihost.count() > 1 else self._signals.ending_at_once(partial(farewell, *args))
+
+    def go_on(self) -> None:
+        """What the signal would have done, also one that has just come: raises KeyboardInterrupt, or SystemExit."""
+        number = self._number or self.here
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if number:
+            raise SystemExit(128 + number)
+
+
+class Companion(Protocol):
+    def counters(self) -> dict[str, int]:
+        """Numbers that checkpoints keep beside the state, so that a resumed run counts on."""
+
+    def figures(self) -> dict[str, Any]:
+        """More for `result.json`, and for the line of --benchmark."""
+
+    def remarks(self) -> list[str]:
+        """More lines for the end of the console's output."""
+
+
+class Nobody:
+    """The companion of a run that has none."""
+
+    def counters(self) -> dict[str, int]:
+        return {}
+
+    def figures(self) -> dict[str, Any]:
+        return {}
+
+    def remarks(self) -> list[str]:
+        return []

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from common.cli.errors import TrainingError
-from common.device import cluster
+from common.device import multihost
 from common.device.evaluation import Evaluated
 from common.device.sharding import to_host
 from common.runs.arrays import counter_arrays, flatten, sha256, without
 from common.runs.checkpoints import FOLDER, Checkpoints
 from common.runs.loading import Start, with_learner
 from common.runs.lock import is_ours
-from common.runs.overall import best_step, overall_of
+from common.runs.ranking import best_step, overall_of
 from common.runs.reports import has_ended_at
 
 
@@ -45,7 +45,7 @@ class Saver:
         self._unsaved, self._keep_best, self._is_population = args.unsaved, args.keep_best, args.is_population
         self.counters = counters
         self._saved, self._newest = {start.step}, start.host
-        self._best = cluster.on_first(self._checkpoints.best) if self._checkpoints else -np.inf
+        self._best = multihost.on_first(self._checkpoints.best) if self._checkpoints else -np.inf
         self._returns: dict[int, list[float]] = {}  # of the newest evaluation, by its step
         self._best_step: int | None = None
 
@@ -103,7 +103,7 @@ class Saver:
     def sha256(self, host: Any) -> str:
         """Checksum of what checkpoints hold of a state; of several processes that of their own checksums."""
         own = sha256(without(flatten(host), self._unsaved))
-        return own if cluster.count() == 1 else hashlib.sha256("".join(cluster.everyones(own)).encode()).hexdigest()
+        return own if multihost.count() == 1 else hashlib.sha256("".join(multihost.everyones(own)).encode()).hexdigest()
 
     def checkpoint(self) -> Path | None:
         """The newest checkpoint, if there is one."""
@@ -119,7 +119,7 @@ class Saver:
         """Whether the run has ended at this step before, all evaluations included: nothing cut it short."""
         if not self._checkpoints or step not in self._checkpoints.agreed_evaluations():
             return False
-        return cluster.on_first(has_ended_at, self._directory, step)
+        return multihost.on_first(has_ended_at, self._directory, step)
 
     def has(self, step: int) -> bool:
         """Whether there is a checkpoint of this step."""
@@ -134,7 +134,7 @@ class Saver:
 
     def check_directory(self) -> None:
         """Raise TrainingError where the directory of the run is not its own any more."""
-        if self._directory and cluster.is_first() and not is_ours(self._directory):
+        if self._directory and multihost.is_first() and not is_ours(self._directory):
             raise TrainingError(
                 f"{self._directory} was deleted or moved while the run went on: nothing more can be saved"
             )

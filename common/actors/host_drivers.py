@@ -1,0 +1,217 @@
+"""The drivers of algorithms that learn from rollouts of actors, which step environments on the host."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from common.actors.queues import HostRollout
+from common.cli.errors import UsageError
+from common.device.agents import Seen
+from common.device.drivers import gradient_updates, random_actions
+from common.device.interface import (
+    Actors,
+    Now,
+    OffPolicy,
+    OnPolicy,
+    Rollout,
+    RunState,
+    Transition,
+    acting_part,
+    explore_with_memory,
+    memory_to_begin_with,
+    with_acting_part,
+)
+from common.device.optim import hp_now, hp_of
+from common.device.replay import example_transition, new_replay, num_groups
+from common.device.rollout import action_noise, ids_in_process, ids_over_processes, minibatch_indices
+from common.device.sharding import AXIS, TrainState
+from common.device.statistics import Tally
+from common.envs.masks import to_env
+from common.envs.spaces import EnvSpec, batch_shape
+
+
+class HostDriver(NamedTuple):
+    """An algorithm's run beside actors, as functions of one agent."""
+
+    begin: Callable  # keys of the learner and of everything random -> learner, RunState
+    init: Callable  # seed [] -> TrainState
+    update: Callable  # TrainState, HostRollouts -> TrainState, what to publish, Tally
+    publish: Callable  # learner, RunState -> what an actor needs to act
+    act: Callable  # published, memory, key data, step, observations [N, ...] -> actions, extras, memory
+    memory: Callable  # number of environments N -> memory of `act` at first
+    gauges: Callable = lambda state: {}  # TrainState -> metrics of how things stand after an update
+
+
+def host_driver(algorithm: OnPolicy | OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
+    """The driver for the kind of `algorithm`."""
+    return (off_policy if isinstance(algorithm, OffPolicy) else on_policy)(algorithm, args, env)
+
+
+def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
+    """Updates that learn from some rollouts of actors, each once."""
+    if algorithm.wants_reward:
+        raise UsageError("--obs-prev-action-reward needs an environment on the devices: actors do not show rewards")
+    explore = explore_with_memory(algorithm)
+
+    def begin(params_key: jax.Array, key: jax.Array) -> tuple[Any, RunState]:
+        return algorithm.init(params_key, hp_of(args)), RunState(key, jnp.int32(0), {})
+
+    def init(seed: jax.Array) -> TrainState:
+        learner, run = begin(*jax.random.split(jax.random.key(seed)))
+        return TrainState(learner, (), run)
+
+    def update(state: TrainState, rollouts: tuple[HostRollout, ...]) -> tuple[TrainState, Any, Tally]:
+        learner, run = state.learner, state.run
+        rollout = as_rollout(jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *rollouts))  # [T, N of all, ...]
+        hp, scheduled = hp_now(args, run, learner)
+        key = jax.random.fold_in(run.key, run.updates)
+        minibatches = partial(minibatches_of, key, rollout.reward.shape[1], len(rollouts))
+        learner, metrics = algorithm.update(learner, rollout, Now(hp, run.updates, key, minibatches))
+        run = run.replace(updates=run.updates + 1)
+        metrics |= scheduled | {"params/norm": optax.global_norm(learner.params)}
+        return TrainState(learner, (), run), publish(learner, run), Tally.of(metrics)
+
+    def minibatches_of(key: jax.Array, num_envs: int, num_rollouts: int, epochs: int, num_minibatches: int):
+        """Which of this device's samples go into each minibatch, [E, M, B].
+
+        Every minibatch has equal parts of all rollouts, the same samples on any number of devices.
+        """
+        local = num_envs // num_rollouts  # of this device, in each rollout
+
+        def of_rollout(index, number):
+            sizes = args.samples_per_env, local, epochs, num_minibatches, args.processes
+            step, env = jnp.divmod(minibatch_indices(jax.random.fold_in(key, number), *sizes), local)
+            return step * num_envs + index * local + env
+
+        indices = jax.vmap(of_rollout)(jnp.arange(num_rollouts), ids_over_processes(num_rollouts, args.processes))
+        return jnp.moveaxis(indices, 0, 2).reshape(epochs, num_minibatches, -1)  # of [R, E, M, B / R]
+
+    def publish(learner: Any, run: RunState) -> Any:
+        return learner.replace(opt_state=())
+
+    def act(learner: Any, memory: Any, key_data: jax.Array, step: jax.Array, obs: Any) -> tuple[Any, Any, Any]:
+        key, count = jax.random.fold_in(jax.random.wrap_key_data(key_data), step), batch_shape(obs)
+        seen = Seen(obs, jnp.zeros(count, bool), jnp.zeros(count))  # actors empty memories themselves
+        noise = action_noise(key, env.action_space, count)
+        return explore(learner, seen, memory, noise)
+
+    return HostDriver(begin, init, update, publish, act, partial(memory_to_begin_with, algorithm))
+
+
+def as_rollout(host: HostRollout) -> Rollout:
+    """What actors collected, as algorithms take it.
+
+    Memory begins anew within a rollout where a step is the first of an episode. A suite that resets by itself, in a
+    step that does not count, shows the last observation in it, with all memory.
+    """
+    obs, last_obs = (jax.tree.map(lambda x, part=part: x[part], host.obs) for part in (slice(-1), -1))
+    resets_in_step = host.final_obs is not None
+    ends = host.terminated | host.truncated if resets_in_step else ~host.valid
+    first = jnp.concatenate([jnp.zeros_like(ends[:1]), ends])
+    reward = jnp.concatenate([jnp.zeros_like(host.reward[:1]), host.reward])
+    return Rollout(
+        seen=Seen(obs, first[:-1], reward[:-1]),
+        action=host.action,
+        extras=host.extras,
+        reward=host.reward,
+        terminated=host.terminated,
+        truncated=host.truncated,
+        final_obs=host.final_obs,
+        last=Seen(last_obs, first[-1], reward[-1]),
+        memory=jax.tree.map(lambda x: x[0], host.memory),
+        valid=host.valid,
+        version=host.version,
+    )
+
+
+def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
+    """Updates that store some rollouts of actors, and make the gradient updates that are due after them."""
+    blocks = num_groups(args.envs_per_actor, args.batch_size // args.parts)
+    groups, own_parts = blocks * args.parts, args.parts // args.processes
+    like = jax.eval_shape(lambda: algorithm.init(jax.random.key(0), hp_of(args)))  # nothing to compute with
+
+    def begin(params_key: jax.Array, key: jax.Array) -> tuple[Any, RunState]:
+        run = RunState(key, jnp.int32(0), {}, gradient_updates=jnp.int32(0), env_steps=jnp.int32(0))
+        return algorithm.init(params_key, hp_of(args)), run
+
+    def init(seed: jax.Array) -> TrainState:
+        learner, run = begin(*jax.random.split(jax.random.key(seed)))
+        num_rings = args.num_rings // jax.lax.axis_size(AXIS)
+        replay = new_replay(example_transition(env, versions=True), num_rings, args.capacity)
+        return TrainState(learner, Actors((), (), (), (), replay), run)
+
+    def update(state: TrainState, rollouts: tuple[HostRollout, ...]) -> tuple[TrainState, Any, Tally]:
+        run = state.run
+        rollout = side_by_side(rollouts, own_parts, args.block)
+        transitions, valid = transitions_of(rollout), rollout.valid
+        replay = state.actors.replay.add_valid(transitions, valid)
+        new, stored = jax.lax.psum((jnp.sum(valid), jnp.sum(replay.count)), AXIS)
+        learner = algorithm.observe(state.learner, transitions, valid)
+        run = run.replace(updates=run.updates + 1, env_steps=run.env_steps + new)
+        key, due = jax.random.fold_in(run.key, run.updates), args.ratio.due(stored) - args.ratio.due(stored - new)
+        sizes = keys_of_groups, args.batch_size // groups
+        learner, run, tally = gradient_updates(algorithm, args, learner, run, replay, key, due, *sizes)
+        return TrainState(learner, state.actors.replace(replay=replay), run), publish(learner, run), tally
+
+    def keys_of_groups(key: jax.Array) -> jax.Array:
+        """A key for each of this device's groups of rings, [G]: by block of environments, and in it by part."""
+        block = ids_in_process(groups // own_parts // jax.lax.axis_size(AXIS), args.processes)[:, None]
+        part = ids_over_processes(own_parts, args.processes)
+        return jax.vmap(jax.random.fold_in, (None, 0))(key, (block * args.parts + part).ravel())
+
+    def publish(learner: Any, run: RunState) -> Any:
+        return acting_part(learner), run.env_steps < args.learning_starts
+
+    def act(published: Any, memory: tuple, key_data: jax.Array, step: jax.Array, obs: Any) -> tuple[Any, Any, tuple]:
+        """Actions as environments take them and as the buffer keeps them: sampled, or at first at random."""
+        part, warming_up = published
+        policy_key, held = jax.random.split(jax.random.wrap_key_data(key_data))
+        policy_key, held = jax.random.fold_in(policy_key, step), jax.random.fold_in(held, step // args.hold_random)
+        noise = action_noise(policy_key, env.action_space, batch_shape(obs))
+        action = algorithm.explore(with_acting_part(like, part), obs, noise)
+        random = random_actions(jax.random.split(held, batch_shape(obs)[0]), obs, env)
+        action = jnp.where(warming_up, random, action)
+        return to_env(action, env.action_space), action, memory
+
+    def gauges(state: TrainState) -> dict[str, jax.Array]:
+        run, replay = state.run, state.actors.replay
+        filled = jnp.where(replay.filled == replay.capacity, 1.0, replay.filled / replay.capacity)
+        # Below zero are keys that no update has
+        keys = keys_of_groups(jax.random.fold_in(run.key, -1 - run.updates))
+        age = run.updates - replay.sample(keys, args.batch_size // groups).version
+        return {
+            "gradient_updates": run.gradient_updates,
+            "replay/stored": jax.lax.psum(jnp.sum(replay.count), AXIS),
+            "replay/fill": jax.lax.pmean(jnp.mean(filled), AXIS),
+            "replay/age_p50": jnp.median(jax.lax.all_gather(age, AXIS)),  # updates since the policy that acted
+            "replay/ratio": run.gradient_updates / jnp.maximum(run.env_steps - args.learning_starts, 1),
+        }
+
+    return HostDriver(begin, init, update, publish, act, lambda count: (), gauges)
+
+
+def side_by_side(rollouts: tuple[HostRollout, ...], parts: int, width: int) -> HostRollout:
+    """One rollout of the environments of all of them, [T, N of all, ...].
+
+    Blocks of `width` environments come one after another, of each block the `parts` of the rollouts, of each part the
+    environments, and of each environment the rollouts: however many devices share the environments, a device's are
+    neighbours among all.
+    """
+
+    def merge(*x):
+        steps, envs, *shape = x[0].shape
+        x = jnp.stack(x, axis=2).reshape(steps, envs // width, width, parts, -1, *shape)
+        return jnp.swapaxes(x, 2, 3).reshape(steps, -1, *shape)
+
+    return jax.tree.map(merge, *rollouts)
+
+
+def transitions_of(rollout: HostRollout) -> Transition:
+    """What the buffer keeps of the steps of a rollout, [T, N, ...]."""
+    obs = jax.tree.map(lambda x: x[:-1], rollout.obs)
+    next_obs = jax.tree.map(lambda x: x[1:], rollout.obs) if rollout.final_obs is None else rollout.final_obs
+    return Transition(obs, rollout.extras, rollout.reward, rollout.terminated, next_obs, rollout.version)

@@ -1,0 +1,220 @@
+"""Environments on the command line: their names, `--env-params`, and values that are lists or random draws.
+
+A bare id is gymnax's, `suite:id` another suite's, `package.module:factory` a user's own. Draws and lists, such as
+`log:1e-4:1e-2` and `3e-4,1e-3`, stand for parameters of environments and for flags of a population's members.
+
+A suite is one line here; what else there is to know of it stands in its file, `common/envs/SUITE_suite.py`.
+
+Parameters of an environment in which members of a population differ have names with a prefix, as in `env.gravity`.
+"""
+
+import itertools
+import json
+import math
+from collections.abc import Iterable, Mapping
+from random import Random
+from typing import Any, Literal, NamedTuple
+
+from common.cli.checks import shortened
+from common.cli.errors import UsageError
+
+OWN = ""
+SUITES: dict[str, Literal["device", "host"]] = {
+    "gymnax": "device",
+    "pmaprl": "device",
+    "brax": "device",
+    "craftax": "device",
+    "playground": "device",
+    "jumanji": "device",
+    "pgx": "device",
+    "navix": "device",
+    "xminigrid": "device",
+    "jaxmarl": "device",
+    "octax": "device",
+    "envpool": "host",
+    "gymnasium": "host",
+}
+"""Where the environments of a suite step."""
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Suite and id of an environment's name."""
+    suite, colon, env_id = name.partition(":")
+    if not colon:
+        return "gymnax", name
+    return (suite, env_id) if suite in SUITES else (OWN, name)
+
+
+def is_custom(name: str) -> bool:
+    """Whether `name` refers to a user's own code, as `package.module:factory` and `gymnasium:module:id` do."""
+    return ":" in split_name(name)[1]
+
+
+def steps_on_host(name: str) -> bool:
+    return SUITES.get(split_name(name)[0]) == "host"
+
+
+FORMS = "log:LOW:HIGH, uniform:LOW:HIGH or choice:A,B,..."
+PREFIX = "env."  # of what is a parameter of the environment
+KINDS = "log", "uniform", "choice"
+DIGITS = 6  # of a drawn value: as many as one types to train a member alone
+
+
+class Draw(NamedTuple):
+    """What a member draws for a flag."""
+
+    kind: str  # log, uniform or choice
+    values: tuple[float, ...]  # lowest and highest, or all to choose from
+
+    def draw(self, random: Random) -> float:
+        """A value."""
+        if self.kind == "choice":
+            return self.values[int(random.random() * len(self.values))]
+        low, high = self.values
+        share = random.random()
+        drawn = low * (high / low) ** share if self.kind == "log" else low + (high - low) * share
+        return min(max(rounded(drawn), low), high)
+
+
+def read_sweep(words: Iterable[str], able: Iterable[str]) -> tuple[dict[str, Draw], dict[str, tuple[float, ...]]]:
+    """By flag, what `--sweep` draws, and the values it goes through. Raises UsageError for what cannot be swept."""
+    draws, values = {}, {}
+    for name, text in _pairs("--sweep", words, able, f"NAME=A,B,... or NAME={FORMS}").items():
+        what = f"--sweep {name}={shortened(text)}"
+        if ":" in text:
+            draws[name] = read_draw(what, text)
+        else:
+            values[name] = _numbers(what, text)
+    return draws, values
+
+
+def drawn(draws: dict[str, Draw], seed: int, count: int) -> dict[str, list[float]]:
+    """Values for `count` members, by flag. A flag draws the same whatever others are swept."""
+    streams = {name: Random(f"{seed} {name}") for name in draws}
+    return {name: [draw.draw(streams[name]) for _ in range(count)] for name, draw in draws.items()}
+
+
+def combined(grid: dict[str, tuple[float, ...]], each: int) -> dict[str, list[float]]:
+    """All combinations, each for as many members, by flag; the last flag changes first."""
+    rows = [row for row in itertools.product(*grid.values()) for _ in range(each)]
+    return {name: [row[index] for row in rows] for index, name in enumerate(grid)}
+
+
+def rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def check_sweepable(flag: str, names: Iterable[str], sweepable: Iterable[str]) -> None:
+    """Raise UsageError where members cannot differ in one of the named flags.
+
+    Of parameters of the environment only itself knows, see `common/envs/variation.py`.
+    """
+    for name in names:
+        if name not in sweepable and not name.startswith(PREFIX):
+            known = f"{', '.join(sweepable)} only, or in {PREFIX}NAME, a number of the environment"
+            raise UsageError(f"{flag} {shortened(name)}: members may differ in {known}")
+
+
+def is_draw(text: str) -> bool:
+    """Whether it looks like what a member draws."""
+    return text.partition(":")[0] in KINDS and ":" in text
+
+
+def _pairs(flag: str, words: Iterable[str], sweepable: Iterable[str], form: str) -> dict[str, str]:
+    found = {}
+    for word in words:
+        name, equals, text = "".join(word.split()).partition("=")
+        name = name.removeprefix("--")
+        name = name if name.startswith(PREFIX) else name.replace("-", "_")
+        if not equals or not text:
+            raise UsageError(f"{flag} {shortened(repr(word))} is not of the form {form}")
+        check_sweepable(flag, [name], sweepable)
+        if name in found:
+            raise UsageError(f"{flag} has {name} twice: {shortened(found[name])} and {shortened(text)}")
+        found[name] = text
+    return found
+
+
+def read_draw(what: str, text: str) -> Draw:
+    """A draw from its text. Raises UsageError, naming `what` it is, where it has no such form."""
+    kind, _, rest = text.partition(":")
+    if not is_draw(text):
+        raise UsageError(f"{what} is not of the form {FORMS}")
+    if kind == "choice":
+        return Draw(kind, _numbers(what, rest))
+    values = _numbers(what, rest, ":")
+    if len(values) != 2 or values[0] > values[1]:
+        raise UsageError(f"{what} needs the lowest number and then the highest, as in {kind}:1e-4:1e-2")
+    if kind == "log" and values[0] <= 0:
+        raise UsageError(f"{what} begins at {values[0]:g}: a logarithmic range begins above 0")
+    return Draw(kind, values)
+
+
+def _numbers(what: str, text: str, between: str = ",") -> tuple[float, ...]:
+    try:
+        numbers = tuple(map(float, text.split(between)))
+    except ValueError:
+        raise UsageError(f"{what} has something in it that is no number") from None
+    if not all(map(math.isfinite, numbers)):
+        raise UsageError(f"{what} has a number in it that is not finite")
+    if between == "," and len(set(numbers)) < len(numbers):
+        raise UsageError(f"{what} has a number twice")
+    return numbers
+
+
+def read_params(env_params: str, flag: str = "--env-params") -> dict[str, Any]:
+    """The JSON object that a `flag` is; nothing where it is empty."""
+    if not env_params:
+        return {}
+    try:
+        params = json.loads(env_params)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{flag} {shortened(repr(env_params))} is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        short = shortened(repr(env_params))
+        raise UsageError(f"{flag} {short} has a number that is too long, or too many brackets") from error
+    if not isinstance(params, dict):
+        raise UsageError(f"{flag} {shortened(repr(env_params))} must be a JSON object such as '{{\"name\": 1.0}}'")
+    return params
+
+
+def draws_in(params: Mapping[str, Any]) -> dict[str, Draw]:
+    """What every episode draws anew, by parameter: texts such as `uniform:8:12`. Raises UsageError."""
+    drawn = {name: text for name, text in params.items() if isinstance(text, str) and is_draw(text)}
+    return {name: read_draw(f"--env-params {name}={text}", text) for name, text in drawn.items()}
+
+
+def lists_in(env_params: str) -> dict[str, tuple[float, ...]]:
+    """Lists of numbers, of which each member of a population draws one, by prefixed name."""
+    params = read_params(env_params)
+    return {PREFIX + name: tuple(map(float, x)) for name, x in params.items() if _is_list(x)}
+
+
+def given_params(flags: Mapping[str, Any]) -> str:
+    """The parameters with which a run with these flags evaluates: where members draw from a list, its first number."""
+    env_params = flags.get("env_params", "")
+    if not flags.get("population") or not lists_in(env_params):
+        return env_params
+    return json.dumps({name: x[0] if _is_list(x) else x for name, x in read_params(env_params).items()})
+
+
+def given_number(env_params: str, name: str) -> float | None:
+    """The number that `env_params` has for a prefixed name, the first of a list; None where there is none."""
+    value = read_params(env_params).get(name.removeprefix(PREFIX))
+    value = value[0] if _is_list(value) else value
+    return float(value) if _is_number(value) else None
+
+
+def as_flags(member: Mapping[str, Any], env_params: str) -> dict[str, Any]:
+    """What members differ in as flags for one of them alone, whose `--env-params` are otherwise these."""
+    own = {name.removeprefix(PREFIX): value for name, value in member.items() if name.startswith(PREFIX)}
+    flags = {name: value for name, value in member.items() if not name.startswith(PREFIX)}
+    return flags | ({"env_params": json.dumps(read_params(env_params) | own)} if own else {})
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_number, value))

@@ -1,0 +1,334 @@
+"""Flags that every algorithm shares, those of a resumed run, and those of a run of several processes."""
+
+import copy
+import dataclasses
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from common.cli.checks import (
+    LARGEST,
+    Count,
+    CountOrZero,
+    Finite,
+    Seconds,
+    Steps,
+    StepsOrZero,
+    Suite,
+    check_flags,
+    optional_word,
+    shortened,
+)
+from common.cli.env_flags import is_custom
+from common.cli.errors import UsageError
+from common.cli.files import Entry, find_entry, read_config
+
+
+class Members(NamedTuple):
+    """What agents begin from, an entry for each."""
+
+    seed: Any  # list or array of whole numbers
+    hyper: dict[str, Any]  # lists or arrays of the flags in which they differ
+
+
+@dataclass(kw_only=True)
+class RunArgs:
+    """Flags of every algorithm. Sizes and intervals count environment steps over all devices together."""
+
+    num_agents: ClassVar[int] = 1
+    """Agents trained together."""
+    is_population: ClassVar[bool] = False
+    """Whether they may differ in more than their seeds: then the best one counts, and one that breaks stops none."""
+    exchange_interval: ClassVar[int] = 0
+    """Environment steps after which members exchange something."""
+    gif, sharding = False, "pmap"  # which are flags where environments step on the device
+    dispensable: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of the names of state arrays without which a checkpoint still loads; they start from zero."""
+    renewed: ClassVar[tuple[str, ...]] = ()
+    """Likewise; they are made anew."""
+
+    # environment
+    env: str
+    env_params: str = ""
+    """Environment parameters to change, as a JSON object, such as '{"max_steps_in_episode": 200}'."""
+    tuned: bool = False
+    """Hyper-parameters tuned for the environment, from algos/tuned/, in place of defaults (default: on, if any)."""
+    list_envs: Suite = ""
+    """List of the environments that can be trained, or of those of one suite; nothing is trained."""
+
+    # run
+    seed: CountOrZero = 0
+    """Random seed of the first agent."""
+    total_timesteps: Steps = 500_000
+    """Environment steps to train for, rounded up to whole updates."""
+    run_dir: str = ""
+    """Directory of the run (default: runs/<env>__<algo>__<seed>__<time>)."""
+    resume: str = ""
+    """Directory of a run to continue exactly, with its flags; flags given here override them."""
+    resume_or_start: bool = False
+    """Continuation of the run in --run-dir, or its start where there is none: for jobs that a cluster queues again."""
+    init_from: str = ""
+    """Run whose parameters and normaliser training starts from, at step 0."""
+    overwrite: bool = False
+    """Deletion of an existing run in --run-dir first; files that are not a run's stay."""
+    stop_after: StepsOrZero = 0
+    """Environment steps in all after which to stop, saved and resumable; schedules do not change. 0: off."""
+    max_seconds: Seconds = 0.0
+    """Seconds after which to stop, saved and resumable, but not before some training is done. 0: off."""
+    stop_at_return: Finite | None = None
+    """Evaluation return at which training ends (mean over seeds, best member of a population)."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the hidden layers; parameters, losses and optimiser stay float32."""
+    benchmark: bool = False
+    """Speed measurement: no run directory, evaluation or checkpoint, and one line of JSON at the end."""
+
+    # evaluation and checkpoints
+    eval_interval: StepsOrZero = 100_000
+    """Environment steps between greedy evaluations; 0: at the end only."""
+    eval_episodes: Count = 128
+    """Episodes per evaluation."""
+    checkpoint_interval: StepsOrZero = 100_000
+    """Environment steps between checkpoints; 0: at the end only."""
+    keep_checkpoints: CountOrZero = 5
+    """Newest checkpoints to keep; 0: all."""
+    keep_best: bool = False
+    """Checkpoint with the best evaluation, kept beside the newest (mean over seeds, best member of a population)."""
+
+    # logging
+    log_interval: Steps = 10_000
+    """Environment steps between rows of the log."""
+    log_info: tuple[str, ...] = ()
+    """Entries of the environment's info to log: ENTRY as a mean, or ENTRY_sum, ENTRY_max, ENTRY_min, ENTRY_last."""
+    tensorboard: bool = False
+    """TensorBoard files in the run directory."""
+    wandb: bool = False
+    """Weights & Biases; its variables WANDB_PROJECT (default: pmaprl), WANDB_RUN_GROUP, WANDB_NAME ... apply."""
+    quiet: bool = False
+    """No output but warnings and errors."""
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """Flags that a resumed run cannot change; kl-adaptive has moved the learning rate, and goes on from there."""
+        return ("seed", *["learning_rate"] * (getattr(self, "lr_schedule", "") == "kl-adaptive"))
+
+    @property
+    def members(self) -> Members:
+        """Seeds of all agents, and what they differ in."""
+        return Members([self.seed], {})
+
+    def flags_of_members(self) -> list[dict[str, Any]]:
+        """The flags by which agents differ, as for a run of each alone."""
+        seeds, hyper = self.members
+        return [{"seed": seed} | {name: x[member] for name, x in hyper.items()} for member, seed in enumerate(seeds)]
+
+    def values_of(self, name: str) -> list[Any]:
+        """A flag's value, or those of all members where they differ in it."""
+        return self.members.hyper.get(name, [getattr(self, name)])
+
+    @property
+    def num_updates(self) -> int:
+        """Updates of the whole run; each algorithm's `steps_per_update` says how long one is.
+
+        Raises UsageError where the devices cannot count them.
+        """
+        size = self.steps_per_update
+        updates = -(-self.total_timesteps // size)
+        if size > LARGEST or updates > LARGEST:
+            raise UsageError(
+                f"--total-timesteps {self.total_timesteps:,} makes {updates:,} updates of {size:,} steps: "
+                f"at most {LARGEST:,} of each can be counted"
+            )
+        return updates
+
+    @property
+    def unsaved(self) -> tuple[str, ...]:
+        """Beginnings of the names of state arrays that checkpoints leave out."""
+        return ()
+
+    @property
+    def dtype(self) -> str | None:
+        """Type of the hidden layers' arithmetic, for flax."""
+        return None if self.precision == "float32" else self.precision
+
+    def __post_init__(self):
+        check_flags(self)
+        if self.seed > (most := max(LARGEST - self.num_agents, 0)):
+            raise UsageError(f"--seed must be at most {most:,}, got {self.seed:,}")
+        self._check_together()
+
+    def check_needed(self, names: str, of: str, *values: str) -> None:
+        """Raise UsageError for a flag of `names` that does nothing, as the one called `of` has none of the `values`."""
+        flag, value = "--" + of.replace("_", "-"), getattr(self, of)
+        if value not in values and (given := self._given(names)):
+            raise UsageError(f"{given[0]} needs {flag} {' or '.join(values)}, it is {value}")
+
+    def _check_together(self) -> None:
+        """Raise UsageError for flags that contradict each other, or of which one does nothing without the other."""
+        if self.resume and self.init_from and not self.resume_or_start:
+            raise UsageError("--resume continues a run and --init-from starts one: give only one of them")
+        if self.resume_or_start and not self.run_dir:
+            raise UsageError("--resume-or-start needs --run-dir: where the run is, or is to be")
+        going_on = self._given("resume_or_start resume")
+        if going_on and self.overwrite:
+            raise UsageError(f"--overwrite would delete what {going_on[0]} continues: give only one of them")
+        keeping = self._given("resume run_dir tensorboard wandb keep_best gif stop_at_return")
+        if self.benchmark and keeping:
+            raise UsageError(f"--benchmark keeps and evaluates nothing: leave out {', '.join(keeping)}")
+        if self.stop_at_return is not None and not self.eval_interval:
+            raise UsageError("--stop-at-return needs evaluations on the way, and with --eval-interval 0 there are none")
+        if self.resume and self.run_dir != self.resume:
+            raise UsageError(
+                f"--resume {self.resume} goes on in its own directory: leave out --run-dir; "
+                f"from Python, take the run's flags with Args.from_run({self.resume!r})"
+            )
+
+    def _given(self, names: str) -> list[str]:
+        """Those of the named flags that do not have their default."""
+        changed = [name for name in names.split() if getattr(self, name) != getattr(type(self), name)]
+        return ["--" + name.replace("_", "-") for name in changed]
+
+    @classmethod
+    def for_env(cls, env: str, **overrides: Any):
+        """The flags that were tuned for `env`, if there are any, changed by `overrides`."""
+        return cls(**cls.tuned_flags(env) | overrides)
+
+    @classmethod
+    def tuned_flags(cls, env: str) -> dict[str, Any]:
+        """The environment, and what was tuned for it, if anything was: then `tuned` is set."""
+        entry = cls.tuned_entry(env)
+        return (entry.flags | {"tuned": True} if entry else {}) | {"env": env}
+
+    @classmethod
+    def tuned_entry(cls, env: str) -> Entry | None:
+        """What was tuned for `env`. Raises UsageError where it has flags or values that the algorithm does not take."""
+        entry = find_entry(cls._scripts()[0], env)
+        if entry is None:
+            return None
+        tunable = {field.name for field in dataclasses.fields(cls)} - {"env", "seed", *ONE_TIME}
+        for name in entry.flags:
+            if name not in tunable:
+                raise UsageError(f"{entry.path} has {name} for {entry.pattern}, which is no flag to be tuned")
+        try:
+            cls(**entry.flags | {"env": env})
+        except UsageError as error:
+            raise UsageError(f"{entry.path}, {entry.pattern}: {error}") from error
+        return entry
+
+    @classmethod
+    def from_run(cls, run_dir: str | Path, **overrides: Any):
+        """The flags to resume `run_dir` with, changed by `overrides`.
+
+        Raises UsageError where there is no run, or where `overrides` does not name the environment again although it is
+        the user's own code: a run directory is data, it does not decide which code is imported.
+        """
+        return cls(**cls.stored_flags(run_dir, **overrides))
+
+    @classmethod
+    def stored_flags(cls, run_dir: str | Path, **overrides: Any) -> dict[str, Any]:
+        """The same as a dictionary, as it stands in `config.json`: whether the values will do is not checked."""
+        config = read_config(run_dir)
+        algorithms = [script.stem for script in cls._scripts()]
+        if config["algorithm"] not in algorithms:
+            raise UsageError(f"{run_dir} was made by {config['algorithm']}, not by {algorithms[0]}")
+        stored = config["args"]
+        known = {field.name for field in dataclasses.fields(cls)}
+        stored = {name: value for name, value in stored.items() if name in known and name not in ONE_TIME}
+        stored |= {name: tuple(value) for name, value in stored.items() if isinstance(value, list)}
+        if is_custom(stored["env"]) and "env" not in overrides:
+            raise UsageError(
+                f"{run_dir} was trained on your own environment {stored['env']}; to resume, name it again: "
+                f"--env {stored['env']}"
+            )
+        return stored | overrides | {"resume": str(run_dir), "run_dir": str(run_dir)}
+
+    @classmethod
+    def _scripts(cls) -> list[Path]:
+        """The files whose flags these are: where they or those that they derive from are defined or taken."""
+        defining = [sys.modules.get(base.__module__) for base in cls.__mro__]
+        ours = cls, getattr(cls, "flags", cls)
+        taking = [
+            module for module in list(sys.modules.values()) if getattr(module, "__dict__", {}).get("Args") in ours
+        ]
+        files = [getattr(module, "__file__", None) for module in (*defining, *taking)]
+        return [Path(file).resolve() for file in files if file]
+
+
+ONE_TIME = ("resume", "run_dir", "init_from", "overwrite", "stop_after", "max_seconds", "benchmark", "quiet")
+ONE_TIME += ("resume_or_start", "list_envs", "tuned", "distributed")
+"""Flags of one invocation, not taken over by --resume."""
+
+
+MAX_PROCESSES = 4096  # more are a slip of the finger, for which the first one would take gigabytes
+Meeting = optional_word("HOST:PORT,ID/COUNT", bare="auto")
+
+
+@dataclass(kw_only=True)
+class ProcessArgs(RunArgs):
+    """Which processes there are. Each gets the same command."""
+
+    processes: ClassVar[int] = 1
+    """How many there are, as far as is known: see `among`."""
+    coordinator, num_processes, process_id = "", 0, -1  # where they meet; all that there are; which one this is
+
+    # devices and machines
+    distributed: Meeting = ""
+    """Several processes: those that Slurm, Open MPI, Kubernetes or a TPU pod has started, or, without such a system,
+    process ID (from 0) of COUNT, which meet at HOST:PORT of process 0."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.distributed not in ("", "auto"):
+            self._read_meeting()
+            self.processes = self.num_processes
+
+    @property
+    def is_distributed(self) -> bool:
+        return bool(self.distributed)
+
+    @property
+    def process(self) -> dict[str, Any]:
+        """What `jax.distributed.initialize` gets; empty where it is to find out."""
+        names = {"coordinator_address": "coordinator", "num_processes": "num_processes", "process_id": "process_id"}
+        return {theirs: getattr(self, ours) for theirs, ours in names.items()} if self.coordinator else {}
+
+    def _read_meeting(self) -> None:
+        flag = f"--distributed {shortened(self.distributed)}"
+        found = re.fullmatch(r"(.+):([0-9]{1,5}),([0-9]{1,9})/([0-9]{1,9})", self.distributed)
+        host, port, own, count = (found[1], *map(int, found.groups()[1:])) if found else ("", 0, 0, 0)
+        if not 0 < port < 2**16:
+            raise UsageError(f"{flag} is not of the form HOST:PORT,ID/COUNT, such as 10.0.0.1:1234,0/2")
+        if not own < count <= MAX_PROCESSES:
+            raise UsageError(f"{flag}: the last ID is COUNT - 1, and COUNT is at most {MAX_PROCESSES:,}")
+        self.coordinator, self.num_processes, self.process_id = f"{host}:{port}", count, own
+
+    def among(self, count: int):
+        """These flags for so many processes, which are known only once they have met.
+
+        Raises UsageError where sizes do not fit.
+        """
+        if count == self.processes:
+            return self
+        args = copy.copy(self)
+        args.processes = count
+        args.__post_init__()
+        return args
+
+
+def as_words(flags: dict[str, Any]) -> list[str]:
+    """Names and values of flags as words, switches as `--name` or `--no-name`."""
+    words = []
+    for name, value in flags.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", *map(str, value if isinstance(value, tuple | list) else (value,))]
+    return words
+
+
+def as_typed(flags: dict[str, Any]) -> str:
+    """The same as one line for a shell."""
+    return shlex.join(as_words(flags))

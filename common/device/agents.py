@@ -1,0 +1,252 @@
+"""How a learner acts: agents with or without a recurrent state, and policies from raw observations to actions."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.cli.errors import UnusableEnvError, UsageError
+from common.envs import spaces
+from common.envs.masks import check_legal, completed, spec_for_policies
+from common.envs.spaces import EnvSpec, batch_shape
+
+
+class Seen(NamedTuple):
+    """What a policy gets to see of N environments before they step, [N, ...]."""
+
+    obs: Any  # raw
+    first: jax.Array  # bool: an episode begins here, and what was before does not count
+    reward: jax.Array  # of the step before, raw
+
+
+class Agent(NamedTuple):
+    """How an algorithm acts. One without memory has () in its place."""
+
+    initial_memory: Callable  # number of environments N -> memory [N, ...]
+    act: Callable  # learner, Seen, memory, key or None for the best -> actions [N, ...], memory
+    wants_reward: bool = False  # whether actions depend on the last reward
+
+    @classmethod
+    def of(cls, algorithm: Any) -> "Agent":
+        """From an algorithm, whose `act` takes observations alone where it has no `initial_memory`."""
+        if algorithm.initial_memory is not None:
+            return cls(algorithm.initial_memory, algorithm.act, algorithm.wants_reward)
+
+        def act(learner, seen, memory, key=None):
+            return algorithm.act(learner, seen.obs, key), memory
+
+        return cls(lambda count: (), act)
+
+    def player(self, learner: Any) -> "Player":
+        """The best actions of `learner`."""
+        return Player(self.initial_memory, lambda seen, memory, keys: self.act(learner, seen, memory))
+
+
+class Player(NamedTuple):
+    """Who plays in N environments."""
+
+    initial_memory: Callable  # N -> memory [N, ...]
+    act: Callable  # Seen, memory, fresh keys [N] -> actions [N, ...], memory
+
+    @classmethod
+    def of(cls, policy: Any) -> "Player":
+        """A player stays as it is, a policy plays greedily, another function takes observations and returns actions."""
+        if isinstance(policy, Player):
+            return policy
+        if hasattr(policy, "player"):
+            return policy.player()
+        return cls(lambda count: (), lambda seen, memory, keys: (policy(seen.obs), memory))
+
+
+def at_start(obs: Any) -> Seen:
+    """The first observations [N, ...] of episodes."""
+    count = batch_shape(obs)
+    return Seen(obs, jnp.ones(count, bool), jnp.zeros(count))
+
+
+class Policy:
+    """Actions for observations; also inside `jit` and `vmap`."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        learner: Any,
+        env: EnvSpec,
+        run_dir: Path | None = None,
+        step: int | None = None,
+        seed: int | None = None,
+        evaluation: float | None = None,
+        config: dict[str, Any] | None = None,
+        member: int = 0,
+    ):
+        """`agent` is how the algorithm acts, `learner` the state of one agent, `env` the environment it was trained in.
+
+        What only critics see there is no part of the observations that the policy asks for.
+        """
+        self.env = spec_for_policies(env)
+        self.run_dir, self.step, self.seed, self.member = run_dir, step, seed, member
+        self.config = config  # the run's config.json
+        self.evaluation = (
+            evaluation  # mean greedy return at this step, None where it was not evaluated; see `load_policy`
+        )
+        self._learner = jax.device_put(learner)
+        self._initial_memory = agent.initial_memory
+        self._memory_like = jax.eval_shape(lambda: agent.initial_memory(1))
+        self.has_memory = bool(jax.tree.leaves(self._memory_like))
+        self.wants_reward = agent.wants_reward
+
+        def apply(learner, seen, memory, key):
+            action, memory = agent.act(learner, seen._replace(obs=completed(seen.obs, env)), memory, key)
+            return spaces.clip(action, env.action_space, seen.first.shape), memory
+
+        self._apply, self._jitted = apply, jax.jit(apply)
+
+    @property
+    def who(self) -> str:
+        """Which agent of its run it is, in words."""
+        args = self.config["args"] if self.config else {}
+        of_population = args.get("population") or args.get("sweep")
+        return f"member {self.member}, with seed {self.seed}" if of_population else f"seed {self.seed}"
+
+    def __call__(
+        self, obs: Any, memory: Any = None, first: Any = None, *, reward: Any = None, key: jax.Array | None = None
+    ) -> Any:
+        """Actions [..., *action] for raw observations [..., *obs]: sampled with a `key`, without one the best known.
+
+        One observation, or any number of batch axes before its own. JAX arrays give JAX arrays, all else gives NumPy's.
+        Every new batch size compiles once.
+
+        With `memory`, that of all observations in the order of their axes, returns the actions and the new memory.
+        `first` [...] says where an episode begins, and `reward` [...] what the step before earned, of which policies
+        trained with --obs-prev-action-reward want to know. Raises UsageError where something is missing, or where
+        shapes or kinds do not fit.
+        """
+        given, batch = self._given(obs)
+        if not any(isinstance(x, jax.Array) for x in jax.tree.leaves(given)):
+            self._check_legal(given, batch)
+        seen = Seen(given, *self._of_steps(batch, memory, first, reward))
+        seen = jax.tree.map(lambda x: x.reshape(math.prod(batch), *x.shape[len(batch) :]), seen)
+        carried = self._carried(memory, batch)
+        actions, after = self._jitted(self._learner, seen, carried, key)
+        actions = jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), actions)
+        ours = any(isinstance(x, jax.Array) for x in jax.tree.leaves(obs))
+        if not (ours or isinstance(jax.tree.leaves(actions)[0], jax.core.Tracer)):
+            actions = jax.tree.map(lambda x: np.array(x)[()], actions)
+        if memory is None:
+            return actions
+        return actions, jax.tree.map(lambda x, old: x.reshape(np.shape(old)), after, memory)
+
+    def initial_memory(self, n: int) -> Any:
+        """The memory [n, ...] of `n` observations whose episodes begin, () of a policy without.
+
+        Raises UsageError where `n` is no number of observations.
+        """
+        if not isinstance(n, int | np.integer) or n < 0:
+            raise UsageError(f"initial_memory takes a number of observations, got {n!r}")
+        return self._initial_memory(int(n))
+
+    def _given(self, obs: Any) -> tuple[Any, tuple[int, ...]]:
+        """Observations in the types that the networks expect, and their batch axes. Raises UsageError as above."""
+        space = self.env.observation_space
+        try:
+            named = list(spaces.leaves(space, self.env.obs_like, obs))
+        except (KeyError, IndexError, TypeError) as error:
+            raise UsageError(f"observations of {self.env.name} have the parts of {space}") from error
+        arrays = [x if isinstance(x, jax.Array) else np.asarray(x) for *_, x in named]
+        batches = {self._batch_of(name, like, x) for (name, _, like, _), x in zip(named, arrays, strict=True)}
+        if len(batches) > 1:
+            raise UsageError(f"all parts of observations must be of one batch, got batches of {sorted(batches)}")
+        typed = (x.astype(like.dtype) for (_, _, like, _), x in zip(named, arrays, strict=True))
+        return jax.tree.unflatten(jax.tree.structure(self.env.obs_like), typed), batches.pop()
+
+    def _batch_of(self, name: str, like: Any, given: Any) -> tuple[int, ...]:
+        """The batch axes of a part of observations. Raises UsageError where shape or kind do not fit."""
+        shape, axes = like.shape, given.ndim - len(like.shape)
+        what = f"{name} of {self.env.name}" if name else self.env.name
+        if axes < 0 or given.shape[axes:] != shape:
+            batched = f"({', '.join(map(str, ('...', *shape)))})"
+            raise UsageError(
+                f"an observation of {what} has shape {shape}, a batch of them {batched}; got {given.shape}"
+            )
+        both_integers = given.dtype.kind in "iu" and like.dtype.kind in "iu"
+        if not both_integers and not np.can_cast(given.dtype, like.dtype, "same_kind"):
+            raise UsageError(f"observations of {what} are {like.dtype}, got {given.dtype}")
+        return given.shape[:axes]
+
+    def _check_legal(self, obs: Any, batch: tuple[int, ...]) -> None:
+        """Raise UsageError where an observation leaves no legal action."""
+        try:
+            check_legal(obs, np.ones(batch, bool), self.env)
+        except UnusableEnvError as error:
+            raise UsageError(str(error)) from error
+
+    def _of_steps(self, batch: tuple[int, ...], memory: Any, first: Any, reward: Any) -> tuple[Any, Any]:
+        """Where episodes begin, and rewards, for a batch of this shape. Raises UsageError where they do not fit."""
+        if not self.has_memory:
+            return np.zeros(batch, bool), np.zeros(batch, np.float32)
+        if memory is None:
+            raise UsageError(
+                "this policy has memory: memory = policy.initial_memory(n) for n observations, then "
+                "action, memory = policy(obs, memory, first)"
+            )
+        if first is None:
+            raise UsageError("a policy with memory has to know where episodes begin: policy(obs, memory, first)")
+        if reward is None and self.wants_reward:
+            raise UsageError("this policy was trained with the last reward: policy(..., reward=reward)")
+        given = (first, bool), (0.0 if reward is None else reward, np.float32)
+        try:
+            return tuple(jnp.broadcast_to(jnp.asarray(x, kind), batch) for x, kind in given)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"first and reward are numbers for each observation, of shape {batch}") from error
+
+    def _carried(self, memory: Any, batch: tuple[int, ...]) -> Any:
+        """Memory [N, ...] of a batch of N, or of one observation without that axis. Raises UsageError as above."""
+        if memory is None:
+            return self.initial_memory(0)
+        structure = jax.tree.structure(self._memory_like)
+        shapes = [np.shape(x) for x in jax.tree.leaves(memory)]
+        one = [x.shape[1:] for x in jax.tree.leaves(self._memory_like)]
+        count = math.prod(batch)
+        if jax.tree.structure(memory) == structure and shapes == [(count, *shape) for shape in one]:
+            return memory
+        if jax.tree.structure(memory) == structure and not batch and shapes == one:
+            return jax.tree.map(lambda x: x[None], memory)
+        raise UsageError(f"this is no memory of {count} observations: take that of policy.initial_memory({count})")
+
+    def player(self, stochastic: bool = False) -> Player:
+        """Who plays episodes with it, each with actions sampled by its own key where they are `stochastic`."""
+
+        def greedy(seen, memory, keys):
+            return self._apply(self._learner, seen, memory, None)
+
+        def sampled(seen, memory, keys):
+            def one(*inputs):
+                *inputs, key = inputs
+                outputs = self._apply(self._learner, *jax.tree.map(lambda x: x[None], inputs), key)
+                return jax.tree.map(lambda x: x[0], outputs)
+
+            return jax.vmap(one)(seen, memory, keys)
+
+        return Player(self.initial_memory, sampled if stochastic else greedy)
+
+    def bind(self) -> Callable:
+        """The greedy policy as a pure function of a batch of observations [B, ...], the parameters it uses inside.
+
+        With memory it is one of obs, memory and first [B], and of reward [B] where that is wanted.
+        """
+
+        def remembering(obs, memory, first, reward=None):
+            reward = jnp.zeros(first.shape) if reward is None else reward
+            return self._apply(self._learner, Seen(obs, first, reward), memory, None)
+
+        def forgetful(obs):
+            return remembering(obs, self.initial_memory(0), jnp.zeros(spaces.batch_shape(obs), bool))[0]
+
+        return remembering if self.has_memory else forgetful
+
+    def __repr__(self) -> str:
+        return f"Policy(env={self.env.name!r}, run_dir={str(self.run_dir)!r}, step={self.step}, seed={self.seed})"

@@ -1,0 +1,250 @@
+"""The drivers of algorithms whose environments step on the devices: rollouts, replay, and the loop of updates."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from common.device.agents import Seen, at_start
+from common.device.interface import (
+    Actors,
+    Now,
+    OffPolicy,
+    OnPolicy,
+    Rollout,
+    RunState,
+    Transition,
+    explore_with_memory,
+    memory_to_begin_with,
+)
+from common.device.opponents import draw_other, first_past, own_components, renewed_past, with_opponent
+from common.device.optim import hp_now, hp_of, zeros_of
+from common.device.replay import Replay, example_transition, new_replay, num_groups
+from common.device.rollout import (
+    action_noise,
+    keys_of,
+    minibatch_indices,
+    new_starts,
+    reset_envs,
+    rollout_keys,
+    split_keys,
+    step_envs,
+)
+from common.device.sharding import AXIS, TrainState, flat_pmean, same_for_all_seeds
+from common.device.statistics import EpisodeTotals, Tally, count_episodes, new_recent, new_tracker, no_episodes
+from common.envs.environment import Env, Step
+from common.envs.masks import legal_actions, legal_metrics, to_env, uniform_action
+from common.envs.spaces import EnvSpec
+from common.envs.variation import for_member
+
+
+class Driver(NamedTuple):
+    """An algorithm's run on the devices, as functions of one agent."""
+
+    init: Any  # seed [], flags of its own {name: []} -> TrainState
+    update: Any  # TrainState -> TrainState, Tally, EpisodeTotals
+    gauges: Any = lambda state: {}  # TrainState -> metrics of how things stand at the end of an interval
+
+
+class Outcome(NamedTuple):
+    """What episodes are counted by, [T, N]."""
+
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    objective: jax.Array | None  # what episodes are judged by, where it is not their return
+    info: Any  # what --log-info names, by metric
+
+
+def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
+    """Updates that collect a rollout of --num-steps steps with the newest policy, and learn from it."""
+    explore = explore_with_memory(algorithm)
+
+    def init(seed: jax.Array, hyper: dict[str, jax.Array] | None = None) -> TrainState:
+        params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
+        num_envs = args.num_envs // jax.lax.axis_size(AXIS)
+        learner = algorithm.init(params_key, hp_of(args, hyper))
+        obs, env_state = reset_envs(for_member(env, hyper), keys_of(envs_key, num_envs), mid_episode=args.decorrelate)
+        memory, tracker = memory_to_begin_with(algorithm, num_envs), new_tracker(env, num_envs, args.decorrelate)
+        run = RunState(key, jnp.int32(0), hyper or {}, new_recent(env), first_past(args, learner))
+        return TrainState(learner, Actors(env_state, at_start(obs), memory, tracker), run)
+
+    def update(state: TrainState) -> tuple[TrainState, Tally, EpisodeTotals]:
+        learner, actors = state.learner, state.actors
+        run = state.run.replace(past=renewed_past(args, state.run, learner))
+        rollout_key, key = jax.random.split(jax.random.fold_in(run.key, run.updates))
+        actors, rollout, outcome = collect(learner, actors, run, rollout_key)
+        tracker, recent, episodes = count_episodes(actors.tracker, run.recent, outcome)
+        hp, scheduled = hp_now(args, run, learner)
+        minibatches = partial(minibatch_indices, key, args.samples_per_env, tracker.ret.size)
+        learner, metrics = algorithm.update(learner, rollout, Now(hp, run.updates, key, minibatches))
+        metrics |= scheduled | legal_metrics(rollout.obs, env.action_space, AXIS)
+        metrics |= {"params/norm": optax.global_norm(learner.params)}
+        run = run.replace(recent=recent, updates=run.updates + 1)
+        return TrainState(learner, actors.replace(tracker=tracker), run), Tally.of(metrics), episodes
+
+    def collect(learner: Any, actors: Actors, run: RunState, key: jax.Array) -> tuple[Actors, Rollout, Outcome]:
+        """Step all environments `num_steps` times with the current policy."""
+        num_envs = actors.tracker.ret.size
+        noise_keys, env_keys = split_keys(rollout_keys(key, args.num_steps, num_envs), 2)  # [T, N]
+        noise = jax.vmap(jax.vmap(partial(action_noise, space=env.action_space)))(noise_keys)  # all steps in one pass
+        starts_key, other_key, deal_key = (jax.random.fold_in(key, args.num_steps + more) for more in range(3))
+        other = draw_other(args, run, learner, other_key)
+        game = with_opponent(for_member(env, run.hyper), other, algorithm.act)
+        own = own_components(args, env, deal_key, num_envs)
+        starts = new_starts(game, starts_key, args.reset_pool)
+
+        def step(carry, inputs):
+            env_state, seen, memory = carry
+            noise, keys = inputs
+            action, extras, memory = explore(learner, seen, memory, noise)
+            if own is not None:
+                action = jnp.where(own, action, explore(other, seen, memory, noise)[0])
+            out = step_envs(game, keys, env_state, action, starts)
+            seen_next = Seen(out.obs, out.terminated | out.truncated, out.reward)
+            outcome = Outcome(out.reward, out.terminated, out.truncated, out.objective, out.info)
+            return (out.state, seen_next, memory), (seen, action, extras, outcome, out.final_obs, own)
+
+        start = actors.env_state, actors.seen, actors.memory
+        (env_state, last, memory), steps = jax.lax.scan(step, start, (noise, env_keys))
+        seen, action, extras, outcome, final_obs, own = steps
+        rollout = Rollout(seen, action, extras, *outcome[:3], final_obs, last, actors.memory, own)
+        return actors.replace(env_state=env_state, seen=last, memory=memory), rollout, outcome
+
+    return Driver(init, update)
+
+
+def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
+    """Updates that step every environment once, store that, and make the gradient updates that are due after it."""
+    groups = num_groups(args.num_envs, args.batch_size)
+
+    def init(seed: jax.Array, hyper: dict[str, jax.Array] | None = None) -> TrainState:
+        params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
+        num_envs = args.num_envs // jax.lax.axis_size(AXIS)
+        obs, env_state = reset_envs(for_member(env, hyper), keys_of(envs_key, num_envs))
+        replay = new_replay(example_transition(env), num_envs, args.capacity)
+        run = RunState(key, jnp.int32(0), hyper or {}, new_recent(env), gradient_updates=jnp.int32(0))
+        actors = Actors(env_state, at_start(obs), (), new_tracker(env, num_envs), replay)
+        return TrainState(algorithm.init(params_key, hp_of(args, hyper)), actors, run)
+
+    def update(state: TrainState) -> tuple[TrainState, Tally, EpisodeTotals]:
+        learner, run = state.learner, state.run
+        act_key, learn_key = jax.random.split(jax.random.fold_in(run.key, run.updates))
+        actors, out, transition = collect(learner, state.actors, run, act_key)
+        one_step = jax.tree.map(lambda x: x[None], out._replace(state=()))  # [1, N, ...]
+        tracker, recent, episodes = count_episodes(actors.tracker, run.recent, one_step)
+        actors = actors.replace(tracker=tracker, replay=actors.replay.add(transition))
+        learner = algorithm.observe(learner, jax.tree.map(lambda x: x[None], transition), None)
+        run = run.replace(recent=recent, updates=run.updates + 1)
+        learner, run, tally = learn(learner, run, actors.replay, learn_key)
+        # Learning may meet a broken number long after it was stored: these show it at once, before it can be saved.
+        magnitudes = [jnp.mean(jnp.abs(x * 1.0)) for x in jax.tree.leaves(transition.next_obs)]
+        found = {"env/reward": jnp.mean(out.reward), "env/obs_magnitude": sum(magnitudes) / len(magnitudes)}
+        tally |= Tally.of(flat_pmean(found) | legal_metrics(transition.obs, env.action_space, AXIS))
+        return TrainState(learner, actors, run), tally, episodes
+
+    def collect(learner: Any, actors: Actors, run: RunState, key: jax.Array) -> tuple[Actors, Step, Transition]:
+        """Step every environment once: at random until --learning-starts, then with the current policy."""
+        num_envs, obs = actors.tracker.ret.size, actors.seen.obs
+        policy_keys, env_keys = split_keys(keys_of(key, num_envs), 2)
+        noise = jax.vmap(partial(action_noise, space=env.action_space))(policy_keys)
+        action = algorithm.explore(learner, obs, noise)
+        # Below zero are keys that no update has; each serves for as long as an action is held.
+        held = keys_of(jax.random.fold_in(run.key, -1 - run.updates // args.hold_random), num_envs)
+        warming_up = run.updates * args.num_envs < args.learning_starts
+        action = jnp.where(warming_up, random_actions(held, obs, env), action)
+
+        out = step_envs(for_member(env, run.hyper), env_keys, actors.env_state, to_env(action, env.action_space))
+        transition = Transition(obs, action, out.reward, out.terminated, out.final_obs)
+        return actors.replace(env_state=out.state, seen=actors.seen._replace(obs=out.obs)), out, transition
+
+    def learn(learner: Any, run: RunState, replay: Replay, key: jax.Array) -> tuple[Any, RunState, Tally]:
+        stored = replay.added * args.num_envs
+        due = args.ratio.due(stored) - args.ratio.due(stored - args.num_envs)
+        keys = partial(keys_of, local=groups // jax.lax.axis_size(AXIS))
+        return gradient_updates(algorithm, args, learner, run, replay, key, due, keys, args.batch_size // groups)
+
+    def gauges(state: TrainState) -> dict[str, jax.Array]:
+        replay, run = state.actors.replay, state.run
+        learned_from = run.updates * args.num_envs - args.learning_starts
+        return {
+            "gradient_updates": run.gradient_updates,
+            "replay/fill": jnp.mean(jnp.where(replay.filled == replay.capacity, 1.0, replay.filled / replay.capacity)),
+            "replay/ratio": run.gradient_updates / jnp.maximum(learned_from, 1),
+        }
+
+    return Driver(init, update, gauges)
+
+
+def gradient_updates(
+    algorithm: OffPolicy,
+    args: Any,
+    learner: Any,
+    run: RunState,
+    replay: Replay,
+    key: jax.Array,
+    due: jax.Array,
+    keys_of_groups: Callable,
+    per_group: int,
+) -> tuple[Any, RunState, Tally]:
+    """So many gradient updates as are `due` [], each from a batch of `per_group` transitions of every group."""
+    hp = hp_of(args, run.hyper)
+
+    def one(index, carry):
+        learner, done = carry
+        sample_keys, *keys = split_keys(keys_of_groups(jax.random.fold_in(key, index)), 3)
+        done = same_for_all_seeds(done) + 1
+        batch = replay.sample(sample_keys, per_group)
+        learner, metrics = algorithm.update(learner, batch, Now(hp, done, keys=tuple(keys)))
+        return (learner, done), Tally.of(metrics)
+
+    (learner, done), tally = repeat_and_add(one, (learner, run.gradient_updates), due)
+    return learner, run.replace(gradient_updates=done), tally
+
+
+def random_actions(keys: jax.Array, obs: Any, env: Env | EnvSpec) -> jax.Array:
+    """Uniformly random actions [N, ...] as the buffer keeps them, each by its own of `keys` [N]; legal ones."""
+    return jax.vmap(partial(uniform_action, space=env.action_space))(keys, legal=legal_actions(obs))
+
+
+def repeat(
+    update: Callable[[Any], tuple[Any, Tally, EpisodeTotals]], state: Any, num_updates: jax.Array
+) -> tuple[Any, dict[str, jax.Array], dict[str, jax.Array]]:
+    """Run `update` `num_updates` times; metrics are put together, episodes merged.
+
+    `num_updates` is traced: one executable serves every length, and a resumed run executes the very same code. Returns
+    the state, the metrics, and for each of `update`'s metrics the index of the first update in which it was not finite
+    (or -1).
+    """
+    update = jax.jit(update)  # traced once, although its shapes are asked for too
+    _, zeros, none = zeros_of(update, state)
+    never = {name: jnp.int32(-1) for name in zeros.value}
+
+    def body(index, carry):
+        state, tally, broken, episodes = carry
+        state, new, finished = update(state)
+        broken = {
+            name: jnp.where((first < 0) & ~jnp.isfinite(new.value[name]), index, first)
+            for name, first in broken.items()
+        }
+        return state, tally + new, broken, episodes.merge(finished)
+
+    start = state, zeros, never, no_episodes(none.info)
+    state, tally, broken, episodes = jax.lax.fori_loop(0, num_updates, body, start)
+    return state, tally.metrics() | episodes.metrics(), broken
+
+
+def repeat_and_add(step: Callable[[jax.Array, Any], tuple[Any, Tally]], state: Any, count: jax.Array):
+    """Run `step` of 0 .. `count` - 1 and the state, `count` times; the state and the sum of the tallies."""
+    step = jax.jit(step)  # traced once, although its shapes are asked for too
+    _, zeros = zeros_of(step, jnp.int32(0), state)
+
+    def body(index, carry):
+        state, tally = carry
+        state, new = step(index, state)
+        return state, tally + new
+
+    return jax.lax.fori_loop(0, count, body, (state, zeros))

@@ -1,0 +1,282 @@
+"""Metrics and episode statistics, reduced on the device over devices, gradient steps and updates.
+
+They are means, except where a name ends in `_sum`, `_max`, `_min` or `_last`: then they are that.
+"""
+
+import operator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.flatten_util import ravel_pytree
+
+from common.device.sharding import AXIS, flat_pmean, gathered, global_ids
+from common.envs.environment import Env
+from common.envs.spaces import EnvSpec
+from common.envs.variation import REDUCTIONS
+
+Metrics = dict[str, jax.Array]
+
+
+def kind_of(name: str) -> str:
+    """What the metric of that name is: `sum`, `max`, `min`, `last` or `mean`."""
+    return next((kind for kind in REDUCTIONS if name.endswith(f"_{kind}")), "mean")
+
+
+def across_devices(grads: Any, metrics: Metrics) -> tuple[Any, Metrics]:
+    """Gradients and metrics of all samples, from those of an equal share of them on each device."""
+    collectives = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}
+    others = {name: collectives[kind](x, AXIS) for name, x in metrics.items() if (kind := kind_of(name)) in collectives}
+    means = {name: x for name, x in metrics.items() if name not in others}
+    grads, means = flat_pmean((grads, means))  # one collective for all of them
+    return grads, means | others
+
+
+def over_steps(metrics: Metrics, counts: jax.Array | None = None) -> Metrics:
+    """Metrics of all steps together, from those of each [K]; of the first ones only, where `counts` [K] is true."""
+    functions = {
+        "mean": jnp.mean,
+        "sum": jnp.sum,
+        "max": partial(jnp.max, initial=-jnp.inf),
+        "min": partial(jnp.min, initial=jnp.inf),
+        "last": lambda x, where: x[-1 if where is None else jnp.sum(where) - 1],
+    }
+    return {name: functions[kind_of(name)](x, where=counts) for name, x in metrics.items()}
+
+
+def _together(name: str) -> Any:
+    """The function that puts numbers of a metric together, of a mean their sum."""
+    ends = {"max": partial(jnp.max, initial=-jnp.inf), "min": partial(jnp.min, initial=jnp.inf)}
+    return ends.get(kind_of(name), jnp.sum)
+
+
+class Report(NamedTuple):
+    """A metric that not every update reports."""
+
+    value: jax.Array
+    count: jax.Array  # 1, or 0 where it was not reported
+
+
+class Tally(struct.PyTreeNode):
+    """Metrics over however many updates reported them, added up on the device."""
+
+    value: Metrics  # the sum so far, of a mean too; or the largest, the smallest, the newest
+    count: Metrics  # how many reports are in it; a value without any is 0
+
+    @classmethod
+    def of(cls, metrics: dict[str, jax.Array | Report]) -> "Tally":
+        """One report of each metric, or where it is a `Report` what that says."""
+        reports = {k: x if isinstance(x, Report) else Report(x, jnp.ones_like(x)) for k, x in metrics.items()}
+        return cls({k: x.value for k, x in reports.items()}, {k: x.count for k, x in reports.items()})
+
+    @classmethod
+    def of_each_step(cls, metrics: Metrics) -> "Tally":
+        """Reports [T] of metrics [T, N], of every step those of its environments; what is not finite is none."""
+        found = jax.tree.map(jnp.isfinite, metrics)
+        value = {name: _together(name)(x, where=found[name], axis=1) for name, x in metrics.items()}
+        return cls(value, jax.tree.map(partial(jnp.sum, axis=1, dtype=jnp.float32), found))
+
+    def of_all_steps(self) -> "Tally":
+        """One report of each metric, from those [D, T] of all devices; of `_last` the mean over environments."""
+        counts = jax.tree.map(partial(jnp.sum, axis=0), self.count)
+        value = {name: _together(name)(x, axis=0) for name, x in self.value.items()}  # [T]
+        for name, count in counts.items():
+            newest = len(count) - 1 - jnp.argmax(count[::-1] > 0)
+            last = value[name][newest] / jnp.maximum(count[newest], 1)
+            whole = last if kind_of(name) == "last" else _together(name)(value[name])
+            value[name] = jnp.where(jnp.any(count > 0), whole, 0.0)
+        return Tally(value, jax.tree.map(jnp.sum, counts))
+
+    def __add__(self, newer: "Tally") -> "Tally":
+        value = {name: self._with(newer, name) for name in self.value}
+        return Tally(value, jax.tree.map(jnp.add, self.count, newer.count))
+
+    def __or__(self, other: "Tally") -> "Tally":
+        """The metrics of both."""
+        return Tally(self.value | other.value, self.count | other.count)
+
+    def metrics(self) -> Metrics:
+        """What they come to; NaN for what was never reported."""
+        return {
+            name: x / self.count[name] if kind_of(name) == "mean" else jnp.where(self.count[name] > 0, x, jnp.nan)
+            for name, x in self.value.items()
+        }
+
+    def _with(self, newer: "Tally", name: str) -> jax.Array:
+        """The value of both reports of a metric."""
+        old, new = self.value[name], newer.value[name]
+        none = [newer.count[name] == 0, self.count[name] == 0]
+        kinds = {"max": jnp.maximum, "min": jnp.minimum, "last": lambda old, new: new}
+        return jnp.select(none, [old, new], kinds.get(kind_of(name), jnp.add)(old, new))
+
+
+WINDOW = 100
+
+
+class EpisodeTracker(struct.PyTreeNode):
+    """The running episode of every environment."""
+
+    ret: jax.Array  # [N] raw reward so far
+    length: jax.Array  # [N] steps so far; -inf where it had begun before anything was counted
+    objective: jax.Array | None = None  # [N] of it so far, where it is not the return
+
+
+class RecentEpisodes(struct.PyTreeNode):
+    """The last `WINDOW` finished episodes, newest first."""
+
+    ret: jax.Array  # [WINDOW]
+    length: jax.Array  # [WINDOW]
+    count: jax.Array  # [] how many entries are filled
+    objective: jax.Array | None = None  # [WINDOW] what they are judged by, where it is not the return
+
+
+class EpisodeTotals(struct.PyTreeNode):
+    """Sums and extremes over the episodes that finished within an interval, and what its steps had to log."""
+
+    count: jax.Array
+    ret_sum: jax.Array
+    ret_min: jax.Array
+    ret_max: jax.Array
+    length_sum: jax.Array
+    length_min: jax.Array
+    length_max: jax.Array
+    info: Tally
+
+    def merge(self, other: "EpisodeTotals") -> "EpisodeTotals":
+        pick = {"min": jnp.minimum, "max": jnp.maximum}
+        pairs = {name: (value, getattr(other, name)) for name, value in vars(self).items()}
+        return EpisodeTotals(**{name: pick.get(name[-3:], operator.add)(*pair) for name, pair in pairs.items()})
+
+    def over_axis(self) -> "EpisodeTotals":
+        """One of several, [D] each."""
+        pick = {"min": jnp.min, "max": jnp.max, "nfo": Tally.of_all_steps}
+        return EpisodeTotals(**{name: pick.get(name[-3:], jnp.sum)(value) for name, value in vars(self).items()})
+
+    def metrics(self) -> dict[str, jax.Array]:
+        """Mean, min and max as `episode/...`; NaN while no episode has finished."""
+        found = self.count > 0
+        count = jnp.maximum(self.count, 1)
+        values = {
+            "return": self.ret_sum / count,
+            "return_min": self.ret_min,
+            "return_max": self.ret_max,
+            "length": self.length_sum / count,
+            "length_min": self.length_min,
+            "length_max": self.length_max,
+        }
+        metrics = {f"episode/{name}": jnp.where(found, value, jnp.nan) for name, value in values.items()}
+        info = {f"env/{name}": value for name, value in self.info.metrics().items()}
+        return metrics | {"episode/count": self.count} | info
+
+
+def no_episodes(info: Tally) -> EpisodeTotals:
+    """Where sums and extremes begin; those of `info` are zeros."""
+    zero, inf = jnp.zeros(()), jnp.full((), jnp.inf)
+    return EpisodeTotals(zero, zero, inf, -inf, zero, inf, -inf, info)
+
+
+def new_tracker(env: Env, num_envs: int, under_way: bool = False) -> EpisodeTracker:
+    """Of episodes that begin now, or of some that are `under_way`: what is left of those will not count as episodes."""
+    steps, objective = -jnp.inf if under_way else 0.0, jnp.zeros(num_envs) if env.is_judged else None
+    return EpisodeTracker(jnp.zeros(num_envs), jnp.full(num_envs, steps, jnp.float32), objective)
+
+
+def uncounted(tracker: EpisodeTracker, whose: jax.Array) -> EpisodeTracker:
+    """Trackers [S, N] of which those of the members `whose` [S] do not count their running episodes."""
+    return tracker.replace(length=jnp.where(whose[:, None], -jnp.inf, tracker.length))
+
+
+def new_recent(env: Env | EnvSpec) -> RecentEpisodes:
+    objective = jnp.zeros(WINDOW) if env.is_judged else None
+    return RecentEpisodes(jnp.zeros(WINDOW), jnp.zeros(WINDOW), jnp.zeros((), jnp.int32), objective)
+
+
+def count_episodes(
+    tracker: EpisodeTracker, recent: RecentEpisodes, steps: Any
+) -> tuple[EpisodeTracker, RecentEpisodes, EpisodeTotals]:
+    """Account for a rollout on each device.
+
+    `steps` has the raw `reward`, `terminated`, `truncated`, `objective` and `info` of a `Step`, [T, N] each.
+    The window and the totals are over all devices; the window's order is by step, then by global env.
+    """
+
+    def step(running: EpisodeTracker, inputs):
+        earned, done = inputs
+        finished = jax.tree.map(jnp.add, running, earned)
+        return jax.tree.map(lambda x: jnp.where(done, 0.0, x), finished), finished
+
+    done, objective = steps.terminated | steps.truncated, steps.objective if judged(recent) else None
+    earned = EpisodeTracker(steps.reward, jnp.ones_like(steps.reward), objective)
+    tracker, finished = jax.lax.scan(step, tracker, (earned, done))  # finished [T, N]
+    done = done & (finished.length > 0)
+    place, newest = _newest(done, finished)
+    # The newest of each device and its sums are all that leaves it, in one collective: places as if they were floats
+    totals = _totals(done, finished, Tally.of_each_step(steps.info or {}))
+    own = jax.lax.bitcast_convert_type(place, jnp.float32), newest, totals
+    numbers, parts_of = ravel_pytree(own)
+    place, newest, totals = jax.vmap(parts_of)(gathered(numbers[None]))  # [D, K], [D, K], [D]
+    place = jax.lax.bitcast_convert_type(place, jnp.int32)
+    return tracker, _push(recent, *jax.tree.map(jnp.ravel, (place, newest))), totals.over_axis()
+
+
+def recent_metrics(recent: RecentEpisodes) -> dict[str, jax.Array]:
+    """Means over the last `WINDOW` episodes; NaN while none has finished."""
+    filled = jnp.arange(WINDOW) < recent.count
+    return {
+        f"episode/{name}_last{WINDOW}": jnp.mean(values, where=filled)
+        for name, values in (("return", recent.ret), ("length", recent.length), ("objective", recent.objective))
+        if values is not None
+    }
+
+
+def _totals(done: jax.Array, finished: EpisodeTracker, info: Tally) -> EpisodeTotals:
+    """Of this device's episodes, [T, N] each, and of its `info` [T]."""
+    ret, length = finished.ret, finished.length
+    return EpisodeTotals(
+        count=jnp.sum(done, dtype=jnp.float32),
+        ret_sum=jnp.sum(ret, where=done),
+        ret_min=jnp.min(ret, where=done, initial=jnp.inf),
+        ret_max=jnp.max(ret, where=done, initial=-jnp.inf),
+        length_sum=jnp.sum(length, where=done),
+        length_min=jnp.min(length, where=done, initial=jnp.inf),
+        length_max=jnp.max(length, where=done, initial=-jnp.inf),
+        info=info,
+    )
+
+
+def _newest(done: jax.Array, finished: EpisodeTracker) -> tuple[jax.Array, EpisodeTracker]:
+    """The last episodes of this device that are `done` [T, N], `WINDOW` at most, the newest first; and their places.
+
+    Places are in the order of all devices, by step, then by global env; -1 where there are fewer episodes.
+    """
+    steps, local = done.shape
+    of_step = jnp.arange(steps)[:, None] * (local * jax.lax.axis_size(AXIS))
+    place = jnp.where(done, of_step + global_ids(local), -1)
+    (index,) = jnp.nonzero(done.ravel()[::-1], size=min(WINDOW, done.size))
+    place, finished = jax.tree.map(lambda x: x.ravel()[::-1][index], (place, finished))
+    return jnp.where(jnp.arange(len(index)) < jnp.sum(done), place, -1), finished
+
+
+def _push(recent: RecentEpisodes, place: jax.Array, finished: EpisodeTracker) -> RecentEpisodes:
+    """The window with those of the `finished` episodes, [D * K] each, that have the largest places."""
+    # Counted, not sorted: beside a sort, XLA's runtime for CPUs mixes up who takes part in collectives (jaxlib 0.10.2)
+    rank = jnp.sum(place[None, :] > place[:, None], axis=1)
+    slot = jnp.where(place >= 0, rank, WINDOW)
+    count = jnp.minimum(jnp.sum(place >= 0), WINDOW)
+
+    def merge(values, old):
+        return jnp.roll(old, count).at[slot].set(values, mode="drop")
+
+    return RecentEpisodes(
+        ret=merge(finished.ret, recent.ret),
+        length=merge(finished.length, recent.length),
+        count=jnp.minimum(recent.count + count, WINDOW).astype(jnp.int32),
+        objective=merge(finished.objective, recent.objective) if judged(recent) else None,
+    )
+
+
+def judged(recent: RecentEpisodes) -> bool:
+    """Whether episodes are judged by something else than their returns."""
+    return recent.objective is not None

@@ -1,0 +1,172 @@
+"""A user's own environment: an object, or `package.module:factory`, written as gymnax's are.
+
+`reset(key, params)` returns (observation, state), and `step(key, state, action, params)` returns (observation, state,
+reward, terminated, truncated, info), resets by itself in the same step, and leaves the true next observation in
+`info["final_observation"]`. Where episodes are to be judged by something else than their returns, the last step of each
+has `info["true_objective"]`. Subclasses of gymnax's `Environment` give `reset_env` and `step_env` instead, and leave
+resets and time limits to it.
+"""
+
+import copy
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from common.cli.env_flags import SUITES, read_params
+from common.cli.errors import UsageError
+from common.envs import spaces
+from common.envs.environment import Env, Step, Transition, select
+from common.envs.suite_tools import changed_params, readable_errors, reason
+from common.envs.variation import with_draws
+
+OBJECTIVE = "true_objective"  # of an episode, in the `info` of its last step
+
+
+def adapt(name: str, inner: Any, params: Any, env_params: dict[str, Any]) -> Env:
+    """The environment `inner` with its `params`, after those in `env_params` are replaced.
+
+    Raises UsageError where it lacks a part of the interface, or has no such parameters.
+    """
+    params = replaced(name, params, env_params)
+    kind = SteppingEnv if _leaves_step_to_gymnax(inner) else SelfResettingEnv
+    with readable_errors(f"environment {name} cannot be used as a gymnax environment"):
+        return kind(name, inner, params)
+
+
+def with_params(made: Any) -> tuple[Any, Any]:
+    """Environment and parameters from such a pair, or from an environment with default parameters."""
+    inner, params = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if isinstance(inner, type):
+        raise UsageError(f"{inner.__name__} is a class, not an environment: return {inner.__name__}()")
+    has_params = isinstance(made, tuple) or hasattr(inner, "default_params")
+    if not (hasattr(inner, "reset") and hasattr(inner, "step") and has_params):
+        raise UsageError(f"{made!r} is neither a gymnax-style environment nor a pair (environment, parameters)")
+    return (inner, params) if isinstance(made, tuple) else (inner, inner.default_params)
+
+
+class GymnaxStyleEnv(Env):
+    """What both kinds have in common."""
+
+    def __init__(self, name: str, inner: Any, params: Any):
+        self.params = params
+        max_steps = int(getattr(params, "max_steps_in_episode", 0))
+        super().__init__(name, inner, inner.observation_space(params), inner.action_space(params), max_steps)
+
+    def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:
+        return self.inner.reset(key, self.params)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        return numbers_of(self.params, self._keeps_actions)
+
+    def with_numbers(self, numbers: dict[str, jax.Array]) -> Env:
+        other = copy.copy(self)
+        other.params = with_fields(self.params, numbers)
+        return other
+
+    def _keeps_actions(self, params: Any) -> bool:
+        actions = spaces.convert(self.inner.action_space(params), "action space")
+        return self.spec._replace(action_space=actions).to_json() == self.spec.to_json()
+
+
+class SteppingEnv(GymnaxStyleEnv):
+    """An environment that says how it steps, in `step_env`, and leaves `step` to gymnax."""
+
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+        obs, state, reward, terminated, info = self.inner.step_env(key, state, action, self.params)
+        truncated = self.inner.is_truncated(state, self.params)
+        return Transition(obs, state, reward, terminated, truncated, _told(info), info)
+
+
+class SelfResettingEnv(GymnaxStyleEnv):
+    """An environment with a `step` of its own: nobody but itself knows the state in which an episode ended."""
+
+    resets_itself = True
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
+        outputs = self.inner.step(key, state, spaces.clip(action, self.action_space), self.params)
+        if len(outputs) != 6:
+            raise UsageError(
+                f"environment {self.name}: step returned {len(outputs)} values instead of the 6 of gymnax >= 1.0 "
+                "(observation, state, reward, terminated, truncated, info)"
+            )
+        *outputs, info = outputs
+        if "final_observation" not in info:
+            raise UsageError(f'environment {self.name}: step left no "final_observation" in its info')
+        out = self.checked(Transition(*outputs, _told(info), info))
+        objective = out.objective if self.judge is None else self.judge.step(key, state, action).reward
+        final_obs = self.checked_obs("final_obs", info["final_observation"])
+        final_state = select(out.terminated | out.truncated, state, out.state)
+        return Step(*out[:5], final_obs, final_state, objective, out.info)
+
+
+def _told(info: Any) -> Any:
+    """The objective of an episode that ends with this step, if the environment tells one."""
+    return info.get(OBJECTIVE) if isinstance(info, Mapping) else None
+
+
+def _leaves_step_to_gymnax(inner: Any) -> bool:
+    owners = (kind for kind in type(inner).__mro__ if "step" in vars(kind))
+    return getattr(next(owners, None), "__module__", "") == "gymnax.environments.environment"
+
+
+def numbers_of(params: Any, allowed: Callable[[Any], bool] = lambda params: True) -> dict[str, float]:
+    """Those of `params` that are numbers, and `allowed` to be others."""
+    fields = vars(params) if hasattr(params, "replace") else {}
+    numbers = {name: x for name, x in fields.items() if isinstance(x, int | float) and not isinstance(x, bool)}
+    return {name: x for name, x in numbers.items() if allowed(params.replace(**{name: x + abs(x) + 1}))}
+
+
+def with_fields(params: Any, numbers: dict[str, jax.Array]) -> Any:
+    """`params` with arrays for some of its numbers, in the types of those."""
+    whole = {name for name in numbers if isinstance(getattr(params, name), int)}
+    return params.replace(**{name: jnp.round(x).astype(int) if name in whole else x for name, x in numbers.items()})
+
+
+def replaced(name: str, params: Any, env_params: dict[str, Any]) -> Any:
+    """`params` with the numbers and switches in `env_params`."""
+    fields = vars(params) if hasattr(params, "replace") else {}
+    known = {field: value for field, value in fields.items() if isinstance(value, (bool, int, float))}
+    changes = changed_params(name, known, env_params)
+    return params.replace(**changes) if changes else params
+
+
+def wrap(environment: Any, env_params: str = "") -> Env:
+    """An `Env` from a gymnax-style environment, or from a pair (environment, parameters); an `Env` stays as it is.
+
+    `env_params` is as for `make` of the registry. Raises UsageError where an `Env` would have to change by it.
+    """
+    if not isinstance(environment, Env):
+        inner, params = with_params(environment)
+        name = getattr(inner, "name", type(inner).__name__)
+        return with_draws(lambda changes: adapt(name, inner, params, changes), read_params(env_params))
+    if env_params:
+        raise UsageError(f"--env-params {env_params} cannot change an object, {environment.name}: make it so")
+    return environment
+
+
+def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
+    return adapt(name, *_call(env_id), env_params)
+
+
+def _call(path: str) -> tuple[Any, Any]:
+    """What the factory called `path` returns, as a pair (environment, parameters)."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    module, factory = path.rsplit(":", 1)
+    try:
+        return with_params(getattr(importlib.import_module(module), factory)())
+    except (Exception, SystemExit) as error:
+        near = difflib.get_close_matches(path.partition(":")[0], SUITES, n=1)
+        if near and isinstance(error, ModuleNotFoundError):
+            raise UsageError(f"there is no suite {path.partition(':')[0]}; did you mean {near[0]}:?") from error
+        raise UsageError(
+            f"environment {path} cannot be made ({reason(error)}); a name with a colon is package.module:factory, "
+            "importable from the working directory, and the factory takes no arguments"
+        ) from error

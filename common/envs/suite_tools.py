@@ -1,0 +1,161 @@
+"""What several suites of environments share: checks of ids and parameters, and frames drawn without a display.
+
+Processes of environments import this too, so it needs nothing that is slow.
+"""
+
+import difflib
+import importlib
+import inspect
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from common.cli.checks import LARGEST
+from common.cli.errors import FailedEnvError, UsageError
+
+LISTED = 40  # ids at most, in a message
+
+
+class UnknownId(UsageError):
+    """A suite has no environment with this id; `mistyped` says that it has one which is nearly the same."""
+
+    mistyped = False
+
+
+def changed_params(name: str, known: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The values that are `given`, in the types of those that are `known`: numbers, switches, words, tuples of them.
+
+    Raises UsageError where the environment called `name` has no such parameter, or one of another kind.
+    """
+    for field, value in given.items():
+        if field not in known:
+            raise UsageError(f"{name} has no parameter {field!r}; it has {', '.join(known) or 'none'}")
+        if not _is_like(value, known[field]):
+            is_number = isinstance(known[field], int | float)
+            hint = "; members of a --population draw from a list" if isinstance(value, list) and is_number else ""
+            raise UsageError(f"{name} parameter {field!r} must be like {known[field]!r}, got {value!r}{hint}")
+        if field == "max_steps_in_episode":
+            check_time_limit(name, field, value)
+    return {field: type(known[field])(value) for field, value in given.items()}
+
+
+def _is_like(value: Any, known: Any) -> bool:
+    """Whether `value` can stand where `known` does: a switch for a switch, a finite number for a number, and so on."""
+    if isinstance(known, str):
+        return isinstance(value, str)
+    if isinstance(known, tuple):
+        return isinstance(value, list) and len(value) == len(known) and all(map(_is_like, value, known))
+    if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
+        return False
+    return isinstance(value, bool) is isinstance(known, bool) and type(known)(value) == value
+
+
+def settable(constructor: Callable) -> dict[str, Any]:
+    """Arguments that are numbers, switches or words, with their defaults."""
+    arguments = inspect.signature(constructor).parameters.values()
+    return {one.name: one.default for one in arguments if isinstance(one.default, bool | int | float | str)}
+
+
+def check_time_limit(name: str, parameter: str, steps: int) -> None:
+    """Raise UsageError where a `parameter` leaves no step to an episode, or cannot be counted."""
+    if not 1 <= steps <= LARGEST:
+        raise UsageError(f"{name} parameter {parameter!r} must be at least 1 and at most {LARGEST:,}, got {steps}")
+
+
+def refuse_params(params: dict[str, Any], taken: Iterable[str]) -> None:
+    """Raise UsageError where `params` has one of the names that are not the user's to set there."""
+    for name in taken:
+        if name in params:
+            raise UsageError(f"--env-params cannot set {name!r}: it follows from other flags")
+
+
+def import_package(package: str, extra: str = "") -> ModuleType:
+    """The Python package of a suite, which comes with our `extra` or by itself.
+
+    Raises UsageError where it is not installed.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        what = f'-e ".[{extra}]"' if extra else package.replace("_", "-")
+        suite = extra if extra not in ("", "host") else package
+        raise UsageError(
+            f"{suite} environments need {package.partition('.')[0]}: pip install {what} ({error})"
+        ) from error
+
+
+def check_known(name: str, env_id: str, known: Iterable[str]) -> None:
+    """Raise UnknownId, with the nearest ones, unless `env_id` is `known`; `name` is the whole name, with the suite."""
+    known = list(known)
+    if env_id in known:
+        return
+    suite = name.removesuffix(env_id)
+    lowered = {other.lower(): other for other in known}
+    near = [lowered[match] for match in difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.4)]
+    listing = f"none of its {len(known)} ids is like it: --list-envs {suite.rstrip(':') or 'gymnax'} prints them"
+    hint = f"known ids: {', '.join(known)}" if len(known) <= LISTED else listing
+    if near:
+        hint = f"did you mean {', '.join(suite + other for other in near)}?"
+    error = UnknownId(f"unknown environment {name!r}: {hint}")
+    error.mistyped = bool(difflib.get_close_matches(env_id.lower(), lowered, n=1, cutoff=0.8))
+    raise error
+
+
+@contextmanager
+def readable_errors(what: str):
+    """Turn every other exception into a UsageError that says `what` went wrong, and why in one line."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{what}: {reason(error)}") from error
+
+
+def reason(error: BaseException) -> str:
+    """An exception in one line."""
+    kind = "" if isinstance(error, FailedEnvError) else f"{type(error).__name__}: "
+    return f"{kind}{error}".splitlines()[0][:300]
+
+
+FRAME_SIZE = 240, 320  # height and width, in pixels
+
+
+def has_display() -> bool:
+    return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY"))
+
+
+def do_without_display() -> None:
+    """Let MuJoCo draw by EGL, unless the user has named something else."""
+    if not has_display() and "MUJOCO_GL" not in os.environ:
+        # Not before mujoco is imported: without EGL that would fail, and training needs no pictures
+        import mujoco  # noqa: F401
+
+        os.environ["MUJOCO_GL"] = "egl"
+        importlib.reload(importlib.import_module("mujoco.rendering.classic.gl_context"))
+
+
+def mujoco_frame(model: Any, qpos: Any, qvel: Any) -> np.ndarray:
+    """A picture of MuJoCo's `model` at these positions and speeds, by its first camera.
+
+    Raises an error of any kind where this machine cannot draw.
+    """
+    import mujoco
+
+    do_without_display()
+    data = mujoco.MjData(model)
+    data.qpos, data.qvel = qpos, qvel
+    mujoco.mj_forward(model, data)
+    with mujoco.Renderer(model, *FRAME_SIZE) as renderer:
+        renderer.update_scene(data, camera=0 if model.ncam else -1)
+        return renderer.render()
+
+
+WITHOUT_VELOCITIES = {"CartPole-v1": (0, 2), "Pendulum-v1": (0, 1)}
+PARTIAL = "Partial"  # of the ids of the environments that show no more

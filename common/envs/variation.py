@@ -1,0 +1,147 @@
+"""Parameters of environments that vary: between members of a population, or in every episode (domain randomisation)."""
+
+import copy
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.cli.env_flags import PREFIX, Draw, draws_in
+from common.cli.errors import UsageError
+from common.envs import spaces
+from common.envs.environment import Env, Transition, need_fitting_steps
+from common.envs.suite_tools import changed_params, readable_errors
+
+REDUCTIONS = "sum", "max", "min", "last"  # what metrics can be but means, as the ends of their names say
+CHOOSE = "let it be one of some numbers, as by choice:100,500"
+
+
+def for_member(env: Env, hyper: dict[str, jax.Array] | None) -> Env:
+    """`env` with those of a member's hyper-parameters that are its numbers.
+
+    Where it is judged and does not say by what, it is by the rewards of `env` itself for the same states and actions.
+    """
+    numbers = {name.removeprefix(PREFIX): x for name, x in (hyper or {}).items() if name.startswith(PREFIX)}
+    if not numbers:
+        return env
+    own = env.with_numbers(numbers)
+    if env.is_judged and not env.tells_objective:
+        own = copy.copy(own)
+        own.judge = env
+    return own
+
+
+def for_run(args: Any, env: Env) -> Env:
+    """`env` as all agents of a run share it. Raises UsageError where it does not fit the flags."""
+    need_fitting_steps(args, env)
+    varied = {name: values for name, values in args.members.hyper.items() if name.startswith(PREFIX)}
+    for name, values in varied.items():
+        check_number(env, name.removeprefix(PREFIX), sorted(set(values)))
+        if args.pbt and name in args.evolving and isinstance(env.numbers[name.removeprefix(PREFIX)], int):
+            raise UsageError(f"{name} cannot evolve: it is a whole number, and factors make others of it")
+    if logged := dict.fromkeys((*args.log_info, *getattr(env.inner, "log_info", ()))):
+        env = copy.copy(env)
+        env.logged = logged_entries(logged, env.info_numbers, env.name)
+    if args.pbt and varied:  # which go from member to member, whether or not chance changes them
+        env = copy.copy(env)
+        env.is_judged = True
+    return env
+
+
+def logged_entries(metrics: Iterable[str], numbers: Iterable[str], name: str) -> dict[str, str]:
+    """By metric the entry of the info that it is of: the entry itself, or ENTRY_max and so on of the entry ENTRY.
+
+    `numbers` are the entries of the info of environment `name` that are numbers. Raises UsageError for any other.
+    """
+    known = {f"{entry}_{kind}": entry for entry in numbers for kind in REDUCTIONS} | {entry: entry for entry in numbers}
+    if unknown := [metric for metric in metrics if metric not in known]:
+        there = ", ".join(numbers) or "none"
+        raise UsageError(f"--log-info {unknown[0]}: of numbers in its info, environment {name} has {there}")
+    return {metric: known[metric] for metric in metrics}
+
+
+def check_number(env: Env, name: str, values: Iterable[float]) -> None:
+    """Raise UsageError where the parameter called `name` cannot have these values, or cannot be an array."""
+    known = env.numbers
+    if name not in known:
+        there = ", ".join(known) or "none"
+        raise UsageError(f"{env.name} has no parameter {name!r} that members or episodes can differ in; it has {there}")
+    for value in values:
+        if isinstance(known[name], int) and not float(value).is_integer():
+            raise UsageError(f"{env.name} parameter {name!r} is a whole number, not {value:g}: {CHOOSE}")
+        changed_params(env.name, known, {name: value})
+
+    def stepped(number: jax.Array) -> Any:
+        own, keys = env.with_numbers({name: number}), jax.random.split(jax.random.key(0), 3)
+        _, state = own.reset(keys[0])
+        return own.step(keys[1], state, spaces.sample(keys[2], env.action_space))
+
+    alike = f"give all of them the same, as with --env-params '{json.dumps({name: known[name]})}'"
+    others = ", ".join(other for other in known if other != name) or "none"
+    why = "which its code needs as a plain number, as for a shape"
+    with readable_errors(
+        f"members and episodes of {env.name} cannot differ in {name!r}, {why}: {alike}; others are {others}"
+    ):
+        jax.eval_shape(stepped, jnp.float32(0))
+
+
+class Randomized(Env):
+    """Another environment, whose states keep the numbers that their episode has drawn."""
+
+    def __init__(self, env: Env, draws: dict[str, Draw]):
+        """Raises UsageError where `env` has no such numbers."""
+        if env.resets_itself:
+            raise UsageError(f"{env.name} resets itself, and so cannot draw {', '.join(draws)} for every episode")
+        for name, draw in draws.items():
+            check_number(env, name, draw.values)
+            if draw.kind != "choice" and isinstance(env.numbers[name], int):
+                raise UsageError(f"{env.name} parameter {name!r} is a whole number: {CHOOSE}")
+        self._env, self._draws = env, draws
+        self.cheap_reset, self.params = env.cheap_reset, env.params
+        super().__init__(env.name, env.inner, env.observation_space, env.action_space, env.declared_steps)
+
+    def begin(self, key: jax.Array) -> tuple[Any, Any]:
+        key, *keys = jax.random.split(key, len(self._draws) + 1)
+        numbers = {name: drawn(key, draw) for key, (name, draw) in zip(keys, self._draws.items(), strict=True)}
+        obs, state = self._env.with_numbers(numbers).begin(key)
+        return obs, (state, numbers)
+
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+        state, numbers = state
+        reached = self._env.with_numbers(numbers).advance(key, state, action)
+        return reached._replace(state=(reached.state, numbers))
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        return {name: x for name, x in self._env.numbers.items() if name not in self._draws}
+
+    def with_numbers(self, numbers: dict[str, jax.Array]) -> Env:
+        other = copy.copy(self)
+        other._env = self._env.with_numbers(numbers)
+        return other
+
+    def without_numbers(self, state: Any) -> Any:
+        return state[0]
+
+    def frame(self, state: Any) -> np.ndarray | None:
+        return self._env.frame(state)
+
+
+def with_draws(make: Callable[[dict[str, Any]], Env], params: dict[str, Any]) -> Env:
+    """What `make` makes of `params`; where some of them are draws, every episode has its own."""
+    draws = draws_in(params)
+    env = make(params | {name: max(draw.values) for name, draw in draws.items()})  # as long as any episode may be
+    return Randomized(env, draws) if draws else env
+
+
+def drawn(key: jax.Array, draw: Draw) -> jax.Array:
+    """A number [] by the rule of `draw`."""
+    values = jnp.asarray(draw.values, jnp.float32)
+    if draw.kind == "choice":
+        return jax.random.choice(key, values)
+    if draw.kind == "log":
+        return jnp.exp(jax.random.uniform(key, minval=jnp.log(values[0]), maxval=jnp.log(values[1])))
+    return jax.random.uniform(key, minval=values[0], maxval=values[1])

@@ -1,0 +1,149 @@
+"""Population-based training (Jaderberg et al. 2017), by rules close to Sample Factory's (Petrenko et al. 2020).
+
+A gather over the axis of the members, inside the compiled program: nothing returns to the host, and every device does
+the same to its replica.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from common.cli.population_flags import PbtArgs, Rules
+from common.device.interface import RunState
+from common.device.sharding import GROUPS, TrainState, global_ids, members_of_all
+from common.device.statistics import WINDOW, judged, uncounted
+
+
+def evolution(args: PbtArgs, groups: int = 1) -> Callable[[jax.Array, Any], tuple[Any, dict[str, jax.Array]]] | None:
+    """Of the number of updates before and the state [S, ...] now: the state after an exchange, if one is due between,
+    and metrics. None without --pbt.
+
+    Of several `groups` of devices each has its own part of the learners: then they are gathered for an exchange, which
+    all compute.
+    """
+    if not args.pbt:
+        return None
+    every, start = (-(-steps // args.steps_per_update) for steps in (args.exchange_interval, args.pbt_start))
+
+    def places(run: RunState) -> jax.Array:
+        own = run.updates.size
+        return global_ids(own, GROUPS) if groups > 1 else jnp.arange(own)
+
+    def exchanged(learner: Any, run: RunState) -> tuple[Any, RunState, Exchange]:
+        if groups == 1:
+            return exchange(learner, run, args.evolving, args.rules)
+        own = places(run)
+        everyone = members_of_all((learner, run))
+        return jax.tree.map(lambda x: x[own], exchange(*everyone, args.evolving, args.rules))
+
+    def at_rest(learner: Any, run: RunState) -> tuple[Any, RunState, Exchange]:
+        objective = objective_of(learner, run, args.rules.window)
+        return learner, run, Exchange(places(run), objective, run.hyper, run.hyper)
+
+    def evolve(before: jax.Array, state: Any) -> tuple[Any, dict[str, jax.Array]]:
+        now = state.run.updates[0]
+        due = (now // every > before // every) & (now >= start)
+        learner, run, done = jax.lax.cond(due, exchanged, at_rest, state.learner, state.run)
+        tracker = uncounted(state.actors.tracker, done.source != places(run))
+        metrics = {
+            "pbt/due": jnp.broadcast_to(due, done.source.shape),
+            "pbt/source": done.source,
+            "pbt/objective": done.objective,
+        }
+        metrics |= {f"pbt/before/{name}": values for name, values in done.before.items()}
+        metrics |= {f"hyper/{name}": values for name, values in done.after.items()}
+        return TrainState(learner, state.actors.replace(tracker=tracker), run), metrics
+
+    return evolve
+
+
+STREAM = 2**31  # a number of no update, for the key of exchanges
+
+
+class Exchange(NamedTuple):
+    """What happened to every member, [S] each."""
+
+    source: jax.Array  # whose weights it has now: its own place, or another one's
+    objective: jax.Array  # by which members were sorted; -inf where there is none
+    before: dict[str, jax.Array]  # hyper-parameters by name
+    after: dict[str, jax.Array]
+
+
+def exchange(learner: Any, run: Any, given: dict[str, float], rules: Rules) -> tuple[Any, Any, Exchange]:
+    """Learners and `RunState`s [S, ...] after an exchange; `given` are the hyper-parameters that change, as on the
+    command line.
+
+    The best stay as they are. Each of the worst takes over one of the best, where that is better by both gaps. All but
+    the best then change their hyper-parameters. Member 0 is a control: it stays as it is, and only others learn from
+    it.
+    """
+    objective, broken = objective_of(learner, run, rules.window), broken_of(learner)
+    key = jax.random.fold_in(jax.random.fold_in(run.key[0], STREAM), run.updates[0])
+    source_key, change_key = jax.random.split(key)
+    source, is_best = sources(source_key, objective, broken, rules)
+    learner, hyper = jax.tree.map(lambda x: x[source], (learner, run.hyper))  # a gather over the members
+    fixed = is_best | (jnp.arange(source.size) == 0)
+    after = changed(change_key, hyper, given, fixed, rules)
+    taken = source != jnp.arange(source.size)  # what they have earned was earned by other weights
+    recent = run.recent.replace(count=jnp.where(taken, 0, run.recent.count))
+    return learner, run.replace(hyper=after, recent=recent), Exchange(source, objective, run.hyper, after)
+
+
+def objective_of(learner: Any, run: Any, window: int) -> jax.Array:
+    """The mean return of the last `window` episodes, [S], or of what else they are judged by.
+
+    -inf without any, or where the weights are not finite.
+    """
+    recent = run.recent
+    count = jnp.minimum(recent.count, window)
+    newest = jnp.arange(WINDOW) < count[:, None]
+    values = recent.objective if judged(recent) else recent.ret
+    ret = jnp.sum(values, axis=1, where=newest) / jnp.maximum(count, 1)
+    return jnp.where((recent.count > 0) & ~broken_of(learner) & jnp.isfinite(ret), ret, -jnp.inf)
+
+
+def broken_of(learner: Any) -> jax.Array:
+    """Whose weights are not finite, [S]."""
+    sound = [jnp.isfinite(x).reshape(x.shape[0], -1).all(axis=1) for x in jax.tree.leaves(learner.params)]
+    return ~jnp.stack(sound).all(axis=0)
+
+
+def sources(key: jax.Array, objective: jax.Array, broken: jax.Array, rules: Rules) -> tuple[jax.Array, jax.Array]:
+    """Whose weights each member has afterwards, and who is among the best, [S] each.
+
+    One whose weights have had no episode yet is left alone, unless they are broken.
+    """
+    size = objective.size
+    count = math.ceil(rules.fraction * size)
+    order = jnp.argsort(-objective)  # stable: of equal ones the first is the best
+    rank = jnp.argsort(order)
+    sound = jnp.sum(jnp.isfinite(objective))  # which come first
+    drawn = order[jax.random.randint(key, (size,), 0, jnp.clip(sound, 1, count))]
+    theirs = objective[drawn]
+    scale = jnp.maximum(jnp.abs(theirs), jnp.abs(objective))
+    clearly = theirs - objective > jnp.maximum(rules.gap * scale, rules.gap_absolute)
+    better = jnp.isfinite(theirs) & (clearly & jnp.isfinite(objective) | broken)
+    itself = jnp.arange(size)
+    worst = (rank >= size - count) & (rank >= count)
+    takes = (worst | broken) & better & (itself != 0)
+    return jnp.where(takes, drawn, itself), (rank < count) & jnp.isfinite(objective)
+
+
+def changed(
+    key: jax.Array, hyper: dict[str, jax.Array], given: dict[str, float], fixed: jax.Array, rules: Rules
+) -> dict[str, jax.Array]:
+    """Hyper-parameters [S] after chance has changed some of those that are `given`, of members that are not `fixed`."""
+    after = dict(hyper)
+    for index, name in enumerate(sorted(given)):
+        values = hyper[name]
+        keys = jax.random.split(jax.random.fold_in(key, index), 4)
+        whether, which, reset = (jax.random.uniform(key, values.shape) for key in keys[:3])
+        low, high = rules.factors_of(name)
+        factor = jax.random.uniform(keys[3], values.shape, minval=low, maxval=high)
+        new = rules.moved(name, values, jnp.where(which < 0.5, factor, 1 / factor), jnp.clip)
+        new = jnp.where(reset < rules.reset_rate, jnp.float32(given[name]), new)
+        after[name] = jnp.where((whether < rules.mutation_rate) & ~fixed, new, values)
+    return after

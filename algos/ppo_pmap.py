@@ -201,7 +201,7 @@ def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
 
 def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Policy, value and exploration losses of samples [B, ...] (Schulman et al. 2017, eq. 9), and metrics."""
-    policy = nets.part_of(policy, batch.own)
+    policy = nets.marginal_of(policy, batch.own)
     log_ratio = policy.log_prob(batch.action) - batch.log_prob
     ratio, entropy = jnp.exp(log_ratio), jnp.mean(policy.entropy())
     bounds, clip_value = ratio_bounds(hp.clip_eps, hp.clip_mode), hp.clip_eps if hp.clip_vloss else None
@@ -249,7 +249,7 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         batch = Batch(
             obs=nets.normalize(learner.obs_stats, rollout.obs),
             action=rollout.action,
-            log_prob=nets.part_of(rollout.extras, rollout.own).log_prob(rollout.action),
+            log_prob=nets.marginal_of(rollout.extras, rollout.own).log_prob(rollout.action),
             value=value,
             advantage=advantage,
             target=advantage + value,

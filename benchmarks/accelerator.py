@@ -23,7 +23,7 @@ from common.cli.checks import Timeout, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import read_text, writing
-from common.cli.run_flags import as_words
+from common.cli.run_flags import flag_words
 from common.drawing.figures import Line, Panel, draw
 from common.runs.directory import write_json
 
@@ -99,7 +99,7 @@ def measurement(algorithm: str, env: str, num_envs: int) -> Row:
     of_ppo = {"num_minibatches": 8, "share_torso": env.endswith("-MinAtar")}
     of_sac = {"utd_ratio": min(1.0, 8 / num_envs)}  # at most 8 gradient updates after each step of all environments
     flags = {"env": env, "num_envs": num_envs} | (of_sac if algorithm == "sac_pmap" else of_ppo)
-    training = Training(ROOT, algorithm, as_words(flags), seconds=2.0, kernels=True)
+    training = Training(ROOT, algorithm, flag_words(flags), seconds=2.0, kernels=True)
     try:
         speed = training.measure()
     except TrainingError as error:

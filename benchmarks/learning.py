@@ -16,7 +16,7 @@ from benchmarks.records import machine_class
 from benchmarks.sets import goals
 from benchmarks.tasks import EVALUATIONS, FIRST_SEED, Choice, Task, chosen, run_all
 from common.cli.command import main, parse
-from common.cli.run_flags import as_words
+from common.cli.run_flags import flag_words
 
 
 @dataclass(kw_only=True)
@@ -37,7 +37,7 @@ def tasks_of(args: Args) -> list[Task]:
         size = {"env": goal.env_flag, "total_timesteps": steps, "eval_interval": max(steps // EVALUATIONS, 1)}
         size |= {"eval_episodes": goal.eval_episodes} if goal.eval_episodes else {}
         seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)
-        flags = [as_words(size | goal.flags | some) for some in seed_flags(goal.script, seeds, goal.seeds_at_once)]
+        flags = [flag_words(size | goal.flags | some) for some in seed_flags(goal.script, seeds, goal.seeds_at_once)]
         jobs = [Job(goal.script, tuple(words), Path(args.folder)) for words in flags]
         tasks.append(Task(goal.algorithm, goal.env, steps, goal.threshold, jobs))
     return tasks

@@ -27,7 +27,7 @@ from common.cli.checks import CountOrZero, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.files import read_config, read_text
-from common.cli.run_flags import as_words
+from common.cli.run_flags import flag_words
 from common.drawing.groups import estimate, interval
 from common.runs.ranking import ranked
 
@@ -104,7 +104,7 @@ def searches_on(env: str, args: Args) -> Searches:
     shared = {"env": env} | shared | {"sweep": SWEEP, "eval_interval": 0}
     evolving = {"pbt": True} | {name: value for name, value in flags.items() if name.startswith("pbt")}
     seeds = [{"seed": FIRST_SEED + index * flags["population"]} for index in range(count)]
-    words = [tuple(as_words(shared | more | seed)) for more in ({}, evolving) for seed in seeds]
+    words = [tuple(flag_words(shared | more | seed)) for more in ({}, evolving) for seed in seeds]
     jobs = [Job("ppo_pmap", some, Path(args.folder), cached=True) for some in words]
     return Searches(POPULATIONS, env, flags["total_timesteps"], np.inf, jobs)
 

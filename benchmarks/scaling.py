@@ -37,7 +37,7 @@ from benchmarks.jobs import ROOT, ends_with_us
 from common.cli.checks import Count, Seconds, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
-from common.cli.run_flags import as_words
+from common.cli.run_flags import flag_words
 
 What = Literal["train", "all-reduce", "project"]
 GPUS = 8, 64, 512
@@ -146,7 +146,7 @@ def report(rows: list[dict[str, Any]]) -> None:
 def run_in(layout: str, script: list[str], flags: dict[str, Any]) -> dict[str, Any]:
     """The line of JSON with which a script ends in the first of the processes. Raises TrainingError where one fails."""
     count, devices = parts_of(layout)
-    command = [sys.executable, *script, *as_words(flags | {"num_devices": count * devices})]
+    command = [sys.executable, *script, *flag_words(flags | {"num_devices": count * devices})]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         together = {"coordinator": f"127.0.0.1:{free.getsockname()[1]}", "num_processes": count}
@@ -156,7 +156,7 @@ def run_in(layout: str, script: list[str], flags: dict[str, Any]) -> dict[str, A
     for index in range(count):
         words, env = command, {}
         if count > 1:
-            words = [*command, *as_words(together | {"process_id": index})]
+            words = [*command, *flag_words(together | {"process_id": index})]
             env = {"CUDA_VISIBLE_DEVICES": ",".join(visible[index * devices : (index + 1) * devices])}
         running.append(subprocess.Popen(ends_with_us(words), stdout=subprocess.PIPE, text=True, env=os.environ | env))
     said = [process.communicate()[0] for process in running]

@@ -32,7 +32,7 @@ from common.cli.checks import Count, Timeout, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.files import check_target
-from common.cli.run_flags import as_words
+from common.cli.run_flags import flag_words
 from common.runs.directory import git_hash, write_json
 
 PEER = "purejaxrl"
@@ -101,7 +101,7 @@ class Training:
 
     def _run(self) -> Row:
         env = {"JAX_COMPILATION_CACHE_DIR": self._cache.name, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
-        words = [*self._command, "--benchmark", *as_words({"total_timesteps": TOTAL, "stop_after": self.steps})]
+        words = [*self._command, "--benchmark", *flag_words({"total_timesteps": TOTAL, "stop_after": self.steps})]
         if self.about or not self._kernels:
             return last_line(words, env)
         with tempfile.TemporaryDirectory() as folder:
@@ -114,7 +114,7 @@ def _defaults(algorithm: str, words: list[str]) -> list[str]:
     known = {field.name for field in dataclasses.fields(importlib.import_module(f"algos.{algorithm}").Args)}
     given = {word.split("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") for word in words}
     flags = {"tuned": False, "learning_starts": 0}
-    return [*as_words({name: value for name, value in flags.items() if name in known - given}), *words]
+    return [*flag_words({name: value for name, value in flags.items() if name in known - given}), *words]
 
 
 def size_of_update(folder: Path) -> dict[str, int | None]:
@@ -184,7 +184,7 @@ def rows_of(args: Args, words: list[str]) -> list[Row]:
     for env in args.envs or (importlib.import_module(f"algos.{args.algorithm}").Args.env,):
         for value in values or [""]:
             varied = {name: value} if value else {}
-            row = row_of(args, [*words, *as_words({"env": env} if args.envs else {}), *as_words(varied)])
+            row = row_of(args, [*words, *flag_words({"env": env} if args.envs else {}), *flag_words(varied)])
             rows.append({"env": env, "varied": varied} | row)
             lines = table(rows).splitlines()
             print("\n".join(lines if len(rows) == 1 else lines[-1:]), flush=True)

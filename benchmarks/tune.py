@@ -25,7 +25,7 @@ from benchmarks.records import log_of
 from common.cli.checks import Bounds, Count, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
-from common.cli.run_flags import as_typed, as_words
+from common.cli.run_flags import as_command_line, flag_words
 from common.drawing.groups import EVALUATION, RESAMPLES, estimate, interval
 
 EVALUATIONS = 10  # of a run
@@ -80,7 +80,7 @@ def tune(args: Args) -> None:
         candidates = [candidates[index] for index in order]
         for index, candidate in zip(order, candidates, strict=True):
             earned = "  ".join(f"{value:8.2f}" for value in returns[:, index])
-            print(f"  {earned}  {as_typed(candidate) or TODAY}", flush=True)
+            print(f"  {earned}  {as_command_line(candidate) or TODAY}", flush=True)
     conclude(args, candidates[0])
 
 
@@ -121,7 +121,7 @@ def jobs_of(args: Args, env: str, flags: Flags, steps: int, seeds: range) -> lis
     interval = max(steps // EVALUATIONS, 1)
     common = {"env": env, "total_timesteps": steps, "eval_interval": interval, "checkpoint_interval": interval}
     common |= {"keep_checkpoints": 1} | ({"tuned": False} | flags if flags else {})
-    words = [tuple(as_words(common | some)) for some in seed_flags(args.algo, seeds)]
+    words = [tuple(flag_words(common | some)) for some in seed_flags(args.algo, seeds)]
     return [Job(args.algo, some, Path(args.folder)) for some in words]
 
 
@@ -168,7 +168,7 @@ def conclude(args: Args, best: Flags) -> None:
     steps, seeds, random = args.total_timesteps, range(UNSEEN, UNSEEN + args.unseen_seeds), np.random.default_rng(0)
     given = {name: value for name, value in vars(args).items() if value != getattr(Args, name, None)}
     comments = [
-        f"# python -m benchmarks.tune {as_typed({name: x for name, x in given.items() if name != 'folder'})}",
+        f"# python -m benchmarks.tune {as_command_line({name: x for name, x in given.items() if name != 'folder'})}",
         f"# greedy returns over the second half of {steps:,} steps, "
         f"IQM of seeds {seeds[0]} to {seeds[-1]}, 95% intervals:",
     ]

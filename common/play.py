@@ -57,7 +57,7 @@ from common.envs.masks import without_privileged
 from common.envs.registry import make, make_host
 from common.envs.spaces import EnvSpec
 from common.policy import Policy, load_named
-from common.runs.ranking import counted
+from common.runs.ranking import describe_episodes
 
 HOST_ENVS = 16  # at most, stepped together
 
@@ -186,7 +186,7 @@ def show(episodes: Episodes, console: Console, is_game: bool = False) -> None:
     ret = episodes.ret
     spread = f"{ret.mean():.1f} ± {ret.std():.1f} (min {ret.min():.1f}, max {ret.max():.1f})"
     won = f", {np.mean(ret > 0):.0%} won" if is_game else ""
-    console.say(f"return   {spread} over {counted(len(ret), [len(np.unique(episodes.fingerprint))])}{won}")
+    console.say(f"return   {spread} over {describe_episodes(len(ret), [len(np.unique(episodes.fingerprint))])}{won}")
 
 
 if __name__ == "__main__":

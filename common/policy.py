@@ -21,7 +21,7 @@ from typing import Any, Literal, SupportsIndex
 import jax
 import numpy as np
 
-from common.cli.checks import instead_of
+from common.cli.checks import advice_for_removed_flag
 from common.cli.command import PolicyArgs
 from common.cli.console import Console
 from common.cli.errors import UsageError
@@ -31,16 +31,16 @@ from common.device.agents import Agent, Policy
 from common.device.optim import hp_of
 from common.envs.spaces import EnvSpec
 from common.runs.arrays import Mismatch
-from common.runs.checkpoint_files import Damaged, Gone, step_of
+from common.runs.checkpoint_files import CheckpointDeleted, Damaged, step_of
 from common.runs.checkpoints import ATTEMPTS, FOLDER, Checkpoints
 from common.runs.directory import ROOT
-from common.runs.loading import explain
-from common.runs.ranking import best_step, of_best_member, overall_of, ranked
+from common.runs.loading import explain_mismatch
+from common.runs.ranking import best_return, best_step, overall_of, ranked
 
 ALGOS = (ROOT / "algos").resolve()
 
 
-def find(config: dict[str, Any], run_dir: Path, algorithm: str | Path | None) -> Path:
+def find_script(config: dict[str, Any], run_dir: Path, algorithm: str | Path | None) -> Path:
     """The algorithm's file: what the caller names, else the file in `algos/` that the run says it was made with."""
     try:
         path = Path(algorithm or ROOT / str(config.get("script"))).resolve()
@@ -59,7 +59,7 @@ def find(config: dict[str, Any], run_dir: Path, algorithm: str | Path | None) ->
 
 def import_file(path: Path) -> ModuleType:
     """The module of a file as it is now; the same one again, as long as the file is the same."""
-    name = f"algorithm_{digest(path)[:16]}_{path.stem}"
+    name = f"algorithm_{file_sha256(path)[:16]}_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -74,7 +74,7 @@ def import_file(path: Path) -> ModuleType:
     return module
 
 
-def digest(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     return sha256(path.read_bytes()).hexdigest()
 
 
@@ -110,7 +110,9 @@ def load_policy(
         index = _best_member(checkpoints, found) if named is None else named
         returns = checkpoints.quoted(found)
     except Mismatch as error:
-        raise UsageError(f"{run_dir} does not fit its algorithm's file: {explain(error, config, config)}") from error
+        raise UsageError(
+            f"{run_dir} does not fit its algorithm's file: {explain_mismatch(error, config, config)}"
+        ) from error
     finally:
         checkpoints.close()
     for one in damaged:
@@ -161,9 +163,9 @@ def _algorithm(
     if isinstance(algorithm, ModuleType):
         module, path = algorithm, Path(algorithm.__file__)
     else:
-        path = find(config, run_dir, algorithm)
+        path = find_script(config, run_dir, algorithm)
         module = import_file(path)
-    if digest(path) != config.get("script_sha256"):
+    if file_sha256(path) != config.get("script_sha256"):
         warnings.warn(f"{path.name} has changed since {run_dir} was made with it", stacklevel=3)
     for name in ("Args", "make_algorithm"):
         if not hasattr(module, name):
@@ -173,7 +175,7 @@ def _algorithm(
     args_class = module.Args.at(flags["env"]) if hasattr(module.Args, "at") else module.Args
     unknown = flags.keys() - {field.name for field in dataclasses.fields(args_class)}
     if unknown:
-        advice = instead_of(args_class, min(unknown))
+        advice = advice_for_removed_flag(args_class, min(unknown))
         flag = f"--{min(unknown).replace('_', '-')}{advice and ': ' + advice}"
         raise UsageError(f"{run_dir} was not made by {path} as it is now, which has no {flag}")
     try:
@@ -215,7 +217,7 @@ def _load(
     """The checkpoint that `step` chooses: another one where the run that goes on has deleted the best one."""
     try:
         return checkpoints.load_learner(like, _choose_step(checkpoints, run_dir, step, index))
-    except Gone:
+    except CheckpointDeleted:
         if step != "best" or attempts == 1:
             raise
         return _load(checkpoints, like, run_dir, step, index, attempts - 1)
@@ -243,7 +245,7 @@ def _choose_step(checkpoints: Checkpoints, run_dir: Path, step: Choice, index: i
     if step == "latest":
         return None
     if step == "best":
-        best = best_step(checkpoints.evaluations(), index, of_best_member)
+        best = best_step(checkpoints.evaluations(), index, best_return)
         if best is None:
             raise UsageError(f'no checkpoint of {run_dir} has an evaluation, so that none is "best"; take "latest"')
         return best

@@ -46,7 +46,7 @@ from common.drawing.figures import draw_curve, draw_population
 from common.envs.custom import wrap
 from common.envs.environment import Env, check_spaces
 from common.envs.registry import list_envs, make
-from common.envs.variation import for_run
+from common.envs.variation import run_env
 from common.population.pbt import evolution
 from common.population.ratings import rate_members
 from common.runs.lock import locked
@@ -121,7 +121,7 @@ def train_on_devices(
     with multihost.joined(args):
         devices = _choose_devices(args)
         params = given_params(vars(args))
-        env = for_run(args, make(args.env, params) if env is None else wrap(env, params))
+        env = run_env(args, make(args.env, params) if env is None else wrap(env, params))
         check_spaces(args, env)
         algorithm = make_algorithm(args, env.spec)
         groups = args.groups(len(devices))
@@ -231,7 +231,7 @@ def _learn_from_actors(
     """Updates of `state` until the run ends; returns the last state."""
     host = to_host(state.replace(actors=()))
     learner, started = jax.tree.map(lambda x: x[0], (host.learner, host.run))
-    run.companion = batches = Batches(
+    run.host_workers = batches = Batches(
         run.args,
         act=jax.jit(driver.act),
         memory=jax.device_get(driver.memory(run.args.envs_per_actor)),

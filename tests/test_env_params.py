@@ -20,7 +20,7 @@ from common.cli.errors import UsageError
 from common.device.rollout import reset_envs, step_envs
 from common.drawing.groups import Selection, load
 from common.envs.registry import make
-from common.envs.variation import check_number, for_run
+from common.envs.variation import check_number, run_env
 from common.play import Args as PlayArgs
 from common.play import play
 from common.policy import load_policy
@@ -148,7 +148,7 @@ def test_environments_tell_which_numbers_their_info_has(name):
     env = make_env(name)
     assert {"time", "end", "end_last"} <= set(env.info_numbers) and "all" not in env.info_numbers
     env.inner.log_info = ("end_last",)  # as the environment wants it
-    run = for_run(small_args(log_info=("time_max",)), env)
+    run = run_env(small_args(log_info=("time_max",)), env)
     _, state = run.reset(jax.random.key(0))
     assert run.step(jax.random.key(1), state, jnp.int32(0)).info == {"time_max": 1.0, "end_last": 0.0}
     assert env.step(jax.random.key(1), state, jnp.int32(0)).info == {}, "unless it is asked for"

@@ -44,7 +44,7 @@ from common.device.programs import over_devices as programs_over_devices
 from common.device.rollout import minibatch_indices, rollout_keys
 from common.device.sharding import arrays_of, global_ids, to_host
 from common.envs.custom import wrap
-from common.envs.variation import for_run
+from common.envs.variation import run_env
 
 EASY = {"normalize_obs": True, "decorrelate": True, "lr_schedule": "kl-adaptive"}
 BLOCKS_OF_TWO = {"num_minibatches": 16, "exploration_loss": "symmetric-kl", "reset_pool": 6}
@@ -332,7 +332,7 @@ def test_every_seed_learns_cartpole_and_keeps_it(tmp_path):
 def test_x8_a_member_equals_the_single_run_with_its_values(args, env, swept):
     """In flags and environment; that no flag is taken from elsewhere than the learner is traced in test_flags.py."""
     population = args(population=2, sweep=swept, seed=5)
-    together, _ = run_updates(population, for_run(population, make_env(env)), 2, 3)
+    together, _ = run_updates(population, run_env(population, make_env(env)), 2, 3)
     flags = as_flags(population.flags_of_members()[1], "")
     alone, _ = run_updates(args(**flags), make_env(env, flags.get("env_params", "")), 2, 3)
     others, ours = (jax.tree.map(lambda x, i=i: x[i][None], to_host(together)) for i in range(2))

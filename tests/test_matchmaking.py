@@ -12,14 +12,14 @@ from helpers import functions_of, over_devices, ppo, relative_difference, small_
 
 from common.device import opponents as who
 from common.device.agents import Agent
-from common.device.opponents import dealt, of_another_member
+from common.device.opponents import draw_own_components, of_other_member
 from common.device.rollout import keys_of
 from common.device.sharding import AXIS, MEMBERS
 from common.envs.environment import Env, Transition
 from common.envs.masks import legal_actions, sample_legal
 from common.envs.registry import make
 from common.envs.spaces import MultiDiscrete, box
-from common.nets.distributions import Categoricals, Normal, part_of
+from common.nets.distributions import Categoricals, Normal, marginal_of
 from common.population import ratings
 from common.population.ratings import elo_ratings, play_games
 
@@ -39,7 +39,7 @@ def game():
 def opponents(count: int, update: int) -> list[int]:
     """Whom each of `count` members gets in an update, where all of them have keys of their own."""
     keys = jax.vmap(partial(jax.random.fold_in, data=update))(jax.random.split(jax.random.key(3), count))
-    return jax.vmap(of_another_member, axis_name=MEMBERS)(keys, jnp.arange(count)).tolist()
+    return jax.vmap(of_other_member, axis_name=MEMBERS)(keys, jnp.arange(count)).tolist()
 
 
 @pytest.mark.parametrize("count", [2, 5])
@@ -150,7 +150,7 @@ def test_members_learn_nothing_of_agents_that_others_play(monkeypatch):
     def first_agent(keys, agents):
         return jnp.tile(jnp.array([True, False, False]), (len(keys), 1))
 
-    monkeypatch.setattr(who, "dealt", first_agent)
+    monkeypatch.setattr(who, "draw_own_components", first_agent)
     state, update = begun_and_update(1, ent_coef=0.1, num_minibatches=1, clip_eps=1e-5)
     after, metrics = update(state)
     for name in ("kernel", "bias"):
@@ -162,12 +162,14 @@ def test_members_learn_nothing_of_agents_that_others_play(monkeypatch):
 
 def test_half_of_the_agents_are_dealt_by_environment_on_any_number_of_devices():
     agents = (0, 0, 1, 2, 2, 2)
-    one, two = (over_devices(lambda: dealt(keys_of(jax.random.key(0), 64 // n), agents), n) for n in (1, 2))
+    one, two = (
+        over_devices(lambda: draw_own_components(keys_of(jax.random.key(0), 64 // n), agents), n) for n in (1, 2)
+    )
     own = np.concatenate(one)
     assert np.array_equal(own, np.concatenate(two))
     assert (own[:, 0] == own[:, 1]).all() and (own[:, 3] == own[:, 4]).all() and (own[:, 3] == own[:, 5]).all()
     assert (own[:, [0, 2, 3]].sum(axis=1) == 2).all() and not own.all(axis=0).any()
-    assert (dealt(jax.random.split(jax.random.key(0), 64), (0, 1)).sum(axis=1) == 1).all()
+    assert (draw_own_components(jax.random.split(jax.random.key(0), 64), (0, 1)).sum(axis=1) == 1).all()
 
 
 @pytest.mark.parametrize("kind", ["categorical", "normal"])
@@ -188,9 +190,9 @@ def test_probabilities_are_of_the_own_components_and_so_are_gradients(kind):
         return jnp.stack([policy.log_prob(action), policy.entropy(), *more])
 
     parts = [sums(policy_of(logits, (part,)), action[:, wide * part : wide * part + wide]) for part in range(2)]
-    found = sums(part_of(policy_of(logits), mask), action)
+    found = sums(marginal_of(policy_of(logits), mask), action)
     np.testing.assert_allclose(found, sum(jnp.where(own[:, i], part, 0) for i, part in enumerate(parts)), rtol=1e-5)
-    slopes = jax.grad(lambda x: jnp.sum(sums(part_of(policy_of(x), mask), action)))(logits)
+    slopes = jax.grad(lambda x: jnp.sum(sums(marginal_of(policy_of(x), mask), action)))(logits)
     assert np.array_equal(np.any(slopes.reshape(4, 2, 3) != 0, axis=-1), own)
 
 

@@ -28,7 +28,7 @@ def beside(monkeypatch):
     """This is process 0 of two, of which the other says what the returned list has, the newest last."""
     said: list[tuple[str, str] | None] = [None]
     monkeypatch.setattr(agreement, "count", lambda: 2)
-    monkeypatch.setattr(agreement, "everyones", lambda own: [own, said[-1]])
+    monkeypatch.setattr(agreement, "allgather", lambda own: [own, said[-1]])
     return said
 
 
@@ -37,23 +37,23 @@ def fail() -> None:
 
 
 def test_what_fails_in_one_process_fails_in_all(beside):
-    assert agreement.together(lambda x: x + 1, 1) == 2
+    assert agreement.all_or_none(lambda x: x + 1, 1) == 2
     with pytest.raises(ValueError, match="no room"):
-        agreement.together(fail)
+        agreement.all_or_none(fail)
     beside.append(("OSError", "the disk is full"))
     with pytest.raises(agreement.FailedElsewhere, match="process 1: the disk is full") as failure:
-        agreement.together(lambda: 1)
+        agreement.all_or_none(lambda: 1)
     assert failure.value.kind == "OSError"
 
 
 def test_a_save_is_not_waited_for_where_another_process_has_failed_in_it(beside, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(agreement, "largest", lambda own: own)  # the other one is done
+        patch.setattr(agreement, "max_over_processes", lambda own: own)  # the other one is done
         assert agreement.in_background(lambda: 3) == 3
         with pytest.raises(ValueError, match="no room"):
             agreement.in_background(fail)
     looks, never = [agreement.UNDER_WAY, agreement.UNDER_WAY, agreement.FAILED], threading.Event()
-    monkeypatch.setattr(agreement, "largest", lambda own: looks.pop(0))
+    monkeypatch.setattr(agreement, "max_over_processes", lambda own: looks.pop(0))
     beside.append(("OSError", "No space left on device"))
     with pytest.raises(agreement.FailedElsewhere, match="No space left"):
         agreement.in_background(never.wait)
@@ -143,7 +143,7 @@ def test_a_collective_alone_says_that_another_process_is_lost_be_it_behind_anoth
 
 
 def test_a_run_stops_where_any_process_wants_it(monkeypatch):
-    monkeypatch.setattr(multihost, "largest", lambda own: max(int(own), signal.SIGTERM))
+    monkeypatch.setattr(multihost, "max_over_processes", lambda own: max(int(own), signal.SIGTERM))
     assert Interruption(Console(quiet=True, total_steps=1)).received() == signal.SIGTERM
     run = SimpleNamespace(leaving=False, _interruption=SimpleNamespace(received=lambda: 0))
     assert Run.stopping.fget(run)
@@ -165,14 +165,14 @@ def test_processes_tell_each_other_what_json_can_say_and_run_nothing_that_a_stra
     monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", lambda row: row)
     value = {"path": Path("a/ü"), "array": np.float32([0.1, -np.inf]), "number": np.int32(3), "pair": (1, None)}
     said = {"path": "a/ü", "array": [float(np.float32(0.1)), -np.inf], "number": 3, "pair": [1, None]}
-    assert multihost.everyones(value) == [said, said]
+    assert multihost.allgather(value) == [said, said]
     assert multihost.on_first(lambda: value) == said
     trap = np.frombuffer(pickle.dumps(Trap(tmp_path / "ran")), np.uint8)
-    monkeypatch.setattr(multihost, "largest", lambda number: number)
+    monkeypatch.setattr(multihost, "max_over_processes", lambda number: number)
     monkeypatch.setattr(multihost, "is_first", lambda: False)
     monkeypatch.setattr(multihost_utils, "process_allgather", lambda row: [row, trap])
     monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", lambda row: trap)
-    for ask in (lambda: multihost.everyones(1), lambda: multihost.on_first(int)):
+    for ask in (lambda: multihost.allgather(1), lambda: multihost.on_first(int)):
         with pytest.raises(TrainingError):
             ask()
     assert not (tmp_path / "ran").exists()

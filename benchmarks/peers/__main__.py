@@ -29,7 +29,7 @@ from common.cli.errors import TrainingError, UsageError
 from common.cli.files import writing
 from common.cli.host_flags import HostEnvArgs
 from common.cli.rollout_flags import DeviceEnvArgs
-from common.cli.run_flags import as_typed, as_words
+from common.cli.run_flags import as_command_line, flag_words
 from common.device.evaluation import SEED
 from common.device.programs import cache_directory
 from common.runs.directory import git_hash, write_json
@@ -126,7 +126,9 @@ def task_of(args: Args, platform: str, goal: Goal) -> Task:
     source = args.source and str(Path(args.source).resolve())
     given = {"peer": args.peer, "algos": (goal.algorithm,), "envs": (goal.env,), "seeds": args.seeds}
     more = {"total_timesteps": args.total_timesteps, "source": source and f"path/to/{Path(source).name}"}
-    of_row = f"python -m benchmarks.peers {as_typed(given | {name: value for name, value in more.items() if value})}"
+    of_row = (
+        f"python -m benchmarks.peers {as_command_line(given | {name: value for name, value in more.items() if value})}"
+    )
     at_once = (goal.seeds_at_once or args.seeds) if about["seeds_at_once"] else 1
     jobs = []
     for seeds in parts_of(range(FIRST_SEED, FIRST_SEED + args.seeds), at_once):
@@ -145,7 +147,7 @@ def task_of(args: Args, platform: str, goal: Goal) -> Task:
             commit=git_hash(Path(source)) if source else None,
             flags=goal.flags,
         )
-        words = as_words({"env": goal.env, "seed": seeds.start, "num_seeds": len(seeds), "total_timesteps": steps})
+        words = flag_words({"env": goal.env, "seed": seeds.start, "num_seeds": len(seeds), "total_timesteps": steps})
         jobs.append(PeerJob(goal.algorithm, tuple(words), Path(args.folder), args.peer, training, of_row, source))
     return Task(goal.algorithm, goal.env, steps, goal.threshold, jobs)
 

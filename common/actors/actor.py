@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from common.actors.queues import Collected, HostRollout, ParameterSlots, Slot
-from common.actors.watchdog import LOOK_INTERVAL, Limits, Worker
+from common.actors.watchdog import POLL_INTERVAL, Limits, Worker
 from common.cli.errors import FailedEnvError, TrainingError, UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device.statistics import kind_of
@@ -190,7 +190,7 @@ def _inspect(args: HostEnvArgs, env_params: str) -> HostEnvKind:
     while not kind.done():
         if flag := worker.stuck(limits):
             raise TrainingError(f"environment {args.env} does not return from {worker.activity.phase} ({flag})")
-        wait([kind], timeout=LOOK_INTERVAL)
+        wait([kind], timeout=POLL_INTERVAL)
     return kind.result()
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from common.actors.actor import Actor, HostEnvKind, env_maker
 from common.actors.host_drivers import HostDriver
 from common.actors.meters import Meters
-from common.actors.pool import Crew, Schedule
+from common.actors.pool import ActorPool, Schedule
 from common.actors.queues import FATES, HostRollout, ParameterSlots, RolloutQueues
 from common.actors.watchdog import Limits
 from common.cli.host_flags import HostEnvArgs
@@ -118,7 +118,7 @@ class Batches:
         counters = counters if multihost.is_first() else {}  # which are those of all processes
         before = {name: counters.get(name, 0) for name in FATES}
         schedule = Schedule(len(actors), args.own_rollouts, args.publish_interval, version, args.lag)
-        self.crew = Crew(
+        self.actor_pool = ActorPool(
             actors,
             self._slots,
             RolloutQueues(len(actors), args.queue_rollouts, args.on_full, before, args.rollouts_ahead),
@@ -128,34 +128,34 @@ class Batches:
             serial=args.serial,
             restarts=counters.get("restarts", 0),
         )
-        self.meters = Meters(self.crew, args.envs_per_actor * args.num_steps, getattr(args, "max_policy_lag", 0))
+        self.meters = Meters(self.actor_pool, args.envs_per_actor * args.num_steps, getattr(args, "max_policy_lag", 0))
 
     def __enter__(self) -> "Batches":
-        self.crew.__enter__()
+        self.actor_pool.__enter__()
         return self
 
     def __exit__(self, kind: Any, *error: Any) -> None:
-        self.crew.__exit__(kind, *error)
+        self.actor_pool.__exit__(kind, *error)
         self._figures = self.meters.figures(alone=bool(kind))
 
     def next(self, newest: Any, stopped: Callable[[], bool], leaving: bool) -> Batch | None:
         """The rollouts of an update, on their way to the learner's devices; None once `stopped`.
 
         `newest` is what the newest update returns; the one before it is over. Others are told whether this process is
-        `leaving`. Raises ActorsFailed, see `Crew.take`.
+        `leaving`. Raises ActorsFailed, see `ActorPool.take`.
         """
         self._make_room(newest)
         rollouts = []
         while len(rollouts) < self._args.own_rollouts:
             with nullcontext() if self._args.serial else self.meters.timed("wait_get"):
-                collected = self.crew.take(stopped)
+                collected = self.actor_pool.take(stopped)
             if collected is None:
                 return None
             self.meters.take(collected, self._version)
             with self.meters.timed("transfer"):
                 share = over_learners(collected.rollout, self._sharding.num_devices)
                 rollouts.append(jax.device_put(share, self._sharding))
-        self.crew.queues.train(self._args.own_rollouts)
+        self.actor_pool.queues.train(self._args.own_rollouts)
         told = np.full(self._sharding.num_devices, leaving) if self._args.processes > 1 else ()
         return Batch(tuple(rollouts), told)
 
@@ -164,12 +164,12 @@ class Batches:
         if math.isinf(self._args.rollouts_ahead):
             return
         over = max(self._version - 1, self._over)
-        if self.crew.queues.counts["waiting"] < self._args.own_rollouts:  # some may have to begin first
+        if self.actor_pool.queues.counts["waiting"] < self._args.own_rollouts:  # some may have to begin first
             with self.meters.timed("update"):
                 jax.block_until_ready(newest)
             over = self._version
         self._slots.settle(over)  # who begins now acts with what that update made
-        self.crew.queues.leave((over - self._over) * self._args.own_rollouts)
+        self.actor_pool.queues.leave((over - self._over) * self._args.own_rollouts)
         self._over = over
 
     def publish(self, params: Any) -> None:
@@ -188,8 +188,8 @@ class Batches:
 
     def counters(self) -> dict[str, int]:
         """What became of all rollouts, and how often actors had to be restarted; all processes call at once."""
-        counts = self.crew.queues.counts | {"restarts": self.crew.restarts.count}
-        of_all = multihost.everyones(counts)
+        counts = self.actor_pool.queues.counts | {"restarts": self.actor_pool.restarts.count}
+        of_all = multihost.allgather(counts)
         return {name: sum(counts[name] for counts in of_all) for name in ("restarts", *FATES)}
 
     def figures(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from common.actors.actor import env_maker, eval_params
 from common.actors.pool import Restarts
-from common.actors.watchdog import LOOK_INTERVAL, Limits, Stopped, Worker, end
+from common.actors.watchdog import POLL_INTERVAL, Limits, Stopped, Worker, stop_workers
 from common.cli.errors import TrainingError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
@@ -59,7 +59,7 @@ class HostEvaluation:
         workers = [one.worker for one in self._under_way]
         for worker in workers:
             worker.ended = True
-        end(workers)
+        stop_workers(workers)
 
     def poll(self) -> Evaluated | None:
         """The oldest one under way, once it is over. Raises TrainingError where it has failed or is beyond a limit."""
@@ -92,7 +92,7 @@ class HostEvaluation:
         """
         with worker.doing("wait for another"):
             while before and not (before[0].done() or before[1].ended or worker.ended):
-                wait(before[:1], LOOK_INTERVAL)
+                wait(before[:1], POLL_INTERVAL)
         if worker.ended:
             raise Stopped
         restarts, failures = Restarts(self._limits, self._warn), set()

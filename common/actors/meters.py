@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from common.actors.pool import Crew
+from common.actors.pool import ActorPool
 from common.actors.queues import Collected
 from common.device import multihost
 from common.device.statistics import WINDOW, Tally, kind_of
@@ -89,15 +89,15 @@ def _value_of(name: str, reports: list[tuple[float, float]]) -> float:
 class Meters:
     """Collects while a run goes on; `row` says how it went since the last row, in all processes."""
 
-    def __init__(self, crew: Crew, steps_per_rollout: int, max_policy_lag: int):
-        self._crew, self._per_rollout, self._max_lag = crew, steps_per_rollout, max_policy_lag
+    def __init__(self, actor_pool: ActorPool, steps_per_rollout: int, max_policy_lag: int):
+        self._actor_pool, self._per_rollout, self._max_lag = actor_pool, steps_per_rollout, max_policy_lag
         self.seconds = dict.fromkeys(("wait_get", "transfer", "update", "publish"), 0.0)
         self._began = time.monotonic()
-        counts = crew.queues.counts
+        counts = actor_pool.queues.counts
         start = self._began, counts["produced"], counts["trained"]  # time, rollouts made and learned from
         self._samples: deque[tuple[float, int, int]] = deque([start])
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
-        self._restarts = crew.restarts.count  # before this start
+        self._restarts = actor_pool.restarts.count  # before this start
         self.shares: tuple[float, float, float] | None = None
         self._begin_row()
 
@@ -120,7 +120,7 @@ class Meters:
         self._steps["too_old"] += int(np.sum(lag > self._max_lag)) if self._max_lag else 0
         self._episodes += zip(collected.returns, collected.lengths, strict=True)
         self._info += collected.info
-        counts, now = self._crew.queues.counts, time.monotonic()
+        counts, now = self._actor_pool.queues.counts, time.monotonic()
         self._queue_sizes.append(counts["waiting"])
         if now - self._samples[-1][0] >= 0.1:
             self._samples.append((now, counts["produced"], counts["trained"]))
@@ -133,7 +133,7 @@ class Meters:
         self._begin_row()
         self._recent.extend(part.episodes)
         row = self._episode_metrics(part.episodes) | part.speeds
-        for metric in self._crew.actors[0].logged:
+        for metric in self._actor_pool.actors[0].logged:
             row[f"env/{metric}"] = _value_of(metric, [report for name, *report in part.info if name == metric])
         if part.lags:
             lag = np.concatenate(part.lags) if any(map(len, part.lags)) else np.zeros(1)
@@ -152,7 +152,7 @@ class Meters:
     def bottleneck(self) -> str:
         """In words, which side the other one waited for, up to the last row."""
         learner, actors, dropped = self.shares
-        again = self._crew.restarts.count - self._restarts
+        again = self._actor_pool.restarts.count - self._restarts
         text = f"the learner waited for rollouts {learner:.0%} of the time, the actors for the learner {actors:.0%}"
         text += f"; actors failed and began anew {'once' if again == 1 else f'{again} times'}" if again else ""
         if dropped:
@@ -168,18 +168,18 @@ class Meters:
         return f"speed    the bottleneck is the actors: {text}; {advice} would help"
 
     def _part(self) -> Part:
-        counts = {f"rollouts/{name}": count for name, count in self._crew.queues.counts.items()}
-        counts |= {"actors/restarts": self._crew.restarts.count}
+        counts = {f"rollouts/{name}": count for name, count in self._actor_pool.queues.counts.items()}
+        counts |= {"actors/restarts": self._actor_pool.restarts.count}
         since = self._episodes, self._lags, self._queue_sizes, self._info, self._steps
         return Part(*since, self._speeds(), counts, self._seconds())
 
     def _part_of_all(self) -> Part:
-        parts = [Part(*part) for part in multihost.everyones(self._part())]
+        parts = [Part(*part) for part in multihost.allgather(self._part())]
         return Part.joined([part._replace(lags=[np.asarray(lags, int) for lags in part.lags]) for part in parts])
 
     def _seconds(self) -> dict[str, float]:
         """Those so far of this process's mean actor, and of its learner."""
-        actors = self._crew.actors
+        actors = self._actor_pool.actors
         seconds = {f"actor_{name}": np.mean([actor.seconds[name] for actor in actors]) for name in actors[0].seconds}
         seconds |= {f"learner_{name}": value for name, value in self.seconds.items()}
         return {f"time/{name}": float(value) for name, value in seconds.items()}
@@ -201,7 +201,7 @@ class Meters:
         self._steps = dict.fromkeys(("all", "valid", "too_old"), 0)
 
     def _speeds(self) -> dict[str, float]:
-        now, counts = time.monotonic(), self._crew.queues.counts
+        now, counts = time.monotonic(), self._actor_pool.queues.counts
         row = {}
         for span in SPEED_WINDOWS:
             before = [sample for sample in self._samples if sample[0] <= now - span]

@@ -1,7 +1,7 @@
 """All actors of a run: each in a thread of its own, watched, and restarted where it fails.
 
-with Crew(actors, slots, queues, limits, ...) as crew:
-    collected = crew.take(stopped)
+with ActorPool(actors, slots, queues, limits, ...) as actor_pool:
+    collected = actor_pool.take(stopped)
 """
 
 import threading
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from common.actors.actor import Actor
 from common.actors.queues import Collected, ParameterSlots, RolloutQueues, Slot
-from common.actors.watchdog import LOOK_INTERVAL, Limits, Stopped, Worker, describe, end
+from common.actors.watchdog import POLL_INTERVAL, Limits, Stopped, Worker, describe, stop_workers
 from common.cli.errors import FailedEnvError, TrainingError, UnusableEnvError
 from common.device import multihost
 from common.envs.suite_tools import reason
@@ -38,7 +38,7 @@ class Schedule(NamedTuple):
         return self.first + max(update - self.lag, 0) // self.publish_interval * self.publish_interval
 
 
-class Crew:
+class ActorPool:
     """All actors: each in a thread of its own, or with `serial` all in the caller's, one rollout at a time."""
 
     def __init__(
@@ -63,15 +63,15 @@ class Crew:
         self._stop = threading.Event()
         self._failure: ActorsFailed | None = None
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "ActorPool":
         for actor in () if self._serial else self.actors:
             actor.run(partial(self._run, actor))
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """End the threads and close all environments, see `watchdog.end`."""
+        """End the threads and close all environments, see `watchdog.stop_workers`."""
         self._stop.set()
-        stuck = end(self.actors)
+        stuck = stop_workers(self.actors)
         for actor in self.actors if self._serial else ():
             actor.close()
         self.queues.discard()
@@ -89,7 +89,7 @@ class Crew:
         began = time.monotonic()
         while not stopped():
             self._raise_failures(time.monotonic() - began)
-            collected = self.queues.take(wanted, LOOK_INTERVAL)
+            collected = self.queues.take(wanted, POLL_INTERVAL)
             if collected is not None:
                 self._taken += 1
                 return collected
@@ -149,7 +149,7 @@ class Crew:
 
         def scheduled(slot: Slot | None) -> Slot:
             while not stopped():
-                slot = slot or self._slots.wait_for(version, actor.device, LOOK_INTERVAL)
+                slot = slot or self._slots.wait_for(version, actor.device, POLL_INTERVAL)
                 if slot:
                     return slot
             raise Stopped
@@ -202,7 +202,7 @@ class Restarts:
         self._warn(f"{worker.name} failed and restarts {when} ({number} of {self._limits.max_restarts}): {why}")
         with worker.doing("wait to restart"):
             while time.monotonic() < until and not stopped():
-                time.sleep(LOOK_INTERVAL)
+                time.sleep(POLL_INTERVAL)
         worker.restarts, worker.restarted = worker.restarts + 1, time.monotonic()
         return not stopped()
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from common.actors.watchdog import LOOK_INTERVAL
+from common.actors.watchdog import POLL_INTERVAL
 
 FATES = ("produced", "trained", "dropped", "discarded")  # all were produced, each then met one of the others
 
@@ -82,7 +82,7 @@ class RolloutQueues:
         """Wait for a place for a rollout, and take it."""
         with self._changed:
             while self._places < 1 and not stopped():
-                self._changed.wait(LOOK_INTERVAL)
+                self._changed.wait(POLL_INTERVAL)
             self._places -= 1
 
     def leave(self, count: int) -> None:
@@ -96,7 +96,7 @@ class RolloutQueues:
         queue = self._queues[collected.actor]
         with self._changed:
             while self._on_full == "block" and len(queue) >= self._size and not stopped():
-                self._changed.wait(LOOK_INTERVAL)
+                self._changed.wait(POLL_INTERVAL)
             self._counts["produced"] += 1
             if stopped():
                 self._counts["discarded"] += 1

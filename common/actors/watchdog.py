@@ -14,7 +14,7 @@ from common.envs.host import HostEnvs
 
 WAITING = ("put", "wait for parameters", "wait for another", "wait to restart", "ended")  # nothing is expected there
 GRACE = 3.0  # seconds: for threads to end, and for environments that raise at a timeout by themselves
-LOOK_INTERVAL = 0.1  # seconds between two looks at whether to stop
+POLL_INTERVAL = 0.1  # seconds between two looks at whether to stop
 
 
 class Stopped(Exception):
@@ -125,7 +125,7 @@ class Worker:
         return f"{self.name}: {phase} for {time.monotonic() - since:.1f} s"
 
 
-def end(workers: list[Worker]) -> list[Worker]:
+def stop_workers(workers: list[Worker]) -> list[Worker]:
     """Wait for workers that were told to stop, at most `GRACE` seconds; returns those that do not answer.
 
     Half of that time is theirs. Then the processes are killed of those that are not done.

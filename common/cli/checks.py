@@ -266,7 +266,7 @@ def _options(kind: Any) -> tuple[Any, ...]:
     return sum(map(_options, get_args(kind)), ()) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
-INSTEAD = {
+REMOVED_FLAGS = {
     "anneal_lr": ("lr_schedule", "--lr-schedule linear anneals the learning rate, --lr-schedule constant does not"),
     "num_seeds": ("actor_threads", "one run trains one agent, start a run for each --seed"),
     "num_devices": ("actor_threads", "--actor-devices and --learner-devices name them"),
@@ -281,12 +281,15 @@ INSTEAD = {
     "minibatch_size": ("num_minibatches", "--num-minibatches says into how many the samples of an update are split"),
     "gif": ("actor_threads", "python -m common.play RUN --gif FILE draws an episode afterwards"),
 }
-INSTEAD |= {"batch_size": INSTEAD["minibatch_size"], "num_processes": INSTEAD["coordinator"]}
+REMOVED_FLAGS |= {"batch_size": REMOVED_FLAGS["minibatch_size"], "num_processes": REMOVED_FLAGS["coordinator"]}
 for part in ("project", "name", "entity", "run_group"):
-    INSTEAD[f"wandb_{part.removeprefix('run_')}"] = "wandb", f"WANDB_{part.upper()} in the environment takes its place"
+    REMOVED_FLAGS[f"wandb_{part.removeprefix('run_')}"] = (
+        "wandb",
+        f"WANDB_{part.upper()} in the environment takes its place",
+    )
 """By the name of a flag: a field of the algorithms that this is for, and what to do."""
 
-ELSEWHERE = """
+NAMES_IN_OTHER_KITS = """
 lr=learning_rate policy_lr q_lr, learning_rate=policy_lr q_lr, actor_lr=policy_lr learning_rate, critic_lr=q_lr
 learning_rate, n_steps=num_steps, rollout_length=num_steps, unroll_length=num_steps, n_envs=num_envs envs_per_actor,
 num_workers=actor_threads num_envs, timesteps=total_timesteps, steps=total_timesteps, num_timesteps=total_timesteps,
@@ -300,19 +303,19 @@ capture_video=gif
 """Names that CleanRL, Stable-Baselines3, PureJaxRL and others have for flags, and ours, the nearest first."""
 
 
-def instead_of(args_class: Any, name: str) -> str:
+def advice_for_removed_flag(args_class: Any, name: str) -> str:
     """What to do instead of the flag `name`, if that is known."""
-    field, advice = INSTEAD.get(name, ("", ""))
+    field, advice = REMOVED_FLAGS.get(name, ("", ""))
     return advice if hasattr(args_class, field) else ""
 
 
-def explain(args_class: Any, flag: str) -> str:
+def explain_unknown_flag(args_class: Any, flag: str) -> str:
     """Why `args_class` has no such flag, or what may have been meant, in one sentence."""
     name = flag.lstrip("-").replace("-", "_").removeprefix("no_")
-    if advice := instead_of(args_class, name):
+    if advice := advice_for_removed_flag(args_class, name):
         return f"there is no --{name.replace('_', '-')} here: {advice}"
     known = [field.name for field in dataclasses.fields(args_class)]
-    ours = dict(pair.split("=") for pair in " ".join(ELSEWHERE.split()).split(", "))
+    ours = dict(pair.split("=") for pair in " ".join(NAMES_IN_OTHER_KITS.split()).split(", "))
     near = [other for other in ours.get(name.lower(), "").split() if other in known]
     near = near or difflib.get_close_matches(name.lower(), known, n=1)
     near = near or [other for other in known if name and name in other][:1]

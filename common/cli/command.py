@@ -25,7 +25,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from common.cli.checks import (
     WORDS,
     check_flags,
-    explain,
+    explain_unknown_flag,
     flag_of,
     kinds_of,
     metavar_of,
@@ -159,7 +159,9 @@ def _read(args_class: type, argv: list[str], program: str | None) -> Any:
     if unknown:
         flags = [word.split("=")[0] for word in unknown if word.startswith("--")]
         what = shortened(repr(unknown[0]))
-        raise UsageError(explain(args_class, flags[0]) if flags else f"{what} belongs to no flag: --help lists all")
+        raise UsageError(
+            explain_unknown_flag(args_class, flags[0]) if flags else f"{what} belongs to no flag: --help lists all"
+        )
     return args
 
 
@@ -197,7 +199,7 @@ def _lacking(args_class: type, argv: list[str]) -> str:
     known = {*kinds, *(f"no_{name}" for name in kinds.keys() - takes_value)}
     flags = [word.split("=")[0] for word in argv if word.startswith("--")]
     if unknown := [flag for flag in flags if flag[2:].replace("-", "_") not in known]:
-        return explain(args_class, unknown[0])
+        return explain_unknown_flag(args_class, unknown[0])
     required = kinds.keys() - defaults_of(args_class).keys()
     absent = {f"--{name.replace('_', '-')}" for name in required} - given
     return f"{min(absent)} is missing" if absent else "these flags cannot be read: --help lists all of them"

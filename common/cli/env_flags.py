@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from common.cli.checks import shortened
 from common.cli.errors import UsageError
 
-OWN = ""
+CUSTOM = ""
 SUITES: dict[str, Literal["device", "host"]] = {
     "gymnax": "device",
     "pmaprl": "device",
@@ -42,7 +42,7 @@ def split_name(name: str) -> tuple[str, str]:
     suite, colon, env_id = name.partition(":")
     if not colon:
         return "gymnax", name
-    return (suite, env_id) if suite in SUITES else (OWN, name)
+    return (suite, env_id) if suite in SUITES else (CUSTOM, name)
 
 
 def is_custom(name: str) -> bool:

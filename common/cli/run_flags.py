@@ -317,7 +317,7 @@ class ProcessArgs(RunArgs):
         return args
 
 
-def as_words(flags: dict[str, Any]) -> list[str]:
+def flag_words(flags: dict[str, Any]) -> list[str]:
     """Names and values of flags as words, switches as `--name` or `--no-name`."""
     words = []
     for name, value in flags.items():
@@ -329,6 +329,6 @@ def as_words(flags: dict[str, Any]) -> list[str]:
     return words
 
 
-def as_typed(flags: dict[str, Any]) -> str:
+def as_command_line(flags: dict[str, Any]) -> str:
     """The same as one line for a shell."""
-    return shlex.join(as_words(flags))
+    return shlex.join(flag_words(flags))

@@ -11,7 +11,7 @@ import numpy as np
 
 from common.cli.errors import UnusableEnvError, UsageError
 from common.envs import spaces
-from common.envs.masks import check_legal, completed, spec_for_policies
+from common.envs.masks import check_legal, completed, policy_spec
 from common.envs.spaces import EnvSpec, batch_shape
 
 
@@ -87,7 +87,7 @@ class Policy:
 
         What only critics see there is no part of the observations that the policy asks for.
         """
-        self.env = spec_for_policies(env)
+        self.env = policy_spec(env)
         self.run_dir, self.step, self.seed, self.member = run_dir, step, seed, member
         self.config = config  # the run's config.json
         self.evaluation = (

@@ -6,12 +6,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from common.cli.errors import TrainingError
-from common.device.multihost import count, everyones, largest
+from common.device.multihost import allgather, count, max_over_processes
 
 T = TypeVar("T")
 
 DONE, UNDER_WAY, FAILED = range(3)  # of what goes on in the background; the largest is what counts for all
-LOOK = 0.02  # seconds between two looks at what goes on in the background of all
+POLL_INTERVAL = 0.02  # seconds between two looks at what goes on in the background of all
 LONGEST_TEXT = 400  # characters of a reason that one process gives the others
 
 
@@ -23,7 +23,7 @@ class FailedElsewhere(TrainingError):
         self.kind = kind
 
 
-def together(function: Callable[..., T], *args: Any) -> T:
+def all_or_none(function: Callable[..., T], *args: Any) -> T:
     """What the function returns here, once it has returned in all processes; it must not wait for any of them.
 
     Where it fails in one, all raise: that one its error, the others FailedElsewhere.
@@ -38,7 +38,7 @@ def together(function: Callable[..., T], *args: Any) -> T:
 
 
 def in_background(function: Callable[[], T]) -> T:
-    """As `together`, for a function that waits for the other processes by itself, perhaps for longer than they live.
+    """As `all_or_none`, for a function that waits for the other processes by itself, perhaps for longer than they live.
 
     Where it fails in one of them, or one is gone, it is left behind in its thread.
     """
@@ -47,9 +47,9 @@ def in_background(function: Callable[[], T]) -> T:
     thread = ThreadPoolExecutor(1)
     future = thread.submit(function)
     thread.shutdown(wait=False)
-    while largest(_progress(future)) == UNDER_WAY:
-        time.sleep(LOOK)
-    return together(future.result if future.done() else lambda: None)
+    while max_over_processes(_progress(future)) == UNDER_WAY:
+        time.sleep(POLL_INTERVAL)
+    return all_or_none(future.result if future.done() else lambda: None)
 
 
 def _attempt(function: Callable[..., T], *args: Any) -> tuple[T | None, Exception | None]:
@@ -63,7 +63,7 @@ def _attempt(function: Callable[..., T], *args: Any) -> tuple[T | None, Exceptio
 def _first_failure(error: Exception | None) -> FailedElsewhere | None:
     """That of the first process which has one; None where all are well."""
     own = (type(error).__name__, str(error)[:LONGEST_TEXT]) if error else None
-    return next((FailedElsewhere(i, *failure) for i, failure in enumerate(everyones(own)) if failure), None)
+    return next((FailedElsewhere(i, *failure) for i, failure in enumerate(allgather(own)) if failure), None)
 
 
 def _progress(future: Future) -> int:

@@ -38,7 +38,7 @@ from common.device.statistics import EpisodeTotals, Tally, count_episodes, new_r
 from common.envs.environment import Env, Step
 from common.envs.masks import legal_actions, legal_metrics, to_env, uniform_action
 from common.envs.spaces import EnvSpec
-from common.envs.variation import for_member
+from common.envs.variation import member_env
 
 
 class Driver(NamedTuple):
@@ -67,7 +67,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
         learner = algorithm.init(params_key, hp_of(args, hyper))
-        obs, env_state = reset_envs(for_member(env, hyper), keys_of(envs_key, num_envs), mid_episode=args.decorrelate)
+        obs, env_state = reset_envs(member_env(env, hyper), keys_of(envs_key, num_envs), mid_episode=args.decorrelate)
         memory, tracker = memory_to_begin_with(algorithm, num_envs), new_tracker(env, num_envs, args.decorrelate)
         run = RunState(key, jnp.int32(0), hyper or {}, new_recent(env), first_past(args, learner))
         return TrainState(learner, Actors(env_state, at_start(obs), memory, tracker), run)
@@ -93,7 +93,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
         noise = jax.vmap(jax.vmap(partial(action_noise, space=env.action_space)))(noise_keys)  # all steps in one pass
         starts_key, other_key, deal_key = (jax.random.fold_in(key, args.num_steps + more) for more in range(3))
         other = draw_other(args, run, learner, other_key)
-        game = with_opponent(for_member(env, run.hyper), other, algorithm.act)
+        game = with_opponent(member_env(env, run.hyper), other, algorithm.act)
         own = own_components(args, env, deal_key, num_envs)
         starts = new_starts(game, starts_key, args.reset_pool)
 
@@ -124,7 +124,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
     def init(seed: jax.Array, hyper: dict[str, jax.Array] | None = None) -> TrainState:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
-        obs, env_state = reset_envs(for_member(env, hyper), keys_of(envs_key, num_envs))
+        obs, env_state = reset_envs(member_env(env, hyper), keys_of(envs_key, num_envs))
         replay = new_replay(example_transition(env), num_envs, args.capacity)
         run = RunState(key, jnp.int32(0), hyper or {}, new_recent(env), gradient_updates=jnp.int32(0))
         actors = Actors(env_state, at_start(obs), (), new_tracker(env, num_envs), replay)
@@ -157,7 +157,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
         warming_up = run.updates * args.num_envs < args.learning_starts
         action = jnp.where(warming_up, random_actions(held, obs, env), action)
 
-        out = step_envs(for_member(env, run.hyper), env_keys, actors.env_state, to_env(action, env.action_space))
+        out = step_envs(member_env(env, run.hyper), env_keys, actors.env_state, to_env(action, env.action_space))
         transition = Transition(obs, action, out.reward, out.terminated, out.final_obs)
         return actors.replace(env_state=out.state, seen=actors.seen._replace(obs=out.obs)), out, transition
 

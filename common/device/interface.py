@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from common.device.agents import Seen
-from common.device.rollout import fill_in
+from common.device.rollout import compute_where
 from common.device.statistics import EpisodeTracker, RecentEpisodes
 
 
@@ -88,7 +88,7 @@ class Rollout(NamedTuple):
         if self.final_obs is None:  # it stands in the step after
             return following
         final = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self.final_obs if final is None else final)
-        values = fill_in(
+        values = compute_where(
             following.ravel(),
             (self.truncated & ~self.terminated).ravel(),
             width=value.shape[1],

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 START = 300  # seconds to wait until all processes are there
 HEARTBEAT = 60  # without a sign of life for as many seconds a process counts as dead, and the others end
-FAREWELL = 3600  # seconds that a process which has finished waits for the first, which draws pictures
+EXIT_TIMEOUT = 3600  # seconds that a process which has finished waits for the first, which draws pictures
 GRACE = 2.0  # seconds that the first one, which all depend on, leaves the others where all have to end
 LOST = re.compile("[A-Z_]+: .*(Gloo|gloo|NCCL|Socket closed|Connection|heartbeat)", re.DOTALL)
 """What errors of collectives begin with that another process has left: XLA's code first, as few others do."""
@@ -87,7 +87,7 @@ def gathered(tree: Any) -> Any:
     return tree if count() == 1 else multihost_utils.process_allgather(tree, tiled=True)
 
 
-def everyones(value: T) -> list[T]:
+def allgather(value: T) -> list[T]:
     """What each process has in the place of `value`, in all of them.
 
     Only JSON goes from one to another, since a stranger may have joined them: of several processes the values have
@@ -98,7 +98,7 @@ def everyones(value: T) -> list[T]:
     return [_decoded(row) for row in multihost_utils.process_allgather(_padded(_json(value)))]
 
 
-def largest(number: int) -> int:
+def max_over_processes(number: int) -> int:
     """The largest of the numbers that the processes have."""
     return number if count() == 1 else int(np.max(multihost_utils.process_allgather(np.int32(number))))
 
@@ -106,7 +106,7 @@ def largest(number: int) -> int:
 def on_first(function: Callable[..., T], *args: Any) -> T:
     """What the function returns in the first process, where alone it is called; in all processes.
 
-    Of several it is what JSON makes of it, as in `everyones`. Raises what it raises, in the others UsageError or
+    Of several it is what JSON makes of it, as in `allgather`. Raises what it raises, in the others UsageError or
     TrainingError with the same text.
     """
     if count() == 1:
@@ -126,7 +126,7 @@ def on_first(function: Callable[..., T], *args: Any) -> T:
 
 def check_equal(what: str, value: str, error: type[Exception] = TrainingError) -> None:
     """Raise `error` where the processes have different values; `what` says of what."""
-    theirs = everyones(value)
+    theirs = allgather(value)
     if differing := [str(i) for i, other in enumerate(theirs) if other != theirs[0]]:
         raise error(f"{what} of process {', '.join(differing)} is not that of process 0")
 
@@ -142,7 +142,7 @@ def _json(value: Any) -> str:
 
 def _padded(text: str) -> np.ndarray:
     """The text with spaces behind it, as long in all processes: a power of two, since each length is compiled for."""
-    size = 1 << largest(len(text)).bit_length()
+    size = 1 << max_over_processes(len(text)).bit_length()
     return np.frombuffer(text.ljust(size).encode(), np.uint8)
 
 
@@ -170,7 +170,7 @@ def _meet(args: ProcessArgs) -> None:
     """Start JAX's runtime for several processes."""
     if args.process_id == 0:
         _check_port(args)
-    times = {"heartbeat_timeout_seconds": HEARTBEAT, "shutdown_timeout_seconds": FAREWELL}
+    times = {"heartbeat_timeout_seconds": HEARTBEAT, "shutdown_timeout_seconds": EXIT_TIMEOUT}
     if args.coordinator and not args.quiet:
         where = f"{args.num_processes} processes at {args.coordinator}, for {START} s at most"
         print(f"process {args.process_id} is meeting {where} ...", file=sys.stderr, flush=True)

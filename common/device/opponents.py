@@ -48,7 +48,7 @@ def renewed_past(args: Any, run: RunState, learner: Any) -> Any:
 def draw_other(args: Any, run: RunState, learner: Any, key: jax.Array) -> Any:
     """Who else acts in this update, as a learner: another member, or in self-play a past policy; None is nobody."""
     if among_members(args):
-        return with_acting_part(learner, of_another_member(key, acting_part(learner)))
+        return with_acting_part(learner, of_other_member(key, acting_part(learner)))
     if in_selfplay(args):
         chosen = jax.random.randint(key, (), 0, PAST)
         return with_acting_part(learner, jax.tree.map(lambda x: x[chosen], run.past))
@@ -64,10 +64,10 @@ def with_opponent(env: Env, other: Any, act: Callable) -> Env:
 
 def own_components(args: Any, env: Env, key: jax.Array, num_envs: int) -> jax.Array | None:
     """Which components of actions [N, A] are of agents that the member plays itself; None is all of them."""
-    return dealt(keys_of(key, num_envs), env.agents) if among_members(args) and not env.is_game else None
+    return draw_own_components(keys_of(key, num_envs), env.agents) if among_members(args) and not env.is_game else None
 
 
-def of_another_member(key: jax.Array, own: Any) -> Any:
+def of_other_member(key: jax.Array, own: Any) -> Any:
     """What another member has in the place of its `own`, arrays of any shape; called for one of `MEMBERS`.
 
     Everyone gets that of the member so many places further on, the same number for all: nobody gets its own, and nobody
@@ -79,7 +79,7 @@ def of_another_member(key: jax.Array, own: Any) -> Any:
     return jax.tree.map(lambda x: jax.lax.all_gather(x, MEMBERS)[other], own)
 
 
-def dealt(keys: jax.Array, agents: tuple[int, ...]) -> jax.Array:
+def draw_own_components(keys: jax.Array, agents: tuple[int, ...]) -> jax.Array:
     """Which components of actions [N, A] a member chooses itself, bool: those of half of the agents, rounded up.
 
     Which agents these are is drawn for each environment by its own of `keys` [N]. `agents` is `Env.agents`.

@@ -47,7 +47,7 @@ def clipped_adam(hp: Any) -> optax.GradientTransformation:
     """
     limit = hp.max_grad_norm
     off = isinstance(limit, float) and limit == 0
-    clip = optax.identity() if off else optax.clip_by_global_norm(unless_zero(limit))
+    clip = optax.identity() if off else optax.clip_by_global_norm(inf_if_zero(limit))
     return optax.flatten(optax.chain(clip, optax.scale_by_adam(hp.adam_b1, hp.adam_b2, eps=1e-5)))
 
 
@@ -73,7 +73,7 @@ def adapt(state: AdamState, kl: jax.Array, hp: Any) -> AdamState:
     return state.replace(learning_rate=jnp.clip(state.learning_rate * factor, 1e-6, 1e-2))
 
 
-def unless_zero(limit: float | jax.Array) -> float | jax.Array:
+def inf_if_zero(limit: float | jax.Array) -> float | jax.Array:
     """`limit` [], or infinity where it is 0, which turns it off; numbers stay numbers."""
     return limit or jnp.inf if isinstance(limit, float) else jnp.where(limit > 0, limit, jnp.inf)
 
@@ -87,7 +87,7 @@ def epochs(step: Callable, start: Any, inputs: Any, target_kl: float | jax.Array
     def epoch(carry, inputs):
         carry, metrics = jax.lax.scan(step, carry, inputs)
         metrics = over_steps(metrics)
-        return carry, metrics, metrics["policy/approx_kl"] > unless_zero(target_kl)
+        return carry, metrics, metrics["policy/approx_kl"] > inf_if_zero(target_kl)
 
     state, metrics, count = scan_until_stopped(epoch, start, inputs)
     return state, metrics | {"policy/epochs": count}

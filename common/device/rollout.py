@@ -35,7 +35,7 @@ def step_envs(env: Env, keys: jax.Array, states: Any, actions: Any, starts: Star
         return jax.tree.map(lambda x: x[chosen], starts)
 
     over = reached.terminated | reached.truncated
-    obs, state = fill_in((reached.obs, reached.state), over, width=math.isqrt(over.size), compute=begun)
+    obs, state = compute_where((reached.obs, reached.state), over, width=math.isqrt(over.size), compute=begun)
     outcome = reached.reward, reached.terminated, reached.truncated
     return Step(obs, state, *outcome, reached.obs, reached.state, reached.objective, reached.info)
 
@@ -78,7 +78,7 @@ def num_starts(starts: Starts) -> int:
     return jax.tree.leaves(starts)[0].shape[0]
 
 
-def fill_in(values: Any, missing: jax.Array, width: int, compute: Callable[[jax.Array], Any]) -> Any:
+def compute_where(values: Any, missing: jax.Array, width: int, compute: Callable[[jax.Array], Any]) -> Any:
     """`values`, arrays [B, ...], with what `compute` gives for those that are `missing` [B].
 
     `compute` takes the indices of `width` of them and is called until all are done: not at all where none is missing.

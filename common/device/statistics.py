@@ -207,7 +207,7 @@ def count_episodes(
         finished = jax.tree.map(jnp.add, running, earned)
         return jax.tree.map(lambda x: jnp.where(done, 0.0, x), finished), finished
 
-    done, objective = steps.terminated | steps.truncated, steps.objective if judged(recent) else None
+    done, objective = steps.terminated | steps.truncated, steps.objective if has_objective(recent) else None
     earned = EpisodeTracker(steps.reward, jnp.ones_like(steps.reward), objective)
     tracker, finished = jax.lax.scan(step, tracker, (earned, done))  # finished [T, N]
     done = done & (finished.length > 0)
@@ -273,10 +273,10 @@ def _push(recent: RecentEpisodes, place: jax.Array, finished: EpisodeTracker) ->
         ret=merge(finished.ret, recent.ret),
         length=merge(finished.length, recent.length),
         count=jnp.minimum(recent.count + count, WINDOW).astype(jnp.int32),
-        objective=merge(finished.objective, recent.objective) if judged(recent) else None,
+        objective=merge(finished.objective, recent.objective) if has_objective(recent) else None,
     )
 
 
-def judged(recent: RecentEpisodes) -> bool:
+def has_objective(recent: RecentEpisodes) -> bool:
     """Whether episodes are judged by something else than their returns."""
     return recent.objective is not None

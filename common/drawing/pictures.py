@@ -130,7 +130,7 @@ class Canvas:
 
 
 WIDTH, HEIGHT = 360, 300  # pixels that a grid fills at most
-MANY = 8  # components; more are drawn as a map instead of as lines
+MAX_LINES = 8  # components; more are drawn as a map instead of as lines
 WINDOW = 100  # steps that a line goes back
 LANE, LEFT, RIGHT = 30, 66, 62  # height of a line's lane, and the space for its name and value, in pixels
 
@@ -190,14 +190,14 @@ class Lane(NamedTuple):
 def lines(obs: np.ndarray, actions: np.ndarray, rewards: np.ndarray) -> Paint:
     """The components of observations [T + 1, ...], actions [T, ...] and rewards [T] over the last steps.
 
-    Each has a lane with its own scale; more than `MANY` components of the observation share a map, one row each.
+    Each has a lane with its own scale; more than `MAX_LINES` components of the observation share a map, one row each.
     """
     components = _columns(obs)
     chosen = np.pad(_columns(actions), ((0, 1), (0, 0)), constant_values=np.nan)  # none at the end
     received = np.pad(_columns(rewards), ((1, 0), (0, 0)), constant_values=np.nan)  # none at the start
-    many = components.shape[1] > MANY
+    many = components.shape[1] > MAX_LINES
     lanes = [] if many else _lanes("obs", components, BLUE)
-    lanes += _lanes("action", chosen[:, :MANY], ORANGE) + _lanes("reward", received, GREEN)
+    lanes += _lanes("action", chosen[:, :MAX_LINES], ORANGE) + _lanes("reward", received, GREEN)
     rows = _rows(components) if many else None
     map_height = int(np.clip(6 * len(rows), 90, 200)) if many else 0
     box = (0, -map_height - LANE * len(lanes), WIDTH, 0)

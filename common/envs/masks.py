@@ -30,7 +30,7 @@ def without_privileged(space: Space) -> Space:
     return Dict(_without(space.parts))
 
 
-def spec_for_policies(env: EnvSpec) -> EnvSpec:
+def policy_spec(env: EnvSpec) -> EnvSpec:
     """The same with the part of observations that policies see."""
     if not has_privileged(env.observation_space):
         return env

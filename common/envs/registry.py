@@ -20,7 +20,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Literal
 
-from common.cli.env_flags import OWN, SUITES, read_params, split_name, steps_on_host
+from common.cli.env_flags import CUSTOM, SUITES, read_params, split_name, steps_on_host
 from common.cli.errors import UsageError
 from common.envs.environment import Env
 from common.envs.host import HostEnvs, HostOptions, Vectorization
@@ -105,7 +105,7 @@ def _make(name: str, options: Any) -> Any:
         hint = "" if error.mistyped else _who_trains(env_id)  # which imports all suites
         raise UsageError(f"unknown environment {name!r}: {hint}" if hint else str(error)) from error
     except UsageError as error:
-        users = suite == OWN or ":" in env_id
+        users = suite == CUSTOM or ":" in env_id
         if users or not isinstance(error.__cause__, ImportError) or "pip install" in str(error):
             raise
         extra = "host" if steps_on_host(name) else suite
@@ -114,7 +114,7 @@ def _make(name: str, options: Any) -> Any:
 
 
 def _module(suite: str) -> ModuleType:
-    return importlib.import_module("common.envs.custom" if suite == OWN else f"common.envs.{suite}_suite")
+    return importlib.import_module("common.envs.custom" if suite == CUSTOM else f"common.envs.{suite}_suite")
 
 
 def _who_trains(env_id: str) -> str:

@@ -19,7 +19,7 @@ REDUCTIONS = "sum", "max", "min", "last"  # what metrics can be but means, as th
 CHOOSE = "let it be one of some numbers, as by choice:100,500"
 
 
-def for_member(env: Env, hyper: dict[str, jax.Array] | None) -> Env:
+def member_env(env: Env, hyper: dict[str, jax.Array] | None) -> Env:
     """`env` with those of a member's hyper-parameters that are its numbers.
 
     Where it is judged and does not say by what, it is by the rewards of `env` itself for the same states and actions.
@@ -34,7 +34,7 @@ def for_member(env: Env, hyper: dict[str, jax.Array] | None) -> Env:
     return own
 
 
-def for_run(args: Any, env: Env) -> Env:
+def run_env(args: Any, env: Env) -> Env:
     """`env` as all agents of a run share it. Raises UsageError where it does not fit the flags."""
     need_fitting_steps(args, env)
     varied = {name: values for name, values in args.members.hyper.items() if name.startswith(PREFIX)}

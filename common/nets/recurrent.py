@@ -66,7 +66,7 @@ class Recurrent(nn.Module):
 
     kind: Kind
     size: int
-    span: int  # the cells of a new network remember for up to so many steps, see `lasting`
+    span: int  # the cells of a new network remember for up to so many steps, see `chrono_biases`
     dtype: Any = None  # of the arithmetic; parameters stay float32
 
     @nn.compact
@@ -86,7 +86,7 @@ class Recurrent(nn.Module):
         cell = CELLS[self.kind]
         width = cell.gates * self.size
         kernel = self.param(f"recurrent_{layer}", orthogonal_gates(cell.gates), (self.size, width))
-        bias = self.param(f"recurrent_bias_{layer}", lasting(cell.keep, self.span), (width,))
+        bias = self.param(f"recurrent_bias_{layer}", chrono_biases(cell.keep, self.span), (width,))
         # The products with the inputs do not wait for one another: one for all steps
         x = nn.Dense(width, dtype=self.dtype, name=f"input_{layer}")(x)  # [T, N, gates * size]
         kernel = kernel.astype(x.dtype)
@@ -143,7 +143,7 @@ def orthogonal_gates(gates: int) -> Callable:
     return init
 
 
-def lasting(keep: tuple[int, ...], span: int) -> Callable:
+def chrono_biases(keep: tuple[int, ...], span: int) -> Callable:
     """An initializer of biases [gates * size] with which cells remember, each for a time of its own.
 
     After T steps of a cell about a third of its state is left (Tallec and Ollivier 2018), with T uniform between 2 and

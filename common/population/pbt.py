@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from common.cli.population_flags import PbtArgs, Rules
 from common.device.interface import RunState
 from common.device.sharding import GROUPS, TrainState, global_ids, members_of_all
-from common.device.statistics import WINDOW, judged, uncounted
+from common.device.statistics import WINDOW, has_objective, uncounted
 
 
 def evolution(args: PbtArgs, groups: int = 1) -> Callable[[jax.Array, Any], tuple[Any, dict[str, jax.Array]]] | None:
@@ -80,13 +80,13 @@ def exchange(learner: Any, run: Any, given: dict[str, float], rules: Rules) -> t
     the best then change their hyper-parameters. Member 0 is a control: it stays as it is, and only others learn from
     it.
     """
-    objective, broken = objective_of(learner, run, rules.window), broken_of(learner)
+    objective, broken = objective_of(learner, run, rules.window), diverged_members(learner)
     key = jax.random.fold_in(jax.random.fold_in(run.key[0], STREAM), run.updates[0])
     source_key, change_key = jax.random.split(key)
     source, is_best = sources(source_key, objective, broken, rules)
     learner, hyper = jax.tree.map(lambda x: x[source], (learner, run.hyper))  # a gather over the members
     fixed = is_best | (jnp.arange(source.size) == 0)
-    after = changed(change_key, hyper, given, fixed, rules)
+    after = perturbed(change_key, hyper, given, fixed, rules)
     taken = source != jnp.arange(source.size)  # what they have earned was earned by other weights
     recent = run.recent.replace(count=jnp.where(taken, 0, run.recent.count))
     return learner, run.replace(hyper=after, recent=recent), Exchange(source, objective, run.hyper, after)
@@ -100,12 +100,12 @@ def objective_of(learner: Any, run: Any, window: int) -> jax.Array:
     recent = run.recent
     count = jnp.minimum(recent.count, window)
     newest = jnp.arange(WINDOW) < count[:, None]
-    values = recent.objective if judged(recent) else recent.ret
+    values = recent.objective if has_objective(recent) else recent.ret
     ret = jnp.sum(values, axis=1, where=newest) / jnp.maximum(count, 1)
-    return jnp.where((recent.count > 0) & ~broken_of(learner) & jnp.isfinite(ret), ret, -jnp.inf)
+    return jnp.where((recent.count > 0) & ~diverged_members(learner) & jnp.isfinite(ret), ret, -jnp.inf)
 
 
-def broken_of(learner: Any) -> jax.Array:
+def diverged_members(learner: Any) -> jax.Array:
     """Whose weights are not finite, [S]."""
     sound = [jnp.isfinite(x).reshape(x.shape[0], -1).all(axis=1) for x in jax.tree.leaves(learner.params)]
     return ~jnp.stack(sound).all(axis=0)
@@ -132,7 +132,7 @@ def sources(key: jax.Array, objective: jax.Array, broken: jax.Array, rules: Rule
     return jnp.where(takes, drawn, itself), (rank < count) & jnp.isfinite(objective)
 
 
-def changed(
+def perturbed(
     key: jax.Array, hyper: dict[str, jax.Array], given: dict[str, float], fixed: jax.Array, rules: Rules
 ) -> dict[str, jax.Array]:
     """Hyper-parameters [S] after chance has changed some of those that are `given`, of members that are not `fixed`."""

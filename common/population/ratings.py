@@ -16,9 +16,9 @@ import numpy as np
 from common.cli.files import replacing
 from common.device.agents import Agent, Player, Policy
 from common.device.evaluation import OTHER_SEED, SEED, play_episodes
-from common.device.opponents import dealt
+from common.device.opponents import draw_own_components
 from common.envs.environment import Env
-from common.population.pbt import broken_of
+from common.population.pbt import diverged_members
 
 MANY = 16  # members, from which on the games of each no longer become more
 
@@ -91,7 +91,7 @@ def play_games(env: Env, agent: Agent, learners: Any, games: int) -> EloTable:
     games of one member are played side by side, in a single program for all of them.
     """
     scores = np.array(jax.jit(_scores_of(env, agent, games))(learners), np.float64)
-    broken = np.asarray(broken_of(learners))
+    broken = np.asarray(diverged_members(learners))
     scores[np.eye(len(scores), dtype=bool) | broken | broken[:, None]] = np.nan
     return EloTable(elo_ratings(scores, games), scores, games)
 
@@ -194,7 +194,7 @@ def play_in_teams(env: Env, agent: Agent, learners: Any, games: int) -> TeamTabl
     pairs. All games of one member are played side by side, in a single program for all of them.
     """
     returns = np.array(jax.jit(_returns_of(env, agent, games))(learners), np.float64)
-    broken = np.asarray(broken_of(learners))
+    broken = np.asarray(diverged_members(learners))
     returns[broken | broken[:, None]] = np.nan
     return TeamTable(returns, games)
 
@@ -203,7 +203,7 @@ def _returns_of(env: Env, agent: Agent, games: int) -> Callable[[Any], jax.Array
     """Of learners [S, ...]: mean returns [S, S]."""
     numbers = jnp.arange(games)
     keys, deal_keys = (jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(x), numbers) for x in (SEED, OTHER_SEED))
-    own = dealt(deal_keys, env.agents)
+    own = draw_own_components(deal_keys, env.agents)
 
     def earned(us: Any, them: Any) -> jax.Array:
         ours, theirs = (Policy(agent, learner, env.spec).player() for learner in (us, them))

@@ -2,7 +2,7 @@
 
 `run.Run` puts the parts together; every other module is one part and knows nothing of the run as a whole. What the end
 of a run draws is given to it, and so is what works beside it on the host: `evaluator.Evaluation` and
-`run.Companion` say what such a thing has to offer.
+`run.HostWorkers` say what such a thing has to offer.
 
 May import `device`, `envs`, `nets` and `cli`.
 """

@@ -42,7 +42,7 @@ class Damaged(Exception):
         super().__init__(f"checkpoint {step} is damaged and was skipped ({_reason(error)})")
 
 
-class Gone(UsageError):
+class CheckpointDeleted(UsageError):
     """A checkpoint was deleted while it was read, as a run that goes on does."""
 
 
@@ -107,7 +107,7 @@ def to_save(arrays: Arrays) -> dict[str, Any]:
     parts = sorted({first_part(name) for name in stored})
     digests = {part: _digest(stored, part) for part in parts}
     if ROWS in digests and multihost.count() > 1:
-        digests[ROWS] = "".join(multihost.everyones(digests[ROWS]))
+        digests[ROWS] = "".join(multihost.allgather(digests[ROWS]))
         stored |= {name: over_processes(array) for name, array in stored.items() if first_part(name) == ROWS}
     checksums = {f"{CHECKSUM}/{part}": np.frombuffer(bytes.fromhex(x), np.uint8) for part, x in digests.items()}
     return stored | checksums
@@ -130,7 +130,7 @@ def read(path: Path, part: str | None = None, check: Callable[[dict[str, Any]], 
 def read_together(path: Path, part: str | None, check: Callable[[dict[str, Any]], None]) -> Arrays:
     """As `read`, for all processes: what is damaged for one of them is so for all."""
     try:
-        return agreement.together(read, path, part, check)
+        return agreement.all_or_none(read, path, part, check)
     except agreement.FailedElsewhere as failure:
         raise (Damaged(int(path.name), failure) if failure.kind == Damaged.__name__ else failure) from failure
 

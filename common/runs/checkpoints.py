@@ -18,8 +18,8 @@ from common.runs.arrays import COUNTERS, Arrays, Mismatch, check_match, flatten,
 from common.runs.checkpoint_files import (
     DELETED,
     UNFINISHED,
+    CheckpointDeleted,
     Damaged,
-    Gone,
     make_writer,
     read_together,
     rename_damaged,
@@ -28,7 +28,7 @@ from common.runs.checkpoint_files import (
     to_save,
     write_returns,
 )
-from common.runs.ranking import Overall, best_step, of_seeds
+from common.runs.ranking import Overall, best_step, mean_of_seeds
 
 FOLDER = "checkpoints"  # in the directory of a run
 CONFIRMED = "confirmed"  # the name of the evaluation in episodes by which a checkpoint was not chosen
@@ -46,7 +46,7 @@ class Checkpoints:
         keep: int = 0,
         keep_best: bool = False,
         read_only: bool = False,
-        overall: Overall = of_seeds,
+        overall: Overall = mean_of_seeds,
     ):
         """Keep the newest `keep` checkpoints (0 = all) and, with `keep_best`, the one with the best evaluation.
 
@@ -173,12 +173,16 @@ class Checkpoints:
                 if multihost.on_first(self.path(candidate).exists):  # else the run that goes on has deleted it
                     damaged.append(error)
             if len(tried) - len(damaged) == ATTEMPTS:
-                raise Gone(f"checkpoints in {self.directory} are deleted before they can be read: try it again")
+                raise CheckpointDeleted(
+                    f"checkpoints in {self.directory} are deleted before they can be read: try it again"
+                )
         for one in damaged:
             if isinstance(one.error, Mismatch):
                 raise one.error
         if not damaged and step is not None:
-            raise Gone(f"checkpoint {step} in {self.directory} is gone: the run that goes on has deleted it")
+            raise CheckpointDeleted(
+                f"checkpoint {step} in {self.directory} is gone: the run that goes on has deleted it"
+            )
         if not damaged:
             raise UsageError(f"there are no checkpoints in {self.directory}")
         others = ", ".join(str(other) for other in self.steps() if other != step)

@@ -17,8 +17,8 @@ from typing import Any
 
 import jax
 
-from common.cli.checks import instead_of
-from common.cli.env_flags import OWN, is_custom, split_name
+from common.cli.checks import advice_for_removed_flag
+from common.cli.env_flags import CUSTOM, is_custom, split_name
 from common.cli.errors import UsageError
 from common.cli.files import KIT, NAME, defaults_of, final_name, in_one_step, is_of_kit, is_run, read_config, writing
 from common.cli.run_flags import ONE_TIME
@@ -68,7 +68,7 @@ def versions() -> dict[str, str]:
 def suite_version(env: str) -> dict[str, str]:
     """The version of the suite of an environment, where that is a package of its own."""
     suite = split_name(env)[0]
-    if suite in (OWN, "pmaprl", "gymnax"):
+    if suite in (CUSTOM, "pmaprl", "gymnax"):
         return {}
     with suppress(metadata.PackageNotFoundError):  # a module beside the working directory, say
         return {suite: metadata.version(suite)}
@@ -83,7 +83,7 @@ def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, 
     flags = {name: value for name, value in config["args"].items() if name not in ("distributed", "quiet")}
     here = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
     here |= {name: config[name] for name in ("algorithm", "script_sha256", "versions")}
-    of_all, this = multihost.everyones(here), jax.process_index()
+    of_all, this = multihost.allgather(here), jax.process_index()
     here = of_all[this]
     for process, there in enumerate(of_all):
         if other := [
@@ -189,7 +189,7 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
     changes = differences(made, config["args"], [name for name in config["args"] if name not in ONE_TIME])
     gone = sorted(stored["args"].keys() - config["args"].keys())
     for name in gone:
-        advice = instead_of(args, name)
+        advice = advice_for_removed_flag(args, name)
         now = f"no flag of this file now{advice and ': ' + advice}"
         changes.append(f"--{name.replace('_', '-')}: {stored['args'][name]} then, {now}")
     for suite, now in suite_version(args.env).items():

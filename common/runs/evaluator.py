@@ -17,7 +17,7 @@ from common.runs.recorder import Clock, Recorder
 from common.runs.reports import Score
 from common.runs.saver import Saver
 
-LOOK_INTERVAL = 0.01  # seconds between two looks at an evaluation that is waited for
+POLL_INTERVAL = 0.01  # seconds between two looks at an evaluation that is waited for
 MOST_PENDING = 8  # evaluations, each with a learner on the host
 MOST_WITH_STATES = 2  # where --keep-best keeps the whole state of each, replay buffer and all
 
@@ -58,7 +58,7 @@ class DeviceEvaluation:
         self._evaluate, self._num_agents, self._num_episodes = evaluate, args.num_agents, args.eval_episodes
 
     def begin(self, step: int, state: Any, seed: int) -> Evaluated:
-        own = agreement.together(lambda: jax.block_until_ready(self._evaluate(state, np.int32(seed))))
+        own = agreement.all_or_none(lambda: jax.block_until_ready(self._evaluate(state, np.int32(seed))))
         episodes = jax.device_get(multihost.gathered(own))
         return Evaluated(step, jax.tree.map(self._over_seeds, episodes))
 
@@ -174,7 +174,7 @@ class Evaluations:
         with self._clock.timed("eval"):
             evaluated = self._evaluation.begin(step, state, OTHER_SEED)
             while evaluated is None and not stopped():
-                time.sleep(LOOK_INTERVAL)
+                time.sleep(POLL_INTERVAL)
                 evaluated = self._evaluation.poll()
         return metrics_of(evaluated.episodes, self._is_game) if evaluated else None
 
@@ -191,7 +191,7 @@ class Evaluations:
 
     def _look_later(self) -> None:
         with self._clock.timed("eval"):
-            time.sleep(LOOK_INTERVAL)
+            time.sleep(POLL_INTERVAL)
 
     def _take(self) -> None:
         if not self._pending:
@@ -227,7 +227,7 @@ def metrics_of(episodes: Episodes, is_game: bool) -> dict[str, list[float]]:
     return found | {DISTINCT: [float(len(np.unique(fingerprint))) for fingerprint in episodes.fingerprint]}
 
 
-def confirm_best(
+def reevaluate_best(
     saver: Saver,
     evaluations: Evaluations,
     state_of: Callable[[int], Any],

@@ -71,7 +71,7 @@ def _placed(start: Start, make: Callable[[], Any], shapes: Any, devices: list[ja
 def with_learner(state: Any, learner: Any, shapes: Any, devices: list[jax.Device], sharding: str) -> Any:
     """`state`, which has these `shapes`, with another `learner` from the host; in all processes or in none."""
     alone = TrainState(shapes.learner, (), ())
-    placed = agreement.together(to_devices, alone.replace(learner=learner), alone, devices, sharding)
+    placed = agreement.all_or_none(to_devices, alone.replace(learner=learner), alone, devices, sharding)
     return state.replace(learner=placed.learner)
 
 
@@ -89,7 +89,7 @@ def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> S
     try:
         step, arrays, found = saved.load(zeros, dispensable=args.dispensable + args.renewed)
     except Mismatch as error:
-        why = explain(error, read_config(path), config)
+        why = explain_mismatch(error, read_config(path), config)
         raise UsageError(f"{path} cannot go on with these flags: {why}") from error
     better = saved.damaged_best(step, zeros, args.dispensable + args.renewed) if args.keep_best else []
     damaged = {one.step: one for one in found + better}
@@ -124,7 +124,9 @@ def _parameters_of(source: str, config: dict[str, Any], like: Any, console: Cons
     try:
         step, arrays, damaged = others.load(wanted, "learner", TRANSFERRED)
     except Mismatch as error:
-        raise UsageError(f"--init-from {source} does not fit: {explain(error, read_config(source), config)}") from error
+        raise UsageError(
+            f"--init-from {source} does not fit: {explain_mismatch(error, read_config(source), config)}"
+        ) from error
     for one in damaged:
         console.warn(str(one))
     console.say(f"started from the parameters of {source} at step {step:,}")
@@ -141,7 +143,7 @@ NAMED = 3  # layers at most, in a sentence
 Config = dict[str, Any]
 
 
-def explain(error: Mismatch, then: Config, now: Config) -> str:
+def explain_mismatch(error: Mismatch, then: Config, now: Config) -> str:
     """What of two configurations, `then` and `now`, makes their arrays differ; where nothing does, which arrays do."""
     layers = _layers(error)
     if then["algorithm"] != now["algorithm"] and layers:

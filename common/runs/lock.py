@@ -111,9 +111,9 @@ def check_shared(run_dir: Path | None) -> None:
     """Raise UsageError where a process does not see the `run_dir` that the first one has locked."""
     if run_dir is None or multihost.count() == 1:
         return
-    multihost.largest(0)  # the first is there
+    multihost.max_over_processes(0)  # the first is there
     end = time.monotonic() + SECONDS_TO_APPEAR
     while not (seen := is_locked(run_dir)) and time.monotonic() < end:
         time.sleep(0.1)
-    if blind := multihost.largest(0 if seen else jax.process_index()):
+    if blind := multihost.max_over_processes(0 if seen else jax.process_index()):
         raise UsageError(f"process {blind} does not see {run_dir}: it has to be on storage that all processes share")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from common.cli.env_flags import as_flags
-from common.cli.run_flags import as_typed
+from common.cli.run_flags import as_command_line
 from common.runs.metrics import read_log
 
 Overall = Callable[[Sequence[float]], float]
@@ -17,19 +17,19 @@ DISTINCT = "eval/distinct_episodes"  # of each agent, among all of an evaluation
 
 def overall_of(args: Any) -> Overall:
     """For returns [S] of seeds their mean; for those of a population, whose members differ, that of the best one."""
-    return of_best_member if args.is_population else of_seeds
+    return best_return if args.is_population else mean_of_seeds
 
 
-def of_seeds(returns: Sequence[float]) -> float:
+def mean_of_seeds(returns: Sequence[float]) -> float:
     return float(np.mean(returns))
 
 
-def of_best_member(returns: Sequence[float]) -> float:
+def best_return(returns: Sequence[float]) -> float:
     """-inf where none is finite."""
     return float(np.max(returns, where=np.isfinite(returns), initial=-np.inf))
 
 
-def counted(episodes: int, distinct: Sequence[float]) -> str:
+def describe_episodes(episodes: int, distinct: Sequence[float]) -> str:
     """A number of episodes, in words, and how many of them were `distinct`, of each agent, where that is known."""
     if not distinct or min(distinct) == episodes:
         return f"{episodes} {'different ' * bool(distinct and episodes > 1)}episode{'s' * (episodes > 1)}"
@@ -38,7 +38,9 @@ def counted(episodes: int, distinct: Sequence[float]) -> str:
     return f"{episodes} episodes, {which}"
 
 
-def best_step(evaluations: dict[int, list[float]], agent: int | None = None, overall: Overall = of_seeds) -> int | None:
+def best_step(
+    evaluations: dict[int, list[float]], agent: int | None = None, overall: Overall = mean_of_seeds
+) -> int | None:
     """The step of the best evaluation, of the `agent` at this place among all or of all together.
 
     Of equal ones the newest. None where no evaluation has a finite return of it.
@@ -64,10 +66,10 @@ def ranking(args: Any, run_dir: Path, outcome: Any) -> list[str]:
     flags = [as_flags(given | now, args.env_params) for given, now in members]
     newest, best, confirmed = outcome.newest, outcome.best, dict(outcome.confirmed)
     when = f" at step {newest.step:,}" if newest.step < outcome.env_steps else ""
-    how = counted(outcome.eval_episodes, newest.evaluation.get(DISTINCT, [])) + when
+    how = describe_episodes(outcome.eval_episodes, newest.evaluation.get(DISTINCT, [])) + when
     lines = _best(flags, newest.evaluation, confirmed.get(newest.step, {}), how, _told(args))
     if best and newest.step > best.step and confirmed.get(newest.step):
-        first, last = (of_best_member(x["eval/return_mean"]) for x in (best.evaluation, confirmed[newest.step]))
+        first, last = (best_return(x["eval/return_mean"]) for x in (best.evaluation, confirmed[newest.step]))
         load = f"load_policy({str(run_dir)!r}, 'best')"
         lines += [f"better   return {first:.1f} at step {best.step:,}: {load}"] * (first > last)
     return lines
@@ -113,7 +115,7 @@ def _best(
     for place, member in enumerate(order[:SHOWN], start=1):
         mean, std = (shown[f"eval/return_{name}"][member] for name in ("mean", "std"))
         won = [f", {x[member]:.0%} won" for name, x in shown.items() if name == "eval/win_rate"]
-        who = f"member {member}: {as_typed(members[member])}"
+        who = f"member {member}: {as_command_line(members[member])}"
         first = f"{means[member]:.1f}, in other episodes " if other else ""
         lines.append(f"{place:>6}.  return {first}{mean:.1f} ± {std:.1f}{''.join(won)}, {who}")
     return lines

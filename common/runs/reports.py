@@ -13,12 +13,12 @@ import numpy as np
 
 from common.cli.env_flags import is_custom
 from common.cli.files import defaults_of, read_text
-from common.cli.run_flags import ONE_TIME, as_typed
+from common.cli.run_flags import ONE_TIME, as_command_line
 from common.device.devices import describe
 from common.device.optim import schedule_notes
 from common.runs.directory import write_json
 from common.runs.metrics import jsonable
-from common.runs.ranking import DISTINCT, counted, ranking
+from common.runs.ranking import DISTINCT, describe_episodes, ranking
 
 SHOWN = {f"eval/return_{name}" for name in ("mean", "std", "min", "max")}
 """What the footer shows of an evaluation."""
@@ -129,7 +129,7 @@ def _agents(args: Any, run_dir: Path, outcome: Outcome) -> list[str]:
         who = f" of seed {args.seed + seed}" if args.num_agents > 1 else ""
         spread = f"{mean:.1f} ± {std:.1f} (min {low:.1f}, max {high:.1f})"
         won = [f", {x[seed]:.0%} won" for name, x in evaluation.items() if name == "eval/win_rate"]
-        how = counted(outcome.eval_episodes, evaluation.get(DISTINCT, [])[seed : seed + 1])
+        how = describe_episodes(outcome.eval_episodes, evaluation.get(DISTINCT, [])[seed : seed + 1])
         lines.append(f"greedy   return{who} {spread} over {how}{''.join(won)}{when}")
     return lines + _better_before(run_dir, outcome)
 
@@ -144,9 +144,9 @@ def _flags(args: Any) -> list[str]:
     tuned = {name: value for name, value in found.items() if values.get(name) == value}
     lines = []
     if tuned:
-        lines.append(f"tuned    {as_typed(tuned)} (from {entry}; --no-tuned leaves them out)")
+        lines.append(f"tuned    {as_command_line(tuned)} (from {entry}; --no-tuned leaves them out)")
     if others := {name: value for name, value in values.items() if name not in tuned}:
-        lines.append(f"flags    {as_typed(others)}")
+        lines.append(f"flags    {as_command_line(others)}")
     return lines
 
 

@@ -23,7 +23,7 @@ from common.device.programs import compile_by_call, compile_together, set_up_cac
 from common.device.sharding import arrays_of, host_like
 from common.runs import reports
 from common.runs.directory import agree_on_directory, claim_directory, describe_run, restore
-from common.runs.evaluator import DeviceEvaluation, Evaluation, Evaluations, confirm_best
+from common.runs.evaluator import DeviceEvaluation, Evaluation, Evaluations, reevaluate_best
 from common.runs.loading import load, place
 from common.runs.lock import check_shared, is_ours
 from common.runs.metrics import check_extras
@@ -56,7 +56,7 @@ class Run:
         self.console = Console(args.quiet or args.benchmark, self.total, summary if args.is_population else None, first)
         self.steps = self.first_step = 0
         self.counters: dict[str, int] = {}  # those with which the companion begins
-        self.companion: Companion = Nobody()
+        self.host_workers: HostWorkers = NoHostWorkers()
         self._header = reports.header(args, env.name, devices, notes, self.total, self.dir, changes)
         self._end = min(self.total, args.stop_after or self.total)  # of this invocation
         self._intervals, self._clock, self._callback = Intervals.of(args), Clock(), callback if first else None
@@ -99,7 +99,7 @@ class Run:
         self.first_step, self.steps, self.counters = start.step, start.step, start.counters
         if self.dir and self.steps < self.total:  # else nothing is trained, and the flags stay as they are
             self.console.say(claim_directory(self.dir, self.config, args.overwrite))
-        self._saver = Saver(self.path, args, start, lambda: self.companion.counters(), self.console.warn)
+        self._saver = Saver(self.path, args, start, lambda: self.host_workers.counters(), self.console.warn)
         showing = self._clock, self.console, self._saver.last_good
         self._recorder = Recorder(self.dir, args, self.config, start.step, *showing, self._callback)
         parts = self._recorder, self._saver, self._clock, self.console.warn
@@ -132,7 +132,7 @@ class Run:
     @property
     def stopping(self) -> bool:
         """Whether that is so in any process, all of which have to ask at the same time."""
-        return bool(self._interruption.received() or multihost.largest(self.leaving))
+        return bool(self._interruption.received() or multihost.max_over_processes(self.leaving))
 
     def next_chunk(self) -> np.int32:
         """How many updates to run next."""
@@ -193,7 +193,7 @@ class Run:
         confirmed = []
         if state is not None and not self._no_more_evaluations():
             how = partial(self._saver.with_learner_of, state, self._where), self._no_more_evaluations, self.console.warn
-            confirmed = confirm_best(self._saver, self._evaluations, *how)
+            confirmed = reevaluate_best(self._saver, self._evaluations, *how)
         interrupted = self._interruption.received()
         host = self._saver.newest(state)
         with self._clock.timed("checkpoint"):
@@ -213,7 +213,7 @@ class Run:
                 for name, draw in at_end.items()
                 if interrupted or not self._interruption.here  # else a signal has come meanwhile, which waits
             ]
-            lines += self.console.attempt("remarks", self.companion.remarks) or []
+            lines += self.console.attempt("remarks", self.host_workers.remarks) or []
             about = self.args, self.config, self.dir, self.total, outcome
             self.console.say(self.console.attempt("summary", reports.footer, *about, lines) or "")
         self._interruption.go_on()
@@ -245,7 +245,7 @@ class Run:
             steps_per_second=(self.steps - self.first_step) / self._clock.trained,
             state_sha256=sha256,
             checkpoint=str(checkpoint) if checkpoint else None,
-            figures=self.companion.figures(),
+            figures=self.host_workers.figures(),
         )
 
 
@@ -295,7 +295,7 @@ class Interruption:
 
     def received(self) -> int:
         """The number of the signal, or 0. All processes have to ask at the same time."""
-        self._number = self._number or multihost.largest(self.here)
+        self._number = self._number or multihost.max_over_processes(self.here)
         return self._number
 
     def ending_at_once(self, farewell: Callable[..., None], *args: Any) -> AbstractContextManager:
@@ -311,7 +311,7 @@ class Interruption:
             raise SystemExit(128 + number)
 
 
-class Companion(Protocol):
+class HostWorkers(Protocol):
     def counters(self) -> dict[str, int]:
         """Numbers that checkpoints keep beside the state, so that a resumed run counts on."""
 
@@ -322,7 +322,7 @@ class Companion(Protocol):
         """More lines for the end of the console's output."""
 
 
-class Nobody:
+class NoHostWorkers:
     """The companion of a run that has none."""
 
     def counters(self) -> dict[str, int]:

@@ -103,7 +103,7 @@ class Saver:
     def sha256(self, host: Any) -> str:
         """Checksum of what checkpoints hold of a state; of several processes that of their own checksums."""
         own = sha256(without(flatten(host), self._unsaved))
-        return own if multihost.count() == 1 else hashlib.sha256("".join(multihost.everyones(own)).encode()).hexdigest()
+        return own if multihost.count() == 1 else hashlib.sha256("".join(multihost.allgather(own)).encode()).hexdigest()
 
     def checkpoint(self) -> Path | None:
         """The newest checkpoint, if there is one."""

@@ -149,8 +149,8 @@ def run(jobs: Iterable[Job], after_each: Callable[[], None] = lambda: None) -> l
     for folder in {job.folder for job in jobs}:
         with writing(f"folder {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
-    columns = ["{task.description}", "{task.completed:,.0f} / {task.total:,.0f} steps, ETA"]
-    columns = [*map(progress.TextColumn, columns), progress.TimeRemainingColumn()]
+    counted, command = "{task.completed:,.0f} / {task.total:,.0f} steps, ETA", "{task.description}"
+    columns = [progress.TextColumn(counted), progress.TimeRemainingColumn(), progress.TextColumn(command)]
     with _signals_raise(), progress.Progress(*columns, speed_estimate_period=600) as bar:
         steps = {job: job.total_steps if job.done else job.steps() for job in jobs}
         everything = bar.add_task("all", total=sum(job.total_steps for job in jobs), completed=sum(steps.values()))
@@ -169,6 +169,7 @@ def run(jobs: Iterable[Job], after_each: Callable[[], None] = lambda: None) -> l
                 bar.console.print(str(error), markup=False, style="red", soft_wrap=True)
             after_each()
         after_each()  # all may have been done before
+        bar.update(everything, description="")
     return failed
 
 

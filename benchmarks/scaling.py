@@ -37,7 +37,7 @@ from benchmarks.jobs import ROOT, ends_with_us
 from common.cli.checks import Count, Seconds, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
-from common.cli.run_flags import flag_words
+from common.cli.run_flags import Meeting, flag_words, read_meeting
 
 What = Literal["train", "all-reduce", "project"]
 GPUS = 8, 64, 512
@@ -69,14 +69,8 @@ class Sizes:
     """all-reduce: megabytes of the largest array."""
     num_devices: Count = 2
     """all-reduce: devices of all processes together, without --layouts."""
-    distributed: bool = False
-    """all-reduce: as in training, with the processes that Slurm, Open MPI, Kubernetes or a TPU pod has started."""
-    coordinator: str = ""
-    """all-reduce: as in training, host:port of process 0."""
-    num_processes: Count = 1
-    """all-reduce: as in training, processes in all."""
-    process_id: int = 0
-    """all-reduce: as in training, which of them this one is."""
+    distributed: Meeting = ""
+    """all-reduce: as in training, the processes that a cluster has started, or HOST:PORT,ID/COUNT."""
     update_ms: Seconds = 0.0
     """project: milliseconds of an update of one GPU alone, its steps over the steps/s of benchmarks.speed."""
     all_reduces: tuple[str, ...] = ()
@@ -120,12 +114,13 @@ def scale(sizes: Sizes) -> None:
     else:
         import jax
 
-        if sizes.distributed:
+        if sizes.distributed == "auto":
             jax.distributed.initialize()
         else:
-            jax.config.update("jax_num_cpu_devices", sizes.num_devices // sizes.num_processes)  # where it has no others
-        if sizes.coordinator:
-            jax.distributed.initialize(sizes.coordinator, sizes.num_processes, sizes.process_id)
+            together = read_meeting(sizes.distributed) if sizes.distributed else ("", 1, 0)
+            jax.config.update("jax_num_cpu_devices", sizes.num_devices // together[1])  # where it has no others
+            if sizes.distributed:
+                jax.distributed.initialize(*together)
         record = measure_all_reduce(sizes)
         if jax.process_index() == 0:
             print(json.dumps(record))
@@ -149,14 +144,14 @@ def run_in(layout: str, script: list[str], flags: dict[str, Any]) -> dict[str, A
     command = [sys.executable, *script, *flag_words(flags | {"num_devices": count * devices})]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        together = {"coordinator": f"127.0.0.1:{free.getsockname()[1]}", "num_processes": count}
+        address = f"127.0.0.1:{free.getsockname()[1]}"
     # Each process would else take all GPUs of the machine.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count * devices)))).split(",")
     running = []
     for index in range(count):
         words, env = command, {}
         if count > 1:
-            words = [*command, *flag_words(together | {"process_id": index})]
+            words = [*command, *flag_words({"distributed": f"{address},{index}/{count}"})]
             env = {"CUDA_VISIBLE_DEVICES": ",".join(visible[index * devices : (index + 1) * devices])}
         running.append(subprocess.Popen(ends_with_us(words), stdout=subprocess.PIPE, text=True, env=os.environ | env))
     said = [process.communicate()[0] for process in running]

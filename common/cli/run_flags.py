@@ -265,6 +265,21 @@ MAX_PROCESSES = 4096  # more are a slip of the finger, for which the first one w
 Meeting = optional_word("HOST:PORT,ID/COUNT", bare="auto")
 
 
+def read_meeting(text: str) -> tuple[str, int, int]:
+    """What a --distributed HOST:PORT,ID/COUNT says: the address of process 0, the number of processes, and which it is.
+
+    Raises UsageError where it is something else.
+    """
+    flag = f"--distributed {shortened(text)}"
+    found = re.fullmatch(r"(.+):([0-9]{1,5}),([0-9]{1,9})/([0-9]{1,9})", text)
+    host, port, own, count = (found[1], *map(int, found.groups()[1:])) if found else ("", 0, 0, 0)
+    if not 0 < port < 2**16:
+        raise UsageError(f"{flag} is not of the form HOST:PORT,ID/COUNT, such as 10.0.0.1:1234,0/2")
+    if not own < count <= MAX_PROCESSES:
+        raise UsageError(f"{flag}: the last ID is COUNT - 1, and COUNT is at most {MAX_PROCESSES:,}")
+    return f"{host}:{port}", count, own
+
+
 @dataclass(kw_only=True)
 class ProcessArgs(RunArgs):
     """Which processes there are. Each gets the same command."""
@@ -281,7 +296,7 @@ class ProcessArgs(RunArgs):
     def __post_init__(self):
         super().__post_init__()
         if self.distributed not in ("", "auto"):
-            self._read_meeting()
+            self.coordinator, self.num_processes, self.process_id = read_meeting(self.distributed)
             self.processes = self.num_processes
 
     @property
@@ -293,16 +308,6 @@ class ProcessArgs(RunArgs):
         """What `jax.distributed.initialize` gets; empty where it is to find out."""
         names = {"coordinator_address": "coordinator", "num_processes": "num_processes", "process_id": "process_id"}
         return {theirs: getattr(self, ours) for theirs, ours in names.items()} if self.coordinator else {}
-
-    def _read_meeting(self) -> None:
-        flag = f"--distributed {shortened(self.distributed)}"
-        found = re.fullmatch(r"(.+):([0-9]{1,5}),([0-9]{1,9})/([0-9]{1,9})", self.distributed)
-        host, port, own, count = (found[1], *map(int, found.groups()[1:])) if found else ("", 0, 0, 0)
-        if not 0 < port < 2**16:
-            raise UsageError(f"{flag} is not of the form HOST:PORT,ID/COUNT, such as 10.0.0.1:1234,0/2")
-        if not own < count <= MAX_PROCESSES:
-            raise UsageError(f"{flag}: the last ID is COUNT - 1, and COUNT is at most {MAX_PROCESSES:,}")
-        self.coordinator, self.num_processes, self.process_id = f"{host}:{port}", count, own
 
     def among(self, count: int):
         """These flags for so many processes, which are known only once they have met.

@@ -179,7 +179,8 @@ class Torso(nn.Module):
     @classmethod
     def of(cls, args: Any, space: spaces.Space, **name: str) -> "Torso":
         """As the flags say."""
-        return cls(space, args.hidden_sizes, args.activation, args.dtype, args.encoder, **name)
+        encoder = getattr(args, "encoder", cls.encoder)
+        return cls(space, args.hidden_sizes, args.activation, args.dtype, encoder, **name)
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:

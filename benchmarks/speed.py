@@ -38,6 +38,7 @@ from common.runs.directory import git_hash, write_json
 PEER = "purejaxrl"
 TOTAL = 2_000_000_000  # steps that no measurement reaches
 OF_THE_COMMAND = ("algorithm", "env", "total_timesteps")
+OF_THE_FIRST = ("compile_seconds", "kernels_per_update", "memory_bytes")  # run, which compiles anew
 NO_KERNELS = {"", "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"}
 Row = dict[str, Any]
 
@@ -86,16 +87,16 @@ class Training:
         self._command = [sys.executable, str(checkout / "algos" / f"{algorithm}.py"), *_defaults(algorithm, words)]
         self._seconds, self._kernels, self.steps = seconds, kernels, 1
         self._cache = tempfile.TemporaryDirectory(prefix="speed-")
-        self.about: Row = {}  # what the first run has printed, with the seconds of compiling anew
+        self.about: Row = {}  # what the last run has printed, and of the first one the seconds of compiling anew
 
     def measure(self) -> float:
         """Steps per second of a warm run. Raises UsageError for flags that cannot be, TrainingError where it fails."""
         while True:
             first, line = not self.about, self._run()
-            wanted = min(max(round(self._seconds * line["steps_per_second"]), 1), TOTAL)
-            if first:
-                self.about = {name: x for name, x in line.items() if name not in OF_THE_COMMAND}
-            elif 2 * self.steps >= wanted:
+            wanted, cold = min(max(round(self._seconds * line["steps_per_second"]), 1), TOTAL), self.about
+            self.about = {name: x for name, x in line.items() if name not in OF_THE_COMMAND}
+            self.about |= {name: cold[name] for name in OF_THE_FIRST if name in cold}
+            if not first and 2 * self.steps >= wanted:
                 return line["steps_per_second"]
             self.steps = wanted if first else max(2 * self.steps, wanted)
 

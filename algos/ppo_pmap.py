@@ -28,7 +28,7 @@ from common.flags import (
 
 @dataclass(kw_only=True)
 class Args(OnPolicyArgs):
-    """Train PPO on a gymnax-style environment. All sizes are global: --num-envs 64 is 64 over all devices together."""
+    """Train PPO. Sizes count over all devices; where --env steps decides which flags there are."""
 
     # rollout and advantage
     num_steps: Count = 64

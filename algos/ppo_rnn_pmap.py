@@ -28,7 +28,7 @@ from common.flags import (
 
 @dataclass(kw_only=True)
 class Args(RecurrentArgs):
-    """Train PPO with memory on a gymnax-style environment. All sizes are global: --num-envs 64 is 64 on all devices."""
+    """Train PPO with memory. Sizes count over all devices; where --env steps decides which flags there are."""
 
     # rollout and advantage
     num_steps: Count = 128

@@ -30,7 +30,7 @@ from common.flags import (
 
 @dataclass(kw_only=True)
 class Args(OffPolicyArgs):
-    """Train SAC on a gymnax-style environment. All sizes are global: --num-envs 8 is 8 over all devices together."""
+    """Train SAC. Sizes count over all devices; where --env steps decides which flags there are."""
 
     env: str = "Pendulum-v1"
 

@@ -18,24 +18,24 @@ from common.cli.checks import (
 )
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
-from common.cli.host_flags import ActorArgs, HostRolloutArgs, Placed
+from common.cli.host_flags import ActorArgs, FlagsByPlace, HostRolloutArgs
 from common.cli.replay_flags import DeviceReplayArgs, HostReplayArgs
 from common.cli.rollout_flags import DeviceRolloutArgs, GameArgs
 
 
-class OnPolicyArgs(Placed):
+class OnPolicyArgs(FlagsByPlace):
     """Flags of an algorithm that learns from rollouts."""
 
     on_device, on_host = GameArgs, HostRolloutArgs
 
 
-class RecurrentArgs(Placed):
+class RecurrentArgs(FlagsByPlace):
     """Flags of an algorithm with memory that learns from rollouts."""
 
     on_device, on_host = DeviceRolloutArgs, HostRolloutArgs
 
 
-class OffPolicyArgs(Placed):
+class OffPolicyArgs(FlagsByPlace):
     """Flags of an algorithm that learns from a replay buffer."""
 
     on_device, on_host = DeviceReplayArgs, HostReplayArgs

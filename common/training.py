@@ -6,7 +6,6 @@ It calls `make_algorithm(args, spec)` for pure functions and does the rest, from
 It raises UsageError for what cannot be done, TrainingError where training had to stop, KeyboardInterrupt after SIGINT.
 """
 
-import math
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -112,7 +111,7 @@ def train_on_devices(
     make_algorithm: Callable,
     env: Any = None,
     callback: Callback | None = None,
-) -> TrainResult | None:
+) -> TrainResult:
     """Environments step on the devices too, and many updates run in one call.
 
     `env` is a gymnax-style environment, in place of the name `args.env`. `callback` gets every row, and ends the run
@@ -162,11 +161,9 @@ def _notes_of(args: Any, env: Env, num_devices: int) -> dict[str, str]:
 
 def _choose_devices(args: Any) -> list[jax.Device]:
     if args.sharding == "members":
-        return share_members(args.num_devices, args.num_agents, args.num_envs, args.block)
+        return share_members(args.num_devices, args.num_agents)
     sizes = args.num_devices, args.num_envs, args.block
-    # One CPU device uses all cores for large networks, beside which more would only wait for each other
-    choice = {"envs_per_cpu_device": math.inf} if hasattr(args, "utd_ratio") else {}
-    return choose_devices(*sizes, num_processes=args.num_processes, **choice)
+    return choose_devices(*sizes, args.envs_per_cpu_device, args.num_processes)
 
 
 def train_with_actors(
@@ -174,11 +171,11 @@ def train_with_actors(
     script: str,
     make_algorithm: Callable,
     callback: Callback | None = None,
-) -> TrainResult | None:
+) -> TrainResult:
     """Environments step on the host, in threads beside the learner; an update learns from some of their rollouts.
 
-    `callback` is as in `train_on_devices`. With --list-envs there is no result. Each of several processes
-    has actors and environments of its own, from which its own learner devices get their share of an update.
+    `callback` is as in `train_on_devices`. Each of several processes has actors and environments of its own, from which
+    its own learner devices get their share of an update.
     """
     with multihost.joined(args):
         actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)
@@ -188,7 +185,8 @@ def train_with_actors(
         algorithm = make_algorithm(args, env.spec)
         driver = host_driver(algorithm, args, env.spec)
         args.check_split(own)
-        header = {"actors": f"{args.actor_threads} threads on each of {describe(actor_devices)}{_in_each()}"}
+        threads = f"{args.actor_threads} thread{'s' * (args.actor_threads > 1)}"
+        header = {"actors": f"{threads} on each of {describe(actor_devices)}{_in_each()}"}
         if (params := eval_params(args)) != args.env_params:
             header["eval"] = f"with {params}"
         header |= memory_note(args, env.spec, devices, versions=True)

@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import Any
 
 import appo_pmap as appo
-import asac_pmap as asac
 import numpy as np
 import ppo_pmap as ppo
 import pytest
@@ -234,7 +233,7 @@ def test_x1_actors_of_two_processes_are_those_of_one_with_twice_the_devices(tmp_
 def test_a_signal_stops_processes_with_actors_at_the_same_update(tmp_path):
     words = *ACTORS.replace("--lockstep", "").split(), "--env", "gymnasium:Pendulum-v1", "--utd-ratio", 0.25
     words += "--batch-size", 16, "--learning-starts", 64, "--buffer-size", 512, "--total-timesteps", 10**8
-    first, second = start_both(*words, "--log-interval", 1280, "--run-dir", tmp_path, algorithm=asac)
+    first, second = start_both(*words, "--log-interval", 1280, "--run-dir", tmp_path, algorithm=sac)
     read_until(first, "step ")
     second.send_signal(signal.SIGTERM)
     codes, said = ends([first, second])
@@ -247,7 +246,7 @@ def test_a_signal_stops_processes_with_actors_at_the_same_update(tmp_path):
     assert row["gradient_updates"] == max(steps - 64, 0) // 4
     assert result["rollouts/produced"] == result["rollouts/trained"] + result["rollouts/discarded"]
     goes_on = "--resume", tmp_path, "--actor-devices", "0,1", "--stop-after", steps + 320, "--quiet"
-    assert not in_process(*goes_on, algorithm=asac)
+    assert not in_process(*goes_on, algorithm=sac)
     assert read_rows(tmp_path)[-2]["replay/stored"] == steps + 320
 
 

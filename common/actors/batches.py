@@ -76,7 +76,7 @@ def over_learners(rollout: HostRollout, num_learners: int) -> HostRollout:
 
 
 class Batches:
-    """Actors at work; a context manager, and a companion of the run. `next`, an update, and `publish` alternate."""
+    """Actors at work: a context manager, and the run's `HostWorkers`. `next`, an update, and `publish` alternate."""
 
     def __init__(
         self,
@@ -128,7 +128,8 @@ class Batches:
             serial=args.serial,
             restarts=counters.get("restarts", 0),
         )
-        self.meters = Meters(self.actor_pool, args.envs_per_actor * args.num_steps, getattr(args, "max_policy_lag", 0))
+        lag, steps = getattr(args, "max_policy_lag", 0), args.envs_per_actor * args.num_steps
+        self.meters = Meters(self.actor_pool, steps, lag, args.envs_flag)
 
     def __enter__(self) -> "Batches":
         self.actor_pool.__enter__()

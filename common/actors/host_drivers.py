@@ -11,7 +11,7 @@ import optax
 from common.actors.queues import HostRollout
 from common.cli.errors import UsageError
 from common.device.agents import Seen
-from common.device.drivers import gradient_updates, random_actions
+from common.device.drivers import learn_from_replay, random_actions
 from common.device.interface import (
     Actors,
     Now,
@@ -27,7 +27,7 @@ from common.device.interface import (
 )
 from common.device.optim import hp_now, hp_of
 from common.device.replay import example_transition, new_replay, num_groups
-from common.device.rollout import action_noise, ids_in_process, ids_over_processes, minibatch_indices
+from common.device.rollout import OTHER_STREAM, action_noise, ids_in_process, ids_over_processes, minibatch_indices
 from common.device.sharding import AXIS, TrainState
 from common.device.statistics import Tally
 from common.envs.masks import to_env
@@ -70,7 +70,8 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
         hp, scheduled = hp_now(args, run, learner)
         key = jax.random.fold_in(run.key, run.updates)
         minibatches = partial(minibatches_of, key, rollout.reward.shape[1], len(rollouts))
-        learner, metrics = algorithm.update(learner, rollout, Now(hp, run.updates, key, minibatches))
+        now = Now(hp, run.updates, jax.random.fold_in(key, OTHER_STREAM), minibatches)
+        learner, metrics = algorithm.update(learner, rollout, now)
         run = run.replace(updates=run.updates + 1)
         metrics |= scheduled | {"params/norm": optax.global_norm(learner.params)}
         return TrainState(learner, (), run), publish(learner, run), Tally.of(metrics)
@@ -91,7 +92,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
         return jnp.moveaxis(indices, 0, 2).reshape(epochs, num_minibatches, -1)  # of [R, E, M, B / R]
 
     def publish(learner: Any, run: RunState) -> Any:
-        return learner.replace(opt_state=())
+        return learner.replace(**{name: () for name in vars(learner) if name.startswith("opt_state")})
 
     def act(learner: Any, memory: Any, key_data: jax.Array, step: jax.Array, obs: Any) -> tuple[Any, Any, Any]:
         key, count = jax.random.fold_in(jax.random.wrap_key_data(key_data), step), batch_shape(obs)
@@ -154,7 +155,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
         run = run.replace(updates=run.updates + 1, env_steps=run.env_steps + new)
         key, due = jax.random.fold_in(run.key, run.updates), args.ratio.due(stored) - args.ratio.due(stored - new)
         sizes = keys_of_groups, args.batch_size // groups
-        learner, run, tally = gradient_updates(algorithm, args, learner, run, replay, key, due, *sizes)
+        learner, run, tally = learn_from_replay(algorithm, args, learner, run, replay, key, due, *sizes)
         return TrainState(learner, state.actors.replace(replay=replay), run), publish(learner, run), tally
 
     def keys_of_groups(key: jax.Array) -> jax.Array:

@@ -89,8 +89,9 @@ def _value_of(name: str, reports: list[tuple[float, float]]) -> float:
 class Meters:
     """Collects while a run goes on; `row` says how it went since the last row, in all processes."""
 
-    def __init__(self, actor_pool: ActorPool, steps_per_rollout: int, max_policy_lag: int):
+    def __init__(self, actor_pool: ActorPool, steps_per_rollout: int, max_policy_lag: int, envs_flag: str):
         self._actor_pool, self._per_rollout, self._max_lag = actor_pool, steps_per_rollout, max_policy_lag
+        self._envs_flag = envs_flag
         self.seconds = dict.fromkeys(("wait_get", "transfer", "update", "publish"), 0.0)
         self._began = time.monotonic()
         counts = actor_pool.queues.counts
@@ -164,7 +165,7 @@ class Meters:
             return f"speed    the bottleneck is the learner: {text}; {advice}"
         seconds = self._seconds()
         steps = seconds["time/actor_env_step"] > seconds["time/actor_act"]
-        advice = "faster environments" if steps else "a smaller network or more --envs-per-actor"
+        advice = "faster environments" if steps else f"a smaller network or more {self._envs_flag}"
         return f"speed    the bottleneck is the actors: {text}; {advice} would help"
 
     def _part(self) -> Part:

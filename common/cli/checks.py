@@ -41,7 +41,7 @@ Seconds = Annotated[float, Bounds(at_least=0)]
 Ratio = Annotated[float, Bounds(above=0)]
 Fraction = Annotated[float, Bounds(at_least=0, at_most=1)]
 Finite = Annotated[float, Bounds()]
-# Numbers in which members of a population may differ: an algorithm reads them from `now.hp`
+# Numbers in which members of a population may differ, where the algorithm reads them from `now.hp`
 Positive = Annotated[float, Bounds(above=0), Swept()]
 NonNegative = Annotated[float, Bounds(at_least=0), Swept()]
 Discount = Annotated[float, Bounds(at_least=0, at_most=1), Swept("complement")]
@@ -314,6 +314,8 @@ def explain_unknown_flag(args_class: Any, flag: str) -> str:
     name = flag.lstrip("-").replace("-", "_").removeprefix("no_")
     if advice := advice_for_removed_flag(args_class, name):
         return f"there is no --{name.replace('_', '-')} here: {advice}"
+    if where := getattr(args_class, "elsewhere", lambda name: "")(name):
+        return f"there is no {shortened(flag)} here: it is for environments {where}"
     known = [field.name for field in dataclasses.fields(args_class)]
     ours = dict(pair.split("=") for pair in " ".join(NAMES_IN_OTHER_KITS.split()).split(", "))
     near = [other for other in ours.get(name.lower(), "").split() if other in known]

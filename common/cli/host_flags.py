@@ -129,12 +129,12 @@ class HostEnvArgs(ProcessArgs):
         """Raise UsageError unless every learner device of a process gets as many whole blocks of environments from each
         rollout.
         """
-        block = self.block * num_learners
-        if self.envs_per_actor % block:
+        actors = 1 if self.envs_flag == "--envs-per-actor" else self.num_actors
+        block, number = self.block * num_learners * actors, self.envs_per_actor * actors
+        if number % block:
             raise UsageError(
-                f"{self.envs_flag} {self.envs_per_actor} must be a multiple of {block}, so that every minibatch has "
-                f"equal parts on each learner device ({num_learners}); nearest: "
-                f"{multiples_near(self.envs_per_actor, block)}"
+                f"{self.envs_flag} {number} must be a multiple of {block}, so that every minibatch has equal parts on "
+                f"each learner device ({num_learners}); nearest: {multiples_near(number, block)}"
             )
 
     def __post_init__(self):
@@ -229,7 +229,7 @@ def _indices(flag: str, text: str) -> tuple[int, ...]:
     return numbers
 
 
-class Placed:
+class FlagsByPlace:
     """Flags that an algorithm has in both places; an instance also has those of the place of its `env`.
 
     `Args(env="CartPole-v1")` is a `Args.on_device` too, `Args(env="gymnasium:CartPole-v1")` a `Args.on_host`.
@@ -240,24 +240,43 @@ class Placed:
     flags: ClassVar[type | None] = None  # of a class with a place: the one without
 
     def __new__(cls, **flags: Any):
-        return object.__new__(cls if cls.flags else cls.at(flags.get("env", "")))
+        env = flags.get("env") or ""
+        there = cls.at(env if isinstance(env, str) else "")  # anything else is refused as no text
+        if cls.flags and env and there is not cls:
+            raise UsageError(f"{env} steps elsewhere than the environment of these flags: make them anew from `Args`")
+        return object.__new__(there)
+
+    def __reduce__(self):
+        return _blank, (self.flags, self.env), vars(self)
 
     @classmethod
     def at(cls, env: str = "") -> type:
         """The class for the place of `env`, or of the environment that is the default."""
         flags = cls.flags or cls
-        env = env or getattr(flags, "env", flags.on_device.env)
+        env = env or (cls.env if cls.flags else getattr(flags, "env", flags.on_device.env))
         return _with_place(flags, flags.on_host if steps_on_host(env) else flags.on_device)
 
     @classmethod
     def for_env(cls, env: str, **overrides: Any):
         """The flags that were tuned for `env`, if there are any, changed by `overrides`."""
-        return super(Placed, cls.at(env)).for_env(env, **overrides)
+        return super(FlagsByPlace, cls.at(env)).for_env(env, **overrides)
 
     @classmethod
     def from_run(cls, run_dir: str | Path, **overrides: Any):
         """The flags to resume `run_dir` with, changed by `overrides`; see `RunArgs.from_run`."""
-        return super(Placed, cls.at(read_config(Path(run_dir))["args"]["env"])).from_run(run_dir, **overrides)
+        env = overrides.get("env") or read_config(Path(run_dir))["args"]["env"]
+        return super(FlagsByPlace, cls.at(env)).from_run(run_dir, **overrides)
+
+    @classmethod
+    def elsewhere(cls, name: str) -> str:
+        """In words where environments step for which there is a flag called `name`; empty where there is none."""
+        places = {"on the devices": cls.at("gymnax:"), "on the host": cls.at("gymnasium:")}
+        return next((words for words, there in places.items() if name in there.__dataclass_fields__), "")
+
+
+def _blank(flags: type, env: str) -> Any:
+    """Flags without values, which unpickling puts in."""
+    return object.__new__(flags.at(env))
 
 
 @functools.cache

@@ -117,6 +117,8 @@ class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
     total_timesteps: Steps = 15_000
     num_envs: Count = 1
 
+    envs_per_cpu_device: ClassVar[float] = math.inf  # one uses all cores for large networks
+
     @property
     def num_rings(self) -> int:
         return self.num_envs

@@ -16,7 +16,8 @@ class DeviceEnvArgs(ProcessArgs, PbtArgs):
 
     # environment
     env: str = "CartPole-v1"
-    """Environment: a gymnax id, suite:id as brax:ant, or package.module:factory of your own."""
+    """Environment: a gymnax id, suite:id as brax:ant, or package.module:factory of your own; or on the host
+    envpool:id or gymnasium:id, which --help behind it has other flags for."""
     num_envs: Count = 32
     """Parallel environments, over all devices together."""
 
@@ -33,6 +34,8 @@ class DeviceEnvArgs(ProcessArgs, PbtArgs):
     """What devices share: the environments of every agent (pmap), or the agents (members). Both compute the same, up to
     rounding; members wait for those of other devices only to exchange weights."""
 
+    envs_per_cpu_device: ClassVar[float] = 8
+    """Environments with which another CPU device pays off."""
     renewed: ClassVar[tuple[str, ...]] = tuple(f"actors/{x}" for x in ("env_state", "seen", "memory", "tracker"))
 
     @property
@@ -143,5 +146,5 @@ class GameArgs(DeviceRolloutArgs):
         self.check_needed("opponent_interval", "opponent", "self")
         if self.opponent == "members" and self.population < 2:
             raise UsageError(f"--opponent members needs a --population of 2 or more members, not {self.population}")
-        if self.opponent == "members" and self.sharding != "pmap":  # whose checks take the members' axis for devices
+        if self.opponent == "members" and self.sharding != "pmap":  # where devices see their own members alone
             raise UsageError(f"--opponent members needs --sharding pmap, it is {self.sharding}")

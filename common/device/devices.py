@@ -74,7 +74,7 @@ def choose_devices(
     return [device for group in groups for device in group[: chosen // processes]]
 
 
-def share_members(num_devices: int, num_agents: int, num_envs: int, block: int = 1) -> list[jax.Device]:
+def share_members(num_devices: int, num_agents: int) -> list[jax.Device]:
     """The devices to train on where each has agents of its own, with all of their environments.
 
     They are `num_devices`, or with 0 as many accelerators or CPU cores as divide the agents. Raises UsageError, with

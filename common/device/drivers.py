@@ -24,6 +24,7 @@ from common.device.opponents import draw_other, first_past, own_components, rene
 from common.device.optim import hp_now, hp_of, zeros_of
 from common.device.replay import Replay, example_transition, new_replay, num_groups
 from common.device.rollout import (
+    OTHER_STREAM,
     action_noise,
     keys_of,
     minibatch_indices,
@@ -80,7 +81,8 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
         tracker, recent, episodes = count_episodes(actors.tracker, run.recent, outcome)
         hp, scheduled = hp_now(args, run, learner)
         minibatches = partial(minibatch_indices, key, args.samples_per_env, tracker.ret.size)
-        learner, metrics = algorithm.update(learner, rollout, Now(hp, run.updates, key, minibatches))
+        now = Now(hp, run.updates, jax.random.fold_in(key, OTHER_STREAM), minibatches)
+        learner, metrics = algorithm.update(learner, rollout, now)
         metrics |= scheduled | legal_metrics(rollout.obs, env.action_space, AXIS)
         metrics |= {"params/norm": optax.global_norm(learner.params)}
         run = run.replace(recent=recent, updates=run.updates + 1)
@@ -165,7 +167,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
         stored = replay.added * args.num_envs
         due = args.ratio.due(stored) - args.ratio.due(stored - args.num_envs)
         keys = partial(keys_of, local=groups // jax.lax.axis_size(AXIS))
-        return gradient_updates(algorithm, args, learner, run, replay, key, due, keys, args.batch_size // groups)
+        return learn_from_replay(algorithm, args, learner, run, replay, key, due, keys, args.batch_size // groups)
 
     def gauges(state: TrainState) -> dict[str, jax.Array]:
         replay, run = state.actors.replay, state.run
@@ -179,7 +181,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
     return Driver(init, update, gauges)
 
 
-def gradient_updates(
+def learn_from_replay(
     algorithm: OffPolicy,
     args: Any,
     learner: Any,
@@ -191,7 +193,7 @@ def gradient_updates(
     per_group: int,
 ) -> tuple[Any, RunState, Tally]:
     """So many gradient updates as are `due` [], each from a batch of `per_group` transitions of every group."""
-    hp = hp_of(args, run.hyper)
+    hp, scheduled = hp_now(args, run, learner)
 
     def one(index, carry):
         learner, done = carry
@@ -202,7 +204,7 @@ def gradient_updates(
         return (learner, done), Tally.of(metrics)
 
     (learner, done), tally = repeat_and_add(one, (learner, run.gradient_updates), due)
-    return learner, run.replace(gradient_updates=done), tally
+    return learner, run.replace(gradient_updates=done), tally | Tally.of(scheduled)
 
 
 def random_actions(keys: jax.Array, obs: Any, env: Env | EnvSpec) -> jax.Array:

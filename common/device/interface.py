@@ -20,9 +20,9 @@ from common.device.statistics import EpisodeTracker, RecentEpisodes
 class OnPolicy(NamedTuple):
     """An algorithm that learns from rollouts.
 
-    A learner is a record with the fields `params` and `obs_stats`, all that `explore` and `act` may read. A policy with
-    memory has `initial_memory`; then `explore` and `act` take a `Seen` and its memory in place of observations, and
-    return the memory after the step too.
+    A learner is a record with at least the fields `params` and `obs_stats`, all that `act` may read; `explore` may read
+    everything but fields whose names begin with `opt_state`. A policy with memory has `initial_memory`; then `explore`
+    and `act` take a `Seen` and its memory in place of observations, and return the memory after the step too.
     """
 
     init: Callable  # key, flags -> learner

@@ -89,7 +89,11 @@ def epochs(step: Callable, start: Any, inputs: Any, target_kl: float | jax.Array
         metrics = over_steps(metrics)
         return carry, metrics, metrics["policy/approx_kl"] > inf_if_zero(target_kl)
 
-    state, metrics, count = scan_until_stopped(epoch, start, inputs)
+    if isinstance(target_kl, float) and not target_kl:
+        state, metrics = jax.lax.scan(lambda carry, inputs: epoch(carry, inputs)[:2], start, inputs)
+        metrics, count = over_steps(metrics), jnp.float32(len(jax.tree.leaves(inputs)[0]))
+    else:
+        state, metrics, count = scan_until_stopped(epoch, start, inputs)
     return state, metrics | {"policy/epochs": count}
 
 

@@ -95,6 +95,9 @@ def compute_where(values: Any, missing: jax.Array, width: int, compute: Callable
     return jax.lax.while_loop(lambda carry: jnp.any(carry[1]), fill_some, (values, missing))[0]
 
 
+OTHER_STREAM = 2**31  # a number that no epoch, and nothing else that shuffles samples, folds into a key
+
+
 def keys_of(key: jax.Array, local: int) -> jax.Array:
     """A key for each of this device's `local` items, [local], from `key` and the item's global index."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, global_ids(local))

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from common.cli.console import Console
+from common.cli.env_flags import steps_on_host
 from common.cli.errors import UsageError
 from common.cli.files import read_config
 from common.device import agreement, multihost
@@ -32,7 +33,7 @@ class Start(NamedTuple):
     host: Any = None  # the state on the host, where a run is resumed
     renewed: tuple[str, ...] = ()  # beginnings of the names of arrays that it has not, and that are fresh
     transferred: Arrays | None = None  # arrays of another run, in place of fresh ones
-    counters: dict[str, int] = {}  # of the companion; not to be changed
+    counters: dict[str, int] = {}  # of host workers; not to be changed
     newest: Score = Score(0, {})  # the last evaluation; not to be changed
     damaged: tuple[Damaged, ...] = ()  # checkpoints that do not load
 
@@ -85,6 +86,12 @@ def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> S
             raise UsageError(f"{path} has finished, but its checkpoints are gone: nothing is left to resume")
         console.warn(f"{path} has no checkpoint yet: starting it from step 0")
         return None
+    then = read_config(path)["args"]["env"]
+    if steps_on_host(then) != steps_on_host(args.env):
+        raise UsageError(
+            f"{path} cannot go on with {args.env}: it was trained on {then}, which steps elsewhere; --init-from {path} "
+            "starts a run from its parameters"
+        )
     saved, zeros = Checkpoints(folder, read_only=True, overall=overall_of(args)), flatten(like)
     try:
         step, arrays, found = saved.load(zeros, dispensable=args.dispensable + args.renewed)

@@ -63,7 +63,7 @@ class Outcome(NamedTuple):
     steps_per_second: float  # of training, since the start: without compilation, evaluation and saving
     state_sha256: str | None
     checkpoint: str | None  # path of the newest one
-    figures: dict[str, Any]  # those of the companion
+    figures: dict[str, Any]  # those of host workers
 
     @property
     def best(self) -> Score | None:

@@ -55,7 +55,7 @@ class Run:
         self.dir = self.path if first else None  # where this process writes
         self.console = Console(args.quiet or args.benchmark, self.total, summary if args.is_population else None, first)
         self.steps = self.first_step = 0
-        self.counters: dict[str, int] = {}  # those with which the companion begins
+        self.counters: dict[str, int] = {}  # those with which host workers begin
         self.host_workers: HostWorkers = NoHostWorkers()
         self._header = reports.header(args, env.name, devices, notes, self.total, self.dir, changes)
         self._end = min(self.total, args.stop_after or self.total)  # of this invocation
@@ -323,7 +323,7 @@ class HostWorkers(Protocol):
 
 
 class NoHostWorkers:
-    """The companion of a run that has none."""
+    """Those of a run without any."""
 
     def counters(self) -> dict[str, int]:
         return {}

@@ -53,7 +53,7 @@ class Args(ActorArgs):
     num_minibatches: Count = 4
     """Minibatches per epoch, each a gradient step."""
     learning_rate: Positive = 1e-3
-    """Learning rate of Adam, at the start."""
+    """Initial learning rate of Adam."""
     lr_schedule: Literal["linear", "constant"] = "linear"
     """Learning rate over the run: linear to zero, or constant."""
     max_grad_norm: NonNegative = 0.5
@@ -79,9 +79,9 @@ class Args(ActorArgs):
     clip_vloss: bool = False
     """Clipping of the value loss by --clip-eps, as of the policy loss."""
     ent_coef: NonNegative = 0.01
-    """Entropy coefficient, the weight of the exploration loss, at the start."""
+    """Initial entropy coefficient, the weight of the exploration loss."""
     ent_fraction: Fraction = 0.0
-    """Fraction of the run over which the entropy coefficient decays linearly to zero; 0: it stays."""
+    """Fraction of the run over which the entropy coefficient decays linearly to zero; 0: constant."""
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
     """Exploration loss: the policy's entropy, or its symmetric KL to the uniform policy (not for Box actions)."""
 
@@ -89,7 +89,7 @@ class Args(ActorArgs):
     norm_adv: bool = True
     """Normalisation of advantages over each minibatch, across all devices."""
     normalize_returns: bool = True
-    """PopArt: the critic predicts returns normalised by their running mean and deviation, for any scale of rewards."""
+    """PopArt: the critic predicts normalised returns, so that the scale of rewards does not matter."""
     normalize_obs: bool = False
     """Normalisation of observations by their running mean and standard deviation."""
 
@@ -141,7 +141,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from common.algorithm import EnvSpec, Now, OnPolicy, Rollout, Seen, Space, nets, optim, run_algorithm
+from common.algorithm import EnvSpec, Flags, Now, OnPolicy, Rollout, Seen, Space, nets, optim, run_algorithm
 
 # ---------------------------------------------------------------------------------------------------------- networks
 
@@ -172,12 +172,12 @@ class Network(nn.Module):
 
 
 class Learner(struct.PyTreeNode):
-    """What APPO learns, identical on every learner device."""
+    """Parameters, optimiser and normalisers, the same on every learner device."""
 
     params: Any
     opt_state: optim.AdamState
     obs_stats: Any  # RunningStats of each part of observations, or None
-    return_stats: nets.RunningStats | None  # the units of the network's values
+    return_stats: nets.RunningStats | None  # of value targets: the network predicts in their units
 
 
 class Memory(NamedTuple):
@@ -207,8 +207,8 @@ class Batch(NamedTuple):
 def gae(reward, value, next_value, terminated, truncated, gamma: float, gae_lambda: float) -> jax.Array:
     """Advantages [T, N] by generalized advantage estimation (Schulman et al. 2016, eq. 16).
 
-    `next_value` is the value of the true next observation, also where the episode was truncated. Termination cuts the
-    bootstrap; both kinds of end cut the sum.
+    `next_value` is the value of the true next observation, also where the episode was truncated. Termination drops the
+    bootstrap value; termination and truncation both stop the sum.
     """
     delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
     decay = gamma * gae_lambda * (1.0 - (terminated | truncated))
@@ -247,7 +247,7 @@ def vtrace(
 
 
 def ratio_bounds(clip_eps: float, clip_mode: str) -> tuple[float, float]:
-    """Interval of the probability ratio outside which it earns no more."""
+    """Interval to which the probability ratio is clipped."""
     return (1 - clip_eps if clip_mode == "ppo" else 1 / (1 + clip_eps)), 1 + clip_eps
 
 
@@ -257,7 +257,7 @@ def policy_loss(ratio, advantage, bounds) -> jax.Array:
 
 
 def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
-    """Half the squared error of each sample; with `clip_eps` the worse of it and of that after a clipped change."""
+    """Half the squared error of each sample; with `clip_eps` the larger of it and of that after a clipped change."""
     error = jnp.square(value - target)
     if clip_eps is not None:
         clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
@@ -270,11 +270,11 @@ def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, clamp: float) -> jax
     return jnp.clip(log_prob - old_log_prob, -math.log(clamp), math.log(clamp))
 
 
-def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Flags) -> tuple[jax.Array, optim.Metrics]:
     """Policy, value and exploration losses of samples [B, ...], means over the steps that count, and metrics."""
     mean, log_prob = partial(optim.weighted_mean, batch.weight), policy.log_prob(batch.action)
-    change = log_ratio(log_prob, batch.log_prob, hp.ratio_clamp)
-    ratio, entropy = jnp.exp(change), mean(policy.entropy())
+    clamped = log_ratio(log_prob, batch.log_prob, hp.ratio_clamp)
+    ratio, entropy = jnp.exp(clamped), mean(policy.entropy())
     advantage = optim.standardize(batch.advantage, weight=batch.weight) if hp.norm_adv else batch.advantage
     bounds, clip_value = ratio_bounds(hp.clip_eps, hp.clip_mode), hp.clip_eps if hp.clip_vloss else None
     symmetric_kl = hp.exploration_loss == "symmetric-kl"
@@ -290,7 +290,7 @@ def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Any) -> 
     return total, losses | {
         "loss/total": total,
         "policy/entropy": entropy,
-        "policy/approx_kl": mean(ratio - 1 - change),  # of the policy that acted and this one
+        "policy/approx_kl": mean(ratio - 1 - clamped),  # of the policy that acted and this one
         "policy/clip_fraction": mean((ratio < bounds[0]) | (ratio > bounds[1])),
     }
 
@@ -308,7 +308,7 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
         action = policy.sample(noise)
         return action, policy.log_prob(action), memory
 
-    def update(learner: Learner, rollout: Rollout, now: Now) -> tuple[Learner, dict[str, jax.Array]]:
+    def update(learner: Learner, rollout: Rollout, now: Now) -> tuple[Learner, optim.Metrics]:
         """Learn from this device's share of some rollouts: estimate advantages, correct for the lag, learn."""
         batch, estimate_metrics = estimate(learner, rollout, now)
         learner, batch = nets.popart(learner, batch, batch.weight > 0)
@@ -316,7 +316,7 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
         learner = learner.replace(obs_stats=nets.update_stats(learner.obs_stats, rollout.obs, rollout.valid))
         return learner, estimate_metrics | learn_metrics
 
-    def estimate(learner: Learner, rollout: Rollout, now: Now) -> tuple[Batch, dict[str, jax.Array]]:
+    def estimate(learner: Learner, rollout: Rollout, now: Now) -> tuple[Batch, optim.Metrics]:
         """Values, advantages and targets in units of the rewards, as samples, and metrics of them."""
         # As in the loss: with one gradient step per update both passes are the same, and compiled into one.
         inputs = as_samples((nets.normalize(learner.obs_stats, rollout.obs), rollout.seen.first))
@@ -346,7 +346,7 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
         """Arrays [T, N, ...] with samples along the second axis: every step is one, or with memory every sequence."""
         return tree if args.rnn != "none" else jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), tree)
 
-    def learn(learner: Learner, batch: Batch, now: Now) -> tuple[Learner, dict[str, jax.Array]]:
+    def learn(learner: Learner, batch: Batch, now: Now) -> tuple[Learner, optim.Metrics]:
         """Epochs of minibatch gradient steps."""
         hp, minibatches = now.hp, now.minibatches(args.num_epochs, args.num_minibatches)  # [E, M, B]
 
@@ -361,15 +361,15 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
         if minibatches.shape[:2] == (1, 1):
             (params, opt_state), metrics = step(start, minibatches[0, 0])
         else:
-            (params, opt_state), metrics = optim.epochs(step, start, minibatches)
-        longest_ago = jax.tree.map(lambda x: x[:, minibatches[-1, 0]], batch)
+            (params, opt_state), metrics = optim.run_epochs(step, start, minibatches)
+        first_minibatch = jax.tree.map(lambda x: x[:, minibatches[-1, 0]], batch)
         kl = optim.mean_over_devices(
-            loss_of(params, longest_ago, hp)[1]["policy/approx_kl"]
+            loss_of(params, first_minibatch, hp)[1]["policy/approx_kl"]
         )  # nothing else of it is computed
-        learner = learner.replace(params=params, opt_state=optim.adapt(opt_state, kl, hp))
+        learner = learner.replace(params=params, opt_state=optim.adapt_learning_rate(opt_state, kl, hp))
         return learner, metrics | {"policy/approx_kl": kl}
 
-    def loss_of(params: Any, batch: Batch, hp: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def loss_of(params: Any, batch: Batch, hp: Flags) -> tuple[jax.Array, optim.Metrics]:
         """The loss of a minibatch [B, ...], and metrics."""
         policy, value, _ = network.apply(params, batch.obs, batch.first, jax.tree.map(lambda x: x[0], batch.memory))
         return loss(policy, value, batch, hp)
@@ -390,7 +390,7 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
     def with_values(memory: Memory) -> Memory:
         return memory if args.share_torso else memory._replace(value=memory.policy)
 
-    def init(key: jax.Array, hp: Any) -> Learner:
+    def init(key: jax.Array, hp: Flags) -> Learner:
         params = network.init(key, env.example_obs(1, 1), jnp.ones((1, 1), bool), with_values(new_memory(1)))
         return Learner(
             params=params,

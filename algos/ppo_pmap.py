@@ -44,7 +44,7 @@ class Args(OnPolicyArgs):
     num_minibatches: Count = 4
     """Minibatches per epoch, each a gradient step."""
     learning_rate: Positive = 1e-3
-    """Learning rate of Adam, at the start."""
+    """Initial learning rate of Adam."""
     lr_schedule: Literal["linear", "constant", "kl-adaptive"] = "linear"
     """Learning rate over the run: linear to zero, constant, or adapted so that an update's KL is near --desired-kl."""
     desired_kl: Positive = 0.01
@@ -68,9 +68,9 @@ class Args(OnPolicyArgs):
     clip_vloss: bool = False
     """Clipping of the value loss by --clip-eps, as of the policy loss."""
     ent_coef: NonNegative = 0.01
-    """Entropy coefficient, the weight of the exploration loss, at the start."""
+    """Initial entropy coefficient, the weight of the exploration loss."""
     ent_fraction: Fraction = 0.0
-    """Fraction of the run over which the entropy coefficient decays linearly to zero; 0: it stays."""
+    """Fraction of the run over which the entropy coefficient decays linearly to zero; 0: constant."""
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
     """Exploration loss: the policy's entropy, or its symmetric KL to the uniform policy (not for Box actions)."""
 
@@ -78,7 +78,7 @@ class Args(OnPolicyArgs):
     norm_adv: bool = True
     """Normalisation of advantages over each minibatch, across all devices."""
     normalize_returns: bool = True
-    """PopArt: the critic predicts returns normalised by their running mean and deviation, for any scale of rewards."""
+    """PopArt: the critic predicts normalised returns, so that the scale of rewards does not matter."""
     normalize_obs: bool = False
     """Normalisation of observations by their running mean and standard deviation."""
 
@@ -88,7 +88,7 @@ class Args(OnPolicyArgs):
     hidden_sizes: Counts = (64, 64)
     """Widths of the hidden layers of the actor and of the critic."""
     share_torso: bool = False
-    """Hidden layers shared by actor and critic: half of the arithmetic."""
+    """Hidden layers shared by actor and critic, which halves the computation."""
     encoder: Literal["small", "nature", "impala", "flat"] = "small"
     """Image encoder: a 3 x 3 convolution with 16 channels, the Nature DQN network, IMPALA's ResNet, or none (flat)."""
 
@@ -102,7 +102,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from common.algorithm import EnvSpec, Now, OnPolicy, Rollout, nets, optim, run_algorithm
+from common.algorithm import EnvSpec, Flags, Now, OnPolicy, Rollout, nets, optim, run_algorithm
 
 # ---------------------------------------------------------------------------------------------------------- networks
 
@@ -128,7 +128,7 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x if self.args.share_torso else nets.Torso.of(self.args, self.env.observation_space)(x)
-        return nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(x)[..., 0]  # [B]
+        return nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(x)[..., 0]  # [B]; PopArt rescales "value"
 
 
 # ----------------------------------------------------------------------------------------------------------- records
@@ -140,12 +140,12 @@ class Params(NamedTuple):
 
 
 class Learner(struct.PyTreeNode):
-    """What PPO learns, identical on every device."""
+    """Parameters, optimiser and normalisers, the same on every device."""
 
     params: Params
     opt_state: optim.AdamState
     obs_stats: Any  # RunningStats of each part of observations, or None
-    return_stats: nets.RunningStats | None  # the units of the critic
+    return_stats: nets.RunningStats | None  # of value targets: the critic predicts in their units
 
 
 class Batch(NamedTuple):
@@ -154,10 +154,10 @@ class Batch(NamedTuple):
     obs: jax.Array  # as the networks take it
     action: jax.Array
     log_prob: jax.Array
-    value: jax.Array
+    value: jax.Array  # like both below in units of the rewards, after `popart` in those of the critic
     advantage: jax.Array
     target: jax.Array
-    own: jax.Array | None  # as in a Rollout
+    own: jax.Array | None  # bool [..., A]: components of the action that this policy chose, in a team; None: all
 
 
 # ------------------------------------------------------------------------------------------------------------- maths
@@ -166,8 +166,8 @@ class Batch(NamedTuple):
 def gae(reward, value, next_value, terminated, truncated, gamma: float, gae_lambda: float) -> jax.Array:
     """Advantages [T, N] by generalized advantage estimation (Schulman et al. 2016, eq. 16).
 
-    `next_value` is the value of the true next observation, also where the episode was truncated. Termination cuts the
-    bootstrap; both kinds of end cut the sum.
+    `next_value` is the value of the true next observation, also where the episode was truncated. Termination drops the
+    bootstrap value; termination and truncation both stop the sum.
     """
     delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
     decay = gamma * gae_lambda * (1.0 - (terminated | truncated))
@@ -181,7 +181,7 @@ def gae(reward, value, next_value, terminated, truncated, gamma: float, gae_lamb
 
 
 def ratio_bounds(clip_eps: float, clip_mode: str) -> tuple[float, float]:
-    """Interval of the probability ratio outside which it earns no more."""
+    """Interval to which the probability ratio is clipped."""
     return (1 - clip_eps if clip_mode == "ppo" else 1 / (1 + clip_eps)), 1 + clip_eps
 
 
@@ -191,7 +191,7 @@ def policy_loss(ratio, advantage, bounds) -> jax.Array:
 
 
 def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
-    """Half the squared error of each sample; with `clip_eps` the worse of it and of that after a clipped change."""
+    """Half the squared error of each sample; with `clip_eps` the larger of it and of that after a clipped change."""
     error = jnp.square(value - target)
     if clip_eps is not None:
         clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
@@ -199,9 +199,9 @@ def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
     return 0.5 * error
 
 
-def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Flags) -> tuple[jax.Array, optim.Metrics]:
     """Policy, value and exploration losses of samples [B, ...] (Schulman et al. 2017, eq. 9), and metrics."""
-    policy = nets.marginal_of(policy, batch.own)
+    policy = nets.only_components(policy, batch.own)
     log_ratio = policy.log_prob(batch.action) - batch.log_prob
     ratio, entropy = jnp.exp(log_ratio), jnp.mean(policy.entropy())
     bounds, clip_value = ratio_bounds(hp.clip_eps, hp.clip_mode), hp.clip_eps if hp.clip_vloss else None
@@ -224,15 +224,15 @@ def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Any) -> 
 
 
 def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
-    """PPO for `env` as pure functions of one agent on one device."""
+    """PPO for `env` as pure functions of one agent on one device. `hp` are the flags `args` now, see `Flags`."""
     actor, critic = Actor(args, env), Critic(args, env)
 
     def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> tuple[jax.Array, nets.Distribution]:
-        """Actions [N, ...] of a step of the rollout, and the distributions that they come from."""
+        """Actions [N, ...] of a step of the rollout, and as its `extras` the distributions that they come from."""
         policy = policy_of(learner, obs)
         return policy.sample(noise), policy
 
-    def update(learner: Learner, rollout: Rollout, now: Now) -> tuple[Learner, dict[str, jax.Array]]:
+    def update(learner: Learner, rollout: Rollout, now: Now) -> tuple[Learner, optim.Metrics]:
         """One iteration of PPO (algorithm 1), after the rollout: estimate advantages, learn."""
         batch, estimate_metrics = estimate(learner, rollout, now.hp)
         learner, batch = nets.popart(learner, batch)
@@ -240,16 +240,16 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         learner = learner.replace(obs_stats=nets.update_stats(learner.obs_stats, rollout.obs))
         return learner, estimate_metrics | learn_metrics
 
-    def estimate(learner: Learner, rollout: Rollout, hp: Any) -> tuple[Batch, dict[str, jax.Array]]:
+    def estimate(learner: Learner, rollout: Rollout, hp: Flags) -> tuple[Batch, optim.Metrics]:
         """Values, advantages and value targets of a rollout, in units of the rewards, flattened to [T * N, ...]."""
         value = value_of(learner, rollout.obs)  # [T, N]
-        next_value = rollout.next_values(value, partial(value_of, learner))
-        outcome = rollout.reward, value, next_value, rollout.terminated, rollout.truncated
-        advantage = gae(*outcome, hp.gamma, hp.gae_lambda)
+        next_value = rollout.next_values(value, partial(value_of, learner))  # of true next observations
+        ends = rollout.terminated, rollout.truncated
+        advantage = gae(rollout.reward, value, next_value, *ends, hp.gamma, hp.gae_lambda)
         batch = Batch(
             obs=nets.normalize(learner.obs_stats, rollout.obs),
             action=rollout.action,
-            log_prob=nets.marginal_of(rollout.extras, rollout.own).log_prob(rollout.action),
+            log_prob=nets.only_components(rollout.extras, rollout.own).log_prob(rollout.action),
             value=value,
             advantage=advantage,
             target=advantage + value,
@@ -258,7 +258,7 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)  # [T * N, ...]
         return batch, optim.value_metrics(batch.value, batch.target, batch.advantage)
 
-    def learn(learner: Learner, batch: Batch, now: Now) -> tuple[Learner, dict[str, jax.Array]]:
+    def learn(learner: Learner, batch: Batch, now: Now) -> tuple[Learner, optim.Metrics]:
         """Epochs of minibatch gradient steps, none after the KL divergence of an epoch exceeds --target-kl."""
         hp, minibatches = now.hp, now.minibatches(args.update_epochs, args.num_minibatches)  # [E, M, B]
         advantage = batch.advantage[minibatches]
@@ -273,14 +273,14 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
             return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
 
         start = learner.params, learner.opt_state
-        (params, opt_state), metrics = optim.epochs(step, start, (minibatches, advantage), hp.target_kl)
-        # Nothing else of this loss is computed
+        (params, opt_state), metrics = optim.run_epochs(step, start, (minibatches, advantage), hp.target_kl)
+        # KL after the update, on the first minibatch of the last epoch; XLA drops the unused rest of the loss
         after = loss_of(params, jax.tree.map(lambda x: x[minibatches[-1, 0]], batch), hp)[1]
         kl = optim.mean_over_devices(after["policy/approx_kl"])
-        learner = learner.replace(params=params, opt_state=optim.adapt(opt_state, kl, hp))
+        learner = learner.replace(params=params, opt_state=optim.adapt_learning_rate(opt_state, kl, hp))
         return learner, metrics | {"policy/approx_kl": kl}
 
-    def loss_of(params: Params, batch: Batch, hp: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def loss_of(params: Params, batch: Batch, hp: Flags) -> tuple[jax.Array, optim.Metrics]:
         """The loss of a minibatch [B, ...], and metrics."""
         return loss(*outputs(params, batch.obs), batch, hp)
 
@@ -294,11 +294,11 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
         return nets.denormalize(learner.return_stats, value)
 
     def outputs(params: Params, obs: jax.Array) -> tuple[nets.Distribution, jax.Array]:
-        """Policy and value for observations as the networks take them; what is not used is not computed."""
+        """Policy and value for observations as the networks take them; unused outputs cost nothing."""
         policy, features = actor.apply(params.actor, obs)
         return policy, critic.apply(params.critic, features if args.share_torso else obs)
 
-    def init(key: jax.Array, hp: Any) -> Learner:
+    def init(key: jax.Array, hp: Flags) -> Learner:
         actor_key, critic_key = jax.random.split(key)
         obs = env.example_obs(1)
         (_, features), actor_params = actor.init_with_output(actor_key, obs)

@@ -46,7 +46,7 @@ class Args(RecurrentArgs):
     num_minibatches: Count = 8
     """Minibatches per epoch, each a gradient step."""
     learning_rate: Positive = 1e-3
-    """Learning rate of Adam, at the start."""
+    """Initial learning rate of Adam."""
     lr_schedule: Literal["linear", "constant", "kl-adaptive"] = "linear"
     """Learning rate over the run: linear to zero, constant, or adapted so that an update's KL is near --desired-kl."""
     desired_kl: Positive = 0.01
@@ -70,9 +70,9 @@ class Args(RecurrentArgs):
     clip_vloss: bool = False
     """Clipping of the value loss by --clip-eps, as of the policy loss."""
     ent_coef: NonNegative = 0.01
-    """Entropy coefficient, the weight of the exploration loss, at the start."""
+    """Initial entropy coefficient, the weight of the exploration loss."""
     ent_fraction: Fraction = 0.0
-    """Fraction of the run over which the entropy coefficient decays linearly to zero; 0: it stays."""
+    """Fraction of the run over which the entropy coefficient decays linearly to zero; 0: constant."""
     exploration_loss: Literal["entropy", "symmetric-kl"] = "entropy"
     """Exploration loss: the policy's entropy, or its symmetric KL to the uniform policy (not for Box actions)."""
 
@@ -80,7 +80,7 @@ class Args(RecurrentArgs):
     norm_adv: bool = True
     """Normalisation of advantages over each minibatch, across all devices."""
     normalize_returns: bool = True
-    """PopArt: the critic predicts returns normalised by their running mean and deviation, for any scale of rewards."""
+    """PopArt: the critic predicts normalised returns, so that the scale of rewards does not matter."""
     normalize_obs: bool = False
     """Normalisation of observations by their running mean and standard deviation."""
 
@@ -111,7 +111,7 @@ class Args(RecurrentArgs):
         return 1
 
     @property
-    def segment(self) -> int:
+    def sequence_length(self) -> int:
         """Steps of a sequence that is learned from."""
         return self.bptt_length or self.num_steps
 
@@ -131,11 +131,11 @@ from flax import struct
 
 from common.algorithm import (
     EnvSpec,
+    Flags,
     Now,
     OnPolicy,
     Rollout,
     Seen,
-    Space,
     at_start,
     flat_size,
     in_segments,
@@ -152,25 +152,28 @@ class Actor(nn.Module):
     """The policy, a distribution over actions, the features [T, N, F] that it is made of, and memories."""
 
     args: Args
-    obs_space: Space
-    action_space: Space
+    env: EnvSpec
 
     @nn.compact
     def __call__(self, inputs: nets.Inputs, memory: Any) -> tuple[nets.Distribution, jax.Array, Any]:
-        x, memory = nets.RecurrentTorso.of(self.args, nets.without_privileged(self.obs_space))(inputs, memory)
-        return nets.PolicyHead(self.action_space)(x, inputs.obs), x, memory
+        x, memory = nets.RecurrentTorso.of(self.args, nets.without_privileged(self.env.observation_space))(
+            inputs, memory
+        )
+        return nets.PolicyHead(self.env.action_space)(x, inputs.obs), x, memory
 
 
 class Critic(nn.Module):
     """The value of what was seen, with a memory of its own, or with --share-torso of the actor's features."""
 
     args: Args
-    obs_space: Space
+    env: EnvSpec
 
     @nn.compact
     def __call__(self, x: nets.Inputs | jax.Array, memory: Any) -> tuple[jax.Array, Any]:
         x, memory = (
-            (x, memory) if self.args.share_torso else nets.RecurrentTorso.of(self.args, self.obs_space)(x, memory)
+            (x, memory)
+            if self.args.share_torso
+            else nets.RecurrentTorso.of(self.args, self.env.observation_space)(x, memory)
         )
         return nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(x)[..., 0], memory  # [T, N]
 
@@ -192,12 +195,12 @@ class Memory(NamedTuple):
 
 
 class Learner(struct.PyTreeNode):
-    """What PPO learns, identical on every device."""
+    """Parameters, optimiser and normalisers, the same on every device."""
 
     params: Params
     opt_state: optim.AdamState
     obs_stats: Any  # RunningStats of each part of observations, or None
-    return_stats: nets.RunningStats | None  # the units of the critic
+    return_stats: nets.RunningStats | None  # of value targets: the critic predicts in their units
 
 
 class Extras(NamedTuple):
@@ -226,8 +229,8 @@ class Batch(NamedTuple):
 def gae(reward, value, next_value, terminated, truncated, gamma: float, gae_lambda: float) -> jax.Array:
     """Advantages [T, N] by generalized advantage estimation (Schulman et al. 2016, eq. 16).
 
-    `next_value` is the value of the true next observation, also where the episode was truncated. Termination cuts the
-    bootstrap; both kinds of end cut the sum.
+    `next_value` is the value of the true next observation, also where the episode was truncated. Termination drops the
+    bootstrap value; termination and truncation both stop the sum.
     """
     delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
     decay = gamma * gae_lambda * (1.0 - (terminated | truncated))
@@ -241,7 +244,7 @@ def gae(reward, value, next_value, terminated, truncated, gamma: float, gae_lamb
 
 
 def ratio_bounds(clip_eps: float, clip_mode: str) -> tuple[float, float]:
-    """Interval of the probability ratio outside which it earns no more."""
+    """Interval to which the probability ratio is clipped."""
     return (1 - clip_eps if clip_mode == "ppo" else 1 / (1 + clip_eps)), 1 + clip_eps
 
 
@@ -251,7 +254,7 @@ def policy_loss(ratio, advantage, bounds) -> jax.Array:
 
 
 def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
-    """Half the squared error of each sample; with `clip_eps` the worse of it and of that after a clipped change."""
+    """Half the squared error of each sample; with `clip_eps` the larger of it and of that after a clipped change."""
     error = jnp.square(value - target)
     if clip_eps is not None:
         clipped = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
@@ -259,7 +262,7 @@ def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
     return 0.5 * error
 
 
-def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Flags) -> tuple[jax.Array, optim.Metrics]:
     """Policy, value and exploration losses of sequences [K, B, ...] (Schulman et al. 2017, eq. 9), and metrics."""
     log_ratio = policy.log_prob(batch.action) - batch.log_prob
     ratio, entropy = jnp.exp(log_ratio), jnp.mean(policy.entropy())
@@ -285,8 +288,7 @@ def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Any) -> 
 
 def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
     """PPO with memory for `env` as pure functions of one agent on one device."""
-    actor = Actor(args, env.observation_space, env.action_space)
-    critic = Critic(args, env.observation_space)
+    actor, critic = Actor(args, env), Critic(args, env)
 
     def explore(learner: Learner, seen: Seen, memory: Memory, noise: jax.Array) -> tuple[jax.Array, Extras, Memory]:
         """Actions [N, ...] of a step of the rollout, what it keeps of it, and the memory after it."""
@@ -295,7 +297,7 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         memory = memory._replace(action=nets.encode_action(action, env.action_space))
         return action, Extras(policy, value, memory), memory
 
-    def update(learner: Learner, rollout: Rollout, now: Now) -> tuple[Learner, dict[str, jax.Array]]:
+    def update(learner: Learner, rollout: Rollout, now: Now) -> tuple[Learner, optim.Metrics]:
         """One iteration of PPO (algorithm 1), after the rollout: estimate advantages, learn."""
         batch, estimate_metrics = estimate(learner, rollout, now.hp)
         learner, batch = nets.popart(learner, batch)
@@ -303,7 +305,7 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         learner = learner.replace(obs_stats=nets.update_stats(learner.obs_stats, rollout.obs))
         return learner, estimate_metrics | learn_metrics
 
-    def estimate(learner: Learner, rollout: Rollout, hp: Any) -> tuple[Batch, dict[str, jax.Array]]:
+    def estimate(learner: Learner, rollout: Rollout, hp: Flags) -> tuple[Batch, optim.Metrics]:
         """Advantages and value targets of a rollout, in units of the rewards, in segments [K, S, N, ...]."""
         policy, value, memory = rollout.extras
         last = rollout.last, jax.tree.map(lambda x: x[-1], memory)
@@ -312,19 +314,20 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         ends = rollout.terminated, rollout.truncated
         advantage = gae(rollout.reward, value, next_value, *ends, hp.gamma, hp.gae_lambda)
 
-        before = jax.tree.map(lambda x, after: jnp.concatenate([x[None], after[:-1]]), rollout.memory, memory)
+        memory_before = jax.tree.map(lambda x, after: jnp.concatenate([x[None], after[:-1]]), rollout.memory, memory)
         batch = Batch(
-            inputs=inputs_of(learner, rollout.seen, before),
-            memory=jax.tree.map(lambda x: x[:: args.segment], before),
+            inputs=inputs_of(learner, rollout.seen, memory_before),
+            memory=jax.tree.map(lambda x: x[:: args.sequence_length], memory_before),
             action=rollout.action,
             log_prob=policy.log_prob(rollout.action),
             value=value,
             advantage=advantage,
             target=advantage + value,
         )
-        return in_segments(batch, args.num_steps // args.segment), optim.value_metrics(value, batch.target, advantage)
+        metrics = optim.value_metrics(value, batch.target, advantage)
+        return in_segments(batch, args.num_steps // args.sequence_length), metrics
 
-    def learn(learner: Learner, batch: Batch, now: Now) -> tuple[Learner, dict[str, jax.Array]]:
+    def learn(learner: Learner, batch: Batch, now: Now) -> tuple[Learner, optim.Metrics]:
         """Epochs of minibatch gradient steps, none after the KL divergence of an epoch exceeds --target-kl."""
         hp, minibatches = now.hp, now.minibatches(args.update_epochs, args.num_minibatches)
         # [E, M, B] environments, each with all its steps
@@ -341,14 +344,14 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
             return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
 
         start = learner.params, learner.opt_state
-        (params, opt_state), metrics = optim.epochs(step, start, (minibatches, advantage), hp.target_kl)
-        # Nothing else of this loss is computed
+        (params, opt_state), metrics = optim.run_epochs(step, start, (minibatches, advantage), hp.target_kl)
+        # KL after the update, on the first minibatch of the last epoch; XLA drops the unused rest of the loss
         after = loss_of(params, side_by_side(jax.tree.map(lambda x: x[:, :, minibatches[-1, 0]], batch)), hp)[1]
         kl = optim.mean_over_devices(after["policy/approx_kl"])
-        learner = learner.replace(params=params, opt_state=optim.adapt(opt_state, kl, hp))
+        learner = learner.replace(params=params, opt_state=optim.adapt_learning_rate(opt_state, kl, hp))
         return learner, metrics | {"policy/approx_kl": kl}
 
-    def loss_of(params: Params, batch: Batch, hp: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def loss_of(params: Params, batch: Batch, hp: Flags) -> tuple[jax.Array, optim.Metrics]:
         """The loss of a minibatch [K, B, ...], and metrics."""
         policy, value, _ = outputs(params, batch.inputs, jax.tree.map(lambda x: x[0], batch.memory))
         return loss(policy, value, batch, hp)
@@ -356,14 +359,14 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
     def step_networks(learner: Learner, seen: Seen, memory: Memory) -> tuple[nets.Distribution, jax.Array, Memory]:
         """Policy and value [N], in units of the rewards, for what is seen now, and the memory after it."""
         inputs = jax.tree.map(lambda x: x[None], inputs_of(learner, seen, memory))
-        policy, value, left = jax.tree.map(lambda x: x[0], outputs(learner.params, inputs, memory))
-        return policy, nets.denormalize(learner.return_stats, value), memory._replace(**left)
+        policy, value, after = jax.tree.map(lambda x: x[0], outputs(learner.params, inputs, memory))
+        return policy, nets.denormalize(learner.return_stats, value), memory._replace(**after)
 
     def outputs(params: Params, inputs: nets.Inputs, memory: Memory) -> tuple[nets.Distribution, jax.Array, dict]:
         """Policies and values [T, N] of a sequence that begins with `memory`, and the memories after each step."""
-        policy, features, of_actor = actor.apply(params.actor, inputs, memory.actor)
-        value, of_critic = critic.apply(params.critic, features if args.share_torso else inputs, memory.critic)
-        return policy, value, {"actor": of_actor, "critic": of_critic}
+        policy, features, actor_memory = actor.apply(params.actor, inputs, memory.actor)
+        value, critic_memory = critic.apply(params.critic, features if args.share_torso else inputs, memory.critic)
+        return policy, value, {"actor": actor_memory, "critic": critic_memory}
 
     def inputs_of(learner: Learner, seen: Seen, memory: Memory) -> nets.Inputs:
         """What the networks take where this is seen, [..., N]."""
@@ -377,7 +380,7 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
     def with_critic(memory: Memory) -> Memory:
         return memory if args.share_torso else memory._replace(critic=memory.actor)
 
-    def init(key: jax.Array, hp: Any) -> Learner:
+    def init(key: jax.Array, hp: Flags) -> Learner:
         actor_key, critic_key = jax.random.split(key)
         obs, memory = env.example_obs(1), new_memory(1)
         inputs = jax.tree.map(lambda x: x[None], nets.Inputs.of(at_start(obs), memory.action, obs))

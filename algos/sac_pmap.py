@@ -87,7 +87,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from common.algorithm import Discrete, EnvSpec, Now, OffPolicy, Space, Transition, nets, optim, run_algorithm
+from common.algorithm import Discrete, EnvSpec, Flags, Now, OffPolicy, Space, Transition, nets, optim, run_algorithm
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 
@@ -124,9 +124,9 @@ class Critics(nn.Module):
 
     @nn.compact
     def __call__(self, obs: jax.Array, action: jax.Array | None = None) -> jax.Array:
-        return jnp.stack([self.one(obs, action) for _ in range(2)])
+        return jnp.stack([self.q_function(obs, action) for _ in range(2)])
 
-    def one(self, obs: jax.Array, action: jax.Array | None) -> jax.Array:
+    def q_function(self, obs: jax.Array, action: jax.Array | None) -> jax.Array:
         args, layer = self.args, {"dtype": self.args.dtype}
         x = nets.Features(self.obs_space, args.activation, layer)(obs)
         layers = nets.MLP(args.hidden_sizes, args.activation, layer, args.critic_layer_norm)
@@ -152,7 +152,7 @@ class OptStates(NamedTuple):
 
 
 class Learner(struct.PyTreeNode):
-    """What SAC learns, identical on every device."""
+    """Parameters, optimisers and normaliser, the same on every device."""
 
     params: Params
     opt_states: OptStates
@@ -163,11 +163,11 @@ class Learner(struct.PyTreeNode):
 
 
 def td_target(reward, terminated, next_q, next_entropy, alpha, gamma: float) -> jax.Array:
-    """What the Q functions learn (Haarnoja et al. 2018b, eq. 2 and 3): reward, and the soft value of what follows."""
+    """Target of both Q functions (Haarnoja et al. 2018b, eq. 2 and 3): reward + gamma * soft value of what follows."""
     return reward + gamma * jnp.where(terminated, 0.0, next_q + alpha * next_entropy)
 
 
-def adam(learning_rate: float | jax.Array, hp: Any) -> optax.GradientTransformation:
+def adam(learning_rate: float | jax.Array, hp: Flags) -> optax.GradientTransformation:
     """The optimizer (Kingma & Ba 2015), with the averages that `hp` says."""
     return optax.adam(learning_rate, hp.adam_b1, hp.adam_b2)
 
@@ -196,10 +196,10 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         raise UsageError(f"--target-entropy-scale {max(scales)}: no policy has more entropy than log n, scale 1")
 
     def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> jax.Array:
-        """Actions [N, ...] as the replay buffer keeps them."""
+        """Actions [N, ...] as the replay buffer keeps them, within -1 .. 1."""
         return policy_of(learner, obs).sample(noise)
 
-    def update(learner: Learner, batch: Transition, now: Now) -> tuple[Learner, dict[str, Any]]:
+    def update(learner: Learner, batch: Transition, now: Now) -> tuple[Learner, optim.Metrics]:
         """One step of both Q functions, of their targets, and, when it is due, of policy and temperature."""
         obs, next_obs = (nets.normalize(learner.obs_stats, x) for x in (batch.obs, batch.next_obs))
         batch = batch._replace(obs=obs, next_obs=next_obs)
@@ -211,10 +211,10 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         targets = jax.tree.map(lambda old, new: old + tau * (new - old), params.targets, params.critics)
         learner = learner.replace(params=params._replace(targets=targets))
         due = now.updates % args.policy_frequency == 0
-        learner, more = optim.when(due, lambda learner: update_policy(learner, batch, noise, now.hp), learner)
-        return learner, metrics | more
+        learner, policy_metrics = optim.when(due, lambda learner: update_policy(learner, batch, noise, now.hp), learner)
+        return learner, metrics | policy_metrics
 
-    def update_critics(learner: Learner, batch: Transition, noise: jax.Array, hp: Any) -> tuple[Learner, dict]:
+    def update_critics(learner: Learner, batch: Transition, noise: jax.Array, hp: Flags) -> tuple[Learner, dict]:
         """One gradient step of both Q functions."""
         params = learner.params
         next_q, next_entropy = soft_value(params.actor, params.targets, batch.next_obs, noise)
@@ -244,32 +244,32 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         learner = learner.replace(params=params, opt_states=learner.opt_states._replace(critics=opt_state))
         return learner, metrics | {"grad/q_norm": optax.global_norm(grads)}
 
-    def update_policy(learner: Learner, batch: Transition, noise: jax.Array, hp: Any) -> tuple[Learner, dict]:
+    def update_policy(learner: Learner, batch: Transition, noise: jax.Array, hp: Flags) -> tuple[Learner, dict]:
         """One gradient step of the policy and, with --autotune, of the temperature."""
         params, opt_states, alpha = learner.params, learner.opt_states, temperature(learner, hp)
-        entropy_wanted = target_entropy(env.action_space, hp.target_entropy_scale)
-        legal = nets.legal_actions(batch.obs)  # of fewer actions less entropy is wanted
-        scale = entropy_wanted / math.log(env.action_space.n) if discrete else 1.0
-        wanted = {} if legal is None else {"policy/target_entropy": scale * jnp.mean(nets.largest_entropy(legal))}
+        target = target_entropy(env.action_space, hp.target_entropy_scale)
+        legal = nets.legal_actions(batch.obs)  # with a mask: the same share of the largest possible entropy
+        scale = target / math.log(env.action_space.n) if discrete else 1.0
+        masked = {} if legal is None else {"policy/target_entropy": scale * jnp.mean(nets.largest_entropy(legal))}
 
         def loss(actor_params):
             q, entropy = soft_value(actor_params, params.critics, batch.obs, noise)
             value = -jnp.mean(q + alpha * entropy)
-            return value, {"loss/policy": value, "policy/entropy": jnp.mean(entropy)} | wanted
+            return value, {"loss/policy": value, "policy/entropy": jnp.mean(entropy)} | masked
 
         grads, metrics = optim.mean_gradients(loss)(params.actor)
         changes, actor_state = adam(hp.policy_lr, hp).update(grads, opt_states.actor)
         params = params._replace(actor=optax.apply_updates(params.actor, changes))
         opt_states = opt_states._replace(actor=actor_state)
-        if args.autotune:  # the gradient of log_alpha * (entropy - entropy_wanted)
-            gradient = metrics["policy/entropy"] - metrics.get("policy/target_entropy", entropy_wanted)
+        if args.autotune:  # the gradient of log_alpha * (entropy - target), with the entropy over all devices
+            gradient = metrics["policy/entropy"] - metrics.get("policy/target_entropy", target)
             change, alpha_state = adam(hp.q_lr, hp).update(gradient, opt_states.log_alpha)
             params = params._replace(log_alpha=params.log_alpha + change)
             opt_states = opt_states._replace(log_alpha=alpha_state)
         metrics |= {"policy/alpha": alpha, "grad/policy_norm": optax.global_norm(grads)}
         return learner.replace(params=params, opt_states=opt_states), metrics
 
-    def temperature(learner: Learner, hp: Any) -> jax.Array:
+    def temperature(learner: Learner, hp: Flags) -> jax.Array:
         return jnp.exp(learner.params.log_alpha) if args.autotune else jnp.float32(hp.alpha)
 
     def soft_value(actor_params, critic_params, obs, noise) -> tuple[jax.Array, jax.Array]:
@@ -286,10 +286,10 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         return actor.apply(learner.params.actor, nets.normalize(learner.obs_stats, obs))
 
     def observe(learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
-        """The learner after transitions [T, N, ...] were stored."""
+        """The learner after transitions [T, N, ...] were stored, those that are `valid` [T, N] if that is given."""
         return learner.replace(obs_stats=nets.update_stats(learner.obs_stats, new.obs, valid))
 
-    def init(key: jax.Array, hp: Any) -> Learner:
+    def init(key: jax.Array, hp: Flags) -> Learner:
         obs, action = env.example_obs(1), nets.empty_action(env.action_space)[None]
         actor_key, critics_key = jax.random.split(key)
         critic_params, log_alpha = critics.init(critics_key, obs, action), jnp.log(jnp.float32(hp.alpha))

@@ -274,9 +274,7 @@ def values_of(module, args, env, learner, obs):
         network = appo.Network(args, env.observation_space, env.action_space)
         return network.apply(params, sequence, first, appo.Memory(memory, memory))[1]
     if module is ppo_rnn:
-        return ppo_rnn.Critic(args, env.observation_space).apply(params.critic, Inputs(sequence, first, None), memory)[
-            0
-        ]
+        return ppo_rnn.Critic(args, env.spec).apply(params.critic, Inputs(sequence, first, None), memory)[0]
     return ppo.Critic(args, env.spec).apply(params.critic, obs)
 
 

@@ -19,7 +19,7 @@ from common.envs.environment import Env, Transition
 from common.envs.masks import legal_actions, sample_legal
 from common.envs.registry import make
 from common.envs.spaces import MultiDiscrete, box
-from common.nets.distributions import Categoricals, Normal, marginal_of
+from common.nets.distributions import Categoricals, Normal, only_components
 from common.population import ratings
 from common.population.ratings import elo_ratings, play_games
 
@@ -190,9 +190,9 @@ def test_probabilities_are_of_the_own_components_and_so_are_gradients(kind):
         return jnp.stack([policy.log_prob(action), policy.entropy(), *more])
 
     parts = [sums(policy_of(logits, (part,)), action[:, wide * part : wide * part + wide]) for part in range(2)]
-    found = sums(marginal_of(policy_of(logits), mask), action)
+    found = sums(only_components(policy_of(logits), mask), action)
     np.testing.assert_allclose(found, sum(jnp.where(own[:, i], part, 0) for i, part in enumerate(parts)), rtol=1e-5)
-    slopes = jax.grad(lambda x: jnp.sum(sums(marginal_of(policy_of(x), mask), action)))(logits)
+    slopes = jax.grad(lambda x: jnp.sum(sums(only_components(policy_of(x), mask), action)))(logits)
     assert np.array_equal(np.any(slopes.reshape(4, 2, 3) != 0, axis=-1), own)
 
 

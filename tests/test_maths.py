@@ -12,7 +12,7 @@ from helpers import make_env, over_devices, ppo, run_updates, small_args
 
 from common.device.agents import at_start
 from common.device.interface import Rollout
-from common.device.optim import AdamState, adapt, hp_now, hp_of
+from common.device.optim import AdamState, adapt_learning_rate, hp_now, hp_of
 from common.device.rollout import action_noise
 from common.device.sharding import AXIS, flat_pmean
 from common.envs.environment import check_spaces
@@ -94,7 +94,7 @@ def test_value_loss():
 def test_adapt_learning_rate():
     def adapted(rate, kl, **flags):
         hp = hp_of(small_args(**{"lr_schedule": "kl-adaptive", "desired_kl": 0.01} | flags))
-        return adapt(AdamState("moments", jnp.float32(rate)), kl, hp)
+        return adapt_learning_rate(AdamState("moments", jnp.float32(rate)), kl, hp)
 
     for kl, expected in ((0.021, 1e-3 / 1.5), (0.004, 1.5e-3), (0.01, 1e-3), (0.02, 1e-3), (0.005, 1e-3)):
         assert adapted(1e-3, kl).learning_rate == pytest.approx(expected, rel=1e-6)

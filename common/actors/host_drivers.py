@@ -29,7 +29,7 @@ from common.device.optim import hp_now, hp_of
 from common.device.replay import example_transition, new_replay, num_groups
 from common.device.rollout import OTHER_STREAM, action_noise, ids_in_process, ids_over_processes, minibatch_indices
 from common.device.sharding import AXIS, TrainState
-from common.device.statistics import Tally
+from common.device.statistics import Tally, same_everywhere
 from common.envs.masks import to_env
 from common.envs.spaces import EnvSpec, batch_shape
 
@@ -72,6 +72,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
         minibatches = partial(minibatches_of, key, rollout.reward.shape[1], len(rollouts))
         now = Now(hp, run.updates, jax.random.fold_in(key, OTHER_STREAM), minibatches)
         learner, metrics = algorithm.update(learner, rollout, now)
+        metrics = same_everywhere(metrics)
         run = run.replace(updates=run.updates + 1)
         metrics |= scheduled | {"params/norm": optax.global_norm(learner.params)}
         return TrainState(learner, (), run), publish(learner, run), Tally.of(metrics)

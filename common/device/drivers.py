@@ -35,7 +35,15 @@ from common.device.rollout import (
     step_envs,
 )
 from common.device.sharding import AXIS, TrainState, flat_pmean, same_for_all_seeds
-from common.device.statistics import EpisodeTotals, Tally, count_episodes, new_recent, new_tracker, no_episodes
+from common.device.statistics import (
+    EpisodeTotals,
+    Tally,
+    count_episodes,
+    new_recent,
+    new_tracker,
+    no_episodes,
+    same_everywhere,
+)
 from common.envs.environment import Env, Step
 from common.envs.masks import legal_actions, legal_metrics, to_env, uniform_action
 from common.envs.spaces import EnvSpec
@@ -83,6 +91,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
         minibatches = partial(minibatch_indices, key, args.samples_per_env, tracker.ret.size)
         now = Now(hp, run.updates, jax.random.fold_in(key, OTHER_STREAM), minibatches)
         learner, metrics = algorithm.update(learner, rollout, now)
+        metrics = same_everywhere(metrics)
         metrics |= scheduled | legal_metrics(rollout.obs, env.action_space, AXIS)
         metrics |= {"params/norm": optax.global_norm(learner.params)}
         run = run.replace(recent=recent, updates=run.updates + 1)

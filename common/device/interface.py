@@ -17,6 +17,13 @@ from common.device.rollout import compute_where
 from common.device.statistics import EpisodeTracker, RecentEpisodes
 
 
+class Flags(SimpleNamespace):
+    """The flags of one agent now: schedules are applied, and a member of a population finds its own values here.
+
+    These may be traced arrays []: take numbers of formulas from here, and shapes and branches from `args`.
+    """
+
+
 class OnPolicy(NamedTuple):
     """An algorithm that learns from rollouts.
 
@@ -49,7 +56,7 @@ class OffPolicy(NamedTuple):
 class Now(NamedTuple):
     """What an update has besides the learner and its data."""
 
-    hp: SimpleNamespace  # the flags: those in which members differ are theirs, schedules are applied
+    hp: Flags
     updates: jax.Array  # [] updates done before; for `OffPolicy` gradient updates, with this one
     key: jax.Array | None = None  # of this update, the same on every device
     minibatches: Callable | None = None  # epochs, minibatches -> indices [E, M, B] of this device's samples [T * N]
@@ -76,6 +83,13 @@ class Rollout(NamedTuple):
     def obs(self) -> Any:
         """Observations as the environment gave them."""
         return self.seen.obs
+
+    @property
+    def next_obs(self) -> Any:
+        """The true next observation of every step, also where an episode ended."""
+        if self.final_obs is not None:
+            return self.final_obs
+        return jax.tree.map(lambda x, last: jnp.concatenate([x[1:], last[None]]), self.obs, self.last.obs)
 
     def next_values(self, value: jax.Array, value_of: Callable, last: Any = None, final: Any = None) -> jax.Array:
         """The value [T, N] of the true next observation of every step, where its episode was not terminated.

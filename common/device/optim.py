@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from common.device.interface import Flags
 from common.device.sharding import AXIS
 from common.device.statistics import Report, across_devices, over_steps
 
@@ -63,7 +63,7 @@ def adam_step(params: Any, grads: Any, state: AdamState, hp: Any) -> tuple[Any, 
     return params, state.replace(moments=moments)
 
 
-def adapt(state: AdamState, kl: jax.Array, hp: Any) -> AdamState:
+def adapt_learning_rate(state: AdamState, kl: jax.Array, hp: Any) -> AdamState:
     """The state after an update that moved the policy by `kl`, which under --lr-schedule kl-adaptive moves its
     learning rate: divided by 1.5 where that is over twice `desired_kl`, multiplied where it is under half of it.
     """
@@ -78,7 +78,7 @@ def inf_if_zero(limit: float | jax.Array) -> float | jax.Array:
     return limit or jnp.inf if isinstance(limit, float) else jnp.where(limit > 0, limit, jnp.inf)
 
 
-def epochs(step: Callable, start: Any, inputs: Any, target_kl: float | jax.Array = 0.0) -> tuple[Any, Metrics]:
+def run_epochs(step: Callable, start: Any, inputs: Any, target_kl: float | jax.Array = 0.0) -> tuple[Any, Metrics]:
     """Steps of `jax.lax.scan` over `inputs` [E, M, ...], which return metrics: what they carry, and the means of those.
 
     None counts after an epoch whose "policy/approx_kl" exceeds `target_kl`, unless that is 0.
@@ -165,15 +165,15 @@ SCHEDULED = {"learning_rate": "learning rate", "ent_coef": "entropy coefficient"
 """Flags that change over a run, with their names in words."""
 
 
-def hp_of(args: Any, hyper: dict[str, jax.Array] | None = None, **now: jax.Array) -> SimpleNamespace:
+def hp_of(args: Any, hyper: dict[str, jax.Array] | None = None, **now: jax.Array) -> Flags:
     """The flags of one agent: those that are in its `hyper` as arrays [], all others as they are in `args`.
 
     `now` are values of this moment. A flag that an algorithm reads from here is one that a population can sweep.
     """
-    return SimpleNamespace(**vars(args) | (hyper or {}) | now)
+    return Flags(**vars(args) | (hyper or {}) | now)
 
 
-def hp_now(args: Any, run: Any, learner: Any) -> tuple[SimpleNamespace, dict[str, jax.Array]]:
+def hp_now(args: Any, run: Any, learner: Any) -> tuple[Flags, dict[str, jax.Array]]:
     """The flags of one agent for the update that comes next, and what schedules make of some of them [], by name.
 
     Its `run` is the `RunState`, and under --lr-schedule kl-adaptive its learner has an `AdamState`.
@@ -200,7 +200,7 @@ def schedule_notes(args: Any) -> list[str]:
     return sentences
 
 
-def _learning_rate(args: Any, hp: SimpleNamespace, run: Any, learner: Any) -> jax.Array:
+def _learning_rate(args: Any, hp: Flags, run: Any, learner: Any) -> jax.Array:
     """The learning rate [] of the update that comes next: to zero in a line, constant, or as KL divergences have it."""
     if args.lr_schedule == "kl-adaptive":
         return learner.opt_state.learning_rate

@@ -34,6 +34,16 @@ def across_devices(grads: Any, metrics: Metrics) -> tuple[Any, Metrics]:
     return grads, means | others
 
 
+def same_everywhere(metrics: Metrics) -> Metrics:
+    """Metrics of an update on every device, of which some may be those of a device's own samples: means over devices.
+
+    What is the same everywhere stays so. Sums are left as they are.
+    """
+    others = {"max": jax.lax.pmax, "min": jax.lax.pmin, "sum": lambda x, axis: x, "last": lambda x, axis: x}
+    means = flat_pmean({name: x for name, x in metrics.items() if kind_of(name) == "mean"})
+    return means | {k: others[kind_of(k)](x, AXIS) for k, x in metrics.items() if k not in means}
+
+
 def over_steps(metrics: Metrics, counts: jax.Array | None = None) -> Metrics:
     """Metrics of all steps together, from those of each [K]; of the first ones only, where `counts` [K] is true."""
     functions = {

@@ -2,7 +2,14 @@
 
 from common.envs.environment import check_squashable
 from common.envs.masks import empty_action, largest_entropy, legal_actions, to_env, without_privileged
-from common.nets.distributions import Categoricals, Distribution, PolicyHead, SquashedNormal, encode_action, marginal_of
+from common.nets.distributions import (
+    Categoricals,
+    Distribution,
+    PolicyHead,
+    SquashedNormal,
+    encode_action,
+    only_components,
+)
 from common.nets.normalizers import (
     RunningStats,
     denormalize,

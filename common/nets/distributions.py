@@ -28,7 +28,7 @@ class Categoricals(struct.PyTreeNode):
     nvec: tuple[int, ...] = struct.field(pytree_node=False)  # number of choices per component
     scalar: bool = struct.field(pytree_node=False)  # actions are [...] (Discrete) instead of [..., len(nvec)]
     legal: jax.Array | None = None  # [..., sum(nvec)] bool; the others have probability zero
-    own: jax.Array | None = None  # [..., len(nvec)] bool; sums over components are of these alone, see `marginal_of`
+    own: jax.Array | None = None  # [..., len(nvec)] bool; sums are over these alone, see `only_components`
 
     def only(self, legal: jax.Array | None) -> "Categoricals":
         """Without the choices that are not `legal`; where none is, all are equally likely."""
@@ -69,7 +69,7 @@ class Categoricals(struct.PyTreeNode):
     def kl(self, other: "Categoricals") -> jax.Array:
         """KL(self || other) in nats, summed over components, those that are own to either, [...]."""
         pairs = zip(self._log_probs(), other._log_probs(), strict=True)
-        both = marginal_of(self, self.own if other.own is None else other.own)
+        both = only_components(self, self.own if other.own is None else other.own)
         return both._sum(jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1) for log_p, log_q in pairs)
 
     def symmetric_kl_to_uniform(self) -> jax.Array:
@@ -113,7 +113,7 @@ class Normal(struct.PyTreeNode):
 
     mean: jax.Array  # [..., A] within -1 .. 1 where actions are within their bounds
     log_std: jax.Array  # [..., A]
-    own: jax.Array | None = None  # [..., A] bool; sums over dimensions are of these alone, see `marginal_of`
+    own: jax.Array | None = None  # [..., A] bool; sums are over these alone, see `only_components`
     scale: tuple[float, ...] = struct.field(pytree_node=False, default=(1.0,))  # [A] see `action_scale`
     offset: tuple[float, ...] = struct.field(pytree_node=False, default=(0.0,))
 
@@ -225,7 +225,7 @@ class SquashedNormal(NamedTuple):
 Distribution = Categoricals | Normal | Joint
 
 
-def marginal_of(policy: Distribution, own: jax.Array | None) -> Distribution:
+def only_components(policy: Distribution, own: jax.Array | None) -> Distribution:
     """A `policy` whose log-probabilities and entropies are of the components of actions that are `own` [..., A].
 
     Others have chosen the rest, from which no gradient comes. None is all of them; it is all that a `Joint` one takes.

@@ -94,6 +94,10 @@ def rescale_output(params: Any, layer: str, old: RunningStats, new: RunningStats
     The output-preserving half of PopArt (van Hasselt et al. 2016, proposition 1).
     """
 
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(params)]
+    if not any(name.endswith(f"/{layer}/kernel") for name in names):
+        raise ValueError(f'PopArt rescales a layer called "{layer}", and the networks have none')
+
     def rescaled(path, x):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         if name.endswith(f"/{layer}/kernel"):

@@ -12,7 +12,7 @@ from PIL import Image
 
 import common.export
 import common.play
-from common.cli.command import main, parse
+from common.cli.command import exit_code, parse
 from common.policy import load_policy
 from notebooks.refresh import copy_repository
 
@@ -37,7 +37,7 @@ def snippet(kind: str) -> str:
 @pytest.mark.parametrize("name", ["normalised", "parts", "sac", pytest.param("hybrid", marks=pytest.mark.slow)])
 def test_an_exported_policy_acts_like_the_loaded_one_for_every_batch_size(trained, tmp_path, name):
     out = tmp_path / "p.stablehlo"
-    assert main(common.export.export, parse(common.export.Args, [str(trained(name)[0]), "--out", str(out)])) == 0
+    assert exit_code(common.export.export, parse(common.export.Args, [str(trained(name)[0]), "--out", str(out)])) == 0
     exported = jax.export.deserialize(bytearray(out.read_bytes()))
     assert set(exported.platforms) == {"cpu", "cuda"}
     policy = load_policy(trained(name)[0])
@@ -103,7 +103,7 @@ def test_an_exported_policy_with_memory_acts_like_the_loaded_one_step_by_step(tr
 @pytest.mark.slow
 def test_the_documented_lines_load_it_without_the_repository(trained, tmp_path):
     out = tmp_path / "policy.stablehlo"
-    main(common.export.export, common.export.Args(run=str(trained("normalised")[0]), out=str(out)))
+    exit_code(common.export.export, common.export.Args(run=str(trained("normalised")[0]), out=str(out)))
     policy = load_policy(trained("normalised")[0])
     obs = observations(policy, 5)
     np.save(tmp_path / "obs.npy", obs)

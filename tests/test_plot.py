@@ -8,7 +8,7 @@ import pytest
 from cli_helpers import slow_imports
 
 from common import compare, plot
-from common.cli.command import main, parse
+from common.cli.command import exit_code, parse
 from common.drawing.figures import draw_curve
 from common.drawing.groups import Curve, LoggedRun, Selection, align, curves, estimate, group, interval, load, pooled
 from common.runs.metrics import Log, read_log
@@ -43,7 +43,7 @@ def make_run(path, logged, algorithm="ppo_pmap", evaluation=None, **flags):
 def call(program, *words):
     """The exit code of `python -m common.<program> WORDS`, in this process."""
     args_class, function = PROGRAMS[program]
-    return main(function, parse(args_class, list(map(str, words))))
+    return exit_code(function, parse(args_class, list(map(str, words))))
 
 
 def figure_of(*runs, **flags):

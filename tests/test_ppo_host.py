@@ -1,0 +1,94 @@
+"""PPO on environments of the host: synchronous, by the file that trains on the device."""
+
+from pathlib import Path
+from typing import Any
+
+import host_toys  # noqa: F401  (registers the toys)
+import jax
+import numpy as np
+import ppo_pmap as ppo
+import ppo_rnn_pmap as ppo_rnn
+import pytest
+from helpers import metric_rows, relative_difference, same_bits
+
+from common.envs.registry import make_host
+
+TOY = "gymnasium:host_toys:Toy-v0"
+SMALL = {
+    "env": TOY,
+    "vectorization": "sync",
+    "num_envs": 4,
+    "num_steps": 8,
+    "num_minibatches": 2,
+    "update_epochs": 2,
+    "hidden_sizes": (8,),
+    "total_timesteps": 4 * 32,
+    "eval_episodes": 4,
+    "eval_interval": 0,
+    "checkpoint_interval": 0,
+    "log_interval": 32,
+    "quiet": True,
+}
+
+
+def train(folder: Path, algorithm: Any = ppo, **flags: Any) -> Any:
+    return algorithm.train(algorithm.Args(**SMALL | {"run_dir": str(folder)} | flags))
+
+
+def test_every_rollout_is_by_the_newest_policy_and_runs_repeat(tmp_path):
+    first, again = train(tmp_path / "a"), train(tmp_path / "b")
+    assert same_bits(first.params, again.params)
+    rows = [row for row in metric_rows(tmp_path / "a") if "lag/max" in row]
+    assert rows and all(row["lag/max"] == 0 for row in rows)
+    assert all(row["batch/valid"] == 1 for row in rows)
+    several = train(tmp_path / "c", learner_devices="0,1", num_minibatches=1, actor_devices="0")
+    one = train(tmp_path / "d", num_minibatches=1)
+    assert relative_difference(one.params, several.params) < 1e-4
+
+
+def test_a_time_limit_bootstraps_from_the_true_last_observation(tmp_path, monkeypatch):
+    """Toys observe (episode, step) and are truncated after 7 steps: a value that is the step shows which is taken."""
+    seen, next_values = [], ppo.Rollout.next_values
+
+    def watched(rollout, value, value_of, *more):
+        found = next_values(rollout, rollout.obs[..., 1], lambda obs: obs[..., 1], *more)
+        jax.debug.callback(lambda *x: seen.append(x), found, rollout.truncated, rollout.obs[..., 1])
+        return next_values(rollout, value, value_of, *more)
+
+    monkeypatch.setattr(ppo.Rollout, "next_values", watched)
+    train(tmp_path / "run")
+    jax.effects_barrier()
+    assert len(seen) == 4
+    for next_step, truncated, step in seen:
+        np.testing.assert_array_equal(next_step, step + 1)
+        assert (next_step[np.asarray(truncated)] == 7).all()
+    assert np.any([truncated for _, truncated, _ in seen])
+
+
+def test_envpool_resets_within_the_step_that_ends_an_episode():
+    envs = make_host("envpool:CartPole-v1", 3, 0, '{"max_episode_steps": 6}', resets_in_step=True)
+    before, ends = envs.reset(), 0
+    for _ in range(40):
+        out = envs.step(np.array([0, 1, 1]))
+        over, moved = out.terminated | out.truncated, np.abs(out.final_obs - before).max(axis=1)
+        assert envs.resets_in_step and out.valid.all()
+        np.testing.assert_array_equal(out.obs[~over], out.final_obs[~over])
+        assert (moved < 0.5).all() and (np.abs(out.obs[over]) < 0.051).all(), (
+            "of a first observation every number is small"
+        )
+        assert (np.abs(out.final_obs[over]) > 0.051).any(axis=1).all()
+        before, ends = out.obs, ends + over.sum()
+    envs.close()
+    assert ends > 15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", [ppo, ppo_rnn], ids=lambda module: module.__name__)
+def test_it_goes_on_after_a_failed_actor_and_resumes(algorithm, tmp_path):
+    memory = {"rnn_size": 8} if algorithm is ppo_rnn else {}
+    trouble = f'{{"raise_at": 40, "once": "{tmp_path}/once"}}'
+    flags = {"env_params": trouble, "restart_interval": 0.0, "checkpoint_interval": 32} | memory
+    half = train(tmp_path / "run", algorithm, stop_after=64, **flags)
+    whole = algorithm.train(algorithm.Args.from_run(tmp_path / "run", env=TOY))
+    assert (half.env_steps, whole.env_steps, whole.status) == (64, 128, "finished")
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(whole.params))

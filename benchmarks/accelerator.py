@@ -7,7 +7,6 @@ full, or the speed falls. What is measured is kept at once, so it may be stopped
 """
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -161,4 +160,4 @@ def picture(rows: list[Row]) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main(measure_all, parse(Args)))
+    main(measure_all, parse(Args))

@@ -124,10 +124,11 @@ def last_line(words: list[str], env: dict[str, str] | None = None) -> Any:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def seed_flags(algorithm: str, seeds: range, at_once: int | None = None) -> list[dict[str, int]]:
-    """Flags of the runs that train these seeds, so many or all of them in one run where the algorithm can."""
-    fields = {field.name for field in dataclasses.fields(importlib.import_module(f"algos.{algorithm}").Args)}
-    if "num_seeds" not in fields:
+def seed_flags(algorithm: str, env: str, seeds: range, at_once: int | None = None) -> list[dict[str, int]]:
+    """Flags of the runs that train these seeds on `env`, so many or all of them in one run where the algorithm can."""
+    args_class = importlib.import_module(f"algos.{algorithm}").Args
+    args_class = args_class.at(env) if hasattr(args_class, "at") else args_class
+    if "num_seeds" not in {field.name for field in dataclasses.fields(args_class)}:
         return [{"seed": seed} for seed in seeds]
     return [{"seed": part.start, "num_seeds": len(part)} for part in parts_of(seeds, at_once or len(seeds))]
 

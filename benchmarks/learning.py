@@ -6,7 +6,6 @@ What is done is skipped, and what was cut short goes on, so it may be stopped at
 makes docs/benchmark.md of what it writes.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -37,7 +36,10 @@ def tasks_of(args: Args) -> list[Task]:
         size = {"env": goal.env_flag, "total_timesteps": steps, "eval_interval": max(steps // EVALUATIONS, 1)}
         size |= {"eval_episodes": goal.eval_episodes} if goal.eval_episodes else {}
         seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)
-        flags = [flag_words(size | goal.flags | some) for some in seed_flags(goal.script, seeds, goal.seeds_at_once)]
+        flags = [
+            flag_words(size | goal.flags | some)
+            for some in seed_flags(goal.script, goal.env, seeds, goal.seeds_at_once)
+        ]
         jobs = [Job(goal.script, tuple(words), Path(args.folder)) for words in flags]
         tasks.append(Task(goal.algorithm, goal.env, steps, goal.threshold, jobs))
     return tasks
@@ -49,4 +51,4 @@ def learn(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(learn, parse(Args)))
+    main(learn, parse(Args))

@@ -12,7 +12,6 @@ What is done is skipped, and what was cut short goes on, so it may be stopped at
 """
 
 import json
-import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,4 +159,4 @@ def _spread(values: np.ndarray) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(learn, parse(Args)))
+    main(learn, parse(Args))

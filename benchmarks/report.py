@@ -3,7 +3,6 @@
 python -m benchmarks.report
 """
 
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -319,4 +318,4 @@ step of all environments. The floor is the time of the networks alone, at the sa
 operations that a device starts one by one in an update."""
 
 if __name__ == "__main__":
-    sys.exit(main(report, parse(Args)))
+    main(report, parse(Args))

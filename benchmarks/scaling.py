@@ -256,4 +256,4 @@ def projection(assumed: Sizes) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(scale, parse(Sizes)))
+    main(scale, parse(Sizes))

@@ -243,4 +243,4 @@ def speed(args: Args, words: list[str]) -> None:
 
 if __name__ == "__main__":
     end = [*sys.argv, "--"].index("--")  # of our own flags
-    sys.exit(main(lambda args: speed(args, sys.argv[end + 1 :]), parse(Args, sys.argv[1:end])))
+    main(lambda args: speed(args, sys.argv[end + 1 :]), parse(Args, sys.argv[1:end]))

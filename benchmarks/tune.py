@@ -11,7 +11,6 @@ import importlib
 import json
 import math
 import re
-import sys
 import tomllib
 from contextlib import suppress
 from dataclasses import dataclass
@@ -121,7 +120,7 @@ def jobs_of(args: Args, env: str, flags: Flags, steps: int, seeds: range) -> lis
     interval = max(steps // EVALUATIONS, 1)
     common = {"env": env, "total_timesteps": steps, "eval_interval": interval, "checkpoint_interval": interval}
     common |= {"keep_checkpoints": 1} | ({"tuned": False} | flags if flags else {})
-    words = [tuple(flag_words(common | some)) for some in seed_flags(args.algo, seeds)]
+    words = [tuple(flag_words(common | some)) for some in seed_flags(args.algo, env, seeds)]
     return [Job(args.algo, some, Path(args.folder)) for some in words]
 
 
@@ -199,4 +198,4 @@ def _spread(returns: np.ndarray) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(tune, parse(Args)))
+    main(tune, parse(Args))

@@ -106,7 +106,7 @@ def test_the_run_directory_is_complete(finished):
     assert names == {"config.json", "metrics.jsonl", "checkpoints", "curve.png", "result.json", "DONE"}
     assert (run_dir / "curve.png").read_bytes().startswith(b"\x89PNG")
     config, result = read_config(run_dir), read_result(run_dir)
-    assert config["args"].keys() == {field.name for field in dataclasses.fields(Args)}
+    assert config["args"].keys() == {field.name for field in dataclasses.fields(Args.at())}
     assert (config["algorithm"], config["args"]["num_envs"], config["args"]["hidden_sizes"]) == ("ppo_pmap", 8, [8])
     assert {"pmaprl", "jax", "flax", "optax", "gymnax"} <= config["versions"].keys()
     git = run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)

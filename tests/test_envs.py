@@ -16,14 +16,13 @@ from helpers import KeyInState, Toy, functions_of, make_env, same_bits, small_ar
 from common.cli.env_flags import SUITES, split_name, steps_on_host
 from common.cli.errors import UsageError
 from common.device.programs import over_devices
-from common.device.rollout import reset_envs, step_envs
+from common.device.rollout import action_noise, reset_envs, step_envs
 from common.device.sharding import arrays_of, key_data, to_devices, to_host
 from common.envs import brax_suite, craftax_suite, jumanji_suite, pgx_suite, pmaprl_suite, spaces
 from common.envs.custom import wrap
 from common.envs.environment import LONGEST_HORIZON, Env, Transition
 from common.envs.registry import list_envs, make, make_host
 from common.envs.suite_tools import check_known
-from common.nets.distributions import action_noise
 from common.runs.arrays import flatten, unflatten
 
 OFFLINE_IDS = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]

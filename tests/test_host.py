@@ -30,6 +30,7 @@ from test_appo import TOY, rows, small_args, train
 import common.actors.host_evaluation
 import common.actors.pool
 import common.actors.watchdog
+import common.cli.command
 from common import play
 from common.actors.actor import Actor, inspect_env
 from common.actors.host_evaluation import HostEvaluation, run_host_episodes
@@ -363,11 +364,11 @@ def test_queues_lose_nothing_unseen(on_full):
 
 
 def test_the_schedule_of_lockstep():
-    every = Schedule(num_actors=2, rollouts_per_update=2, publish_interval=1, first=10)
+    every = Schedule(num_actors=2, rollouts_per_update=2, publish_interval=1, first=10, lag=1)
     assert [every.version(1, index) for index in range(4)] == [10, 10, 11, 12]
-    third = Schedule(num_actors=1, rollouts_per_update=1, publish_interval=3, first=0)
+    third = Schedule(num_actors=1, rollouts_per_update=1, publish_interval=3, first=0, lag=1)
     assert [third.version(0, index) for index in range(9)] == [0, 0, 0, 0, 3, 3, 3, 6, 6]
-    several = Schedule(num_actors=2, rollouts_per_update=4, publish_interval=1, first=0)
+    several = Schedule(num_actors=2, rollouts_per_update=4, publish_interval=1, first=0, lag=1)
     assert [several.version(actor, index) for index in range(6) for actor in range(2)] == [0] * 8 + [1] * 4
 
 
@@ -540,8 +541,9 @@ def test_a_run_that_leaves_a_thread_behind_ends_at_once_whoever_reads(stdout, mo
     monkeypatch.setattr(os, "_exit", lambda code: sys.exit(f"at once, with {code}"))
     released, worker = threading.Event(), Worker("actor 0")
     worker.run(released.wait)
+    monkeypatch.setattr(common.cli.command, "exit_code", lambda train, args: 3)
     with pytest.raises(SystemExit, match="at once, with 3"):
-        common.actors.watchdog.leave(3)
+        common.cli.command.main(None, None)
     released.set()
     assert worker.join(time.monotonic() + 60)
     with suppress(BrokenPipeError):

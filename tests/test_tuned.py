@@ -114,6 +114,7 @@ def test_entries_of_the_kit_fit_and_differ_from_the_defaults():
     assert len(ENTRIES) > 10
     for path, pattern in ENTRIES:
         algorithm = importlib.import_module(f"algos.{path.stem}").Args
+        algorithm = algorithm.at(pattern) if hasattr(algorithm, "at") else algorithm
         flags, defaults = algorithm.tuned_entry(pattern).flags, algorithm(env=pattern)
         same = [name for name, value in flags.items() if value == getattr(defaults, name)]
         assert not same, f"{path.stem} {pattern} repeats the defaults of {same}"

@@ -195,4 +195,4 @@ def install(peer: str, packages: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(train, parse(Args)))
+    main(train, parse(Args))

@@ -240,10 +240,10 @@ class FlagsByPlace:
     flags: ClassVar[type | None] = None  # of a class with a place: the one without
 
     def __new__(cls, **flags: Any):
-        env = flags.get("env") or ""
-        there = cls.at(env if isinstance(env, str) else "")  # anything else is refused as no text
-        if cls.flags and env and there is not cls:
-            raise UsageError(f"{env} steps elsewhere than the environment of these flags: make them anew from `Args`")
+        env = flags.get("env")
+        there = cls.at(env) if isinstance(env, str) else cls if cls.flags else cls.at()  # no text is refused later
+        if cls.flags and there is not cls:
+            raise UsageError(f"--env {env} steps elsewhere than that of these flags: make them anew from `Args`")
         return object.__new__(there)
 
     def __reduce__(self):

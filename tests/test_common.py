@@ -41,6 +41,7 @@ from common.device.statistics import (
     no_episodes,
     over_steps,
     recent_metrics,
+    same_everywhere,
 )
 from common.drawing.recording import record
 from common.envs.custom import wrap
@@ -191,6 +192,13 @@ def test_repeat_puts_metrics_together_and_finds_the_first_broken_update_of_each_
     np.testing.assert_array_equal(state, states)
     assert np.isnan(metrics["value"]).all()
     assert all(index.tolist() == [-1] * 3 for index in jax.tree.leaves(broken))
+
+
+def test_metrics_of_a_devices_own_samples_become_those_of_all_and_others_stay():
+    metrics = over_devices(lambda x: same_everywhere({"x": x[0], "x_max": x[0], "x_sum": x.sum()}), 4, np.arange(4.0))
+    assert [metrics[name].tolist() for name in ("x", "x_max")] == [[1.5] * 4, [3.0] * 4]
+    again = over_devices(lambda x: same_everywhere({"x": x[0]}), 4, metrics["x"])
+    assert again["x"].tolist() == metrics["x"].tolist()
 
 
 def test_metrics_are_those_of_the_samples_of_all_devices():

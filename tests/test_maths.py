@@ -289,6 +289,8 @@ def test_new_units_leave_predictions_as_they_are():
     before, after = (stats.denormalize(network.apply(p, x)) for stats, p in ((old, params), (new, rescaled)))
     np.testing.assert_allclose(before, after, rtol=1e-5)
     assert abs(network.apply(params, x) - network.apply(rescaled, x)).min() > 0.1
+    with pytest.raises(ValueError, match="head"):  # a layer by another name would keep predicting in old units
+        rescale_output(params, "head", old, new)
 
 
 def test_next_boundary():

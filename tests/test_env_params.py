@@ -59,7 +59,7 @@ EVOLVING = {"pbt": True, "pbt_interval": 128, "pbt_evolve": ("env.bonus",), "env
 def test_who_pays_more_is_not_judged_by_it_and_a_resume_is_exact(kind, tmp_path, shared_programs, monkeypatch):
     """Weights of rewards evolve: the objective is what the environment as given would have paid, or what it tells."""
     flags = EVOLVING | {"env": f"helpers:{kind}", "population": 6, "log_interval": 128}
-    monkeypatch.setattr(ppo.Args, "rules", ppo.Args(**flags).rules._replace(mutation_rate=1.0))
+    monkeypatch.setattr(ppo.Args.at(), "rules", ppo.Args(**flags).rules._replace(mutation_rate=1.0))
     whole = ppo.train(small_args(**flags, hidden_sizes=(4,), run_dir=str(tmp_path / "a")))
     rows = metric_rows(tmp_path / "a")
     exchanges = [json.loads(line) for line in (tmp_path / "a" / "population.jsonl").read_text().splitlines()]

@@ -148,10 +148,10 @@ def test_a_fork_in_another_project_trains_resumes_plays_and_loads(tmp_path):
     clone = copy_repository(tmp_path / "clone")  # without pyproject.toml, as another project has it
     fork = clone / "algos" / "my_ppo.py"
     code = (clone / "algos" / "ppo_pmap.py").read_text()
-    flag = "    vf_coef: float = 0.5\n"
+    flag = "    vf_coef: NonNegative = 0.5\n"
     for old, new in {
         flag: '    shrink: float = 0.5\n    """Factor of the features."""\n' + flag,
-        "PolicyHead(self.action_space)(x, ": "PolicyHead(self.action_space)(self.args.shrink * x, ",
+        "PolicyHead(self.env.action_space)(x, ": "PolicyHead(self.env.action_space)(self.args.shrink * x, ",
         "error = jnp.square(value - target)\n": "error = 2 * optax.huber_loss(value, target)\n",
         '"policy/entropy": entropy,': '"policy/entropy": entropy, "samples_sum": jnp.float32(ratio.size),',
     }.items():

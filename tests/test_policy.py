@@ -50,16 +50,16 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_of_its_run_did(traine
     assert float(episodes.ret.mean()) == pytest.approx(result.evaluation["eval/return_mean"][0], abs=1e-4)
 
 
-ON_THE_HOST = {"vectorization": "sync", "num_steps": 8, "envs_per_actor": 4, "hidden_sizes": (8,), "quiet": True}
+ON_THE_HOST = {"vectorization": "sync", "num_steps": 8, "hidden_sizes": (8,), "quiet": True}
 ON_THE_HOST |= {"total_timesteps": 512, "eval_episodes": 4, "eval_interval": 0, "checkpoint_interval": 0}
-BUFFER = {"batch_size": 16, "buffer_size": 512, "learning_starts": 64}
+BUFFER = {"envs_per_actor": 4, "batch_size": 16, "buffer_size": 512, "learning_starts": 64}
 
 
 @pytest.mark.parametrize(
     ("algorithm", "toy", "flags"),
     [
-        (appo, "Dict", {"rnn": "gru", "rnn_size": 8, "normalize_obs": True}),
-        pytest.param(appo, "Multi", {}, marks=pytest.mark.slow),
+        (appo, "Dict", {"envs_per_actor": 4, "rnn": "gru", "rnn_size": 8, "normalize_obs": True}),
+        pytest.param(appo, "Multi", {"envs_per_actor": 4}, marks=pytest.mark.slow),
         pytest.param(ppo, "Dict", {"num_minibatches": 1}, marks=pytest.mark.slow),
         pytest.param(sac, "Secretive", BUFFER | {"normalize_obs": True}, marks=pytest.mark.slow),
     ],

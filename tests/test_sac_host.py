@@ -141,7 +141,7 @@ def test_devices_of_two_processes_learn_the_same_from_whole_rollouts():
     """As two of one process, with two actor devices, do from halves of each."""
     flags = {"utd_ratio": 0.5, "learning_starts": 8, "batch_size": 16, "actor_threads": 1}
     one = Lab(**flags, actor_devices="0,1")
-    two = Lab(**flags, coordinator="a:1", num_processes=2, process_id=0)
+    two = Lab(**flags, distributed="a:1,0/2")
     batches = [tuple(one.rollout(seed + place) for place in range(2)) for seed in (0, 2, 4)]
     alone = one.updated(*batches, devices=2)
     side_by_side = [(jax.tree.map(lambda *x: np.concatenate(x, axis=1), *rollouts),) for rollouts in batches]

@@ -148,7 +148,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
 
     def update(state: TrainState, rollouts: tuple[HostRollout, ...]) -> tuple[TrainState, Any, Tally]:
         run = state.run
-        rollout = side_by_side(rollouts, own_parts, args.block)
+        rollout = merge_rollouts(rollouts, own_parts, args.block)
         transitions, valid = transitions_of(rollout), rollout.valid
         replay = state.actors.replay.add_valid(transitions, valid)
         new, stored = jax.lax.psum((jnp.sum(valid), jnp.sum(replay.count)), AXIS)
@@ -196,7 +196,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
     return HostDriver(begin, init, update, publish, act, lambda count: (), gauges)
 
 
-def side_by_side(rollouts: tuple[HostRollout, ...], parts: int, width: int) -> HostRollout:
+def merge_rollouts(rollouts: tuple[HostRollout, ...], parts: int, width: int) -> HostRollout:
     """One rollout of the environments of all of them, [T, N of all, ...].
 
     Blocks of `width` environments come one after another, of each block the `parts` of the rollouts, of each part the

@@ -17,7 +17,7 @@ class DeviceEnvArgs(ProcessArgs, PbtArgs):
     # environment
     env: str = "CartPole-v1"
     """Environment: a gymnax id, suite:id as brax:ant, or package.module:factory of your own; or on the host
-    envpool:id or gymnasium:id, which --help behind it has other flags for."""
+    envpool:id or gymnasium:id, whose flags --help shows behind --env."""
     num_envs: Count = 32
     """Parallel environments, over all devices together."""
 

@@ -213,7 +213,8 @@ def learn_from_replay(
         return (learner, done), Tally.of(metrics)
 
     (learner, done), tally = repeat_and_add(one, (learner, run.gradient_updates), due)
-    return learner, run.replace(gradient_updates=done), tally | Tally.of(scheduled)
+    tally = tally.replace(value=same_everywhere(tally.value)) | Tally.of(scheduled)
+    return learner, run.replace(gradient_updates=done), tally
 
 
 def random_actions(keys: jax.Array, obs: Any, env: Env | EnvSpec) -> jax.Array:

@@ -377,7 +377,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
 def test_sizes_that_divide_are_accepted():
     for request_ in ((4, 16, 4), (8, 16, 2), (1, 3, 3), (8, 8, 1)):
         assert len(choose_devices(*request_)) == request_[0]
-    assert len(choose_devices(0, 4)) == 1  # a second device does not pay off for so few environments
+    assert len(choose_devices(0, 4, envs_per_cpu_device=8)) == 1  # too few for a second one
 
 
 def constant(action):

@@ -35,7 +35,7 @@ class DeviceEnvArgs(ProcessArgs, PbtArgs):
     rounding; members wait for those of other devices only to exchange weights."""
 
     envs_per_cpu_device: ClassVar[float] = 8
-    """Environments with which another CPU device pays off."""
+    """Environments per device below which another CPU device costs more than it brings (docs/ppo.md, "Devices")."""
     renewed: ClassVar[tuple[str, ...]] = tuple(f"actors/{x}" for x in ("env_state", "seen", "memory", "tracker"))
 
     @property

@@ -20,15 +20,12 @@ from common.cli.errors import UsageError
 MAX_DEVICES = 4096  # more are a slip of the finger, and as virtual ones would exhaust the machine
 MAX_CPU_DEVICES = 2048  # virtual ones of a process; XLA takes what is beyond for another process's
 
-# Below this many environments per device a second CPU device costs more than it brings (docs/ppo.md, "Devices").
-MIN_ENVS_PER_CPU_DEVICE = 8
-
 
 def choose_devices(
     num_devices: int,
     num_envs: int,
     block: int = 1,
-    envs_per_cpu_device: float = MIN_ENVS_PER_CPU_DEVICE,
+    envs_per_cpu_device: float = 1,
     num_processes: int = 1,
 ) -> list[jax.Device]:
     """The devices to train on, those of every process behind those of the one before and as many.
@@ -86,7 +83,7 @@ def share_members(num_devices: int, num_agents: int) -> list[jax.Device]:
             f"--num-devices {num_devices} does not divide the {num_agents:,} agents, of which --sharding members gives "
             f"each device as many: take --num-devices {', '.join(map(str, shares[:12]))}"
         )
-    return choose_devices(num_devices, num_agents, envs_per_cpu_device=1)
+    return choose_devices(num_devices, num_agents)
 
 
 def choose_roles(actors: tuple[int, ...], learners: tuple[int, ...]) -> tuple[list[jax.Device], list[jax.Device]]:

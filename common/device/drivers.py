@@ -120,8 +120,10 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
             return (out.state, seen_next, memory), (seen, action, extras, outcome, out.final_obs, own)
 
         start = actors.env_state, actors.seen, actors.memory
-        (env_state, last, memory), steps = jax.lax.scan(step, start, (noise, env_keys))
+        (env_state, after, memory), steps = jax.lax.scan(step, start, (noise, env_keys))
         seen, action, extras, outcome, final_obs, own = steps
+        # Taken from the steps: then XLA carries through the loop only what the policy reads
+        last = Seen(after.obs, outcome.terminated[-1] | outcome.truncated[-1], outcome.reward[-1])
         rollout = Rollout(seen, action, extras, *outcome[:3], final_obs, last, actors.memory, own)
         return actors.replace(env_state=env_state, seen=last, memory=memory), rollout, outcome
 

@@ -154,8 +154,8 @@ def table(records: list[Record]) -> str:
 
 
 def _spread(values: np.ndarray) -> str:
-    spread = interval(values, "iqm")
-    return f"{estimate(values, 'iqm'):.4g}" + (f" ({spread.low:.4g} to {spread.high:.4g})" if spread else "")
+    spread = interval(values)
+    return f"{estimate(values):.4g}" + (f" ({spread.low:.4g} to {spread.high:.4g})" if spread else "")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from common.cli.errors import UsageError
 from common.cli.files import check_target, writing
 from common.device.evaluation import SEED
 from common.drawing.figures import Line, Panel, draw
-from common.drawing.groups import Interval, estimate, interval, stratified
+from common.drawing.groups import Interval, estimate, interval
 
 Record = dict[str, Any]
 
@@ -120,7 +120,7 @@ def _beside_others(chapters: list[tuple[str, str, list[Record]]]) -> str:
             if ours:
                 both = [returns_of(there[name, env])[-1] for name in (ours, algorithm)]
                 row = cells.setdefault((machine, env, ours), {"ours": _return(both[0])})
-                marks = _verdict(*(interval(x, "iqm") for x in both)) + _reservation(there[algorithm, env])
+                marks = _verdict(*(interval(x) for x in both)) + _reservation(there[algorithm, env])
                 row[algorithm.rpartition("_")[0]] = f"{_return(both[1])} {marks}".strip()
     kits = list(dict.fromkeys(kit for row in cells.values() for kit in row)) or ["ours"]
     rows = ([env, ours, *(row.get(kit, "") for kit in kits)] for (_, env, ours), row in cells.items())
@@ -129,7 +129,7 @@ def _beside_others(chapters: list[tuple[str, str, list[Record]]]) -> str:
 
 def _return(final: np.ndarray) -> str:
     """The interquartile mean of the seeds' returns [S], with its interval."""
-    return _spread(estimate(final, "iqm"), interval(final, "iqm"))
+    return _spread(estimate(final), interval(final))
 
 
 def _verdict(ours: Interval | None, theirs: Interval | None) -> str:
@@ -207,8 +207,8 @@ def _curves(records: list[Record], x: str) -> list[Panel]:
         for record in (record for record in records if record["env"] == env):
             style = algorithms.index(record["algorithm"])
             values = returns_of(record).T  # [S, E]
-            curve = estimate(values, "iqm")
-            lines.append(Line(record["algorithm"], np.array(record[x]), curve, interval(values, "iqm"), style=style))
+            curve, band = estimate(values), interval(values)
+            lines.append(Line(record["algorithm"], np.array(record[x]), curve, band, style=style))
         panels.append(Panel(env, lines))
     return panels
 
@@ -218,7 +218,7 @@ def _profile(records: list[Record]) -> Panel:
     x, lines = np.linspace(0, 1.2, 121), []
     for style, (algorithm, tasks) in enumerate(scores(records).items()):
         above = [task[:, None] > x for task in tasks.values()]  # [S, P] each
-        value, band = stratified(above, "mean")
+        value, band = estimate(np.concatenate(above), "mean"), interval(*above, kind="mean")
         lines.append(Line(f"{algorithm}, tasks: {len(tasks)}", x, value, band, style=style))
     return Panel("performance profile", lines)
 

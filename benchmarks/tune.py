@@ -180,7 +180,7 @@ def conclude(args: Args, best: Flags) -> None:
         tuned, today = map(returns_of, of_each)
         comments.append(f"# {env}: {_spread(tuned)}, with {TODAY} {_spread(today)}")
         print(f"  {comments[-1][2:]}", flush=True)
-        many = [estimate(x[random.integers(len(x), size=(len(x), RESAMPLES))], "iqm") for x in (tuned, today)]
+        many = [estimate(x[random.integers(len(x), size=(len(x), RESAMPLES))]) for x in (tuned, today)]
         better &= np.percentile(many[0] - many[1], 2.5) > 0  # the 95% bootstrap interval of their difference
     if not better:
         print("the best one is not clearly better on seeds that the search has not seen")
@@ -193,8 +193,8 @@ def conclude(args: Args, best: Flags) -> None:
 
 
 def _spread(returns: np.ndarray) -> str:
-    bounds = interval(returns, "iqm")
-    return f"{estimate(returns, 'iqm'):.4g} ({bounds.low:.4g} to {bounds.high:.4g})"
+    bounds = interval(returns)
+    return f"{estimate(returns):.4g} ({bounds.low:.4g} to {bounds.high:.4g})"
 
 
 if __name__ == "__main__":

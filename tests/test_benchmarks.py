@@ -166,12 +166,10 @@ def test_a_damaged_result_is_named(name, change, results):
         report.page_of(results)
 
 
-def test_the_interval_over_tasks_draws_seeds_within_each(results):
+def test_scores_lie_between_the_worst_return_and_the_threshold(results):
     tasks = report.scores([json.loads(path.read_text()) for path in sorted(results.glob("*/*/*.json"))])["ppo_pmap"]
     np.testing.assert_allclose(sorted(tasks["CartPole-v1"]), np.arange(8) / 4)
     np.testing.assert_allclose(tasks["Acrobot-v1"], 1)
-    value, interval = report.stratified([np.zeros(5), np.ones(5)], "mean")
-    assert value == interval.low == interval.high == 0.5, "each task always has five of the ten"
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """An episode of an environment on the device or on the host, recorded while it is played, to be drawn afterwards."""
 
+import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import jax
@@ -11,11 +13,12 @@ from PIL import Image
 from common.device.agents import Player, Seen, at_start
 from common.device.evaluation import episode_keys
 from common.device.sharding import key_data
-from common.drawing.pictures import Paint, fitting
+from common.drawing.scenes import HEIGHT, WIDTH
 from common.envs.environment import LONGEST_HORIZON, Env
 from common.envs.host import HostEnvs, HostStep
 from common.envs.suite_tools import reason
 
+Paint = Callable[[int], Image.Image]  # the picture after so many steps of an episode
 MAX_FRAMES = 500  # that are drawn
 CHUNK = 256  # steps in one compiled call; an episode of images never lies on the device as a whole
 
@@ -98,10 +101,7 @@ def _advance(env: Env, player: Player, keys: list[jax.Array], start: jax.Array, 
 
 
 class RecordedEnvs:
-    """The same environments; the first one's first episode is kept.
-
-    Its pictures are those of its suite, made small. Where there are none, its observations are kept instead.
-    """
+    """The same environments; the first one's first episode is kept: pictures of its suite, else observations."""
 
     def __init__(self, envs: HostEnvs):
         self._envs, self.spec, self.num_envs = envs, envs.spec, envs.num_envs
@@ -110,11 +110,10 @@ class RecordedEnvs:
 
     def reset(self) -> Any:
         obs = self._envs.reset()
-        self._pictures: dict[int, Image.Image] = {}
+        self._pictures: dict[int, Image.Image] = {}  # by step
         self._obs, self._actions, self._rewards, self._over = [_first(obs)], [], [], False
         try:
-            self._keep_picture(self.frame())
-            self._obs = []
+            self._pictures[0] = fitting(self._envs.frame())
         except Exception as error:  # no renderer, or one that lacks something here: there is another way to draw it
             self.without_pictures = reason(error)
         return obs
@@ -126,40 +125,38 @@ class RecordedEnvs:
             self._rewards.append(float(out.reward[0]))
             ended = bool(out.terminated[0] | out.truncated[0])
             self._over = ended or len(self._rewards) >= LONGEST_HORIZON
-            self._keep_what_it_led_to(out, ended)
+            if not self._pictures:
+                self._obs.append(_first(out.obs if out.final_obs is None else out.final_obs))
+            elif not (ended and self.resets_in_step):  # which shows the next episode already
+                self._keep_picture(len(self._rewards))
         return out
 
-    def frame(self) -> np.ndarray:
-        return self._envs.frame()
-
     def recording(self) -> Recording:
-        """The episode. Without pictures `paint` is None, with them `obs` is."""
-        obs = _stacked(self._obs) if self._obs else None
-        paint = self._pictures.__getitem__ if self._pictures else None
-        return Recording(None, obs, _stacked(self._actions), np.array(self._rewards), paint)
+        """The episode. Without pictures `paint` is None."""
+        paint = self._picture if self._pictures else None
+        return Recording(None, _stacked(self._obs), _stacked(self._actions), np.array(self._rewards), paint)
 
-    def _keep_what_it_led_to(self, out: HostStep, ended: bool) -> None:
-        time, hidden = len(self._rewards), ended and self.resets_in_step  # behind the next episode's first picture
-        if not self._pictures:
-            self._obs.append(_first(out.obs if out.final_obs is None else out.final_obs))
-        elif self._over or time % frame_stride(time) == 0:
-            self._keep_picture(None if hidden else self._frame_if_it_works())
-
-    def _frame_if_it_works(self) -> np.ndarray | None:
-        """None of a world that is broken by now, say: the episode goes on without."""
-        try:
-            return self.frame()
-        except Exception:
-            return None
-
-    def _keep_picture(self, frame: np.ndarray | None) -> None:
-        """Add one, without a `frame` the last one again; those go that an episode of this length does without."""
-        time, newest = len(self._rewards), self._pictures and self._pictures[max(self._pictures)]
-        picture = newest if frame is None else fitting(frame)
-        if newest and picture.size != newest.size:  # a GIF has one
-            picture = picture.resize(newest.size)
+    def _keep_picture(self, time: int) -> None:
+        """Add one where it is needed or the last; those go that an episode of this length does without."""
         stride = frame_stride(time)
-        self._pictures = {step: old for step, old in self._pictures.items() if step % stride == 0} | {time: picture}
+        if time % stride and not self._over:
+            return
+        with suppress(Exception):  # of a world that is broken by now, say: the episode goes on without
+            self._pictures[time] = fitting(self._envs.frame())
+        self._pictures = {step: x for step, x in self._pictures.items() if step % stride == 0 or step == time}
+
+    def _picture(self, step: int) -> Image.Image:
+        """The newest one of that time; the last step of an episode may have none."""
+        return self._pictures[max(time for time in self._pictures if time <= step)]
+
+
+def fitting(frame: np.ndarray) -> Image.Image:
+    """A frame [H, W, 3] in bytes as large or as small as other pictures, by a whole number of times."""
+    picture = Image.fromarray(frame)
+    scale = min(WIDTH / picture.width, HEIGHT / picture.height)
+    if scale >= 2:
+        return picture.resize((int(scale) * picture.width, int(scale) * picture.height), Image.Resampling.NEAREST)
+    return picture.reduce(math.ceil(1 / scale)) if scale < 1 else picture
 
 
 def _first(tree: Any) -> Any:

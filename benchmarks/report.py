@@ -3,7 +3,7 @@
 python -m benchmarks.report
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.accelerator import FILE, load_rows, picture, table
 from benchmarks.peers.starts import in_jax, same_starts
-from benchmarks.records import POPULATIONS, evaluations_of, load_record, load_records, returns_of
+from benchmarks.records import POPULATIONS, evaluations_of, load_record, load_records, markdown, returns_of
 from benchmarks.sets import Goal, goals, goals_of_peer, peers
 from benchmarks.tasks import listed
 from common.cli.command import main, parse
@@ -90,7 +90,7 @@ def scores(records: list[Record]) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _chapter(machine: str, name: str, records: list[Record]) -> str:
-    lines = [f"## {name}, {machine}", "", *_table(COLUMNS, map(_row, records)), ""]
+    lines = [f"## {name}, {machine}", "", markdown(COLUMNS, map(_row, records)), ""]
     lines += [f"![Returns over environment steps](images/{_picture(machine, name, 'steps')})"]
     if _has_peers(records):
         lines += [
@@ -98,12 +98,6 @@ def _chapter(machine: str, name: str, records: list[Record]) -> str:
             f"![Share of runs above a score](images/{_picture(machine, name, 'profile')})",
         ]
     return "\n".join(lines)
-
-
-def _table(columns: list[str], rows: Iterable[list[str]]) -> list[str]:
-    """Lines of Markdown."""
-    lines = [f"| {' | '.join(cells)} |" for cells in (columns, *rows)]
-    return [lines[0], "|" + "---|" * len(columns), *lines[1:]]
 
 
 def _has_peers(records: list[Record]) -> bool:
@@ -124,7 +118,7 @@ def _beside_others(chapters: list[tuple[str, str, list[Record]]]) -> str:
                 row[algorithm.rpartition("_")[0]] = f"{_return(both[1])} {marks}".strip()
     kits = list(dict.fromkeys(kit for row in cells.values() for kit in row)) or ["ours"]
     rows = ([env, ours, *(row.get(kit, "") for kit in kits)] for (_, env, ours), row in cells.items())
-    return "\n".join(["## Beside other kits", "", BESIDE, "", *_table(["environment", "algorithm", *kits], rows)])
+    return "\n".join(["## Beside other kits", "", BESIDE, "", markdown(["environment", "algorithm", *kits], rows)])
 
 
 def _return(final: np.ndarray) -> str:

@@ -73,8 +73,7 @@ def place(frame: np.ndarray, color: str) -> np.ndarray:
 # ------------------------------------------------------------------------------------------------------- recording
 
 
-def test_a_recording_is_an_episode_of_the_evaluation(monkeypatch):
-    monkeypatch.setattr("common.drawing.recording.CHUNK", 8)
+def test_a_recording_is_an_episode_of_the_evaluation():
     env = make_env("Luck")
     keys = jax.random.split(jax.random.key(7), 3)
 
@@ -90,10 +89,9 @@ def test_a_recording_is_an_episode_of_the_evaluation(monkeypatch):
     assert len(set(episodes.length.tolist())) > 1
 
 
-@pytest.mark.parametrize(("name", "chunk", "max_steps", "steps"), [("Toy", 7, 9, 7), ("Endless", 5, 12, 12)])
-def test_a_recording_ends_with_the_true_final_state_and_observation(monkeypatch, name, chunk, max_steps, steps):
+@pytest.mark.parametrize(("name", "max_steps", "steps"), [("Toy", 9, 7), ("Endless", 12, 12)])
+def test_a_recording_ends_with_the_true_final_state_and_observation(name, max_steps, steps):
     """Where the episode ends, or where `max_steps` are over."""
-    monkeypatch.setattr("common.drawing.recording.CHUNK", chunk)
     recording = record(make_env(name), lambda obs: jnp.zeros(1, jnp.int32), jax.random.key(0), max_steps)
     np.testing.assert_array_equal(recording.states.time, range(steps + 1))
     np.testing.assert_array_equal(recording.obs[:, 1], range(steps + 1))

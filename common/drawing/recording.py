@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
@@ -20,7 +19,6 @@ from common.envs.suite_tools import reason
 
 Paint = Callable[[int], Image.Image]  # the picture after so many steps of an episode
 MAX_FRAMES = 500  # that are drawn
-CHUNK = 256  # steps in one compiled call; an episode of images never lies on the device as a whole
 
 
 class Recording(NamedTuple):
@@ -48,6 +46,16 @@ def frame_stride(steps: int) -> int:
     return stride
 
 
+class _Step(NamedTuple):
+    """What one step has led to."""
+
+    state: Any  # without reset
+    obs: jax.Array  # without reset
+    action: jax.Array
+    reward: jax.Array
+    done: jax.Array
+
+
 def record(env: Env, player: Player | Callable, key: jax.Array, max_steps: int) -> Recording:
     """One episode of at most `max_steps` steps, by `player`, of whatever `Player.of` takes.
 
@@ -55,49 +63,27 @@ def record(env: Env, player: Player | Callable, key: jax.Array, max_steps: int) 
     """
     player = Player.of(player)
     reset_key, *keys = episode_keys(key)
-    advance = jax.jit(lambda time, carry: _advance(env, player, keys, time, carry))
-    obs, state = jax.jit(env.reset)(reset_key)
-    carry = at_start(jax.tree.map(lambda x: x[None], obs)), player.initial_memory(1), state
-    first = jax.device_get(jax.tree.map(lambda x: x[None], (obs, key_data(env.without_numbers(state)))))
-    chunks, over = [], False
-    while not over:
-        carry, chunk = advance(jnp.int32(CHUNK * len(chunks)), carry)
-        chunk = jax.device_get(chunk)
-        left = max_steps - CHUNK * len(chunks)
-        ends = np.flatnonzero(chunk.done)
-        steps = min(ends[0] + 1 if ends.size else CHUNK, left)
-        over = bool(ends.size) or left <= CHUNK
-        chunks.append(jax.tree.map(lambda x: x[:steps], chunk))
-    chunk = jax.tree.map(lambda *parts: np.concatenate(parts), *chunks)
-    obs, states = jax.tree.map(lambda *parts: np.concatenate(parts), first, (chunk.obs, chunk.state))
-    return Recording(states, obs, chunk.action, chunk.reward)
 
-
-class _Chunk(NamedTuple):
-    """Steps of an environment, [CHUNK, ...]."""
-
-    state: Any  # after the step, without reset
-    obs: jax.Array  # after the step, without reset
-    action: jax.Array
-    reward: jax.Array
-    done: jax.Array
-
-
-def _advance(env: Env, player: Player, keys: list[jax.Array], start: jax.Array, carry: Any) -> tuple[Any, _Chunk]:
-    """`CHUNK` steps from step `start`, past the end of the episode where it comes."""
-
-    def step(carry, time):
-        seen, memory, state = carry
+    @jax.jit
+    def advance(time: jax.Array, seen: Seen, memory: Any, state: Any) -> tuple[_Step, Seen, Any, Any]:
         step_key, act_key = (jax.random.fold_in(key, time) for key in keys)
         actions, memory = player.act(seen, memory, act_key[None])
         action = jax.tree.map(lambda x: x[0], actions)
         out = env.step(step_key, state, action)
         over = out.terminated | out.truncated
-        chunk = _Chunk(key_data(env.without_numbers(out.final_state)), out.final_obs, action, out.reward, over)
-        seen = jax.tree.map(lambda x: x[None], Seen(out.obs, over, out.reward))
-        return (seen, memory, out.state), chunk
+        step = _Step(key_data(env.without_numbers(out.final_state)), out.final_obs, action, out.reward, over)
+        return step, jax.tree.map(lambda x: x[None], Seen(out.obs, over, out.reward)), memory, out.state
 
-    return jax.lax.scan(step, carry, start + jnp.arange(CHUNK))
+    obs, state = jax.jit(env.reset)(reset_key)
+    first_state, first_obs = jax.device_get((key_data(env.without_numbers(state)), obs))
+    seen, memory, steps = at_start(jax.tree.map(lambda x: x[None], obs)), player.initial_memory(1), []
+    while len(steps) < max_steps and not (steps and steps[-1].done):
+        step, seen, memory, state = advance(len(steps), seen, memory, state)
+        steps.append(jax.device_get(step))  # an episode of images never lies on the device as a whole
+    states, obs = [first_state, *(step.state for step in steps)], [first_obs, *(step.obs for step in steps)]
+    return Recording(
+        _stacked(states), _stacked(obs), _stacked([step.action for step in steps]), np.array([s.reward for s in steps])
+    )
 
 
 class RecordedEnvs:

@@ -93,18 +93,6 @@ def logged_run(path="run", algorithm="ppo_pmap", seeds=(0,), **flags):
     return LoggedRun(path, algorithm, {"env": "CartPole-v1"} | flags, [*seeds], log)
 
 
-def test_flags_split_groups_in_the_order_of_numbers():
-    """A flag that an algorithm does not have is left out of its label."""
-    runs = [logged_run(num_envs=n, hidden_sizes=[n, 2]) for n in (128, 16, 128)] + [logged_run(algorithm="sac_pmap")]
-    groups = group(runs, ("num_envs", "hidden_sizes"))
-    assert [one.label for one in groups] == [
-        "ppo_pmap, num_envs 16, hidden_sizes 16,2",
-        "ppo_pmap, num_envs 128, hidden_sizes 128,2",
-        "sac_pmap",
-    ]
-    assert [len(one.runs) for one in groups] == [1, 2, 1]
-
-
 def test_what_to_know_of_runs_that_are_no_repetitions():
     def notes(*runs):
         return [note for one in group(runs) for note in pooled(one)]
@@ -128,16 +116,15 @@ def test_seconds_add_up_over_resumed_invocations(tmp_path):
     """The second invocation is seen by its clock alone, the third, whose clock is later, by its compilation alone."""
     logged = [
         *rows([100, 200], [1, 2], wall=[11.0, 12.0], compiled=10.0),
+        {"env_steps": 200, EVALUATION: 9.0},  # a row of an evaluation has no times
         *rows([300, 400], [3, 4], wall=[2.0, 3.0], compiled=10.0),
         *rows([500], [5], wall=[7.0], compiled=6.0),
     ]
-    logged[3:3] = [{"env_steps": 300, EVALUATION: 9.0}]  # a row of an evaluation has no times
-    for row in logged:
-        row.update({"time/sps_total": 50.0} if row["env_steps"] == 500 else {})
+    logged[-1]["time/sps_total"] = 50.0
     make_run(tmp_path / "a", logged)
     log = read_log(tmp_path / "a", [RETURN, EVALUATION])
     assert log.series[RETURN].wall.tolist() == [11, 12, 14, 15, 22]
-    assert log.series[EVALUATION].wall.tolist() == [14]
+    assert log.series[EVALUATION].wall.tolist() == [12]
     assert (log.steps, log.wall_seconds) == (500, 22)
     assert log.trained_seconds == pytest.approx(2 + 2 + 2)  # 200 steps at 100, 200 at 100, 100 at 50 steps/s
 
@@ -256,11 +243,15 @@ def test_without_an_evaluation_the_training_return_counts(tmp_path, capsys):
     assert " *" in capsys.readouterr().out
 
 
-def test_rows_are_split_by_a_flag(tmp_path):
-    flags = ({"gamma": 0.9}, {"gamma": 0.99}, {"algorithm": "sac_pmap"})
-    runs = [make_run(tmp_path / str(i), rows([100], [i]), **some) for i, some in enumerate(flags)]
-    found = [(row["algorithm"], row["gamma"], row["return"]) for row in compared(*runs, by=("gamma",))]
-    assert found == [("ppo_pmap", "0.9", 0), ("ppo_pmap", "0.99", 1), ("sac_pmap", "", 2)]
+def test_rows_are_split_by_flags_in_the_order_of_numbers(tmp_path):
+    """A flag that an algorithm does not have is left out of its label."""
+    flags = [{"num_envs": n, "hidden_sizes": [n, 2]} for n in (128, 16, 128)] + [{"algorithm": "sac_pmap"}]
+    runs = [make_run(tmp_path / str(i), rows([100], [i]), seed=i, **some) for i, some in enumerate(flags)]
+    by = {"by": ("num_envs", "hidden_sizes")}
+    found = [tuple(row[["algorithm", *by["by"], "seeds", "return"]]) for row in compared(*runs, **by)]
+    assert found == [("ppo_pmap", "16", "16,2", 1, 1), ("ppo_pmap", "128", "128,2", 2, 1), ("sac_pmap", "", "", 1, 3)]
+    labels = [text.get_text() for text in figure_of(*runs, **by).axes[0].get_legend().get_texts()]
+    assert labels[1:] == ["ppo_pmap, num_envs 128, hidden_sizes 128,2 (2 seeds, mean)", "sac_pmap (1 seed)"]
 
 
 def test_a_comparison_needs_neither_jax_nor_matplotlib(tmp_path):

@@ -63,7 +63,7 @@ def draw_gif(
         returns = np.cumsum([0.0, *recording.rewards])
 
         def frame(step: int) -> Image.Image:
-            reward = f"{recording.rewards[step - 1]:.4g}" if step else "-"
+            reward = f"{recording.rewards[step - 1]:.3g}" if step else "-"
             numbers = f"step {step} / {len(returns) - 1}", f"reward {reward}", f"return {returns[step]:.4g}"
             return _with_caption(paint(step), numbers)
 
@@ -94,7 +94,7 @@ def _with_caption(picture: Image.Image, numbers: tuple[str, ...]) -> Image.Image
     frame = Image.new("RGB", (width, height + CAPTION), PAPER)
     frame.paste(picture, ((width - picture.width) // 2, 0))
     draw = ImageDraw.Draw(frame)
-    for place, text in zip((0.02, 0.42, 0.7), numbers, strict=True):
+    for place, text in zip((0.02, 0.38, 0.7), numbers, strict=True):
         draw.text((place * width, height + CAPTION / 2), text, INK, ImageFont.load_default(11), anchor="lm")
     return frame
 

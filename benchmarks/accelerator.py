@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks.jobs import ROOT
-from benchmarks.records import machine_class
+from benchmarks.records import machine_class, markdown
 from benchmarks.speed import Training
 from common.cli.checks import Timeout, check_flags
 from common.cli.command import main, parse
@@ -119,7 +119,7 @@ def load_rows(machine: Path) -> list[Row]:
 
 def table(rows: list[Row]) -> str:
     """The rows as Markdown."""
-    lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
+    lines = []
     for row in rows:
         cells = [row["algorithm"], row["env"], f"{row['num_envs']:,}"]
         if "failed" in row:
@@ -130,8 +130,8 @@ def table(rows: list[Row]) -> str:
             cells += [f"{row['steps_per_second']:,.0f}", "" if share is None else f"{share:.0%}"]
             cells += ["" if memory is None else f"{memory / 1e6:,.0f} MB", "" if kernels is None else f"{kernels:,}"]
             cells += [f"{row['compile_seconds']:.0f} s"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return markdown(COLUMNS, lines)
 
 
 def picture(rows: list[Row]) -> Any:

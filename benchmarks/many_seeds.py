@@ -61,7 +61,7 @@ def main(what: What) -> None:
     final = np.concatenate([run[max(run)] for run in runs])  # [seeds of all runs]
     best = np.concatenate([np.max(list(run.values()), axis=0) for run in runs])
     everywhere = sorted(set.intersection(*map(set, runs)))  # on the host some evaluations may be left out
-    spread = interval(final, "iqm")
+    spread = interval(final)
     record = {
         "benchmark": "many_seeds",
         "versions": config["versions"],
@@ -70,7 +70,7 @@ def main(what: What) -> None:
         "algorithm": what.algorithm,
         "flags": what.flags,
         "seeds": final.size,
-        "iqm": round(float(estimate(final, "iqm")), 3),
+        "iqm": round(float(estimate(final)), 3),
         "iqm_interval": spread and [round(float(spread.low), 3), round(float(spread.high), 3)],
         "min": round(float(final.min()), 3),
         "max": round(float(final.max()), 3),

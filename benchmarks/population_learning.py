@@ -20,14 +20,13 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks.jobs import Job
-from benchmarks.records import POPULATIONS, machine_class, read_record
+from benchmarks.records import POPULATIONS, machine_class, markdown, read_record, spread
 from benchmarks.tasks import FIRST_SEED, Task, run_all
 from common.cli.checks import CountOrZero, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.files import read_config, read_text
 from common.cli.run_flags import flag_words
-from common.drawing.groups import estimate, interval
 from common.runs.ranking import ranked
 
 SETTINGS = tomllib.loads((Path(__file__).parent / "populations.toml").read_text())
@@ -139,7 +138,7 @@ def load(path: Path) -> Record:
 
 def table(records: list[Record]) -> str:
     """Markdown: IQMs over seeds with 95% bootstrap intervals, of each arm, and of the differences seed by seed."""
-    lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
+    lines = []
     for record in records:
         arms = {name: {kind: np.array(x) for kind, x in arm.items()} for name, arm in record["arms"].items()}  # [S]
         for a, b in (PBT, RANDOM), (PBT, ALONE):
@@ -147,15 +146,10 @@ def table(records: list[Record]) -> str:
         members = f"{len(record['seeds'])} x {record['population']} members"
         where = f"{record['env']}, {members} x {record['total_timesteps']:,} steps"
         for name, values in arms.items():
-            cells = [_spread(values[kind]) if kind in values else "" for kind in ("chosen", "median")]
-            lines.append(f"| {where} | {name} | {' | '.join(cells)} |")
+            cells = [spread(values[kind]) if kind in values else "" for kind in ("chosen", "median")]
+            lines.append([where, name, *cells])
             where = ""
-    return "\n".join(lines)
-
-
-def _spread(values: np.ndarray) -> str:
-    spread = interval(values, "iqm")
-    return f"{estimate(values, 'iqm'):.4g}" + (f" ({spread.low:.4g} to {spread.high:.4g})" if spread else "")
+    return markdown(COLUMNS, lines)
 
 
 if __name__ == "__main__":

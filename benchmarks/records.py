@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from benchmarks.jobs import Job
 from common.cli.errors import UsageError
 from common.cli.files import read_config, read_text
 from common.cli.run_flags import ONE_TIME
-from common.drawing.groups import EVALUATION
+from common.drawing.groups import EVALUATION, estimate, interval
 from common.runs.metrics import Log, Series, jsonable, read_log
 
 COMPILATION = "time/compile"
@@ -72,6 +72,18 @@ def record_of(algorithm: str, env: str, jobs: list[Job], threshold: float) -> di
         "compile_seconds": [float(np.unique(log.series[COMPILATION].values).sum()) for log in logs],
         "wall_seconds": [log.wall_seconds for log in logs],
     }
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (columns, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(columns), *lines[1:]])
+
+
+def spread(returns: np.ndarray) -> str:
+    """The interquartile mean of the returns [S] of seeds, with its 95% bootstrap interval where they are several."""
+    bounds = interval(returns)
+    return f"{estimate(returns):.4g}" + (f" ({bounds.low:.4g} to {bounds.high:.4g})" if bounds else "")
 
 
 def log_of(job: Job) -> Log:

@@ -3,7 +3,7 @@
 python -m benchmarks.report
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.accelerator import FILE, load_rows, picture, table
 from benchmarks.peers.starts import in_jax, same_starts
-from benchmarks.records import POPULATIONS, evaluations_of, load_record, load_records, returns_of
+from benchmarks.records import POPULATIONS, evaluations_of, load_record, load_records, markdown, returns_of
 from benchmarks.sets import Goal, goals, goals_of_peer, peers
 from benchmarks.tasks import listed
 from common.cli.command import main, parse
@@ -20,7 +20,7 @@ from common.cli.errors import UsageError
 from common.cli.files import check_target, writing
 from common.device.evaluation import SEED
 from common.drawing.figures import Line, Panel, draw
-from common.drawing.groups import Interval, estimate, interval, stratified
+from common.drawing.groups import Interval, estimate, interval
 
 Record = dict[str, Any]
 
@@ -90,7 +90,7 @@ def scores(records: list[Record]) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _chapter(machine: str, name: str, records: list[Record]) -> str:
-    lines = [f"## {name}, {machine}", "", *_table(COLUMNS, map(_row, records)), ""]
+    lines = [f"## {name}, {machine}", "", markdown(COLUMNS, map(_row, records)), ""]
     lines += [f"![Returns over environment steps](images/{_picture(machine, name, 'steps')})"]
     if _has_peers(records):
         lines += [
@@ -98,12 +98,6 @@ def _chapter(machine: str, name: str, records: list[Record]) -> str:
             f"![Share of runs above a score](images/{_picture(machine, name, 'profile')})",
         ]
     return "\n".join(lines)
-
-
-def _table(columns: list[str], rows: Iterable[list[str]]) -> list[str]:
-    """Lines of Markdown."""
-    lines = [f"| {' | '.join(cells)} |" for cells in (columns, *rows)]
-    return [lines[0], "|" + "---|" * len(columns), *lines[1:]]
 
 
 def _has_peers(records: list[Record]) -> bool:
@@ -120,16 +114,16 @@ def _beside_others(chapters: list[tuple[str, str, list[Record]]]) -> str:
             if ours:
                 both = [returns_of(there[name, env])[-1] for name in (ours, algorithm)]
                 row = cells.setdefault((machine, env, ours), {"ours": _return(both[0])})
-                marks = _verdict(*(interval(x, "iqm") for x in both)) + _reservation(there[algorithm, env])
+                marks = _verdict(*(interval(x) for x in both)) + _reservation(there[algorithm, env])
                 row[algorithm.rpartition("_")[0]] = f"{_return(both[1])} {marks}".strip()
     kits = list(dict.fromkeys(kit for row in cells.values() for kit in row)) or ["ours"]
     rows = ([env, ours, *(row.get(kit, "") for kit in kits)] for (_, env, ours), row in cells.items())
-    return "\n".join(["## Beside other kits", "", BESIDE, "", *_table(["environment", "algorithm", *kits], rows)])
+    return "\n".join(["## Beside other kits", "", BESIDE, "", markdown(["environment", "algorithm", *kits], rows)])
 
 
 def _return(final: np.ndarray) -> str:
     """The interquartile mean of the seeds' returns [S], with its interval."""
-    return _spread(estimate(final, "iqm"), interval(final, "iqm"))
+    return _spread(estimate(final), interval(final))
 
 
 def _verdict(ours: Interval | None, theirs: Interval | None) -> str:
@@ -207,8 +201,8 @@ def _curves(records: list[Record], x: str) -> list[Panel]:
         for record in (record for record in records if record["env"] == env):
             style = algorithms.index(record["algorithm"])
             values = returns_of(record).T  # [S, E]
-            curve = estimate(values, "iqm")
-            lines.append(Line(record["algorithm"], np.array(record[x]), curve, interval(values, "iqm"), style=style))
+            curve, band = estimate(values), interval(values)
+            lines.append(Line(record["algorithm"], np.array(record[x]), curve, band, style=style))
         panels.append(Panel(env, lines))
     return panels
 
@@ -218,7 +212,7 @@ def _profile(records: list[Record]) -> Panel:
     x, lines = np.linspace(0, 1.2, 121), []
     for style, (algorithm, tasks) in enumerate(scores(records).items()):
         above = [task[:, None] > x for task in tasks.values()]  # [S, P] each
-        value, band = stratified(above, "mean")
+        value, band = estimate(np.concatenate(above), "mean"), interval(*above, kind="mean")
         lines.append(Line(f"{algorithm}, tasks: {len(tasks)}", x, value, band, style=style))
     return Panel("performance profile", lines)
 

@@ -34,6 +34,7 @@ import numpy as np
 import tyro
 
 from benchmarks.jobs import ROOT, ends_with_us
+from benchmarks.records import markdown
 from common.cli.checks import Count, Seconds, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
@@ -129,10 +130,8 @@ def scale(sizes: Sizes) -> None:
 def report(rows: list[dict[str, Any]]) -> None:
     """Print rows as Markdown, whether their devices share the cores, and all of it as JSON."""
     shown = [name for name, value in rows[0].items() if isinstance(value, int | float | str)]
-    print(f"| {' | '.join(shown)} |", "|---" * len(shown) + "|", sep="\n")
-    for row in rows:
-        cells = (row[name] if isinstance(row[name], str) else f"{row[name]:,.5g}" for name in shown)
-        print(f"| {' | '.join(cells)} |")
+    cells = [[row[name] if isinstance(row[name], str) else f"{row[name]:,.5g}" for name in shown] for row in rows]
+    print(markdown(shown, cells))
     if "cpu" in rows[0]["devices"][0].lower():
         print(f"\nfunctional only: all layouts share {os.cpu_count()} CPU cores")
     print("", json.dumps(rows), sep="\n")
@@ -247,12 +246,12 @@ def exchange_seconds(assumed: Sizes, devices: int, hop: float, rate: float) -> f
 def projection(assumed: Sizes) -> str:
     """Efficiency and the time of an update's exchanges over links and numbers of GPUs, as Markdown."""
     own = {"yours": (1e-6 * assumed.latency_us, 1e9 * assumed.gigabytes_per_second)} if assumed.latency_us else {}
-    lines = [f"| link | {' | '.join(f'{count} GPUs' for count in GPUS)} |", "|---" * (1 + len(GPUS)) + "|"]
+    lines = []
     for name, link in (LINKS | own).items():
         times = [1e3 * exchange_seconds(assumed, count, *link) for count in GPUS]
         cells = [f"{assumed.update_ms / (assumed.update_ms + took):.0%}, {took:,.3g} ms" for took in times]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([name, *cells])
+    return markdown(["link", *(f"{count} GPUs" for count in GPUS)], lines)
 
 
 if __name__ == "__main__":

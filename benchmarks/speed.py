@@ -1,9 +1,10 @@
 """Training speed of an algorithm: warm steps/s and seconds of compilation for every environment and size, as a table.
 
-    python -m benchmarks.speed ppo_pmap
-    python -m benchmarks.speed ppo_pmap --envs CartPole-v1 Breakout-MinAtar --vary num-envs 64 1024 -- --num-steps 32
-    python -m benchmarks.speed sac_pmap --against ../before --rounds 5
-    python -m benchmarks.speed ppo_rnn_pmap --source ~/purejaxrl -- --share-torso --activation relu --hidden-sizes 128
+    python -m benchmarks.speed ppo_pmap --envs CartPole-v1 Breakout-MinAtar
+    python -m benchmarks.speed ppo_pmap --envs CartPole-v1 --vary num-envs 64 1024 -- --num-steps 32
+    python -m benchmarks.speed sac_pmap --envs Pendulum-v1 --against ../before --rounds 5
+    python -m benchmarks.speed ppo_rnn_pmap --envs CartPole-v1 --source ~/purejaxrl -- \\
+        --share-torso --activation relu --hidden-sizes 128
 
 Each measurement is a run of the algorithm's own script with `--benchmark`, in a process of its own. The first run of a
 row compiles anew and is not counted, the others take their programs from its cache. With --against another checkout
@@ -27,7 +28,7 @@ import tyro
 
 from benchmarks.jobs import ROOT, last_line
 from benchmarks.peers.__main__ import TRAINERS, install, packages_for, python_of
-from benchmarks.records import machine_class
+from benchmarks.records import machine_class, markdown
 from common.cli.checks import Count, Timeout, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
@@ -49,8 +50,8 @@ class Args:
 
     algorithm: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ALGO")] = "ppo_pmap"
     """A file of algos/."""
-    envs: tuple[str, ...] = ()
-    """Environments; by default the algorithm's own."""
+    envs: tuple[str, ...]
+    """Environments: a row for each."""
     vary: tuple[str, ...] = ()
     """A flag of the algorithm and its values, such as num-envs 64 1024: a row for each."""
     seconds: Timeout = 5.0
@@ -72,6 +73,8 @@ class Args:
         for checkout in filter(None, (str(ROOT), self.against)):
             if not (Path(checkout) / "algos" / f"{self.algorithm}.py").is_file():
                 raise UsageError(f"{checkout} has no algorithm algos/{self.algorithm}.py")
+        if not self.envs:
+            raise UsageError("--envs needs values behind it, such as CartPole-v1")
         if len(self.vary) == 1:
             raise UsageError(f"--vary {self.vary[0]} needs values behind it")
         if self.against and self.source:
@@ -182,10 +185,10 @@ class PureJaxRL:
 def rows_of(args: Args, words: list[str]) -> list[Row]:
     """A row for each environment and each value of --vary, printed as soon as it is measured."""
     rows, (name, *values) = [], args.vary or ("",)
-    for env in args.envs or (importlib.import_module(f"algos.{args.algorithm}").Args.env,):
+    for env in args.envs:
         for value in values or [""]:
             varied = {name: value} if value else {}
-            row = row_of(args, [*words, *flag_words({"env": env} if args.envs else {}), *flag_words(varied)])
+            row = row_of(args, [*words, *flag_words({"env": env} | varied)])
             rows.append({"env": env, "varied": varied} | row)
             lines = table(rows).splitlines()
             print("\n".join(lines if len(rows) == 1 else lines[-1:]), flush=True)
@@ -215,7 +218,7 @@ def table(rows: list[Row]) -> str:
     heads = ["environment", *rows[0]["varied"], "steps/s", "compile"]
     heads += ["kernels", "memory"] * ("kernels_per_update" in rows[0])
     heads += ["the other's steps/s", "compile", "ratio", "in all rounds"] * ("ratio" in rows[0])
-    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    lines = []
     for row in rows:
         cells, other = [row["env"], *row["varied"].values()], row.get("other")
         cells += [f"{row['steps_per_second']:,.0f}", f"{row['compile_seconds']:.1f} s"]
@@ -225,8 +228,8 @@ def table(rows: list[Row]) -> str:
         if other:
             cells += [f"{other['steps_per_second']:,.0f}", f"{other['compile_seconds']:.1f} s"]
             cells += [f"{row['ratio']:.2f}", f"{min(row['ratios'])} to {max(row['ratios'])}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return markdown(heads, lines)
 
 
 def speed(args: Args, words: list[str]) -> None:

@@ -20,12 +20,12 @@ from typing import Annotated, Any
 import numpy as np
 
 from benchmarks.jobs import ROOT, Job, run, seed_flags
-from benchmarks.records import log_of
+from benchmarks.records import log_of, spread
 from common.cli.checks import Bounds, Count, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
 from common.cli.run_flags import as_command_line, flag_words
-from common.drawing.groups import EVALUATION, RESAMPLES, estimate, interval
+from common.drawing.groups import EVALUATION, RESAMPLES, estimate
 
 EVALUATIONS = 10  # of a run
 KEEP = 3  # one of so many candidates goes on, for so many times as long
@@ -178,9 +178,9 @@ def conclude(args: Args, best: Flags) -> None:
         if failed := run(job for jobs in of_each for job in jobs):
             raise TrainingError(f"{len(failed)} runs have failed: {failed[0].log} says why")
         tuned, today = map(returns_of, of_each)
-        comments.append(f"# {env}: {_spread(tuned)}, with {TODAY} {_spread(today)}")
+        comments.append(f"# {env}: {spread(tuned)}, with {TODAY} {spread(today)}")
         print(f"  {comments[-1][2:]}", flush=True)
-        many = [estimate(x[random.integers(len(x), size=(len(x), RESAMPLES))], "iqm") for x in (tuned, today)]
+        many = [estimate(x[random.integers(len(x), size=(len(x), RESAMPLES))]) for x in (tuned, today)]
         better &= np.percentile(many[0] - many[1], 2.5) > 0  # the 95% bootstrap interval of their difference
     if not better:
         print("the best one is not clearly better on seeds that the search has not seen")
@@ -190,11 +190,6 @@ def conclude(args: Args, best: Flags) -> None:
     lines = [*comments, f"[{json.dumps(name)}]", *(f"{name} = {json.dumps(value)}" for name, value in best.items())]
     path.write_text("\n".join(lines) + "\n")
     print(f"for algos/tuned/{args.algo}.toml, also in {path}:\n\n{path.read_text()}")
-
-
-def _spread(returns: np.ndarray) -> str:
-    bounds = interval(returns, "iqm")
-    return f"{estimate(returns, 'iqm'):.4g} ({bounds.low:.4g} to {bounds.high:.4g})"
 
 
 if __name__ == "__main__":

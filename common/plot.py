@@ -4,11 +4,11 @@ python -m common.plot runs/* --y eval/return_mean --out curves.png
 python -m common.plot --help
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import tyro
 
 from common.cli.command import main, parse
@@ -17,17 +17,13 @@ from common.cli.files import check_target, replacing
 from common.drawing.figures import AXES, Line, Panel, draw
 from common.drawing.groups import (
     TRAINING,
-    Curve,
     Group,
-    Note,
     Selection,
     align,
-    curves,
     estimate,
     estimate_name,
     interval,
     load,
-    overlapping,
     pooled,
     say,
     suggest,
@@ -56,23 +52,32 @@ def learning_curves(args: Args) -> Any:
         raise UsageError(f"--y {args.y}: none of the runs has this metric; {suggest(args.y, names)}")
     labels = list(dict.fromkeys(group.label for group in groups))  # the same style in every panel
     panels: dict[str, Panel] = {}
-    notes: list[Note] = []
     for group in groups:
-        found = curves(group, args.y, args.x)
-        notes += [*pooled(group), *_missing(group, found, args.y)]
-        if args.x == "env_steps":
-            together = overlapping(found)
-            ended = {curve.run.path for curve in found} - {curve.run.path for curve in together}
-            notes += [Note(str(path), "ends before another run begins, left out") for path in sorted(ended)]
-            notes += _shortened(group, together)
-            found = together
-        if found:
-            panel = panels.setdefault(group.env, Panel(group.env, []))
-            panel.lines.append(_line(group, found, args, labels.index(group.label)))
-    say(notes)
+        say(pooled(group))
+        if line := _line(group, args, labels.index(group.label)):
+            panels.setdefault(group.env, Panel(group.env, [])).lines.append(line)
+        else:
+            say([f"{group.label} in {group.env}: no {args.y} at common places, left out"])
     if not panels:
         raise UsageError(f"{args.y} is null in all rows of the runs: wait for its first number, or choose another --y")
     return draw(list(panels.values()), args.x, AXES.get(args.y, args.y), args.title)
+
+
+def _line(group: Group, args: Args, style: int) -> Line | None:
+    """Over all seeds that have numbers, where all of these have them; None where that is nowhere."""
+    if not (found := group.series(args.y)):
+        return None
+    x, values = align(found, args.x, hold=args.x == "wall")
+    of_seeds = len(values) == sum(len(run.seeds) for run in group.runs if args.y in run.log.series)
+    values = values[np.isfinite(values).any(axis=1)]
+    there = np.isfinite(values).all(axis=0)
+    x, values, count = x[there], values[:, there], len(values)
+    if not values.size:
+        return None
+    center, band = estimate(values, args.estimate), interval(values, kind=args.estimate)
+    counted = f"{count} {'seed' if of_seeds else 'run'}{'s' * (count > 1)}"
+    name = f", {estimate_name(args.estimate, count)}" if count > 1 else ""
+    return Line(f"{group.label} ({counted}{name})", x, center, band, style=style)
 
 
 def plot(args: Args) -> None:
@@ -90,39 +95,6 @@ def plot(args: Args) -> None:
         except (RuntimeError, ValueError) as error:  # such as .pgf without LaTeX
             raise UsageError(f"--out {path}: {str(error).splitlines()[0]}; .png always works") from error
     print(f"saved    {path}")
-
-
-# ------------------------------------------------------------------------------------------------------------- lines
-
-
-def _line(group: Group, found: list[Curve], args: Args, style: int) -> Line:
-    aligned = align(found, hold=args.x == "wall")
-    count = len(found)
-    per_seed = all(curve.run.log.series[args.y].values.shape[1] == curve.run.num_seeds for curve in found)
-    counted = f"{count} {'seed' if per_seed else 'run'}{'s' * (count > 1)}"
-    drawn = f", {estimate_name(args.estimate, count)}" if count > 1 else ""
-    center, band = estimate(aligned.values, args.estimate), interval(aligned.values, args.estimate)
-    return Line(f"{group.label} ({counted}{drawn})", aligned.x, center, band, style=style)
-
-
-def _missing(group: Group, found: list[Curve], metric: str) -> Iterator[Note]:
-    """What of the group is not drawn."""
-    for run in group.runs:
-        has = sum(curve.run is run for curve in found)
-        wanted = run.log.series[metric].values.shape[1] if metric in run.log.series else 1
-        if not has:
-            yield Note(str(run.path), f"no {metric}, left out")
-        elif has < wanted:
-            yield Note(str(run.path), f"no {metric} of {wanted - has} of {wanted} seeds, which are left out")
-
-
-def _shortened(group: Group, found: list[Curve]) -> Iterator[Note]:
-    """Whether a much shorter run decides where the line ends."""
-    ends = sorted(found, key=lambda curve: curve.x[-1])
-    if ends and ends[0].x[-1] < 0.9 * ends[-1].x[-1]:
-        first, last = ends[0].x[-1], ends[-1].x[-1]
-        what = f"the line ends at step {first:,.0f} as {ends[0].run.path} does, other runs go on to {last:,.0f}"
-        yield Note(f"{group.label} in {group.env}", what)
 
 
 if __name__ == "__main__":

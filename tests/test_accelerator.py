@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from benchmarks import accelerator, report, speed
+from common.cli.command import parse
 
 
 @pytest.fixture
@@ -73,9 +74,27 @@ def test_two_checkouts_take_turns_and_their_ratio_is_the_median(monkeypatch, tmp
     assert (row["ratio"], row["ratios"], row["compile_seconds"]) == (1.02, [1.01, 1.02, 1.03], 2.0)
 
 
+@pytest.mark.parametrize("words", ["", "--envs", "--envs E --vary num-envs", "--envs E --against nowhere"])
+def test_a_measurement_that_cannot_be_is_refused(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(speed.Args, ["ppo_pmap", *words.split()])
+    assert (ended.value.code, capsys.readouterr().err.count("\n")) == (2, 1)
+
+
 @pytest.mark.slow
 def test_a_small_measurement_runs():
-    words = ["--num-envs", "4", "--num-steps", "8", "--bptt-length", "4", "--num-minibatches", "2"]
+    words = [
+        "--env",
+        "CartPole-v1",
+        "--num-envs",
+        "4",
+        "--num-steps",
+        "8",
+        "--bptt-length",
+        "4",
+        "--num-minibatches",
+        "2",
+    ]
     training = speed.Training(speed.ROOT, "ppo_rnn_pmap", words, seconds=0.1, kernels=True)
     assert training.measure() > 0
     assert training.about["compile_seconds"] > 0

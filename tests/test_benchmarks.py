@@ -69,13 +69,8 @@ def test_learning_writes_what_came_of_all_seeds(tmp_path, monkeypatch):
     fewer = dataclasses.replace(args, seeds=1)
     with pytest.raises(UsageError, match=r"has 2 seeds x 4,096 steps, and this would replace it by 1 seeds x 4,096"):
         learning.learn(fewer)
-    report.report(report.Args(results=args.results, page=str(page(tmp_path))))
+    report.report(report.Args(results=args.results, page=str(tmp_path / "page.md")))
     assert f"| {np.mean(record['returns'][-1]):.4g} [" in (tmp_path / "page.md").read_text()
-
-
-def page(folder: Path) -> Path:
-    (folder / "images").mkdir(exist_ok=True)
-    return folder / "page.md"
 
 
 def test_every_task_has_flags_that_its_algorithm_takes():
@@ -89,16 +84,11 @@ def test_every_task_has_flags_that_its_algorithm_takes():
 def record(algorithm: str, env: str, returns: list[list[float]], threshold: float) -> dict:
     steps = [1000 * (1 + index) for index in range(len(returns))]
     there = [next((s for s, row in zip(steps, returns, strict=True) if row[i] >= threshold), None) for i in range(8)]
-    return {
+    return dict.fromkeys(benchmarks.records.NAMES) | {
         "env": env,
         "algorithm": algorithm,
-        "command": f"python algos/{algorithm}.py --env {env}",
-        "versions": {},
-        "git": None,
-        "devices": [],
         "flags": {"total_timesteps": steps[-1]},
         "seeds": list(range(8)),
-        "wall_seconds": [30.0],
         "threshold": threshold,
         "env_steps": steps,
         "seconds": [step / 100 for step in steps],
@@ -151,7 +141,6 @@ def test_the_page_has_the_figures_of_the_files(results):
     ("name", "change"),
     [
         ("returns", lambda rows: [*rows[:-1], rows[-1][1:]]),
-        ("returns", lambda rows: [*rows[:-1], ["x", *rows[-1][1:]]]),
         ("threshold", lambda _: None),
         ("compile_seconds", lambda _: []),
     ],
@@ -166,12 +155,10 @@ def test_a_damaged_result_is_named(name, change, results):
         report.page_of(results)
 
 
-def test_the_interval_over_tasks_draws_seeds_within_each(results):
+def test_scores_lie_between_the_worst_return_and_the_threshold(results):
     tasks = report.scores([json.loads(path.read_text()) for path in sorted(results.glob("*/*/*.json"))])["ppo_pmap"]
     np.testing.assert_allclose(sorted(tasks["CartPole-v1"]), np.arange(8) / 4)
     np.testing.assert_allclose(tasks["Acrobot-v1"], 1)
-    value, interval = report.stratified([np.zeros(5), np.ones(5)], "mean")
-    assert value == interval.low == interval.high == 0.5, "each task always has five of the ten"
 
 
 @pytest.fixture
@@ -237,4 +224,4 @@ def test_a_seed_keeps_its_own_curve_where_others_have_more_evaluations(tmp_path,
 
 def test_benchmarks_get_no_longer():
     lines = sum(len(path.read_text().splitlines()) for path in (ROOT / "benchmarks").rglob("*.py"))
-    assert lines <= 2_790
+    assert lines <= 2_746

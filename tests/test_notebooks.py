@@ -102,31 +102,16 @@ def test_runs(name, tmp_path):
 class Colab:
     """What the first cell needs of IPython on Colab, and which commands it has run."""
 
-    def __init__(self, names: dict[str, Any], clonable: bool):
-        self.names, self.clonable, self.commands = names, clonable, []
+    def __init__(self, names: dict[str, Any]):
+        self.names, self.commands = names, []
 
     def system(self, command: str) -> None:
         self.commands.append(DollarFormatter().vformat(command, (), self.names))
-        if "clone" in command and self.clonable:
+        if "clone" in command:
             copy_repository(Path("pmaprl"))
 
     def run_line_magic(self, *words: str) -> None:
         pass
-
-
-def set_up(monkeypatch: pytest.MonkeyPatch, folder: Path, clonable: bool) -> Colab:
-    """Run the first cell twice in `folder`, as on Colab."""
-    names: dict[str, Any] = {}
-    colab = Colab(names, clonable)
-    names["get_ipython"] = lambda: colab
-    monkeypatch.setitem(sys.modules, "google.colab", ModuleType("google.colab"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.chdir(folder)
-    source = TransformerManager().transform_cell(load("quickstart").cells[1].source)
-    with plt.rc_context():
-        exec(source, names)
-        exec(source, names)
-    return colab
 
 
 PIP = "pip install --quiet --editable "
@@ -134,7 +119,16 @@ CLONE = "GIT_TERMINAL_PROMPT=0 git clone --quiet https://github.com/pmaprl/pmapr
 
 
 def test_on_colab_the_first_cell_clones_and_installs_once(tmp_path, monkeypatch):
-    colab = set_up(monkeypatch, tmp_path, clonable=True)
+    names: dict[str, Any] = {}
+    colab = Colab(names)
+    names["get_ipython"] = lambda: colab
+    monkeypatch.setitem(sys.modules, "google.colab", ModuleType("google.colab"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    source = TransformerManager().transform_cell(load("quickstart").cells[1].source)
+    with plt.rc_context():
+        exec(source, names)
+        exec(source, names)
     assert colab.commands == [CLONE, f"{PIP}{tmp_path}/pmaprl"]
     assert Path.cwd() == tmp_path / "pmaprl"
     assert sys.path[0] == str(tmp_path / "pmaprl")

@@ -174,16 +174,6 @@ def test_episodes_of_gymnasium_begin_where_those_of_the_kit_do(name, train_sb3):
         assert their_reward == pytest.approx(float(reward), abs=1e-4)
 
 
-@pytest.fixture
-def rows(tmp_path, monkeypatch):
-    """The module with which trainers write, and a run that it is to write."""
-    monkeypatch.syspath_prepend(str(TRAINERS))
-    import rows
-
-    (tmp_path / "config.json").write_text(json.dumps({"args": {"total_timesteps": 70, "platform": "cpu"}}))
-    return rows
-
-
 def test_episodes_on_the_host_begin_where_those_of_the_kit_do():
     angles, speeds = states_of("gymnasium:Pendulum-v1", 5).T
     for begun, count in ((0, 3), (3, 2)):

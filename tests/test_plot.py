@@ -9,9 +9,9 @@ from cli_helpers import slow_imports
 
 from common import compare, plot
 from common.cli.command import exit_code, parse
-from common.drawing.figures import draw_curve
-from common.drawing.groups import Curve, LoggedRun, Selection, align, curves, estimate, group, interval, load, pooled
-from common.runs.metrics import Log, read_log
+from common.drawing.figures import draw_curve, draw_population
+from common.drawing.groups import LoggedRun, align, estimate, group, interval, pooled
+from common.runs.metrics import Log, Series, read_log
 
 RETURN, RECENT = "episode/return", "episode/return_last100"
 EVALUATION = "eval/return_mean"
@@ -30,13 +30,12 @@ def rows(steps, values, wall=None, metric=RETURN, compiled=1.0):
 def make_run(path, logged, algorithm="ppo_pmap", evaluation=None, **flags):
     """A run directory; `logged` are its rows, or the text of its metrics.jsonl. Returns its path as a word."""
     path.mkdir(parents=True)
+    if evaluation is not None:
+        logged = [*logged, {"env_steps": logged[-1]["env_steps"], EVALUATION: evaluation}]
     text = logged if isinstance(logged, str) else "".join(json.dumps(row) + "\n" for row in logged)
     (path / "metrics.jsonl").write_text(text)
     flags = {"env": "CartPole-v1", "seed": 0, "num_seeds": 1} | flags
     (path / "config.json").write_text(json.dumps({"algorithm": algorithm, "args": flags}))
-    if evaluation is not None:
-        result = {"status": "finished", "env_steps": logged[-1]["env_steps"], EVALUATION: evaluation}
-        (path / "result.json").write_text(json.dumps(result))
     return str(path)
 
 
@@ -75,70 +74,57 @@ def test_estimates(values, kind, expected):
 
 def test_the_interval_of_few_seeds_is_known():
     """Two seeds: a resample's mean is the lower one, the middle or the upper one, with chances 1/4, 1/2, 1/4."""
-    band = interval(np.array([3.0, 7.0]), "mean")
+    band = interval(np.array([3.0, 7.0]))
     assert (band.low, band.high) == (3, 7)
-    assert interval(np.array([3.0]), "mean") is None
-    same = interval(np.full((4, 2), 5.0), "iqm")
+    assert interval(np.array([3.0])) is None
+    same = interval(np.full((4, 2), 5.0))
     np.testing.assert_array_equal([same.low, same.high], np.full((2, 2), 5.0))
-    outlier = interval(np.array([5.0] * 11 + [1000.0]), "iqm")  # 4 times among 12 in 1 of 70 resamples only
-    assert (outlier.low, outlier.high) == (5, 5)
+    outlier = np.array([5.0] * 11 + [1000.0])  # 4 times among 12 in 1 of 70 resamples only
+    assert (interval(outlier).high, interval(outlier, kind="mean").high > 5) == (5, True)
+    tasks = interval(np.zeros(5), np.ones(5), kind="mean")
+    assert tasks.low == tasks.high == 0.5, "each task always has five of the ten"
 
 
 # ----------------------------------------------------------------------------------------------- reading and grouping
 
 
-def logged_run(path="run", algorithm="ppo_pmap", **flags):
+def logged_run(path="run", algorithm="ppo_pmap", seeds=(0,), **flags):
     log = Log({}, frozenset(), 0, 0.0, 0.0)
-    return LoggedRun(path, algorithm, {"env": "CartPole-v1", "seed": 0, "num_seeds": 1} | flags, log)
-
-
-def test_flags_split_groups_in_the_order_of_numbers():
-    """A flag that an algorithm does not have is left out of its label."""
-    runs = [logged_run(num_envs=n, hidden_sizes=[n, 2]) for n in (128, 16, 128)] + [logged_run(algorithm="sac_pmap")]
-    groups = group(runs, ("num_envs", "hidden_sizes"))
-    assert [one.label for one in groups] == [
-        "ppo_pmap, num_envs 16, hidden_sizes 16,2",
-        "ppo_pmap, num_envs 128, hidden_sizes 128,2",
-        "sac_pmap",
-    ]
-    assert [len(one.runs) for one in groups] == [1, 2, 1]
+    return LoggedRun(path, algorithm, {"env": "CartPole-v1"} | flags, [*seeds], log)
 
 
 def test_what_to_know_of_runs_that_are_no_repetitions():
     def notes(*runs):
-        return [note.what for one in group(runs) for note in pooled(one)]
+        return [note for one in group(runs) for note in pooled(one)]
 
-    assert notes(logged_run(), logged_run(seed=1)) == []
-    assert "seed 1 is there more than once" in notes(logged_run(num_seeds=2), logged_run(seed=1))[0]
-    (different,) = notes(logged_run(clip_eps=0.1), logged_run(clip_eps=0.2, seed=1))
+    assert notes(logged_run(), logged_run(seeds=[1], gif=True)) == []
+    assert "seed 1 is there more than once" in notes(logged_run(seeds=[0, 1]), logged_run(seeds=[1]))[0]
+    (different,) = notes(logged_run(clip_eps=0.1), logged_run(clip_eps=0.2))
     assert "--by clip_eps" in different
-    assert len(notes(logged_run(clip_eps=0.1), logged_run(clip_eps=0.2))) == 1, "--by tells the same seed apart too"
     for together in ({"pbt": True}, {"opponent": "members"}):
-        assert "which makes the interval too narrow" in notes(logged_run(num_seeds=2, **together))[0]
-    assert notes(logged_run(num_seeds=2, pbt=False, opponent="random")) == []
+        assert "which makes the interval too narrow" in notes(logged_run(seeds=[0, 1], **together))[0]
+    assert notes(logged_run(seeds=[0, 1], pbt=False, opponent="random")) == []
     assert "seed 0 is there more" in notes(logged_run(gamma=0.9), logged_run(gamma=0.9), logged_run(gamma=0.8))[1]
 
 
 def test_by_takes_flags_as_they_are_written():
-    assert Selection(runs=("a",), by=("--clip-eps,seed", "clip_eps")).split == ("clip_eps", "seed")
-    args = parse(plot.Args, ["--by", "clip-eps", "a", "b", "--by", "seed"])
-    assert (args.runs, args.split) == (("a", "b"), ("clip_eps", "seed"))
+    args = parse(plot.Args, ["--by", "clip-eps,gamma", "a", "b", "--by", "seed"])
+    assert (args.runs, args.split) == (("a", "b"), ("clip_eps", "gamma", "seed"))
 
 
 def test_seconds_add_up_over_resumed_invocations(tmp_path):
     """The second invocation is seen by its clock alone, the third, whose clock is later, by its compilation alone."""
     logged = [
         *rows([100, 200], [1, 2], wall=[11.0, 12.0], compiled=10.0),
+        {"env_steps": 200, EVALUATION: 9.0},  # a row of an evaluation has no times
         *rows([300, 400], [3, 4], wall=[2.0, 3.0], compiled=10.0),
         *rows([500], [5], wall=[7.0], compiled=6.0),
     ]
-    logged[3:3] = [{"env_steps": 300, EVALUATION: 9.0}]  # a row of an evaluation has no times
-    for row in logged:
-        row.update({"time/sps_total": 50.0} if row["env_steps"] == 500 else {})
+    logged[-1]["time/sps_total"] = 50.0
     make_run(tmp_path / "a", logged)
     log = read_log(tmp_path / "a", [RETURN, EVALUATION])
     assert log.series[RETURN].wall.tolist() == [11, 12, 14, 15, 22]
-    assert log.series[EVALUATION].wall.tolist() == [14]
+    assert log.series[EVALUATION].wall.tolist() == [12]
     assert (log.steps, log.wall_seconds) == (500, 22)
     assert log.trained_seconds == pytest.approx(2 + 2 + 2)  # 200 steps at 100, 200 at 100, 100 at 50 steps/s
 
@@ -154,23 +140,19 @@ def test_damaged_lines_are_skipped(tmp_path):
     np.testing.assert_array_equal(series.values, [[1, 2], [3, np.nan]])
 
 
-def test_each_seed_has_its_curve_of_finite_numbers(tmp_path):
-    logged = rows([100, 200, 200, 300], [[None, 1, None], [2, 3, None], [4, 5, None], [6, None, None]])
-    run = make_run(tmp_path / "a", logged, num_seeds=3)
-    (only,) = load(Selection(runs=(run,)), [RETURN])
-    found = curves(only, RETURN, "env_steps")
-    assert [(one.x.tolist(), one.y.tolist()) for one in found] == [([200, 300], [4, 6]), ([100, 200], [1, 5])]
-    assert [one.x.tolist() for one in curves(only, RETURN, "wall")] == [[2, 3], [1, 2]]
+def series(steps, *seeds):
+    return Series(np.array(steps, float), np.array(steps, float) / 10, np.array(seeds, float).T)
 
 
-def curve(x, y):
-    return Curve(logged_run(), np.array(x, float), np.array(y, float))
-
-
-def test_curves_are_interpolated_where_all_of_them_are():
-    aligned = align([curve([0, 10, 20, 40], [0, 10, 20, 40]), curve([5, 15, 30], [100, 200, 350])])
-    assert aligned.x.tolist() == [5, 10, 15, 20, 30]
-    assert aligned.values.tolist() == [[5, 10, 15, 20, 30], [100, 150, 200, 250, 350]]
+def test_seeds_are_interpolated_within_what_they_have():
+    nan = np.nan
+    logged = [series([0, 10, 20, 20, 40], [0, nan, 5, 20, 40], [nan] * 5), series([30, 15, 5], [350, 200, 100])]
+    places, values = align(logged)
+    assert places.tolist() == [0, 5, 10, 15, 20, 30, 40]
+    wanted = [[0, 5, 10, 15, 20, 30, 40], [nan] * 7, [nan, 100, 150, 200, 250, 350, nan]]
+    np.testing.assert_array_equal(values, wanted, "of equal places the last counts, and late ones are put in order")
+    places, values = align(logged, "wall", hold=True)
+    assert (places[-1], values[2, -1]) == (4, 350)
 
 
 # ------------------------------------------------------------------------------------------------------------- picture
@@ -208,19 +190,30 @@ def test_the_commands_write_files_and_leave_out_what_cannot_be_shown(program, tm
     assert all(f"note: {name}" in notes for name in ("silent", "some.png"))
     if program == "plot":
         assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-        assert draw_curve(tmp_path / "long", "title").read_bytes().startswith(b"\x89PNG")
-        assert draw_curve(tmp_path / "null", "no numbers").exists()
     else:
         with open("table.csv", newline="") as file:
             (row,) = csv.DictReader(file)
-        assert (row["env"], row["seeds"], row["steps_max"]) == ("CartPole-v1", "3", "2000")
+        assert (row["env"], row["seeds"], row["steps_max"], row["return_high"]) == ("CartPole-v1", "3", "2000", "2.0")
+
+
+@pytest.mark.parametrize("evolved", [False, True])
+@pytest.mark.parametrize("values", [[[None] * 3], [[1, None, 5], [2, None, 6]]])
+@pytest.mark.filterwarnings("error")
+def test_a_run_and_a_population_have_a_picture_whatever_they_earned(tmp_path, values, evolved):
+    logged = rows(range(100, 100 + len(values)), values)
+    for row in logged if evolved else []:
+        row |= {"pbt/source": [0, 1, 1], "hyper/gamma": [0.9, 0.8, 0.7], "hyper/rate": [1e-4, 1e-3, 1e-2]}
+    make_run(tmp_path / "run", logged, num_seeds=3)
+    drawn = draw_population(tmp_path / "run", "title", {"gamma": [0.9, 0.8, 0.7], "rate": [1e-4, 1e-3, 1e-2]})
+    for path in (drawn, draw_curve(tmp_path / "run", "title")):
+        assert path.read_bytes().startswith(b"\x89PNG")
 
 
 # --------------------------------------------------------------------------------------------------------------- table
 
 
 def compared(*runs, **flags):
-    return compare.compare(compare.Args(runs=runs, **flags))
+    return [row for _, row in compare.compare(compare.Args(runs=runs, **flags)).iterrows()]
 
 
 def test_a_row_holds_what_the_runs_hold(tmp_path):
@@ -229,24 +222,36 @@ def test_a_row_holds_what_the_runs_hold(tmp_path):
         make_run(tmp_path / "b", rows([100, 200, 300], [10, 95, 100]), seed=2, evaluation=[99]),
     ]
     (row,) = compared(*runs)
-    assert (row.env, row.algorithm, row.seeds, row.steps, row.steps_max) == ("CartPole-v1", "ppo_pmap", 3, 200, 300)
-    assert (row.estimate, row.return_, row.training_seeds) == ("mean", 83, 0)
-    assert (row.return_low, row.return_high) == pytest.approx((70, 99), abs=4)
-    assert (row.steps_per_second, row.wall_seconds) == (100, 2.5)
-    assert (row.threshold, row.reached, row.seconds_to_threshold) == (90, 2, 2)  # seeds after never, 2 and 2 s
+    wanted = {"env": "CartPole-v1", "algorithm": "ppo_pmap", "seeds": 3, "steps": 200, "steps_max": 300}
+    wanted |= {"estimate": "mean", "return": 83, "training_seeds": 0, "steps_per_second": 100, "wall_seconds": 2.5}
+    wanted |= {"threshold": 90, "reached": 2, "seconds_to_threshold": 2}  # seeds after never, 2 and 2 s
+    assert {name: row[name] for name in wanted} == wanted
+    assert (row["return_low"], row["return_high"]) == pytest.approx((70, 99), abs=4)
+    (row,) = compared(*runs, threshold=97.0)
+    assert (row["threshold"], row["reached"]) == (97, 1)
+    assert np.isnan(row["seconds_to_threshold"]), "most never reach it"
 
 
-def test_an_unfinished_run_counts_with_its_training_return(tmp_path, capsys):
+def test_without_an_evaluation_the_training_return_counts(tmp_path, capsys):
     runs = [
         make_run(tmp_path / "a", rows([100, 200, 300], [[1, 2], [3, 4], [None, 5]]), num_seeds=2),
-        make_run(tmp_path / "b", rows([100], [6.0]), seed=2, evaluation=[9.0]),
+        make_run(tmp_path / "b", rows([100], [[6.0, 7.0]]), seed=2, num_seeds=2, evaluation=[9.0, None]),
     ]
     (row,) = compared(*runs)
-    assert (row.return_, row.training_seeds) == (pytest.approx((3 + 5 + 9) / 3), 2)
-    assert f"note: {runs[0]}" in capsys.readouterr().err
-    (tmp_path / "b" / "result.json").write_text("{")
-    (row,) = compared(runs[1])
-    assert (row.return_, row.training_seeds) == (6, 1)
+    assert (row["return"], row["training_seeds"]) == (pytest.approx((3 + 5 + 9) / 3), 2)
+    assert call("compare", *runs) == 0
+    assert " *" in capsys.readouterr().out
+
+
+def test_rows_are_split_by_flags_in_the_order_of_numbers(tmp_path):
+    """A flag that an algorithm does not have is left out of its label."""
+    flags = [{"num_envs": n, "hidden_sizes": [n, 2]} for n in (128, 16, 128)] + [{"algorithm": "sac_pmap"}]
+    runs = [make_run(tmp_path / str(i), rows([100], [i]), seed=i, **some) for i, some in enumerate(flags)]
+    by = {"by": ("num_envs", "hidden_sizes")}
+    found = [tuple(row[["algorithm", *by["by"], "seeds", "return"]]) for row in compared(*runs, **by)]
+    assert found == [("ppo_pmap", "16", "16,2", 1, 1), ("ppo_pmap", "128", "128,2", 2, 1), ("sac_pmap", "", "", 1, 3)]
+    labels = [text.get_text() for text in figure_of(*runs, **by).axes[0].get_legend().get_texts()]
+    assert labels[1:] == ["ppo_pmap, num_envs 128, hidden_sizes 128,2 (2 seeds, mean)", "sac_pmap (1 seed)"]
 
 
 def test_a_comparison_needs_neither_jax_nor_matplotlib(tmp_path):

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 from helpers import metric_rows, ppo, result_of, small_args
-from matplotlib.figure import Figure
 
 import common.device.devices
 from common.cli.errors import UsageError
@@ -17,10 +16,8 @@ from common.compare import compare
 from common.device.devices import check_size
 from common.device.programs import for_seeds, over_devices
 from common.device.sharding import arrays_of
-from common.drawing.figures import _draw_curves
 from common.envs.registry import make
 from common.policy import load_policy
-from common.runs.metrics import Series
 from common.runs.ranking import _best
 
 TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
@@ -162,16 +159,6 @@ def test_a_population_resumes_to_the_last_bit(finished, tmp_path):
     assert ppo.train(args).state_sha256 == result.state_sha256
 
 
-@pytest.mark.filterwarnings("error")
-def test_members_are_drawn_through_rows_in_which_no_episode_of_theirs_ended():
-    axes, nan, steps = Figure().subplots(), np.nan, np.arange(4)
-    series = Series(steps, steps, np.array([[nan, nan], [1, nan], [nan, 6], [3, 8]], float))
-    _draw_curves(axes, series, np.array([3.0, 8]))
-    first, second, median, best = ([*map(float, line.get_ydata())] for line in axes.lines)
-    assert (first, second[1:], best[1:]) == ([1, 2, 3], [6, 8], [6, 8])
-    assert median == [1, 4, 5.5]
-
-
 def test_a_member_that_breaks_stops_no_other_and_is_not_the_best_whatever_it_earns(tmp_path, capsys):
     """What is not a number chooses the first action, and stays in MountainCar's valley as a policy does at first."""
     env = {"env": "MountainCar-v0", "env_params": '{"max_steps_in_episode": 20}'}
@@ -195,11 +182,11 @@ def test_a_population_of_which_all_break_fails(tmp_path):
 def test_members_are_compared_by_their_values(tmp_path):
     flags = {"sweep": ("learning_rate=1e-3,1e-2", "clip_eps=0.1,0.2"), "num_seeds": 2}
     result = train(tmp_path / "run", **flags)
-    rows = compare(CompareArgs(runs=(str(tmp_path / "run"),), by=("learning_rate",), estimate="mean"))
+    table = compare(CompareArgs(runs=(str(tmp_path / "run"),), by=("learning_rate",), estimate="mean"))
     returns = result.evaluation["eval/return_mean"]
-    assert [row.flags["learning_rate"] for row in rows] == [1e-3, 1e-2]
-    assert [row.seeds for row in rows] == [4, 4]
-    assert [row.return_ for row in rows] == pytest.approx([np.mean(returns[:4]), np.mean(returns[4:])])
+    assert table["learning_rate"].tolist() == ["0.001", "0.01"]
+    assert table["seeds"].tolist() == [4, 4]
+    assert table["return"].tolist() == pytest.approx([np.mean(returns[:4]), np.mean(returns[4:])])
 
 
 def test_ranked_members_show_the_return_that_ranks_them_before_the_one_in_other_episodes():

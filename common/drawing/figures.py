@@ -1,14 +1,14 @@
 """Figures by matplotlib: learning curves with bands, `curve.png` of one run and `population.png` of a population."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from common.cli.files import replacing
-from common.drawing.groups import EVALUATION, RECENT, TRAINING, Interval, between
+from common.drawing.groups import EVALUATION, RECENT, TRAINING, Interval, align
 from common.runs.metrics import Log, Series, read_log
 
 AXES = {
@@ -37,42 +37,119 @@ class Line:
     band: Interval | None = None
     seeds: np.ndarray | None = None  # [S, P], drawn thin
     style: int = 0  # index of colour and dashes
+    how: dict[str, Any] = field(default_factory=dict)  # further properties of matplotlib's lines
 
 
 @dataclass(frozen=True)
 class Panel:
+    """One axes of a figure; what it does not say itself is that of the figure."""
+
     title: str
     lines: list[Line]
+    x: str = ""
+    ylabel: str = ""
+    log: str = ""  # "x" or "y": the axis that is logarithmic
 
 
 def draw_curve(run_dir: Path, title: str) -> Path:
     """Draw training and evaluation returns of `run_dir` against environment steps; returns the picture's path."""
-    series = read_log(run_dir, (TRAINING, EVALUATION)).series
+    found = read_log(run_dir, (TRAINING, EVALUATION)).series
     lines = []
     labels = {TRAINING: "training, episodes of each interval", EVALUATION: "greedy evaluation"}
     for style, (name, label) in enumerate(labels.items()):
-        if name in series and len((found := between(series[name])).steps):
-            values = found.values[:, np.isfinite(found.values).any(axis=0)]
-            thin = values.T if values.shape[1] > 1 else None
-            lines.append(Line(label, found.steps, values.mean(axis=1), seeds=thin, style=style))
+        if name in found:
+            steps, values = align([found[name]])
+            values = values[np.isfinite(values).any(axis=1)]
+            thin = values if len(values) > 1 else None
+            lines += [Line(label, steps, values.mean(axis=0), seeds=thin, style=style)] if len(values) else []
     if lines and lines[0].seeds is not None:
         title += f", {len(lines[0].seeds)} seeds and their mean"
-    figure = draw([Panel(title, lines)], "env_steps", "episode return")
-    path = run_dir / "curve.png"
+    return _save(draw([Panel(title, lines)], "env_steps", "episode return"), run_dir / "curve.png")
+
+
+def draw_population(run_dir: Path, title: str, values: dict[str, list[float]]) -> Path:
+    """Draw the members of `run_dir`, which began with these `values` by flag, [S]; returns the picture's path.
+
+    Beside all learning curves stands for each flag the last return against its value, or, where members evolve, its
+    values over time, with the descent of the best member.
+    """
+    source = "pbt/source"
+    log = read_log(run_dir, (TRAINING, EVALUATION, source, *(f"hyper/{name}" for name in values)))
+    returns = _final_returns(log)
+    best = int(np.nanargmax(returns)) if np.isfinite(returns).any() else None
+    panels = [_curves_of_members(log, best)]
+    for name, x in values.items():
+        if source in log.series:
+            panels.append(_descent(name, log.series[f"hyper/{name}"], log.series[source].values.astype(int), best))
+        else:
+            panels.append(_values_of_members(name, np.array(x), returns, best))
+    return _save(draw(panels, "env_steps", AXES[TRAINING], title), run_dir / "population.png")
+
+
+def _save(figure: Any, path: Path) -> Path:
     with replacing(path) as temporary:
         figure.savefig(temporary)
     return path
 
 
+def descent(sources: np.ndarray, member: int) -> np.ndarray:
+    """Where the weights that `member` has in the end were before each of the exchanges [P, S], and after the last one:
+    places among the members, [P + 1].
+    """
+    path = [member]
+    for source in sources[::-1]:
+        path.append(source[path[-1]])
+    return np.array(path[::-1])
+
+
+def _final_returns(log: Log) -> np.ndarray:
+    """The last greedy return of every member, NaN where it broke, [S]; that of training where there is none."""
+    if EVALUATION in log.series:
+        return log.series[EVALUATION].values[-1]
+    return log.series[TRAINING].last if TRAINING in log.series else np.full(1, math.nan)
+
+
+def _curves_of_members(log: Log, best: int | None) -> Panel:
+    """All members, the best one in front."""
+    lines = []
+    if TRAINING in log.series and best is not None:
+        steps, values = align([log.series[TRAINING]])
+        there = np.isfinite(values).any(axis=0)
+        steps, values = steps[there], values[:, there]
+        lines.append(Line(f"median of {len(values)}", steps, np.nanmedian(values, axis=0), None, values))
+        lines.append(Line(f"member {best}, the best in the end", steps, values[best], style=1))
+    return Panel("", lines)
+
+
+def _values_of_members(name: str, x: np.ndarray, returns: np.ndarray, best: int | None) -> Panel:
+    """The last return against the value of a flag; what broke stands at the foot as a cross."""
+    alive, lines = np.isfinite(returns), []
+    if best is not None:
+        dots = {"linestyle": "", "marker": "o", "alpha": 0.6}
+        lines.append(Line("member", x[alive], returns[alive], how=dots))
+        lines.append(Line("the best", x[[best]], returns[[best]], style=1, how=dots | {"alpha": 1, "markersize": 7}))
+    if lines and not alive.all():
+        foot = np.full(np.sum(~alive), returns[alive].min())
+        lines.append(Line("broke", x[~alive], foot, style=6, how=dots | {"marker": "x"}))
+    return Panel("", lines, name, "final greedy return", "x" * _spans_decades(x))
+
+
+def _descent(name: str, series: Series, sources: np.ndarray, best: int | None) -> Panel:
+    """The values of all members over time, and in front those of the ancestors of the best one."""
+    values, how = series.values, {"drawstyle": "steps-post"}  # a value holds until the next exchange
+    lines = [Line("member 0, the control", series.steps, values[:, 0], None, values.T, how=how | {"linestyle": ":"})]
+    if best is not None:
+        path = descent(sources, best)[1:]  # after the exchange of each row
+        lines.append(Line("descent of the best", series.steps, values[np.arange(len(path)), path], style=1, how=how))
+    return Panel("", lines, "", name, "y" * _spans_decades(values))
+
+
+def _spans_decades(values: np.ndarray) -> bool:
+    return bool(values.min() > 0 and values.max() > 20 * values.min())
+
+
 def draw(panels: list[Panel], x: str, ylabel: str, title: str = "") -> Any:
-    """A matplotlib Figure with one axes for each panel; `x` is a key of `AXES`."""
-    import matplotlib
-
-    with matplotlib.rc_context({"text.parse_math": False}):  # names may have a $
-        return _draw_figure(panels, x, ylabel, title)
-
-
-def _draw_figure(panels: list[Panel], x: str, ylabel: str, title: str) -> Any:
+    """A matplotlib Figure with one axes for each panel; `x` is a key of `AXES`, or what to write there."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -84,10 +161,10 @@ def _draw_figure(panels: list[Panel], x: str, ylabel: str, title: str) -> Any:
     figure = Figure(figsize=(width * across, height * down), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(down, across, squeeze=False).flat
-    for axes, panel in zip(grid, panels, strict=False):
-        _draw_panel(axes, panel, x)
-    for axes in grid[::across]:
-        axes.set_ylabel(ylabel, fontsize=10 if len(panels) == 1 else 9)
+    for index, (axes, panel) in enumerate(zip(grid, panels, strict=False)):
+        _draw_panel(axes, panel, panel.x or x)
+        if panel.ylabel or index % across == 0:
+            axes.set_ylabel(panel.ylabel or ylabel, fontsize=10 if len(panels) == 1 else 9)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     if title:
@@ -104,10 +181,11 @@ def _draw_panel(axes: Any, panel: Panel, x: str) -> None:
 
     for line in panel.lines:
         _draw_line(axes, line)
-    axes.set_xlabel(AXES[x])
+    axes.set_xlabel(AXES.get(x, x))
     if x == "env_steps":
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.ticklabel_format(axis="y", useOffset=False)
+    axes.set(**{f"{axis}scale": "log" for axis in panel.log})
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     # Above the axes, so that it never hides a curve.
@@ -122,146 +200,14 @@ def _draw_panel(axes: Any, panel: Panel, x: str) -> None:
 
 
 def _draw_line(axes: Any, line: Line) -> None:
-    color, dashes = COLORS[line.style % len(COLORS)], DASHES[line.style % len(DASHES)]
-    few = len(line.x) <= 12
+    how = {"color": COLORS[line.style % len(COLORS)], "marker": "o" * (len(line.x) <= 12), "markersize": 4}
+    how |= {"linestyle": DASHES[line.style % len(DASHES)]} | line.how
     if line.seeds is not None:
-        axes.plot(line.x, line.seeds.T, color=color, alpha=0.3, linewidth=0.8)
+        faint = max(0.08, 0.5 / math.sqrt(len(line.seeds)))
+        axes.plot(line.x, line.seeds.T, **how | {"linestyle": "-", "markersize": 2}, alpha=faint, linewidth=0.8)
     if line.band and len(line.x) > 1:
-        axes.fill_between(line.x, line.band.low, line.band.high, color=color, alpha=0.18, linewidth=0)
+        axes.fill_between(line.x, line.band.low, line.band.high, color=how["color"], alpha=0.18, linewidth=0)
     elif line.band:
         errors = [line.y - line.band.low, line.band.high - line.y]
-        axes.errorbar(line.x, line.y, errors, color=color, capsize=4, linewidth=1.2)
-    axes.plot(line.x, line.y, dashes, color=color, label=line.label, linewidth=1.8, marker="o" * few, markersize=4)
-
-
-BEST, OTHERS = COLORS[1], COLORS[0]
-WIDE = 20  # how many times the smallest value the largest one is, from which on its axis is logarithmic
-SOURCE = "pbt/source"
-
-
-def draw_population(run_dir: Path, title: str, values: dict[str, list[float]]) -> Path:
-    """Draw the members of `run_dir`, which began with these `values` by flag, [S]; returns the picture's path.
-
-    Beside all learning curves stands for each flag the last return against its value, or, where members evolve, its
-    values over time, with the descent of the best member.
-    """
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    log = read_log(run_dir, (TRAINING, EVALUATION, SOURCE, *(f"hyper/{name}" for name in values)))
-    found = log.series
-    across = 2 if len(values) == 3 else min(1 + len(values), 3)
-    down = math.ceil((1 + len(values)) / across)
-    path = run_dir / "population.png"
-    with matplotlib.rc_context({"text.parse_math": False}):
-        figure = Figure(figsize=(4.6 * across, 3.4 * down), dpi=130, layout="constrained")
-        FigureCanvasAgg(figure)
-        curves, *others = figure.subplots(down, across, squeeze=False).flat
-        returns = _final(log)
-        _draw_curves(curves, found.get(TRAINING), returns)
-        for axes, (name, x) in zip(others, values.items(), strict=False):
-            if SOURCE in found:
-                _draw_descent(axes, name, found[f"hyper/{name}"], found[SOURCE].values.astype(int), returns)
-            else:
-                _draw_values(axes, name, np.array(x), returns)
-        for axes in others[len(values) :]:
-            axes.set_axis_off()
-        figure.suptitle(title)
-        with replacing(path) as temporary:
-            figure.savefig(temporary)
-    return path
-
-
-def descent(sources: np.ndarray, member: int) -> np.ndarray:
-    """Where the weights that `member` has in the end were before each of the exchanges [P, S], and after the last one:
-    places among the members, [P + 1].
-    """
-    path = [member]
-    for source in sources[::-1]:
-        path.append(source[path[-1]])
-    return np.array(path[::-1])
-
-
-def _final(log: Log) -> np.ndarray:
-    """The last greedy return of every member, NaN where it broke, [S]; that of training where there is none."""
-    if EVALUATION in log.series:
-        return log.series[EVALUATION].values[-1]
-    return log.series[TRAINING].last if TRAINING in log.series else np.full(1, math.nan)
-
-
-def _draw_curves(axes: Any, series: Series | None, returns: np.ndarray) -> None:
-    """All members, the best one in front."""
-    axes.set_ylabel(AXES[TRAINING])
-    _over_steps(axes)
-    if series is None or not np.isfinite(returns).any():
-        return
-    best, series = int(np.nanargmax(returns)), between(series)
-    mark = _mark(series)
-    axes.plot(series.steps, series.values, color=OTHERS, alpha=_faint(returns), linewidth=0.9, **mark)
-    median = [np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else math.nan for row in series.values]
-    axes.plot(series.steps, median, "--", color=OTHERS, label=f"median of {len(returns)}", linewidth=1.6, **mark)
-    front = {"color": BEST, "label": f"member {best}, the best in the end", "linewidth": 1.8}
-    axes.plot(series.steps, series.values[:, best], **front, **mark)
-    axes.legend(fontsize=9, frameon=False)
-
-
-def _draw_values(axes: Any, name: str, x: np.ndarray, returns: np.ndarray) -> None:
-    """The last return against the value of a flag; what broke stands at the foot as a cross."""
-    axes.set_xlabel(name)
-    axes.set_ylabel("final greedy return")
-    if x.min() > 0 and x.max() > WIDE * x.min():
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-        axes.xaxis.set_minor_formatter("")  # whose own one writes formulas
-    _tidy(axes)
-    alive = np.isfinite(returns)
-    if not alive.any():
-        return
-    best = int(np.nanargmax(returns))
-    axes.plot(x[alive], returns[alive], "o", color=OTHERS, alpha=0.6, markersize=4)
-    axes.plot(x[best], returns[best], "o", color=BEST, markersize=7)
-    if not alive.all():
-        foot = np.full(np.sum(~alive), returns[alive].min())
-        axes.plot(x[~alive], foot, "x", color="0.4", markersize=5, label="broke")
-        axes.legend(fontsize=9, frameon=False)
-
-
-def _draw_descent(axes: Any, name: str, series: Series, sources: np.ndarray, returns: np.ndarray) -> None:
-    """The values of all members over time, and in front those of the ancestors of the best one."""
-    axes.set_ylabel(name)
-    _over_steps(axes)
-    if series.values.min() > 0 and series.values.max() > WIDE * series.values.min():
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda x, _: f"{x:g}")
-        axes.yaxis.set_minor_formatter("")
-    how = {"drawstyle": "steps-post"} | _mark(series)  # a value holds until the next exchange
-    axes.plot(series.steps, series.values, color=OTHERS, alpha=_faint(returns), linewidth=0.9, **how)
-    axes.plot(series.steps, series.values[:, 0], ":", color="0.3", linewidth=1.4, label="member 0, the control", **how)
-    if np.isfinite(returns).any():
-        path = descent(sources, int(np.nanargmax(returns)))[1:]  # after the exchange of each row
-        line = series.values[np.arange(len(path)), path]
-        axes.plot(series.steps, line, color=BEST, linewidth=1.8, label="descent of the best", **how)
-    axes.legend(fontsize=9, frameon=False)
-
-
-def _mark(series: Series) -> dict[str, Any]:
-    """How points are drawn: a line of a single one would not be seen."""
-    return {"marker": "o", "markersize": 4} if len(series.steps) == 1 else {}
-
-
-def _faint(returns: np.ndarray) -> float:
-    return max(0.08, 0.5 / math.sqrt(len(returns)))
-
-
-def _over_steps(axes: Any) -> None:
-    from matplotlib.ticker import EngFormatter
-
-    axes.set_xlabel(AXES["env_steps"])
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    _tidy(axes)
-
-
-def _tidy(axes: Any) -> None:
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
+        axes.errorbar(line.x, line.y, errors, color=how["color"], capsize=4, linewidth=1.2)
+    axes.plot(line.x, line.y, label=line.label, linewidth=1.8, **how)

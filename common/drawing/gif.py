@@ -1,43 +1,47 @@
 """An episode as a GIF: `recording = record(env, act, key, env.max_steps)`, then `draw_gif(env, recording, path)`.
 
-Nothing is needed but Pillow: no display, no game library.
+It is drawn by its suite, by a scene of classic control, or from its observations: no display is needed.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from common.cli.files import check_target, replacing
-from common.drawing import pictures, scenes
-from common.drawing.pictures import COLORS, GREY, INK, LIGHT, PAPER, Paint, brief, rgb, write
-from common.drawing.recording import Recording, frame_stride
-from common.drawing.scenes import Episode
+from common.drawing.recording import Paint, Recording, fitting, frame_stride
+from common.drawing.scenes import (
+    BLUE,
+    FLOOR,
+    GREEN,
+    GREY,
+    HEIGHT,
+    INK,
+    ORANGE,
+    PAPER,
+    PURPLE,
+    RED,
+    SKY,
+    WIDTH,
+    YELLOW,
+    scene_of,
+)
 from common.envs import spaces
 from common.envs.environment import Env
 from common.envs.masks import is_mask
 from common.envs.spaces import EnvSpec
 
-SCENES = scenes.CLASSIC_CONTROL | scenes.POINTS_AND_MAZES
+CHANNELS = ORANGE, SKY, GREEN, YELLOW, RED, PURPLE, BLUE, PAPER, GREY  # of a grid, one after the other
 LONGEST_DELAY = 0.1  # seconds between frames that leave out steps: a longer episode plays faster than it was
 LAST_DELAY = 1_000  # milliseconds for which the end is shown before the loop begins again
 CAPTION, NARROWEST = 24, 280  # pixels: height of the line of numbers, and width that they need
-COLUMNS = (0, 0.43, 0.71)  # where its numbers begin, as a part of the width
-DRAWN_COLORS, FOUND_COLORS = 63, 255  # at most, with colours that are chosen here or that observations have
-
-
-class Drawing(NamedTuple):
-    """How an episode is drawn."""
-
-    paint: Paint  # without the caption
-    seconds: float  # that a step lasts
-    colors: int = DRAWN_COLORS
+COLORS = 127  # of a GIF, and one more for what stays as it is
+MOST_LINES = 8  # numbers of an observation; more are drawn as shades instead of as lines
 
 
 def draw_gif(
@@ -54,94 +58,24 @@ def draw_gif(
     check_target(path)
     with replacing(path) as temporary:
         temporary.touch()  # fails before the work, not after it
-        drawing = _drawing(env, recording)
-        steps, delays = timing(len(recording.rewards), drawing.seconds)
-        returns = np.concatenate([[0.0], np.cumsum(recording.rewards, dtype=np.float64)])
+        paint, seconds = _painter(env, recording)
+        steps, delays = timing(len(recording.rewards), seconds)
+        returns = np.cumsum([0.0, *recording.rewards])
 
         def frame(step: int) -> Image.Image:
-            reward = f"{brief(recording.rewards[step - 1])}" if step else "-"
-            numbers = {"step": f"{step} / {len(returns) - 1}", "reward": reward, "return": brief(returns[step])}
-            return _caption(drawing.paint(step), numbers)
+            reward = f"{recording.rewards[step - 1]:.3g}" if step else "-"
+            numbers = f"step {step} / {len(returns) - 1}", f"reward {reward}", f"return {returns[step]:.4g}"
+            return _with_caption(paint(step), numbers)
 
-        palette = _palette([frame(step) for step in steps[:: -(-len(steps) // 16)]], drawing.colors)
-        frames = _changes(map(frame, steps), palette, drawing.colors)
-        shown = (image for done, image in enumerate(frames, 1) if not on_frame(done, len(steps)))
-        next(shown).save(
-            temporary,
-            "GIF",
-            save_all=True,
-            append_images=shown,
-            duration=delays,
-            loop=0,
-            disposal=1,
-            transparency=drawing.colors,
-            optimize=False,
-        )
+        sample = np.concatenate([np.asarray(frame(step)) for step in steps[:: -(-len(steps) // 16)]])
+        palette = Image.fromarray(sample).quantize(COLORS, Image.Quantize.FASTOCTREE)
+        images = []
+        for done, step in enumerate(steps, 1):
+            images.append(frame(step).quantize(palette=palette, dither=Image.Dither.NONE))
+            on_frame(done, len(steps))
+        every = {"save_all": True, "append_images": images[1:], "duration": delays, "loop": 0}
+        images[0].save(temporary, "GIF", optimize=True, **every)
     return len(steps)
-
-
-def _drawing(env: Env | EnvSpec, recording: Recording) -> Drawing:
-    """As the suite draws it, or from the states if their kind is known, else from the observations."""
-    length = len(recording.rewards)
-    if paint := recording.paint:
-        return Drawing(paint, _seconds_of_frames(length), FOUND_COLORS)
-    actions = _columns(spaces.clip(recording.actions, env.action_space, (length,), np))
-    if isinstance(env, Env) and (drawing := _from_states(env, recording, actions)):
-        return drawing
-    obs = _part_to_draw(env.observation_space, recording.obs)
-    dt = getattr(getattr(env, "params", None), "dt", max(0.1, 4 / length))
-    seconds = float(np.clip(dt, 0.02, 0.4))
-    if pictures.is_grid(obs.shape[1:]):
-        colors = DRAWN_COLORS if pictures.is_binary(obs) else FOUND_COLORS
-        return Drawing(pictures.grid(obs), seconds, colors)
-    return Drawing(pictures.lines(obs, actions, recording.rewards), seconds)
-
-
-def _seconds_of_frames(length: int) -> float:
-    return float(np.clip(4 / length, 0.04, 0.3))
-
-
-def _from_states(env: Env, recording: Recording, actions: np.ndarray) -> Drawing | None:
-    """By a scene of this kit or by the suite's renderer."""
-    classes = [kind.__name__ for kind in type(env.inner).__mro__ if kind.__module__.startswith("gymnax.")]
-    scene = next((SCENES[name] for name in classes if name in SCENES), None)
-    if scene and all(hasattr(recording.states, field) for field in scene.fields):
-        states = SimpleNamespace(**{field: _finite(getattr(recording.states, field)) for field in scene.fields})
-        with suppress(ArithmeticError, ValueError):  # parameters without a picture, such as a pole of length 0
-            paint = scene.prepare(Episode(env.inner, env.params, states, _finite(actions)))
-            paint(0)
-            return Drawing(paint, scene.seconds)
-    paint = _frames(env, recording)
-    return Drawing(paint, _seconds_of_frames(len(recording.rewards)), FOUND_COLORS) if paint else None
-
-
-def _frames(env: Env, recording: Recording) -> Paint | None:
-    """Pictures by the suite's own renderer, if it has one that works here."""
-
-    def paint(step: int) -> Image.Image:
-        return pictures.fitting(env.frame(jax.tree.map(lambda x: jnp.asarray(x[step]), recording.states)))
-
-    with suppress(Exception):  # no graphics library, say: there is another way to draw it
-        paint(0)
-        return paint
-    return None
-
-
-def _part_to_draw(space: spaces.Space, obs: Any) -> np.ndarray:
-    """Of observations with parts the first that is a picture, or all their numbers."""
-    parts = [x for name, _, x in spaces.leaves(space, obs) if not is_mask(name)]
-    return next((x for x in parts if pictures.is_grid(x.shape[1:])), _columns(parts))
-
-
-def _columns(tree: Any) -> np.ndarray:
-    """The numbers of all parts, [T, ...]; of a single one in its shape."""
-    parts = jax.tree.leaves(tree)
-    return parts[0] if len(parts) == 1 else np.concatenate([x.reshape(len(x), -1) for x in parts], axis=1)
-
-
-def _finite(values: np.ndarray) -> np.ndarray:
-    """Numbers that can be drawn, also where an environment or a policy has diverged."""
-    return np.nan_to_num(values).clip(-1e6, 1e6) if values.dtype.kind == "f" else values
 
 
 def timing(length: int, seconds: float) -> tuple[list[int], list[int]]:
@@ -154,43 +88,102 @@ def timing(length: int, seconds: float) -> tuple[list[int], list[int]]:
     return steps, [*delays[:-1], LAST_DELAY]
 
 
-def _caption(picture: Image.Image, numbers: dict[str, str]) -> Image.Image:
+def _with_caption(picture: Image.Image, numbers: tuple[str, ...]) -> Image.Image:
     """The picture, in the middle of at least `NARROWEST` pixels, above its numbers."""
     width, height = max(picture.width, NARROWEST), picture.height
     frame = Image.new("RGB", (width, height + CAPTION), PAPER)
     frame.paste(picture, ((width - picture.width) // 2, 0))
     draw = ImageDraw.Draw(frame)
-    draw.line([(0, height), (width, height)], LIGHT)
-    for left, (name, number) in zip(COLUMNS, numbers.items(), strict=True):
-        y = height + CAPTION / 2 + 1
-        end = write(draw, 8 + left * (width - 8), y, name, GREY)
-        write(draw, end + 3, y, number, INK)
+    for place, text in zip((0.02, 0.38, 0.7), numbers, strict=True):
+        draw.text((place * width, height + CAPTION / 2), text, INK, ImageFont.load_default(11), anchor="lm")
     return frame
 
 
-def _palette(samples: list[Image.Image], count: int) -> Image.Image:
-    """An image with `count` colours, the named ones and what the `samples` need most, and one more for none."""
-    width, height = samples[0].size
-    sheet = Image.new("RGB", (width, height * len(samples)))
-    for index, sample in enumerate(samples):
-        sheet.paste(sample, (0, height * index))
-    named = np.array([rgb(color) for color in COLORS])
-    found = np.reshape(sheet.quantize(count - len(named)).getpalette(), (-1, 3))[: count - len(named)]
-    # Pillow looks colours up coarsely: one close to a named one would take its place
-    apart = np.abs(found[:, None] - named).max(axis=2).min(axis=1) > 8
-    colors = np.zeros((count + 1, 3), int)
-    colors[: len(named) + apart.sum()] = np.concatenate([named, found[apart]])
-    palette = Image.new("P", (1, 1))
-    palette.putpalette(colors.ravel().tolist())
-    return palette
+# -------------------------------------------------------------------------------------------------- pictures of a step
 
 
-def _changes(frames: Iterable[Image.Image], palette: Image.Image, unchanged: int) -> Iterator[Image.Image]:
-    """The frames in the colours of `palette`, with the index `unchanged` wherever one is like the one before."""
-    before = None
-    for frame in frames:
-        pixels = np.asarray(frame.quantize(palette=palette, dither=Image.Dither.NONE))
-        image = Image.fromarray(pixels if before is None else np.where(pixels == before, np.uint8(unchanged), pixels))
-        image.putpalette(palette.getpalette())  # from grey levels to indices
-        before = pixels
-        yield image
+def _painter(env: Env | EnvSpec, recording: Recording) -> tuple[Paint, float]:
+    """How the episode is drawn, by the first way that works here, and the seconds that a step lasts."""
+    seconds = float(np.clip(4 / len(recording.rewards), 0.04, 0.3))
+    if recording.paint:
+        return recording.paint, seconds
+    if isinstance(env, Env):
+        with suppress(Exception):  # such as a pole of length 0
+            scene = scene_of(env)
+            scene.draw(_state(recording, 0))
+            return lambda step: scene.draw(_state(recording, step)), scene.seconds
+        with suppress(Exception):  # no renderer, or no graphics library
+            fitting(env.frame(_state(recording, 0)))
+            return lambda step: fitting(env.frame(_state(recording, step))), seconds
+    parts = [x for name, _, x in spaces.leaves(env.observation_space, recording.obs) if not is_mask(name)]
+    for obs in parts:
+        if obs.ndim in (3, 4) and min(obs.shape[1:3]) >= 3:
+            return _grid(obs), seconds
+    return _lines(parts, recording.actions, recording.rewards), seconds
+
+
+def _state(recording: Recording, step: int) -> Any:
+    return jax.tree.map(lambda x: jnp.asarray(x[step]), recording.states)
+
+
+def _grid(obs: np.ndarray) -> Paint:
+    """Observations [T + 1, H, W] or [T + 1, H, W, C] as squares: one colour per channel, the first ones in front of the
+    others; images with red, green and blue as they are.
+    """
+    maps = obs if obs.ndim == 4 else obs[..., None]
+    count = maps.shape[-1]
+    is_image = count == 3 and not all(np.isin(frame, (0, 1)).all() for frame in maps)
+    of_bytes = is_image and maps.dtype == np.uint8
+    low, high = min(0.0, float(np.nanmin(maps))), 255.0 if of_bytes else float(np.nanmax(maps))
+    colors = np.array([ImageColor.getrgb(color) for color in ((PAPER,) if count == 1 else CHANNELS)])
+
+    def paint(step: int) -> Image.Image:
+        values = np.nan_to_num((maps[step].astype(np.float32) - low) / max(high - low, 1e-9)).clip(0, 1)
+        pixels = 255 * values
+        if not is_image:
+            pixels = np.broadcast_to(np.float32(ImageColor.getrgb(FLOOR)), (*values.shape[:2], 3))
+            for channel in reversed(range(count)):
+                pixels = pixels + values[..., channel, None] * (colors[channel % len(colors)] - pixels)
+        picture = fitting(np.round(pixels).astype(np.uint8))
+        if (cell := picture.width // values.shape[1]) < 8:
+            return picture
+        squares = np.array(picture)
+        squares[::cell] = squares[:, ::cell] = ImageColor.getrgb(INK)  # lines between them
+        return Image.fromarray(squares)
+
+    return paint
+
+
+def _lines(obs: Any, actions: Any, rewards: np.ndarray) -> Paint:
+    """All numbers of an episode, in trees [T + 1, ...] and [T, ...], over its steps, and a mark that moves along.
+
+    Each number is drawn in its own range: as a line, or as shades where they are many.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH / 100, HEIGHT / 100), dpi=100, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    rows, tracks = figure.subplots(3, sharex=True, height_ratios=(3, 1, 1)), (obs, actions, rewards)
+    for axes, name, tree in zip(rows, ("obs", "action", "reward"), tracks, strict=True):
+        values = np.concatenate([np.reshape(x, (len(x), -1)) for x in jax.tree.leaves(tree)], axis=1).astype(float)
+        values = np.nan_to_num(values, posinf=0, neginf=0)
+        low, high = values.min(axis=0), values.max(axis=0)
+        shares = (values - low) / np.maximum(high - low, 1e-9)  # [T, N]
+        if shares.shape[1] > MOST_LINES:
+            axes.imshow(shares.T, "Blues", aspect="auto", interpolation="nearest")
+        else:
+            axes.plot(0.8 * shares - np.arange(shares.shape[1]), linewidth=1.2)
+        axes.set_ylabel(name, fontsize=8)
+        axes.set_yticks([])
+        axes.tick_params(labelsize=7)
+    canvas.draw()
+    background = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3].copy())
+
+    def paint(step: int) -> Image.Image:
+        picture = background.copy()
+        x, _ = axes.transData.transform((step, 0))
+        ImageDraw.Draw(picture).line([(x, 0), (x, picture.height - 20)], RED, 2)
+        return picture
+
+    return paint

@@ -1,5 +1,5 @@
-"""Runs in groups, chosen by flags; their learning curves at common steps, and estimates over seeds with bootstrap
-intervals, as Agarwal et al. (2021) recommend: arxiv.org/abs/2108.13264.
+"""Runs in groups, chosen by flags; their numbers at common places, and estimates over seeds with bootstrap intervals,
+as Agarwal et al. (2021) recommend: arxiv.org/abs/2108.13264.
 """
 
 import difflib
@@ -7,7 +7,7 @@ import itertools
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,14 +16,13 @@ import numpy as np
 import tyro
 
 from common.cli.checks import check_flags
-from common.cli.errors import UsageError, printable
+from common.cli.errors import UsageError
 from common.cli.files import read_config
 from common.cli.run_flags import ONE_TIME
 from common.runs.metrics import Log, Series, check_members, is_number, read_log
 
 TRAINING, EVALUATION = "episode/return", "eval/return_mean"
 RECENT = "episode/return_last100"
-LARGEST = {"seed": 2**31, "num_seeds": 10**5}
 RUNS = tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="")
 
 
@@ -50,22 +49,13 @@ class Selection:
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """A run directory, read."""
+    """A run directory, read; of a population the members with the same flags, as if they had run alone."""
 
     path: Path
     algorithm: str
     flags: dict[str, Any]
+    seeds: list[int]
     log: Log
-    members: tuple[int, ...] | None = None  # which of a population these are; None for all agents
-
-    @property
-    def num_seeds(self) -> int:
-        return self.flags.get("num_seeds", 1)
-
-    @property
-    def seeds(self) -> list[int]:
-        """Of all agents."""
-        return self.flags.get("seeds") or [self.flags["seed"] + index for index in range(self.num_seeds)]
 
 
 @dataclass(frozen=True)
@@ -82,13 +72,9 @@ class Group:
         """Such as `ppo_pmap, clip_eps 0.2`."""
         return ", ".join([self.algorithm, *(f"{name} {flag_text(value)}" for name, value in self.variant.items())])
 
-
-@dataclass(frozen=True)
-class Note:
-    """Something about runs that a picture or a table does not show."""
-
-    who: str
-    what: str
+    def series(self, metric: str) -> list[Series]:
+        """Those of the runs that have this metric."""
+        return [run.log.series[metric] for run in self.runs if metric in run.log.series]
 
 
 def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
@@ -102,64 +88,48 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
     paths = list({Path(run).resolve(): Path(run) for run in selection.runs}.values())  # each once
     strangers = [path for path in paths if path.exists() and not (path / "config.json").exists()]
     if len(strangers) < len(paths):  # else all that is named is wrong
-        say(Note(str(path), "no run directory, left out") for path in strangers)
+        say(f"{path}: no run directory, left out" for path in strangers)
         paths = [path for path in paths if path not in strangers]
-    configs = {path: _read_config(path) for path in paths}
-    flags = set().union(*(config["args"] for config in configs.values()), *map(_swept, configs.values()))
+    runs, silent = [], []
+    for path in paths:
+        config, log = read_config(path), read_log(path, metrics)
+        check_members(path, config)
+        runs += _parts(path, config, log)
+        silent += [] if log.names else [path]
+    known = set().union(*(run.flags for run in runs))
     for name in selection.split:
-        if name not in flags:
-            raise UsageError(f"--by {name}: none of the runs has this flag; {suggest(name, flags)}")
-    logs = {path: read_log(path, metrics) for path in configs}
-    silent = [path for path, log in logs.items() if not log.names]
-    if len(silent) == len(logs):
+        if name not in known:
+            raise UsageError(f"--by {name}: none of the runs has this flag; {suggest(name, known)}")
+    if len(silent) == len(paths):
         raise UsageError(f"{silent[0]} has no metrics yet: wait for the first row of its metrics.jsonl")
-    say(Note(str(path), "no metrics yet, left out") for path in silent)
-    found = {path: config for path, config in configs.items() if path not in silent}
-    runs = [run for path, config in found.items() for run in _parts(path, config, logs[path])]
-    return group(runs, selection.split)
+    say(f"{path}: no metrics yet, left out" for path in silent)
+    return group([run for run in runs if run.path not in silent], selection.split)
 
 
 def _parts(path: Path, config: dict[str, Any], log: Log) -> Iterator[LoggedRun]:
     """The run; or of a population, for each combination of values, the members that have them, as if run alone."""
-    members, alike = config.get("members", []), {}
+    flags, members, alike = config["args"], config.get("members", []), {}
     for index, member in enumerate(members):
         own = {name: value for name, value in member.items() if name != "seed"}
         alike.setdefault(json.dumps(own), []).append(index)
-    if len(alike) < 2 or config["args"].get("pbt"):  # whose values change
-        together = {"num_seeds": len(members), "seeds": [x["seed"] for x in members]} if alike else {}
-        yield LoggedRun(path, config["algorithm"], config["args"] | together, log)
+    if len(alike) < 2 or flags.get("pbt"):  # whose values change
+        first = flags.get("seed", 0)
+        seeds = [member["seed"] for member in members] or [*range(first, first + flags.get("num_seeds", 1))]
+        yield LoggedRun(path, config["algorithm"], flags, seeds, log)
         return
     for indices in alike.values():
         seeds = [members[index]["seed"] for index in indices]
-        alone = {"num_seeds": len(indices), "seeds": seeds, "population": 0, "sweep": []}
-        flags = config["args"] | members[indices[0]] | alone
-        yield LoggedRun(path, config["algorithm"], flags, log.of(indices, len(members)), tuple(indices))
-
-
-def _swept(config: dict[str, Any]) -> set[str]:
-    """In what members differ."""
-    return set().union(*config.get("members", []))
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    config = read_config(path)
-    for name, default in (("seed", None), ("num_seeds", 1)):
-        number = config["args"].get(name, default)
-        if type(number) is not int or not 0 <= number < LARGEST[name]:
-            raise UsageError(f"{path} is not a run directory: its config.json has no sensible number for {name}")
-    check_members(path, config)
-    return config
+        yield LoggedRun(path, config["algorithm"], flags | members[indices[0]], seeds, log.of(indices, len(members)))
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """Which of the `known` names may have been meant; all of them where none is near."""
     known = sorted(known)
-    parts = [other for other in known if name and (name in other or other in name)]
-    near = list(dict.fromkeys([*difflib.get_close_matches(name, known, cutoff=0.6), *parts]))
+    near = difflib.get_close_matches(name, known) or [other for other in known if name and name in other]
     return f"did you mean {' or '.join(near[:5])}?" if near else f"there are {', '.join(known)}"
 
 
-PLUMBING = {"env", "seed", "seeds", "num_seeds", "population", "sweep", "num_devices", "sharding", "gif", "tensorboard"}
+PLUMBING = {"env", "seed", "num_seeds", "population", "sweep", "num_devices", "sharding", "gif", "tensorboard"}
 PLUMBING |= {"wandb", "log_interval", "eval_interval", "checkpoint_interval", "keep_checkpoints", "keep_best"}
 PLUMBING |= {name for name in ONE_TIME if name != "init_from"}
 """Flags that decide nothing about what is learned, or are told apart anyway."""
@@ -174,47 +144,6 @@ def group(runs: Iterable[LoggedRun], by: tuple[str, ...] = ()) -> list[Group]:
     return sorted(groups, key=lambda x: (x.env, x.algorithm, [_order(value) for value in x.variant.values()]))
 
 
-def flag_text(value: Any) -> str:
-    """A flag's value as one writes it."""
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def pooled(group: Group) -> Iterator[Note]:
-    """What to know of a group whose runs are not repetitions of one experiment with different seeds."""
-    who = f"{group.label} in {group.env}"
-    flags = [{name: json.dumps(value) for name, value in run.flags.items()} for run in group.runs]
-    names = set.intersection(*map(set, flags)) - PLUMBING
-    differing = sorted(name for name in names if len({one[name] for one in flags}) > 1)
-    if differing:
-        what = f"runs with different {', '.join(differing)} are put together, --by {differing[0]} tells them apart"
-        yield Note(who, what)
-    agents = Counter()
-    for run, one in zip(group.runs, flags, strict=True):
-        variant = tuple(one[name] for name in differing)
-        agents.update((seed, variant) for seed in run.seeds)
-    twice = [seed for (seed, _), count in agents.items() if count > 1]
-    if twice:
-        yield Note(who, f"seed {min(twice)} is there more than once, which makes the interval too narrow")
-    if any(run.num_seeds > 1 and _meet(run.flags) for run in group.runs):
-        what = "members that exchange weights or play each other count as independent seeds"
-        yield Note(who, f"{what}, which makes the interval too narrow")
-
-
-def _meet(flags: dict[str, Any]) -> bool:
-    """Whether members of such a population have to do with each other."""
-    return bool(flags.get("pbt")) or flags.get("opponent") == "members"
-
-
-def say(notes: Iterable[Note]) -> None:
-    """Print notes to stderr, those that say the same in one line."""
-    together: dict[str, list[str]] = {}
-    for note in notes:
-        together.setdefault(note.what, []).append(note.who)
-    for what, who in together.items():
-        more = f" and {len(who) - 1} more" if len(who) > 1 else ""
-        print(printable(f"note: {who[0]}{more}: {what}"), file=sys.stderr)
-
-
 def _variant(run: LoggedRun, by: tuple[str, ...]) -> dict[str, Any]:
     return {name: run.flags[name] for name in by if name in run.flags}
 
@@ -223,69 +152,64 @@ def _order(value: Any) -> tuple[int, float, str]:
     return (0, value, "") if is_number(value) else (1, 0.0, str(value))
 
 
+def flag_text(value: Any) -> str:
+    """A flag's value as one writes it."""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def pooled(group: Group) -> Iterator[str]:
+    """What to know of a group whose runs are not repetitions of one experiment with different seeds."""
+    who = f"{group.label} in {group.env}"
+    flags = [{name: json.dumps(value) for name, value in run.flags.items()} for run in group.runs]
+    names = set.intersection(*map(set, flags)) - PLUMBING
+    differing = sorted(name for name in names if len({one[name] for one in flags}) > 1)
+    if differing:
+        what = f"runs with different {', '.join(differing)} are put together"
+        yield f"{who}: {what}, --by {differing[0]} tells them apart"
+    agents = Counter()
+    for run, one in zip(group.runs, flags, strict=True):
+        variant = tuple(one[name] for name in differing)
+        agents.update((seed, variant) for seed in run.seeds)
+    twice = [seed for (seed, _), count in agents.items() if count > 1]
+    if twice:
+        yield f"{who}: seed {min(twice)} is there more than once, which makes the interval too narrow"
+    if any(
+        len(run.seeds) > 1 and (run.flags.get("pbt") or run.flags.get("opponent") == "members") for run in group.runs
+    ):
+        what = "members that exchange weights or play each other count as independent seeds"
+        yield f"{who}: {what}, which makes the interval too narrow"
+
+
+def say(notes: Iterable[str]) -> None:
+    """Print notes to stderr."""
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+
+
 GRID = 400  # points of a curve at most; more than a picture can show
 
 
-@dataclass(frozen=True)
-class Curve:
-    """One metric of one seed, x strictly increasing, all finite."""
+def align(
+    logged: Sequence[Series], x: Literal["env_steps", "wall"] = "env_steps", hold: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Places [P] and the numbers of all seeds of all series there [S, P], interpolated linearly.
 
-    run: LoggedRun
-    x: np.ndarray  # [P]
-    y: np.ndarray  # [P]
-
-
-@dataclass(frozen=True)
-class Aligned:
-    """Curves at the same places."""
-
-    x: np.ndarray  # [G]
-    values: np.ndarray  # [S, G]
-
-
-def curves(group: Group, metric: str, x: Literal["env_steps", "wall"]) -> list[Curve]:
-    """The curve of every seed of a group (of every run, for a metric of the whole run), the empty ones left out."""
-    found = []
-    for run in group.runs:
-        if metric not in run.log.series:
-            continue
-        series = run.log.series[metric]
-        places = series.steps if x == "env_steps" else series.wall
-        for values in series.values.T:
-            there = np.isfinite(values) & np.isfinite(places)
-            reverse = places[there][::-1]  # so that of equal places the last counts
-            ordered, first = np.unique(reverse, return_index=True)
-            found += [Curve(run, ordered, values[there][::-1][first])] if len(ordered) else []
-    return found
-
-
-def between(series: Series) -> Series:
-    """The rows in which some seed has a number; what a seed lacks between two of its own is interpolated."""
-    rows = np.isfinite(series.values).any(axis=1)
-    steps, values = series.steps[rows], series.values[rows]
-    for y in values.T:
-        own = np.isfinite(y)
-        y[:] = np.interp(steps, steps[own], y[own], np.nan, np.nan) if own.any() else np.nan
-    return Series(steps, series.wall[rows], values)
-
-
-def overlapping(curves: list[Curve]) -> list[Curve]:
-    """Those that have a range in common: without any that ends before another one begins."""
-    latest_start = max((curve.x[0] for curve in curves), default=0)
-    return [curve for curve in curves if curve.x[-1] >= latest_start]
-
-
-def align(curves: list[Curve], hold: bool = False) -> Aligned:
-    """Interpolate linearly to all places that any curve has (beyond GRID: to evenly spaced ones), where all curves are.
-
-    With `hold`, a curve that has ended keeps its last value until the last one ends; without, they have to overlap.
+    The places are those that any series has; GRID evenly spaced ones where they are more. A seed is NaN before its
+    first number and after its last one, which it keeps with `hold`.
     """
-    start = max(curve.x[0] for curve in curves)
-    end = (max if hold else min)(curve.x[-1] for curve in curves)
-    places = np.unique(np.concatenate([curve.x for curve in curves]))
-    places = places[(places >= start) & (places <= end)]
-    places = np.linspace(start, end, GRID) if len(places) > GRID else places
-    return Aligned(places, np.stack([np.interp(places, curve.x, curve.y) for curve in curves]))
+    ats = [one.steps if x == "env_steps" else one.wall for one in logged]
+    places = np.unique(np.concatenate([at[np.isfinite(at)] for at in ats]))
+    places = np.linspace(places[0], places[-1], GRID) if len(places) > GRID else places
+    rows = [_interpolate(places, at, y, hold) for at, one in zip(ats, logged, strict=True) for y in one.values.T]
+    return places, np.stack(rows)
+
+
+def _interpolate(places: np.ndarray, x: np.ndarray, y: np.ndarray, hold: bool) -> np.ndarray:
+    there = np.flatnonzero(np.isfinite(x) & np.isfinite(y))[::-1]  # so that of equal places the last counts
+    if not len(there):
+        return np.full(len(places), np.nan)
+    at, first = np.unique(x[there], return_index=True)
+    return np.interp(places, at, y[there][first], np.nan, None if hold else np.nan)
 
 
 RESAMPLES = 2000  # of the bootstrap
@@ -299,7 +223,7 @@ class Interval:
     high: np.ndarray
 
 
-def estimate(values: np.ndarray, kind: Literal["iqm", "mean"]) -> np.ndarray:
+def estimate(values: np.ndarray, kind: Literal["iqm", "mean"] = "iqm") -> np.ndarray:
     """Over the first axis: the mean, or the interquartile mean of Agarwal et al. 2021.
 
     The latter is without the lowest and the highest quarter, rounded down: the mean where there are fewer than 4.
@@ -313,29 +237,20 @@ def estimate_name(kind: Literal["iqm", "mean"], count: int) -> str:
     return "IQM" if kind == "iqm" and count >= 4 else "mean"
 
 
-def interval(values: np.ndarray, kind: Literal["iqm", "mean"]) -> Interval | None:
-    """The 95% percentile bootstrap interval of `estimate` for `values` [S, ...], resampling whole seeds; None for one.
+def interval(*tasks: np.ndarray, kind: Literal["iqm", "mean"] = "iqm") -> Interval | None:
+    """The 95% percentile bootstrap interval of `estimate` over all seeds of one or several tasks, [S, ...] each.
 
-    The random numbers are the same in every call.
+    It resamples whole seeds within each task (Agarwal et al. 2021, section 4.1), by the same random numbers in every
+    call. None where a task has one seed only.
     """
-    if len(values) < 2:
-        return None
-    picks = np.random.default_rng(0).integers(len(values), size=(len(values), RESAMPLES))
-    columns = values.reshape(len(values), -1).T
-    bounds = [np.percentile(estimate(column[picks], kind), (2.5, 97.5)) for column in columns]
-    low, high = np.array(bounds).T.reshape(2, *values.shape[1:])
-    return Interval(low, high)
-
-
-def stratified(tasks: list[np.ndarray], kind: Literal["iqm", "mean"] = "iqm") -> tuple[np.ndarray, Interval | None]:
-    """`estimate` over all seeds of several tasks, [S, ...] each, and its interval, resampling seeds within each task.
-
-    None for the interval where a task has one seed only (Agarwal et al. 2021, section 4.1).
-    """
-    value = estimate(np.concatenate(tasks), kind)
     if min(map(len, tasks)) < 2:
-        return value, None
+        return None
     random = np.random.default_rng(0)
-    resampled = [task[random.integers(len(task), size=(len(task), RESAMPLES))] for task in tasks]  # [S, R, ...]
-    low, high = np.percentile(estimate(np.concatenate(resampled), kind), (2.5, 97.5), axis=0)
-    return value, Interval(low, high)
+    picks = [random.integers(len(task), size=(len(task), RESAMPLES)) for task in tasks]
+    columns = [task.reshape(len(task), -1).T for task in tasks]  # one after another: [S, RESAMPLES] are in memory
+    bounds = []
+    for column in zip(*columns, strict=True):
+        resampled = np.concatenate([seeds[pick] for seeds, pick in zip(column, picks, strict=True)])
+        bounds.append(np.percentile(estimate(resampled, kind), (2.5, 97.5)))
+    low, high = np.array(bounds).T.reshape(2, *tasks[0].shape[1:])
+    return Interval(low, high)

@@ -12,7 +12,7 @@ import operator
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -31,29 +31,23 @@ from common.device.agents import Agent, Policy
 from common.device.optim import hp_of
 from common.envs.spaces import EnvSpec
 from common.runs.arrays import Mismatch
-from common.runs.checkpoint_files import CheckpointDeleted, Damaged, step_of
-from common.runs.checkpoints import ATTEMPTS, FOLDER, Checkpoints
+from common.runs.checkpoints import FOLDER, Checkpoints, step_of
 from common.runs.directory import ROOT
-from common.runs.loading import explain_mismatch
-from common.runs.ranking import best_return, best_step, overall_of, ranked
+from common.runs.ranking import overall_of, ranked
 
 ALGOS = (ROOT / "algos").resolve()
 
 
 def find_script(config: dict[str, Any], run_dir: Path, algorithm: str | Path | None) -> Path:
     """The algorithm's file: what the caller names, else the file in `algos/` that the run says it was made with."""
-    try:
-        path = Path(algorithm or ROOT / str(config.get("script"))).resolve()
-        is_file = path.is_file()
-    except (OSError, ValueError):  # such as a name that is too long
-        path, is_file = Path(), False
+    path = Path(algorithm or ROOT / str(config.get("script"))).resolve()
     if algorithm is None and (path.parent != ALGOS or path.suffix != ".py"):
         raise UsageError(
-            f"{run_dir} was made by {str(config.get('script'))[:200]}, which is not a file of {ALGOS}: "
+            f"{run_dir} was made by {config.get('script')}, which is not a file of {ALGOS}: "
             "if you trust that code, name it, as algorithm= or --algorithm"
         )
-    if not is_file:
-        raise UsageError(f"the algorithm of {run_dir} is not there: {str(algorithm or path)[:200]} does not exist")
+    if not path.is_file():
+        raise UsageError(f"the algorithm of {run_dir} is not there: {path} does not exist")
     return path
 
 
@@ -101,23 +95,21 @@ def load_policy(
     """
     run_dir, step = _split_checkpoint(Path(run), step)
     config = read_config(run_dir)
-    env = _env_spec(config, run_dir)
+    try:
+        env = EnvSpec.from_json(config["env_spec"])
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise UsageError(f"{run_dir} does not say what its observations and actions are: {error!r}") from error
     args, functions, like = _algorithm(config, env, run_dir, algorithm)
     checkpoints = Checkpoints(run_dir / FOLDER, read_only=True, overall=overall_of(args))
+    index = _named_agent(args, run_dir, seed, member)
     try:
-        named = _named_agent(args, run_dir, seed, member)
-        found, learner, damaged = _load(checkpoints, like, run_dir, step, named)
-        index = _best_member(checkpoints, found) if named is None else named
-        returns = checkpoints.quoted(found)
+        found, learner, damaged = checkpoints.load_learner(like, _candidates(checkpoints, step, index))
     except Mismatch as error:
-        raise UsageError(
-            f"{run_dir} does not fit its algorithm's file: {explain_mismatch(error, config, config)}"
-        ) from error
-    finally:
-        checkpoints.close()
+        raise UsageError(f"{run_dir} does not fit its algorithm's file: {error}") from error
     for one in damaged:
         warnings.warn(str(one), stacklevel=2)
-    learner = jax.tree.map(lambda x: x[index], learner)
+    index = _best_member(checkpoints, found) if index is None else index
+    learner, returns = jax.tree.map(lambda x: x[index], learner), checkpoints.quoted(found)
     evaluation = returns[index] if len(returns) == args.num_agents else None
     return Policy(
         Agent.of(functions), learner, env, run_dir, found, args.members.seed[index], evaluation, config, index
@@ -147,13 +139,6 @@ def _split_checkpoint(path: Path, step: Choice) -> tuple[Path, Choice]:
     if step not in ("latest", named):
         raise UsageError(f"{path} is the checkpoint of step {named} already: leave out step {step}")
     return path.parent.parent, named
-
-
-def _env_spec(config: dict[str, Any], run_dir: Path) -> EnvSpec:
-    try:
-        return EnvSpec.from_json(config["env_spec"])
-    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        raise UsageError(f"{run_dir} does not say what its observations and actions are: {error!r}") from error
 
 
 def _algorithm(
@@ -200,10 +185,10 @@ def _named_agent(args: Any, run_dir: Path, seed: int | None, member: int | None)
     seeds = args.members.seed
     if member is not None and seed is not None:
         raise UsageError(f"member {member} and seed {seed}: an agent is chosen by one of them only")
-    if member is not None and not (isinstance(member, SupportsIndex) and 0 <= operator.index(member) < len(seeds)):
-        raise UsageError(f"{run_dir} has no member {member!r}: it trained {_span('member', range(len(seeds)))}")
+    if member is not None and member not in range(len(seeds)):
+        raise UsageError(f"{run_dir} has no member {member!r}: it trained members 0 to {len(seeds) - 1}")
     if seed is not None and seed not in seeds:
-        raise UsageError(f"{run_dir} has no seed {seed!r}: it trained {_span('seed', seeds)}")
+        raise UsageError(f"{run_dir} has no seed {seed!r}: it trained seeds {seeds[0]} to {seeds[-1]}")
     if seed is not None and seeds.count(seed) > 1:
         raise UsageError(f"{seeds.count(seed)} members of {run_dir} have seed {seed}: choose one by member=")
     if member is None and seed is None and args.is_population:
@@ -211,16 +196,21 @@ def _named_agent(args: Any, run_dir: Path, seed: int | None, member: int | None)
     return seeds.index(seed) if seed is not None else member or 0
 
 
-def _load(
-    checkpoints: Checkpoints, like: Any, run_dir: Path, step: Choice, index: int | None, attempts: int = ATTEMPTS
-) -> tuple[int, Any, list[Damaged]]:
-    """The checkpoint that `step` chooses: another one where the run that goes on has deleted the best one."""
-    try:
-        return checkpoints.load_learner(like, _choose_step(checkpoints, run_dir, step, index))
-    except CheckpointDeleted:
-        if step != "best" or attempts == 1:
-            raise
-        return _load(checkpoints, like, run_dir, step, index, attempts - 1)
+def _candidates(checkpoints: Checkpoints, step: Choice, index: int | None) -> Callable[[], list[int]]:
+    """What `load` is to try for `step`, of the agent at `index` or of the best one."""
+    steps = checkpoints.steps()
+    if not steps:
+        raise UsageError(f"{checkpoints.directory.parent} has no checkpoint yet")
+    if step == "latest":
+        return checkpoints.steps
+    if step == "best":
+        if not checkpoints.by_return(index):
+            raise UsageError(f'no evaluation says which checkpoint in {checkpoints.directory} is "best": take "latest"')
+        return lambda: checkpoints.by_return(index)
+    if step not in steps:
+        some = ", ".join(map(str, steps if len(steps) <= 10 else [*steps[:3], "...", *steps[-3:]]))
+        raise UsageError(f'{checkpoints.directory} has no {step!r}: choose "best", "latest" or {some}')
+    return lambda: [step]
 
 
 def _best_member(checkpoints: Checkpoints, step: int) -> int:
@@ -235,28 +225,3 @@ def _best_member(checkpoints: Checkpoints, step: int) -> int:
         told = f"checkpoint {step} has no evaluation: this is member {member}, the best one at step {judged}"
         warnings.warn(f"{told}; member=... chooses another one", stacklevel=3)
     return member
-
-
-def _choose_step(checkpoints: Checkpoints, run_dir: Path, step: Choice, index: int | None) -> int | None:
-    """The step to load for the agent at `index` among the seeds, or the best one; None for the newest that loads."""
-    steps = checkpoints.steps()
-    if not steps:
-        raise UsageError(f"{run_dir} has no checkpoint yet")
-    if step == "latest":
-        return None
-    if step == "best":
-        best = best_step(checkpoints.evaluations(), index, best_return)
-        if best is None:
-            raise UsageError(f'no checkpoint of {run_dir} has an evaluation, so that none is "best"; take "latest"')
-        return best
-    if not isinstance(step, int) or step not in steps:
-        raise UsageError(f'{run_dir} has no checkpoint {step!r}: choose "best", "latest" or {_listed(steps)}')
-    return step
-
-
-def _span(what: str, numbers: Sequence[int]) -> str:
-    return f"{what} {numbers[0]} only" if len(numbers) == 1 else f"{what}s {numbers[0]} to {numbers[-1]}"
-
-
-def _listed(steps: list[int]) -> str:
-    return ", ".join(map(str, steps if len(steps) <= 10 else [*steps[:3], "...", *steps[-3:]]))

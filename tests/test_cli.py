@@ -42,7 +42,7 @@ from common.cli.console import Console
 from common.cli.errors import UsageError
 from common.cli.files import defaults_of, has_finished
 from common.runs import lock
-from common.runs.checkpoint_files import UNFINISHED
+from common.runs.checkpoints import UNFINISHED
 from common.runs.lock import check_free, locked
 
 pytestmark = pytest.mark.usefixtures("shared_programs")

@@ -39,7 +39,7 @@ from cli_helpers import (
 from common.cli.command import parse
 from common.cli.console import Console
 from common.device.programs import compile_by_call
-from common.runs.checkpoint_files import UNFINISHED
+from common.runs.checkpoints import UNFINISHED
 from common.runs.run import Interruption
 from common.runs.saver import Saver
 

@@ -6,7 +6,6 @@ Observations go in as the environment gives them and actions come out as it take
 one-hot encoding and the action bounds are part of the policy.
 """
 
-import dataclasses
 import importlib.util
 import operator
 import os
@@ -21,11 +20,10 @@ from typing import Any, Literal, SupportsIndex
 import jax
 import numpy as np
 
-from common.cli.checks import advice_for_removed_flag
 from common.cli.command import PolicyArgs
 from common.cli.console import Console
 from common.cli.errors import UsageError
-from common.cli.files import read_config
+from common.cli.files import is_run, read_config
 from common.cli.run_flags import ONE_TIME
 from common.device.agents import Agent, Policy
 from common.device.optim import hp_of
@@ -130,47 +128,33 @@ def load_named(args: PolicyArgs, console: Console) -> Policy:
 def _split_checkpoint(path: Path, step: Choice) -> tuple[Path, Choice]:
     """The run directory and the step that `path` and `step` mean together."""
     step = operator.index(step) if isinstance(step, SupportsIndex) else step
-    if os.path.exists(path / "config.json"):
+    absolute = Path(os.path.abspath(path))
+    named = step_of(absolute.name)
+    if is_run(path) or absolute.parent.name != FOLDER or named is None:
         return path, step
-    given, path = path, Path(os.path.abspath(path))
-    named = step_of(path.name)
-    if path.parent.name != FOLDER or named is None:
-        return given, step
     if step not in ("latest", named):
         raise UsageError(f"{path} is the checkpoint of step {named} already: leave out step {step}")
-    return path.parent.parent, named
+    return absolute.parent.parent, named
 
 
 def _algorithm(
     config: dict[str, Any], env: EnvSpec, run_dir: Path, algorithm: ModuleType | str | Path | None
 ) -> tuple[Any, Any, Any]:
     """The run's flags, the algorithm's functions for it, and the learners of all seeds without their numbers."""
-    if isinstance(algorithm, ModuleType):
-        module, path = algorithm, Path(algorithm.__file__)
-    else:
-        path = find_script(config, run_dir, algorithm)
-        module = import_file(path)
+    module = algorithm if isinstance(algorithm, ModuleType) else import_file(find_script(config, run_dir, algorithm))
+    path = Path(module.__file__)
     if file_sha256(path) != config.get("script_sha256"):
         warnings.warn(f"{path.name} has changed since {run_dir} was made with it", stacklevel=3)
-    for name in ("Args", "make_algorithm"):
-        if not hasattr(module, name):
-            raise UsageError(f"{path} is not an algorithm: it has no {name}")
     flags = {name: value for name, value in config["args"].items() if name not in ONE_TIME}
     flags |= {name: tuple(value) for name, value in flags.items() if isinstance(value, list)}
-    args_class = module.Args.at(flags["env"]) if hasattr(module.Args, "at") else module.Args
-    unknown = flags.keys() - {field.name for field in dataclasses.fields(args_class)}
-    if unknown:
-        advice = advice_for_removed_flag(args_class, min(unknown))
-        flag = f"--{min(unknown).replace('_', '-')}{advice and ': ' + advice}"
-        raise UsageError(f"{run_dir} was not made by {path} as it is now, which has no {flag}")
     try:
+        args_class = module.Args.at(flags["env"]) if hasattr(module.Args, "at") else module.Args
         args = args_class(**flags)
         functions = module.make_algorithm(args, env)
         return args, functions, _learner_like(functions, args)
-    except UsageError as error:
-        raise UsageError(f"{run_dir} does not fit {path}: {error}") from error
     except Exception as error:
-        raise UsageError(f"{run_dir} does not fit {path}: {type(error).__name__}: {error}") from error
+        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
+        raise UsageError(f"{run_dir} does not fit {path}: {kind}{error}") from error
 
 
 def _learner_like(functions: Any, args: Any) -> Any:

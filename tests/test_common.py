@@ -49,7 +49,7 @@ from common.envs.environment import DEFAULT_HORIZON, Step
 from common.envs.spaces import Box
 from common.nets.torso import Convolution, Torso, batch_last
 from common.runs.arrays import Arrays, sha256
-from common.runs.checkpoints import Checkpoints
+from common.runs.checkpoints import CONFIRMED, Checkpoints
 from common.runs.directory import write_json
 from common.runs.evaluator import MOST_PENDING, Evaluations, metrics_of
 from common.runs.loading import Start
@@ -351,8 +351,8 @@ def test_the_evaluation_of_a_checkpoint_that_is_being_deleted_is_left_out(tmp_pa
     assert not checkpoints.add_evaluation(1, [5.0])
     assert checkpoints.add_evaluation(2, [5.0])
     assert checkpoints.evaluations() == {2: [5.0]}
-    checkpoints.confirm(1, [4.0])
-    checkpoints.confirm(2, [4.0])
+    assert not checkpoints.add_evaluation(1, [4.0], CONFIRMED)
+    assert checkpoints.add_evaluation(2, [4.0], CONFIRMED)
     assert (checkpoints.evaluations(), checkpoints.quoted(2), checkpoints.quoted(1)) == ({2: [5.0]}, [4.0], [])
     checkpoints.close()
 

@@ -11,15 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import TINY, TRAINED, over_devices, ppo, result_of, sac, same_bits, small_args
+from helpers import TRAINED, over_devices, ppo, sac, same_bits
 from orbax.checkpoint import v1 as orbax
 
-import common.runs.evaluator
 from common.actors.host_evaluation import run_host_episodes
 from common.actors.watchdog import Worker
 from common.cli.errors import UsageError
 from common.device.agents import Player
-from common.device.evaluation import OTHER_SEED, SEED, Episodes, Evaluated, run_episodes
+from common.device.evaluation import OTHER_SEED, SEED, run_episodes
 from common.envs.registry import make_host
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, map_leaves, zeros
 from common.policy import load_policy
@@ -57,7 +56,6 @@ BUFFER = {"envs_per_actor": 4, "batch_size": 16, "buffer_size": 512, "learning_s
     ("algorithm", "toy", "flags"),
     [
         (appo, "Dict", {"envs_per_actor": 4, "rnn": "gru", "rnn_size": 8, "normalize_obs": True}),
-        pytest.param(appo, "Multi", {"envs_per_actor": 4}, marks=pytest.mark.slow),
         pytest.param(ppo, "Dict", {"num_minibatches": 1}, marks=pytest.mark.slow),
         pytest.param(sac, "Secretive", BUFFER | {"normalize_obs": True}, marks=pytest.mark.slow),
     ],
@@ -177,24 +175,6 @@ def test_the_best_checkpoint_quotes_episodes_by_which_it_was_not_chosen(trained)
         policy = load_policy(run_dir, step="best", seed=seed)
         episodes = over_devices(lambda policy=policy: run_episodes(env, policy, 4, OTHER_SEED), 1)
         assert policy.evaluation == pytest.approx(float(episodes.ret.mean()), abs=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("shared_programs")
-@pytest.mark.parametrize(("returns", "better"), [([500, 9, 400], "128"), ([9, 500, 900], "")])
-def test_a_run_that_ends_below_its_best_says_so(returns, better, tmp_path, monkeypatch, capsys):
-    """The returns of its evaluations, and of the one in other episodes, are given."""
-    means = iter(returns)
-
-    def evaluate(self, step, state, seed):
-        return Evaluated(step, Episodes(next(means) + np.array([[-3.0, 3.0]]), np.ones((1, 2)), np.array([[1, 2]])))
-
-    monkeypatch.setattr(common.runs.evaluator.DeviceEvaluation, "begin", evaluate)
-    run_dir = ppo.train(small_args(run_dir=str(tmp_path / "run"), **TINY | {"quiet": False})).run_dir
-    found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("better")]
-    assert [line.split()[-1] for line in found] == better.split()
-    assert next(means, None) is None
-    assert load_policy(run_dir, "best").evaluation == result_of(run_dir)["best/return_mean"][0] == returns[-1]
 
 
 def test_a_damaged_evaluation_is_none(run_copy):

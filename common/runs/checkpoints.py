@@ -44,7 +44,7 @@ DELETED = ".deleted"  # what the name of a checkpoint ends with while it is bein
 DAMAGED = ".damaged"  # once it was found not to load: it does not count any more
 UNFINISHED = ".orbax-checkpoint-tmp"  # the same while it is being written, as orbax has it
 METRICS = "metrics/metrics"  # in the folder of a checkpoint, as orbax has it
-CONFIRMED = "confirmed"  # the name of the evaluation in episodes by which a checkpoint was not chosen
+RETURNS, CONFIRMED = "returns", "confirmed"  # names of evaluations; the latter's episodes did not choose a checkpoint
 PATIENCE = 10  # seconds for a save that other processes may not go on with
 KNOWN_FAILURES = "No space left on device|File too large|Disk quota exceeded|Read-only file system|Permission denied"
 OF_DAMAGE = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL  # errors of files that are not what they were
@@ -100,8 +100,8 @@ class Checkpoints:
 
     def evaluations(self) -> dict[int, list[float]]:
         """The mean greedy return of each seed, by the step of every checkpoint that was evaluated."""
-        stored = {step: _stored_returns(self.path(step)) for step in self.steps()}
-        return {step: returns for step, returns in stored.items() if returns}
+        stored = {step: _stored_evaluations(self.path(step)) for step in self.steps()}
+        return {step: evaluations[RETURNS] for step, evaluations in stored.items() if RETURNS in evaluations}
 
     def agreed_evaluations(self) -> dict[int, list[float]]:
         """Those that the first process finds, in all processes."""
@@ -117,7 +117,8 @@ class Checkpoints:
 
     def quoted(self, step: int) -> list[float]:
         """The mean greedy return of each seed, of the episodes by which it was not chosen if there are any; else []."""
-        return _stored_returns(self.path(step), CONFIRMED) or _stored_returns(self.path(step)) or []
+        stored = _stored_evaluations(self.path(step))
+        return stored.get(CONFIRMED) or stored.get(RETURNS, [])
 
     def best(self) -> float:
         """Best evaluation stored with a checkpoint, over all agents; -inf without any."""
@@ -170,7 +171,7 @@ class Checkpoints:
         if multihost.count() > 1:
             rows = {name: x for name, x in stored.items() if _part_of(name) == ROWS}
             stored |= {name: jax.make_array_from_process_local_data(_over_processes(), x) for name, x in rows.items()}
-        metrics = None if returns is None else {"returns": returns}
+        metrics = None if returns is None else {RETURNS: returns}
         self.wait()  # orbax would delete a checkpoint to overwrite before it waits for its being written
         try:
             again = step in multihost.on_first(self.steps)
@@ -178,21 +179,26 @@ class Checkpoints:
         except Exception as error:
             raise self._failure(step, error) from error
 
-    def add_evaluation(self, step: int, returns: list[float], **more: list[float]) -> bool:
-        """Store the evaluation of a checkpoint that was saved without one, and `more` of it by name.
+    def add_evaluation(self, step: int, returns: list[float], name: str = RETURNS) -> bool:
+        """Store an evaluation of a checkpoint, which may have others; returns whether the checkpoint is still there.
 
-        Returns whether there is such a checkpoint. Raises TrainingError where storing fails.
+        Raises TrainingError where storing fails.
         """
         self.wait()  # the checkpoint's save may be under way, and so may be its deletion
-        return multihost.on_first(self._store, step, {"returns": returns} | more)
-
-    def confirm(self, step: int, returns: list[float]) -> None:
-        """Store an evaluation in other episodes, unless the checkpoint is gone. Raises TrainingError as above."""
-        self.add_evaluation(step, _stored_returns(self.path(step)) or [], **{CONFIRMED: returns})
+        return multihost.on_first(self._store, step, returns, name)
 
     def set_aside(self, damaged: Damaged) -> str:
         """Take a checkpoint out of all that follows: it gets another name. Returns what there is to say of that."""
-        said = multihost.on_first(self._rename, damaged)
+
+        def rename() -> str:
+            path = self.path(damaged.step)
+            shutil.rmtree(path.with_suffix(DAMAGED), ignore_errors=True)
+            try:
+                return f"{damaged}; it is {path.rename(path.with_suffix(DAMAGED)).name} now"
+            except OSError as error:
+                return f"{damaged}; it could not be renamed ({error.strerror})"
+
+        said = multihost.on_first(rename)
         self._writer.reload()
         return said
 
@@ -231,28 +237,17 @@ class Checkpoints:
         empty = {name: x for name, x in like.items() if not x.size}  # which no checkpoint has
         return empty | {name: x for name, x in arrays.items() if name.startswith(only)}
 
-    def _store(self, step: int, evaluations: dict[str, list[float]]) -> bool:
-        """Write evaluations of a checkpoint by their names; returns whether it is there."""
+    def _store(self, step: int, returns: list[float], name: str) -> bool:
         if step not in self.steps():
             return False
         file = self.path(step) / METRICS
         try:
             file.parent.mkdir(exist_ok=True)
             with in_one_step(file) as temporary:
-                temporary.write_text(json.dumps(evaluations))
+                temporary.write_text(json.dumps(_stored_evaluations(self.path(step)) | {name: returns}))
         except OSError as error:
             raise TrainingError(f"the evaluation of checkpoint {step} could not be saved ({error})") from error
         return True
-
-    def _rename(self, damaged: Damaged) -> str:
-        path = self.path(damaged.step)
-        aside = path.with_suffix(DAMAGED)
-        try:
-            shutil.rmtree(aside, ignore_errors=True)
-            path.rename(aside)
-        except OSError as error:
-            return f"{damaged}; it could not be renamed ({error.strerror})"
-        return f"{damaged}; it is {aside.name} now"
 
     def _delete_old(self) -> bool:
         """Keep the newest by step, not by the time of saving, and the best as the evaluations on disk have it now.
@@ -374,7 +369,7 @@ def _make_writer(directory: Path) -> Any:
     for path in list(directory.iterdir()) if directory.is_dir() and multihost.is_first() else []:
         if is_checkpoint(path.name) and (DELETED in path.name or UNFINISHED in path.name):  # a crash has left it
             shutil.rmtree(path, ignore_errors=True)
-        elif (path / METRICS).exists() and _stored_returns(path) is None:  # orbax would refuse the whole folder for it
+        elif (path / METRICS).exists() and not _stored_evaluations(path):  # orbax would refuse the whole folder for it
             shutil.rmtree((path / METRICS).parent)
     # Where a folder could not be made in the background, threads would wait for it until a timeout of minutes.
     at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
@@ -386,13 +381,13 @@ def _make_writer(directory: Path) -> Any:
     )
 
 
-def _stored_returns(path: Path, name: str = "returns") -> list[float] | None:
-    """An evaluation of the checkpoint at `path`; None where it is not there or something else."""
+def _stored_evaluations(path: Path) -> dict[str, list[float]]:
+    """The evaluations of the checkpoint at `path` by their names, but for what is damaged."""
     try:
-        returns = json.loads(read_text(path / METRICS))[name]
-        return [float(x) for x in returns] if isinstance(returns, list) and returns else None
-    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
-        return None
+        stored = json.loads(read_text(path / METRICS))
+        return {name: [float(x) for x in returns] for name, returns in stored.items() if returns}
+    except (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        return {}
 
 
 @functools.cache

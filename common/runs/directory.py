@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 
-from common.cli.checks import advice_for_removed_flag
 from common.cli.env_flags import CUSTOM, is_custom, split_name
 from common.cli.errors import UsageError
 from common.cli.files import KIT, NAME, defaults_of, final_name, in_one_step, is_of_kit, is_run, read_config, writing
@@ -102,7 +101,9 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
     """
     path = Path(args.run_dir) if args.run_dir else _free(Path("runs") / _name(args.seed, config))
     if "://" in args.run_dir:
-        raise UsageError(f"--run-dir {path} is no folder of this machine: mount that storage, and name a folder in it")
+        raise UsageError(
+            f"--run-dir {args.run_dir} is no folder of this machine: mount that storage, and name a folder in it"
+        )
     with writing(f"run directory {path}"):
         if path.exists() and not path.is_dir():
             raise UsageError(f"--run-dir {path} exists and is not a directory")
@@ -171,9 +172,7 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
         raise UsageError(f"{path} cannot go on with these flags: {'; '.join(changed)}")
     changes = differences(made, config["args"], [name for name in config["args"] if name not in ONE_TIME])
     for name in sorted(stored["args"].keys() - config["args"].keys()):
-        advice = advice_for_removed_flag(args, name)
-        now = f"no flag of this file now{advice and ': ' + advice}"
-        changes.append(f"--{name.replace('_', '-')}: {stored['args'][name]} then, {now}")
+        changes.append(f"--{name.replace('_', '-')}: {stored['args'][name]} then, no flag of this file now")
     for suite, now in suite_version(args.env).items():
         if (then := stored.get("versions", {}).get(suite)) not in (None, now):
             changes.append(f"{suite} is {now}, it was {then}: the same name may be another task")

@@ -1,8 +1,8 @@
 """What a run saves of its state, and what it knows of its checkpoints."""
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from common.device import agreement, multihost
 from common.device.evaluation import Evaluated
 from common.device.sharding import TrainState, to_devices, to_host
 from common.runs.arrays import COUNTERS, flatten, sha256
-from common.runs.checkpoints import FOLDER, Checkpoints
+from common.runs.checkpoints import CONFIRMED, FOLDER, Checkpoints
 from common.runs.loading import Start
 from common.runs.lock import is_ours
 from common.runs.ranking import best_step, overall_of
@@ -81,7 +81,7 @@ class Saver:
 
     def confirm(self, step: int, returns: list[float]) -> None:
         """Store a second evaluation of a checkpoint, by which it was not chosen."""
-        self._checkpoints.confirm(step, returns)
+        self._checkpoints.add_evaluation(step, returns, CONFIRMED)
 
     def with_learner_of(self, state: Any, where: tuple[Any, list[Any], str], step: int) -> Any:
         """`state` with the learner of a checkpoint, in all processes or in none. Raises UsageError as `load`.
@@ -143,8 +143,7 @@ class Saver:
     def wait(self) -> None:
         """Until everything is on disk. Raises TrainingError where that fails."""
         if self._checkpoints:
-            with self._saying_where_it_is_gone():
-                self._checkpoints.wait()
+            self._checkpoints.wait()
 
     def let_finish(self) -> None:
         """For a process that fails: let the save under way come to its end, whatever the others do."""
@@ -158,15 +157,6 @@ class Saver:
             self._checkpoints.close()
         self.check_directory()
 
-    @contextmanager
-    def _saying_where_it_is_gone(self) -> Iterator[None]:
-        """A save that fails because the directory was deleted is told so."""
-        try:
-            yield
-        except TrainingError:
-            self.check_directory()
-            raise
-
     def _write(self, step: int, host: Any, counters: dict[str, int]) -> None:
         if step > max(self._saved):  # not the best one of the past
             self._newest = host
@@ -174,5 +164,4 @@ class Saver:
         if self._checkpoints:
             arrays = flatten(host, self._unsaved)
             arrays |= {f"{COUNTERS}/{name}": np.int64([count]) for name, count in counters.items()}
-            with self._saying_where_it_is_gone():
-                self._checkpoints.save(step, arrays, self._returns.get(step))
+            self._checkpoints.save(step, arrays, self._returns.get(step))

@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -135,16 +135,14 @@ class Checkpoints:
         """The last of the `candidates`, which are all steps if not given, that loads, and what does not.
 
         Returns (step, arrays, damaged ones). `candidates` is asked again after each that does not load, because a run
-        that goes on deletes some and saves others. Only arrays whose names begin as one of `only` count, and those that
-        begin as one of `optional` may be missing. Raises Mismatch where names, shapes or types are not those of `like`,
-        UsageError where none loads, TrainingError where the disk or the memory is in the way.
+        that goes on deletes some and saves others. The rest is as in `read`. Raises UsageError where none loads.
         """
         damaged, tried = [], set()
         while left := [step for step in multihost.on_first(candidates or self.steps) if step not in tried]:
             step = left[-1]
             tried.add(step)
             try:
-                return step, agreement.all_or_none(self._load, step, like, only, optional), damaged
+                return step, agreement.all_or_none(read, self.path(step), like, only, optional), damaged
             except Damaged as error:
                 found = error
             except agreement.FailedElsewhere as error:
@@ -224,19 +222,6 @@ class Checkpoints:
         if self._writer:
             self._writer.close()
 
-    def _load(self, step: int, like: Arrays, only: tuple[str, ...], optional: tuple[str, ...]) -> Arrays:
-        """What `load` returns of one checkpoint. Nothing is read before its shapes are known to be those of `like`."""
-
-        def check(stored: dict[str, Any]) -> None:
-            there = {name: x for name, x in stored.items() if name.startswith(only) and first_part(name) != COUNTERS}
-            absent = tuple(part for part in optional if not any(name.startswith(part) for name in there))
-            wanted = {name: x for name, x in like.items() if x.size and not name.startswith(absent)}
-            check_match(there, {name: _of_all_processes(name, x) for name, x in wanted.items()}, str(self.path(step)))
-
-        arrays = read(self.path(step), {first_part(name) for name in only}, check)
-        empty = {name: x for name, x in like.items() if not x.size}  # which no checkpoint has
-        return empty | {name: x for name, x in arrays.items() if name.startswith(only)}
-
     def _store(self, step: int, returns: list[float], name: str) -> bool:
         if step not in self.steps():
             return False
@@ -275,22 +260,26 @@ class Checkpoints:
 
 
 def read(
-    path: Path, parts: Collection[str] = ("",), check: Callable[[dict[str, Any]], None] = lambda stored: None
+    path: Path, like: Arrays | None = None, only: tuple[str, ...] = ("",), optional: tuple[str, ...] = ()
 ) -> Arrays:
-    """The arrays of the checkpoint at `path`, or those of some parts; of the environments this process's own rows.
+    """The arrays of the checkpoint at `path` whose names begin as one of `only`; of environments this process's own.
 
-    `check` gets what has their names, shapes and types before any is read. Raises Damaged, or TrainingError where
-    something else is in the way, and what `check` raises.
+    With `like`, nothing is read before their names, shapes and types are known to be those of `like`, of which arrays
+    whose names begin as one of `optional` may be missing. Raises Mismatch where they are others, Damaged where the
+    checkpoint does not load, and TrainingError where the disk or the memory is in the way.
     """
     from orbax.checkpoint import v1 as ocp
 
     _hide_noise()
+    parts, empty = {first_part(name) for name in only}, {name: x for name, x in (like or {}).items() if not x.size}
     partly = ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))
     try:
         with ocp.Context(pytree_options=partly, multiprocessing_options=_alone()):
             stored = ocp.metadata(path.absolute()).metadata
-            stored = {name: x for name, x in stored.items() if "" in parts or _part_of(name) in parts}
-            check({name: x for name, x in stored.items() if first_part(name) != CHECKSUM})
+            stored = {name: x for name, x in stored.items() if parts == {""} or _part_of(name) in parts}
+            if like:
+                there = {name: x for name, x in stored.items() if name.startswith(only)}
+                _check_fit(there, {name: x for name, x in like.items() if x.size}, optional, str(path))
             loaded = ocp.load(path.absolute(), {name: _as_read(name, x) for name, x in stored.items()})
         arrays = {name: _on_host(x) for name, x in loaded.items()}
         saved = {name: arrays.pop(name) for name in loaded if first_part(name) == CHECKSUM}
@@ -302,7 +291,15 @@ def read(
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in OF_DAMAGE):
             raise TrainingError(f"checkpoint {path.name} cannot be read ({_reason(error)})") from error
         raise Damaged(int(path.name), error) from error
-    return arrays
+    return empty | {name: x for name, x in arrays.items() if name.startswith(only)}  # orbax saves no empty ones
+
+
+def _check_fit(stored: dict[str, Any], like: Arrays, optional: tuple[str, ...], where: str) -> None:
+    """Raise Mismatch unless names, shapes and types are those of `like`, without what is `optional` and not there."""
+    there = {name: x for name, x in stored.items() if first_part(name) not in (COUNTERS, CHECKSUM)}
+    absent = tuple(part for part in optional if not any(name.startswith(part) for name in there))
+    wanted = {name: _of_all_processes(name, x) for name, x in like.items() if not name.startswith(absent)}
+    check_match(there, wanted, where)
 
 
 def _part_of(name: str) -> str:

@@ -147,7 +147,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def _check_unoccupied(path: Path, overwrite: bool) -> None:
-    if not _content(path) or _is_untrained(path):
+    if _is_empty(path) or _is_untrained(path):
         return
     if not is_run(path):
         raise UsageError(f"{path} exists already and is no run directory, for it has no config.json: name another one")
@@ -189,20 +189,16 @@ def differences(then: dict[str, Any], now: dict[str, Any], names: Iterable[str])
 
 
 def _is_untrained(path: Path) -> bool:
-    """Whether a run has begun in `path`, and nothing else is there, and ended before it had trained anything."""
-    checkpoints, metrics = path / "checkpoints", path / "metrics.jsonl"
-    if not is_run(path) or not is_of_kit(path):
-        return False
-    if not all(name == checkpoints.name or is_of_run(name) for name in _content(path)):
-        return False
+    """Whether a run has begun in `path`, and ended before it had trained anything."""
+    checkpoints, metrics = path / FOLDER, path / "metrics.jsonl"
     trained = checkpoints.exists() and any(checkpoints.iterdir()) or metrics.exists() and metrics.stat().st_size
-    return not trained
+    return is_run(path) and is_of_kit(path) and not trained
 
 
-def _content(path: Path) -> list[str]:
-    """What is in a run directory beside its lock, and what a process that was killed while it began has left."""
+def _is_empty(path: Path) -> bool:
+    """Whether nothing is there but a lock, and what a process that was killed while it began has left."""
     names = [inside.name for inside in path.iterdir()] if path.exists() else []
-    return [name for name in names if name != lock.NAME and (name == NAME or final_name(name) != NAME)]
+    return all(name == lock.NAME or (name != NAME and final_name(name) == NAME) for name in names)
 
 
 def _name(seed: int, config: dict[str, Any]) -> str:

@@ -53,12 +53,13 @@ def checksums(arrays: Arrays) -> Arrays:
 
 def _digest_rows(arrays: Arrays) -> np.ndarray:
     """SHA-256 [N, 32] of each row of arrays [N, ...]: over names, types, shapes and every byte."""
-    digests = [hashlib.sha256() for _ in next(iter(arrays.values()))]
+    kinds = hashlib.sha256()
+    for name in sorted(arrays):
+        kinds.update(f"{name} {arrays[name].dtype} {arrays[name].shape[1:]}\n".encode())
+    digests = [kinds.copy() for _ in next(iter(arrays.values()))]
     for name in sorted(arrays):
         rows = np.ascontiguousarray(arrays[name])
-        kind = f"{name} {rows.dtype} {rows.shape[1:]}".encode()
         for digest, row in zip(digests, rows.reshape(len(rows), -1).view(np.uint8), strict=True):
-            digest.update(kind)
             digest.update(row)
     return np.stack([np.frombuffer(digest.digest(), np.uint8) for digest in digests])
 

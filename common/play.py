@@ -40,14 +40,13 @@ if __name__ == "__main__":
     ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from common.actors.host_evaluation import run_host_episodes
 from common.actors.watchdog import Worker
 from common.cli.env_flags import is_custom, steps_on_host
 from common.device.agents import Seen
-from common.device.evaluation import Episodes, add_to_fingerprint, play_episodes
+from common.device.evaluation import Episodes, play_episodes
 from common.device.programs import set_up_cache
 from common.drawing.gif import draw_gif
 from common.drawing.recording import RecordedEnvs, Recording, record
@@ -73,34 +72,45 @@ def save_gif(env: Env | EnvSpec, episode: Recording, path: Path, console: Consol
     with console.task(f"drawing {path.name}") as on_frame:
         try:
             draw_gif(env, episode, path, on_frame)
+        except UsageError:
+            raise
         except Exception as error:
-            if isinstance(error, UsageError):
-                raise
             raise UsageError(f"this episode cannot be drawn: {type(error).__name__}: {error}") from error
 
 
-def make_env(policy: Policy, name: str, env_params: str) -> Env:
-    """The environment called `name`, or that of the policy's run. Raises UsageError where the policy does not fit."""
-    env = make(*_which(policy, name, env_params))
-    _check_fit(policy, env)
-    return env
+def play(args: Args) -> Episodes:
+    """What the command does; returns the episodes as host arrays."""
+    if args.gif:
+        check_target(Path(args.gif), ".gif")
+    with suppress(ValueError):  # outside the main thread
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ends the bar, and leaves no half of a file
+    console = Console(quiet=False, total_steps=0)
+    set_up_cache()
+    policy = load_named(args, console)
+    how = "sampled actions" if args.stochastic else "greedy"
+    console.say(f"policy   {policy.run_dir}, step {policy.step:,}, {policy.who}, {how}")
+    name, env_params = _environment(args, policy)
+    console.say(f"env      {name}")
+    play_there = _play_on_host if steps_on_host(name) else _play_on_device
+    env, episodes, episode = play_there(args, policy, name, env_params, console)
+    show(episodes, console, getattr(env, "is_game", False))
+    if args.gif:
+        save_gif(env, episode, Path(args.gif), console)
+        console.say(f"gif      {args.gif} ({Path(args.gif).stat().st_size / 1e3:,.0f} kB, episode 1)")
+    return episodes
 
 
-def _which(policy: Policy, name: str, env_params: str) -> tuple[str, str]:
-    """Name and parameters of the environment to play in."""
+def _environment(args: Args, policy: Policy) -> tuple[str, str]:
+    """Name and parameters of the environment to play in: by default those of the run's evaluations."""
     trained = policy.config["args"]
-    if not name and is_custom(trained["env"]):
+    if not args.env and is_custom(trained["env"]):
         raise UsageError(f"{policy.run_dir} was trained on your own environment: name it again, --env {trained['env']}")
-    if name not in ("", trained["env"]):
-        return name, env_params
-    return trained["env"], env_params or _params_of_evaluations(trained)
-
-
-def _params_of_evaluations(trained: dict[str, Any]) -> str:
-    """Environment parameters, by the flags of the run."""
+    if args.env not in ("", trained["env"]) or args.env_params:
+        return args.env or trained["env"], args.env_params
+    if not steps_on_host(trained["env"]):
+        return trained["env"], given_params(trained)
     names = "env", "vectorization", "env_params", "eval_env_params"
-    flags = {name: trained.get(name, "") for name in names}
-    return evaluation_params(**flags) if steps_on_host(trained["env"]) else given_params(trained)
+    return trained["env"], evaluation_params(**{name: trained.get(name, "") for name in names})
 
 
 def _check_fit(policy: Policy, env: Env | EnvSpec) -> None:
@@ -111,8 +121,23 @@ def _check_fit(policy: Policy, env: Env | EnvSpec) -> None:
             raise UsageError(f"the policy's {kind}s are {ours}, those of {env.name} are {theirs}")
 
 
-def play_on_host(args: Args, policy: Policy, name: str, env_params: str, console: Console) -> Episodes:
-    """Episodes in environments that step on the host, the first of them drawn with --gif."""
+def _play_on_device(
+    args: Args, policy: Policy, name: str, env_params: str, console: Console
+) -> tuple[Env, Episodes, Recording | None]:
+    """The environment, the episodes, and with --gif the first of them to draw."""
+    env = make(name, env_params)
+    _check_fit(policy, env)
+    keys = jax.random.split(jax.random.key(args.seed), args.episodes)
+    with console.task("playing"):
+        run = jax.jit(lambda keys: play_episodes(env, policy.player(args.stochastic), keys))
+        episodes = jax.device_get(run(keys))
+    return env, episodes, record_with_bar(policy, env, keys[0], console, args.stochastic) if args.gif else None
+
+
+def _play_on_host(
+    args: Args, policy: Policy, name: str, env_params: str, console: Console
+) -> tuple[EnvSpec, Episodes, Recording | None]:
+    """The same of environments that step on the host."""
     worker, count = Worker("play"), min(args.episodes, HOST_ENVS)
     how = "vector" if policy.config["args"].get("vectorization") == "vector" else "sync"
     player, key, steps = policy.player(args.stochastic), jax.random.key(args.seed), itertools.count()
@@ -129,57 +154,12 @@ def play_on_host(args: Args, policy: Policy, name: str, env_params: str, console
             episodes = run_host_episodes(envs, player._replace(act=choose), args.episodes, worker)
     finally:
         worker.close()
-    show(episodes, console)
-    if args.gif:
-        if envs.without_pictures:
-            console.warn(f"drawn from observations, as {name} shows no pictures here: {envs.without_pictures}")
-        draw(args, envs.spec, envs.recording(), console)
-    return episodes
+    if args.gif and envs.without_pictures:
+        console.warn(f"drawn from observations, as {name} shows no pictures here: {envs.without_pictures}")
+    return envs.spec, episodes, envs.recording() if args.gif else None
 
 
-def play(args: Args) -> Episodes:
-    """What the command does; returns the episodes as host arrays."""
-    if args.gif:
-        check_target(Path(args.gif), ".gif")
-    with suppress(ValueError):  # outside the main thread
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # ends the bar, and leaves no half of a file
-    console = Console(quiet=False, total_steps=0)
-    set_up_cache()
-    policy = load_named(args, console)
-    how = "sampled actions" if args.stochastic else "greedy"
-    console.say(f"policy   {policy.run_dir}, step {policy.step:,}, {policy.who}, {how}")
-    name, env_params = _which(policy, args.env, args.env_params)
-    console.say(f"env      {name}")
-    if steps_on_host(name):
-        return play_on_host(args, policy, name, env_params, console)
-
-    env = make_env(policy, args.env, args.env_params)
-    keys = jax.random.split(jax.random.key(args.seed), args.episodes)
-    with console.task("playing"):
-        run = jax.jit(lambda keys: play_episodes(env, policy.player(args.stochastic), keys))
-        others = keys[1:] if args.gif else keys
-        episodes = jax.device_get(run(others)) if len(others) else Episodes(*np.empty((3, 0)))
-    if args.gif:
-        episode = record_with_bar(policy, env, keys[0], console, args.stochastic)
-        steps = jax.tree.map(lambda x: x[:, None], (jax.tree.map(lambda x: x[:-1], episode.obs), episode.rewards))
-        fingerprint, _ = jax.lax.scan(
-            lambda fingerprint, step: (add_to_fingerprint(fingerprint, *step), None), jnp.zeros(1, jnp.uint32), steps
-        )
-        first = Episodes(episode.rewards.sum(), len(episode.rewards), jax.device_get(fingerprint))
-        episodes = jax.tree.map(np.append, first, episodes)
-    show(episodes, console, env.is_game)
-    if args.gif:
-        draw(args, env, episode, console)
-    return episodes
-
-
-def draw(args: Args, env: Env | EnvSpec, episode: Recording, console: Console) -> None:
-    """Write the file that --gif names."""
-    save_gif(env, episode, Path(args.gif), console)
-    console.say(f"gif      {args.gif} ({Path(args.gif).stat().st_size / 1e3:,.0f} kB, episode 1)")
-
-
-def show(episodes: Episodes, console: Console, is_game: bool = False) -> None:
+def show(episodes: Episodes, console: Console, is_game: bool) -> None:
     """Print every episode and their summary."""
     for number, (ret, length, _) in enumerate(zip(*episodes, strict=True), 1):
         console.say(f"episode {number:>4}  return {ret:>10.2f}  length {length:>6,.0f}")

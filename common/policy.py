@@ -6,13 +6,12 @@ Observations go in as the environment gives them and actions come out as it take
 one-hot encoding and the action bounds are part of the policy.
 """
 
-import dataclasses
 import importlib.util
 import operator
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -21,39 +20,32 @@ from typing import Any, Literal, SupportsIndex
 import jax
 import numpy as np
 
-from common.cli.checks import advice_for_removed_flag
 from common.cli.command import PolicyArgs
 from common.cli.console import Console
 from common.cli.errors import UsageError
-from common.cli.files import read_config
+from common.cli.files import is_run, read_config
 from common.cli.run_flags import ONE_TIME
 from common.device.agents import Agent, Policy
 from common.device.optim import hp_of
 from common.envs.spaces import EnvSpec
 from common.runs.arrays import Mismatch
-from common.runs.checkpoint_files import CheckpointDeleted, Damaged, step_of
-from common.runs.checkpoints import ATTEMPTS, FOLDER, Checkpoints
+from common.runs.checkpoints import FOLDER, Checkpoints, step_of
 from common.runs.directory import ROOT
-from common.runs.loading import explain_mismatch
-from common.runs.ranking import best_return, best_step, overall_of, ranked
+from common.runs.ranking import overall_of, ranked
 
 ALGOS = (ROOT / "algos").resolve()
 
 
 def find_script(config: dict[str, Any], run_dir: Path, algorithm: str | Path | None) -> Path:
     """The algorithm's file: what the caller names, else the file in `algos/` that the run says it was made with."""
-    try:
-        path = Path(algorithm or ROOT / str(config.get("script"))).resolve()
-        is_file = path.is_file()
-    except (OSError, ValueError):  # such as a name that is too long
-        path, is_file = Path(), False
+    path = Path(algorithm or ROOT / str(config.get("script"))).resolve()
     if algorithm is None and (path.parent != ALGOS or path.suffix != ".py"):
         raise UsageError(
-            f"{run_dir} was made by {str(config.get('script'))[:200]}, which is not a file of {ALGOS}: "
+            f"{run_dir} was made by {config.get('script')}, which is not a file of {ALGOS}: "
             "if you trust that code, name it, as algorithm= or --algorithm"
         )
-    if not is_file:
-        raise UsageError(f"the algorithm of {run_dir} is not there: {str(algorithm or path)[:200]} does not exist")
+    if not path.is_file():
+        raise UsageError(f"the algorithm of {run_dir} is not there: {path} does not exist")
     return path
 
 
@@ -101,23 +93,21 @@ def load_policy(
     """
     run_dir, step = _split_checkpoint(Path(run), step)
     config = read_config(run_dir)
-    env = _env_spec(config, run_dir)
+    try:
+        env = EnvSpec.from_json(config["env_spec"])
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise UsageError(f"{run_dir} does not say what its observations and actions are: {error!r}") from error
     args, functions, like = _algorithm(config, env, run_dir, algorithm)
     checkpoints = Checkpoints(run_dir / FOLDER, read_only=True, overall=overall_of(args))
+    index = _named_agent(args, run_dir, seed, member)
     try:
-        named = _named_agent(args, run_dir, seed, member)
-        found, learner, damaged = _load(checkpoints, like, run_dir, step, named)
-        index = _best_member(checkpoints, found) if named is None else named
-        returns = checkpoints.quoted(found)
+        found, learner, damaged = checkpoints.load_learner(like, _candidates(checkpoints, step, index))
     except Mismatch as error:
-        raise UsageError(
-            f"{run_dir} does not fit its algorithm's file: {explain_mismatch(error, config, config)}"
-        ) from error
-    finally:
-        checkpoints.close()
+        raise UsageError(f"{run_dir} does not fit its algorithm's file: {error}") from error
     for one in damaged:
         warnings.warn(str(one), stacklevel=2)
-    learner = jax.tree.map(lambda x: x[index], learner)
+    index = _best_member(checkpoints, found) if index is None else index
+    learner, returns = jax.tree.map(lambda x: x[index], learner), checkpoints.quoted(found)
     evaluation = returns[index] if len(returns) == args.num_agents else None
     return Policy(
         Agent.of(functions), learner, env, run_dir, found, args.members.seed[index], evaluation, config, index
@@ -138,54 +128,33 @@ def load_named(args: PolicyArgs, console: Console) -> Policy:
 def _split_checkpoint(path: Path, step: Choice) -> tuple[Path, Choice]:
     """The run directory and the step that `path` and `step` mean together."""
     step = operator.index(step) if isinstance(step, SupportsIndex) else step
-    if os.path.exists(path / "config.json"):
+    absolute = Path(os.path.abspath(path))
+    named = step_of(absolute.name)
+    if is_run(path) or absolute.parent.name != FOLDER or named is None:
         return path, step
-    given, path = path, Path(os.path.abspath(path))
-    named = step_of(path.name)
-    if path.parent.name != FOLDER or named is None:
-        return given, step
     if step not in ("latest", named):
         raise UsageError(f"{path} is the checkpoint of step {named} already: leave out step {step}")
-    return path.parent.parent, named
-
-
-def _env_spec(config: dict[str, Any], run_dir: Path) -> EnvSpec:
-    try:
-        return EnvSpec.from_json(config["env_spec"])
-    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        raise UsageError(f"{run_dir} does not say what its observations and actions are: {error!r}") from error
+    return absolute.parent.parent, named
 
 
 def _algorithm(
     config: dict[str, Any], env: EnvSpec, run_dir: Path, algorithm: ModuleType | str | Path | None
 ) -> tuple[Any, Any, Any]:
     """The run's flags, the algorithm's functions for it, and the learners of all seeds without their numbers."""
-    if isinstance(algorithm, ModuleType):
-        module, path = algorithm, Path(algorithm.__file__)
-    else:
-        path = find_script(config, run_dir, algorithm)
-        module = import_file(path)
+    module = algorithm if isinstance(algorithm, ModuleType) else import_file(find_script(config, run_dir, algorithm))
+    path = Path(module.__file__)
     if file_sha256(path) != config.get("script_sha256"):
         warnings.warn(f"{path.name} has changed since {run_dir} was made with it", stacklevel=3)
-    for name in ("Args", "make_algorithm"):
-        if not hasattr(module, name):
-            raise UsageError(f"{path} is not an algorithm: it has no {name}")
     flags = {name: value for name, value in config["args"].items() if name not in ONE_TIME}
     flags |= {name: tuple(value) for name, value in flags.items() if isinstance(value, list)}
-    args_class = module.Args.at(flags["env"]) if hasattr(module.Args, "at") else module.Args
-    unknown = flags.keys() - {field.name for field in dataclasses.fields(args_class)}
-    if unknown:
-        advice = advice_for_removed_flag(args_class, min(unknown))
-        flag = f"--{min(unknown).replace('_', '-')}{advice and ': ' + advice}"
-        raise UsageError(f"{run_dir} was not made by {path} as it is now, which has no {flag}")
     try:
+        args_class = module.Args.at(flags["env"]) if hasattr(module.Args, "at") else module.Args
         args = args_class(**flags)
         functions = module.make_algorithm(args, env)
         return args, functions, _learner_like(functions, args)
-    except UsageError as error:
-        raise UsageError(f"{run_dir} does not fit {path}: {error}") from error
     except Exception as error:
-        raise UsageError(f"{run_dir} does not fit {path}: {type(error).__name__}: {error}") from error
+        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
+        raise UsageError(f"{run_dir} does not fit {path}: {kind}{error}") from error
 
 
 def _learner_like(functions: Any, args: Any) -> Any:
@@ -200,10 +169,10 @@ def _named_agent(args: Any, run_dir: Path, seed: int | None, member: int | None)
     seeds = args.members.seed
     if member is not None and seed is not None:
         raise UsageError(f"member {member} and seed {seed}: an agent is chosen by one of them only")
-    if member is not None and not (isinstance(member, SupportsIndex) and 0 <= operator.index(member) < len(seeds)):
-        raise UsageError(f"{run_dir} has no member {member!r}: it trained {_span('member', range(len(seeds)))}")
+    if member is not None and member not in range(len(seeds)):
+        raise UsageError(f"{run_dir} has no member {member!r}: it trained members 0 to {len(seeds) - 1}")
     if seed is not None and seed not in seeds:
-        raise UsageError(f"{run_dir} has no seed {seed!r}: it trained {_span('seed', seeds)}")
+        raise UsageError(f"{run_dir} has no seed {seed!r}: it trained seeds {seeds[0]} to {seeds[-1]}")
     if seed is not None and seeds.count(seed) > 1:
         raise UsageError(f"{seeds.count(seed)} members of {run_dir} have seed {seed}: choose one by member=")
     if member is None and seed is None and args.is_population:
@@ -211,16 +180,21 @@ def _named_agent(args: Any, run_dir: Path, seed: int | None, member: int | None)
     return seeds.index(seed) if seed is not None else member or 0
 
 
-def _load(
-    checkpoints: Checkpoints, like: Any, run_dir: Path, step: Choice, index: int | None, attempts: int = ATTEMPTS
-) -> tuple[int, Any, list[Damaged]]:
-    """The checkpoint that `step` chooses: another one where the run that goes on has deleted the best one."""
-    try:
-        return checkpoints.load_learner(like, _choose_step(checkpoints, run_dir, step, index))
-    except CheckpointDeleted:
-        if step != "best" or attempts == 1:
-            raise
-        return _load(checkpoints, like, run_dir, step, index, attempts - 1)
+def _candidates(checkpoints: Checkpoints, step: Choice, index: int | None) -> Callable[[], list[int]]:
+    """What `load` is to try for `step`, of the agent at `index` or of the best one."""
+    steps = checkpoints.steps()
+    if not steps:
+        raise UsageError(f"{checkpoints.directory.parent} has no checkpoint yet")
+    if step == "latest":
+        return checkpoints.steps
+    if step == "best":
+        if not checkpoints.by_return(index):
+            raise UsageError(f'no evaluation says which checkpoint in {checkpoints.directory} is "best": take "latest"')
+        return lambda: checkpoints.by_return(index)
+    if step not in steps:
+        some = ", ".join(map(str, steps if len(steps) <= 10 else [*steps[:3], "...", *steps[-3:]]))
+        raise UsageError(f'{checkpoints.directory} has no {step!r}: choose "best", "latest" or {some}')
+    return lambda: [step]
 
 
 def _best_member(checkpoints: Checkpoints, step: int) -> int:
@@ -235,28 +209,3 @@ def _best_member(checkpoints: Checkpoints, step: int) -> int:
         told = f"checkpoint {step} has no evaluation: this is member {member}, the best one at step {judged}"
         warnings.warn(f"{told}; member=... chooses another one", stacklevel=3)
     return member
-
-
-def _choose_step(checkpoints: Checkpoints, run_dir: Path, step: Choice, index: int | None) -> int | None:
-    """The step to load for the agent at `index` among the seeds, or the best one; None for the newest that loads."""
-    steps = checkpoints.steps()
-    if not steps:
-        raise UsageError(f"{run_dir} has no checkpoint yet")
-    if step == "latest":
-        return None
-    if step == "best":
-        best = best_step(checkpoints.evaluations(), index, best_return)
-        if best is None:
-            raise UsageError(f'no checkpoint of {run_dir} has an evaluation, so that none is "best"; take "latest"')
-        return best
-    if not isinstance(step, int) or step not in steps:
-        raise UsageError(f'{run_dir} has no checkpoint {step!r}: choose "best", "latest" or {_listed(steps)}')
-    return step
-
-
-def _span(what: str, numbers: Sequence[int]) -> str:
-    return f"{what} {numbers[0]} only" if len(numbers) == 1 else f"{what}s {numbers[0]} to {numbers[-1]}"
-
-
-def _listed(steps: list[int]) -> str:
-    return ", ".join(map(str, steps if len(steps) <= 10 else [*steps[:3], "...", *steps[-3:]]))

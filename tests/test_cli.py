@@ -9,7 +9,6 @@ import shlex
 import shutil
 import socket
 import sys
-from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE, Popen, run
 
@@ -25,7 +24,6 @@ from cli_helpers import (
     environment,
     fingerprint,
     in_process,
-    only_message,
     read_config,
     read_result,
     read_rows,
@@ -42,7 +40,7 @@ from common.cli.console import Console
 from common.cli.errors import UsageError
 from common.cli.files import defaults_of, has_finished
 from common.runs import lock
-from common.runs.checkpoint_files import UNFINISHED
+from common.runs.checkpoints import UNFINISHED
 from common.runs.lock import check_free, locked
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -304,7 +302,7 @@ def test_a_process_that_waited_for_the_lock_holds_the_one_that_others_see_and_de
 @pytest.mark.parametrize("how", ["--resume", "--overwrite"])
 def test_nothing_is_written_through_other_names_of_a_file(how, copy, tmp_path):
     """Hard links, as in a directory that somebody else has packed."""
-    names = ["metrics.jsonl", "result.json", "curve.png", "config.json", lock.NAME, "checkpoints/1024/metrics/metrics"]
+    names = ["metrics.jsonl", "result.json", "curve.png", "config.json", "checkpoints/1024/metrics/metrics"]
     for number, name in enumerate(names):
         (copy / name).touch()
         os.link(copy / name, tmp_path / str(number))
@@ -418,17 +416,6 @@ def test_a_closed_standard_output(workplace):
     assert (workplace / "silent" / "DONE").exists()
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/1024", "metrics.jsonl"])
-def test_nothing_is_written_or_deleted_through_links(name, copy, tmp_path, capsys):
-    inside, outside = copy / name, tmp_path / "outside"
-    inside.rename(outside)
-    inside.symlink_to(outside)
-    before = fingerprint(tmp_path)
-    assert in_process("--resume", copy, "--total-timesteps", 2 * TOTAL, "--quiet") == 2
-    assert str(inside) in capsys.readouterr().err
-    assert fingerprint(tmp_path) == before
-
-
 @pytest.mark.parametrize("config", ["{}", '{"args": {"env": "a"}, "algorithm": "b"}', "damaged {"])
 def test_overwrite_deletes_no_directory_of_others(config, tmp_path):
     (tmp_path / "work" / "checkpoints" / "1024").mkdir(parents=True)
@@ -439,16 +426,6 @@ def test_overwrite_deletes_no_directory_of_others(config, tmp_path):
     assert in_process(*SMALL, "--run-dir", tmp_path / "work", "--overwrite") == 2
     assert fingerprint(tmp_path) == before
     assert (tmp_path / "work" / "checkpoints" / "1024").exists()
-
-
-@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "checkpoints/1024/state/_METADATA"])
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(name, copy, capsys):
-    """Nobody writes into it: whoever reads it waits for ever."""
-    (copy / name).unlink()
-    os.mkfifo(copy / name)
-    with suppress(SystemExit):
-        assert in_process("--resume", copy, "--quiet") == 2
-    assert name in only_message(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from cli_helpers import (
 )
 from helpers import relative_difference
 
-from common.runs.checkpoint_files import read
+from common.runs.checkpoints import read
 
 pytestmark = pytest.mark.slow
 FLAGS = f"{SMALL_FLAGS} --num-devices 4 --log-interval {4 * STEPS} --quiet"

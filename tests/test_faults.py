@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-import jaxlib.utils
 import ppo_pmap as ppo
 import pytest
 from cli_helpers import (
@@ -38,8 +37,7 @@ from cli_helpers import (
 
 from common.cli.command import parse
 from common.cli.console import Console
-from common.device.programs import compile_by_call
-from common.runs.checkpoint_files import UNFINISHED
+from common.runs.checkpoints import UNFINISHED
 from common.runs.run import Interruption
 from common.runs.saver import Saver
 
@@ -416,11 +414,3 @@ def test_an_early_interrupt_ends_a_command_without_a_traceback(program, silent):
     process = run_python("-c", code + "import common.cli; signal.raise_signal(signal.SIGINT)")
     assert process.returncode == -signal.SIGINT
     assert ("Traceback" not in process.stderr) == silent
-
-
-def test_the_compiler_gives_no_alarm(monkeypatch):
-    levels = []
-    monkeypatch.setattr(jaxlib.utils, "absl_set_min_log_level", levels.append, raising=False)
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
-    assert compile_by_call(None, "state", None) == "state"
-    assert levels == [3, 2]

@@ -38,7 +38,7 @@ from common.cli.rollout_flags import DeviceEnvArgs
 from common.cli.run_flags import ProcessArgs
 from common.device.sharding import AXIS, MEMBERS
 from common.envs.registry import make
-from common.runs.checkpoint_files import read
+from common.runs.checkpoints import read
 
 SLOW = pytest.mark.slow
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -271,7 +271,7 @@ def save_envs(tmp_path, **_):
     """Without them a checkpoint holds what is learned, and counters; a resumed run begins new episodes."""
     whole = start(tmp_path / "with")
     part = start(tmp_path / "without", save_envs=False, stop_after=2 * UPDATE)
-    stored = read(part.run_dir / "checkpoints" / str(2 * UPDATE), None, lambda shapes: None)
+    stored = read(part.run_dir / "checkpoints" / str(2 * UPDATE))
     assert {name.split("/")[0] for name in stored} == {"learner", "run"}
     resumed = resume(part.run_dir)
     assert (resumed.status, resumed.env_steps) == ("finished", whole.env_steps)

@@ -14,7 +14,7 @@ from common.envs.registry import make
 from common.play import Args as PlayArgs
 from common.play import play
 from common.policy import load_policy
-from common.runs.checkpoint_files import read
+from common.runs.checkpoints import read
 
 pytestmark = pytest.mark.slow
 
@@ -148,7 +148,7 @@ def test_runs_in_play_with_itself_are_evaluated_loaded_resumed_and_begun_from(tm
     with pytest.raises(UsageError, match="--opponent"):
         ppo.train(ppo.Args.from_run(part.run_dir, opponent="random", total_timesteps=128))
     begun = train("c", total_timesteps=32, init_from=str(whole.run_dir))
-    stored = read(begun.run_dir / "checkpoints" / "32", None, lambda shapes: None)
+    stored = read(begun.run_dir / "checkpoints" / "32")
     past = [x for name, x in sorted(stored.items()) if name.startswith("run/past/0/")]  # [S, P, ...]
     actors = jax.tree.leaves(whole.params.actor)
     assert past and all((x == actor[:, None]).all() for x, actor in zip(past, actors, strict=True)), "who begins there"

@@ -1,7 +1,6 @@
 """`common/policy.py`, a trained policy: loading it, acting with it, and the trust that a run directory gets."""
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -12,19 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import TINY, TRAINED, over_devices, ppo, result_of, sac, same_bits, small_args
+from helpers import TRAINED, over_devices, ppo, sac, same_bits
 from orbax.checkpoint import v1 as orbax
 
-import common.runs.evaluator
 from common.actors.host_evaluation import run_host_episodes
 from common.actors.watchdog import Worker
 from common.cli.errors import UsageError
 from common.device.agents import Player
-from common.device.evaluation import OTHER_SEED, SEED, Episodes, Evaluated, run_episodes
+from common.device.evaluation import OTHER_SEED, SEED, run_episodes
 from common.envs.registry import make_host
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, map_leaves, zeros
 from common.policy import load_policy
-from common.runs import checkpoint_files
 
 
 @pytest.fixture
@@ -59,7 +56,6 @@ BUFFER = {"envs_per_actor": 4, "batch_size": 16, "buffer_size": 512, "learning_s
     ("algorithm", "toy", "flags"),
     [
         (appo, "Dict", {"envs_per_actor": 4, "rnn": "gru", "rnn_size": 8, "normalize_obs": True}),
-        pytest.param(appo, "Multi", {"envs_per_actor": 4}, marks=pytest.mark.slow),
         pytest.param(ppo, "Dict", {"num_minibatches": 1}, marks=pytest.mark.slow),
         pytest.param(sac, "Secretive", BUFFER | {"normalize_obs": True}, marks=pytest.mark.slow),
     ],
@@ -159,6 +155,8 @@ def test_step_seed_and_path_choose_the_parameters(trained, run_copy, monkeypatch
     shutil.rmtree(run_copy / "checkpoints" / "256" / "state")
     with pytest.warns(UserWarning, match="checkpoint 256 "):
         assert load_policy(run_copy).step == 128
+    with pytest.warns(UserWarning, match="checkpoint 256 "):
+        assert load_policy(run_copy, step="best").step == 128
 
 
 def test_the_best_checkpoint_is_that_of_the_agent(run_copy):
@@ -179,24 +177,6 @@ def test_the_best_checkpoint_quotes_episodes_by_which_it_was_not_chosen(trained)
         assert policy.evaluation == pytest.approx(float(episodes.ret.mean()), abs=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("shared_programs")
-@pytest.mark.parametrize(("returns", "better"), [([500, 9, 400], "128"), ([9, 500, 900], "")])
-def test_a_run_that_ends_below_its_best_says_so(returns, better, tmp_path, monkeypatch, capsys):
-    """The returns of its evaluations, and of the one in other episodes, are given."""
-    means = iter(returns)
-
-    def evaluate(self, step, state, seed):
-        return Evaluated(step, Episodes(next(means) + np.array([[-3.0, 3.0]]), np.ones((1, 2)), np.array([[1, 2]])))
-
-    monkeypatch.setattr(common.runs.evaluator.DeviceEvaluation, "begin", evaluate)
-    run_dir = ppo.train(small_args(run_dir=str(tmp_path / "run"), **TINY | {"quiet": False})).run_dir
-    found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("better")]
-    assert [line.split()[-1] for line in found] == better.split()
-    assert next(means, None) is None
-    assert load_policy(run_dir, "best").evaluation == result_of(run_dir)["best/return_mean"][0] == returns[-1]
-
-
 def test_a_damaged_evaluation_is_none(run_copy):
     for damage in ("", "{", "[]", '{"returns": null}', '{"returns": ["a", {}]}', '{"returns": [1]}'):
         (run_copy / "checkpoints" / "256" / "metrics" / "metrics").write_text(damage)
@@ -206,16 +186,16 @@ def test_a_damaged_evaluation_is_none(run_copy):
 
 def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_damaged(run_copy, monkeypatch, recwarn):
     """A run that goes on deletes it, and saves another one."""
-    folder, read = run_copy / "checkpoints", checkpoint_files._read
+    folder, metadata = run_copy / "checkpoints", orbax.metadata
 
-    def deleting(path, *more):
+    def deleting(path):
         if path.name == "256":
             path.rename(folder / "384")
-        return read(path, *more)
+        return metadata(path)
 
     shutil.rmtree(folder / "128")
-    monkeypatch.setattr(checkpoint_files, "_read", deleting)
-    with pytest.raises(UsageError, match="checkpoint 256 .* is gone"):
+    monkeypatch.setattr(orbax, "metadata", deleting)
+    with pytest.raises(UsageError, match="that may load: 384"):
         load_policy(run_copy, step=256)
     for step in ("latest", "best"):
         (folder / "384").rename(folder / "256")
@@ -256,8 +236,7 @@ def test_a_run_directory_does_not_decide_which_code_is_run(trained, tmp_path, mo
         ("env_spec/observation_space/shape", [10**400], "does not say"),
         ("env_spec/action_space", {"type": "Box", "shape": [2], "low": [1, 2, 3]}, "does not say"),
         ("args/num_seeds", 10**9, "at most 10,000"),
-        ("args/num_seeds", 10**3, "there and .* here"),
-        ("args/hidden_sizes", [10**7], "there, .* here"),
+        ("args/hidden_sizes", [10**7], "there and .* here"),
         ("args", [], "not a run directory"),
     ],
 )
@@ -287,37 +266,6 @@ def test_code_from_elsewhere_is_run_when_it_is_named_and_imported_anew_when_it_c
             actions.append(load_policy(run_dir, algorithm=mine)(obs))
     np.testing.assert_array_equal(actions[0], load_policy(run_dir, algorithm=ppo)(obs))
     np.testing.assert_array_equal(actions[0], 1 - actions[1])
-
-
-@pytest.mark.parametrize("name", ["state/_METADATA", "metrics/metrics"])
-def test_a_pipe_in_a_checkpoint_is_not_waited_for(name, run_copy):
-    (run_copy / "checkpoints" / "256" / name).unlink()
-    os.mkfifo(run_copy / "checkpoints" / "256" / name)
-    with pytest.warns(UserWarning, match="checkpoint 256 "):
-        assert load_policy(run_copy).step == 128
-
-
-@pytest.mark.parametrize("name", ["config.json", "checkpoints/256/state/_METADATA"])
-def test_a_file_that_is_too_large_to_be_meant_is_not_read(name, run_copy, monkeypatch):
-    os.truncate(run_copy / name, 2**34)  # zeros that take no room on the disk
-    if name == "config.json":
-        with pytest.raises(UsageError, match="config.json"):
-            load_policy(run_copy)
-    else:
-        with pytest.warns(UserWarning, match="checkpoint 256 "):
-            assert load_policy(run_copy).step == 128
-
-
-def test_what_does_not_belong_to_the_policy_takes_no_memory(run_copy, monkeypatch):
-    folder = run_copy / "checkpoints"
-    stored = orbax.load(folder / "256")
-    orbax.save(folder / "384", {"learner/x": np.zeros(1), "sha256/learner": np.zeros(10**6, np.uint8)})
-    with pytest.warns(UserWarning, match="checkpoint 384 "):
-        assert load_policy(run_copy).step == 256
-    orbax.save(folder / "512", stored | {"learner/more": np.zeros(1000)})
-    monkeypatch.setattr(orbax, "load", lambda *_: pytest.fail("it was read"))
-    with pytest.raises(UsageError, match="learner/more"):
-        load_policy(run_copy, 512)
 
 
 def test_spaces_survive_a_config_file():

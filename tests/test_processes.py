@@ -7,17 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
+from helpers import same_bits
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from orbax.checkpoint import v1 as ocp
 
 from common.cli.console import Console
-from common.cli.errors import TrainingError
+from common.cli.errors import TrainingError, UsageError
 from common.device import agreement, multihost
-from common.runs import checkpoint_files
-from common.runs.arrays import Arrays, sha256
-from common.runs.checkpoint_files import Damaged, make_writer, read, read_together, to_save
+from common.runs import checkpoints
+from common.runs.arrays import Arrays, checksums
+from common.runs.checkpoints import Checkpoints, Damaged, read
 from common.runs.run import Interruption, Run
 
 ENVS = 8
@@ -62,14 +66,15 @@ def test_a_save_is_not_waited_for_where_another_process_has_failed_in_it(beside,
 
 
 def test_a_checkpoint_that_is_damaged_for_another_process_is_skipped(beside, tmp_path):
-    path = save(tmp_path, blocks=1)
-    assert read_together(path, None, lambda shapes: None).keys() == state().keys()
+    save(tmp_path)
+    saved = Checkpoints(tmp_path, read_only=True)
+    assert saved.load(state())[0] == 7
     beside.append(("Damaged", "checkpoint 7 is damaged"))
-    with pytest.raises(Damaged, match="process 1: checkpoint 7 is damaged"):
-        read_together(path, None, lambda shapes: None)
+    with pytest.raises(UsageError, match="process 1: checkpoint 7 is damaged"):
+        saved.load(state())
     beside.append(("TrainingError", "the disk is gone"))
     with pytest.raises(TrainingError, match="process 1: the disk is gone"):
-        read_together(path, None, lambda shapes: None)
+        saved.load(state())
 
 
 def state() -> Arrays:
@@ -78,16 +83,11 @@ def state() -> Arrays:
     return {"learner/a": np.float32([1, 2]), "actors/x": numbers, "actors/y": numbers[..., 0] > 9}
 
 
-def save(folder: Path, blocks: int, change: Callable[[np.ndarray], None] = lambda x: None) -> Path:
-    """A checkpoint as so many processes save it; after their checksums were made, `change` gets `actors/x`."""
-    stored, size = to_save(state()), ENVS // blocks
-    rows = [
-        {name: x[:, i * size :][:, :size] for name, x in state().items() if "actors" in name} for i in range(blocks)
-    ]
-    stored["sha256/actors"] = np.frombuffer(b"".join(bytes.fromhex(sha256(x)) for x in rows), np.uint8)
+def save(folder: Path, change: Callable[[np.ndarray], None] = lambda x: None) -> Path:
+    """A checkpoint; after its checksums were made, `change` gets `actors/x`."""
+    stored = state() | checksums(state())
     change(stored["actors/x"])
-    with make_writer(folder) as writer:
-        writer.save(7, stored, force=True)
+    ocp.save(folder / "7", stored)
     return folder / "7"
 
 
@@ -96,40 +96,36 @@ def become(monkeypatch):
     """A function that makes this process one of several which read a checkpoint."""
 
     def set_process(process: int, processes: int) -> None:
+        sharding = NamedSharding(Mesh(np.array(jax.devices()[:processes]), "p"), P(None, "p"))
         monkeypatch.setattr(multihost, "count", lambda: processes)
-        rows = range(process * ENVS // processes, (process + 1) * ENVS // processes)
-        monkeypatch.setattr(multihost, "own_rows", lambda total: rows)
+        monkeypatch.setattr(checkpoints, "_over_processes", lambda: sharding)
+        monkeypatch.setattr(
+            checkpoints,
+            "_on_host",
+            lambda x: np.asarray(x.addressable_shards[process].data if isinstance(x, jax.Array) else x),
+        )
 
-    monkeypatch.setattr(checkpoint_files, "_alone", ocp.options.MultiprocessingOptions)
+    monkeypatch.setattr(checkpoints, "_alone", ocp.options.MultiprocessingOptions)
     return set_process
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 4])
-def test_every_process_reads_its_own_rows(blocks, tmp_path, become):
-    path, whole = save(tmp_path, blocks), state()
-    for process, processes in ((0, 1), (0, 2), (1, 2), (0, 4), (3, 4)):
-        size = ENVS // processes
-        become(process, processes)
-        found = read(path)
-        assert found.keys() == whole.keys()
-        for name, x in found.items():
-            wanted = whole[name][:, process * size :][:, :size] if "actors" in name else whole[name]
-            assert x.dtype == wanted.dtype
-            assert np.array_equal(x, wanted)
-
-
-def test_rows_that_are_not_what_was_saved_are_found_by_whoever_reads_their_block(tmp_path, become):
+def test_every_process_reads_its_own_rows_and_finds_what_is_not_as_it_was_saved(tmp_path, become):
     def change(x):
         x[1, 5] += 1
 
-    path = save(tmp_path / "changed", blocks=2, change=change)
-    cannot_be = save(tmp_path / "odd", blocks=3)  # of eight environments
-    become(0, 2)
-    assert read(path)["actors/x"].shape == (2, ENVS // 2, 3)
-    for process, processes, damaged in ((1, 2, path), (3, 4, path), (0, 1, path), (0, 2, cannot_be)):
+    path, changed = save(tmp_path), save(tmp_path / "changed", change)
+    for process, processes in ((0, 1), (0, 2), (1, 2), (0, 4), (2, 4)):
         become(process, processes)
-        with pytest.raises(Damaged):
-            read(damaged)
+        size = ENVS // processes
+        own = slice(process * size, (process + 1) * size)
+        found = read(path)
+        wanted = {name: x[:, own] if "actors" in name else x for name, x in state().items()}
+        assert same_bits(found, wanted)
+        if 5 in range(ENVS)[own]:
+            with pytest.raises(Damaged):
+                read(changed)
+        else:
+            assert same_bits(read(changed), wanted)
 
 
 def test_a_collective_alone_says_that_another_process_is_lost_be_it_behind_another_error(monkeypatch):

@@ -76,12 +76,6 @@ def own(devices: list[jax.Device]) -> list[jax.Device]:
     return [device for device in devices if device.process_index == jax.process_index()]
 
 
-def own_rows(total: int) -> range:
-    """Which of `total` environments, over all processes, this one has."""
-    share = total // count()
-    return range(jax.process_index() * share, (jax.process_index() + 1) * share)
-
-
 def gathered(tree: Any) -> Any:
     """Host arrays [D, ...] with the rows of all processes, from those of this one's devices: for what is small."""
     return tree if count() == 1 else multihost_utils.process_allgather(tree, tiled=True)

@@ -85,20 +85,6 @@ def to_host(state: TrainState, unwanted: tuple[str, ...] = ()) -> TrainState:
     return TrainState(learner, merged, run)
 
 
-def over_processes(rows: np.ndarray) -> jax.Array:
-    """The array [S, num_envs, ...] of which each process has its own `rows` [S, N, ...]; nothing is sent for that.
-
-    It lies where the host can read it, on one CPU device of each process, if JAX has those.
-    """
-    try:
-        devices = jax.devices("cpu")
-    except RuntimeError:  # JAX_PLATFORMS leaves them out
-        devices = jax.devices()
-    of_each = {device.process_index: device for device in reversed(devices)}
-    mesh = Mesh(np.array([of_each[process] for process in range(multihost.count())]), (AXIS,))
-    return jax.make_array_from_process_local_data(NamedSharding(mesh, P(None, AXIS)), rows)
-
-
 def host_like(shapes: Any) -> Any:
     """Zeros with the structure, shapes and types that `to_host` gives for a state of `shapes` (from `eval_shape`, which
     knows of the devices of all processes).

@@ -1,40 +1,71 @@
 """Checkpoints of a whole run with orbax: plain arrays under path-like names, one folder per step.
 
-A checkpoint holds data only: no pickled objects, no code. Arrays are global, so it loads on any number of devices.
+A checkpoint holds data only: no pickled objects, no code. Arrays are global, so it loads on any number of devices and
+processes; of several each writes and reads the rows of its own environments.
 """
 
+import errno
+import functools
+import json
+import logging
 import re
 import shutil
-import time
+import sys
+import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from common.cli.errors import TrainingError, UsageError
+from common.cli.files import in_one_step, read_text
 from common.device import agreement, multihost
-from common.runs.arrays import COUNTERS, Arrays, Mismatch, check_match, flatten, select, unflatten, whole, without
-from common.runs.checkpoint_files import (
-    DELETED,
-    UNFINISHED,
-    CheckpointDeleted,
-    Damaged,
-    make_writer,
-    read_together,
-    rename_damaged,
-    saved_steps,
-    stored_returns,
-    to_save,
-    write_returns,
+from common.runs.arrays import (
+    CHECKSUM,
+    COUNTERS,
+    ROWS,
+    Arrays,
+    Mismatch,
+    check_match,
+    checksums,
+    first_part,
+    flatten,
+    unflatten,
 )
 from common.runs.ranking import Overall, best_step, mean_of_seeds
 
 FOLDER = "checkpoints"  # in the directory of a run
-CONFIRMED = "confirmed"  # the name of the evaluation in episodes by which a checkpoint was not chosen
-ATTEMPTS = 10  # to delete what a save has left, or to read one while a run deletes them
+DELETED = ".deleted"  # what the name of a checkpoint ends with while it is being deleted
+DAMAGED = ".damaged"  # once it was found not to load: it does not count any more
+UNFINISHED = ".orbax-checkpoint-tmp"  # the same while it is being written, as orbax has it
+METRICS = "metrics/metrics"  # in the folder of a checkpoint, as orbax has it
+RETURNS, CONFIRMED = "returns", "confirmed"  # names of evaluations; the latter's episodes did not choose a checkpoint
 PATIENCE = 10  # seconds for a save that other processes may not go on with
 KNOWN_FAILURES = "No space left on device|File too large|Disk quota exceeded|Read-only file system|Permission denied"
+OF_DAMAGE = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL  # errors of files that are not what they were
+
+
+class Damaged(Exception):
+    """A checkpoint that does not load, whoever reads it."""
+
+    def __init__(self, step: int, error: Exception):
+        self.step = step
+        super().__init__(f"checkpoint {step} is damaged and was skipped ({_reason(error)})")
+
+
+def step_of(name: str) -> int | None:
+    """The step of the checkpoint whose folder has this `name`; None where one is unfinished or does not count."""
+    return int(name) if re.fullmatch("0|[1-9][0-9]*", name) else None
+
+
+def is_checkpoint(name: str) -> bool:
+    """Whether a folder with this `name` is a checkpoint, was one, or was to become one."""
+    return re.fullmatch(rf"(0|[1-9][0-9]*)(({DELETED}|{DAMAGED}|{UNFINISHED}).*)?", name) is not None
 
 
 class Checkpoints:
@@ -53,16 +84,15 @@ class Checkpoints:
         `overall` makes one number of the returns of several agents. With `read_only` nothing in `directory` is touched:
         another process may be writing there.
         """
-        if read_only and not directory.is_dir():
-            raise UsageError(f"there are no checkpoints: {directory} does not exist")
         self.directory = directory
         self._keep, self._keep_best, self._overall = keep, keep_best, overall
-        self._writer = None if read_only else make_writer(directory)
+        self._writer = None if read_only else _make_writer(directory)
         self._saving: tuple[int, Any] | None = None  # the step whose save is under way, and orbax's handle of it
 
     def steps(self) -> list[int]:
-        """As `saved_steps`."""
-        return saved_steps(self.directory)
+        """The steps that have a folder, oldest first; a damaged one is included."""
+        names = [path.name for path in self.directory.iterdir()] if self.directory.is_dir() else []
+        return sorted(step for step in map(step_of, names) if step is not None)
 
     def path(self, step: int) -> Path:
         """The folder of a checkpoint, whether it is there or not."""
@@ -70,48 +100,76 @@ class Checkpoints:
 
     def evaluations(self) -> dict[int, list[float]]:
         """The mean greedy return of each seed, by the step of every checkpoint that was evaluated."""
-        stored = {step: stored_returns(self.path(step)) for step in self.steps()}
-        return {step: returns for step, returns in stored.items() if returns}
+        stored = {step: _stored_evaluations(self.path(step)) for step in self.steps()}
+        return {step: evaluations[RETURNS] for step, evaluations in stored.items() if RETURNS in evaluations}
 
     def agreed_evaluations(self) -> dict[int, list[float]]:
         """Those that the first process finds, in all processes."""
         return {int(step): returns for step, returns in multihost.on_first(self.evaluations).items()}
 
+    def by_return(self, agent: int | None = None) -> list[int]:
+        """Steps of evaluated checkpoints, the best one last: for the `agent` at this place, or for all together."""
+        evaluations, best_first = self.evaluations(), []
+        while (best := best_step(evaluations, agent, self._overall)) is not None:
+            best_first.append(best)
+            del evaluations[best]
+        return best_first[::-1]
+
     def quoted(self, step: int) -> list[float]:
         """The mean greedy return of each seed, of the episodes by which it was not chosen if there are any; else []."""
-        return stored_returns(self.path(step), CONFIRMED) or stored_returns(self.path(step)) or []
+        stored = _stored_evaluations(self.path(step))
+        return stored.get(CONFIRMED) or stored.get(RETURNS, [])
 
     def best(self) -> float:
         """Best evaluation stored with a checkpoint, over all agents; -inf without any."""
-        evaluations = self.evaluations()
-        best = best_step(evaluations, overall=self._overall)
-        return -np.inf if best is None else self._overall(evaluations[best])
+        best = self.by_return()[-1:]
+        return self._overall(self.evaluations()[best[0]]) if best else -np.inf
 
-    def damaged_best(self, sound: int, like: Arrays, dispensable: tuple[str, ...]) -> list[Damaged]:
-        """The checkpoints that do not load although their evaluations are the best; that of step `sound` has loaded."""
-        found, evaluations = [], self.agreed_evaluations()
-        while (step := best_step(evaluations, overall=self._overall)) not in (None, sound):
+    def load(
+        self,
+        like: Arrays,
+        only: tuple[str, ...] = ("",),
+        optional: tuple[str, ...] = (),
+        candidates: Callable[[], list[int]] | None = None,
+    ) -> tuple[int, Arrays, list[Damaged]]:
+        """The last of the `candidates`, which are all steps if not given, that loads, and what does not.
+
+        Returns (step, arrays, damaged ones). `candidates` is asked again after each that does not load, because a run
+        that goes on deletes some and saves others. The rest is as in `read`. Raises UsageError where none loads.
+        """
+        damaged, tried = [], set()
+        while left := [step for step in multihost.on_first(candidates or self.steps) if step not in tried]:
+            step = left[-1]
+            tried.add(step)
             try:
-                self._load(step, like, None, (), dispensable)
-                break
-            except Damaged as damaged:
-                found.append(damaged)
-            del evaluations[step]
-        return found
+                return step, agreement.all_or_none(read, self.path(step), like, only, optional), damaged
+            except Damaged as error:
+                found = error
+            except agreement.FailedElsewhere as error:
+                if error.kind != Damaged.__name__:
+                    raise
+                found = Damaged(step, error)
+            if multihost.on_first(self.path(step).exists):  # else the run that goes on has deleted it
+                damaged.append(found)
+        others = ", ".join(str(step) for step in self.steps() if step not in tried) or "none"
+        raise UsageError("; ".join([*map(str, damaged), f"checkpoints in {self.directory} that may load: {others}"]))
 
-    def set_aside(self, damaged: Damaged) -> str:
-        """Take a checkpoint out of all that follows: it gets another name. Returns what there is to say of that."""
-        words = multihost.on_first(rename_damaged, self.path(damaged.step), damaged)
-        self._writer.reload()
-        return words
+    def load_learner(self, like: Any, candidates: Callable[[], list[int]]) -> tuple[int, Any, list[Damaged]]:
+        """The learner alone, with the structure of `like`, in place of all arrays; see `load`."""
+        step, arrays, damaged = self.load(flatten({"learner": like}), ("learner/",), candidates=candidates)
+        return step, unflatten(arrays, {"learner": like})["learner"], damaged
 
     def save(self, step: int, arrays: Arrays, returns: list[float] | None) -> None:
         """Start saving, with the evaluation of each seed if there is one; waits for the previous save.
 
         Raises TrainingError where either fails.
         """
-        metrics = None if returns is None else {"returns": returns}
-        stored = to_save(arrays)
+        stored = {name: array for name, array in arrays.items() if array.size}  # orbax refuses empty ones
+        stored |= checksums(stored)
+        if multihost.count() > 1:
+            rows = {name: x for name, x in stored.items() if _part_of(name) == ROWS}
+            stored |= {name: jax.make_array_from_process_local_data(_over_processes(), x) for name, x in rows.items()}
+        metrics = None if returns is None else {RETURNS: returns}
         self.wait()  # orbax would delete a checkpoint to overwrite before it waits for its being written
         try:
             again = step in multihost.on_first(self.steps)
@@ -119,17 +177,28 @@ class Checkpoints:
         except Exception as error:
             raise self._failure(step, error) from error
 
-    def add_evaluation(self, step: int, returns: list[float], **more: list[float]) -> bool:
-        """Store the evaluation of a checkpoint that was saved without one, and `more` of it by name.
+    def add_evaluation(self, step: int, returns: list[float], name: str = RETURNS) -> bool:
+        """Store an evaluation of a checkpoint, which may have others; returns whether the checkpoint is still there.
 
-        Returns whether there is such a checkpoint. Raises TrainingError where storing fails.
+        Raises TrainingError where storing fails.
         """
         self.wait()  # the checkpoint's save may be under way, and so may be its deletion
-        return multihost.on_first(self._store, step, {"returns": returns} | more)
+        return multihost.on_first(self._store, step, returns, name)
 
-    def confirm(self, step: int, returns: list[float]) -> None:
-        """Store an evaluation in other episodes, unless the checkpoint is gone. Raises TrainingError as above."""
-        self.add_evaluation(step, stored_returns(self.path(step)) or [], **{CONFIRMED: returns})
+    def set_aside(self, damaged: Damaged) -> str:
+        """Take a checkpoint out of all that follows: it gets another name. Returns what there is to say of that."""
+
+        def rename() -> str:
+            path = self.path(damaged.step)
+            shutil.rmtree(path.with_suffix(DAMAGED), ignore_errors=True)
+            try:
+                return f"{damaged}; it is {path.rename(path.with_suffix(DAMAGED)).name} now"
+            except OSError as error:
+                return f"{damaged}; it could not be renamed ({error.strerror})"
+
+        said = multihost.on_first(rename)
+        self._writer.reload()
+        return said
 
     def wait(self) -> None:
         """Until the save under way is on disk, and old ones are gone. Raises TrainingError where it fails."""
@@ -140,7 +209,7 @@ class Checkpoints:
             except Exception as error:
                 raise self._failure(step, error) from error
         if multihost.on_first(self._delete_old):
-            self._writer.reload()
+            self._writer.reload()  # writers, of all processes, know those that were there when they looked
 
     def let_finish(self) -> None:
         """As `wait`, for a process that fails, perhaps alone: it asks no other one, and gives up after some seconds."""
@@ -149,81 +218,26 @@ class Checkpoints:
         elif self._saving:
             self._saving[1].result(timeout=PATIENCE)
 
-    def load(
-        self,
-        like: Arrays,
-        part: str | None = None,
-        groups: tuple[str, ...] = (),
-        dispensable: tuple[str, ...] = (),
-        step: int | None = None,
-    ) -> tuple[int, Arrays, list[Damaged]]:
-        """The newest checkpoint that loads, as (step, arrays, those that do not); or that of `step`.
-
-        With a `part`, only that is read; with `groups`, the arrays `learner/<group>/...` of it are all that counts. All
-        that begin as one of `dispensable` may be missing. Raises UsageError where none loads, Gone where the one of
-        `step` was deleted, Mismatch where that is because names, shapes or types differ from those of `like`.
-        """
-        damaged, tried = [], set()
-        while left := [x for x in (multihost.on_first(self.steps) if step is None else [step]) if x not in tried]:
-            candidate = left[-1]
-            tried.add(candidate)
-            try:
-                return candidate, self._load(candidate, like, part, groups, dispensable), damaged
-            except Damaged as error:
-                if multihost.on_first(self.path(candidate).exists):  # else the run that goes on has deleted it
-                    damaged.append(error)
-            if len(tried) - len(damaged) == ATTEMPTS:
-                raise CheckpointDeleted(
-                    f"checkpoints in {self.directory} are deleted before they can be read: try it again"
-                )
-        for one in damaged:
-            if isinstance(one.error, Mismatch):
-                raise one.error
-        if not damaged and step is not None:
-            raise CheckpointDeleted(
-                f"checkpoint {step} in {self.directory} is gone: the run that goes on has deleted it"
-            )
-        if not damaged:
-            raise UsageError(f"there are no checkpoints in {self.directory}")
-        others = ", ".join(str(other) for other in self.steps() if other != step)
-        none = f"no checkpoint in {self.directory} can be loaded" if step is None else f"other checkpoints: {others}"
-        raise UsageError("; ".join([*map(str, damaged), none]))
-
-    def load_learner(self, like: Any, step: int | None = None) -> tuple[int, Any, list[Damaged]]:
-        """The learner alone, with the structure of `like`, in place of all arrays; see `load`."""
-        step, arrays, damaged = self.load(flatten({"learner": like}), "learner", step=step)
-        return step, unflatten(arrays, {"learner": like})["learner"], damaged
-
     def close(self) -> None:
         if self._writer:
             self._writer.close()
 
-    def _load(
-        self, step: int, like: Arrays, part: str | None, groups: tuple[str, ...], dispensable: tuple[str, ...]
-    ) -> Arrays:
-        """What `load` returns of one checkpoint. Nothing is read before its shapes are known to be those of `like`."""
-        all_rows, empty = whole(like), [name for name, array in like.items() if not array.size]
-
-        def wanted(arrays: Arrays, like: Arrays) -> Arrays:
-            arrays = arrays | {name: like[name] for name in empty}
-            return select(arrays, groups) if groups else arrays
-
-        def check(shapes: Arrays) -> None:
-            there = without(wanted(shapes, all_rows), [f"{COUNTERS}/"])
-            missing = [part for part in dispensable if not any(name.startswith(part) for name in there)]
-            check_match(there, without(all_rows, missing), str(self.path(step)))
-
-        return wanted(read_together(self.path(step), part, check), like)
-
-    def _store(self, step: int, evaluations: dict[str, list[float]]) -> bool:
-        if there := step in self.steps():
-            write_returns(self.path(step), **evaluations)
-        return there
+    def _store(self, step: int, returns: list[float], name: str) -> bool:
+        if step not in self.steps():
+            return False
+        file = self.path(step) / METRICS
+        try:
+            file.parent.mkdir(exist_ok=True)
+            with in_one_step(file) as temporary:
+                temporary.write_text(json.dumps(_stored_evaluations(self.path(step)) | {name: returns}))
+        except OSError as error:
+            raise TrainingError(f"the evaluation of checkpoint {step} could not be saved ({error})") from error
+        return True
 
     def _delete_old(self) -> bool:
         """Keep the newest by step, not by the time of saving, and the best as the evaluations on disk have it now.
 
-        Returns whether any is gone: writers, of all processes, know those that were there when they looked.
+        Returns whether any is gone.
         """
         steps, evaluations = self.steps(), self.evaluations() if self._keep_best else {}
         kept = steps[-self._keep :]  # 0 keeps all
@@ -236,14 +250,158 @@ class Checkpoints:
 
     def _failure(self, step: int, error: Exception) -> TrainingError:
         """The reason in words; what there is of the checkpoint is deleted, for the disk may be full."""
-        for _ in range(ATTEMPTS if multihost.is_first() else 0):  # threads that have not noticed yet may write on
-            for path in (unfinished := list(self.directory.glob(f"{step}{UNFINISHED}*"))):
+        if multihost.is_first():
+            for path in self.directory.glob(f"{step}{UNFINISHED}*"):
                 shutil.rmtree(path, ignore_errors=True)
-            if not unfinished:
-                break
-            time.sleep(0.1)
-        text = f"{type(error).__name__}: {error}"
-        known = re.search(KNOWN_FAILURES, text)
-        reason = known.group() if known else text.splitlines()[0][:300]
+        known = re.search(KNOWN_FAILURES, str(error))
         kept = ", ".join(str(kept) for kept in self.steps() if kept != step) or "none"
+        reason = known.group() if known else _reason(error)
         return TrainingError(f"checkpoint {step} could not be saved ({reason}); older checkpoints are intact: {kept}")
+
+
+def read(
+    path: Path, like: Arrays | None = None, only: tuple[str, ...] = ("",), optional: tuple[str, ...] = ()
+) -> Arrays:
+    """The arrays of the checkpoint at `path` whose names begin as one of `only`; of environments this process's own.
+
+    With `like`, nothing is read before their names, shapes and types are known to be those of `like`, of which arrays
+    whose names begin as one of `optional` may be missing. Raises Mismatch where they are others, Damaged where the
+    checkpoint does not load, and TrainingError where the disk or the memory is in the way.
+    """
+    from orbax.checkpoint import v1 as ocp
+
+    _hide_noise()
+    parts, empty = {first_part(name) for name in only}, {name: x for name, x in (like or {}).items() if not x.size}
+    partly = ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))
+    try:
+        with ocp.Context(pytree_options=partly, multiprocessing_options=_alone()):
+            stored = ocp.metadata(path.absolute()).metadata
+            stored = {name: x for name, x in stored.items() if parts == {""} or _part_of(name) in parts}
+            if like:
+                there = {name: x for name, x in stored.items() if name.startswith(only)}
+                _check_fit(there, {name: x for name, x in like.items() if x.size}, optional, str(path))
+            loaded = ocp.load(path.absolute(), {name: _as_read(name, x) for name, x in stored.items()})
+        arrays = {name: _on_host(x) for name, x in loaded.items()}
+        saved = {name: arrays.pop(name) for name in loaded if first_part(name) == CHECKSUM}
+        if not jax.tree.all(jax.tree.map(np.array_equal, checksums(arrays), saved)):
+            raise ValueError("its content is not what was saved")
+    except Mismatch:
+        raise
+    except Exception as error:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in OF_DAMAGE):
+            raise TrainingError(f"checkpoint {path.name} cannot be read ({_reason(error)})") from error
+        raise Damaged(int(path.name), error) from error
+    return empty | {name: x for name, x in arrays.items() if name.startswith(only)}  # orbax saves no empty ones
+
+
+def _check_fit(stored: dict[str, Any], like: Arrays, optional: tuple[str, ...], where: str) -> None:
+    """Raise Mismatch unless names, shapes and types are those of `like`, without what is `optional` and not there."""
+    there = {name: x for name, x in stored.items() if first_part(name) not in (COUNTERS, CHECKSUM)}
+    absent = tuple(part for part in optional if not any(name.startswith(part) for name in there))
+    wanted = {name: _of_all_processes(name, x) for name, x in like.items() if not name.startswith(absent)}
+    check_match(there, wanted, where)
+
+
+def _part_of(name: str) -> str:
+    """The part that an array belongs to, or that it is a checksum of."""
+    return first_part(name.removeprefix(f"{CHECKSUM}/"))
+
+
+def _of_all_processes(name: str, x: np.ndarray) -> Any:
+    """What has the shape and the type of the array of which this process has `x`."""
+    if first_part(name) != ROWS or multihost.count() == 1:
+        return x
+    return jax.ShapeDtypeStruct((x.shape[0], x.shape[1] * multihost.count(), *x.shape[2:]), x.dtype)
+
+
+def _as_read(name: str, stored: Any) -> Any:
+    """As what orbax is to read an array: on the host, of the environments of several processes this one's rows."""
+    if multihost.count() > 1 and _part_of(name) == ROWS:
+        return jax.ShapeDtypeStruct(stored.shape, stored.dtype, sharding=_over_processes())
+    return np.broadcast_to(np.zeros((), stored.dtype), stored.shape)  # takes no memory
+
+
+def _on_host(x: Any) -> np.ndarray:
+    """An array, or this process's rows [S, N, ...] of one that is spread over processes."""
+    if not isinstance(x, jax.Array):
+        return np.asarray(x)
+    shards = sorted(x.addressable_shards, key=lambda shard: shard.index[1].start or 0)
+    return np.concatenate([shard.data for shard in shards], axis=1)
+
+
+def _over_processes() -> NamedSharding:
+    """The sharding of arrays [S, num_envs, ...] of which each process has its own rows; nothing is sent for that.
+
+    They lie where the host can read them, on one CPU device of each process, if JAX has those.
+    """
+    try:
+        devices = jax.devices("cpu")
+    except RuntimeError:  # JAX_PLATFORMS leaves them out
+        devices = jax.devices()
+    of_each = {device.process_index: device for device in reversed(devices)}
+    mesh = Mesh(np.array([of_each[process] for process in range(multihost.count())]), ("processes",))
+    return NamedSharding(mesh, P(None, "processes"))
+
+
+def _alone() -> Any:
+    """Orbax's options with which a process does not wait for the others: each reads for itself."""
+    from orbax.checkpoint import v1 as ocp
+
+    if multihost.count() == 1:
+        return ocp.options.MultiprocessingOptions()
+    this = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=this, active_processes={this}, barrier_sync_key_prefix=f"process{this}"
+    )
+
+
+def _make_writer(directory: Path) -> Any:
+    """Orbax's writer for the checkpoints in a folder.
+
+    All processes have one: each writes its own rows, and the first what all have too.
+    """
+    from orbax.checkpoint import v1 as ocp
+
+    _hide_noise()
+    for path in list(directory.iterdir()) if directory.is_dir() and multihost.is_first() else []:
+        if is_checkpoint(path.name) and (DELETED in path.name or UNFINISHED in path.name):  # a crash has left it
+            shutil.rmtree(path, ignore_errors=True)
+        elif (path / METRICS).exists() and not _stored_evaluations(path):  # orbax would refuse the whole folder for it
+            shutil.rmtree((path / METRICS).parent)
+    # Where a folder could not be made in the background, threads would wait for it until a timeout of minutes.
+    at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+    return ocp.training.Checkpointer(
+        directory.absolute(),
+        context=ocp.Context(async_options=at_once),
+        preservation_policy=ocp.training.preservation_policies.PreserveAll(),
+        cleanup_tmp_directories=True,
+    )
+
+
+def _stored_evaluations(path: Path) -> dict[str, list[float]]:
+    """The evaluations of the checkpoint at `path` by their names, but for what is damaged."""
+    try:
+        stored = json.loads(read_text(path / METRICS))
+        return {name: [float(x) for x in returns] for name, returns in stored.items() if returns}
+    except (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        return {}
+
+
+@functools.cache
+def _hide_noise() -> None:
+    """Errors of a save are raised; orbax's threads and event loops would also print them, as tracebacks."""
+
+    def is_of_orbax(record: logging.LogRecord) -> bool:
+        frames = traceback.extract_tb(record.exc_info[2]) if record.exc_info else []
+        texts = [record.getMessage(), *(frame.filename for frame in frames)]
+        return any(name in text for text in texts for name in ("orbax", "tensorstore"))
+
+    logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+    logging.getLogger("asyncio").addFilter(lambda record: not is_of_orbax(record))
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda event: None if str(event.exc_value) == "Event loop is closed" else hook(event)
+
+
+def _reason(error: Exception) -> str:
+    line = f"{type(error).__name__}: {error}".splitlines()[0]
+    return line if len(line) <= 160 else f"{line[:157]}..."

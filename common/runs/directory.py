@@ -3,9 +3,7 @@
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
-import stat
 import subprocess
 import sys
 import time
@@ -17,15 +15,13 @@ from typing import Any
 
 import jax
 
-from common.cli.checks import advice_for_removed_flag
 from common.cli.env_flags import CUSTOM, is_custom, split_name
 from common.cli.errors import UsageError
 from common.cli.files import KIT, NAME, defaults_of, final_name, in_one_step, is_of_kit, is_run, read_config, writing
 from common.cli.run_flags import ONE_TIME
 from common.device import multihost
 from common.runs import lock
-from common.runs.checkpoint_files import is_checkpoint, step_of
-from common.runs.checkpoints import FOLDER
+from common.runs.checkpoints import FOLDER, is_checkpoint
 from common.runs.metrics import check_exchanges, check_members
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +29,9 @@ VERSION = "0.1.0"  # of the kit; pyproject.toml takes it from here, and copies o
 BATCH = "num_envs", "num_steps", "envs_per_actor", "actor_threads", "actor_devices", "rollouts_per_update"
 BATCH += ("distributed",)
 """Flags that say how many steps an update takes, in algorithms that have them."""
+FILES = NAME, "metrics.jsonl", "curve.png", "policy.gif", "result.json", "wandb_id", "DONE"
+FILES += "population.jsonl", "population.png", "elo.json", "teams.json"
+EVENTS = "events.out.tfevents."  # what the names of TensorBoard's files begin with
 
 
 def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) -> dict[str, Any]:
@@ -84,12 +83,11 @@ def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, 
     here = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
     here |= {name: config[name] for name in ("algorithm", "script_sha256", "versions")}
     of_all, this = multihost.allgather(here), jax.process_index()
-    here = of_all[this]
     for process, there in enumerate(of_all):
-        if other := [
-            f"{name} is {there.get(name)} there, {here[name]} here" for name in here if here[name] != there.get(name)
-        ]:
-            raise UsageError(f"process {process} differs from process {this}: {'; '.join(other)}")
+        different = [name for name, value in of_all[this].items() if value != there.get(name)]
+        if different:
+            said = "; ".join(f"{name} is {there.get(name)} there, {here[name]} here" for name in different)
+            raise UsageError(f"process {process} differs from process {this}: {said}")
     if args.benchmark:
         return None, []
     path, changes = multihost.on_first(choose_directory, args, config)
@@ -102,7 +100,10 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
     Raises UsageError where the directory is occupied, not a run, or of another algorithm.
     """
     path = Path(args.run_dir) if args.run_dir else _free(Path("runs") / _name(args.seed, config))
-    _check_name(args.run_dir, path)
+    if "://" in args.run_dir:
+        raise UsageError(
+            f"--run-dir {args.run_dir} is no folder of this machine: mount that storage, and name a folder in it"
+        )
     with writing(f"run directory {path}"):
         if path.exists() and not path.is_dir():
             raise UsageError(f"--run-dir {path} exists and is not a directory")
@@ -110,7 +111,6 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
         if not args.resume:
             _check_unoccupied(path, args.overwrite)
             return path, []
-        check_contents(path)
         check_exchanges(path)
     stored = read_config(path)
     return path, _compare(args, stored, config, path)
@@ -146,18 +146,8 @@ def write_json(path: Path, value: Any) -> None:
         temporary.write_text(json.dumps(value, indent=2) + "\n")
 
 
-def _check_name(given: str, path: Path) -> None:
-    """Raise UsageError where checkpoints cannot be saved under this name."""
-    if "://" in given:
-        raise UsageError(f"--run-dir {given} is no folder of this machine: mount that storage, and name a folder in it")
-    try:
-        str(path.absolute()).encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(f"--run-dir {path.absolute()} is not UTF-8: checkpoints cannot be saved there") from error
-
-
 def _check_unoccupied(path: Path, overwrite: bool) -> None:
-    if not _content(path) or _is_untrained(path):
+    if _is_empty(path) or _is_untrained(path):
         return
     if not is_run(path):
         raise UsageError(f"{path} exists already and is no run directory, for it has no config.json: name another one")
@@ -165,7 +155,6 @@ def _check_unoccupied(path: Path, overwrite: bool) -> None:
         raise UsageError(f"{path} exists already: continue it with --resume {path}, or replace it with --overwrite")
     if not is_of_kit(path):
         raise UsageError(f"{path} has a config.json that no run of {KIT} has written: name another one to --overwrite")
-    check_contents(path)
 
 
 def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Path) -> list[str]:
@@ -179,19 +168,11 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
             f"{config['steps_per_update']} with {'; '.join(flags) or 'these flags'}"
         )
     made = defaults_of(type(args)) | stored["args"]  # also flags that came later
-    for name in args.fixed:
-        then, now = made.get(name), config["args"][name]
-        if differences({name: then}, {name: now}, [name]):
-            then, now = (" ".join(x) or "nothing" if isinstance(x, list | tuple) else x for x in (then, now))
-            raise UsageError(
-                f"a resumed run keeps its --{name.replace('_', '-')}: {then} in {path}, {now} with these flags"
-            )
+    if changed := differences(made, config["args"], args.fixed):
+        raise UsageError(f"{path} cannot go on with these flags: {'; '.join(changed)}")
     changes = differences(made, config["args"], [name for name in config["args"] if name not in ONE_TIME])
-    gone = sorted(stored["args"].keys() - config["args"].keys())
-    for name in gone:
-        advice = advice_for_removed_flag(args, name)
-        now = f"no flag of this file now{advice and ': ' + advice}"
-        changes.append(f"--{name.replace('_', '-')}: {stored['args'][name]} then, {now}")
+    for name in sorted(stored["args"].keys() - config["args"].keys()):
+        changes.append(f"--{name.replace('_', '-')}: {stored['args'][name]} then, no flag of this file now")
     for suite, now in suite_version(args.env).items():
         if (then := stored.get("versions", {}).get(suite)) not in (None, now):
             changes.append(f"{suite} is {now}, it was {then}: the same name may be another task")
@@ -208,21 +189,16 @@ def differences(then: dict[str, Any], now: dict[str, Any], names: Iterable[str])
 
 
 def _is_untrained(path: Path) -> bool:
-    """Whether a run has begun in `path`, and nothing else is there, and ended before it had trained anything."""
-    checkpoints, metrics = path / "checkpoints", path / "metrics.jsonl"
-    if not is_run(path) or not is_of_kit(path):
-        return False
-    if not all(name == checkpoints.name or is_of_run(name) for name in _content(path)):
-        return False
-    check_contents(path)
+    """Whether a run has begun in `path`, and ended before it had trained anything."""
+    checkpoints, metrics = path / FOLDER, path / "metrics.jsonl"
     trained = checkpoints.exists() and any(checkpoints.iterdir()) or metrics.exists() and metrics.stat().st_size
-    return not trained
+    return is_run(path) and is_of_kit(path) and not trained
 
 
-def _content(path: Path) -> list[str]:
-    """What is in a run directory beside its lock, and what a process that was killed while it began has left."""
+def _is_empty(path: Path) -> bool:
+    """Whether nothing is there but a lock, and what a process that was killed while it began has left."""
     names = [inside.name for inside in path.iterdir()] if path.exists() else []
-    return [name for name in names if name != lock.NAME and (name == NAME or final_name(name) != NAME)]
+    return all(name == lock.NAME or (name != NAME and final_name(name) == NAME) for name in names)
 
 
 def _name(seed: int, config: dict[str, Any]) -> str:
@@ -244,41 +220,21 @@ def git_hash(checkout: Path) -> str | None:
         return None
 
 
-FILES = NAME, "metrics.jsonl", "curve.png", "policy.gif", "result.json", "wandb_id", "DONE"
-FILES += "population.jsonl", "population.png", "elo.json", "teams.json"
-EVENTS = "events.out.tfevents."  # what the names of TensorBoard's files begin with
-KINDS = dict.fromkeys((*FILES, lock.NAME), "file") | {FOLDER: "folder"}
-
-
-def check_contents(run_dir: Path) -> None:
-    """Raise UsageError where something in there would make a run write, delete or wait elsewhere."""
-    for folder, folders, files in os.walk(run_dir):
-        for name in (*folders, *files):
-            with suppress(FileNotFoundError):  # it is gone by now
-                _check(Path(folder, name), run_dir)
-        if "wandb" in folders:
-            folders.remove("wandb")  # it keeps links of its own there, and nothing of ours is
-
-
 def delete_run(run_dir: Path) -> str:
     """Delete what a run has written there, by its name; of that `config.json` is left, for the next run to replace.
 
     Returns lines that say what was deleted, and what else is there and stays.
     """
-    folder = run_dir / FOLDER
+    folder, has_wandb = run_dir / FOLDER, read_config(run_dir)["args"].get("wandb")
     inside = sorted(path.name for path in run_dir.iterdir() if path.name not in (NAME, FOLDER, lock.NAME))
-    saved = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    of_run = [*filter(is_of_run, inside)]
-    if "wandb" in of_run and not read_config(run_dir)["args"].get("wandb"):
-        of_run.remove("wandb")
-    checkpoints = [name for name in saved if step_of(name) is not None or is_checkpoint(name)]
-    for path in (*(run_dir / name for name in of_run), *(folder / name for name in checkpoints)):  # DONE first
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    of_run = [name for name in inside if is_of_run(name) and (name != "wandb" or has_wandb)]
+    saved = [path for path in folder.iterdir() if is_checkpoint(path.name)] if folder.is_dir() else []
+    for path in (*(run_dir / name for name in of_run), *saved):  # DONE first
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     with suppress(OSError):  # it is not there, or has something else in it
         folder.rmdir()
-    names = [NAME, *of_run, *[f"{len(checkpoints)} checkpoints"] * bool(checkpoints)]
+    names = [NAME, *of_run, *[f"{len(saved)} checkpoints"] * bool(saved)]
     left = [name for name in inside if name not in of_run]
-    left += [f"{FOLDER}/{name}" for name in saved if name not in checkpoints]
     stays = f"\nleft     {', '.join(left)} in {run_dir}: no run has written that" if left else ""
     return f"deleted  the run in {run_dir}: {', '.join(names)}{stays}"
 
@@ -286,15 +242,3 @@ def delete_run(run_dir: Path) -> str:
 def is_of_run(name: str) -> bool:
     """Whether a run writes a file or folder of this name into its directory."""
     return final_name(name) in FILES or name.startswith(EVENTS) or name == "wandb"
-
-
-def _check(path: Path, run_dir: Path) -> None:
-    mode = path.lstat().st_mode
-    if stat.S_ISLNK(mode):
-        raise UsageError(f"{path} is a link: a run writes and deletes in its own directory only, put a copy there")
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise UsageError(f"{path} is neither a file nor a folder: a run directory has nothing else")
-    kind = "folder" if stat.S_ISDIR(mode) else "file"
-    wanted = KINDS.get(str(path.relative_to(run_dir)), kind)
-    if kind != wanted:
-        raise UsageError(f"{path} is a {kind}, and a run has a {wanted} of this name")

@@ -68,7 +68,7 @@ def is_locked(run_dir: Path) -> bool:
 def check_free(run_dir: Path) -> None:
     """Raise UsageError where another process is in `run_dir`."""
     with suppress(FileNotFoundError):
-        _lock(run_dir, os.O_RDWR).close()
+        _open_locked(run_dir, os.O_RDWR).close()
 
 
 def _holder() -> str:
@@ -78,23 +78,18 @@ def _holder() -> str:
 def _acquire(run_dir: Path) -> TextIO:
     """The lock's file, open and locked."""
     while True:
-        file = _lock(run_dir, os.O_RDWR | os.O_CREAT)
+        file = _open_locked(run_dir, os.O_RDWR | os.O_CREAT)
         with suppress(FileNotFoundError):
-            mine = os.fstat(file.fileno())
-            if os.path.samestat(mine, os.stat(run_dir / NAME)):
-                if mine.st_nlink == 1:
-                    return file
-                (run_dir / NAME).unlink()  # the file has other names, under which nobody wants to read of a process
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(run_dir / NAME)):
+                return file
         file.close()  # the one that held it has deleted it in between
 
 
-def _lock(run_dir: Path, flags: int) -> TextIO:
-    flags |= getattr(os, "O_NOFOLLOW", 0)
+def _open_locked(run_dir: Path, flags: int) -> TextIO:
     file = os.fdopen(os.open(run_dir / NAME, flags, 0o666), "r+", errors="replace")
-    if fcntl is None:
-        return file
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if fcntl:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         with file:
             holder = "".join(filter(str.isprintable, file.read(200))) or "another process"

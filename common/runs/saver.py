@@ -1,20 +1,20 @@
 """What a run saves of its state, and what it knows of its checkpoints."""
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from common.cli.errors import TrainingError
-from common.device import multihost
+from common.device import agreement, multihost
 from common.device.evaluation import Evaluated
-from common.device.sharding import to_host
-from common.runs.arrays import counter_arrays, flatten, sha256, without
-from common.runs.checkpoints import FOLDER, Checkpoints
-from common.runs.loading import Start, with_learner
+from common.device.sharding import TrainState, to_devices, to_host
+from common.runs.arrays import COUNTERS, flatten, sha256
+from common.runs.checkpoints import CONFIRMED, FOLDER, Checkpoints
+from common.runs.loading import Start
 from common.runs.lock import is_ours
 from common.runs.ranking import best_step, overall_of
 from common.runs.reports import has_ended_at
@@ -45,7 +45,8 @@ class Saver:
         self._unsaved, self._keep_best, self._is_population = args.unsaved, args.keep_best, args.is_population
         self.counters = counters
         self._saved, self._newest = {start.step}, start.host
-        self._best = multihost.on_first(self._checkpoints.best) if self._checkpoints else -np.inf
+        # The best evaluation of a checkpoint, or of a state of this invocation; -inf without any
+        self.best_return = multihost.on_first(self._checkpoints.best) if self._checkpoints else -np.inf
         self._returns: dict[int, list[float]] = {}  # of the newest evaluation, by its step
         self._best_step: int | None = None
 
@@ -56,9 +57,9 @@ class Saver:
         """
         step, returns = evaluated.step, evaluated.episodes.ret.mean(axis=1).astype(float).tolist()
         self._returns = {step: returns}
-        is_best = self._overall(returns) > self._best
+        is_best = self._overall(returns) > self.best_return
         if is_best:
-            self._best, self._best_step = self._overall(returns), step
+            self.best_return, self._best_step = self._overall(returns), step
         if step in self._saved and self._checkpoints and self._checkpoints.add_evaluation(step, returns):
             return
         if is_best and self._keep_best and evaluated.state is not None:
@@ -80,12 +81,17 @@ class Saver:
 
     def confirm(self, step: int, returns: list[float]) -> None:
         """Store a second evaluation of a checkpoint, by which it was not chosen."""
-        self._checkpoints.confirm(step, returns)
+        self._checkpoints.add_evaluation(step, returns, CONFIRMED)
 
     def with_learner_of(self, state: Any, where: tuple[Any, list[Any], str], step: int) -> Any:
-        """`state` with the learner of a checkpoint, placed as `with_learner` wants it. Raises UsageError as `load`."""
-        _, learner, _ = self._checkpoints.load_learner(self.newest(state).learner, step)
-        return with_learner(state, learner, *where)
+        """`state` with the learner of a checkpoint, in all processes or in none. Raises UsageError as `load`.
+
+        `where` are the state's shapes, devices and sharding.
+        """
+        _, learner, _ = self._checkpoints.load_learner(self.newest(state).learner, lambda: [step])
+        shapes, devices, sharding = where
+        alone, like = TrainState(learner, (), ()), TrainState(shapes.learner, (), ())
+        return state.replace(learner=agreement.all_or_none(to_devices, alone, like, devices, sharding).learner)
 
     def wants(self, step: int) -> bool:
         """Whether --keep-best wants the state of this step, which is the present one, saved."""
@@ -102,18 +108,13 @@ class Saver:
 
     def sha256(self, host: Any) -> str:
         """Checksum of what checkpoints hold of a state; of several processes that of their own checksums."""
-        own = sha256(without(flatten(host), self._unsaved))
+        own = sha256(flatten(host, self._unsaved))
         return own if multihost.count() == 1 else hashlib.sha256("".join(multihost.allgather(own)).encode()).hexdigest()
 
     def checkpoint(self) -> Path | None:
         """The newest checkpoint, if there is one."""
         steps = self._checkpoints.steps() if self._checkpoints else []
         return self._checkpoints.path(steps[-1]) if steps else None
-
-    @property
-    def best_return(self) -> float:
-        """The best evaluation of a checkpoint, or of a state of this invocation; -inf without any."""
-        return self._best
 
     def is_judged(self, step: int) -> bool:
         """Whether the run has ended at this step before, all evaluations included: nothing cut it short."""
@@ -142,8 +143,7 @@ class Saver:
     def wait(self) -> None:
         """Until everything is on disk. Raises TrainingError where that fails."""
         if self._checkpoints:
-            with self._saying_where_it_is_gone():
-                self._checkpoints.wait()
+            self._checkpoints.wait()
 
     def let_finish(self) -> None:
         """For a process that fails: let the save under way come to its end, whatever the others do."""
@@ -157,20 +157,11 @@ class Saver:
             self._checkpoints.close()
         self.check_directory()
 
-    @contextmanager
-    def _saying_where_it_is_gone(self) -> Iterator[None]:
-        """A save that fails because the directory was deleted is told so."""
-        try:
-            yield
-        except TrainingError:
-            self.check_directory()
-            raise
-
     def _write(self, step: int, host: Any, counters: dict[str, int]) -> None:
         if step > max(self._saved):  # not the best one of the past
             self._newest = host
         self._saved.add(step)
         if self._checkpoints:
-            arrays = without(flatten(host), self._unsaved)
-            with self._saying_where_it_is_gone():
-                self._checkpoints.save(step, arrays | counter_arrays(counters), self._returns.get(step))
+            arrays = flatten(host, self._unsaved)
+            arrays |= {f"{COUNTERS}/{name}": np.int64([count]) for name, count in counters.items()}
+            self._checkpoints.save(step, arrays, self._returns.get(step))

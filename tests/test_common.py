@@ -1,7 +1,6 @@
 """The shared modules: episode statistics, repeated updates, checkpoints, devices, evaluation."""
 
 import errno
-import itertools
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -56,7 +55,6 @@ from common.runs.loading import Start
 from common.runs.metrics import jsonable
 from common.runs.recorder import Clock
 from common.runs.reports import Score
-from common.runs.run import Intervals
 from common.runs.saver import Saver
 
 T, N = 6, 8
@@ -246,16 +244,6 @@ def test_training_time_is_without_evaluation_and_saving(monkeypatch):
     assert clock.trained == 4
 
 
-def test_what_is_due():
-    intervals = Intervals(log=10, eval=25, checkpoint=0)
-    assert [intervals.next_due(step) for step in (0, 9, 10, 20, 25)] == [10, 10, 20, 25, 30]
-    assert intervals.due(0, 9) == set()
-    assert intervals.due(0, 10) == intervals.due(9, 12) == {"log"}
-    assert intervals.due(20, 25) == {"eval"}
-    assert intervals.due(20, 50) == {"log", "eval"}
-    assert Intervals(0, 0, 0).next_due(7) == np.inf
-
-
 def arrays(step: int = 0) -> Arrays:
     return {
         "learner/w": np.arange(6, dtype=np.float32).reshape(2, 3) + step,
@@ -420,10 +408,6 @@ def test_equal_episodes_count_once_whatever_they_return(env, different):
     played = over_devices(lambda: run_episodes(wrap(env, ""), constant(0), 8), 1)
     found = metrics_of(jax.tree.map(np.asarray, played), is_game=False)
     assert found["eval/distinct_episodes"] == [different]
-    for distinct, clearly in ((None, True), (128, True), (2, False)):  # older runs did not count them
-        spread = {"eval/return_std": [14.0]} | ({"eval/distinct_episodes": [distinct]} if distinct else {})
-        one, other = (Score(0, spread | {"eval/return_mean": [mean]}) for mean in (50.0, 40.0))
-        assert one.clearly_above(other.evaluation, 128) == clearly
 
 
 class Echo(Toy):
@@ -471,53 +455,46 @@ class Beside:
         pass
 
 
-def evaluations_of(beside):
+def evaluations_of(beside, stopped=lambda: False):
     """With the list of what they warn of."""
     warnings = []
+    console = SimpleNamespace(warn=warnings.append, task=Console(quiet=True, total_steps=1).task)
     saver = Saver(None, small_args(), Start(), dict, warn=warnings.append)
     recorder = SimpleNamespace(add_evaluation=lambda step, metrics, moment: None)
-    evaluations = Evaluations(Score(0, {}), small_args(), recorder, saver, Clock(), warnings.append)
+    evaluations = Evaluations(Score(0, {}), small_args(), recorder, saver, Clock(), console, stopped)
     evaluations.use(beside)
     return evaluations, warnings
-
-
-def never():
-    return False
-
-
-def finish(evaluations, step, stopped):
-    evaluations.finish(step, None, stopped, Console(quiet=True, total_steps=1).task)
 
 
 def test_an_evaluation_that_fails_is_not_begun_again():
     beside = Beside(fails=True)
     evaluations, warnings = evaluations_of(beside)
-    evaluations.begin(1, None, never)
-    evaluations.begin(2, None, never)
+    evaluations.begin(1, None)
+    evaluations.begin(2, None)
     with pytest.raises(TrainingError, match="step 3 "):
-        finish(evaluations, 3, never)
-    evaluations.begin(3, None, never)
+        evaluations.finish(3, None)
+    evaluations.begin(3, None)
     assert beside.begun == [1, 2, 3]
     assert len(warnings) == 2
 
 
 def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
     """Until it is stopped, when it says how many were left."""
-    over = []
+    over, stops = [], []
     beside = Beside(over=lambda: over)
-    evaluations, warnings = evaluations_of(beside)
+    evaluations, warnings = evaluations_of(beside, lambda: bool(stops) and stops.pop(0)())
     for step in range(1, MOST_PENDING + 1):
-        evaluations.begin(step, None, never)
+        evaluations.begin(step, None)
         evaluations.poll()
     assert (len(beside.begun), beside.played, warnings) == (MOST_PENDING, [], [])
-    looks = itertools.count()
-    evaluations.begin(MOST_PENDING + 1, None, lambda: next(looks) == 2 and not over.append(True))
+    stops += [lambda: False, lambda: False, lambda: over.append(True) or True]
+    evaluations.begin(MOST_PENDING + 1, None)
     assert (len(beside.begun), beside.played, len(warnings)) == (MOST_PENDING, [], 1)
-    evaluations.begin(MOST_PENDING + 2, None, never)
+    evaluations.begin(MOST_PENDING + 2, None)
     assert len(beside.begun) == MOST_PENDING + 1 and beside.played == [1]
-    stop = iter([False] * 4 + [True] * 9)
-    finish(evaluations, MOST_PENDING + 3, lambda: next(stop))
-    left = 1 + len(beside.begun) - len(beside.played)
+    stops += [lambda: False] * 4 + [lambda: True] * 9
+    evaluations.finish(MOST_PENDING + 3, None)
+    left = len(beside.begun) - len(beside.played)
     evaluations.stop()
     assert len(beside.played) > 1 and f"{left} due" in warnings[-1] and len(warnings) == 2
 

@@ -7,28 +7,36 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
 from common.cli.console import Console
-from common.cli.errors import TrainingError
-from common.device import agreement, multihost
+from common.cli.errors import ProcessEnded, TrainingError
+from common.device import multihost
 from common.runs import checkpoint_files
 from common.runs.arrays import Arrays, sha256
 from common.runs.checkpoint_files import Damaged, make_writer, read, read_together, to_save
-from common.runs.run import Interruption, Run
+from common.runs.run import Run
+from common.runs.signals import Interruption
 
 ENVS = 8
+
+
+@pytest.fixture
+def checkpoint(tmp_path) -> Path:
+    """Of one process; to be asked for before `beside`."""
+    return save(tmp_path, blocks=1)
 
 
 @pytest.fixture
 def beside(monkeypatch):
     """This is process 0 of two, of which the other says what the returned list has, the newest last."""
     said: list[tuple[str, str] | None] = [None]
-    monkeypatch.setattr(agreement, "count", lambda: 2)
-    monkeypatch.setattr(agreement, "allgather", lambda own: [own, said[-1]])
+    monkeypatch.setattr(multihost, "count", lambda: 2)
+    monkeypatch.setattr(multihost, "allgather", lambda own: [own, said[-1]])
     return said
 
 
@@ -37,39 +45,44 @@ def fail() -> None:
 
 
 def test_what_fails_in_one_process_fails_in_all(beside):
-    assert agreement.all_or_none(lambda x: x + 1, 1) == 2
+    assert multihost.all_or_none(lambda x: x + 1, 1) == multihost.on_first(lambda x: x + 1, 1) == 2
     with pytest.raises(ValueError, match="no room"):
-        agreement.all_or_none(fail)
+        multihost.all_or_none(fail)
     beside.append(("OSError", "the disk is full"))
-    with pytest.raises(agreement.FailedElsewhere, match="process 1: the disk is full") as failure:
-        agreement.all_or_none(lambda: 1)
+    with pytest.raises(multihost.FailedElsewhere, match="process 1: the disk is full") as failure:
+        multihost.all_or_none(lambda: 1)
     assert failure.value.kind == "OSError"
 
 
 def test_a_save_is_not_waited_for_where_another_process_has_failed_in_it(beside, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(agreement, "max_over_processes", lambda own: own)  # the other one is done
-        assert agreement.in_background(lambda: 3) == 3
+        patch.setattr(multihost, "max_over_processes", lambda own: own)  # the other one is done
+        assert multihost.in_background(lambda: 3) == 3
         with pytest.raises(ValueError, match="no room"):
-            agreement.in_background(fail)
-    looks, never = [agreement.UNDER_WAY, agreement.UNDER_WAY, agreement.FAILED], threading.Event()
-    monkeypatch.setattr(agreement, "max_over_processes", lambda own: looks.pop(0))
+            multihost.in_background(fail)
+    looks, never = [multihost.UNDER_WAY, multihost.UNDER_WAY, multihost.FAILED], threading.Event()
+    monkeypatch.setattr(multihost, "max_over_processes", lambda own: looks.pop(0))
     beside.append(("OSError", "No space left on device"))
-    with pytest.raises(agreement.FailedElsewhere, match="No space left"):
-        agreement.in_background(never.wait)
+    with pytest.raises(multihost.FailedElsewhere, match="No space left"):
+        multihost.in_background(never.wait)
     never.set()
     assert not looks
 
 
-def test_a_checkpoint_that_is_damaged_for_another_process_is_skipped(beside, tmp_path):
-    path = save(tmp_path, blocks=1)
-    assert read_together(path, None, lambda shapes: None).keys() == state().keys()
-    beside.append(("Damaged", "checkpoint 7 is damaged"))
-    with pytest.raises(Damaged, match="process 1: checkpoint 7 is damaged"):
-        read_together(path, None, lambda shapes: None)
-    beside.append(("TrainingError", "the disk is gone"))
-    with pytest.raises(TrainingError, match="process 1: the disk is gone"):
-        read_together(path, None, lambda shapes: None)
+@pytest.mark.parametrize(("kind", "raised"), [("Damaged", Damaged), ("TrainingError", multihost.FailedElsewhere)])
+def test_a_checkpoint_that_is_damaged_for_another_process_is_skipped(kind, raised, checkpoint, beside):
+    assert read_together(checkpoint, None, lambda shapes: None).keys() == state().keys()
+    beside.append((kind, "checkpoint 7"))
+    with pytest.raises(raised, match="process 1: checkpoint 7"):
+        read_together(checkpoint, None, lambda shapes: None)
+
+
+@pytest.mark.parametrize(("kind", "code"), [("UsageError", 2), ("OSError", 1)])
+def test_all_processes_end_with_the_exit_code_of_the_one_that_failed(kind, code, monkeypatch):
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    with pytest.raises(ProcessEnded, match="process 1: no") as end, multihost.joined(SimpleNamespace(is_distributed=1)):
+        raise multihost.FailedElsewhere(1, kind, "no")
+    assert end.value.code == code
 
 
 def state() -> Arrays:

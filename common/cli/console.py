@@ -1,105 +1,15 @@
-"""The terminal of a run: header, progress bar (or a line per interval) and warnings, and the signals that stop a run.
-
-The first SIGINT, SIGTERM or SIGHUP asks the run to stop, a second SIGINT ends the process at once.
-"""
+"""The terminal of a run: header, progress bar (or a line per interval) and warnings."""
 
 import os
-import signal
 import statistics
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, NoReturn, TypeVar
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from common.cli.errors import printable
 
-STOPPING = signal.SIGINT, signal.SIGTERM, *filter(None, [getattr(signal, "SIGHUP", None)])  # not on Windows
-
-
-def end_at_once(number: int) -> NoReturn:
-    """End the process as one that a signal has ended."""
-    os._exit(128 + number)
-
-
-class SignalWatch:
-    """Notices signals at once, even while the main thread waits for the device, where Python runs no handlers."""
-
-    def __init__(self, announce: Callable[[], None], abandon: Callable[[], None]):
-        """From a thread, `announce` is called when the first signal arrives, `abandon` before the process ends."""
-        self.received: int | None = None
-        self._announce, self._abandon = announce, abandon
-        self._handlers = {}
-        self._farewell: Callable[[], None] | None = None
-
-    def start(self) -> None:
-        """Take over the signals; does nothing outside the main thread, where signals are the caller's business.
-
-        One that `nohup` has the process ignore stays ignored.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            return
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._write, False)
-        self._previous = signal.set_wakeup_fd(self._write)
-        threading.Thread(target=self._watch, daemon=True).start()
-        for number in STOPPING:
-            if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) is not signal.SIG_IGN:
-                self._handlers[number] = signal.signal(number, lambda number, frame: None)
-
-    def stop(self) -> None:
-        """Give the signals back."""
-        if not self._handlers:
-            return
-        for number, handler in self._handlers.items():  # first: a signal in between must not be lost
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._previous)
-        self._handlers = {}
-        os.close(self._write)  # ends the thread
-
-    @contextmanager
-    def ending_at_once(self, farewell: Callable[[], None]) -> Iterator[None]:
-        """Inside, the first signal ends the process already, after `farewell` is called: nothing is lost but time.
-
-        That is so in a command. A process that merely calls `train`, as a notebook's, has more to lose than the run.
-        """
-        if self._handlers.get(signal.SIGINT) is signal.SIG_DFL:
-            self._farewell = farewell
-        try:
-            if self.received:
-                self._leave(self.received)
-            yield
-        finally:
-            self._farewell = None
-
-    def _leave(self, number: int) -> None:
-        """End the process, if a signal does so now."""
-        if self._farewell:
-            try:
-                self._farewell()
-            finally:
-                self._abandon()
-                end_at_once(number)
-
-    def _watch(self) -> None:
-        with suppress(OSError):
-            while received := os.read(self._read, 1):
-                if received[0] not in STOPPING:
-                    continue  # a signal of the program around us
-                if received[0] == self.received == signal.SIGINT:
-                    self._abandon()
-                    end_at_once(signal.SIGINT)
-                first, self.received = self.received is None, received[0]
-                self._leave(received[0])
-                if first:
-                    self._announce()
-        os.close(self._read)
-
-
 T = TypeVar("T")
-
-SIGN_OF_LIFE = 30.0  # seconds after which a log says that something slow still goes on
 
 
 class Console:
@@ -116,7 +26,6 @@ class Console:
             self._rich = Rich(highlight=False, soft_wrap=True, force_jupyter=False, force_terminal=False)
         self._errors = Rich(stderr=True, highlight=False, soft_wrap=True)
         self._bar = None
-        self._task = None
 
     def say(self, text: str) -> None:
         if not self.quiet and text:
@@ -157,7 +66,7 @@ class Console:
             progress.TimeRemainingColumn(compact=True),
         ]
         self._bar = progress.Progress(*columns, console=self._rich, refresh_per_second=5)
-        self._task = self._bar.add_task("", total=self.total, completed=steps, report="")
+        self._bar.add_task("", total=self.total, completed=steps, report="")
         with self._unread():
             self._bar.start()
 
@@ -167,16 +76,17 @@ class Console:
             return
         counts = row["episode/count"]
         ended = round(sum(counts) if isinstance(counts, list) else counts)
-        earned = f"return {self._brief(row['episode/return'])} " if ended else ""
-        which, speed = f"{ended:,} episode{'s' * (ended > 1)} ended", f"{row['time/sps']:,.0f} steps/s"
+        earned = f"return {self._brief(row['episode/return'])}" if ended else "no episode ended"
+        which = f"({ended:,} episode{'s' * (ended > 1)} ended)" if ended else ""
+        speed = f"{row['time/sps']:,.0f} steps/s"
         if self._bar:  # in two lines, which fit on 80 columns
-            report = f"{earned}\n{which}, {speed}" if ended else f"no episode ended\n{speed}"
             with self._unread():
-                self._bar.update(self._task, completed=min(steps, self.total), report=report)
+                report = f"{earned}\n{which} {speed}"
+                self._bar.update(self._bar.task_ids[0], completed=min(steps, self.total), report=report)
             return
-        which = f"({which})" if ended else "no episode ended"
         eta = max(self.total - steps, 0) / max(row["time/sps_wall"], 1e-9)
-        self.say(f"step {steps:>11,} / {self.total:,}  {earned}{which}  {speed}  ETA {eta:.0f} s")
+        shown = " ".join(filter(None, [earned, which]))
+        self.say(f"step {steps:>11,} / {self.total:,}  {shown}  {speed}  ETA {eta:.0f} s")
 
     def attempt(self, what: str, tell: Callable[..., T], *args: Any) -> T | None:
         """What `tell` returns at the end of a run, which that does not decide; None where it fails, with a warning."""
@@ -190,12 +100,11 @@ class Console:
     def task(self, words: str) -> Iterator[Callable[[int, int], None]]:
         """While something slow goes on: yields a function to call with how much is done, and of how much.
 
-        A bar on a terminal, elsewhere a line, and one more every SIGN_OF_LIFE seconds.
+        A bar on a terminal, elsewhere a line.
         """
         if self.quiet or not self._rich.is_terminal:
             self.say(f"{words} ...")
-            with _repeatedly(lambda seconds: self.say(f"{words} ... {seconds:.0f} s")):
-                yield lambda done, total: None
+            yield lambda done, total: None
             return
         from rich import progress
 
@@ -221,24 +130,6 @@ class Console:
             with self._unread():
                 self._bar.stop()
             self._bar = None
-
-
-@contextmanager
-def _repeatedly(function: Callable[[float], None]) -> Iterator[None]:
-    """Inside, a thread calls the function every SIGN_OF_LIFE seconds, with how many have passed."""
-    over, began = threading.Event(), time.monotonic()
-
-    def call():
-        while not over.wait(SIGN_OF_LIFE):
-            function(time.monotonic() - began)
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def brief_seeds(value: float | list[float | None] | None) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import check_file, in_one_step, read_text
-from common.device import agreement, multihost
+from common.device import multihost
 from common.device.sharding import over_processes
 from common.runs.arrays import COUNTERS, ROWS, SIZE, Arrays, check_blocks, first_part, read_own_rows, sha256
 
@@ -130,8 +130,8 @@ def read(path: Path, part: str | None = None, check: Callable[[dict[str, Any]], 
 def read_together(path: Path, part: str | None, check: Callable[[dict[str, Any]], None]) -> Arrays:
     """As `read`, for all processes: what is damaged for one of them is so for all."""
     try:
-        return agreement.all_or_none(read, path, part, check)
-    except agreement.FailedElsewhere as failure:
+        return multihost.all_or_none(read, path, part, check)
+    except multihost.FailedElsewhere as failure:
         raise (Damaged(int(path.name), failure) if failure.kind == Damaged.__name__ else failure) from failure
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from common.cli.errors import TrainingError, UsageError
-from common.device import agreement, multihost
+from common.device import multihost
 from common.runs.arrays import COUNTERS, Arrays, Mismatch, check_match, flatten, select, unflatten, whole, without
 from common.runs.checkpoint_files import (
     DELETED,
@@ -136,7 +136,7 @@ class Checkpoints:
         if self._saving:
             (step, saving), self._saving = self._saving, None
             try:
-                agreement.in_background(saving.result)  # ends its thread, which the writer's own `wait` leaves behind
+                multihost.in_background(saving.result)  # ends its thread, which the writer's own `wait` leaves behind
             except Exception as error:
                 raise self._failure(step, error) from error
         if multihost.on_first(self._delete_old):

@@ -12,7 +12,7 @@ from common.cli.console import Console
 from common.cli.env_flags import steps_on_host
 from common.cli.errors import UsageError
 from common.cli.files import read_config
-from common.device import agreement, multihost
+from common.device import multihost
 from common.device.optim import SCHEDULED, hp_now
 from common.device.sharding import TrainState, check_learners, to_devices, to_host
 from common.envs.spaces import Box, Dict, Discrete, EnvSpec, Space, Tuple, leaves
@@ -72,7 +72,7 @@ def _placed(start: Start, make: Callable[[], Any], shapes: Any, devices: list[ja
 def with_learner(state: Any, learner: Any, shapes: Any, devices: list[jax.Device], sharding: str) -> Any:
     """`state`, which has these `shapes`, with another `learner` from the host; in all processes or in none."""
     alone = TrainState(shapes.learner, (), ())
-    placed = agreement.all_or_none(to_devices, alone.replace(learner=learner), alone, devices, sharding)
+    placed = multihost.all_or_none(to_devices, alone.replace(learner=learner), alone, devices, sharding)
     return state.replace(learner=placed.learner)
 
 

@@ -65,8 +65,8 @@ def ranking(args: Any, run_dir: Path, outcome: Any) -> list[str]:
     members = zip(args.flags_of_members(), _evolved(args, run_dir), strict=True)
     flags = [as_flags(given | now, args.env_params) for given, now in members]
     newest, best, confirmed = outcome.newest, outcome.best, dict(outcome.confirmed)
-    when = f" at step {newest.step:,}" if newest.step < outcome.env_steps else ""
-    how = describe_episodes(outcome.eval_episodes, newest.evaluation.get(DISTINCT, [])) + when
+    when = f" at step {newest.step:,}" if newest.step < outcome.record["env_steps"] else ""
+    how = describe_episodes(args.eval_episodes, newest.evaluation.get(DISTINCT, [])) + when
     lines = _best(flags, newest.evaluation, confirmed.get(newest.step, {}), how, _told(args))
     if best and newest.step > best.step and confirmed.get(newest.step):
         first, last = (best_return(x["eval/return_mean"]) for x in (best.evaluation, confirmed[newest.step]))

@@ -121,10 +121,6 @@ class Saver:
             return False
         return multihost.on_first(has_ended_at, self._directory, step)
 
-    def has(self, step: int) -> bool:
-        """Whether there is a checkpoint of this step."""
-        return bool(self._checkpoints) and self._checkpoints.path(step).exists()
-
     def last_good(self) -> str:
         """In words, where a run that broke can go on."""
         with suppress(TrainingError):

@@ -40,14 +40,13 @@ if __name__ == "__main__":
     ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from common.actors.host_evaluation import run_host_episodes
 from common.actors.watchdog import Worker
 from common.cli.env_flags import is_custom, steps_on_host
 from common.device.agents import Seen
-from common.device.evaluation import Episodes, add_to_fingerprint, play_episodes
+from common.device.evaluation import Episodes, play_episodes
 from common.device.programs import set_up_cache
 from common.drawing.gif import draw_gif
 from common.drawing.recording import RecordedEnvs, Recording, record
@@ -57,7 +56,6 @@ from common.envs.masks import without_privileged
 from common.envs.registry import make, make_host
 from common.envs.spaces import EnvSpec
 from common.policy import Policy, load_named
-from common.runs.ranking import describe_episodes
 
 HOST_ENVS = 16  # at most, stepped together
 
@@ -158,14 +156,10 @@ def play(args: Args) -> Episodes:
     with console.task("playing"):
         run = jax.jit(lambda keys: play_episodes(env, policy.player(args.stochastic), keys))
         others = keys[1:] if args.gif else keys
-        episodes = jax.device_get(run(others)) if len(others) else Episodes(*np.empty((3, 0)))
+        episodes = jax.device_get(run(others)) if len(others) else Episodes(*np.empty((2, 0)))
     if args.gif:
         episode = record_with_bar(policy, env, keys[0], console, args.stochastic)
-        steps = jax.tree.map(lambda x: x[:, None], (jax.tree.map(lambda x: x[:-1], episode.obs), episode.rewards))
-        fingerprint, _ = jax.lax.scan(
-            lambda fingerprint, step: (add_to_fingerprint(fingerprint, *step), None), jnp.zeros(1, jnp.uint32), steps
-        )
-        first = Episodes(episode.rewards.sum(), len(episode.rewards), jax.device_get(fingerprint))
+        first = Episodes(episode.rewards.sum(), len(episode.rewards))
         episodes = jax.tree.map(np.append, first, episodes)
     show(episodes, console, env.is_game)
     if args.gif:
@@ -181,12 +175,12 @@ def draw(args: Args, env: Env | EnvSpec, episode: Recording, console: Console) -
 
 def show(episodes: Episodes, console: Console, is_game: bool = False) -> None:
     """Print every episode and their summary."""
-    for number, (ret, length, _) in enumerate(zip(*episodes, strict=True), 1):
+    for number, (ret, length) in enumerate(zip(*episodes, strict=True), 1):
         console.say(f"episode {number:>4}  return {ret:>10.2f}  length {length:>6,.0f}")
     ret = episodes.ret
     spread = f"{ret.mean():.1f} ± {ret.std():.1f} (min {ret.min():.1f}, max {ret.max():.1f})"
     won = f", {np.mean(ret > 0):.0%} won" if is_game else ""
-    console.say(f"return   {spread} over {describe_episodes(len(ret), [len(np.unique(episodes.fingerprint))])}{won}")
+    console.say(f"return   {spread} over {len(ret)} episode{'s' * (len(ret) > 1)}{won}")
 
 
 if __name__ == "__main__":

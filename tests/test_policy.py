@@ -187,7 +187,7 @@ def test_a_run_that_ends_below_its_best_says_so(returns, better, tmp_path, monke
     means = iter(returns)
 
     def evaluate(self, step, state, seed):
-        return Evaluated(step, Episodes(next(means) + np.array([[-3.0, 3.0]]), np.ones((1, 2)), np.array([[1, 2]])))
+        return Evaluated(step, Episodes(next(means) + np.array([[-3.0, 3.0]]), np.ones((1, 2))))
 
     monkeypatch.setattr(common.runs.evaluator.DeviceEvaluation, "begin", evaluate)
     run_dir = ppo.train(small_args(run_dir=str(tmp_path / "run"), **TINY | {"quiet": False})).run_dir

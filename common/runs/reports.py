@@ -19,7 +19,7 @@ from common.device.devices import describe
 from common.device.optim import schedule_notes
 from common.runs.directory import write_json
 from common.runs.metrics import jsonable
-from common.runs.ranking import DISTINCT, describe_episodes, ranking
+from common.runs.ranking import ranking
 
 SHOWN = {f"eval/return_{name}" for name in ("mean", "std", "min", "max")}
 """What the footer shows of an evaluation."""
@@ -115,8 +115,7 @@ def _agents(args: Any, run_dir: Path, outcome: Outcome) -> list[str]:
         who = f" of seed {args.seed + seed}" if args.num_agents > 1 else ""
         spread = f"{mean:.1f} ± {std:.1f} (min {low:.1f}, max {high:.1f})"
         won = f", {evaluation['eval/win_rate'][seed]:.0%} won" if "eval/win_rate" in evaluation else ""
-        how = describe_episodes(args.eval_episodes, evaluation.get(DISTINCT, [])[seed : seed + 1])
-        lines.append(f"greedy   return{who} {spread} over {how}{won}{when}")
+        lines.append(f"greedy   return{who} {spread} over {args.eval_episodes} episodes{won}{when}")
     if best and best.step < outcome.record["env_steps"] and best.mean() > outcome.newest.mean():
         found = f"better   return {best.mean():.1f} at step {best.step:,} over {args.eval_episodes} other episodes"
         play = f"python -m common.play {shlex.quote(str(run_dir))} --step {best.step}"

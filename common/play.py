@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 from common.cli.checks import Bounds, CountOrZero
 from common.cli.command import PolicyArgs, main, parse
-from common.cli.console import Console
 from common.cli.env_flags import given_params
 from common.cli.errors import UsageError
 from common.cli.files import check_target
+from common.runs.console import Console
 
 
 @dataclass

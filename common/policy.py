@@ -23,7 +23,6 @@ import numpy as np
 
 from common.cli.checks import advice_for_removed_flag
 from common.cli.command import PolicyArgs
-from common.cli.console import Console
 from common.cli.errors import UsageError
 from common.cli.files import read_config
 from common.cli.run_flags import ONE_TIME
@@ -33,6 +32,7 @@ from common.envs.spaces import EnvSpec
 from common.runs.arrays import Mismatch
 from common.runs.checkpoint_files import CheckpointDeleted, Damaged, step_of
 from common.runs.checkpoints import ATTEMPTS, FOLDER, Checkpoints
+from common.runs.console import Console
 from common.runs.directory import ROOT
 from common.runs.loading import explain_mismatch
 from common.runs.ranking import best_return, best_step, overall_of, ranked

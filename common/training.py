@@ -88,7 +88,11 @@ def train_on_devices(
     functions = for_seeds(algorithm, args, env, args.num_agents // groups, evolution(args, groups))
     programs = over_devices(functions, devices, args.sharding)
     members = arrays_of(args.members, len(devices), args.sharding)
-    notes = memory_note(args, env, devices) | args.remarks | _notes_of(args, env)
+    notes = memory_note(args, env, devices) | args.remarks
+    if args.save_envs and (size := env.state_bytes * args.num_envs * args.num_agents) >= LARGE:
+        notes["state"] = f"environments take {size / 1e6:,.0f} MB in every checkpoint; --no-save-envs leaves them out"
+    if env.declared_steps > env.max_steps:
+        notes["eval"] = f"cuts episodes after {env.max_steps:,} of {env.declared_steps:,} steps"
     shapes, example = shapes_of(programs, members), np.int32(0)
     notes |= check_size(args, shapes, devices)
     check_fits(args, programs, shapes, example, env, devices)
@@ -109,18 +113,6 @@ def _choose_devices(args: Any) -> list[jax.Device]:
         return share_members(args.num_devices, args.num_agents)
     sizes = args.num_devices, args.num_envs, args.block
     return choose_devices(*sizes, args.envs_per_cpu_device, args.num_processes)
-
-
-def _notes_of(args: Any, env: Env) -> dict[str, str]:
-    """What environments that are large, or go on for long, mean for a run."""
-    notes = {}
-    saved = env.state_bytes * args.num_envs * args.num_agents
-    if args.save_envs and saved >= LARGE:
-        each = f"{env.state_bytes / 1e3:,.0f} kB of each environment"
-        notes["state"] = f"{each}, {saved / 1e6:,.0f} MB in every checkpoint; --no-save-envs leaves them out"
-    if env.declared_steps > env.max_steps:
-        notes["eval"] = f"cuts episodes after {env.max_steps:,} of {env.declared_steps:,} steps"
-    return notes
 
 
 def train_with_actors(

@@ -21,7 +21,6 @@ from helpers import (
     train,
 )
 
-from common.cli.console import Console
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import replacing
 from common.device.devices import choose_devices
@@ -47,6 +46,7 @@ from common.envs.spaces import Box
 from common.nets.torso import Convolution, Torso, batch_last
 from common.runs.arrays import Arrays, sha256
 from common.runs.checkpoints import Checkpoints
+from common.runs.console import Console
 from common.runs.directory import write_json
 from common.runs.evaluator import MOST_PENDING, Evaluations
 from common.runs.loading import Start

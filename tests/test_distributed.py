@@ -23,16 +23,13 @@ from cli_helpers import (
     ROOT,
     SMALL_FLAGS,
     STEPS,
-    check_words,
     checkpoint_steps,
     environment,
     in_process,
-    only_message,
     read_result,
     read_rows,
     read_until,
     run_python,
-    run_script,
     start_script,
 )
 from helpers import relative_difference
@@ -251,10 +248,3 @@ def check_close(run_dir: Path, other: Path, step: int) -> None:
     assert [row["env_steps"] for row in read_rows(run_dir)] == [row["env_steps"] for row in read_rows(other)]
     returns = [read_result(path)["eval/return_mean"] for path in (run_dir, other)]
     assert returns[0] == pytest.approx(returns[1], rel=1e-3)
-
-
-def test_more_devices_than_a_cpu_can_have_are_refused(tmp_path):
-    words = "--num-devices", 2049, "--num-envs", 2049, "--num-minibatches", 1, "--run-dir", tmp_path / "run"
-    process = run_script(*words)
-    assert process.returncode == 2
-    check_words(only_message(process.stderr), "--num-devices 2049, 2048")

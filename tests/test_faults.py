@@ -37,9 +37,9 @@ from cli_helpers import (
 )
 
 from common.cli.command import parse
-from common.cli.console import Console
 from common.device.programs import without_alarms
 from common.runs.checkpoint_files import UNFINISHED
+from common.runs.console import Console
 from common.runs.saver import Saver
 from common.runs.signals import Interruption
 
@@ -203,7 +203,7 @@ def test_a_run_goes_on_without_its_terminal(monkeypatch):
     terminal.closed_by_user = False
     console = Console(quiet=False, total_steps=100)
     monkeypatch.setattr(sys, "stdout", terminal)
-    console.start(0)
+    console.show_bar(0)
     terminal.closed_by_user = errors.closed_by_user = True
     for _ in range(2):
         console.update(10, {"episode/return": 1.0, "episode/count": 2.0, "time/sps": 1.0, "time/sps_wall": 1.0})

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from common.cli.console import Console
 from common.cli.errors import TrainingError, UsageError
 from common.device import multihost
 from common.device.evaluation import OTHER_SEED, SEED, Episodes, Evaluated
+from common.runs.console import Console
 from common.runs.ranking import overall_of
 from common.runs.recorder import Clock, Recorder
 from common.runs.reports import Score

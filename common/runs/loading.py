@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from common.cli.console import Console
 from common.cli.env_flags import steps_on_host
 from common.cli.errors import UsageError
 from common.cli.files import read_config
@@ -19,6 +18,7 @@ from common.envs.spaces import Box, Dict, Discrete, EnvSpec, Space, Tuple, leave
 from common.runs.arrays import ROWS, Arrays, Mismatch, counters_of, first_part, flatten, select, unflatten, without
 from common.runs.checkpoint_files import Damaged, saved_steps
 from common.runs.checkpoints import FOLDER, Checkpoints
+from common.runs.console import Console
 from common.runs.directory import differences
 from common.runs.ranking import overall_of
 from common.runs.reports import Score, stored_evaluation

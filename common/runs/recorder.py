@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from common.cli.console import Console
 from common.cli.errors import TrainingError
 from common.envs.masks import LEGAL
+from common.runs.console import Console
 from common.runs.metrics import EXCHANGES, Metrics, drop_after, jsonable
 
 BEFORE, AFTER = "pbt/before/", "hyper/"

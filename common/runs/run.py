@@ -15,12 +15,12 @@ import jax
 import numpy as np
 
 from common.cli.checks import LARGEST
-from common.cli.console import Console
 from common.cli.errors import TrainingError
 from common.device import multihost
 from common.device.programs import Programs, compile_together, set_up_cache
 from common.device.sharding import host_like
 from common.runs import reports
+from common.runs.console import Console
 from common.runs.directory import agree_on_directory, claim_directory, describe_run, restore
 from common.runs.evaluator import DeviceEvaluation, Evaluations
 from common.runs.loading import Start, load, place
@@ -50,18 +50,20 @@ class Run:
         set_up_cache()
         self.args, self.devices, self._is_game = args, devices, getattr(env, "is_game", False)
         self.total = args.num_updates * args.steps_per_update
+        self._end = min(self.total, args.stop_after or self.total)  # of this invocation
+        saving = {} if args.benchmark else {"eval": args.eval_interval, "checkpoint": args.checkpoint_interval}
+        self._intervals = {"log": args.log_interval, "exchange": args.exchange_interval} | saving
         self.config = describe_run(args, script, env, devices)
         (self.path, changes), first = agree_on_directory(args, self.config), multihost.is_first()
         self.dir = self.path if first else None  # where this process writes
         self.console = Console(args.quiet or args.benchmark, self.total, summary if args.is_population else None, first)
+        self._interruption = Interruption(self.console)
         self.steps = self.first_step = 0
         self.counters: dict[str, int] = {}  # those with which actors begin
         self.actors: Any = None  # beside the learner: what has `counters`, `figures` and `remarks`, as `Batches` has
         self._header = reports.header(args, env.name, devices, notes, self.total, self.dir, changes)
-        self._end = min(self.total, args.stop_after or self.total)  # of this invocation
-        self._intervals, self._clock, self._callback = intervals_of(args), Clock(), callback if first else None
+        self._clock, self._callback = Clock(), callback if first else None
         self._saver = self._recorder = self._evaluations = self._where = None  # until `start`
-        self._interruption = Interruption(self.console)
 
     def __enter__(self) -> "Run":
         self._interruption.start()
@@ -105,7 +107,7 @@ class Run:
             state = place(start, lambda: programs.init(members._replace(seed=fresh)), *self._where)
         self.console.say(f"compiled in {self._clock.seconds['compile']:.1f} s")
         self._evaluations.use(evaluation or DeviceEvaluation(programs.evaluate, self.args))
-        self.console.start(self.steps)
+        self.console.show_bar(self.steps)
         self._clock.begin()
         return state, programs.update
 
@@ -262,12 +264,6 @@ class Run:
             "checkpoint": str(checkpoint) if checkpoint else None,  # the newest
         }
         return Outcome(record | self._figures(), newest, confirmed)
-
-
-def intervals_of(args: Any) -> dict[str, int]:
-    """Steps from one time to the next, 0 is never; --benchmark neither evaluates nor saves."""
-    saving = {} if args.benchmark else {"eval": args.eval_interval, "checkpoint": args.checkpoint_interval}
-    return {"log": args.log_interval, "exchange": args.exchange_interval} | saving
 
 
 def next_boundary(step: int, interval: int) -> float:

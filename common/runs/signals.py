@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from common.cli.console import Console
 from common.device import multihost
+from common.runs.console import Console
 
 STOPPING = signal.SIGINT, signal.SIGTERM, *filter(None, [getattr(signal, "SIGHUP", None)])  # not on Windows
 PROMISE = "interrupted: ending once everything is saved; interrupt again to exit at once"

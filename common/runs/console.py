@@ -52,8 +52,8 @@ class Console:
             self.quiet, self._bar = self.quiet or stream == "stdout", None
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
 
-    def start(self, steps: int) -> None:
-        """Show the progress bar, where output is a terminal."""
+    def show_bar(self, steps: int) -> None:
+        """Show how far the training is, where output is a terminal."""
         if self.quiet or not self._rich.is_terminal:
             return
         from rich import progress

@@ -139,7 +139,7 @@ def _read(args_class: type, argv: list[str], program: str | None) -> Any:
     given, default = _decisive_flags(argv), None
     args_class = _placed(args_class, given)
     if issubclass(args_class, RunArgs):
-        _check_repeated(args_class, argv)
+        _check_lists(args_class, argv)
         default = _defaults(args_class, given)
         if {"-h", "--help"} & set(argv):
             print(help_text(args_class, default, program))
@@ -170,12 +170,15 @@ def _sentence_in(box: str) -> str:
     return " ".join(said) or title
 
 
-def _check_repeated(args_class: type, argv: list[str]) -> None:
-    """Raise UsageError where a flag that takes several texts stands there twice, which loses the first."""
+def _check_lists(args_class: type, argv: list[str]) -> None:
+    """Raise UsageError where a flag that takes several texts stands there twice, which loses the first, or bare."""
     words = [word.split("=")[0].replace("_", "-") for word in argv]
+    bare = {word.replace("_", "-") for word, after in zip(argv, [*argv[1:], "--"], strict=True) if after[:2] == "--"}
     for flag in (flag_of(name) for name, kind in kinds_of(args_class).items() if kind == tuple[str, ...]):
         if words.count(flag) > 1:
             raise UsageError(f"{flag} is there twice: put all that it says behind one of them")
+        if flag in bare:
+            raise UsageError(f"{flag} needs a value")
 
 
 def _with_table(message: str, args: Any) -> str:
@@ -186,9 +189,14 @@ def _with_table(message: str, args: Any) -> str:
     return message
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
 def _decisive_flags(argv: list[str]) -> argparse.Namespace:
     """The flags on which the defaults of others depend, None where nobody gives them."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = _Parser(add_help=False, allow_abbrev=False)
     for flag in ("--env", "--resume", "--run-dir"):
         parser.add_argument(flag, nargs="?", const="")
     for flag in ("--tuned", "--resume-or-start"):

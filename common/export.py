@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from common.cli.command import PolicyArgs, main, parse
-from common.cli.console import Console
 from common.cli.env_flags import given_params
 from common.cli.errors import UsageError
 from common.cli.files import check_target, replacing
+from common.runs.console import Console
 
 
 @dataclass

@@ -21,7 +21,6 @@ import jax
 import numpy as np
 
 from common.cli.command import PolicyArgs
-from common.cli.console import Console
 from common.cli.errors import UsageError
 from common.cli.files import is_run, read_config
 from common.cli.run_flags import ONE_TIME
@@ -30,6 +29,7 @@ from common.device.optim import hp_of
 from common.envs.spaces import EnvSpec
 from common.runs.arrays import Mismatch
 from common.runs.checkpoints import FOLDER, Checkpoints, step_of
+from common.runs.console import Console
 from common.runs.directory import ROOT
 from common.runs.ranking import overall_of, ranked
 

@@ -54,37 +54,6 @@ from common.runs.recorder import Callback
 from common.runs.reports import TrainResult, stored_evaluation
 from common.runs.run import Run
 
-
-def draw_metrics(run: Run, env: Any, learners: Any, status: str) -> str:
-    """Draw the metrics of a run to a picture."""
-    title = f"{env.name}, {run.config['algorithm']}"
-    if run.args.is_population:
-        return f"picture  {draw_population(run.dir, title, run.args.members.hyper)}"
-    return f"curve    {draw_curve(run.dir, title)}"
-
-
-def draw_policy(run: Run, env: Env, agent: Agent, learners: Any, status: str) -> str:
-    """With --gif, draw an episode with the policy of the first of `learners` [S, ...] to `policy.gif`."""
-    path = run.dir / "policy.gif"
-    if not run.args.gif:
-        return ""
-    if status != "interrupted":
-        _play_and_draw(run, env, agent, learners, path)
-    return f"gif      {path}" if path.exists() else ""
-
-
-def _play_and_draw(run: Run, env: Env, agent: Agent, learners: Any, path: Path) -> None:
-    from common.play import record_with_bar, save_gif  # slow, and needed with --gif only
-    from common.policy import Policy
-
-    path.unlink(missing_ok=True)
-    returns = stored_evaluation(run.dir, run.steps).evaluation.get("eval/return_mean", [])
-    member = ranked(returns)[0] if run.args.is_population and returns else 0
-    policy = Policy(agent, jax.tree.map(lambda x: x[member], learners), env.spec)
-    episode = record_with_bar(policy, env, jax.random.key(run.args.seed), run.console)
-    save_gif(env, episode, path, run.console)
-
-
 LARGE = 50_000_000  # bytes of environments in a checkpoint, from which on the header says so
 
 
@@ -93,70 +62,50 @@ def run_algorithm(
 ) -> TrainResult | None:
     """Train as the command line does; see `train_on_devices`, and of environments on the host `train_with_actors`.
 
-    `env` is an environment, in place of the name `args.env`. `callback` gets every row of metrics, and ends the run
-    where it returns True. With --list-envs there is no result.
+    `env` is a gymnax-style environment, in place of the name `args.env`. `callback` gets every row of metrics, and ends
+    the run where it returns True. With --list-envs there is no result.
     """
     if args.list_envs:
         return list_envs(("device", "host") if hasattr(args, "at") else ("host",), args.list_envs)
-    if not isinstance(args, HostEnvArgs):
-        return train_on_devices(args, script, make_algorithm, env, callback)
-    if env is not None:
+    if isinstance(args, HostEnvArgs) and env is not None:
         raise UsageError("environments on the host are named by --env: an object cannot be made anew by each actor")
-    return train_with_actors(args, script, make_algorithm, callback)
+    with multihost.joined(args):
+        if isinstance(args, HostEnvArgs):
+            return train_with_actors(args.among(multihost.count()), script, make_algorithm, callback)
+        return train_on_devices(args, script, make_algorithm, env, callback)
 
 
 def train_on_devices(
-    args: Any,
-    script: str,
-    make_algorithm: Callable,
-    env: Any = None,
-    callback: Callback | None = None,
+    args: Any, script: str, make_algorithm: Callable, env: Any = None, callback: Callback | None = None
 ) -> TrainResult:
-    """Environments step on the devices too, and many updates run in one call.
-
-    `env` is a gymnax-style environment, in place of the name `args.env`. `callback` gets every row, and ends the run
-    where it returns True.
-    """
-    with multihost.joined(args):
-        devices = _choose_devices(args)
-        params = given_params(vars(args))
-        env = run_env(args, make(args.env, params) if env is None else wrap(env, params))
-        check_spaces(args, env)
-        algorithm = make_algorithm(args, env.spec)
-        groups = args.groups(len(devices))
-        functions = for_seeds(algorithm, args, env, args.num_agents // groups, evolution(args, groups))
-        members = arrays_of(args.members, len(devices), args.sharding)
-        programs = over_devices(functions, devices, args.sharding)
-        header = memory_note(args, env, devices) | args.remarks | _notes_of(args, env, len(devices))
-        shapes, example = shapes_of(programs, members), np.int32(0)
-        header |= check_size(args, shapes, devices)
-        check_fits(args, programs, shapes, example, env, devices)
-        run = Run(args, script, env, devices, header, callback)
-        with locked(run.dir), run:
-            state, update = run.start(programs, example)
-            while run.unfinished:
-                updates = run.next_chunk()
-                state, *report = update(state, updates)
-                run.advance(state, updates, partial(jax.device_get, report))
-            agent = Agent.of(algorithm)
-            at_end = {"gif": partial(draw_policy, run, env, agent), "ratings": partial(rate_members, run, env, agent)}
-            return run.finish(state, {"picture": partial(draw_metrics, run, env)} | at_end)
-
-
-def _notes_of(args: Any, env: Env, num_devices: int) -> dict[str, str]:
-    """Which agents devices have, and what environments that are large, or go on for long, mean for a run."""
-    notes = {}
-    if args.sharding == "members":
-        each = args.num_agents // num_devices
-        own = f"each device trains {each:,} agent{'s' * (each > 1)} of its own"
-        notes["sharding"] = own if num_devices > 1 else f"one device trains all {each:,} agents"
-    saved = env.state_bytes * args.num_envs * args.num_agents
-    if args.save_envs and saved >= LARGE:
-        each = f"{env.state_bytes / 1e3:,.0f} kB of each environment"
-        notes["state"] = f"{each}, {saved / 1e6:,.0f} MB in every checkpoint; --no-save-envs leaves them out"
+    """Environments step on the devices too, and many updates run in one call."""
+    devices = _choose_devices(args)
+    params = given_params(vars(args))
+    env = run_env(args, make(args.env, params) if env is None else wrap(env, params))
+    check_spaces(args, env)
+    algorithm = make_algorithm(args, env.spec)
+    groups = args.groups(len(devices))
+    functions = for_seeds(algorithm, args, env, args.num_agents // groups, evolution(args, groups))
+    programs = over_devices(functions, devices, args.sharding)
+    members = arrays_of(args.members, len(devices), args.sharding)
+    notes = memory_note(args, env, devices) | args.remarks
+    if args.save_envs and (size := env.state_bytes * args.num_envs * args.num_agents) >= LARGE:
+        notes["state"] = f"environments take {size / 1e6:,.0f} MB in every checkpoint; --no-save-envs leaves them out"
     if env.declared_steps > env.max_steps:
         notes["eval"] = f"cuts episodes after {env.max_steps:,} of {env.declared_steps:,} steps"
-    return notes
+    shapes, example = shapes_of(programs, members), np.int32(0)
+    notes |= check_size(args, shapes, devices)
+    check_fits(args, programs, shapes, example, env, devices)
+    run = Run(args, script, env, devices, notes, callback)
+    with locked(run.dir), run:
+        state, update = run.start(programs, members, shapes, example)
+        while run.unfinished:
+            updates = run.next_chunk()
+            state, *report = update(state, updates)
+            run.advance(state, updates, partial(jax.device_get, report))
+        agent = Agent.of(algorithm)
+        at_end = {"gif": partial(draw_policy, run, env, agent), "ratings": partial(rate_members, run, env, agent)}
+        return run.finish(state, {"picture": partial(draw_metrics, run, env)} | at_end)
 
 
 def _choose_devices(args: Any) -> list[jax.Device]:
@@ -167,44 +116,36 @@ def _choose_devices(args: Any) -> list[jax.Device]:
 
 
 def train_with_actors(
-    args: HostEnvArgs,
-    script: str,
-    make_algorithm: Callable,
-    callback: Callback | None = None,
+    args: HostEnvArgs, script: str, make_algorithm: Callable, callback: Callback | None = None
 ) -> TrainResult:
     """Environments step on the host, in threads beside the learner; an update learns from some of their rollouts.
 
-    `callback` is as in `train_on_devices`. Each of several processes has actors and environments of its own, from which
-    its own learner devices get their share of an update.
+    Each of several processes has actors and environments of its own, from which its own learner devices get their share
+    of an update.
     """
-    with multihost.joined(args):
-        actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)
-        args = args.among(multihost.count())
-        env, own = inspect_env(args), len(multihost.own(devices))
-        check_spaces(args, env.spec)
-        algorithm = make_algorithm(args, env.spec)
-        driver = host_driver(algorithm, args, env.spec)
-        args.check_split(own)
-        threads = f"{args.actor_threads} thread{'s' * (args.actor_threads > 1)}"
-        header = {"actors": f"{threads} on each of {describe(actor_devices)}{_in_each()}"}
-        if (params := eval_params(args)) != args.env_params:
-            header["eval"] = f"with {params}"
-        header |= memory_note(args, env.spec, devices, versions=True)
-        programs, example = _over_learners(driver, devices), example_batch(args, env, driver, own)
-        shapes = shapes_of(programs, arrays_of(args.members, len(devices), args.sharding))
-        check_fits(args, programs, shapes, example, env.spec, devices)
-        run = Run(args, script, env, devices, header, callback)
-        with locked(run.dir), run:
-            agent = Agent.of(algorithm)
-            evaluation = HostEvaluation(args, agent._replace(act=jax.jit(agent.act)), run.console.warn)
-            state, update = run.start(programs, example, evaluation)
-            if run.unfinished:
-                state = _learn_from_actors(run, driver, state, update, env.logged, actor_devices)
-            return run.finish(state, {"picture": partial(draw_metrics, run, env)})
-
-
-def _in_each() -> str:
-    return f" in each of {multihost.count()} processes" if multihost.count() > 1 else ""
+    actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)
+    env, own = inspect_env(args), len(multihost.own(devices))
+    check_spaces(args, env.spec)
+    algorithm = make_algorithm(args, env.spec)
+    driver = host_driver(algorithm, args, env.spec)
+    args.check_split(own)
+    threads = f"{args.actor_threads} thread{'s' * (args.actor_threads > 1)} on each of {describe(actor_devices)}"
+    processes = f" in each of {multihost.count()} processes" if multihost.count() > 1 else ""
+    notes = {"actors": f"{threads}{processes}"}
+    if (params := eval_params(args)) != args.env_params:
+        notes["eval"] = f"with {params}"
+    notes |= memory_note(args, env.spec, devices, versions=True)
+    programs, members = _over_learners(driver, devices), arrays_of(args.members, len(devices))
+    shapes, example = shapes_of(programs, members), example_batch(args, env, driver, own)
+    check_fits(args, programs, shapes, example, env.spec, devices)
+    run = Run(args, script, env, devices, notes, callback)
+    with locked(run.dir), run:
+        agent = Agent.of(algorithm)
+        evaluation = HostEvaluation(args, agent._replace(act=jax.jit(agent.act)), run.console.warn)
+        state, update = run.start(programs, members, shapes, example, evaluation)
+        if run.unfinished:
+            state = _learn_from_actors(run, driver, state, update, env.logged, actor_devices)
+        return run.finish(state, {"picture": partial(draw_metrics, run, env)})
 
 
 def _over_learners(driver: HostDriver, devices: list[jax.Device]) -> Programs:
@@ -229,7 +170,8 @@ def _learn_from_actors(
     """Updates of `state` until the run ends; returns the last state."""
     host = to_host(state.replace(actors=()))
     learner, started = jax.tree.map(lambda x: x[0], (host.learner, host.run))
-    run.host_workers = batches = Batches(
+    this = f"warning: process {jax.process_index()} of {multihost.count()}:"  # its console is silent
+    run.actors = batches = Batches(
         run.args,
         act=jax.jit(driver.act),
         memory=jax.device_get(driver.memory(run.args.envs_per_actor)),
@@ -239,17 +181,12 @@ def _learn_from_actors(
         actor_devices=actor_devices,
         sharding=NamedSharding(mesh_of(multihost.own(run.devices)), P(AXIS)),
         counters=run.counters,
-        warn=run.console.warn if multihost.is_first() else _warn_of_this_process,
+        warn=run.console.warn if multihost.is_first() else partial(print, this, file=sys.stderr, flush=True),
     )
     with batches:
         while run.unfinished:
             state = _run_chunk(run, batches, state, update)
     return state
-
-
-def _warn_of_this_process(text: str) -> None:
-    """What happens to the actors of a process whose console is silent."""
-    print(f"warning: process {jax.process_index()} of {multihost.count()}: {text}", file=sys.stderr, flush=True)
 
 
 def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
@@ -268,7 +205,8 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
         except ActorsFailed as error:
             if multihost.count() > 1:
                 raise
-            batch, failure = None, error
+            failure = error
+            break
         if batch is None:
             break
         state, reported = _update(run.args, batches, state, batch, update)
@@ -307,3 +245,33 @@ def _update(args: HostEnvArgs, batches: Batches, state: Any, batch: Any, update:
         state, published, reported = update(state, batch)
     batches.publish(published)
     return state, reported
+
+
+def draw_metrics(run: Run, env: Any, learners: Any, status: str) -> str:
+    """Draw the metrics of a run to a picture."""
+    title = f"{env.name}, {run.config['algorithm']}"
+    if run.args.is_population:
+        return f"picture  {draw_population(run.dir, title, run.args.members.hyper)}"
+    return f"curve    {draw_curve(run.dir, title)}"
+
+
+def draw_policy(run: Run, env: Env, agent: Agent, learners: Any, status: str) -> str:
+    """With --gif, draw an episode with the policy of the first of `learners` [S, ...] to `policy.gif`."""
+    path = run.dir / "policy.gif"
+    if not run.args.gif:
+        return ""
+    if status != "interrupted":
+        _play_and_draw(run, env, agent, learners, path)
+    return f"gif      {path}" if path.exists() else ""
+
+
+def _play_and_draw(run: Run, env: Env, agent: Agent, learners: Any, path: Path) -> None:
+    from common.play import record_with_bar, save_gif  # slow, and needed with --gif only
+    from common.policy import Policy
+
+    path.unlink(missing_ok=True)
+    returns = stored_evaluation(run.dir, run.steps).evaluation.get("eval/return_mean", [])
+    member = ranked(returns)[0] if run.args.is_population and returns else 0
+    policy = Policy(agent, jax.tree.map(lambda x: x[member], learners), env.spec)
+    episode = record_with_bar(policy, env, jax.random.key(run.args.seed), run.console)
+    save_gif(env, episode, path, run.console)

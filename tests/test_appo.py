@@ -485,7 +485,7 @@ def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
     def evaluate(envs, policy, num_episodes, worker):
         value = next(returns)
         released.wait(300)
-        return Episodes(np.full(num_episodes, value), *np.ones((2, num_episodes)))
+        return Episodes(np.full(num_episodes, value), np.ones(num_episodes))
 
     def noting_the_seed(evaluation, learner, seed, worker):
         seeds.append(seed)

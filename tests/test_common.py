@@ -1,7 +1,6 @@
 """The shared modules: episode statistics, repeated updates, checkpoints, devices, evaluation."""
 
 import errno
-import itertools
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -12,19 +11,16 @@ import pytest
 from helpers import (
     AXIS,
     KeyedState,
-    RewardIsEpisode,
     Toy,
     make_env,
     metric_rows,
     over_devices,
     relative_difference,
-    result_of,
     same_bits,
     small_args,
     train,
 )
 
-from common.cli.console import Console
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import replacing
 from common.device.devices import choose_devices
@@ -50,13 +46,13 @@ from common.envs.spaces import Box
 from common.nets.torso import Convolution, Torso, batch_last
 from common.runs.arrays import Arrays, sha256
 from common.runs.checkpoints import CONFIRMED, Checkpoints
+from common.runs.console import Console
 from common.runs.directory import write_json
-from common.runs.evaluator import MOST_PENDING, Evaluations, metrics_of
+from common.runs.evaluator import MOST_PENDING, Evaluations
 from common.runs.loading import Start
 from common.runs.metrics import jsonable
 from common.runs.recorder import Clock
 from common.runs.reports import Score
-from common.runs.run import Intervals
 from common.runs.saver import Saver
 
 T, N = 6, 8
@@ -148,7 +144,6 @@ def test_reported_returns_are_raw_and_of_whole_episodes_and_exactly_eval_episode
     for name, number in wanted.items():
         assert result.evaluation[f"eval/return_{name}"] == pytest.approx([number])
     assert result.evaluation["eval/length_mean"] == [7]
-    assert result.evaluation["eval/distinct_episodes"] == result_of(tmp_path / "run")["eval/distinct_episodes"] == [5]
 
 
 def counting_update(state):
@@ -244,16 +239,6 @@ def test_training_time_is_without_evaluation_and_saving(monkeypatch):
     clock.end()
     pass_time(3, "checkpoint")
     assert clock.trained == 4
-
-
-def test_what_is_due():
-    intervals = Intervals(log=10, eval=25, checkpoint=0)
-    assert [intervals.next_due(step) for step in (0, 9, 10, 20, 25)] == [10, 10, 20, 25, 30]
-    assert intervals.due(0, 9) == set()
-    assert intervals.due(0, 10) == intervals.due(9, 12) == {"log"}
-    assert intervals.due(20, 25) == {"eval"}
-    assert intervals.due(20, 50) == {"log", "eval"}
-    assert Intervals(0, 0, 0).next_due(7) == np.inf
 
 
 def arrays(step: int = 0) -> Arrays:
@@ -408,24 +393,6 @@ def test_an_episode_counts_once_although_its_environment_goes_on():
     assert set(whole) <= set(range(7))
 
 
-class TwoStarts(RewardIsEpisode):
-    def reset_env(self, key, params):
-        _, state = super().reset_env(key, params)
-        state = state.replace(episode=state.episode % 2)
-        return self.get_obs(state), state
-
-
-@pytest.mark.parametrize(("env", "different"), [(Toy(), 8), (TwoStarts(), 2)])
-def test_equal_episodes_count_once_whatever_they_return(env, different):
-    played = over_devices(lambda: run_episodes(wrap(env, ""), constant(0), 8), 1)
-    found = metrics_of(jax.tree.map(np.asarray, played), is_game=False)
-    assert found["eval/distinct_episodes"] == [different]
-    for distinct, clearly in ((None, True), (128, True), (2, False)):  # older runs did not count them
-        spread = {"eval/return_std": [14.0]} | ({"eval/distinct_episodes": [distinct]} if distinct else {})
-        one, other = (Score(0, spread | {"eval/return_mean": [mean]}) for mean in (50.0, 40.0))
-        assert one.clearly_above(other.evaluation, 128) == clearly
-
-
 class Echo(Toy):
     """Earns 1 in a step with a key that its reset could have split off its own key, in two splits."""
 
@@ -465,59 +432,52 @@ class Beside:
         if not self._over():
             return None
         self.played.append(self.begun[len(self.played)])
-        return Evaluated(self.played[-1], Episodes(*np.ones((3, 1, 2))))
+        return Evaluated(self.played[-1], Episodes(*np.ones((2, 1, 2))))
 
     def stop(self):
         pass
 
 
-def evaluations_of(beside):
+def evaluations_of(beside, stopped=lambda: False):
     """With the list of what they warn of."""
     warnings = []
+    console = SimpleNamespace(warn=warnings.append, task=Console(quiet=True, total_steps=1).task)
     saver = Saver(None, small_args(), Start(), dict, warn=warnings.append)
     recorder = SimpleNamespace(add_evaluation=lambda step, metrics, moment: None)
-    evaluations = Evaluations(Score(0, {}), small_args(), recorder, saver, Clock(), warnings.append)
+    evaluations = Evaluations(Score(0, {}), small_args(), recorder, saver, Clock(), console, stopped)
     evaluations.use(beside)
     return evaluations, warnings
-
-
-def never():
-    return False
-
-
-def finish(evaluations, step, stopped):
-    evaluations.finish(step, None, stopped, Console(quiet=True, total_steps=1).task)
 
 
 def test_an_evaluation_that_fails_is_not_begun_again():
     beside = Beside(fails=True)
     evaluations, warnings = evaluations_of(beside)
-    evaluations.begin(1, None, never)
-    evaluations.begin(2, None, never)
+    evaluations.begin(1, None)
+    evaluations.begin(2, None)
     with pytest.raises(TrainingError, match="step 3 "):
-        finish(evaluations, 3, never)
-    evaluations.begin(3, None, never)
+        evaluations.finish(3, None)
+    evaluations.begin(3, None)
     assert beside.begun == [1, 2, 3]
     assert len(warnings) == 2
 
 
 def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
     """Until it is stopped, when it says how many were left."""
-    over = []
+    over, stops = [], []
     beside = Beside(over=lambda: over)
-    evaluations, warnings = evaluations_of(beside)
+    evaluations, warnings = evaluations_of(beside, lambda: bool(stops) and stops.pop(0)())
     for step in range(1, MOST_PENDING + 1):
-        evaluations.begin(step, None, never)
+        evaluations.begin(step, None)
         evaluations.poll()
     assert (len(beside.begun), beside.played, warnings) == (MOST_PENDING, [], [])
-    looks = itertools.count()
-    evaluations.begin(MOST_PENDING + 1, None, lambda: next(looks) == 2 and not over.append(True))
+    stops += [lambda: False, lambda: False, lambda: over.append(True) or True]
+    evaluations.begin(MOST_PENDING + 1, None)
     assert (len(beside.begun), beside.played, len(warnings)) == (MOST_PENDING, [], 1)
-    evaluations.begin(MOST_PENDING + 2, None, never)
+    evaluations.begin(MOST_PENDING + 2, None)
     assert len(beside.begun) == MOST_PENDING + 1 and beside.played == [1]
-    stop = iter([False] * 4 + [True] * 9)
-    finish(evaluations, MOST_PENDING + 3, lambda: next(stop))
-    left = 1 + len(beside.begun) - len(beside.played)
+    stops += [lambda: False] * 4 + [lambda: True] * 9
+    evaluations.finish(MOST_PENDING + 3, None)
+    left = len(beside.begun) - len(beside.played)
     evaluations.stop()
     assert len(beside.played) > 1 and f"{left} due" in warnings[-1] and len(warnings) == 2
 

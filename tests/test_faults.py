@@ -36,10 +36,10 @@ from cli_helpers import (
 )
 
 from common.cli.command import parse
-from common.cli.console import Console
 from common.runs.checkpoints import UNFINISHED
-from common.runs.run import Interruption
+from common.runs.console import Console
 from common.runs.saver import Saver
+from common.runs.signals import Interruption
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 TOTAL = 400 * STEPS
@@ -201,7 +201,7 @@ def test_a_run_goes_on_without_its_terminal(monkeypatch):
     terminal.closed_by_user = False
     console = Console(quiet=False, total_steps=100)
     monkeypatch.setattr(sys, "stdout", terminal)
-    console.start(0)
+    console.show_bar(0)
     terminal.closed_by_user = errors.closed_by_user = True
     for _ in range(2):
         console.update(10, {"episode/return": 1.0, "episode/count": 2.0, "time/sps": 1.0, "time/sps_wall": 1.0})
@@ -396,15 +396,6 @@ def test_a_directory_that_is_deleted_and_made_again_by_a_save_is_a_run(within, t
     monkeypatch.setattr(Saver, "save", save)
     assert in_process(*words, "--run-dir", tmp_path / "run", "--resume-or-start") == 0
     assert read_result(tmp_path / "run")["env_steps"] == 4 * STEPS
-
-
-def test_a_log_shows_that_something_slow_goes_on(monkeypatch):
-    monkeypatch.setattr("common.cli.console.SIGN_OF_LIFE", 0.001)
-    console, lines, alive = Console(quiet=False, total_steps=1), [], threading.Event()
-    monkeypatch.setattr(console, "say", lambda text: (lines.append(text), len(lines) > 2 and alive.set()))
-    with console.task("compiling"):
-        assert alive.wait(60)
-    assert all(line.startswith("compiling") for line in lines)
 
 
 @pytest.mark.parametrize(("program", "silent"), [(ppo.__file__, True), ("", False)])

@@ -16,13 +16,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from orbax.checkpoint import v1 as ocp
 
-from common.cli.console import Console
-from common.cli.errors import TrainingError, UsageError
-from common.device import agreement, multihost
+from common.cli.errors import ProcessEnded, TrainingError, UsageError
+from common.device import multihost
 from common.runs import checkpoints
 from common.runs.arrays import Arrays, checksums
 from common.runs.checkpoints import Checkpoints, Damaged, read
-from common.runs.run import Interruption, Run
+from common.runs.console import Console
+from common.runs.run import Run
+from common.runs.signals import Interruption
 
 ENVS = 8
 
@@ -31,8 +32,8 @@ ENVS = 8
 def beside(monkeypatch):
     """This is process 0 of two, of which the other says what the returned list has, the newest last."""
     said: list[tuple[str, str] | None] = [None]
-    monkeypatch.setattr(agreement, "count", lambda: 2)
-    monkeypatch.setattr(agreement, "allgather", lambda own: [own, said[-1]])
+    monkeypatch.setattr(multihost, "count", lambda: 2)
+    monkeypatch.setattr(multihost, "allgather", lambda own: [own, said[-1]])
     return said
 
 
@@ -41,26 +42,26 @@ def fail() -> None:
 
 
 def test_what_fails_in_one_process_fails_in_all(beside):
-    assert agreement.all_or_none(lambda x: x + 1, 1) == 2
+    assert multihost.all_or_none(lambda x: x + 1, 1) == multihost.on_first(lambda x: x + 1, 1) == 2
     with pytest.raises(ValueError, match="no room"):
-        agreement.all_or_none(fail)
+        multihost.all_or_none(fail)
     beside.append(("OSError", "the disk is full"))
-    with pytest.raises(agreement.FailedElsewhere, match="process 1: the disk is full") as failure:
-        agreement.all_or_none(lambda: 1)
+    with pytest.raises(multihost.FailedElsewhere, match="process 1: the disk is full") as failure:
+        multihost.all_or_none(lambda: 1)
     assert failure.value.kind == "OSError"
 
 
 def test_a_save_is_not_waited_for_where_another_process_has_failed_in_it(beside, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(agreement, "max_over_processes", lambda own: own)  # the other one is done
-        assert agreement.in_background(lambda: 3) == 3
+        patch.setattr(multihost, "max_over_processes", lambda own: own)  # the other one is done
+        assert multihost.in_background(lambda: 3) == 3
         with pytest.raises(ValueError, match="no room"):
-            agreement.in_background(fail)
-    looks, never = [agreement.UNDER_WAY, agreement.UNDER_WAY, agreement.FAILED], threading.Event()
-    monkeypatch.setattr(agreement, "max_over_processes", lambda own: looks.pop(0))
+            multihost.in_background(fail)
+    looks, never = [multihost.UNDER_WAY, multihost.UNDER_WAY, multihost.FAILED], threading.Event()
+    monkeypatch.setattr(multihost, "max_over_processes", lambda own: looks.pop(0))
     beside.append(("OSError", "No space left on device"))
-    with pytest.raises(agreement.FailedElsewhere, match="No space left"):
-        agreement.in_background(never.wait)
+    with pytest.raises(multihost.FailedElsewhere, match="No space left"):
+        multihost.in_background(never.wait)
     never.set()
     assert not looks
 
@@ -75,6 +76,14 @@ def test_a_checkpoint_that_is_damaged_for_another_process_is_skipped(beside, tmp
     beside.append(("TrainingError", "the disk is gone"))
     with pytest.raises(TrainingError, match="process 1: the disk is gone"):
         saved.load(state())
+
+
+@pytest.mark.parametrize(("kind", "code"), [("UsageError", 2), ("OSError", 1)])
+def test_all_processes_end_with_the_exit_code_of_the_one_that_failed(kind, code, monkeypatch):
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    with pytest.raises(ProcessEnded, match="process 1: no") as end, multihost.joined(SimpleNamespace(is_distributed=1)):
+        raise multihost.FailedElsewhere(1, kind, "no")
+    assert end.value.code == code
 
 
 def state() -> Arrays:
@@ -145,30 +154,17 @@ def test_a_run_stops_where_any_process_wants_it(monkeypatch):
     assert Run.stopping.fget(run)
 
 
-class Trap:
-    """Makes a file where it is unpickled."""
-
-    def __init__(self, file: Path):
-        self.file = file
-
-    def __reduce__(self):
-        return Path.touch, (self.file,)
-
-
-def test_processes_tell_each_other_what_json_can_say_and_run_nothing_that_a_stranger_sends(tmp_path, monkeypatch):
+def test_processes_tell_each_other_what_json_can_say_and_take_nothing_else(monkeypatch):
     monkeypatch.setattr(multihost, "count", lambda: 2)
     monkeypatch.setattr(multihost_utils, "process_allgather", lambda row: np.stack([row, row]))
-    monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", lambda row: row)
     value = {"path": Path("a/ü"), "array": np.float32([0.1, -np.inf]), "number": np.int32(3), "pair": (1, None)}
     said = {"path": "a/ü", "array": [float(np.float32(0.1)), -np.inf], "number": 3, "pair": [1, None]}
     assert multihost.allgather(value) == [said, said]
     assert multihost.on_first(lambda: value) == said
-    trap = np.frombuffer(pickle.dumps(Trap(tmp_path / "ran")), np.uint8)
     monkeypatch.setattr(multihost, "max_over_processes", lambda number: number)
-    monkeypatch.setattr(multihost, "is_first", lambda: False)
-    monkeypatch.setattr(multihost_utils, "process_allgather", lambda row: [row, trap])
-    monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", lambda row: trap)
+    monkeypatch.setattr(
+        multihost_utils, "process_allgather", lambda row: [row, np.frombuffer(pickle.dumps({1}), np.uint8)]
+    )
     for ask in (lambda: multihost.allgather(1), lambda: multihost.on_first(int)):
         with pytest.raises(TrainingError):
             ask()
-    assert not (tmp_path / "ran").exists()

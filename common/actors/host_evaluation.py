@@ -1,6 +1,5 @@
 """Evaluation in host environments of its own, beside the training."""
 
-import zlib
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -130,8 +129,7 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
     player, count = Player.of(player), envs.num_envs
     quota = num_episodes // count + (np.arange(count) < num_episodes % count)
     ret, length = np.zeros((2, count))
-    fingerprint = np.zeros(count, np.int64)
-    results: list[list[tuple[float, float, int]]] = [[] for _ in range(count)]
+    results: list[list[tuple[float, float]]] = [[] for _ in range(count)]
     with worker.doing("reset"):
         seen = Seen(envs.reset(), np.ones(count, bool), np.zeros(count, np.float32))
     memory, acting = player.initial_memory(count), np.ones(count, bool)
@@ -146,11 +144,6 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
         with worker.doing("step"):
             out = envs.step(jax.device_get(action))
         worker.steps += 1
-        for index in np.flatnonzero(out.valid):
-            seen_there = (np.asarray(x)[index].tobytes() for x in (*jax.tree.leaves(seen.obs), out.reward))
-            fingerprint[index] = zlib.crc32(
-                b"".join(seen_there), fingerprint[index]
-            )  # as in `add_to_fingerprint`, on the device
         # Where a suite resets in a step of its own, the episode begins behind that step
         ended = (out.terminated | out.truncated) & out.valid
         seen = Seen(out.obs, ended | ~out.valid, out.reward.astype(np.float32))
@@ -160,7 +153,7 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
         over = ended | (length >= LONGEST_HORIZON)
         counted = over & (quota > 0)
         for index in np.flatnonzero(counted):
-            results[index].append((ret[index], length[index], fingerprint[index]))
+            results[index].append((ret[index], length[index]))
         quota = quota - counted
-        ret[over] = length[over] = fingerprint[over] = 0
+        ret[over] = length[over] = 0
     return Episodes(*np.array([one for each in results for one in each]).T)

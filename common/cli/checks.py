@@ -166,12 +166,6 @@ def kinds_of(args_class: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(args_class)}
 
 
-def needs_value(kind: Any) -> bool:
-    """Whether a flag of this type cannot stand alone."""
-    optional = note_of(kind, tyro.constructors.PrimitiveConstructorSpec)
-    return not optional and _options(kind) != (bool,) and get_origin(kind) not in _CONTAINERS
-
-
 def readable(number: float) -> str:
     """A number for a message: whole ones with commas, rounded where they are huge."""
     if not isinstance(number, int):

@@ -1,10 +1,10 @@
 """From a command line to flags, and from what training raises to an exit code."""
 
+import argparse
 import dataclasses
 import errno
 import inspect
 import io
-import itertools
 import os
 import re
 import shutil
@@ -29,7 +29,6 @@ from common.cli.checks import (
     flag_of,
     kinds_of,
     metavar_of,
-    needs_value,
     note_of,
     shortened,
 )
@@ -75,7 +74,7 @@ def parse(args_class: type, argv: list[str] | None = None) -> Any:
         if hasattr(signal, "SIGPIPE") and {"--help", "--list-envs"} & set(argv):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in `--help | head`
     try:
-        return _read(_placed(args_class, argv), argv, program)
+        return _read(args_class, argv, program)
     except UsageError as error:
         raise SystemExit(fail(str(error), 2)) from None
 
@@ -85,10 +84,7 @@ def main(train: Callable[[Any], Any], args: Any) -> NoReturn:
     code = exit_code(train, args)
     if not any(thread.name == THREAD for thread in threading.enumerate()):
         sys.exit(code)
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):  # it is None, nobody reads it, or it is closed
-            stream.flush()
-    os._exit(code)
+    _end_at_once(code)
 
 
 def exit_code(train: Callable[[Any], Any], args: Any) -> int:
@@ -98,8 +94,12 @@ def exit_code(train: Callable[[Any], Any], args: Any) -> int:
             print(f"{args.resume} has finished; a larger --total-timesteps trains longer")
         else:
             train(args)
-    except ProcessEnded as end:
-        _leave(end)
+    except ProcessEnded as end:  # what waits for the others, in threads or at Python's exit, is left behind
+        if not isinstance(end.__cause__, UsageError | TrainingError | None) and "has lost" not in str(end):
+            traceback.print_exception(end.__cause__)  # a defect
+        fail(str(end), end.code)
+        time.sleep(end.grace)
+        _end_at_once(end.code)
     except UsageError as error:
         return fail(_with_table(str(error), args), 2)
     except (TrainingError, FailedEnvError) as error:
@@ -119,6 +119,13 @@ def exit_code(train: Callable[[Any], Any], args: Any) -> int:
     return 0
 
 
+def _end_at_once(code: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # it is None, nobody reads it, or it is closed
+            stream.flush()
+    os._exit(code)
+
+
 def _has_nothing_to_do(args: Any) -> bool:
     """Whether --resume-or-start names a run that has finished with these flags."""
     if not getattr(args, "resume_or_start", False) or not args.resume:
@@ -127,35 +134,26 @@ def _has_nothing_to_do(args: Any) -> bool:
     return has_finished(args.resume, flags, defaults_of(type(args)))
 
 
-def _leave(end: ProcessEnded) -> NoReturn:
-    """End the process: what waits for the others, in threads or at Python's exit, is left behind."""
-    if not isinstance(end.__cause__, UsageError | TrainingError | None) and "has lost" not in str(end):
-        traceback.print_exception(end.__cause__)  # a defect
-    fail(str(end), end.code)
-    time.sleep(end.grace)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(end.code)
-
-
 def _read(args_class: type, argv: list[str], program: str | None) -> Any:
     """The arguments. Raises UsageError where there is something wrong with them, SystemExit for --help."""
+    given, default = _decisive_flags(argv), None
+    args_class = _placed(args_class, given)
     if issubclass(args_class, RunArgs):
         _check_lists(args_class, argv)
-    default = _defaults(args_class, argv)
-    if issubclass(args_class, RunArgs) and {"-h", "--help"} & set(argv):
-        print(help_text(args_class, default, program))
-        raise SystemExit(0)
+        default = _defaults(args_class, given)
+        if {"-h", "--help"} & set(argv):
+            print(help_text(args_class, default, program))
+            raise SystemExit(0)
     how = {"prog": program, "registry": WORDS, "return_unknown_args": True}
     try:
-        with redirect_stderr(io.StringIO()):  # where errors are explained in a box
+        with redirect_stderr(io.StringIO()) as box:  # where errors are explained
             args, unknown = tyro.cli(args_class, args=argv, default=default, **how)
     except SystemExit as end:
         if end.code != 2:
             raise
-        if not isinstance(end.__context__, UsageError):
-            raise UsageError(_lacking(args_class, argv)) from None
-        raise UsageError(_with_table(str(end.__context__), default)) from None  # from the checks of flags
+        if isinstance(end.__context__, UsageError):  # from the checks of flags
+            raise UsageError(_with_table(str(end.__context__), default)) from None
+        raise UsageError(_sentence_in(box.getvalue())) from None
     if unknown:
         flags = [word.split("=")[0] for word in unknown if word.startswith("--")]
         what = shortened(repr(unknown[0]))
@@ -165,93 +163,75 @@ def _read(args_class: type, argv: list[str], program: str | None) -> Any:
     return args
 
 
+def _sentence_in(box: str) -> str:
+    """What the parser says of a flag without its value, or of one that is missing, below its title."""
+    lines = [line.strip(" -│╭╰─╮╯") for line in box.splitlines()]
+    title, *said = [line for line in lines if line and "full helptext" not in line]
+    return " ".join(said) or title
+
+
 def _check_lists(args_class: type, argv: list[str]) -> None:
     """Raise UsageError where a flag that takes several texts stands there twice, which loses the first, or bare."""
-    words = [word.split("=")[0][2:].replace("-", "_") if word.startswith("--") else "" for word in [*argv, "--"]]
-    for name in (name for name, kind in kinds_of(args_class).items() if kind == tuple[str, ...]):
-        flag = f"--{name.replace('_', '-')}"
-        if words.count(name) > 1:
+    words = [word.split("=")[0].replace("_", "-") for word in argv]
+    bare = {word.replace("_", "-") for word, after in zip(argv, [*argv[1:], "--"], strict=True) if after[:2] == "--"}
+    for flag in (flag_of(name) for name, kind in kinds_of(args_class).items() if kind == tuple[str, ...]):
+        if words.count(flag) > 1:
             raise UsageError(f"{flag} is there twice: put all that it says behind one of them")
-        bare = name in words and "=" not in argv[words.index(name)] and argv[words.index(name) + 1 :][:1]
-        if name in words and (bare == [] or bare and bare[0].startswith("--")):
+        if flag in bare:
             raise UsageError(f"{flag} needs a value")
 
 
 def _with_table(message: str, args: Any) -> str:
     """A refusal, and where flags in it come from that nobody has typed."""
     entry = args.tuned_entry(args.env) if getattr(args, "tuned", False) and not args.resume else None
-    blamed = [f"--{name.replace('_', '-')}" for name in entry.flags] if entry else []
-    if not any(flag in message for flag in blamed):
-        return message
-    return f"{message} (flags that were tuned come from {entry}; --no-tuned leaves them out)"
+    if entry and any(flag_of(name) in message for name in entry.flags):
+        return f"{message} (flags that were tuned come from {entry}; --no-tuned leaves them out)"
+    return message
 
 
-def _lacking(args_class: type, argv: list[str]) -> str:
-    """Which flag is missing, has no value or does not exist: all that is left to the parser to refuse."""
-    argv = list(itertools.takewhile("--".__ne__, argv))
-    kinds = kinds_of(args_class)
-    takes_value = {name for name, kind in kinds.items() if needs_value(kind)}
-    pairs = itertools.pairwise([*argv, "--"])
-    bare = [word for word, after in pairs if word[2:].replace("-", "_") in takes_value and after.startswith("--")]
-    if bare:
-        return f"{bare[0]} needs a value"
-    given = {word.split("=")[0].replace("_", "-") for word in argv}
-    known = {*kinds, *(f"no_{name}" for name in kinds.keys() - takes_value)}
-    flags = [word.split("=")[0] for word in argv if word.startswith("--")]
-    if unknown := [flag for flag in flags if flag[2:].replace("-", "_") not in known]:
-        return explain_unknown_flag(args_class, unknown[0])
-    required = kinds.keys() - defaults_of(args_class).keys()
-    absent = {f"--{name.replace('_', '-')}" for name in required} - given
-    return f"{min(absent)} is missing" if absent else "these flags cannot be read: --help lists all of them"
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
 
 
-def _placed(args_class: type, argv: list[str]) -> type:
-    """The class of flags for where the environment steps that these words name, or that of a resumed run."""
+def _decisive_flags(argv: list[str]) -> argparse.Namespace:
+    """The flags on which the defaults of others depend, None where nobody gives them."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    for flag in ("--env", "--resume", "--run-dir"):
+        parser.add_argument(flag, nargs="?", const="")
+    for flag in ("--tuned", "--resume-or-start"):
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction)
+    hyphened = [re.sub("^--[^=]*", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
+    given, _ = parser.parse_known_args(hyphened)
+    return given
+
+
+def _resumed(given: argparse.Namespace) -> str:
+    """The directory of the run that these flags continue; "" where they begin one."""
+    goes_on = given.resume_or_start and given.run_dir and is_run(given.run_dir)
+    return given.resume or (given.run_dir if goes_on else "")
+
+
+def _placed(args_class: type, given: argparse.Namespace) -> type:
+    """The class of flags for where the environment steps that these flags name, or that of a resumed run."""
     if not hasattr(args_class, "at"):
         return args_class
-    words, given = _words(argv)
-    run = "" if "--env" in given else _resumed(words, given)
-    return args_class.at(read_config(run)["args"]["env"] if run else given.get("--env", ""))
+    run = _resumed(given) if given.env is None else ""
+    return args_class.at(read_config(run)["args"]["env"] if run else given.env or "")
 
 
-def _words(argv: list[str]) -> tuple[list[str], dict[str, str]]:
-    """The words of a command line, flags apart from their values, and by flag the word behind it."""
-    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    words = [word.replace("_", "-") if word.startswith("--") else word for word in words]
-    return words, dict(zip(words, words[1:], strict=False))  # of a repeated flag the last counts
-
-
-def _defaults(args_class: type, argv: list[str]) -> Any:
+def _defaults(args_class: type, given: argparse.Namespace) -> Any:
     """Flags that explicit ones override: a resumed run's, else those tuned for the environment; None without any."""
-    if not issubclass(args_class, RunArgs):
-        return None
-    words, given = _words(argv)
-    env = given.get("--env", getattr(args_class, "env", ""))
-    if run := _resumed(words, given):
-        flags = args_class.stored_flags(run, **{"env": env} if "--env" in given else {})
+    env = getattr(args_class, "env", "") if given.env is None else given.env
+    if run := _resumed(given):
+        flags = args_class.stored_flags(run, **{} if given.env is None else {"env": env})
     else:
-        flags = args_class.tuned_flags(env) if _is_on("tuned", words, default=True) else {}
+        flags = {} if given.tuned is False else args_class.tuned_flags(env)
         if "tuned" not in flags:
             return None
     defaults = object.__new__(args_class)  # not checked: explicit flags may replace what will not do
     vars(defaults).update(defaults_of(args_class) | flags)
     return defaults
-
-
-def _resumed(words: list[str], given: dict[str, str]) -> str:
-    """The directory of the run that these words continue; "" where they begin one."""
-    named = given.get("--resume", "--")
-    if not named.startswith("--"):
-        return named
-    there = given.get("--run-dir", "--")
-    goes_on = _is_on("resume-or-start", words, default=False) and not there.startswith("--") and is_run(there)
-    return there if goes_on else ""
-
-
-def _is_on(switch: str, words: list[str], default: bool) -> bool:
-    """Whether a switch is on; the last word about it counts."""
-    said = [word for word in words if word in (f"--{switch}", f"--no-{switch}")]
-    return said[-1] == f"--{switch}" if said else default
 
 
 FIRST = ("environment", "run")

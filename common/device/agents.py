@@ -90,9 +90,7 @@ class Policy:
         self.env = policy_spec(env)
         self.run_dir, self.step, self.seed, self.member = run_dir, step, seed, member
         self.config = config  # the run's config.json
-        self.evaluation = (
-            evaluation  # mean greedy return at this step, None where it was not evaluated; see `load_policy`
-        )
+        self.evaluation = evaluation  # mean greedy return at this step, None where it was not evaluated
         self._learner = jax.device_put(learner)
         self._initial_memory = agent.initial_memory
         self._memory_like = jax.eval_shape(lambda: agent.initial_memory(1))
@@ -127,7 +125,10 @@ class Policy:
         """
         given, batch = self._given(obs)
         if not any(isinstance(x, jax.Array) for x in jax.tree.leaves(given)):
-            self._check_legal(given, batch)
+            try:
+                check_legal(given, np.ones(batch, bool), self.env)
+            except UnusableEnvError as error:
+                raise UsageError(str(error)) from error
         seen = Seen(given, *self._of_steps(batch, memory, first, reward))
         seen = jax.tree.map(lambda x: x.reshape(math.prod(batch), *x.shape[len(batch) :]), seen)
         carried = self._carried(memory, batch)
@@ -177,24 +178,15 @@ class Policy:
             raise UsageError(f"observations of {what} are {like.dtype}, got {given.dtype}")
         return given.shape[:axes]
 
-    def _check_legal(self, obs: Any, batch: tuple[int, ...]) -> None:
-        """Raise UsageError where an observation leaves no legal action."""
-        try:
-            check_legal(obs, np.ones(batch, bool), self.env)
-        except UnusableEnvError as error:
-            raise UsageError(str(error)) from error
-
     def _of_steps(self, batch: tuple[int, ...], memory: Any, first: Any, reward: Any) -> tuple[Any, Any]:
         """Where episodes begin, and rewards, for a batch of this shape. Raises UsageError where they do not fit."""
         if not self.has_memory:
             return np.zeros(batch, bool), np.zeros(batch, np.float32)
-        if memory is None:
+        if memory is None or first is None:
             raise UsageError(
-                "this policy has memory: memory = policy.initial_memory(n) for n observations, then "
-                "action, memory = policy(obs, memory, first)"
+                "this policy has memory, and has to know where episodes begin: memory = policy.initial_memory(n) for n "
+                "observations, then action, memory = policy(obs, memory, first)"
             )
-        if first is None:
-            raise UsageError("a policy with memory has to know where episodes begin: policy(obs, memory, first)")
         if reward is None and self.wants_reward:
             raise UsageError("this policy was trained with the last reward: policy(..., reward=reward)")
         given = (first, bool), (0.0 if reward is None else reward, np.float32)
@@ -207,14 +199,13 @@ class Policy:
         """Memory [N, ...] of a batch of N, or of one observation without that axis. Raises UsageError as above."""
         if memory is None:
             return self.initial_memory(0)
-        structure = jax.tree.structure(self._memory_like)
+        count, like = math.prod(batch), jax.tree.leaves(self._memory_like)
         shapes = [np.shape(x) for x in jax.tree.leaves(memory)]
-        one = [x.shape[1:] for x in jax.tree.leaves(self._memory_like)]
-        count = math.prod(batch)
-        if jax.tree.structure(memory) == structure and shapes == [(count, *shape) for shape in one]:
-            return memory
-        if jax.tree.structure(memory) == structure and not batch and shapes == one:
-            return jax.tree.map(lambda x: x[None], memory)
+        if jax.tree.structure(memory) == jax.tree.structure(self._memory_like):
+            if shapes == [(count, *x.shape[1:]) for x in like]:
+                return memory
+            if not batch and shapes == [x.shape[1:] for x in like]:
+                return jax.tree.map(lambda x: x[None], memory)
         raise UsageError(f"this is no memory of {count} observations: take that of policy.initial_memory({count})")
 
     def player(self, stochastic: bool = False) -> Player:

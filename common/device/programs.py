@@ -94,37 +94,24 @@ def over_devices(programs: Programs, devices: list[jax.Device], sharding: str = 
 
 def _over_members(programs: Programs, devices: list[jax.Device]) -> Programs:
     """The programs for each device's share of the agents: all arrays [1, S, ...] are split along S."""
-    share = P(None, GROUPS)
-    split = partial(jax.shard_map, mesh=mesh_of_members(devices), check_vma=False)
-    where = jax.NamedSharding(mesh_of_members(devices), share)  # also of what a program does not use
+    mesh, share = mesh_of_members(devices), P(None, GROUPS)
+    where = jax.NamedSharding(mesh, share)  # also of what a program does not use
+    without_axis = partial(jax.tree.map, lambda x: x[0])
+    with_axis = partial(jax.tree.map, lambda x: x[None])
 
-    def init(members: Any) -> TrainState:
-        return _with_axis(programs.init(_without_axis(members)))
+    def split(program: Callable, *numbers: Any, out_specs: Any = share, **more: Any) -> Callable:
+        program = jax.shard_map(program, mesh=mesh, in_specs=(share, *numbers), out_specs=out_specs, check_vma=False)
+        return jax.jit(program, in_shardings=(where, *[None] * len(numbers)), **more)
 
     def update(state: TrainState, num_updates: jax.Array):
-        state, *reports = programs.update(_without_axis(state), num_updates)
-        return _with_axis(state), *reports
-
-    def evaluate(state: TrainState, seed: jax.Array) -> Episodes:
-        return _with_axis(programs.evaluate(_without_axis(state), seed))
+        state, *reports = programs.update(without_axis(state), num_updates)
+        return with_axis(state), *reports
 
     return Programs(
-        init=jax.jit(split(init, in_specs=share, out_specs=share)),
-        update=jax.jit(
-            split(update, in_specs=(share, P()), out_specs=(share, P(GROUPS), P(GROUPS))),
-            in_shardings=(where, None),
-            donate_argnums=0,
-        ),
-        evaluate=jax.jit(split(evaluate, in_specs=(share, P()), out_specs=share), in_shardings=(where, None)),
+        init=split(lambda members: with_axis(programs.init(without_axis(members)))),
+        update=split(update, P(), out_specs=(share, P(GROUPS), P(GROUPS)), donate_argnums=0),
+        evaluate=split(lambda state, seed: with_axis(programs.evaluate(without_axis(state), seed)), P()),
     )
-
-
-def _without_axis(tree: Any) -> Any:
-    return jax.tree.map(lambda x: x[0], tree)
-
-
-def _with_axis(tree: Any) -> Any:
-    return jax.tree.map(lambda x: x[None], tree)
 
 
 FATAL = 3  # among absl's levels of what is logged
@@ -159,39 +146,25 @@ def without_alarms() -> Iterator[None]:
 
 
 @without_alarms()
-def compile_together(algorithm: Any, members: Any, state: Any, example: Any) -> Any:
-    """The record `algorithm` with its programs compiled in parallel, from the shapes of its `state` and of what
-    `update` takes beside it. An `evaluate` that is no program stays as it is, and so do all where there are several
-    processes: `pmap` puts their arrays together in a call only. See `compile_by_call`; an update that takes a batch is
-    called here, with zeros and a state of its own.
+def compile_together(programs: Programs, members: Any, state: Any, example: Any) -> Programs:
+    """`programs`, compiled in parallel from the shapes of their `state` and of what `update` takes beside it.
+
+    An `evaluate` that is no program stays as it is. Several processes compile `update` by a call, with zeros and a
+    state of its own: `pmap` puts their arrays together in a call only.
     """
     if multihost.count() > 1:
-        if not _is_number(example):
-            batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), example)
-            jax.block_until_ready(algorithm.update(algorithm.init(members), batch))
-        return algorithm
+        zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype)[()], example)
+        jax.block_until_ready(programs.update(programs.init(members), zeros))
+        return programs
     # The longest compilation first: tracing the others overlaps with it.
     jobs = {"update": ((state, example), 1), "init": ((members,), 0), "evaluate": ((state, np.int32(0)), 1)}
-    jobs = {name: job for name, job in jobs.items() if hasattr(getattr(algorithm, name), "lower")}
+    jobs = {name: job for name, job in jobs.items() if hasattr(getattr(programs, name), "lower")}
     with ThreadPoolExecutor(len(jobs)) as pool:
         compiled = {
-            name: pool.submit(getattr(algorithm, name).lower(*example).compile, _options(level))
-            for name, (example, level) in jobs.items()
+            name: pool.submit(getattr(programs, name).lower(*inputs).compile, _options(level))
+            for name, (inputs, level) in jobs.items()
         }
-        return algorithm._replace(**{name: program.result() for name, program in compiled.items()})
-
-
-@without_alarms()
-def compile_by_call(update: Any, state: Any, example: Any) -> Any:
-    """With several processes, compile an `update` that takes a number of updates by a call of none.
-
-    Returns `state`, which is not changed.
-    """
-    return update(state, np.zeros_like(example))[0] if multihost.count() > 1 and _is_number(example) else state
-
-
-def _is_number(example: Any) -> bool:
-    return isinstance(example, np.integer)
+        return programs._replace(**{name: program.result() for name, program in compiled.items()})
 
 
 def _options(level: int) -> dict[str, int]:

@@ -1,8 +1,7 @@
 """One run: what is due when, its directory, its metrics and checkpoints, its evaluations, what it says at the end.
 
 `run.Run` puts the parts together; every other module is one part and knows nothing of the run as a whole. What the end
-of a run draws is given to it, and so is what works beside it on the host: `evaluator.Evaluation` and
-`run.HostWorkers` say what such a thing has to offer.
+of a run draws is given to it, and so are the actors and the evaluation that work beside it on the host.
 
 May import `device`, `envs`, `nets` and `cli`.
 """

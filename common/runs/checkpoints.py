@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import in_one_step, read_text
-from common.device import agreement, multihost
+from common.device import multihost
 from common.runs.arrays import (
     CHECKSUM,
     COUNTERS,
@@ -142,10 +142,10 @@ class Checkpoints:
             step = left[-1]
             tried.add(step)
             try:
-                return step, agreement.all_or_none(read, self.path(step), like, only, optional), damaged
+                return step, multihost.all_or_none(read, self.path(step), like, only, optional), damaged
             except Damaged as error:
                 found = error
-            except agreement.FailedElsewhere as error:
+            except multihost.FailedElsewhere as error:
                 if error.kind != Damaged.__name__:
                     raise
                 found = Damaged(step, error)
@@ -205,7 +205,7 @@ class Checkpoints:
         if self._saving:
             (step, saving), self._saving = self._saving, None
             try:
-                agreement.in_background(saving.result)  # ends its thread, which the writer's own `wait` leaves behind
+                multihost.in_background(saving.result)  # ends its thread, which the writer's own `wait` leaves behind
             except Exception as error:
                 raise self._failure(step, error) from error
         if multihost.on_first(self._delete_old):

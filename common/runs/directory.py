@@ -22,7 +22,7 @@ from common.cli.run_flags import ONE_TIME
 from common.device import multihost
 from common.runs import lock
 from common.runs.checkpoints import FOLDER, is_checkpoint
-from common.runs.metrics import check_exchanges, check_members
+from common.runs.metrics import check_members
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = "0.1.0"  # of the kit; pyproject.toml takes it from here, and copies of the code have it too
@@ -111,7 +111,6 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
         if not args.resume:
             _check_unoccupied(path, args.overwrite)
             return path, []
-        check_exchanges(path)
     stored = read_config(path)
     return path, _compare(args, stored, config, path)
 

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from common.cli.console import Console
 from common.cli.env_flags import steps_on_host
 from common.cli.errors import UsageError
 from common.cli.files import read_config
@@ -14,6 +13,7 @@ from common.device import multihost
 from common.device.sharding import check_learners, host_like, to_devices, to_host
 from common.runs.arrays import COUNTERS, ROWS, Arrays, Mismatch, first_part, flatten, unflatten
 from common.runs.checkpoints import FOLDER, Checkpoints, Damaged
+from common.runs.console import Console
 from common.runs.directory import differences
 from common.runs.ranking import overall_of
 from common.runs.reports import Score, stored_evaluation

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import secrets
-from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from common.cli.errors import UsageError
 from common.cli.files import check_file, in_one_step
 
 Row = dict[str, Any]
+EXCHANGES = "population.jsonl"
 LONGEST = 2**24  # characters of a row; those of ten thousand seeds have 2**22
 
 
@@ -27,7 +27,7 @@ class Metrics:
     def __init__(self, directory: Path, args: Any, config: Row, resume_at: int = 0):
         """Open `metrics.jsonl` in `directory`; when resuming, rows after step `resume_at` are dropped first."""
         path = directory / "metrics.jsonl"
-        rewrite(path, (row for row in read(path) if row["env_steps"] <= resume_at))
+        drop_after(path, resume_at)
         self._file, self._agent = path.open("a"), "member" if args.is_population else "seed"
         self._tensorboard = (
             _import("tensorboardX", "tensorboard").SummaryWriter(str(directory)) if args.tensorboard else None
@@ -74,10 +74,50 @@ def check_extras(tensorboard: bool, wandb: bool) -> None:
         _import("wandb", "wandb")
 
 
-def rewrite(path: Path, rows: Iterable[Row]) -> None:
-    """Replace a metrics file in one step; `rows` may come from that very file."""
+def _import(module: str, extra: str) -> Any:
+    try:
+        return __import__(module)
+    except ImportError as error:
+        raise UsageError(f'--{extra} needs {module}: pip install "{module}", or pip install -e ".[{extra}]"') from error
+
+
+def _wandb_id(directory: Path) -> str:
+    """Weights & Biases' name for this run, kept in its directory so that a resumed run goes on in the same charts."""
+    path = directory / "wandb_id"
+    if not path.exists():
+        with in_one_step(path) as temporary:
+            temporary.write_text(secrets.token_hex(4))
+    return path.read_text()
+
+
+def _scalars(row: Row, agent: str) -> dict[str, float]:
+    scalars = {}
+    for name, value in row.items():
+        values = {f"{name}/{agent}_{i}": x for i, x in enumerate(value)} if isinstance(value, list) else {name: value}
+        scalars |= {name: x for name, x in values.items() if x is not None}
+    return scalars
+
+
+def jsonable(value: Any) -> Any:
+    """Arrays [S] as a number (one seed) or a list, with None for what is not finite, so that the line is valid JSON."""
+    values = np.ravel(np.asarray(value))
+    if values.dtype.kind in "iu":
+        clean = values.tolist()
+    else:
+        clean = [float(f"{x:.7g}") if math.isfinite(x) else None for x in values.astype(float)]
+    return clean[0] if len(clean) == 1 else clean
+
+
+# ---------------------------------------------------------------------------------------------------------------- read
+
+
+def drop_after(path: Path, step: int) -> None:
+    """Drop the rows of a metrics file after `step`: of a future that a resumed run has not had yet.
+
+    The file is a new one, which takes the place of the old one in one step.
+    """
     with in_one_step(path) as temporary, temporary.open("w") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+        file.writelines(json.dumps(row) + "\n" for row in read(path) if row["env_steps"] <= step)
 
 
 def read(path: Path) -> Iterator[Row]:
@@ -93,16 +133,6 @@ def read(path: Path) -> Iterator[Row]:
         yield from filter(None, map(_row, lines))
 
 
-def damaged_line(path: Path) -> int:
-    """The number of the first line of such a file that is no row; 0 where all are, but for a last one that a crash cut
-    off. Raises OSError where it cannot be read.
-    """
-    check_file(path)
-    with path.open(errors="replace") as file:
-        lines = enumerate(iter(partial(file.readline, LONGEST), ""), start=1)
-        return next((number for number, line in lines if line.endswith("\n") and _row(line) is None), 0)
-
-
 def _row(line: str) -> Row | None:
     try:
         row = json.loads(line)
@@ -114,42 +144,6 @@ def _row(line: str) -> Row | None:
 def is_number(value: Any) -> bool:
     """Whether `value` came from a JSON number, and a finite one."""
     return type(value) is float and math.isfinite(value) or type(value) is int and abs(value) < 2**63
-
-
-def jsonable(value: Any) -> Any:
-    """Arrays [S] as a number (one seed) or a list, with None for what is not finite, so that the line is valid JSON."""
-    values = np.ravel(np.asarray(value))
-    if values.dtype.kind in "iu":
-        clean = values.tolist()
-    else:
-        clean = [float(f"{x:.7g}") if math.isfinite(x) else None for x in values.astype(float)]
-    return clean[0] if len(clean) == 1 else clean
-
-
-def _wandb_id(directory: Path) -> str:
-    """Weights & Biases' name for this run, kept in its directory so that a resumed run goes on in the same charts."""
-    path = directory / "wandb_id"
-    if not path.exists():
-        with in_one_step(path) as temporary:
-            temporary.write_text(secrets.token_hex(4))
-    return path.read_text()
-
-
-def _scalars(row: Row, agent: str) -> dict[str, float]:
-    scalars = {}
-    for name, value in row.items():
-        if isinstance(value, list):
-            scalars |= {f"{name}/{agent}_{i}": x for i, x in enumerate(value) if x is not None}
-        elif value is not None:
-            scalars[name] = value
-    return scalars
-
-
-def _import(module: str, extra: str) -> Any:
-    try:
-        return __import__(module)
-    except ImportError as error:
-        raise UsageError(f'--{extra} needs {module}: pip install "{module}", or pip install -e ".[{extra}]"') from error
 
 
 @dataclass(frozen=True)
@@ -197,7 +191,7 @@ class _Clock:
         self._wall = self._wall_before = self._trained = self._trained_before = 0.0
         self._compile = None
 
-    def advance(self, row: dict[str, Any]) -> tuple[float, float]:
+    def advance(self, row: Row) -> tuple[float, float]:
         """Step and seconds of the row. That of a late evaluation is of a moment before, and changes nothing."""
         wall, compiled, speed = (row.get(f"time/{name}") for name in ("wall", "compile", "sps_total"))
         if row["env_steps"] <= self.steps and is_number(wall) and compiled == self._compile:
@@ -222,51 +216,33 @@ class _Clock:
         return self._trained_before + self._trained
 
 
-class _Column:
-    """The rows that have one metric, 8 bytes a number."""
-
-    def __init__(self):
-        self._steps, self._wall, self._values = array("d"), array("d"), array("d")
-        self._width = 0
-
-    def add(self, step: float, wall: float, value: Any) -> None:
-        """Add a number, None or a list of them; anything else, or another length than before, is damage: left out."""
-        numbers = value if isinstance(value, list) else [value]
-        self._width = self._width or len(numbers)
-        if len(numbers) != self._width or not all(x is None or is_number(x) for x in numbers):
-            return
-        self._steps.append(step)
-        self._wall.append(wall)
-        self._values.extend(math.nan if x is None else x for x in numbers)
-
-    def series(self) -> Series | None:
-        if not self._steps:
-            return None
-        values = np.array(self._values).reshape(len(self._steps), self._width)
-        return Series(np.array(self._steps), np.array(self._wall), values)
-
-
 def read_log(run_dir: Path, metrics: Iterable[str]) -> Log:
     """Read `metrics.jsonl` row by row, keeping `metrics` only. Raises UsageError where it is there but not readable."""
-    columns, clock, names = {name: _Column() for name in metrics}, _Clock(), set()
-    for row in _rows(run_dir / "metrics.jsonl"):
-        moment = clock.advance(row)
-        names.update(row)
-        for name in columns.keys() & row.keys():
-            columns[name].add(*moment, row[name])
-    series = {name: column.series() for name, column in columns.items()}
-    series = {name: one for name, one in series.items() if one}
+    path, clock, names = run_dir / "metrics.jsonl", _Clock(), set()
+    found = {name: ([], [], []) for name in metrics}  # steps, seconds and values
+    try:
+        for row in read(path):
+            step, wall = clock.advance(row)
+            names.update(row)
+            for name in found.keys() & row.keys():
+                steps, walls, values = found[name]
+                numbers = _numbers(row[name])
+                if numbers is not None and numbers.shape == (values[0] if values else numbers).shape:  # else damage
+                    steps.append(step)
+                    walls.append(wall)
+                    values.append(numbers)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    series = {name: Series(*(np.array(x, float) for x in columns)) for name, columns in found.items() if columns[0]}
     return Log(series, frozenset(names), clock.steps, clock.wall_seconds, clock.trained_seconds)
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        yield from read(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', '') or 'it is not text'}") from error
-
-
-EXCHANGES = "population.jsonl"
+def _numbers(value: Any) -> np.ndarray | None:
+    """A number, None or a list of them as an array, NaN for None; None for anything else."""
+    numbers = value if isinstance(value, list) else [value]
+    if not all(x is None or is_number(x) for x in numbers):
+        return None
+    return np.array(numbers, float)
 
 
 def check_members(path: Path, config: dict[str, Any]) -> None:
@@ -280,10 +256,3 @@ def check_members(path: Path, config: dict[str, Any]) -> None:
         raise UsageError(f"{path} is damaged: its config.json does not list its members with a seed and numbers each")
     if members and size and len(members) != size:
         raise UsageError(f"{path} is damaged: its config.json has {size} as population and lists {len(members)}")
-
-
-def check_exchanges(path: Path) -> None:
-    """Raise UsageError where the run at `path`, when it is resumed, would lose exchanges from a damaged file."""
-    file = path / EXCHANGES
-    if file.exists() and (line := damaged_line(file)):
-        raise UsageError(f"{file} is damaged in line {line}: delete that line to go on without what it said")

@@ -14,41 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from common.cli.console import Console
 from common.cli.errors import TrainingError
-from common.device.statistics import WINDOW
 from common.envs.masks import LEGAL
-from common.runs.metrics import EXCHANGES, Metrics, jsonable, read, rewrite
+from common.runs.console import Console
+from common.runs.metrics import EXCHANGES, Metrics, drop_after, jsonable
 
-RETURN = f"episode/return_last{WINDOW}"
 BEFORE, AFTER = "pbt/before/", "hyper/"
 
 
-class Lineage:
-    """Writes a row for every exchange."""
-
-    def __init__(self, run_dir: Path, resume_at: int):
-        """Rows after step `resume_at` are dropped first: they are of a future that a resumed run has not had yet."""
-        self._remarked = False
-        self._path = run_dir / EXCHANGES
-        rewrite(self._path, (row for row in read(self._path) if row["env_steps"] <= resume_at))
-
-    def remark(self, step: int, metrics: dict[str, np.ndarray]) -> str:
-        """What to say where episodes have ended and nobody can take over anybody all the same; once."""
-        blind = np.any(metrics["pbt/due"]) and not np.isfinite(metrics["pbt/objective"]).any()
-        if self._remarked or not blind or not np.isfinite(metrics[RETURN]).any():
-            return ""
-        self._remarked = True
-        what = f"by step {step:,} the objective of no member is finite, and so nobody takes over another one's weights"
-        return f"{what}: look at the environment's true_objective, or at its rewards"
-
-    def note(self, step: int, metrics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Write what the metrics of a chunk say of an exchange at its end, if there was one; returns the others."""
-        if np.any(metrics["pbt/due"]):
-            row = {"env_steps": step, "objective": jsonable(metrics["pbt/objective"]), "members": _changes(metrics)}
-            with self._path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-        return {name: x for name, x in metrics.items() if name != "pbt/due" and not name.startswith(BEFORE)}
+def write_exchange(run_dir: Path, step: int, metrics: dict[str, np.ndarray]) -> None:
+    """Write what the metrics of a chunk say of an exchange at its end, if there was one."""
+    if np.any(metrics["pbt/due"]):
+        row = {"env_steps": step, "objective": jsonable(metrics["pbt/objective"]), "members": _changes(metrics)}
+        with (run_dir / EXCHANGES).open("a") as file:
+            file.write(json.dumps(row) + "\n")
 
 
 def _changes(metrics: dict[str, np.ndarray]) -> list[dict[str, Any]]:
@@ -88,10 +67,6 @@ class Clock:
     def wall(self) -> float:
         """Seconds since the clock was made."""
         return time.perf_counter() - self._made
-
-    def moment(self) -> dict[str, float]:
-        """Now, for a row of metrics."""
-        return {"time/wall": self.wall, "time/compile": self.seconds["compile"]}
 
     @property
     def since_begin(self) -> float:
@@ -168,11 +143,12 @@ class Recorder:
         metrics are not finite, from what the run could go on.
         """
         self.told_to_stop = False  # by the callback
-        self._args, self._first_step = args, first_step
+        self._run_dir, self._args, self._first_step = run_dir, args, first_step
         self._env_name = config["env_spec"]["name"]
         self._clock, self._console, self._last_good, self._callback = clock, console, last_good, callback
         self._metrics = Metrics(run_dir, args, config, resume_at=first_step) if run_dir else None
-        self._lineage = Lineage(run_dir, first_step) if run_dir and args.exchange_interval else None
+        if run_dir and args.exchange_interval:
+            drop_after(run_dir / EXCHANGES, first_step)
         self._broken: set[int] = set()  # members of a population that are given up
         self._chunk: Chunk | None = None
         self._evaluation: dict[str, Any] = {}  # for the row of the chunk
@@ -200,10 +176,10 @@ class Recorder:
             return
         chunk, self._chunk = self._chunk, None
         metrics, _ = chunk.report
-        if self._lineage:
-            if remark := self._lineage.remark(chunk.last_step, metrics):
-                self._console.warn(remark)
-            metrics = self._lineage.note(chunk.last_step, metrics)
+        if self._args.exchange_interval:
+            if self._run_dir:
+                write_exchange(self._run_dir, chunk.last_step, metrics)
+            metrics = {name: x for name, x in metrics.items() if name != "pbt/due" and not name.startswith(BEFORE)}
         seconds = self._clock.lap()
         with self._clock.timed("host"):
             row = {"env_steps": chunk.last_step, "updates": chunk.last_step // self._args.steps_per_update}
@@ -211,37 +187,38 @@ class Recorder:
             row |= self._evaluation | self._times(chunk, seconds)
             fails = self._fails(chunk)
             self._emit(row, whole=not fails)
-            if not fails:  # else the error is all that there is to show
-                self._console.update(chunk.last_step, row)
-                self._give_up(chunk)
-        if fails:
-            (index, name), agent = min((first, agent) for agent, first in chunk.broken.items())
-            step = chunk.first_step + (index + 1) * self._args.steps_per_update
-            what = f"{name} is not finite"
-            advice = "look at the environment's rewards and observations, or take smaller steps"
-            if name == LEGAL:
-                what, advice = f"{self._env_name} has a state without any legal action", "look at its action_mask"
-            raise TrainingError(
-                f"{what} at step {step} (seed {self._args.members.seed[agent]}); {self._last_good()}; {advice}"
-            )
+            if fails:  # the error is all that there is to show
+                raise self._error(chunk)
+            self._console.update(chunk.last_step, row)
+            self._give_up(chunk)
+
+    def close(self) -> None:
+        if self._metrics:
+            self._metrics.close()
 
     def _fails(self, chunk: Chunk) -> bool:
         """Whether the run cannot go on: an agent is broken, or every member of a population is."""
         illegal = any(name == LEGAL for _, name in chunk.broken.values())
         return illegal or len(chunk.broken) >= (self._args.num_agents if self._args.is_population else 1)
 
+    def _error(self, chunk: Chunk) -> TrainingError:
+        """What was not finite, of which agent, and since when."""
+        (index, name), agent = min((first, agent) for agent, first in chunk.broken.items())
+        step, seed = chunk.first_step + (index + 1) * self._args.steps_per_update, self._args.members.seed[agent]
+        what = f"{name} is not finite"
+        advice = "look at the environment's rewards and observations, or take smaller steps"
+        if name == LEGAL:
+            what, advice = f"{self._env_name} has a state without any legal action", "look at its action_mask"
+        return TrainingError(f"{what} at step {step} (seed {seed}); {self._last_good()}; {advice}")
+
     def _give_up(self, chunk: Chunk) -> None:
         """Say which members have broken in this chunk; the others go on."""
         new, self._broken = sorted(chunk.broken.keys() - self._broken), set(chunk.broken)
         if new:
             members = ", ".join(map(str, new[:10])) + (f" and {len(new) - 10} more" if len(new) > 10 else "")
-            left, metrics = self._args.num_agents - len(self._broken), {chunk.broken[member][1] for member in new}
-            what = f"{min(metrics)} of member{'s' * (len(new) > 1)} {members} is not finite"
+            left, metric = self._args.num_agents - len(self._broken), chunk.broken[new[0]][1]
+            what = f"{metric} of member{'s' * (len(new) > 1)} {members} is not finite"
             self._console.warn(f"by step {chunk.last_step:,} {what}; {left} go on")
-
-    def close(self) -> None:
-        if self._metrics:
-            self._metrics.close()
 
     def _emit(self, row: dict[str, Any], whole: bool = True) -> None:
         if self._metrics:

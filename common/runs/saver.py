@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from common.cli.errors import TrainingError
-from common.device import agreement, multihost
+from common.device import multihost
 from common.device.evaluation import Evaluated
 from common.device.sharding import TrainState, to_devices, to_host
 from common.runs.arrays import COUNTERS, flatten, sha256
@@ -91,7 +91,7 @@ class Saver:
         _, learner, _ = self._checkpoints.load_learner(self.newest(state).learner, lambda: [step])
         shapes, devices, sharding = where
         alone, like = TrainState(learner, (), ()), TrainState(shapes.learner, (), ())
-        return state.replace(learner=agreement.all_or_none(to_devices, alone, like, devices, sharding).learner)
+        return state.replace(learner=multihost.all_or_none(to_devices, alone, like, devices, sharding).learner)
 
     def wants(self, step: int) -> bool:
         """Whether --keep-best wants the state of this step, which is the present one, saved."""
@@ -121,10 +121,6 @@ class Saver:
         if not self._checkpoints or step not in self._checkpoints.agreed_evaluations():
             return False
         return multihost.on_first(has_ended_at, self._directory, step)
-
-    def has(self, step: int) -> bool:
-        """Whether there is a checkpoint of this step."""
-        return bool(self._checkpoints) and self._checkpoints.path(step).exists()
 
     def last_good(self) -> str:
         """In words, where a run that broke can go on."""

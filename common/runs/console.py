@@ -1,0 +1,141 @@
+"""The terminal of a run: header, progress bar (or a line per interval) and warnings."""
+
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from common.cli.errors import printable
+
+T = TypeVar("T")
+
+
+class Console:
+    """Prints a progress bar to a terminal, plain lines elsewhere, and nothing but warnings when quiet."""
+
+    def __init__(self, quiet: bool, total_steps: int, brief: Callable[[Any], str] | None = None, speaks: bool = True):
+        """`brief` puts the returns of several agents into a few words. One that does not speak is silent altogether."""
+        from rich.console import Console as Rich
+
+        self.quiet, self.total, self._brief = quiet or not speaks, total_steps, brief or brief_seeds
+        self._speaks = speaks
+        self._rich = Rich(highlight=False, soft_wrap=True)
+        if self._rich.is_jupyter:  # there rich puts every line into a box of its own
+            self._rich = Rich(highlight=False, soft_wrap=True, force_jupyter=False, force_terminal=False)
+        self._errors = Rich(stderr=True, highlight=False, soft_wrap=True)
+        self._bar = None
+
+    def say(self, text: str) -> None:
+        if not self.quiet and text:
+            with self._unread():
+                self._rich.print(printable(text), markup=False)
+
+    def warn(self, text: str) -> None:
+        if not self._speaks:
+            return
+        # A live bar has to know of every line; else warnings go to stderr.
+        target = self._bar.console if self._bar else self._errors
+        with self._unread("stdout" if self._bar else "stderr"):
+            target.print(printable(f"warning: {text}"), markup=False, style="yellow")
+
+    @contextmanager
+    def _unread(self, stream: str = "stdout") -> Iterator[None]:
+        """Inside, a stream may prove to be broken: from then on the run goes on without it.
+
+        The reader has gone, as in `| head` (rich makes that a SystemExit), or the terminal, or the disk is full.
+        """
+        try:
+            yield
+        except (OSError, SystemExit):
+            self.quiet, self._bar = self.quiet or stream == "stdout", None
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
+
+    def show_bar(self, steps: int) -> None:
+        """Show how far the training is, where output is a terminal."""
+        if self.quiet or not self._rich.is_terminal:
+            return
+        from rich import progress
+
+        columns = [
+            progress.TextColumn("{task.completed:,.0f} / {task.total:,.0f} steps"),
+            progress.BarColumn(bar_width=None),
+            progress.TextColumn("{task.fields[report]}"),
+            progress.TextColumn("ETA"),
+            progress.TimeRemainingColumn(compact=True),
+        ]
+        self._bar = progress.Progress(*columns, console=self._rich, refresh_per_second=5)
+        self._bar.add_task("", total=self.total, completed=steps, report="")
+        with self._unread():
+            self._bar.start()
+
+    def update(self, steps: int, row: dict[str, Any]) -> None:
+        """Show one log interval, with the return of the episodes that ended in it."""
+        if self.quiet:
+            return
+        counts = row["episode/count"]
+        ended = round(sum(counts) if isinstance(counts, list) else counts)
+        earned = f"return {self._brief(row['episode/return'])}" if ended else "no episode ended"
+        which = f"({ended:,} episode{'s' * (ended > 1)} ended)" if ended else ""
+        speed = f"{row['time/sps']:,.0f} steps/s"
+        if self._bar:  # in two lines, which fit on 80 columns
+            with self._unread():
+                report = f"{earned}\n{which} {speed}"
+                self._bar.update(self._bar.task_ids[0], completed=min(steps, self.total), report=report)
+            return
+        eta = max(self.total - steps, 0) / max(row["time/sps_wall"], 1e-9)
+        shown = " ".join(filter(None, [earned, which]))
+        self.say(f"step {steps:>11,} / {self.total:,}  {shown}  {speed}  ETA {eta:.0f} s")
+
+    def attempt(self, what: str, tell: Callable[..., T], *args: Any) -> T | None:
+        """What `tell` returns at the end of a run, which that does not decide; None where it fails, with a warning."""
+        try:
+            return tell(*args)
+        except Exception as error:
+            self.warn(f"the run's {what} failed at the end: {type(error).__name__}: {error}")
+            return None
+
+    @contextmanager
+    def task(self, words: str) -> Iterator[Callable[[int, int], None]]:
+        """While something slow goes on: yields a function to call with how much is done, and of how much.
+
+        A bar on a terminal, elsewhere a line.
+        """
+        if self.quiet or not self._rich.is_terminal:
+            self.say(f"{words} ...")
+            yield lambda done, total: None
+            return
+        from rich import progress
+
+        columns = progress.TextColumn("{task.description}"), progress.BarColumn(), progress.TimeElapsedColumn()
+        bar = progress.Progress(*columns, console=self._rich, transient=True)
+        task = bar.add_task(words, total=None)
+        with self._unread():
+            bar.start()
+        try:
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+        finally:
+            with self._unread():
+                bar.stop()
+
+    def abandon(self) -> None:
+        """Give the terminal back its cursor, for a process that ends at once."""
+        if not self.quiet:
+            with self._unread():
+                self._rich.show_cursor()
+
+    def stop(self) -> None:
+        if self._bar:
+            with self._unread():
+                self._bar.stop()
+            self._bar = None
+
+
+def brief_seeds(value: float | list[float | None] | None) -> str:
+    """One number as it is, several as mean ± deviation over the seeds that have one."""
+    numbers = [x for x in (value if isinstance(value, list) else [value]) if x is not None]
+    if not numbers:
+        return "-"
+    spread = f" ± {statistics.pstdev(numbers):.1f} over {len(numbers)} seeds" if len(numbers) > 1 else ""
+    return f"{statistics.fmean(numbers):.1f}{spread}"

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 from common.cli.checks import Bounds, CountOrZero
 from common.cli.command import PolicyArgs, main, parse
 from common.cli.console import Console
-from common.cli.env_flags import given_params
 from common.cli.errors import UsageError
 from common.cli.files import check_target
 
@@ -100,7 +99,7 @@ def _params_of_evaluations(trained: dict[str, Any]) -> str:
     """Environment parameters, by the flags of the run."""
     names = "env", "vectorization", "env_params", "eval_env_params"
     flags = {name: trained.get(name, "") for name in names}
-    return evaluation_params(**flags) if steps_on_host(trained["env"]) else given_params(trained)
+    return evaluation_params(**flags) if steps_on_host(trained["env"]) else trained["env_params"]
 
 
 def _check_fit(policy: Policy, env: Env | EnvSpec) -> None:

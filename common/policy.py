@@ -21,7 +21,6 @@ from typing import Any, Literal, SupportsIndex
 import jax
 import numpy as np
 
-from common.cli.checks import advice_for_removed_flag
 from common.cli.command import PolicyArgs
 from common.cli.console import Console
 from common.cli.errors import UsageError
@@ -175,8 +174,7 @@ def _algorithm(
     args_class = module.Args.at(flags["env"]) if hasattr(module.Args, "at") else module.Args
     unknown = flags.keys() - {field.name for field in dataclasses.fields(args_class)}
     if unknown:
-        advice = advice_for_removed_flag(args_class, min(unknown))
-        flag = f"--{min(unknown).replace('_', '-')}{advice and ': ' + advice}"
+        flag = f"--{min(unknown).replace('_', '-')}"
         raise UsageError(f"{run_dir} was not made by {path} as it is now, which has no {flag}")
     try:
         args = args_class(**flags)

@@ -23,7 +23,6 @@ from common.actors.host_drivers import HostDriver, host_driver
 from common.actors.host_evaluation import HostEvaluation
 from common.actors.meters import UpdateMetrics
 from common.actors.pool import ActorsFailed
-from common.cli.env_flags import given_params
 from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
@@ -119,7 +118,7 @@ def train_on_devices(
     """
     with multihost.joined(args):
         devices = _choose_devices(args)
-        params = given_params(vars(args))
+        params = args.env_params
         env = run_env(args, make(args.env, params) if env is None else wrap(env, params))
         check_spaces(args, env)
         algorithm = make_algorithm(args, env.spec)
@@ -127,7 +126,7 @@ def train_on_devices(
         functions = for_seeds(algorithm, args, env, args.num_agents // groups, evolution(args, groups))
         members = arrays_of(args.members, len(devices), args.sharding)
         programs = over_devices(functions, devices, args.sharding)
-        header = memory_note(args, env, devices) | args.remarks | _notes_of(args, env, len(devices))
+        header = memory_note(args, env, devices) | _notes_of(args, env, len(devices))
         shapes, example = shapes_of(programs, members), np.int32(0)
         header |= check_size(args, shapes, devices)
         check_fits(args, programs, shapes, example, env, devices)

@@ -28,7 +28,7 @@ from common.cli.env_flags import steps_on_host
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import writing
 from common.cli.host_flags import HostEnvArgs
-from common.cli.rollout_flags import DeviceEnvArgs
+from common.cli.device_flags import DeviceEnvArgs
 from common.cli.run_flags import as_command_line, flag_words
 from common.device.evaluation import SEED
 from common.device.programs import cache_directory

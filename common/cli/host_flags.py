@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from common.cli.checks import Bounds, Count, CountOrZero, Seconds, Timeout, multiples_near
+from common.cli.checks import Bounds, Count, CountOrZero, Steps, Timeout, multiples_near
+from common.cli.device_flags import ReplayArgs, RolloutArgs, block_width
 from common.cli.env_flags import steps_on_host
 from common.cli.errors import UsageError
 from common.cli.files import read_config
-from common.cli.rollout_flags import RolloutArgs, block_width
 from common.cli.run_flags import ProcessArgs
 
 Size = Annotated[int, Bounds(at_least=1, at_most=2**20)]
@@ -49,16 +49,16 @@ class HostEnvArgs(ProcessArgs):
     """Seconds without a rollout after which the run fails."""
     max_restarts: CountOrZero = 10
     """Restarts of failed actors, with new environments, before the run fails; as many for each evaluation."""
-    restart_interval: Seconds = 60.0
-    """Seconds between two restarts of the same actor; the first is at once."""
 
     # evaluation and checkpoints
     eval_episodes: Count = 32
     """Episodes per evaluation, in environments of their own beside the training."""
 
     # One actor on each actor device, whose rollouts every update learns from; `ActorArgs` has flags for it
-    actor_threads, rollouts_per_update, publish_interval = 1, 0, 1
-    queue_size, on_full, serial, sampler_only = 1, "block", False, False
+    actor_threads, rollouts_per_update, serial, sampler_only = 1, 0, False, False
+    # One agent, alone
+    num_agents, is_population, exchange_interval, gif, sharding = 1, False, 0, False, "pmap"
+    publish_interval, queue_size, on_full, restart_interval = 1, 1, "block", 60.0
     lag: ClassVar[int] = 1
     """Updates that a rollout's policy is behind in a fixed order."""
     resets_in_step: ClassVar[bool] = False
@@ -153,12 +153,6 @@ class ActorArgs(HostEnvArgs):
     """Actor threads per actor device; with two, one acts while the environments of the other step."""
     rollouts_per_update: CountOrZero = 0
     """Rollouts per update, of whichever actors are first, as many from each process; 0: as many as actors."""
-    queue_size: Size = 1
-    """Rollouts per actor that may wait for the learner."""
-    on_full: Literal["block", "drop-oldest"] = "block"
-    """Reaction of an actor to a full queue: wait, or drop its oldest rollout there."""
-    publish_interval: Size = 1
-    """Updates between two versions of the parameters that actors get."""
     lockstep: bool = False
     """Fixed order, repeatable: updates learn from the actors' rollouts in turn, collected while the last one ran."""
     serial: bool = False
@@ -184,14 +178,8 @@ class ActorArgs(HostEnvArgs):
                 f"--rollouts-per-update {self.batch_rollouts} counts those of all {self.processes} processes, which "
                 f"give as many each: take {multiples_near(self.batch_rollouts, self.processes)}"
             )
-        if self.sampler_only and self.is_distributed:
-            raise UsageError("--sampler-only measures the actors of one process: leave out those of several")
-        if self.fixed_order and self.sampler_only:
-            raise UsageError("--sampler-only has no learner, and --lockstep and --serial wait for one: leave one out")
-        if self.fixed_order and self.on_full != "block":
-            raise UsageError(
-                f"--on-full {self.on_full} depends on the clock, --lockstep and --serial must not: leave one out"
-            )
+        if self.sampler_only and (self.is_distributed or self.fixed_order):
+            raise UsageError("--sampler-only measures actors of one process, without the learner that --lockstep needs")
 
 
 @dataclass(kw_only=True)
@@ -217,6 +205,74 @@ class HostRolloutArgs(RolloutArgs, HostEnvArgs):
                 f"--num-envs {self.num_envs} is split evenly over {self.num_actors} actor devices: take "
                 f"{multiples_near(self.num_envs, self.num_actors)}"
             )
+
+
+@dataclass(kw_only=True)
+class HostReplayArgs(ReplayArgs, ActorArgs):
+    """An update takes some rollouts of actors, and makes the gradient updates that belong to them."""
+
+    total_timesteps: Steps = 30_000
+    num_steps: Size = 8
+    envs_per_actor: Size = 4
+
+    @property
+    def num_rings(self) -> int:
+        return self.batch_envs
+
+    @property
+    def rollouts_ahead(self) -> float:
+        if self.fixed_order or self.sampler_only:
+            return math.inf
+        return (self.batch_rollouts + max(self.batch_rollouts, self.num_actors)) // self.processes
+
+    @property
+    def queue_rollouts(self) -> float:
+        return super().queue_rollouts if math.isinf(self.rollouts_ahead) else math.inf
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.batch_size % self.processes:
+            raise UsageError(
+                f"--batch-size {self.batch_size} is split evenly over {self.processes} processes: take "
+                f"{multiples_near(self.batch_size, self.processes)}"
+            )
+        if self.num_steps > self.capacity:
+            raise UsageError(
+                f"--num-steps {self.num_steps} does not fit into --buffer-size {self.buffer_size}, which has "
+                f"{self.capacity} transitions of each of {self.num_rings} environments"
+            )
+
+    def check_split(self, num_learners: int) -> None:
+        if self.batch_size // self.parts % num_learners:
+            unit = num_learners * math.gcd(self.num_actor_devices, self.batch_rollouts)
+            raise UsageError(
+                f"--batch-size {self.batch_size} is split evenly over {num_learners} learner devices, each with a part "
+                f"of what comes from each actor device: take {multiples_near(self.batch_size, unit)}"
+            )
+        super().check_split(num_learners)
+
+    @property
+    def parts(self) -> int:
+        """Parts of the rollouts of an update, such as those from each actor device, that batches draw from apart.
+
+        No boundary of processes cuts them.
+        """
+        return math.gcd(self.num_actor_devices, self.batch_rollouts, self.batch_size)
+
+    @property
+    def block(self) -> int:
+        """Neighbouring environments that contribute to a batch together; no device boundary cuts them."""
+        return self.envs_per_actor // math.gcd(self.envs_per_actor, self.batch_size // self.parts)
+
+    def sizes(self, num_devices: int) -> list[str]:
+        """The derived sizes, for the header of a run."""
+        rollouts = f"{self.batch_rollouts} rollouts of {self.envs_per_actor} envs x {self.num_steps} steps"
+        gradient_updates = self.ratio.due(self.num_updates * self.steps_per_update)
+        return [
+            f"{self.num_actors} actors x {self.envs_per_actor} envs = {self.num_envs} envs",
+            f"{rollouts} = {self.steps_per_update:,} per update, {self.num_updates:,} updates",
+            f"up to {gradient_updates:,} gradient updates with batches of {self.batch_size}",
+        ]
 
 
 def _indices(flag: str, text: str) -> tuple[int, ...]:

@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 
-from common.cli.checks import advice_for_removed_flag
 from common.cli.env_flags import CUSTOM, is_custom, split_name
 from common.cli.errors import UsageError
 from common.cli.files import KIT, NAME, defaults_of, final_name, in_one_step, is_of_kit, is_run, read_config, writing
@@ -187,11 +186,8 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
                 f"a resumed run keeps its --{name.replace('_', '-')}: {then} in {path}, {now} with these flags"
             )
     changes = differences(made, config["args"], [name for name in config["args"] if name not in ONE_TIME])
-    gone = sorted(stored["args"].keys() - config["args"].keys())
-    for name in gone:
-        advice = advice_for_removed_flag(args, name)
-        now = f"no flag of this file now{advice and ': ' + advice}"
-        changes.append(f"--{name.replace('_', '-')}: {stored['args'][name]} then, {now}")
+    for name in sorted(stored["args"].keys() - config["args"].keys()):
+        changes.append(f"--{name.replace('_', '-')}: {stored['args'][name]} then, no flag of this file now")
     for suite, now in suite_version(args.env).items():
         if (then := stored.get("versions", {}).get(suite)) not in (None, now):
             changes.append(f"{suite} is {now}, it was {then}: the same name may be another task")

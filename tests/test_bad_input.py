@@ -86,7 +86,6 @@ CASES = [
     ("ppo", "--opponent self", "--opponent self"),
     ("sac", "--env CartPole-v1 --target-entropy-scale 1.5", "--target-entropy-scale 1.5"),
     ("sac", "--env helpers:TwoDials", "MultiDiscrete, ppo_pmap.py"),
-    ("appo", "--lockstep --on-full drop-oldest", "--lockstep, --on-full drop-oldest"),
     ("appo", "--actor-devices 0,0", "--actor-devices"),
     ("appo", "--num-seeds 3", "--num-seeds, --seed"),
     # populations and processes
@@ -222,7 +221,7 @@ MAY_BE_NEGATIVE = {"stop_at_return", "target_entropy_scale"}
 MAY_BE_0 = MAY_BE_NEGATIVE | {"seed", "eval_interval", "checkpoint_interval", "keep_checkpoints", "stop_after"}
 MAY_BE_0 |= {"max_seconds", "population", "pbt_start", "num_devices", "gamma", "gae_lambda"}
 MAY_BE_0 |= {"target_kl", "max_grad_norm", "adam_b1", "adam_b2", "vf_coef", "ent_coef", "ent_fraction", "bptt_length"}
-MAY_BE_0 |= {"rnn_span", "max_ahead", "reset_pool", "rollouts_per_update", "max_restarts", "restart_interval"}
+MAY_BE_0 |= {"rnn_span", "max_ahead", "reset_pool", "rollouts_per_update", "max_restarts"}
 MAY_BE_0 |= {"max_policy_lag", "learning_starts"}
 
 

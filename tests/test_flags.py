@@ -68,7 +68,7 @@ SAC |= {"policy_frequency": 2, "target_frequency": 2, "autotune": False, "critic
 SAC |= {"activation": "tanh"}
 SAC_HOST = {"buffer_size": 64, "learning_starts": 128, "utd_ratio": 0.5, "batch_size": 8, "normalize_obs": True}
 SAC_HOST |= {"num_steps": 4, "seed": 1}
-ACTORS = {"env_params": '{"limit": 3}', "actor_threads": 1, "publish_interval": 2, "max_policy_lag": 1}
+ACTORS = {"env_params": '{"limit": 3}', "actor_threads": 1}
 """What actors do by these flags of APPO is not in the program of an update."""
 APPO = ON_POLICY | ON_POLICY_MATHS | {"num_steps": 4, "envs_per_actor": 4, "rollouts_per_update": 1, "num_epochs": 2}
 APPO |= {"loss": "impala", "advantage": "gae", "rho_clip": 0.5, "c_clip": 0.5, "pg_rho_clip": 0.5, "clip_eps": 0.001}
@@ -104,7 +104,6 @@ OTHERS = {  # by algorithm and flag, or by flag: what both runs get besides
     ("appo", "pg_rho_clip"): {"loss": "impala"},
     **{("appo", flag): LONG for flag in ("clip_eps", "clip_mode", "ratio_clamp", "clip_vloss")},
     **{("appo", flag): {"rnn": "gru"} for flag in ("rnn_size", "rnn_layers", "rnn_span")},
-    ("appo", "max_policy_lag"): {"publish_interval": 3},
 }
 
 
@@ -403,10 +402,9 @@ ELSEWHERE = {  # flags by the file that tests them
     "distributed": "distributed",
 }
 IN_TEST_SAC = {"save_buffer"}
-IN_TEST_APPO = {"actor_devices", "env", "eval_episodes", "learner_devices", "lockstep", "on_full", "queue_size"}
-IN_TEST_APPO |= {"sampler_only", "serial", "vectorization"}
-IN_TEST_HOST = {"eval_env_params", "learner_timeout", "max_restarts", "reset_timeout", "restart_interval"}
-IN_TEST_HOST |= {"step_timeout"}
+IN_TEST_APPO = {"actor_devices", "env", "eval_episodes", "learner_devices", "lockstep", "max_policy_lag"}
+IN_TEST_APPO |= {"serial", "vectorization"}
+IN_TEST_HOST = {"eval_env_params", "learner_timeout", "max_restarts", "reset_timeout", "step_timeout"}
 
 
 HOST = "envpool:Pendulum-v1"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from common.cli.checks import Bounds, Count, CountOrZero, Seconds, Timeout, multiples_near
+from common.cli.checks import Bounds, Count, CountOrZero, Timeout, multiples_near
 from common.cli.env_flags import steps_on_host
 from common.cli.errors import UsageError
 from common.cli.files import read_config
@@ -48,17 +48,14 @@ class HostEnvArgs(ProcessArgs):
     learner_timeout: Timeout = 300.0
     """Seconds without a rollout after which the run fails."""
     max_restarts: CountOrZero = 10
-    """Restarts of failed actors, with new environments, before the run fails; as many for each evaluation."""
-    restart_interval: Seconds = 60.0
-    """Seconds between two restarts of the same actor; the first is at once."""
+    """Restarts of failed actors, with new environments, before the run fails."""
 
     # evaluation and checkpoints
     eval_episodes: Count = 32
     """Episodes per evaluation, in environments of their own beside the training."""
 
     # One actor on each actor device, whose rollouts every update learns from; `ActorArgs` has flags for it
-    actor_threads, rollouts_per_update, publish_interval = 1, 0, 1
-    queue_size, on_full, serial, sampler_only = 1, "block", False, False
+    actor_threads, rollouts_per_update, serial = 1, 0, False
     lag: ClassVar[int] = 1
     """Updates that a rollout's policy is behind in a fixed order."""
     resets_in_step: ClassVar[bool] = False
@@ -91,13 +88,11 @@ class HostEnvArgs(ProcessArgs):
 
     @property
     def rollouts_ahead(self) -> float:
-        """Rollouts of a process that may be under way, from before they are collected to the end of their updates."""
-        return math.inf
+        """Rollouts of a process that may be under way, from before they are collected to the end of their updates.
 
-    @property
-    def queue_rollouts(self) -> float:
-        """Rollouts that may wait for the learner, per actor."""
-        return self.queue_size
+        Where that is infinite, an actor waits while one of its rollouts waits for the learner.
+        """
+        return math.inf
 
     @property
     def steps_per_update(self) -> int:
@@ -153,20 +148,10 @@ class ActorArgs(HostEnvArgs):
     """Actor threads per actor device; with two, one acts while the environments of the other step."""
     rollouts_per_update: CountOrZero = 0
     """Rollouts per update, of whichever actors are first, as many from each process; 0: as many as actors."""
-    queue_size: Size = 1
-    """Rollouts per actor that may wait for the learner."""
-    on_full: Literal["block", "drop-oldest"] = "block"
-    """Reaction of an actor to a full queue: wait, or drop its oldest rollout there."""
-    publish_interval: Size = 1
-    """Updates between two versions of the parameters that actors get."""
     lockstep: bool = False
     """Fixed order, repeatable: updates learn from the actors' rollouts in turn, collected while the last one ran."""
     serial: bool = False
     """Everything in one thread, for debugging; the same numbers as with --lockstep."""
-
-    # run
-    sampler_only: bool = False
-    """Speed measurement of the actors without a learner; implies --benchmark."""
 
     @property
     def num_envs(self) -> int:
@@ -177,20 +162,11 @@ class ActorArgs(HostEnvArgs):
         return self.lockstep or self.serial
 
     def __post_init__(self):
-        self.benchmark = self.benchmark or self.sampler_only
         super().__post_init__()
         if self.batch_rollouts % self.processes:
             raise UsageError(
                 f"--rollouts-per-update {self.batch_rollouts} counts those of all {self.processes} processes, which "
                 f"give as many each: take {multiples_near(self.batch_rollouts, self.processes)}"
-            )
-        if self.sampler_only and self.is_distributed:
-            raise UsageError("--sampler-only measures the actors of one process: leave out those of several")
-        if self.fixed_order and self.sampler_only:
-            raise UsageError("--sampler-only has no learner, and --lockstep and --serial wait for one: leave one out")
-        if self.fixed_order and self.on_full != "block":
-            raise UsageError(
-                f"--on-full {self.on_full} depends on the clock, --lockstep and --serial must not: leave one out"
             )
 
 

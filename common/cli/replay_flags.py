@@ -168,25 +168,15 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
 
     @property
     def rollouts_ahead(self) -> float:
-        if self.fixed_order or self.sampler_only or self.on_full != "block":
+        if self.fixed_order:
             return math.inf
         enough = self.batch_rollouts + max(self.batch_rollouts, self.num_actors)
         return (self.max_ahead // (self.envs_per_actor * self.num_steps) or enough) // self.processes
-
-    @property
-    def queue_rollouts(self) -> float:
-        return super().queue_rollouts if math.isinf(self.rollouts_ahead) else math.inf
 
     def __post_init__(self):
         super().__post_init__()
         if self.max_ahead and self.fixed_order:
             raise UsageError("--lockstep and --serial fix how far actors are ahead: leave --max-ahead out")
-        if self.max_ahead and self.on_full != "block":
-            raise UsageError(f"--max-ahead makes actors wait, --on-full {self.on_full} does not: leave one out")
-        if self.queue_size != ActorArgs.queue_size and self.on_full == "block":
-            raise UsageError(
-                f"--queue-size {self.queue_size} needs --on-full drop-oldest: else --max-ahead is the bound"
-            )
         if self.max_ahead and self.max_ahead < self.steps_per_update:
             raise UsageError(
                 f"--max-ahead {self.max_ahead} is less than an update learns from: at least {self.steps_per_update}"

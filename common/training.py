@@ -22,7 +22,7 @@ from common.actors.batches import Batches, example_batch
 from common.actors.host_drivers import HostDriver, host_driver
 from common.actors.host_evaluation import HostEvaluation
 from common.actors.meters import UpdateMetrics
-from common.actors.pool import ActorsFailed
+from common.actors.pool import ActorPool, ActorsFailed
 from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
@@ -39,7 +39,6 @@ from common.device.devices import (
 from common.device.programs import Programs, for_seeds, over_devices
 from common.device.replay import memory_note
 from common.device.sharding import AXIS, arrays_of, mesh_of, to_host
-from common.device.statistics import Tally
 from common.drawing.figures import draw_curve, draw_population
 from common.envs.custom import wrap
 from common.envs.environment import Env, check_spaces
@@ -228,18 +227,20 @@ def _learn_from_actors(
     """Updates of `state` until the run ends; returns the last state."""
     host = to_host(state.replace(actors=()))
     learner, started = jax.tree.map(lambda x: x[0], (host.learner, host.run))
-    run.host_workers = batches = Batches(
+    warn = run.console.warn if multihost.is_first() else _warn_of_this_process
+    actor_pool = ActorPool(
         run.args,
         act=jax.jit(driver.act),
         memory=jax.device_get(driver.memory(run.args.envs_per_actor)),
         params=driver.publish(learner, started),
         version=int(started.updates),
         logged=logged,
-        actor_devices=actor_devices,
-        sharding=NamedSharding(mesh_of(multihost.own(run.devices)), P(AXIS)),
+        devices=actor_devices,
         counters=run.counters,
-        warn=run.console.warn if multihost.is_first() else _warn_of_this_process,
+        warn=warn,
     )
+    sharding = NamedSharding(mesh_of(multihost.own(run.devices)), P(AXIS))
+    run.host_workers = batches = Batches(run.args, actor_pool, int(started.updates), sharding, warn)
     with batches:
         while run.unfinished:
             state = _run_chunk(run, batches, state, update)
@@ -270,9 +271,11 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
             batch, failure = None, error
         if batch is None:
             break
-        state, reported = _update(run.args, batches, state, batch, update)
+        with batches.learner.doing("update"):
+            state, published, reported = update(state, batch)
+        batches.publish(published)
         run.log()  # the row of the last chunk
-        with batches.meters.timed("update"):
+        with batches.learner.doing("update"):
             metrics.add(*reported)
             if run.args.serial:
                 jax.block_until_ready(reported)
@@ -296,13 +299,3 @@ def _stopping(run: Run, state: Any) -> bool:
     if (newest := jax.tree.leaves(state)[0]).is_ready():
         jax.block_until_ready(newest)
     return False
-
-
-def _update(args: HostEnvArgs, batches: Batches, state: Any, batch: Any, update: Callable) -> tuple[Any, tuple]:
-    """The new state, and a tally and gauges; its parameters go to the actors."""
-    if args.sampler_only:
-        return state, (Tally({}, {}), {}, ())
-    with batches.meters.timed("update"):
-        state, published, reported = update(state, batch)
-    batches.publish(published)
-    return state, reported

@@ -385,8 +385,7 @@ ELSEWHERE = {  # flags by the file that tests them
     "distributed": "distributed",
 }
 IN_TEST_SAC = {"save_buffer"}
-IN_TEST_APPO = {"actor_devices", "env", "eval_episodes", "learner_devices", "lockstep", "sampler_only", "serial"}
-IN_TEST_APPO |= {"vectorization"}
+IN_TEST_APPO = {"actor_devices", "env", "eval_episodes", "learner_devices", "lockstep", "serial", "vectorization"}
 IN_TEST_HOST = {"eval_env_params", "learner_timeout", "max_restarts", "reset_timeout", "step_timeout"}
 
 

@@ -48,17 +48,16 @@ class HostEnvArgs(ProcessArgs):
     learner_timeout: Timeout = 300.0
     """Seconds without a rollout after which the run fails."""
     max_restarts: CountOrZero = 10
-    """Restarts of failed actors, with new environments, before the run fails; as many for each evaluation."""
+    """Restarts of failed actors, with new environments, before the run fails."""
 
     # evaluation and checkpoints
     eval_episodes: Count = 32
     """Episodes per evaluation, in environments of their own beside the training."""
 
     # One actor on each actor device, whose rollouts every update learns from; `ActorArgs` has flags for it
-    actor_threads, rollouts_per_update, serial, sampler_only = 1, 0, False, False
+    actor_threads, rollouts_per_update, serial = 1, 0, False
     # One agent, alone
     num_agents, is_population, exchange_interval, gif, sharding = 1, False, 0, False, "pmap"
-    publish_interval, queue_size, on_full, restart_interval = 1, 1, "block", 60.0
     lag: ClassVar[int] = 1
     """Updates that a rollout's policy is behind in a fixed order."""
     resets_in_step: ClassVar[bool] = False
@@ -91,13 +90,11 @@ class HostEnvArgs(ProcessArgs):
 
     @property
     def rollouts_ahead(self) -> float:
-        """Rollouts of a process that may be under way, from before they are collected to the end of their updates."""
-        return math.inf
+        """Rollouts of a process that may be under way, from before they are collected to the end of their updates.
 
-    @property
-    def queue_rollouts(self) -> float:
-        """Rollouts that may wait for the learner, per actor."""
-        return self.queue_size
+        Where that is infinite, an actor waits while one of its rollouts waits for the learner.
+        """
+        return math.inf
 
     @property
     def steps_per_update(self) -> int:
@@ -158,10 +155,6 @@ class ActorArgs(HostEnvArgs):
     serial: bool = False
     """Everything in one thread, for debugging; the same numbers as with --lockstep."""
 
-    # run
-    sampler_only: bool = False
-    """Speed measurement of the actors without a learner; implies --benchmark."""
-
     @property
     def num_envs(self) -> int:
         return self.num_actors * self.envs_per_actor
@@ -171,15 +164,12 @@ class ActorArgs(HostEnvArgs):
         return self.lockstep or self.serial
 
     def __post_init__(self):
-        self.benchmark = self.benchmark or self.sampler_only
         super().__post_init__()
         if self.batch_rollouts % self.processes:
             raise UsageError(
                 f"--rollouts-per-update {self.batch_rollouts} counts those of all {self.processes} processes, which "
                 f"give as many each: take {multiples_near(self.batch_rollouts, self.processes)}"
             )
-        if self.sampler_only and (self.is_distributed or self.fixed_order):
-            raise UsageError("--sampler-only measures actors of one process, without the learner that --lockstep needs")
 
 
 @dataclass(kw_only=True)
@@ -221,13 +211,8 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
 
     @property
     def rollouts_ahead(self) -> float:
-        if self.fixed_order or self.sampler_only:
-            return math.inf
-        return (self.batch_rollouts + max(self.batch_rollouts, self.num_actors)) // self.processes
-
-    @property
-    def queue_rollouts(self) -> float:
-        return super().queue_rollouts if math.isinf(self.rollouts_ahead) else math.inf
+        enough = self.batch_rollouts + max(self.batch_rollouts, self.num_actors)
+        return math.inf if self.fixed_order else enough // self.processes
 
     def __post_init__(self):
         super().__post_init__()

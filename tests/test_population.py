@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 from helpers import metric_rows, ppo, result_of, small_args
-from matplotlib.figure import Figure
 
 import common.device.devices
 from common.cli.errors import UsageError
@@ -17,11 +16,8 @@ from common.compare import compare
 from common.device.devices import check_size
 from common.device.programs import for_seeds, over_devices
 from common.device.sharding import arrays_of
-from common.drawing.figures import _draw_curves
 from common.envs.registry import make
 from common.policy import load_policy
-from common.runs.metrics import Series
-from common.runs.ranking import _best
 
 TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
 TINY |= {"env": "CartPole-v1", "total_timesteps": 6 * 32, "log_interval": 32, "seed": 3, "eval_episodes": 16}
@@ -43,10 +39,8 @@ def test_members_draw_what_is_asked_for():
     seed, hyper = values(population=400, sweep=sweep, seed=7)
     assert seed == list(range(7, 407))
     rate, gamma = np.array(hyper["learning_rate"]), np.array(hyper["gamma"])
-    assert 1e-4 <= rate.min() < 1.1e-4 and 0.95e-2 < rate.max() <= 1e-2
-    assert np.median(rate) == pytest.approx(1e-3, rel=0.3)
-    assert 0.9 <= gamma.min() < 0.901 and 0.989 < gamma.max() <= 0.99
-    assert np.median(gamma) == pytest.approx(0.945, abs=0.01)
+    assert 1e-4 <= rate.min() < np.median(rate) < rate.max() <= 1e-2 and 0.9 <= gamma.min() < gamma.max() <= 0.99
+    assert np.median(rate) == pytest.approx(1e-3, rel=0.3) and np.median(gamma) == pytest.approx(0.945, abs=0.01)
     assert {0, 0.01, 0.1} == set(hyper["ent_coef"])
     assert abs(np.corrcoef(np.log(rate), gamma)[0, 1]) < 0.2, "each flag draws by itself"
 
@@ -162,16 +156,6 @@ def test_a_population_resumes_to_the_last_bit(finished, tmp_path):
     assert ppo.train(args).state_sha256 == result.state_sha256
 
 
-@pytest.mark.filterwarnings("error")
-def test_members_are_drawn_through_rows_in_which_no_episode_of_theirs_ended():
-    axes, nan, steps = Figure().subplots(), np.nan, np.arange(4)
-    series = Series(steps, steps, np.array([[nan, nan], [1, nan], [nan, 6], [3, 8]], float))
-    _draw_curves(axes, series, np.array([3.0, 8]))
-    first, second, median, best = ([*map(float, line.get_ydata())] for line in axes.lines)
-    assert (first, second[1:], best[1:]) == ([1, 2, 3], [6, 8], [6, 8])
-    assert median == [1, 4, 5.5]
-
-
 def test_a_member_that_breaks_stops_no_other_and_is_not_the_best_whatever_it_earns(tmp_path, capsys):
     """What is not a number chooses the first action, and stays in MountainCar's valley as a policy does at first."""
     env = {"env": "MountainCar-v0", "env_params": '{"max_steps_in_episode": 20}'}
@@ -200,10 +184,3 @@ def test_members_are_compared_by_their_values(tmp_path):
     assert [row.flags["learning_rate"] for row in rows] == [1e-3, 1e-2]
     assert [row.seeds for row in rows] == [4, 4]
     assert [row.return_ for row in rows] == pytest.approx([np.mean(returns[:4]), np.mean(returns[4:])])
-
-
-def test_ranked_members_show_the_return_that_ranks_them_before_the_one_in_other_episodes():
-    ranks, others = ({"eval/return_mean": x, "eval/return_std": [0.0] * 3} for x in ([1.5, 3.5, 2.5], [6.5, 4.5, 5.5]))
-    for other, shown in ((others, [[3.5, 4.5], [2.5, 5.5], [1.5, 6.5]]), ({}, [[3.5], [2.5], [1.5]])):
-        lines = _best([{}, {}, {}], ranks, other, "8 episodes", "their flags")[-3:]
-        assert [[float(x) for x in re.findall(r"\d\.5", line)] for line in lines] == shown

@@ -201,6 +201,12 @@ def multiples_near(number: int, unit: int) -> str:
     return " or ".join(map(str, sorted(near)))
 
 
+def check_multiple(flag: str, number: int, unit: int, shares: str) -> None:
+    """Raise UsageError unless `number` is a multiple of `unit`: it is split evenly over the `shares`."""
+    if number % unit:
+        raise UsageError(f"{flag} {number} is split evenly over {shares}: take {multiples_near(number, unit)}")
+
+
 def readable(number: float) -> str:
     """A number for a message, whole ones with commas."""
     return shortened(f"{number:,}") if isinstance(number, int) else str(number)

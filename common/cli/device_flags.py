@@ -12,6 +12,7 @@ from common.cli.checks import (
     Ratio,
     Steps,
     StepsOrZero,
+    check_multiple,
     flag_of,
     multiples_near,
     readable,
@@ -291,11 +292,8 @@ class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
     def __post_init__(self):
         super().__post_init__()
         name, parts = ("devices", self.num_devices) if self.num_devices else ("processes", self.num_processes)
-        if parts > 0 and self.batch_size % self.sharing(parts):
-            raise UsageError(
-                f"--batch-size {self.batch_size} is split evenly over --num-{name} {parts}: take "
-                f"{multiples_near(self.batch_size, parts)}"
-            )
+        if parts > 0:
+            check_multiple("--batch-size", self.batch_size, self.sharing(parts), f"--num-{name} {parts}")
 
     def sizes(self, num_devices: int) -> list[str]:
         """The derived sizes, for the header of a run."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from common.cli.checks import Bounds, Count, CountOrZero, Steps, Timeout, multiples_near
+from common.cli.checks import Bounds, Count, CountOrZero, Steps, Timeout, check_multiple
 from common.cli.device_flags import ReplayArgs, RolloutArgs, block_width
 from common.cli.env_flags import steps_on_host
 from common.cli.errors import UsageError
@@ -128,11 +128,7 @@ class HostEnvArgs(ProcessArgs):
         """
         actors = 1 if self.envs_flag == "--envs-per-actor" else self.num_actors
         block, number = self.block * num_learners * actors, self.envs_per_actor * actors
-        if number % block:
-            raise UsageError(
-                f"{self.envs_flag} {number} must be a multiple of {block}, so that every minibatch has equal parts on "
-                f"each learner device ({num_learners}); nearest: {multiples_near(number, block)}"
-            )
+        check_multiple(self.envs_flag, number, block, f"minibatches and {num_learners} learner devices")
 
     def __post_init__(self):
         super().__post_init__()
@@ -165,11 +161,7 @@ class ActorArgs(HostEnvArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.batch_rollouts % self.processes:
-            raise UsageError(
-                f"--rollouts-per-update {self.batch_rollouts} counts those of all {self.processes} processes, which "
-                f"give as many each: take {multiples_near(self.batch_rollouts, self.processes)}"
-            )
+        check_multiple("--rollouts-per-update", self.batch_rollouts, self.processes, f"{self.processes} processes")
 
 
 @dataclass(kw_only=True)
@@ -190,11 +182,7 @@ class HostRolloutArgs(RolloutArgs, HostEnvArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.num_envs % self.num_actors:
-            raise UsageError(
-                f"--num-envs {self.num_envs} is split evenly over {self.num_actors} actor devices: take "
-                f"{multiples_near(self.num_envs, self.num_actors)}"
-            )
+        check_multiple("--num-envs", self.num_envs, self.num_actors, f"{self.num_actors} actor devices")
 
 
 @dataclass(kw_only=True)
@@ -216,11 +204,7 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.batch_size % self.processes:
-            raise UsageError(
-                f"--batch-size {self.batch_size} is split evenly over {self.processes} processes: take "
-                f"{multiples_near(self.batch_size, self.processes)}"
-            )
+        check_multiple("--batch-size", self.batch_size, self.processes, f"{self.processes} processes")
         if self.num_steps > self.capacity:
             raise UsageError(
                 f"--num-steps {self.num_steps} does not fit into --buffer-size {self.buffer_size}, which has "
@@ -229,11 +213,9 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
 
     def check_split(self, num_learners: int) -> None:
         if self.batch_size // self.parts % num_learners:
-            unit = num_learners * math.gcd(self.num_actor_devices, self.batch_rollouts)
-            raise UsageError(
-                f"--batch-size {self.batch_size} is split evenly over {num_learners} learner devices, each with a part "
-                f"of what comes from each actor device: take {multiples_near(self.batch_size, unit)}"
-            )
+            actors = math.gcd(self.num_actor_devices, self.batch_rollouts)
+            shares = f"{num_learners} learner devices, each with a part of what comes from {actors} actor devices"
+            check_multiple("--batch-size", self.batch_size, num_learners * actors, shares)
         super().check_split(num_learners)
 
     @property

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from common.cli.command import PolicyArgs, main, parse
-from common.cli.env_flags import given_params
 from common.cli.errors import UsageError
 from common.cli.files import check_target, replacing
 from common.runs.console import Console
@@ -145,7 +144,7 @@ def describe(policy: Policy, out: Path, content: bytes) -> dict[str, Any]:
         "inputs": {name: {"shape": ["batch", *x.shape], "dtype": str(x.dtype)} for name, x in named.items()},
         "env_spec": policy.env.to_json(),
         "env": config["args"]["env"],
-        "env_params": given_params(config["args"]),
+        "env_params": config["args"]["env_params"],
         "algorithm": config["algorithm"],
         "run": str(policy.run_dir),
         "step": policy.step,

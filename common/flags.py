@@ -17,10 +17,9 @@ from common.cli.checks import (
     Temperature,
 )
 from common.cli.command import main, parse
+from common.cli.device_flags import DeviceReplayArgs, DeviceRolloutArgs, GameArgs
 from common.cli.errors import UsageError
-from common.cli.host_flags import ActorArgs, FlagsByPlace, HostRolloutArgs
-from common.cli.replay_flags import DeviceReplayArgs, HostReplayArgs
-from common.cli.rollout_flags import DeviceRolloutArgs, GameArgs
+from common.cli.host_flags import ActorArgs, FlagsByPlace, HostReplayArgs, HostRolloutArgs
 
 
 class OnPolicyArgs(FlagsByPlace):

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from common.cli.checks import Bounds, CountOrZero
 from common.cli.command import PolicyArgs, main, parse
-from common.cli.env_flags import given_params
 from common.cli.errors import UsageError
 from common.cli.files import check_target
 from common.runs.console import Console
@@ -107,7 +106,7 @@ def _environment(args: Args, policy: Policy) -> tuple[str, str]:
     if args.env not in ("", trained["env"]) or args.env_params:
         return args.env or trained["env"], args.env_params
     if not steps_on_host(trained["env"]):
-        return trained["env"], given_params(trained)
+        return trained["env"], trained["env_params"]
     names = "env", "vectorization", "env_params", "eval_env_params"
     return trained["env"], evaluation_params(**{name: trained.get(name, "") for name in names})
 

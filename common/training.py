@@ -22,8 +22,7 @@ from common.actors.batches import Batches, example_batch
 from common.actors.host_drivers import HostDriver, host_driver
 from common.actors.host_evaluation import HostEvaluation
 from common.actors.meters import UpdateMetrics
-from common.actors.pool import ActorsFailed
-from common.cli.env_flags import given_params
+from common.actors.pool import ActorPool, ActorsFailed
 from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
@@ -40,7 +39,6 @@ from common.device.devices import (
 from common.device.programs import Programs, for_seeds, over_devices
 from common.device.replay import memory_note
 from common.device.sharding import AXIS, arrays_of, mesh_of, to_host
-from common.device.statistics import Tally
 from common.drawing.figures import draw_curve, draw_population
 from common.envs.custom import wrap
 from common.envs.environment import Env, check_spaces
@@ -80,15 +78,14 @@ def train_on_devices(
 ) -> TrainResult:
     """Environments step on the devices too, and many updates run in one call."""
     devices = _choose_devices(args)
-    params = given_params(vars(args))
-    env = run_env(args, make(args.env, params) if env is None else wrap(env, params))
+    env = run_env(args, make(args.env, args.env_params) if env is None else wrap(env, args.env_params))
     check_spaces(args, env)
     algorithm = make_algorithm(args, env.spec)
     groups = args.groups(len(devices))
     functions = for_seeds(algorithm, args, env, args.num_agents // groups, evolution(args, groups))
     programs = over_devices(functions, devices, args.sharding)
     members = arrays_of(args.members, len(devices), args.sharding)
-    notes = memory_note(args, env, devices) | args.remarks
+    notes = memory_note(args, env, devices)
     if args.save_envs and (size := env.state_bytes * args.num_envs * args.num_agents) >= LARGE:
         notes["state"] = f"environments take {size / 1e6:,.0f} MB in every checkpoint; --no-save-envs leaves them out"
     if env.declared_steps > env.max_steps:
@@ -171,18 +168,20 @@ def _learn_from_actors(
     host = to_host(state.replace(actors=()))
     learner, started = jax.tree.map(lambda x: x[0], (host.learner, host.run))
     this = f"warning: process {jax.process_index()} of {multihost.count()}:"  # its console is silent
-    run.actors = batches = Batches(
+    warn = run.console.warn if multihost.is_first() else partial(print, this, file=sys.stderr, flush=True)
+    actor_pool = ActorPool(
         run.args,
         act=jax.jit(driver.act),
         memory=jax.device_get(driver.memory(run.args.envs_per_actor)),
         params=driver.publish(learner, started),
         version=int(started.updates),
         logged=logged,
-        actor_devices=actor_devices,
-        sharding=NamedSharding(mesh_of(multihost.own(run.devices)), P(AXIS)),
+        devices=actor_devices,
         counters=run.counters,
-        warn=run.console.warn if multihost.is_first() else partial(print, this, file=sys.stderr, flush=True),
+        warn=warn,
     )
+    sharding = NamedSharding(mesh_of(multihost.own(run.devices)), P(AXIS))
+    run.actors = batches = Batches(run.args, actor_pool, int(started.updates), sharding, warn)
     with batches:
         while run.unfinished:
             state = _run_chunk(run, batches, state, update)
@@ -209,9 +208,11 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
             break
         if batch is None:
             break
-        state, reported = _update(run.args, batches, state, batch, update)
+        with batches.learner.doing("update"):
+            state, published, reported = update(state, batch)
+        batches.publish(published)
         run.log()  # the row of the last chunk
-        with batches.meters.timed("update"):
+        with batches.learner.doing("update"):
             metrics.add(*reported)
             if run.args.serial:
                 jax.block_until_ready(reported)
@@ -235,16 +236,6 @@ def _stopping(run: Run, state: Any) -> bool:
     if (newest := jax.tree.leaves(state)[0]).is_ready():
         jax.block_until_ready(newest)
     return False
-
-
-def _update(args: HostEnvArgs, batches: Batches, state: Any, batch: Any, update: Callable) -> tuple[Any, tuple]:
-    """The new state, and a tally and gauges; its parameters go to the actors."""
-    if args.sampler_only:
-        return state, (Tally({}, {}), {}, ())
-    with batches.meters.timed("update"):
-        state, published, reported = update(state, batch)
-    batches.publish(published)
-    return state, reported
 
 
 def draw_metrics(run: Run, env: Any, learners: Any, status: str) -> str:

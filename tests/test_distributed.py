@@ -194,7 +194,9 @@ def test_x1_actors_of_two_processes_are_those_of_one_with_twice_the_devices(tmp_
     check_close(tmp_path / "two", tmp_path / "one", 512)
     assert read_rows(tmp_path / "two")[0]["env/reward_survive"] < 1  # it is 0 where an episode ends
     for row, other in zip(*(read_rows(tmp_path / name) for name in ("two", "one")), strict=True):
-        same = [name for name in row if name.startswith(("episode/", "lag/", "batch/", "env/", "rollouts/trained"))]
+        same = [
+            name for name in row if name.startswith(("episode/", "policy/lag", "batch/", "env/", "rollouts/trained"))
+        ]
         assert {name: row[name] for name in same} == {name: other[name] for name in same}
 
 

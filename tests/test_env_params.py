@@ -81,7 +81,8 @@ def test_who_pays_more_is_not_judged_by_it_and_a_resume_is_exact(kind, tmp_path,
 @pytest.mark.slow
 def test_parameters_that_are_only_swept_do_not_win_by_what_they_pay(tmp_path):
     """For who takes over weights takes over all that differs."""
-    flags = {"pbt": True, "pbt_interval": 128, "pbt_evolve": ("learning_rate",), "env_params": '{"bonus": [2, 1, 9]}'}
+    flags = {"pbt": True, "pbt_interval": 128, "pbt_evolve": ("learning_rate",), "env_params": '{"bonus": 2}'}
+    flags |= {"sweep": ("env.bonus=choice:2,1,9",)}
     args = small_args(env="helpers:Bribe", population=6, run_dir=str(tmp_path), hidden_sizes=(4,), **flags)
     ppo.train(args)
     last = metric_rows(tmp_path)[-1]
@@ -93,8 +94,9 @@ def test_parameters_that_are_only_swept_do_not_win_by_what_they_pay(tmp_path):
 @pytest.mark.slow
 def test_members_train_in_their_environments_and_are_evaluated_in_the_one_given(tmp_path, capsys):
     """What members differ in is shown, kept by a resume, and tells runs apart."""
-    name, lists = "env.max_steps_in_episode", '{"max_steps_in_episode": [4, 9, 7]}'
-    args = small_args(env="Pendulum-v1", population=3, env_params=lists, seed=1, run_dir=str(tmp_path), quiet=False)
+    name, given = "env.max_steps_in_episode", '{"max_steps_in_episode": 4}'
+    flags = {"env_params": given, "sweep": (f"{name}=choice:4,9,7",), "population": 3, "seed": 1, "quiet": False}
+    args = small_args(env="Pendulum-v1", run_dir=str(tmp_path), **flags)
     result = ppo.train(args)
     own = args.members.hyper[name]
     assert len(set(own)) > 1, "else the test shows nothing"
@@ -102,11 +104,11 @@ def test_members_train_in_their_environments_and_are_evaluated_in_the_one_given(
     assert metric_rows(tmp_path)[-1]["episode/length"] == own
     member, seed, told = re.search(r"member (\d): --seed (\d) --env-params '(.*)'", capsys.readouterr().out).groups()
     assert (int(seed), json.loads(told)) == (1 + int(member), {"max_steps_in_episode": own[int(member)]})
-    assert load_policy(tmp_path).config["args"]["env_params"] == lists
+    assert load_policy(tmp_path).config["args"]["env_params"] == given
     assert set(play(PlayArgs(str(tmp_path), episodes=3)).length.tolist()) == {4}
     groups = load(Selection(runs=(str(tmp_path),), by=(name,)), ["eval/return_mean"])
     assert sorted(group.runs[0].flags[name] for group in groups) == sorted(set(own))
-    for change in ({"env_params": lists.replace("9", "8")}, {"total_timesteps": 9999, "seed": 2}):
+    for change in ({"env_params": given.replace("4", "5")}, {"total_timesteps": 9999, "seed": 2}):
         with pytest.raises(UsageError, match=f"--{list(change)[-1].replace('_', '-')}"):
             ppo.train(ppo.Args.from_run(str(tmp_path), **change))
 
@@ -121,7 +123,7 @@ def test_parameters_on_which_actions_depend_are_the_same_for_all():
 
 @pytest.mark.slow
 def test_an_object_gets_parameters_too():
-    args = small_args(population=2, env_params='{"bonus": [5.0, 1.0], "max_steps_in_episode": "choice:2,4"}')
+    args = small_args(population=2, env_params='{"bonus": 5, "max_steps_in_episode": "choice:2,4"}')
     result = ppo.train(args, Bribe())
     assert 10.0 <= min(result.evaluation["eval/return_mean"]) <= max(result.evaluation["eval/return_mean"]) <= 20.0
     with pytest.raises(UsageError, match="cannot change an object, CartPole-v1"):

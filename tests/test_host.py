@@ -28,15 +28,14 @@ from helpers import result_of
 from test_appo import TOY, rows, small_args, train
 
 import common.actors.host_evaluation
-import common.actors.pool
 import common.actors.watchdog
 import common.cli.command
 from common import play
 from common.actors.actor import Actor, inspect_env
 from common.actors.host_evaluation import HostEvaluation, run_host_episodes
-from common.actors.pool import ActorsFailed, Schedule
-from common.actors.queues import Collected, ParameterSlots, RolloutQueues, Slot
-from common.actors.watchdog import GRACE, Activity, Limits, Worker
+from common.actors.pool import ActorsFailed
+from common.actors.queues import Collected, ParameterSlots, RolloutQueue, Slot
+from common.actors.watchdog import GRACE, Activity, Worker
 from common.cli.env_flags import read_params
 from common.cli.errors import FailedEnvError, TrainingError, UnusableEnvError, UsageError
 from common.device.agents import Player
@@ -323,52 +322,37 @@ def test_readers_see_whole_versions_only():
     assert slots.wait_for(40, device, 0.01) is None
 
 
-@pytest.mark.parametrize("on_full", ["block", "drop-oldest"])
-def test_queues_lose_nothing_unseen(on_full):
-    queues, stop = RolloutQueues(3, 2, on_full), threading.Event()
+def test_the_queue_loses_nothing():
+    queue, stop = RolloutQueue(2), threading.Event()
 
     def produce(actor):
-        for number in itertools.count():
-            if stop.is_set():
-                return
-            queues.put(Collected(actor, number, [], []), stop.is_set)
-            time.sleep(0.0005)
+        for number in itertools.takewhile(lambda _: not stop.is_set(), itertools.count()):
+            queue.put(Collected(actor, number, [], []), stop.is_set)
 
     producers = [threading.Thread(target=produce, args=(actor,), daemon=True) for actor in range(3)]
     for producer in producers:
         producer.start()
     seen = {actor: [] for actor in range(3)}
     for turn in range(120):
-        collected = queues.take(turn % 3 if turn < 60 else None, 5.0)
-        assert turn >= 60 or collected.actor == turn % 3
+        wanted = turn % 3 if turn < 60 else None
+        collected = queue.take(wanted, 5.0)
+        assert wanted in (None, collected.actor)
         seen[collected.actor].append(collected.rollout)
-        queues.train(1)
-        wait_until(lambda: on_full == "block" or queues.counts["dropped"])
-        counts = queues.counts
+        if turn % 2:
+            queue.train(2)
+        counts = queue.counts
         assert counts.pop("produced") == sum(counts.values())
         assert counts["waiting"] <= 6
+    wait_until(lambda: queue.counts["waiting"] == 6)
     stop.set()
     for producer in producers:
         producer.join()
-    queues.discard()
-    counts = queues.counts
-    assert counts["produced"] == counts["trained"] + counts["dropped"] + counts["discarded"]
-    assert counts["trained"] == 120
-    assert (counts["dropped"] > 0) == (on_full == "drop-oldest")
-    for numbers in seen.values():
-        assert numbers == sorted(set(numbers))
-        assert on_full == "drop-oldest" or numbers == list(range(len(numbers)))
-    later = RolloutQueues(3, 2, on_full, {"produced": 9, "trained": 5, "dropped": 1, "discarded": 1})
-    assert later.counts == {"produced": 9, "trained": 5, "dropped": 1, "discarded": 3, "waiting": 0, "held": 0}
-
-
-def test_the_schedule_of_lockstep():
-    every = Schedule(num_actors=2, rollouts_per_update=2, publish_interval=1, first=10, lag=1)
-    assert [every.version(1, index) for index in range(4)] == [10, 10, 11, 12]
-    third = Schedule(num_actors=1, rollouts_per_update=1, publish_interval=3, first=0, lag=1)
-    assert [third.version(0, index) for index in range(9)] == [0, 0, 0, 0, 3, 3, 3, 6, 6]
-    several = Schedule(num_actors=2, rollouts_per_update=4, publish_interval=1, first=0, lag=1)
-    assert [several.version(actor, index) for index in range(6) for actor in range(2)] == [0] * 8 + [1] * 4
+    queue.discard()
+    counts = queue.counts
+    assert counts == {"produced": 129, "trained": 120, "discarded": 9, "waiting": 0, "held": 0}
+    assert all(numbers == list(range(len(numbers))) for numbers in seen.values())
+    later = RolloutQueue(2, {"produced": 9, "trained": 5, "discarded": 1})
+    assert later.counts == {"produced": 9, "trained": 5, "discarded": 4, "waiting": 0, "held": 0}
 
 
 # -------------------------------------------------------------------------------------------------------------- actors
@@ -378,8 +362,7 @@ def actor_on(name: str, **more: Any) -> Actor:
     def act(params, memory, key, step, obs):
         return np.full(len(obs), params % 3, np.int32), {"step": np.full(len(obs), step)}, memory + 1
 
-    make = lambda seed: make_host(name, 2, seed, **more)  # noqa: E731
-    return Actor(0, make, act, jax.devices()[0], None, 6, (0,), memory=np.zeros(2))
+    return Actor(0, lambda seed: make_host(name, 2, seed, **more), None, act, 6, (0,), memory=np.zeros(2))
 
 
 def collect(actor: Actor, count: int) -> list[Collected]:
@@ -493,35 +476,32 @@ def test_steps_that_only_reset_do_not_count():
 
 
 def test_a_worker_beyond_its_limit_is_stuck():
-    limits = Limits(learner=1, reset=10, step=20, max_restarts=0, restart_interval=0)
-    worker = Worker("actor 3")
+    args, worker = small_args(learner_timeout=1, reset_timeout=10, step_timeout=20), Worker("actor 3")
 
     def busy(phase: str, seconds: float) -> str | None:
         worker.activity = Activity(phase, time.monotonic() - seconds)
-        return worker.stuck(limits)
+        return worker.stuck(args)
 
-    for phase, limit in (("reset", 10), ("step", 20)):
+    for phase, flag, limit in (("reset", "reset", 10), ("env_step", "step", 20), ("act", "learner", 1)):
         assert busy(phase, limit + GRACE - 1) is None
-        assert busy(phase, limit + GRACE + 1) == f"--{phase}-timeout {limit}"
+        assert busy(phase, limit + GRACE + 1) == f"--{flag}-timeout {limit}"
         assert str(worker) == f"actor 3: {phase} for {limit + GRACE + 1:.1f} s"
-    assert busy("act", GRACE + 2) == "--learner-timeout 1"
-    assert busy("put", GRACE + 2) is None
+    assert busy("wait_put", GRACE + 2) is None
 
 
 def test_a_worker_that_has_waited_for_long_is_not_stuck_in_what_comes_next(monkeypatch):
     """Whoever watches may look between any two attributes that the worker stores."""
-    limits = Limits(learner=1, reset=1, step=1, max_restarts=0, restart_interval=0)
-    worker, looks = Worker("actor 0"), []
+    args, worker, looks = small_args(learner_timeout=1, step_timeout=1), Worker("actor 0"), []
 
     def store(worker, name, value):
         object.__setattr__(worker, name, value)
-        looks.append(worker.stuck(limits))
+        looks.append(worker.stuck(args))
 
     monkeypatch.setattr(Worker, "__setattr__", store)
-    with worker.doing("put"):
+    with worker.doing("wait_put"):
         later = time.monotonic() + 1e3
         monkeypatch.setattr(time, "monotonic", lambda: later)
-    with worker.doing("step"):
+    with worker.doing("env_step"):
         pass
     assert len(looks) >= 4
     assert not any(looks)
@@ -593,26 +573,10 @@ def test_a_restart_is_counted_in_the_checkpoint(tmp_path, capfd):
     assert rows(tmp_path / "run")[-1]["actors/restarts"] == 1
 
 
-class OwnTime:
-    """A clock that only sleeping moves."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-def test_the_second_restart_of_an_actor_waits(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(common.actors.pool, "time", OwnTime())
-    flags = {"actor_threads": 1, "restart_interval": 30.0, "max_restarts": 3}
-    with pytest.raises(ActorsFailed, match="--max-restarts"):
-        train(tmp_path / "run", env_params='{"raise_at": 20}', **flags)
-    errors = capfd.readouterr().err
-    assert (errors.count("of 3"), errors.count("in 30 s")) == (3, 2)
+def test_actors_that_fail_too_often_end_the_run_with_its_work_saved(tmp_path, capfd):
+    with pytest.raises(ActorsFailed, match="after 3 restarts .*--max-restarts"):
+        train(tmp_path / "run", env_params='{"raise_at": 20}', actor_threads=1, max_restarts=3)
+    assert capfd.readouterr().err.count("of 3)") == 3
     assert result_of(tmp_path / "run")["status"] == "failed"
     assert checkpoint_steps(tmp_path / "run") == [result_of(tmp_path / "run")["env_steps"]]
 
@@ -622,25 +586,28 @@ def test_a_learner_without_rollouts_says_what_every_actor_does(tmp_path):
         train(tmp_path / "run", env_params='{"sleep": 0.3}', learner_timeout=1.0)
 
 
-@pytest.mark.parametrize(
-    ("error", "steps", "words"), [(RuntimeError, [5], "twice"), (SystemExit, [5, 6], "--max-restarts")]
-)
-def test_an_evaluation_that_fails_does_not_stop_the_training(error, steps, words, tmp_path, monkeypatch, capfd):
-    """In the same way, or too often."""
-    steps = itertools.cycle(steps)
+def test_an_evaluation_that_fails_is_played_once_more_and_does_not_stop_the_training(tmp_path, monkeypatch, capfd):
+    failures = iter((SystemExit("no way"), RuntimeError("no way")) * 10)
 
-    def fail(envs, policy, num_episodes, worker):
-        worker.steps = next(steps)
-        raise error("no way")
+    def fail(*_):
+        raise next(failures)
 
     monkeypatch.setattr(common.actors.host_evaluation, "run_host_episodes", fail)
-    monkeypatch.setattr(common.actors.pool, "time", OwnTime())
-    flags = {} if words == "twice" else {"max_restarts": 1}
-    with pytest.raises(TrainingError, match=f"step 1,280 .*{words}.*no way"):
-        train(tmp_path / "run", eval_interval=128, total_timesteps=10 * 128, **flags)
-    assert "step 128 failed" in capfd.readouterr().err
+    with pytest.raises(TrainingError, match="step 1,280 failed twice: RuntimeError: no way"):
+        train(tmp_path / "run", eval_interval=128, total_timesteps=10 * 128)
+    assert "step 128 failed twice" in capfd.readouterr().err
+    assert not list(failures), "each of ten evaluations"
     assert checkpoint_steps(tmp_path / "run") == [10 * 128]
     assert result_of(tmp_path / "run")["status"] == "failed"
+
+
+def test_an_evaluation_that_failed_once_is_the_same(tmp_path, capfd):
+    found = [
+        train(tmp_path / name, eval_env_params=x).evaluation
+        for name, x in (("a", ""), ("b", trouble(tmp_path, raise_at=3)))
+    ]
+    assert found[0] == found[1]
+    assert "played once more: RuntimeError: the toy was told to fail" in capfd.readouterr().err
 
 
 def test_every_episode_of_an_evaluation_begins_with_a_seed_of_its_own(monkeypatch):

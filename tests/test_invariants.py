@@ -37,8 +37,8 @@ from helpers import (
     train,
 )
 
+from common.cli.device_flags import block_width
 from common.cli.env_flags import as_flags
-from common.cli.rollout_flags import block_width
 from common.device.programs import compile_together
 from common.device.programs import over_devices as programs_over_devices
 from common.device.rollout import minibatch_indices, rollout_keys

@@ -28,7 +28,7 @@ from common.population.pbt import evolution, exchange, objective_of
 from common.runs.metrics import EXCHANGES, drop_after
 
 SIZE = 10
-RULES = Rules(WINDOW, ("gamma", "adam_b2"), ("tau",))
+RULES = Rules(WINDOW, {"learning_rate": "factor", "gamma": "complement", "adam_b2": "complement", "tau": "share"})
 GIVEN = {"learning_rate": 1e-3, "gamma": 0.99, "adam_b2": 0.999, "tau": 0.9}
 
 
@@ -70,25 +70,33 @@ def exchanged(learner, run, **rules):
     return exchange(learner, run, GIVEN, RULES._replace(**rules))
 
 
+def taken(returns, broken=(), **rules) -> list[int]:
+    """Whose weights each has after an exchange; those of some are broken before."""
+    learner, run = population(returns)
+    learner = learner.replace(params=learner.params.at[jnp.array(broken, int), 1].set(jnp.nan))
+    return exchanged(learner, run, fraction=0.25, **rules)[2].source.tolist()
+
+
 RETURNS = [5.0, 90, 10, 80, 20, 70, 30, 60, 40, 50]  # the best are 1, 3 and 5; the worst 0, 2 and 4
 
 
 def test_the_worst_take_over_the_best():
     learner, before = population(RETURNS)
-    learned, after, record = exchanged(learner, before, mutation_rate=0.0)
+    rules = RULES._replace(mutation_rate=1.0, reset_rate=0.0)
+    learned, after, record = exchange(learner, before, {"learning_rate": 1e-3}, rules)
     source = record.source.tolist()
     assert source[0] == 0, "the control"
     assert {source[2], source[4]} <= {1, 3, 5}
     assert [source[place] for place in (1, 3, 5, 6, 7, 8, 9)] == [1, 3, 5, 6, 7, 8, 9]
-    for name in ("params", "opt_state"):
-        assert (getattr(learned, name) == getattr(learner, name)[record.source]).all()
-    assert (after.hyper["gamma"] == before.hyper["gamma"][record.source]).all()
+    assert (learned.params == learner.params[record.source]).all()
+    assert (learned.opt_state == learner.opt_state[record.source]).all()
+    assert (after.hyper["gamma"] == before.hyper["gamma"][record.source]).all(), "what does not evolve comes with them"
+    assert (after.hyper["learning_rate"] != before.hyper["learning_rate"][record.source]).sum() == SIZE - 4
     for name in ("key", "updates", "past"):
         assert (getattr(after, name) == getattr(before, name)).all(), "these stay a member's own"
     assert (after.recent.ret == before.recent.ret).all()
-    assert after.recent.count.tolist() == [0 if place in (2, 4) else WINDOW for place in range(SIZE)], (
-        "of other weights"
-    )
+    counts = [0 if place in (2, 4) else WINDOW for place in range(SIZE)]
+    assert after.recent.count.tolist() == counts, "what other weights have earned does not count"
 
 
 def test_running_episodes_of_one_that_took_over_do_not_count():
@@ -111,23 +119,16 @@ def test_the_objective_is_of_the_newest_episodes():
     ret = before.recent.ret.at[0, :3].set(100).at[1, 3].set(500)  # the newest come first
     before = before.replace(recent=before.recent.replace(ret=ret, count=jnp.array([WINDOW, WINDOW, 2, 0])))
     assert objective_of(learner, before, 3).tolist() == [100, 20, 30, -np.inf]
-    *_, record = exchanged(learner, before, fraction=0.25, window=3)
-    assert record.objective.tolist() == [100, 20, 30, -np.inf] and PbtArgs.pbt_window == WINDOW
+    assert PbtArgs.pbt_window == WINDOW
 
 
 @pytest.mark.parametrize(
-    ("worst", "rules", "taken"),
-    [(89.0, {}, False), (70.0, {}, True), (80.0, {"gap": 0.2}, False), (70.0, {"gap_absolute": 25.0}, False)],
+    ("best", "worst", "rules", "takes"),
+    [(90.0, 89.0, {}, False), (90.0, 70.0, {}, True), (90.0, 80.0, {"gap": 0.2}, False)]
+    + [(-100.0, -105.0, {}, False), (-100.0, -120.0, {}, True)],
 )
-def test_only_a_clearly_better_one_is_taken(worst, rules, taken):
-    *_, record = exchanged(*population([90.0, 90.0, 90.0, worst]), fraction=0.25, **rules)
-    assert (record.source[3] != 3) == taken
-
-
-@pytest.mark.parametrize(("worst", "taken"), [(-105.0, False), (-120.0, True)])
-def test_gaps_are_relative_to_the_larger_magnitude_also_of_costs(worst, taken):
-    *_, record = exchanged(*population([-100.0, -100.0, -100.0, worst]), fraction=0.25)
-    assert (record.source[3] == 0) == taken
+def test_only_a_clearly_better_one_is_taken_also_of_costs(best, worst, rules, takes):
+    assert (taken([best, best, best, worst], **rules)[3] != 3) == takes
 
 
 def test_all_who_are_broken_take_over_one_who_is_not():
@@ -138,21 +139,12 @@ def test_all_who_are_broken_take_over_one_who_is_not():
         learned, _, record = exchanged(learner, before.replace(key=keys), mutation_rate=1.0, reset_rate=0.0)
         assert record.source.tolist() == [0, 1] + record.source.tolist()[2:]
         assert set(record.source.tolist()[2:]) <= {0, 1} and jnp.isfinite(learned.params).all()
-        assert (record.after["learning_rate"] != record.before["learning_rate"][record.source]).tolist()[2:] == [
-            True
-        ] * 4
+        assert (record.after["learning_rate"] != record.before["learning_rate"][record.source])[2:].all()
 
 
 def test_broken_weights_are_nobodys_source():
-    learner, before = population([90.0, 10, 20, 30])
-    learner = learner.replace(params=learner.params.at[0, 1].set(jnp.nan))
-    assert objective_of(learner, before, WINDOW).tolist() == [-np.inf, 10, 20, 30]
-    *_, record = exchanged(learner, before, fraction=0.25, gap=10.0)
-    assert record.source.tolist() == [0, 1, 2, 3], "the control stays as it is"
-    learner, before = population([10.0, 90, 20, 30])
-    learner = learner.replace(params=learner.params.at[1, 1].set(jnp.nan))
-    *_, record = exchanged(learner, before, fraction=0.25, gap=10.0)
-    assert record.source.tolist() == [0, 3, 2, 3], "one that is broken takes whatever is not"
+    assert taken([90.0, 10, 20, 30], broken=[0], gap=10.0) == [0, 1, 2, 3], "the control stays as it is"
+    assert taken([10.0, 90, 20, 30], broken=[1], gap=10.0) == [0, 3, 2, 3], "one that is broken takes whatever is not"
 
 
 def test_all_but_the_best_and_the_control_change():
@@ -199,14 +191,6 @@ def test_changes_are_as_frequent_as_asked_and_go_both_ways():
     assert np.mean(changed > 1) == pytest.approx(0.5, abs=0.15)
 
 
-def test_what_does_not_evolve_comes_with_the_weights_only():
-    learner, before = population(RETURNS)
-    given = {"gamma": 0.99}
-    _, after, record = exchange(learner, before, given, RULES._replace(mutation_rate=1.0, reset_rate=0.0))
-    assert (after.hyper["learning_rate"] == before.hyper["learning_rate"][record.source]).all()
-    assert (after.hyper["gamma"] != before.hyper["gamma"][record.source]).sum() == SIZE - 4
-
-
 def test_descent_goes_back_through_all_exchanges():
     sources = np.array([[0, 1, 1], [0, 2, 2], [0, 0, 2]])  # 2 took over 1, then 1 took over 2, then 1 took over 0
     assert descent(sources, 2).tolist() == [1, 2, 2, 2]
@@ -235,13 +219,8 @@ def test_members_begin_changed_but_for_the_control():
 
 TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
 TINY |= {"env": "CartPole-v1", "total_timesteps": 12 * 32, "log_interval": 32, "eval_episodes": 8}
-PBT = {
-    "population": 4,
-    "pbt": True,
-    "pbt_interval": 64,
-    "normalize_obs": True,
-    "sweep": ("learning_rate=log:1e-3:1e-1",),
-}
+PBT = {"population": 4, "pbt": True, "pbt_interval": 64, "normalize_obs": True}
+PBT |= {"sweep": ("learning_rate=log:1e-3:1e-1",)}
 
 
 def train(folder, **flags):

@@ -38,8 +38,8 @@ def train(folder: Path, algorithm: Any = ppo, **flags: Any) -> Any:
 def test_every_rollout_is_by_the_newest_policy_and_runs_repeat(tmp_path):
     first, again = train(tmp_path / "a"), train(tmp_path / "b")
     assert same_bits(first.params, again.params)
-    rows = [row for row in metric_rows(tmp_path / "a") if "lag/max" in row]
-    assert rows and all(row["lag/max"] == 0 for row in rows)
+    rows = [row for row in metric_rows(tmp_path / "a") if "policy/lag_max" in row]
+    assert rows and all(row["policy/lag_max"] == 0 for row in rows)
     assert all(row["batch/valid"] == 1 for row in rows)
     several = train(tmp_path / "c", learner_devices="0,1", num_minibatches=1, actor_devices="0")
     one = train(tmp_path / "d", num_minibatches=1)
@@ -87,7 +87,7 @@ def test_envpool_resets_within_the_step_that_ends_an_episode():
 def test_it_goes_on_after_a_failed_actor_and_resumes(algorithm, tmp_path):
     memory = {"rnn_size": 8} if algorithm is ppo_rnn else {}
     trouble = f'{{"raise_at": 40, "once": "{tmp_path}/once"}}'
-    flags = {"env_params": trouble, "restart_interval": 0.0, "checkpoint_interval": 32} | memory
+    flags = {"env_params": trouble, "checkpoint_interval": 32} | memory
     half = train(tmp_path / "run", algorithm, stop_after=64, **flags)
     whole = algorithm.train(algorithm.Args.from_run(tmp_path / "run", env=TOY))
     assert (half.env_steps, whole.env_steps, whole.status) == (64, 128, "finished")

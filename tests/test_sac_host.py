@@ -15,7 +15,7 @@ from helpers import metric_rows, relative_difference, same_bits
 
 from common.actors.actor import inspect_env
 from common.actors.host_drivers import host_driver
-from common.actors.queues import HostRollout, RolloutQueues
+from common.actors.queues import HostRollout, RolloutQueue
 from common.device.replay import example_transition
 from common.device.sharding import AXIS, TrainState, to_host
 from common.policy import load_policy
@@ -185,9 +185,11 @@ def test_lockstep_repeats_and_counts_every_step(tmp_path):
 @pytest.mark.parametrize(
     "flags",
     [
-        {"env_params": '{"raise_at": 20}', "restart_interval": 0.0, "max_restarts": 100},
-        pytest.param({"env_params": '{"terminates": true}', "on_full": "drop-oldest"}, marks=pytest.mark.slow),
-        pytest.param({"learner_devices": "0,1", "vectorization": "async"}, marks=pytest.mark.slow),
+        {"env_params": '{"raise_at": 20}', "max_restarts": 100},
+        pytest.param(
+            {"env_params": '{"terminates": true}', "learner_devices": "0,1", "vectorization": "async"},
+            marks=pytest.mark.slow,
+        ),
         pytest.param({"rollouts_per_update": 1, "actor_threads": 3}, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -230,25 +232,6 @@ def test_steps_that_only_reset_are_neither_stored_nor_counted(tmp_path):
         assert row["replay/stored"] == 8 * (steps - steps // 6)
         assert row["gradient_updates"] == max(row["replay/stored"] - 64, 0) // 4
     assert rows[-1]["updates"] == 10
-
-
-@pytest.mark.slow
-def test_what_is_dropped_is_not_stored(tmp_path, monkeypatch):
-    """Nor counted for the ratio, which holds for what is there."""
-    take = RolloutQueues.take
-
-    def slow(queues, *args):
-        while queues.counts["dropped"] < 3:
-            time.sleep(0.001)
-        return take(queues, *args)
-
-    monkeypatch.setattr(RolloutQueues, "take", slow)
-    train(tmp_path, on_full="drop-oldest")
-    rows = [row for row in metric_rows(tmp_path) if "replay/stored" in row]
-    assert rows[-1]["rollouts/dropped"] >= 3
-    for row in rows:
-        assert row["replay/stored"] == 32 * row["rollouts/trained"]
-        assert row["gradient_updates"] == (row["replay/stored"] - 64) // 4
 
 
 @pytest.mark.slow
@@ -296,21 +279,20 @@ def test_random_actions_are_held():
     assert len(np.unique(actions[0])) == actions[0].size, "of each environment others"
 
 
-@pytest.mark.parametrize(("max_ahead", "lag"), [(128, 1), pytest.param(512, 7, marks=pytest.mark.slow)])
-def test_actors_are_no_further_ahead_than_they_may_be(max_ahead, lag, tmp_path, monkeypatch):
+def test_actors_are_no_further_ahead_than_two_updates(tmp_path, monkeypatch):
     """The learner waits until as many rollouts wait as may, while the newest update may still be going on.
 
     One actor, for of two a slow one may begin a rollout long before the other, which is within the bound.
     """
-    take = RolloutQueues.take
+    take = RolloutQueue.take
     held = []
 
     def slow(queues, *args):
-        while not held and queues.counts["waiting"] < min(max_ahead, 64 * lag) // 32:
+        while not held and queues.counts["waiting"] < 2:
             time.sleep(0.001)
         held[:] = [] if held else [1]  # two rollouts are taken at once
         return take(queues, *args)
 
-    monkeypatch.setattr(RolloutQueues, "take", slow)
-    train(tmp_path, actor_threads=1, rollouts_per_update=2, max_ahead=max_ahead, total_timesteps=24 * 64)
-    assert max(row["lag/max"] for row in metric_rows(tmp_path) if "lag/max" in row) == lag
+    monkeypatch.setattr(RolloutQueue, "take", slow)
+    train(tmp_path, actor_threads=1, rollouts_per_update=2, total_timesteps=24 * 64)
+    assert max(row["policy/lag_max"] for row in metric_rows(tmp_path) if "policy/lag_max" in row) == 1

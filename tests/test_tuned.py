@@ -50,8 +50,6 @@ def algorithm(tmp_path, monkeypatch):
         ("--env=gymnax:CartPole-v1", (4, 8, (4,), True)),
         ("--env CartPole-swing", (8, 4, (3, 5), False)),
         ("--env CartPole-v1 --num-envs 2 --no-normalize-obs --hidden-sizes 7 7", (2, 8, (7, 7), False)),
-        ("--num-steps=16", (4, 16, (4,), True)),
-        ("--env CartPole-v1 --no-tuned", (32, 64, (64, 64), False)),
         ("--tuned --no_tuned", (32, 64, (64, 64), False)),
         ("--no-tuned --tuned", (4, 8, (4,), True)),
         ("--env Acrobot-v1", (32, 64, (64, 64), False)),

@@ -24,11 +24,11 @@ from benchmarks.records import machine_class
 from benchmarks.sets import Goal, goals_of_peer, peers
 from benchmarks.tasks import EVALUATIONS, FIRST_SEED, Choice, Task, chosen, run_all
 from common.cli.command import main, parse
+from common.cli.device_flags import DeviceEnvArgs
 from common.cli.env_flags import steps_on_host
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import writing
 from common.cli.host_flags import HostEnvArgs
-from common.cli.rollout_flags import DeviceEnvArgs
 from common.cli.run_flags import as_command_line, flag_words
 from common.device.evaluation import SEED
 from common.device.programs import cache_directory

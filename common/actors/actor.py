@@ -3,21 +3,22 @@
 Independent of the algorithm: `act` decides what it does with the parameters, and what it notes of its actions.
 """
 
+import operator
 from collections.abc import Callable
 from concurrent.futures import wait
 from contextlib import suppress
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from common.actors.queues import Collected, HostRollout, ParameterSlots, Slot
-from common.actors.watchdog import POLL_INTERVAL, Limits, Worker
+from common.actors.queues import Collected, HostRollout, Slot
+from common.actors.watchdog import POLL_INTERVAL, Worker
 from common.cli.errors import FailedEnvError, TrainingError, UsageError
 from common.cli.host_flags import HostEnvArgs
-from common.device.statistics import kind_of
-from common.envs.host import HostEnvs, evaluation_params
+from common.device.statistics import Tally, kind_of
+from common.envs.host import HostEnvs, HostStep, evaluation_params
 from common.envs.masks import check_legal, legal_actions, sample_legal
 from common.envs.registry import make_host
 from common.envs.spaces import EnvSpec, is_number
@@ -32,9 +33,8 @@ class Actor(Worker):
         self,
         index: int,
         make_envs: Callable[[int], HostEnvs],
-        act: Callable,
         device: jax.Device,
-        slots: ParameterSlots,
+        act: Callable,
         num_steps: int,
         seed: tuple[int, ...],
         memory: Any = (),
@@ -47,14 +47,14 @@ class Actor(Worker):
         [N, ...], and returns actions [N, ...], extras, and the new memory. `logged`: see `HostEnvKind`.
         """
         super().__init__(f"actor {first + index}", ("env_step", "act", "wait_params", "wait_put"))
-        self.index, self.device, self._number = index, device, first + index
-        self.rollouts, self.logged = 0, logged or {}
-        self._make_envs, self._act, self._slots = make_envs, act, slots
-        self._num_steps, self._seed, self._first_memory = num_steps, seed, memory
+        self.index, self.device, self.logged = index, device, logged or {}
+        self.rollouts = self.restarts = 0
+        self._make_envs, self._act, self._num_steps, self._first_memory = make_envs, act, num_steps, memory
+        self._seed = *seed, first + index
 
     def start(self) -> None:
         """Make the environments, other ones after every restart, and begin their episodes."""
-        seeds = np.random.SeedSequence([*self._seed, self._number, self.restarts]).generate_state(2) >> 1
+        seeds = np.random.SeedSequence([*self._seed, self.restarts]).generate_state(2) >> 1
         with self.doing("make"):
             self.envs = self._make_envs(int(seeds[0]))
         with self.doing("reset"):
@@ -70,26 +70,29 @@ class Actor(Worker):
     def collect(self, choose: Callable[[Slot | None], Slot]) -> Collected:
         """Step `num_steps` times; `choose` gets the parameters in use and returns those for the next step."""
         memory = jax.tree.map(lambda x: np.asarray(x)[None], self._memory)
-        steps, returns, lengths, info = [], [], [], []
-        slot = None
+        found, slot = Collected(self.index, (), [], []), None
+        steps, logged = [], []
         for _ in range(self._num_steps):
-            with self.doing("wait for parameters", "wait_params"):
+            with self.doing("wait_params"):
                 slot = choose(slot)
-            steps.append(self._step(slot, returns, lengths, info))
+            step, out = self._step(slot)
+            self._count_episodes(out, found)
+            steps.append(step)
+            logged.append(self._logged_numbers(out))
         # Fresh memory for every rollout: the transfer of the last one may still be going on.
         rollout = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
         obs = jax.tree.map(lambda *x: np.stack(x), *(step.obs for step in steps), self._obs)
         self.rollouts += 1
-        return Collected(self.index, rollout._replace(obs=obs, memory=memory), returns, lengths, info)
+        return found._replace(rollout=rollout._replace(obs=obs, memory=memory), info=reduce(operator.add, logged))
 
-    def _step(self, slot: Slot, returns: list[float], lengths: list[int], info: list[tuple]) -> HostRollout:
-        """One step, [N, ...]; the results of episodes that it ended, and what is logged of it, go into the lists."""
+    def _step(self, slot: Slot) -> tuple[HostRollout, HostStep]:
+        """One step, [N, ...], and what the environments said."""
         obs = self._obs
-        with self.doing("act", "act"):
+        with self.doing("act"):
             action, extras, self._memory = self._act(slot.params, self._memory, self._key, self._steps, obs)
             action, extras = jax.device_get((action, extras))
         self._steps += np.uint32(1)
-        with self.doing("step", "env_step"):
+        with self.doing("env_step"):
             out = self.envs.step(action)
         self._obs = self._checked(out.obs)
         self._check_finite(out.reward, "reward")
@@ -98,34 +101,34 @@ class Actor(Worker):
         check_legal(self._obs, ~over | self.envs.resets_in_step, self.envs.spec)
         # A suite that resets in a step of its own shows the end of the episode once more in that
         self._forget(over if self.envs.resets_in_step else ~out.valid)
-        self._account(out.reward, over, out.valid, returns, lengths)
-        for metric, entry in self.logged.items():
-            if len(numbers := out.numbers(entry)):
-                together = {"max": np.max, "min": np.min, "last": np.mean}.get(kind_of(metric), np.sum)
-                info.append((metric, float(together(numbers)), len(numbers)))
         version = np.full(len(over), slot.version, np.int32)
         outcome = out.reward, out.terminated, out.truncated, out.valid
-        return HostRollout(obs, action, extras, *outcome, version, final_obs, ())
+        return HostRollout(obs, action, extras, *outcome, version, final_obs, ()), out
 
     def _forget(self, begins: np.ndarray) -> None:
         """Start the memory of environments anew whose next step is the first of an episode."""
-        if not begins.any():
-            return
 
         def forget(memory, first):
             return np.where(begins.reshape(-1, *[1] * (np.ndim(memory) - 1)), first, memory)
 
-        self._memory = jax.tree.map(forget, self._memory, self._first_memory)
+        if begins.any():
+            self._memory = jax.tree.map(forget, self._memory, self._first_memory)
 
-    def _account(self, reward, done, valid, returns: list[float], lengths: list[int]) -> None:
-        """Add up episodes."""
-        self._return += np.where(valid, reward, 0.0)
-        self._length += valid
-        if done.any():
-            returns.extend(self._return[done].tolist())
-            lengths.extend(self._length[done].tolist())
-            self._return[done] = 0.0
-            self._length[done] = 0
+    def _count_episodes(self, out: HostStep, found: Collected) -> None:
+        """Add a step to the episodes under way, and those that it ended to what was `found`."""
+        self._return += np.where(out.valid, out.reward, 0.0)
+        self._length += out.valid
+        over = (out.terminated | out.truncated) & out.valid
+        found.returns.extend(self._return[over].tolist())
+        found.lengths.extend(self._length[over].tolist())
+        self._return[over] = self._length[over] = 0
+
+    def _logged_numbers(self, out: HostStep) -> Tally:
+        """What a step has of the metrics of --log-info, those of all environments together."""
+        numbers = {metric: out.numbers(entry) for metric, entry in self.logged.items()}
+        functions = {"max": np.max, "min": np.min, "last": np.mean}
+        value = {name: functions.get(kind_of(name), np.sum)(x) if len(x) else 0.0 for name, x in numbers.items()}
+        return Tally(value, {name: len(x) for name, x in numbers.items()})
 
     def _checked(self, obs: Any) -> Any:
         """Observations [N, ...] in the networks' types. Raises FailedEnvError where they cannot be used."""
@@ -164,11 +167,16 @@ def inspect_env(args: HostEnvArgs) -> HostEnvKind:
     Raises UsageError where that does not work or both do not fit, TrainingError where it takes too long.
     """
     kind = _inspect(args, args.env_params)
-    if eval_params(args) != args.env_params:
-        try:
-            _check_same(kind, _inspect(args, eval_params(args)))
-        except UsageError as error:
-            raise UsageError(f"in evaluations, with --eval-env-params: {error}") from error
+    if eval_params(args) == args.env_params:
+        return kind
+    try:
+        other = _inspect(args, eval_params(args))
+        for what in ("observation", "action"):
+            trained, evaluated = (str(getattr(x.spec, f"{what}_space")) for x in (kind, other))
+            if trained != evaluated:
+                raise UsageError(f"{what}s are {evaluated}, and {trained} in the training")
+    except UsageError as error:
+        raise UsageError(f"in evaluations, with --eval-env-params: {error}") from error
     return kind
 
 
@@ -185,10 +193,10 @@ def env_maker(args: HostEnvArgs, num_envs: int, env_params: str) -> Callable[[in
 
 def _inspect(args: HostEnvArgs, env_params: str) -> HostEnvKind:
     """What one environment is, made and closed in a thread, for at most --reset-timeout each."""
-    worker, limits = Worker(args.env), Limits.of(args)
+    worker = Worker(args.env)
     kind = worker.run(partial(_make_and_close, args, env_params, worker))
     while not kind.done():
-        if flag := worker.stuck(limits):
+        if flag := worker.stuck(args):
             raise TrainingError(f"environment {args.env} does not return from {worker.activity.phase} ({flag})")
         wait([kind], timeout=POLL_INTERVAL)
     return kind.result()
@@ -215,7 +223,7 @@ def _find_logged(args: HostEnvArgs, envs: HostEnvs, worker: Worker) -> dict[str,
     for key in jax.random.split(jax.random.key(args.seed), LONGEST_LOOK):
         legal = legal_actions(jax.tree.map(lambda x: x[0], obs))
         action = jax.tree.map(lambda x: np.asarray(x)[None], sample_legal(key, envs.spec.action_space, legal))
-        with worker.doing("step"):
+        with worker.doing("env_step"):
             out = envs.step(action)
         obs, info = out.obs, out.info.get("final_info", out.info)
         numbers = [name for name, x in info.items() if np.shape(x) == (1,) and is_number(x[0])]
@@ -225,10 +233,3 @@ def _find_logged(args: HostEnvArgs, envs: HostEnvs, worker: Worker) -> dict[str,
         if out.terminated[0] or out.truncated[0]:
             break
     return logged_entries(args.log_info, found, args.env)
-
-
-def _check_same(trained: HostEnvKind, evaluated: HostEnvKind) -> None:
-    for what in ("observation", "action"):
-        ours, theirs = (str(getattr(kind.spec, f"{what}_space")) for kind in (trained, evaluated))
-        if ours != theirs:
-            raise UsageError(f"{what}s are {theirs}, and {ours} in the training")

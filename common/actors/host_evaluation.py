@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,8 +10,7 @@ import jax
 import numpy as np
 
 from common.actors.actor import env_maker, eval_params
-from common.actors.pool import Restarts
-from common.actors.watchdog import POLL_INTERVAL, Limits, Stopped, Worker, stop_workers
+from common.actors.watchdog import Stopped, Worker, stop_workers
 from common.cli.errors import TrainingError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
@@ -26,13 +25,13 @@ from common.envs.suite_tools import reason
 MOST_ENVS = 32  # of an evaluation
 
 
-class UnderWay(NamedTuple):
-    """An evaluation that goes on in a thread, or waits there for the one before."""
+class Due(NamedTuple):
+    """An evaluation that is to be played."""
 
     step: int
+    learner: Any  # on the host
+    seed: int
     state: Any  # on the host; None unless --keep-best may want it
-    result: Future | None  # Episodes [E]; None in other processes than the first
-    worker: Worker
 
 
 class HostEvaluation:
@@ -41,80 +40,80 @@ class HostEvaluation:
     def __init__(self, args: HostEnvArgs, agent: Agent, warn: Callable[[str], None]):
         """`agent` acts with a learner."""
         self._make_envs = env_maker(args, min(args.eval_episodes, MOST_ENVS), eval_params(args))
-        self._agent, self._num_episodes, self._limits, self._warn = agent, args.eval_episodes, Limits.of(args), warn
-        self._kept = (lambda state: to_host(state, args.unsaved)) if args.keep_best else lambda state: None
-        self._under_way: deque[UnderWay] = deque()
+        self._args, self._agent, self._warn = args, agent, warn
+        self._due: deque[Due] = deque()  # the oldest is under way
+        self._worker: Worker | None = None  # who plays that
+        self._result: Future | None = None  # its Episodes [E]
 
     def begin(self, step: int, state: Any, seed: int) -> None:
         """Start to evaluate a copy of `state`, in environments of this `seed`, once those begun before are over."""
         learner = jax.tree.map(lambda x: x[0], to_host(state.replace(actors=())).learner)
-        kept, worker = self._kept(state), Worker(f"the evaluation at step {step:,}")
-        before = self._under_way[-1][-2:] if self._under_way else None
-        work = partial(self._attempt, learner, seed, worker, before)
-        self._under_way.append(UnderWay(step, kept, worker.run(work) if multihost.is_first() else None, worker))
+        kept = to_host(state, self._args.unsaved) if self._args.keep_best else None
+        self._due.append(Due(step, learner, seed, kept))
+        self._start_oldest()
 
     def stop(self) -> None:
-        """End all evaluations under way; their results do not matter any more."""
-        workers = [one.worker for one in self._under_way]
-        for worker in workers:
-            worker.ended = True
-        stop_workers(workers)
+        """End the evaluation under way, and none of those due after it; their results do not matter any more."""
+        self._due.clear()
+        if self._worker:
+            self._worker.ended = True
+            stop_workers([self._worker])
 
     def poll(self) -> Evaluated | None:
-        """The oldest one under way, once it is over. Raises TrainingError where it has failed or is beyond a limit."""
-        step, state, *_ = self._under_way[0]
+        """The oldest one, once it is over. Raises TrainingError where it has failed or is beyond a limit."""
         try:
             found = multihost.on_first(self._episodes)
         except TrainingError:
-            self._under_way.popleft()
+            self._begin_next()
             raise
         if found is None:
             return None
-        self._under_way.popleft()
-        return Evaluated(step, Episodes(*map(np.asarray, found)), state)
+        due = self._begin_next()
+        return Evaluated(due.step, Episodes(*map(np.asarray, found)), due.state)
+
+    def _begin_next(self) -> Due:
+        """Leave the oldest evaluation, which is returned, and start the next one, if there is any."""
+        oldest, self._worker = self._due.popleft(), None
+        self._start_oldest()
+        return oldest
+
+    def _start_oldest(self) -> None:
+        if self._due and self._worker is None and multihost.is_first():
+            step, learner, seed, _ = self._due[0]
+            self._worker = Worker(f"the evaluation at step {step:,}")
+            self._result = self._worker.run(partial(self._play_or_replay, learner, seed, self._worker))
 
     def _episodes(self) -> Episodes | None:
-        """Those of the oldest one under way, [1, E], once they are over. Raises TrainingError as `poll` does."""
-        *_, result, worker = self._under_way[0]
-        flag = worker.stuck(self._limits)
-        if not result.done() and not flag:
-            return None
-        worker.ended = True
-        if not result.done():
+        """Those under way, [1, E], once they are over. Raises TrainingError as `poll` does."""
+        worker, result = self._worker, self._result
+        if result.done():
+            if error := result.exception():
+                raise TrainingError(f"failed twice: {reason(error)}") from error
+            return Episodes(*(x[None] for x in result.result()))
+        if flag := worker.stuck(self._args):
+            worker.ended = True
             raise TrainingError(f"is stuck ({flag}), in {worker.activity.phase} and was given up")
-        return Episodes(*(x[None] for x in result.result()))
+        return None
 
-    def _attempt(self, learner: Any, seed: int, worker: Worker, before: tuple[Future, Worker] | None) -> Episodes:
-        """What the thread does: wait for the evaluation `before`, play, and begin anew where an environment fails.
-
-        The episodes are the same then. Raises TrainingError where they fail in the same way, or too often, and Stopped.
-        """
-        with worker.doing("wait for another"):
-            while before and not (before[0].done() or before[1].ended or worker.ended):
-                wait(before[:1], POLL_INTERVAL)
-        if worker.ended:
-            raise Stopped
-        restarts, failures = Restarts(self._limits, self._warn), set()
-        while True:
-            try:
-                return self._play(jax.device_put(learner), seed, worker)
-            except BaseException as error:  # environments may also call sys.exit
-                failure = f"after {worker.steps} steps: {reason(error)}"
-                if failure in failures:
-                    raise TrainingError(f"failed twice {failure}") from error
-                failures.add(failure)
-                if worker.ended or not restarts.wait(worker, error, lambda: worker.ended):
-                    raise TrainingError(restarts.given_up(error)) from error
+    def _play_or_replay(self, learner: Any, seed: int, worker: Worker) -> Episodes:
+        """What the thread does: play, and once more where an environment fails; the episodes are the same then."""
+        learner = jax.device_put(learner)
+        try:
+            return self._play(learner, seed, worker)
+        except BaseException as error:  # environments may also call sys.exit
+            if worker.ended:
+                raise
+            self._warn(f"{worker.name} failed and is played once more: {reason(error)}")
+        return self._play(learner, seed, worker)
 
     def _play(self, learner: Any, seed: int, worker: Worker) -> Episodes:
         """One episode in each environment, whose seed alone decides how it begins; then in new ones."""
-        worker.steps, parts, player = 0, [], self._agent.player(learner)
-        for index in range(0, self._num_episodes, MOST_ENVS):
+        parts, player, num_episodes = [], self._agent.player(learner), self._args.eval_episodes
+        for index in range(0, num_episodes, MOST_ENVS):
             try:
                 with worker.doing("make"):
                     worker.envs = self._make_envs(seed + index)
-                left = min(self._num_episodes - index, MOST_ENVS)
-                parts.append(run_host_episodes(worker.envs, player, left, worker))
+                parts.append(run_host_episodes(worker.envs, player, min(num_episodes - index, MOST_ENVS), worker))
             finally:
                 worker.close()
         return Episodes(*np.concatenate(parts, axis=1))
@@ -141,9 +140,8 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
             seen = seen._replace(obs=typed(seen.obs, envs.spec.obs_like))
             check_legal(seen.obs, acting, envs.spec)
             action, memory = player.act(seen, memory, None)
-        with worker.doing("step"):
+        with worker.doing("env_step"):
             out = envs.step(jax.device_get(action))
-        worker.steps += 1
         # Where a suite resets in a step of its own, the episode begins behind that step
         ended = (out.terminated | out.truncated) & out.valid
         seen = Seen(out.obs, ended | ~out.valid, out.reward.astype(np.float32))

@@ -1,20 +1,20 @@
-"""What a learner and its actors measure: throughput, lag, queues, where the time goes, and episodes."""
+"""What a learner and its actors measure: metrics of updates, episodes, the lag of policies, and where the time goes."""
 
 import math
+import operator
 import time
-from collections import defaultdict, deque
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections import deque
+from functools import reduce
+from typing import Any
 
 import jax
 import numpy as np
 
 from common.actors.pool import ActorPool
 from common.actors.queues import Collected
+from common.actors.watchdog import Worker
 from common.device import multihost
-from common.device.statistics import WINDOW, Tally, kind_of
-
-SPEED_WINDOWS = (10, 60, 300)  # seconds over which speeds are measured
+from common.device.statistics import WINDOW, Report, Tally
 
 
 class UpdateMetrics:
@@ -24,9 +24,9 @@ class UpdateMetrics:
         self.updates = 0
         self.leaving = False  # whether a process wanted to stop when one of the updates began, all but the newest
         self.broken: dict[str, np.ndarray] = {}  # by metric, the index of the first update in which it was not finite
-        self._reports: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        self._tallies: list[Tally] = []
         self._gauges: dict[str, float] = {}  # of the newest update
-        self._newest = Tally({}, {}), {}, ()
+        self._newest: tuple | None = None
 
     def add(self, tally: Tally, gauges: dict[str, jax.Array], leaving: Any) -> None:
         """Take the metrics of an update that was just dispatched; waits for the one before it.
@@ -40,183 +40,83 @@ class UpdateMetrics:
     def read(self, more: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """What the metrics of the updates come to, with `more` behind them, and what was not finite."""
         self._read_newest()
-        metrics = {name: np.float32(_value_of(name, reports)) for name, reports in self._reports.items()}
-        return metrics | self._gauges | more, self.broken
+        return _metrics_of(self._tallies) | self._gauges | more, self.broken
 
     def _read_newest(self) -> None:
-        newest, self._gauges, leaving = jax.device_get(self._newest)
-        self._newest = Tally({}, {}), self._gauges, ()
+        if self._newest is None:
+            return
+        (tally, self._gauges, leaving), self._newest = jax.device_get(self._newest), None
+        self._tallies.append(tally)
         self.leaving |= bool(np.any(leaving))
-        for name, value in newest.value.items():
-            self._reports[name].append((float(value), float(newest.count[name])))
+        for name, value in tally.value.items():
             if not math.isfinite(value):
                 self.broken.setdefault(name, np.array([self.updates - 1]))
 
 
-class Part(NamedTuple):
-    """What a process has measured, or all have together: since the last row, and from `counts` on since the start."""
-
-    episodes: list[tuple[float, int]]
-    lags: list[np.ndarray]  # of valid steps, by rollout
-    queue_sizes: list[int]
-    info: list[tuple[str, float, int]]  # as in `Collected`
-    steps: dict[str, int]  # that were learned from: "all", those that are "valid", those that are "too_old"
-    speeds: dict[str, float]  # as in a row
-    counts: dict[str, int]  # as in a row
-    seconds: dict[str, float]  # as in a row, of the mean process
-
-    @classmethod
-    def joined(cls, parts: list["Part"]) -> "Part":
-        """That of all processes, from those of each."""
-        whole = cls(*(_together(values) for values in zip(*parts, strict=True)))
-        return whole._replace(seconds={name: value / len(parts) for name, value in whole.seconds.items()})
-
-
-def _together(values: tuple) -> Any:
-    """Several lists as one, several dictionaries of numbers as one of their sums."""
-    if isinstance(values[0], list):
-        return [x for value in values for x in value]
-    return {name: sum(value[name] for value in values) for name in values[0]}
-
-
-def _value_of(name: str, reports: list[tuple[float, float]]) -> float:
-    """A metric from its reports, each a value and of how many parts that is, of a mean their sum; NaN without any."""
-    values, counts = np.array([report for report in reports if report[1]] or [(np.nan, 1)]).T
-    kinds = {"mean": values.sum() / counts.sum(), "last": values[-1]}
-    return kinds[kind] if (kind := kind_of(name)) in kinds else getattr(values, kind)()
+def _metrics_of(tallies: list[Tally]) -> dict[str, Any]:
+    with np.errstate(invalid="ignore"):  # of what was never reported
+        return reduce(operator.add, tallies).metrics()
 
 
 class Meters:
     """Collects while a run goes on; `row` says how it went since the last row, in all processes."""
 
-    def __init__(self, actor_pool: ActorPool, steps_per_rollout: int, max_policy_lag: int, envs_flag: str):
-        self._actor_pool, self._per_rollout, self._max_lag = actor_pool, steps_per_rollout, max_policy_lag
-        self._envs_flag = envs_flag
-        self.seconds = dict.fromkeys(("wait_get", "transfer", "update", "publish"), 0.0)
+    def __init__(self, actor_pool: ActorPool, learner: Worker, max_policy_lag: int):
+        self._actor_pool, self._learner, self._max_lag = actor_pool, learner, max_policy_lag
         self._began = time.monotonic()
-        counts = actor_pool.queues.counts
-        start = self._began, counts["produced"], counts["trained"]  # time, rollouts made and learned from
-        self._samples: deque[tuple[float, int, int]] = deque([start])
+        self._tallies: list[Tally] = []  # since the last row, as the episodes
+        self._episodes: list[tuple[float, int]] = []
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
-        self._restarts = actor_pool.restarts.count  # before this start
-        self.shares: tuple[float, float, float] | None = None
-        self._begin_row()
-
-    @contextmanager
-    def timed(self, name: str):
-        """Add the time inside to one of the learner's accounts."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[name] += time.monotonic() - began
 
     def take(self, collected: Collected, version: int) -> None:
         """Note a rollout that is learned from now, with `version` updates done."""
-        rollout = collected.rollout
-        lag = version - rollout.version[rollout.valid]
-        self._lags.append(lag)
-        self._steps["all"] += rollout.valid.size
-        self._steps["valid"] += lag.size
-        self._steps["too_old"] += int(np.sum(lag > self._max_lag)) if self._max_lag else 0
+        valid = collected.rollout.valid
+        lag = version - collected.rollout.version[valid]
+        too_old = np.sum(lag > self._max_lag) if self._max_lag else np.int64(0)
+        reports = {"batch/valid": Report(np.sum(valid), valid.size), "batch/too_old": Report(too_old, valid.size)}
+        found = {"policy/lag": lag, "episode/return": collected.returns, "episode/length": collected.lengths}
+        for name, values in found.items():
+            values = np.array(values, float)
+            reports[name] = Report(np.sum(values), len(values))
+            reports[f"{name}_min"] = Report(np.min(values, initial=np.inf), len(values))
+            reports[f"{name}_max"] = Report(np.max(values, initial=-np.inf), len(values))
+        info = ({f"env/{name}": x for name, x in numbers.items()} for numbers in vars(collected.info).values())
+        self._tallies.append(Tally.of(reports) | Tally(*info))
         self._episodes += zip(collected.returns, collected.lengths, strict=True)
-        self._info += collected.info
-        counts, now = self._actor_pool.queues.counts, time.monotonic()
-        self._queue_sizes.append(counts["waiting"])
-        if now - self._samples[-1][0] >= 0.1:
-            self._samples.append((now, counts["produced"], counts["trained"]))
-            while now - self._samples[1][0] > max(SPEED_WINDOWS):
-                self._samples.popleft()
 
     def row(self) -> dict[str, Any]:
         """The metrics since the last call. All processes call at the same time."""
-        part = self._part_of_all()
-        self._begin_row()
-        self._recent.extend(part.episodes)
-        row = self._episode_metrics(part.episodes) | part.speeds
-        for metric in self._actor_pool.actors[0].logged:
-            row[f"env/{metric}"] = _value_of(metric, [report for name, *report in part.info if name == metric])
-        if part.lags:
-            lag = np.concatenate(part.lags) if any(map(len, part.lags)) else np.zeros(1)
-            row |= {"lag/min": lag.min(), "lag/mean": lag.mean(), "lag/max": lag.max()}
-            low, middle, high = np.percentile(part.queue_sizes, (10, 50, 90))
-            row |= {"queue/p10": low, "queue/p50": middle, "queue/p90": high}
-            row |= {f"batch/{name}": part.steps[name] / part.steps["all"] for name in ("valid", "too_old")}
-        self.shares = self._share(part)
-        return row | part.counts | part.seconds
+        tally = reduce(operator.add, self._tallies)
+        parts = multihost.allgather((tally.value, tally.count, self._episodes))
+        self._tallies, self._episodes = [], []
+        tallies = [Tally(*jax.tree.map(np.float64, part[:2])) for part in parts]
+        count = sum(part.count["episode/return"] for part in tallies)
+        self._recent.extend(episode for *_, episodes in parts for episode in episodes)
+        recent = np.array(self._recent or [(np.nan, np.nan)], float).mean(axis=0)
+        newest = {f"episode/{name}_last{WINDOW}": x for name, x in zip(("return", "length"), recent, strict=True)}
+        return _metrics_of(tallies) | {"episode/count": count} | newest | self.figures()
 
-    def figures(self, alone: bool) -> dict[str, float]:
+    def figures(self, alone: bool = False) -> dict[str, float]:
         """Counts and seconds so far, of this process `alone`, or of all, which call at the same time."""
-        part = self._part() if alone else self._part_of_all()
-        return part.counts | part.seconds
+        counts = {f"rollouts/{name}": count for name, count in self._actor_pool.queue.counts.items()}
+        counts |= {"actors/restarts": self._actor_pool.restarts}
+        parts = [(counts, self._seconds())] if alone else multihost.allgather((counts, self._seconds()))
+        total = {name: sum(part[name] for part, _ in parts) for name in counts}
+        return total | {name: sum(part[name] for _, part in parts) / len(parts) for name in self._seconds()}
 
     def bottleneck(self) -> str:
-        """In words, which side the other one waited for, up to the last row."""
-        learner, actors, dropped = self.shares
-        again = self._actor_pool.restarts.count - self._restarts
-        text = f"the learner waited for rollouts {learner:.0%} of the time, the actors for the learner {actors:.0%}"
-        text += f"; actors failed and began anew {'once' if again == 1 else f'{again} times'}" if again else ""
-        if dropped:
-            return f"speed    the bottleneck is the learner: {dropped:.0%} of the rollouts were dropped; {text}"
-        if abs(learner - actors) < 0.1:
-            return f"speed    balanced: {text}"
-        if learner < actors:
-            advice = "fewer gradient steps, a smaller network or more --learner-devices would help"
-            return f"speed    the bottleneck is the learner: {text}; {advice}"
-        seconds = self._seconds()
-        steps = seconds["time/actor_env_step"] > seconds["time/actor_act"]
-        advice = "faster environments" if steps else f"a smaller network or more {self._envs_flag}"
-        return f"speed    the bottleneck is the actors: {text}; {advice} would help"
-
-    def _part(self) -> Part:
-        counts = {f"rollouts/{name}": count for name, count in self._actor_pool.queues.counts.items()}
-        counts |= {"actors/restarts": self._actor_pool.restarts.count}
-        since = self._episodes, self._lags, self._queue_sizes, self._info, self._steps
-        return Part(*since, self._speeds(), counts, self._seconds())
-
-    def _part_of_all(self) -> Part:
-        parts = [Part(*part) for part in multihost.allgather(self._part())]
-        return Part.joined([part._replace(lags=[np.asarray(lags, int) for lags in part.lags]) for part in parts])
+        """In words, which side the other one waited for."""
+        seconds, wall = self._seconds(), time.monotonic() - self._began
+        learner = seconds["time/learner_wait_get"] / wall
+        actors = (seconds["time/actor_wait_put"] + seconds["time/actor_wait_params"]) / wall
+        slow = "learner" if learner < actors else "actors"
+        what = "balanced" if abs(learner - actors) < 0.1 else f"the bottleneck is the {slow}"
+        waits = f"the learner waited for rollouts {learner:.0%} of the time, the actors for the learner {actors:.0%}"
+        return f"speed    {what}: {waits}"
 
     def _seconds(self) -> dict[str, float]:
         """Those so far of this process's mean actor, and of its learner."""
         actors = self._actor_pool.actors
         seconds = {f"actor_{name}": np.mean([actor.seconds[name] for actor in actors]) for name in actors[0].seconds}
-        seconds |= {f"learner_{name}": value for name, value in self.seconds.items()}
+        seconds |= {f"learner_{name}": value for name, value in self._learner.seconds.items()}
         return {f"time/{name}": float(value) for name, value in seconds.items()}
-
-    def _share(self, part: Part) -> tuple[float, float, float] | None:
-        """Of the time so far: waiting of the learner and of the mean actor; and of the rollouts: those dropped."""
-        counts, seconds, wall = part.counts, part.seconds, time.monotonic() - self._began
-        if not counts["rollouts/trained"]:
-            return None
-        actors = seconds["time/actor_wait_put"] + seconds["time/actor_wait_params"]
-        dropped = counts["rollouts/dropped"] / counts["rollouts/produced"]
-        return seconds["time/learner_wait_get"] / wall, actors / wall, dropped
-
-    def _begin_row(self) -> None:
-        self._lags: list[np.ndarray] = []
-        self._queue_sizes: list[int] = []
-        self._info: list[tuple[str, float, int]] = []
-        self._episodes: list[tuple[float, int]] = []
-        self._steps = dict.fromkeys(("all", "valid", "too_old"), 0)
-
-    def _speeds(self) -> dict[str, float]:
-        now, counts = time.monotonic(), self._actor_pool.queues.counts
-        row = {}
-        for span in SPEED_WINDOWS:
-            before = [sample for sample in self._samples if sample[0] <= now - span]
-            then, made, learned = before[-1] if before else self._samples[0]
-            elapsed = max(now - then, 1e-9)
-            row[f"time/sps_actors_{span}s"] = (counts["produced"] - made) * self._per_rollout / elapsed
-            row[f"time/sps_learner_{span}s"] = (counts["trained"] - learned) * self._per_rollout / elapsed
-        return row
-
-    def _episode_metrics(self, new: list[tuple[float, int]]) -> dict[str, float]:
-        row = {"episode/count": float(len(new))}
-        for index, name in enumerate(("return", "length")):
-            for episodes, when in ((new, ""), (self._recent, f"_last{WINDOW}")):
-                values = [episode[index] for episode in episodes] or [np.nan]
-                for ending, function in (("", np.mean), ("_min", np.min), ("_max", np.max)):
-                    row[f"episode/{name}{ending}{when}"] = function(values)
-        return row

@@ -1,227 +1,187 @@
-"""All actors of a run: each in a thread of its own, watched, and restarted where it fails.
+"""All actors of a run: each in a thread of its own, watched, and with new environments where it fails.
 
-with ActorPool(actors, slots, queues, limits, ...) as actor_pool:
+with ActorPool(args, ...) as actor_pool:
     collected = actor_pool.take(stopped)
 """
 
+import math
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from common.actors.actor import Actor
-from common.actors.queues import Collected, ParameterSlots, RolloutQueues, Slot
-from common.actors.watchdog import POLL_INTERVAL, Limits, Stopped, Worker, describe, stop_workers
+import jax
+
+from common.actors.actor import Actor, env_maker
+from common.actors.queues import FATES, Collected, ParameterSlots, RolloutQueue, Slot
+from common.actors.watchdog import POLL_INTERVAL, Stopped, stop_workers
 from common.cli.errors import FailedEnvError, TrainingError, UnusableEnvError
+from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
 from common.envs.suite_tools import reason
+
+UNLIMITED = 2**31
 
 
 class ActorsFailed(TrainingError):
     """Actors can deliver no more. What the learner has learned so far is fine."""
 
 
-class Schedule(NamedTuple):
-    """With lockstep: which rollout is learned from when, and which parameters it is collected with."""
-
-    num_actors: int
-    rollouts_per_update: int
-    publish_interval: int
-    first: int  # updates done before
-    lag: int  # updates between a rollout's policy and the one that learns from it
-
-    def version(self, actor: int, index: int) -> int:
-        """The version for an actor's rollout number `index`: the newest that exists while its update is prepared."""
-        update = (index * self.num_actors + actor) // self.rollouts_per_update
-        return self.first + max(update - self.lag, 0) // self.publish_interval * self.publish_interval
-
-
 class ActorPool:
-    """All actors: each in a thread of its own, or with `serial` all in the caller's, one rollout at a time."""
+    """All actors: each in a thread of its own, or with --serial all in the caller's, one rollout at a time."""
 
     def __init__(
         self,
-        actors: list[Actor],
-        slots: ParameterSlots,
-        queues: RolloutQueues,
-        limits: Limits,
+        args: HostEnvArgs,
+        act: Callable,
+        memory: Any,
+        params: Any,
+        version: int,
+        logged: dict[str, str],
+        devices: list[jax.Device],
+        counters: dict[str, int],
         warn: Callable[[str], None],
-        schedule: Schedule | None = None,
-        serial: bool = False,
-        restarts: int = 0,
     ):
-        """With a `schedule` (lockstep) everything happens in its fixed order, else as soon as it can.
-
-        `restarts` is how many there have been before.
+        """Actors on `devices` act with `act` and `memory`, see `Actor`, at first with `params`, behind which are
+        `version` updates. `logged`: see `HostEnvKind`. Counting goes on from `counters`, which are of all processes.
         """
-        self.actors, self.queues, self.limits = actors, queues, limits
-        self.restarts = Restarts(limits, warn, restarts)
-        self._slots, self._warn, self._schedule, self._serial = slots, warn, schedule, serial
-        self._taken = 0
-        self._stop = threading.Event()
-        self._failure: ActorsFailed | None = None
+        counters = counters if multihost.is_first() else {}
+        devices = [device for device in devices for _ in range(args.actor_threads)]
+        make_envs, seed = env_maker(args, args.envs_per_actor, args.env_params), (args.seed, version)
+        more = act, args.num_steps, seed, memory, jax.process_index() * len(devices), logged
+        self.actors = [Actor(index, make_envs, device, *more) for index, device in enumerate(devices)]
+        self.slots = ParameterSlots(devices)
+        self.slots.publish(version, params)
+        waiting = 1 if math.isinf(args.rollouts_ahead) else math.inf  # for the learner, of each actor
+        self.queue = RolloutQueue(waiting, {name: counters.get(name, 0) for name in FATES})
+        self.restarts = self._before = counters.get("restarts", 0)
+        self._args, self._warn, self._first_version, self._taken = args, warn, version, 0
+        self._places = threading.Semaphore(int(min(args.rollouts_ahead, UNLIMITED)))  # for rollouts under way
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._threads: list[Future] = []
 
     def __enter__(self) -> "ActorPool":
-        for actor in () if self._serial else self.actors:
-            actor.run(partial(self._run, actor))
+        self._threads = [actor.run(partial(self._run, actor)) for actor in self.actors if not self._args.serial]
         return self
 
     def __exit__(self, *error: Any) -> None:
         """End the threads and close all environments, see `watchdog.stop_workers`."""
         self._stop.set()
         stuck = stop_workers(self.actors)
-        for actor in self.actors if self._serial else ():
+        for actor in self.actors if self._args.serial else ():
             actor.close()
-        self.queues.discard()
+        self.queue.discard()
         if stuck:
-            self._warn(f"actors that do not answer were left behind: {describe(stuck)}")
+            self._warn(f"actors that do not answer were left behind: {'; '.join(map(str, stuck))}")
 
     def take(self, stopped: Callable[[], bool]) -> Collected | None:
         """The next rollout to learn from; None once `stopped`.
 
         Raises ActorsFailed where the actors have given up, are stuck, or deliver nothing for too long.
         """
-        wanted = self._taken % len(self.actors) if self._schedule else None
-        if self._serial:
-            self._collect_now(self.actors[wanted], stopped)
+        wanted = self._taken % len(self.actors) if self._args.fixed_order else None
         began = time.monotonic()
         while not stopped():
-            self._raise_failures(time.monotonic() - began)
-            collected = self.queues.take(wanted, POLL_INTERVAL)
+            if self._args.serial:
+                self._deliver(self.actors[wanted], stopped)
+            else:
+                self._check_threads(time.monotonic() - began)
+            collected = self.queue.take(wanted, POLL_INTERVAL)
             if collected is not None:
                 self._taken += 1
                 return collected
         return None
 
-    def _raise_failures(self, waited: float) -> None:
-        if self._failure:
-            raise self._failure
-        for actor in () if self._serial else self.actors:  # in one thread nobody can be late, but in a debugger
-            flag = actor.stuck(self.limits)
-            if flag:
-                raise ActorsFailed(f"{actor.name} is stuck ({flag}); {describe(self.actors)}")
-        if waited > self.limits.learner:
-            flag = f"--learner-timeout {self.limits.learner:g}"
-            raise ActorsFailed(f"the learner got no rollout for {waited:.0f} s ({flag}); {describe(self.actors)}")
+    def leave_places(self, count: int) -> None:
+        """Let actors begin `count` rollouts in place of those that came to nothing or whose updates are over."""
+        if count:
+            self._places.release(count)
+
+    def _check_threads(self, waited: float) -> None:
+        for thread in self._threads:
+            if thread.done():
+                thread.result()  # raises what ended it
+        doing = "; ".join(map(str, self.actors))
+        for actor in self.actors:
+            if flag := actor.stuck(self._args):
+                raise ActorsFailed(f"{actor.name} is stuck ({flag}); {doing}")
+        if waited > self._args.learner_timeout:
+            flag = f"--learner-timeout {self._args.learner_timeout:g}"
+            raise ActorsFailed(f"the learner got no rollout for {waited:.0f} s ({flag}); {doing}")
 
     def _run(self, actor: Actor) -> None:
         """The thread of one actor."""
         try:
-            while self._attempt(actor, lambda: self._deliver_for_ever(actor), self._stop.is_set):
+            while self._deliver(actor, self._stop.is_set):
                 pass
+        finally:
             actor.close()
-        except BaseException as error:  # a thread that ends without a word would leave the run waiting
-            self._failure = ActorsFailed(f"the thread of {actor.name} ended: {type(error).__name__}: {error}")
-        actor.note("ended")
 
-    def _collect_now(self, actor: Actor, stopped: Callable[[], bool]) -> None:
-        def once():
+    def _deliver(self, actor: Actor, stopped: Callable[[], bool]) -> bool:
+        """Let an actor collect a rollout, with new environments where it has none. Returns whether to go on.
+
+        Raises ActorsFailed where it fails and may not begin anew.
+        """
+        try:
             if actor.envs is None:
                 actor.start()
-            self.queues.put(actor.collect(self._chooser(actor, stopped)), stopped)
-
-        while self._attempt(actor, once, stopped) and not self.queues.counts["waiting"]:
-            pass
-
-    def _deliver_for_ever(self, actor: Actor) -> None:
-        actor.start()
-        while not self._stop.is_set():
-            with actor.doing("put", "wait_put"):
-                self.queues.begin(self._stop.is_set)
-            try:
-                collected = actor.collect(self._chooser(actor, self._stop.is_set))
-            except BaseException:
-                self.queues.leave(1)
-                raise
-            with actor.doing("put", "wait_put"):
-                self.queues.put(collected, self._stop.is_set)
-
-    def _chooser(self, actor: Actor, stopped: Callable[[], bool]) -> Callable[[Slot | None], Slot]:
-        """Where the actor's next rollout gets its parameters from; raises Stopped once it is time."""
-        version = self._schedule and self._schedule.version(actor.index, actor.rollouts)
-
-        def newest(_: Slot | None) -> Slot:
-            if stopped():
-                raise Stopped
-            return self._slots.latest(actor.device)
-
-        def scheduled(slot: Slot | None) -> Slot:
-            while not stopped():
-                slot = slot or self._slots.wait_for(version, actor.device, POLL_INTERVAL)
-                if slot:
-                    return slot
-            raise Stopped
-
-        return newest if self._schedule is None else scheduled
-
-    def _attempt(self, actor: Actor, work: Callable[[], None], stopped: Callable[[], bool]) -> bool:
-        """Do `work`; where it raises, make the actor ready to begin anew. Returns whether to go on."""
-        try:
-            work()
+            collected = self._collect(actor, stopped)
+            with actor.doing("wait_put"):
+                self.queue.put(collected, stopped)
         except Stopped:
             return False
         except BaseException as error:  # environments may also call sys.exit
-            if stopped():
-                return False
             actor.close()
-            if multihost.has_lost(error):  # in its parameters: the learner finds out, too
+            if stopped() or multihost.has_lost(error):  # in its parameters: the learner finds out, too
                 return False
-            restarted = self.restarts.wait(actor, error, stopped)
-            if not restarted and not stopped():
-                self._failure = ActorsFailed(f"{actor.name} {self.restarts.given_up(error)}")
-            return restarted
+            self._allow_restart(actor, error)
         return not stopped()
 
+    def _collect(self, actor: Actor, stopped: Callable[[], bool]) -> Collected:
+        """A rollout, once there is a place for one more under way."""
+        with actor.doing("wait_put"):
+            while not self._places.acquire(timeout=POLL_INTERVAL):
+                if stopped():
+                    raise Stopped
+        try:
+            return actor.collect(partial(self._parameters, actor, stopped))
+        except BaseException:
+            self.leave_places(1)
+            raise
 
-class Restarts:
-    """The restarts of several workers, counted together. Safe for any number of threads."""
+    def _parameters(self, actor: Actor, stopped: Callable[[], bool], slot: Slot | None) -> Slot:
+        """Those for an actor's next step, after those of `slot`: the newest, or in a fixed order the same."""
+        while not stopped():
+            if not self._args.fixed_order:
+                return self.slots.latest(actor.device)
+            slot = slot or self.slots.wait_for(self._scheduled(actor), actor.device, POLL_INTERVAL)
+            if slot:
+                return slot
+        raise Stopped
 
-    def __init__(self, limits: Limits, warn: Callable[[str], None], before: int = 0):
-        """Counting goes on from `before`; the limit is for those to come."""
-        self.count, self._before = before, before
-        self._limits, self._warn = limits, warn
-        self._lock = threading.Lock()
+    def _scheduled(self, actor: Actor) -> int:
+        """The version for an actor's next rollout: that of `lag` updates before the one that will learn from it."""
+        update = (actor.rollouts * len(self.actors) + actor.index) // self._args.own_rollouts
+        return self._first_version + max(update - self._args.lag, 0)
 
-    def wait(self, worker: Worker, error: BaseException, stopped: Callable[[], bool]) -> bool:
-        """Say that `worker` failed and wait until it may begin anew: at once, but not soon after its last restart.
-
-        Returns False where it may not any more, where it would not help, or once `stopped`.
-        """
+    def _allow_restart(self, actor: Actor, error: BaseException) -> None:
+        """Say that an actor begins anew after an error. Raises ActorsFailed where it may not, or would fail again."""
         if isinstance(error, UnusableEnvError):
-            return False
-        why = _described(error)
-        number = self._next()
-        if not number:
-            self._warn(f"{worker.name} failed: {why}")
-            return False
-        now = time.monotonic()
-        until = max(worker.restarted + self._limits.restart_interval, now)
-        when = f"in {until - now:.0f} s" if until > now else "now"
-        self._warn(f"{worker.name} failed and restarts {when} ({number} of {self._limits.max_restarts}): {why}")
-        with worker.doing("wait to restart"):
-            while time.monotonic() < until and not stopped():
-                time.sleep(POLL_INTERVAL)
-        worker.restarts, worker.restarted = worker.restarts + 1, time.monotonic()
-        return not stopped()
-
-    def given_up(self, error: BaseException) -> str:
-        """What to say of a worker that does not begin anew any more."""
-        if isinstance(error, UnusableEnvError):
-            return f"failed: {error}"
-        return f"failed, after {self.count - self._before} restarts (--max-restarts): {reason(error)}"
-
-    def _next(self) -> int:
-        """The number of one more restart, or 0 where there may be none."""
+            raise ActorsFailed(f"{actor.name} failed: {error}") from error
+        most = self._args.max_restarts
         with self._lock:
-            if self.count - self._before >= self._limits.max_restarts:
-                return 0
-            self.count += 1
-            return self.count - self._before
-
-
-def _described(error: BaseException) -> str:
-    """What happened; where that was in somebody's code, with the way to it."""
-    known = isinstance(error, FailedEnvError)
-    return str(error) if known else "\n" + "".join(traceback.format_exception(error)).rstrip()
+            number = self.restarts - self._before + 1
+            allowed = number <= most
+            self.restarts += allowed
+        # What happened; where that was in somebody's code, with the way to it
+        known = isinstance(error, FailedEnvError)
+        why = str(error) if known else "\n" + "".join(traceback.format_exception(error)).rstrip()
+        if not allowed:
+            self._warn(f"{actor.name} failed: {why}")
+            text = f"{actor.name} failed, after {most} restarts (--max-restarts): {reason(error)}"
+            raise ActorsFailed(text) from error
+        self._warn(f"{actor.name} failed and restarts ({number} of {most}): {why}")
+        actor.restarts += 1

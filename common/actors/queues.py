@@ -1,19 +1,16 @@
-"""Between actors and a learner: rollouts in bounded queues that account for every one, and published parameters."""
+"""Between actors and a learner: a bounded queue that accounts for every rollout, and published parameters."""
 
-import math
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from common.actors.watchdog import POLL_INTERVAL
+from common.device.statistics import Tally
 
-FATES = ("produced", "trained", "dropped", "discarded")  # all were produced, each then met one of the others
-
-OnFull = Literal["block", "drop-oldest"]
+FATES = ("produced", "trained", "discarded")  # all were produced, each then met one of the others
 
 
 class HostRollout(NamedTuple):
@@ -38,105 +35,67 @@ class Collected(NamedTuple):
     rollout: HostRollout
     returns: list[float]  # of the episodes that ended in it
     lengths: list[int]
-    info: Sequence[tuple[str, float, int]] = ()  # a step's metric of --log-info, as `Meters` adds it up
+    info: Tally = Tally({}, {})  # what --log-info names, host numbers
 
 
-class RolloutQueues:
-    """One queue per actor, each holding up to `size` rollouts.
+class RolloutQueue:
+    """What actors have collected and the learner has not taken yet, up to `size` rollouts of each actor.
 
-    At any time `produced == trained + dropped + discarded + waiting + held`.
+    At any time `produced == trained + discarded + waiting + held`.
     """
 
-    def __init__(
-        self,
-        num_actors: int,
-        size: int,
-        on_full: OnFull,
-        before: dict[str, int] | None = None,
-        ahead: float = math.inf,
-    ):
-        """Where a queue is full, `put` waits ("block") or makes room ("drop-oldest").
-
-        Counting goes on from `before`, of which nothing is under way any more. There are `ahead` places, each for a
-        rollout from before it is collected until an update with it is over.
-        """
-        self._queues: list[deque[tuple[int, Collected]]] = [deque() for _ in range(num_actors)]
-        self._size, self._on_full = size, on_full
+    def __init__(self, size: float, before: dict[str, int] | None = None):
+        """Counting goes on from `before`, of which nothing is under way any more."""
+        self._waiting: list[Collected] = []  # the oldest first
+        self._size, self._held = size, 0
         self._changed = threading.Condition()
         self._counts = dict.fromkeys(FATES, 0) | (before or {})
-        gone = sum(self._counts[name] for name in FATES if name != "produced")
-        self._counts["discarded"] += self._counts["produced"] - gone
-        self._held, self._places = 0, ahead
+        self._counts["discarded"] = self._counts["produced"] - self._counts["trained"]
 
     @property
     def counts(self) -> dict[str, int]:
         """What became of all rollouts, at one moment."""
         with self._changed:
-            return self._counts | {"waiting": self._waiting, "held": self._held}
-
-    @property
-    def _waiting(self) -> int:
-        return sum(map(len, self._queues))
-
-    def begin(self, stopped: Callable[[], bool]) -> None:
-        """Wait for a place for a rollout, and take it."""
-        with self._changed:
-            while self._places < 1 and not stopped():
-                self._changed.wait(POLL_INTERVAL)
-            self._places -= 1
-
-    def leave(self, count: int) -> None:
-        """Give back the places of rollouts that came to nothing, or from which updates have learned."""
-        with self._changed:
-            self._places += count
-            self._changed.notify_all()
+            return self._counts | {"waiting": len(self._waiting), "held": self._held}
 
     def put(self, collected: Collected, stopped: Callable[[], bool]) -> None:
-        """Add a rollout at its actor's end; it is discarded where there is no room before `stopped`."""
-        queue = self._queues[collected.actor]
+        """Add a rollout once its actor has room for it; it is discarded where there is none before `stopped`."""
         with self._changed:
-            while self._on_full == "block" and len(queue) >= self._size and not stopped():
+            while len(self._of(collected.actor)) >= self._size and not stopped():
                 self._changed.wait(POLL_INTERVAL)
             self._counts["produced"] += 1
             if stopped():
                 self._counts["discarded"] += 1
-                return
-            if len(queue) >= self._size:
-                queue.popleft()
-                self._counts["dropped"] += 1
-                self._places += 1
-            queue.append((self._counts["produced"], collected))
-            self._changed.notify_all()
+            else:
+                self._waiting.append(collected)
+                self._changed.notify_all()
 
     def take(self, actor: int | None, timeout: float) -> Collected | None:
         """The oldest rollout of `actor`, or of any; it is `held` from then on. None where none comes in time."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._first(actor) is not None, timeout):
+            if not self._changed.wait_for(lambda: self._of(actor), timeout):
                 return None
-            _, collected = self._queues[self._first(actor)].popleft()
+            index = self._of(actor)[0]
             self._held += 1
             self._changed.notify_all()
-            return collected
+            return self._waiting.pop(index)
 
     def train(self, count: int) -> None:
         """Account for `count` rollouts that were held and are learned from now."""
         with self._changed:
             self._held -= count
             self._counts["trained"] += count
-            self._changed.notify_all()
 
     def discard(self) -> None:
         """Give up all that waits and is held, at the end of a run."""
         with self._changed:
-            self._counts["discarded"] += self._waiting + self._held
+            self._counts["discarded"] += len(self._waiting) + self._held
             self._held = 0
-            for queue in self._queues:
-                queue.clear()
+            self._waiting.clear()
 
-    def _first(self, actor: int | None) -> int | None:
-        """Which queue to take from; None while that has nothing."""
-        filled = [index for index in range(len(self._queues)) if self._queues[index] and actor in (None, index)]
-        return min(filled, key=lambda index: self._queues[index][0][0], default=None)
+    def _of(self, actor: int | None) -> list[int]:
+        """Where rollouts of `actor` wait, or of any, the oldest first."""
+        return [index for index, one in enumerate(self._waiting) if actor in (None, one.actor)]
 
 
 KEPT = 3  # versions: one in use, and two that the learner may have under way
@@ -181,10 +140,9 @@ class ParameterSlots:
         return Slot(version, placed[device])
 
     def settle(self, version: int) -> None:
-        """Block until the newest of the versions up to this one is computed, so that `latest` returns no older one."""
-        with self._changed:
-            placed = self._slots[max(known for known in self._slots if known <= version)]
-        jax.block_until_ready(list(placed.values()))  # as a dictionary it would have to be sorted by device
+        """Block until this version is computed, so that `latest` returns no older one."""
+        for device in self._devices:
+            self.wait_for(version, device, timeout=0.0)
 
     def wait_for(self, version: int, device: jax.Device, timeout: float) -> Slot | None:
         """Exactly this version, computed; None where it is not published within `timeout` seconds."""

@@ -56,7 +56,7 @@ def steps_on_host(name: str) -> bool:
 
 FORMS = "log:LOW:HIGH, uniform:LOW:HIGH or choice:A,B,..."
 PREFIX = "env."  # of what is a parameter of the environment
-KINDS = "log", "uniform", "choice"
+DRAWS = "log:", "uniform:", "choice:"  # beginnings of texts that say what is drawn
 DIGITS = 6  # of a drawn value: as many as one types to train a member alone
 
 
@@ -79,12 +79,19 @@ class Draw(NamedTuple):
 def read_sweep(words: Iterable[str], able: Iterable[str]) -> tuple[dict[str, Draw], dict[str, tuple[float, ...]]]:
     """By flag, what `--sweep` draws, and the values it goes through. Raises UsageError for what cannot be swept."""
     draws, values = {}, {}
-    for name, text in _pairs("--sweep", words, able, f"NAME=A,B,... or NAME={FORMS}").items():
+    for word in words:
+        name, _, text = "".join(word.split()).removeprefix("--").partition("=")
+        name = name if name.startswith(PREFIX) else name.replace("-", "_")
+        if not text:
+            raise UsageError(f"--sweep {shortened(repr(word))} is not of the form NAME=A,B,... or NAME={FORMS}")
+        check_sweepable("--sweep", [name], able)
+        if name in draws or name in values:
+            raise UsageError(f"--sweep has {name} twice")
         what = f"--sweep {name}={shortened(text)}"
         if ":" in text:
             draws[name] = read_draw(what, text)
         else:
-            values[name] = _numbers(what, text)
+            values[name] = _numbers(what, text, ",")
     return draws, values
 
 
@@ -115,64 +122,35 @@ def check_sweepable(flag: str, names: Iterable[str], sweepable: Iterable[str]) -
             raise UsageError(f"{flag} {shortened(name)}: members may differ in {known}")
 
 
-def is_draw(text: str) -> bool:
-    """Whether it looks like what a member draws."""
-    return text.partition(":")[0] in KINDS and ":" in text
-
-
-def _pairs(flag: str, words: Iterable[str], sweepable: Iterable[str], form: str) -> dict[str, str]:
-    found = {}
-    for word in words:
-        name, equals, text = "".join(word.split()).partition("=")
-        name = name.removeprefix("--")
-        name = name if name.startswith(PREFIX) else name.replace("-", "_")
-        if not equals or not text:
-            raise UsageError(f"{flag} {shortened(repr(word))} is not of the form {form}")
-        check_sweepable(flag, [name], sweepable)
-        if name in found:
-            raise UsageError(f"{flag} has {name} twice: {shortened(found[name])} and {shortened(text)}")
-        found[name] = text
-    return found
-
-
 def read_draw(what: str, text: str) -> Draw:
     """A draw from its text. Raises UsageError, naming `what` it is, where it has no such form."""
     kind, _, rest = text.partition(":")
-    if not is_draw(text):
-        raise UsageError(f"{what} is not of the form {FORMS}")
     if kind == "choice":
-        return Draw(kind, _numbers(what, rest))
-    values = _numbers(what, rest, ":")
+        return Draw(kind, _numbers(what, rest, ","))
+    values = _numbers(what, rest, ":") if kind in ("log", "uniform") else ()
     if len(values) != 2 or values[0] > values[1]:
-        raise UsageError(f"{what} needs the lowest number and then the highest, as in {kind}:1e-4:1e-2")
+        raise UsageError(f"{what} is not of the form {FORMS}")
     if kind == "log" and values[0] <= 0:
         raise UsageError(f"{what} begins at {values[0]:g}: a logarithmic range begins above 0")
     return Draw(kind, values)
 
 
-def _numbers(what: str, text: str, between: str = ",") -> tuple[float, ...]:
+def _numbers(what: str, text: str, between: str) -> tuple[float, ...]:
     try:
         numbers = tuple(map(float, text.split(between)))
     except ValueError:
         raise UsageError(f"{what} has something in it that is no number") from None
     if not all(map(math.isfinite, numbers)):
         raise UsageError(f"{what} has a number in it that is not finite")
-    if between == "," and len(set(numbers)) < len(numbers):
-        raise UsageError(f"{what} has a number twice")
     return numbers
 
 
 def read_params(env_params: str, flag: str = "--env-params") -> dict[str, Any]:
     """The JSON object that a `flag` is; nothing where it is empty."""
-    if not env_params:
-        return {}
     try:
-        params = json.loads(env_params)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{flag} {shortened(repr(env_params))} is not JSON: {error}") from error
+        params = json.loads(env_params or "{}")
     except (ValueError, RecursionError) as error:
-        short = shortened(repr(env_params))
-        raise UsageError(f"{flag} {short} has a number that is too long, or too many brackets") from error
+        raise UsageError(f"{flag} {shortened(repr(env_params))} is not JSON: {error}") from error
     if not isinstance(params, dict):
         raise UsageError(f"{flag} {shortened(repr(env_params))} must be a JSON object such as '{{\"name\": 1.0}}'")
     return params
@@ -180,29 +158,14 @@ def read_params(env_params: str, flag: str = "--env-params") -> dict[str, Any]:
 
 def draws_in(params: Mapping[str, Any]) -> dict[str, Draw]:
     """What every episode draws anew, by parameter: texts such as `uniform:8:12`. Raises UsageError."""
-    drawn = {name: text for name, text in params.items() if isinstance(text, str) and is_draw(text)}
+    drawn = {name: text for name, text in params.items() if isinstance(text, str) and text.startswith(DRAWS)}
     return {name: read_draw(f"--env-params {name}={text}", text) for name, text in drawn.items()}
 
 
-def lists_in(env_params: str) -> dict[str, tuple[float, ...]]:
-    """Lists of numbers, of which each member of a population draws one, by prefixed name."""
-    params = read_params(env_params)
-    return {PREFIX + name: tuple(map(float, x)) for name, x in params.items() if _is_list(x)}
-
-
-def given_params(flags: Mapping[str, Any]) -> str:
-    """The parameters with which a run with these flags evaluates: where members draw from a list, its first number."""
-    env_params = flags.get("env_params", "")
-    if not flags.get("population") or not lists_in(env_params):
-        return env_params
-    return json.dumps({name: x[0] if _is_list(x) else x for name, x in read_params(env_params).items()})
-
-
 def given_number(env_params: str, name: str) -> float | None:
-    """The number that `env_params` has for a prefixed name, the first of a list; None where there is none."""
+    """The number that `env_params` has for a prefixed name; None where there is none."""
     value = read_params(env_params).get(name.removeprefix(PREFIX))
-    value = value[0] if _is_list(value) else value
-    return float(value) if _is_number(value) else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def as_flags(member: Mapping[str, Any], env_params: str) -> dict[str, Any]:
@@ -210,11 +173,3 @@ def as_flags(member: Mapping[str, Any], env_params: str) -> dict[str, Any]:
     own = {name.removeprefix(PREFIX): value for name, value in member.items() if name.startswith(PREFIX)}
     flags = {name: value for name, value in member.items() if not name.startswith(PREFIX)}
     return flags | ({"env_params": json.dumps(read_params(env_params) | own)} if own else {})
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_number, value))

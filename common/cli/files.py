@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.cli.env_flags import split_name
 from common.cli.errors import UsageError
 
 LARGEST_TEXT = 2**24  # bytes of a file that is read whole; it takes a hundred times that in memory at most
@@ -41,14 +40,10 @@ def check_target(path: Path, *endings: str) -> None:
 
     With `endings`, its name must have one of them.
     """
-    if os.path.isdir(path):
-        raise UsageError(f"{path} is a directory: name a file in it")
     if os.path.exists(path) and not os.path.isfile(path):
         raise UsageError(f"{path} is not a file: it cannot be replaced by one")
-    if not os.path.isdir(path.parent):
-        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{path} cannot be written: the folder {path.parent} is read-only")
+        raise UsageError(f"{path} cannot be written: {path.parent} is no folder that one may write to")
     if endings and path.suffix not in endings:
         raise UsageError(f"{path} must end in {' or '.join(endings)}")
 
@@ -166,12 +161,9 @@ def find_entry(script: Path, env: str) -> Entry | None:
         tables = tomllib.loads(read_text(path))
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-    outside = [name for name, table in tables.items() if not isinstance(table, dict)]
-    if outside:
+    if outside := [name for name, table in tables.items() if not isinstance(table, dict)]:
         raise UsageError(f'{path}: {outside[0]} stands outside of every table, such as ["CartPole-v1"]')
-    suite, env_id = split_name(env)
-    name = env_id if suite == "gymnax" else env
-    pattern = fitting(tables, name)
+    pattern = fitting(tables, env.removeprefix("gymnax:"))
     if pattern is None:
         return None
     flags = {flag: tuple(value) if isinstance(value, list) else value for flag, value in tables[pattern].items()}

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from common.cli.checks import Bounds, Count, CountOrZero, Seconds, Timeout, multiples_near
+from common.cli.checks import Bounds, Count, CountOrZero, Steps, Timeout, check_multiple
+from common.cli.device_flags import ReplayArgs, RolloutArgs, block_width
 from common.cli.env_flags import steps_on_host
 from common.cli.errors import UsageError
 from common.cli.files import read_config
-from common.cli.rollout_flags import RolloutArgs, block_width
 from common.cli.run_flags import ProcessArgs
 
 Size = Annotated[int, Bounds(at_least=1, at_most=2**20)]
@@ -48,17 +48,16 @@ class HostEnvArgs(ProcessArgs):
     learner_timeout: Timeout = 300.0
     """Seconds without a rollout after which the run fails."""
     max_restarts: CountOrZero = 10
-    """Restarts of failed actors, with new environments, before the run fails; as many for each evaluation."""
-    restart_interval: Seconds = 60.0
-    """Seconds between two restarts of the same actor; the first is at once."""
+    """Restarts of failed actors, with new environments, before the run fails."""
 
     # evaluation and checkpoints
     eval_episodes: Count = 32
     """Episodes per evaluation, in environments of their own beside the training."""
 
     # One actor on each actor device, whose rollouts every update learns from; `ActorArgs` has flags for it
-    actor_threads, rollouts_per_update, publish_interval = 1, 0, 1
-    queue_size, on_full, serial, sampler_only = 1, "block", False, False
+    actor_threads, rollouts_per_update, serial = 1, 0, False
+    # One agent, alone
+    num_agents, is_population, exchange_interval, gif, sharding = 1, False, 0, False, "pmap"
     lag: ClassVar[int] = 1
     """Updates that a rollout's policy is behind in a fixed order."""
     resets_in_step: ClassVar[bool] = False
@@ -91,13 +90,11 @@ class HostEnvArgs(ProcessArgs):
 
     @property
     def rollouts_ahead(self) -> float:
-        """Rollouts of a process that may be under way, from before they are collected to the end of their updates."""
-        return math.inf
+        """Rollouts of a process that may be under way, from before they are collected to the end of their updates.
 
-    @property
-    def queue_rollouts(self) -> float:
-        """Rollouts that may wait for the learner, per actor."""
-        return self.queue_size
+        Where that is infinite, an actor waits while one of its rollouts waits for the learner.
+        """
+        return math.inf
 
     @property
     def steps_per_update(self) -> int:
@@ -131,11 +128,7 @@ class HostEnvArgs(ProcessArgs):
         """
         actors = 1 if self.envs_flag == "--envs-per-actor" else self.num_actors
         block, number = self.block * num_learners * actors, self.envs_per_actor * actors
-        if number % block:
-            raise UsageError(
-                f"{self.envs_flag} {number} must be a multiple of {block}, so that every minibatch has equal parts on "
-                f"each learner device ({num_learners}); nearest: {multiples_near(number, block)}"
-            )
+        check_multiple(self.envs_flag, number, block, f"minibatches and {num_learners} learner devices")
 
     def __post_init__(self):
         super().__post_init__()
@@ -153,20 +146,10 @@ class ActorArgs(HostEnvArgs):
     """Actor threads per actor device; with two, one acts while the environments of the other step."""
     rollouts_per_update: CountOrZero = 0
     """Rollouts per update, of whichever actors are first, as many from each process; 0: as many as actors."""
-    queue_size: Size = 1
-    """Rollouts per actor that may wait for the learner."""
-    on_full: Literal["block", "drop-oldest"] = "block"
-    """Reaction of an actor to a full queue: wait, or drop its oldest rollout there."""
-    publish_interval: Size = 1
-    """Updates between two versions of the parameters that actors get."""
     lockstep: bool = False
     """Fixed order, repeatable: updates learn from the actors' rollouts in turn, collected while the last one ran."""
     serial: bool = False
     """Everything in one thread, for debugging; the same numbers as with --lockstep."""
-
-    # run
-    sampler_only: bool = False
-    """Speed measurement of the actors without a learner; implies --benchmark."""
 
     @property
     def num_envs(self) -> int:
@@ -177,21 +160,8 @@ class ActorArgs(HostEnvArgs):
         return self.lockstep or self.serial
 
     def __post_init__(self):
-        self.benchmark = self.benchmark or self.sampler_only
         super().__post_init__()
-        if self.batch_rollouts % self.processes:
-            raise UsageError(
-                f"--rollouts-per-update {self.batch_rollouts} counts those of all {self.processes} processes, which "
-                f"give as many each: take {multiples_near(self.batch_rollouts, self.processes)}"
-            )
-        if self.sampler_only and self.is_distributed:
-            raise UsageError("--sampler-only measures the actors of one process: leave out those of several")
-        if self.fixed_order and self.sampler_only:
-            raise UsageError("--sampler-only has no learner, and --lockstep and --serial wait for one: leave one out")
-        if self.fixed_order and self.on_full != "block":
-            raise UsageError(
-                f"--on-full {self.on_full} depends on the clock, --lockstep and --serial must not: leave one out"
-            )
+        check_multiple("--rollouts-per-update", self.batch_rollouts, self.processes, f"{self.processes} processes")
 
 
 @dataclass(kw_only=True)
@@ -212,11 +182,64 @@ class HostRolloutArgs(RolloutArgs, HostEnvArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.num_envs % self.num_actors:
+        check_multiple("--num-envs", self.num_envs, self.num_actors, f"{self.num_actors} actor devices")
+
+
+@dataclass(kw_only=True)
+class HostReplayArgs(ReplayArgs, ActorArgs):
+    """An update takes some rollouts of actors, and makes the gradient updates that belong to them."""
+
+    total_timesteps: Steps = 30_000
+    num_steps: Size = 8
+    envs_per_actor: Size = 4
+
+    @property
+    def num_rings(self) -> int:
+        return self.batch_envs
+
+    @property
+    def rollouts_ahead(self) -> float:
+        enough = self.batch_rollouts + max(self.batch_rollouts, self.num_actors)
+        return math.inf if self.fixed_order else enough // self.processes
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_multiple("--batch-size", self.batch_size, self.processes, f"{self.processes} processes")
+        if self.num_steps > self.capacity:
             raise UsageError(
-                f"--num-envs {self.num_envs} is split evenly over {self.num_actors} actor devices: take "
-                f"{multiples_near(self.num_envs, self.num_actors)}"
+                f"--num-steps {self.num_steps} does not fit into --buffer-size {self.buffer_size}, which has "
+                f"{self.capacity} transitions of each of {self.num_rings} environments"
             )
+
+    def check_split(self, num_learners: int) -> None:
+        if self.batch_size // self.parts % num_learners:
+            actors = math.gcd(self.num_actor_devices, self.batch_rollouts)
+            shares = f"{num_learners} learner devices, each with a part of what comes from {actors} actor devices"
+            check_multiple("--batch-size", self.batch_size, num_learners * actors, shares)
+        super().check_split(num_learners)
+
+    @property
+    def parts(self) -> int:
+        """Parts of the rollouts of an update, such as those from each actor device, that batches draw from apart.
+
+        No boundary of processes cuts them.
+        """
+        return math.gcd(self.num_actor_devices, self.batch_rollouts, self.batch_size)
+
+    @property
+    def block(self) -> int:
+        """Neighbouring environments that contribute to a batch together; no device boundary cuts them."""
+        return self.envs_per_actor // math.gcd(self.envs_per_actor, self.batch_size // self.parts)
+
+    def sizes(self, num_devices: int) -> list[str]:
+        """The derived sizes, for the header of a run."""
+        rollouts = f"{self.batch_rollouts} rollouts of {self.envs_per_actor} envs x {self.num_steps} steps"
+        gradient_updates = self.ratio.due(self.num_updates * self.steps_per_update)
+        return [
+            f"{self.num_actors} actors x {self.envs_per_actor} envs = {self.num_envs} envs",
+            f"{rollouts} = {self.steps_per_update:,} per update, {self.num_updates:,} updates",
+            f"up to {gradient_updates:,} gradient updates with batches of {self.batch_size}",
+        ]
 
 
 def _indices(flag: str, text: str) -> tuple[int, ...]:

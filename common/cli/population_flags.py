@@ -1,13 +1,12 @@
 """Flags of populations: agents trained together that may differ in their flags, and population-based training."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Annotated, Any, NamedTuple
 
-from common.cli.checks import Bounds, Count, CountOrZero, flag_of, sweepable
+from common.cli.checks import Bounds, Count, CountOrZero, check_bounds, flag_of, kinds_of, note_of, sweepable
 from common.cli.env_flags import (
     PREFIX,
     Draw,
@@ -15,15 +14,12 @@ from common.cli.env_flags import (
     combined,
     drawn,
     given_number,
-    lists_in,
     read_sweep,
     rounded,
 )
 from common.cli.errors import UsageError
 from common.cli.run_flags import Members, RunArgs
 
-OWN = ("population", "sweep")
-ALONE = ("num_seeds", "num_devices", "opponent", "opponent_interval", "sharding", *OWN)  # nothing for who trains alone
 MOST = 10_000  # agents, whose metrics are one line
 
 
@@ -42,7 +38,8 @@ class PopulationArgs(RunArgs):
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        return (*super().fixed, *OWN, *["env_params"] * any(name.startswith(PREFIX) for name in self.members.hyper))
+        of_env = ["env_params"] * any(name.startswith(PREFIX) for name in self.members.hyper)
+        return (*super().fixed, "population", "sweep", *of_env)
 
     @property
     def grid(self) -> dict[str, tuple[float, ...]]:
@@ -67,12 +64,7 @@ class PopulationArgs(RunArgs):
     @property
     def draws(self) -> dict[str, Draw]:
         """What each member of a --population draws, by flag, or by `env.` and the name of a parameter."""
-        lists = lists_in(self.env_params) if self.population else {}
-        of_env = {name: Draw("choice", values) for name, values in lists.items()}
-        swept, _ = read_sweep(self.sweep, sweepable(type(self)))
-        if both := sorted(of_env.keys() & swept.keys()):
-            raise UsageError(f"--sweep and --env-params both say what members draw for {both[0]}")
-        return of_env | swept
+        return read_sweep(self.sweep, sweepable(type(self)))[0]
 
     def __post_init__(self):
         super().__post_init__()
@@ -88,17 +80,7 @@ class PopulationArgs(RunArgs):
             raise UsageError(f"{self.num_agents:,} agents are more than can be trained together: at most {MOST:,}")
         for name, values in (self.grid | {name: draw.values for name, draw in self.draws.items()}).items():
             if not name.startswith(PREFIX):  # the environment checks those
-                self._check_values(name, values)
-
-    def _check_values(self, name: str, values: tuple[float, ...]) -> None:
-        """Raise UsageError where a run with one of these values alone would be refused."""
-        shared = [x for x in dataclasses.fields(self) if x.name in ALONE or x.name.startswith("pbt")]
-        alone = {x.name: x.default for x in shared}
-        for value in values:
-            try:
-                dataclasses.replace(self, **alone, **{name: value})
-            except UsageError as error:
-                raise UsageError(f"--sweep {name}: {error}") from error
+                check_bounds(f"--sweep {name}: {flag_of(name)}", values, note_of(kinds_of(type(self))[name], Bounds))
 
 
 LEAST = 1e-6  # that changes leave of what is missing to 1: single precision tells it from nothing
@@ -110,32 +92,29 @@ def clipped(number: float, low: float, high: float) -> float:
 
 
 class Rules(NamedTuple):
-    """How members exchange weights and change hyper-parameters; all but the first three are constants."""
+    """How members exchange weights and change hyper-parameters; all but the first two are constants."""
 
     window: int  # newest episodes whose mean is the objective
-    complements: tuple[str, ...] = ()  # of which what is missing to 1 changes
-    shares: tuple[str, ...] = ()  # which stay at most 1
+    ways: dict[str, str]  # how each flag changes, see `Swept.by`
     fraction: float = 0.3  # of the members that are among the best, and among the worst
     gap: float = 0.1  # by which a better one has to be better, relative to the larger magnitude
-    gap_absolute: float = 1e-6  # and in all
     mutation_rate: float = 0.15  # probability that a value changes
-    factors: tuple[float, float] = (1.1, 1.5)  # lowest and highest by which it is multiplied or divided
-    complement_factors: tuple[float, float] = (1.01, 1.2)  # the same for what is missing to 1
     reset_rate: float = 0.01  # of the changes that go back to the given value
 
     def factors_of(self, name: str) -> tuple[float, float]:
-        """Lowest and highest factor of a change."""
-        return self.complement_factors if name in self.complements else self.factors
+        """Lowest and highest factor by which a value, or what is missing to 1, is multiplied or divided."""
+        return (1.01, 1.2) if self.ways.get(name) == "complement" else (1.1, 1.5)
 
     def can_change(self, name: str, value: float | None) -> bool:
         """Whether factors make another number of it."""
-        return value not in (None, 0, 1 if name in self.complements else 0)
+        return value not in (None, 0, 1 if self.ways.get(name) == "complement" else 0)
 
     def moved(self, name: str, value: Any, factor: Any, clip: Callable = clipped) -> Any:
         """`value` after a change by the `factor`; where they are arrays, with a `clip` for those."""
-        if name in self.complements:
+        way = self.ways.get(name)
+        if way == "complement":
             return 1 - clip((1 - value) * factor, LEAST, 1.0)
-        return clip(value * factor, 0.0, 1.0) if name in self.shares else value * factor
+        return clip(value * factor, 0.0, 1.0) if way == "share" else value * factor
 
 
 @dataclass(kw_only=True)
@@ -163,9 +142,7 @@ class PbtArgs(PopulationArgs):
 
     @property
     def rules(self) -> Rules:
-        ways = sweepable(type(self)).items()
-        complements, shares = (tuple(x for x, by in ways if by == way) for way in ("complement", "share"))
-        return Rules(self.pbt_window, complements, shares)
+        return Rules(self.pbt_window, sweepable(type(self)))
 
     @property
     def exchange_interval(self) -> int:
@@ -174,22 +151,11 @@ class PbtArgs(PopulationArgs):
         return updates * self.steps_per_update if self.pbt else 0
 
     @property
-    def remarks(self) -> dict[str, str]:
-        """Lines for the header, by their first word: where a run is over before its first exchange."""
-        last, every = self.num_updates * self.steps_per_update, self.exchange_interval
-        first = every * max(1, -(-self.pbt_start // every)) if every else 0
-        if first <= last:
-            return {}
-        lower = "--pbt-interval" if every > last else "--pbt-start"
-        return {"pbt": f"no exchange: the first would be at step {first:,}, and the last is {last:,}; lower {lower}"}
-
-    @property
     def evolving(self) -> dict[str, float]:
         """The flags and parameters of the environment that change, and their values on the command line."""
-        drawn, _ = read_sweep(self.sweep, sweepable(type(self)))
         able = [name for name in sweepable(type(self)) if self.rules.can_change(name, getattr(self, name))]
         possible = [name for name in able if name not in self._inert]
-        return {name: self._value(name) for name in (self.pbt_evolve or drawn or possible)}
+        return {name: self._value(name) for name in (self.pbt_evolve or self.draws or possible)}
 
     @property
     def _inert(self) -> set[str]:
@@ -230,18 +196,15 @@ class PbtArgs(PopulationArgs):
         given = [x for x in self._given(" ".join(PbtArgs.__annotations__)) if x != "--pbt"]
         if given and not self.pbt:
             raise UsageError(f"{given[0]} needs --pbt")
-        if self.pbt and self.population < 2:
+        if not self.pbt:
+            return
+        if self.population < 2:
             raise UsageError(f"--pbt needs a --population of 2 or more members, not {self.population}")
-        for name in (*self.draws, *self.evolving) if self.pbt else ():
-            flag, value = flag_of(name), self._value(name)
+        for name in (*self.draws, *self.evolving):
+            value = self._value(name)
+            if name in self._inert & self.evolving.keys():
+                raise UsageError(f"{name} cannot evolve with these flags: a change in the middle of a run does nothing")
             if value is None and name.startswith(PREFIX):
-                example = f"--env-params '{{\"{name.removeprefix(PREFIX)}\": NUMBER}}'"
-                raise UsageError(f"{name} needs the number that member 0 keeps, as in {example}")
+                raise UsageError(f"{name} needs a number in --env-params, which member 0 keeps")
             if value is None or name in self.evolving and not self.rules.can_change(name, value):
-                but = "0 or 1" if name in self.rules.complements else "0"
-                raise UsageError(
-                    f"{flag} {value} cannot evolve: give the number, other than {but}, that member 0 keeps"
-                )
-        if self.pbt and self._inert & self.evolving.keys():
-            name = min(self._inert & self.evolving.keys())
-            raise UsageError(f"{name} cannot evolve with these flags: a change in the middle of a run would do nothing")
+                raise UsageError(f"{flag_of(name)} {value} cannot evolve, as multiples of it are no other numbers")

@@ -19,6 +19,7 @@ from common.cli.checks import (
     StepsOrZero,
     Suite,
     check_flags,
+    flag_of,
     optional_word,
     shortened,
 )
@@ -38,13 +39,6 @@ class Members(NamedTuple):
 class RunArgs:
     """Flags of every algorithm. Sizes and intervals count environment steps over all devices together."""
 
-    num_agents: ClassVar[int] = 1
-    """Agents trained together."""
-    is_population: ClassVar[bool] = False
-    """Whether they may differ in more than their seeds: then the best one counts, and one that breaks stops none."""
-    exchange_interval: ClassVar[int] = 0
-    """Environment steps after which members exchange something."""
-    gif, sharding = False, "pmap"  # which are flags where environments step on the device
     dispensable: ClassVar[tuple[str, ...]] = ()
     """Beginnings of the names of state arrays without which a checkpoint still loads; they start from zero."""
     renewed: ClassVar[tuple[str, ...]] = ()
@@ -161,9 +155,9 @@ class RunArgs:
 
     def check_needed(self, names: str, of: str, *values: str) -> None:
         """Raise UsageError for a flag of `names` that does nothing, as the one called `of` has none of the `values`."""
-        flag, value = "--" + of.replace("_", "-"), getattr(self, of)
-        if value not in values and (given := self._given(names)):
-            raise UsageError(f"{given[0]} needs {flag} {' or '.join(values)}, it is {value}")
+        given = self._given(names) + [flag_of(name) for name in names.split() if name in self.members.hyper]
+        if given and getattr(self, of) not in values:
+            raise UsageError(f"{given[0]} needs {flag_of(of)} {' or '.join(values)}, it is {getattr(self, of)}")
 
     def _check_together(self) -> None:
         """Raise UsageError for flags that contradict each other, or of which one does nothing without the other."""
@@ -187,8 +181,7 @@ class RunArgs:
 
     def _given(self, names: str) -> list[str]:
         """Those of the named flags that do not have their default."""
-        changed = [name for name in names.split() if getattr(self, name) != getattr(type(self), name)]
-        return ["--" + name.replace("_", "-") for name in changed]
+        return [flag_of(name) for name in names.split() if getattr(self, name) != getattr(type(self), name)]
 
     @classmethod
     def for_env(cls, env: str, **overrides: Any):

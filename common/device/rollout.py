@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from common.cli.rollout_flags import block_width
+from common.cli.device_flags import block_width
 from common.device.sharding import AXIS, gathered, global_ids
 from common.envs.environment import DEFAULT_HORIZON, Env, Step, select
 from common.envs.masks import legal_actions, sample_legal

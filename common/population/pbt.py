@@ -76,9 +76,8 @@ def exchange(learner: Any, run: Any, given: dict[str, float], rules: Rules) -> t
     """Learners and `RunState`s [S, ...] after an exchange; `given` are the hyper-parameters that change, as on the
     command line.
 
-    The best stay as they are. Each of the worst takes over one of the best, where that is better by both gaps. All but
-    the best then change their hyper-parameters. Member 0 is a control: it stays as it is, and only others learn from
-    it.
+    The best stay as they are. Each of the worst takes over one of the best, where that is clearly better. All but the
+    best then change their hyper-parameters. Member 0 is a control: it stays as it is, and only others learn from it.
     """
     objective, broken = objective_of(learner, run, rules.window), diverged_members(learner)
     key = jax.random.fold_in(jax.random.fold_in(run.key[0], STREAM), run.updates[0])
@@ -124,7 +123,7 @@ def sources(key: jax.Array, objective: jax.Array, broken: jax.Array, rules: Rule
     drawn = order[jax.random.randint(key, (size,), 0, jnp.clip(sound, 1, count))]
     theirs = objective[drawn]
     scale = jnp.maximum(jnp.abs(theirs), jnp.abs(objective))
-    clearly = theirs - objective > jnp.maximum(rules.gap * scale, rules.gap_absolute)
+    clearly = theirs - objective > rules.gap * scale
     better = jnp.isfinite(theirs) & (clearly & jnp.isfinite(objective) | broken)
     itself = jnp.arange(size)
     worst = (rank >= size - count) & (rank >= count)

@@ -1,0 +1,304 @@
+"""Flags of rollouts and of replay buffers, and of environments that step on the devices."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from common.cli.checks import (
+    LARGEST,
+    Count,
+    CountOrZero,
+    Ratio,
+    Steps,
+    StepsOrZero,
+    check_multiple,
+    flag_of,
+    multiples_near,
+    readable,
+)
+from common.cli.errors import UsageError
+from common.cli.population_flags import PbtArgs
+from common.cli.run_flags import ProcessArgs
+
+
+@dataclass(kw_only=True)
+class DeviceEnvArgs(ProcessArgs, PbtArgs):
+    """Those of agents, devices and environments. Sizes and --num-devices count over all processes."""
+
+    # environment
+    env: str = "CartPole-v1"
+    """Environment: a gymnax id, suite:id as brax:ant, or package.module:factory of your own; or on the host
+    envpool:id or gymnasium:id, whose flags --help shows behind --env."""
+    num_envs: Count = 32
+    """Parallel environments, over all devices together."""
+
+    # evaluation and checkpoints
+    save_envs: bool = True
+    """Environments in checkpoints; without them a resumed run begins new episodes, and is not an exact one."""
+    gif: bool = False
+    """Picture of an episode with the final policy: policy.gif in the run directory."""
+
+    # devices and machines
+    num_devices: CountOrZero = 0
+    """Devices to train on; 0: every accelerator, or on a CPU as many cores as pay off."""
+    sharding: Literal["pmap", "members"] = "pmap"
+    """What devices share: the environments of every agent (pmap), or the agents (members). Both compute the same, up to
+    rounding; members wait for those of other devices only to exchange weights."""
+
+    envs_per_cpu_device: ClassVar[float] = 8
+    """Environments per device below which another CPU device costs more than it brings (docs/ppo.md, "Devices")."""
+    renewed: ClassVar[tuple[str, ...]] = tuple(f"actors/{x}" for x in ("env_state", "seen", "memory", "tracker"))
+
+    @property
+    def unsaved(self) -> tuple[str, ...]:
+        return () if self.save_envs else self.renewed
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.is_distributed and self.sharding != "pmap":
+            raise UsageError(f"several processes train with --sharding pmap only, it is {self.sharding}")
+        if self.sharding == "members" and self.num_agents == 1:
+            raise UsageError(
+                "--sharding members gives each device agents of its own, and there is one: see --population"
+            )
+
+    def sharing(self, num_devices: int) -> int:
+        """How many of the devices share the environments of an agent."""
+        return 1 if self.sharding == "members" else num_devices
+
+    def groups(self, num_devices: int) -> int:
+        """How many shares of the agents there are, one for each device, or one for all of them."""
+        return num_devices if self.sharding == "members" else 1
+
+
+# ------------------------------------------------------------------------------------------------------------ rollouts
+
+
+def block_width(samples_per_env: int, num_minibatches: int) -> int:
+    """Neighbouring environments that are shuffled together, so that all minibatches get equal parts of them."""
+    return num_minibatches // math.gcd(samples_per_env, num_minibatches)
+
+
+class RolloutArgs:
+    """An update takes a rollout, and goes over it in epochs of minibatches; goes before a class of environments.
+
+    The algorithm has the flag `num_steps`, and `update_epochs` and `num_minibatches` where it takes several steps.
+    """
+
+    update_epochs = num_minibatches = 1
+
+    def check_divides(self, name: str, of: str) -> None:
+        """Raise UsageError unless the flag called `name` is 0 or divides the one called `of`."""
+        part, whole = getattr(self, name), getattr(self, of)
+        if part and whole % part:
+            near = " or ".join(divisors_near(part, whole))
+            raise UsageError(f"{flag_of(name)} {part} does not divide {flag_of(of)} {whole}; nearest: {near}")
+
+    @property
+    def samples_per_env(self) -> int:
+        """Parts of a rollout of an environment that minibatches may get."""
+        return self.num_steps
+
+    @property
+    def block(self) -> int:
+        """See `block_width`."""
+        return block_width(self.samples_per_env, self.num_minibatches)
+
+    @property
+    def steps_per_update(self) -> int:
+        return self.num_envs * self.num_steps
+
+    def __post_init__(self):
+        super().__post_init__()
+        if hasattr(self, "desired_kl"):
+            self.check_needed("desired_kl", "lr_schedule", "kl-adaptive")
+        if self.num_updates and self.num_envs % self.block:
+            samples = self.num_envs * self.samples_per_env
+            steps = f" x --num-steps {self.num_steps} = {samples:,}" if self.samples_per_env > 1 else ""
+            raise UsageError(
+                f"--num-minibatches {self.num_minibatches} does not divide --num-envs {self.num_envs}{steps}: take "
+                f"--num-minibatches {' or '.join(divisors_near(self.num_minibatches, samples))}, or "
+                f"--num-envs {multiples_near(self.num_envs, self.block)}"
+            )
+
+    def sizes(self, num_devices: int) -> list[str]:
+        """The derived sizes, for the header of a run."""
+        envs = f"{self.num_envs} envs ({self.num_envs // self.sharing(num_devices)} per device)"
+        minibatch = self.steps_per_update // self.num_minibatches
+        return [
+            f"{envs} x {self.num_steps} steps = {self.steps_per_update:,} per update, {self.num_updates:,} updates",
+            f"{self.update_epochs} epochs x {self.num_minibatches} minibatches of {minibatch:,}",
+        ]
+
+
+def divisors_near(number: int, whole: int) -> list[str]:
+    """The divisors of `whole` next to `number`, which is none: the one below, and the one above."""
+    small = [divisor for divisor in range(1, math.isqrt(whole) + 1) if whole % divisor == 0]
+    divisors = {*small, *(whole // divisor for divisor in small)}
+    below, above = (x for x in divisors if x < number), (x for x in divisors if x > number)
+    return [str(x) for x in (max(below, default=None), min(above, default=None)) if x]
+
+
+@dataclass(kw_only=True)
+class DeviceRolloutArgs(RolloutArgs, DeviceEnvArgs):
+    """Flags of environments on the devices that are collected in rollouts."""
+
+    # environment
+    decorrelate: bool = False
+    """Start of every environment at a random phase of its episode, by random actions before the first update."""
+    reset_pool: CountOrZero = 0
+    """Initial states shared by all resets of an update, for environments with slow resets; 0: each makes its own."""
+
+
+@dataclass(kw_only=True)
+class GameArgs(DeviceRolloutArgs):
+    """Who plays the others in games of several players."""
+
+    # games and teams
+    opponent: Literal["random", "self", "members"] = "random"
+    """Opponents in games: random, self-play against one of eight past policies, or another member of the --population,
+    in teams as a partner. Each update draws anew; evaluations are against random opponents."""
+    opponent_interval: Count = 30
+    """Updates between two policies that --opponent self adds to the past ones."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_needed("opponent_interval", "opponent", "self")
+        if self.opponent == "members" and self.population < 2:
+            raise UsageError(f"--opponent members needs a --population of 2 or more members, not {self.population}")
+        if self.opponent == "members" and self.sharding != "pmap":  # where devices see their own members alone
+            raise UsageError(f"--opponent members needs --sharding pmap, it is {self.sharding}")
+
+
+# -------------------------------------------------------------------------------------------------------------- replay
+
+
+class UpdateRatio(NamedTuple):
+    """Gradient updates per environment step, from the end of the warm-up on."""
+
+    numerator: int
+    denominator: int
+    learning_starts: int  # steps of the warm-up
+
+    @classmethod
+    def of(cls, utd_ratio: float, learning_starts: int) -> "UpdateRatio":
+        """The ratio as the fraction that was meant: 0.3 is 3/10."""
+        return cls(*Fraction(str(utd_ratio)).as_integer_ratio(), learning_starts)
+
+    def due(self, transitions: Any) -> Any:
+        """Gradient updates due in all once so many `transitions` were stored; an integer or an array of them."""
+        learned = transitions - self.learning_starts
+        learned = learned * (learned > 0)
+        whole, rest = learned // self.denominator, learned % self.denominator  # the product may not fit into 32 bits
+        return whole * self.numerator + rest * self.numerator // self.denominator
+
+    def check(self, transitions: int) -> None:
+        """Raise UsageError where counting up to so many `transitions` needs more than the devices' 32 bit integers."""
+        ratio = self.numerator / self.denominator
+        if self.numerator * self.denominator > LARGEST:
+            raise UsageError(f"--utd-ratio {ratio} is too fine to count exactly: round it to four digits or fewer")
+        if transitions > LARGEST:
+            raise UsageError(f"--total-timesteps must be at most {LARGEST:,}, got {readable(transitions)}")
+        if not 0 < self.due(transitions) <= LARGEST:
+            steps = f"{self.learning_starts:,} (--learning-starts) to {transitions:,} (--total-timesteps)"
+            raise UsageError(
+                f"--utd-ratio {ratio} makes {self.due(transitions):,} gradient updates in the steps from {steps}: "
+                f"at least 1, at most {LARGEST:,} can be counted"
+            )
+
+
+@dataclass(kw_only=True)
+class ReplayArgs:
+    """Those of the buffer, to go before a class that says where the environments step."""
+
+    log_interval: Steps = 1_000
+    eval_interval: StepsOrZero = 5_000
+    checkpoint_interval: StepsOrZero = 5_000
+
+    # evaluation and checkpoints
+    save_buffer: bool = True
+    """Replay buffer in checkpoints; without it a resumed run first refills it up to --learning-starts."""
+
+    # replay buffer
+    buffer_size: Count = 1_000_000
+    """Transitions in the replay buffer."""
+    batch_size: Count = 256
+    """Transitions per gradient update."""
+    learning_starts: CountOrZero = 1_000
+    """Environment steps with uniformly random actions before learning starts."""
+    hold_random: Count = 1
+    """Steps for which an environment repeats a random action before --learning-starts; more explore further."""
+    utd_ratio: Ratio = 1.0
+    """Gradient updates per environment step (update-to-data ratio), exactly; fractions too."""
+
+    dispensable: ClassVar[tuple[str, ...]] = ("actors/replay/",)
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        return (*super().fixed, "learning_starts")
+
+    @property
+    def unsaved(self) -> tuple[str, ...]:
+        return super().unsaved + (() if self.save_buffer else self.dispensable)
+
+    @property
+    def num_rings(self) -> int:
+        """Rings of the buffer, each with transitions of one environment at a time."""
+        raise NotImplementedError
+
+    @property
+    def ratio(self) -> UpdateRatio:
+        return UpdateRatio.of(self.utd_ratio, self.learning_starts)
+
+    @property
+    def capacity(self) -> int:
+        """Slots of each ring."""
+        return self.buffer_size // self.num_rings
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.capacity * self.num_rings < self.batch_size:
+            least = -(-self.batch_size // self.num_rings) * self.num_rings
+            raise UsageError(
+                f"--buffer-size {self.buffer_size} does not hold a batch: for --batch-size {self.batch_size} and "
+                f"{self.num_rings} environments it takes at least {least}"
+            )
+        self.ratio.check(self.num_updates * self.steps_per_update)
+
+
+@dataclass(kw_only=True)
+class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
+    """An update is one step of every environment and the gradient updates that belong to it."""
+
+    total_timesteps: Steps = 15_000
+    num_envs: Count = 1
+
+    envs_per_cpu_device: ClassVar[float] = math.inf  # one uses all cores for large networks
+
+    @property
+    def num_rings(self) -> int:
+        return self.num_envs
+
+    @property
+    def steps_per_update(self) -> int:
+        return self.num_envs
+
+    @property
+    def block(self) -> int:
+        """Neighbouring environments that contribute to a batch together; no device boundary cuts them."""
+        return self.num_envs // math.gcd(self.num_envs, self.batch_size)
+
+    def __post_init__(self):
+        super().__post_init__()
+        name, parts = ("devices", self.num_devices) if self.num_devices else ("processes", self.num_processes)
+        if parts > 0:
+            check_multiple("--batch-size", self.batch_size, self.sharing(parts), f"--num-{name} {parts}")
+
+    def sizes(self, num_devices: int) -> list[str]:
+        """The derived sizes, for the header of a run."""
+        updates, sharing = self.ratio.due(self.num_updates * self.num_envs), self.sharing(num_devices)
+        return [
+            f"{self.num_envs} envs ({self.num_envs // sharing} per device), {updates:,} gradient updates "
+            f"with batches of {self.batch_size} ({self.batch_size // sharing} per device)"
+        ]

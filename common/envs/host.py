@@ -133,7 +133,7 @@ class Conversion:
     def __init__(self, name: str, observation_space: Any, action_space: Any):
         """The spaces are those of one environment. Raises UsageError or ValueError where one is not supported."""
         self.theirs = spaces.convert(observation_space, "observation space")
-        ours = spaces.map_parts(_channels_last, self.theirs)
+        ours = spaces.of_leaves(spaces.map_leaves(_channels_last, self.theirs))
         dtype = spaces.map_leaves(partial(_dtype, name), self.theirs, _tree(observation_space))
         dtype = spaces.map_leaves(lambda leaf, theirs: NARROW.get(theirs, theirs), self.theirs, dtype)
         actions = spaces.convert(action_space, "action space")

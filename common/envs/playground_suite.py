@@ -81,13 +81,13 @@ class PlaygroundEnv(Env):
 
 
 def _needs_robots(env_id: str) -> bool:
-    return env_id not in _module("_src.dm_control_suite").ALL_ENVS
+    return env_id not in _module("dm_control_suite").ALL_ENVS
 
 
 def _robots() -> Any:
     """The folder that they are downloaded into."""
-    return _module("_src.mjx_env").MENAGERIE_PATH
+    return _module("mjx_env").MENAGERIE_PATH
 
 
 def _module(name: str) -> ModuleType:
-    return import_package(f"mujoco_playground.{name}", extra="playground")
+    return import_package(f"mujoco_playground._src.{name}", extra="playground")

@@ -49,7 +49,13 @@ class Processes(AsyncVectorEnv):
             raise
 
     def _check_spaces(self) -> None:
-        """Nothing: gymnasium's own waits for the environments to be made, without a limit. The first reset has one."""
+        """Wait until all environments are made, no longer than a reset may take: gymnasium's own waits without a limit.
+
+        What processes need to begin is gone once the constructor, which ends with this, has returned.
+        """
+        with self._in_time("reset") as seconds:
+            self.call_async("render_mode")
+            self.call_wait(timeout=seconds)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
         """As gymnasium's. Raises FailedEnvError where a process does not answer in time or has ended."""

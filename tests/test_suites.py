@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from helpers import functions_of, same_bits, small_args
 from PIL import Image
+from test_envs import OFFLINE_IDS
 
 from common.device.programs import over_devices
 from common.device.sharding import arrays_of, key_data
@@ -175,7 +176,7 @@ def test_steps_and_ends_are_those_of_the_original_and_the_next_episode_begins_at
     assert set(ends) == set(case.ends) and env.max_steps == case.steps
 
 
-@pytest.mark.parametrize("name", [*CASES, "jumanji:Game2048-v1", "jumanji:LevelBasedForaging-v0"])
+@pytest.mark.parametrize("name", [*OFFLINE_IDS, *CASES, "jumanji:Game2048-v1", "jumanji:LevelBasedForaging-v0"])
 def test_an_update_can_be_traced_and_states_can_be_saved(name):
     """Tracing raises where shapes or types do not fit."""
     if name in CASES:

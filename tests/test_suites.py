@@ -134,9 +134,9 @@ class Case(NamedTuple):
     draws_starts: bool = True
 
 
-def things(obs):
-    """The first of the planes of a MiniGrid, as codes."""
-    return obs[..., :11].argmax(axis=-1)
+def things(count):
+    """Of the planes of a MiniGrid the first so many, as codes."""
+    return lambda obs: obs[..., :count].argmax(axis=-1)
 
 
 CASES = {
@@ -144,8 +144,8 @@ CASES = {
     "craftax:Craftax-Classic-Symbolic-v1": Case(craftax, "max_timesteps", 3, "L"),
     "jumanji:Snake-v1": Case(jumanji, "time_limit", 8, "LT", lambda obs: obs["grid"]),
     "pgx:2048": Case(pgx, "max_steps", 5, "LT"),
-    "navix:Navix-Empty-5x5-v0": Case(navix, "max_steps", 40, "LT", things, draws_starts=False),
-    "xminigrid:MiniGrid-Empty-5x5": Case(xminigrid, "max_steps", 40, "LT", things),
+    "navix:Navix-Empty-5x5-v0": Case(navix, "max_steps", 40, "LT", things(11), draws_starts=False),
+    "xminigrid:MiniGrid-Empty-5x5": Case(xminigrid, "max_steps", 40, "LT", things(13), draws_starts=False),
     "jaxmarl:MPE_simple_spread_v3": Case(jaxmarl, "max_steps", 9, "L"),
     "octax:brix": Case(octax, "max_num_steps_per_episodes", 5, "L", draws_starts=False),
     "playground:CartpoleBalance": Case(playground, "episode_length", 3, "L"),

@@ -261,8 +261,9 @@ def select(condition: jax.Array, yes: Any, no: Any) -> Any:
 def check_usable_spaces(name: str, observation_space: Any, dtypes: Any, action_space: Any) -> None:
     """Raise UsageError where the environment called `name` has nothing to observe or to do, or not in real numbers."""
     for part, leaf, dtype in leaves(observation_space, dtypes):
-        if _is_empty(leaf) or jnp.issubdtype(dtype, jnp.complexfloating):
-            what = "complex numbers" if jnp.issubdtype(dtype, jnp.complexfloating) else str(leaf)
+        is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
+        if _is_empty(leaf) or is_complex:
+            what = "complex numbers" if is_complex else str(leaf)
             raise UsageError(f"environment {name}: no policy can observe {what}{part and f', its part {part}'}")
     for part, leaf in leaves(action_space):
         where = part and f" {part}"

@@ -26,16 +26,18 @@ from common.runs.arrays import flatten, unflatten
 pytestmark = pytest.mark.slow
 
 
-def brax():
-    from brax import envs
-
-    original = envs.get_environment("inverted_pendulum")
-
+def physics(original):
     def step(key, state, action):
         out = original.step(state[0], action)
         return out.obs, out.reward, out.done
 
     return step
+
+
+def brax():
+    from brax import envs
+
+    return physics(envs.get_environment("inverted_pendulum"))
 
 
 def craftax():
@@ -114,15 +116,8 @@ def octax():
 
 
 def playground():
-    original = pytest.importorskip("mujoco_playground").registry.load(
-        "CartpoleBalance", config_overrides={"impl": "jax"}
-    )
-
-    def step(key, state, action):
-        out = original.step(state[0], action)
-        return out.obs, out.reward, out.done
-
-    return step
+    registry = pytest.importorskip("mujoco_playground").registry
+    return physics(registry.load("CartpoleBalance", config_overrides={"impl": "jax"}))
 
 
 class Case(NamedTuple):

@@ -29,7 +29,7 @@ COUNTS = (
 
 
 class UnknownId(UsageError):
-    """A suite has no environment with this id, nor one like it."""
+    """A suite has no environment with this id, nor one that is nearly the same."""
 
 
 def changed_params(name: str, known: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -114,10 +114,11 @@ def check_known(name: str, env_id: str, known: Iterable[str]) -> None:
         return
     suite = name.removesuffix(env_id)
     lowered = {other.lower(): other for other in known}
-    if near := difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.7):
-        like = ", ".join(suite + lowered[match] for match in near)
-        raise UsageError(f"unknown environment {name!r}: did you mean {like}?")
-    raise UnknownId(f"unknown environment {name!r}: --list-envs {suite.rstrip(':') or 'gymnax'} prints those there are")
+    hint = f"--list-envs {suite.rstrip(':') or 'gymnax'} prints those there are"
+    if near := difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.4):
+        hint = f"did you mean {', '.join(suite + lowered[match] for match in near)}?"
+    mistyped = difflib.get_close_matches(env_id.lower(), near, cutoff=0.7)
+    raise (UsageError if mistyped else UnknownId)(f"unknown environment {name!r}: {hint}")
 
 
 @contextmanager

@@ -12,20 +12,20 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from subprocess import PIPE, Popen
 from types import SimpleNamespace
 from typing import Any
 
 import appo_pmap as appo
 import gymnasium
-import host_toys  # noqa: F401  (registers the toys)
+import host_toys
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cli_helpers import ROOT, checkpoint_steps, environment, read_until, run_python, start_script
-from helpers import result_of
-from test_appo import TOY, rows, small_args, train
+from cli_helpers import ROOT, checkpoint_steps, read_until, run_python, start_script
+from helpers import result_of, same_bits
+from host_helpers import TOY, TOYS
+from test_appo import rows, small_args, train
 
 import common.actors.host_evaluation
 import common.actors.watchdog
@@ -45,7 +45,6 @@ from common.envs.processes import Processes
 from common.envs.registry import make_host
 from common.envs.spaces import EnvSpec
 
-TOYS = "gymnasium:host_toys:"
 SCRIPT = ROOT / "algos" / "appo_pmap.py"
 
 
@@ -196,29 +195,6 @@ def test_what_an_environment_has_started_ends_with_it(end, tmp_path):
     getattr(envs, end)()
     wait_until(lambda: not runs(simulator))
     envs.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_what_an_environment_has_started_ends_with_the_program(number, tmp_path):
-    """A terminal sends SIGINT to all of the program's group. Temporary files go too."""
-    params, temporary = json.dumps({"simulator": str(tmp_path / "simulator")}), tempfile.mkdtemp()  # a short name
-    code = f"from common.envs.registry import make_host; envs = make_host('{TOYS}Toy-v0', 1, 0, {params!r}, 'async'); "
-    code += "envs.reset(); print('begun', flush=True); import time; time.sleep(1e6)"
-    words = [sys.executable, "-c", code]
-    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "TMPDIR": temporary}
-    program = Popen(words, env=environment(**path), stdout=PIPE, text=True, start_new_session=True)
-    try:
-        read_until(program, "begun")
-        assert os.listdir(temporary)
-        simulator = int((tmp_path / "simulator").read_text())
-        (os.killpg if number == signal.SIGINT else os.kill)(program.pid, number)
-        program.communicate(timeout=300)
-    finally:
-        program.kill()
-    wait_until(lambda: not runs(simulator))
-    wait_until(lambda: not os.listdir(temporary))
-    os.rmdir(temporary)
 
 
 @pytest.mark.slow
@@ -467,15 +443,6 @@ def test_arrays_that_an_environment_uses_again_are_copied():
     np.testing.assert_array_equal(part.rollout.truncated[:, 0], np.arange(1, 7) == 3)
 
 
-def test_steps_that_only_reset_do_not_count():
-    params = '{"max_episode_steps": 5}'
-    parts = collect(actor_on("envpool:CartPole-v1", env_params=params), 3)
-    assert sum((part.lengths for part in parts), []) == [5] * 6
-    assert sum((part.returns for part in parts), []) == [5.0] * 6
-    np.testing.assert_array_equal(parts[1].rollout.valid[:, 0], [True] * 5 + [False])
-    assert parts[0].rollout.final_obs is None
-
-
 def test_a_worker_beyond_its_limit_is_stuck():
     args, worker = small_args(learner_timeout=1, reset_timeout=10, step_timeout=20), Worker("actor 3")
 
@@ -602,22 +569,17 @@ def test_an_evaluation_that_fails_is_played_once_more_and_does_not_stop_the_trai
     assert result_of(tmp_path / "run")["status"] == "failed"
 
 
-def test_an_evaluation_that_failed_once_is_the_same(tmp_path, capfd):
-    found = [
-        train(tmp_path / name, eval_env_params=x).evaluation
-        for name, x in (("a", ""), ("b", trouble(tmp_path, raise_at=3)))
-    ]
-    assert found[0] == found[1]
-    assert "played once more: RuntimeError: the toy was told to fail" in capfd.readouterr().err
-
-
-def test_every_episode_of_an_evaluation_begins_with_a_seed_of_its_own(monkeypatch):
+def test_an_evaluation_is_repeated_exactly_and_every_episode_begins_with_a_seed_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(common.actors.host_evaluation, "MOST_ENVS", 2)
-    agent, seeds = SimpleNamespace(player=lambda learner: lambda obs: np.zeros(2, int)), []
-    evaluation = HostEvaluation(small_args(eval_episodes=3, envs_per_actor=1), agent, pytest.fail)
+    agent, seeds, warnings = SimpleNamespace(player=lambda learner: lambda obs: np.zeros(2, int)), [], []
+    args = small_args(eval_episodes=3, env_params=trouble(tmp_path, raise_at=3))
+    evaluation = HostEvaluation(args, agent, warnings.append)
     make = evaluation._make_envs
     monkeypatch.setattr(evaluation, "_make_envs", lambda seed: seeds.append(seed) or make(seed))
-    assert (len(evaluation._play(None, 10, Worker("test")).ret), seeds) == (3, [10, 12])
+    failed, fine = (evaluation._play_or_replay(None, 10, Worker("the evaluation")) for _ in range(2))
+    assert same_bits(failed, fine) and len(fine.ret) == len(set(fine.fingerprint)) == 3
+    assert seeds == [10, 10, 12, 10, 12]
+    assert warnings == ["the evaluation failed and is played once more: RuntimeError: the toy was told to fail"]
 
 
 def test_evaluations_have_parameters_of_their_own(tmp_path):
@@ -640,23 +602,26 @@ def test_a_thread_that_hangs_ends_the_run_with_its_work_saved(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_signals_leave_no_process_behind(number, code, tmp_path):
-    """Not even one that hangs without listening to anybody."""
-    flags = (
-        "--num-steps 4 --envs-per-actor 2 --hidden-sizes 4 --total-timesteps 1e8 --log-interval 64 --eval-interval 64"
-    )
+    """Not even one that hangs without listening to anybody. A terminal sends SIGINT to all of the program's group."""
+    flags = "--num-steps 4 --envs-per-actor 2 --hidden-sizes 4 --total-timesteps 1e8 --log-interval 64 --run-dir run"
     params = trouble(tmp_path, sleep=0.01, spin_at=30, simulator=str(tmp_path / "simulator"))
-    words = [*flags.split(), "--env", TOY, "--env-params", params, "--run-dir", "run"]
-    process = start_script(*words, cwd=tmp_path, script=SCRIPT, PYTHONPATH=str(ROOT / "tests"))
-    read_until(process, "step ")
-    wait_until((tmp_path / "once").exists)
-    below = children(process.pid)
-    assert len(below) >= 8  # two actors with two environments each, which have simulators
-    os.kill(process.pid, number)
-    process.communicate(timeout=300)
-    assert process.returncode == code
-    wait_until(lambda: not any(map(runs, below)))
+    words = *flags.split(), "--eval-interval", 64, "--env", TOY, "--env-params", params
+    with tempfile.TemporaryDirectory() as temporary:  # a short name
+        path = {"PYTHONPATH": str(ROOT / "tests"), "TMPDIR": temporary}
+        process = start_script(*words, cwd=tmp_path, script=SCRIPT, **path)
+        read_until(process, "step ")
+        wait_until((tmp_path / "once").exists)
+        below = children(process.pid)
+        assert len(below) >= 8  # two actors with two environments each, which have simulators
+        assert os.listdir(temporary)
+        for pid in (process.pid, *below[: None if number == signal.SIGINT else 0]):
+            os.kill(pid, number)
+        process.communicate(timeout=300)
+        assert process.returncode == code
+        wait_until(lambda: not any(map(runs, below)))
+        wait_until(lambda: not os.listdir(temporary))
     if number != signal.SIGKILL:
         assert any((tmp_path / "run" / "checkpoints").iterdir())
 

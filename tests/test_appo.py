@@ -418,34 +418,36 @@ def test_other_episodes_are_not_the_same_ones_in_another_place(env):
 def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
     """One that takes long is written where it belongs, and its checkpoint is the best, confirmed by other episodes."""
     released, returns, seeds = threading.Event(), iter([5.0, 2.0, 1.0, 4.0]), []
-    play, advance = common.actors.host_evaluation.HostEvaluation._play, Run.advance
+    advance = Run.advance
 
-    def evaluate(envs, policy, num_episodes, worker):
+    def evaluate(evaluation, learner, seed, worker):
+        seeds.append(seed)
         value = next(returns)
         released.wait(300)
-        return Episodes(np.full(num_episodes, value), *np.ones((2, num_episodes)))
-
-    def noting_the_seed(evaluation, learner, seed, worker):
-        seeds.append(seed)
-        return play(evaluation, learner, seed, worker)
+        return Episodes(np.full(4, value), *np.ones((2, 4)))
 
     def watched(run, *report):
         advance(run, *report)
         if run.steps == 20 * 128:
             released.set()
 
-    monkeypatch.setattr(common.actors.host_evaluation, "run_host_episodes", evaluate)
-    monkeypatch.setattr(common.actors.host_evaluation.HostEvaluation, "_play", noting_the_seed)
+    monkeypatch.setattr(common.actors.host_evaluation.HostEvaluation, "_play", evaluate)
     monkeypatch.setattr(Run, "advance", watched)
     folder = tmp_path / "run"
     train(folder, eval_interval=1280, keep_best=True, keep_checkpoints=1, total_timesteps=21 * 128)
-    found = {row["env_steps"]: row["eval/return_mean"] for row in metric_rows(folder) if "eval/length_mean" in row}
+    found = {row["env_steps"]: row["eval/return_mean"] for row in rows_with("eval/length_mean", folder)}
     assert found == {1280: 5.0, 2560: 2.0, 21 * 128: 1.0}
     # The evaluation of step 1,280 came late, and was the best
     assert (load_policy(folder, "best").step, load_policy(folder).step) == (1280, 21 * 128)
     assert load_policy(folder, 1280).evaluation == 4.0, "of other episodes than those by which it was chosen"
     assert seeds == [SEED, SEED, SEED, OTHER_SEED]
     assert orbax.load(folder / "checkpoints" / "1280")["counters/trained"] == 1280 // 64, "counters of then"
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
+    with pytest.raises(TrainingError, match="not finite"):
+        train(tmp_path / "run", learning_rate=1e30, max_grad_norm=1e30)
+    assert result_of(tmp_path / "run")["status"] == "failed"
 
 
 @pytest.mark.slow

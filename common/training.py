@@ -18,10 +18,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from common.actors.actor import eval_params, inspect_env
-from common.actors.batches import Batches, example_batch
+from common.actors.batches import Batches, UpdateMetrics, example_batch
 from common.actors.host_drivers import HostDriver, host_driver
 from common.actors.host_evaluation import HostEvaluation
-from common.actors.meters import UpdateMetrics
 from common.actors.pool import ActorPool, ActorsFailed
 from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs

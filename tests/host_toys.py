@@ -24,8 +24,8 @@ class Toy(gymnasium.Env):
     """Observes (episode, step); truncated after `limit` steps, or terminated where `terminates`; reward is the action.
 
     What may happen, at a step counted over all episodes: `raise_at`, `raise_odd_at`, `hang_at`, `spin_at`, `nan_at`,
-    `nan_reward_at`, `exit_at`; `hang_in_process`, while it is made in a process of its own; `hang_in_close` and
-    `raise_in_close`; `no_action_at`, in the state after it. Only to one environment, where `once` names a file to
+    `nan_reward_at`, `exit_at`; `hang_in_process`, while it is made in a process of its own; `hang_in_close`;
+    `no_action_at`, in the state after it. Only to one environment, where `once` names a file to
     remember it.
     `simulator` names a file for the number of a process that this starts, in a process of its own.
     """
@@ -81,8 +81,6 @@ class Toy(gymnasium.Env):
     def close(self):
         if self._happens("hang_in_close", 1):
             time.sleep(1e6)
-        if self._happens("raise_in_close", 1):
-            raise RuntimeError("the toy was told to fail")
 
     def _observe(self):
         return np.array([self.episode, self.time], np.float32)
@@ -255,11 +253,7 @@ class TextToy(Toy):
     observation_space = gymnasium.spaces.Text(5)
 
 
-class ShiftedToy(Toy):
-    action_space = gymnasium.spaces.Discrete(3, start=1)
-
-
-TOYS = Toy, DrawnToy, BoxToy, MultiToy, ImageToy, DictToy, HybridToy, GoalToy, TextToy, ShiftedToy
+TOYS = Toy, DrawnToy, BoxToy, MultiToy, ImageToy, DictToy, HybridToy, GoalToy, TextToy
 TOYS += ChattyToy, SecretiveToy, TellingToy, TellingGoalToy, TellingMultiToy
 for toy in TOYS:
     gymnasium.register(f"{toy.__name__}-v0", toy, disable_env_checker=True)

@@ -3,51 +3,41 @@
 import json
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import appo_pmap as appo
-import host_toys  # noqa: F401  (registers the toys)
+import host_helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import Watch, metric_rows, relative_difference, replicas_are_identical, same_bits
+from helpers import Watch, metric_rows, relative_difference, replicas_are_identical, result_of, same_bits
+from host_helpers import TOY, TOYS, made_up, rows_with, states_of
 from orbax.checkpoint import v1 as orbax
 from PIL import Image
 
 import common.actors.host_evaluation
 from common import export, play
-from common.actors.actor import Actor, env_maker, inspect_env
-from common.actors.host_drivers import as_rollout, host_driver
-from common.actors.host_evaluation import run_host_episodes
+from common.actors.actor import Actor, env_maker
+from common.actors.batches import over_learners
+from common.actors.host_drivers import as_rollout
 from common.actors.queues import HostRollout, RolloutQueue, Slot
-from common.actors.watchdog import Worker
 from common.cli.errors import TrainingError, UsageError
 from common.device.evaluation import OTHER_SEED, SEED, Episodes
-from common.device.sharding import AXIS, TrainState, to_host
+from common.device.sharding import TrainState
 from common.envs.registry import make_host
 from common.policy import load_policy
 from common.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
-TOY = "gymnasium:host_toys:Toy-v0"
-SMALL = {
-    "env": TOY,
-    "vectorization": "sync",
-    "num_steps": 8,
+SMALL = host_helpers.SMALL | {
     "envs_per_actor": 8,
-    "hidden_sizes": (8,),
     "num_epochs": 1,
     "num_minibatches": 1,
     "total_timesteps": 10 * 2 * 8 * 8,
-    "eval_episodes": 4,
-    "eval_interval": 0,
-    "checkpoint_interval": 0,
     "log_interval": 256,
-    "quiet": True,
 }
 
 
@@ -128,31 +118,21 @@ def test_vtrace_is_the_double_sum(seed):
 # ---------------------------------------------------------------------------------------------------------- the update
 
 
-class Lab:
-    """The functions of a run of APPO in an environment, and rollouts made up for it."""
-
+class Lab(host_helpers.Lab):
     def __init__(self, **flags: Any):
         flags |= {"rnn_size": 8} if "rnn" in flags else {}
-        self.args = small_args(**{"learning_rate": 0.01, "lr_schedule": "constant"} | flags)
-        env = inspect_env(self.args)
-        self.spec = env.spec
-        self.driver = host_driver(appo.make_appo(self.args, env.spec), self.args, env.spec)
+        super().__init__(appo, small_args(**{"learning_rate": 0.01, "lr_schedule": "constant"} | flags))
         self.learner, self.run = self.driver.begin(jax.random.key(0), jax.random.key(1))
 
     def rollout(self, seed: int, final_obs: bool = False, steps: int = 8, envs: int = 8) -> HostRollout:
-        rng = np.random.default_rng(seed)
-        terminated, truncated = rng.random((2, steps, envs)) < 0.15
-        shape = steps, envs
-        return HostRollout(
-            obs=rng.normal(size=(steps + 1, envs, 2)).astype(np.float32),
-            action=rng.integers(0, 3, shape).astype(np.int32),
-            extras=np.log(rng.uniform(0.1, 0.9, shape)).astype(np.float32),
-            reward=rng.normal(size=shape).astype(np.float32),
-            terminated=terminated,
-            truncated=truncated,
-            valid=rng.random(shape) < 0.9,
-            version=np.zeros(shape, np.int32),
-            final_obs=rng.normal(size=(steps, envs, 2)).astype(np.float32) if final_obs else None,
+        rng = np.random.default_rng(100 + seed)
+        obs, final = rng.normal(size=(2, steps + 1, envs, 2)).astype(np.float32)
+        return made_up(
+            seed,
+            obs,
+            action=rng.integers(0, 3, (steps, envs)).astype(np.int32),
+            extras=np.log(rng.uniform(0.1, 0.9, (steps, envs))).astype(np.float32),
+            final_obs=final[1:] if final_obs else None,
             memory=jax.tree.map(lambda x: rng.normal(size=(1, *x.shape)), self.driver.memory(envs)),
         )
 
@@ -165,19 +145,11 @@ class Lab:
     def update(self, *rollouts: HostRollout, devices: int = 1, updates: int = 1) -> tuple[Any, dict[str, Any]]:
         """Parameters and metrics after learning from the same rollouts again and again."""
         state = jax.tree.map(lambda x: jnp.stack([x] * devices), TrainState(self.learner, (), self.run))
-        shards = jax.tree.map(
-            lambda x: jnp.moveaxis(x.reshape(x.shape[0], devices, -1, *x.shape[2:]), 1, 0), tuple(rollouts)
-        )
-        step = jax.jit(jax.vmap(self.driver.update, axis_name=AXIS))
         for _ in range(updates):
-            state, _, tally = step(state, shards)
-        params = state.learner.params
-        assert replicas(params)
-        return jax.tree.map(lambda x: np.asarray(x)[0], params), jax.tree.map(lambda x: x[0], tally.metrics())
-
-
-def replicas(tree: Any) -> bool:
-    return all(np.ptp(np.asarray(x), axis=0).max(initial=0) < 1e-6 for x in jax.tree.leaves(tree))
+            state, _, tally = self.step(state, over_learners(rollouts, devices))
+        params = jax.device_get(state.learner.params)
+        assert all(np.ptp(x, axis=0).max(initial=0) < 1e-6 for x in jax.tree.leaves(params))
+        return jax.tree.map(lambda x: x[0], params), jax.tree.map(lambda x: x[0], tally.metrics())
 
 
 @pytest.mark.parametrize(
@@ -324,8 +296,8 @@ def train(folder: Path, **flags: Any) -> Any:
 
 def rows(folder: Path) -> list[dict[str, Any]]:
     """The rows of a run but those of evaluations; in each, every rollout is accounted for."""
-    found = [row for row in metric_rows(folder) if "rollouts/produced" in row]
-    for row in found:
+    found = rows_with("rollouts/produced", folder)
+    for row in (*found, result_of(folder)):
         counts = [row[f"rollouts/{name}"] for name in ("trained", "discarded", "waiting", "held")]
         assert row["rollouts/produced"] == sum(counts)
     return found
@@ -363,16 +335,14 @@ def test_numbers_in_infos_are_logged(tmp_path):
     logged = {"time": 59 / 16, "time_sum": 16 * 59, "time_max": 7, "time_min": 1, "time_last": 2}
     logged |= {"end": 70, "end_last": 70, "even_sum": 16 * 7}
     flags = {"serial": True, "total_timesteps": 256, "log_info": tuple(logged)}
-    train(tmp_path / "run", env="gymnasium:host_toys:ChattyToy-v0", **flags)
+    train(tmp_path / "run", env=TOYS + "ChattyToy-v0", **flags)
     (row,) = rows(tmp_path / "run")
     assert {name: row[f"env/{name}"] for name in logged} == logged
 
 
 @pytest.mark.slow
 def test_learners_on_other_devices_learn_the_same(lockstep, tmp_path, monkeypatch):
-    states = []
-    finish = Run.finish
-    monkeypatch.setattr(Run, "finish", lambda run, state, *more: states.append(state) or finish(run, state, *more))
+    states = states_of(monkeypatch, "finish")
     split = train(
         tmp_path / "split", lockstep=True, actor_devices="0,3", learner_devices="1,2", actor_threads=1, **PASSES
     )
@@ -381,19 +351,14 @@ def test_learners_on_other_devices_learn_the_same(lockstep, tmp_path, monkeypatc
     assert json.loads((tmp_path / "split" / "config.json").read_text())["devices"] == ["cpu:1", "cpu:2"]
 
 
-def slow_learner(monkeypatch, may_take: Callable[[dict[str, int]], bool]) -> None:
-    """Let the learner take rollouts only while their counts are so: it is slower than the actors, however fast."""
-    take = RolloutQueue.take
-
-    def slow(queues, *what):
-        return take(queues, *what) if may_take(queues.counts) else time.sleep(0.001)
-
-    monkeypatch.setattr(RolloutQueue, "take", slow)
-
-
 @pytest.mark.slow
 def test_lag_is_bounded_with_a_slow_learner(tmp_path, monkeypatch):
-    slow_learner(monkeypatch, lambda counts: counts["waiting"] == 2)
+    take = RolloutQueue.take
+
+    def slow(queue, *what):
+        return take(queue, *what) if queue.counts["waiting"] == 2 else time.sleep(0.001)
+
+    monkeypatch.setattr(RolloutQueue, "take", slow)
     train(tmp_path / "run", total_timesteps=12 * 128, max_policy_lag=1, log_interval=128)
     seen = rows(tmp_path / "run")
     assert 2 <= max(row["policy/lag_max"] for row in seen) <= 4  # being collected, waiting, and two with the learner
@@ -404,13 +369,8 @@ def test_lag_is_bounded_with_a_slow_learner(tmp_path, monkeypatch):
 def test_one_compilation_and_no_growing_memory(tmp_path, monkeypatch):
     with Watch(monkeypatch) as watch:
         train(tmp_path / "run", total_timesteps=40 * 128, log_interval=128)
-    names = [name for name, chunks in watch.compiled]
-    assert sorted(names) == [
-        "jit(_fun)",
-        "jit(_fun)",
-        "jit(act)",
-        "jit(act)",
-    ]  # `init` and `update`; acting and playing
+    names = sorted(name for name, chunks in watch.compiled)
+    assert names == ["jit(_fun)", "jit(_fun)", "jit(act)", "jit(act)"]  # `init` and `update`; acting and playing
     assert max(watch.bytes[5:]) < 2 * min(watch.bytes[5:])  # a few versions of the parameters come and go
 
 
@@ -418,34 +378,17 @@ def test_resume_continues_with_the_same_learner(tmp_path):
     folder = tmp_path / "run"
     flags = {"normalize_obs": True, "checkpoint_interval": 256}
     part = train(folder, stop_after=512, **flags)
-    host = {}
-    start = Run.start
-
-    def watched(run, *args):
-        state, update = start(run, *args)
-        host["state"] = to_host(state)
-        return state, update
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "start", watched)
+        states = states_of(patch, "start")
         rest = appo.train(appo.Args.from_run(folder, env=TOY, quiet=True))
     assert part.status == "stopped"
-    assert same_bits(part.params, host["state"].learner.params)
-    assert host["state"].run.updates == 4
-    assert float(host["state"].learner.obs_stats.count[0]) == 512
+    assert same_bits(part.params, states[0].learner.params)
+    assert states[0].run.updates == 4
+    assert float(states[0].learner.obs_stats.count[0]) == 512
     assert rest.env_steps == 1280
     last = rows(folder)[-1]
     assert last["updates"] == 10
     assert last["rollouts/trained"] == 20
-
-
-def test_a_loaded_policy_earns_what_the_run_said(lockstep):
-    result, folder = lockstep
-    policy = load_policy(folder)
-    envs = make_host(TOY, 4, SEED, vectorization="sync")
-    episodes = run_host_episodes(envs, policy, 4, Worker("test"))
-    assert episodes.ret.mean() == policy.evaluation == result.evaluation["eval/return_mean"][0]
-    assert len(set(policy(np.random.default_rng(0).normal(size=(300, 2)) * 100))) > 1
 
 
 def test_commands_for_policies_know_host_environments(lockstep, tmp_path):
@@ -453,7 +396,7 @@ def test_commands_for_policies_know_host_environments(lockstep, tmp_path):
     episodes = play.play(play.Args(run=str(folder), env=TOY, episodes=3))
     assert len(episodes.ret) == 3
     assert episodes.length.tolist() == [7, 7, 7]
-    for env in (TOY, "gymnasium:host_toys:DrawnToy-v0"):  # observations over time, and what the suite draws
+    for env in (TOY, TOYS + "DrawnToy-v0"):  # observations over time, and what the suite draws
         play.play(play.Args(run=str(folder), env=env, env_params='{"limit": 7}', gif=str(tmp_path / "x.gif")))
         assert Image.open(tmp_path / "x.gif").n_frames == 8
     export.export(export.Args(run=str(folder), out=str(tmp_path / "policy.stablehlo")))
@@ -475,34 +418,36 @@ def test_other_episodes_are_not_the_same_ones_in_another_place(env):
 def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
     """One that takes long is written where it belongs, and its checkpoint is the best, confirmed by other episodes."""
     released, returns, seeds = threading.Event(), iter([5.0, 2.0, 1.0, 4.0]), []
-    play, advance = common.actors.host_evaluation.HostEvaluation._play, Run.advance
+    advance = Run.advance
 
-    def evaluate(envs, policy, num_episodes, worker):
+    def evaluate(evaluation, learner, seed, worker):
+        seeds.append(seed)
         value = next(returns)
         released.wait(300)
-        return Episodes(np.full(num_episodes, value), np.ones(num_episodes))
-
-    def noting_the_seed(evaluation, learner, seed, worker):
-        seeds.append(seed)
-        return play(evaluation, learner, seed, worker)
+        return Episodes(np.full(4, value), np.ones(4))
 
     def watched(run, *report):
         advance(run, *report)
         if run.steps == 20 * 128:
             released.set()
 
-    monkeypatch.setattr(common.actors.host_evaluation, "run_host_episodes", evaluate)
-    monkeypatch.setattr(common.actors.host_evaluation.HostEvaluation, "_play", noting_the_seed)
+    monkeypatch.setattr(common.actors.host_evaluation.HostEvaluation, "_play", evaluate)
     monkeypatch.setattr(Run, "advance", watched)
     folder = tmp_path / "run"
     train(folder, eval_interval=1280, keep_best=True, keep_checkpoints=1, total_timesteps=21 * 128)
-    found = {row["env_steps"]: row["eval/return_mean"] for row in metric_rows(folder) if "eval/length_mean" in row}
+    found = {row["env_steps"]: row["eval/return_mean"] for row in rows_with("eval/length_mean", folder)}
     assert found == {1280: 5.0, 2560: 2.0, 21 * 128: 1.0}
     # The evaluation of step 1,280 came late, and was the best
     assert (load_policy(folder, "best").step, load_policy(folder).step) == (1280, 21 * 128)
     assert load_policy(folder, 1280).evaluation == 4.0, "of other episodes than those by which it was chosen"
     assert seeds == [SEED, SEED, SEED, OTHER_SEED]
     assert orbax.load(folder / "checkpoints" / "1280")["counters/trained"] == 1280 // 64, "counters of then"
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
+    with pytest.raises(TrainingError, match="not finite"):
+        train(tmp_path / "run", learning_rate=1e30, max_grad_norm=1e30)
+    assert result_of(tmp_path / "run")["status"] == "failed"
 
 
 @pytest.mark.slow
@@ -519,13 +464,13 @@ def test_a_restart_does_not_change_what_lockstep_means(tmp_path, capfd):
 @pytest.mark.slow
 @pytest.mark.parametrize("env", ["BoxToy", "MultiToy", "ImageToy", "HybridToy"])
 def test_other_spaces_train(env, tmp_path):
-    result = train(tmp_path / "run", env=f"gymnasium:host_toys:{env}-v0")
+    result = train(tmp_path / "run", env=f"{TOYS}{env}-v0")
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.params))
 
 
 def test_observations_with_parts_and_a_mask(tmp_path):
     """Parts reach the networks as the suite gives them, and no illegal action is ever taken, in evaluations neither."""
-    flags = {"env": "gymnasium:host_toys:DictToy-v0", "vectorization": "async", "eval_interval": 640}
+    flags = {"env": TOYS + "DictToy-v0", "vectorization": "async", "eval_interval": 640}
     result = train(tmp_path / "run", **flags, normalize_obs=True)
     for row in metric_rows(tmp_path / "run"):
         assert row.get("episode/return_min", row.get("eval/return_min")) >= 0
@@ -541,7 +486,7 @@ def test_observations_with_parts_and_a_mask(tmp_path):
 )
 def test_a_state_without_any_legal_action_or_without_its_mask_is_an_error(toy, trouble, message, tmp_path, capfd):
     """That names the environment, which is not made anew."""
-    env = {"env": f"gymnasium:host_toys:{toy}-v0", "env_params": json.dumps({trouble: 3})}
+    env = {"env": f"{TOYS}{toy}-v0", "env_params": json.dumps({trouble: 3})}
     with pytest.raises(TrainingError, match=f"{toy}-v0 .*{message}"):
         train(tmp_path / "run", **env)
     assert "restart" not in capfd.readouterr().err

@@ -12,20 +12,20 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from subprocess import PIPE, Popen
 from types import SimpleNamespace
 from typing import Any
 
 import appo_pmap as appo
 import gymnasium
-import host_toys  # noqa: F401  (registers the toys)
+import host_toys
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cli_helpers import ROOT, checkpoint_steps, environment, read_until, run_python, start_script
-from helpers import result_of
-from test_appo import TOY, rows, small_args, train
+from cli_helpers import ROOT, checkpoint_steps, read_until, run_python, start_script
+from helpers import result_of, same_bits
+from host_helpers import TOY, TOYS
+from test_appo import rows, small_args, train
 
 import common.actors.host_evaluation
 import common.actors.watchdog
@@ -45,7 +45,6 @@ from common.envs.processes import Processes
 from common.envs.registry import make_host
 from common.envs.spaces import EnvSpec
 
-TOYS = "gymnasium:host_toys:"
 SCRIPT = ROOT / "algos" / "appo_pmap.py"
 
 
@@ -126,24 +125,19 @@ def test_numbers_in_infos_are_of_the_episode_that_the_step_was_in(vectorization)
     assert found["all"] == found["text"] == [[]] * 8
 
 
-def test_actions_of_whole_numbers_are_the_nearest_ones():
-    box = gymnasium.spaces.Box(0, 5, (1,), np.int32)
-    conversion = Conversion("whole", gymnasium.spaces.Discrete(2), box)
-    actions = conversion.actions(np.array([[-0.2], [0.4], [0.6], [4.8], [9.0]], np.float32))
-    assert actions.dtype == np.int32 and actions.ravel().tolist() == [0, 0, 1, 5, 5]
-
-
-def test_box_actions_are_shaped_clipped_and_cast():
-    with closing(make_host(TOYS + "BoxToy-v0", 3, 0, vectorization="sync")) as envs:
-        envs.reset()
-        action = np.array([[-9, 9, 0.5, 0.25]] * 3, np.float32)
-        np.testing.assert_allclose(envs.step(action).reward, [-2 + 1 + 0.75] * 3)
-    with closing(make_host(TOYS + "MultiToy-v0", 2, 0, vectorization="sync")) as envs:
-        assert envs.reset().shape == (2, 2)
-        assert envs.step(np.array([[1, 2], [0, 1]])).reward.tolist() == [21.0, 10.0]
-    envs = make_host("envpool:Pendulum-v1", 3, 0)
-    envs.reset()
-    assert envs.step(np.full((3, 1), 7, np.float32)).obs.shape == (3, 3)
+def test_actions_are_shaped_clipped_and_cast():
+    whole = Conversion("whole", gymnasium.spaces.Discrete(2), gymnasium.spaces.Box(0, 5, (1,), np.int32))
+    actions = whole.actions(np.array([[-0.2], [0.4], [0.6], [4.8], [9.0]], np.float32))
+    assert actions.dtype == np.int32 and actions.ravel().tolist() == [0, 0, 1, 5, 5], "the nearest ones"
+    for name, action, reward in (
+        (TOYS + "BoxToy-v0", np.float32([[-9, 9, 0.5, 0.25]] * 2), [-2 + 1 + 0.75] * 2),
+        (TOYS + "MultiToy-v0", np.array([[1, 2], [0, 1]]), [21, 10]),
+        ("envpool:Pendulum-v1", np.full((2, 1), 7, np.float32), None),
+    ):
+        with closing(make_host(name, 2, 0, vectorization="sync")) as envs:
+            first, out = envs.reset(), envs.step(action)
+        assert out.obs.shape == first.shape
+        assert reward is None or out.reward.tolist() == pytest.approx(reward)
 
 
 def test_atari_frames_have_their_channels_last():
@@ -196,29 +190,6 @@ def test_what_an_environment_has_started_ends_with_it(end, tmp_path):
     getattr(envs, end)()
     wait_until(lambda: not runs(simulator))
     envs.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_what_an_environment_has_started_ends_with_the_program(number, tmp_path):
-    """A terminal sends SIGINT to all of the program's group. Temporary files go too."""
-    params, temporary = json.dumps({"simulator": str(tmp_path / "simulator")}), tempfile.mkdtemp()  # a short name
-    code = f"from common.envs.registry import make_host; envs = make_host('{TOYS}Toy-v0', 1, 0, {params!r}, 'async'); "
-    code += "envs.reset(); print('begun', flush=True); import time; time.sleep(1e6)"
-    words = [sys.executable, "-c", code]
-    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "TMPDIR": temporary}
-    program = Popen(words, env=environment(**path), stdout=PIPE, text=True, start_new_session=True)
-    try:
-        read_until(program, "begun")
-        assert os.listdir(temporary)
-        simulator = int((tmp_path / "simulator").read_text())
-        (os.killpg if number == signal.SIGINT else os.kill)(program.pid, number)
-        program.communicate(timeout=300)
-    finally:
-        program.kill()
-    wait_until(lambda: not runs(simulator))
-    wait_until(lambda: not os.listdir(temporary))
-    os.rmdir(temporary)
 
 
 @pytest.mark.slow
@@ -293,15 +264,14 @@ def test_an_evaluation_plays_a_fixed_number_of_episodes_in_each_environment():
 
 def test_readers_see_whole_versions_only():
     """While others are published that are still being computed."""
-    device, stop = jax.devices()[0], threading.Event()
-    slots, wrong, found = ParameterSlots([device]), [], set()
+    device, wrong, found = jax.devices()[0], [], set()
+    slots, tree = ParameterSlots([device]), [jnp.zeros((100, 100)) for _ in range(4)]
     advance = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.tanh(x @ x) * 0 + x + 1, tree))
-    tree = [jnp.zeros((100, 100)) for _ in range(4)]
     slots.publish(0, tree)
 
     def read():
         last = 0
-        while not stop.is_set():
+        while last < 39 and not wrong:
             version, params = slots.latest(device)
             if {float(x[i, i]) for x in params for i in (0, -1)} != {float(version)} or version < last:
                 wrong.append(version)
@@ -313,11 +283,9 @@ def test_readers_see_whole_versions_only():
     for version in range(1, 40):
         tree = advance(tree)
         slots.publish(version, tree)
-    wait_until(lambda: 39 in found)
-    stop.set()
     for reader in readers:
-        reader.join()
-    assert not wrong
+        reader.join(timeout=100)
+    assert 39 in found and not wrong
     assert slots.wait_for(39, device, 0).version == 39
     assert slots.wait_for(40, device, 0.01) is None
 
@@ -453,9 +421,10 @@ def test_evaluations_remember_exactly_one_episode(resets_in_step):
         return np.zeros(2, int), memory + 1
 
     toy = make_host(TOYS + "Toy-v0", 2, 0, vectorization="sync") if resets_in_step else ResetsInItsOwnStep()
-    episodes = run_host_episodes(toy, Player(lambda count: np.zeros(count, int), act), 6, Worker("test"))
-    if not resets_in_step:
-        assert episodes.ret.tolist() == episodes.length.tolist() == [3, 3, 3, 5, 5, 5]
+    episodes = run_host_episodes(toy, Player(lambda count: np.zeros(count, int), act), 7, Worker("test"))
+    if not resets_in_step:  # as many of each environment, or one more; those of one environment are the same
+        assert episodes.ret.tolist() == episodes.length.tolist() == [3, 3, 3, 3, 5, 5, 5]
+        assert len(set(episodes.fingerprint)) == 2
     acting = [pair for pair in seen_and_counted if pair[0] != 100]
     assert len(acting) > 15 and all(seen == counted for seen, counted in acting)
 
@@ -464,15 +433,6 @@ def test_arrays_that_an_environment_uses_again_are_copied():
     (part,) = collect(actor_on(TOYS + "ReusingToys-v0", vectorization="vector"), 1)
     np.testing.assert_array_equal(part.rollout.obs[:, 0, 0], np.arange(7))
     np.testing.assert_array_equal(part.rollout.truncated[:, 0], np.arange(1, 7) == 3)
-
-
-def test_steps_that_only_reset_do_not_count():
-    params = '{"max_episode_steps": 5}'
-    parts = collect(actor_on("envpool:CartPole-v1", env_params=params), 3)
-    assert sum((part.lengths for part in parts), []) == [5] * 6
-    assert sum((part.returns for part in parts), []) == [5.0] * 6
-    np.testing.assert_array_equal(parts[1].rollout.valid[:, 0], [True] * 5 + [False])
-    assert parts[0].rollout.final_obs is None
 
 
 def test_a_worker_beyond_its_limit_is_stuck():
@@ -601,22 +561,17 @@ def test_an_evaluation_that_fails_is_played_once_more_and_does_not_stop_the_trai
     assert result_of(tmp_path / "run")["status"] == "failed"
 
 
-def test_an_evaluation_that_failed_once_is_the_same(tmp_path, capfd):
-    found = [
-        train(tmp_path / name, eval_env_params=x).evaluation
-        for name, x in (("a", ""), ("b", trouble(tmp_path, raise_at=3)))
-    ]
-    assert found[0] == found[1]
-    assert "played once more: RuntimeError: the toy was told to fail" in capfd.readouterr().err
-
-
-def test_every_episode_of_an_evaluation_begins_with_a_seed_of_its_own(monkeypatch):
+def test_an_evaluation_is_repeated_exactly_and_every_episode_begins_with_a_seed_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(common.actors.host_evaluation, "MOST_ENVS", 2)
-    agent, seeds = SimpleNamespace(player=lambda learner: lambda obs: np.zeros(2, int)), []
-    evaluation = HostEvaluation(small_args(eval_episodes=3, envs_per_actor=1), agent, pytest.fail)
+    agent, seeds, warnings = SimpleNamespace(player=lambda learner: lambda obs: np.zeros(2, int)), [], []
+    args = small_args(eval_episodes=3, env_params=trouble(tmp_path, raise_at=3))
+    evaluation = HostEvaluation(args, agent, warnings.append)
     make = evaluation._make_envs
     monkeypatch.setattr(evaluation, "_make_envs", lambda seed: seeds.append(seed) or make(seed))
-    assert (len(evaluation._play(None, 10, Worker("test")).ret), seeds) == (3, [10, 12])
+    failed, fine = (evaluation._play_or_replay(None, 10, Worker("the evaluation")) for _ in range(2))
+    assert same_bits(failed, fine) and len(fine.ret) == len(set(fine.fingerprint)) == 3
+    assert seeds == [10, 10, 12, 10, 12]
+    assert warnings == ["the evaluation failed and is played once more: RuntimeError: the toy was told to fail"]
 
 
 def test_evaluations_have_parameters_of_their_own(tmp_path):
@@ -639,23 +594,26 @@ def test_a_thread_that_hangs_ends_the_run_with_its_work_saved(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_signals_leave_no_process_behind(number, code, tmp_path):
-    """Not even one that hangs without listening to anybody."""
-    flags = (
-        "--num-steps 4 --envs-per-actor 2 --hidden-sizes 4 --total-timesteps 1e8 --log-interval 64 --eval-interval 64"
-    )
+    """Not even one that hangs without listening to anybody. A terminal sends SIGINT to all of the program's group."""
+    flags = "--num-steps 4 --envs-per-actor 2 --hidden-sizes 4 --total-timesteps 1e8 --log-interval 64 --run-dir run"
     params = trouble(tmp_path, sleep=0.01, spin_at=30, simulator=str(tmp_path / "simulator"))
-    words = [*flags.split(), "--env", TOY, "--env-params", params, "--run-dir", "run"]
-    process = start_script(*words, cwd=tmp_path, script=SCRIPT, PYTHONPATH=str(ROOT / "tests"))
-    read_until(process, "step ")
-    wait_until((tmp_path / "once").exists)
-    below = children(process.pid)
-    assert len(below) >= 8  # two actors with two environments each, which have simulators
-    os.kill(process.pid, number)
-    process.communicate(timeout=300)
-    assert process.returncode == code
-    wait_until(lambda: not any(map(runs, below)))
+    words = *flags.split(), "--eval-interval", 64, "--env", TOY, "--env-params", params
+    with tempfile.TemporaryDirectory() as temporary:  # a short name
+        path = {"PYTHONPATH": str(ROOT / "tests"), "TMPDIR": temporary}
+        process = start_script(*words, cwd=tmp_path, script=SCRIPT, **path)
+        read_until(process, "step ")
+        wait_until((tmp_path / "once").exists)
+        below = children(process.pid)
+        assert len(below) >= 8  # two actors with two environments each, which have simulators
+        assert os.listdir(temporary)
+        for pid in (process.pid, *below[: None if number == signal.SIGINT else 0]):
+            os.kill(pid, number)
+        process.communicate(timeout=300)
+        assert process.returncode == code
+        wait_until(lambda: not any(map(runs, below)))
+        wait_until(lambda: not os.listdir(temporary))
     if number != signal.SIGKILL:
         assert any((tmp_path / "run" / "checkpoints").iterdir())
 

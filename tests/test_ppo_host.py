@@ -3,31 +3,23 @@
 from pathlib import Path
 from typing import Any
 
-import host_toys  # noqa: F401  (registers the toys)
+import host_helpers
 import jax
 import numpy as np
 import ppo_pmap as ppo
 import ppo_rnn_pmap as ppo_rnn
 import pytest
-from helpers import metric_rows, relative_difference, same_bits
+from helpers import relative_difference, same_bits
+from host_helpers import TOY, rows_with
 
 from common.envs.registry import make_host
 
-TOY = "gymnasium:host_toys:Toy-v0"
-SMALL = {
-    "env": TOY,
-    "vectorization": "sync",
+SMALL = host_helpers.SMALL | {
     "num_envs": 4,
-    "num_steps": 8,
     "num_minibatches": 2,
     "update_epochs": 2,
-    "hidden_sizes": (8,),
     "total_timesteps": 4 * 32,
-    "eval_episodes": 4,
-    "eval_interval": 0,
-    "checkpoint_interval": 0,
     "log_interval": 32,
-    "quiet": True,
 }
 
 
@@ -38,7 +30,7 @@ def train(folder: Path, algorithm: Any = ppo, **flags: Any) -> Any:
 def test_every_rollout_is_by_the_newest_policy_and_runs_repeat(tmp_path):
     first, again = train(tmp_path / "a"), train(tmp_path / "b")
     assert same_bits(first.params, again.params)
-    rows = [row for row in metric_rows(tmp_path / "a") if "policy/lag_max" in row]
+    rows = rows_with("policy/lag_max", tmp_path / "a")
     assert rows and all(row["policy/lag_max"] == 0 for row in rows)
     assert all(row["batch/valid"] == 1 for row in rows)
     several = train(tmp_path / "c", learner_devices="0,1", num_minibatches=1, actor_devices="0")

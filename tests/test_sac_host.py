@@ -5,40 +5,30 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import host_toys  # noqa: F401  (registers the toys)
+import host_helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import sac_pmap as sac
 from helpers import metric_rows, relative_difference, same_bits
+from host_helpers import BOX, TOY, TOYS, made_up, rows_with, states_of
 
-from common.actors.actor import inspect_env
-from common.actors.host_drivers import host_driver
+from common.actors.batches import over_learners
 from common.actors.queues import HostRollout, RolloutQueue
 from common.device.replay import example_transition
 from common.device.sharding import AXIS, TrainState, to_host
 from common.policy import load_policy
-from common.runs.run import Run
 
-TOY = "gymnasium:host_toys:Toy-v0"
-BOX = "gymnasium:host_toys:BoxToy-v0"
-SMALL = {
+SMALL = host_helpers.SMALL | {
     "env": BOX,
-    "vectorization": "sync",
-    "num_steps": 8,
     "envs_per_actor": 4,
-    "hidden_sizes": (8,),
     "batch_size": 16,
     "buffer_size": 512,
     "learning_starts": 64,
     "utd_ratio": 0.25,
     "total_timesteps": 10 * 2 * 8 * 4,
-    "eval_episodes": 4,
-    "eval_interval": 0,
-    "checkpoint_interval": 0,
     "log_interval": 64,
-    "quiet": True,
 }
 
 
@@ -46,45 +36,28 @@ def small_args(**flags: Any) -> sac.Args:
     return sac.Args(**SMALL | flags)
 
 
-class Lab:
-    """The functions of a run in an environment, and rollouts made up for it."""
-
+class Lab(host_helpers.Lab):
     def __init__(self, **flags: Any):
-        self.args = small_args(**flags)
-        self.spec = inspect_env(self.args).spec
-        self.driver = host_driver(sac.make_sac(self.args, self.spec), self.args, self.spec)
-        self.discrete = self.args.env == TOY
+        super().__init__(sac, small_args(**flags))
         self.init = jax.jit(jax.vmap(self.driver.init, axis_name=AXIS))
-        self.step = jax.jit(jax.vmap(self.driver.update, axis_name=AXIS))
 
     def rollout(self, seed: int, final_obs: bool = False, valid: float = 0.9) -> HostRollout:
         """Observations are numbers that no other has."""
-        rng, shape = np.random.default_rng(seed), (self.args.num_steps, self.args.envs_per_actor)
-        numbers = 1e6 * seed + np.arange((shape[0] + 1) * shape[1] * 2).reshape(shape[0] + 1, shape[1], 2)
-        terminated, truncated = rng.random((2, *shape)) < 0.2
-        kept = rng.integers(0, 3, shape) if self.discrete else rng.uniform(-1, 1, (*shape, 4)).astype(np.float32)
-        return HostRollout(
-            obs=numbers.astype(np.float32),
-            action=kept,
-            extras=kept.astype(np.int32) if self.discrete else kept,
-            reward=rng.normal(size=shape).astype(np.float32),
-            terminated=terminated,
-            truncated=truncated,
-            valid=rng.random(shape) < valid,
-            version=np.zeros(shape, np.int32),
-            final_obs=-numbers[1:].astype(np.float32) if final_obs else None,
-            memory=(),
+        rng, steps, envs = np.random.default_rng(seed), self.args.num_steps, self.args.envs_per_actor
+        numbers = 1e6 * seed + np.arange((steps + 1) * envs * 2, dtype=np.float32).reshape(steps + 1, envs, 2)
+        discrete, shape = self.args.env == TOY, (steps, envs)
+        kept = rng.integers(0, 3, shape).astype(np.int32) if discrete else rng.uniform(-1, 1, (*shape, 4))
+        final = -numbers[1:].astype(np.float32) if final_obs else None
+        return made_up(
+            seed, numbers, valid, action=kept, extras=kept if discrete else kept.astype(np.float32), final_obs=final
         )
 
     def updated(self, *batches: tuple[HostRollout, ...], devices: int = 1) -> TrainState:
         """The state on the host after learning from these, one after another."""
         state = self.init(jnp.zeros(devices, int))
         for rollouts in batches:
-            shards = jax.tree.map(
-                lambda x: jnp.moveaxis(x.reshape(x.shape[0], devices, -1, *x.shape[2:]), 1, 0), rollouts
-            )
-            state, published, tally = self.step(state, shards)
-        self.published, self.tally = (jax.tree.map(lambda x: np.asarray(x)[0], tree) for tree in (published, tally))
+            state, published, _ = self.step(state, over_learners(rollouts, devices))
+        self.warming_up = bool(published[1][0])
         return to_host(jax.tree.map(lambda x: x[:, None], state))
 
 
@@ -160,7 +133,7 @@ def test_the_ratio_to_valid_steps_is_exact(ratio=2.3):
         run = lab.updated(*batches[:count]).run
         assert run.gradient_updates[0] == int(Fraction(str(ratio)) * max(int(steps) - 40, 0))
         assert run.updates[0] == count  # which batches and noise are drawn by
-        assert lab.published[1] == (steps < 40), "whether actors still act at random"
+        assert lab.warming_up == (steps < 40), "whether actors still act at random"
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
@@ -174,7 +147,7 @@ def test_lockstep_repeats_and_counts_every_step(tmp_path):
     one = train(tmp_path / "a", lockstep=True, normalize_obs=True)
     serial = train(tmp_path / "b", serial=True, normalize_obs=True)
     assert one.state_sha256 == serial.state_sha256
-    rows = [row for row in metric_rows(tmp_path / "a") if "replay/stored" in row]  # the last has an evaluation only
+    rows = rows_with("replay/stored", tmp_path / "a")  # the last has an evaluation only
     assert len(rows) == 10
     for row in rows:
         assert row["replay/stored"] == row["env_steps"]  # the toys reset within the step
@@ -196,13 +169,9 @@ def test_lockstep_repeats_and_counts_every_step(tmp_path):
 )
 def test_the_buffer_of_a_run_has_steps_as_the_environments_took_them(flags, tmp_path, monkeypatch):
     """The toys observe their episode and their step, which is the limit of seven at the end."""
-    states = []
-    finish = Run.finish
-    monkeypatch.setattr(
-        Run, "finish", lambda run, state, *args: states.append(to_host(state)) or finish(run, state, *args)
-    )
+    states = states_of(monkeypatch, "finish")
     train(tmp_path, **flags)
-    replay = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), states[0].actors.replay.data)
+    replay = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), to_host(states[0]).actors.replay.data)
     there = replay.next_obs[:, 1] > 0  # slots that are not in use have zeros
     assert there.sum() == 512
     (episode, step), (next_episode, next_step) = replay.obs[there].T, replay.next_obs[there].T
@@ -219,14 +188,14 @@ def test_a_resumed_run_has_learner_and_buffer_to_the_last_bit_and_does_not_warm_
     assert kept.state_sha256 == part.state_sha256
     longer = sac.train(sac.Args.from_run(tmp_path, env=BOX))
     assert longer.env_steps == 640
-    row = [row for row in metric_rows(tmp_path) if "replay/stored" in row][-1]
+    row = rows_with("replay/stored", tmp_path)[-1]
     assert row["replay/stored"] == 640 and row["gradient_updates"] == (640 - 64) // 4
 
 
 def test_steps_that_only_reset_are_neither_stored_nor_counted(tmp_path):
     """envpool takes every sixth step for it, where episodes have five."""
     train(tmp_path, env="envpool:Pendulum-v1", env_params='{"max_episode_steps": 5}', lockstep=True)
-    rows = [row for row in metric_rows(tmp_path) if "replay/stored" in row]
+    rows = rows_with("replay/stored", tmp_path)
     for row in rows:
         steps = row["updates"] * 8  # of each of eight environments
         assert row["replay/stored"] == 8 * (steps - steps // 6)
@@ -238,11 +207,11 @@ def test_steps_that_only_reset_are_neither_stored_nor_counted(tmp_path):
 @pytest.mark.parametrize("toy", ["ImageToy", "DictToy"])
 def test_images_and_parts_with_masks(toy, tmp_path):
     """Images are kept as bytes, and no illegal action is taken, whether at random, by the policy, or in evaluations."""
-    result = train(tmp_path, env=f"gymnasium:host_toys:{toy}-v0")
+    result = train(tmp_path, env=f"{TOYS}{toy}-v0")
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.params))
     assert min(row["episode/return_min"] for row in metric_rows(tmp_path) if row.get("episode/count")) >= 0
     assert result.evaluation["eval/return_min"][0] >= 0
-    lab = Lab(env=f"gymnasium:host_toys:{toy}-v0")
+    lab = Lab(env=f"{TOYS}{toy}-v0")
     kept = jax.tree.leaves(example_transition(lab.spec, versions=True).obs)
     assert any(x.dtype == np.uint8 and x.ndim == 3 for x in kept)
 
@@ -295,4 +264,4 @@ def test_actors_are_no_further_ahead_than_two_updates(tmp_path, monkeypatch):
 
     monkeypatch.setattr(RolloutQueue, "take", slow)
     train(tmp_path, actor_threads=1, rollouts_per_update=2, total_timesteps=24 * 64)
-    assert max(row["policy/lag_max"] for row in metric_rows(tmp_path) if "policy/lag_max" in row) == 1
+    assert max(row["policy/lag_max"] for row in rows_with("policy/lag", tmp_path)) == 1

@@ -50,38 +50,35 @@ class HostEvaluation:
         learner = jax.tree.map(lambda x: x[0], to_host(state.replace(actors=())).learner)
         kept = to_host(state, self._args.unsaved) if self._args.keep_best else None
         self._due.append(Due(step, learner, seed, kept))
-        self._start_oldest()
+        if len(self._due) == 1:
+            self._start_oldest()
 
     def stop(self) -> None:
-        """End the evaluation under way, and none of those due after it; their results do not matter any more."""
-        self._due.clear()
+        """End the evaluation under way; neither its result nor those due after it matter any more."""
         if self._worker:
             self._worker.ended = True
             stop_workers([self._worker])
 
     def poll(self) -> Evaluated | None:
         """The oldest one, once it is over. Raises TrainingError where it has failed or is beyond a limit."""
+        episodes = failure = None
         try:
-            found = multihost.on_first(self._episodes)
-        except TrainingError:
-            self._begin_next()
-            raise
-        if found is None:
+            episodes = multihost.on_first(self._episodes)
+        except TrainingError as error:
+            failure = error
+        if episodes is None and failure is None:
             return None
-        due = self._begin_next()
-        return Evaluated(due.step, Episodes(*map(np.asarray, found)), due.state)
-
-    def _begin_next(self) -> Due:
-        """Leave the oldest evaluation, which is returned, and start the next one, if there is any."""
-        oldest, self._worker = self._due.popleft(), None
+        step, *_, state = self._due.popleft()
         self._start_oldest()
-        return oldest
+        if failure:
+            raise failure
+        return Evaluated(step, Episodes(*map(np.asarray, episodes)), state)
 
     def _start_oldest(self) -> None:
-        if self._due and self._worker is None and multihost.is_first():
+        if self._due and multihost.is_first():
             step, learner, seed, _ = self._due[0]
-            self._worker = Worker(f"the evaluation at step {step:,}")
-            self._result = self._worker.run(partial(self._play_or_replay, learner, seed, self._worker))
+            self._worker = worker = Worker(f"the evaluation at step {step:,}")
+            self._result = worker.run(partial(self._play_or_replay, jax.device_put(learner), seed, worker))
 
     def _episodes(self) -> Episodes | None:
         """Those under way, [1, E], once they are over. Raises TrainingError as `poll` does."""
@@ -97,7 +94,6 @@ class HostEvaluation:
 
     def _play_or_replay(self, learner: Any, seed: int, worker: Worker) -> Episodes:
         """What the thread does: play, and once more where an environment fails; the episodes are the same then."""
-        learner = jax.device_put(learner)
         try:
             return self._play(learner, seed, worker)
         except BaseException as error:  # environments may also call sys.exit

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from common.actors.actor import eval_params, inspect_env
@@ -35,11 +35,10 @@ from common.device.devices import (
     choose_roles,
     describe,
     shapes_of,
-    share_members,
 )
 from common.device.programs import Programs, for_seeds, over_devices
 from common.device.replay import memory_note
-from common.device.sharding import AXIS, arrays_of, mesh_of, to_host
+from common.device.sharding import AXIS, arrays_of, to_host
 from common.device.statistics import Tally
 from common.drawing.figures import draw_curve, draw_population
 from common.envs.custom import wrap
@@ -130,7 +129,7 @@ def train_on_devices(
         header = memory_note(args, env, devices) | args.remarks | _notes_of(args, env, len(devices))
         shapes, example = shapes_of(programs, members), np.int32(0)
         header |= check_size(args, shapes, devices)
-        check_fits(args, programs, shapes, example, env, devices)
+        check_fits(args, shapes, example, env, devices)
         run = Run(args, script, env, devices, header, callback)
         with locked(run.dir), run:
             state, update = run.start(programs, example)
@@ -161,7 +160,7 @@ def _notes_of(args: Any, env: Env, num_devices: int) -> dict[str, str]:
 
 def _choose_devices(args: Any) -> list[jax.Device]:
     if args.sharding == "members":
-        return share_members(args.num_devices, args.num_agents)
+        return choose_devices(args.num_devices, args.num_agents, shared="the number of agents,")
     sizes = args.num_devices, args.num_envs, args.block
     return choose_devices(*sizes, args.envs_per_cpu_device, args.num_processes)
 
@@ -192,7 +191,7 @@ def train_with_actors(
         header |= memory_note(args, env.spec, devices, versions=True)
         programs, example = _over_learners(driver, devices), example_batch(args, env, driver, own)
         shapes = shapes_of(programs, arrays_of(args.members, len(devices), args.sharding))
-        check_fits(args, programs, shapes, example, env.spec, devices)
+        check_fits(args, shapes, example, env.spec, devices)
         run = Run(args, script, env, devices, header, callback)
         with locked(run.dir), run:
             agent = Agent.of(algorithm)
@@ -237,7 +236,7 @@ def _learn_from_actors(
         version=int(started.updates),
         logged=logged,
         actor_devices=actor_devices,
-        sharding=NamedSharding(mesh_of(multihost.own(run.devices)), P(AXIS)),
+        sharding=NamedSharding(Mesh(np.array(multihost.own(run.devices)), (AXIS,)), P(AXIS)),
         counters=run.counters,
         warn=run.console.warn if multihost.is_first() else _warn_of_this_process,
     )

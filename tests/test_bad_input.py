@@ -303,7 +303,7 @@ def test_messages_do_not_repeat_endless_words():
         assert len(refused("ppo", words)) < 200
 
 
-@pytest.mark.parametrize("flags", ["--hidden-sizes 10000000 10000000", "--num-steps 1e8", "--eval-episodes 2e9"])
+@pytest.mark.parametrize("flags", ["--hidden-sizes 10000000 10000000", "--num-steps 2e8", "--eval-episodes 2e9"])
 def test_sizes_beyond_all_memory_are_refused_before_anything_is_compiled(flags, places, monkeypatch):
     monkeypatch.setattr(common.device.devices, "memory_of", lambda devices: 25e9)
     monkeypatch.delattr(common.runs.run, "compile_together")

@@ -64,11 +64,11 @@ JUDGED = SimpleNamespace(is_judged=True)  # an environment
 
 
 def finished_episodes(reward: np.ndarray, done: np.ndarray) -> np.ndarray:
-    """(return, length) in the order of step, then env, of rollouts [updates * T, N]."""
-    found, ret, length = [], np.zeros(N), np.zeros(N)
+    """(return, length) in the order of step, then env, of rollouts [updates * T, N]; env 0 begins amid an episode."""
+    found, ret, length = [], np.zeros(N), np.where(np.arange(N) == 0, -np.inf, 0)
     for reward_t, done_t in zip(reward, done, strict=True):
         ret, length = ret + reward_t, length + 1
-        found += [(ret[n], length[n]) for n in np.flatnonzero(done_t)]
+        found += [(ret[n], length[n]) for n in np.flatnonzero(done_t & (length > 0))]
         ret, length = np.where(done_t, 0, ret), np.where(done_t, 0, length)
     return np.array(found).reshape(-1, 2)
 
@@ -92,8 +92,9 @@ def test_episode_statistics_equal_numpy(devices):
         count = jax.vmap(count_episodes, in_axes=(0, None, 1), axis_name=AXIS)
         return count(tracker, recent, steps)
 
-    tracker = jax.tree.map(lambda x: jnp.broadcast_to(x, (devices, N // devices)), new_tracker(JUDGED, N // devices))
-    recent, so_far = new_recent(JUDGED), None
+    tracker = jax.tree.map(lambda *x: jnp.concatenate(x), new_tracker(JUDGED, 1, True), new_tracker(JUDGED, N - 1))
+    tracker = jax.tree.map(lambda x: x.reshape(devices, -1), tracker)
+    recent, so_far, whole = new_recent(JUDGED), None, []
     for update in range(updates):
         rows, until = slice(update * T, (update + 1) * T), slice((update + 1) * T)
         steps = Step(None, None, reward[rows], done[rows], np.zeros_like(done[rows]), None, None, objective[rows])
@@ -108,10 +109,10 @@ def test_episode_statistics_equal_numpy(devices):
         numbers = [flat.mean(), flat.sum(), flat.max(), flat.min(), seen[-1].mean()] if seen else [np.nan] * 5
         np.testing.assert_allclose(logged, numbers, rtol=1e-5)
 
-        whole = finished_episodes(reward[until], done[until])
-        window, fresh = whole[-WINDOW:], whole[len(whole) - done[rows].sum() :]
+        before, whole = len(whole), finished_episodes(reward[until], done[until])
+        window, fresh = whole[-WINDOW:], whole[before:]
         judged = finished_episodes(objective[until], done[until])[-WINDOW:]
-        assert (recent.count, metrics["episode/count"]) == (len(window), done[rows].sum())
+        assert (recent.count, metrics["episode/count"]) == (len(window), len(fresh))
         if not len(whole):
             assert np.isnan(metrics["episode/return_last100"]) and np.isnan(metrics["episode/return"])
             continue

@@ -12,7 +12,7 @@ from helpers import make_env, over_devices, ppo, run_updates, small_args
 
 from common.device.agents import at_start
 from common.device.interface import Rollout
-from common.device.optim import AdamState, adapt_learning_rate, hp_now, hp_of
+from common.device.optim import AdamState, adapt_learning_rate, hp_now, hp_of, run_epochs
 from common.device.rollout import action_noise
 from common.envs.environment import check_spaces
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete
@@ -79,6 +79,18 @@ def test_losses():
     np.testing.assert_allclose(ppo.value_loss(value, old, target, None), [0.5, 0.5, 0])
     # the clipped predictions are 0.2, 0 and 3: errors 1.8^2, 1, 0
     np.testing.assert_allclose(ppo.value_loss(value, old, target, 0.2), [0.5 * 1.8**2, 0.5, 0], rtol=1e-6)
+
+
+def test_no_epoch_counts_after_one_that_moves_the_policy_too_far():
+    divergences = jnp.array([[0.1, 0.1], [0.1, 0.3], [0.1, 0.1]])
+
+    def step(carry, kl):
+        return carry + 1, {"policy/approx_kl": kl, "steps_max": carry + 1}
+
+    for target, epochs in ((0.0, 3), (0.15, 2), (0.05, 1), (jnp.float32(0), 3), (jnp.float32(0.15), 2)):
+        state, metrics = run_epochs(step, jnp.float32(0), divergences, target)
+        assert state == metrics["steps_max"] == 2 * metrics["policy/epochs"] == 2 * epochs
+        assert metrics["policy/approx_kl"] == pytest.approx(float(divergences[:epochs].mean()), rel=1e-5)
 
 
 def test_adapt_learning_rate():

@@ -33,12 +33,6 @@ from common.nets.distributions import SquashedNormal
 # --------------------------------------------------------------------------------------------------------------- maths
 
 
-def test_td_target():
-    q = jnp.min(jnp.array([3.0, 2.5]))
-    assert sac.td_target(1.0, False, q, 1.3, 0.2, 0.99) == pytest.approx(3.7324)
-    assert sac.td_target(1.0, True, q, 1.3, 0.2, 0.99) == 1.0
-
-
 @pytest.mark.parametrize("u", [-20.0, -3.0, 0.0, 0.8, 5.0, 20.0])
 def test_squashed_normal_is_exact_where_tanh_saturates_too(u):
     policy = SquashedNormal(jnp.array([0.3]), jnp.array([-0.5]))

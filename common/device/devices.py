@@ -143,9 +143,9 @@ def check_fits(args: Any, state: Any, example: Any, env: Any, devices: list[jax.
     `example` has the shapes of what `update` takes beside the state, and `env` an `obs_like`.
     """
     available, episodes = memory_of(devices), 0 if args.benchmark else args.eval_episodes
-    samples, obs = args.steps_per_update * args.num_agents, _size(env.obs_like)
+    samples, obs = args.steps_per_update * args.num_agents, size_of(env.obs_like)
     needs = {
-        "the state and the batches of this run take": _size((state, example)),
+        "the state and the batches of this run take": size_of((state, example)),
         "an update takes at least": samples * (obs + BESIDE),
         "an evaluation takes at least": episodes * args.num_agents * obs,
     }
@@ -163,9 +163,9 @@ def check_size(args: Any, state: Any, devices: list[jax.Device]) -> dict[str, st
     if not args.is_population:
         return {}
     groups = args.groups(len(devices))
-    size, available = _size(state, 1) * args.sharing(len(devices)), memory_of(devices)
+    size, available = size_of(state, 1) * args.sharing(len(devices)), memory_of(devices)
     if groups > 1 and args.pbt:  # each device has all learners during an exchange
-        size += _size((state.learner, state.run), 1) * groups
+        size += size_of((state.learner, state.run), 1) * groups
     if size > available:
         raise UsageError(
             f"{args.num_agents:,} members of {size / args.num_agents / 1e6:,.1f} MB are {size / 1e9:,.1f} GB, and "
@@ -175,6 +175,6 @@ def check_size(args: Any, state: Any, devices: list[jax.Device]) -> dict[str, st
     return {"members": f"{args.num_agents:,}{differ}; their states take {size / 1e6:,.1f} MB"}
 
 
-def _size(tree: Any, axis: int = 0) -> int:
+def size_of(tree: Any, axis: int = 0) -> int:
     """Bytes of arrays, or of what they have at one place of their axes before `axis`."""
     return sum(math.prod(x.shape[axis:]) * x.dtype.itemsize for x in jax.tree.leaves(tree))

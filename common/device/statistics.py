@@ -117,9 +117,11 @@ class Tally(struct.PyTreeNode):
     def _with(self, newer: "Tally", name: str) -> jax.Array:
         """The value of both reports of a metric."""
         old, new = self.value[name], newer.value[name]
-        none = [newer.count[name] == 0, self.count[name] == 0]
         kinds = {"max": jnp.maximum, "min": jnp.minimum, "last": lambda old, new: new}
-        return jnp.select(none, [old, new], kinds.get(kind_of(name), jnp.add)(old, new))
+        if (kind := kind_of(name)) not in kinds:
+            return old + new
+        none = [newer.count[name] == 0, self.count[name] == 0]
+        return jnp.select(none, [old, new], kinds[kind](old, new))
 
 
 WINDOW = 100

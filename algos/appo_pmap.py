@@ -362,10 +362,9 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
             (params, opt_state), metrics = step(start, minibatches[0, 0])
         else:
             (params, opt_state), metrics = optim.run_epochs(step, start, minibatches)
-        first_minibatch = jax.tree.map(lambda x: x[:, minibatches[-1, 0]], batch)
-        kl = optim.mean_over_devices(
-            loss_of(params, first_minibatch, hp)[1]["policy/approx_kl"]
-        )  # nothing else of it is computed
+        # KL after the update, on the first minibatch of the last epoch; XLA drops the unused rest of the loss
+        after = loss_of(params, jax.tree.map(lambda x: x[:, minibatches[-1, 0]], batch), hp)[1]
+        kl = optim.mean_over_devices(after["policy/approx_kl"])
         learner = learner.replace(params=params, opt_state=optim.adapt_learning_rate(opt_state, kl, hp))
         return learner, metrics | {"policy/approx_kl": kl}
 

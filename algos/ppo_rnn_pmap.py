@@ -156,9 +156,8 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: nets.Inputs, memory: Any) -> tuple[nets.Distribution, jax.Array, Any]:
-        x, memory = nets.RecurrentTorso.of(self.args, nets.without_privileged(self.env.observation_space))(
-            inputs, memory
-        )
+        torso = nets.RecurrentTorso.of(self.args, nets.without_privileged(self.env.observation_space))
+        x, memory = torso(inputs, memory)
         return nets.PolicyHead(self.env.action_space)(x, inputs.obs), x, memory
 
 
@@ -170,11 +169,8 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, x: nets.Inputs | jax.Array, memory: Any) -> tuple[jax.Array, Any]:
-        x, memory = (
-            (x, memory)
-            if self.args.share_torso
-            else nets.RecurrentTorso.of(self.args, self.env.observation_space)(x, memory)
-        )
+        if not self.args.share_torso:
+            x, memory = nets.RecurrentTorso.of(self.args, self.env.observation_space)(x, memory)
         return nn.Dense(1, kernel_init=nn.initializers.zeros, name="value")(x)[..., 0], memory  # [T, N]
 
 
@@ -337,8 +333,7 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
         def step(carry, inputs):
             params, opt_state = carry
             envs, advantage = inputs
-            minibatch = jax.tree.map(lambda x: x[:, :, envs], batch)._replace(advantage=advantage)
-            minibatch = side_by_side(minibatch)
+            minibatch = side_by_side(jax.tree.map(lambda x: x[:, :, envs], batch)._replace(advantage=advantage))
             grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hp)  # over all devices
             params, opt_state = optim.adam_step(params, grads, opt_state, hp)
             return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}

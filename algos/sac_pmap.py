@@ -104,9 +104,8 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array) -> nets.Categoricals | nets.SquashedNormal:
         args, layer = self.args, {"dtype": self.args.dtype}
-        x = nets.MLP(args.hidden_sizes, args.activation, layer)(
-            nets.Features(self.obs_space, args.activation, layer)(obs)
-        )
+        x = nets.Features(self.obs_space, args.activation, layer)(obs)
+        x = nets.MLP(args.hidden_sizes, args.activation, layer)(x)
         if isinstance(self.action_space, Discrete):
             policy = nets.Categoricals(nn.Dense(self.action_space.n)(x), self.action_space.nvec, scalar=True)
             return policy.only(nets.legal_actions(obs))

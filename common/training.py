@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from common.actors.actor import eval_params, inspect_env
@@ -33,11 +33,10 @@ from common.device.devices import (
     choose_roles,
     describe,
     shapes_of,
-    share_members,
 )
 from common.device.programs import Programs, for_seeds, over_devices
 from common.device.replay import memory_note
-from common.device.sharding import AXIS, arrays_of, mesh_of, to_host
+from common.device.sharding import AXIS, arrays_of, to_host
 from common.drawing.figures import draw_curve, draw_population
 from common.envs.custom import wrap
 from common.envs.environment import Env, check_spaces
@@ -91,7 +90,7 @@ def train_on_devices(
         notes["eval"] = f"cuts episodes after {env.max_steps:,} of {env.declared_steps:,} steps"
     shapes, example = shapes_of(programs, members), np.int32(0)
     notes |= check_size(args, shapes, devices)
-    check_fits(args, programs, shapes, example, env, devices)
+    check_fits(args, shapes, example, env, devices)
     run = Run(args, script, env, devices, notes, callback)
     with locked(run.dir), run:
         state, update = run.start(programs, members, shapes, example)
@@ -106,7 +105,7 @@ def train_on_devices(
 
 def _choose_devices(args: Any) -> list[jax.Device]:
     if args.sharding == "members":
-        return share_members(args.num_devices, args.num_agents)
+        return choose_devices(args.num_devices, args.num_agents, shared="the number of agents,")
     sizes = args.num_devices, args.num_envs, args.block
     return choose_devices(*sizes, args.envs_per_cpu_device, args.num_processes)
 
@@ -133,7 +132,7 @@ def train_with_actors(
     notes |= memory_note(args, env.spec, devices, versions=True)
     programs, members = _over_learners(driver, devices), arrays_of(args.members, len(devices))
     shapes, example = shapes_of(programs, members), example_batch(args, env, driver, own)
-    check_fits(args, programs, shapes, example, env.spec, devices)
+    check_fits(args, shapes, example, env.spec, devices)
     run = Run(args, script, env, devices, notes, callback)
     with locked(run.dir), run:
         agent = Agent.of(algorithm)
@@ -179,7 +178,7 @@ def _learn_from_actors(
         counters=run.counters,
         warn=warn,
     )
-    sharding = NamedSharding(mesh_of(multihost.own(run.devices)), P(AXIS))
+    sharding = NamedSharding(Mesh(np.array(multihost.own(run.devices)), (AXIS,)), P(AXIS))
     run.actors = batches = Batches(run.args, actor_pool, int(started.updates), sharding, warn)
     with batches:
         while run.unfinished:

@@ -15,7 +15,7 @@ import ppo_rnn_pmap as ppo_rnn
 import sac_pmap as sac
 from flax import struct
 from gymnax.environments import environment
-from gymnax.environments import spaces as gymnax_spaces
+from gymnax.environments.spaces import Box, Dict, Discrete, Tuple
 from ppo_pmap import Args, train  # noqa: F401  (re-exported)
 
 import common.device.programs
@@ -207,9 +207,19 @@ class ToyParams(environment.EnvParams):
 class Toy(environment.Environment):
     """Observes (episode id, step); every episode is truncated after `max_steps_in_episode` steps of reward 2.5."""
 
+    parameters = ToyParams()
+    observations = Box(-np.inf, np.inf, (2,), jnp.float32)
+    actions = Discrete(3)
+
     @property
-    def default_params(self) -> ToyParams:
-        return ToyParams()
+    def default_params(self):
+        return self.parameters
+
+    def observation_space(self, params):
+        return self.observations
+
+    def action_space(self, params=None):
+        return self.actions
 
     def reset_env(self, key, params):
         state = ToyState(time=jnp.int32(0), episode=jax.random.randint(key, (), 0, 3 * 1000))
@@ -227,12 +237,6 @@ class Toy(environment.Environment):
 
     def is_terminated(self, state, params):
         return jnp.bool_(False)
-
-    def observation_space(self, params):
-        return gymnax_spaces.Box(-np.inf, np.inf, (2,), jnp.float32)
-
-    def action_space(self, params):
-        return gymnax_spaces.Discrete(3)
 
 
 class Chatty(Toy):
@@ -275,15 +279,6 @@ class Luck(Endings):
         return obs, state, reward + action + jax.random.uniform(key), *rest
 
 
-class Looping(Toy):
-    """Steps in a loop that begins with a constant, as environments of other packages do."""
-
-    def step_env(self, key, state, action, params):
-        obs, *rest = super().step_env(key, state, action, params)
-        _, obs = jax.lax.while_loop(lambda x: x[0] < 1, lambda x: (x[0] + 1, obs), (0, jnp.zeros(2)))
-        return obs, *rest
-
-
 class RewardIsEpisode(Toy):
     """The return of an episode is known from its first observation alone."""
 
@@ -294,32 +289,22 @@ class RewardIsEpisode(Toy):
 class Endless(Toy):
     """Never ends, and declares no time limit."""
 
+    parameters = environment.EnvParams(max_steps_in_episode=0)
+
     def is_truncated(self, state, params):
         return jnp.bool_(False)
-
-    @property
-    def default_params(self):
-        return environment.EnvParams(max_steps_in_episode=0)
 
 
 class TwoDials(Toy):
     """MultiDiscrete actions: reward for the first dial at 1 and the second at 2."""
+
+    actions = Tuple([Discrete(2), Discrete(3)])
 
     def get_obs(self, state, params=None, key=None):
         return jnp.stack([jnp.sin(state.episode + 0.3 * state.time), jnp.cos(0.7 * state.time)])
 
     def reward(self, state, action):
         return (action[0] == 1) + 0.5 * (action[1] == 2)
-
-    def action_space(self, params):
-        return gymnax_spaces.Tuple([gymnax_spaces.Discrete(2), gymnax_spaces.Discrete(3)])
-
-
-class NoChoice(Toy):
-    """One action alone."""
-
-    def action_space(self, params=None):
-        return gymnax_spaces.Discrete(1)
 
 
 @struct.dataclass
@@ -347,11 +332,10 @@ class KeyInState(Toy):
 class Pusher(Toy):
     """Box actions within [-1, 0.5]; the reward is the action that arrives."""
 
+    actions = Box(-1.0, 0.5, (1,), jnp.float32)
+
     def reward(self, state, action):
         return jnp.sum(action)
-
-    def action_space(self, params):
-        return gymnax_spaces.Box(-1.0, 0.5, (1,), jnp.float32)
 
 
 class OldApi(Toy):
@@ -360,12 +344,6 @@ class OldApi(Toy):
     def step(self, key, state, action, params=None):
         obs, state, reward, terminated, truncated, info = super().step(key, state, action, params)
         return obs, state, reward, terminated | truncated, info
-
-
-class NoFinalObservation(Toy):
-    def step(self, key, state, action, params=None):
-        *outputs, info = super().step(key, state, action, params)
-        return *outputs, {}
 
 
 class Blink(Toy):
@@ -384,9 +362,7 @@ class Blink(Toy):
 class Poison(Toy):
     """The reward is NaN from step 41 of an episode on."""
 
-    @property
-    def default_params(self):
-        return ToyParams(max_steps_in_episode=100)
+    parameters = ToyParams(max_steps_in_episode=100)
 
     def reward(self, state, action):
         return jnp.where(state.time > 40, jnp.nan, 1.0)
@@ -395,36 +371,35 @@ class Poison(Toy):
 class Misdeclared(Toy):
     """Observes three numbers and says that they are two, within bounds."""
 
+    observations = Box(np.zeros(2), np.arange(2), (2,), jnp.float32)
+
     def get_obs(self, state, params=None, key=None):
         return jnp.full(3, state.time, jnp.float32)
-
-    def observation_space(self, params):
-        return gymnax_spaces.Box(np.zeros(2), np.arange(2), (2,), jnp.float32)
 
 
 class Pixels(Toy):
     """Observes a small image of bytes."""
 
+    observations = Box(0, 255, (5, 6, 2), jnp.uint8)
+
     def get_obs(self, state, params=None, key=None):
         return jnp.full((5, 6, 2), 10 * state.time, jnp.uint8)
-
-    def observation_space(self, params):
-        return gymnax_spaces.Box(0, 255, (5, 6, 2), jnp.uint8)
 
 
 class Hybrid(Toy):
     """Actions of a choice and a vector: reward for the right choice, and for a vector near (1, -1)."""
 
+    actions = Tuple([Discrete(3), Box(-2.0, 2.0, (2,), jnp.float32)])
+
     def reward(self, state, action):
         choice, vector = action
         return (choice == state.time % 3) - 0.1 * jnp.sum(jnp.square(vector - jnp.array([1.0, -1.0])))
 
-    def action_space(self, params):
-        return gymnax_spaces.Tuple([gymnax_spaces.Discrete(3), gymnax_spaces.Box(-2.0, 2.0, (2,), jnp.float32)])
-
 
 class Parts(Toy):
     """Observes a dictionary of an image of bytes, of a tuple of numbers and a choice, and of nothing else."""
+
+    observations = Dict({"picture": Pixels.observations, "body": Tuple((Toy.observations, Discrete(3)))})
 
     def get_obs(self, state, params=None, key=None):
         numbers = jnp.stack([jnp.sin(state.episode), 100.0 + state.time])
@@ -434,13 +409,11 @@ class Parts(Toy):
     def reward(self, state, action):
         return jnp.where(action == state.time % 3, 1.0, 0.0)
 
-    def observation_space(self, params):
-        body = gymnax_spaces.Tuple((gymnax_spaces.Box(-np.inf, np.inf, (2,), jnp.float32), gymnax_spaces.Discrete(3)))
-        return gymnax_spaces.Dict({"picture": gymnax_spaces.Box(0, 255, (5, 6, 2), jnp.uint8), "body": body})
-
 
 class Fussy(Toy):
     """Which of three actions are legal changes with every step; any other is worth -100."""
+
+    observations = Dict({"obs": Toy.observations, "action_mask": Box(0, 1, (3,), jnp.bool_)})
 
     def legal(self, state):
         return jnp.stack([state.time % 2 == 0, state.time % 2 == 1, (state.time + state.episode) % 3 == 0])
@@ -453,20 +426,6 @@ class Fussy(Toy):
         obs, state, _, *rest = super().step_env(key, state, action, params)
         return obs, state, jnp.where(legal, 1.0, -100.0), *rest
 
-    def observation_space(self, params):
-        mask = gymnax_spaces.Box(0, 1, (3,), jnp.bool_)
-        return gymnax_spaces.Dict({"obs": super().observation_space(params), "action_mask": mask})
-
-
-class Unbounded(Pusher):
-    def action_space(self, params):
-        return gymnax_spaces.Box(-np.inf, 0.5, (1,), jnp.float32)
-
-
-class NoAction(Pusher):
-    def action_space(self, params):
-        return gymnax_spaces.Box(-1.0, 0.5, (0,), jnp.float32)
-
 
 @struct.dataclass
 class BribeParams(ToyParams):
@@ -476,11 +435,8 @@ class BribeParams(ToyParams):
 class Bribe(Toy):
     """Pays what its parameter says, whatever one does."""
 
+    parameters = BribeParams()
     tells = False
-
-    @property
-    def default_params(self):
-        return BribeParams()
 
     def step_env(self, key, state, action, params):
         obs, state, _, terminated, info = super().step_env(key, state, action, params)
@@ -493,9 +449,7 @@ class Bribe(Toy):
 class BribedEndings(Endings):
     """Likewise on top of what `Endings` pays; it is seen, too."""
 
-    @property
-    def default_params(self):
-        return BribeParams()
+    parameters = BribeParams()
 
     def step_env(self, key, state, action, params):
         obs, state, reward, *rest = super().step_env(key, state, action, params)

@@ -23,7 +23,7 @@ from helpers import (
 
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import replacing
-from common.device.devices import choose_devices
+from common.device.devices import choose_devices, choose_roles
 from common.device.drivers import repeat
 from common.device.evaluation import Episodes, Evaluated, run_episodes
 from common.device.optim import when
@@ -32,9 +32,9 @@ from common.device.statistics import (
     Tally,
     across_devices,
     count_episodes,
+    episode_metrics,
     new_recent,
     new_tracker,
-    no_episodes,
     over_steps,
     recent_metrics,
     same_everywhere,
@@ -59,70 +59,67 @@ T, N = 6, 8
 JUDGED = SimpleNamespace(is_judged=True)  # an environment
 
 
-def finished_episodes(reward: np.ndarray, done: np.ndarray) -> list[tuple[float, int]]:
-    """(return, length) in the order of step, then env, of rollouts [updates * T, N]."""
-    found, ret, length = [], np.zeros(N), np.zeros(N)
+def finished_episodes(reward: np.ndarray, done: np.ndarray) -> np.ndarray:
+    """(return, length) in the order of step, then env, of rollouts [updates * T, N]; env 0 begins amid an episode."""
+    found, ret, length = [], np.zeros(N), np.where(np.arange(N) == 0, -np.inf, 0)
     for reward_t, done_t in zip(reward, done, strict=True):
         ret, length = ret + reward_t, length + 1
-        found += [(ret[n], length[n]) for n in np.flatnonzero(done_t)]
+        found += [(ret[n], length[n]) for n in np.flatnonzero(done_t & (length > 0))]
         ret, length = np.where(done_t, 0, ret), np.where(done_t, 0, length)
-    return found
+    return np.array(found).reshape(-1, 2)
+
+
+KINDS = ("", "_sum", "_max", "_min", "_last")
 
 
 @pytest.mark.parametrize("devices", [1, 4])
 def test_episode_statistics_equal_numpy(devices):
-    """Totals per rollout and the window of the last 100, over devices and updates, more and fewer than 100 at once."""
+    """Of each rollout, and of the last 100 episodes, over devices and updates; more and fewer than 100 at once."""
     random = np.random.default_rng(0)
     updates = 12
-    reward = random.normal(size=(updates * T, N)).astype(np.float32)
+    reward, objective = random.normal(size=(2, updates * T, N)).astype(np.float32)
     done = random.random((updates * T, N)) < np.repeat([0, 0.1, 0.3, 0.6, 1.0, 0.05] * 2, T)[:, None]
-    tracker = jax.tree.map(lambda x: jnp.broadcast_to(x, (devices, N // devices)), new_tracker(JUDGED, N // devices))
-    recent = new_recent(JUDGED)
-    objective = random.normal(size=reward.shape).astype(np.float32)
     info = np.where(random.random(reward.shape) < 0.2, random.normal(size=reward.shape) - 5, np.nan).astype(np.float32)
     info[: 2 * T], info[-1, N // 2 :] = np.nan, np.inf  # in two whole updates, and in the last step of a device
-    kinds = ("", "_sum", "_max", "_min", "_last")
-    of_all = no_episodes(Tally(*({f"x{kind}": jnp.zeros(()) for kind in kinds} for _ in range(2))))
-    step = jax.jit(
-        lambda tracker, recent, steps: jax.vmap(
-            lambda tracker, steps: count_episodes(tracker, recent, steps), in_axes=(0, 1), axis_name=AXIS
-        )(tracker, jax.tree.map(lambda x: x.reshape(T, devices, -1), steps))
-    )
+
+    @jax.jit
+    def count(tracker, recent, steps):
+        steps = jax.tree.map(lambda x: x.reshape(T, devices, -1), steps)
+        count = jax.vmap(count_episodes, in_axes=(0, None, 1), axis_name=AXIS)
+        return count(tracker, recent, steps)
+
+    tracker = jax.tree.map(lambda *x: jnp.concatenate(x), new_tracker(JUDGED, 1, True), new_tracker(JUDGED, N - 1))
+    tracker = jax.tree.map(lambda x: x.reshape(devices, -1), tracker)
+    recent, so_far, whole = new_recent(JUDGED), None, []
     for update in range(updates):
-        rows = slice(update * T, (update + 1) * T)
+        rows, until = slice(update * T, (update + 1) * T), slice((update + 1) * T)
         steps = Step(None, None, reward[rows], done[rows], np.zeros_like(done[rows]), None, None, objective[rows])
-        steps = steps._replace(info={f"x{kind}": info[rows] for kind in kinds})
-        tracker, recents, totals = step(tracker, recent, steps)
-        recent, totals = jax.tree.map(lambda x: x[0], (recents, totals))
-        of_all = of_all.merge(totals)
-        seen = info[: rows.stop][np.isfinite(info[: rows.stop]).any(axis=1)]
-        logged = [of_all.metrics()[f"env/x{kind}"] for kind in kinds]
-        seen = [row[np.isfinite(row)] for row in seen]
+        tracker, *replicas = count(tracker, recent, steps._replace(info={f"x{kind}": info[rows] for kind in KINDS}))
+        assert all(same_bits(x[0], x[i]) for x in jax.tree.leaves(replicas) for i in range(devices))
+        recent, new = jax.tree.map(lambda x: x[0], replicas)
+        so_far = so_far + new if update else new
+        metrics = recent_metrics(recent) | episode_metrics(new)
+        logged = [so_far.metrics()[f"env/x{kind}"] for kind in KINDS]
+        seen = [row[np.isfinite(row)] for row in info[until] if np.isfinite(row).any()]
         flat = np.concatenate([*seen, []])
         numbers = [flat.mean(), flat.sum(), flat.max(), flat.min(), seen[-1].mean()] if seen else [np.nan] * 5
         np.testing.assert_allclose(logged, numbers, rtol=1e-5)
-        assert all(same_bits(x[0], x[i]) for x in jax.tree.leaves(recents) for i in range(devices))
 
-        so_far = finished_episodes(reward[: rows.stop], done[: rows.stop])
-        before = len(finished_episodes(reward[: rows.start], done[: rows.start]))
-        window, fresh = np.array(so_far[-WINDOW:]), np.array(so_far[before:])
-        judged = np.array(finished_episodes(objective[: rows.stop], done[: rows.stop])[-WINDOW:])
-        metrics = recent_metrics(recent) | totals.metrics()
-        assert recent.count == len(window)
-        assert metrics["episode/count"] == len(fresh)
-        if not so_far:
-            assert np.isnan(metrics["episode/return_last100"])
-            assert np.isnan(metrics["episode/return"])
+        before, whole = len(whole), finished_episodes(reward[until], done[until])
+        window, fresh = whole[-WINDOW:], whole[before:]
+        judged = finished_episodes(objective[until], done[until])[-WINDOW:]
+        assert (recent.count, metrics["episode/count"]) == (len(window), len(fresh))
+        if not len(whole):
+            assert np.isnan(metrics["episode/return_last100"]) and np.isnan(metrics["episode/return"])
             continue
         np.testing.assert_allclose(recent.ret[: len(window)], window[::-1, 0], rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(metrics["episode/objective_last100"], judged[:, 0].mean(), rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(metrics["episode/return_last100"], window[:, 0].mean(), rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(metrics["episode/length_last100"], window[:, 1].mean(), rtol=1e-5)
-        if len(fresh):
-            expected = [f(fresh[:, i]) for i in (0, 1) for f in (np.mean, np.min, np.max)]
-            names = [f"episode/{name}{end}" for name in ("return", "length") for end in ("", "_min", "_max")]
-            np.testing.assert_allclose([metrics[name] for name in names], expected, rtol=1e-4, atol=1e-5)
-    assert len(so_far) > 2 * WINDOW
+        expected = {f"{name}_last100": x for name, x in zip(("return", "length"), window.mean(axis=0), strict=True)}
+        expected["objective_last100"] = judged[:, 0].mean()
+        for name, x in zip(("return", "length"), fresh.T, strict=True):
+            expected |= {name: x.mean(), f"{name}_min": x.min(), f"{name}_max": x.max()} if len(x) else {}
+        for name, number in expected.items():
+            np.testing.assert_allclose(metrics[f"episode/{name}"], number, rtol=1e-4, atol=1e-5, err_msg=name)
+    assert len(whole) > 2 * WINDOW
 
 
 def test_reported_returns_are_raw_and_of_whole_episodes_and_exactly_eval_episodes_count(tmp_path):
@@ -154,8 +151,7 @@ def counting_update(state):
         "late": jnp.where(state >= 3, jnp.inf, 0.0),
         "early": jnp.where(state == 1, jnp.nan, 0.0),
     }
-    episodes = no_episodes(Tally({}, {})).replace(count=jnp.float32(1))
-    episodes = episodes.replace(ret_sum=metrics["value"], ret_max=metrics["value"])
+    episodes = Tally.of({"episode/return": value, "episode/return_max": value})
     metrics |= {f"value_{kind}": -value for kind in ("sum", "max", "min", "last")}
     odd = {"odd": value, "odd_max": -value, "odd_last": -value}
     tally = Tally.of(metrics)
@@ -189,26 +185,21 @@ def test_repeat_puts_metrics_together_and_finds_the_first_broken_update_of_each_
     assert all(index.tolist() == [-1] * 3 for index in jax.tree.leaves(broken))
 
 
-def test_metrics_of_a_devices_own_samples_become_those_of_all_and_others_stay():
-    metrics = over_devices(lambda x: same_everywhere({"x": x[0], "x_max": x[0], "x_sum": x.sum()}), 4, np.arange(4.0))
-    assert [metrics[name].tolist() for name in ("x", "x_max")] == [[1.5] * 4, [3.0] * 4]
-    again = over_devices(lambda x: same_everywhere({"x": x[0]}), 4, metrics["x"])
-    assert again["x"].tolist() == metrics["x"].tolist()
-
-
-def test_metrics_are_those_of_the_samples_of_all_devices():
+def test_metrics_are_those_of_the_samples_of_all_devices_and_of_all_steps_that_count():
     def of_share(x):
         return across_devices(x.mean(), {"x": x.mean(), "x_sum": x.sum(), "x_max": x.max(), "x_min": x.min()})
 
     grads, metrics = over_devices(of_share, 4, np.arange(8.0) - 5)
-    assert grads.tolist() == [-1.5] * 4
     wanted = {"x": -1.5, "x_sum": -12, "x_max": 2, "x_min": -5}
+    assert grads.tolist() == [-1.5] * 4
     assert {name: x.tolist() for name, x in metrics.items()} == {name: [x] * 4 for name, x in wanted.items()}
+    again = over_devices(lambda x: same_everywhere(jax.tree.map(lambda x: x[0], x)), 4, metrics)
+    assert same_bits(again, metrics), "what is the same everywhere stays so"
+    own = over_devices(lambda x: same_everywhere({"x": x[0], "x_max": x[0]}), 4, np.arange(4.0))
+    assert [x.tolist() for x in own.values()] == [[1.5] * 4, [3.0] * 4]
 
-
-def test_metrics_are_those_of_all_steps_that_count():
     steps = dict.fromkeys(("x", "x_sum", "x_max", "x_min", "x_last"), np.arange(8.0) - 5)
-    assert over_steps(steps) == {"x": -1.5, "x_sum": -12, "x_max": 2, "x_min": -5, "x_last": 2}
+    assert over_steps(steps) == wanted | {"x_last": 2}
     assert over_steps(steps, np.arange(8) < 3) == {"x": -4, "x_sum": -12, "x_max": -3, "x_min": -5, "x_last": -3}
 
 
@@ -359,10 +350,17 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     assert (tmp_path / "file").read_text() == "new"
 
 
-def test_sizes_that_divide_are_accepted():
-    for request_ in ((4, 16, 4), (8, 16, 2), (1, 3, 3), (8, 8, 1)):
-        assert len(choose_devices(*request_)) == request_[0]
+def test_devices_divide_the_environments_and_pay_off():
+    for request in ((4, 16, 4), (8, 16, 2), (1, 3, 3), (8, 8, 1)):
+        assert len(choose_devices(*request)) == request[0]
     assert len(choose_devices(0, 4, envs_per_cpu_device=8)) == 1  # too few for a second one
+    for request in ((3, 16), (8, 16, 4), (16, 32)):  # JAX has eight
+        with pytest.raises(UsageError, match=f"--num-devices {request[0]}"):
+            choose_devices(*request)
+    assert choose_roles((1,), (0, 2)) == ([jax.devices()[1]], [jax.devices()[0], jax.devices()[2]])
+    assert choose_roles((), ()) == ([jax.devices()[0]],) * 2
+    with pytest.raises(UsageError, match="no device 8"):
+        choose_roles((8,), ())
 
 
 def constant(action):
@@ -376,21 +374,17 @@ def episodes(env, policy, count, devices=1):
 
 def test_episodes_depend_on_their_global_index_alone():
     env = make_env("CartPole-v1")
-    on_one, on_four = episodes(env, constant(1), 8), episodes(env, constant(1), 8, devices=4)
+    on_one, on_four = (episodes(env, constant(1), 8, devices) for devices in (1, 4))
     np.testing.assert_array_equal(on_one, on_four)
-    np.testing.assert_array_equal(on_one, episodes(env, constant(1), 8))
     assert 8 <= min(on_one[1]) < max(on_one[1]) <= 11  # always pushing right drops the pole soon
 
 
 def test_an_episode_counts_once_although_its_environment_goes_on():
     """Episodes of 3 to 5 steps run side by side until the longest is over."""
-    env = make_env("Endings")
-    returns, lengths = episodes(env, constant(0), 32)
+    returns, lengths = episodes(make_env("Endings"), constant(0), 32)
     assert set(lengths) == {3, 4, 5}
-    sums = {length: 0.5 * length * (length + 1) / 2 for length in (3, 4, 5)}  # plus (id % 7) per step
-    whole = [(ret - sums[length]) / length for ret, length in zip(returns, lengths, strict=True)]
-    assert whole == [round(x) for x in whole]
-    assert set(whole) <= set(range(7))
+    of_id = (returns - 0.25 * lengths * (lengths + 1)) / lengths  # beside 0.5 * step, each step earns id % 7
+    assert set(of_id) <= set(range(7))
 
 
 class Echo(Toy):

@@ -6,14 +6,11 @@ import shutil
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from cli_helpers import ROOT
-from gymnax.environments import spaces as gymnax_spaces
 from helpers import (
     Args,
-    Pusher,
     Watch,
     calls_of_gae,
     functions_of,
@@ -43,7 +40,6 @@ from common.device.programs import compile_together
 from common.device.programs import over_devices as programs_over_devices
 from common.device.rollout import minibatch_indices, rollout_keys
 from common.device.sharding import arrays_of, global_ids, to_host
-from common.envs.custom import wrap
 from common.envs.variation import run_env
 
 EASY = {"normalize_obs": True, "decorrelate": True, "lr_schedule": "kl-adaptive"}
@@ -134,8 +130,7 @@ def test_the_example_of_the_docs_runs():
 
 def minibatches_over(num_devices, num_steps, num_envs, num_minibatches, epochs=2, seed=0):
     """Global (step, env) of every sample, [E, M, samples, 2] with the devices' parts one after the other."""
-    local = num_envs // num_devices
-    key = jax.random.key(seed)
+    local, key = num_envs // num_devices, jax.random.key(seed)
     indices = over_devices(lambda: minibatch_indices(key, num_steps, local, epochs, num_minibatches), num_devices)
     indices = np.moveaxis(np.asarray(indices), 0, 2)  # [E, M, D, samples]
     samples = np.stack([indices // local, indices % local + local * np.arange(num_devices)[:, None]], axis=-1)
@@ -146,8 +141,7 @@ def minibatches_over(num_devices, num_steps, num_envs, num_minibatches, epochs=2
 def test_x2_every_sample_is_in_one_minibatch_of_each_epoch_on_any_number_of_devices(sizes):
     num_steps, num_envs, num_minibatches = sizes
     width = block_width(num_steps, num_minibatches)
-    counts = [count for count in (1, 2, 8) if num_envs // width % count == 0]
-    one, *several = (minibatches_over(count, *sizes) for count in counts)
+    one, *several = (minibatches_over(count, *sizes) for count in (1, 2, 8) if num_envs // width % count == 0)
     numbers = one @ [num_envs, 1]  # each sample as a number, [E, M, samples]
     for samples in several:
         np.testing.assert_array_equal(np.sort(samples @ [num_envs, 1]), np.sort(numbers))
@@ -157,9 +151,8 @@ def test_x2_every_sample_is_in_one_minibatch_of_each_epoch_on_any_number_of_devi
         assert len(set(np.bincount(minibatch[:, 1] // width))) == 1, "an equal part of every block"
     assert not np.array_equal(one[0], one[1])
     assert not np.array_equal(one, minibatches_over(1, *sizes, seed=1))
-    # blocks are permuted independently: minibatch 0 does not hold the same steps of every block
     if sizes == (8, 16, 16):
-        assert len(set(map(tuple, one[0, 0] % [num_steps, width]))) > 1
+        assert len(set(map(tuple, one[0, 0] % [num_steps, width]))) > 1, "blocks are permuted independently"
 
 
 def test_x2_many_steps_do_not_stay_in_the_order_of_time():
@@ -169,14 +162,16 @@ def test_x2_many_steps_do_not_stay_in_the_order_of_time():
     assert np.mean(np.diff(order) > 0) == pytest.approx(0.5, abs=0.03)
 
 
-@pytest.mark.parametrize("devices", [1, 2, 8])
-def test_x2_environment_ids_and_keys_are_global(devices):
-    np.testing.assert_array_equal(over_devices(lambda: global_ids(16 // devices), devices).ravel(), np.arange(16))
-    keys = over_devices(lambda: jax.random.key_data(rollout_keys(jax.random.key(3), 5, 16 // devices)), devices)
-    keys = np.moveaxis(np.asarray(keys), 0, 1).reshape(5, 16, 2)  # [T, N, 2]
-    assert len(set(map(tuple, keys.reshape(-1, 2)))) == 5 * 16
+def test_x2_environment_ids_and_keys_are_global():
     root = jax.random.fold_in(jax.random.key(3), 4)
-    np.testing.assert_array_equal(keys[4, 11], jax.random.key_data(jax.random.fold_in(root, 11)))
+    for devices in (1, 2, 8):
+        local = 16 // devices
+        ids = over_devices(lambda local=local: global_ids(local), devices)
+        np.testing.assert_array_equal(ids.ravel(), np.arange(16))
+        keys = over_devices(lambda n=local: jax.random.key_data(rollout_keys(jax.random.key(3), 5, n)), devices)
+        keys = np.moveaxis(np.asarray(keys), 0, 1).reshape(5, 16, 2)  # [T, N, 2]
+        assert len(set(map(tuple, keys.reshape(-1, 2)))) == 5 * 16
+        np.testing.assert_array_equal(keys[4, 11], jax.random.key_data(jax.random.fold_in(root, 11)))
 
 
 def test_x2_environments_start_differently_and_alike_on_any_number_of_devices():
@@ -338,31 +333,3 @@ def test_x8_a_member_equals_the_single_run_with_its_values(args, env, swept):
     others, ours = (jax.tree.map(lambda x, i=i: x[i][None], to_host(together)) for i in range(2))
     assert relative_difference(to_host(alone).learner.params, ours.learner.params) < 1e-4
     assert relative_difference(to_host(alone).learner.params, others.learner.params) > 0.01
-
-
-class OtherBounds(Pusher):
-    """A task whose actions have these bounds, and whose rewards say where between them they are."""
-
-    def __init__(self, low, high):
-        super().__init__()
-        self.low, self.high = low, high
-
-    def get_obs(self, state, params=None, key=None):
-        return jnp.stack([jnp.sin(state.episode + 0.3 * state.time), jnp.cos(0.7 * state.time)])
-
-    def reward(self, state, action):
-        return -jnp.sum(jnp.square((action - self.low) / (self.high - self.low) - 0.7))
-
-    def action_space(self, params):
-        return gymnax_spaces.Box(self.low, self.high, (1,), jnp.float32)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "args",
-    [small_args, functools.partial(small_rnn_args, obs_prev_action_reward=True), small_sac_args],
-    ids=["ppo", "memory", "sac"],
-)
-def test_what_is_learned_does_not_depend_on_the_bounds_of_actions(args):
-    ours, others = (host_params(run_updates(args(), wrap(OtherBounds(*b)), 2, 10)[0]) for b in ((-1, 1), (0, 2**-7)))
-    assert relative_difference(ours, others) < 1e-3

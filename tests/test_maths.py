@@ -12,28 +12,24 @@ from helpers import make_env, over_devices, ppo, run_updates, small_args
 
 from common.device.agents import at_start
 from common.device.interface import Rollout
-from common.device.optim import AdamState, adapt_learning_rate, hp_now, hp_of
+from common.device.optim import AdamState, adapt_learning_rate, hp_now, hp_of, run_epochs
 from common.device.rollout import action_noise
-from common.device.sharding import AXIS, flat_pmean
 from common.envs.environment import check_spaces
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from common.nets.distributions import Categoricals, Joint, Normal, PolicyHead, SquashedNormal, encode_action
 from common.nets.normalizers import RunningStats, rescale_output, running_stats
-from common.runs.run import next_boundary
 
 REWARD = [1, -0.5, 2, 0, 1]
 VALUE = [0.2, 0.4, -0.1, 0.8, 0.3]
 BOOTSTRAP = 0.6
 
 
-def advantages(terminated_at=None, truncated_at=None, final_value=None):
+def advantages(terminated_at=-1, truncated_at=-1, final_value=None):
     next_value = np.array([*VALUE[1:], BOOTSTRAP], np.float32)
     if final_value is not None:
         next_value[truncated_at] = final_value
-    terminated, truncated = (np.arange(5) == (-1 if at is None else at) for at in (terminated_at, truncated_at))
-    columns = (
-        jnp.asarray(x)[:, None] for x in (np.float32(REWARD), np.float32(VALUE), next_value, terminated, truncated)
-    )
+    ends = np.arange(5) == terminated_at, np.arange(5) == truncated_at
+    columns = (jnp.asarray(x)[:, None] for x in (np.float32(REWARD), np.float32(VALUE), next_value, *ends))
     return ppo.gae(*columns, 0.99, 0.95)[:, 0]
 
 
@@ -73,22 +69,28 @@ def test_final_values_are_put_in_for_none_to_all_also_under_vmap():
         np.testing.assert_array_equal(fill(value[i], cut[i], both[i], last[i], None), following[i])
 
 
-def test_ratio_bounds():
+def test_losses():
     np.testing.assert_allclose(ppo.ratio_bounds(0.1, "ppo"), (0.9, 1.1))
     np.testing.assert_allclose(ppo.ratio_bounds(0.1, "symmetric"), (0.9090909, 1.1), rtol=1e-7)
-
-
-def test_policy_loss():
     ratio, advantage = jnp.array([1.0, 1.5, 0.5, 1.5, 0.5]), jnp.array([2.0, 1.0, 1.0, -1.0, -1.0])
     # minimum of unclipped and clipped: 2, 1.2, 0.5, -1.5, -0.8
     np.testing.assert_allclose(ppo.policy_loss(ratio, advantage, (0.8, 1.2)), [-2, -1.2, -0.5, 1.5, 0.8])
-
-
-def test_value_loss():
     value, old, target = jnp.array([1.0, 0.0, 3.0]), jnp.array([0.0, 0.0, 3.1]), jnp.array([2.0, 1.0, 3.0])
     np.testing.assert_allclose(ppo.value_loss(value, old, target, None), [0.5, 0.5, 0])
     # the clipped predictions are 0.2, 0 and 3: errors 1.8^2, 1, 0
     np.testing.assert_allclose(ppo.value_loss(value, old, target, 0.2), [0.5 * 1.8**2, 0.5, 0], rtol=1e-6)
+
+
+def test_no_epoch_counts_after_one_that_moves_the_policy_too_far():
+    divergences = jnp.array([[0.1, 0.1], [0.1, 0.3], [0.1, 0.1]])
+
+    def step(carry, kl):
+        return carry + 1, {"policy/approx_kl": kl, "steps_max": carry + 1}
+
+    for target, epochs in ((0.0, 3), (0.15, 2), (0.05, 1), (jnp.float32(0), 3), (jnp.float32(0.15), 2)):
+        state, metrics = run_epochs(step, jnp.float32(0), divergences, target)
+        assert state == metrics["steps_max"] == 2 * metrics["policy/epochs"] == 2 * epochs
+        assert metrics["policy/approx_kl"] == pytest.approx(float(divergences[:epochs].mean()), rel=1e-5)
 
 
 def test_adapt_learning_rate():
@@ -163,11 +165,13 @@ def test_sample_frequencies(space):
 
 
 def test_symmetric_kl_to_uniform():
-    policy = Categoricals(jnp.log(jnp.array([0.7, 0.1, 0.1, 0.1])), (4,), scalar=True)
-    assert policy.symmetric_kl_to_uniform() == pytest.approx(0.4378298, rel=1e-6)
-    two = Categoricals(jnp.log(jnp.array([0.7, 0.1, 0.1, 0.1] * 2)), (4, 4), scalar=False)
-    assert two.symmetric_kl_to_uniform() == pytest.approx(2 * 0.4378298, rel=1e-6)
-    assert Categoricals(jnp.zeros(4), (4,), scalar=True).symmetric_kl_to_uniform() == pytest.approx(0, abs=1e-7)
+    for logits, nvec, wanted in (
+        ([0.7, 0.1, 0.1, 0.1], (4,), 1),
+        ([0.7, 0.1, 0.1, 0.1] * 2, (4, 4), 2),
+        ([1] * 4, (4,), 0),
+    ):
+        policy = Categoricals(jnp.log(jnp.array(logits)), nvec, scalar=len(nvec) == 1)
+        assert policy.symmetric_kl_to_uniform() == pytest.approx(wanted * 0.4378298, rel=1e-6, abs=1e-7)
 
 
 def of_normals(kind):
@@ -244,40 +248,37 @@ def test_a_normal_policy_is_in_units_of_the_bounds():
         np.testing.assert_allclose(encode_action(ours, head.space), units, rtol=1e-4)
 
 
-def test_gradient_mean_over_four_devices():
-    gradients = {"w": jnp.array([0.1, 0.2, 0.3, 0.4]), "b": jnp.arange(8.0).reshape(4, 2)}
-    mean = jax.pmap(flat_pmean, axis_name=AXIS, devices=jax.devices()[:4])(gradients)
-    np.testing.assert_allclose(mean["w"], [0.25] * 4, rtol=1e-6)
-    np.testing.assert_allclose(mean["b"], [[3, 4]] * 4)
-
-
 @pytest.mark.parametrize("devices", [1, 4])
 def test_running_statistics_equal_numpy(devices):
+    """Device shares have very different means: a mean of variances would be wrong."""
     random = np.random.default_rng(0)
-    # device shares with very different means: a mean of variances would be wrong
-    batches = [random.normal(5 * i, 1 + i, (3, 8, 2)) + 10 * np.arange(8)[:, None] for i in range(4)]
+    batches = [random.normal(5 * i, 1 + i, (8, 3, 2)) + 10 * np.arange(8)[:, None, None] for i in range(4)]
     stats = running_stats((2,))
+    np.testing.assert_array_equal(stats.normalize(jnp.array([1.5, -2.0])), [1.5, -2.0])
     for batch in batches:
-        shards = jnp.asarray(np.swapaxes(batch, 0, 1), jnp.float32)
-        merged = over_devices(lambda shard, stats=stats: stats.merge(shard), devices, shards)
+        merged = over_devices(stats.merge, devices, jnp.float32(batch))
         for leaf in jax.tree.leaves(merged):
             np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[0], leaf.shape))
         stats = jax.tree.map(lambda x: x[0], merged)
     everything = np.concatenate(batches).reshape(-1, 2)
     assert stats.count == len(everything)
-    np.testing.assert_allclose(stats.mean, everything.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(stats.std, everything.std(0), rtol=1e-5)
-    normal = stats.normalize(jnp.asarray(everything, jnp.float32))
-    np.testing.assert_allclose(normal.mean(0), 0, atol=1e-4)
-    np.testing.assert_allclose(normal.std(0), 1, rtol=1e-4)
+    np.testing.assert_allclose([stats.mean, stats.std], [everything.mean(0), everything.std(0)], rtol=1e-5)
+    normal = stats.normalize(jnp.float32(everything))
+    np.testing.assert_allclose([normal.mean(0), normal.std(0)], [[0, 0], [1, 1]], atol=1e-4)
     assert stats.normalize(jnp.full((2,), 1e6)).max() == 10
-    np.testing.assert_array_equal(running_stats((2,)).normalize(jnp.array([1.5, -2.0])), [1.5, -2.0])
+    valid = np.arange(24).reshape(8, 3) % 5 > 0
+    some = jax.tree.map(
+        lambda x: x[0], over_devices(running_stats((2,)).merge, devices, jnp.float32(batches[1]), valid)
+    )
+    chosen = batches[1][valid]
+    assert some.count == len(chosen)
+    np.testing.assert_allclose([some.mean, some.std], [chosen.mean(0), chosen.std(0)], rtol=1e-5)
 
 
 @pytest.mark.parametrize(("count", "wanted"), [(2**24, 2**24 + 1), (2**32 - 1, 2**32 - 1)])
 def test_running_statistics_count_single_samples_after_millions(count, wanted):
     stats = running_stats(()).replace(count=jnp.uint32(count))
-    assert over_devices(lambda sample: stats.merge(sample), 1, jnp.ones(1)).count.tolist() == [wanted]
+    assert over_devices(stats.merge, 1, jnp.ones(1)).count.tolist() == [wanted]
 
 
 def test_new_units_leave_predictions_as_they_are():
@@ -291,11 +292,6 @@ def test_new_units_leave_predictions_as_they_are():
     assert abs(network.apply(params, x) - network.apply(rescaled, x)).min() > 0.1
     with pytest.raises(ValueError, match="head"):  # a layer by another name would keep predicting in old units
         rescale_output(params, "head", old, new)
-
-
-def test_next_boundary():
-    assert [next_boundary(step, 10) for step in (0, 1, 9, 10, 11, 20)] == [10, 10, 10, 20, 20, 30]
-    assert next_boundary(5, 0) == math.inf
 
 
 def test_a_fork_may_lack_flags_that_spaces_have_to_fit():

@@ -33,27 +33,16 @@ from common.nets.distributions import SquashedNormal
 # --------------------------------------------------------------------------------------------------------------- maths
 
 
-def test_td_target():
-    q = jnp.min(jnp.array([3.0, 2.5]))
-    assert sac.td_target(1.0, False, q, 1.3, 0.2, 0.99) == pytest.approx(3.7324)
-    assert sac.td_target(1.0, True, q, 1.3, 0.2, 0.99) == 1.0
-
-
-def test_squashed_normal():
+@pytest.mark.parametrize("u", [-20.0, -3.0, 0.0, 0.8, 5.0, 20.0])
+def test_squashed_normal_is_exact_where_tanh_saturates_too(u):
     policy = SquashedNormal(jnp.array([0.3]), jnp.array([-0.5]))
-    action, actual = policy.sample_with_log_prob((0.8 - policy.mean) / jnp.exp(policy.log_std))
-    assert action[0] == pytest.approx(0.6640368, abs=1e-6)
-    assert actual == pytest.approx(-0.1772166, abs=1e-6)
-    assert policy.sample((0.8 - policy.mean) / jnp.exp(policy.log_std)) == action
+    noise = (u - policy.mean) / jnp.exp(policy.log_std)
+    action, log_prob = policy.sample_with_log_prob(noise)
+    slope = np.log(4) - 2 * u - 2 * np.logaddexp(0, -2 * u)
+    exact = -0.5 * ((u - 0.3) * np.exp(0.5)) ** 2 + 0.5 - 0.5 * np.log(2 * np.pi) - slope
+    assert log_prob == pytest.approx(exact, rel=1e-5)
+    assert action[0] == policy.sample(noise)[0] == pytest.approx(np.tanh(u), abs=1e-6)
     assert policy.mode()[0] == pytest.approx(np.tanh(0.3))
-
-
-@pytest.mark.parametrize("u", [-20.0, -3.0, 0.0, 0.5, 5.0, 20.0])
-def test_the_density_is_exact_where_tanh_saturates(u):
-    policy = SquashedNormal(jnp.zeros(1), jnp.zeros(1))
-    log_prob = policy.sample_with_log_prob(jnp.array([u]))[1]
-    exact = -0.5 * u**2 - 0.5 * np.log(2 * np.pi) - (np.log(4) - 2 * u - 2 * np.logaddexp(0, -2 * u))
-    assert log_prob == pytest.approx(exact, rel=1e-6)
 
 
 def test_target_entropy():
@@ -116,13 +105,10 @@ class Discrete:
         return jnp.sum(p * jnp.min(two_critics(critics, obs), axis=0), axis=1), -jnp.sum(p * jnp.log(p), axis=1)
 
 
-class Adam:
-    def __init__(self, rate):
-        self.adam, self.state = optax.adam(rate), None
-
-    def step(self, tree, grads):
-        updates, self.state = self.adam.update(grads, self.state or self.adam.init(tree))
-        return optax.apply_updates(tree, updates)
+def stepped(adam, tree, grads):
+    """An optimizer and its state, a list, is changed."""
+    updates, adam[1] = adam[0].update(grads, adam[1] or adam[0].init(tree))
+    return optax.apply_updates(tree, updates)
 
 
 def updated(kind, params: sac.Params, optimizers, transition, noises, args, number: int) -> sac.Params:
@@ -145,15 +131,15 @@ def updated(kind, params: sac.Params, optimizers, transition, noises, args, numb
         q, entropy = kind.expected(actor, critics, obs, noise)
         return -jnp.mean(q + alpha * entropy)
 
-    critics, targets = optimizers[0].step(params.critics, q_gradient(params.critics)), params.targets
+    critics, targets = stepped(optimizers[0], params.critics, q_gradient(params.critics)), params.targets
     if number % args.target_frequency == 0:
         targets = jax.tree.map(lambda old, new: (1 - args.tau) * old + args.tau * new, targets, critics)
     if number % args.policy_frequency:
         return sac.Params(params.actor, critics, targets, params.log_alpha)
-    actor = optimizers[1].step(params.actor, policy_gradient(params.actor))
+    actor = stepped(optimizers[1], params.actor, policy_gradient(params.actor))
     entropy = jnp.mean(expected(params.actor, critics, obs, noise)[1])
     excess = jnp.array([entropy - kind.wanted_entropy])
-    return sac.Params(actor, critics, targets, optimizers[2].step({"x": params.log_alpha}, {"x": excess})["x"])
+    return sac.Params(actor, critics, targets, stepped(optimizers[2], params.log_alpha, excess))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +160,7 @@ def test_gradient_updates_are_those_of_the_paper(kind, updates, frequencies):
         np.log([0.2]),
     )
     before = params
-    optimizers, terminated = (Adam(0.03), Adam(0.02), Adam(0.03)), 0
+    optimizers, terminated = [[optax.adam(rate), None] for rate in (0.03, 0.02, 0.03)], 0
     for step in range(updates):
         root = state.run.key[0, 0]
         state, metrics, _ = update(state, np.int32(1))
@@ -263,12 +249,9 @@ def test_a_buffer_that_does_not_fit_is_refused():
 @pytest.mark.parametrize(("ratio", "num_envs"), [(0.12345, 3), (1e-5, 16), (0.1, 1), (0.3, 16), (1.7, 3), (20.0, 1)])
 def test_the_ratio_is_exact(ratio, num_envs):
     args = small_sac_args(utd_ratio=ratio, num_envs=num_envs, learning_starts=20)
-    exact = Fraction(str(ratio))
-    for step in range(0, 2000, num_envs):
-        wanted = int(exact * max(step - 20, 0))
-        assert args.ratio.due(step) == wanted
-    steps = jnp.arange(0, 2000, num_envs)
-    np.testing.assert_array_equal(args.ratio.due(steps), [args.ratio.due(int(step)) for step in steps])
+    steps = range(0, 2000, num_envs)
+    exact = [int(Fraction(str(ratio)) * max(step - 20, 0)) for step in steps]
+    assert [args.ratio.due(step) for step in steps] == exact == args.ratio.due(jnp.array(steps)).tolist()
 
 
 @pytest.mark.slow
@@ -329,14 +312,11 @@ def test_time_limits_are_not_stored_as_terminations_and_no_reset_is_a_next_obser
 # ------------------------------------------------------------------------------------------------------------ resuming
 
 
-def trained(tmp_path, name: str, **flags):
-    return sac.train(small_sac_args(run_dir=str(tmp_path / name), **flags))
-
-
 @pytest.mark.usefixtures("shared_programs")
 def test_without_the_buffer_checkpoints_are_small_and_a_resumed_run_refills(tmp_path):
     flags = {"total_timesteps": 16 * 40, "log_interval": 16 * 8, "buffer_size": 16 * 10_000, "learning_starts": 64}
-    part = trained(tmp_path, "part", **flags, stop_after=16 * 20, save_buffer=False)
+    flags |= {"stop_after": 16 * 20, "save_buffer": False}
+    part = sac.train(small_sac_args(**flags, run_dir=str(tmp_path / "part")))
     resumed = sac.train(sac.Args.from_run(part.run_dir, quiet=True))
     (before,) = [row for row in metric_rows(part.run_dir) if row["env_steps"] == 16 * 20 and "replay/fill" in row]
     last = [row for row in metric_rows(resumed.run_dir) if "replay/fill" in row][-1]
@@ -362,7 +342,7 @@ def test_after_a_refill_the_policy_acts_not_chance():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env", ["FrozenLake-misc", "Reacher-misc", "Pusher", "Pixels"])
+@pytest.mark.parametrize("env", ["FrozenLake-misc", "Pusher", "Pixels"])
 def test_other_spaces_train(env):
     args = small_sac_args(num_envs=4, batch_size=16, eval_episodes=2)
     state, metrics = run_updates(args, make_env(env), 2, 20)

@@ -5,20 +5,16 @@ As many as pay off, or as the flags say; where that does not work, the numbers t
 
 import math
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-from jax.interpreters.partial_eval import dce_jaxpr
 
 from common.cli.checks import multiples_near
 from common.cli.errors import UsageError
 
-MAX_DEVICES = 4096  # more are a slip of the finger, and as virtual ones would exhaust the machine
-MAX_CPU_DEVICES = 2048  # virtual ones of a process; XLA takes what is beyond for another process's
+MAX_DEVICES = 2048  # more are a slip of the finger; beyond it XLA takes a process's virtual ones for another process's
 
 
 def choose_devices(
@@ -27,63 +23,40 @@ def choose_devices(
     block: int = 1,
     envs_per_cpu_device: float = 1,
     num_processes: int = 1,
+    shared: str = "--num-envs",
 ) -> list[jax.Device]:
     """The devices to train on, those of every process behind those of the one before and as many.
 
     They are `num_devices`, or with 0 all accelerators, or the CPU cores that pay off, of several processes one each.
-    Environments come in blocks of `block` that no device boundary may cut. A CPU device pays off from
-    `envs_per_cpu_device` environments on. On a CPU the devices are virtual and are made here, for `num_processes` if
-    they are known, unless JAX has already started; then the existing ones are used. Raises UsageError, with the numbers
-    that would work, where there are too few devices or they do not divide the environments.
+    Environments, or what else is `shared`, come in blocks of `block` that no device boundary may cut. A CPU device pays
+    off from `envs_per_cpu_device` environments on. On a CPU the devices are virtual and are made here, for
+    `num_processes` if they are known, unless JAX has already started; then the existing ones are used. Raises
+    UsageError, with the numbers that would work, where there are too few devices or they do not divide what is shared.
     """
     processes = max(num_processes, 1)
+    fewest, several = num_devices or processes, jax.distributed.is_initialized()
     counts = range(processes, min(num_envs, MAX_DEVICES) + 1, processes)
     shares = [count for count in counts if num_envs % (count * block) == 0]
-    blocks = f", in blocks of {block} that give all minibatches equal parts" if block > 1 else ""
-    if not shares and processes > 1:
+    if fewest not in shares:
+        blocks = f", in blocks of {block} that give all minibatches equal parts" if block > 1 else ""
+        blocks += f", as many in each of {processes} processes" if processes > 1 else ""
+        near = f"{shared} {multiples_near(num_envs, fewest * block)}"
+        ways = [near] * (fewest % processes == 0 and shared == "--num-envs")
+        ways += [f"--num-devices {', '.join(map(str, shares[:12]))}"] * bool(shares)
         raise UsageError(
-            f"--num-envs {num_envs} cannot be split evenly over {processes} processes{blocks}: take --num-envs "
-            f"{multiples_near(num_envs, processes * block)}"
+            f"--num-devices {fewest} does not divide {shared} {num_envs}{blocks}: take {', or '.join(ways)}"
         )
-    if num_devices % processes:
-        raise UsageError(
-            f"--num-devices {num_devices} counts the devices of all {processes} processes, which have as many each: "
-            f"take {multiples_near(num_devices, processes)}"
-        )
-    if num_devices and num_devices not in shares:
-        raise UsageError(
-            f"--num-devices {num_devices} does not divide --num-envs {num_envs}{blocks}: take --num-envs "
-            f"{multiples_near(num_envs, num_devices * block)}, or --num-devices {', '.join(map(str, shares[:12]))}"
-        )
-    several = jax.distributed.is_initialized()
     worthwhile = [n for n in shares if n <= _cores() and n * envs_per_cpu_device <= num_envs] or shares[:1]
     _make_cpu_devices((num_devices or (processes if several else worthwhile[-1])) // processes)
-    devices = _local_devices()
-    if processes != jax.process_count():  # which they have found out by themselves
-        return choose_devices(num_devices, num_envs, block, envs_per_cpu_device, jax.process_count())
-    groups = _of_processes(processes)
-    kind, most = devices[0].platform, min(map(len, groups)) * processes
+    groups = _devices_of_processes()
+    if processes != len(groups):  # which they have found out by themselves
+        return choose_devices(num_devices, num_envs, block, envs_per_cpu_device, len(groups), shared)
+    kind, most = groups[0][0].platform, min(map(len, groups)) * processes
     if num_devices > most:
-        where = f"in each of {processes} processes" if several else "here"
-        raise UsageError(f"--num-devices {num_devices}: JAX has {most // processes} {kind} device(s) {where}")
+        raise UsageError(f"--num-devices {num_devices}: JAX has {most // processes} {_kind_and_place(groups)}")
     usable = worthwhile if kind == "cpu" and not several else shares
     chosen = num_devices or max(count for count in usable if count <= most)
     return [device for group in groups for device in group[: chosen // processes]]
-
-
-def share_members(num_devices: int, num_agents: int) -> list[jax.Device]:
-    """The devices to train on where each has agents of its own, with all of their environments.
-
-    They are `num_devices`, or with 0 as many accelerators or CPU cores as divide the agents. Raises UsageError, with
-    the numbers that would work, as `choose_devices` does.
-    """
-    shares = [count for count in range(1, min(num_agents, MAX_DEVICES) + 1) if num_agents % count == 0]
-    if num_devices and num_devices not in shares:
-        raise UsageError(
-            f"--num-devices {num_devices} does not divide the {num_agents:,} agents, of which --sharding members gives "
-            f"each device as many: take --num-devices {', '.join(map(str, shares[:12]))}"
-        )
-    return choose_devices(num_devices, num_agents)
 
 
 def choose_roles(actors: tuple[int, ...], learners: tuple[int, ...]) -> tuple[list[jax.Device], list[jax.Device]]:
@@ -93,42 +66,38 @@ def choose_roles(actors: tuple[int, ...], learners: tuple[int, ...]) -> tuple[li
     process. On a CPU the devices are virtual and are made here, unless JAX has already started. Raises UsageError for
     one that does not exist.
     """
-    if too_large := [index for index in (*actors, *learners) if index >= MAX_DEVICES]:
-        raise UsageError(f"--actor-devices and --learner-devices go up to {MAX_DEVICES - 1}, got {too_large[0]}")
     _make_cpu_devices(max((*actors, *learners), default=0) + 1)
-    devices = _local_devices()
-    groups = _of_processes(jax.process_count())
+    groups = _devices_of_processes()
     fewest = min(map(len, groups))
-    missing = [index for index in (*actors, *learners) if index >= fewest]
-    if missing:
-        where = f"in each of {len(groups)} processes" if len(groups) > 1 else "here"
-        have = f"JAX has {fewest} {devices[0].platform} device(s) {where}, numbered from 0"
+    if missing := [index for index in (*actors, *learners) if index >= fewest]:
+        have = f"JAX has {fewest} {_kind_and_place(groups)}, numbered from 0"
         raise UsageError(f"there is no device {missing[0]} for --actor-devices or --learner-devices: {have}")
-    every = range(1 if devices[0].platform == "cpu" else fewest)
-    return [devices[i] for i in actors or (0,)], [group[i] for group in groups for i in learners or every]
+    own, every = groups[jax.process_index()], range(1 if groups[0][0].platform == "cpu" else fewest)
+    return [own[i] for i in actors or (0,)], [group[i] for group in groups for i in learners or every]
 
 
 def _make_cpu_devices(count: int) -> None:
-    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+    if count > MAX_DEVICES or "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     with suppress(RuntimeError):  # JAX has started in this process: its devices are what they are
-        jax.config.update("jax_num_cpu_devices", min(count, MAX_CPU_DEVICES))
+        jax.config.update("jax_num_cpu_devices", count)
 
 
-def _of_processes(count: int) -> list[list[jax.Device]]:
-    """The devices of each process."""
-    return [[device for device in jax.devices() if device.process_index == process] for process in range(count)]
-
-
-def _local_devices() -> list[jax.Device]:
+def _devices_of_processes() -> list[list[jax.Device]]:
+    """The devices of each process. Raises UsageError where JAX cannot start, or is set to what no run works with."""
     refused = {"jax_enable_x64": "training computes in 32 bits", "jax_disable_jit": "training is compiled"}
     for switch, why in refused.items():
         if getattr(jax.config, switch):
             raise UsageError(f"{switch.upper()} is on, and {why}: unset it, or jax.config.update({switch!r}, False)")
     try:
-        return jax.local_devices()
+        return [jax.local_devices(process) for process in range(jax.process_count())]
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"JAX cannot use JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: {error}") from error
+
+
+def _kind_and_place(groups: list[list[jax.Device]]) -> str:
+    where = f"in each of {len(groups)} processes" if len(groups) > 1 else "here"
+    return f"{groups[0][0].platform} device(s) {where}"
 
 
 def describe(devices: list[jax.Device]) -> str:
@@ -155,12 +124,6 @@ def memory_of(devices: list[jax.Device]) -> float:
     return min(limits) * jax.process_count()
 
 
-LARGE = 0.02
-"""Share of the memory from which on observations of an update, or of an evaluation, are worth a closer look."""
-MATERIALISED = "scan", "while", "dot_general", "conv_general_dilated"
-"""Operations whose inputs and outputs are arrays in memory, whatever a compiler makes of the others."""
-
-
 def shapes_of(programs: Any, members: Any) -> Any:
     """Shapes of the state of a run. Raises UsageError where there are none that large."""
     try:
@@ -171,50 +134,25 @@ def shapes_of(programs: Any, members: Any) -> Any:
         raise UsageError("these sizes make arrays of more numbers than any memory has; take smaller ones") from error
 
 
-def check_fits(args: Any, programs: Any, state: Any, example: Any, env: Any, devices: list[jax.Device]) -> None:
-    """Raise UsageError where a run's `state`, or at some moment an update or an evaluation, takes more than there is.
+BESIDE = 32  # bytes at least that an update keeps of a sample beside its observation: action, reward, value and so on
 
-    `example` has the shapes of what `update` takes beside the state. What programs hold is looked up only where
-    observations of `env`, which has an `obs_like`, say that it may be much: it takes as long as to trace them.
+
+def check_fits(args: Any, state: Any, example: Any, env: Any, devices: list[jax.Device]) -> None:
+    """Raise UsageError where a run's `state`, an update or an evaluation needs more memory than there is.
+
+    `example` has the shapes of what `update` takes beside the state, and `env` an `obs_like`.
     """
     available, episodes = memory_of(devices), 0 if args.benchmark else args.eval_episodes
-    needs = {"the state and the batches of this run take": _size((state, example))}
-    if max(args.steps_per_update, episodes) * args.num_agents * _size(env.obs_like) > LARGE * available:
-        needs["an update takes at least"] = _peak_bytes(programs.update, state, example) * len(devices)
-        if programs.evaluate and episodes:
-            needs["an evaluation takes at least"] = _peak_bytes(programs.evaluate, state, np.int32(0)) * len(devices)
+    samples, obs = args.steps_per_update * args.num_agents, size_of(env.obs_like)
+    needs = {
+        "the state and the batches of this run take": size_of((state, example)),
+        "an update takes at least": samples * (obs + BESIDE),
+        "an evaluation takes at least": episodes * args.num_agents * obs,
+    }
     for what, size in needs.items():
         if size > available:
             smaller = "fewer --eval-episodes" if "evaluation" in what else "fewer environments, steps or hidden units"
             raise UsageError(f"{what} {size / 1e9:,.1f} GB, and there are {available / 1e9:,.1f} GB: take {smaller}")
-
-
-def _peak_bytes(program: Any, *inputs: Any) -> int:
-    """Bytes that a program, on each device, has to have at once: inputs of one of its operations, or outputs, which
-    may take their place.
-    """
-    traced = jax.make_jaxpr(program)(*inputs).jaxpr
-    needed, _ = dce_jaxpr(traced, [True] * len(traced.outvars))
-    operations = _operations(needed)
-    return max((_size([x.aval for x in some]) for one in operations for some in (one.invars, one.outvars)), default=0)
-
-
-def _operations(jaxpr: Any) -> Iterator[Any]:
-    """Those in a program, and in what it calls, that hold what they take and give."""
-    for operation in jaxpr.eqns:
-        if operation.primitive.name in MATERIALISED:
-            yield operation
-        for inner in jax.tree.leaves(operation.params, is_leaf=_is_program):
-            if _is_program(inner):
-                yield from _operations(getattr(inner, "jaxpr", inner))
-
-
-def _is_program(x: Any) -> bool:
-    return hasattr(x, "eqns")
-
-
-def _size(tree: Any) -> int:
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def check_size(args: Any, state: Any, devices: list[jax.Device]) -> dict[str, str]:
@@ -225,9 +163,9 @@ def check_size(args: Any, state: Any, devices: list[jax.Device]) -> dict[str, st
     if not args.is_population:
         return {}
     groups = args.groups(len(devices))
-    size, available = _bytes(state) * args.sharing(len(devices)), memory_of(devices)
+    size, available = size_of(state, 1) * args.sharing(len(devices)), memory_of(devices)
     if groups > 1 and args.pbt:  # each device has all learners during an exchange
-        size += _bytes((state.learner, state.run)) * groups
+        size += size_of((state.learner, state.run), 1) * groups
     if size > available:
         raise UsageError(
             f"{args.num_agents:,} members of {size / args.num_agents / 1e6:,.1f} MB are {size / 1e9:,.1f} GB, and "
@@ -237,6 +175,6 @@ def check_size(args: Any, state: Any, devices: list[jax.Device]) -> dict[str, st
     return {"members": f"{args.num_agents:,}{differ}; their states take {size / 1e6:,.1f} MB"}
 
 
-def _bytes(state: Any) -> int:
-    """Of what a device has, or of what devices share between them."""
-    return sum(x.size // len(x) * x.dtype.itemsize for x in jax.tree.leaves(state))
+def size_of(tree: Any, axis: int = 0) -> int:
+    """Bytes of arrays, or of what they have at one place of their axes before `axis`."""
+    return sum(math.prod(x.shape[axis:]) * x.dtype.itemsize for x in jax.tree.leaves(tree))

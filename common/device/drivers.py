@@ -36,12 +36,11 @@ from common.device.rollout import (
 )
 from common.device.sharding import AXIS, TrainState, flat_pmean, same_for_all_seeds
 from common.device.statistics import (
-    EpisodeTotals,
     Tally,
     count_episodes,
+    episode_metrics,
     new_recent,
     new_tracker,
-    no_episodes,
     same_everywhere,
 )
 from common.envs.environment import Env, Step
@@ -54,7 +53,7 @@ class Driver(NamedTuple):
     """An algorithm's run on the devices, as functions of one agent."""
 
     init: Any  # seed [], flags of its own {name: []} -> TrainState
-    update: Any  # TrainState -> TrainState, Tally, EpisodeTotals
+    update: Any  # TrainState -> TrainState, Tally, Tally of episodes
     gauges: Any = lambda state: {}  # TrainState -> metrics of how things stand at the end of an interval
 
 
@@ -81,7 +80,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
         run = RunState(key, jnp.int32(0), hyper or {}, new_recent(env), first_past(args, learner))
         return TrainState(learner, Actors(env_state, at_start(obs), memory, tracker), run)
 
-    def update(state: TrainState) -> tuple[TrainState, Tally, EpisodeTotals]:
+    def update(state: TrainState) -> tuple[TrainState, Tally, Tally]:
         learner, actors = state.learner, state.actors
         run = state.run.replace(past=renewed_past(args, state.run, learner))
         rollout_key, key = jax.random.split(jax.random.fold_in(run.key, run.updates))
@@ -143,7 +142,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
         actors = Actors(env_state, at_start(obs), (), new_tracker(env, num_envs), replay)
         return TrainState(algorithm.init(params_key, hp_of(args, hyper)), actors, run)
 
-    def update(state: TrainState) -> tuple[TrainState, Tally, EpisodeTotals]:
+    def update(state: TrainState) -> tuple[TrainState, Tally, Tally]:
         learner, run = state.learner, state.run
         act_key, learn_key = jax.random.split(jax.random.fold_in(run.key, run.updates))
         actors, out, transition = collect(learner, state.actors, run, act_key)
@@ -225,16 +224,16 @@ def random_actions(keys: jax.Array, obs: Any, env: Env | EnvSpec) -> jax.Array:
 
 
 def repeat(
-    update: Callable[[Any], tuple[Any, Tally, EpisodeTotals]], state: Any, num_updates: jax.Array
+    update: Callable[[Any], tuple[Any, Tally, Tally]], state: Any, num_updates: jax.Array
 ) -> tuple[Any, dict[str, jax.Array], dict[str, jax.Array]]:
-    """Run `update` `num_updates` times; metrics are put together, episodes merged.
+    """Run `update` `num_updates` times; metrics are put together.
 
     `num_updates` is traced: one executable serves every length, and a resumed run executes the very same code. Returns
     the state, the metrics, and for each of `update`'s metrics the index of the first update in which it was not finite
     (or -1).
     """
     update = jax.jit(update)  # traced once, although its shapes are asked for too
-    _, zeros, none = zeros_of(update, state)
+    _, zeros, no_episodes = zeros_of(update, state)
     never = {name: jnp.int32(-1) for name in zeros.value}
 
     def body(index, carry):
@@ -244,11 +243,11 @@ def repeat(
             name: jnp.where((first < 0) & ~jnp.isfinite(new.value[name]), index, first)
             for name, first in broken.items()
         }
-        return state, tally + new, broken, episodes.merge(finished)
+        return state, tally + new, broken, episodes + finished
 
-    start = state, zeros, never, no_episodes(none.info)
+    start = state, zeros, never, no_episodes
     state, tally, broken, episodes = jax.lax.fori_loop(0, num_updates, body, start)
-    return state, tally.metrics() | episodes.metrics(), broken
+    return state, tally.metrics() | episode_metrics(episodes), broken
 
 
 def repeat_and_add(step: Callable[[jax.Array, Any], tuple[Any, Tally]], state: Any, count: jax.Array):

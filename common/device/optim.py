@@ -11,9 +11,7 @@ from flax import struct
 
 from common.device.interface import Flags
 from common.device.sharding import AXIS
-from common.device.statistics import Report, across_devices, over_steps
-
-Metrics = dict[str, jax.Array]
+from common.device.statistics import Metrics, Report, across_devices, over_steps
 
 
 class AdamState(struct.PyTreeNode):
@@ -81,37 +79,23 @@ def inf_if_zero(limit: float | jax.Array) -> float | jax.Array:
 def run_epochs(step: Callable, start: Any, inputs: Any, target_kl: float | jax.Array = 0.0) -> tuple[Any, Metrics]:
     """Steps of `jax.lax.scan` over `inputs` [E, M, ...], which return metrics: what they carry, and the means of those.
 
-    None counts after an epoch whose "policy/approx_kl" exceeds `target_kl`, unless that is 0.
+    None counts after an epoch whose "policy/approx_kl" exceeds `target_kl`, unless that is 0; they are computed all the
+    same, as under `vmap` in any case.
     """
+    all_count = isinstance(target_kl, float) and not target_kl
 
     def epoch(carry, inputs):
-        carry, metrics = jax.lax.scan(step, carry, inputs)
-        metrics = over_steps(metrics)
-        return carry, metrics, metrics["policy/approx_kl"] > inf_if_zero(target_kl)
-
-    if isinstance(target_kl, float) and not target_kl:
-        state, metrics = jax.lax.scan(lambda carry, inputs: epoch(carry, inputs)[:2], start, inputs)
-        metrics, count = over_steps(metrics), jnp.float32(len(jax.tree.leaves(inputs)[0]))
-    else:
-        state, metrics, count = scan_until_stopped(epoch, start, inputs)
-    return state, metrics | {"policy/epochs": count}
-
-
-def scan_until_stopped(step: Callable, state: Any, inputs: Any) -> tuple[Any, Metrics, jax.Array]:
-    """Steps of `jax.lax.scan`, of which those count that come before one says stop, and that one.
-
-    `step` returns the state, metrics, and whether to stop. Later steps are computed too, as under `vmap` in any case.
-    Returns the last state that counts, the metrics of all steps that do, and their number.
-    """
-
-    def body(carry, inputs):
         before, stopped = carry
-        after, metrics, stop = step(before, inputs)
-        after = jax.tree.map(lambda old, new: jnp.where(stopped, old, new), before, after)
-        return (after, stopped | stop), (metrics, ~stopped)
+        after, metrics = jax.lax.scan(step, before, inputs)
+        metrics, counts = over_steps(metrics), ~stopped
+        if not all_count:
+            after = jax.tree.map(lambda old, new: jnp.where(stopped, old, new), before, after)
+            stopped |= metrics["policy/approx_kl"] > inf_if_zero(target_kl)
+        return (after, stopped), (metrics, counts)
 
-    (state, _), (metrics, counts) = jax.lax.scan(body, (state, jnp.bool_(False)), inputs)
-    return state, over_steps(metrics, counts), jnp.sum(counts, dtype=jnp.float32)
+    (state, _), (metrics, counts) = jax.lax.scan(epoch, (start, jnp.bool_(False)), inputs)
+    metrics = over_steps(metrics, None if all_count else counts)
+    return state, metrics | {"policy/epochs": jnp.sum(counts, dtype=jnp.float32)}
 
 
 def when(due: jax.Array, step: Callable[[Any], tuple[Any, Metrics]], state: Any) -> tuple[Any, dict[str, Report]]:
@@ -161,10 +145,6 @@ def noise_like(keys: jax.Array, x: jax.Array) -> jax.Array:
     return jax.vmap(lambda key: jax.random.normal(key, shape))(keys).reshape(x.shape)
 
 
-SCHEDULED = {"learning_rate": "learning rate", "ent_coef": "entropy coefficient"}
-"""Flags that change over a run, with their names in words."""
-
-
 def hp_of(args: Any, hyper: dict[str, jax.Array] | None = None, **now: jax.Array) -> Flags:
     """The flags of one agent: those that are in its `hyper` as arrays [], all others as they are in `args`.
 
@@ -173,40 +153,25 @@ def hp_of(args: Any, hyper: dict[str, jax.Array] | None = None, **now: jax.Array
     return Flags(**vars(args) | (hyper or {}) | now)
 
 
+SCHEDULED = {"learning_rate": "learning rate", "ent_coef": "entropy coefficient"}
+"""Flags that change over a run, with their names in words."""
+
+
 def hp_now(args: Any, run: Any, learner: Any) -> tuple[Flags, dict[str, jax.Array]]:
     """The flags of one agent for the update that comes next, and what schedules make of some of them [], by name.
 
     Its `run` is the `RunState`, and under --lr-schedule kl-adaptive its learner has an `AdamState`.
     """
-    now, hp = {}, hp_of(args, run.hyper)
-    if hasattr(args, "lr_schedule"):
-        now["learning_rate"] = _learning_rate(args, hp, run, learner)
+
+    def left(fraction: float) -> jax.Array:
+        """Of a value that falls to zero in a line over this share of the run: 1 at its start."""
+        return jnp.maximum(1.0 - run.updates / max(fraction * args.num_updates, 1.0), 0.0)
+
+    now, hp, schedule = {}, hp_of(args, run.hyper), getattr(args, "lr_schedule", "")
+    if schedule == "kl-adaptive":
+        now["learning_rate"] = learner.opt_state.learning_rate
+    elif schedule:
+        now["learning_rate"] = jnp.float32(hp.learning_rate) * (left(1.0) if schedule == "linear" else 1.0)
     if fraction := getattr(args, "ent_fraction", 0.0):
-        now["ent_coef"] = hp.ent_coef * _left(args, run, fraction)
+        now["ent_coef"] = hp.ent_coef * left(fraction)
     return hp_of(args, run.hyper, **now), now
-
-
-def schedule_notes(args: Any) -> list[str]:
-    """Sentences on what has fallen to zero over a run and is higher again in one that is twice as long."""
-    falls = getattr(args, "lr_schedule", "") == "linear"
-    fractions = {"learning_rate": 1.0 if falls else 0.0, "ent_coef": getattr(args, "ent_fraction", 0.0)}
-    sentences = []
-    for flag, fraction in fractions.items():
-        left = 1 - 0.5 / fraction if fraction > 0.5 else 0  # share of the value, halfway through the longer run
-        values = args.values_of(flag) if left else []
-        if any(values):
-            size = f"{left * values[0]:.3g}" if len(values) == 1 else f"{left:.2g} times its first value"
-            sentences.append(f"the {SCHEDULED[flag]} has fallen to 0; a run twice as long (below) resumes with {size}")
-    return sentences
-
-
-def _learning_rate(args: Any, hp: Flags, run: Any, learner: Any) -> jax.Array:
-    """The learning rate [] of the update that comes next: to zero in a line, constant, or as KL divergences have it."""
-    if args.lr_schedule == "kl-adaptive":
-        return learner.opt_state.learning_rate
-    return jnp.float32(hp.learning_rate) * (_left(args, run, 1.0) if args.lr_schedule == "linear" else 1.0)
-
-
-def _left(args: Any, run: Any, fraction: float) -> jax.Array:
-    """What is left [] of a value that falls to zero in a line over this share of the run: 1 at its start."""
-    return jnp.maximum(1.0 - run.updates / max(fraction * args.num_updates, 1.0), 0.0)

@@ -10,11 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 
 from common.cli.errors import UsageError
-from common.device.devices import memory_of
+from common.device.devices import memory_of, size_of
 from common.device.interface import Transition
 from common.device.sharding import same_for_all_seeds
 from common.envs.masks import empty_action
@@ -98,22 +97,23 @@ def memory_note(args: Any, env: Any, devices: list[jax.Device], versions: bool =
     """
     if not hasattr(args, "buffer_size"):
         return {}
-    example = jax.eval_shape(lambda: example_transition(env, versions))
-    transitions = args.capacity * args.num_rings * args.num_agents
-    size = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(example))
-    available = memory_of(devices)
+    size, available = size_of(jax.eval_shape(lambda: example_transition(env, versions))), memory_of(devices)
+    whole = args.capacity * args.num_rings
+    transitions = whole * args.num_agents
     if transitions * size > available:
         raise UsageError(
             f"--buffer-size {args.buffer_size} does not fit: {transitions:,} transitions of {size:,} bytes are "
             f"{transitions * size / 1e9:,.1f} GB, and there are {available / 1e9:,.1f} GB; at most "
             f"{int(available / size):,} transitions fit{', over all agents together' if args.num_agents > 1 else ''}"
         )
-    saved = ", and as much again while a checkpoint is saved or loaded" if transitions * size > LARGE else ""
-    note = saved if args.save_buffer else ", not saved: a resumed run fills it again before it learns on"
-    whole = args.capacity * args.num_rings
-    rounded = f" ({args.buffer_size:,} rounded down to {whole:,}, a ring for each of {args.num_rings} environments)"
-    note = rounded * (whole < args.buffer_size) + note
-    return {"replay": f"{transitions:,} transitions of {size:,} bytes = {transitions * size / 1e6:,.1f} MB{note}"}
+    note = f"{transitions:,} transitions of {size:,} bytes = {transitions * size / 1e6:,.1f} MB"
+    if whole < args.buffer_size:
+        note += f" ({args.buffer_size:,} rounded down to {whole:,}, a ring for each of {args.num_rings} environments)"
+    if not args.save_buffer:
+        note += ", not saved: a resumed run fills it again before it learns on"
+    elif transitions * size > LARGE:
+        note += ", and as much again while a checkpoint is saved or loaded"
+    return {"replay": note}
 
 
 def example_transition(env: Any, versions: bool = False) -> Transition:

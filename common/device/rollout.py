@@ -31,7 +31,8 @@ def step_envs(env: Env, keys: jax.Array, states: Any, actions: Any, starts: Star
     def begun(index):
         if starts is None:
             return jax.vmap(env.reset)(reset_keys[index])
-        chosen = jax.vmap(lambda key: jax.random.randint(key, (), 0, num_starts(starts)))(reset_keys[index])
+        count = jax.tree.leaves(starts)[0].shape[0]
+        chosen = jax.vmap(lambda key: jax.random.randint(key, (), 0, count))(reset_keys[index])
         return jax.tree.map(lambda x: x[chosen], starts)
 
     over = reached.terminated | reached.truncated
@@ -71,10 +72,6 @@ def new_starts(env: Env, key: jax.Array, count: int) -> Starts | None:
         return None
     share = jax.vmap(env.reset)(keys_of(key, -(-count // jax.lax.axis_size(AXIS))))
     return jax.tree.map(lambda x: gathered(x)[:count], share)
-
-
-def num_starts(starts: Starts) -> int:
-    return jax.tree.leaves(starts)[0].shape[0]
 
 
 def compute_where(values: Any, missing: jax.Array, width: int, compute: Callable[[jax.Array], Any]) -> Any:
@@ -188,12 +185,7 @@ def random_order(key: jax.Array, label_key: jax.Array, size: int) -> jax.Array:
     factor |= 1
     labels = factor * jnp.arange(size, dtype=jnp.uint32) + offset
     order = jnp.sort((jax.random.bits(key, (size,)) & ~label_bits) | (labels & label_bits))
-    return ((order - offset) * inverse(factor) & label_bits).astype(jnp.int32)
-
-
-def inverse(odd: jax.Array) -> jax.Array:
-    """The number whose product with the `odd` one is 1 modulo 2**32."""
-    result = odd  # right in its lowest three bits, and after each of Newton's steps in twice as many
+    inverse = factor  # modulo 2**32: right in its lowest three bits, and after each of Newton's steps in twice as many
     for _ in range(4):
-        result *= 2 - odd * result
-    return result
+        inverse *= 2 - factor * inverse
+    return ((order - offset) * inverse & label_bits).astype(jnp.int32)

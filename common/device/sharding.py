@@ -40,12 +40,12 @@ def mesh_of_members(devices: list[jax.Device]) -> Mesh:
     return Mesh(np.array(devices)[:, None], (GROUPS, AXIS))
 
 
-def flat_pmean(tree: Any, axis_name: str = AXIS) -> Any:
+def flat_pmean(tree: Any) -> Any:
     """Mean of a tree over the devices, as one collective on the concatenated arrays instead of one per leaf."""
-    if jax.lax.axis_size(axis_name) == 1:
+    if jax.lax.axis_size(AXIS) == 1:
         return tree
     flat, unravel = ravel_pytree(tree)
-    return unravel(jax.lax.pmean(flat, axis_name))
+    return unravel(jax.lax.pmean(flat, AXIS))
 
 
 def global_ids(local: int, axis_name: str = AXIS) -> jax.Array:
@@ -53,14 +53,14 @@ def global_ids(local: int, axis_name: str = AXIS) -> jax.Array:
     return jax.lax.axis_index(axis_name) * local + jnp.arange(local)
 
 
-def gathered(x: jax.Array, axis_name: str = AXIS, axis: int = 0) -> jax.Array:
-    """The parts `x` of all devices one after the other along `axis`, the same on every device."""
-    return jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
+def gathered(x: jax.Array, axis_name: str = AXIS) -> jax.Array:
+    """The parts `x` [N, ...] of all devices one after the other, the same on every device."""
+    return jax.lax.all_gather(x, axis_name, tiled=True)
 
 
 def members_of_all(tree: Any) -> Any:
     """Arrays [S, ...] of the members of all `GROUPS` one after the other, from those of this device."""
-    everyone = jax.tree.map(lambda x: jax.lax.all_gather(x, GROUPS, tiled=True), key_data(tree))
+    everyone = jax.tree.map(lambda x: gathered(x, GROUPS), key_data(tree))
     return jax.tree.map(lambda x, own: jax.random.wrap_key_data(x) if _is_key(own) else x, everyone, tree)
 
 
@@ -74,49 +74,55 @@ def to_host(state: TrainState, unwanted: tuple[str, ...] = ()) -> TrainState:
     state = key_data(state)
     same = jax.tree.map(lambda x: x.addressable_data(0) if len(x) > 1 else x, (state.learner, state.run))
 
-    def parts(path, x):
+    def own_parts(path, x):  # [D, S, N / D, ...]
         name = "actors/" + jax.tree_util.keystr(path, simple=True, separator="/")
-        mine = _own_parts(x)
-        return [np.zeros(part.shape, part.dtype) for part in mine] if name.startswith(unwanted) else mine
+        shards = sorted(x.addressable_shards, key=lambda shard: shard.device.id)
+        parts = [x] if x.is_fully_addressable else [shard.data for shard in shards]
+        return [np.zeros(part.shape, part.dtype) for part in parts] if name.startswith(unwanted) else parts
 
-    same, actors = jax.device_get((same, jax.tree_util.tree_map_with_path(parts, state.actors)))
-    merged = jax.tree.map(_merge, actors, is_leaf=lambda x: isinstance(x, list))
+    def merged(parts):
+        x = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return np.moveaxis(x, 0, 1).reshape(_merged_shape(x.shape))
+
+    same, actors = jax.device_get((same, jax.tree_util.tree_map_with_path(own_parts, state.actors)))
     learner, run = jax.tree.map(lambda x: x[0], same)
-    return TrainState(learner, merged, run)
+    return TrainState(learner, jax.tree.map(merged, actors, is_leaf=lambda x: isinstance(x, list)), run)
 
 
 def host_like(shapes: Any) -> Any:
     """Zeros with the structure, shapes and types that `to_host` gives for a state of `shapes` (from `eval_shape`, which
     knows of the devices of all processes).
     """
+    shapes = jax.eval_shape(key_data, shapes)
+    learner, run = jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), (shapes.learner, shapes.run))
+    rows = jax.tree.map(lambda x: np.zeros(_merged_shape(x.shape, multihost.count()), x.dtype), shapes.actors)
+    return TrainState(learner, rows, run)
 
-    def zeros(x, shape):
-        data = jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x
-        return np.zeros(shape + data.shape[len(x.shape) :], data.dtype)
 
-    learner, run = jax.tree.map(lambda x: zeros(x, x.shape[1:]), (shapes.learner, shapes.run))
-    return TrainState(learner, jax.tree.map(lambda x: zeros(x, _merged_shape(x.shape)), shapes.actors), run)
+def _merged_shape(shape: tuple[int, ...], processes: int = 1) -> tuple[int, ...]:
+    """[S, N, ...] of [D, S, N / D, ...], of which each process has an equal part of N."""
+    devices, seeds, local, *more = shape
+    return seeds, devices * local // processes, *more
 
 
 def to_devices(host: TrainState, like: TrainState, devices: list[jax.Device], sharding: str = "pmap") -> TrainState:
     """The inverse of `to_host`: a state for programs over `devices` with that `sharding`, with the types of `like`."""
-    local = len(multihost.own(devices))
-    parts = 1 if sharding == "members" else local
+    parts = 1 if sharding == "members" else len(multihost.own(devices))
+
+    def split(x):
+        seeds, total, *shape = x.shape
+        return np.moveaxis(np.reshape(x, (seeds, parts, total // parts, *shape)), 1, 0)
+
     learner, run = jax.tree.map(lambda x: np.broadcast_to(x, (parts, *np.shape(x))), (host.learner, host.run))
-    split = TrainState(learner, jax.tree.map(lambda x: _split(x, parts), host.actors), run)
+    state = TrainState(learner, jax.tree.map(split, host.actors), run)
 
     # Out of a pmap with the same axis name: any other placement makes the update compile a second time.
     def place(state):
         return jax.tree.map(lambda x, old: jax.random.wrap_key_data(x) if _is_key(old) else x, state, like)
 
     if sharding == "members":
-        return jax.jit(place, out_shardings=NamedSharding(mesh_of_members(devices), P(None, GROUPS)))(split)
-    return jax.pmap(place, axis_name=AXIS, devices=devices)(split)
-
-
-def mesh_of(devices: list[jax.Device]) -> Mesh:
-    """The devices that share agents, along `AXIS`."""
-    return Mesh(np.array(devices), (AXIS,))
+        return jax.jit(place, out_shardings=NamedSharding(mesh_of_members(devices), P(None, GROUPS)))(state)
+    return jax.pmap(place, axis_name=AXIS, devices=devices)(state)
 
 
 def check_learners(state: TrainState) -> None:
@@ -132,30 +138,6 @@ def check_learners(state: TrainState) -> None:
 def key_data(tree: Any) -> Any:
     """`tree` with plain arrays in place of typed keys."""
     return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, tree)
-
-
-def _own_parts(x: jax.Array) -> list[jax.Array]:
-    """Arrays [D, S, N / D, ...] with the rows of own devices, of those of one process in one."""
-    if x.is_fully_addressable:
-        return [x]
-    return [shard.data for shard in sorted(x.addressable_shards, key=lambda shard: shard.device.id)]
-
-
-def _merge(parts: list[np.ndarray]) -> np.ndarray:
-    """The rows of parts [D, S, N / D, ...] one after the other, [S, N, ...]."""
-    shapes = [(x.shape[1], x.shape[0] * x.shape[2], *x.shape[3:]) for x in parts]
-    merged = [np.moveaxis(x, 0, 1).reshape(shape) for x, shape in zip(parts, shapes, strict=True)]
-    return merged[0] if len(merged) == 1 else np.concatenate(merged, axis=1)
-
-
-def _merged_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    devices, seeds, local, *more = shape
-    return seeds, devices * local // multihost.count(), *more
-
-
-def _split(x: np.ndarray, count: int) -> np.ndarray:
-    seeds, total, *shape = x.shape
-    return np.moveaxis(np.reshape(x, (seeds, count, total // count, *shape)), 1, 0)
 
 
 def _is_key(x: Any) -> bool:

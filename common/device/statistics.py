@@ -3,7 +3,7 @@
 They are means, except where a name ends in `_sum`, `_max`, `_min` or `_last`: then they are that.
 """
 
-import operator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -40,27 +40,28 @@ def same_everywhere(metrics: Metrics) -> Metrics:
 
     What is the same everywhere stays so. Sums are left as they are.
     """
-    others = {"max": jax.lax.pmax, "min": jax.lax.pmin, "sum": lambda x, axis: x, "last": lambda x, axis: x}
-    means = flat_pmean({name: x for name, x in metrics.items() if kind_of(name) == "mean"})
-    return means | {k: others[kind_of(k)](x, AXIS) for k, x in metrics.items() if k not in means}
+    others = {name: x for name, x in metrics.items() if kind_of(name) != "sum"}
+    return metrics | across_devices((), others)[1]
+
+
+REDUCE = {
+    "mean": jnp.mean,
+    "sum": jnp.sum,
+    "max": partial(jnp.max, initial=-jnp.inf),
+    "min": partial(jnp.min, initial=jnp.inf),
+    "last": lambda x, where: x[-1 if where is None else jnp.sum(where) - 1],
+}
+"""What numbers [K] of each kind of metric come to, of those alone `where` it is true."""
 
 
 def over_steps(metrics: Metrics, counts: jax.Array | None = None) -> Metrics:
     """Metrics of all steps together, from those of each [K]; of the first ones only, where `counts` [K] is true."""
-    functions = {
-        "mean": jnp.mean,
-        "sum": jnp.sum,
-        "max": partial(jnp.max, initial=-jnp.inf),
-        "min": partial(jnp.min, initial=jnp.inf),
-        "last": lambda x, where: x[-1 if where is None else jnp.sum(where) - 1],
-    }
-    return {name: functions[kind_of(name)](x, where=counts) for name, x in metrics.items()}
+    return {name: REDUCE[kind_of(name)](x, where=counts) for name, x in metrics.items()}
 
 
-def _together(name: str) -> Any:
-    """The function that puts numbers of a metric together, of a mean their sum."""
-    ends = {"max": partial(jnp.max, initial=-jnp.inf), "min": partial(jnp.min, initial=jnp.inf)}
-    return ends.get(kind_of(name), jnp.sum)
+def _extreme_or_sum(name: str) -> Callable:
+    """What a `Tally` makes of numbers of a metric: of a mean their sum, which their count divides in the end."""
+    return REDUCE[kind] if (kind := kind_of(name)) in ("max", "min") else jnp.sum
 
 
 class Report(NamedTuple):
@@ -83,20 +84,19 @@ class Tally(struct.PyTreeNode):
         return cls({k: x.value for k, x in reports.items()}, {k: x.count for k, x in reports.items()})
 
     @classmethod
-    def of_each_step(cls, metrics: Metrics) -> "Tally":
-        """Reports [T] of metrics [T, N], of every step those of its environments; what is not finite is none."""
-        found = jax.tree.map(jnp.isfinite, metrics)
-        value = {name: _together(name)(x, where=found[name], axis=1) for name, x in metrics.items()}
-        return cls(value, jax.tree.map(partial(jnp.sum, axis=1, dtype=jnp.float32), found))
+    def of_each_step(cls, metrics: Metrics, found: dict[str, jax.Array]) -> "Tally":
+        """Reports [T] of metrics [T, N], of every step those of its environments that are `found` [T, N]."""
+        value = {name: _extreme_or_sum(name)(x, where=found[name], axis=1) for name, x in metrics.items()}
+        return cls(value, {name: jnp.sum(x, axis=1, dtype=jnp.float32) for name, x in found.items()})
 
     def of_all_steps(self) -> "Tally":
         """One report of each metric, from those [D, T] of all devices; of `_last` the mean over environments."""
         counts = jax.tree.map(partial(jnp.sum, axis=0), self.count)
-        value = {name: _together(name)(x, axis=0) for name, x in self.value.items()}  # [T]
+        value = {name: _extreme_or_sum(name)(x, axis=0) for name, x in self.value.items()}  # [T]
         for name, count in counts.items():
             newest = len(count) - 1 - jnp.argmax(count[::-1] > 0)
             last = value[name][newest] / jnp.maximum(count[newest], 1)
-            whole = last if kind_of(name) == "last" else _together(name)(value[name])
+            whole = last if kind_of(name) == "last" else _extreme_or_sum(name)(value[name])
             value[name] = jnp.where(jnp.any(count > 0), whole, 0.0)
         return Tally(value, jax.tree.map(jnp.sum, counts))
 
@@ -118,9 +118,11 @@ class Tally(struct.PyTreeNode):
     def _with(self, newer: "Tally", name: str) -> jax.Array:
         """The value of both reports of a metric."""
         old, new = self.value[name], newer.value[name]
-        none, numpy = [newer.count[name] == 0, self.count[name] == 0], _numpy(new)
+        numpy = _numpy(new)
         kinds = {"max": numpy.maximum, "min": numpy.minimum, "last": lambda old, new: new}
-        return numpy.select(none, [old, new], kinds.get(kind_of(name), numpy.add)(old, new))
+        if (kind := kind_of(name)) not in kinds:
+            return old + new
+        return numpy.select([newer.count[name] == 0, self.count[name] == 0], [old, new], kinds[kind](old, new))
 
 
 def _numpy(x: Any) -> Any:
@@ -147,60 +149,10 @@ class RecentEpisodes(struct.PyTreeNode):
     objective: jax.Array | None = None  # [WINDOW] what they are judged by, where it is not the return
 
 
-class EpisodeTotals(struct.PyTreeNode):
-    """Sums and extremes over the episodes that finished within an interval, and what its steps had to log."""
-
-    count: jax.Array
-    ret_sum: jax.Array
-    ret_min: jax.Array
-    ret_max: jax.Array
-    length_sum: jax.Array
-    length_min: jax.Array
-    length_max: jax.Array
-    info: Tally
-
-    def merge(self, other: "EpisodeTotals") -> "EpisodeTotals":
-        pick = {"min": jnp.minimum, "max": jnp.maximum}
-        pairs = {name: (value, getattr(other, name)) for name, value in vars(self).items()}
-        return EpisodeTotals(**{name: pick.get(name[-3:], operator.add)(*pair) for name, pair in pairs.items()})
-
-    def over_axis(self) -> "EpisodeTotals":
-        """One of several, [D] each."""
-        pick = {"min": jnp.min, "max": jnp.max, "nfo": Tally.of_all_steps}
-        return EpisodeTotals(**{name: pick.get(name[-3:], jnp.sum)(value) for name, value in vars(self).items()})
-
-    def metrics(self) -> dict[str, jax.Array]:
-        """Mean, min and max as `episode/...`; NaN while no episode has finished."""
-        found = self.count > 0
-        count = jnp.maximum(self.count, 1)
-        values = {
-            "return": self.ret_sum / count,
-            "return_min": self.ret_min,
-            "return_max": self.ret_max,
-            "length": self.length_sum / count,
-            "length_min": self.length_min,
-            "length_max": self.length_max,
-        }
-        metrics = {f"episode/{name}": jnp.where(found, value, jnp.nan) for name, value in values.items()}
-        info = {f"env/{name}": value for name, value in self.info.metrics().items()}
-        return metrics | {"episode/count": self.count} | info
-
-
-def no_episodes(info: Tally) -> EpisodeTotals:
-    """Where sums and extremes begin; those of `info` are zeros."""
-    zero, inf = jnp.zeros(()), jnp.full((), jnp.inf)
-    return EpisodeTotals(zero, zero, inf, -inf, zero, inf, -inf, info)
-
-
 def new_tracker(env: Env, num_envs: int, under_way: bool = False) -> EpisodeTracker:
     """Of episodes that begin now, or of some that are `under_way`: what is left of those will not count as episodes."""
     steps, objective = -jnp.inf if under_way else 0.0, jnp.zeros(num_envs) if env.is_judged else None
     return EpisodeTracker(jnp.zeros(num_envs), jnp.full(num_envs, steps, jnp.float32), objective)
-
-
-def uncounted(tracker: EpisodeTracker, whose: jax.Array) -> EpisodeTracker:
-    """Trackers [S, N] of which those of the members `whose` [S] do not count their running episodes."""
-    return tracker.replace(length=jnp.where(whose[:, None], -jnp.inf, tracker.length))
 
 
 def new_recent(env: Env | EnvSpec) -> RecentEpisodes:
@@ -210,11 +162,11 @@ def new_recent(env: Env | EnvSpec) -> RecentEpisodes:
 
 def count_episodes(
     tracker: EpisodeTracker, recent: RecentEpisodes, steps: Any
-) -> tuple[EpisodeTracker, RecentEpisodes, EpisodeTotals]:
+) -> tuple[EpisodeTracker, RecentEpisodes, Tally]:
     """Account for a rollout on each device.
 
     `steps` has the raw `reward`, `terminated`, `truncated`, `objective` and `info` of a `Step`, [T, N] each.
-    The window and the totals are over all devices; the window's order is by step, then by global env.
+    The window and the tally are over all devices; the window's order is by step, then by global env.
     """
 
     def step(running: EpisodeTracker, inputs):
@@ -222,18 +174,26 @@ def count_episodes(
         finished = jax.tree.map(jnp.add, running, earned)
         return jax.tree.map(lambda x: jnp.where(done, 0.0, x), finished), finished
 
-    done, objective = steps.terminated | steps.truncated, steps.objective if has_objective(recent) else None
+    done, objective = steps.terminated | steps.truncated, None if recent.objective is None else steps.objective
     earned = EpisodeTracker(steps.reward, jnp.ones_like(steps.reward), objective)
     tracker, finished = jax.lax.scan(step, tracker, (earned, done))  # finished [T, N]
     done = done & (finished.length > 0)
+    columns = {"return": finished.ret, "length": finished.length}
+    episodes = {f"episode/{name}{end}": x for name, x in columns.items() for end in ("", "_min", "_max")}
+    info = {f"env/{name}": x for name, x in (steps.info or {}).items()}  # what is not finite is none
+    tally = Tally.of_each_step(episodes | info, dict.fromkeys(episodes, done) | jax.tree.map(jnp.isfinite, info))
+    # The newest of each device and its reports are all that leaves it, in one collective: places as if they were floats
     place, newest = _newest(done, finished)
-    # The newest of each device and its sums are all that leaves it, in one collective: places as if they were floats
-    totals = _totals(done, finished, Tally.of_each_step(steps.info or {}))
-    own = jax.lax.bitcast_convert_type(place, jnp.float32), newest, totals
+    own = jax.lax.bitcast_convert_type(place, jnp.float32), newest, tally
     numbers, parts_of = ravel_pytree(own)
-    place, newest, totals = jax.vmap(parts_of)(gathered(numbers[None]))  # [D, K], [D, K], [D]
+    place, newest, tally = jax.vmap(parts_of)(gathered(numbers[None]))  # [D, K], [D, K], [D, T]
     place = jax.lax.bitcast_convert_type(place, jnp.int32)
-    return tracker, _push(recent, *jax.tree.map(jnp.ravel, (place, newest))), totals.over_axis()
+    return tracker, _push(recent, *jax.tree.map(jnp.ravel, (place, newest))), tally.of_all_steps()
+
+
+def episode_metrics(episodes: Tally) -> Metrics:
+    """What the episodes of an interval, and what its steps had to log, come to; NaN where there are none."""
+    return episodes.metrics() | {"episode/count": episodes.count["episode/return"]}
 
 
 def recent_metrics(recent: RecentEpisodes) -> dict[str, jax.Array]:
@@ -244,21 +204,6 @@ def recent_metrics(recent: RecentEpisodes) -> dict[str, jax.Array]:
         for name, values in (("return", recent.ret), ("length", recent.length), ("objective", recent.objective))
         if values is not None
     }
-
-
-def _totals(done: jax.Array, finished: EpisodeTracker, info: Tally) -> EpisodeTotals:
-    """Of this device's episodes, [T, N] each, and of its `info` [T]."""
-    ret, length = finished.ret, finished.length
-    return EpisodeTotals(
-        count=jnp.sum(done, dtype=jnp.float32),
-        ret_sum=jnp.sum(ret, where=done),
-        ret_min=jnp.min(ret, where=done, initial=jnp.inf),
-        ret_max=jnp.max(ret, where=done, initial=-jnp.inf),
-        length_sum=jnp.sum(length, where=done),
-        length_min=jnp.min(length, where=done, initial=jnp.inf),
-        length_max=jnp.max(length, where=done, initial=-jnp.inf),
-        info=info,
-    )
 
 
 def _newest(done: jax.Array, finished: EpisodeTracker) -> tuple[jax.Array, EpisodeTracker]:
@@ -284,14 +229,6 @@ def _push(recent: RecentEpisodes, place: jax.Array, finished: EpisodeTracker) ->
     def merge(values, old):
         return jnp.roll(old, count).at[slot].set(values, mode="drop")
 
-    return RecentEpisodes(
-        ret=merge(finished.ret, recent.ret),
-        length=merge(finished.length, recent.length),
-        count=jnp.minimum(recent.count + count, WINDOW).astype(jnp.int32),
-        objective=merge(finished.objective, recent.objective) if has_objective(recent) else None,
-    )
-
-
-def has_objective(recent: RecentEpisodes) -> bool:
-    """Whether episodes are judged by something else than their returns."""
-    return recent.objective is not None
+    window = EpisodeTracker(recent.ret, recent.length, recent.objective)
+    window, filled = jax.tree.map(merge, finished, window), jnp.minimum(recent.count + count, WINDOW)
+    return RecentEpisodes(window.ret, window.length, filled.astype(jnp.int32), window.objective)

@@ -5,7 +5,7 @@ drawn beforehand by `action_noise`, so that a rollout can draw the noise of all 
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -43,13 +43,9 @@ class Categoricals(struct.PyTreeNode):
         reached = [cdf > noise[..., i : i + 1] for i, cdf in enumerate(cdfs)]
         return self._join(list(map(_first_legal, self._parts(self.legal), reached)))
 
-    def noise(self, key: jax.Array) -> jax.Array:
-        """What `sample` needs for each action."""
-        return categorical_noise(key, (*self.logits.shape[:-1], len(self.nvec)))
-
     def draw(self, key: jax.Array) -> jax.Array:
         """Sample by a key."""
-        return self.sample(self.noise(key))
+        return self.sample(categorical_noise(key, (*self.logits.shape[:-1], len(self.nvec))))
 
     def mode(self) -> jax.Array:
         return self._join([jnp.argmax(part, axis=-1) for part in self._parts(self.logits)])
@@ -121,13 +117,9 @@ class Normal(struct.PyTreeNode):
         """Sample from `noise` [..., A], standard normal."""
         return self._to_env(self.mean + jnp.exp(self.log_std) * noise)
 
-    def noise(self, key: jax.Array) -> jax.Array:
-        """What `sample` needs for each action."""
-        return jax.random.normal(key, self.mean.shape)
-
     def draw(self, key: jax.Array) -> jax.Array:
         """Sample by a key."""
-        return self.sample(self.noise(key))
+        return self.sample(jax.random.normal(key, self.mean.shape))
 
     def mode(self) -> jax.Array:
         return self._to_env(self.mean)
@@ -158,35 +150,39 @@ class Joint(struct.PyTreeNode):
 
     def sample(self, noise: Any) -> Any:
         """Sample from `noise` for each part."""
-        return self._map(lambda part, noise: part.sample(noise), noise)
+        return self._map("sample", noise)
 
     def draw(self, key: jax.Array) -> Any:
         """Sample by a key."""
-        parts, structure = jax.tree.flatten(self.parts, is_leaf=lambda x: isinstance(x, (Categoricals, Normal)))
+        parts, structure = jax.tree.flatten(self.parts, is_leaf=_is_part)
         keys = [key] if len(parts) == 1 else jax.random.split(key, len(parts))
-        return jax.tree.unflatten(structure, [part.draw(key) for part, key in zip(parts, keys, strict=True)])
+        return self._map("draw", jax.tree.unflatten(structure, list(keys)))
 
     def mode(self) -> Any:
-        return self._map(lambda part: part.mode())
+        return self._map("mode")
 
     def log_prob(self, action: Any) -> jax.Array:
         """Sum over the parts, densities and probabilities together, [...]."""
-        return sum(jax.tree.leaves(self._map(lambda part, action: part.log_prob(action), action)))
+        return sum(jax.tree.leaves(self._map("log_prob", action)))
 
     def entropy(self) -> jax.Array:
         """Sum over the parts, in nats, [...]."""
-        return sum(jax.tree.leaves(self._map(lambda part: part.entropy())))
+        return sum(jax.tree.leaves(self._map("entropy")))
 
     def kl(self, other: "Joint") -> jax.Array:
         """KL(self || other) in nats, the sum over the parts, [...]."""
-        return sum(jax.tree.leaves(self._map(lambda part, other: part.kl(other), other.parts)))
+        return sum(jax.tree.leaves(self._map("kl", other.parts)))
 
     def symmetric_kl_to_uniform(self) -> jax.Array:
         """Sum over the parts, of which none may be normal, [...]."""
-        return sum(jax.tree.leaves(self._map(lambda part: part.symmetric_kl_to_uniform())))
+        return sum(jax.tree.leaves(self._map("symmetric_kl_to_uniform")))
 
-    def _map(self, function: Callable, *trees: Any) -> Any:
-        return jax.tree.map(function, self.parts, *trees, is_leaf=lambda x: isinstance(x, (Categoricals, Normal)))
+    def _map(self, method: str, *trees: Any) -> Any:
+        return jax.tree.map(lambda part, *x: getattr(part, method)(*x), self.parts, *trees, is_leaf=_is_part)
+
+
+def _is_part(x: Any) -> bool:
+    return isinstance(x, (Categoricals, Normal))
 
 
 class SquashedNormal(NamedTuple):

@@ -40,50 +40,49 @@ class Convolution(nn.Module):
         return y.reshape(self.features, *x.shape[1:])
 
 
-class Convolutions(nn.Module):
-    """Features [..., F] of images [..., H, W, C]: 3 x 3 convolutions, with stride 2 while a side is over 16."""
+class ImageEncoder(nn.Module):
+    """Features [..., F] of images [..., H, W, C]."""
 
     activation: Callable[[jax.Array], jax.Array]
     layer: dict[str, Any]  # arguments of every layer, as of `nn.Dense`
 
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
-        x = batch_last(images)
+        return flat(self.convolved(batch_last(images)), images.shape[:-3])
+
+    def convolved(self, x: jax.Array) -> jax.Array:
+        """[C', H', W', B] of [C, H, W, B]."""
+        raise NotImplementedError
+
+
+class Convolutions(ImageEncoder):
+    """3 x 3 convolutions, with stride 2 while a side is over 16."""
+
+    def convolved(self, x: jax.Array) -> jax.Array:
         while max(x.shape[1:3]) > LARGEST_SIDE:
             x = self.activation(Convolution(CHANNELS, stride=2, **self.layer)(x))
-        x = self.activation(Convolution(CHANNELS, **self.layer)(x))
-        return flat(x, images.shape[:-3])
+        return self.activation(Convolution(CHANNELS, **self.layer)(x))
 
 
-class NatureConvolutions(nn.Module):
-    """Features [..., F] of images [..., H, W, C], such as 84 x 84 x 4 (Mnih et al. 2015)."""
+class NatureConvolutions(ImageEncoder):
+    """Those for images such as 84 x 84 x 4 of Mnih et al. 2015."""
 
-    activation: Callable[[jax.Array], jax.Array]
-    layer: dict[str, Any]
-
-    @nn.compact
-    def __call__(self, images: jax.Array) -> jax.Array:
-        x = batch_last(images)
+    def convolved(self, x: jax.Array) -> jax.Array:
         for channels, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
             x = self.activation(Convolution(channels, size, stride, **self.layer)(x))
-        return flat(x, images.shape[:-3])
+        return x
 
 
-class ImpalaConvolutions(nn.Module):
-    """Features [..., F] of images [..., H, W, C]: the residual network of Espeholt et al. 2018, figure 3."""
+class ImpalaConvolutions(ImageEncoder):
+    """The residual network of Espeholt et al. 2018, figure 3."""
 
-    activation: Callable[[jax.Array], jax.Array]
-    layer: dict[str, Any]
-
-    @nn.compact
-    def __call__(self, images: jax.Array) -> jax.Array:
-        x = batch_last(images)
+    def convolved(self, x: jax.Array) -> jax.Array:
         for channels in (16, 32, 32):
             x = nn.max_pool(self._same(channels, x), window_shape=(3, 3), strides=(2, 2), padding="SAME")
             for _ in range(2):
                 inner = self._same(channels, self.activation(x))
                 x = x + self._same(channels, self.activation(inner))
-        return flat(self.activation(x), images.shape[:-3])
+        return self.activation(x)
 
     def _same(self, channels: int, x: jax.Array) -> jax.Array:
         """A 3 x 3 convolution that keeps height and width."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from common.cli.population_flags import PbtArgs, Rules
 from common.device.interface import RunState
 from common.device.sharding import GROUPS, TrainState, global_ids, members_of_all
-from common.device.statistics import WINDOW, has_objective, uncounted
+from common.device.statistics import WINDOW
 
 
 def evolution(args: PbtArgs, groups: int = 1) -> Callable[[jax.Array, Any], tuple[Any, dict[str, jax.Array]]] | None:
@@ -47,7 +47,8 @@ def evolution(args: PbtArgs, groups: int = 1) -> Callable[[jax.Array, Any], tupl
         now = state.run.updates[0]
         due = (now // every > before // every) & (now >= start)
         learner, run, done = jax.lax.cond(due, exchanged, at_rest, state.learner, state.run)
-        tracker = uncounted(state.actors.tracker, done.source != places(run))
+        taken, tracker = done.source != places(run), state.actors.tracker  # their running episodes do not count
+        tracker = tracker.replace(length=jnp.where(taken[:, None], -jnp.inf, tracker.length))
         metrics = {
             "pbt/due": jnp.broadcast_to(due, done.source.shape),
             "pbt/source": done.source,
@@ -99,7 +100,7 @@ def objective_of(learner: Any, run: Any, window: int) -> jax.Array:
     recent = run.recent
     count = jnp.minimum(recent.count, window)
     newest = jnp.arange(WINDOW) < count[:, None]
-    values = recent.objective if has_objective(recent) else recent.ret
+    values = recent.ret if recent.objective is None else recent.objective
     ret = jnp.sum(values, axis=1, where=newest) / jnp.maximum(count, 1)
     return jnp.where((recent.count > 0) & ~diverged_members(learner) & jnp.isfinite(ret), ret, -jnp.inf)
 

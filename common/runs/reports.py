@@ -16,7 +16,6 @@ from common.cli.env_flags import is_custom
 from common.cli.files import defaults_of, read_text
 from common.cli.run_flags import ONE_TIME, as_command_line
 from common.device.devices import describe
-from common.device.optim import schedule_notes
 from common.runs.directory import write_json
 from common.runs.metrics import jsonable
 from common.runs.ranking import ranking
@@ -101,8 +100,7 @@ def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome
         lines.append(f"{where}: an evaluation has reached --stop-at-return {args.stop_at_return:g}")
         lines.append(f"longer   {command} --stop-at-return None")
     else:
-        lines += [where, *(f"schedule {sentence}" for sentence in schedule_notes(args))]
-        lines.append(f"longer   {command} --total-timesteps {2 * total}")
+        lines += [where, f"longer   {command} --total-timesteps {2 * total}"]
     return "\n".join(lines)
 
 

@@ -89,7 +89,7 @@ CASES = [
     ("ppo", "--resume @members", "members"),
     ("ppo", "--resume @run --learning-rate 1 --hidden-sizes 8", "--hidden-sizes, [4], [8]"),
     ("ppo", "--resume @run --total-timesteps 10", "--total-timesteps 10, 64"),
-    ("ppo", f"{TINY} --init-from @mislabelled --hidden-sizes 8", "Dense_0, [1, 4, 4], [1, 4, 8]"),
+    ("ppo", f"{TINY} --init-from @mislabelled --hidden-sizes 8", "kernel, [1, 4, [1, 8"),
     ("ppo", f"{TINY} --init-from @run --env Acrobot-v1", "--env, CartPole-v1, 4, 6"),
     ("ppo", "--run-dir @run", "run, --resume, --overwrite"),
     ("ppo", "--run-dir @foreign --overwrite", "foreign"),

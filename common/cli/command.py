@@ -173,7 +173,7 @@ def _sentence_in(box: str) -> str:
 def _check_lists(args_class: type, argv: list[str]) -> None:
     """Raise UsageError where a flag that takes several texts stands there twice, which loses the first, or bare."""
     words = [word.split("=")[0].replace("_", "-") for word in argv]
-    bare = {word.replace("_", "-") for word, after in zip(argv, [*argv[1:], "--"], strict=True) if after[:2] == "--"}
+    bare = {word.replace("_", "-") for word, after in zip(argv, [*argv[1:], "--"], strict=False) if after[:2] == "--"}
     for flag in (flag_of(name) for name, kind in kinds_of(args_class).items() if kind == tuple[str, ...]):
         if words.count(flag) > 1:
             raise UsageError(f"{flag} is there twice: put all that it says behind one of them")

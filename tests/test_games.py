@@ -1,4 +1,4 @@
-"""craftax's worlds and pgx's games: their steps, ends and last observations beside the originals."""
+"""pgx's games of several players: whose turn it is, opponents by a policy, and self-play."""
 
 import jax
 import jax.numpy as jnp
@@ -17,56 +17,6 @@ from common.policy import load_policy
 from common.runs.checkpoint_files import read
 
 pytestmark = pytest.mark.slow
-
-CRAFTAX = "craftax:Craftax-Classic-Symbolic-v1"
-
-
-@pytest.fixture(scope="module")
-def world():
-    return make(CRAFTAX, '{"max_timesteps": 3}')
-
-
-def test_craftax_steps_as_the_original_and_its_time_limit_is_a_truncation(world):
-    from craftax.craftax_env import make_craftax_env_from_name
-
-    original = make_craftax_env_from_name("Craftax-Classic-Symbolic-v1", auto_reset=False)
-    params = original.default_params
-    step, theirs = jax.jit(world.step), jax.jit(original.step_env)
-    obs, state = jax.jit(world.reset)(jax.random.key(3))
-    np.testing.assert_array_equal(obs, original.get_obs(state))
-    for time in range(3):
-        key = jax.random.key(time)
-        expected, _, reward, done, _ = theirs(jax.random.split(key)[0], state, 5, params)
-        out = step(key, state, jnp.int32(5))
-        np.testing.assert_allclose(out.final_obs, expected, atol=1e-6)
-        assert float(out.reward) == pytest.approx(float(reward)) and not done
-        assert (bool(out.terminated), bool(out.truncated)) == (False, time == 2)
-        obs, state = out.obs, out.state
-    assert state.timestep == 0 and np.abs(obs - out.final_obs).max() > 0, "another world"
-    np.testing.assert_array_equal(obs, original.get_obs(state))
-    dead = step(jax.random.key(9), state.replace(player_health=jnp.full_like(state.player_health, -9)), jnp.int32(0))
-    assert bool(dead.terminated) and not dead.truncated
-    assert world.max_steps == 3
-
-
-def test_pgx_steps_as_the_original_where_there_is_one_player():
-    import pgx
-
-    ours, original = make("pgx:2048"), pgx.make("2048")
-    step, theirs = jax.jit(ours.step), jax.jit(original.step)
-    obs, state = jax.jit(ours.reset)(jax.random.key(3))
-    beside, earned = state.game, 0.0
-    for time in range(30):
-        key = jax.random.key(time)
-        action = sample_legal(key, ours.action_space, legal_actions(obs))
-        out = step(key, state, action)
-        beside = theirs(beside, action, jax.random.split(jax.random.split(key)[0])[0])
-        np.testing.assert_array_equal(out.final_obs["obs"], beside.observation)
-        np.testing.assert_array_equal(out.final_obs["action_mask"], beside.legal_action_mask)
-        assert float(out.reward) == float(beside.rewards[0]) and bool(out.terminated) == bool(beside.terminated)
-        earned += float(out.reward)
-        obs, state = out.obs, out.state
-    assert earned > 0
 
 
 def test_the_other_player_of_pgx_moves_until_it_is_our_turn():
@@ -152,14 +102,3 @@ def test_runs_in_play_with_itself_are_evaluated_loaded_resumed_and_begun_from(tm
     past = [x for name, x in sorted(stored.items()) if name.startswith("run/past/0/")]  # [S, P, ...]
     actors = jax.tree.leaves(whole.params.actor)
     assert past and all((x == actor[:, None]).all() for x, actor in zip(past, actors, strict=True)), "who begins there"
-
-
-def test_a_time_limit_of_pgx_is_a_truncation():
-    env = make("pgx:minatar-freeway", '{"max_steps": 2}')
-    _, state = env.reset(jax.random.key(0))
-    ends = []
-    for time in range(4):
-        out = env.step(jax.random.key(time), state, jnp.int32(0))
-        ends.append((bool(out.terminated), bool(out.truncated)))
-        state = out.state
-    assert ends == [(False, False), (False, True)] * 2

@@ -198,46 +198,20 @@ def test_the_entropy_that_sac_wants_is_of_legal_actions(tmp_path):
     assert all(row["policy/target_entropy"] == pytest.approx(0.5 * np.log(2) / 3, rel=0.3) for row in rows)
 
 
-def random_boards():
-    """Boards of games of random moves, and the legal moves there by looking at single squares, as pairs."""
-    random, pairs = np.random.default_rng(0), []
-    for _ in range(3):
-        board, passes = np.zeros((6, 6), np.int8), 0
-        board[2, 3] = board[3, 2] = 1
-        board[2, 2] = board[3, 3] = -1
-        while passes < 2:
-            moves = [square for square in range(36) if turned_by(square, board)] or [PASS]
-            pairs.append((board.copy(), moves))
-            passes = passes + 1 if moves == [PASS] else 0
-            move = random.choice(moves)
-            for row, column in turned_by(move, board):
-                board[row, column] = 1
-            board = -board
-    return pairs
-
-
-def turned_by(square, board):
-    """The squares that a disc of 1 on `square` makes 1, itself included; none where it is illegal."""
-    row, column = divmod(int(square), 6)
-    turned = []
-    for down, right in ((i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j):
-        line = [(row + n * down, column + n * right) for n in range(1, 6)]
-        line = [(r, c) for r, c in line if 0 <= r < 6 and 0 <= c < 6]
-        theirs = next((n for n, at in enumerate(line) if board[at] != -1), len(line))
-        turned += line[:theirs] if theirs < len(line) and board[line[theirs]] == 1 else []
-    return [*turned, (row, column)] if square != PASS and turned and board[row, column] == 0 else []
-
-
 def test_moves_of_reversi():
+    """The positions after so many moves, and their discs, as another program has counted them (perft)."""
     legal, play = jax.jit(legal_moves), jax.jit(after)
-    pairs = random_boards()
-    assert len(pairs) > 90 and any(moves == [PASS] for _, moves in pairs)
-    for board, moves in pairs:
-        assert np.flatnonzero(legal(board)).tolist() == moves
-        wanted = board.copy()
-        for at in turned_by(moves[-1], board):
-            wanted[at] = 1
-        np.testing.assert_array_equal(play(moves[-1], board), wanted)
+    board = np.zeros((6, 6), np.int8)
+    board[[2, 3], [3, 2]], board[[2, 3], [2, 3]] = 1, -1
+    boards, counts = [board], []
+    for _ in range(5):
+        boards = [-np.asarray(play(move, board)) for board in boards for move in np.flatnonzero(legal(board))]
+        counts.append(len(boards))
+    assert counts == [4, 12, 56, 244, 1364]
+    assert sum(int(board.sum()) for board in boards) == -4396
+    alone = np.eye(6, dtype=np.int8)
+    assert np.flatnonzero(legal(alone)).tolist() == [PASS], "where there is nothing to turn"
+    np.testing.assert_array_equal(play(PASS, alone), alone)
 
 
 class Secretive(Fussy):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from common.cli.rollout_flags import block_width
 from common.device.sharding import AXIS, gathered, global_ids
-from common.envs.environment import DEFAULT_HORIZON, Env, Step, select
+from common.envs.environment import DEFAULT_HORIZON, Env, Step, select, stepped
 from common.envs.masks import legal_actions, sample_legal
 from common.envs.spaces import Box, Space, keys_of_parts, map_leaves
 
@@ -36,8 +36,7 @@ def step_envs(env: Env, keys: jax.Array, states: Any, actions: Any, starts: Star
 
     over = reached.terminated | reached.truncated
     obs, state = compute_where((reached.obs, reached.state), over, width=math.isqrt(over.size), compute=begun)
-    outcome = reached.reward, reached.terminated, reached.truncated
-    return Step(obs, state, *outcome, reached.obs, reached.state, reached.objective, reached.info)
+    return stepped(reached, obs, state)
 
 
 def reset_envs(env: Env, keys: jax.Array, mid_episode: bool = False) -> tuple[Any, Any]:

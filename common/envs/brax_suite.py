@@ -1,14 +1,10 @@
 """brax's environments: `brax:ant`. They know neither time limits nor resets."""
 
-import contextlib
 import copy
-import importlib
 import inspect
-import io
 import warnings
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -16,7 +12,7 @@ import numpy as np
 
 from common.envs.environment import Env, Transition
 from common.envs.spaces import box
-from common.envs.suite_tools import changed_params, check_known, check_time_limit, import_package, mujoco_frame
+from common.envs.suite_tools import changed_params, check_known, import_package, mujoco_frame
 
 EPISODE_LENGTH = 1_000  # steps, as brax trains its own agents
 NOT_FOR_TRAINING = ("fast",)  # made for brax's own tests
@@ -26,17 +22,14 @@ def ids() -> list[str]:
     return [env_id for env_id in _registered() if env_id not in NOT_FOR_TRAINING]
 
 
-trainable = ids
-
-
 def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     check_known(name, env_id, ids())
     arguments = inspect.signature(_registered()[env_id]).parameters.values()
     known = {argument.name: argument.default for argument in arguments if argument.default is not argument.empty}
-    params = changed_params(name, known | {"episode_length": EPISODE_LENGTH}, env_params)
-    limit = params.pop("episode_length", EPISODE_LENGTH)
-    check_time_limit(name, "episode_length", limit)
-    return BraxEnv(name, partial(_make_inner, env_id), limit, known | params)
+    known["episode_length"] = EPISODE_LENGTH
+    params = known | changed_params(name, known, env_params)
+    limit = params.pop("episode_length")
+    return BraxEnv(name, partial(_make_inner, env_id), limit, params)
 
 
 class BraxEnv(Env):
@@ -75,16 +68,9 @@ class BraxEnv(Env):
 
 def _make_inner(env_id: str, **arguments: Any) -> Any:
     """brax's own object."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Brax System, piplines and environments are not actively")
-        return _envs().get_environment(env_id, **arguments)
+    with warnings.catch_warnings(action="ignore"):  # brax is not maintained
+        return import_package("brax.envs", extra="brax").get_environment(env_id, **arguments)
 
 
 def _registered() -> dict[str, Any]:
-    return _envs()._envs
-
-
-def _envs() -> ModuleType:
-    with contextlib.redirect_stdout(io.StringIO()):  # MuJoCo says which of its parts are not installed
-        import_package("brax", extra="brax")
-        return importlib.import_module("brax.envs")
+    return import_package("brax.envs", extra="brax")._envs

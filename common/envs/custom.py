@@ -12,7 +12,7 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -51,11 +51,11 @@ def with_params(made: Any) -> tuple[Any, Any]:
 
 
 class GymnaxStyleEnv(Env):
-    """What both kinds have in common."""
+    """What all kinds have in common."""
 
-    def __init__(self, name: str, inner: Any, params: Any):
+    def __init__(self, name: str, inner: Any, params: Any, max_steps: int | None = None):
         self.params = params
-        max_steps = int(getattr(params, "max_steps_in_episode", 0))
+        max_steps = int(getattr(params, "max_steps_in_episode", 0)) if max_steps is None else max_steps
         super().__init__(name, inner, inner.observation_space(params), inner.action_space(params), max_steps)
 
     def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:
@@ -63,15 +63,21 @@ class GymnaxStyleEnv(Env):
 
     @property
     def numbers(self) -> dict[str, float]:
-        return numbers_of(self.params, self._keeps_actions)
+        fields = vars(self.params) if hasattr(self.params, "replace") else {}
+        numbers = {name: x for name, x in fields.items() if isinstance(x, int | float) and not isinstance(x, bool)}
+        return {name: x for name, x in numbers.items() if self._keeps_actions(name, x + abs(x) + 1)}
 
     def with_numbers(self, numbers: dict[str, jax.Array]) -> Env:
         other = copy.copy(self)
-        other.params = with_fields(self.params, numbers)
+        whole = {name for name in numbers if isinstance(getattr(self.params, name), int)}
+        numbers = {name: jnp.round(x).astype(int) if name in whole else x for name, x in numbers.items()}
+        other.params = self.params.replace(**numbers)
         return other
 
-    def _keeps_actions(self, params: Any) -> bool:
-        actions = spaces.convert(self.inner.action_space(params), "action space")
+    def _keeps_actions(self, name: str, value: float) -> bool:
+        """Whether the action space stays the same with another value of a parameter."""
+        actions = self.inner.action_space(self.params.replace(**{name: value}))
+        actions = spaces.convert(actions, "action space")
         return self.spec._replace(action_space=actions).to_json() == self.spec.to_json()
 
 
@@ -92,10 +98,8 @@ class SelfResettingEnv(GymnaxStyleEnv):
     def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         outputs = self.inner.step(key, state, spaces.clip(action, self.action_space), self.params)
         if len(outputs) != 6:
-            raise UsageError(
-                f"environment {self.name}: step returned {len(outputs)} values instead of the 6 of gymnax >= 1.0 "
-                "(observation, state, reward, terminated, truncated, info)"
-            )
+            what = "the 6 of gymnax >= 1.0 (observation, state, reward, terminated, truncated, info)"
+            raise UsageError(f"environment {self.name}: step returned {len(outputs)} values instead of {what}")
         *outputs, info = outputs
         if "final_observation" not in info:
             raise UsageError(f'environment {self.name}: step left no "final_observation" in its info')
@@ -114,19 +118,6 @@ def _told(info: Any) -> Any:
 def _leaves_step_to_gymnax(inner: Any) -> bool:
     owners = (kind for kind in type(inner).__mro__ if "step" in vars(kind))
     return getattr(next(owners, None), "__module__", "") == "gymnax.environments.environment"
-
-
-def numbers_of(params: Any, allowed: Callable[[Any], bool] = lambda params: True) -> dict[str, float]:
-    """Those of `params` that are numbers, and `allowed` to be others."""
-    fields = vars(params) if hasattr(params, "replace") else {}
-    numbers = {name: x for name, x in fields.items() if isinstance(x, int | float) and not isinstance(x, bool)}
-    return {name: x for name, x in numbers.items() if allowed(params.replace(**{name: x + abs(x) + 1}))}
-
-
-def with_fields(params: Any, numbers: dict[str, jax.Array]) -> Any:
-    """`params` with arrays for some of its numbers, in the types of those."""
-    whole = {name for name in numbers if isinstance(getattr(params, name), int)}
-    return params.replace(**{name: jnp.round(x).astype(int) if name in whole else x for name, x in numbers.items()})
 
 
 def replaced(name: str, params: Any, env_params: dict[str, Any]) -> Any:

@@ -8,24 +8,16 @@ gives two of them, and `Env` does the rest: types, bounds of actions, checks, an
   state is any pytree of arrays, typed keys and Python numbers.
 - `advance(key, state, action)` returns a `Transition`: one step, without a reset. The action is an integer [] where
   the space is Discrete, integers [A] where it is MultiDiscrete, and floats in shape and bounds where it is a Box.
-- `terminated` says that the episode is over by its own rules: nothing follows, and no value is bootstrapped.
-  `truncated` says that a time limit cut an episode that would have gone on: the value of `obs` stands for the rest.
-  Where both are true, it has terminated.
-- `obs` and `state` are those that the step reached, also at the end of an episode. `Env.step` puts the first ones of
-  the next episode in their place, and keeps them as `final_obs` and `final_state`.
 - A suite without a time limit of its own gets one here: count the steps in the state. `max_steps` only bounds the
   episodes of an evaluation.
 - Only environments whose episodes ended compute a reset, see `common/device/rollout.py`. Where one costs no more than
   a few sums, let the class say `cheap_reset = True`: an accelerator computes those in every step, and asks nobody.
-- Numbers [] in `info`, a dictionary, are what `--log-info` can name, a step's or, where others are NaN, an episode's.
 - A suite that can only step and reset in one gives `step` instead of `advance`, as `custom.py` does.
 
 A complete module for a suite called pond, whose states know neither time limits nor resets:
 
     def ids():
         return import_package("pond", extra="pond").registered()
-
-    trainable = ids
 
     def make(name, env_id, env_params):
         check_known(name, env_id, ids())
@@ -43,11 +35,9 @@ A complete module for a suite called pond, whose states know neither time limits
         def advance(self, key, state, action):
             pond, time = self.inner.step(state[0], action), state[1] + 1
             return Transition(pond.obs, (pond, time), pond.reward, pond.done, time >= self.max_steps)
-
-What `make` raises reaches the user as one sentence, see `registry.py`: UsageError as it is, everything else after
-"environment pond:carp cannot be made:".
 """
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -66,15 +56,18 @@ LONGEST_HORIZON = 27_000  # an evaluation has to end, whatever an environment de
 
 
 class Transition(NamedTuple):
-    """What `advance` returns: one step of one environment, without a reset."""
+    """What `advance` returns: one step of one environment, without a reset, at the end of an episode too.
+
+    Where both ends are true, the episode has terminated.
+    """
 
     obs: Any  # the true next observation
     state: Any  # the true next state
     reward: jax.Array  # [], any number
-    terminated: jax.Array  # [] bool: the episode is over, nothing follows
-    truncated: jax.Array  # [] bool: a time limit, the episode would go on
+    terminated: jax.Array  # [] bool: over by its own rules; nothing follows, and no value is bootstrapped
+    truncated: jax.Array  # [] bool: cut by a time limit; the value of `obs` stands for the rest
     objective: Any = None  # [] what an episode that ends here is judged by, where that is not its return
-    info: Any = None  # a dictionary with whatever else there is to tell
+    info: Any = None  # a dictionary; numbers [] in it are what --log-info can name, those that are NaN left out
 
 
 class Step(NamedTuple):
@@ -83,8 +76,8 @@ class Step(NamedTuple):
     obs: Any  # what to act on next: the next episode's first observation where this one is over
     state: Any  # likewise
     reward: jax.Array  # float32
-    terminated: jax.Array  # bool: the episode is over, nothing follows
-    truncated: jax.Array  # bool: a time limit, the episode would go on
+    terminated: jax.Array  # bool
+    truncated: jax.Array  # bool
     final_obs: Any  # the true next observation, never that of a reset
     final_state: Any  # the true next state; the one before where only the environment's own reset knows it
     objective: Any = None  # float32: the sum of it over an episode is what that is judged by; None: its return
@@ -163,7 +156,7 @@ class Env:
 
     def example_obs(self, *batch: int) -> Any:
         """A batch of observations, all zeros."""
-        return spaces.zeros(self, *batch)
+        return self.spec.example_obs(*batch)
 
     @property
     def state_bytes(self) -> int:
@@ -182,17 +175,7 @@ class Env:
         reached = self.advance_checked(advance_key, state, action)
         over = reached.terminated | reached.truncated
         obs, next_state = select(over, self.reset(reset_key), (reached.obs, reached.state))
-        return Step(
-            obs=obs,
-            state=next_state,
-            reward=reached.reward,
-            terminated=reached.terminated,
-            truncated=reached.truncated,
-            final_obs=reached.obs,
-            final_state=reached.state,
-            objective=reached.objective,
-            info=reached.info,
-        )
+        return stepped(reached, obs, next_state)
 
     def advance_checked(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
         """One step without a reset, in the dtypes of `reset` and `Step`. Box actions may come flat, and are clipped."""
@@ -204,20 +187,15 @@ class Env:
 
     def checked(self, transition: Transition) -> Transition:
         """`transition` in the dtypes of `reset` and `Step`. Raises UsageError where a shape is wrong."""
-        obs, state, reward, terminated, truncated, objective, info = transition
-        terminated = self.checked_array("terminated", terminated, bool)
-        truncated = self.checked_array("truncated", truncated, bool)
+        obs, state, *outcome, objective, info = transition
+        obs = self.checked_obs("obs", obs)
+        state = jax.tree.map(lambda new, old: as_type(new, old.dtype), state, self.state_shape)
+        dtypes = {"reward": jnp.float32, "terminated": bool, "truncated": bool}
+        outcome = [self.checked_array(*one) for one in zip(dtypes, outcome, dtypes.values(), strict=True)]
         if objective is not None:
-            objective = jnp.where(terminated | truncated, self.checked_array("objective", objective, jnp.float32), 0)
-        return Transition(
-            obs=self.checked_obs("obs", obs),
-            state=jax.tree.map(lambda new, old: as_type(new, old.dtype), state, self.state_shape),
-            reward=self.checked_array("reward", reward, jnp.float32),
-            terminated=terminated,
-            truncated=truncated,
-            objective=objective,
-            info=self._logged(info if isinstance(info, Mapping) else {}),
-        )
+            over = outcome[1] | outcome[2]
+            objective = jnp.where(over, self.checked_array("objective", objective, jnp.float32), 0)
+        return Transition(obs, state, *outcome, objective, self._logged(info if isinstance(info, Mapping) else {}))
 
     def _logged(self, info: Mapping[str, Any]) -> dict[str, jax.Array]:
         logged = {name: name for name, x in info.items() if spaces.is_number(x)} if self.logged is None else self.logged
@@ -226,8 +204,7 @@ class Env:
     def checked_obs(self, what: str, obs: Any) -> Any:
         """An observation in the types of `reset`. Raises UsageError, naming `what` it is, where it has other shapes."""
         obs, wanted = spaces.plain(obs), jax.tree.structure(self.obs_like)
-        if jax.tree.structure(obs) != wanted:
-            found = jax.tree.structure(obs)
+        if (found := jax.tree.structure(obs)) != wanted:
             raise UsageError(f"environment {self.name}: step returned {what} of structure {found} instead of {wanted}")
         return jax.tree.map(lambda x, like: self.checked_array(what, x, like.dtype, like.shape), obs, self.obs_like)
 
@@ -245,6 +222,32 @@ class Env:
         return array
 
 
+class Wrapper(Env):
+    """Another environment, `wrapped`, of which a subclass changes observations or states."""
+
+    def __init__(self, name: str, wrapped: Env, observation_space: Any):
+        self.wrapped, self.cheap_reset, self.params = wrapped, wrapped.cheap_reset, wrapped.params
+        super().__init__(name, wrapped.inner, observation_space, wrapped.action_space, wrapped.declared_steps)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        return self.wrapped.numbers
+
+    def with_numbers(self, numbers: dict[str, jax.Array]) -> Env:
+        other = copy.copy(self)
+        other.wrapped = self.wrapped.with_numbers(numbers)
+        return other
+
+    def frame(self, state: Any) -> np.ndarray | None:
+        return self.wrapped.frame(state)
+
+
+def stepped(reached: Transition, obs: Any, state: Any) -> Step:
+    """A step that has `reached` something, and goes on with these, those of a reset where an episode ended."""
+    outcome = reached.reward, reached.terminated, reached.truncated
+    return Step(obs, state, *outcome, reached.obs, reached.state, reached.objective, reached.info)
+
+
 def as_type(x: Any, dtype: Any) -> jax.Array:
     """`x` as an array of this type; typed keys, which nothing converts, as they are."""
     return x if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.asarray(x).astype(dtype)
@@ -258,8 +261,9 @@ def select(condition: jax.Array, yes: Any, no: Any) -> Any:
 def check_usable_spaces(name: str, observation_space: Any, dtypes: Any, action_space: Any) -> None:
     """Raise UsageError where the environment called `name` has nothing to observe or to do, or not in real numbers."""
     for part, leaf, dtype in leaves(observation_space, dtypes):
-        if _is_empty(leaf) or jnp.issubdtype(dtype, jnp.complexfloating):
-            what = "complex numbers" if jnp.issubdtype(dtype, jnp.complexfloating) else str(leaf)
+        is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
+        if _is_empty(leaf) or is_complex:
+            what = "complex numbers" if is_complex else str(leaf)
             raise UsageError(f"environment {name}: no policy can observe {what}{part and f', its part {part}'}")
     for part, leaf in leaves(action_space):
         where = part and f" {part}"
@@ -272,18 +276,6 @@ def check_usable_spaces(name: str, observation_space: Any, dtypes: Any, action_s
 
 def _is_empty(leaf: Any) -> bool:
     return 0 in leaf.shape or not isinstance(leaf, Box) and min(leaf.nvec) < 1
-
-
-def need_fitting_steps(args: Any, env: Any) -> None:
-    """Raise UsageError where who plays, or --reset-pool, does not fit how the environment steps and resets."""
-    game = "a game of several players, such as pgx:connect_four"
-    if getattr(args, "opponent", "") == "self" and not env.is_game:
-        raise UsageError(f"--opponent self needs {game}, not {env.name}")
-    if getattr(args, "opponent", "") == "members" and not (env.is_game or len(set(env.agents)) > 1):
-        team = "an environment of several agents, such as jaxmarl:MPE_simple_spread_v3"
-        raise UsageError(f"--opponent members needs {game}, or {team}, not {env.name}")
-    if getattr(args, "reset_pool", 0) and env.resets_itself:
-        raise UsageError(f"--reset-pool needs an environment without resets of its own, and {env.name} has them")
 
 
 def check_spaces(args: Any, env: Any) -> None:

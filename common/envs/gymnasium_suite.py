@@ -2,37 +2,46 @@
 
 import os
 import sys
-import warnings
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import gymnasium
 import jax
 import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from common.cli.errors import UsageError
-from common.envs import spaces
-from common.envs.host import Conversion, HostEnvs, HostOptions, HostStep
+from common.envs import gymnasium_wrappers, spaces
+from common.envs.host import Conversion, HostEnvs, HostOptions, HostStep, is_supported
 from common.envs.masks import MASK
-from common.envs.suite_tools import check_known, do_without_display, has_display, import_package
+from common.envs.processes import Processes
+from common.envs.suite_tools import FRAMES, check_known, do_without_display, has_display, import_package
 
 PACKAGES = {"ALE": "ale_py", "pmaprl": "common.envs.gymnasium_wrappers"}
 """What registers environments once it is imported, by the namespace of their ids."""
 
-FRAMES = {"render_mode": "rgb_array"}
-"""Arguments for which environments draw themselves."""
-
 
 def ids() -> list[str]:
-    return list(_registry())
+    """Everything that can be made."""
+    with suppress(UsageError):  # it is not installed
+        import_package("ale_py")
+    return list(gymnasium.registry)
 
 
 def trainable() -> list[str]:
-    registry, works = _registry(), {}  # by class: what holds for one environment of it holds for all
-    for env_id, spec in registry.items():
-        if spec.entry_point not in works:
-            works[spec.entry_point] = _is_supported(env_id)
-    return [env_id for env_id, spec in registry.items() if works[spec.entry_point]]
+    known, works = ids(), {}  # by class: what holds for one environment of it holds for all
+    for env_id in known:
+        entry_point = gymnasium.registry[env_id].entry_point
+        if entry_point not in works:
+            works[entry_point] = is_supported(partial(_spaces, env_id))
+    return [env_id for env_id in known if works[gymnasium.registry[env_id].entry_point]]
+
+
+def _spaces(env_id: str) -> tuple[Any, Any]:
+    env = gymnasium.make(env_id)
+    env.close()
+    return env.observation_space, env.action_space
 
 
 def make(name: str, env_id: str, options: HostOptions) -> HostEnvs:
@@ -41,45 +50,12 @@ def make(name: str, env_id: str, options: HostOptions) -> HostEnvs:
         if namespace in PACKAGES:
             import_package(PACKAGES[namespace])
         check_known(name, env_id, ids())
-        module = str(_registry()[env_id].entry_point).partition(":")[0]
+        module = str(gymnasium.registry[env_id].entry_point).partition(":")[0]
         package = next((package for package in PACKAGES.values() if f"{module}.".startswith(f"{package}.")), None)
         env_id = f"{package}:{env_id}" if package else env_id  # as other processes know it
     elif os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    try:
-        return GymnasiumEnvs(name, env_id, options)
-    except (ImportError, import_package("gymnasium", extra="host").error.DependencyNotInstalled) as error:
-        if extra := _extra_of(env_id):
-            raise UsageError(f'{name} needs more packages: pip install "gymnasium[{extra}]" ({error})') from error
-        raise
-
-
-def _extra_of(env_id: str) -> str:
-    """The extra of gymnasium with the packages of one of its own environments; "" for others."""
-    entry = str(getattr(_registry().get(env_id), "entry_point", ""))
-    family = entry.removeprefix("gymnasium.envs.").partition(".")[0] if entry.startswith("gymnasium.envs.") else ""
-    return {"phys2d": "jax", "tabular": "jax"}.get(family, family.replace("_", "-"))
-
-
-def _registry() -> dict[str, Any]:
-    """Everything that can be made, by id."""
-    gymnasium = import_package("gymnasium", extra="host")
-    for package in PACKAGES.values():
-        with suppress(UsageError):  # it is not installed
-            import_package(package)
-    return gymnasium.registry
-
-
-def _is_supported(env_id: str) -> bool:
-    """Whether the environment can be made here, and has spaces that are supported."""
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            env = import_package("gymnasium", extra="host").make(env_id)
-            Conversion(env_id, env.observation_space, env.action_space)
-            env.close()
-    except Exception:
-        return False
-    return True
+    return GymnasiumEnvs(name, env_id, options)
 
 
 class GymnasiumEnvs:
@@ -89,14 +65,12 @@ class GymnasiumEnvs:
         self._inner = (_vectorized_with_frames if options.frames else _vectorized)(env_id, options)
         self._conversion = Conversion(name, self._inner.single_observation_space, self._inner.single_action_space)
         self.spec, self.num_envs = self._conversion.spec, options.num_envs
-        modes = import_package("gymnasium", extra="host").vector.AutoresetMode
         mode = self._inner.metadata.get("autoreset_mode")
-        if mode not in (modes.SAME_STEP, modes.NEXT_STEP):
+        if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
             raise UsageError(f"{name} does not reset by itself: take another --vectorization")
-        self.resets_in_step = mode is modes.SAME_STEP
+        self.resets_in_step = mode is AutoresetMode.SAME_STEP
         self._seed: int | None = options.seed
         self._reuses_arrays = options.vectorization == "vector"  # at least it may
-        self._in_processes = options.vectorization == "async"
 
     def reset(self) -> Any:
         self._over = np.zeros(self.num_envs, bool)
@@ -141,25 +115,20 @@ class GymnasiumEnvs:
             self._inner.closed = True  # else it would try once more while it is deleted
 
     def kill(self) -> None:
-        if self._in_processes:
+        if isinstance(self._inner, Processes):
             self._inner.kill()
 
 
 def _vectorized(env_id: str, options: HostOptions) -> Any:
     """gymnasium's vector environment, or what has its interface."""
-    gymnasium = import_package("gymnasium", extra="host")
     if options.vectorization == "vector":
         return gymnasium.make_vec(env_id, options.num_envs, "vector_entry_point", **options.env_params)
-    from common.envs import gymnasium_wrappers  # needs gymnasium
-
     maker = partial(gymnasium_wrappers.make, MASK, env_id, **options.env_params)
-    if options.vectorization == "sync":
-        modes = gymnasium.vector.AutoresetMode
-        mode = modes.NEXT_STEP if options.frames else modes.SAME_STEP  # which would hide an episode's last picture
-        return gymnasium.vector.SyncVectorEnv([maker] * options.num_envs, autoreset_mode=mode)
-    from common.envs.processes import Processes  # needs gymnasium, and a system that forks
-
-    return Processes(maker, options.num_envs, options.reset_timeout, options.step_timeout)
+    if options.vectorization == "async":
+        return Processes(maker, options.num_envs, options.reset_timeout, options.step_timeout)
+    # A reset in the same step would hide an episode's last picture
+    mode = AutoresetMode.NEXT_STEP if options.frames else AutoresetMode.SAME_STEP
+    return SyncVectorEnv([maker] * options.num_envs, autoreset_mode=mode)
 
 
 def _vectorized_with_frames(env_id: str, options: HostOptions) -> Any:

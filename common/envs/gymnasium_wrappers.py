@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Space, Tuple
-from gymnasium.utils import RecordConstructorArgs
+from gymnasium.wrappers import TransformObservation
 
 from common.cli.errors import UnusableEnvError
 from common.envs.suite_tools import PARTIAL, WITHOUT_VELOCITIES
@@ -25,13 +25,12 @@ def make(mask: str, env_id: str, **arguments: Any) -> gymnasium.Env:
     return env if legal is None else MaskObserved(env, mask, legal)
 
 
-class MaskObserved(gymnasium.Wrapper, RecordConstructorArgs):
+class MaskObserved(gymnasium.Wrapper):
     """Observes the mask beside the parts of a dictionary, or beside the whole observation, which is then called obs."""
 
     def __init__(self, env: gymnasium.Env, mask: str, legal: Any):
         """`legal` is a mask: an array, or a tuple of such."""
-        RecordConstructorArgs.__init__(self, mask=mask, legal=legal)
-        gymnasium.Wrapper.__init__(self, env)
+        super().__init__(env)
         self._mask, self._space, self._has_parts = mask, _space_of(legal), isinstance(env.observation_space, Dict)
         parts = env.observation_space.spaces if self._has_parts else {"obs": env.observation_space}
         self.observation_space = Dict({mask: self._space, **parts})
@@ -50,42 +49,25 @@ class MaskObserved(gymnasium.Wrapper, RecordConstructorArgs):
             raise UnusableEnvError(
                 f"the info of {self.env.spec.id} has no {self._mask} after a step, which it had after the first reset"
             )
-        legal = _typed(self._space, legal) if legal is not None else _all_legal(self._space)
-        return {self._mask: legal, **(obs if self._has_parts else {"obs": obs})}
+        return {self._mask: _typed(self._space, legal), **(obs if self._has_parts else {"obs": obs})}
 
 
 def _space_of(legal: Any) -> Space:
-    if isinstance(legal, tuple):
-        return Tuple(map(_space_of, legal))
-    return Box(0, 1, np.shape(legal), np.int8)
+    return Tuple(map(_space_of, legal)) if isinstance(legal, tuple) else Box(0, 1, np.shape(legal), np.int8)
 
 
 def _typed(space: Space, legal: Any) -> Any:
+    """A mask in the types of its space; None is everything."""
     if isinstance(space, Tuple):
-        return tuple(map(_typed, space.spaces, legal))
-    return np.asarray(legal, space.dtype)
-
-
-def _all_legal(space: Space) -> Any:
-    return tuple(map(_all_legal, space.spaces)) if isinstance(space, Tuple) else space.high
-
-
-class Partial(gymnasium.ObservationWrapper, RecordConstructorArgs):
-    """Observes only the numbers whose places are in `seen`."""
-
-    def __init__(self, env: gymnasium.Env, seen: tuple[int, ...]):
-        RecordConstructorArgs.__init__(self, seen=seen)
-        gymnasium.ObservationWrapper.__init__(self, env)
-        self._seen, box = list(seen), env.observation_space
-        self.observation_space = Box(box.low[self._seen], box.high[self._seen], dtype=box.dtype)
-
-    def observation(self, observation: np.ndarray) -> np.ndarray:
-        return observation[self._seen]
+        return tuple(map(_typed, space.spaces, [None] * len(space) if legal is None else legal))
+    return space.high if legal is None else np.asarray(legal, space.dtype)
 
 
 def make_partial(whole: str, **arguments: Any) -> gymnasium.Env:
     """gymnasium's environment `whole`, of these arguments, without what is not seen, and without a time limit."""
-    return Partial(gymnasium.make(whole, max_episode_steps=-1, **arguments), WITHOUT_VELOCITIES[whole])
+    env, seen = gymnasium.make(whole, max_episode_steps=-1, **arguments), list(WITHOUT_VELOCITIES[whole])
+    low, high = env.observation_space.low[seen], env.observation_space.high[seen]
+    return TransformObservation(env, lambda obs: obs[seen], Box(low, high, dtype=env.observation_space.dtype))
 
 
 for whole in WITHOUT_VELOCITIES:

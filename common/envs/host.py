@@ -7,21 +7,15 @@ Suites reset their environments by themselves, in one of two ways:
 - In a step of its own, which ignores the action: `obs` is the true next observation, always, and `final_obs` None. The
   step after an end is not `valid`; its `obs` is the next episode's first, its reward and ends mean nothing.
 
-`terminated` says that an episode is over by its own rules: no value is bootstrapped. `truncated` says that a time limit
-cut it: the value of the true next observation stands for the rest. Where both are true, it has terminated. Time limits
-are the suite's, usually an argument of its `make`.
-
-Arrays that `step` and `reset` return are the caller's: a suite that writes into them again has to return copies.
-Observations are numbers, bytes or bools, images have their channels last, and actions come from the policy as it gives
-them: `Conversion` in `host.py` does both from the suite's spaces. What `step` or `reset` raises ends that actor,
+Ends are as in `environment.py`; time limits are the suite's. Arrays that `step` and `reset` return are the caller's: a
+suite that writes into them again has to return copies. Images have their channels last, and actions come from the
+policy as it gives them: `Conversion` does both from the suite's spaces. What `step` or `reset` raises ends that actor,
 which makes new environments: FailedEnvError where something hangs and can be ended, anything else where it broke.
 
 A complete module for a suite called pond, whose environments reset in the step that ends an episode:
 
     def ids():
         return import_package("pond", extra="pond").registered()
-
-    trainable = ids
 
     def make(name, env_id, options):
         check_known(name, env_id, ids())
@@ -52,7 +46,8 @@ A complete module for a suite called pond, whose environments reset in the step 
 """
 
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -138,10 +133,11 @@ class Conversion:
     def __init__(self, name: str, observation_space: Any, action_space: Any):
         """The spaces are those of one environment. Raises UsageError or ValueError where one is not supported."""
         self.theirs = spaces.convert(observation_space, "observation space")
-        ours = spaces.map_parts(_channels_last, self.theirs)
+        ours = spaces.of_leaves(spaces.map_leaves(_channels_last, self.theirs))
         dtype = spaces.map_leaves(partial(_dtype, name), self.theirs, _tree(observation_space))
+        dtype = spaces.map_leaves(lambda leaf, theirs: NARROW.get(theirs, theirs), self.theirs, dtype)
         actions = spaces.convert(action_space, "action space")
-        self._action_dtype = spaces.map_leaves(partial(_action_dtype, name), actions, _tree(action_space))
+        self._action_dtype = spaces.map_leaves(partial(_dtype, name), actions, _tree(action_space))
         check_usable_spaces(name, ours, dtype, actions)
         self.spec = EnvSpec(name, ours, dtype, actions)
 
@@ -156,6 +152,16 @@ class Conversion:
         return spaces.map_leaves(lambda leaf, dtype, x: _in_type(x, dtype), space, self._action_dtype, action)
 
 
+def is_supported(spaces_of: Callable[[], tuple[Any, Any]]) -> bool:
+    """Whether `spaces_of` an environment can be had here, and are those that a policy can have."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            Conversion("environment", *spaces_of())
+    except Exception:
+        return False
+    return True
+
+
 def _tree(space: Any) -> Any:
     """The suite's own spaces of all parts, as a tree."""
     parts = getattr(space, "spaces", None)
@@ -165,28 +171,18 @@ def _tree(space: Any) -> Any:
 
 
 def _dtype(name: str, leaf: spaces.Leaf, theirs: Any) -> np.dtype:
-    """The type that a part of observations has on our side. Raises UsageError where it is not supported."""
-    _check_starts(name, theirs)
-    return NARROW.get(np.dtype(theirs.dtype), np.dtype(theirs.dtype))
-
-
-def _action_dtype(name: str, leaf: spaces.Leaf, theirs: Any) -> np.dtype:
-    """The type of a part of actions on their side. Raises UsageError where it is not supported."""
-    _check_starts(name, theirs)
+    """The type of a part on their side. Raises UsageError where it is not supported."""
     if isinstance(theirs, tuple):
         raise UsageError(f"environment {name}: actions of several choices must be MultiDiscrete, not a Tuple")
-    return theirs.dtype
+    if np.any(getattr(theirs, "start", 0)):
+        raise UsageError(f"environment {name}: {theirs} does not start at 0, which is not supported")
+    return np.dtype(theirs.dtype)
 
 
 def _in_type(action: np.ndarray, dtype: Any) -> np.ndarray:
     """Actions as numbers of that type: for integers the nearest ones, as a cast hardly ever gives the highest."""
-    whole = action.dtype.kind == "f" and np.dtype(dtype).kind in "iu"
+    whole = action.dtype.kind == "f" and dtype.kind in "iu"
     return (np.rint(action) if whole else action).astype(dtype)
-
-
-def _check_starts(name: str, space: Any) -> None:
-    if np.any(getattr(space, "start", 0)):
-        raise UsageError(f"environment {name}: {space} does not start at 0, which is not supported")
 
 
 def _stacked(leaf: spaces.Leaf) -> bool:

@@ -1,11 +1,6 @@
 """jaxmarl's environments: `jaxmarl:MPE_simple_spread_v3`. All agents act as one, for the sum of their rewards."""
 
-import contextlib
-import io
 import math
-import sys
-import warnings
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -15,7 +10,7 @@ import numpy as np
 from common.envs.environment import Env, Transition
 from common.envs.masks import MASK
 from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple, box, convert
-from common.envs.suite_tools import changed_params, check_known, check_time_limit, import_package, settable
+from common.envs.suite_tools import changed_params, check_known, import_package, settable
 
 LIMIT = "max_steps"
 LEFT_OUT = (
@@ -28,20 +23,18 @@ ENDLESS = ("overcooked", "coin_game")  # which end with their time limits alone
 
 
 def ids() -> list[str]:
-    return [env_id for env_id in _package("registration").registered_envs if not env_id.startswith(LEFT_OUT)]
-
-
-trainable = ids
+    known = import_package("jaxmarl.registration", extra="jaxmarl").registered_envs
+    return [env_id for env_id in known if not env_id.startswith(LEFT_OUT)]
 
 
 def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     check_known(name, env_id, ids())
-    inner = _package().make(env_id)
+    jaxmarl = import_package("jaxmarl", extra="jaxmarl")
+    inner = jaxmarl.make(env_id)
     known = settable(type(inner)) | ({LIMIT: inner.max_steps} if hasattr(inner, LIMIT) else {})
     params = changed_params(name, known, env_params)
-    check_time_limit(name, LIMIT, params.get(LIMIT, 1))
     limit = params.pop(LIMIT, None)
-    inner = _package().make(env_id, **params) if params else inner
+    inner = jaxmarl.make(env_id, **params) if params else inner
     limit = limit or getattr(inner, LIMIT, None)  # which may follow from other parameters
     if hasattr(inner, "num_outer_steps"):
         limit = inner.num_inner_steps * inner.num_outer_steps
@@ -108,14 +101,3 @@ def _joined(actions: list[Space]) -> Space:
         return Tuple(tuple(actions))
     low, high = (np.concatenate([getattr(space, bound) for space in actions]) for bound in ("low", "high"))
     return Box(low, high, low.shape)
-
-
-def _package(module: str = "") -> ModuleType:
-    """jaxmarl, or one of its modules, without what it says of parts that are not installed."""
-    said, console = io.StringIO(), sys.__stdout__
-    try:
-        sys.__stdout__ = said  # which it puts in the place of `sys.stdout`
-        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(said):
-            return import_package(f"jaxmarl.{module}" if module else "jaxmarl", extra="jaxmarl")
-    finally:
-        sys.__stdout__ = console

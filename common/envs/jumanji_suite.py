@@ -1,22 +1,18 @@
 """jumanji's environments: `jumanji:Snake-v1`. Time limits are ours: their own end episodes as if nothing followed."""
 
-import importlib
-import warnings
 from collections.abc import Callable
 from functools import partial
 from inspect import signature
-from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.cli.errors import UsageError
 from common.envs.environment import Env, Transition
 from common.envs.masks import MASK
 from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Space, box
-from common.envs.suite_tools import changed_params, check_known, check_time_limit, import_package, reason, settable
+from common.envs.suite_tools import changed_params, check_known, import_package, quiet, readable_errors, settable
 
 DOWNLOADED = ("Sokoban-v0",)  # its levels, when it is made
 MOST_CODES = 64  # whole numbers of a larger range are amounts, not codes of what is there
@@ -25,7 +21,7 @@ Encoding = tuple[Space, Callable]  # of a part of observations, and the function
 
 
 def ids() -> list[str]:
-    return list(_module("registration")._REGISTRY)
+    return list(import_package("jumanji.registration", extra="jumanji")._REGISTRY)
 
 
 def trainable() -> list[str]:
@@ -34,23 +30,16 @@ def trainable() -> list[str]:
 
 def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     check_known(name, env_id, ids())
-    jumanji = _module()
-    with warnings.catch_warnings(action="ignore"):
-        try:
+    jumanji = import_package("jumanji", extra="jumanji")
+    with quiet():
+        where = " (jumanji downloads its levels from huggingface.co)" if env_id in DOWNLOADED else ""
+        with readable_errors(f"environment {name} cannot be made{where}"):
             inner = jumanji.make(env_id)
-        except Exception as error:
-            if env_id not in DOWNLOADED:
-                raise
-            raise UsageError(
-                f"{name} needs levels that jumanji downloads from huggingface.co, and cannot ({reason(error)}); "
-                "its other environments need no internet"
-            ) from error
         limit = getattr(inner, "time_limit", None)
         known = settable(type(inner)) | ({} if limit is None else {"time_limit": int(limit)})
         params = changed_params(name, known, env_params)
         if limit is not None:
             limit = params.get("time_limit", limit)
-            check_time_limit(name, "time_limit", limit)
             params["time_limit"] = limit + 1  # where episodes never come to
         inner = jumanji.make(env_id, **params) if params else inner
     reward_of = getattr(inner.unwrapped, "_reward_fn", None)
@@ -96,13 +85,13 @@ def _encoding(spec: Any, codes: dict[str, int], nvec: tuple[int, ...] = ()) -> E
     `nvec` are the choices that a mask is for.
     """
     if not getattr(spec, "_specs", {}):
-        return _encoding_of_leaf(spec, None)
+        return _encoding_of_leaf(spec)
     parts = {}
     for name, part in spec._specs.items():
         if name == MASK:
             parts[name] = box((sum(nvec),), 0.0, 1.0), partial(_mask, nvec[0])
         elif name in codes:
-            parts[name] = _encoding_of_leaf(part, codes[name])
+            parts[name] = _codes(part.shape, codes[name], least=0)
         else:
             parts[name] = _encoding(part, {})
 
@@ -118,11 +107,9 @@ def _mask(choices: int, mask: jax.Array) -> jax.Array:
     return jnp.ravel(mask | ~jnp.any(mask, axis=-1, keepdims=True))
 
 
-def _encoding_of_leaf(spec: Any, codes: int | None) -> Encoding:
+def _encoding_of_leaf(spec: Any) -> Encoding:
     """Arrays of whole numbers in a small range, and choices, as codes; amounts that have bounds between 0 and 1."""
     low, high = float(np.min(getattr(spec, "minimum", -np.inf))), float(np.max(getattr(spec, "maximum", np.inf)))
-    if codes is not None:
-        return _codes(spec.shape, codes, least=0)
     if not np.issubdtype(spec.dtype, np.integer) or not np.isfinite(high - low):
         return box(spec.shape, low, high), lambda x: jnp.asarray(x, jnp.float32)
     if 1 < high - low < MOST_CODES and (spec.shape or hasattr(spec, "num_values")):
@@ -155,10 +142,3 @@ def _actions(spec: Any, mask: Any) -> Encoding:
         return together, lambda action: jnp.stack(jnp.unravel_index(action, nvec)).astype(spec.dtype)
     nvec = nvec if mask is None else (mask.shape[1],) * mask.shape[0]  # bounds are sometimes one too many
     return MultiDiscrete(nvec), lambda action: action.reshape(spec.shape).astype(spec.dtype)
-
-
-def _module(name: str = "") -> ModuleType:
-    """jumanji, or one of its modules."""
-    import_package("jumanji", extra="jumanji")
-    with warnings.catch_warnings(action="ignore"):
-        return importlib.import_module(f"jumanji.{name}" if name else "jumanji")

@@ -14,7 +14,7 @@ import numpy as np
 
 from common.cli.errors import UnusableEnvError, UsageError
 from common.envs import spaces
-from common.envs.spaces import Box, Dict, Discrete, EnvSpec, Space, batch_shape
+from common.envs.spaces import Box, Dict, Discrete, EnvSpec, Space, batch_shape, map_leaves
 
 PRIVILEGED = "privileged_state"
 
@@ -27,14 +27,13 @@ def without_privileged(space: Space) -> Space:
     """The part of an observation space that policies see."""
     if not has_privileged(space):
         return space
-    return Dict(_without(space.parts))
+    return Dict({name: part for name, part in space.parts.items() if name != PRIVILEGED})
 
 
 def policy_spec(env: EnvSpec) -> EnvSpec:
     """The same with the part of observations that policies see."""
-    if not has_privileged(env.observation_space):
-        return env
-    return env._replace(observation_space=without_privileged(env.observation_space), obs_dtype=_without(env.obs_dtype))
+    space = without_privileged(env.observation_space)
+    return env._replace(observation_space=space, obs_dtype=map_leaves(lambda leaf, x: x, space, env.obs_dtype))
 
 
 def completed(obs: Any, env: EnvSpec) -> Any:
@@ -48,10 +47,6 @@ def completed(obs: Any, env: EnvSpec) -> Any:
     return obs | {PRIVILEGED: jnp.zeros((*batch_shape(obs), *like.shape), like.dtype)}
 
 
-def _without(parts: dict[str, Any]) -> dict[str, Any]:
-    return {name: part for name, part in parts.items() if name != PRIVILEGED}
-
-
 MASK = "action_mask"
 ILLEGAL = -1e9  # a logit whose probability is 0, and which is finite, as 0 times infinity is not
 LEGAL = "policy/legal_actions_min"  # a metric
@@ -62,14 +57,14 @@ def is_mask(name: str) -> bool:
     return name.split("/")[0] == MASK
 
 
-def legal_actions(obs: Any) -> jax.Array | None:
+def legal_actions(obs: Any, numpy: Any = jnp) -> jax.Array | None:
     """For each choice of an action whether it is legal, [..., sum(nvec)]; None where observations say nothing of it.
 
     A mask may have parts, one for each component of a MultiDiscrete action, or for each part of an action with choices.
     """
     if not isinstance(obs, Mapping) or MASK not in obs:
         return None
-    return jnp.concatenate([part.astype(bool) for part in jax.tree.leaves(obs[MASK])], axis=-1)
+    return numpy.concatenate([part.astype(bool) for part in jax.tree.leaves(obs[MASK])], axis=-1)
 
 
 def mask_of(legal: jax.Array | None) -> dict[str, jax.Array]:
@@ -123,16 +118,15 @@ def legal_metrics(obs: Any, space: spaces.Space, axis_name: str) -> dict[str, ja
     legal = legal_actions(obs)
     if legal is None:
         return {}
-    fewest = jax.lax.pmin(jnp.min(_fewest(legal, space)), axis_name)
+    fewest = jax.lax.pmin(jnp.min(_fewest(legal, space, jnp)), axis_name)
     return {LEGAL: jnp.where(fewest > 0, fewest, jnp.nan)}
 
 
 def check_legal(obs: Any, acting: np.ndarray, spec: Any) -> None:
     """Raise UnusableEnvError where an environment [N] of these `obs`, host arrays, is `acting` and may do nothing."""
-    if isinstance(obs, Mapping) and MASK in obs:
-        legal = np.concatenate([part.astype(bool) for part in jax.tree.leaves(obs[MASK])], axis=-1)
-        if np.any(acting & (_fewest(legal, spec.action_space) == 0)):
-            raise UnusableEnvError(f"{spec.name} has a state without any legal action: look at its action_mask")
+    legal = legal_actions(obs, np)
+    if legal is not None and np.any(acting & (_fewest(legal, spec.action_space, np) == 0)):
+        raise UnusableEnvError(f"{spec.name} has a state without any legal action: look at its action_mask")
 
 
 def choices_of(space: spaces.Space) -> list[int]:
@@ -150,9 +144,8 @@ def masks_of_parts(legal: jax.Array | None, space: spaces.Space) -> list[jax.Arr
     return masks
 
 
-def _fewest(legal: Any, space: spaces.Space) -> Any:
+def _fewest(legal: Any, space: spaces.Space, numpy: Any) -> Any:
     """The fewest legal choices of any component of an action, [...]."""
-    numpy = jnp if isinstance(legal, jax.Array) else np
     components = numpy.split(legal, np.cumsum(choices_of(space))[:-1], axis=-1)
     return numpy.stack([part.sum(axis=-1) for part in components]).min(axis=0)
 

@@ -1,10 +1,8 @@
 """octax's CHIP-8 games: `octax:brix`. Observations are the last four frames, as planes of a picture."""
 
-import importlib
 import pkgutil
 import warnings
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -14,37 +12,31 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.envs.environment import Env, Transition
 from common.envs.spaces import Discrete, box
-from common.envs.suite_tools import changed_params, check_known, check_time_limit, import_package, settable
+from common.envs.suite_tools import changed_params, check_known, import_package, quiet, settable
 
-LIMIT = "max_num_steps_per_episodes"  # an argument
 NOT_OURS = ("render_mode", "render_scale", "color_scheme", "startup_instructions", "disable_delay")  # of the game
 
 
 def ids() -> list[str]:
     """Games, and the levels of games that have several, such as `cavern3`."""
-    package = _environments()
+    package = import_package("octax.environments", extra="octax")
     names = [game.name for game in pkgutil.iter_modules(package.__path__)]
-    modules = {name: importlib.import_module(f"octax.environments.{name}") for name in names}
+    modules = {name: import_package(f"octax.environments.{name}", extra="octax") for name in names}
     files = Path(package.get_rom_path(package.pong.rom_file)).parent.glob("*[0-9].ch8")
     levels = [file.stem for file in files if file.stem.rstrip("0123456789") in modules]
     return sorted([game for game, module in modules.items() if hasattr(module, "rom_file")] + levels)
 
 
-trainable = ids
-
-
 def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     check_known(name, env_id, ids())
-    arguments = settable(importlib.import_module("octax.env").OctaxEnv)
+    arguments = settable(import_package("octax.env", extra="octax").OctaxEnv)
     known = {argument: value for argument, value in arguments.items() if argument not in NOT_OURS}
     params = changed_params(name, known, env_params)
-    for parameter in params:
-        check_time_limit(name, parameter, params[parameter])
     fps, frequency = ((known | params)[parameter] for parameter in ("fps", "instruction_frequency"))
     if frequency < fps:
         raise UsageError(f"{name} needs an instruction_frequency of at least its fps, got {frequency} and {fps}")
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):
-        inner, _ = _environments().create_environment(env_id, **params)
+    with quiet():
+        inner, _ = import_package("octax.environments", extra="octax").create_environment(env_id, **params)
     return OctaxEnv(name, inner)
 
 
@@ -73,8 +65,3 @@ class OctaxEnv(Env):
 def _picture(frames: jax.Array) -> jax.Array:
     """Frames [K, width, height] as [height, width, K]."""
     return jnp.transpose(frames, (2, 1, 0)).astype(bool)
-
-
-def _environments() -> ModuleType:
-    import_package("octax", extra="octax")
-    return importlib.import_module("octax.environments")

@@ -2,9 +2,7 @@
 
 import copy
 import io
-import warnings
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +13,7 @@ from PIL import Image
 from common.envs.environment import LONGEST_HORIZON, Env, Transition
 from common.envs.masks import ILLEGAL, MASK
 from common.envs.spaces import Dict, Discrete, box
-from common.envs.suite_tools import changed_params, check_known, check_time_limit, import_package
+from common.envs.suite_tools import changed_params, check_known, import_package
 
 ALL_LEGAL = "minatar"  # games in which every action always is: they need no mask
 HEIGHT, DPI = 300, 96  # pixels of a picture, and of an inch in one that is given in points
@@ -23,17 +21,13 @@ LIMIT = "max_steps"  # a parameter: some games may go on without end
 
 
 def ids() -> list[str]:
-    return list(_package().available_envs())
-
-
-trainable = ids
+    return list(import_package("pgx", extra="pgx").available_envs())
 
 
 def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     check_known(name, env_id, ids())
     limit = changed_params(name, {LIMIT: LONGEST_HORIZON}, env_params).get(LIMIT, LONGEST_HORIZON)
-    check_time_limit(name, LIMIT, limit)
-    return PgxEnv(name, _package().make(env_id), limit)
+    return PgxEnv(name, import_package("pgx", extra="pgx").make(env_id), limit)
 
 
 class State(NamedTuple):
@@ -118,8 +112,3 @@ class PgxEnv(Env):
 
 def _random_move(key: jax.Array, obs: Any) -> jax.Array:
     return jax.random.categorical(key, jnp.where(obs[MASK], 0.0, ILLEGAL))
-
-
-def _package() -> ModuleType:
-    with warnings.catch_warnings(action="ignore"):
-        return import_package("pgx", extra="pgx")

@@ -1,6 +1,5 @@
 """MuJoCo Playground's environments: `playground:CheetahRun`. They know no time limits; robots are downloaded."""
 
-import warnings
 from types import ModuleType
 from typing import Any
 
@@ -11,14 +10,14 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.environment import Env, Transition, select
-from common.envs.suite_tools import changed_params, check_known, check_time_limit, import_package, mujoco_frame, reason
+from common.envs.suite_tools import changed_params, check_known, import_package, mujoco_frame, readable_errors
 
 LIMIT, REPEAT = "episode_length", "action_repeat"  # parameters
 WHERE = "github.com/deepmind/mujoco_menagerie"
 
 
 def ids() -> list[str]:
-    return list(_package().registry.ALL_ENVS)
+    return list(_module("registry").ALL_ENVS)
 
 
 def trainable() -> list[str]:
@@ -28,7 +27,7 @@ def trainable() -> list[str]:
 
 def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     check_known(name, env_id, ids())
-    registry = _package().registry
+    registry = _module("registry")
     config = dict(registry.get_default_config(env_id))
     known = {field: value for field, value in config.items() if isinstance(value, bool | int | float | str)}
     if "impl" in known:
@@ -38,17 +37,9 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
         raise UsageError(
             f"{name} parameter 'impl' must be jax, got {params['impl']!r}: others step no environment alone"
         )
-    for steps in (LIMIT, REPEAT):
-        check_time_limit(name, steps, params.get(steps, 1))
-    try:
+    where = f" (playground clones its robots from {WHERE} into {_robots()})" if _needs_robots(env_id) else ""
+    with readable_errors(f"environment {name} cannot be made{where}"):
         inner = registry.load(env_id, config_overrides=params)
-    except Exception as error:
-        if not _needs_robots(env_id) or _robots().exists():
-            raise
-        raise UsageError(
-            f"{name} needs robots that playground clones from {WHERE} into {_robots()}, and cannot ({reason(error)}); "
-            "those of the control suite, such as playground:CheetahRun, need no internet"
-        ) from error
     if inner.n_substeps < 1:
         raise UsageError(
             f"{name} would stand still: its 'ctrl_dt' {inner.dt:g} holds no step of 'sim_dt' {inner.sim_dt:g}"
@@ -90,14 +81,13 @@ class PlaygroundEnv(Env):
 
 
 def _needs_robots(env_id: str) -> bool:
-    return env_id not in _package("_src.dm_control_suite").ALL_ENVS
+    return env_id not in _module("dm_control_suite").ALL_ENVS
 
 
 def _robots() -> Any:
     """The folder that they are downloaded into."""
-    return _package("_src.mjx_env").MENAGERIE_PATH
+    return _module("mjx_env").MENAGERIE_PATH
 
 
-def _package(module: str = "") -> ModuleType:
-    with warnings.catch_warnings(action="ignore"):
-        return import_package(f"mujoco_playground.{module}" if module else "mujoco_playground", extra="playground")
+def _module(name: str) -> ModuleType:
+    return import_package(f"mujoco_playground._src.{name}", extra="playground")

@@ -1,68 +1,44 @@
 """Environments of this kit: `pmaprl:PartialCartPole-v1`, without velocities, and the game `pmaprl:Reversi-v0`."""
 
-import copy
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.envs import gymnax_suite, spaces
-from common.envs.environment import Env, Transition
+from common.envs import gymnax_suite
+from common.envs.environment import Env, Transition, Wrapper
 from common.envs.masks import ILLEGAL, MASK
-from common.envs.spaces import Dict, Discrete, box
+from common.envs.spaces import Box, Dict, Discrete, box
 from common.envs.suite_tools import PARTIAL, WITHOUT_VELOCITIES, changed_params, check_known
 
 
 def ids() -> list[str]:
-    return [*PARTIAL_IDS, "Reversi-v0"]
-
-
-trainable = ids
+    return [*(PARTIAL + whole for whole in WITHOUT_VELOCITIES), "Reversi-v0"]
 
 
 def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     check_known(name, env_id, ids())
-    if env_id in PARTIAL_IDS:
-        return make_partial(name, env_id, env_params)
-    return Reversi(name, **changed_params(name, {"show_mask": True}, env_params))
-
-
-PARTIAL_IDS = [PARTIAL + whole for whole in WITHOUT_VELOCITIES]
-
-
-class PartialEnv(Env):
-    """Another environment of which only some numbers are observed."""
-
-    cheap_reset = True
-
-    def __init__(self, name: str, whole: Env, seen: tuple[int, ...]):
-        self._whole, self._seen, self.params = whole, np.array(seen), whole.params
-        box = whole.observation_space
-        box = spaces.Box(box.low[self._seen], box.high[self._seen], (len(seen),))
-        super().__init__(name, whole.inner, box, whole.action_space, whole.max_steps)
-
-    def begin(self, key: jax.Array) -> tuple[Any, Any]:
-        obs, state = self._whole.begin(key)
-        return obs[self._seen], state
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        return self._whole.numbers
-
-    def with_numbers(self, numbers: dict[str, jax.Array]) -> Env:
-        other = copy.copy(self)
-        other._whole = self._whole.with_numbers(numbers)
-        return other
-
-    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
-        out = self._whole.advance(key, state, action)
-        return out._replace(obs=out.obs[self._seen])
-
-
-def make_partial(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
+    if env_id == "Reversi-v0":
+        return Reversi(name, **changed_params(name, {"show_mask": True}, env_params))
     whole = env_id.removeprefix(PARTIAL)
     return PartialEnv(name, gymnax_suite.make(whole, whole, env_params), WITHOUT_VELOCITIES[whole])
+
+
+class PartialEnv(Wrapper):
+    """Another environment of which only some numbers are observed."""
+
+    def __init__(self, name: str, whole: Env, seen: tuple[int, ...]):
+        self._seen, space = np.array(seen), whole.observation_space
+        super().__init__(name, whole, Box(space.low[self._seen], space.high[self._seen], (len(seen),)))
+
+    def begin(self, key: jax.Array) -> tuple[Any, Any]:
+        obs, state = self.wrapped.begin(key)
+        return obs[self._seen], state
+
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+        reached = self.wrapped.advance(key, state, action)
+        return reached._replace(obs=reached.obs[self._seen])
 
 
 BOARD_SIZE = 6

@@ -1,8 +1,5 @@
 """gymnasium environments in processes of their own: what hangs there can be killed, and ends with this program."""
 
-import fcntl
-import functools
-import math
 import multiprocessing.connection
 import multiprocessing.util
 import os
@@ -13,9 +10,9 @@ import sys
 import threading
 import time
 import types
-import weakref
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -40,38 +37,25 @@ class Processes(AsyncVectorEnv):
         """
         self._timeouts = {"reset": reset_timeout, "step": step_timeout}
         self.processes = []
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["gymnasium", "numpy"])
-        self._begun = context.Semaphore(0)
-        makers = [_Maker(maker, self._begun)] * num_envs
-        if multiprocessing.parent_process() is None:  # else the folder is that of the parent, which removes it
-            _remove_at_end(multiprocessing.util.get_temp_dir())
+        multiprocessing.get_context("forkserver").set_forkserver_preload(["gymnasium", "numpy"])
+        makers = [partial(_make, maker, os.getpid())] * num_envs
         try:
             with _hidden_main():
                 super().__init__(makers, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
+            self._guard = _guard(self.processes)
         except BaseException:
             self.kill()
             self.closed = True
             raise
-        self._at_exit = weakref.finalize(self, _kill, self.processes)  # Python's own end would spare what they started
 
     def _check_spaces(self) -> None:
-        """Wait until all processes have begun, no longer than a reset may take.
+        """Wait until all environments are made, no longer than a reset may take: gymnasium's own waits without a limit.
 
-        gymnasium's constructor ends with this. Its own waits for the environments to be made, without a limit.
+        What processes need to begin is gone once the constructor, which ends with this, has returned.
         """
         with self._in_time("reset") as seconds:
-            deadline = math.inf if seconds is None else time.monotonic() + seconds
-            for _ in self.processes:
-                self._await_one(deadline)
-
-    def _await_one(self, deadline: float) -> None:
-        """Wait until one more process has begun."""
-        while not self._begun.acquire(timeout=0.1):
-            if not all(process.is_alive() for process in self.processes):
-                raise EOFError
-            if time.monotonic() > deadline:
-                raise multiprocessing.TimeoutError
+            self.call_async("render_mode")
+            self.call_wait(timeout=seconds)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
         """As gymnasium's. Raises FailedEnvError where a process does not answer in time or has ended."""
@@ -99,11 +83,19 @@ class Processes(AsyncVectorEnv):
         self.kill()
         for process in self.processes:
             process.join()
-        self._at_exit.detach()  # their numbers may be those of other processes by then
+        self._guard.kill()  # their numbers may be those of other processes by then
+        self._guard.communicate()
 
     def kill(self) -> None:
-        """End all processes at once, from any thread: one that waits for them gets a FailedEnvError."""
-        _kill(self.processes)
+        """End all processes at once, with those that they have started, such as simulators, from any thread.
+
+        A thread that waits for them gets a FailedEnvError.
+        """
+        for process in self.processes:
+            if process.pid:  # None where it could not be started
+                process.kill()  # it may have no group of its own yet
+                with suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
     @contextmanager
     def _in_time(self, what: str):
@@ -119,10 +111,14 @@ class Processes(AsyncVectorEnv):
             raise FailedEnvError(f"a process of an environment ended by itself (exit code {codes})") from error
 
 
-@functools.cache
-def _remove_at_end(folder: str) -> subprocess.Popen:
-    """A process that deletes a folder once this program has ended, also by kill -9: multiprocessing would leave it."""
-    shell = ["sh", "-c", 'read -r nothing; rm -rf "$1"', "sh", folder]
+def _guard(processes: list[Any]) -> subprocess.Popen:
+    """A process that kills `processes` and all that they have started once this program has ended, also by kill -9.
+
+    It deletes the temporary folder of multiprocessing too, unless that is of another program, which has started this.
+    """
+    folder = "" if multiprocessing.parent_process() else multiprocessing.util.get_temp_dir()
+    numbers = [f"{sign}{process.pid}" for process in processes for sign in ("-", "")]  # groups, and processes without
+    shell = ["sh", "-c", 'read -r nothing; folder=$1; shift; kill -9 "$@"; rm -rf "$folder"', "sh", folder, *numbers]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     return subprocess.Popen(shell, **streams, start_new_session=True)  # nobody writes: reading ends with this program
 
@@ -139,19 +135,11 @@ def _hidden_main():
             sys.modules["__main__"] = main
 
 
-class _Maker:
-    """Calls `maker`; in another process, in a group of that one's own, which its parent ends and Ctrl-C does not."""
-
-    def __init__(self, maker: Callable[[], Any], begun: Any):
-        """`begun` is a semaphore for all processes that have come so far."""
-        self._maker, self._begun, self._home = maker, begun, os.getpid()
-
-    def __call__(self) -> Any:
-        if os.getpid() != self._home:  # gymnasium also calls this at home, to see what the environment is
-            os.setpgid(0, 0)
-            _end_with(multiprocessing.parent_process().sentinel)
-            self._begun.release()
-        return _PlainErrors(self._maker())
+def _make(maker: Callable[[], Any], home: int) -> Any:
+    """What `maker` makes; in another process than `home`, in a group of that one's own, which Ctrl-C does not reach."""
+    if os.getpid() != home:  # gymnasium also calls this at home, to see what the environment is
+        os.setpgid(0, 0)
+    return _PlainErrors(maker())
 
 
 class _PlainErrors(gymnasium.Wrapper):
@@ -176,29 +164,3 @@ def _plain_errors():
         except Exception:
             raise RuntimeError(reason(error)) from error
         raise
-
-
-def _kill(processes: list[Any]) -> None:
-    """End processes and those that they have started, such as simulators, at once."""
-    for process in processes:
-        if process.pid:  # None where it could not be started
-            process.kill()  # it may have no group of its own yet
-            with suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def _end_with(sentinel: int) -> None:
-    """End this group once the process behind `sentinel` has ended, however that happened and whatever goes on here."""
-    if hasattr(fcntl, "F_SETSIG"):  # the kernel does it, also where an environment keeps the interpreter to itself
-        fcntl.fcntl(sentinel, fcntl.F_SETOWN, -os.getpgid(0))
-        fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(sentinel, fcntl.F_SETFL, os.O_ASYNC)
-        if multiprocessing.connection.wait([sentinel], timeout=0):
-            os.killpg(0, signal.SIGKILL)
-    else:
-        threading.Thread(target=_end_after, args=(sentinel,), daemon=True).start()
-
-
-def _end_after(sentinel: int) -> None:
-    multiprocessing.connection.wait([sentinel])
-    os.killpg(0, signal.SIGKILL)

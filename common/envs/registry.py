@@ -1,11 +1,11 @@
 """Environments by name: `make("CartPole-v1")` for the device, `make_host("envpool:Pong-v5", 8, seed=0)` for the host.
 
-For every suite in `common/cli/env_flags.py` there is a module `common/envs/SUITE_suite.py` with three functions:
+For every suite in `common/cli/env_flags.py` there is a module `common/envs/SUITE_suite.py` with these functions:
 
 - `make(name, env_id, env_params)` returns an `Env`, or `make(name, env_id, options)` a `HostEnvs`. `name` is the whole
   name as the user gave it, for messages; `env_id` is what follows the suite's; `env_params` is --env-params as a dict.
 - `ids()` returns the ids that `make` knows.
-- `trainable()` returns those of them that can be trained here, for --list-envs; it may take seconds.
+- `trainable()` returns those that can be trained here, for --list-envs, where that is not all; it may take seconds.
 
 What a module raises reaches the user as one sentence: a UsageError as it is, everything else after "environment NAME
 cannot be made:".
@@ -87,7 +87,8 @@ def list_envs(places: Sequence[Place], wanted: str) -> None:
         raise UsageError(f"--list-envs {wanted}: this algorithm trains on {' and '.join(suites)}")
     for suite in suites if wanted == "all" else [wanted]:
         try:
-            ids = _module(suite).trainable()
+            module = _module(suite)
+            ids = getattr(module, "trainable", module.ids)()
         except UsageError as error:  # it is not installed
             if suite == wanted:
                 raise
@@ -102,7 +103,7 @@ def _make(name: str, options: Any) -> Any:
         with readable_errors(f"environment {name} cannot be made"):
             return _module(suite).make(name, env_id, options)
     except UnknownId as error:
-        hint = "" if error.mistyped else _who_trains(env_id)  # which imports all suites
+        hint = _who_trains(env_id)  # imports all suites
         raise UsageError(f"unknown environment {name!r}: {hint}" if hint else str(error)) from error
     except UsageError as error:
         users = suite == CUSTOM or ":" in env_id

@@ -1,7 +1,7 @@
 """Observation and action spaces as small records, and `EnvSpec`, what a policy has to know of its environment."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -113,13 +113,11 @@ def as_seen(name: str, space: Space, obs: Any) -> tuple[Space, Any]:
     """
 
     def fitting(leaf, x):
-        if not isinstance(leaf, Box) or leaf.shape == x.shape:
-            return leaf
-        return box(x.shape)
+        return leaf if not isinstance(leaf, Box) or leaf.shape == x.shape else box(x.shape)
 
     if jax.tree.structure(map_leaves(lambda leaf: 0, space)) != jax.tree.structure(obs):
         raise UsageError(f"environment {name}: its observations are {_described(obs)}, their space is {space}")
-    return map_parts(fitting, space, obs), map_leaves(lambda leaf, x: x.dtype, space, obs)
+    return of_leaves(map_leaves(fitting, space, obs)), map_leaves(lambda leaf, x: x.dtype, space, obs)
 
 
 def _described(obs: Any) -> str:
@@ -141,20 +139,17 @@ def map_leaves(function: Callable, space: Space, *trees: Any) -> Any:
 
     Raises KeyError, IndexError or TypeError where a tree lacks a part.
     """
-    if isinstance(space, Dict):
-        return {name: map_leaves(function, part, *(x[name] for x in trees)) for name, part in space.parts.items()}
-    if isinstance(space, Tuple):
-        return tuple(map_leaves(function, part, *(x[i] for x in trees)) for i, part in enumerate(space.parts))
-    return function(space, *trees)
+    if not isinstance(space, (Dict, Tuple)):
+        return function(space, *trees)
+    parts = {key: map_leaves(function, part, *(x[key] for x in trees)) for key, part in _items(space)}
+    return parts if isinstance(space, Dict) else tuple(parts.values())
 
 
-def map_parts(function: Callable, space: Space, *trees: Any) -> Space:
-    """A space with the leaves that `map_leaves` gives."""
-    if isinstance(space, Dict):
-        return Dict({name: map_parts(function, part, *(x[name] for x in trees)) for name, part in space.parts.items()})
-    if isinstance(space, Tuple):
-        return Tuple(tuple(map_parts(function, part, *(x[i] for x in trees)) for i, part in enumerate(space.parts)))
-    return function(space, *trees)
+def of_leaves(tree: Any) -> Space:
+    """The space of a tree with its leaves, as `map_leaves` gives it."""
+    if isinstance(tree, dict):
+        return Dict({name: of_leaves(part) for name, part in tree.items()})
+    return Tuple(tuple(map(of_leaves, tree))) if type(tree) is tuple else tree
 
 
 def leaves(space: Space, *trees: Any, name: str = "") -> Iterator[tuple[Any, ...]]:
@@ -162,14 +157,12 @@ def leaves(space: Space, *trees: Any, name: str = "") -> Iterator[tuple[Any, ...
     if not isinstance(space, (Dict, Tuple)):
         yield name, space, *trees
         return
-    parts = space.parts.items() if isinstance(space, Dict) else enumerate(space.parts)
-    for key, part in parts:
+    for key, part in _items(space):
         yield from leaves(part, *(x[key] for x in trees), name=f"{name}/{key}" if name else str(key))
 
 
-def like(space: Space, dtype: Any) -> Any:
-    """Shape and type of an element."""
-    return map_leaves(lambda leaf, dtype: jax.ShapeDtypeStruct(leaf.shape, dtype), space, dtype)
+def _items(space: Dict | Tuple) -> Iterable[tuple[Any, Space]]:
+    return space.parts.items() if isinstance(space, Dict) else enumerate(space.parts)
 
 
 def zeros(env: Any, *batch: int) -> Any:
@@ -270,7 +263,11 @@ class EnvSpec(NamedTuple):
     @property
     def obs_like(self) -> Any:
         """Shape and type of an observation."""
-        return like(self.observation_space, self.obs_dtype)
+
+        def like(leaf, dtype):
+            return jax.ShapeDtypeStruct(leaf.shape, dtype)
+
+        return map_leaves(like, self.observation_space, self.obs_dtype)
 
     def example_obs(self, *batch: int) -> Any:
         """A batch of observations, all zeros."""
@@ -333,9 +330,6 @@ def _from_json(stored: dict[str, Any]) -> Space:
     if stored["type"] != "Box":
         raise ValueError(f"unknown space {stored['type']!r}")
     shape = tuple(int(size) for size in stored["shape"])
-    bounds = {}
-    for name, unbounded in (("low", -np.inf), ("high", np.inf)):
-        numbers = np.array(stored[name], object)
-        numbers = np.where(numbers == None, unbounded, numbers).astype(np.float32)  # noqa: E711  (element by element)
-        bounds[name] = np.broadcast_to(numbers.reshape(shape if numbers.ndim else ()), shape)
-    return Box(shape=shape, **bounds)
+    low, high = (np.array(stored[name], np.float32) for name in ("low", "high"))  # None becomes NaN
+    low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
+    return Box(*(np.broadcast_to(x.reshape(shape if x.ndim else ()), shape) for x in (low, high)), shape)

@@ -1,4 +1,4 @@
-"""What several suites of environments share: checks of ids and parameters, and frames drawn without a display.
+"""What several suites of environments share: imports, checks of ids and parameters, frames drawn without a display.
 
 Processes of environments import this too, so it needs nothing that is slow.
 """
@@ -6,11 +6,13 @@ Processes of environments import this too, so it needs nothing that is slow.
 import difflib
 import importlib
 import inspect
+import io
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from types import ModuleType
 from typing import Any
 
@@ -19,13 +21,15 @@ import numpy as np
 from common.cli.checks import LARGEST
 from common.cli.errors import FailedEnvError, UsageError
 
-LISTED = 40  # ids at most, in a message
+COUNTS = (
+    *("max_steps_in_episode", "max_timesteps", "max_num_steps_per_episodes", "max_steps", "time_limit"),
+    *("episode_length", "action_repeat", "frame_skip", "fps", "instruction_frequency"),
+)
+"""Parameters that count steps or frames, and so are at least 1."""
 
 
 class UnknownId(UsageError):
-    """A suite has no environment with this id; `mistyped` says that it has one which is nearly the same."""
-
-    mistyped = False
+    """A suite has no environment with this id, nor one that is nearly the same."""
 
 
 def changed_params(name: str, known: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -40,7 +44,7 @@ def changed_params(name: str, known: dict[str, Any], given: dict[str, Any]) -> d
             is_number = isinstance(known[field], int | float)
             hint = "; members of a --population draw from a list" if isinstance(value, list) and is_number else ""
             raise UsageError(f"{name} parameter {field!r} must be like {known[field]!r}, got {value!r}{hint}")
-        if field == "max_steps_in_episode":
+        if field in COUNTS:
             check_time_limit(name, field, value)
     return {field: type(known[field])(value) for field, value in given.items()}
 
@@ -75,13 +79,26 @@ def refuse_params(params: dict[str, Any], taken: Iterable[str]) -> None:
             raise UsageError(f"--env-params cannot set {name!r}: it follows from other flags")
 
 
+@contextmanager
+def quiet():
+    """Without warnings and what a suite prints, as of parts that are not installed; not for threads of actors."""
+    printed, console = io.StringIO(), sys.__stdout__
+    try:
+        sys.__stdout__ = printed  # which jaxmarl puts in the place of `sys.stdout`
+        with warnings.catch_warnings(action="ignore"), redirect_stdout(printed):
+            yield
+    finally:
+        sys.__stdout__ = console
+
+
 def import_package(package: str, extra: str = "") -> ModuleType:
-    """The Python package of a suite, which comes with our `extra` or by itself.
+    """The Python package of a suite, or a module of it, which comes with our `extra` or by itself.
 
     Raises UsageError where it is not installed.
     """
     try:
-        return importlib.import_module(package)
+        with nullcontext() if extra in ("", "host") else quiet():
+            return importlib.import_module(package)
     except ImportError as error:
         what = f'-e ".[{extra}]"' if extra else package.replace("_", "-")
         suite = extra if extra not in ("", "host") else package
@@ -91,20 +108,17 @@ def import_package(package: str, extra: str = "") -> ModuleType:
 
 
 def check_known(name: str, env_id: str, known: Iterable[str]) -> None:
-    """Raise UnknownId, with the nearest ones, unless `env_id` is `known`; `name` is the whole name, with the suite."""
+    """Raise UsageError, with the nearest ones, unless `env_id` is `known`; `name` is the whole name, with the suite."""
     known = list(known)
     if env_id in known:
         return
     suite = name.removesuffix(env_id)
     lowered = {other.lower(): other for other in known}
-    near = [lowered[match] for match in difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.4)]
-    listing = f"none of its {len(known)} ids is like it: --list-envs {suite.rstrip(':') or 'gymnax'} prints them"
-    hint = f"known ids: {', '.join(known)}" if len(known) <= LISTED else listing
-    if near:
-        hint = f"did you mean {', '.join(suite + other for other in near)}?"
-    error = UnknownId(f"unknown environment {name!r}: {hint}")
-    error.mistyped = bool(difflib.get_close_matches(env_id.lower(), lowered, n=1, cutoff=0.8))
-    raise error
+    hint = f"--list-envs {suite.rstrip(':') or 'gymnax'} prints those there are"
+    if near := difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.4):
+        hint = f"did you mean {', '.join(suite + lowered[match] for match in near)}?"
+    mistyped = difflib.get_close_matches(env_id.lower(), near, cutoff=0.7)
+    raise (UsageError if mistyped else UnknownId)(f"unknown environment {name!r}: {hint}")
 
 
 @contextmanager
@@ -124,6 +138,7 @@ def reason(error: BaseException) -> str:
     return f"{kind}{error}".splitlines()[0][:300]
 
 
+FRAMES = {"render_mode": "rgb_array"}  # arguments for which environments on the host draw themselves
 FRAME_SIZE = 240, 320  # height and width, in pixels
 
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from common.cli.env_flags import PREFIX, Draw, draws_in
 from common.cli.errors import UsageError
 from common.envs import spaces
-from common.envs.environment import Env, Transition, need_fitting_steps
+from common.envs.environment import Env, Transition, Wrapper
 from common.envs.suite_tools import changed_params, readable_errors
 
 REDUCTIONS = "sum", "max", "min", "last"  # what metrics can be but means, as the ends of their names say
@@ -36,7 +35,14 @@ def member_env(env: Env, hyper: dict[str, jax.Array] | None) -> Env:
 
 def run_env(args: Any, env: Env) -> Env:
     """`env` as all agents of a run share it. Raises UsageError where it does not fit the flags."""
-    need_fitting_steps(args, env)
+    opponent, game = getattr(args, "opponent", ""), "a game of several players, such as pgx:connect_four"
+    if opponent == "self" and not env.is_game:
+        raise UsageError(f"--opponent self needs {game}, not {env.name}")
+    if opponent == "members" and not (env.is_game or len(set(env.agents)) > 1):
+        team = "an environment of several agents, such as jaxmarl:MPE_simple_spread_v3"
+        raise UsageError(f"--opponent members needs {game}, or {team}, not {env.name}")
+    if getattr(args, "reset_pool", 0) and env.resets_itself:
+        raise UsageError(f"--reset-pool needs an environment without resets of its own, and {env.name} has them")
     varied = {name: values for name, values in args.members.hyper.items() if name.startswith(PREFIX)}
     for name, values in varied.items():
         check_number(env, name.removeprefix(PREFIX), sorted(set(values)))
@@ -88,7 +94,7 @@ def check_number(env: Env, name: str, values: Iterable[float]) -> None:
         jax.eval_shape(stepped, jnp.float32(0))
 
 
-class Randomized(Env):
+class Randomized(Wrapper):
     """Another environment, whose states keep the numbers that their episode has drawn."""
 
     def __init__(self, env: Env, draws: dict[str, Draw]):
@@ -99,35 +105,26 @@ class Randomized(Env):
             check_number(env, name, draw.values)
             if draw.kind != "choice" and isinstance(env.numbers[name], int):
                 raise UsageError(f"{env.name} parameter {name!r} is a whole number: {CHOOSE}")
-        self._env, self._draws = env, draws
-        self.cheap_reset, self.params = env.cheap_reset, env.params
-        super().__init__(env.name, env.inner, env.observation_space, env.action_space, env.declared_steps)
+        self._draws = draws
+        super().__init__(env.name, env, env.observation_space)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         key, *keys = jax.random.split(key, len(self._draws) + 1)
         numbers = {name: drawn(key, draw) for key, (name, draw) in zip(keys, self._draws.items(), strict=True)}
-        obs, state = self._env.with_numbers(numbers).begin(key)
+        obs, state = self.wrapped.with_numbers(numbers).begin(key)
         return obs, (state, numbers)
 
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
         state, numbers = state
-        reached = self._env.with_numbers(numbers).advance(key, state, action)
+        reached = self.wrapped.with_numbers(numbers).advance(key, state, action)
         return reached._replace(state=(reached.state, numbers))
 
     @property
     def numbers(self) -> dict[str, float]:
-        return {name: x for name, x in self._env.numbers.items() if name not in self._draws}
-
-    def with_numbers(self, numbers: dict[str, jax.Array]) -> Env:
-        other = copy.copy(self)
-        other._env = self._env.with_numbers(numbers)
-        return other
+        return {name: x for name, x in self.wrapped.numbers.items() if name not in self._draws}
 
     def without_numbers(self, state: Any) -> Any:
         return state[0]
-
-    def frame(self, state: Any) -> np.ndarray | None:
-        return self._env.frame(state)
 
 
 def with_draws(make: Callable[[dict[str, Any]], Env], params: dict[str, Any]) -> Env:

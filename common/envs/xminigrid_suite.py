@@ -1,7 +1,5 @@
 """xminigrid's worlds: `xminigrid:MiniGrid-DoorKey-6x6`. XLand's need rules, a file of which it downloads."""
 
-import warnings
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -11,7 +9,7 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.envs.environment import Env, Transition
 from common.envs.spaces import Dict, Discrete, MultiDiscrete, planes, space_of_planes
-from common.envs.suite_tools import changed_params, check_known, check_time_limit, import_package, reason
+from common.envs.suite_tools import changed_params, check_known, import_package, readable_errors
 
 COUNTS = 13, 12  # of things, and of colours
 ENCODINGS = 16  # codes in encoded goals and rules
@@ -19,7 +17,7 @@ NUMBERS = "max_steps", "view_size", "height", "width"  # parameters
 
 
 def ids() -> list[str]:
-    return list(_package().registered_environments())
+    return list(import_package("xminigrid", extra="xminigrid").registered_environments())
 
 
 def trainable() -> list[str]:
@@ -28,12 +26,12 @@ def trainable() -> list[str]:
 
 def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     check_known(name, env_id, ids())
-    inner, params = _package().make(env_id)
+    xminigrid = import_package("xminigrid", extra="xminigrid")
+    inner, params = xminigrid.make(env_id)
     known = {number: getattr(params, number) for number in NUMBERS}
     changes = changed_params(name, known | ({"benchmark": ""} if _needs_rules(env_id) else {}), env_params)
-    check_time_limit(name, "max_steps", changes.get("max_steps", params.max_steps))
     rules = _rules(name, changes.pop("benchmark", "")) if _needs_rules(env_id) else None
-    given = _package().registration._REGISTRY[env_id].kwargs
+    given = xminigrid.registration._REGISTRY[env_id].kwargs
     params = inner.default_params(**given | changes)  # the limit of time follows from the size
     if params.view_size % 2 == 0 or min(params.view_size, params.height - 2, params.width - 2) < 3:
         raise UsageError(
@@ -86,7 +84,7 @@ def _needs_rules(env_id: str) -> bool:
 
 def _rules(name: str, benchmark: str) -> Any:
     """The rules of a `benchmark`, read from its file or downloaded."""
-    module = _package().benchmarks
+    module = import_package("xminigrid", extra="xminigrid").benchmarks
     known = module.registered_benchmarks()
     where = f"huggingface.co/datasets/{module.HF_REPO_ID} to {module.DATA_PATH}"
     if benchmark not in known:
@@ -94,14 +92,5 @@ def _rules(name: str, benchmark: str) -> Any:
             f'{name} needs rules: --env-params \'{{"benchmark": "{known[0]}"}}\', or {", ".join(known[1:])}; they are '
             f"downloaded from {where}. MiniGrid ids need nothing"
         )
-    try:
+    with readable_errors(f"{name} cannot get the rules {benchmark} from {where}"):
         return jax.tree.map(np.asarray, module.load_benchmark(benchmark))
-    except Exception as error:
-        raise UsageError(
-            f"{name} cannot get the rules {benchmark} from {where} ({reason(error)}); MiniGrid ids need no internet"
-        ) from error
-
-
-def _package() -> ModuleType:
-    with warnings.catch_warnings(action="ignore"):
-        return import_package("xminigrid", extra="xminigrid")

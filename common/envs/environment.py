@@ -110,7 +110,7 @@ class Env:
         self.action_space = spaces.convert(action_space, "action space")
         obs, self.state_shape = jax.eval_shape(self.reset, jax.random.key(0))
         self.observation_space, self.obs_dtype = spaces.as_seen(name, self.observation_space, obs)
-        check_usable_spaces(name, self.observation_space, self.obs_dtype, self.action_space)
+        check_usable_spaces(name, self.observation_space, self.action_space)
         action = jax.eval_shape(lambda key: spaces.sample(key, self.action_space), jax.random.key(0))
         stepped = jax.eval_shape(self.step, jax.random.key(0), self.state_shape, action)  # checks what it returns
         self.tells_objective = self.is_judged = stepped.objective is not None
@@ -211,11 +211,8 @@ class Env:
     def checked_array(self, what: str, value: Any, dtype: Any, shape: tuple[int, ...] = ()) -> jax.Array:
         """`value` as an array of `dtype`. Raises UsageError, naming `what` it is, where shape or kind are others."""
         array = jnp.asarray(value)
-        if array.dtype.kind == "c" or dtype is bool and array.dtype.kind == "f":  # which may be a fraction
-            wanted = "true or false" if dtype is bool else "a real number"
-            raise UsageError(
-                f"environment {self.name}: step returned {what} of type {array.dtype} in place of {wanted}"
-            )
+        if dtype is bool and array.dtype.kind == "f":  # which may be a fraction
+            raise UsageError(f"environment {self.name}: step returned {what} of type {array.dtype}, not true or false")
         array = array.astype(dtype)
         if array.shape != shape:
             raise UsageError(f"environment {self.name}: step returned {what} of shape {array.shape} instead of {shape}")
@@ -258,19 +255,18 @@ def select(condition: jax.Array, yes: Any, no: Any) -> Any:
     return jax.tree.map(lambda yes, no: jnp.where(condition, yes, no), yes, no)
 
 
-def check_usable_spaces(name: str, observation_space: Any, dtypes: Any, action_space: Any) -> None:
-    """Raise UsageError where the environment called `name` has nothing to observe or to do, or not in real numbers."""
-    for part, leaf, dtype in leaves(observation_space, dtypes):
-        is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
-        if _is_empty(leaf) or is_complex:
-            what = "complex numbers" if is_complex else str(leaf)
-            raise UsageError(f"environment {name}: no policy can observe {what}{part and f', its part {part}'}")
+def check_usable_spaces(name: str, observation_space: Any, action_space: Any) -> None:
+    """Raise UsageError where the environment called `name` has nothing to observe or to do, or bounds without sense."""
+    for part, leaf in leaves(observation_space):
+        if _is_empty(leaf):
+            raise UsageError(f"environment {name}: no policy can observe {leaf}{part and f', its part {part}'}")
     for part, leaf in leaves(action_space):
         where = part and f" {part}"
         if _is_empty(leaf):
             raise UsageError(f"environment {name} has no action{where}: its action space is {action_space}")
         if isinstance(leaf, Box) and not (leaf.low <= leaf.high).all():  # nor where one is not a number
-            low, high = next((x, y) for x, y in zip(leaf.low.flat, leaf.high.flat, strict=True) if not x <= y)
+            at = np.argmin(leaf.low <= leaf.high)
+            low, high = leaf.low.flat[at], leaf.high.flat[at]
             raise UsageError(f"environment {name}: its actions{where} are bounded by {low:g} below and {high:g} above")
 
 

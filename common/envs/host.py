@@ -138,7 +138,7 @@ class Conversion:
         dtype = spaces.map_leaves(lambda leaf, theirs: NARROW.get(theirs, theirs), self.theirs, dtype)
         actions = spaces.convert(action_space, "action space")
         self._action_dtype = spaces.map_leaves(partial(_dtype, name), actions, _tree(action_space))
-        check_usable_spaces(name, ours, dtype, actions)
+        check_usable_spaces(name, ours, actions)
         self.spec = EnvSpec(name, ours, dtype, actions)
 
     def observations(self, obs: Any) -> Any:

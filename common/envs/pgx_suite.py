@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from common.envs.environment import LONGEST_HORIZON, Env, Transition
-from common.envs.masks import ILLEGAL, MASK
+from common.envs.masks import MASK, legal_actions, sample_legal
 from common.envs.spaces import Dict, Discrete, box
 from common.envs.suite_tools import changed_params, check_known, import_package
 
@@ -41,8 +41,9 @@ class PgxEnv(Env):
 
     def __init__(self, name: str, inner: Any, limit: int):
         self._limit, self._masks = limit, not inner.id.startswith(ALL_LEGAL)
-        self.is_game, self._opponent = inner.num_players > 1, _random_move
         seen, actions = box(inner.observation_shape), Discrete(inner.num_actions)
+        self.is_game = inner.num_players > 1
+        self._opponent = lambda key, obs: sample_legal(key, actions, legal_actions(obs))
         space = Dict({MASK: box((actions.n,), 0.0, 1.0), "obs": seen}) if self._masks else seen
         super().__init__(name, inner, space, actions, max_steps=limit)
 
@@ -108,7 +109,3 @@ class PgxEnv(Env):
 
     def _observed(self, game: Any) -> Any:
         return {MASK: game.legal_action_mask, "obs": game.observation} if self._masks else game.observation
-
-
-def _random_move(key: jax.Array, obs: Any) -> jax.Array:
-    return jax.random.categorical(key, jnp.where(obs[MASK], 0.0, ILLEGAL))

@@ -8,7 +8,7 @@ import numpy as np
 
 from common.envs import gymnax_suite
 from common.envs.environment import Env, Transition, Wrapper
-from common.envs.masks import ILLEGAL, MASK
+from common.envs.masks import MASK, sample_legal
 from common.envs.spaces import Box, Dict, Discrete, box
 from common.envs.suite_tools import PARTIAL, WITHOUT_VELOCITIES, changed_params, check_known
 
@@ -43,6 +43,7 @@ class PartialEnv(Wrapper):
 
 BOARD_SIZE = 6
 PASS = BOARD_SIZE * BOARD_SIZE  # an action: no square
+MOVES = Discrete(PASS + 1)
 DIRECTIONS = tuple((down, right) for down in (-1, 0, 1) for right in (-1, 0, 1) if down or right)
 
 
@@ -62,20 +63,20 @@ class Reversi(Env):
         self.show_mask = show_mask
         discs, moves = (box(shape, 0.0, 1.0) for shape in ((BOARD_SIZE, BOARD_SIZE, 2), (PASS + 1,)))
         space = Dict({MASK: moves, "discs": discs}) if show_mask else discs
-        super().__init__(name, None, space, Discrete(PASS + 1), max_steps=BOARD_SIZE * BOARD_SIZE)
+        super().__init__(name, None, space, MOVES, max_steps=BOARD_SIZE * BOARD_SIZE)
 
     def begin(self, key: jax.Array) -> tuple[Any, State]:
         first_key, move_key = jax.random.split(key)
         board = jnp.zeros((BOARD_SIZE, BOARD_SIZE), jnp.int8)
         board = board.at[2, 3].set(1).at[3, 2].set(1).at[2, 2].set(-1).at[3, 3].set(-1)
-        begun = -after(random_move(move_key, -board), -board)
+        begun = -after(sample_legal(move_key, MOVES, legal_moves(-board)), -board)
         board = jnp.where(jax.random.bernoulli(first_key), begun, board)
         return self.observe(board), State(board)
 
     def advance(self, key: jax.Array, state: State, action: jax.Array) -> Transition:
         illegal = ~legal_moves(state.board)[action]
         board = after(action, state.board)
-        board = -after(random_move(key, -board), -board)
+        board = -after(sample_legal(key, MOVES, legal_moves(-board)), -board)
         over = legal_moves(board)[PASS] & legal_moves(-board)[PASS]
         reward = jnp.where(illegal, -1.0, jnp.where(over, jnp.sign(jnp.sum(board.astype(jnp.float32))), 0.0))
         return Transition(self.observe(board), State(board), reward, over | illegal, jnp.bool_(False))
@@ -115,8 +116,3 @@ def moved(squares: jax.Array, direction: tuple[int, int]) -> jax.Array:
     """All squares [6, 6] one further in a direction; what leaves the board is gone."""
     down, right = direction
     return jnp.pad(squares, 1)[1 - down : 1 - down + BOARD_SIZE, 1 - right : 1 - right + BOARD_SIZE]
-
-
-def random_move(key: jax.Array, board: jax.Array) -> jax.Array:
-    """A legal move of the player whose discs are 1."""
-    return jax.random.categorical(key, jnp.where(legal_moves(board), 0.0, ILLEGAL))

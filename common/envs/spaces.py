@@ -115,16 +115,9 @@ def as_seen(name: str, space: Space, obs: Any) -> tuple[Space, Any]:
     def fitting(leaf, x):
         return leaf if not isinstance(leaf, Box) or leaf.shape == x.shape else box(x.shape)
 
-    if jax.tree.structure(map_leaves(lambda leaf: 0, space)) != jax.tree.structure(obs):
-        raise UsageError(f"environment {name}: its observations are {_described(obs)}, their space is {space}")
+    if (found := jax.tree.structure(obs)) != jax.tree.structure(map_leaves(lambda leaf: 0, space)):
+        raise UsageError(f"environment {name}: its observations have the structure {found}, their space is {space}")
     return of_leaves(map_leaves(fitting, space, obs)), map_leaves(lambda leaf, x: x.dtype, space, obs)
-
-
-def _described(obs: Any) -> str:
-    """The structure of an observation in a few words."""
-    if isinstance(obs, Mapping):
-        return f"dictionaries with {', '.join(map(str, obs))}"
-    return f"tuples of {len(obs)}" if isinstance(obs, tuple) else f"of type {type(obs).__name__}"
 
 
 def plain(obs: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.flatten_util import ravel_pytree
 
@@ -71,7 +72,7 @@ class Report(NamedTuple):
 
 
 class Tally(struct.PyTreeNode):
-    """Metrics over however many updates reported them, added up on the device."""
+    """Metrics over however many updates reported them, added up on the device, or by NumPy where they are there."""
 
     value: Metrics  # the sum so far, of a mean too; or the largest, the smallest, the newest
     count: Metrics  # how many reports are in it; a value without any is 0
@@ -101,7 +102,7 @@ class Tally(struct.PyTreeNode):
 
     def __add__(self, newer: "Tally") -> "Tally":
         value = {name: self._with(newer, name) for name in self.value}
-        return Tally(value, jax.tree.map(jnp.add, self.count, newer.count))
+        return Tally(value, {name: count + newer.count[name] for name, count in self.count.items()})
 
     def __or__(self, other: "Tally") -> "Tally":
         """The metrics of both."""
@@ -110,18 +111,22 @@ class Tally(struct.PyTreeNode):
     def metrics(self) -> Metrics:
         """What they come to; NaN for what was never reported."""
         return {
-            name: x / self.count[name] if kind_of(name) == "mean" else jnp.where(self.count[name] > 0, x, jnp.nan)
+            name: x / self.count[name] if kind_of(name) == "mean" else _numpy(x).where(self.count[name] > 0, x, jnp.nan)
             for name, x in self.value.items()
         }
 
     def _with(self, newer: "Tally", name: str) -> jax.Array:
         """The value of both reports of a metric."""
-        old, new = self.value[name], newer.value[name]
-        kinds = {"max": jnp.maximum, "min": jnp.minimum, "last": lambda old, new: new}
+        old, new, numpy = self.value[name], newer.value[name], _numpy(newer.value[name])
+        kinds = {"max": numpy.maximum, "min": numpy.minimum, "last": lambda old, new: new}
         if (kind := kind_of(name)) not in kinds:
             return old + new
         none = [newer.count[name] == 0, self.count[name] == 0]
-        return jnp.select(none, [old, new], kinds[kind](old, new))
+        return numpy.select(none, [old, new], kinds[kind](old, new))
+
+
+def _numpy(x: Any) -> Any:
+    return jnp if isinstance(x, jax.Array) else np
 
 
 WINDOW = 100

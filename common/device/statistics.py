@@ -117,12 +117,12 @@ class Tally(struct.PyTreeNode):
 
     def _with(self, newer: "Tally", name: str) -> jax.Array:
         """The value of both reports of a metric."""
-        old, new = self.value[name], newer.value[name]
-        numpy = _numpy(new)
+        old, new, numpy = self.value[name], newer.value[name], _numpy(newer.value[name])
         kinds = {"max": numpy.maximum, "min": numpy.minimum, "last": lambda old, new: new}
         if (kind := kind_of(name)) not in kinds:
             return old + new
-        return numpy.select([newer.count[name] == 0, self.count[name] == 0], [old, new], kinds[kind](old, new))
+        none = [newer.count[name] == 0, self.count[name] == 0]
+        return numpy.select(none, [old, new], kinds[kind](old, new))
 
 
 def _numpy(x: Any) -> Any:

@@ -77,6 +77,7 @@ CASES = [
     ("ppo", "--distributed a:1", "--distributed a:1, HOST:PORT,ID/COUNT"),
     ("ppo", "--population 4 --sweep num_envs=choice:4,8", "--sweep num_envs, gamma"),
     ("ppo", "--population 4 --sweep gamma=uniform:0.9:1.1", "--gamma, at most 1, 1.1"),
+    ("ppo", "--population 4 --sweep desired_kl=log:1e-3:1e-1", "--desired-kl, --lr-schedule"),
     ("ppo", f"--sweep vf_coef={LONG} ent_coef={LONG}", "160,000, 10,000"),
     ("ppo", "--pbt", "--pbt, --population"),
     ("ppo", "--population 4 --pbt --pbt-evolve ent_coef --ent-coef 0", "--ent-coef 0.0"),

@@ -203,7 +203,7 @@ def test_every_number_and_choice_refuses_what_it_cannot_be(name):
         if get_origin(kinds[flag]) is Literal:
             bad[flag] = ["x", math.nan]
         elif kinds[flag] not in (str, bool) and get_origin(kinds[flag]) is not tuple:
-            bad[flag] = ["x", math.nan, math.inf, *bad.get(flag, [])]
+            bad[flag] = ["x", True, math.nan, math.inf, *bad.get(flag, [])]
             bad[flag] += [] if flag in MAY_BE_NEGATIVE else [-2] if flag in MAY_BE_0 else [-2, 0]
     assert len(bad) > 30
     for flag, value in [(flag, value) for flag, values in bad.items() for value in values]:

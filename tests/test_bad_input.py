@@ -77,6 +77,7 @@ CASES = [
     ("ppo", "--distributed a:1", "--distributed a:1, HOST:PORT,ID/COUNT"),
     ("ppo", "--population 4 --sweep num_envs=choice:4,8", "--sweep num_envs, gamma"),
     ("ppo", "--population 4 --sweep gamma=uniform:0.9:1.1", "--gamma, at most 1, 1.1"),
+    ("ppo", "--population 4 --sweep desired_kl=log:1e-3:1e-1", "--desired-kl, --lr-schedule"),
     ("ppo", f"--sweep vf_coef={LONG} ent_coef={LONG}", "160,000, 10,000"),
     ("ppo", "--pbt", "--pbt, --population"),
     ("ppo", "--population 4 --pbt --pbt-evolve ent_coef --ent-coef 0", "--ent-coef 0.0"),
@@ -203,7 +204,7 @@ def test_every_number_and_choice_refuses_what_it_cannot_be(name):
         if get_origin(kinds[flag]) is Literal:
             bad[flag] = ["x", math.nan]
         elif kinds[flag] not in (str, bool) and get_origin(kinds[flag]) is not tuple:
-            bad[flag] = ["x", math.nan, math.inf, *bad.get(flag, [])]
+            bad[flag] = ["x", True, math.nan, math.inf, *bad.get(flag, [])]
             bad[flag] += [] if flag in MAY_BE_NEGATIVE else [-2] if flag in MAY_BE_0 else [-2, 0]
     assert len(bad) > 30
     for flag, value in [(flag, value) for flag, values in bad.items() for value in values]:

@@ -18,25 +18,20 @@ from common.envs.environment import Env, select
 PAST = 8  # policies that self-play draws from
 
 
-def in_selfplay(args: Any) -> bool:
-    """Whether past policies play the others of a game."""
-    return getattr(args, "opponent", "") == "self"
-
-
-def among_members(args: Any) -> bool:
-    """Whether other members of the population play the others of a game, or of a team."""
-    return getattr(args, "opponent", "") == "members"
+def opponent_of(args: Any) -> str:
+    """Who else acts: random, self or members; algorithms without the flag --opponent have random opponents."""
+    return getattr(args, "opponent", "random")
 
 
 def first_past(args: Any, learner: Any) -> Any:
     """The past policies [P, ...] before the first update; () where there is no self-play."""
-    part = acting_part(learner) if in_selfplay(args) else ()
+    part = acting_part(learner) if opponent_of(args) == "self" else ()
     return jax.tree.map(lambda x: jnp.stack([x] * PAST), part)
 
 
 def renewed_past(args: Any, run: RunState, learner: Any) -> Any:
     """The past policies [P, ...]; every --opponent-interval updates that of now is the newest of them."""
-    if not in_selfplay(args):
+    if opponent_of(args) != "self":
         return ()
     turn, late = jnp.divmod(run.updates, args.opponent_interval)
     replaced = (jnp.arange(PAST) == turn % PAST) & (late == 0) | (run.updates == 0)  # all of them at first
@@ -47,9 +42,9 @@ def renewed_past(args: Any, run: RunState, learner: Any) -> Any:
 
 def draw_other(args: Any, run: RunState, learner: Any, key: jax.Array) -> Any:
     """Who else acts in this update, as a learner: another member, or in self-play a past policy; None is nobody."""
-    if among_members(args):
+    if opponent_of(args) == "members":
         return with_acting_part(learner, of_other_member(key, acting_part(learner)))
-    if in_selfplay(args):
+    if opponent_of(args) == "self":
         chosen = jax.random.randint(key, (), 0, PAST)
         return with_acting_part(learner, jax.tree.map(lambda x: x[chosen], run.past))
     return None
@@ -64,7 +59,9 @@ def with_opponent(env: Env, other: Any, act: Callable) -> Env:
 
 def own_components(args: Any, env: Env, key: jax.Array, num_envs: int) -> jax.Array | None:
     """Which components of actions [N, A] are of agents that the member plays itself; None is all of them."""
-    return draw_own_components(keys_of(key, num_envs), env.agents) if among_members(args) and not env.is_game else None
+    if opponent_of(args) != "members" or env.is_game:
+        return None
+    return draw_own_components(keys_of(key, num_envs), env.agents)
 
 
 def of_other_member(key: jax.Array, own: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from common.cli.files import replacing
 from common.device.agents import Agent, Player, Policy
 from common.device.evaluation import OTHER_SEED, SEED, play_episodes
-from common.device.opponents import draw_own_components
+from common.device.opponents import draw_own_components, opponent_of
 from common.envs.environment import Env
 from common.population.pbt import diverged_members
 
@@ -31,7 +31,7 @@ def rate_members(run: Any, env: Env, agent: Agent, learners: Any, status: str) -
     and for a run that has not finished, there are none.
     """
     args = run.args
-    if getattr(args, "opponent", "") != "members" or status != "finished":
+    if opponent_of(args) != "members" or status != "finished":
         return ""
     games = math.ceil(args.eval_episodes * min(1, (MANY - 1) / (args.num_agents - 1)))
     with run.console.task("playing all with all"):

@@ -55,6 +55,7 @@ from common.envs.masks import without_privileged
 from common.envs.registry import make, make_host
 from common.envs.spaces import EnvSpec
 from common.policy import Policy, load_named
+from common.runs.ranking import describe_episodes
 
 HOST_ENVS = 16  # at most, stepped together
 
@@ -159,12 +160,12 @@ def _play_on_host(
 
 def show(episodes: Episodes, console: Console, is_game: bool) -> None:
     """Print every episode and their summary."""
-    for number, (ret, length) in enumerate(zip(*episodes, strict=True), 1):
+    for number, (ret, length, _) in enumerate(zip(*episodes, strict=True), 1):
         console.say(f"episode {number:>4}  return {ret:>10.2f}  length {length:>6,.0f}")
     ret = episodes.ret
     spread = f"{ret.mean():.1f} ± {ret.std():.1f} (min {ret.min():.1f}, max {ret.max():.1f})"
     won = f", {np.mean(ret > 0):.0%} won" if is_game else ""
-    console.say(f"return   {spread} over {len(ret)} episode{'s' * (len(ret) > 1)}{won}")
+    console.say(f"return   {spread} over {describe_episodes(len(ret), [len(np.unique(episodes.fingerprint))])}{won}")
 
 
 if __name__ == "__main__":

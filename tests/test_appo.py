@@ -424,7 +424,7 @@ def test_evaluations_go_on_beside_the_training(tmp_path, monkeypatch):
         seeds.append(seed)
         value = next(returns)
         released.wait(300)
-        return Episodes(np.full(4, value), np.ones(4))
+        return Episodes(np.full(4, value), *np.ones((2, 4)))
 
     def watched(run, *report):
         advance(run, *report)

@@ -141,6 +141,7 @@ def test_reported_returns_are_raw_and_of_whole_episodes_and_exactly_eval_episode
     for name, number in wanted.items():
         assert result.evaluation[f"eval/return_{name}"] == pytest.approx([number])
     assert result.evaluation["eval/length_mean"] == [7]
+    assert result.evaluation["eval/distinct_episodes"] == [5]
 
 
 def counting_update(state):
@@ -426,7 +427,7 @@ class Beside:
         if not self._over():
             return None
         self.played.append(self.begun[len(self.played)])
-        return Evaluated(self.played[-1], Episodes(*np.ones((2, 1, 2))))
+        return Evaluated(self.played[-1], Episodes(*np.ones((3, 1, 2))))
 
     def stop(self):
         pass

@@ -1,5 +1,6 @@
 """Evaluation in host environments of its own, beside the training."""
 
+import zlib
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -124,7 +125,8 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
     player, count = Player.of(player), envs.num_envs
     quota = num_episodes // count + (np.arange(count) < num_episodes % count)
     ret, length = np.zeros((2, count))
-    results: list[list[tuple[float, float]]] = [[] for _ in range(count)]
+    fingerprint = np.zeros(count, np.int64)
+    results: list[list[tuple[float, float, int]]] = [[] for _ in range(count)]
     with worker.doing("reset"):
         seen = Seen(envs.reset(), np.ones(count, bool), np.zeros(count, np.float32))
     memory, acting = player.initial_memory(count), np.ones(count, bool)
@@ -138,6 +140,10 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
             action, memory = player.act(seen, memory, None)
         with worker.doing("env_step"):
             out = envs.step(jax.device_get(action))
+        for index in np.flatnonzero(out.valid):
+            parts = (*jax.tree.leaves(seen.obs), out.reward)
+            step = b"".join(np.asarray(x)[index].tobytes() for x in parts)
+            fingerprint[index] = zlib.crc32(step, fingerprint[index])
         # Where a suite resets in a step of its own, the episode begins behind that step
         ended = (out.terminated | out.truncated) & out.valid
         seen = Seen(out.obs, ended | ~out.valid, out.reward.astype(np.float32))
@@ -147,7 +153,7 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
         over = ended | (length >= LONGEST_HORIZON)
         counted = over & (quota > 0)
         for index in np.flatnonzero(counted):
-            results[index].append((ret[index], length[index]))
+            results[index].append((ret[index], length[index], fingerprint[index]))
         quota = quota - counted
-        ret[over] = length[over] = 0
+        ret[over] = length[over] = fingerprint[over] = 0
     return Episodes(*np.array([one for each in results for one in each]).T)

@@ -12,7 +12,7 @@ from common.cli.errors import TrainingError, UsageError
 from common.device import multihost
 from common.device.evaluation import OTHER_SEED, SEED, Episodes, Evaluated
 from common.runs.console import Console
-from common.runs.ranking import overall_of
+from common.runs.ranking import DISTINCT, overall_of
 from common.runs.recorder import Clock, Recorder
 from common.runs.reports import Score
 from common.runs.saver import Saver
@@ -209,4 +209,5 @@ def metrics_of(episodes: Episodes, is_game: bool) -> dict[str, list[float]]:
     values["length_mean"] = episodes.length.mean(axis=1)
     if is_game:
         values["win_rate"] = np.mean(episodes.ret > 0, axis=1)
-    return {f"eval/{name}": value.astype(float).tolist() for name, value in values.items()}
+    found = {f"eval/{name}": value.astype(float).tolist() for name, value in values.items()}
+    return found | {DISTINCT: [float(len(np.unique(fingerprint))) for fingerprint in episodes.fingerprint]}

@@ -12,6 +12,7 @@ from common.cli.run_flags import as_command_line
 from common.runs.metrics import read_log
 
 Overall = Callable[[Sequence[float]], float]
+DISTINCT = "eval/distinct_episodes"  # of each agent, among all of an evaluation
 
 
 def overall_of(args: Any) -> Overall:
@@ -26,6 +27,15 @@ def mean_of_seeds(returns: Sequence[float]) -> float:
 def best_return(returns: Sequence[float]) -> float:
     """-inf where none is finite."""
     return float(np.max(returns, where=np.isfinite(returns), initial=-np.inf))
+
+
+def describe_episodes(episodes: int, distinct: Sequence[float]) -> str:
+    """A number of episodes, in words, and how many of them were `distinct`, of each agent, where that is known."""
+    if not distinct or min(distinct) == episodes:
+        return f"{episodes} {'different ' * bool(distinct and episodes > 1)}episode{'s' * (episodes > 1)}"
+    fewest, most = min(distinct), max(distinct)
+    which = f"{f'{fewest:.0f} to ' * (fewest < most)}{most:.0f} of them different" if most > 1 else "all the same"
+    return f"{episodes} episodes, {which}"
 
 
 def best_step(
@@ -56,7 +66,7 @@ def ranking(args: Any, run_dir: Path, outcome: Any) -> list[str]:
     flags = [as_flags(given | now, args.env_params) for given, now in members]
     newest, best, confirmed = outcome.newest, outcome.best, dict(outcome.confirmed)
     when = f" at step {newest.step:,}" if newest.step < outcome.record["env_steps"] else ""
-    how = f"{args.eval_episodes} episodes{when}"
+    how = describe_episodes(args.eval_episodes, newest.evaluation.get(DISTINCT, [])) + when
     lines = _best(flags, newest.evaluation, confirmed.get(newest.step, {}), how, _told(args))
     if best and newest.step > best.step and confirmed.get(newest.step):
         first, last = (best_return(x["eval/return_mean"]) for x in (best.evaluation, confirmed[newest.step]))

@@ -18,7 +18,7 @@ from common.cli.run_flags import ONE_TIME, as_command_line
 from common.device.devices import describe
 from common.runs.directory import write_json
 from common.runs.metrics import jsonable
-from common.runs.ranking import ranking
+from common.runs.ranking import DISTINCT, describe_episodes, ranking
 
 SHOWN = {f"eval/return_{name}" for name in ("mean", "std", "min", "max")}
 """What the footer shows of an evaluation."""
@@ -108,13 +108,13 @@ def _agents(args: Any, run_dir: Path, outcome: Outcome) -> list[str]:
     """What every agent earns, and which checkpoint was better before."""
     (step, evaluation), best, lines = outcome.newest, outcome.best, []
     when = f", at step {step:,}" if step < outcome.record["env_steps"] else ""
-    episodes = f"{args.eval_episodes} episode{'s' * (args.eval_episodes > 1)}"
     for seed, mean in enumerate(evaluation.get("eval/return_mean", [])):
         std, low, high = (evaluation[f"eval/return_{name}"][seed] for name in ("std", "min", "max"))
         who = f" of seed {args.seed + seed}" if args.num_agents > 1 else ""
         spread = f"{mean:.1f} ± {std:.1f} (min {low:.1f}, max {high:.1f})"
         won = f", {evaluation['eval/win_rate'][seed]:.0%} won" if "eval/win_rate" in evaluation else ""
-        lines.append(f"greedy   return{who} {spread} over {episodes}{won}{when}")
+        how = describe_episodes(args.eval_episodes, evaluation.get(DISTINCT, [])[seed : seed + 1])
+        lines.append(f"greedy   return{who} {spread} over {how}{won}{when}")
     if best and evaluation and best.step < outcome.record["env_steps"] and best.mean() > outcome.newest.mean():
         found = f"better   return {best.mean():.1f} at step {best.step:,} over {args.eval_episodes} other episodes"
         play = f"python -m common.play {shlex.quote(str(run_dir))} --step {best.step}"

@@ -196,6 +196,8 @@ def test_the_commands_write_files_and_leave_out_what_cannot_be_shown(program, tm
     notes = capsys.readouterr().err
     assert all(f"note: {name}" in notes for name in ("silent", "some.png"))
     if program == "plot":
+        assert call(program, "null") == 2, "nothing to draw"
+        assert "the line ends at 200 with the shortest run, not at 2,000" in notes
         assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     else:
         with open("table.csv", newline="") as file:

@@ -71,9 +71,12 @@ def _line(group: Group, args: Args, style: int) -> Line | None:
     of_seeds = len(values) == sum(len(run.seeds) for run in group.runs if args.y in run.log.series)
     values = values[np.isfinite(values).any(axis=1)]
     there = np.isfinite(values).all(axis=0)
-    x, values, count = x[there], values[:, there], len(values)
-    if not values.size:
+    if not values[:, there].size:
         return None
+    end, last = x[there][-1], x[-1]
+    if end < 0.9 * last:
+        say([f"{group.label} in {group.env}: the line ends at {end:,.0f} with the shortest run, not at {last:,.0f}"])
+    x, values, count = x[there], values[:, there], len(values)
     center, band = estimate(values, args.estimate), interval(values, kind=args.estimate)
     counted = f"{count} {'seed' if of_seeds else 'run'}{'s' * (count > 1)}"
     name = f", {estimate_name(args.estimate, count)}" if count > 1 else ""

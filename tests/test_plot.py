@@ -112,19 +112,26 @@ def test_by_takes_flags_as_they_are_written():
     assert (args.runs, args.split) == (("a", "b"), ("clip_eps", "gamma", "seed"))
 
 
-def test_seconds_add_up_over_resumed_invocations(tmp_path):
+def test_seconds_add_up_over_resumed_invocations_and_late_evaluations_keep_their_time(tmp_path):
     """The second invocation is seen by its clock alone, the third, whose clock is later, by its compilation alone."""
+
+    def late(step, wall, compiled):
+        return {"env_steps": step, EVALUATION: 9.0, "time/wall": wall, "time/compile": compiled}
+
     logged = [
         *rows([100, 200], [1, 2], wall=[11.0, 12.0], compiled=10.0),
-        {"env_steps": 200, EVALUATION: 9.0},  # a row of an evaluation has no times
+        late(150, wall=11.5, compiled=10.0),
+        {"env_steps": 200, EVALUATION: 9.0},  # without times
         *rows([300, 400], [3, 4], wall=[2.0, 3.0], compiled=10.0),
         *rows([500], [5], wall=[7.0], compiled=6.0),
+        late(450, wall=6.5, compiled=6.0),
     ]
-    logged[-1]["time/sps_total"] = 50.0
+    logged[-2]["time/sps_total"] = 50.0
     make_run(tmp_path / "a", logged)
     log = read_log(tmp_path / "a", [RETURN, EVALUATION])
     assert log.series[RETURN].wall.tolist() == [11, 12, 14, 15, 22]
-    assert log.series[EVALUATION].wall.tolist() == [12]
+    evaluations = log.series[EVALUATION]
+    assert [*zip(evaluations.steps, evaluations.wall, strict=True)] == [(150, 11.5), (200, 12), (450, 21.5)]
     assert (log.steps, log.wall_seconds) == (500, 22)
     assert log.trained_seconds == pytest.approx(2 + 2 + 2)  # 200 steps at 100, 200 at 100, 100 at 50 steps/s
 
@@ -189,6 +196,8 @@ def test_the_commands_write_files_and_leave_out_what_cannot_be_shown(program, tm
     notes = capsys.readouterr().err
     assert all(f"note: {name}" in notes for name in ("silent", "some.png"))
     if program == "plot":
+        assert call(program, "null") == 2, "nothing to draw"
+        assert "the line ends at 200 with the shortest run, not at 2,000" in notes
         assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     else:
         with open("table.csv", newline="") as file:
@@ -258,17 +267,3 @@ def test_a_comparison_needs_neither_jax_nor_matplotlib(tmp_path):
     process, slow = slow_imports("-m", "common.compare", make_run(tmp_path / "a", rows([100], [1.0])))
     assert "CartPole-v1" in process.stdout
     assert not slow
-
-
-def test_a_late_evaluation_is_of_the_time_at_which_its_policy_existed(tmp_path):
-    def late(step, wall, compiled):
-        return {"env_steps": step, EVALUATION: float(step), "time/wall": wall, "time/compile": compiled}
-
-    first = [*rows([100, 200, 300], [1, 2, 3]), late(100, 0.9, 1.0), late(300, 2.9, 1.0)]
-    resumed = [*rows([400, 500], [4, 5], wall=[1.5, 2.5], compiled=2.0), late(400, 1.4, 2.0)]
-    make_run(tmp_path / "run", first + resumed)
-    log = read_log(tmp_path / "run", [EVALUATION, RETURN])
-    np.testing.assert_allclose(log.series[EVALUATION].steps, [100, 300, 400])
-    np.testing.assert_allclose(log.series[EVALUATION].wall, [0.9, 2.9, 4.4])
-    np.testing.assert_allclose(log.series[RETURN].wall, [1, 2, 3, 4.5, 5.5])
-    assert (log.steps, log.wall_seconds, log.trained_seconds) == (500, 5.5, 5)

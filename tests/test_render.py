@@ -19,7 +19,7 @@ from common.envs import spaces
 from common.envs.host import HostStep
 from common.envs.registry import make
 
-OTHERS = "Pendulum-v1", "MountainCarContinuous-v0", "Breakout-MinAtar", "MemoryChain-bsuite", "TwoDials", "KeyInState"
+OTHERS = "Pendulum-v1", "MountainCarContinuous-v0", "Breakout-MinAtar", "MemoryChain-bsuite"
 DRAWN = ["CartPole-v1", "FrozenLake-misc", "Pixels", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 
 

@@ -16,7 +16,6 @@ AXES = {
     "wall": "wall time [s]",
     "seconds": "wall time, compilation and evaluations included [s]",
     "num_envs": "environments",
-    "devices": "devices",
     "score": "score: 0 is the worst return on its task, 1 its threshold",
     TRAINING: "episode return (mean of each interval)",
     RECENT: "episode return (mean of the last 100)",

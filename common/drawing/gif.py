@@ -15,28 +15,12 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from common.cli.files import check_target, replacing
 from common.drawing.recording import Paint, Recording, fitting, frame_stride
-from common.drawing.scenes import (
-    BLUE,
-    FLOOR,
-    GREEN,
-    GREY,
-    HEIGHT,
-    INK,
-    ORANGE,
-    PAPER,
-    PURPLE,
-    RED,
-    SKY,
-    WIDTH,
-    YELLOW,
-    scene_of,
-)
+from common.drawing.scenes import CHANNELS, FLOOR, HEIGHT, INK, PAPER, RED, WIDTH, scene_of
 from common.envs import spaces
 from common.envs.environment import Env
 from common.envs.masks import is_mask
 from common.envs.spaces import EnvSpec
 
-CHANNELS = ORANGE, SKY, GREEN, YELLOW, RED, PURPLE, BLUE, PAPER, GREY  # of a grid, one after the other
 LONGEST_DELAY = 0.1  # seconds between frames that leave out steps: a longer episode plays faster than it was
 LAST_DELAY = 1_000  # milliseconds for which the end is shown before the loop begins again
 CAPTION, NARROWEST = 24, 280  # pixels: height of the line of numbers, and width that they need

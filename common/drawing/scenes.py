@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw
 BLUE, ORANGE, GREEN, SKY = "#0072B2", "#E69F00", "#009E73", "#56B4E9"
 RED, PURPLE, YELLOW = "#D55E00", "#CC79A7", "#F0E442"
 INK, FLOOR, GREY, LIGHT, PAPER = "#2B2F36", "#3C424C", "#8A9099", "#D9DDE2", "#FFFFFF"
+CHANNELS = ORANGE, SKY, GREEN, YELLOW, RED, PURPLE, BLUE, PAPER, GREY  # of a grid, one after the other
 
 WIDTH, HEIGHT = 360, 300  # pixels that a picture fills at most
 SMOOTHING = 3  # pictures are drawn this many times larger, then reduced

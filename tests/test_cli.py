@@ -29,6 +29,7 @@ from cli_helpers import (
     read_config,
     read_result,
     read_rows,
+    refusal,
     run_script,
     slow_imports,
     start_script,
@@ -367,6 +368,20 @@ def test_numbers_may_be_written_in_every_usual_form():
     assert [(type(value), value) for value in (args.total_timesteps, args.num_envs)] == [(int, 1_000_000), (int, 64)]
     exact = 9_007_199_254_740_993  # not a float
     assert parse(Args, ["--log-interval", str(exact)]).log_interval == exact
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--log-info discount --log_info=reward", "--log-info is there twice"),
+        ("--sweep --quiet", "--sweep needs a value"),
+        ("--seed 1 --num-envs", "--num-envs"),
+        ("--tuned=no", "--tuned"),
+        ("--quiet yes", "'yes'"),
+    ],
+)
+def test_words_that_would_be_lost_are_refused(words, said):
+    assert said in refusal(train, Args, words.split())
 
 
 @pytest.mark.slow

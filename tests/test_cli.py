@@ -44,6 +44,7 @@ from common.runs import lock
 from common.runs.checkpoint_files import UNFINISHED
 from common.runs.console import Console
 from common.runs.lock import check_free, locked
+from common.runs.reports import has_ended_at, stored_evaluation
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 TOTAL = 16 * STEPS
@@ -282,6 +283,12 @@ def test_overwrite_deletes_what_a_run_has_written_says_so_and_leaves_the_rest(co
     assert all((copy / name).read_text() == "ten years of work" for name in stays)
     assert checkpoint_steps(copy) == [STEPS]
     assert read_result(copy)["env_steps"] == STEPS
+
+
+def test_a_stored_evaluation_is_that_of_its_step(finished):
+    assert stored_evaluation(finished[1], TOTAL).evaluation["eval/return_mean"]
+    assert stored_evaluation(finished[1], TOTAL - STEPS).evaluation == {}
+    assert [has_ended_at(finished[1], step) for step in (TOTAL, TOTAL - STEPS)] == [True, False]
 
 
 ODD_RESULTS = ["null", "[1]", '{"eval/return_mean": ["high"]}', "[" * 99_999]

@@ -27,6 +27,7 @@ from cli_helpers import (
     read_config,
     read_result,
     read_rows,
+    refusal,
     run_script,
     slow_imports,
     start_script,
@@ -41,6 +42,7 @@ from common.runs import lock
 from common.runs.checkpoints import UNFINISHED
 from common.runs.console import Console
 from common.runs.lock import check_free, locked
+from common.runs.reports import has_ended_at, stored_evaluation
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 TOTAL = 16 * STEPS
@@ -281,6 +283,12 @@ def test_overwrite_deletes_what_a_run_has_written_says_so_and_leaves_the_rest(co
     assert read_result(copy)["env_steps"] == STEPS
 
 
+def test_a_stored_evaluation_is_that_of_its_step(finished):
+    assert stored_evaluation(finished[1], TOTAL).evaluation["eval/return_mean"]
+    assert stored_evaluation(finished[1], TOTAL - STEPS).evaluation == {}
+    assert [has_ended_at(finished[1], step) for step in (TOTAL, TOTAL - STEPS)] == [True, False]
+
+
 ODD_RESULTS = ["null", "[1]", '{"eval/return_mean": ["high"]}', "[" * 99_999]
 
 
@@ -365,6 +373,20 @@ def test_numbers_may_be_written_in_every_usual_form():
     assert [(type(value), value) for value in (args.total_timesteps, args.num_envs)] == [(int, 1_000_000), (int, 64)]
     exact = 9_007_199_254_740_993  # not a float
     assert parse(Args, ["--log-interval", str(exact)]).log_interval == exact
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--log-info discount --log_info=reward", "--log-info is there twice"),
+        ("--sweep --quiet", "--sweep needs a value"),
+        ("--seed 1 --num-envs", "--num-envs"),
+        ("--tuned=no", "--tuned"),
+        ("--quiet yes", "'yes'"),
+    ],
+)
+def test_words_that_would_be_lost_are_refused(words, said):
+    assert said in refusal(train, Args, words.split())
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""One run: what is due when, its directory, its metrics and checkpoints, its evaluations, what it says at the end.
+"""One run: what is due when, its directory, metrics and checkpoints, its evaluations, console and signals.
 
 `run.Run` puts the parts together; every other module is one part and knows nothing of the run as a whole. What the end
 of a run draws is given to it, and so are the actors and the evaluation that work beside it on the host.

@@ -136,7 +136,8 @@ class Lab(host_helpers.Lab):
 )
 def test_any_number_of_devices_learns_the_same(flags):
     lab = Lab(envs_per_actor=16, **flags)
-    rollouts = [lab.rollout(seed, final_obs="loss" in flags, envs=16) for seed in (0, 1)]
+    # Of seeds 0 and 1 a gradient of --loss impala is so small that Adam makes steps of rounding, too
+    rollouts = [lab.rollout(seed, final_obs="loss" in flags, envs=16) for seed in (4, 5)]
     one, _ = lab.update(*rollouts, updates=3)
     several, _ = lab.update(*rollouts, devices=4, updates=3)
     assert relative_difference(one, several) < 1e-5

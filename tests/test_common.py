@@ -11,6 +11,7 @@ import pytest
 from helpers import (
     AXIS,
     KeyedState,
+    RewardIsEpisode,
     Toy,
     make_env,
     metric_rows,
@@ -48,7 +49,7 @@ from common.runs.arrays import Arrays, sha256
 from common.runs.checkpoints import CONFIRMED, Checkpoints
 from common.runs.console import Console
 from common.runs.directory import write_json
-from common.runs.evaluator import MOST_PENDING, Evaluations
+from common.runs.evaluator import MOST_PENDING, Evaluations, metrics_of
 from common.runs.loading import Start
 from common.runs.metrics import jsonable
 from common.runs.recorder import Clock
@@ -386,6 +387,18 @@ def test_an_episode_counts_once_although_its_environment_goes_on():
     assert set(lengths) == {3, 4, 5}
     of_id = (returns - 0.25 * lengths * (lengths + 1)) / lengths  # beside 0.5 * step, each step earns id % 7
     assert set(of_id) <= set(range(7))
+
+
+class TwoStarts(RewardIsEpisode):
+    def reset_env(self, key, params):
+        _, state = super().reset_env(key, params)
+        state = state.replace(episode=state.episode % 2)
+        return self.get_obs(state), state
+
+
+def test_equal_episodes_count_once_whatever_they_return():
+    played = over_devices(lambda: run_episodes(wrap(TwoStarts(), ""), constant(0), 8), 1)
+    assert metrics_of(jax.tree.map(np.asarray, played), is_game=False)["eval/distinct_episodes"] == [2]
 
 
 class Echo(Toy):

@@ -141,9 +141,8 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
         with worker.doing("env_step"):
             out = envs.step(jax.device_get(action))
         for index in np.flatnonzero(out.valid):
-            parts = (*jax.tree.leaves(seen.obs), out.reward)
-            step = b"".join(np.asarray(x)[index].tobytes() for x in parts)
-            fingerprint[index] = zlib.crc32(step, fingerprint[index])
+            seen_there = (np.asarray(x)[index].tobytes() for x in (*jax.tree.leaves(seen.obs), out.reward))
+            fingerprint[index] = zlib.crc32(b"".join(seen_there), fingerprint[index])  # see `add_to_fingerprint`
         # Where a suite resets in a step of its own, the episode begins behind that step
         ended = (out.terminated | out.truncated) & out.valid
         seen = Seen(out.obs, ended | ~out.valid, out.reward.astype(np.float32))

@@ -43,7 +43,7 @@ class Categoricals(struct.PyTreeNode):
         reached = [cdf > noise[..., i : i + 1] for i, cdf in enumerate(cdfs)]
         return self._join(list(map(_first_legal, self._parts(self.legal), reached)))
 
-    def draw(self, key: jax.Array) -> jax.Array:
+    def sample_with_key(self, key: jax.Array) -> jax.Array:
         """Sample by a key."""
         return self.sample(categorical_noise(key, (*self.logits.shape[:-1], len(self.nvec))))
 
@@ -117,7 +117,7 @@ class Normal(struct.PyTreeNode):
         """Sample from `noise` [..., A], standard normal."""
         return self._to_env(self.mean + jnp.exp(self.log_std) * noise)
 
-    def draw(self, key: jax.Array) -> jax.Array:
+    def sample_with_key(self, key: jax.Array) -> jax.Array:
         """Sample by a key."""
         return self.sample(jax.random.normal(key, self.mean.shape))
 
@@ -152,7 +152,7 @@ class Joint(struct.PyTreeNode):
         """Sample from `noise` for each part."""
         return self._map("sample", noise)
 
-    def draw(self, key: jax.Array) -> Any:
+    def sample_with_key(self, key: jax.Array) -> Any:
         """Sample by a key."""
         parts, structure = jax.tree.flatten(self.parts, is_leaf=_is_part)
         keys = [key] if len(parts) == 1 else jax.random.split(key, len(parts))
@@ -206,7 +206,7 @@ class SquashedNormal(NamedTuple):
         slope = 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))
         return jnp.tanh(u), jnp.sum(normal - slope, axis=-1)
 
-    def draw(self, key: jax.Array) -> jax.Array:
+    def sample_with_key(self, key: jax.Array) -> jax.Array:
         """Sample by a key."""
         return self.sample(jax.random.normal(key, self.mean.shape))
 

@@ -169,7 +169,7 @@ def _learn_from_actors(
     warn = run.console.warn if multihost.is_first() else partial(print, this, file=sys.stderr, flush=True)
     actor_pool = ActorPool(
         run.args,
-        act=jax.jit(driver.act),
+        act=jax.jit(driver.act_on_host),
         memory=jax.device_get(driver.memory(run.args.envs_per_actor)),
         params=driver.publish(learner, started),
         version=int(started.updates),

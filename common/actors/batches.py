@@ -43,7 +43,7 @@ def example_batch(args: HostEnvArgs, env: HostEnvKind, driver: HostDriver, num_l
         key, obs, flags = jax.random.key(0), env.spec.example_obs(count), jnp.zeros(count, bool)
         published = driver.publish(*driver.begin(key, key))
         acting = published, driver.memory(count), jax.random.key_data(key), jnp.uint32(0), obs
-        action, extras, memory = driver.act(*acting)
+        action, extras, memory = driver.act_on_host(*acting)
         outcome, final_obs = (jnp.zeros(count), flags, flags, flags), obs if env.resets_in_step else None
         step = HostRollout(obs, action, extras, *outcome, jnp.zeros(count, jnp.int32), final_obs, memory=())
         rollout = _repeated(step, args.num_steps)

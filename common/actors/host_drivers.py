@@ -41,8 +41,8 @@ class HostDriver(NamedTuple):
     init: Callable  # seed [] -> TrainState
     update: Callable  # TrainState, HostRollouts -> TrainState, what to publish, Tally
     publish: Callable  # learner, RunState -> what an actor needs to act
-    act: Callable  # published, memory, key data, step, observations [N, ...] -> actions, extras, memory
-    memory: Callable  # number of environments N -> memory of `act` at first
+    act_on_host: Callable  # published, memory, key data, step, observations [N, ...] -> actions, extras, memory
+    memory: Callable  # number of environments N -> memory of `act_on_host` at first
     gauges: Callable = lambda state: {}  # TrainState -> metrics of how things stand after an update
 
 
@@ -95,13 +95,13 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
     def publish(learner: Any, run: RunState) -> Any:
         return learner.replace(**{name: () for name in vars(learner) if name.startswith("opt_state")})
 
-    def act(learner: Any, memory: Any, key_data: jax.Array, step: jax.Array, obs: Any) -> tuple[Any, Any, Any]:
+    def act_on_host(learner: Any, memory: Any, key_data: jax.Array, step: jax.Array, obs: Any) -> tuple[Any, Any, Any]:
         key, count = jax.random.fold_in(jax.random.wrap_key_data(key_data), step), batch_shape(obs)
         seen = Seen(obs, jnp.zeros(count, bool), jnp.zeros(count))  # actors empty memories themselves
         noise = action_noise(key, env.action_space, count)
         return explore(learner, seen, memory, noise)
 
-    return HostDriver(begin, init, update, publish, act, partial(memory_to_begin_with, algorithm))
+    return HostDriver(begin, init, update, publish, act_on_host, partial(memory_to_begin_with, algorithm))
 
 
 def as_rollout(host: HostRollout) -> Rollout:
@@ -168,7 +168,9 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
     def publish(learner: Any, run: RunState) -> Any:
         return acting_part(learner), run.env_steps < args.learning_starts
 
-    def act(published: Any, memory: tuple, key_data: jax.Array, step: jax.Array, obs: Any) -> tuple[Any, Any, tuple]:
+    def act_on_host(
+        published: Any, memory: tuple, key_data: jax.Array, step: jax.Array, obs: Any
+    ) -> tuple[Any, Any, tuple]:
         """Actions as environments take them and as the buffer keeps them: sampled, or at first at random."""
         part, warming_up = published
         policy_key, held = jax.random.split(jax.random.wrap_key_data(key_data))
@@ -193,7 +195,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
             "replay/ratio": run.gradient_updates / jnp.maximum(run.env_steps - args.learning_starts, 1),
         }
 
-    return HostDriver(begin, init, update, publish, act, lambda count: (), gauges)
+    return HostDriver(begin, init, update, publish, act_on_host, lambda count: (), gauges)
 
 
 def merge_rollouts(rollouts: tuple[HostRollout, ...], parts: int, width: int) -> HostRollout:

@@ -83,10 +83,10 @@ def exchange(learner: Any, run: Any, given: dict[str, float], rules: Rules) -> t
     objective, broken = objective_of(learner, run, rules.window), diverged_members(learner)
     key = jax.random.fold_in(jax.random.fold_in(run.key[0], STREAM), run.updates[0])
     source_key, change_key = jax.random.split(key)
-    source, is_best = sources(source_key, objective, broken, rules)
+    source, is_best = exploit(source_key, objective, broken, rules)
     learner, hyper = jax.tree.map(lambda x: x[source], (learner, run.hyper))  # a gather over the members
     fixed = is_best | (jnp.arange(source.size) == 0)
-    after = perturbed(change_key, hyper, given, fixed, rules)
+    after = explore(change_key, hyper, given, fixed, rules)
     taken = source != jnp.arange(source.size)  # what they have earned was earned by other weights
     recent = run.recent.replace(count=jnp.where(taken, 0, run.recent.count))
     return learner, run.replace(hyper=after, recent=recent), Exchange(source, objective, run.hyper, after)
@@ -111,7 +111,7 @@ def diverged_members(learner: Any) -> jax.Array:
     return ~jnp.stack(sound).all(axis=0)
 
 
-def sources(key: jax.Array, objective: jax.Array, broken: jax.Array, rules: Rules) -> tuple[jax.Array, jax.Array]:
+def exploit(key: jax.Array, objective: jax.Array, broken: jax.Array, rules: Rules) -> tuple[jax.Array, jax.Array]:
     """Whose weights each member has afterwards, and who is among the best, [S] each.
 
     One whose weights have had no episode yet is left alone, unless they are broken.
@@ -132,7 +132,7 @@ def sources(key: jax.Array, objective: jax.Array, broken: jax.Array, rules: Rule
     return jnp.where(takes, drawn, itself), (rank < count) & jnp.isfinite(objective)
 
 
-def perturbed(
+def explore(
     key: jax.Array, hyper: dict[str, jax.Array], given: dict[str, float], fixed: jax.Array, rules: Rules
 ) -> dict[str, jax.Array]:
     """Hyper-parameters [S] after chance has changed some of those that are `given`, of members that are not `fixed`."""

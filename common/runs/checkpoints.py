@@ -95,7 +95,7 @@ class Checkpoints:
         return sorted(step for step in map(step_of, names) if step is not None)
 
     def path(self, step: int) -> Path:
-        """The folder of a checkpoint, whether it is there or not."""
+        """The folder of a checkpoint, whether it is there or not; orbax makes the same name from the step."""
         return self.directory / str(step)
 
     def evaluations(self) -> dict[int, list[float]]:

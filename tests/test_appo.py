@@ -229,7 +229,7 @@ def test_a_truncated_step_bootstraps_from_its_final_observation_and_a_terminated
 def test_x7_learners_see_the_probabilities_of_actors_over_many_rollouts(env, flags):
     """Episodes of five steps and less end at every position of a rollout; `envpool` resets in a step of its own."""
     lab = Lab(env=env, env_params='{"max_episode_steps": 5}', num_steps=7, envs_per_actor=3, **flags)
-    params, act = lab.driver.publish(lab.learner, lab.run), jax.jit(lab.driver.act)
+    params, act = lab.driver.publish(lab.learner, lab.run), jax.jit(lab.driver.act_on_host)
     make = env_maker(lab.args, 3, lab.args.env_params)
     actor = Actor(0, make, None, act, 7, (0,), lab.driver.memory(3))
     actor.start()

@@ -229,11 +229,11 @@ def test_actions_are_uniform_at_first():
     learner, run = lab.driver.begin(jax.random.key(0), jax.random.key(1))
     key = jax.random.key_data(jax.random.key(2))
     obs = np.zeros((256, 2), np.float32)
-    first, kept, _ = lab.driver.act(lab.driver.publish(learner, run), (), key, jnp.uint32(0), obs)
+    first, kept, _ = lab.driver.act_on_host(lab.driver.publish(learner, run), (), key, jnp.uint32(0), obs)
     assert abs(np.mean(kept)) < 0.1 and 0.5 < np.std(kept) < 0.65 and np.abs(kept).max() <= 1
     assert first.shape == (256, 4) and -2 <= first.min() < -1.9 and 0.9 < first.max() <= 1  # the Box of the toy
     run = run.replace(env_steps=jnp.int32(64))
-    _, later, _ = lab.driver.act(lab.driver.publish(learner, run), (), key, jnp.uint32(0), obs)
+    _, later, _ = lab.driver.act_on_host(lab.driver.publish(learner, run), (), key, jnp.uint32(0), obs)
     assert np.abs(later - kept).max() > 0.1
 
 
@@ -242,7 +242,7 @@ def test_random_actions_are_held():
     lab = Lab(hold_random=3)
     published = lab.driver.publish(*lab.driver.begin(jax.random.key(0), jax.random.key(1)))
     key, obs = jax.random.key_data(jax.random.key(2)), np.zeros((4, 2), np.float32)
-    actions = [lab.driver.act(published, (), key, jnp.uint32(step), obs)[1] for step in range(6)]
+    actions = [lab.driver.act_on_host(published, (), key, jnp.uint32(step), obs)[1] for step in range(6)]
     for step, same in ((1, True), (2, True), (3, False), (4, True)):
         assert (actions[step] == actions[step - 1]).all() == same
     assert len(np.unique(actions[0])) == actions[0].size, "of each environment others"

@@ -12,23 +12,12 @@ from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.flags import (
-    AdamBeta,
-    Count,
-    Counts,
-    Discount,
-    Fraction,
-    NonNegative,
-    OnPolicyArgs,
-    Positive,
-    main,
-    parse,
-)
+from common.flags import AdamBeta, Count, Counts, Discount, Fraction, NonNegative, OnPolicyArgs, Positive, main, parse
 
 
 @dataclass(kw_only=True)
 class Args(OnPolicyArgs):
-    """Train PPO. Sizes count over all devices; where --env steps decides which flags there are."""
+    """Train PPO. Sizes count over all devices. Environments on the host have other flags."""
 
     # rollout and advantage
     num_steps: Count = 64
@@ -36,7 +25,7 @@ class Args(OnPolicyArgs):
     gamma: Discount = 0.99
     """Discount factor."""
     gae_lambda: Discount = 0.95
-    """Lambda of generalized advantage estimation (GAE)."""
+    """Lambda of generalized advantage estimation (GAE); 0: one-step TD, 1: Monte Carlo."""
 
     # optimiser
     update_epochs: Count = 4
@@ -88,7 +77,7 @@ class Args(OnPolicyArgs):
     hidden_sizes: Counts = (64, 64)
     """Widths of the hidden layers of the actor and of the critic."""
     share_torso: bool = False
-    """Hidden layers shared by actor and critic, which halves the computation."""
+    """Hidden layers shared by actor and critic: half the computation, and --vf-coef acts on the policy too."""
     encoder: Literal["small", "nature", "impala", "flat"] = "small"
     """Image encoder: a 3 x 3 convolution with 16 channels, the Nature DQN network, IMPALA's ResNet, or none (flat)."""
 
@@ -116,7 +105,7 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, obs: jax.Array) -> tuple[nets.Distribution, jax.Array]:
         x = nets.Torso.of(self.args, nets.without_privileged(self.env.observation_space))(obs)
-        return nets.PolicyHead(self.env.action_space)(x, obs), x
+        return nets.PolicyHead(self.env.action_space)(x, obs), x  # obs has the action mask, if there is one
 
 
 class Critic(nn.Module):
@@ -154,7 +143,7 @@ class Batch(NamedTuple):
     obs: jax.Array  # as the networks take it
     action: jax.Array
     log_prob: jax.Array
-    value: jax.Array  # like both below in units of the rewards, after `popart` in those of the critic
+    value: jax.Array  # this and the next two in units of the rewards; `popart` converts them to the critic's
     advantage: jax.Array
     target: jax.Array
     own: jax.Array | None  # bool [..., A]: components of the action that this policy chose, in a team; None: all
@@ -166,7 +155,7 @@ class Batch(NamedTuple):
 def gae(reward, value, next_value, terminated, truncated, gamma: float, gae_lambda: float) -> jax.Array:
     """Advantages [T, N] by generalized advantage estimation (Schulman et al. 2016, eq. 16).
 
-    `next_value` is the value of the true next observation, also where the episode was truncated. Termination drops the
+    `next_value` is that of the next observation, where the episode was truncated of its last one. Termination drops the
     bootstrap value; termination and truncation both stop the sum.
     """
     delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
@@ -224,16 +213,23 @@ def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Flags) -
 
 
 def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
-    """PPO for `env` as pure functions of one agent on one device. `hp` are the flags `args` now, see `Flags`."""
+    """PPO for `env` as pure functions of one agent on one device, which the driver calls.
+
+    `hp` has the flags `args` with schedules and sweeps applied; what decides shapes comes from `args`. Metrics are
+    averaged over devices and over the log interval, unless their names end in _sum, _max, _min or _last.
+    """
     actor, critic = Actor(args, env), Critic(args, env)
 
     def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> tuple[jax.Array, nets.Distribution]:
-        """Actions [N, ...] of a step of the rollout, and as its `extras` the distributions that they come from."""
+        """Actions [N, ...] of a step, by noise that the driver draws, and as `extras` their distributions."""
         policy = policy_of(learner, obs)
         return policy.sample(noise), policy
 
     def update(learner: Learner, rollout: Rollout, now: Now) -> tuple[Learner, optim.Metrics]:
-        """One iteration of PPO (algorithm 1), after the rollout: estimate advantages, learn."""
+        """One iteration of PPO (algorithm 1), after the rollout [T, N, ...]: estimate advantages, learn.
+
+        A `Rollout` has obs, action, extras, reward, terminated, truncated, next_obs and, after the last step, last.obs.
+        """
         batch, estimate_metrics = estimate(learner, rollout, now.hp)
         learner, batch = nets.popart(learner, batch)
         learner, learn_metrics = learn(learner, batch, now)
@@ -243,7 +239,7 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
     def estimate(learner: Learner, rollout: Rollout, hp: Flags) -> tuple[Batch, optim.Metrics]:
         """Values, advantages and value targets of a rollout, in units of the rewards, flattened to [T * N, ...]."""
         value = value_of(learner, rollout.obs)  # [T, N]
-        next_value = rollout.next_values(value, partial(value_of, learner))  # of true next observations
+        next_value = rollout.next_values(value, partial(value_of, learner))  # at a truncation of the final observation
         ends = rollout.terminated, rollout.truncated
         advantage = gae(rollout.reward, value, next_value, *ends, hp.gamma, hp.gae_lambda)
         batch = Batch(
@@ -274,7 +270,8 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
 
         start = learner.params, learner.opt_state
         (params, opt_state), metrics = optim.run_epochs(step, start, (minibatches, advantage), hp.target_kl)
-        # KL after the update, on the first minibatch of the last epoch; XLA drops the unused rest of the loss
+        # KL after the update, on the first minibatch of the last epoch; XLA drops the unused rest of the loss. It moves
+        # the learning rate, so it has to be the same on all devices here; other metrics are averaged by the driver
         after = loss_of(params, jax.tree.map(lambda x: x[minibatches[-1, 0]], batch), hp)[1]
         kl = optim.mean_over_devices(after["policy/approx_kl"])
         learner = learner.replace(params=params, opt_state=optim.adapt_learning_rate(opt_state, kl, hp))

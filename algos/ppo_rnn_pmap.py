@@ -28,7 +28,7 @@ from common.flags import (
 
 @dataclass(kw_only=True)
 class Args(RecurrentArgs):
-    """Train PPO with memory. Sizes count over all devices; where --env steps decides which flags there are."""
+    """Train PPO with memory. Sizes count over all devices. Environments on the host have other flags."""
 
     # rollout and advantage
     num_steps: Count = 128
@@ -36,7 +36,7 @@ class Args(RecurrentArgs):
     gamma: Discount = 0.99
     """Discount factor."""
     gae_lambda: Discount = 0.95
-    """Lambda of generalized advantage estimation (GAE)."""
+    """Lambda of generalized advantage estimation (GAE); 0: one-step TD, 1: Monte Carlo."""
     bptt_length: CountOrZero = 0
     """Length of backpropagation through time in steps, a divisor of --num-steps; 0: the whole rollout."""
 

@@ -30,7 +30,7 @@ from common.flags import (
 
 @dataclass(kw_only=True)
 class Args(OffPolicyArgs):
-    """Train SAC. Sizes count over all devices; where --env steps decides which flags there are."""
+    """Train SAC. Sizes count over all devices. Environments on the host have other flags."""
 
     env: str = "Pendulum-v1"
 

@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -36,15 +37,15 @@ class Processes(AsyncVectorEnv):
         They come from a server that knows nothing of this program: forks of it, with JAX's threads, could deadlock.
         """
         self._timeouts = {"reset": reset_timeout, "step": step_timeout}
-        self.processes = []
+        self.processes, self._guard = [], _Guard()
         multiprocessing.get_context("forkserver").set_forkserver_preload(["gymnasium", "numpy"])
-        makers = [partial(_make, maker, os.getpid())] * num_envs
+        makers = [partial(_make, maker, os.getpid(), self._guard.path)] * num_envs
         try:
             with _hidden_main():
                 super().__init__(makers, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
-            self._guard = _guard(self.processes)
         except BaseException:
             self.kill()
+            self._guard.close()
             self.closed = True
             raise
 
@@ -83,8 +84,7 @@ class Processes(AsyncVectorEnv):
         self.kill()
         for process in self.processes:
             process.join()
-        self._guard.kill()  # their numbers may be those of other processes by then
-        self._guard.communicate()
+        self._guard.close()
 
     def kill(self) -> None:
         """End all processes at once, with those that they have started, such as simulators, from any thread.
@@ -111,16 +111,33 @@ class Processes(AsyncVectorEnv):
             raise FailedEnvError(f"a process of an environment ended by itself (exit code {codes})") from error
 
 
-def _guard(processes: list[Any]) -> subprocess.Popen:
-    """A process that kills `processes` and all that they have started once this program has ended, also by kill -9.
+class _Guard:
+    """A process that kills environments and all that they have started once this program has ended, also by kill -9.
 
-    It deletes the temporary folder of multiprocessing too, unless that is of another program, which has started this.
+    Each process tells it its number at `path` before it makes its environment. The guard deletes the temporary folder
+    of multiprocessing too, unless that is of another program, which has started this.
     """
-    folder = "" if multiprocessing.parent_process() else multiprocessing.util.get_temp_dir()
-    numbers = [f"{sign}{process.pid}" for process in processes for sign in ("-", "")]  # groups, and processes without
-    shell = ["sh", "-c", 'read -r nothing; folder=$1; shift; kill -9 "$@"; rm -rf "$folder"', "sh", folder, *numbers]
-    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(shell, **streams, start_new_session=True)  # nobody writes: reading ends with this program
+
+    def __init__(self):
+        folder = multiprocessing.util.get_temp_dir()
+        self.path = tempfile.mktemp(prefix="guard-", dir=folder)
+        os.mkfifo(self.path)
+        unwanted = self.path if multiprocessing.parent_process() else folder
+        script = (
+            'while read -r n; do all="$all -$n $n"; done < "$1"; kill -9 $all; rm -rf "$2"'  # groups, and who has none
+        )
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        self._shell = subprocess.Popen(
+            ["sh", "-c", script, "sh", self.path, unwanted], **streams, start_new_session=True
+        )
+        self._alive = os.open(self.path, os.O_WRONLY)  # as long as this program is, the guard reads on
+
+    def close(self) -> None:
+        """End the guard before it does anything: the numbers may be those of other processes by then."""
+        self._shell.kill()
+        self._shell.wait()
+        os.close(self._alive)
+        os.unlink(self.path)
 
 
 @contextmanager
@@ -135,10 +152,13 @@ def _hidden_main():
             sys.modules["__main__"] = main
 
 
-def _make(maker: Callable[[], Any], home: int) -> Any:
+def _make(maker: Callable[[], Any], home: int, guard: str) -> Any:
     """What `maker` makes; in another process than `home`, in a group of that one's own, which Ctrl-C does not reach."""
     if os.getpid() != home:  # gymnasium also calls this at home, to see what the environment is
         os.setpgid(0, 0)
+        told = os.open(guard, os.O_WRONLY | os.O_NONBLOCK)  # raises where the program has ended meanwhile
+        os.write(told, f"{os.getpid()}\n".encode())
+        os.close(told)
     return _PlainErrors(maker())
 
 

@@ -230,20 +230,16 @@ def test_every_exchange_is_written(finished):
     assert (folder / "population.png").stat().st_size > 5_000
 
 
-def test_a_line_of_exchanges_that_a_crash_has_cut_off_does_not_keep_a_run_from_going_on(finished, tmp_path):
-    path = shutil.copytree(finished[1], tmp_path / "run") / "population.jsonl"
-    path.write_text(path.read_text()[:-30])
-    assert ppo.train(ppo.Args.from_run(path.parent)).status == "finished"
-
-
-def test_a_resume_replaces_the_file_of_exchanges_in_one_step(tmp_path):
+def test_a_resume_replaces_the_file_of_exchanges_in_one_step_and_drops_what_a_crash_has_cut_off(tmp_path):
     """Whoever has the file open, or is left with it by a kill, has it whole: the new one is another file."""
     lines = [json.dumps({"env_steps": step}) + "\n" for step in (32, 64, 96)]
-    (tmp_path / EXCHANGES).write_text("".join(lines))
-    (tmp_path / "before").hardlink_to(tmp_path / EXCHANGES)
-    drop_after(tmp_path / EXCHANGES, 64)
-    assert (tmp_path / EXCHANGES).read_text() == "".join(lines[:2])
-    assert (tmp_path / "before").read_text() == "".join(lines)
+    for text in ("".join(lines), "".join(lines)[:-5]):
+        (tmp_path / EXCHANGES).write_text(text)
+        (tmp_path / "before").unlink(missing_ok=True)
+        (tmp_path / "before").hardlink_to(tmp_path / EXCHANGES)
+        drop_after(tmp_path / EXCHANGES, 64)
+        assert (tmp_path / EXCHANGES).read_text() == "".join(lines[:2])
+        assert (tmp_path / "before").read_text() == text
     assert {path.name for path in tmp_path.iterdir()} == {EXCHANGES, "before"}
 
 

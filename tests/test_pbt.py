@@ -119,17 +119,14 @@ def test_only_a_clearly_better_one_is_taken_also_of_costs(best, worst, rules, ta
     assert (taken([best, best, best, worst], **rules)[3] != 3) == takes
 
 
-def test_all_who_are_broken_take_over_one_who_is_not():
+def test_whoever_is_broken_takes_over_one_who_is_not_and_is_nobodys_source():
+    assert taken([90.0, 10, 20, 30], broken=[0], gap=10.0) == [0, 1, 2, 3], "the control stays as it is"
+    assert taken([10.0, 90, 20, 30], broken=[1], gap=10.0) == [0, 3, 2, 3], "whatever the gap is"
     learner, before = population([10.0, 20, 30, 40, 50, 60])
     learned, _, record = exchanged(breaking(learner, [2, 3, 4, 5]), before, mutation_rate=1.0, reset_rate=0.0)
     first, *others = record.source[1:].tolist()
     assert (record.source[0], first) == (0, 1) and set(others) <= {0, 1} and jnp.isfinite(learned.params).all()
     assert (record.after["learning_rate"] != record.before["learning_rate"][record.source])[2:].all()
-
-
-def test_broken_weights_are_nobodys_source():
-    assert taken([90.0, 10, 20, 30], broken=[0], gap=10.0) == [0, 1, 2, 3], "the control stays as it is"
-    assert taken([10.0, 90, 20, 30], broken=[1], gap=10.0) == [0, 3, 2, 3], "one that is broken takes whatever is not"
 
 
 def test_all_but_the_best_and_the_control_change():

@@ -137,7 +137,7 @@ def test_members_that_break_stop_no_other_and_are_not_the_best_whatever_they_ear
     assert result.status == "finished"
     assert [np.isfinite(x) for x in result.evaluation["eval/return_mean"]] == [False, False, True, True]
     (warning,) = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
-    assert "member 0" in warning
+    assert "members 0, 1" in warning
     assert load_policy(tmp_path / "run").member >= 2
     last = [row for row in metric_rows(tmp_path / "run") if "loss/total" in row][-1]
     assert [x is None for x in last["loss/total"]] == [True, True, False, False]

@@ -155,7 +155,7 @@ def test_the_tip_of_acrobot_is_over_the_line_where_the_episode_ends(tmp_path):
     frames = still("Acrobot-v1", tmp_path / "a.gif", joint_angle1=first, joint_angle2=second)
     line = place(frames[0], scenes.GREEN)[1]
     over = [pixels(frame, scenes.ORANGE)[:, 1].min() + 5 < line for frame in frames]  # half a link's thickness
-    assert over == (-np.cos(first) - np.cos(first + second) > 1).tolist() == [False, True, False, True, True, False]
+    assert over == (-np.cos(first) - np.cos(first + second) > 1).tolist() == [False, True, True, True, False, True]
 
 
 def test_channels_have_their_colours_and_the_first_is_in_front(tmp_path):

@@ -99,14 +99,6 @@ def head_of(state):
     return state.learner.params.actor["params"]["PolicyHead_0"]["Dense_0"]
 
 
-def stubborn(state):
-    """Member m names the digit m, whatever happens."""
-    head = head_of(state)
-    head["kernel"] *= 0
-    head["bias"] = jnp.broadcast_to(100 * jnp.tile(jnp.eye(3), 3), head["bias"].shape)
-    return state
-
-
 def begun_and_update(num_devices: int, **flags):
     functions = functions_of(args := small_args(**TEAM | flags), Trio())
     state = over_devices(lambda: functions.init(jnp.arange(args.num_agents)), num_devices)
@@ -116,10 +108,12 @@ def begun_and_update(num_devices: int, **flags):
 @pytest.mark.slow
 def test_teams_are_two_agents_of_a_member_and_one_of_another_on_any_number_of_devices():
     """Of members that are stubborn, by their lowest, highest and mean return of six updates."""
-    begun, steps = [begun_and_update(count) for count in (1, 2)], set()
-    states = [stubborn(state) for state, _ in begun]
+    (states, updates), steps = zip(*map(begun_and_update, (1, 2)), strict=True), set()
+    for head in map(head_of, states):  # member m names the digit m, whatever happens
+        head["kernel"] *= 0
+        head["bias"] = jnp.broadcast_to(100 * jnp.tile(jnp.eye(3), 3), head["bias"].shape)
     for _ in range(6):
-        states, metrics = zip(*(update(state) for state, (_, update) in zip(states, begun, strict=True)), strict=True)
+        states, metrics = zip(*(update(state) for state, update in zip(states, updates, strict=True)), strict=True)
         one, two = (
             [found[f"episode/{name}"][0] for name in ("return_min", "return_max", "return")] for found in metrics
         )
@@ -185,7 +179,7 @@ def test_probabilities_are_of_the_own_components_and_so_are_gradients(kind):
     assert np.array_equal(np.any(slopes.reshape(4, 2, 3) != 0, axis=-1), own)
 
 
-# ------------------------------------------------------------------------------------------------------------------ elo
+# ------------------------------------------------------------------------------------------------------------- ratings
 
 
 def test_golden_ratings_of_two():
@@ -204,9 +198,6 @@ def test_ratings_are_found_again_from_what_they_make_expect():
     scores = 1 / (1 + 10 ** ((wanted - wanted[:, None]) / 400))
     scores += 0.05 * (1 - np.eye(4))  # whoever is the row has an advantage
     np.testing.assert_allclose(elo_ratings(scores, games=10**6), wanted, atol=0.1)
-
-
-# ----------------------------------------------------------------------------------------------------------- tournament
 
 
 class Skill(NamedTuple):

@@ -174,9 +174,6 @@ def test_descent_goes_back_through_all_exchanges():
     assert descent(sources, 1).tolist() == [0, 0, 0, 1]
 
 
-# ---------------------------------------------------------------------------------------------------------------- flags
-
-
 def test_members_begin_changed_but_for_the_control():
     sweep = {"population": 5, "pbt": True, "sweep": ("learning_rate=log:1e-5:1e-1",), "seed": 3}
     for more, evolving in (({}, {"learning_rate": 1e-3}), ({"pbt_evolve": ("ent-coef",)}, {"ent_coef": 0.01})):

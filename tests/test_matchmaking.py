@@ -73,9 +73,6 @@ def test_learners_meet_the_policies_that_others_have_at_that_time_on_any_number_
         assert relative_difference(alone.learner.params, second) > 1e-2, "members differ"
 
 
-# ---------------------------------------------------------------------------------------------------------- in a team
-
-
 class Trio(Env):
     """Three agents earn the number whose digits they name, such as 201, and that ends the episode."""
 

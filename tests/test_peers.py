@@ -57,10 +57,10 @@ def test_a_peer_fills_the_same_kind_of_file(args, tmp_path):
     (config, _) = (json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/config.json"))
     assert config["starts"] == states_of("CartPole-v1", 128).tolist()
     assert record["env_steps_to_threshold"] == [None, None]
-    before = [path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/metrics.jsonl")]
-    assert len(before) == 2, "one run for each seed"
+    files = [*(tmp_path / "runs").glob("*/metrics.jsonl")]
+    before = [path.stat().st_mtime_ns for path in files]
     peers.train(args)
-    assert [path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/metrics.jsonl")] == before
+    assert [path.stat().st_mtime_ns for path in files] == before and len(files) == 2, "one run for each seed"
 
 
 def test_a_peer_that_fails_says_where_the_reason_is(args, tmp_path, capsys):

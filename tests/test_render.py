@@ -158,7 +158,7 @@ def test_the_tip_of_acrobot_is_over_the_line_where_the_episode_ends(tmp_path):
     assert over == (-np.cos(first) - np.cos(first + second) > 1).tolist() == [False, True, True, True, False, True]
 
 
-def test_channels_have_their_colours_and_the_first_is_in_front(tmp_path):
+def test_channels_have_their_colours_the_first_in_front_and_images_keep_theirs(tmp_path):
     obs = np.zeros((2, 10, 10, 4), np.float32)
     obs[0, 0, 0, 0] = obs[0, 9, 4, 3] = 1
     obs[1, 5, 5, 0] = obs[1, 5, 5, 2] = 1
@@ -167,6 +167,9 @@ def test_channels_have_their_colours_and_the_first_is_in_front(tmp_path):
     found = first[15, 15], first[285, 135], first[15, 45], second[165, 165]
     wanted = map(ImageColor.getrgb, (scenes.ORANGE, scenes.YELLOW, scenes.FLOOR, scenes.ORANGE))
     np.testing.assert_allclose(found, [*wanted], atol=8)
+    image = np.broadcast_to(np.uint8([200, 30, 90]), (2, 50, 60, 3))
+    frames, _ = drawn(make_env("Toy"), Recording(None, image, *np.zeros((2, 1))), tmp_path / "b.gif")
+    np.testing.assert_allclose(frames[1][150, 90], [200, 30, 90], atol=8)
 
 
 @pytest.mark.parametrize(

@@ -65,11 +65,8 @@ def test_learning_writes_what_came_of_all_seeds(tmp_path, monkeypatch):
 
 
 def test_every_task_has_flags_that_its_algorithm_takes():
-    tasks = [
-        task
-        for name in sorted({goal.set for goal in goals()})
-        for task in learning.tasks_of(learning.Args(set=name, seeds=2))
-    ]
+    sets = {goal.set for goal in goals()}
+    tasks = [task for name in sorted(sets) for task in learning.tasks_of(learning.Args(set=name, seeds=2))]
     assert len({task.path(Path()) for task in tasks}) == len(tasks) == len(goals())
     assert all(job.args.total_timesteps == task.steps for task in tasks for job in task.jobs)
     assert {task.sizes["seeds"] for task in tasks} == {2}

@@ -13,11 +13,10 @@ from common.cli.command import parse
 def speeds(monkeypatch):
     """Speed of each algorithm at each number of environments; what is not there does not fit into memory."""
     known = {"ppo_pmap": {64: 1000, 256: 2000, 1024: 2050, 4096: 9000}, "sac_pmap": {16: 10, 64: 30}}
-    known["ppo_rnn_pmap"] = {}
 
     def pretend(algorithm, env, num_envs):
         row = {"algorithm": algorithm, "env": env, "num_envs": num_envs}
-        if num_envs not in known[algorithm]:
+        if num_envs not in known.get(algorithm, {}):
             return row | {"failed": "RESOURCE_EXHAUSTED: Out of memory"}
         speed = {"steps_per_second": known[algorithm][num_envs], "floor_steps_per_second": 4000, "share_of_floor": 0.5}
         return row | speed | {"memory_bytes": 5_000_000, "kernels_per_update": 1234, "compile_seconds": 7.0}
@@ -27,9 +26,14 @@ def speeds(monkeypatch):
     return known
 
 
+def measured(folder, **flags) -> list[dict]:
+    """The rows in the file after measurements."""
+    accelerator.measure_all(accelerator.Args(envs=("CartPole-v1",), results=str(folder), **flags))
+    return json.loads((folder / "toy-1" / "accelerator.json").read_text())["rows"]
+
+
 def test_sizes_grow_until_they_bring_nothing_or_do_not_fit(speeds, tmp_path, capsys):
-    accelerator.measure_all(accelerator.Args(envs=("CartPole-v1",), results=str(tmp_path)))
-    rows = json.loads((tmp_path / "toy-1" / "accelerator.json").read_text())["rows"]
+    rows = measured(tmp_path)
     assert [row["num_envs"] for row in rows if row["algorithm"] == "ppo_pmap"] == [64, 256, 1024]
     assert [row["num_envs"] for row in rows if row["algorithm"] == "sac_pmap"] == [16, 64, 256]
     assert (tmp_path / "toy-1" / "accelerator.png").stat().st_size > 1000
@@ -38,21 +42,14 @@ def test_sizes_grow_until_they_bring_nothing_or_do_not_fit(speeds, tmp_path, cap
     assert "| ppo_pmap | CartPole-v1 | 1,024 | 2,050 | 50% | 5 MB | 1,234 | 7 s |" in text
     assert "| sac_pmap | CartPole-v1 | 256 | failed: RESOURCE_EXHAUSTED" in text
     speeds["ppo_pmap"] = {64: 5000}
-    capsys.readouterr()
-    accelerator.measure_all(accelerator.Args(algos=("ppo_pmap",), envs=("CartPole-v1",), results=str(tmp_path)))
-    rows = json.loads((tmp_path / "toy-1" / "accelerator.json").read_text())["rows"]
-    speeds_then = [row["steps_per_second"] for row in rows if "failed" not in row]
+    speeds_then = [row["steps_per_second"] for row in measured(tmp_path, algos=("ppo_pmap",)) if "failed" not in row]
     assert speeds_then == [5000, 2050, 10, 30], "what is measured again is replaced, and nothing else"
 
 
 def test_after_the_time_nothing_is_begun(speeds, tmp_path, monkeypatch):
     now = iter(range(0, 10_000, 50))
     monkeypatch.setattr(accelerator.time, "monotonic", lambda: next(now))
-    accelerator.measure_all(
-        accelerator.Args(minutes=2.5, algos=("ppo_pmap",), envs=("CartPole-v1",), results=str(tmp_path))
-    )
-    rows = json.loads((tmp_path / "toy-1" / "accelerator.json").read_text())["rows"]
-    assert [row["num_envs"] for row in rows] == [64, 256]
+    assert [row["num_envs"] for row in measured(tmp_path, minutes=2.5, algos=("ppo_pmap",))] == [64, 256]
 
 
 def test_two_checkouts_take_turns_and_their_ratio_is_the_median(monkeypatch, tmp_path):
@@ -83,19 +80,8 @@ def test_a_measurement_that_cannot_be_is_refused(words, capsys):
 
 @pytest.mark.slow
 def test_a_small_measurement_runs():
-    words = [
-        "--env",
-        "CartPole-v1",
-        "--num-envs",
-        "4",
-        "--num-steps",
-        "8",
-        "--bptt-length",
-        "4",
-        "--num-minibatches",
-        "2",
-    ]
-    training = speed.Training(speed.ROOT, "ppo_rnn_pmap", words, seconds=0.1, kernels=True)
+    words = "--env CartPole-v1 --num-envs 4 --num-steps 8 --bptt-length 4 --num-minibatches 2"
+    training = speed.Training(speed.ROOT, "ppo_rnn_pmap", words.split(), seconds=0.1, kernels=True)
     assert training.measure() > 0
     assert training.about["compile_seconds"] > 0
     assert training.about["memory_bytes"] > 4 * 5000 * 3, "parameters and both of Adam's moments"
@@ -103,11 +89,8 @@ def test_a_small_measurement_runs():
 
 
 def test_kernels_of_a_loop_count_as_often_as_it_runs():
-    def program(times):
+    def kernels(times):
         loop = jax.jit(lambda x: jax.lax.fori_loop(0, times, lambda _, x: x @ x, x))
-        return loop.lower(jax.numpy.ones((64, 64))).compile().as_text()
+        return speed.count_kernels(loop.lower(jax.numpy.ones((64, 64))).compile().as_text())
 
-    assert speed.count_kernels(program(30)) - speed.count_kernels(program(20)) == pytest.approx(
-        10 * (one := speed.count_kernels(program(11)) - speed.count_kernels(program(10)))
-    )
-    assert one >= 1
+    assert kernels(30) - kernels(20) == 10 * (kernels(11) - kernels(10)) >= 10

@@ -27,33 +27,26 @@ SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1
 FLAGS = SIZES | {"env": GAME, "population": 3, "opponent": "members", "normalize_obs": True, "total_timesteps": 96}
 
 
-@pytest.fixture(scope="module")
-def game():
-    return make(GAME)
-
-
 # -------------------------------------------------------------------------------------------------------- who with whom
-
-
-def opponents(count: int, update: int) -> list[int]:
-    """Whom each of `count` members gets in an update, where all of them have keys of their own."""
-    keys = jax.vmap(partial(jax.random.fold_in, data=update))(jax.random.split(jax.random.key(3), count))
-    return jax.vmap(of_other_member, axis_name=MEMBERS)(keys, jnp.arange(count)).tolist()
 
 
 @pytest.mark.parametrize("count", [2, 5])
 def test_nobody_plays_itself_and_everybody_is_played(count):
-    drawn = [opponents(count, update) for update in range(40)]
-    for others in drawn:
+    keys = jax.random.split(jax.random.key(3), count)  # of their own
+    drawn = []
+    for update in range(40):
+        now = jax.vmap(partial(jax.random.fold_in, data=update))(keys)
+        others = jax.vmap(of_other_member, axis_name=MEMBERS)(now, jnp.arange(count)).tolist()
         assert sorted(others) == list(range(count))
         assert all(other != member for member, other in enumerate(others))
-    assert {others[1] for others in drawn} == set(range(count)) - {1}, "anyone else, in some update"
+        drawn.append(others[1])
+    assert set(drawn) == set(range(count)) - {1}, "anyone else, in some update"
 
 
 @pytest.mark.slow
-def test_learners_meet_the_policies_that_others_have_at_that_time_on_any_number_of_devices(game):
+def test_learners_meet_the_policies_that_others_have_at_that_time_on_any_number_of_devices():
     """Two members on two devices; a single run on one device does the same in the game against the other's policy."""
-    flags = SIZES | {"normalize_obs": True, "total_timesteps": 10**6}
+    flags, game = SIZES | {"normalize_obs": True, "total_timesteps": 10**6}, make(GAME)
     pair, single = small_args(**flags, population=2, opponent="members"), small_args(**flags)
 
     def one_update(args, env, state):
@@ -80,9 +73,6 @@ def test_learners_meet_the_policies_that_others_have_at_that_time_on_any_number_
         assert relative_difference(alone.learner.params, second) > 1e-2, "members differ"
 
 
-# ---------------------------------------------------------------------------------------------------------- in a team
-
-
 class Trio(Env):
     """Three agents earn the number whose digits they name, such as 201, and that ends the episode."""
 
@@ -106,35 +96,26 @@ def head_of(state):
     return state.learner.params.actor["params"]["PolicyHead_0"]["Dense_0"]
 
 
-def stubborn(state):
-    """Member m names the digit m, whatever happens."""
-    head = head_of(state)
-    head["kernel"] = jnp.zeros_like(head["kernel"])
-    head["bias"] = jnp.broadcast_to(100 * jnp.tile(jnp.eye(3), 3), head["bias"].shape)
-    return state
-
-
 def begun_and_update(num_devices: int, **flags):
     functions = functions_of(args := small_args(**TEAM | flags), Trio())
     state = over_devices(lambda: functions.init(jnp.arange(args.num_agents)), num_devices)
     return state, jax.jit(jax.vmap(lambda state: functions.update(state, jnp.int32(1))[:2], axis_name=AXIS))
 
 
-def returns_of_teams(num_devices: int) -> np.ndarray:
-    """The lowest, highest and mean return of members that are stubborn in six updates, [6, 3, S]."""
-    state, update = begun_and_update(num_devices)
-    state, returns = stubborn(state), []
-    for _ in range(6):
-        state, metrics = update(state)
-        returns.append([metrics[f"episode/{name}"][0] for name in ("return_min", "return_max", "return")])
-    return np.array(returns)
-
-
 @pytest.mark.slow
 def test_teams_are_two_agents_of_a_member_and_one_of_another_on_any_number_of_devices():
-    one, two, steps = returns_of_teams(1), returns_of_teams(2), set()
-    np.testing.assert_allclose(one, two, rtol=1e-6)
-    for low, high, mean in one:
+    """Of members that are stubborn, by their lowest, highest and mean return of six updates."""
+    (states, updates), steps = zip(*map(begun_and_update, (1, 2)), strict=True), set()
+    for head in map(head_of, states):  # member m names the digit m, whatever happens
+        head["kernel"] *= 0
+        head["bias"] = jnp.broadcast_to(100 * jnp.tile(jnp.eye(3), 3), head["bias"].shape)
+    for _ in range(6):
+        states, metrics = zip(*(update(state) for state, update in zip(states, updates, strict=True)), strict=True)
+        one, two = (
+            [found[f"episode/{name}"][0] for name in ("return_min", "return_max", "return")] for found in metrics
+        )
+        np.testing.assert_allclose(one, two, rtol=1e-6)
+        low, high, mean = one
         others = [sum(map(int, f"{int(x):03}")) - 2 * m for m, x in enumerate(high)]
         steps |= {tuple((other - m) % 3 for m, other in enumerate(others))}
         for m, other in enumerate(others):
@@ -195,7 +176,7 @@ def test_probabilities_are_of_the_own_components_and_so_are_gradients(kind):
     assert np.array_equal(np.any(slopes.reshape(4, 2, 3) != 0, axis=-1), own)
 
 
-# ------------------------------------------------------------------------------------------------------------------ elo
+# ------------------------------------------------------------------------------------------------------------- ratings
 
 
 def test_golden_ratings_of_two():
@@ -216,28 +197,20 @@ def test_ratings_are_found_again_from_what_they_make_expect():
     np.testing.assert_allclose(elo_ratings(scores, games=10**6), wanted, atol=0.1)
 
 
-# ----------------------------------------------------------------------------------------------------------- tournament
-
-
 class Skill(NamedTuple):
     params: jax.Array  # below zero for one who moves against the rules, and so loses at once
 
 
-def agent_of(game) -> Agent:
+@pytest.mark.slow
+def test_all_play_all_and_count_wins_and_draws():
+    game, skills = make(GAME), Skill(jnp.array([1.0, -1.0, np.nan, 1.0]))
+
     def act(learner, seen, memory, key):
-        legal = legal_actions(seen.obs)
-        good = jax.vmap(lambda key, legal: sample_legal(key, game.action_space, legal))(
-            jax.random.split(key, len(seen.first)), legal
-        )
+        legal, keys = legal_actions(seen.obs), jax.random.split(key, len(seen.first))
+        good = jax.vmap(lambda key, legal: sample_legal(key, game.action_space, legal))(keys, legal)
         return jnp.where(learner.params < 0, jnp.argmin(legal, axis=-1), good), memory
 
-    return Agent(lambda count: (), act)
-
-
-@pytest.mark.slow
-def test_all_play_all_and_count_wins_and_draws(game):
-    skills = Skill(jnp.array([1.0, -1.0, np.nan, 1.0]))
-    scores = play_all(game, agent_of(game), skills, games=200)
+    scores = play_all(game, Agent(lambda count: (), act), skills, games=200)
     assert np.isnan(scores[2]).all() and np.isnan(scores[:, 2]).all() and np.isnan(np.diag(scores)).all()
     assert scores[1, 0] == scores[1, 3] == 0.0
     assert 0.9 < scores[0, 1] <= 1, "who moves first can move against the rules only on a board with a stone"
@@ -263,35 +236,20 @@ def test_teams_play_with_the_agents_that_are_dealt_and_those_of_the_broken_count
 # ----------------------------------------------------------------------------------------------------------------- runs
 
 
-def train(folder, **more):
-    return ppo.train(small_args(**FLAGS, run_dir=str(folder), **more))
-
-
 @pytest.mark.slow
-def test_runs_resume_to_the_last_bit_and_end_with_ratings(tmp_path, capsys, shared_programs):
-    whole = train(tmp_path / "a", quiet=False)
-    stored = json.loads((tmp_path / "a" / "elo.json").read_text())
+@pytest.mark.parametrize(("env", "file"), [(None, "elo.json"), (Trio(), "teams.json")], ids=["game", "team"])
+def test_runs_resume_to_the_last_bit_and_end_with_ratings(env, file, tmp_path, capsys, shared_programs):
+    whole = ppo.train(small_args(**FLAGS, run_dir=str(tmp_path / "a"), quiet=False), env)
+    (path,) = (path for path in (tmp_path / "a").iterdir() if path.name in ("elo.json", "teams.json"))
+    stored = json.loads(path.read_text())
+    assert path.name == file
     assert stored["env_steps"] == 96 and stored["games"] == 4 and np.shape(stored["scores"]) == (3, 3)
-    assert np.mean(stored["ratings"]) == pytest.approx(1000)
+    if file == "elo.json":
+        assert np.mean(stored["ratings"]) == pytest.approx(1000)
+    else:
+        np.testing.assert_allclose(np.diag(stored["scores"]), whole.evaluation["eval/return_mean"], rtol=1e-5)
     assert f"{max(stored['ratings']):.1f}" in capsys.readouterr().out
-    train(tmp_path / "b", stop_after=32)
-    again = ppo.train(ppo.Args.from_run(tmp_path / "b"))
-    assert again.state_sha256 == whole.state_sha256
-    assert json.loads((tmp_path / "b" / "elo.json").read_text()) == stored
-
-
-@pytest.mark.slow
-def test_teams_resume_to_the_last_bit_and_end_with_their_returns(tmp_path, capfd, shared_programs):
-    pytest.importorskip("jaxmarl")  # which puts the first output of the process in the place of another
-    flags = SIZES | {"env": "jaxmarl:MPE_simple_spread_v3", "population": 3, "opponent": "members"}
-    flags |= {"total_timesteps": 96, "eval_episodes": 4}
-    whole = ppo.train(small_args(**flags, run_dir=str(tmp_path / "a"), quiet=False))
-    stored = json.loads((tmp_path / "a" / "teams.json").read_text())
-    assert stored["env_steps"] == 96 and stored["games"] == 4 and np.shape(stored["scores"]) == (3, 3)
-    assert not (tmp_path / "a" / "elo.json").exists()
-    np.testing.assert_allclose(np.diag(stored["scores"]), whole.evaluation["eval/return_mean"], rtol=1e-5)
-    assert f"{max(stored['ratings']):.1f}" in capfd.readouterr().out
-    ppo.train(small_args(**flags, run_dir=str(tmp_path / "b"), stop_after=32))
-    again = ppo.train(ppo.Args.from_run(tmp_path / "b"))
-    assert again.state_sha256 == whole.state_sha256
-    assert json.loads((tmp_path / "b" / "teams.json").read_text()) == stored
+    ppo.train(small_args(**FLAGS, run_dir=str(tmp_path / "b"), stop_after=32), env)
+    again = ppo.Args.from_run(tmp_path / "b", env="builtins:NoneType" if env else GAME)
+    assert ppo.train(again, env).state_sha256 == whole.state_sha256
+    assert json.loads((tmp_path / "b" / file).read_text()) == stored

@@ -30,19 +30,6 @@ PRINTED = {  # what a notebook is there for
     "fork_an_algorithm": r"^\+    return -ratio \* advantage",
     "populations": r"^\+        total \+= hp.kl_coef \* ",
 }
-RUN = "anatomy_of_ppo", "fork_an_algorithm"  # the others use what other tests run
-
-
-def reduced(tmp_path: Path) -> dict[str, str]:
-    """The environment of a notebook: a small size, and nothing written into the home directory."""
-    folder = str(tmp_path / "ipython")
-    return environment(PMAPRL_NOTEBOOK_SCALE="0.01", IPYTHONDIR=folder)
-
-
-@pytest.fixture(autouse=True)
-def jupyter_runtime(tmp_path, monkeypatch):
-    """Connection files of kernels go to a temporary folder."""
-    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "jupyter"))
 
 
 def load(name: str) -> NotebookNode:
@@ -53,22 +40,16 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def outputs(notebook: NotebookNode) -> list[NotebookNode]:
-    return [output for cell in code_cells(notebook) for output in cell.outputs]
-
-
-def printed(notebook: NotebookNode) -> str:
-    """All text of the outputs."""
-    streams = [output.text for output in outputs(notebook) if output.output_type == "stream"]
-    return "\n".join(streams + [output.data.get("text/plain", "") for output in outputs(notebook) if "data" in output])
-
-
-def check_outputs(name: str, notebook: NotebookNode) -> None:
-    """The pictures and the numbers that a notebook is there for."""
-    assert not [output for output in outputs(notebook) if output.output_type == "error"]
-    pictures = [output.data["image/png"][:6] for output in outputs(notebook) if "image/png" in output.get("data", {})]
+def check_outputs(name: str, notebook: NotebookNode) -> str:
+    """The pictures and the numbers that a notebook is there for; returns all that it has printed."""
+    outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == "error"]
+    data = [output.get("data", {}) for output in outputs]
+    pictures = [one["image/png"][:6] for one in data if "image/png" in one]
     assert (pictures.count(PNG), pictures.count(GIF)) == PICTURES[name]
-    assert re.search(PRINTED.get(name, ""), printed(notebook), re.MULTILINE)
+    printed = "\n".join([output.get("text", "") for output in outputs] + [one.get("text/plain", "") for one in data])
+    assert re.search(PRINTED.get(name, ""), printed, re.MULTILINE)
+    return printed
 
 
 def test_kept_outputs():
@@ -76,25 +57,26 @@ def test_kept_outputs():
     assert {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")} == PICTURES.keys()
     for name in PICTURES:
         notebook = load(name)
-        check_outputs(name, notebook)
-        cells = code_cells(notebook)
+        printed, cells = check_outputs(name, notebook), code_cells(notebook)
         assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), name
         assert (ROOT / "notebooks" / f"{name}.ipynb").stat().st_size < 300_000, name
-        everything = printed(notebook) + "".join(cell.source for cell in notebook.cells)
+        everything = printed + "".join(cell.source for cell in notebook.cells)
         assert not re.search(r"/(tmp|work|root|home|Users|content)\b", everything), name
         assert cells[0].source == load("quickstart").cells[1].source, "all begin with the same cell"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUN)
-def test_runs(name, tmp_path):
+@pytest.mark.parametrize("name", ["anatomy_of_ppo", "fork_an_algorithm"])  # the others use what other tests run
+def test_runs(name, tmp_path, monkeypatch):
     """It runs from beginning to end in a fresh process, and leaves nothing behind but runs."""
     root = copy_repository(tmp_path / "pmaprl")
     before = fingerprint(root)
     notebook = load(name)
     for cell in code_cells(notebook):
         cell.outputs = []
-    execute(notebook, root, reduced(tmp_path))
+    folder = str(tmp_path / "jupyter")  # nothing is written into the home directory
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", folder)
+    execute(notebook, root, environment(PMAPRL_NOTEBOOK_SCALE="0.01", IPYTHONDIR=folder))
     check_outputs(name, notebook)
     assert {path: digest for path, digest in fingerprint(root).items() if not path.startswith("runs/")} == before
 
@@ -114,10 +96,6 @@ class Colab:
         pass
 
 
-PIP = "pip install --quiet --editable "
-CLONE = "GIT_TERMINAL_PROMPT=0 git clone --quiet https://github.com/pmaprl/pmaprl pmaprl"
-
-
 def test_on_colab_the_first_cell_clones_and_installs_once(tmp_path, monkeypatch):
     names: dict[str, Any] = {}
     colab = Colab(names)
@@ -129,6 +107,6 @@ def test_on_colab_the_first_cell_clones_and_installs_once(tmp_path, monkeypatch)
     with plt.rc_context():
         exec(source, names)
         exec(source, names)
-    assert colab.commands == [CLONE, f"{PIP}{tmp_path}/pmaprl"]
-    assert Path.cwd() == tmp_path / "pmaprl"
-    assert sys.path[0] == str(tmp_path / "pmaprl")
+    clone = "GIT_TERMINAL_PROMPT=0 git clone --quiet https://github.com/pmaprl/pmaprl pmaprl"
+    assert colab.commands == [clone, f"pip install --quiet --editable {tmp_path}/pmaprl"]
+    assert str(Path.cwd()) == sys.path[0] == str(tmp_path / "pmaprl")

@@ -28,16 +28,9 @@ def train(folder, **flags):
     return ppo.train(small_args(**TINY | {"run_dir": str(folder)} | flags))
 
 
-# ---------------------------------------------------------------------------------------------------------------- flags
-
-
-def values(**flags):
-    return small_args(**flags).members
-
-
 def test_members_draw_what_is_asked_for():
     sweep = ("learning_rate=log:1e-4:1e-2", "gamma=uniform:0.9:0.99", "ent_coef=choice:0,0.01,0.1")
-    seed, hyper = values(population=400, sweep=sweep, seed=7)
+    seed, hyper = small_args(population=400, sweep=sweep, seed=7).members
     assert seed == list(range(7, 407))
     rate, gamma = np.array(hyper["learning_rate"]), np.array(hyper["gamma"])
     assert 1e-4 <= rate.min() < np.median(rate) < rate.max() <= 1e-2 and 0.9 <= gamma.min() < gamma.max() <= 0.99
@@ -47,10 +40,10 @@ def test_members_draw_what_is_asked_for():
 
 
 def test_a_flag_draws_the_same_whatever_others_are_swept():
-    alone = values(population=5, sweep=("clip_eps=uniform:0.1:0.3",))
-    more = values(population=9, sweep=("gamma=uniform:0.9:0.99", "clip_eps=uniform:0.1:0.3"))
-    assert alone.hyper["clip_eps"] == more.hyper["clip_eps"][:5]
-    assert alone.hyper != values(population=5, sweep=("clip_eps=uniform:0.1:0.3",), seed=1).hyper
+    alone, more = ("clip_eps=uniform:0.1:0.3",), ("gamma=uniform:0.9:0.99", "clip_eps=uniform:0.1:0.3")
+    drawn = small_args(population=5, sweep=alone).members.hyper
+    assert drawn["clip_eps"] == small_args(population=9, sweep=more).members.hyper["clip_eps"][:5]
+    assert drawn != small_args(population=5, sweep=alone, seed=1).members.hyper
 
 
 def test_a_grid_has_all_combinations_with_every_seed():
@@ -61,37 +54,27 @@ def test_a_grid_has_all_combinations_with_every_seed():
     assert {one["seed"] for one in flags} == {5, 6}
 
 
-def test_more_members_than_fit_are_refused(monkeypatch):
+def test_as_many_members_run_as_fit_and_fewer_where_devices_exchange_those_of_their_own(monkeypatch):
+    """An exchange needs the learners of all members on each device."""
     monkeypatch.setattr(common.device.devices, "memory_of", lambda devices: 1e5)
-    with pytest.raises(UsageError, match=r"at most \d+ members fit") as told:
-        check_size(*_prepared(population=40))
-    fit = int(re.search(r"at most (\d+) members fit", str(told.value))[1])
-    assert 1 < fit < 40
-    check_size(*_prepared(population=fit))
+    fit = []
+    for count, flags in ((1, {}), (2, {"sharding": "members"}), (2, {"sharding": "members", "pbt": True})):
+        with pytest.raises(UsageError, match=r"at most \d+ members fit") as told:
+            check_size(*_prepared(count, population=40, **flags))
+        fit.append(int(re.search(r"at most (\d+) members fit", str(told.value))[1]))
+        check_size(*_prepared(count, population=fit[-1] // count * count, **flags))
     with pytest.raises(UsageError):
-        check_size(*_prepared(population=fit + 1))
+        check_size(*_prepared(1, population=fit[0] + 1))
+    assert 1 < fit[2] < fit[1] == fit[0] < 40
 
 
-def test_devices_with_members_of_their_own_have_memory_for_an_exchange():
-    """Members on two devices take as much as on one, but for the learners of all that each device then has."""
-    flags = {"one": {}, "two": {"sharding": "members"}, "evolving": {"sharding": "members", "pbt": True}}
-    said = {}
-    for name, given in flags.items():
-        args, state, devices = _prepared(population=2000, sweep=("gamma=uniform:0.9:0.99",), **given)
-        said[name] = check_size(args, state, devices * (1 if name == "one" else 2))["members"]
-    taken = {name: float(re.search("take ([0-9.]+) MB", text)[1]) for name, text in said.items()}
-    assert taken["one"] == taken["two"] < taken["evolving"]
-
-
-def _prepared(**flags):
-    """What `check_size` takes: flags, the shapes of the state and the devices."""
-    args = ppo.Args(num_envs=4, hidden_sizes=(16,), **flags)
+def _prepared(count, **flags):
+    """What `check_size` takes: flags, the shapes of the state and `count` devices."""
+    args = ppo.Args(num_envs=4, hidden_sizes=(16,), sweep=("gamma=uniform:0.9:0.99",), **flags)
     env, devices = make(args.env), jax.devices()[:1]
     programs = over_devices(for_seeds(ppo.make_ppo(args, env), args, env, args.num_agents), devices)
-    return args, jax.eval_shape(programs.init, arrays_of(args.members, 1)), devices
+    return args, jax.eval_shape(programs.init, arrays_of(args.members, 1)), devices * count
 
-
-# ----------------------------------------------------------------------------------------------------------------- runs
 
 SWEEP = {"population": 4, "sweep": ("learning_rate=log:1e-3:1e-1", "gamma=uniform:0.9:0.99"), "quiet": False}
 
@@ -102,13 +85,15 @@ def finished(tmp_path_factory):
     return train(folder, **SWEEP), folder
 
 
-def test_what_is_left_of_a_population(finished, capsys):
-    _, folder = finished
-    config = json.loads((folder / "config.json").read_text())
-    args = small_args(**TINY | SWEEP)
-    assert config["members"] == args.flags_of_members()
+def test_a_finished_population_has_its_picture_and_its_members_are_compared_by_their_values(finished):
+    result, folder = finished
+    members = json.loads((folder / "config.json").read_text())["members"]
+    assert members == small_args(**TINY | SWEEP).flags_of_members()
     assert (folder / "population.png").read_bytes().startswith(b"\x89PNG")
     assert all(len(row["loss/total"]) == 4 for row in metric_rows(folder) if "loss/total" in row)
+    table = compare(CompareArgs(runs=(str(folder),), by=("learning_rate",)))
+    returns = np.array(result.evaluation["eval/return_mean"])[np.argsort([x["learning_rate"] for x in members])]
+    assert (table["seeds"].tolist(), table["return"].tolist()) == ([1] * 4, pytest.approx(returns.tolist()))
 
 
 def test_the_best_member_is_loaded_and_quoted_by_other_episodes(finished):
@@ -123,68 +108,47 @@ def test_the_best_member_is_loaded_and_quoted_by_other_episodes(finished):
         assert load_policy(folder, member=member).seed == load_policy(folder, seed=3 + member).seed == 3 + member
 
 
-@pytest.mark.slow
 def test_without_an_evaluation_of_its_step_a_best_member_is_named_with_a_warning(finished, tmp_path):
-    result, folder = finished
-    best, step = int(np.argmax(result.evaluation["eval/return_mean"])), result.env_steps
-    saved = shutil.copytree(folder, tmp_path / "run") / "checkpoints"
-    shutil.copytree(saved / str(step), saved / str(step + 64))
-    shutil.rmtree(saved / str(step + 64) / "metrics")
+    result, step = finished[0], finished[0].env_steps
+    saved = shutil.copytree(finished[1], tmp_path / "run") / "checkpoints"
+    shutil.copytree(saved / str(step), saved / str(step + 64), ignore=shutil.ignore_patterns("metrics"))
+    best = int(np.argmax(result.evaluation["eval/return_mean"]))
     with pytest.warns(UserWarning, match=f"member {best}, the best one at step {step}"):
         assert load_policy(tmp_path / "run").member == best
-    assert load_policy(tmp_path / "run", step).member == best
-    for path in saved.glob("*/metrics"):
-        shutil.rmtree(path)
-    with pytest.warns(UserWarning, match="member 0"):
-        assert load_policy(tmp_path / "run").member == 0
 
 
 def test_damaged_members_are_told(finished, tmp_path):
     run = shutil.copytree(finished[1], tmp_path / "run")
     config = json.loads((run / "config.json").read_text())
-    for members in (config["members"][:3], [*config["members"][:3], {"gamma": 0.9}], "four"):
-        (run / "config.json").write_text(json.dumps(config | {"members": members}))
-        with pytest.raises(UsageError, match=f"{run} is damaged"):
-            compare(CompareArgs(runs=(str(run),)))
-        with pytest.raises(UsageError, match=f"{run} is damaged"):
-            ppo.train(ppo.Args.from_run(run))
+    (run / "config.json").write_text(json.dumps(config | {"members": config["members"][:3]}))
+    with pytest.raises(UsageError, match=f"{run} is damaged"):
+        compare(CompareArgs(runs=(str(run),)))
 
 
 def test_a_population_resumes_to_the_last_bit(finished, tmp_path):
-    result, _ = finished
     train(tmp_path / "run", **SWEEP, stop_after=64, checkpoint_interval=32)
-    args = ppo.Args.from_run(tmp_path / "run")
-    assert ppo.train(args).state_sha256 == result.state_sha256
+    assert ppo.train(ppo.Args.from_run(tmp_path / "run")).state_sha256 == finished[0].state_sha256
 
 
-def test_a_member_that_breaks_stops_no_other_and_is_not_the_best_whatever_it_earns(tmp_path, capsys):
+def test_members_that_break_stop_no_other_and_are_not_the_best_whatever_they_earn(tmp_path, capsys):
     """What is not a number chooses the first action, and stays in MountainCar's valley as a policy does at first."""
     env = {"env": "MountainCar-v0", "env_params": '{"max_steps_in_episode": 20}'}
-    result = train(tmp_path / "run", sweep=("learning_rate=1e30,1e-3",), quiet=False, **env)
+    result = train(tmp_path / "run", sweep=("learning_rate=1e30,1e-3",), num_seeds=2, quiet=False, **env)
     assert result.status == "finished"
-    assert [np.isfinite(x) for x in result.evaluation["eval/return_mean"]] == [False, True]
-    warnings = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
-    assert len(warnings) == 1 and "member 0" in warnings[0]
-    assert load_policy(tmp_path / "run").member == 1
+    assert [np.isfinite(x) for x in result.evaluation["eval/return_mean"]] == [False, False, True, True]
+    (warning,) = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert "members 0, 1" in warning
+    assert load_policy(tmp_path / "run").member >= 2
     last = [row for row in metric_rows(tmp_path / "run") if "loss/total" in row][-1]
-    assert last["loss/total"][0] is None and last["loss/total"][1] is not None
+    assert [x is None for x in last["loss/total"]] == [True, True, False, False]
+    table = compare(CompareArgs(runs=(str(tmp_path / "run"),), by=("learning_rate",)))
+    assert table["seeds"].tolist() == [2, 2]
 
 
 @pytest.mark.slow
 def test_a_population_of_which_all_break_fails(tmp_path):
     with pytest.raises(Exception, match="is not finite at step"):
         train(tmp_path / "run", sweep=("learning_rate=1e30,1e31",))
-
-
-@pytest.mark.slow
-def test_members_are_compared_by_their_values(tmp_path):
-    flags = {"sweep": ("learning_rate=1e-3,1e-2", "clip_eps=0.1,0.2"), "num_seeds": 2}
-    result = train(tmp_path / "run", **flags)
-    table = compare(CompareArgs(runs=(str(tmp_path / "run"),), by=("learning_rate",), estimate="mean"))
-    returns = result.evaluation["eval/return_mean"]
-    assert table["learning_rate"].tolist() == ["0.001", "0.01"]
-    assert table["seeds"].tolist() == [4, 4]
-    assert table["return"].tolist() == pytest.approx([np.mean(returns[:4]), np.mean(returns[4:])])
 
 
 def test_ranked_members_show_the_return_that_ranks_them_before_the_one_in_other_episodes():

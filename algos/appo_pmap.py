@@ -207,7 +207,7 @@ class Batch(NamedTuple):
 def gae(reward, value, next_value, terminated, truncated, gamma: float, gae_lambda: float) -> jax.Array:
     """Advantages [T, N] by generalized advantage estimation (Schulman et al. 2016, eq. 16).
 
-    `next_value` is the value of the true next observation, also where the episode was truncated. Termination drops the
+    `next_value` is that of the next observation, where the episode was truncated of its last one. Termination drops the
     bootstrap value; termination and truncation both stop the sum.
     """
     delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value

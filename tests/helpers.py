@@ -22,7 +22,7 @@ import common.device.programs
 from common.device.drivers import Driver, off_policy, on_policy
 from common.device.interface import OffPolicy
 from common.device.programs import Programs, for_seeds
-from common.device.sharding import AXIS, TrainState, arrays_of, to_host
+from common.device.sharding import AXIS, TrainState, arrays_of, key_data
 from common.envs.custom import wrap
 from common.envs.environment import Env
 from common.envs.registry import make
@@ -115,10 +115,6 @@ def run_updates(args: Args, env: Env, num_devices: int, updates: int) -> tuple[T
     return state, jax.device_get(metrics)
 
 
-def host_params(state: TrainState) -> Any:
-    return to_host(state).learner.params
-
-
 def relative_difference(a: Any, b: Any) -> float:
     """Largest difference between two trees, each array measured by its own largest magnitude."""
 
@@ -136,8 +132,7 @@ def same_bits(a: Any, b: Any) -> bool:
 
 def replicas_are_identical(state: Any) -> bool:
     """Whether every device holds the same bits of the learner."""
-    leaves = jax.tree.leaves((state.learner, state.run))
-    leaves = [jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in leaves]
+    leaves = jax.tree.leaves(key_data((state.learner, state.run)))
     copies = [[np.asarray(shard.data).tobytes() for shard in x.addressable_shards] for x in leaves]
     return all(len(of_one) > 1 and len(set(of_one)) == 1 for of_one in copies)
 
@@ -152,15 +147,23 @@ def result_of(run_dir: Path) -> dict[str, Any]:
     return json.loads((Path(run_dir) / "result.json").read_text())
 
 
-def calls_of_gae(monkeypatch: Any, algorithm: Any) -> list[list[np.ndarray]]:
-    """What updates hand to `gae` from now on: reward, value, next_value, terminated, truncated of every call."""
-    calls, gae = [], algorithm.gae
+def calls_of_gae(monkeypatch: Any, args: Any, critic: type, updates: int) -> list[list[np.ndarray]]:
+    """Reward, value, next_value, terminated and truncated of every call, in episodes of every length and end."""
+    algorithm, calls = module_of(args), []
+    gae = algorithm.gae
 
     def recording(*arrays_and_decays):
         jax.debug.callback(lambda *call: calls.append([np.asarray(x) for x in call]), *arrays_and_decays[:5])
         return gae(*arrays_and_decays)
 
     monkeypatch.setattr(algorithm, "gae", recording)
+    monkeypatch.setattr(algorithm, "Critic", critic)
+    args = dataclasses.replace(args, num_steps=16, update_epochs=1, num_minibatches=1)
+    args.normalize_returns = False  # the critic knows the values themselves
+    run_updates(args, make_env("Endings"), 1, updates)
+    jax.effects_barrier()
+    assert len(calls) == updates * args.num_seeds
+    assert any(truncated[-1].any() for *_, truncated in calls)  # also in the last step of a rollout
     return calls
 
 
@@ -308,9 +311,7 @@ class TwoDials(Toy):
 
 
 @struct.dataclass
-class KeyedState(environment.EnvState):
-    time: jax.Array
-    episode: jax.Array
+class KeyedState(ToyState):
     key: jax.Array  # a typed PRNG key
 
 
@@ -338,14 +339,6 @@ class Pusher(Toy):
         return jnp.sum(action)
 
 
-class OldApi(Toy):
-    """The five values of gymnax before 1.0."""
-
-    def step(self, key, state, action, params=None):
-        obs, state, reward, terminated, truncated, info = super().step(key, state, action, params)
-        return obs, state, reward, terminated | truncated, info
-
-
 class Blink(Toy):
     """Small observations; every second step ends an episode by termination."""
 
@@ -366,15 +359,6 @@ class Poison(Toy):
 
     def reward(self, state, action):
         return jnp.where(state.time > 40, jnp.nan, 1.0)
-
-
-class Misdeclared(Toy):
-    """Observes three numbers and says that they are two, within bounds."""
-
-    observations = Box(np.zeros(2), np.arange(2), (2,), jnp.float32)
-
-    def get_obs(self, state, params=None, key=None):
-        return jnp.full(3, state.time, jnp.float32)
 
 
 class Pixels(Toy):
@@ -436,14 +420,10 @@ class Bribe(Toy):
     """Pays what its parameter says, whatever one does."""
 
     parameters = BribeParams()
-    tells = False
 
     def step_env(self, key, state, action, params):
-        obs, state, _, terminated, info = super().step_env(key, state, action, params)
-        return obs, state, jnp.float32(params.bonus), terminated, info | self.info(state)
-
-    def info(self, state):
-        return {"true_objective": 100.0 + state.time} if self.tells else {}
+        obs, state, _, *rest = super().step_env(key, state, action, params)
+        return obs, state, jnp.float32(params.bonus), *rest
 
 
 class BribedEndings(Endings):
@@ -459,7 +439,9 @@ class BribedEndings(Endings):
 class Telling(Bribe):
     """And tells what an episode was worth."""
 
-    tells = True
+    def step_env(self, key, state, action, params):
+        obs, state, reward, terminated, info = super().step_env(key, state, action, params)
+        return obs, state, reward, terminated, info | {"true_objective": 100.0 + state.time}
 
 
 def make_env(name: str, env_params: str = "") -> Env:
@@ -475,7 +457,6 @@ TRAINED = {
     "normalised": small_args(normalize_obs=True, num_seeds=2, **TINY),
     "box": small_args(env="helpers:Pusher", **TINY),
     "one-hot": small_args(env="FrozenLake-misc", **TINY),
-    "misdeclared": small_args(env="helpers:Misdeclared", **TINY),
     "memory": small_rnn_args(env="helpers:Endings", obs_prev_action_reward=True, **TINY),
     "hybrid": small_args(env="helpers:Hybrid", **TINY),
     "parts": small_args(env="helpers:Parts", normalize_obs=True, **TINY),

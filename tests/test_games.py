@@ -17,6 +17,7 @@ from common.policy import load_policy
 from common.runs.checkpoints import read
 
 pytestmark = pytest.mark.slow
+SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
 
 
 def test_the_other_player_of_pgx_moves_until_it_is_our_turn():
@@ -57,17 +58,10 @@ def test_others_act_by_the_policy_that_is_given():
     np.testing.assert_array_equal(theirs[:, :2], np.stack([np.ones(20), second], axis=1))
 
 
-def learned_in_play_with_itself(num_devices: int, **flags):
-    sizes = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
-    args = small_args(**sizes, total_timesteps=640, opponent="self", normalize_obs=True, **flags)
-    return to_host(run_updates(args, make("pgx:tic_tac_toe"), num_devices, 5)[0])
-
-
 def test_past_policies_are_kept_and_are_the_same_on_any_number_of_devices():
-    alone, together = (
-        learned_in_play_with_itself(1, opponent_interval=2),
-        learned_in_play_with_itself(2, opponent_interval=2),
-    )
+    flags = {"total_timesteps": 640, "opponent": "self", "opponent_interval": 2, "normalize_obs": True}
+    args, env = small_args(**SIZES | {"num_envs": 8}, **flags), make("pgx:tic_tac_toe")
+    alone, together = (to_host(run_updates(args, env, count, 5)[0]) for count in (1, 2))
     assert relative_difference(alone.learner.params, together.learner.params) < 1e-4
     kept = np.array(jax.tree.leaves(alone.run.past[0])[1])[0]  # [P, ...], taken before updates 0, 2 and 4
     assert [len(np.unique(kept[some], axis=0)) for some in ([0, 3, 7], [0, 1], [1, 2], [0, 2])] == [1, 2, 2, 2]
@@ -77,16 +71,14 @@ def test_past_policies_are_kept_and_are_the_same_on_any_number_of_devices():
 
 def test_runs_in_play_with_itself_are_evaluated_loaded_resumed_and_begun_from(tmp_path, capsys, shared_programs):
     flags = {"env": "pgx:tic_tac_toe", "opponent": "self", "reset_pool": 3, "num_seeds": 2, "lr_schedule": "constant"}
-    flags |= {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
-    flags |= {"eval_episodes": 50, "quiet": False}
+    flags |= SIZES | {"eval_episodes": 50, "quiet": False}
 
     def train(folder, **more):
         return ppo.train(small_args(**flags, run_dir=str(tmp_path / folder), **more))
 
     whole = train("a", total_timesteps=96)
-    rate, mean, spread = (
-        np.array(whole.evaluation[f"eval/{name}"]) for name in ("win_rate", "return_mean", "return_std")
-    )
+    names = ("win_rate", "return_mean", "return_std")
+    rate, mean, spread = (np.array(whole.evaluation[f"eval/{name}"]) for name in names)
     np.testing.assert_allclose(2 * rate, mean + spread**2 + mean**2, atol=1e-5)  # of wins w and losses l: w + l
     assert (rate > 0).all() and (rate < 1).all() and "% won" in capsys.readouterr().out
     assert "% won" in (play(PlayArgs(str(tmp_path / "a"), episodes=20)), capsys.readouterr().out)[1]

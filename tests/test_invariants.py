@@ -8,13 +8,9 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from cli_helpers import ROOT
 from helpers import (
-    Args,
     Watch,
     calls_of_gae,
-    functions_of,
-    host_params,
     init_over,
     make_env,
     metric_rows,
@@ -31,13 +27,10 @@ from helpers import (
     small_args,
     small_rnn_args,
     small_sac_args,
-    train,
 )
 
 from common.cli.device_flags import block_width
 from common.cli.env_flags import as_flags
-from common.device.programs import compile_together
-from common.device.programs import over_devices as programs_over_devices
 from common.device.rollout import minibatch_indices, rollout_keys
 from common.device.sharding import arrays_of, global_ids, to_host
 from common.envs.variation import run_env
@@ -99,35 +92,6 @@ def test_x8_no_orthogonal_matrix_is_made_for_several_seeds_at_once():
         assert shapes and all(shape.count(",") == 1 for shape in shapes), shapes
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["memory", "sac"])
-def test_x1_agents_that_devices_have_for_themselves_learn_the_same(case):
-    """Four of them, two on each of two devices, after twelve updates."""
-    args, name, flags, _ = CASES[case]
-    args, env = args(num_seeds=4, **flags), make_env(name)
-    programs = programs_over_devices(functions_of(args, env, groups=2), jax.devices()[:2], "members")
-    members = arrays_of(args.members, 2, "members")
-    programs = compile_together(programs, members, jax.eval_shape(programs.init, members), np.int32(0))
-    own, metrics, broken = programs.update(programs.init(members), np.int32(12))
-    together, wanted = run_updates(args, env, 1, 12)
-    assert programs.evaluate(own, np.int32(0)).ret.shape == (1, 4, args.eval_episodes)
-    assert all(x.addressable_data(0).shape[:2] == (1, 2) for x in jax.tree.leaves(own))
-    assert relative_difference(to_host(together), to_host(own)) < 1e-4
-    for name, found in metrics.items():  # the mean of the policy loss is nearly 0
-        np.testing.assert_allclose(found, wanted[name], rtol=1e-4, atol=1e-6, err_msg=name)
-    assert all(x.shape == (4,) for x in jax.tree.leaves((metrics, broken)))
-
-
-@pytest.mark.slow
-def test_the_example_of_the_docs_runs():
-    (example,) = re.findall(r"```python\n(import jax\n.*?)```", (ROOT / "docs" / "ppo.md").read_text(), re.DOTALL)
-    names = {}
-    exec(example, names)
-    state, metrics, _ = names["update"](names["state"])
-    assert int(state.run.updates) == 2
-    assert np.isfinite(metrics.value["loss/policy"])
-
-
 def minibatches_over(num_devices, num_steps, num_envs, num_minibatches, epochs=2, seed=0):
     """Global (step, env) of every sample, [E, M, samples, 2] with the devices' parts one after the other."""
     local, key = num_envs // num_devices, jax.random.key(seed)
@@ -163,6 +127,8 @@ def test_x2_many_steps_do_not_stay_in_the_order_of_time():
 
 
 def test_x2_environment_ids_and_keys_are_global():
+    starts = to_host(init_over(small_args(hidden_sizes=(4,)), make_env("Toy"), 4)()).actors.seen.obs
+    assert len(set(starts[0, :, 0])) == 16
     root = jax.random.fold_in(jax.random.key(3), 4)
     for devices in (1, 2, 8):
         local = 16 // devices
@@ -172,13 +138,6 @@ def test_x2_environment_ids_and_keys_are_global():
         keys = np.moveaxis(np.asarray(keys), 0, 1).reshape(5, 16, 2)  # [T, N, 2]
         assert len(set(map(tuple, keys.reshape(-1, 2)))) == 5 * 16
         np.testing.assert_array_equal(keys[4, 11], jax.random.key_data(jax.random.fold_in(root, 11)))
-
-
-def test_x2_environments_start_differently_and_alike_on_any_number_of_devices():
-    env = make_env("Toy")
-    starts = [to_host(init_over(small_args(hidden_sizes=(4,)), env, count)()).actors.seen.obs for count in (1, 4)]
-    np.testing.assert_array_equal(*starts)
-    assert len(set(starts[0][0, :, 0])) == 16
 
 
 ADAPTIVE = {"env": "Pendulum-v1", "normalize_obs": True, "lr_schedule": "kl-adaptive", "decorrelate": True}
@@ -245,17 +204,10 @@ def test_x4_x5_x10_x11_hold_as_programs_are_compiled_for_users(case, tmp_path, m
     check_runs(case, case == "sac", tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize(("total", "num_envs", "num_steps"), [(1, 4, 8), (1024, 16, 8), (1025, 16, 8)])
-def test_x5_never_fewer_steps_than_asked_and_less_than_an_update_more(total, num_envs, num_steps):
-    args = small_args(total_timesteps=total, num_envs=num_envs, num_steps=num_steps)
-    assert args.steps_per_update == num_envs * num_steps
-    assert 0 <= args.num_updates * args.steps_per_update - total < args.steps_per_update
-
-
 class OracleCritic(nn.Module):
     """V = 100 id + step, so that a value tells which observation it is of."""
 
-    args: Args
+    args: ppo.Args
     obs_space: object
 
     def __call__(self, obs):
@@ -264,18 +216,9 @@ class OracleCritic(nn.Module):
 
 @pytest.mark.parametrize("num_seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_x6_bootstrap_through_the_whole_update(monkeypatch, num_seeds):
-    """What the update hands to `gae`, for episodes of every length and kind of end; several seeds are under vmap."""
-    calls = calls_of_gae(monkeypatch, ppo)
-    monkeypatch.setattr(ppo, "Critic", OracleCritic)
-    args = small_args(num_seeds=num_seeds, num_steps=16, update_epochs=1, num_minibatches=1, hidden_sizes=(4,))
-    args.normalize_returns = False  # the oracle knows the values themselves
-    init, update = programs(args, make_env("Endings"), 1)
-    jax.block_until_ready(update(init(), np.int32(2)))
-    jax.effects_barrier()
-    assert len(calls) == 2 * num_seeds
-    assert any(truncated[-1].any() for *_, truncated in calls)  # also in the last step of a rollout
-
-    for reward, value, next_value, terminated, truncated in calls:
+    """Several seeds are under vmap."""
+    args = small_args(num_seeds=num_seeds, hidden_sizes=(4,))
+    for reward, value, next_value, terminated, truncated in calls_of_gae(monkeypatch, args, OracleCritic, 2):
         episode, step = value // 100, value % 100
         for kind, is_kind in enumerate([terminated & ~truncated, truncated & ~terminated, terminated & truncated]):
             assert is_kind.sum() > 5
@@ -287,19 +230,14 @@ def test_x6_bootstrap_through_the_whole_update(monkeypatch, num_seeds):
 
 @pytest.mark.slow
 def test_what_is_learned_does_not_depend_on_the_scale_of_rewards():
-    def scaled(env, factor):
-        name = "step" if env.resets_itself else "advance"
-        real = getattr(env, name)
-        setattr(env, name, lambda *inputs: (out := real(*inputs))._replace(reward=factor * out.reward))
-        return env
-
     def learned(factor, **flags):
-        init, update = programs(small_args(**flags), scaled(make_env("Endings"), factor), 2)
-        return host_params(update(init(), np.int32(10))[0])
+        env = make_env("Endings")
+        advance = env.advance
+        env.advance = lambda *inputs: (out := advance(*inputs))._replace(reward=factor * out.reward)
+        return to_host(run_updates(small_args(**flags), env, 2, 10)[0]).learner.params
 
-    assert relative_difference(learned(0.01), learned(100.0)) < 1e-3
-    without = {"normalize_returns": False}
-    assert relative_difference(learned(0.01, **without), learned(100.0, **without)) > 0.1
+    for flags, allowed in (({}, (0, 1e-3)), ({"normalize_returns": False}, (0.1, np.inf))):
+        assert allowed[0] <= relative_difference(learned(0.01, **flags), learned(100.0, **flags)) < allowed[1]
 
 
 @pytest.mark.slow
@@ -307,7 +245,7 @@ def test_what_is_learned_does_not_depend_on_the_scale_of_rewards():
 def test_every_seed_learns_cartpole_and_keeps_it(tmp_path):
     """Twelve with two fifths of the default steps; what 200 seeds do is in docs/ppo.md."""
     flags = {"num_seeds": 12, "seed": 500, "total_timesteps": 200_000, "eval_interval": 50_000, "eval_episodes": 16}
-    result = train(Args(**flags, quiet=True, checkpoint_interval=0, run_dir=str(tmp_path / "run")))
+    result = ppo.train(ppo.Args(**flags, quiet=True, checkpoint_interval=0, run_dir=str(tmp_path / "run")))
     rows = [row["eval/return_mean"] for row in metric_rows(result.run_dir) if "eval/return_mean" in row]
     assert len(rows) == 4
     assert min(rows[-1]) >= 495

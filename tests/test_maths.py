@@ -14,7 +14,6 @@ from common.device.agents import at_start
 from common.device.interface import Rollout
 from common.device.optim import AdamState, adapt_learning_rate, hp_now, hp_of, run_epochs
 from common.device.rollout import action_noise
-from common.envs.environment import check_spaces
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from common.nets.distributions import Categoricals, Joint, Normal, PolicyHead, SquashedNormal, encode_action
 from common.nets.normalizers import RunningStats, rescale_output, running_stats
@@ -56,10 +55,8 @@ def test_final_values_are_put_in_for_none_to_all_also_under_vmap():
     last = jnp.asarray(random.normal(size=(5, 4, 1)))
 
     def fill(value, cut, both, last, final_obs):
-        rollout = Rollout(
-            *[None] * 4, terminated=both, truncated=cut, final_obs=final_obs, last=at_start(last), memory=()
-        )
-        return rollout.next_values(value, lambda obs: 10 * obs[..., 0])
+        ends = {"terminated": both, "truncated": cut, "final_obs": final_obs, "last": at_start(last), "memory": ()}
+        return Rollout(*[None] * 4, **ends).next_values(value, lambda obs: 10 * obs[..., 0])
 
     following = np.concatenate([value[:, 1:], 10 * last[:, None, :, 0]], axis=1)
     wanted = np.where(cut & ~both, 10 * final_obs[..., 0], following)
@@ -165,11 +162,8 @@ def test_sample_frequencies(space):
 
 
 def test_symmetric_kl_to_uniform():
-    for logits, nvec, wanted in (
-        ([0.7, 0.1, 0.1, 0.1], (4,), 1),
-        ([0.7, 0.1, 0.1, 0.1] * 2, (4, 4), 2),
-        ([1] * 4, (4,), 0),
-    ):
+    tilted = [0.7, 0.1, 0.1, 0.1]
+    for logits, nvec, wanted in ((tilted, (4,), 1), (tilted * 2, (4, 4), 2), ([1] * 4, (4,), 0)):
         policy = Categoricals(jnp.log(jnp.array(logits)), nvec, scalar=len(nvec) == 1)
         assert policy.symmetric_kl_to_uniform() == pytest.approx(wanted * 0.4378298, rel=1e-6, abs=1e-7)
 
@@ -181,10 +175,7 @@ def of_normals(kind):
     u, area = np.linspace(-12, 12, 100_001)[:, None], 1.0
     if not isinstance(policies[0], Normal):  # over squashed actions, from one to the next
         area = 1 / np.cosh(u) ** 2
-    p, q = (
-        np.exp(-0.5 * ((u - m) / s) ** 2) / (s * math.sqrt(2 * math.pi) * area)
-        for m, s in zip(means, stds, strict=True)
-    )
+    p, q = np.exp(-0.5 * ((u - means[:, None]) / stds[:, None]) ** 2) / (stds[:, None] * math.sqrt(2 * math.pi) * area)
     return *policies, np.trapezoid(p * np.log(p / q) * area, u, axis=0).sum()
 
 
@@ -201,7 +192,7 @@ def of_choices(nvec, legal=None):
 
 
 def test_kl_divergences():
-    """Of every kind; with gradients that are finite, and zero where both are the same."""
+    """Of every kind, and of own components alone; with gradients that are finite, and zero where both are the same."""
     cases = [of_normals(Normal), of_normals(SquashedNormal), of_choices((5,)), of_choices((2, 3))]
     cases += [of_choices((5,), [1, 0, 1, 0, 1]), of_choices((2, 3), [1, 0, 0, 1, 1]), of_choices((5,), [0, 0, 1, 0, 0])]
     pairs, values = [case[:2] for case in cases], [case[2] for case in cases]
@@ -213,6 +204,12 @@ def test_kl_divergences():
             gradients = jax.grad(lambda p, q: p.kl(q), (0, 1), allow_int=True)(policy, second)
             moved = [np.abs(x).max() for x in jax.tree.leaves(gradients) if x.dtype == np.float32]
             assert np.isfinite(moved).all() and (np.max(moved) < 1e-6) == is_zero
+    own = jnp.array([True, False])
+    normals = [Normal(x.mean[:1], x.log_std[:1]) for x in pairs[0]]
+    choices = [Categoricals(x.logits[:2], (2,), True) for x in pairs[3]]
+    for policy, other, first in ((*pairs[0], normals), (*pairs[3], choices)):
+        for one, two in ((policy.replace(own=own), other), (policy, other.replace(own=own))):
+            np.testing.assert_allclose(one.kl(two), first[0].kl(first[1]), rtol=1e-6)
 
 
 def test_normal_against_numpy():
@@ -236,14 +233,12 @@ def test_a_normal_policy_is_in_units_of_the_bounds():
     """Of each dimension, where both are finite; entropies and ratios are those of the same policy within -1 .. 1."""
     low, high = np.array([-100, 0, -np.inf, 3, -3e38], np.float32), np.array([100, 0.5, 1, 3, 3e38], np.float32)
     x, noise = np.random.default_rng(0).normal(size=(2, 4, 5)).astype(np.float32)
-    head = PolicyHead(Box(low, high, (5,)))
+    head, scale = PolicyHead(Box(low, high, (5,))), np.array([100, 0.25, 1, 1, 1])
     policy, params = head.init_with_output(jax.random.key(0), x)
     plain = PolicyHead(Box(-np.ones(5), np.ones(5), (5,))).apply(params, x)
     assert policy.entropy().tolist() == plain.entropy().tolist()
     for ours, units in ((policy.mode(), plain.mode()), (policy.sample(noise), plain.sample(noise))):
-        np.testing.assert_allclose(
-            ours, units * np.array([100, 0.25, 1, 1, 1]) + np.array([0, 0.25, 0, 0, 0]), rtol=1e-5
-        )
+        np.testing.assert_allclose(ours, units * scale + np.array([0, 0.25, 0, 0, 0]), rtol=1e-5)
         np.testing.assert_allclose(policy.log_prob(ours), plain.log_prob(units), rtol=1e-4)
         np.testing.assert_allclose(encode_action(ours, head.space), units, rtol=1e-4)
 
@@ -267,9 +262,8 @@ def test_running_statistics_equal_numpy(devices):
     np.testing.assert_allclose([normal.mean(0), normal.std(0)], [[0, 0], [1, 1]], atol=1e-4)
     assert stats.normalize(jnp.full((2,), 1e6)).max() == 10
     valid = np.arange(24).reshape(8, 3) % 5 > 0
-    some = jax.tree.map(
-        lambda x: x[0], over_devices(running_stats((2,)).merge, devices, jnp.float32(batches[1]), valid)
-    )
+    some = over_devices(running_stats((2,)).merge, devices, jnp.float32(batches[1]), valid)
+    some = jax.tree.map(lambda x: x[0], some)
     chosen = batches[1][valid]
     assert some.count == len(chosen)
     np.testing.assert_allclose([some.mean, some.std], [chosen.mean(0), chosen.std(0)], rtol=1e-5)
@@ -292,19 +286,3 @@ def test_new_units_leave_predictions_as_they_are():
     assert abs(network.apply(params, x) - network.apply(rescaled, x)).min() > 0.1
     with pytest.raises(ValueError, match="head"):  # a layer by another name would keep predicting in old units
         rescale_output(params, "head", old, new)
-
-
-def test_a_fork_may_lack_flags_that_spaces_have_to_fit():
-    check_spaces(SimpleNamespace(), make_env("FrozenLake-misc"))
-
-
-def test_kl_divergence_of_the_components_that_are_ones_own():
-    own = jnp.array([True, False])
-    normals, choices = of_normals(Normal)[:2], of_choices((2, 3))[:2]
-    firsts = [
-        [Normal(x.mean[:1], x.log_std[:1]) for x in normals],
-        [Categoricals(x.logits[:2], (2,), True) for x in choices],
-    ]
-    for (policy, other), first in zip((normals, choices), firsts, strict=True):
-        for pair in ((policy.replace(own=own), other), (policy, other.replace(own=own))):
-            np.testing.assert_allclose(pair[0].kl(pair[1]), first[0].kl(first[1]), rtol=1e-6)

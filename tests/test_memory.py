@@ -8,10 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import ppo_rnn_pmap as ppo_rnn
 import pytest
-from helpers import calls_of_gae, make_env, over_devices, programs, run_updates, small_rnn_args
+from helpers import calls_of_gae, make_env, run_updates, small_rnn_args
 
-from common.device.evaluation import SEED, episode_keys
-from common.device.rollout import keys_of
 from common.nets.recurrent import CELLS, Recurrent, initial_memory
 from common.policy import load_policy
 
@@ -129,14 +127,11 @@ VARIANTS = {
 ONE_STEP = {"num_minibatches": 1, "update_epochs": 1, "num_steps": 16}
 
 
+LATER = ("segments", "Hybrid"), ("shared", "Endings"), ("half precision", "Endings")
+
+
 @pytest.mark.parametrize(
-    ("case", "env"),
-    [
-        ("segments", "Endings"),
-        pytest.param("segments", "Hybrid", marks=pytest.mark.slow),
-        pytest.param("shared", "Endings", marks=pytest.mark.slow),
-        pytest.param("half precision", "Endings", marks=pytest.mark.slow),
-    ],
+    ("case", "env"), [("segments", "Endings"), *(pytest.param(*case, marks=pytest.mark.slow) for case in LATER)]
 )
 def test_x7_learning_begins_with_the_probabilities_of_acting(case, env):
     """Episodes of 3, 4 and 5 steps end at every position of rollouts and segments."""
@@ -162,50 +157,14 @@ class CountingCritic(nn.Module):
 
 @pytest.mark.parametrize("num_seeds", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_x6_bootstrap_with_the_memory_from_before_the_reset(monkeypatch, num_seeds):
-    """What the update hands to `gae`, for episodes of every length and kind of end."""
-    calls = calls_of_gae(monkeypatch, ppo_rnn)
-    monkeypatch.setattr(ppo_rnn, "Critic", CountingCritic)
-    args = small_rnn_args(num_seeds=num_seeds, num_steps=16, update_epochs=1, num_minibatches=1, rnn_size=SIZE)
-    args.normalize_returns = False  # the oracle knows the values themselves
-    init, update = programs(args, make_env("Endings"), 1)
-    jax.block_until_ready(update(init(), np.int32(3)))
-    jax.effects_barrier()
-    assert len(calls) == 3 * num_seeds
-    assert any(truncated[-1].any() for *_, truncated in calls)  # also in the last step of a rollout
-    for _, value, next_value, terminated, truncated in calls:
+    args = small_rnn_args(num_seeds=num_seeds, rnn_size=SIZE)
+    for _, value, next_value, terminated, truncated in calls_of_gae(monkeypatch, args, CountingCritic, 3):
         assert (truncated & ~terminated).sum() > 5
         assert set(np.unique(value % 100)) == {0, 1, 2, 3, 4}
         # the same episode, remembered for one step more
         np.testing.assert_array_equal(next_value[~terminated], value[~terminated] + 1)
         over = (terminated | truncated)[:-1]
         np.testing.assert_array_equal(value[1:][over] % 100, 0)
-
-
-@pytest.fixture
-def policy(trained):
-    return load_policy(trained("memory")[0])
-
-
-def test_a_policy_with_memory_in_a_loop_of_its_own_earns_what_the_evaluation_did(trained, policy):
-    """One environment at a time, as a user would play."""
-    _, env, result = trained("memory")
-    keys = jax.random.wrap_key_data(over_devices(lambda: jax.random.key_data(keys_of(jax.random.key(SEED), 4)), 1)[0])
-    returns = [play_alone(env, policy, key) for key in keys]
-    assert np.mean(returns) == pytest.approx(result.evaluation["eval/return_mean"][0], abs=1e-4)
-
-
-def play_alone(env, policy, key):
-    reset_key, step_key, _ = episode_keys(key)
-    (obs, state), step = env.reset(reset_key), jax.jit(env.step)
-    memory, first, reward, total = policy.initial_memory(1), True, 0.0, 0.0
-    for time in range(env.max_steps):
-        action, memory = policy(np.asarray(obs), memory, first, reward=reward)
-        out = step(jax.random.fold_in(step_key, time), state, action)
-        obs, state, first, reward = out.obs, out.state, False, float(out.reward)
-        total += reward
-        if out.terminated or out.truncated:
-            return total
-    return total
 
 
 @pytest.mark.slow
@@ -217,13 +176,9 @@ def test_what_is_left_of_an_environment_without_velocities():
         assert (part.obs.tolist(), part.reward) == (whole.obs[jnp.array(seen)].tolist(), whole.reward)
 
 
-def test_the_beginning_of_an_episode_empties_the_memory_of_a_policy(policy):
-    rng = np.random.default_rng(0)
-    obs, memory = rng.normal(size=(2, 3)[::-1]).astype(np.float32), policy.initial_memory(3)
-    full = jax.tree.map(lambda x: x + 1, memory)
-    call = functools.partial(policy, obs, reward=np.ones(3))
-    for ours, theirs in zip(*(jax.tree.leaves(call(m, np.ones(3, bool))[1]) for m in (memory, full)), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    first = np.array([True, False, True])
-    one, other = (jax.tree.leaves(call(m, first)[1].actor)[0] for m in (memory, full))
-    assert np.any(one != other, axis=1).tolist() == [False, True, False]
+def test_the_beginning_of_an_episode_empties_the_memory_of_a_policy(trained):
+    policy, first = load_policy(trained("memory")[0]), np.array([True, False, True])
+    obs, empty = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32), policy.initial_memory(3)
+    both = (policy(obs, x, first, reward=np.ones(3))[1] for x in (empty, jax.tree.map(lambda x: x + 1, empty)))
+    for one, other in zip(*(jax.tree.leaves(memory.actor) for memory in both), strict=True):
+        assert np.any(one != other, axis=1).tolist() == [False, True, False]

@@ -5,6 +5,8 @@ Those that the extra `test` does not bring are tested where they are installed.
 
 import json
 from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 import jax
@@ -12,117 +14,60 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import functions_of, same_bits, small_args
-from PIL import Image
 from test_envs import OFFLINE_IDS
 
 from common.device.programs import over_devices
 from common.device.sharding import arrays_of, key_data
-from common.drawing.gif import draw_gif
-from common.drawing.recording import record
 from common.envs.registry import make
-from common.envs.spaces import Box, Discrete, MultiDiscrete, sample
+from common.envs.spaces import MultiDiscrete, sample
 from common.runs.arrays import flatten, unflatten
 
 pytestmark = pytest.mark.slow
 
 
-def physics(original):
-    def step(key, state, action):
-        out = original.step(state[0], action)
-        return out.obs, out.reward, out.done
-
-    return step
+def physics(original, key, state, action):
+    out = original.step(state[0], action)
+    return out.obs, out.reward, out.done
 
 
-def brax():
-    from brax import envs
-
-    return physics(envs.get_environment("inverted_pendulum"))
-
-
-def craftax():
-    from craftax.craftax_env import make_craftax_env_from_name
-
-    original = make_craftax_env_from_name("Craftax-Classic-Symbolic-v1", auto_reset=False)
-
-    def step(key, state, action):
-        obs, _, reward, done, _ = original.step_env(key, state, action, original.default_params)
-        return obs, reward, done
-
-    return step
+def craftax(original, key, state, action):
+    obs, _, reward, done, _ = original.step_env(key, state, action, original.default_params)
+    return obs, reward, done
 
 
-def jumanji():
-    original = pytest.importorskip("jumanji").make("Snake-v1")
-
-    def step(key, state, action):
-        out = original.step(state[0], action)[1]
-        return out.observation.grid, out.reward, out.last()
-
-    return step
+def jumanji(original, key, state, action):
+    out = original.step(state[0], action)[1]
+    return out.observation.grid, out.reward, out.last()
 
 
-def pgx():
-    original = pytest.importorskip("pgx").make("2048")
-
-    def step(key, state, action):
-        game = original.step(state.game, action, jax.random.split(key)[0])
-        return {"action_mask": game.legal_action_mask, "obs": game.observation}, game.rewards[0], game.terminated
-
-    return step
+def pgx(original, key, state, action):
+    game = original.step(state.game, action, jax.random.split(key)[0])
+    return {"action_mask": game.legal_action_mask, "obs": game.observation}, game.rewards[0], game.terminated
 
 
-def navix():
-    original = pytest.importorskip("navix").make("Navix-Empty-5x5-v0")
-
-    def step(key, state, action):
-        out = original.step(state, action)
-        return out.observation[..., 0], out.reward, out.is_termination()
-
-    return step
+def navix(original, key, state, action):
+    out = original.step(state, action)
+    return out.observation[..., 0], out.reward, out.is_termination()
 
 
-def xminigrid():
-    original, params = pytest.importorskip("xminigrid").make("MiniGrid-Empty-5x5")
-    params = params.replace(max_steps=40)  # the sooner, the higher the reward
-
-    def step(key, state, action):
-        out = original.step(params, state, action)
-        return out.observation[..., 0], out.reward, out.last() & (out.discount == 0)
-
-    return step
+def xminigrid(original, key, state, action):
+    env, params = original
+    out = env.step(params.replace(max_steps=40), state, action)  # the sooner, the higher the reward
+    return out.observation[..., 0], out.reward, out.last() & (out.discount == 0)
 
 
-def jaxmarl():
-    original = pytest.importorskip("jaxmarl").make("MPE_simple_spread_v3")
-
-    def step(key, state, action):
-        obs, _, rewards, _, _ = original.step_env(key, state[0], dict(zip(original.agents, action, strict=True)))
-        return obs, sum(rewards.values()), False  # it ends by its limit, which it calls an end
-
-    return step
+def jaxmarl(original, key, state, action):
+    obs, _, rewards, _, _ = original.step_env(key, state[0], dict(zip(original.agents, action, strict=True)))
+    return obs, sum(rewards.values()), False  # it ends by its limit, which it calls an end
 
 
-def octax():
-    pytest.importorskip("octax")
-    from octax.environments import create_environment
-
-    original, _ = create_environment("brix")
-
-    def step(key, state, action):
-        _, frames, reward, terminated, *_ = original.step(state, action)
-        return jnp.transpose(frames, (2, 1, 0)), reward, terminated
-
-    return step
-
-
-def playground():
-    registry = pytest.importorskip("mujoco_playground").registry
-    return physics(registry.load("CartpoleBalance", config_overrides={"impl": "jax"}))
+def octax(original, key, state, action):
+    _, frames, reward, terminated, *_ = original[0].step(state, action)
+    return jnp.transpose(frames, (2, 1, 0)), reward, terminated
 
 
 class Case(NamedTuple):
-    original: Callable  # gives a step, by key, state and action: its observation, its reward, and whether it ends there
+    step: Callable  # of the original, by key, state and action: its observation, its reward, and whether it ends there
     limit: str  # the parameter
     steps: int  # its value
     ends: str  # how episodes end: T by themselves, L by the limit
@@ -141,7 +86,7 @@ def things(count):
 
 
 CASES = {
-    "brax:inverted_pendulum": Case(brax, "episode_length", 4, "LT"),
+    "brax:inverted_pendulum": Case(physics, "episode_length", 4, "LT"),
     "craftax:Craftax-Classic-Symbolic-v1": Case(craftax, "max_timesteps", 3, "LT", doomed=dead),
     "jumanji:Snake-v1": Case(jumanji, "time_limit", 8, "LT", lambda obs: obs["grid"]),
     "pgx:2048": Case(pgx, "max_steps", 5, "LT"),
@@ -149,15 +94,28 @@ CASES = {
     "xminigrid:MiniGrid-Empty-5x5": Case(xminigrid, "max_steps", 40, "LT", things(13), draws_starts=False),
     "jaxmarl:MPE_simple_spread_v3": Case(jaxmarl, "max_steps", 9, "L"),
     "octax:brix": Case(octax, "max_num_steps_per_episodes", 5, "L", draws_starts=False),
-    "playground:CartpoleBalance": Case(playground, "episode_length", 3, "L"),
+    "playground:CartpoleBalance": Case(physics, "episode_length", 3, "L"),
 }
+MAKERS = {
+    "brax": ("brax.envs", "get_environment", {}),
+    "craftax": ("craftax.craftax_env", "make_craftax_env_from_name", {"auto_reset": False}),
+    "octax": ("octax.environments", "create_environment", {}),
+    "playground": ("mujoco_playground", "registry.load", {"config_overrides": {"impl": "jax"}}),
+}
+
+
+def original(name):
+    """The environment itself, where its package is installed."""
+    suite, env_id = name.split(":")
+    package, function, how = MAKERS.get(suite, (suite, "make", {}))
+    return attrgetter(function)(pytest.importorskip(package))(env_id, **how)
 
 
 @pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types")
 @pytest.mark.parametrize("name", CASES)
 def test_steps_and_ends_are_those_of_the_original_and_the_next_episode_begins_at_once(name):
     case = CASES[name]
-    theirs, env = jax.jit(case.original()), make(name, json.dumps({case.limit: case.steps}))
+    theirs, env = jax.jit(partial(case.step, original(name))), make(name, json.dumps({case.limit: case.steps}))
     step, act = jax.jit(env.step), jax.jit(lambda key: sample(key, env.action_space))
     obs, state = jax.jit(env.reset)(jax.random.key(3))
     begun, ends, time = obs, "", 0
@@ -182,7 +140,7 @@ def test_steps_and_ends_are_those_of_the_original_and_the_next_episode_begins_at
 def test_an_update_can_be_traced_and_states_can_be_saved(name):
     """Tracing raises where shapes or types do not fit."""
     if name in CASES:
-        CASES[name].original()  # skips what is not installed
+        original(name)  # skips what is not installed
     args, devices = small_args(num_envs=4, num_steps=4, num_minibatches=2, hidden_sizes=(4,)), jax.devices()[:1]
     env = make(name)
     programs = over_devices(functions_of(args, env), devices)
@@ -190,7 +148,7 @@ def test_an_update_can_be_traced_and_states_can_be_saved(name):
     jax.eval_shape(programs.update, state, np.int32(1))
     host = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(key_data, state.actors.env_state))
     assert same_bits(unflatten(flatten(host), host), host)
-    if name.startswith(("navix", "xminigrid", "octax")):  # others need a graphics library
+    if name.startswith(("navix", "xminigrid", "octax", "jumanji:Game")):  # others need a graphics library
         frame = env.frame(env.reset(jax.random.key(0))[1])
         assert frame.dtype == np.uint8 and frame.shape[2] == 3 and frame.std() > 0
 
@@ -203,17 +161,8 @@ def test_codes_of_jumanji_are_codes_and_amounts_are_amounts():
     assert theirs.min() == -1
     np.testing.assert_array_equal(obs["board"], jnp.ravel(theirs) + 1)
     assert game.observation_space.parts["board"] == MultiDiscrete((18,) * 16) and tiles["board"].max() in (1, 2)
-    tour = make("jumanji:TSP-v1")
-    assert tour.observation_space.parts["position"] == Discrete(20)
-    assert isinstance(tour.observation_space.parts["coordinates"], Box)
     out = snake.step(jax.random.key(0), snake.reset(jax.random.key(0))[1], jnp.int32(0))
     assert out.final_obs["step_count"] == pytest.approx(1 / 4000)
-
-
-def test_the_time_limit_in_a_reward_of_jumanji_is_the_one_that_was_asked_for():
-    env = make("jumanji:SearchAndRescue-v0", '{"time_limit": 40}')
-    inner = env.inner.unwrapped
-    np.testing.assert_allclose(inner._reward_fn(jnp.ones((1, 1), bool), 20, inner.time_limit), 0.5, rtol=1e-6)
 
 
 def test_where_jumanji_leaves_no_action_all_are_possible():
@@ -225,17 +174,3 @@ def test_where_jumanji_leaves_no_action_all_are_possible():
         shapes = jax.eval_shape(env.inner.reset, jax.random.key(0))[1].observation
         seen = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)._replace(action_mask=jnp.asarray(none))
         assert env._observed(seen)["action_mask"].tolist() == wanted
-
-
-def test_pictures_are_drawn_by_the_suite_itself_or_else_of_observations(tmp_path, monkeypatch):
-    env = make("jumanji:Game2048-v1")
-    recording = record(env, lambda obs: jnp.argmax(obs["action_mask"], axis=-1), jax.random.key(0), 5)
-    frames = [env.frame(jax.tree.map(lambda x, step=step: x[step], recording.states)) for step in (0, 5)]
-    assert all(frame.shape == (400, 400, 3) and frame.dtype == np.uint8 for frame in frames)
-    assert (frames[0] != frames[1]).any()
-    sizes = []
-    for name in ("own", "general"):
-        draw_gif(env, recording, tmp_path / name)
-        sizes.append(Image.open(tmp_path / name).size)
-        monkeypatch.setattr(env, "frame", None)  # a renderer that does not work
-    assert sizes[0] == (280, 224) and sizes[1] != sizes[0]

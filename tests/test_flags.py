@@ -20,14 +20,8 @@ import pytest
 import sac_pmap as sac
 from cli_helpers import (
     IN_NO_PROGRAM,
-    SMALL,
-    STEPS,
-    Recorder,
     checkpoint_steps,
-    read_config,
     read_rows,
-    run_script,
-    succeed,
 )
 from helpers import driver_of, result_of, same_bits, small_args, small_rnn_args, small_sac_args
 from jax.interpreters.partial_eval import dce_jaxpr
@@ -47,6 +41,17 @@ from common.cli.run_flags import ProcessArgs
 from common.device.sharding import AXIS, MEMBERS
 from common.envs.registry import make
 from common.runs.checkpoints import read
+
+
+class Recorder:
+    """Stands in for an optional package, and records the calls."""
+
+    def __init__(self):
+        self.calls: list[tuple[str, tuple, dict]] = []
+
+    def __getattr__(self, name: str):
+        return lambda *args, **kwargs: self.calls.append((name, args, kwargs)) or self
+
 
 SLOW = pytest.mark.slow
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -76,8 +81,6 @@ SAC |= {"policy_frequency": 2, "target_frequency": 2, "autotune": False, "critic
 SAC |= {"activation": "tanh"}
 SAC_HOST = {"buffer_size": 64, "learning_starts": 128, "utd_ratio": 0.5, "batch_size": 8, "normalize_obs": True}
 SAC_HOST |= {"num_steps": 4, "seed": 1}
-ACTORS = {"env_params": '{"limit": 3}', "actor_threads": 1}
-"""What actors do by these flags of APPO is not in the program of an update."""
 APPO = ON_POLICY | ON_POLICY_MATHS | {"num_steps": 4, "envs_per_actor": 4, "rollouts_per_update": 1, "num_epochs": 2}
 APPO |= {"loss": "impala", "advantage": "gae", "rho_clip": 0.5, "c_clip": 0.5, "pg_rho_clip": 0.5, "clip_eps": 0.001}
 APPO |= {"clip_mode": "symmetric", "ratio_clamp": 1.001, "clip_vloss": True, "encoder": "nature", "rnn": "gru"}
@@ -215,7 +218,7 @@ def program_of_members(algorithm: Any, swept: dict[str, float], **flags: Any) ->
 )
 def test_x8_members_learn_by_every_flag_that_can_be_swept_and_from_their_own_values_alone(algorithm, swept, others):
     """What the flags of the run say instead does not change the program."""
-    assert swept.keys() | {"desired_kl"} >= set(sweepable(algorithm.Args))
+    assert swept.keys() | {"desired_kl"} >= sweepable(algorithm.Args).keys() >= swept.keys()
     one, used = program_of_members(algorithm, swept, **others)
     other, _ = program_of_members(algorithm, swept, **others | swept)
     assert used == swept.keys()
@@ -238,14 +241,11 @@ def test_an_update_draws_by_the_key_of_its_seed_and_by_its_own_number(algorithm)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flag", ACTORS)
-def test_every_flag_of_actors_changes_what_is_learned(flag):
-    others = OTHERS.get(("appo", flag), {})
-
-    def learned(**flags):
-        return appo.train(small_appo_args(serial=True, benchmark=True, total_timesteps=512, **others | flags)).params
-
-    assert not same_bits(learned(), learned(**{flag: ACTORS[flag]}))
+def test_the_number_of_actors_changes_what_is_learned():
+    """Which is not in the program of an update."""
+    flags = {"serial": True, "benchmark": True, "total_timesteps": 512}
+    some, one = (appo.train(small_appo_args(**flags | more)).params for more in ({}, {"actor_threads": 1}))
+    assert not same_bits(some, one)
 
 
 # ------------------------------------------------------------------------------------------------------ flags of a run
@@ -283,18 +283,12 @@ def save_envs(tmp_path, **_):
     assert resumed.state_sha256 != whole.state_sha256
 
 
-def overwrite(tmp_path, **_):
-    start(tmp_path, seed=1)
-    start(tmp_path, seed=2, overwrite=True)
-    assert read_config(tmp_path)["args"]["seed"] == 2
-    assert len(read_rows(tmp_path)) == 1
-
-
 def max_seconds(tmp_path, **_):
-    result = start(tmp_path, max_seconds=1e-6, log_interval=UPDATE)
-    assert result.status == "stopped"
-    assert result.env_steps < 96
-    assert not (tmp_path / "DONE").exists()
+    """The time is up before anything is trained: slices shorter than compiling get on all the same."""
+    sliced = {"max_seconds": 1e-6, "log_interval": UPDATE}
+    for result in (start(tmp_path, **sliced), resume(tmp_path, **sliced)):
+        assert (result.status, (tmp_path / "DONE").exists()) == ("stopped", False)
+    assert result.env_steps == 2 * UPDATE
 
 
 def stop_at_return(tmp_path, **_):
@@ -322,7 +316,7 @@ def tensorboard(tmp_path, monkeypatch, **_):
     start(tmp_path, tensorboard=True)
     scalars = {args[0]: args[1:] for name, args, _ in recorder.calls if name == "add_scalar"}
     assert scalars["learning_rate"][1] == 96 and isinstance(scalars["time/sps"][0], float)
-    assert "close" in recorder.names()
+    assert recorder.calls[-1][0] == "close"
 
 
 def wandb(tmp_path, monkeypatch, **_):
@@ -330,23 +324,11 @@ def wandb(tmp_path, monkeypatch, **_):
     monkeypatch.setitem(sys.modules, "wandb", recorder)
     monkeypatch.setenv("WANDB_NAME", "third try")
     start(tmp_path, wandb=True)
-    assert recorder.calls[0][0] == "init"
-    assert recorder.calls[0][2]["config"]["args"]["num_envs"] == 4
-    assert recorder.calls[0][2].items() >= {"project": "pmaprl", "name": "third try"}.items()
-    logged = [(args, kwargs) for name, args, kwargs in recorder.calls if name == "log"]
-    assert "loss/policy" in logged[-1][0][0]
-    assert logged[-1][1] == {"step": 96}
-    assert recorder.calls[-1][0] == "finish"
-
-
-def told_cache(tmp_path, **_):
-    """Compiled programs are kept in the user's cache folder, or where JAX is told to keep them."""
-    for told in ({}, {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "told")}):
-        words = *SMALL, "--total-timesteps", STEPS, "--benchmark"
-        succeed(run_script(*words, XDG_CACHE_HOME=str(tmp_path / f"home {len(told)}"), **told))
-        folder = tmp_path / "told" if told else tmp_path / "home 0" / "pmaprl"
-        assert any(folder.glob("*-cache"))
-    assert not (tmp_path / "home 1").exists()
+    (begin, _, about), *logged, (end, *_) = recorder.calls
+    assert (begin, end, about["config"]["args"]["num_envs"]) == ("init", "finish", 4)
+    assert about.items() >= {"project": "pmaprl", "name": "third try"}.items()
+    name, (row,), where = logged[-1]
+    assert (name, "loss/policy" in row, where) == ("log", True, {"step": 96})
 
 
 def benchmark(tmp_path, monkeypatch, capsys, **_):
@@ -361,21 +343,18 @@ def benchmark(tmp_path, monkeypatch, capsys, **_):
     assert measured["steps_per_second"] > 0 < measured["compile_seconds"]
 
 
-RUN = (keep_checkpoints, keep_best, save_envs, overwrite, max_seconds, stop_at_return, gif, tensorboard, wandb)
-RUN += (benchmark,)
+RUN = keep_checkpoints, keep_best, save_envs, max_seconds, stop_at_return, gif, tensorboard, wandb, benchmark
+BY_CASE = [pytest.param(case, marks=[SLOW] * (case is keep_best), id=case.__name__) for case in RUN]
 
 
-BY_CASE = [pytest.param(case, marks=[SLOW] if case in (keep_best, told_cache) else []) for case in (*RUN, told_cache)]
-
-
-@pytest.mark.parametrize("case", BY_CASE, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", BY_CASE)
 def test_every_flag_of_a_run_changes_something(case, tmp_path, monkeypatch, capsys):
     case(tmp_path=tmp_path, monkeypatch=monkeypatch, capsys=capsys)
 
 
 ELSEWHERE = {  # flags by the file that tests them
     "cli": "checkpoint_interval eval_interval init_from list_envs log_interval resume_or_start run_dir stop_after",
-    "cli, too": "quiet",
+    "cli, too": "quiet overwrite",
     "common": "eval_episodes",
     "tuned": "tuned",
     "invariants": "num_seeds num_devices resume",
@@ -386,9 +365,7 @@ ELSEWHERE = {  # flags by the file that tests them
 }
 IN_TEST_SAC = {"save_buffer"}
 IN_TEST_APPO = {"actor_devices", "env", "eval_episodes", "learner_devices", "lockstep", "serial", "vectorization"}
-IN_TEST_HOST = {"eval_env_params", "learner_timeout", "max_restarts", "reset_timeout", "step_timeout"}
-
-
+IN_TEST_HOST = {"env_params", "eval_env_params", "learner_timeout", "max_restarts", "reset_timeout", "step_timeout"}
 HOST = "envpool:Pendulum-v1"
 
 
@@ -401,7 +378,7 @@ def test_every_flag_has_a_case():
     of_runs = {case.__name__ for case in RUN} | {x for flags in ELSEWHERE.values() for x in flags.split()}
     assert PPO.keys() | PPO_MATHS.keys() | of_runs == names(ppo.Args.at())
     assert names(sac.Args.at()) - names(DeviceEnvArgs) <= SAC.keys() | SAC_MATHS.keys() | IN_TEST_SAC
-    assert names(appo.Args) - names(ProcessArgs) <= APPO.keys() | ACTORS.keys() | IN_TEST_APPO | IN_TEST_HOST
+    assert names(appo.Args) - names(ProcessArgs) <= APPO.keys() | {"actor_threads"} | IN_TEST_APPO | IN_TEST_HOST
     assert names(sac.Args.at(HOST)) - names(sac.Args.at()) <= names(ActorArgs)
     assert names(ppo.Args.at(HOST)) - names(ppo.Args.at()) <= names(HostEnvArgs)
     assert names(ppo_rnn.Args.at()) - names(DeviceEnvArgs) <= MEMORY.keys() | PPO_MATHS.keys() | OF_ENVS.keys()
@@ -411,28 +388,12 @@ ALL_ARGS = [ppo.Args.at(), ppo_rnn.Args.at(), sac.Args.at(), ppo.Args.at(HOST), 
 
 
 @pytest.mark.parametrize("args_class", ALL_ARGS, ids=lambda args: args.__module__)
-def test_help_has_every_flag_once_in_a_group_and_fits_on_the_terminal(args_class, monkeypatch):
+def test_help_has_every_flag_once_and_fits_on_the_terminal(args_class, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     shown = help_text(args_class, None, "program")
-    titles = re.findall(r"^\w.*", shown.partition("\n\n")[2], re.M)
     flags = re.findall(r"^  --(?:\[no-\])?([\w-]+)", shown, re.M)
-    assert titles[-1] == "devices and machines" and {"environment", "run"} < set(titles) and "more" not in titles
     assert {flag.replace("-", "_") for flag in flags} == names(args_class) and len(set(flags)) == len(flags)
-    assert not issubclass(args_class, ppo.Args) or len(flags) <= 70
     assert max(map(len, shown.splitlines())) < 80
-    assert len(re.findall(r"^  --[^ \n]+(?: [^ \n]+)*(?: {2,}|\n {20,})\w", shown, re.M)) == len(flags), (
-        "one has no text"
-    )
-
-
-def test_the_types_of_flags_say_which_can_be_swept():
-    both = "gamma gae_lambda learning_rate desired_kl target_kl max_grad_norm adam_b1 adam_b2 clip_eps vf_coef ent_coef"
-    complements = {"gamma", "gae_lambda", "adam_b1", "adam_b2"}
-    assert " ".join(sweepable(ppo.Args)) == " ".join(sweepable(ppo_rnn.Args)) == both
-    assert {name for name, by in sweepable(ppo.Args).items() if by == "complement"} == complements
-    of_sac = {"gamma": "complement", "adam_b1": "complement", "adam_b2": "complement", "tau": "share"}
-    of_sac |= dict.fromkeys(["policy_lr", "q_lr", "alpha", "target_entropy_scale"], "factor")
-    assert sweepable(sac.Args) == of_sac
 
 
 # -------------------------------------------------------------------------------------------- how runs end and go on
@@ -451,7 +412,7 @@ def test_what_is_drawn_or_told_at_the_end_warns_where_it_fails(tmp_path, monkeyp
 
     recorder = Recorder()
     recorder.close = fail
-    for broken in ("training.draw_curve", "training.rate_members", "play.draw_gif", "tensorboard"):
+    for broken in ("training.draw_curve", "play.draw_gif", "tensorboard"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, "tensorboardX", recorder)
             if broken != "tensorboard":
@@ -493,6 +454,7 @@ def test_a_callback_sees_every_row_and_ends_the_run(tmp_path):
 
     def end_at_the_second(row):
         seen.append(dict(row))
+        assert read_rows(tmp_path)[: len(seen)] == seen, "rows are read while the run goes on"
         row.clear()
         return len(seen) == 2
 

@@ -116,11 +116,3 @@ def test_entries_of_the_kit_fit_and_differ_from_the_defaults():
         flags, defaults = algorithm.tuned_entry(pattern).flags, algorithm(env=pattern)
         same = [name for name, value in flags.items() if value == getattr(defaults, name)]
         assert not same, f"{path.stem} {pattern} repeats the defaults of {same}"
-
-
-def test_the_help_says_that_a_command_begins_with_the_table(algorithm, capsys):
-    with pytest.raises(SystemExit):
-        parse(algorithm.Args, ["--help"])
-    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    told = words[words.index("--[no-]tuned") : words.index("--list-envs")]
-    assert "default: on" in told and "False" not in told

@@ -64,11 +64,6 @@ def run_python(*words: Any, cwd: Path = ROOT, timeout: float = 240, **changes: s
     return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-def run_script(*words: Any, script: Path = SCRIPT, **how: Any) -> subprocess.CompletedProcess:
-    """Run the script with these flags, as `run_python` does."""
-    return run_python(script, *words, **how)
-
-
 def slow_imports(*words: Any, **how: Any) -> tuple[subprocess.CompletedProcess, set[str]]:
     """Run `python WORDS`; returns the process, and which slow packages it has imported."""
     process = run_python("-X", "importtime", *words, **how)
@@ -79,14 +74,8 @@ def slow_imports(*words: Any, **how: Any) -> tuple[subprocess.CompletedProcess, 
 
 def start_script(*words: Any, cwd: Path, script: Path = SCRIPT, **changes: str) -> subprocess.Popen:
     """Start the script in the background, stdout and stderr together in one pipe."""
-    return subprocess.Popen(
-        command(*words, script=script),
-        cwd=cwd,
-        env=environment(PYTHONUNBUFFERED="1", **changes),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    how = {"cwd": cwd, "env": environment(PYTHONUNBUFFERED="1", **changes), "text": True}
+    return subprocess.Popen(command(*words, script=script), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **how)
 
 
 def read_until(process: subprocess.Popen, start: str) -> str:

@@ -29,6 +29,7 @@ COMMANDS = {
     "report": "benchmarks.report report",
 }
 TINY = "--total-timesteps 64 --num-envs 4 --num-steps 8 --num-minibatches 2 --hidden-sizes 4 --eval-episodes 2"
+NEW = [*TINY.split(), "--num-devices", "1", "--quiet", "--run-dir", "new"]
 ON_HOST = "--env envpool:Pendulum-v1"
 TWO = "--distributed a:1,0/2"
 # Command, its words, and what the message must name. @x is the path of that name from `places`.
@@ -49,7 +50,6 @@ CASES = [
     ("ppo", "--num-env 8", "--num-env, --num-envs"),
     ("ppo", "--hidden-sizes --seed", "--seed"),
     ("ppo", "--log-info discount --log_info=reward", "--log-info is there twice"),
-    ("ppo", "--seed 1 --num-envs", "--num-envs"),
     ("ppo", "--tuned=no", "--tuned"),
     ("ppo", "--quiet yes", "yes"),
     # sizes
@@ -138,8 +138,7 @@ def refused(command: str, words: list[str]) -> str:
 def template(tmp_path_factory) -> Path:
     """A folder with a finished run and with damaged ones, named as in CASES; tests use copies of it."""
     folder = tmp_path_factory.mktemp("places")
-    run = [*TINY.split(), "--num-devices", "1", "--quiet", "--run-dir", str(folder / "run")]
-    assert exit_code(ppo.train, parse(ppo.Args, run)) == 0
+    assert exit_code(ppo.train, parse(ppo.Args, [*NEW[:-1], str(folder / "run")])) == 0
     (folder / "bad_envs.py").write_text(BAD_ENVS)
     (folder / "file").write_text("text")
     (folder / "foreign" / "checkpoints" / "64").mkdir(parents=True)
@@ -183,10 +182,9 @@ def test_bad_input_is_refused(command, flags, wanted, places):
 
 MAY_BE_NEGATIVE = {"stop_at_return", "target_entropy_scale"}
 MAY_BE_0 = MAY_BE_NEGATIVE | {"seed", "eval_interval", "checkpoint_interval", "keep_checkpoints", "stop_after"}
-MAY_BE_0 |= {"max_seconds", "population", "pbt_start", "num_devices", "gamma", "gae_lambda"}
+MAY_BE_0 |= {"max_seconds", "population", "pbt_start", "num_devices", "reset_pool", "rollouts_per_update", "gamma"}
 MAY_BE_0 |= {"target_kl", "max_grad_norm", "adam_b1", "adam_b2", "vf_coef", "ent_coef", "ent_fraction", "bptt_length"}
-MAY_BE_0 |= {"rnn_span", "reset_pool", "rollouts_per_update", "max_restarts"}
-MAY_BE_0 |= {"max_policy_lag", "learning_starts"}
+MAY_BE_0 |= {"rnn_span", "max_restarts", "max_policy_lag", "learning_starts", "gae_lambda"}
 
 
 @pytest.mark.parametrize("name", ["ppo", "ppo_rnn", "sac", "appo", "ppo host", "sac host"])
@@ -213,7 +211,7 @@ def test_every_number_and_choice_refuses_what_it_cannot_be(name):
 @pytest.mark.parametrize(("flag", "module"), [("--tensorboard", "tensorboardX"), ("--wandb", "wandb")])
 def test_a_missing_package_is_named(flag, module, places, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
-    check_words(refused("ppo", [flag, "--num-devices", "1", "--run-dir", "new"]), f"{flag}, {module}, pip install")
+    check_words(refused("ppo", [flag, *NEW]), f"{flag}, {module}, pip install")
     assert not (places / "new").exists()
 
 
@@ -238,8 +236,7 @@ def test_forks_may_have_flags_of_other_kinds_which_are_checked():
 def test_sizes_beyond_all_memory_are_refused_before_anything_is_compiled(flags, places, monkeypatch):
     monkeypatch.setattr(common.device.devices, "memory_of", lambda devices: 25e9)
     monkeypatch.delattr(common.runs.run, "compile_together")
-    words = [*TINY.split(), "--num-devices", "1", "--quiet", "--run-dir", "new", *flags.split()]
-    check_words(refused("ppo", words), "GB, 25.0 GB")
+    check_words(refused("ppo", [*NEW, *flags.split()]), "GB, 25.0 GB")
     assert not (places / "new").exists()
 
 
@@ -247,7 +244,7 @@ def test_sizes_beyond_all_memory_are_refused_before_anything_is_compiled(flags, 
 def test_settings_of_jax_that_no_run_works_with_are_refused(switch, places):
     jax.config.update(switch, True)
     try:
-        assert switch.upper() in refused("ppo", [*TINY.split(), "--run-dir", "new"])
+        assert switch.upper() in refused("ppo", NEW)
     finally:
         jax.config.update(switch, False)
     assert not (places / "new").exists()
@@ -261,18 +258,16 @@ def test_a_port_in_use_is_named():
 
 @pytest.mark.slow
 def test_a_run_that_came_to_nothing_does_not_stand_in_the_way_of_the_next(places, monkeypatch):
-    words = [*TINY.split(), "--num-devices", "1", "--quiet", "--run-dir", "new"]
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(NameError):
         patch.delattr(common.runs.run, "compile_together")
-        with pytest.raises(NameError):
-            exit_code(ppo.train, parse(ppo.Args, words))
+        exit_code(ppo.train, parse(ppo.Args, NEW))
     assert json.loads((places / "new" / "result.json").read_text())["status"] == "failed"
     (places / "new" / "notes.txt").write_text("ten years of work")
     (places / "new" / ".metrics.123.jsonl").touch()
-    assert exit_code(ppo.train, parse(ppo.Args, words)) == 0
+    assert exit_code(ppo.train, parse(ppo.Args, NEW)) == 0
     assert (places / "new" / "notes.txt").read_text() == "ten years of work"
     shutil.rmtree(places / "new" / "checkpoints")
-    assert "--overwrite" in refused("ppo", words), "it has rows of metrics"
+    assert "--overwrite" in refused("ppo", NEW), "it has rows of metrics"
 
 
 def test_a_run_may_be_of_a_file_that_takes_its_flags_from_another(places, monkeypatch):

@@ -27,7 +27,7 @@ from cli_helpers import (
     read_config,
     read_result,
     read_rows,
-    run_script,
+    run_python,
     succeed,
 )
 
@@ -54,7 +54,7 @@ def workplace(tmp_path_factory) -> Path:
 def finished(workplace):
     """A run by path from another directory: the process, and its run directory (which tests must not change)."""
     words = [*SMALL, "--total-timesteps", f"{TOTAL - 10}", "--log-interval", 2 * STEPS, "--run-dir", "some runs/first"]
-    process = succeed(run_script(*words, "--eval-interval", 512, "--checkpoint-interval", 300, cwd=workplace))
+    process = succeed(run_python(SCRIPT, *words, "--eval-interval", 512, "--checkpoint-interval", 300, cwd=workplace))
     return process, workplace / "some runs" / "first"
 
 
@@ -132,7 +132,7 @@ def test_stop_and_resume_give_the_same_state(finished, workplace, monkeypatch):
     assert (result["status"], result["env_steps"]) == ("stopped", 512)
     assert not (sliced / "DONE").exists()
     (workplace / "link.py").symlink_to(SCRIPT)
-    resumed = succeed(run_script("--resume", "sliced", cwd=workplace, script=workplace / "link.py"))
+    resumed = succeed(run_python("link.py", "--resume", "sliced", cwd=workplace))
     assert "changed" not in resumed.stdout
     result = read_result(sliced)
     assert (result["status"], result["env_steps"]) == ("finished", 1024)
@@ -316,4 +316,4 @@ def test_a_run_does_not_mind_that_nobody_reads_its_output(end, tmp_path):
     done = run(["sh", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert len([*(tmp_path / "runs").glob("CartPole-v1__ppo_pmap__0__*/DONE")]) == 1
-    assert any((tmp_path / "told").glob("*-cache")) and not (tmp_path / "home").exists()
+    assert any((tmp_path / "told").glob("*-cache")) and not (tmp_path / "home" / "pmaprl").exists()

@@ -1,4 +1,4 @@
-"""`common/export.py`, `common/play.py` and forks: policies that leave the repository, and what is refused."""
+"""`common/export.py` and `common/play.py`: policies that leave the repository, and policies at play."""
 
 import json
 import re
@@ -110,9 +110,6 @@ def test_the_documented_lines_load_it_without_the_repository(trained, tmp_path):
     done = run_python("-c", code, cwd=tmp_path, PYTHONPATH="")
     assert done.stdout in ("[0 0 0]\n", "[1 1 1]\n"), done.stderr
     np.testing.assert_allclose(np.load(tmp_path / "actions.npy"), policy(obs), atol=1e-6)
-
-
-PLAY, EXPORT = (common.play.play, common.play.Args), (common.export.export, common.export.Args)
 
 
 def test_playing_prints_the_returns_and_draws_an_episode(trained, tmp_path, capsys):

@@ -42,15 +42,10 @@ from common.runs.signals import Interruption
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 TOTAL = 400 * STEPS
-SLOWED = """
-import runpy, sys, time
-from common.runs.run import Run
-
-advance = Run.advance
-Run.advance = lambda run, *report: (advance(run, *report), time.sleep(0.2))
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+RUN = "; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+SLOWED = "import runpy, sys, time; from common.runs.run import Run; advance = Run.advance; "
+SLOWED += "Run.advance = lambda run, *report: (advance(run, *report), time.sleep(0.2))" + RUN
+NEVER = "import runpy, sys, time; import common.runs.run as r; r.compile_together = lambda *_: time.sleep(600)" + RUN
 
 
 def wait_until(process: subprocess.Popen, happened: Callable[[], bool]) -> None:
@@ -98,12 +93,10 @@ def test_a_signal_saves_and_exits_and_a_second_one_exits_at_once(tmp_path):
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 143, output
-    assert "Traceback" not in output
-    assert "--resume run" in output
+    assert "Traceback" not in output and "--resume run" in output
     result = read_result(tmp_path / "run")
     assert result["status"] == "interrupted"
-    assert checkpoint_steps(tmp_path / "run") == [result["env_steps"]]
-    assert Path(result["checkpoint"]).name == str(result["env_steps"])
+    assert checkpoint_steps(tmp_path / "run") == [result["env_steps"]] == [int(Path(result["checkpoint"]).name)]
     assert not (tmp_path / "run" / "DONE").exists()
     process = start_script("--resume", "run", "--log-interval", 10**9, cwd=tmp_path)
     try:
@@ -122,8 +115,7 @@ def test_an_interrupted_run_says_of_which_step_its_evaluation_is(tmp_path, capsy
     def interrupt(row):
         if row["env_steps"] == 52 * STEPS:
             signal.raise_signal(signal.SIGINT)
-        if row["env_steps"] >= 52 * STEPS:
-            time.sleep(0.1)  # another thread takes the signal
+            time.sleep(0.5)  # another thread takes the signal
 
     steps = ["--total-timesteps", 100 * STEPS, "--log-interval", 2 * STEPS, "--eval-interval", 50 * STEPS]
     args = parse(ppo.Args, [str(word) for word in (*SMALL, *steps, "--run-dir", tmp_path / "run")])
@@ -138,10 +130,8 @@ def test_an_interrupted_run_says_of_which_step_its_evaluation_is(tmp_path, capsy
 @pytest.mark.slow
 def test_a_signal_does_not_wait_for_the_compiler(tmp_path):
     """What it tells the user to do then works."""
-    never = "import runpy, sys, time; import common.runs.run as r; r.compile_together = lambda *_: time.sleep(600); "
-    never += "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     words = [*SMALL, "--total-timesteps", STEPS, "--run-dir", "run"]
-    process = start_script(never, ppo.__file__, *words, script="-c", cwd=tmp_path, PYTHONPATH=str(ROOT))
+    process = start_script(NEVER, ppo.__file__, *words, script="-c", cwd=tmp_path, PYTHONPATH=str(ROOT))
     try:
         read_until(process, "compiling")
         process.send_signal(signal.SIGINT)
@@ -193,7 +183,6 @@ def test_a_closed_terminal_stops_a_run_unless_nohup_has_it_go_on(before, number)
     previous = signal.signal(signal.SIGHUP, before)
     try:
         interruption.start()
-        assert (signal.getsignal(signal.SIGHUP) is before) == (not number)
         signal.raise_signal(signal.SIGHUP)
         assert noticed.wait(60 if number else 0) == bool(number)
         assert interruption.received() == number
@@ -255,48 +244,34 @@ def test_a_full_disk_is_said_clearly(tmp_path, capfd):
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> Path:
-    """A run of 8 updates, stopped after 6, with checkpoints after 2, 4 and 6."""
-    run_dir = tmp_path_factory.mktemp("saved") / "run"
+def saved(tmp_path_factory) -> tuple[Path, str]:
+    """A run of 8 updates, stopped after 6, with checkpoints after 2, 4 and 6; and the checksum after 8."""
+    folder = tmp_path_factory.mktemp("saved")
     words = [*SMALL, "--total-timesteps", 8 * STEPS, "--checkpoint-interval", 2 * STEPS, "--quiet"]
-    assert in_process(*words, "--run-dir", run_dir, "--stop-after", 6 * STEPS) == 0
-    return run_dir
+    assert in_process(*words, "--run-dir", folder / "run", "--stop-after", 6 * STEPS) == 0
+    shutil.copytree(folder / "run", folder / "whole")
+    assert in_process("--resume", folder / "whole", "--quiet") == 0
+    return folder / "run", read_result(folder / "whole")["state_sha256"]
 
 
-@pytest.fixture(scope="module")
-def wanted(saved, tmp_path_factory) -> str:
-    """The checksum after 8 updates."""
-    run_dir = Path(shutil.copytree(saved, tmp_path_factory.mktemp("wanted") / "run"))
-    assert in_process("--resume", run_dir, "--quiet") == 0
-    return read_result(run_dir)["state_sha256"]
+def damage(folder: Path, how: str) -> None:
+    """Empty a checkpoint, or cut off half of its biggest file, or flip a byte in that."""
+    biggest = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    content = bytearray(biggest.read_bytes())
+    middle = len(content) // 2
+    content[middle] ^= 0xFF
+    biggest.write_bytes(content[:middle] if how == "cut" else content)
+    if how == "emptied":
+        shutil.rmtree(folder)
+        folder.mkdir()
 
 
-def biggest(folder: Path) -> Path:
-    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-
-
-def truncate_biggest(folder: Path) -> None:
-    content = biggest(folder).read_bytes()
-    biggest(folder).write_bytes(content[: len(content) // 2])
-
-
-def flip_a_byte(folder: Path) -> None:
-    content = bytearray(biggest(folder).read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    biggest(folder).write_bytes(bytes(content))
-
-
-def empty_directory(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.mkdir()
-
-
-@pytest.mark.parametrize(("damage", "newest"), [(truncate_biggest, 1), (flip_a_byte, 2), (empty_directory, 1)])
-def test_a_damaged_checkpoint_is_skipped_with_a_warning(damage, newest, saved, wanted, tmp_path, capsys, caplog):
+@pytest.mark.parametrize(("how", "newest"), [("cut", 1), ("flipped", 2), ("emptied", 1)])
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(how, newest, saved, tmp_path, capsys, caplog):
     """A line of metrics is torn as well, as after a crash within a write; if all are damaged the run is refused."""
-    run_dir = Path(shutil.copytree(saved, tmp_path / "run"))
+    run_dir = Path(shutil.copytree(saved[0], tmp_path / "run"))
     for updates in (6, 4)[:newest]:
-        damage(run_dir / "checkpoints" / str(updates * STEPS))
+        damage(run_dir / "checkpoints" / str(updates * STEPS), how)
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.write('{"env_steps": 448, "upd')
     assert in_process("--resume", run_dir) == 0
@@ -307,17 +282,17 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(damage, newest, saved, w
     assert f"checkpoint {6 * STEPS}" in output.err
     assert f"at step {(6 - 2 * newest) * STEPS}" in output.out
     result = read_result(run_dir)
-    assert (result["status"], result["state_sha256"]) == ("finished", wanted)
+    assert (result["status"], result["state_sha256"]) == ("finished", saved[1])
     assert Path(result["checkpoint"]).name == str(8 * STEPS)
     steps = [row["env_steps"] for row in read_rows(run_dir)]
     assert steps == sorted(set(steps))
     for step in checkpoint_steps(run_dir):
-        damage(run_dir / "checkpoints" / str(step))
+        damage(run_dir / "checkpoints" / str(step), how)
     assert in_process("--resume", run_dir, "--quiet") == 2
     assert f"checkpoint {8 * STEPS}" in only_message(capsys.readouterr().err)
 
 
-def test_only_what_loads_counts_among_the_newest_and_as_the_best(tmp_path, capsys):
+def test_only_what_loads_counts_among_the_newest_and_as_the_best(tmp_path):
     run_dir, folder = tmp_path / "run", tmp_path / "run" / "checkpoints"
     words = [*SMALL, "--total-timesteps", 8 * STEPS, "--checkpoint-interval", STEPS, "--run-dir", run_dir, "--quiet"]
     assert in_process(*words, "--stop-after", 5 * STEPS) == 0
@@ -326,14 +301,12 @@ def test_only_what_loads_counts_among_the_newest_and_as_the_best(tmp_path, capsy
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps({"returns": [mean]}))
     for updates in (3, 5):
-        truncate_biggest(folder / str(updates * STEPS))
+        damage(folder / str(updates * STEPS), "cut")
     keep = "--keep-best", "--keep-checkpoints", 2, "--checkpoint-interval", 0
     assert in_process("--resume", run_dir, *keep, "--stop-after", 6 * STEPS) == 0
     assert checkpoint_steps(run_dir) == [2 * STEPS, 4 * STEPS, 6 * STEPS]
     aside = {path.name for path in folder.iterdir() if not path.name.isdigit()}
     assert aside == {f"{updates * STEPS}.damaged" for updates in (3, 5)}
-    warnings = capsys.readouterr().err
-    assert all(f"{name} now" in warnings for name in aside)
 
 
 def test_a_directory_that_is_deleted_and_made_again_by_a_save_is_a_run(tmp_path, monkeypatch, capsys):

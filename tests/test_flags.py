@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import appo_pmap as appo
@@ -85,22 +86,15 @@ APPO = ON_POLICY | ON_POLICY_MATHS | {"num_steps": 4, "envs_per_actor": 4, "roll
 APPO |= {"loss": "impala", "advantage": "gae", "rho_clip": 0.5, "c_clip": 0.5, "pg_rho_clip": 0.5, "clip_eps": 0.001}
 APPO |= {"clip_mode": "symmetric", "ratio_clamp": 1.001, "clip_vloss": True, "encoder": "nature", "rnn": "gru"}
 APPO |= {"rnn_size": 5, "rnn_layers": 2, "rnn_span": 9, "max_policy_lag": 1}
+SAC_ON_HOST = SimpleNamespace(make_algorithm=sac.make_algorithm)
 CASES = {
     "ppo": (ppo, {flag: PPO[flag] for flag in PPO if flag not in GAMES}),
     "games": (ppo, GAMES),
     "sac": (sac, SAC),
     "memory": (ppo_rnn, MEMORY),
+    "appo": (appo, APPO),
+    "sac on the host": (SAC_ON_HOST, SAC_HOST),
 }
-
-
-class SacOnHost:
-    """SAC with actors, as if it were a module of its own."""
-
-    make_algorithm = staticmethod(sac.make_algorithm)
-
-
-CASES |= {"appo": (appo, APPO), "sac on the host": (SacOnHost, SAC_HOST)}
-
 LONG = {"num_epochs": 4, "learning_rate": 0.1, "clip_eps": 0.01}
 GAME = {"env": "pgx:tic_tac_toe"}
 OTHERS = {  # by algorithm and flag, or by flag: what both runs get besides
@@ -175,7 +169,7 @@ def strip(shapes: Any, axes: int) -> Any:
 def program(algorithm: Any, **flags: Any) -> list[Any]:
     """All that decides what a run with these flags learns: its first state and its update, which is not compiled."""
     args, batch = make_args(algorithm, flags), ()
-    if algorithm in (appo, SacOnHost):
+    if algorithm in (appo, SAC_ON_HOST):
         env = inspect_env(args)
         driver = host_driver(algorithm.make_algorithm(args, env.spec), args, env.spec)
         batch = (strip(example_batch(args, env, driver, 1).rollouts, 1),)
@@ -258,16 +252,15 @@ def keep_checkpoints(tmp_path, **_):
 
 
 def keep_best(tmp_path, **_):
+    """It is saved when it is found, with and without --checkpoint-interval; the learning rate makes it worse again."""
     flags = {"checkpoint_interval": UPDATE, "eval_interval": UPDATE, "log_interval": UPDATE, "keep_checkpoints": 1}
-    flags |= {"env": "CartPole-v1", "total_timesteps": 8 * UPDATE, "seed": 3}
-    flags["learning_rate"] = 0.1  # so large that it gets worse again
+    flags |= {"env": "CartPole-v1", "total_timesteps": 8 * UPDATE, "seed": 3, "learning_rate": 0.1}
     start(tmp_path / "best", **flags, keep_best=True)
     returns = {row["env_steps"]: row["eval/return_mean"] for row in read_rows(tmp_path / "best")}
     best = [step for step, value in returns.items() if value == max(returns.values())]
     assert max(best) < 8 * UPDATE, "the best is not the newest, or this shows nothing"
     first, newest = checkpoint_steps(tmp_path / "best")
     assert newest == 8 * UPDATE and first in best
-    # without --checkpoint-interval the best is saved all the same, when it is found
     start(tmp_path / "saves", **flags | {"checkpoint_interval": 0}, keep_best=True)
     assert min(best) in checkpoint_steps(tmp_path / "saves")
 
@@ -334,11 +327,8 @@ def wandb(tmp_path, monkeypatch, **_):
 def benchmark(tmp_path, monkeypatch, capsys, **_):
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
-    result = start(benchmark=True, quiet=False)
-    assert result.run_dir is None
-    assert list(tmp_path.iterdir()) == []
-    (line,) = capsys.readouterr().out.splitlines()
-    measured = json.loads(line)
+    assert (start(benchmark=True, quiet=False).run_dir, [*tmp_path.iterdir()]) == (None, [])
+    measured = json.loads(capsys.readouterr().out)
     assert (measured["algorithm"], measured["num_envs"]) == ("ppo_pmap", 4)
     assert measured["steps_per_second"] > 0 < measured["compile_seconds"]
 
@@ -363,7 +353,6 @@ ELSEWHERE = {  # flags by the file that tests them
     "env_params": "log_info",
     "distributed": "distributed",
 }
-IN_TEST_SAC = {"save_buffer"}
 IN_TEST_APPO = {"actor_devices", "env", "eval_episodes", "learner_devices", "lockstep", "serial", "vectorization"}
 IN_TEST_HOST = {"env_params", "eval_env_params", "learner_timeout", "max_restarts", "reset_timeout", "step_timeout"}
 HOST = "envpool:Pendulum-v1"
@@ -377,7 +366,7 @@ def test_every_flag_has_a_case():
     assert IN_NO_PROGRAM & (PPO | SAC | APPO).keys() == {"seed"}, "which `init` takes as a number"
     of_runs = {case.__name__ for case in RUN} | {x for flags in ELSEWHERE.values() for x in flags.split()}
     assert PPO.keys() | PPO_MATHS.keys() | of_runs == names(ppo.Args.at())
-    assert names(sac.Args.at()) - names(DeviceEnvArgs) <= SAC.keys() | SAC_MATHS.keys() | IN_TEST_SAC
+    assert names(sac.Args.at()) - names(DeviceEnvArgs) <= SAC.keys() | SAC_MATHS.keys() | {"save_buffer"}
     assert names(appo.Args) - names(ProcessArgs) <= APPO.keys() | {"actor_threads"} | IN_TEST_APPO | IN_TEST_HOST
     assert names(sac.Args.at(HOST)) - names(sac.Args.at()) <= names(ActorArgs)
     assert names(ppo.Args.at(HOST)) - names(ppo.Args.at()) <= names(HostEnvArgs)
@@ -388,12 +377,9 @@ ALL_ARGS = [ppo.Args.at(), ppo_rnn.Args.at(), sac.Args.at(), ppo.Args.at(HOST), 
 
 
 @pytest.mark.parametrize("args_class", ALL_ARGS, ids=lambda args: args.__module__)
-def test_help_has_every_flag_once_and_fits_on_the_terminal(args_class, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    shown = help_text(args_class, None, "program")
-    flags = re.findall(r"^  --(?:\[no-\])?([\w-]+)", shown, re.M)
+def test_help_has_every_flag_once(args_class):
+    flags = re.findall(r"^  --(?:\[no-\])?([\w-]+)", help_text(args_class, None, "program"), re.M)
     assert {flag.replace("-", "_") for flag in flags} == names(args_class) and len(set(flags)) == len(flags)
-    assert max(map(len, shown.splitlines())) < 80
 
 
 # -------------------------------------------------------------------------------------------- how runs end and go on
@@ -405,33 +391,26 @@ def test_flags_of_a_run_do_not_change_what_is_learned(tmp_path):
 
 
 def test_what_is_drawn_or_told_at_the_end_warns_where_it_fails(tmp_path, monkeypatch, capsys):
-    """A picture, a table, an episode, or the writer of TensorBoard's files, which fails when it is closed."""
+    """A picture, an episode, and the writer of TensorBoard's files, which fails when it is closed."""
 
     def fail(*_):
         raise RuntimeError("no paint left")
 
     recorder = Recorder()
     recorder.close = fail
-    for broken in ("training.draw_curve", "play.draw_gif", "tensorboard"):
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, "tensorboardX", recorder)
-            if broken != "tensorboard":
-                patch.setattr(f"common.{broken}", fail)
-            flags = {"tensorboard": broken == "tensorboard", "gif": broken == "play.draw_gif"}
-            result = start(tmp_path / broken, **flags, total_timesteps=UPDATE)
-        stored = result_of(tmp_path / broken)
-        assert (result.status, stored["status"], stored["state_sha256"]) == ("finished",) * 2 + (result.state_sha256,)
-        assert (tmp_path / broken / "DONE").exists()
-        assert capsys.readouterr().err.count("no paint left") == 1
-
-
-EVALUATED = {"eval_interval": UPDATE, "checkpoint_interval": UPDATE}
+    monkeypatch.setitem(sys.modules, "tensorboardX", recorder)
+    for drawing in ("training.draw_curve", "play.draw_gif"):
+        monkeypatch.setattr(f"common.{drawing}", fail)
+    result, stored = start(tmp_path, gif=True, tensorboard=True, total_timesteps=UPDATE), result_of(tmp_path)
+    assert (result.status, stored["status"], stored["state_sha256"]) == ("finished", "finished", result.state_sha256)
+    assert (tmp_path / "DONE").exists()
+    assert capsys.readouterr().err.count("no paint left") == 3
 
 
 @pytest.mark.parametrize("ended", ["by a signal", "without a word"])
 def test_a_run_that_was_cut_short_before_its_best_was_confirmed_confirms_it_on_resume(ended, tmp_path):
     """And is evaluated where it was not; flags of a resume that trains nothing are not noted."""
-    result = start(tmp_path, **EVALUATED)
+    result = start(tmp_path, eval_interval=UPDATE, checkpoint_interval=UPDATE)
     before, rows, config = result_of(tmp_path), read_rows(tmp_path), (tmp_path / "config.json").read_text()
     cut = {name: x for name, x in before.items() if not name.startswith("best/")} | {"status": "interrupted"}
     (tmp_path / "result.json").write_text(json.dumps(cut))
@@ -458,9 +437,8 @@ def test_a_callback_sees_every_row_and_ends_the_run(tmp_path):
         row.clear()
         return len(seen) == 2
 
-    flags = BASE | {"log_interval": UPDATE, "run_dir": str(tmp_path)}
-    args = small_args(**flags | {"quiet": False})  # the console shows the row, too
-    result = ppo.train(args, callback=end_at_the_second)
+    flags = BASE | {"log_interval": UPDATE, "run_dir": str(tmp_path), "quiet": False}  # the console shows it, too
+    result = ppo.train(small_args(**flags), callback=end_at_the_second)
     assert (result.status, result.env_steps) == ("stopped", 2 * UPDATE)
     assert seen == read_rows(tmp_path)
     assert [row["env_steps"] for row in seen] == [UPDATE, 2 * UPDATE, 2 * UPDATE]

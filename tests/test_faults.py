@@ -183,6 +183,7 @@ def test_a_closed_terminal_stops_a_run_unless_nohup_has_it_go_on(before, number)
     previous = signal.signal(signal.SIGHUP, before)
     try:
         interruption.start()
+        assert (signal.getsignal(signal.SIGHUP) is before) == (not number)
         signal.raise_signal(signal.SIGHUP)
         assert noticed.wait(60 if number else 0) == bool(number)
         assert interruption.received() == number

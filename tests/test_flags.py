@@ -289,8 +289,7 @@ def stop_at_return(tmp_path, **_):
     result = start(tmp_path, eval_interval=UPDATE, stop_at_return=0.0)
     assert (result.status, result.env_steps) == ("finished", UPDATE)
     assert result.evaluation["eval/return_mean"][0] > 0
-    assert (tmp_path / "DONE").exists()
-    assert checkpoint_steps(tmp_path) == [UPDATE]
+    assert (tmp_path / "DONE").exists() and checkpoint_steps(tmp_path) == [UPDATE]
     again = resume(tmp_path)
     assert (again.status, again.env_steps, again.state_sha256) == ("finished", UPDATE, result.state_sha256)
     longer = resume(tmp_path, stop_at_return=1e6)

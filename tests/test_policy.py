@@ -71,14 +71,16 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_on_the_host_did(algor
     assert float(episodes.ret.mean()) == pytest.approx(result.evaluation["eval/return_mean"][0], abs=1e-4)
 
 
-def test_actions_are_drawn_by_the_probabilities_of_normalised_observations(trained):
+def test_actions_are_best_and_drawn_by_the_logits_of_normalised_observations(trained):
     run_dir, env, _ = trained("normalised")
-    policy = load_policy(run_dir)
-    actor = ppo.Actor(ppo.Args.from_run(run_dir), env.spec)
-    obs = jnp.array([0.3, -2.0, 0.1, 1.0])
-    head, *_ = actor.apply(policy._learner.params.actor, policy._learner.obs_stats.normalize(obs)[None])
-    drawn = jax.vmap(lambda key: policy(obs, key=key))(jax.random.split(jax.random.key(0), 4000))
-    probability = float(jax.nn.softmax(head.logits)[0, 1])
+    policy, actor = load_policy(run_dir), ppo.Actor(ppo.Args.from_run(run_dir), env.spec)
+    raw = np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32)
+    normalised = policy._learner.obs_stats.normalize(raw)
+    right, wrong = (actor.apply(policy._learner.params.actor, obs)[0].logits for obs in (normalised, raw))
+    np.testing.assert_array_equal(policy(raw), right.argmax(axis=1))
+    assert np.mean(policy(raw) != wrong.argmax(axis=1)) > 0.01, "else this shows nothing"
+    drawn = jax.vmap(lambda key: policy(raw[0], key=key))(jax.random.split(jax.random.key(0), 4000))
+    probability = float(jax.nn.softmax(right[0])[1])
     assert float(jnp.mean(drawn)) == pytest.approx(probability, abs=4 * np.sqrt(probability * (1 - probability) / 4000))
 
 

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import appo_pmap as appo
@@ -86,7 +86,8 @@ APPO = ON_POLICY | ON_POLICY_MATHS | {"num_steps": 4, "envs_per_actor": 4, "roll
 APPO |= {"loss": "impala", "advantage": "gae", "rho_clip": 0.5, "c_clip": 0.5, "pg_rho_clip": 0.5, "clip_eps": 0.001}
 APPO |= {"clip_mode": "symmetric", "ratio_clamp": 1.001, "clip_vloss": True, "encoder": "nature", "rnn": "gru"}
 APPO |= {"rnn_size": 5, "rnn_layers": 2, "rnn_span": 9, "max_policy_lag": 1}
-SAC_ON_HOST = SimpleNamespace(make_algorithm=sac.make_algorithm)
+SAC_ON_HOST = ModuleType("sac_on_host")
+SAC_ON_HOST.make_algorithm = sac.make_algorithm
 CASES = {
     "ppo": (ppo, {flag: PPO[flag] for flag in PPO if flag not in GAMES}),
     "games": (ppo, GAMES),

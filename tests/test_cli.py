@@ -37,6 +37,7 @@ from common.cli.errors import UsageError
 from common.runs import lock
 from common.runs.checkpoints import UNFINISHED
 from common.runs.lock import check_free, locked
+from common.runs.reports import has_ended_at, stored_evaluation
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 TOTAL = 16 * STEPS
@@ -78,8 +79,7 @@ def test_a_run_prints_its_progress_and_the_command_that_continues_it(finished):
     words = shlex.split(lines[-1][lines[-1].index("python ") :])
     assert (words[0], Path(words[1])) == ("python", SCRIPT)
     args = parse(Args, [word if word != "some runs/first" else str(run_dir) for word in words[2:]])
-    assert Path(args.resume) == run_dir
-    assert args.total_timesteps > TOTAL
+    assert Path(args.resume) == run_dir and args.total_timesteps > TOTAL
 
 
 def test_the_run_directory_is_complete(finished):
@@ -97,6 +97,8 @@ def test_the_run_directory_is_complete(finished):
     assert result["wall_seconds"] > result["compile_seconds"] > 0 < result["steps_per_second"]
     assert len(bytes.fromhex(result["state_sha256"])) == 32
     assert Path(result["checkpoint"]).parts[-2:] == ("checkpoints", "1024")
+    assert [bool(stored_evaluation(run_dir, step).evaluation) for step in (TOTAL, TOTAL - STEPS)] == [True, False]
+    assert [has_ended_at(run_dir, step) for step in (TOTAL, TOTAL - STEPS)] == [True, False]
     for path in filter(Path.is_file, run_dir.rglob("*")):
         assert path.suffix not in (".pkl", ".pickle", ".npy", ".npz", ".py")
         assert not path.read_bytes().startswith(b"\x80")  # the first byte of a pickle
@@ -247,8 +249,7 @@ def test_a_run_that_has_trained_everything_has_finished_when_it_is_resumed_and_g
     if status != "finished":
         (copy / "result.json").write_text(json.dumps(before | {"status": status}))
         (copy / "DONE").unlink()
-    assert in_process("--resume", copy) == 0
-    assert (copy / "DONE").exists()
+    assert in_process("--resume", copy) == 0 and (copy / "DONE").exists()
     after = read_result(copy)
     kept = "state_sha256", "env_steps", "eval/return_mean"
     assert after["status"] == "finished"
@@ -293,8 +294,7 @@ def test_init_from_takes_the_parameters_and_starts_at_step_0(tmp_path):
     source, own = trained("source"), trained("own", "--seed", 5)
     result = trained("new", "--seed", 5, "--init-from", tmp_path / "source")
     assert result.env_steps == read_rows(result.run_dir)[0]["env_steps"] == STEPS
-    assert same(result, source)
-    assert not same(own, source)
+    assert same(result, source) and not same(own, source)
 
 
 def test_numbers_may_be_written_in_every_usual_form():

@@ -144,7 +144,7 @@ def test_stop_and_resume_give_the_same_state(finished, workplace, monkeypatch):
     steps = [row["env_steps"] for row in read_rows(sliced)]
     assert steps == sorted(set(steps)) == sorted({*boundaries_passed(100, TOTAL, STEPS), 512})
     config = read_config(sliced)
-    del config["args"]["ent_fraction"]  # as in a run from before that flag
+    del config["args"]["gae_lambda"]  # as in a run from before that flag
     (sliced / "config.json").write_text(json.dumps(config))
     before = fingerprint(sliced)
     assert in_process(*words) == 0

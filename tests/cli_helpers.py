@@ -64,11 +64,6 @@ def run_python(*words: Any, cwd: Path = ROOT, timeout: float = 240, **changes: s
     return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-def run_script(*words: Any, script: Path = SCRIPT, **how: Any) -> subprocess.CompletedProcess:
-    """Run the script with these flags, as `run_python` does."""
-    return run_python(script, *words, **how)
-
-
 def slow_imports(*words: Any, **how: Any) -> tuple[subprocess.CompletedProcess, set[str]]:
     """Run `python WORDS`; returns the process, and which slow packages it has imported."""
     process = run_python("-X", "importtime", *words, **how)
@@ -79,14 +74,8 @@ def slow_imports(*words: Any, **how: Any) -> tuple[subprocess.CompletedProcess, 
 
 def start_script(*words: Any, cwd: Path, script: Path = SCRIPT, **changes: str) -> subprocess.Popen:
     """Start the script in the background, stdout and stderr together in one pipe."""
-    return subprocess.Popen(
-        command(*words, script=script),
-        cwd=cwd,
-        env=environment(PYTHONUNBUFFERED="1", **changes),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    how = {"cwd": cwd, "env": environment(PYTHONUNBUFFERED="1", **changes), "text": True}
+    return subprocess.Popen(command(*words, script=script), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **how)
 
 
 def read_until(process: subprocess.Popen, start: str) -> str:
@@ -138,12 +127,8 @@ def check_words(message: str, wanted: str) -> None:
 
 
 def strict_json(text: str) -> Any:
-    """JSON as the standard has it: NaN and Infinity are errors."""
-
-    def refuse(word):
-        raise ValueError(f"{word} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)
+    """JSON as the standard has it: NaN and Infinity are errors, for no int is called so."""
+    return json.loads(text, parse_constant=int)
 
 
 def read_result(run_dir: Path) -> dict[str, Any]:
@@ -167,26 +152,3 @@ def fingerprint(folder: Path) -> dict[str, str]:
     """Every file below `folder` with a checksum of its content."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-class Recorder:
-    """Stands in for an optional package: it records calls, and fails on call number `fail_at`."""
-
-    def __init__(self, fail_at: int = 0):
-        self.calls: list[tuple[str, tuple, dict]] = []
-        self.fail_at = fail_at
-
-    def __getattr__(self, name: str):
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-        def call(*args, **kwargs):
-            self.calls.append((name, args, kwargs))
-            if len(self.calls) == self.fail_at:
-                raise RuntimeError("the recorder was told to fail")
-            return self
-
-        return call
-
-    def names(self) -> set[str]:
-        return {name for name, _, _ in self.calls}

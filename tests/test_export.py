@@ -1,4 +1,4 @@
-"""`common/export.py`, `common/play.py` and forks: policies that leave the repository, and what is refused."""
+"""`common/export.py` and `common/play.py`: policies that leave the repository, and policies at play."""
 
 import json
 import re
@@ -7,14 +7,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from cli_helpers import ROOT, SMALL, read_config, read_result, read_rows, run_python, run_script, succeed
+from cli_helpers import ROOT, run_python
 from PIL import Image
 
 import common.export
 import common.play
 from common.cli.command import exit_code, parse
 from common.policy import load_policy
-from notebooks.refresh import copy_repository
 
 DOCS = (ROOT / "docs" / "using-a-policy.md").read_text()
 
@@ -113,9 +112,6 @@ def test_the_documented_lines_load_it_without_the_repository(trained, tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "actions.npy"), policy(obs), atol=1e-6)
 
 
-PLAY, EXPORT = (common.play.play, common.play.Args), (common.export.export, common.export.Args)
-
-
 def test_playing_prints_the_returns_and_draws_an_episode(trained, tmp_path, capsys):
     gif = tmp_path / "episode.gif"
     words = [str(trained("normalised")[0]), "--episodes", "3", "--gif", str(gif), "--stochastic"]
@@ -139,34 +135,3 @@ def test_stochastic_play_repeats_with_its_seed_in_a_changed_environment(trained)
     assert first == returns(stochastic=True)
     assert first != returns()
     assert first != returns(stochastic=True, seed=1)
-
-
-@pytest.mark.slow
-def test_a_fork_in_another_project_trains_resumes_plays_and_loads(tmp_path):
-    """Four changed lines: a flag, its use in the network, another loss, and a metric that is a sum over all samples."""
-    clone = copy_repository(tmp_path / "clone")  # without pyproject.toml, as another project has it
-    fork = clone / "algos" / "my_ppo.py"
-    code = (clone / "algos" / "ppo_pmap.py").read_text()
-    flag = "    vf_coef: NonNegative = 0.5\n"
-    for old, new in {
-        flag: '    shrink: float = 0.5\n    """Factor of the features."""\n' + flag,
-        "PolicyHead(self.env.action_space)(x, ": "PolicyHead(self.env.action_space)(self.args.shrink * x, ",
-        "error = jnp.square(value - target)\n": "error = 2 * optax.huber_loss(value, target)\n",
-        '"policy/entropy": entropy,': '"policy/entropy": entropy, "samples_sum": jnp.float32(ratio.size),',
-    }.items():
-        assert code.count(old) == 1, old
-        code = code.replace(old, new)
-    fork.write_text(code)
-
-    flags = [*SMALL, "--shrink", "0.25", "--total-timesteps", "512", "--stop-after", "256"]
-    succeed(run_script(*flags, cwd=tmp_path, script=fork))
-    (run_dir,) = (tmp_path / "runs").iterdir()
-    assert run_dir.name.startswith("CartPole-v1__my_ppo__0__")
-    succeed(run_python("-m", "algos.my_ppo", "--resume", run_dir, cwd=clone))
-    assert read_result(run_dir)["env_steps"] == 512
-    assert read_config(run_dir)["script"] == "algos/my_ppo.py"
-    assert sum(row["samples_sum"] for row in read_rows(run_dir)) == 2 * 512  # in each of two epochs
-    play = "-m", "common.play", str(run_dir), "--episodes", "2", "--step", "best"
-    played = succeed(run_python(*play, cwd=clone))
-    assert played.stdout.count("episode ") == 2
-    assert played.stderr == ""

@@ -22,7 +22,6 @@ from cli_helpers import (
     ROOT,
     SMALL,
     STEPS,
-    Recorder,
     checkpoint_steps,
     fingerprint,
     in_process,
@@ -43,15 +42,10 @@ from common.runs.signals import Interruption
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 TOTAL = 400 * STEPS
-SLOWED = """
-import runpy, sys, time
-from common.runs.run import Run
-
-advance = Run.advance
-Run.advance = lambda run, *report: (advance(run, *report), time.sleep(0.2))
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+RUN = "; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+SLOWED = "import runpy, sys, time; from common.runs.run import Run; advance = Run.advance; "
+SLOWED += "Run.advance = lambda run, *report: (advance(run, *report), time.sleep(0.2))" + RUN
+NEVER = "import runpy, sys, time; import common.runs.run as r; r.compile_together = lambda *_: time.sleep(600)" + RUN
 
 
 def wait_until(process: subprocess.Popen, happened: Callable[[], bool]) -> None:
@@ -99,12 +93,10 @@ def test_a_signal_saves_and_exits_and_a_second_one_exits_at_once(tmp_path):
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 143, output
-    assert "Traceback" not in output
-    assert "--resume run" in output
+    assert "Traceback" not in output and "--resume run" in output
     result = read_result(tmp_path / "run")
     assert result["status"] == "interrupted"
-    assert checkpoint_steps(tmp_path / "run") == [result["env_steps"]]
-    assert Path(result["checkpoint"]).name == str(result["env_steps"])
+    assert checkpoint_steps(tmp_path / "run") == [result["env_steps"]] == [int(Path(result["checkpoint"]).name)]
     assert not (tmp_path / "run" / "DONE").exists()
     process = start_script("--resume", "run", "--log-interval", 10**9, cwd=tmp_path)
     try:
@@ -123,8 +115,7 @@ def test_an_interrupted_run_says_of_which_step_its_evaluation_is(tmp_path, capsy
     def interrupt(row):
         if row["env_steps"] == 52 * STEPS:
             signal.raise_signal(signal.SIGINT)
-        if row["env_steps"] >= 52 * STEPS:
-            time.sleep(0.1)  # another thread takes the signal
+            time.sleep(0.5)  # another thread takes the signal
 
     steps = ["--total-timesteps", 100 * STEPS, "--log-interval", 2 * STEPS, "--eval-interval", 50 * STEPS]
     args = parse(ppo.Args, [str(word) for word in (*SMALL, *steps, "--run-dir", tmp_path / "run")])
@@ -139,10 +130,8 @@ def test_an_interrupted_run_says_of_which_step_its_evaluation_is(tmp_path, capsy
 @pytest.mark.slow
 def test_a_signal_does_not_wait_for_the_compiler(tmp_path):
     """What it tells the user to do then works."""
-    never = "import runpy, sys, time; import common.runs.run as r; r.compile_together = lambda *_: time.sleep(600); "
-    never += "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     words = [*SMALL, "--total-timesteps", STEPS, "--run-dir", "run"]
-    process = start_script(never, ppo.__file__, *words, script="-c", cwd=tmp_path, PYTHONPATH=str(ROOT))
+    process = start_script(NEVER, ppo.__file__, *words, script="-c", cwd=tmp_path, PYTHONPATH=str(ROOT))
     try:
         read_until(process, "compiling")
         process.send_signal(signal.SIGINT)
@@ -154,6 +143,37 @@ def test_a_signal_does_not_wait_for_the_compiler(tmp_path):
     last = output.strip().splitlines()[-1]
     succeed(run_python(*shlex.split(last[last.index("python ") :])[1:], cwd=tmp_path))
     assert read_result(tmp_path / "run")["status"] == "finished"
+
+
+class Terminal(io.StringIO):
+    closed_by_user = False
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if self.closed_by_user:
+            raise OSError(errno.EIO, "Input/output error")
+        return len(text)
+
+
+def test_a_run_goes_on_without_its_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    out, err = Terminal(), Terminal()
+    for stream, terminal in (("stdout", out), ("stderr", err)):
+        monkeypatch.setattr(sys, stream, terminal)
+    with Console(quiet=False, total_steps=100).task("something slow"):
+        out.closed_by_user = True
+    out.closed_by_user = False
+    monkeypatch.setattr(sys, "stdout", out)
+    console = Console(quiet=False, total_steps=100)
+    console.show_bar(0)
+    out.closed_by_user = err.closed_by_user = True
+    for _ in range(2):
+        console.update(10, {"episode/return": 1.0, "episode/count": 2.0, "time/sps": 1.0, "time/sps_wall": 1.0})
+        console.warn("something")
+        console.say("something")
+    console.stop()
 
 
 @pytest.mark.parametrize(("before", "number"), [(lambda *_: None, signal.SIGHUP), (signal.SIG_IGN, 0)])
@@ -175,65 +195,6 @@ def test_a_closed_terminal_stops_a_run_unless_nohup_has_it_go_on(before, number)
         with pytest.raises(SystemExit) as end:  # after the last look, too
             interruption.go_on()
         assert end.value.code == 129
-
-
-class Terminal(io.StringIO):
-    """A terminal that can be closed."""
-
-    closed_by_user = False
-
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        if self.closed_by_user:
-            raise OSError(errno.EIO, "Input/output error")
-        return len(text)
-
-
-def test_a_run_goes_on_without_its_terminal(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    terminal, errors = Terminal(), Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setattr(sys, "stderr", errors)
-    console = Console(quiet=False, total_steps=100)
-    with console.task("something slow"):
-        terminal.closed_by_user = True
-    terminal.closed_by_user = False
-    console = Console(quiet=False, total_steps=100)
-    monkeypatch.setattr(sys, "stdout", terminal)
-    console.show_bar(0)
-    terminal.closed_by_user = errors.closed_by_user = True
-    for _ in range(2):
-        console.update(10, {"episode/return": 1.0, "episode/count": 2.0, "time/sps": 1.0, "time/sps_wall": 1.0})
-        console.warn("something")
-        console.say("something")
-    console.stop()
-
-
-def test_an_exception_leaves_older_checkpoints_intact(tmp_path, monkeypatch):
-    """A logger that fails in the middle of training."""
-    monkeypatch.setitem(sys.modules, "wandb", Recorder(fail_at=8))
-    words = [*SMALL, "--total-timesteps", TOTAL, "--log-interval", STEPS, "--checkpoint-interval", STEPS, "--wandb"]
-    with pytest.raises(RuntimeError, match="told to fail"):
-        in_process(*words, "--run-dir", tmp_path / "run", "--quiet")
-    result = read_result(tmp_path / "run")
-    assert result["status"] == "failed"
-    assert "told to fail" in result["reason"]
-    assert checkpoint_steps(tmp_path / "run")
-    assert result["checkpoint"]
-    stop = checkpoint_steps(tmp_path / "run")[-1] + STEPS
-    assert in_process("--resume", tmp_path / "run", "--no-wandb", "--quiet", "--stop-after", stop) == 0
-    assert read_result(tmp_path / "run")["env_steps"] == stop
-
-
-def test_slices_shorter_than_compiling_get_on(tmp_path):
-    """The time is up before anything is trained."""
-    slices = ["--max-seconds", "0.001", "--log-interval", STEPS, "--quiet"]
-    assert in_process(*SMALL, *slices, "--run-dir", tmp_path / "run") == 0
-    assert in_process("--resume", tmp_path / "run", *slices) == 0
-    result = read_result(tmp_path / "run")
-    assert (result["status"], result["env_steps"]) == ("stopped", 2 * STEPS)
 
 
 def test_a_nan_stops_the_run_with_a_reason(tmp_path, capsys):
@@ -272,12 +233,9 @@ def test_a_full_disk_is_said_clearly(tmp_path, capfd):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     gc.collect()
-    intact = f"{STEPS}, {2 * STEPS}"
     message = only_message(capfd.readouterr().err)
-    assert message.startswith("error: ") and message.endswith(intact), (
-        "orbax's threads and event loops complain as well"
-    )
     assert f"checkpoint {3 * STEPS} " in message and "File too large" in message
+    assert message.startswith("error: ") and message.endswith(f"{STEPS}, {2 * STEPS}"), "orbax complains as well"
     assert read_result(tmp_path / "run")["status"] == "failed"
     after = fingerprint(tmp_path / "run" / "checkpoints")
     late = {name for name in after if UNFINISHED in name}  # written since, by threads that had not noticed
@@ -287,54 +245,34 @@ def test_a_full_disk_is_said_clearly(tmp_path, capfd):
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> Path:
-    """A run of 8 updates, stopped after 6, with checkpoints after 2, 4 and 6."""
-    run_dir = tmp_path_factory.mktemp("saved") / "run"
+def saved(tmp_path_factory) -> tuple[Path, str]:
+    """A run of 8 updates, stopped after 6, with checkpoints after 2, 4 and 6; and the checksum after 8."""
+    folder = tmp_path_factory.mktemp("saved")
     words = [*SMALL, "--total-timesteps", 8 * STEPS, "--checkpoint-interval", 2 * STEPS, "--quiet"]
-    assert in_process(*words, "--run-dir", run_dir, "--stop-after", 6 * STEPS) == 0
-    return run_dir
+    assert in_process(*words, "--run-dir", folder / "run", "--stop-after", 6 * STEPS) == 0
+    shutil.copytree(folder / "run", folder / "whole")
+    assert in_process("--resume", folder / "whole", "--quiet") == 0
+    return folder / "run", read_result(folder / "whole")["state_sha256"]
 
 
-@pytest.fixture(scope="module")
-def wanted(saved, tmp_path_factory) -> str:
-    """The checksum after 8 updates."""
-    run_dir = Path(shutil.copytree(saved, tmp_path_factory.mktemp("wanted") / "run"))
-    assert in_process("--resume", run_dir, "--quiet") == 0
-    return read_result(run_dir)["state_sha256"]
+def damage(folder: Path, how: str) -> None:
+    """Empty a checkpoint, or cut off half of its biggest file, or flip a byte in that."""
+    biggest = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    content = bytearray(biggest.read_bytes())
+    middle = len(content) // 2
+    content[middle] ^= 0xFF
+    biggest.write_bytes(content[:middle] if how == "cut" else content)
+    if how == "emptied":
+        shutil.rmtree(folder)
+        folder.mkdir()
 
 
-def biggest(folder: Path) -> Path:
-    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-
-
-def truncate_biggest(folder: Path) -> None:
-    content = biggest(folder).read_bytes()
-    biggest(folder).write_bytes(content[: len(content) // 2])
-
-
-def flip_a_byte(folder: Path) -> None:
-    content = bytearray(biggest(folder).read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    biggest(folder).write_bytes(bytes(content))
-
-
-def empty_directory(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.mkdir()
-
-
-def delete_metadata(folder: Path) -> None:
-    (folder / "state" / "_METADATA").unlink()
-
-
-@pytest.mark.parametrize(
-    ("damage", "newest"), [(truncate_biggest, 1), (flip_a_byte, 2), (empty_directory, 1), (delete_metadata, 1)]
-)
-def test_a_damaged_checkpoint_is_skipped_with_a_warning(damage, newest, saved, wanted, tmp_path, capsys, caplog):
+@pytest.mark.parametrize(("how", "newest"), [("cut", 1), ("flipped", 2), ("emptied", 1)])
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(how, newest, saved, tmp_path, capsys, caplog):
     """A line of metrics is torn as well, as after a crash within a write; if all are damaged the run is refused."""
-    run_dir = Path(shutil.copytree(saved, tmp_path / "run"))
+    run_dir = Path(shutil.copytree(saved[0], tmp_path / "run"))
     for updates in (6, 4)[:newest]:
-        damage(run_dir / "checkpoints" / str(updates * STEPS))
+        damage(run_dir / "checkpoints" / str(updates * STEPS), how)
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.write('{"env_steps": 448, "upd')
     assert in_process("--resume", run_dir) == 0
@@ -345,17 +283,17 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(damage, newest, saved, w
     assert f"checkpoint {6 * STEPS}" in output.err
     assert f"at step {(6 - 2 * newest) * STEPS}" in output.out
     result = read_result(run_dir)
-    assert (result["status"], result["state_sha256"]) == ("finished", wanted)
+    assert (result["status"], result["state_sha256"]) == ("finished", saved[1])
     assert Path(result["checkpoint"]).name == str(8 * STEPS)
     steps = [row["env_steps"] for row in read_rows(run_dir)]
     assert steps == sorted(set(steps))
     for step in checkpoint_steps(run_dir):
-        damage(run_dir / "checkpoints" / str(step))
+        damage(run_dir / "checkpoints" / str(step), how)
     assert in_process("--resume", run_dir, "--quiet") == 2
     assert f"checkpoint {8 * STEPS}" in only_message(capsys.readouterr().err)
 
 
-def test_only_what_loads_counts_among_the_newest_and_as_the_best(tmp_path, capsys):
+def test_only_what_loads_counts_among_the_newest_and_as_the_best(tmp_path):
     run_dir, folder = tmp_path / "run", tmp_path / "run" / "checkpoints"
     words = [*SMALL, "--total-timesteps", 8 * STEPS, "--checkpoint-interval", STEPS, "--run-dir", run_dir, "--quiet"]
     assert in_process(*words, "--stop-after", 5 * STEPS) == 0
@@ -364,35 +302,29 @@ def test_only_what_loads_counts_among_the_newest_and_as_the_best(tmp_path, capsy
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps({"returns": [mean]}))
     for updates in (3, 5):
-        truncate_biggest(folder / str(updates * STEPS))
+        damage(folder / str(updates * STEPS), "cut")
     keep = "--keep-best", "--keep-checkpoints", 2, "--checkpoint-interval", 0
     assert in_process("--resume", run_dir, *keep, "--stop-after", 6 * STEPS) == 0
     assert checkpoint_steps(run_dir) == [2 * STEPS, 4 * STEPS, 6 * STEPS]
     aside = {path.name for path in folder.iterdir() if not path.name.isdigit()}
     assert aside == {f"{updates * STEPS}.damaged" for updates in (3, 5)}
-    warnings = capsys.readouterr().err
-    assert all(f"{name} now" in warnings for name in aside)
 
 
-@pytest.mark.parametrize("within", [False, True], ids=["before a save", "within a save"])
-def test_a_directory_that_is_deleted_and_made_again_by_a_save_is_a_run(within, tmp_path, monkeypatch, capsys):
+def test_a_directory_that_is_deleted_and_made_again_by_a_save_is_a_run(tmp_path, monkeypatch, capsys):
     """Between the look at it and the save: what is saved is not lost, and the same command goes on."""
     save = Saver.save
 
     def deleting(saver, step, state):
         if step == 2 * STEPS:
-            if not within:
-                saver.wait()
+            saver.wait()
             (tmp_path / "run").rename(tmp_path / "elsewhere")
         save(saver, step, state)
 
     monkeypatch.setattr(Saver, "save", deleting)
     words = [*SMALL, "--total-timesteps", 4 * STEPS, "--checkpoint-interval", STEPS, "--quiet"]
     assert in_process(*words, "--run-dir", tmp_path / "run") == 1
-    assert capsys.readouterr().err.startswith("error: ")
-    assert not (tmp_path / "run" / "result.json").exists()
-    if not within:
-        assert checkpoint_steps(tmp_path / "run") == [2 * STEPS]
+    assert "\nerror: " in "\n" + capsys.readouterr().err
+    assert checkpoint_steps(tmp_path / "run") == [2 * STEPS] and not (tmp_path / "run" / "result.json").exists()
     monkeypatch.setattr(Saver, "save", save)
     assert in_process(*words, "--run-dir", tmp_path / "run", "--resume-or-start") == 0
     assert read_result(tmp_path / "run")["env_steps"] == 4 * STEPS

@@ -1,6 +1,6 @@
 """The algorithm that docs/new-algorithm.md writes from nothing: the page's own code, run."""
 
-import importlib.util
+import importlib
 import re
 import sys
 
@@ -14,17 +14,13 @@ from common.policy import load_policy
 @pytest.fixture
 def a2c(tmp_path, monkeypatch):
     """The page's file as a module."""
-    (code,) = re.findall(
-        r"```python\n(\"\"\"Advantage.*?)```", (ROOT / "docs" / "new-algorithm.md").read_text(), re.DOTALL
-    )
+    page = (ROOT / "docs" / "new-algorithm.md").read_text()
+    (code,) = re.findall(r"```python\n(\"\"\"Advantage.*?)```", page, re.DOTALL)
     assert len(code.splitlines()) <= 150
-    path = tmp_path / "a2c_pmap.py"
-    path.write_text(code)
-    spec = importlib.util.spec_from_file_location("a2c_pmap", path)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "a2c_pmap", module)
-    spec.loader.exec_module(module)
-    return module
+    (tmp_path / "a2c_pmap.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("a2c_pmap")
+    del sys.modules["a2c_pmap"]
 
 
 def test_seeds_sweeps_resume_and_policies_come_for_free(a2c, tmp_path):

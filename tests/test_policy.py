@@ -71,22 +71,16 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_on_the_host_did(algor
     assert float(episodes.ret.mean()) == pytest.approx(result.evaluation["eval/return_mean"][0], abs=1e-4)
 
 
-def test_the_normaliser_is_inside(trained):
+def test_actions_are_best_and_drawn_by_the_logits_of_normalised_observations(trained):
     run_dir, env, _ = trained("normalised")
-    policy = load_policy(run_dir)
-    actor = ppo.Actor(ppo.Args.from_run(run_dir), env.spec)
-
-    def logits_of(obs):
-        return actor.apply(policy._learner.params.actor, obs)[0].logits
-
+    policy, actor = load_policy(run_dir), ppo.Actor(ppo.Args.from_run(run_dir), env.spec)
     raw = np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32)
     normalised = policy._learner.obs_stats.normalize(raw)
-    np.testing.assert_array_equal(policy(raw), logits_of(normalised).argmax(axis=1))
-    assert np.mean(policy(raw) != logits_of(raw).argmax(axis=1)) > 0.01, "else this shows nothing"
-    logits = logits_of(policy._learner.obs_stats.normalize(jnp.array([[0.3, -2.0, 0.1, 1.0]])))
-    keys = jax.random.split(jax.random.key(0), 4000)
-    drawn = jax.vmap(lambda key: policy(jnp.array([0.3, -2.0, 0.1, 1.0]), key=key))(keys)
-    probability = float(jax.nn.softmax(logits)[0, 1])
+    right, wrong = (actor.apply(policy._learner.params.actor, obs)[0].logits for obs in (normalised, raw))
+    np.testing.assert_array_equal(policy(raw), right.argmax(axis=1))
+    assert np.mean(policy(raw) != wrong.argmax(axis=1)) > 0.01, "else this shows nothing"
+    drawn = jax.vmap(lambda key: policy(raw[0], key=key))(jax.random.split(jax.random.key(0), 4000))
+    probability = float(jax.nn.softmax(right[0])[1])
     assert float(jnp.mean(drawn)) == pytest.approx(probability, abs=4 * np.sqrt(probability * (1 - probability) / 4000))
 
 
@@ -136,18 +130,18 @@ def test_step_seed_and_path_choose_the_parameters(trained, run_copy, monkeypatch
     def kernel(params):
         return params.actor["params"]["PolicyHead_0"]["Dense_0"]["kernel"]
 
-    def loaded(**choice):
-        return kernel(load_policy(run_dir, **choice)._learner.params)
-
-    assert same_bits(loaded(), kernels[256][0])
-    assert same_bits(loaded(seed=1), kernels[256][1])
-    assert same_bits(loaded(step=np.int64(128), seed=1), kernels[128][1])
-    assert same_bits(loaded(), kernel(result.params)[0])
+    assert same_bits(kernel(result.params), kernels[256])
+    for choice in ({"seed": 0}, {"seed": 1}, {"step": np.int64(128), "seed": 1}):
+        wanted = kernels[choice.get("step", 256)][choice["seed"]]
+        assert same_bits(kernel(load_policy(run_dir, **choice)._learner.params), wanted)
     unfinished = run_copy / "checkpoints" / "384.orbax-checkpoint-tmp" / "metrics"
     unfinished.mkdir(parents=True)
     (unfinished / "metrics").touch()
     assert load_policy(run_copy, step="best").step in (128, 256)
     assert load_policy(run_copy).step == 256
+    for choice, told in (({"step": 7}, "128, 256"), ({"seed": 2}, "2"), ({"member": "x"}, "x")):
+        with pytest.raises(UsageError, match=told):
+            load_policy(run_dir, **choice)
     shutil.copytree(run_dir, run_copy / "checkpoints" / "7")
     assert load_policy(run_copy / "checkpoints" / "7").step == 256, "a run with such a name is a run"
     monkeypatch.chdir(run_copy / "checkpoints")
@@ -232,9 +226,7 @@ def test_a_run_directory_does_not_decide_which_code_is_run(trained, tmp_path, mo
     ("path", "value", "message"),
     [
         ("script", "algos/\0.py", "not a run directory"),
-        ("env_spec/obs_dtype", "O", "does not say"),
         ("env_spec/observation_space/shape", [10**400], "does not say"),
-        ("env_spec/action_space", {"type": "Box", "shape": [2], "low": [1, 2, 3]}, "does not say"),
         ("args/num_seeds", 10**9, "at most 10,000"),
         ("args/hidden_sizes", [10**7], "there and .* here"),
         ("args", [], "not a run directory"),
@@ -269,12 +261,7 @@ def test_code_from_elsewhere_is_run_when_it_is_named_and_imported_anew_when_it_c
 
 
 def test_spaces_survive_a_config_file():
-    for space in (
-        MultiDiscrete((2, 3)),
-        Box(np.float32([-1, -np.inf]), np.float32([np.inf, 3.4e38]), (2,)),
-        Box(np.full((2, 3), -np.inf, np.float32), np.full((2, 3), 7, np.float32), (2, 3)),
-        Box(np.float32(0), np.float32(1), ()),
-    ):
+    for space in (MultiDiscrete((2, 3)), Box(np.float32([-1, -np.inf]), np.float32([np.inf, 3.4e38]), (2,))):
         text = json.dumps(EnvSpec("E", space, np.dtype("uint8"), Discrete(2)).to_json(), allow_nan=False)
         back = EnvSpec.from_json(json.loads(text))
         assert (back.name, back.obs_dtype, back.action_space) == ("E", np.uint8, Discrete(2))

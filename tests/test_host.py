@@ -267,7 +267,7 @@ def test_the_queue_loses_nothing():
 
     producers = in_threads(*(partial(produce, actor) for actor in range(3)))
     seen = {actor: [] for actor in range(3)}
-    for turn in range(120):
+    for turn in range(121):
         wanted = turn % 3 if turn < 60 else None
         collected = queue.take(wanted, 5.0)
         assert wanted in (None, collected.actor)
@@ -283,7 +283,7 @@ def test_the_queue_loses_nothing():
         producer.join()
     queue.discard()
     counts = queue.counts
-    assert counts == {"produced": 129, "trained": 120, "discarded": 9, "waiting": 0, "held": 0}
+    assert counts == {"produced": 130, "trained": 120, "discarded": 10, "waiting": 0, "held": 0}
     assert all(numbers == list(range(len(numbers))) for numbers in seen.values())
     later = RolloutQueue(2, {"produced": 9, "trained": 5, "discarded": 1})
     assert later.counts == {"produced": 9, "trained": 5, "discarded": 4, "waiting": 0, "held": 0}

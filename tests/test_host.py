@@ -282,8 +282,7 @@ def test_the_queue_loses_nothing():
     for producer in producers:
         producer.join()
     queue.discard()
-    counts = queue.counts
-    assert counts == {"produced": 130, "trained": 120, "discarded": 10, "waiting": 0, "held": 0}
+    assert queue.counts == {"produced": 130, "trained": 120, "discarded": 10, "waiting": 0, "held": 0}
     assert all(numbers == list(range(len(numbers))) for numbers in seen.values())
     later = RolloutQueue(2, {"produced": 9, "trained": 5, "discarded": 1})
     assert later.counts == {"produced": 9, "trained": 5, "discarded": 4, "waiting": 0, "held": 0}

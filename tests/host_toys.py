@@ -6,10 +6,12 @@ import os
 import re
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 
 
 class OddError(Exception):
@@ -23,33 +25,19 @@ class OddError(Exception):
 class Toy(gymnasium.Env):
     """Observes (episode, step); truncated after `limit` steps, or terminated where `terminates`; reward is the action.
 
-    What may happen, at a step counted over all episodes: `raise_at`, `raise_odd_at`, `hang_at`, `spin_at`, `nan_at`,
-    `nan_reward_at`, `exit_at`; `hang_in_process`, while it is made in a process of its own; `hang_in_close`;
-    `no_action_at`, in the state after it. Only to one environment, where `once` names a file to
-    remember it.
-    `simulator` names a file for the number of a process that this starts, in a process of its own.
+    `trouble` is what happens at a step counted over all episodes, or with `hang_in_close` at the end; only to one
+    environment, where `once` names a file to remember it. `simulator` names a file for the number of a process that
+    this starts, in a process of its own.
     """
 
-    action_space = gymnasium.spaces.Discrete(3)
-    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.Discrete(3)
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
-    def __init__(
-        self,
-        limit: int = 7,
-        terminates: bool = False,
-        sleep: float = 0.0,
-        once: str = "",
-        simulator: str = "",
-        **trouble: int,
-    ):
-        self.limit, self.terminates, self.sleep = limit, terminates, sleep
-        self.trouble, self.once = trouble, once
+    def __init__(self, limit=7, terminates=False, sleep=0.0, once="", simulator="", **trouble: int):
+        self.limit, self.terminates, self.sleep, self.once, self.trouble = limit, terminates, sleep, once, trouble
         self.total = self.episode = 0
-        in_process = multiprocessing.parent_process() is not None
-        if simulator and in_process:
+        if simulator and multiprocessing.parent_process():
             Path(simulator).write_text(str(subprocess.Popen(["sleep", "1e6"]).pid))
-        if in_process and self._happens("hang_in_process", 1):
-            time.sleep(1e6)
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
@@ -62,38 +50,37 @@ class Toy(gymnasium.Env):
     def step(self, action):
         self.total += 1
         self.time += 1
-        if self._happens("raise_at", self.total):
+        if self._happens("raise_at"):
             raise RuntimeError("the toy was told to fail")
-        if self._happens("raise_odd_at", self.total):
+        if self._happens("raise_odd_at"):
             raise OddError("odd", "trouble")
-        if self._happens("exit_at", self.total):
+        if self._happens("exit_at"):
             os._exit(7)
-        if self._happens("spin_at", self.total):
+        if self._happens("spin_at"):
             re.match("(a+)+b", "a" * 99)  # for ages, without a moment for other threads of the interpreter
-        time.sleep(1e6 if self._happens("hang_at", self.total) else self.sleep)
+        time.sleep(1e6 if self._happens("hang_at") else self.sleep)
         obs = self._observe()
-        if self._happens("nan_at", self.total):
+        if self._happens("nan_at"):
             obs = obs * np.nan
-        reward = np.nan if self._happens("nan_reward_at", self.total) else float(action)
+        reward = np.nan if self._happens("nan_reward_at") else float(action)
         over = self.time >= self.limit
         return obs, reward, over and self.terminates, over and not self.terminates, {}
 
     def close(self):
-        if self._happens("hang_in_close", 1):
-            time.sleep(1e6)
+        self.total = 1
+        time.sleep(1e6 if self._happens("hang_in_close") else 0)
 
     def _observe(self):
         return np.array([self.episode, self.time], np.float32)
 
-    def _happens(self, what: str, now: int) -> bool:
-        if self.trouble.get(what) != now:
+    def _happens(self, what: str) -> bool:
+        if self.trouble.get(what) != self.total:
             return False
-        if self.once:
-            try:
+        with suppress(FileExistsError):
+            if self.once:
                 Path(self.once).touch(exist_ok=False)
-            except FileExistsError:
-                return False
-        return True
+            return True
+        return False
 
 
 class DrawnToy(Toy):
@@ -112,7 +99,7 @@ class DrawnToy(Toy):
 class BoxToy(Toy):
     """Actions in a Box [2, 2] of -2 .. 1, as 64 bit numbers; the reward is their sum, NaN where that does not fit."""
 
-    action_space = gymnasium.spaces.Box(-2.0, 1.0, (2, 2), np.float64)
+    action_space = spaces.Box(-2.0, 1.0, (2, 2), np.float64)
 
     def step(self, action):
         obs, _, *rest = super().step(0)
@@ -122,8 +109,8 @@ class BoxToy(Toy):
 class MultiToy(Toy):
     """MultiDiscrete actions and observations."""
 
-    action_space = gymnasium.spaces.MultiDiscrete([2, 3])
-    observation_space = gymnasium.spaces.MultiDiscrete([4, 5])
+    action_space = spaces.MultiDiscrete([2, 3])
+    observation_space = spaces.MultiDiscrete([4, 5])
 
     def step(self, action):
         obs, _, *rest = super().step(0)
@@ -136,7 +123,7 @@ class MultiToy(Toy):
 class ImageToy(Toy):
     """Bytes as images."""
 
-    observation_space = gymnasium.spaces.Box(0, 255, (12, 12, 3), np.uint8)
+    observation_space = spaces.Box(0, 255, (12, 12, 3), np.uint8)
 
     def _observe(self):
         return np.full((12, 12, 3), self.time, np.uint8)
@@ -145,11 +132,11 @@ class ImageToy(Toy):
 class DictToy(Toy):
     """Observes frames that come first, numbers, and which actions are legal; any other one is worth -100."""
 
-    observation_space = gymnasium.spaces.Dict(
+    observation_space = spaces.Dict(
         {
-            "numbers": gymnasium.spaces.Tuple((Toy.observation_space, gymnasium.spaces.Discrete(7))),
-            "frames": gymnasium.spaces.Box(0, 255, (2, 12, 12), np.uint8),
-            "action_mask": gymnasium.spaces.MultiBinary(3),
+            "numbers": spaces.Tuple((Toy.observation_space, spaces.Discrete(7))),
+            "frames": spaces.Box(0, 255, (2, 12, 12), np.uint8),
+            "action_mask": spaces.MultiBinary(3),
         }
     )
 
@@ -162,37 +149,25 @@ class DictToy(Toy):
         numbers, frames = super()._observe(), np.full((2, 12, 12), self.time, np.uint8)
         frames[1] = 9
         mask = np.array([self.time % 2, 1 - self.time % 2, self.time % 3 == 0], np.int8)
-        mask *= not (self.time and self._happens("no_action_at", self.total))
+        mask *= not (self.time and self._happens("no_action_at"))
         return {"numbers": (numbers, self.time % 7), "frames": frames, "action_mask": mask}
 
 
 class HybridToy(Toy):
     """Actions of a choice and a vector within bounds; the reward is all of them together."""
 
-    action_space = gymnasium.spaces.Tuple(
-        (gymnasium.spaces.Discrete(3), gymnasium.spaces.Box(-1.0, 0.5, (2,), np.float32))
-    )
+    action_space = spaces.Tuple((spaces.Discrete(3), spaces.Box(-1.0, 0.5, (2,), np.float32)))
 
     def step(self, action):
         obs, _, *rest = super().step(0)
         return obs, float(action[0] + action[1].sum()) if self.action_space.contains(action) else np.nan, *rest
 
 
-class GoalToy(Toy):
-    """Two parts of one shape in an order that is not theirs, beside something that no space speaks of."""
-
-    observation_space = gymnasium.spaces.Dict({"achieved": Toy.observation_space, "desired": Toy.observation_space})
-
-    def _observe(self):
-        numbers = super()._observe()
-        return collections.OrderedDict(other=3, desired=-numbers, achieved=numbers)
-
-
 class SecretiveToy(Toy):
     """Only critics see which action pays."""
 
-    observation_space = gymnasium.spaces.Dict(
-        {"numbers": Toy.observation_space, "privileged_state": gymnasium.spaces.Box(0, 1, (3,), np.float32)}
+    observation_space = spaces.Dict(
+        {"numbers": Toy.observation_space, "privileged_state": spaces.Box(0, 1, (3,), np.float32)}
     )
 
     def step(self, action):
@@ -218,23 +193,25 @@ class TellingToy(Toy):
 
     def step(self, action):
         *outputs, _ = super().step(action)
-        silent = self._happens("tells_nothing_at", self.total) or self.time == self.limit
+        silent = self._happens("tells_nothing_at") or self.time == self.limit
         return *outputs, {"action_mask": None if silent else np.array([1, 0, 1], np.int8)}
 
 
-class TellingGoalToy(TellingToy, GoalToy):
-    """The same beside observations with parts."""
+class TellingGoalToy(Toy):
+    """Two parts in an order that is not their space's, beside one that no space speaks of; a mask per component."""
 
-
-class TellingMultiToy(MultiToy):
-    """Has a mask for each component."""
+    action_space = MultiToy.action_space
+    observation_space = spaces.Dict({"achieved": Toy.observation_space, "desired": Toy.observation_space})
 
     def reset(self, seed=None, options=None):
         return super().reset(seed=seed)[0], {"action_mask": (np.ones(2), np.array([0, 1, 0]))}
 
     def step(self, action):
-        *outputs, _ = super().step(action)
-        return *outputs, {"action_mask": (np.array([1, 0]), np.array([0, 0, 1]))}
+        *outputs, _ = super().step(0)
+        return *outputs, {"action_mask": None if self.time == self.limit else (np.array([1, 0]), np.array([0, 0, 1]))}
+
+    def _observe(self):
+        return collections.OrderedDict(other=3, desired=-super()._observe(), achieved=super()._observe())
 
 
 class ChattyToy(Toy):
@@ -250,33 +227,36 @@ class ChattyToy(Toy):
 
 
 class TextToy(Toy):
-    observation_space = gymnasium.spaces.Text(5)
+    observation_space = spaces.Text(5)
 
 
-TOYS = Toy, DrawnToy, BoxToy, MultiToy, ImageToy, DictToy, HybridToy, GoalToy, TextToy
-TOYS += ChattyToy, SecretiveToy, TellingToy, TellingGoalToy, TellingMultiToy
-for toy in TOYS:
+TOYS = Toy, DrawnToy, BoxToy, MultiToy, ImageToy, DictToy, HybridToy, TextToy, ChattyToy, SecretiveToy
+for toy in (*TOYS, TellingToy, TellingGoalToy):
     gymnasium.register(f"{toy.__name__}-v0", toy, disable_env_checker=True)
 
 
 class ReusingToys(gymnasium.vector.VectorEnv):
-    """Vectorised by itself, with arrays that every step overwrites; observes the step, and truncates at the third."""
+    """Two, vectorised by themselves, with arrays that every step overwrites; their episodes have 3 and 5 steps.
+
+    They observe the step, and 100 at the end. The reward is 1, and 50 in a step that only resets.
+    """
 
     metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}
-    single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
-    single_action_space = gymnasium.spaces.Discrete(2)
+    single_observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    single_action_space = spaces.Discrete(2)
 
-    def __init__(self, num_envs: int = 1, **_):
-        self.num_envs, self._obs, self._ended = num_envs, np.zeros((num_envs, 1), np.float32), np.zeros(num_envs, bool)
+    def __init__(self, num_envs, **_):
+        self._time, self._over, self._obs = np.zeros(2, int), np.zeros(2, bool), np.zeros((2, 1), np.float32)
 
     def reset(self, *, seed=None, options=None):
-        self._obs[:] = 0
         return self._obs, {}
 
     def step(self, actions):
-        self._obs += 1
-        self._ended[:] = self._obs[:, 0] == 3
-        return self._obs, self._obs[:, 0], np.zeros(self.num_envs, bool), self._ended, {}
+        resets = self._over.copy()
+        self._time = np.where(resets, 0, self._time + 1)
+        self._over[:] = self._time == [3, 5]
+        self._obs[:, 0] = np.where(self._over, 100, self._time)
+        return self._obs, np.where(resets, 50.0, 1.0), self._over, np.zeros(2, bool), {}
 
 
 gymnasium.register("ReusingToys-v0", vector_entry_point=ReusingToys)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,17 +51,16 @@ ACTORS = """
 """
 
 
-def start_both(
-    *words: Any, algorithm: ModuleType = ppo, own: Callable[[int], tuple] = lambda i: ()
-) -> list[subprocess.Popen]:
-    """Two processes of an algorithm with these flags, and each with its `own`."""
+def free_address() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    script = ROOT / "algos" / f"{algorithm.__name__}.py"
-    return [
-        start_script(*words, "--distributed", f"{address},{i}/2", *own(i), cwd=ROOT, script=script) for i in range(2)
-    ]
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def start_both(*words: Any, algorithm: ModuleType = ppo, own: Any = lambda i: ()) -> list[subprocess.Popen]:
+    """Two processes of an algorithm with these flags, and each with its `own`."""
+    address, how = free_address(), {"cwd": ROOT, "script": ROOT / "algos" / f"{algorithm.__name__}.py"}
+    return [start_script(*words, "--distributed", f"{address},{i}/2", *own(i), **how) for i in range(2)]
 
 
 def ends(processes: list[subprocess.Popen]) -> tuple[list[int], list[str]]:
@@ -113,9 +111,8 @@ def test_a_signal_or_a_kill_at_one_process_ends_both(tmp_path):
     wait_for_checkpoint(whole, after=8 * SAVED)
     second.send_signal(signal.SIGTERM)
     codes, said = ends([first, second])
-    assert codes == [143, 143]
     stopped = read_result(whole)
-    assert stopped["status"] == "interrupted"
+    assert codes == [143, 143] and stopped["status"] == "interrupted"
     assert checkpoint_steps(whole)[-1] == stopped["env_steps"]
     assert "step " not in said[1]  # the first alone speaks
     shutil.copytree(whole, disturbed)
@@ -148,41 +145,33 @@ def wait_for_checkpoint(run_dir: Path, after: int, unfinished: bool = False) -> 
         time.sleep(0.001)
 
 
-SRUN = """#!/bin/bash
-shift  # a flag of its own
-SLURM_STEP_NODELIST=localhost SLURM_NTASKS=1 SLURM_STEP_NUM_NODES=1 SLURM_PROCID=0 SLURM_LOCALID=0 exec "$@"
-"""
-"""Starts one task on this machine."""
+ALONE = "SLURM_STEP_NODELIST=localhost SLURM_NTASKS=1 SLURM_STEP_NUM_NODES=1 SLURM_PROCID=0 SLURM_LOCALID=0"
 
 
 def test_the_script_for_slurm_runs_a_job_in_slices_until_it_has_finished(tmp_path):
     """Its own text, with stand-ins for `srun` and `scontrol`, and a smaller run."""
     (script,) = re.findall(r"```bash\n(#!/bin/bash.*?)```", (ROOT / "docs" / "scaling.md").read_text(), re.DOTALL)
-    small = " ".join(f"{FLAGS} --num-devices 2 --total-timesteps {8 * STEPS}".split())
     for old, new in {
         "RUN=runs/ant": f"RUN={tmp_path / 'run'}",
-        "--env brax:ant --num-envs 8192": small,
+        "--env brax:ant --num-envs 8192": f"{' '.join(FLAGS.split())} --num-devices 2 --total-timesteps {8 * STEPS}",
         "--max-seconds 13500": "--max-seconds 0.1",
         "python algos": f"{sys.executable} algos",
     }.items():
         assert old in script
         script = script.replace(old, new)
-    for name, text in {"srun": SRUN, "scontrol": f'#!/bin/bash\necho "$@" >> {tmp_path}/queued'}.items():
+    srun = f'#!/bin/bash\nshift  # a flag of its own\n{ALONE} exec "$@"'
+    queue = f'#!/bin/bash\necho "$@" >> {tmp_path}/queued'
+    for name, text in {"srun": srun, "scontrol": queue, "job.sh": script}.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    (tmp_path / "job.sh").write_text(script)
     env = environment(PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_JOB_ID=str(os.getpid()))
-    said, queued = "", tmp_path / "queued"
-    for times in range(1, 4):
+    slices = 0
+    while not (tmp_path / "run" / "DONE").exists() and slices < 3:
         job = subprocess.run(["bash", tmp_path / "job.sh"], cwd=ROOT, env=env, capture_output=True, text=True)
-        said += job.stdout + job.stderr
-        assert job.returncode == 0, said
-        if (tmp_path / "run" / "DONE").exists():
-            break
-        assert queued.read_text() == f"requeue {env['SLURM_JOB_ID']}\n" * times
+        assert job.returncode == 0, job.stdout + job.stderr
+        slices += 1
     assert read_result(tmp_path / "run")["env_steps"] == 8 * STEPS
-    assert times > 1
-    assert len(queued.read_text().splitlines()) == times - 1
+    assert slices > 1 and (tmp_path / "queued").read_text() == f"requeue {os.getpid()}\n" * (slices - 1)
 
 
 def test_x1_actors_of_two_processes_are_those_of_one_with_twice_the_devices(tmp_path):
@@ -193,11 +182,9 @@ def test_x1_actors_of_two_processes_are_those_of_one_with_twice_the_devices(tmp_
     assert not in_process(*words, *both, "--run-dir", tmp_path / "one", algorithm=appo)
     check_close(tmp_path / "two", tmp_path / "one", 512)
     assert read_rows(tmp_path / "two")[0]["env/reward_survive"] < 1  # it is 0 where an episode ends
+    same = "episode/", "policy/lag", "batch/", "env/", "rollouts/trained"
     for row, other in zip(*(read_rows(tmp_path / name) for name in ("two", "one")), strict=True):
-        same = [
-            name for name in row if name.startswith(("episode/", "policy/lag", "batch/", "env/", "rollouts/trained"))
-        ]
-        assert {name: row[name] for name in same} == {name: other[name] for name in same}
+        assert all(row[name] == other[name] for name in row if name.startswith(same))
 
 
 def test_a_signal_stops_processes_with_actors_at_the_same_update(tmp_path):
@@ -228,14 +215,11 @@ def test_processes_with_different_flags_are_refused(tmp_path):
 
 
 def test_a_signal_between_the_meeting_and_the_run_is_not_lost():
-    code = """
-        import signal, socket
+    code = f"""
+        import signal
         from algos.ppo_pmap import Args
-        from common.device import multihost as cluster
-
-        with socket.create_server(("", 0)) as free:
-            port = free.getsockname()[1]
-        with cluster.joined(Args(distributed=f"127.0.0.1:{port},0/1")):
+        from common.device import multihost
+        with multihost.joined(Args(distributed="{free_address()},0/1")):
             signal.raise_signal(signal.SIGTERM)
     """
     assert run_python("-c", textwrap.dedent(code)).returncode == -signal.SIGTERM

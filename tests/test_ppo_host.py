@@ -31,8 +31,7 @@ def test_every_rollout_is_by_the_newest_policy_and_runs_repeat(tmp_path):
     first, again = train(tmp_path / "a"), train(tmp_path / "b")
     assert same_bits(first.params, again.params)
     rows = rows_with("policy/lag_max", tmp_path / "a")
-    assert rows and all(row["policy/lag_max"] == 0 for row in rows)
-    assert all(row["batch/valid"] == 1 for row in rows)
+    assert rows and all(row["policy/lag_max"] == 0 and row["batch/valid"] == 1 for row in rows)
     several = train(tmp_path / "c", learner_devices="0,1", num_minibatches=1, actor_devices="0")
     one = train(tmp_path / "d", num_minibatches=1)
     assert relative_difference(one.params, several.params) < 1e-4
@@ -65,9 +64,7 @@ def test_envpool_resets_within_the_step_that_ends_an_episode():
         over, moved = out.terminated | out.truncated, np.abs(out.final_obs - before).max(axis=1)
         assert envs.resets_in_step and out.valid.all()
         np.testing.assert_array_equal(out.obs[~over], out.final_obs[~over])
-        assert (moved < 0.5).all() and (np.abs(out.obs[over]) < 0.051).all(), (
-            "of a first observation every number is small"
-        )
+        assert (moved < 0.5).all() and (np.abs(out.obs[over]) < 0.051).all(), "where CartPole begins"
         assert (np.abs(out.final_obs[over]) > 0.051).any(axis=1).all()
         before, ends = out.obs, ends + over.sum()
     envs.close()
@@ -78,9 +75,9 @@ def test_envpool_resets_within_the_step_that_ends_an_episode():
 @pytest.mark.parametrize("algorithm", [ppo, ppo_rnn], ids=lambda module: module.__name__)
 def test_it_goes_on_after_a_failed_actor_and_resumes(algorithm, tmp_path):
     memory = {"rnn_size": 8} if algorithm is ppo_rnn else {}
-    trouble = f'{{"raise_at": 40, "once": "{tmp_path}/once"}}'
-    flags = {"env_params": trouble, "checkpoint_interval": 32} | memory
-    half = train(tmp_path / "run", algorithm, stop_after=64, **flags)
+    trouble = f'{{"raise_at": 10, "once": "{tmp_path}/once"}}'
+    half = train(tmp_path / "run", algorithm, stop_after=64, env_params=trouble, **memory)
     whole = algorithm.train(algorithm.Args.from_run(tmp_path / "run", env=TOY))
     assert (half.env_steps, whole.env_steps, whole.status) == (64, 128, "finished")
+    assert [row["actors/restarts"] for row in rows_with("actors/restarts", tmp_path / "run")][-1] == 1, "saved"
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(whole.params))

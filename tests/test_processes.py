@@ -1,31 +1,20 @@
-"""What processes agree on, and the rows of a checkpoint that each reads; here one process plays one of several."""
+"""What processes agree on; here one process plays one of several."""
 
 import pickle
-import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
-from helpers import same_bits
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 from orbax.checkpoint import v1 as ocp
 
 from common.cli.errors import ProcessEnded, TrainingError, UsageError
 from common.device import multihost
-from common.runs import checkpoints
-from common.runs.arrays import Arrays, checksums
-from common.runs.checkpoints import Checkpoints, Damaged, read
-from common.runs.console import Console
-from common.runs.run import Run
-from common.runs.signals import Interruption
-
-ENVS = 8
+from common.runs.arrays import checksums
+from common.runs.checkpoints import Checkpoints
 
 
 @pytest.fixture
@@ -72,11 +61,12 @@ def test_a_checkpoint_that_is_damaged_for_another_process_is_skipped(kind, raise
         function(*args)
         raise multihost.FailedElsewhere(1, kind, "checkpoint 7")
 
-    save(tmp_path)
-    assert Checkpoints(tmp_path, read_only=True).load(state())[0] == 7
+    state = {"learner/a": np.float32([1, 2])}
+    ocp.save(tmp_path / "7", state | checksums(state))
+    assert Checkpoints(tmp_path, read_only=True).load(state)[0] == 7
     monkeypatch.setattr(multihost, "all_or_none", fail_elsewhere)
     with pytest.raises(raised, match="process 1: checkpoint 7"):
-        Checkpoints(tmp_path, read_only=True).load(state())
+        Checkpoints(tmp_path, read_only=True).load(state)
 
 
 @pytest.mark.parametrize(("kind", "code"), [("UsageError", 2), ("OSError", 1)])
@@ -87,57 +77,6 @@ def test_all_processes_end_with_the_exit_code_of_the_one_that_failed(kind, code,
     assert end.value.code == code
 
 
-def state() -> Arrays:
-    """A state of two seeds and eight environments."""
-    numbers = np.arange(2 * ENVS * 3, dtype=np.float32).reshape(2, ENVS, 3)
-    return {"learner/a": np.float32([1, 2]), "actors/x": numbers, "actors/y": numbers[..., 0] > 9}
-
-
-def save(folder: Path, change: Callable[[np.ndarray], None] = lambda x: None) -> Path:
-    """A checkpoint; after its checksums were made, `change` gets `actors/x`."""
-    stored = state() | checksums(state())
-    change(stored["actors/x"])
-    ocp.save(folder / "7", stored)
-    return folder / "7"
-
-
-@pytest.fixture
-def become(monkeypatch):
-    """A function that makes this process one of several which read a checkpoint."""
-
-    def set_process(process: int, processes: int) -> None:
-        sharding = NamedSharding(Mesh(np.array(jax.devices()[:processes]), "p"), P(None, "p"))
-        monkeypatch.setattr(multihost, "count", lambda: processes)
-        monkeypatch.setattr(checkpoints, "_over_processes", lambda: sharding)
-        monkeypatch.setattr(
-            checkpoints,
-            "_on_host",
-            lambda x: np.asarray(x.addressable_shards[process].data if isinstance(x, jax.Array) else x),
-        )
-
-    monkeypatch.setattr(checkpoints, "_alone", ocp.options.MultiprocessingOptions)
-    return set_process
-
-
-def test_every_process_reads_its_own_rows_and_finds_what_is_not_as_it_was_saved(tmp_path, become):
-    def change(x):
-        x[1, 5] += 1
-
-    path, changed = save(tmp_path), save(tmp_path / "changed", change)
-    for process, processes in ((0, 1), (0, 2), (1, 2), (0, 4), (2, 4)):
-        become(process, processes)
-        size = ENVS // processes
-        own = slice(process * size, (process + 1) * size)
-        found = read(path)
-        wanted = {name: x[:, own] if "actors" in name else x for name, x in state().items()}
-        assert same_bits(found, wanted)
-        if 5 in range(ENVS)[own]:
-            with pytest.raises(Damaged):
-                read(changed)
-        else:
-            assert same_bits(read(changed), wanted)
-
-
 def test_a_collective_alone_says_that_another_process_is_lost_be_it_behind_another_error(monkeypatch):
     error = TrainingError("checkpoint 7 could not be saved")
     error.__cause__ = RuntimeError("UNKNOWN: Gloo AllGather failed: Connection reset by peer\nmore")
@@ -146,13 +85,6 @@ def test_a_collective_alone_says_that_another_process_is_lost_be_it_behind_anoth
     assert multihost.has_lost(error) == "UNKNOWN: Gloo AllGather failed: Connection reset by peer"
     for text in ("Connection to the simulator lost", "no heartbeat of the robot"):
         assert not multihost.has_lost(RuntimeError(text))
-
-
-def test_a_run_stops_where_any_process_wants_it(monkeypatch):
-    monkeypatch.setattr(multihost, "max_over_processes", lambda own: max(int(own), signal.SIGTERM))
-    assert Interruption(Console(quiet=True, total_steps=1)).received() == signal.SIGTERM
-    run = SimpleNamespace(leaving=False, _interruption=SimpleNamespace(received=lambda: 0))
-    assert Run.stopping.fget(run)
 
 
 def test_processes_tell_each_other_what_json_can_say_and_take_nothing_else(monkeypatch):

@@ -4,6 +4,8 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import textwrap
 import threading
@@ -514,6 +516,33 @@ def test_signals_leave_no_process_behind(number, code, tmp_path):
         wait_until(lambda: not os.listdir(temporary))
     if number != signal.SIGKILL:
         assert any((tmp_path / "run" / "checkpoints").iterdir())
+
+
+SLOW_TO_MAKE = """
+import multiprocessing, subprocess, time
+import gymnasium
+from common.envs.processes import Processes
+
+class Slow(gymnasium.Env):
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        if multiprocessing.parent_process():
+            open(f"simulator{subprocess.Popen(['sleep', '1e6']).pid}", "w")
+            time.sleep(1e6)
+"""
+
+
+def test_a_kill_leaves_nothing_of_environments_that_are_being_made(tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW_TO_MAKE)
+    code = "import slow; slow.Processes(slow.Slow, 2, None, None)"
+    paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=os.environ | paths)
+    wait_until(lambda: len(list(tmp_path.glob("simulator*"))) == 2)
+    process.kill()
+    process.wait()
+    simulators = [int(path.name.removeprefix("simulator")) for path in tmp_path.glob("simulator*")]
+    wait_until(lambda: not any(map(runs, simulators)))
 
 
 @pytest.mark.parametrize("parameter", ["num_threads", "max_episode_steps"])

@@ -67,7 +67,7 @@ def run_algorithm(
         raise UsageError("environments on the host are named by --env: an object cannot be made anew by each actor")
     with multihost.joined(args):
         if isinstance(args, HostEnvArgs):
-            return train_with_actors(args.among(multihost.count()), script, make_algorithm, callback)
+            return train_with_actors(args, script, make_algorithm, callback)
         return train_on_devices(args, script, make_algorithm, env, callback)
 
 
@@ -118,7 +118,8 @@ def train_with_actors(
     Each of several processes has actors and environments of its own, from which its own learner devices get their share
     of an update.
     """
-    actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)
+    actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)  # before JAX starts
+    args = args.among(multihost.count())
     env, own = inspect_env(args), len(multihost.own(devices))
     check_spaces(args, env.spec)
     algorithm = make_algorithm(args, env.spec)

@@ -69,7 +69,7 @@ def over_learners(rollout: HostRollout, num_learners: int) -> HostRollout:
 
 
 class Batches:
-    """Actors at work: a context manager, and the run's `HostWorkers`. `next`, an update, and `publish` alternate."""
+    """Actors at work: a context manager, and the run's `actors`. `next`, an update, and `publish` alternate."""
 
     def __init__(
         self, args: HostEnvArgs, actors: ActorPool, version: int, sharding: jax.sharding.Sharding, warn: Callable

@@ -54,7 +54,7 @@ def steps_on_host(name: str) -> bool:
     return SUITES.get(split_name(name)[0]) == "host"
 
 
-FORMS = "log:LOW:HIGH, uniform:LOW:HIGH or choice:A,B,..."
+FORMS = "log:LOW:HIGH, uniform:LOW:HIGH (the lower first) or choice:A,B,..."
 PREFIX = "env."  # of what is a parameter of the environment
 DRAWS = "log:", "uniform:", "choice:"  # beginnings of texts that say what is drawn
 DIGITS = 6  # of a drawn value: as many as one types to train a member alone

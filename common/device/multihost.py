@@ -100,10 +100,11 @@ def all_or_none(function: Callable[..., T], *args: Any) -> T:
         result = function(*args)
     except Exception as failure:
         error = failure
-    failures = allgather((type(error).__name__, str(error)[:LONGEST_TEXT]) if error else None)
+    kind = UsageError.__name__ if isinstance(error, UsageError) else type(error).__name__
+    failures = allgather((kind, str(error)[:LONGEST_TEXT]) if error else None)
     for process, failure in enumerate(failures):
-        if failure:
-            raise error or FailedElsewhere(process, *failure)
+        if failure:  # all follow the first one
+            raise error if error and kind == failure[0] else FailedElsewhere(process, *failure)
     return result
 
 
@@ -177,13 +178,17 @@ def _meet(args: ProcessArgs) -> None:
     with suppress(AttributeError):  # in versions that have it always
         jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, and tell nobody
     times = {"heartbeat_timeout_seconds": HEARTBEAT, "shutdown_timeout_seconds": EXIT_TIMEOUT}
-    handler = signal.getsignal(signal.SIGTERM)
+    in_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if in_main else {}
+    if in_main:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would not come to handle it
     try:
         jax.distributed.initialize(**args.process, **times, initialization_timeout=START)
     except (ValueError, RuntimeError) as error:
         raise UsageError(_reason(args, " ".join(str(error).split()))) from error
-    if threading.current_thread() is threading.main_thread() and handler is not None:
-        signal.signal(signal.SIGTERM, handler)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def _check_port(address: str) -> None:

@@ -153,10 +153,6 @@ def hp_of(args: Any, hyper: dict[str, jax.Array] | None = None, **now: jax.Array
     return Flags(**vars(args) | (hyper or {}) | now)
 
 
-SCHEDULED = {"learning_rate": "learning rate", "ent_coef": "entropy coefficient"}
-"""Flags that change over a run, with their names in words."""
-
-
 def hp_now(args: Any, run: Any, learner: Any) -> tuple[Flags, dict[str, jax.Array]]:
     """The flags of one agent for the update that comes next, and what schedules make of some of them [], by name.
 

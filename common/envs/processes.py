@@ -12,7 +12,7 @@ import threading
 import time
 import types
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -41,7 +41,8 @@ class Processes(AsyncVectorEnv):
         multiprocessing.get_context("forkserver").set_forkserver_preload(["gymnasium", "numpy"])
         makers = [partial(_make, maker, os.getpid(), self._guard.path)] * num_envs
         try:
-            with _hidden_main():
+            with ExitStack() as self._hidden:
+                self._hidden.enter_context(_hidden_main())
                 super().__init__(makers, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
         except BaseException:
             self.kill()
@@ -54,6 +55,7 @@ class Processes(AsyncVectorEnv):
 
         What processes need to begin is gone once the constructor, which ends with this, has returned.
         """
+        self._hidden.close()  # all have started: others, in other threads, may start theirs
         with self._in_time("reset") as seconds:
             self.call_async("render_mode")
             self.call_wait(timeout=seconds)
@@ -121,7 +123,9 @@ class _Guard:
     def __init__(self):
         folder = multiprocessing.util.get_temp_dir()
         self.path = tempfile.mktemp(prefix="guard-", dir=folder)
+        os.makedirs(folder, exist_ok=True)  # somebody may have cleaned up
         os.mkfifo(self.path)
+        self._alive = os.open(self.path, os.O_RDWR)  # as long as this program is, the guard reads on
         unwanted = self.path if multiprocessing.parent_process() else folder
         script = (
             'while read -r n; do all="$all -$n $n"; done < "$1"; kill -9 $all; rm -rf "$2"'  # groups, and who has none
@@ -130,14 +134,14 @@ class _Guard:
         self._shell = subprocess.Popen(
             ["sh", "-c", script, "sh", self.path, unwanted], **streams, start_new_session=True
         )
-        self._alive = os.open(self.path, os.O_WRONLY)  # as long as this program is, the guard reads on
 
     def close(self) -> None:
         """End the guard before it does anything: the numbers may be those of other processes by then."""
         self._shell.kill()
         self._shell.wait()
         os.close(self._alive)
-        os.unlink(self.path)
+        with suppress(OSError):
+            os.unlink(self.path)
 
 
 @contextmanager

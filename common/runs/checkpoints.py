@@ -11,6 +11,7 @@ import logging
 import re
 import shutil
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -45,6 +46,7 @@ DAMAGED = ".damaged"  # once it was found not to load: it does not count any mor
 UNFINISHED = ".orbax-checkpoint-tmp"  # the same while it is being written, as orbax has it
 METRICS = "metrics/metrics"  # in the folder of a checkpoint, as orbax has it
 RETURNS, CONFIRMED = "returns", "confirmed"  # names of evaluations; the latter's episodes did not choose a checkpoint
+ATTEMPTS = 10  # to delete what a save has left
 PATIENCE = 10  # seconds for a save that other processes may not go on with
 KNOWN_FAILURES = "No space left on device|File too large|Disk quota exceeded|Read-only file system|Permission denied"
 OF_DAMAGE = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL  # errors of files that are not what they were
@@ -250,9 +252,12 @@ class Checkpoints:
 
     def _failure(self, step: int, error: Exception) -> TrainingError:
         """The reason in words; what there is of the checkpoint is deleted, for the disk may be full."""
-        if multihost.is_first():
-            for path in self.directory.glob(f"{step}{UNFINISHED}*"):
+        for _ in range(ATTEMPTS if multihost.is_first() else 0):  # threads that have not noticed yet may write on
+            for path in (unfinished := list(self.directory.glob(f"{step}{UNFINISHED}*"))):
                 shutil.rmtree(path, ignore_errors=True)
+            if not unfinished:
+                break
+            time.sleep(0.1)
         known = re.search(KNOWN_FAILURES, str(error))
         kept = ", ".join(str(kept) for kept in self.steps() if kept != step) or "none"
         reason = known.group() if known else _reason(error)

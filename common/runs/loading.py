@@ -77,11 +77,12 @@ def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> S
     zeros, optional = flatten(like), args.dispensable + args.renewed
     try:
         step, stored, damaged = saved.load(zeros, optional=optional)
+        if args.keep_best and multihost.on_first(lambda: saved.by_return()[-1:]) not in ([], [step]):
+            # A damaged one must not count as the best
+            damaged += saved.load(zeros, optional=optional, candidates=lambda: [step, *saved.by_return()])[2]
     except Mismatch as error:
         why = explain_mismatch(error, read_config(path), config)
         raise UsageError(f"{path} cannot go on with these flags: {why}") from error
-    if args.keep_best:  # a damaged one must not count as the best
-        damaged += saved.load(zeros, optional=optional, candidates=lambda: [step, *saved.by_return()])[2]
     total = args.num_updates * args.steps_per_update
     if step > total:
         raise UsageError(f"--total-timesteps {args.total_timesteps} is less than the {step} steps that {path} has done")
@@ -106,12 +107,12 @@ def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> S
 
 def _parameters_of(source: str, config: dict[str, Any], like: Any, console: Console) -> Arrays:
     """Parameters and normaliser statistics of the newest state of another run."""
-    others = Checkpoints(Path(source) / FOLDER, read_only=True)
+    theirs, others = read_config(Path(source)), Checkpoints(Path(source) / FOLDER, read_only=True)
     wanted = {name: x for name, x in flatten(like).items() if name.startswith(TRANSFERRED)}
     try:
         step, arrays, damaged = others.load(wanted, TRANSFERRED)
     except Mismatch as error:
-        why = explain_mismatch(error, read_config(source), config)
+        why = explain_mismatch(error, theirs, config)
         raise UsageError(f"--init-from {source} does not fit: {why}") from error
     for one in damaged:
         console.warn(str(one))

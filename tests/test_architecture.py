@@ -26,7 +26,7 @@ MAY_IMPORT = {
 ROOMS = set(MAY_IMPORT)
 MAY_IMPORT |= {"top": ROOMS, "algos": ROOMS | {"top"}}
 
-COMMON = 14_840  # lines of all modules together at most; it may only fall
+COMMON = 14_830  # lines of all modules together at most; it may only fall
 SIZES = {"ppo_pmap": 327, "sac_pmap": 319, "ppo_rnn_pmap": 410, "appo_pmap": 418}  # likewise of each algorithm
 NAMES, SOURCES = 24, 2  # of the kit that an algorithm imports, and the modules that they come from
 

@@ -189,12 +189,6 @@ def note_of(kind: Any, what: type) -> Any:
     return next(filter(None, (note_of(part, what) for part in get_args(kind))), None)
 
 
-def needs_value(kind: Any) -> bool:
-    """Whether a flag of this type cannot stand alone."""
-    optional = note_of(kind, PrimitiveConstructorSpec)
-    return not optional and _options(kind) != (bool,) and get_origin(kind) not in (tuple, list, dict)
-
-
 def multiples_near(number: int, unit: int) -> str:
     """The multiples of `unit` around `number`, in words."""
     near = {max(number // unit, 1) * unit, -(-number // unit) * unit}

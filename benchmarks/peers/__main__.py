@@ -37,27 +37,30 @@ from common.runs.lock import locked
 
 PIP = "-m", "pip", "install", "--quiet"
 TRAINERS = Path(__file__).resolve().parent / "trainers"
+SOURCES = {"purejaxrl": "purejaxrl/ppo.py", "purejaxql": "purejaxql/pqn_gymnax.py"}
+"""Peers that are no packages, each with a file of its checkout."""
 
 
 @dataclass(kw_only=True)
 class Args(Choice):
     """Train a peer on all tasks for which its authors publish flags; what is done already is kept."""
 
-    peer: Literal["sb3", "sbx", "rejax", "purejaxrl"]
-    """Stable-Baselines3, SBX, rejax or PureJaxRL."""
+    peer: Literal["sb3", "sbx", "rejax", "purejaxrl", "purejaxql"]
+    """Stable-Baselines3, SBX, rejax, PureJaxRL or purejaxql."""
     set: Literal["", "classic", "minatar", "bsuite", "memory", "masks", "host"] = ""
     """Only the environments of this set."""
     source: str = ""
-    """A checkout of PureJaxRL, which is no package."""
+    """A checkout of PureJaxRL or purejaxql, which are no packages."""
     folder: str = "runs/peers"
     """Where the runs lie."""
 
     def __post_init__(self):
         super().__post_init__()
-        if self.peer != "purejaxrl" and self.source:
-            raise UsageError(f"--source is for PureJaxRL; {self.peer} is installed")
-        if self.peer == "purejaxrl" and not (self.source and (Path(self.source) / "purejaxrl" / "ppo.py").is_file()):
-            raise UsageError(f"--source {self.source} has to name a checkout of PureJaxRL, with purejaxrl/ppo.py in it")
+        needed = SOURCES.get(self.peer)
+        if not needed and self.source:
+            raise UsageError(f"--source is for {' and '.join(SOURCES)}; {self.peer} is installed")
+        if needed and not (self.source and (Path(self.source) / needed).is_file()):
+            raise UsageError(f"--source {self.source} has to name a checkout of {self.peer}, with {needed} in it")
 
 
 @dataclass(frozen=True)

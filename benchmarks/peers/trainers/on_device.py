@@ -1,13 +1,18 @@
 """Trains peers that are written in JAX: all seeds at once, with greedy evaluations in between."""
 
+import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
+from unittest import mock
 
 import gymnax
 import jax
 import jax.numpy as jnp
 from rows import Rows, evaluation_points
+
+REPEATS = 3
 
 
 class Peer(NamedTuple):
@@ -40,6 +45,37 @@ def train(rows: Rows, peer: Peer) -> None:
         with rows.evaluating():
             earned = jax.block_until_ready(evaluate(states))
         rows.write(done * peer.steps_per_update, earned)
+
+
+def update_of(train_all: Callable[[Any], dict]) -> tuple[Callable, Callable]:
+    """`init` and `update` of a `Peer`, from a function that trains in one scan, of which an update is taken out."""
+    update = []
+
+    def init(key):
+        def scan(function, carry, xs, length=None, **options):
+            if function.__name__ != "_update_step":
+                return real_scan(function, carry, xs, length, **options)
+            update[:] = [function]
+            return carry, None
+
+        real_scan = jax.lax.scan
+        with mock.patch.object(jax.lax, "scan", scan):
+            return train_all(key)["runner_state"]
+
+    return init, lambda state: update[0](state, None)[0]
+
+
+def speed_of(train_all: Callable[[Any], Any], steps: int) -> dict[str, float]:
+    """Steps per second of such a function, the median of some warm runs, and the seconds of its compilation."""
+    began = time.perf_counter()
+    compiled = jax.jit(train_all).lower(jax.random.PRNGKey(0)).compile()
+    compile_seconds, seconds = time.perf_counter() - began, []
+    for seed in range(1 + REPEATS):
+        began = time.perf_counter()
+        jax.block_until_ready(compiled(jax.random.PRNGKey(seed)))
+        seconds.append(time.perf_counter() - began)
+    speed = round(steps / statistics.median(seconds[1:]))
+    return {"steps_per_second": speed, "compile_seconds": round(compile_seconds, 2)}
 
 
 def returns(peer: Peer, episodes: int, seed: int, state: Any) -> Any:

@@ -5,50 +5,33 @@ Or prints the speed of its training as JSON: python train_purejaxrl.py SOURCE pp
 
 import importlib
 import json
-import statistics
 import sys
-import time
 from types import ModuleType
 from unittest import mock
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import on_device
-from on_device import Peer, train
+from on_device import Peer, speed_of, train, update_of
 from rows import run_of
 
-REPEATS = 3
 FLAGS = {"LR": 2.5e-4, "GAMMA": 0.99, "GAE_LAMBDA": 0.95, "CLIP_EPS": 0.2, "ENT_COEF": 0.01, "VF_COEF": 0.5}
 FLAGS |= {"MAX_GRAD_NORM": 0.5, "ACTIVATION": "tanh", "ANNEAL_LR": True}  # those of its files that are no sizes
 
 
 def peer_of(source: str, args: dict) -> Peer:
-    """Its ppo.py as it stands. `make_train` trains in one scan; one update of that is taken out, to stop in between."""
+    """Its ppo.py as it stands."""
     ppo = module_of(source, "ppo")
     steps_per_update = args["flags"]["NUM_ENVS"] * args["flags"]["NUM_STEPS"]
     updates = -(-args["total_timesteps"] // steps_per_update)
     config = {**args["flags"], "ENV_NAME": args["env"], "TOTAL_TIMESTEPS": updates * steps_per_update}
-    train_all = ppo.make_train(config)
-    update = []
-
-    def init(key):
-        def scan(function, carry, xs, length=None, **options):
-            if function.__name__ != "_update_step":
-                return real_scan(function, carry, xs, length, **options)
-            update[:] = [function]
-            return carry, None
-
-        real_scan = jax.lax.scan
-        with mock.patch.object(jax.lax, "scan", scan):
-            return train_all(key)["runner_state"]
-
+    init, update = update_of(ppo.make_train(config))
     env, env_params = on_device.make(args["env"])
     env = ppo.FlattenObservationWrapper(env)
     network = ppo.ActorCritic(env.action_space(env_params).n, activation=config["ACTIVATION"])
     return Peer(
         init=init,
-        update=lambda state: update[0](state, None)[0],
+        update=update,
         act=lambda state, obs: network.apply(state[0].params, obs)[0].mode(),
         env=env,
         env_params=env_params,
@@ -77,19 +60,12 @@ class GRUCell(nn.GRUCell):
 
 
 def speed(source: str, name: str, sizes: dict) -> dict:
-    """Of its training function as it stands, the median of some warm runs; `sizes` are in the words of its flags."""
+    """Of its training function as it stands; `sizes` are in the words of its flags."""
     nn.GRUCell = GRUCell
     update = sizes["NUM_ENVS"] * sizes["NUM_STEPS"]
     steps = max(sizes["TOTAL_TIMESTEPS"] // update, 1) * update
-    train = jax.jit(module_of(source, name).make_train(FLAGS | sizes | {"TOTAL_TIMESTEPS": steps}))
-    began = time.perf_counter()
-    train = train.lower(jax.random.key(0)).compile()
-    compiled, seconds = time.perf_counter() - began, []
-    for seed in range(1 + REPEATS):
-        began = time.perf_counter()
-        jax.block_until_ready(train(jax.random.key(seed)))
-        seconds.append(time.perf_counter() - began)
-    return {"steps_per_second": round(steps / statistics.median(seconds[1:])), "compile_seconds": round(compiled, 2)}
+    train = module_of(source, name).make_train(FLAGS | sizes | {"TOTAL_TIMESTEPS": steps})
+    return speed_of(train, steps)
 
 
 if __name__ == "__main__" and len(sys.argv) == 4:

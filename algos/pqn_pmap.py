@@ -1,0 +1,283 @@
+"""Parallelised Q-Network (Gallici et al. 2025), data-parallel over every device; docs/pqn.md explains this file.
+
+python algos/pqn_pmap.py --env CartPole-v1
+python algos/pqn_pmap.py --help
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common.flags import (
+    AdamBeta,
+    Count,
+    CountOrZero,
+    Counts,
+    Discount,
+    Fraction,
+    NonNegative,
+    Positive,
+    RecurrentArgs,
+    main,
+    parse,
+)
+
+
+@dataclass(kw_only=True)
+class Args(RecurrentArgs):
+    """Train PQN. Sizes count over all devices. Environments on the host have other flags."""
+
+    # rollout and returns
+    num_steps: Count = 64
+    """Steps of every environment per update."""
+    gamma: Discount = 0.99
+    """Discount factor."""
+    q_lambda: Discount = 0.95
+    """Lambda of Q(lambda) returns; 0: one-step Q-learning, 1: discounted rewards to the end of the rollout."""
+    reward_scale: Positive = 1.0
+    """Factor of the rewards that are learned from; those that are reported keep their units."""
+
+    # exploration
+    epsilon_start: Fraction = 1.0
+    """Initial probability of a random action."""
+    epsilon_end: Fraction = 0.05
+    """Final probability of a random action, also of actions that are sampled after training."""
+    epsilon_fraction: Fraction = 0.1
+    """Fraction of the run over which the probability falls linearly from the one to the other."""
+
+    # optimiser
+    update_epochs: Count = 4
+    """Passes over the batch per update."""
+    num_minibatches: Count = 16
+    """Minibatches per epoch, each a gradient step."""
+    optimizer: Literal["radam", "adam"] = "radam"
+    """Optimiser: rectified Adam (Liu et al. 2020), or Adam."""
+    learning_rate: Positive = 5e-4
+    """Initial learning rate."""
+    lr_schedule: Literal["linear", "constant"] = "linear"
+    """Learning rate over the run: linear to zero, or constant."""
+    max_grad_norm: NonNegative = 10.0
+    """Global norm at which gradients are clipped; 0: no clipping."""
+    adam_b1: AdamBeta = 0.9
+    """Adam's beta1."""
+    adam_b2: AdamBeta = 0.999
+    """Adam's beta2."""
+
+    # network
+    activation: Literal["tanh", "relu", "swish", "gelu"] = "relu"
+    """Activation of the hidden layers."""
+    hidden_sizes: Counts = (128, 128)
+    """Widths of the hidden layers, behind the convolutions where observations are images."""
+    layer_norm: bool = True
+    """Layer normalisation before every activation, which keeps Q-learning stable without a target network."""
+    normalize_obs: bool = False
+    """Normalisation of observations by their running mean and standard deviation."""
+    encoder: Literal["small", "nature", "impala", "flat"] = "small"
+    """Image encoder: a 3 x 3 convolution with 16 channels, the Nature DQN network, IMPALA's ResNet, or none (flat)."""
+    rnn: Literal["none", "gru", "lstm"] = "none"
+    """Recurrent cells behind the hidden layers; their state is carried from rollout to rollout."""
+    rnn_size: Count = 128
+    """Width of the recurrent layers."""
+    rnn_layers: Count = 1
+    """Number of recurrent layers."""
+    rnn_span: CountOrZero = 128
+    """Longest time scale of the recurrent cells at initialisation, in steps (chrono initialisation, Tallec and Ollivier
+    2018); 0: 2 steps for all."""
+
+    @property
+    def samples_per_env(self) -> int:
+        """Parts of a rollout of an environment that minibatches may get: its steps, or with memory all in one."""
+        return self.num_steps if self.rnn == "none" else 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_needed("rnn_size rnn_layers rnn_span", "rnn", "gru", "lstm")
+
+
+if __name__ == "__main__":
+    ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from common.algorithm import EnvSpec, Flags, Now, OnPolicy, Rollout, Seen, nets, optim, run_algorithm
+
+# ----------------------------------------------------------------------------------------------------------- network
+
+
+class QNetwork(nn.Module):
+    """Q values [T, N, A] of all actions, and the memories after each step."""
+
+    args: Args
+    env: EnvSpec
+
+    @nn.compact
+    def __call__(self, obs: jax.Array, first: jax.Array, memory: Any) -> tuple[jax.Array, Any]:
+        args = self.args
+        x = nets.Torso.of(args, nets.without_privileged(self.env.observation_space))(obs)
+        x, memory = nets.Recurrent(args.rnn, args.rnn_size, args.rnn_span, args.dtype)(x, first, memory)
+        return nets.QHead(self.env.action_space)(x, obs), memory  # obs has the action mask, if there is one
+
+
+# ----------------------------------------------------------------------------------------------------------- records
+
+
+class Learner(struct.PyTreeNode):
+    """Parameters, optimiser and normaliser, the same on every device."""
+
+    params: Any
+    opt_state: optim.AdamState
+    obs_stats: Any  # RunningStats of each part of observations, or None
+    epsilon: jax.Array  # [] probability of random actions in the next rollout
+
+
+class Extras(NamedTuple):
+    """What a rollout keeps of each step, [T, N, ...]."""
+
+    value: jax.Array  # of the best action
+    memory: Any  # of recurrent layers after the step; () without
+
+
+class Batch(NamedTuple):
+    """What the loss needs of each sample, [1, T * N, ...], or with memory of whole sequences [T, N, ...]."""
+
+    obs: jax.Array  # as the network takes it
+    first: jax.Array  # bool: an episode begins here
+    memory: Any  # [1, N, ...] before the first step, as it was then
+    action: jax.Array
+    target: jax.Array
+
+
+# ------------------------------------------------------------------------------------------------------------- maths
+
+
+def q_lambda_returns(reward, next_value, terminated, truncated, gamma: float, q_lambda: float) -> jax.Array:
+    """Peng's Q(lambda) returns [T, N] (Peng & Williams 1996): the mean of n-step returns with weights lambda^n.
+
+    `next_value` is that of the best action in the next observation, where the episode was truncated in its last one.
+    Termination drops it; truncation and the end of the rollout leave nothing but it.
+    """
+
+    def backward(following, inputs):
+        reward, next_value, terminated, truncated = inputs
+        following = jnp.where(truncated, next_value, next_value + q_lambda * (following - next_value))
+        total = reward + gamma * jnp.where(terminated, 0.0, following)
+        return total, total
+
+    steps = reward, next_value, terminated, truncated
+    return optim.light_scan(backward, next_value[-1], steps, reverse=True)[1]
+
+
+def loss(q: jax.Array, batch: Batch) -> tuple[jax.Array, optim.Metrics]:
+    """Half the mean squared error of the values of the actions taken, those of all being `q` [..., A]; and metrics."""
+    taken = jnp.take_along_axis(q, batch.action[..., None], axis=-1)[..., 0]
+    error = taken - batch.target
+    half_square = 0.5 * jnp.mean(jnp.square(error))
+    return half_square, {
+        "loss/q": half_square,
+        "q/mean": jnp.mean(taken),
+        "q/target": jnp.mean(batch.target),
+        "q/td_error": jnp.mean(jnp.abs(error)),
+    }
+
+
+# --------------------------------------------------------------------------------------------------------- algorithm
+
+
+def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
+    """PQN for `env` as pure functions of one agent on one device. Raises UsageError unless actions are Discrete."""
+    nets.check_discrete(env, "algos/ppo_pmap.py")
+    network = QNetwork(args, env)
+
+    def explore(learner: Learner, seen: Seen, memory: Any, noise: jax.Array) -> tuple[jax.Array, Extras, Any]:
+        """Epsilon-greedy actions [N] of a step of the rollout, what it keeps of it, and the memory after it."""
+        q, memory = q_of(learner, seen.obs, seen.first, memory)
+        action = nets.epsilon_greedy(q, learner.epsilon, seen.obs).sample(noise)
+        return action, Extras(jnp.max(q, axis=-1), memory), memory
+
+    def update(learner: Learner, rollout: Rollout, now: Now) -> tuple[Learner, optim.Metrics]:
+        """One iteration of PQN (algorithm 1), after the rollout [T, N, ...]: compute returns, learn."""
+        batch = estimate(learner, rollout, now.hp)
+        learner, metrics = learn(learner, batch, now)
+        obs_stats = nets.update_stats(learner.obs_stats, rollout.obs)
+        return learner.replace(obs_stats=obs_stats, epsilon=now.hp.epsilon), metrics
+
+    def estimate(learner: Learner, rollout: Rollout, hp: Flags) -> Batch:
+        """The Q(lambda) returns of a rollout, in scaled rewards, and what else to learn from, as samples."""
+        value, memory = rollout.extras
+        last = rollout.last.obs, rollout.last.first, jax.tree.map(lambda x: x[-1], memory)
+        final = rollout.final_obs, jnp.zeros_like(rollout.terminated), memory  # where an episode was truncated
+        next_value = rollout.next_values(value, lambda x: value_of(learner, *x), last, final)
+        reward, ends = hp.reward_scale * rollout.reward, (rollout.terminated, rollout.truncated)
+        target = q_lambda_returns(reward, next_value, *ends, hp.gamma, hp.q_lambda)
+        obs, memory = nets.normalize(learner.obs_stats, rollout.obs), jax.tree.map(lambda x: x[None], rollout.memory)
+        batch = Batch(obs, rollout.seen.first, memory, rollout.action, target)
+        return batch if args.rnn != "none" else jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
+
+    def learn(learner: Learner, batch: Batch, now: Now) -> tuple[Learner, optim.Metrics]:
+        """Epochs of minibatch gradient steps."""
+        minibatches = now.minibatches(args.update_epochs, args.num_minibatches)  # [E, M, B] samples or sequences
+
+        def step(carry, indices):
+            params, opt_state = carry
+            minibatch = jax.tree.map(lambda x: x[:, indices], batch)
+            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch)  # over all devices
+            params, opt_state = optim.adam_step(params, grads, opt_state, now.hp)
+            return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
+
+        start = learner.params, learner.opt_state
+        (params, opt_state), metrics = optim.run_epochs(step, start, minibatches)
+        return learner.replace(params=params, opt_state=opt_state), metrics
+
+    def loss_of(params: Any, batch: Batch) -> tuple[jax.Array, optim.Metrics]:
+        """The loss of a minibatch [1, B, ...] or [T, B, ...], and metrics."""
+        q, _ = network.apply(params, batch.obs, batch.first, jax.tree.map(lambda x: x[0], batch.memory))
+        return loss(q, batch)
+
+    def q_of(learner: Learner, obs: jax.Array, first: jax.Array, memory: Any) -> tuple[jax.Array, Any]:
+        """Q values [N, A] for raw observations [N, ...], and the memory after them."""
+        inputs = jax.tree.map(lambda x: x[None], (nets.normalize(learner.obs_stats, obs), first))
+        return jax.tree.map(lambda x: x[0], network.apply(learner.params, *inputs, memory))
+
+    def value_of(learner: Learner, obs: jax.Array, first: jax.Array, memory: Any) -> jax.Array:
+        """The value [N] of the best action for raw observations."""
+        return jnp.max(q_of(learner, obs, first, memory)[0], axis=-1)
+
+    def new_memory(count: int) -> Any:
+        """Of `count` environments whose episodes begin."""
+        return nets.initial_memory(args.rnn, args.rnn_size, args.rnn_layers, count)
+
+    def init(key: jax.Array, hp: Flags) -> Learner:
+        params = network.init(key, env.example_obs(1, 1), jnp.ones((1, 1), bool), new_memory(1))
+        return Learner(
+            params=params,
+            opt_state=optim.adam_init(params, hp),
+            obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
+            epsilon=optim.epsilon_after(args, 0),
+        )
+
+    def act(learner: Learner, seen: Seen, memory: Any, key: jax.Array | None = None) -> tuple[jax.Array, Any]:
+        """Actions [B] for what is seen [B, ...], with a key epsilon-greedy, else the best ones; and the memory."""
+        q, memory = q_of(learner, seen.obs, seen.first, memory)
+        if key is None:
+            return jnp.argmax(q, axis=-1), memory
+        return nets.epsilon_greedy(q, args.epsilon_end, seen.obs).sample_with_key(key), memory
+
+    return OnPolicy(init, explore, update, act, new_memory)
+
+
+make_algorithm = make_pqn  # the name by which `load_policy` knows it
+
+
+def train(args: Args, env: Any = None, callback: Any = None) -> Any:
+    """Train as the command line does, also on an environment object or with a callback; see `run_algorithm`."""
+    return run_algorithm(args, __file__, make_pqn, env, callback)
+
+
+if __name__ == "__main__":
+    main(train, ARGS)

@@ -66,7 +66,28 @@ class Replay(struct.PyTreeNode):
 
         Each of the G `keys` draws `per_group` transitions from its own N / G neighbouring rings.
         """
-        filled = self.filled.reshape(keys.shape[0], -1)  # [G, rings of a group]
+        places = self._places(keys, per_group, self.filled)
+        return jax.tree.map(lambda x: x[places], self.data)
+
+    def sample_n_step(self, keys: jax.Array, per_group: int, num_steps: int, gamma: float | jax.Array) -> Transition:
+        """Likewise, with the rewards and the next observation of up to `num_steps` steps (Sutton & Barto 2018, 7.1).
+
+        They are fewer where the episode ends. A transition that fewer than `num_steps` - 1 follow is not drawn yet.
+        """
+        ring, place = self._places(keys, per_group, jnp.maximum(self.filled - num_steps + 1, 0))
+        oldest = jnp.where(self.count > self.capacity, self.count, 0)[ring]
+        slots = (oldest + place + jnp.arange(num_steps)[:, None]) % self.capacity  # [n, B]
+        goes_on = ~self.data.first[ring, slots[1:]]
+        used = jnp.concatenate([jnp.ones_like(goes_on[:1]), jnp.cumprod(goes_on, axis=0, dtype=bool)])  # [n, B]
+        powers = jnp.asarray(gamma) ** jnp.arange(num_steps + 1)
+        count = jnp.sum(used, axis=0)
+        first, last = (jax.tree.map(lambda x: x[ring, slot], self.data) for slot in (slots[0], _last(slots, count)))
+        reward = jnp.sum(self.data.reward[ring, slots] * used * powers[:-1, None], axis=0)
+        return last._replace(obs=first.obs, action=first.action, reward=reward, discount=powers[count])
+
+    def _places(self, keys: jax.Array, per_group: int, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Rings and places in them [G * per_group], uniformly among the first `counts` [N] of each."""
+        filled = counts.reshape(keys.shape[0], -1)  # [G, rings of a group]
 
         def draw(key, filled):
             ends = jnp.cumsum(filled)
@@ -76,7 +97,12 @@ class Replay(struct.PyTreeNode):
 
         ring, slot = jax.vmap(draw)(keys, filled)  # [G, per_group]
         ring = ring + filled.shape[1] * jnp.arange(keys.shape[0])[:, None]
-        return jax.tree.map(lambda x: x[ring.ravel(), slot.ravel()], self.data)
+        return ring.ravel(), slot.ravel()
+
+
+def _last(slots: jax.Array, count: jax.Array) -> jax.Array:
+    """The last of the first `count` [B] of `slots` [n, B]."""
+    return jnp.take_along_axis(slots, count[None] - 1, axis=0)[0]
 
 
 def new_replay(example: Any, num_envs: int, capacity: int) -> Replay:
@@ -97,7 +123,7 @@ def memory_note(args: Any, env: Any, devices: list[jax.Device], versions: bool =
     """
     if not hasattr(args, "buffer_size"):
         return {}
-    size, available = size_of(jax.eval_shape(lambda: example_transition(env, versions))), memory_of(devices)
+    size, available = size_of(jax.eval_shape(lambda: example_transition(args, env, versions))), memory_of(devices)
     whole = args.capacity * args.num_rings
     transitions = whole * args.num_agents
     if transitions * size > available:
@@ -116,10 +142,15 @@ def memory_note(args: Any, env: Any, devices: list[jax.Device], versions: bool =
     return {"replay": note}
 
 
-def example_transition(env: Any, versions: bool = False) -> Transition:
+def example_transition(args: Any, env: Any, versions: bool = False) -> Transition:
     """One transition of zeros, which says what the replay buffer has to hold; with `versions` those of policies too."""
-    obs, version = zeros(env), jnp.int32(0) if versions else None
-    return Transition(obs, empty_action(env.action_space), jnp.float32(0), jnp.bool_(False), obs, version)
+    obs, version, first = zeros(env), jnp.int32(0) if versions else None, jnp.bool_(True) if n_steps(args) > 1 else None
+    return Transition(obs, empty_action(env.action_space), jnp.float32(0), jnp.bool_(False), obs, version, first)
+
+
+def n_steps(args: Any) -> int:
+    """Steps of a return, where an algorithm has a flag for it."""
+    return getattr(args, "n_steps", 1)
 
 
 @jax.custom_batching.custom_vmap

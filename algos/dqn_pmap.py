@@ -1,0 +1,281 @@
+"""DQN (Mnih et al. 2015) and its successors, data-parallel over every device; docs/dqn.md explains this file.
+
+python algos/dqn_pmap.py --env CartPole-v1
+python algos/dqn_pmap.py --help
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common.flags import (
+    AdamBeta,
+    Count,
+    Counts,
+    Discount,
+    Finite,
+    Fraction,
+    NonNegative,
+    OffPolicyArgs,
+    Positive,
+    Ratio,
+    Share,
+    Steps,
+    UsageError,
+    main,
+    parse,
+)
+
+
+@dataclass(kw_only=True)
+class Args(OffPolicyArgs):
+    """Train DQN. Sizes count over all devices. Environments on the host have other flags."""
+
+    env: str = "CartPole-v1"
+    total_timesteps: Steps = 50_000
+    batch_size: Count = 64
+    utd_ratio: Ratio = 0.5
+
+    # exploration
+    epsilon_start: Fraction = 1.0
+    """Share of random actions at first."""
+    epsilon_end: Fraction = 0.05
+    """Share of random actions after --epsilon-fraction of the run."""
+    epsilon_fraction: Fraction = 0.2
+    """Fraction of the run over which the share of random actions changes linearly."""
+
+    # optimiser
+    learning_rate: Positive = 1e-3
+    """Initial learning rate of Adam."""
+    lr_schedule: Literal["linear", "constant"] = "linear"
+    """Learning rate over the run: linear to zero, or constant."""
+    max_grad_norm: NonNegative = 10.0
+    """Global norm at which gradients are clipped; 0: no clipping."""
+    adam_b1: AdamBeta = 0.9
+    """Adam's beta1."""
+    adam_b2: AdamBeta = 0.999
+    """Adam's beta2."""
+    target_frequency: Count = 10
+    """Gradient updates per update of the target network."""
+    tau: Share = 1.0
+    """Share of the Q network in an update of the target network; 1: a copy."""
+
+    # loss
+    gamma: Discount = 0.99
+    """Discount factor."""
+    double: bool = True
+    """Double Q-learning: the Q network chooses the next action, the target network values it."""
+    huber: bool = False
+    """Huber loss in place of half the squared error, which suits returns of a size around 1."""
+    n_steps: Count = 3
+    """Steps of n-step returns; fewer where an episode ends, and on the host where a rollout does."""
+    distribution: Literal["none", "c51", "qr"] = "none"
+    """Distribution of returns that is learned: none (their mean alone), categorical (c51), or by quantiles (qr)."""
+    num_atoms: Count = 51
+    """Atoms of --distribution c51, or quantiles of qr."""
+    v_min: Finite = -10.0
+    """Smallest return of --distribution c51."""
+    v_max: Finite = 10.0
+    """Largest return of --distribution c51."""
+
+    # normalisation
+    normalize_obs: bool = True
+    """Normalisation of observations by the mean and standard deviation of all stored so far."""
+
+    # network
+    dueling: bool = False
+    """Dueling heads: the value of a state, and the advantages of its actions."""
+    layer_norm: bool = False
+    """Layer normalisation before every activation."""
+    activation: Literal["tanh", "relu", "swish", "gelu"] = "relu"
+    """Activation of the hidden layers."""
+    hidden_sizes: Counts = (128, 128)
+    """Widths of the hidden layers."""
+    encoder: Literal["small", "nature", "impala", "flat"] = "small"
+    """Image encoder: a 3 x 3 convolution with 16 channels, the Nature DQN network, IMPALA's ResNet, or none (flat)."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_needed("v_min v_max", "distribution", "c51")
+        self.check_needed("num_atoms", "distribution", "c51", "qr")
+        self.check_needed("huber", "distribution", "none")
+        if self.distribution == "c51" and (self.v_min >= self.v_max or self.num_atoms == 1):
+            atoms = f"{self.num_atoms} from {self.v_min} to {self.v_max}"
+            raise UsageError(f"c51 needs two --num-atoms or more, from --v-min up to --v-max, got {atoms}")
+        least = self.n_steps * self.num_rings
+        if self.n_steps > 1 and min(self.learning_starts, self.buffer_size) < least:
+            raise UsageError(f"--n-steps {self.n_steps} needs --learning-starts and --buffer-size of at least {least}")
+
+
+if __name__ == "__main__":
+    ARGS = parse(Args)  # before the slow imports: --help and usage errors answer at once
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from common.algorithm import EnvSpec, Flags, Now, OffPolicy, Transition, nets, optim, run_algorithm
+
+# ---------------------------------------------------------------------------------------------------------- networks
+
+
+class QNetwork(nn.Module):
+    """The return of every action, [B, n, Z]: its mean (Z = 1), logits of its atoms (c51), or its quantiles (qr)."""
+
+    args: Args
+    env: EnvSpec
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> jax.Array:
+        x = nets.Torso.of(self.args, nets.without_privileged(self.env.observation_space))(obs)
+        advantage = self.head(self.env.action_space.n, "advantage")(x)
+        if not self.args.dueling:
+            return advantage
+        return self.head(1, "value")(x) + advantage - jnp.mean(advantage, axis=-2, keepdims=True)
+
+    def head(self, count: int, name: str) -> nn.Module:
+        """`count` returns [B, count, Z] of features."""
+        return nn.DenseGeneral((count, num_outputs(self.args)), name=name)
+
+
+# ----------------------------------------------------------------------------------------------------------- records
+
+
+class Learner(struct.PyTreeNode):
+    """Networks, optimiser and normaliser, the same on every device."""
+
+    params: Any
+    target_params: Any  # following `params`
+    opt_state: optim.AdamState
+    obs_stats: Any  # RunningStats of each part of observations, or None
+    epsilon: jax.Array  # [] share of random actions
+
+
+# ------------------------------------------------------------------------------------------------------------- maths
+
+
+def num_outputs(args: Args) -> int:
+    """Numbers that the network has for an action, Z."""
+    return 1 if args.distribution == "none" else args.num_atoms
+
+
+def atoms(args: Args) -> jax.Array:
+    """Returns [Z] of which c51 learns the probabilities."""
+    return jnp.linspace(args.v_min, args.v_max, args.num_atoms)
+
+
+def q_values(output: jax.Array, args: Args) -> jax.Array:
+    """Mean returns [...] of what the network has for actions, [..., Z]."""
+    return jax.nn.softmax(output) @ atoms(args) if args.distribution == "c51" else jnp.mean(output, axis=-1)
+
+
+def loss(output: jax.Array, next_output: jax.Array, reward: jax.Array, discount: jax.Array, args: Args) -> jax.Array:
+    """Distance [B] of returns [B, Z] of actions from `reward` + `discount` [B] times those that follow, [B, Z]."""
+    support = atoms(args) if args.distribution == "c51" else next_output
+    target = reward[:, None] + discount[:, None] * support
+    if args.distribution == "c51":
+        return optax.softmax_cross_entropy(output, project(jax.nn.softmax(next_output), target, support))
+    if args.distribution == "qr":
+        return quantile_huber(output, target)
+    return (optax.huber_loss if args.huber else optax.l2_loss)(output, target)[:, 0]
+
+
+def project(probs: jax.Array, returns: jax.Array, support: jax.Array) -> jax.Array:
+    """Probabilities [B, Z] of the atoms `support` [Z] in place of those of `returns` [B, Z].
+
+    Each return shares its probability between the two atoms around it (Bellemare et al. 2017, eq. 7).
+    """
+    step = (support[-1] - support[0]) / (len(support) - 1)
+    distance = jnp.abs(jnp.clip(returns, support[0], support[-1])[:, None, :] - support[:, None]) / step  # [B, Z, Z]
+    return jnp.sum(jnp.clip(1 - distance, 0, 1) * probs[:, None, :], axis=-1)
+
+
+def quantile_huber(quantiles: jax.Array, returns: jax.Array) -> jax.Array:
+    """Loss [B] of `quantiles` [B, Z] at the returns [B, Z] (Dabney et al. 2018, eq. 10, kappa = 1)."""
+    middle = (jnp.arange(quantiles.shape[-1]) + 0.5) / quantiles.shape[-1]
+    error = returns[:, None, :] - quantiles[:, :, None]  # [B, Z, Z]
+    weight = jnp.abs(middle[:, None] - (error < 0))
+    return jnp.sum(jnp.mean(weight * optax.huber_loss(error), axis=-1), axis=-1)
+
+
+# --------------------------------------------------------------------------------------------------------- algorithm
+
+
+def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
+    """DQN for `env` as pure functions of one agent on one device. Raises UsageError where actions are not Discrete."""
+    nets.check_discrete(env, "algos/sac_pmap.py for a Box, algos/ppo_pmap.py for others")
+    network = QNetwork(args, env)
+
+    def explore(learner: Learner, obs: jax.Array, noise: jax.Array) -> jax.Array:
+        """Actions [N] of a step, the best ones or, in the share `epsilon`, random ones."""
+        return policy_of(learner, obs, learner.epsilon).sample(noise)
+
+    def update(learner: Learner, batch: Transition, now: Now) -> tuple[Learner, optim.Metrics]:
+        """One gradient step of the Q network and, where it is due, one of the target network."""
+        obs, next_obs = (nets.normalize(learner.obs_stats, x) for x in (batch.obs, batch.next_obs))
+        batch = batch._replace(obs=obs, next_obs=next_obs)
+        grads, metrics = optim.mean_gradients(loss_of)(learner.params, learner.target_params, batch, now.hp)
+        params, opt_state = optim.adam_step(learner.params, grads, learner.opt_state, now.hp)
+        tau = jnp.where(now.updates % args.target_frequency == 0, now.hp.tau, 0.0)
+        target_params = jax.tree.map(lambda old, new: (1 - tau) * old + tau * new, learner.target_params, params)
+        learner = learner.replace(params=params, target_params=target_params, opt_state=opt_state)
+        return learner.replace(epsilon=now.hp.epsilon), metrics | {"grad/norm": optim.global_norm(grads)}
+
+    def loss_of(params: Any, target_params: Any, batch: Transition, hp: Flags) -> tuple[jax.Array, optim.Metrics]:
+        """The loss of a batch, and metrics. Targets come from `target_params`: no gradient goes through them."""
+        output = of_action(network.apply(params, batch.obs), batch.action)  # [B, Z]
+        next_output = network.apply(target_params, batch.next_obs)  # [B, n, Z]
+        chooses = network.apply(params, batch.next_obs) if args.double else next_output
+        next_action = nets.epsilon_greedy(q_values(chooses, args), 0.0, batch.next_obs).mode()
+        discount = hp.gamma if batch.discount is None else batch.discount
+        discount = jnp.where(batch.terminated, 0.0, discount)
+        value = jnp.mean(loss(output, of_action(next_output, next_action), batch.reward, discount, args))
+        q = q_values(output, args)
+        return value, {"loss/q": value, "q/mean": jnp.mean(q), "q/value_max": jnp.max(q)}
+
+    def of_action(output: jax.Array, action: jax.Array) -> jax.Array:
+        """[B, Z] of [B, n, Z]: those of the actions [B]."""
+        return jnp.take_along_axis(output, action[:, None, None], axis=1)[:, 0]
+
+    def policy_of(learner: Learner, obs: jax.Array, epsilon: float | jax.Array) -> nets.Categoricals:
+        """The epsilon-greedy policy for raw observations."""
+        obs = nets.normalize(learner.obs_stats, obs)
+        return nets.epsilon_greedy(q_values(network.apply(learner.params, obs), args), epsilon, obs)
+
+    def observe(learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
+        """The learner after transitions [T, N, ...] were stored, those that are `valid` [T, N] if that is given."""
+        return learner.replace(obs_stats=nets.update_stats(learner.obs_stats, new.obs, valid))
+
+    def init(key: jax.Array, hp: Flags) -> Learner:
+        params = network.init(key, env.example_obs(1))
+        return Learner(
+            params=params,
+            target_params=params,
+            opt_state=optim.adam_init(params, hp),
+            obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
+            epsilon=jnp.float32(hp.epsilon_start),
+        )
+
+    def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """Actions [B] for raw observations [B, ...]: epsilon-greedy ones with a key, else the best ones."""
+        policy = policy_of(learner, obs, args.epsilon_end)
+        return policy.mode() if key is None else policy.sample_with_key(key)
+
+    return OffPolicy(init, explore, update, act, observe)
+
+
+make_algorithm = make_dqn  # the name by which `load_policy` knows it
+
+
+def train(args: Args, env: Any = None, callback: Any = None) -> Any:
+    """Train as the command line does, also on an environment object or with a callback; see `run_algorithm`."""
+    return run_algorithm(args, __file__, make_dqn, env, callback)
+
+
+if __name__ == "__main__":
+    main(train, ARGS)

@@ -1,0 +1,131 @@
+"""DQN: n-step returns from the buffer, and the losses of its three kinds of returns."""
+
+import host_helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import dqn, make_env, over_devices, relative_difference, small_dqn_args
+
+from common.actors.host_drivers import transitions_of
+from common.device.interface import Now, Transition
+from common.device.optim import hp_of
+from common.device.replay import new_replay
+
+
+def test_n_step_returns_end_with_the_episode_and_cross_the_ring_s_end():
+    rng, steps, gamma = np.random.default_rng(0), 17, 0.9
+    reward, terminated, truncated = rng.normal(size=(steps, 3)), *(rng.random((2, steps, 3)) < 0.2)
+    obs, zero, no = 100 * np.arange(3) + np.arange(steps)[:, None], jnp.float32(0), jnp.bool_(False)
+    replay = new_replay(Transition(zero, jnp.int32(0), zero, no, zero, first=no), num_envs=3, capacity=7)
+    for t in range(steps):
+        first = (t == 0) | (terminated | truncated)[t - 1]
+        new = Transition(obs[t], obs[t], reward[t], terminated[t], obs[t] + 0.5, first=first)
+        replay = replay.add(jax.tree.map(jnp.asarray, new))
+    batch = replay.sample_n_step(jax.random.split(jax.random.key(0), 1), 300, 3, gamma)
+    starts = set()
+    columns = (np.asarray(x).tolist() for x in batch if x is not None)
+    for first, action, total, ended, reached, _, discount in zip(*columns, strict=True):
+        ring, start = divmod(int(first), 100)
+        last = next((t for t in (start, start + 1) if (terminated | truncated)[t, ring]), start + 2)
+        rewards = reward[start : last + 1, ring]
+        assert (action, ended, reached) == (first, terminated[last, ring], obs[last, ring] + 0.5)
+        assert total == pytest.approx(rewards @ gamma ** np.arange(len(rewards)), abs=1e-6)
+        assert discount == pytest.approx(gamma ** len(rewards))
+        starts.add((ring, start))
+    assert starts == {(ring, start) for ring in range(3) for start in range(10, 15)}
+
+
+def projected(probs, returns, support):
+    """Bellemare et al. 2017, algorithm 1."""
+    found = np.zeros(len(support))
+    for prob, value in zip(probs, returns, strict=True):
+        place = (np.clip(value, support[0], support[-1]) - support[0]) / (support[1] - support[0])
+        low = int(place)
+        found[low] += prob * (low + 1 - place)
+        found[min(low + 1, len(support) - 1)] += prob * (place - low)
+    return found
+
+
+def huber(x):
+    return 0.5 * x**2 if abs(x) <= 1 else abs(x) - 0.5
+
+
+def probabilities(logits):
+    return np.exp(logits) / np.sum(np.exp(logits), axis=-1, keepdims=True)
+
+
+def loss_by_hand(args, output, later, choosing, legal, reward, discount):
+    """The loss of one sample: `output` [Z] of its action, `later` [n, Z] and what chooses among those."""
+    support, count = np.linspace(args.v_min, args.v_max, args.num_atoms), args.num_atoms
+    means = probabilities(choosing) @ support if args.distribution == "c51" else choosing.mean(axis=-1)
+    best = later[np.argmax(np.where(legal, means, -np.inf))]
+    if args.distribution == "c51":
+        wanted = projected(probabilities(best), reward + discount * support, support)
+        return -wanted @ np.log(probabilities(output))
+    target = reward + discount * best
+    if args.distribution == "none":
+        return 0.5 * (output[0] - target[0]) ** 2
+    pairs = [(i, y - q) for i, q in enumerate(output) for y in target]
+    return sum(abs((i + 0.5) / count - (error < 0)) * huber(error) for i, error in pairs) / count
+
+
+ATOMS = {"num_atoms": 5}
+RANGE = {"v_min": -2.0, "v_max": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("distribution", "flags"), [("none", {"double": False}), ("c51", ATOMS | RANGE), ("qr", ATOMS)], ids=str
+)
+def test_losses_are_those_of_the_papers(distribution, flags):
+    args = small_dqn_args(env="helpers:Fussy", distribution=distribution, **flags, dueling=True, hidden_sizes=(4,))
+    env, rng, size = make_env("Fussy"), np.random.default_rng(1), 6
+    algorithm, network = dqn.make_dqn(args, env), dqn.QNetwork(args, env)
+    learner = algorithm.init(jax.random.key(0), hp_of(args))
+    learner = learner.replace(target_params=jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape), learner.params))
+    numbers, legal = rng.normal(size=(2, size, 2)).astype(np.float32), rng.random((2, size, 3)) < 0.6
+    legal[..., 0] |= ~legal.any(axis=-1)
+    obs, next_obs = ({"obs": x, "action_mask": mask} for x, mask in zip(numbers, legal, strict=True))
+    terminated, discount = np.arange(size) % 3 == 0, np.linspace(0.7, 0.9, size, dtype=np.float32)
+    action, reward = rng.integers(0, 3, size, dtype=np.int32), rng.normal(size=size).astype(np.float32)
+    batch = Transition(obs, action, reward, terminated, next_obs, discount=discount)
+    output, later = (np.float64(network.apply(learner.params, x)) for x in (obs, next_obs))
+    later_by_target = np.float64(network.apply(learner.target_params, next_obs))
+    choosing = later if args.double else later_by_target
+
+    def one_update(batch):
+        return algorithm.update(learner, batch, Now(hp_of(args, epsilon=0.3), jnp.int32(args.target_frequency)))
+
+    after, metrics = jax.tree.map(lambda x: x[0], over_devices(one_update, 1, batch))
+    rows = zip(output, action, later_by_target, choosing, legal[1], reward, ~terminated * discount, strict=True)
+    losses = [loss_by_hand(args, output[action], *more) for output, action, *more in rows]
+    assert metrics["loss/q"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert after.epsilon == pytest.approx(0.3)
+    assert relative_difference(after.target_params, after.params) < 1e-6  # a copy is due, and tau is 1
+
+
+class Lab(host_helpers.Lab):
+    """DQN beside actors of four environments with three actions, of whose rollouts every step is valid."""
+
+    def __init__(self, **flags):
+        sizes = {"envs_per_actor": 4, "batch_size": 16, "learning_starts": 32, "total_timesteps": 640}
+        super().__init__(dqn, dqn.Args(**host_helpers.SMALL | sizes | flags))
+
+
+def test_actors_explore_with_the_learner_s_epsilon_and_rollouts_are_not_continued():
+    lab = Lab(n_steps=2)
+    driver, args = lab.driver, lab.args
+    learner, run = driver.begin(*jax.random.split(jax.random.key(0)))
+    obs = jnp.ones((3000, 2))
+    best = dqn.make_dqn(args, lab.spec).act(learner, obs[:1])
+    for epsilon in 0.0, 0.3:
+        published = driver.publish(learner.replace(epsilon=jnp.float32(epsilon)), run.replace(env_steps=jnp.int32(640)))
+        action, *_ = driver.act_on_host(published, (), jax.random.key_data(jax.random.key(1)), jnp.uint32(0), obs)
+        assert jnp.mean(action != best) == pytest.approx(epsilon * 2 / 3, abs=0.03)
+    ends = np.arange(8)[:, None] == [2, 5, 7, 9]  # the last goes on
+    obs, taken = np.zeros((9, 4, 2), np.float32), {"action": ends, "extras": ends}
+    own_step = host_helpers.made_up(1, obs, **taken)._replace(valid=~ends)  # reset in that row
+    in_step = host_helpers.made_up(1, obs, **taken | {"terminated": ends, "truncated": ends, "final_obs": obs[1:]})
+    for rollout in own_step, in_step:
+        first = transitions_of(rollout, with_first=True).first
+        np.testing.assert_array_equal(first, np.concatenate([np.ones((1, 4), bool), ends[:-1]]))

@@ -17,8 +17,11 @@ from common.flags import (
     Count,
     Counts,
     Discount,
+    Finite,
+    Fraction,
     OffPolicyArgs,
     Positive,
+    Ratio,
     Scale,
     Share,
     Temperature,
@@ -33,6 +36,8 @@ class Args(OffPolicyArgs):
     """Train SAC. Sizes count over all devices. Environments on the host have other flags."""
 
     env: str = "Pendulum-v1"
+    recipe: Literal["sac", "crossq", "simba", "xqc"] = "sac"
+    """Defaults of other flags: SAC's, or those of CrossQ, SimBa or XQC, which learn from fewer steps."""
 
     # optimiser
     policy_lr: Positive = 3e-4
@@ -43,6 +48,8 @@ class Args(OffPolicyArgs):
     """Adam's beta1."""
     adam_b2: AdamBeta = 0.999
     """Adam's beta2."""
+    weight_decay: Fraction = 0.0
+    """AdamW's weight decay of the policy and the Q functions, as a share of the learning rate."""
     policy_frequency: Count = 1
     """Updates of the Q functions per update of policy and temperature."""
     target_frequency: Count = 1
@@ -51,8 +58,14 @@ class Args(OffPolicyArgs):
     # loss
     gamma: Discount = 0.99
     """Discount factor."""
+    target_networks: bool = True
+    """Targets by slowly following copies of the Q functions, else by the Q functions themselves."""
     tau: Share = 0.005
     """Polyak averaging coefficient of the target networks."""
+    critic_bins: Count = 1
+    """Bins of categorical Q functions, which learn by cross entropy; 1: a number, by squared errors."""
+    critic_limit: Ratio = 5.0
+    """Largest magnitude of a return that --critic-bins represent."""
     autotune: bool = True
     """Automatic tuning of the temperature, towards the target entropy."""
     alpha: Temperature = 0.2
@@ -63,19 +76,35 @@ class Args(OffPolicyArgs):
     # normalisation
     normalize_obs: bool = False
     """Normalisation of observations by the mean and standard deviation of all stored so far."""
+    normalize_rewards: bool = False
+    """Rewards divided by the standard deviation of discounted returns so far."""
 
     # network
-    critic_layer_norm: bool = False
-    """Layer normalisation in the Q functions, which allows for a --utd-ratio well above 1."""
+    critic_norm: Literal["none", "layer", "batch", "renorm"] = "none"
+    """Normalisation in the Q functions; renorm: batch renormalisation. All kinds allow for a higher --utd-ratio."""
+    actor_norm: Literal["none", "layer", "batch", "renorm"] = "none"
+    """Normalisation in the policy."""
+    weight_norm: bool = False
+    """Weight normalisation: norm 1 of the weights into each unit, after every gradient step."""
+    residual: bool = False
+    """Residual blocks in place of hidden layers, all of one width."""
     activation: Literal["tanh", "relu", "swish", "gelu"] = "relu"
     """Activation of the hidden layers."""
     hidden_sizes: Counts = (256, 256)
     """Widths of the hidden layers of the policy and of each Q function."""
+    critic_hidden_sizes: Counts | None = None
+    """Widths of the hidden layers of each Q function (default: --hidden-sizes)."""
+    log_std_min: Finite = -5.0
+    """Lowest logarithm of the policy's standard deviation for Box actions; the highest is 2."""
+    squash_log_std: bool = True
+    """Range of the standard deviation by a tanh, else by clipping."""
 
     def __post_init__(self):
         super().__post_init__()
-        if self.target_entropy_scale is not None and not self.autotune:
-            raise UsageError("--target-entropy-scale needs --autotune: with --no-autotune nothing steers to it")
+        self.check_needed("target_entropy_scale", "autotune")
+        self.check_needed("tau target_frequency", "target_networks")
+        if self.critic_bins == 1:
+            self.check_needed("critic_limit", "critic_bins", "above 1")
 
 
 if __name__ == "__main__":
@@ -89,8 +118,6 @@ from flax import struct
 
 from common.algorithm import Discrete, EnvSpec, Flags, Now, OffPolicy, Space, Transition, nets, optim, run_algorithm
 
-LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
-
 # ---------------------------------------------------------------------------------------------------------- networks
 
 
@@ -102,36 +129,36 @@ class Actor(nn.Module):
     action_space: Space
 
     @nn.compact
-    def __call__(self, obs: jax.Array) -> nets.Categoricals | nets.SquashedNormal:
+    def __call__(self, obs: jax.Array, train: bool = False) -> nets.Categoricals | nets.SquashedNormal:
         args, layer = self.args, {"dtype": self.args.dtype}
         x = nets.Features(self.obs_space, args.activation, layer)(obs)
-        x = nets.MLP(args.hidden_sizes, args.activation, layer)(x)
+        x = nets.MLP(args.hidden_sizes, args.activation, layer, args.actor_norm, args.residual)(x, train)
         if isinstance(self.action_space, Discrete):
             policy = nets.Categoricals(nn.Dense(self.action_space.n)(x), self.action_space.nvec, scalar=True)
             return policy.only(nets.legal_actions(obs))
-        mean, log_std = jnp.split(nn.Dense(2 * math.prod(self.action_space.shape))(x), 2, axis=-1)
-        log_std = LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (jnp.tanh(log_std) + 1)
-        return nets.SquashedNormal(mean, log_std)
+        x = nn.Dense(2 * math.prod(self.action_space.shape))(x)
+        return nets.SquashedNormal.of(x, args.log_std_min, args.squash_log_std)
 
 
-class Critics(nn.Module):
-    """Both Q functions: [2, B] of a Box action, or [2, B, n] of all discrete actions."""
+class QFunction(nn.Module):
+    """One Q function: returns [B] of a Box action, or [B, n] of all discrete actions."""
 
     args: Args
     obs_space: Space
     action_space: Space
 
     @nn.compact
-    def __call__(self, obs: jax.Array, action: jax.Array | None = None) -> jax.Array:
-        return jnp.stack([self.q_function(obs, action) for _ in range(2)])
-
-    def q_function(self, obs: jax.Array, action: jax.Array | None) -> jax.Array:
+    def __call__(self, obs: jax.Array, action: jax.Array | None = None, train: bool = False) -> nets.Returns:
         args, layer = self.args, {"dtype": self.args.dtype}
+        widths = args.critic_hidden_sizes or args.hidden_sizes
         x = nets.Features(self.obs_space, args.activation, layer)(obs)
-        layers = nets.MLP(args.hidden_sizes, args.activation, layer, args.critic_layer_norm)
+        layers = nets.MLP(widths, args.activation, layer, args.critic_norm, args.residual)
         if isinstance(self.action_space, Discrete):
-            return nn.Dense(self.action_space.n)(layers(x))
-        return nn.Dense(1)(layers(jnp.concatenate([x, action], axis=-1)))[..., 0]
+            n = self.action_space.n
+            outputs = nn.Dense(n * args.critic_bins)(layers(x, train)).reshape(-1, n, args.critic_bins)
+        else:
+            outputs = nn.Dense(args.critic_bins)(layers(jnp.concatenate([x, action], axis=-1), train))
+        return nets.Returns.of(outputs, args.critic_limit)
 
 
 # ----------------------------------------------------------------------------------------------------------- records
@@ -140,7 +167,7 @@ class Critics(nn.Module):
 class Params(NamedTuple):
     actor: Any
     critics: Any
-    targets: Any  # slowly following `critics`
+    targets: Any  # slowly following `critics`, or None: then `critics` are, and XLA makes one pass of equal ones
     log_alpha: jax.Array  # [] logarithm of the temperature
 
 
@@ -151,11 +178,12 @@ class OptStates(NamedTuple):
 
 
 class Learner(struct.PyTreeNode):
-    """Parameters, optimisers and normaliser, the same on every device."""
+    """Parameters, optimisers and normalisers, the same on every device."""
 
     params: Params
     opt_states: OptStates
     obs_stats: Any  # RunningStats of each part of observations, or None
+    return_stats: Any  # RunningStats of discounted returns, or None
 
 
 # ------------------------------------------------------------------------------------------------------------- maths
@@ -166,9 +194,10 @@ def td_target(reward, terminated, next_q, next_entropy, alpha, gamma: float) -> 
     return reward + gamma * jnp.where(terminated, 0.0, next_q + alpha * next_entropy)
 
 
-def adam(learning_rate: float | jax.Array, hp: Flags) -> optax.GradientTransformation:
-    """The optimizer (Kingma & Ba 2015), with the averages that `hp` says."""
-    return optax.adam(learning_rate, hp.adam_b1, hp.adam_b2)
+def adam(learning_rate: float | jax.Array, hp: Flags, weight_decay: float = 0.0) -> optax.GradientTransformation:
+    """The optimizer (Kingma & Ba 2015), with the averages that `hp` says; AdamW where networks have a weight decay."""
+    decay = {"weight_decay": weight_decay} if hp.weight_decay else {}
+    return (optax.adamw if decay else optax.adam)(learning_rate, hp.adam_b1, hp.adam_b2, **decay)
 
 
 def target_entropy(space: Space, scale: float | None) -> float:
@@ -189,7 +218,7 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
     nets.check_squashable(env, "algos/ppo_pmap.py")
     discrete = isinstance(env.action_space, Discrete)
     actor = Actor(args, nets.without_privileged(env.observation_space), env.action_space)
-    critics = Critics(args, env.observation_space, env.action_space)
+    critics = nets.Ensemble(QFunction(args, env.observation_space, env.action_space), 2)  # [2, B] or [2, B, n]
     scales = [scale for scale in args.values_of("target_entropy_scale") if scale is not None]
     if discrete and max(scales, default=0) > 1:
         raise UsageError(f"--target-entropy-scale {max(scales)}: no policy has more entropy than log n, scale 1")
@@ -201,47 +230,41 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
     def update(learner: Learner, batch: Transition, now: Now) -> tuple[Learner, optim.Metrics]:
         """One step of both Q functions, of their targets, and, when it is due, of policy and temperature."""
         obs, next_obs = (nets.normalize(learner.obs_stats, x) for x in (batch.obs, batch.next_obs))
-        batch = batch._replace(obs=obs, next_obs=next_obs)
+        reward = batch.reward / learner.return_stats.std if args.normalize_rewards else batch.reward
+        batch = batch._replace(obs=obs, next_obs=next_obs, reward=reward)
         # Expectations over all actions need no noise
         next_noise, noise = (None if discrete else optim.noise_like(keys, batch.action) for keys in now.keys)
         learner, metrics = update_critics(learner, batch, next_noise, now.hp)
-        tau = jnp.where(now.updates % args.target_frequency == 0, now.hp.tau, 0.0)
-        params = learner.params
-        targets = jax.tree.map(lambda old, new: old + tau * (new - old), params.targets, params.critics)
-        learner = learner.replace(params=params._replace(targets=targets))
+        if args.target_networks:
+            params, tau = learner.params, jnp.where(now.updates % args.target_frequency == 0, now.hp.tau, 0.0)
+            targets = jax.tree.map(lambda old, new: old + tau * (new - old), params.targets, params.critics)
+            learner = learner.replace(params=params._replace(targets=targets))
         due = now.updates % args.policy_frequency == 0
         learner, policy_metrics = optim.when(due, lambda learner: update_policy(learner, batch, noise, now.hp), learner)
         return learner, metrics | policy_metrics
 
     def update_critics(learner: Learner, batch: Transition, noise: jax.Array, hp: Flags) -> tuple[Learner, dict]:
         """One gradient step of both Q functions."""
-        params = learner.params
-        next_q, next_entropy = soft_value(params.actor, params.targets, batch.next_obs, noise)
-        alpha = temperature(learner, hp)
-        target = td_target(batch.reward, batch.terminated, next_q, next_entropy, alpha, hp.gamma)
+        params, opt_states, alpha = learner.params, learner.opt_states, temperature(learner, hp)
+        next_policy = actor.apply(params.actor, batch.next_obs)
+        next_action, next_entropy = drawn(next_policy, noise)
+        pairs = (batch.obs, batch.action), (batch.next_obs, next_action)
+        next_q = smaller(nets.apply_to_both(critics, params.targets or params.critics, *pairs)[1], next_policy)
+        atoms = td_target(batch.reward, batch.terminated, next_q.atoms.T, next_entropy, alpha, hp.gamma)  # [K, B]
+        target = next_q.replace(atoms=atoms.T)
 
-        def loss(critic_params):
-            if discrete:
-                q = critics.apply(critic_params, batch.obs)
-                q = jnp.take_along_axis(q, batch.action[None, :, None], axis=-1)[..., 0]
-            else:
-                q = critics.apply(critic_params, batch.obs, batch.action)
-            losses = jnp.mean(jnp.square(q - target), axis=-1)  # [2]
-            means = jnp.mean(q, axis=-1)
-            return jnp.sum(losses), {
-                "loss/q1": losses[0],
-                "loss/q2": losses[1],
-                "q/mean1": means[0],
-                "q/mean2": means[1],
-                "q/target": jnp.mean(target),
-                "q/td_error": jnp.mean(jnp.abs(q - target)),
-            }
+        def loss(variables):
+            q, _, stats = nets.apply_to_both(critics, variables, *pairs)
+            q = q.of_actions(batch.action) if discrete else q
+            losses = jnp.mean(q.error(target), axis=-1)  # [2]
+            means, td_error = jnp.mean(q.mean(), axis=-1), jnp.mean(jnp.abs(q.mean() - target.mean()))
+            metrics = {"loss/q1": losses[0], "loss/q2": losses[1], "q/mean1": means[0], "q/mean2": means[1]}
+            return jnp.sum(losses), (metrics | {"q/target": jnp.mean(target.mean()), "q/td_error": td_error}, stats)
 
-        grads, metrics = optim.mean_gradients(loss)(params.critics)
-        changes, opt_state = adam(hp.q_lr, hp).update(grads, learner.opt_states.critics)
-        params = params._replace(critics=optax.apply_updates(params.critics, changes))
-        learner = learner.replace(params=params, opt_states=learner.opt_states._replace(critics=opt_state))
-        return learner, metrics | {"grad/q_norm": optax.global_norm(grads)}
+        optimizer = adam(hp.q_lr, hp, args.weight_decay), opt_states.critics, args.weight_norm
+        new, opt_state, metrics, norm = optim.gradient_step(loss, params.critics, *optimizer)
+        params, opt_states = params._replace(critics=new), opt_states._replace(critics=opt_state)
+        return learner.replace(params=params, opt_states=opt_states), metrics | {"grad/q_norm": norm}
 
     def update_policy(learner: Learner, batch: Transition, noise: jax.Array, hp: Flags) -> tuple[Learner, dict]:
         """One gradient step of the policy and, with --autotune, of the temperature."""
@@ -251,34 +274,37 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
         scale = target / math.log(env.action_space.n) if discrete else 1.0
         masked = {} if legal is None else {"policy/target_entropy": scale * jnp.mean(nets.largest_entropy(legal))}
 
-        def loss(actor_params):
-            q, entropy = soft_value(actor_params, params.critics, batch.obs, noise)
+        def loss(variables):
+            policy, stats = actor.apply(variables, batch.obs, train=True, mutable="batch_stats")
+            action, entropy = drawn(policy, noise)
+            q = smaller(critics.apply(params.critics, batch.obs, action), policy).mean()
             value = -jnp.mean(q + alpha * entropy)
-            return value, {"loss/policy": value, "policy/entropy": jnp.mean(entropy)} | masked
+            return value, ({"loss/policy": value, "policy/entropy": jnp.mean(entropy)} | masked, stats)
 
-        grads, metrics = optim.mean_gradients(loss)(params.actor)
-        changes, actor_state = adam(hp.policy_lr, hp).update(grads, opt_states.actor)
-        params = params._replace(actor=optax.apply_updates(params.actor, changes))
-        opt_states = opt_states._replace(actor=actor_state)
+        optimizer = adam(hp.policy_lr, hp, args.weight_decay), opt_states.actor, args.weight_norm
+        new, opt_state, metrics, norm = optim.gradient_step(loss, params.actor, *optimizer)
+        params, opt_states = params._replace(actor=new), opt_states._replace(actor=opt_state)
         if args.autotune:  # the gradient of log_alpha * (entropy - target), with the entropy over all devices
             gradient = metrics["policy/entropy"] - metrics.get("policy/target_entropy", target)
-            change, alpha_state = adam(hp.q_lr, hp).update(gradient, opt_states.log_alpha)
+            change, alpha_state = adam(hp.q_lr, hp).update(gradient, opt_states.log_alpha, params.log_alpha)
             params = params._replace(log_alpha=params.log_alpha + change)
             opt_states = opt_states._replace(log_alpha=alpha_state)
-        metrics |= {"policy/alpha": alpha, "grad/policy_norm": optax.global_norm(grads)}
+        metrics |= {"policy/alpha": alpha, "grad/policy_norm": norm}
         return learner.replace(params=params, opt_states=opt_states), metrics
 
     def temperature(learner: Learner, hp: Flags) -> jax.Array:
         return jnp.exp(learner.params.log_alpha) if args.autotune else jnp.float32(hp.alpha)
 
-    def soft_value(actor_params, critic_params, obs, noise) -> tuple[jax.Array, jax.Array]:
-        """The smaller Q of the policy's actions [B], and the policy's entropy [B], both in expectation."""
-        policy = actor.apply(actor_params, obs)
+    def drawn(policy: Any, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Actions [B, ...] and the policy's entropy [B] in expectation. Discrete Q functions are of all actions."""
         if discrete:
-            q = jnp.min(critics.apply(critic_params, obs), axis=0)  # [B, n]
-            return jnp.sum(jax.nn.softmax(policy.logits) * q, axis=-1), policy.entropy()
+            return jnp.zeros(policy.logits.shape[:1], jnp.int32), policy.entropy()
         action, log_prob = policy.sample_with_log_prob(noise)
-        return jnp.min(critics.apply(critic_params, obs, action), axis=0), -log_prob
+        return action, -log_prob
+
+    def smaller(q: nets.Returns, policy: Any) -> nets.Returns:
+        """The smaller of both Q functions [2, B, ...] in expectation over discrete actions, [B]."""
+        return q.smallest().expected(jax.nn.softmax(policy.logits)) if discrete else q.smallest()
 
     def policy_of(learner: Learner, obs: jax.Array) -> nets.Categoricals | nets.SquashedNormal:
         """The actor's distributions for raw observations."""
@@ -286,17 +312,21 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
 
     def observe(learner: Learner, new: Transition, valid: jax.Array | None) -> Learner:
         """The learner after transitions [T, N, ...] were stored, those that are `valid` [T, N] if that is given."""
-        return learner.replace(obs_stats=nets.update_stats(learner.obs_stats, new.obs, valid))
+        obs_stats = nets.update_stats(learner.obs_stats, new.obs, valid)
+        return_stats = nets.update_stats(learner.return_stats, new.discounted, valid)
+        return learner.replace(obs_stats=obs_stats, return_stats=return_stats)
 
     def init(key: jax.Array, hp: Flags) -> Learner:
         obs, action = env.example_obs(1), nets.empty_action(env.action_space)[None]
         actor_key, critics_key = jax.random.split(key)
-        critic_params, log_alpha = critics.init(critics_key, obs, action), jnp.log(jnp.float32(hp.alpha))
-        params = Params(actor.init(actor_key, obs), critic_params, critic_params, log_alpha)
+        networks = actor.init(actor_key, obs), critics.init(critics_key, obs, action)
+        policy, q = map(optim.unit_norm, networks) if args.weight_norm else networks
+        params = Params(policy, q, q if args.target_networks else None, jnp.log(jnp.float32(hp.alpha)))
         return Learner(
             params=params,
-            opt_states=OptStates(*map(adam(hp.q_lr, hp).init, (params.actor, critic_params, log_alpha))),
+            opt_states=OptStates(*map(adam(hp.q_lr, hp).init, (policy, q, params.log_alpha))),
             obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
+            return_stats=nets.running_stats((), on=args.normalize_rewards),
         )
 
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:

@@ -191,6 +191,13 @@ class SquashedNormal(NamedTuple):
     mean: jax.Array  # [..., A] of the normal
     log_std: jax.Array  # [..., A]
 
+    @classmethod
+    def of(cls, outputs: jax.Array, low: float, squash: bool, high: float = 2.0) -> "SquashedNormal":
+        """From the outputs [..., 2 * A] of a network: log_std within `low` .. `high` by a tanh, else clipped."""
+        mean, log_std = jnp.split(outputs, 2, axis=-1)
+        squashed = low + 0.5 * (high - low) * (jnp.tanh(log_std) + 1)
+        return cls(mean, squashed if squash else jnp.clip(log_std, low, high))
+
     def sample(self, noise: jax.Array) -> jax.Array:
         """Sample from `noise` [..., A], standard normal."""
         return self.sample_with_log_prob(noise)[0]
@@ -237,6 +244,28 @@ def encode_action(action: Any, space: Space) -> jax.Array:
 
     parts = [encoded(leaf, x) for _, leaf, x in leaves(space, action)]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
+
+
+class QHead(nn.Module):
+    """Q values [..., n] of Discrete actions; those of actions that are illegal at `obs` are as low as can be."""
+
+    space: spaces.Discrete
+
+    @nn.compact
+    def __call__(self, x: jax.Array, obs: Any = None) -> jax.Array:
+        q, legal = nn.Dense(self.space.n)(x), legal_actions(obs)
+        return q if legal is None else jnp.where(legal, q, ILLEGAL)
+
+
+def epsilon_greedy(q: jax.Array, epsilon: float | jax.Array, obs: Any = None) -> Categoricals:
+    """The policy that takes the action of the largest of all Q values [..., n], and with probability `epsilon` any one,
+    of those that are legal at `obs`.
+    """
+    num_actions, legal = q.shape[-1], legal_actions(obs)
+    q = q if legal is None else jnp.where(legal, q, ILLEGAL)
+    uniform = 1 / num_actions if legal is None else legal / jnp.maximum(jnp.sum(legal, axis=-1, keepdims=True), 1)
+    probability = (1 - epsilon) * jax.nn.one_hot(jnp.argmax(q, axis=-1), num_actions) + epsilon * uniform
+    return Categoricals(jnp.log(probability), (num_actions,), scalar=True).only(legal)
 
 
 class PolicyHead(nn.Module):

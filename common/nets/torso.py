@@ -5,8 +5,9 @@ convolution one product of matrices, [N, K] with [K, H' * W' * B].
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -14,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax.linen.dtypes import promote_dtype
 
+from common.cli.errors import UsageError
+from common.device.sharding import flat_pmean
 from common.envs import spaces
 from common.envs.masks import is_mask
 
@@ -45,10 +48,17 @@ class ImageEncoder(nn.Module):
 
     activation: Callable[[jax.Array], jax.Array]
     layer: dict[str, Any]  # arguments of every layer, as of `nn.Dense`
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
         return flat(self.convolved(batch_last(images)), images.shape[:-3])
+
+    def activated(self, x: jax.Array) -> jax.Array:
+        """The activation, with `layer_norm` after layer normalisation over the channels of each pixel."""
+        if self.layer_norm:
+            x = nn.LayerNorm(dtype=self.layer.get("dtype"), reduction_axes=0, feature_axes=0)(x)
+        return self.activation(x)
 
     def convolved(self, x: jax.Array) -> jax.Array:
         """[C', H', W', B] of [C, H, W, B]."""
@@ -60,8 +70,8 @@ class Convolutions(ImageEncoder):
 
     def convolved(self, x: jax.Array) -> jax.Array:
         while max(x.shape[1:3]) > LARGEST_SIDE:
-            x = self.activation(Convolution(CHANNELS, stride=2, **self.layer)(x))
-        return self.activation(Convolution(CHANNELS, **self.layer)(x))
+            x = self.activated(Convolution(CHANNELS, stride=2, **self.layer)(x))
+        return self.activated(Convolution(CHANNELS, **self.layer)(x))
 
 
 class NatureConvolutions(ImageEncoder):
@@ -69,7 +79,7 @@ class NatureConvolutions(ImageEncoder):
 
     def convolved(self, x: jax.Array) -> jax.Array:
         for channels, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
-            x = self.activation(Convolution(channels, size, stride, **self.layer)(x))
+            x = self.activated(Convolution(channels, size, stride, **self.layer)(x))
         return x
 
 
@@ -80,9 +90,9 @@ class ImpalaConvolutions(ImageEncoder):
         for channels in (16, 32, 32):
             x = nn.max_pool(self._same(channels, x), window_shape=(3, 3), strides=(2, 2), padding="SAME")
             for _ in range(2):
-                inner = self._same(channels, self.activation(x))
-                x = x + self._same(channels, self.activation(inner))
-        return self.activation(x)
+                inner = self._same(channels, self.activated(x))
+                x = x + self._same(channels, self.activated(inner))
+        return self.activated(x)
 
     def _same(self, channels: int, x: jax.Array) -> jax.Array:
         """A 3 x 3 convolution that keeps height and width."""
@@ -132,6 +142,7 @@ class Features(nn.Module):
     activation: str  # a function of flax.linen, such as tanh
     layer: dict[str, Any]  # arguments of every layer, as of `nn.Dense`
     encoder: Encoder = "small"
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, obs: Any) -> jax.Array:
@@ -144,26 +155,116 @@ class Features(nn.Module):
             return x
         if self.encoder == "flat":
             return x.reshape(*x.shape[:-3], math.prod(space.shape))
-        return CONVOLUTIONS[self.encoder](getattr(nn, self.activation), self.layer)(x)
+        return CONVOLUTIONS[self.encoder](getattr(nn, self.activation), self.layer, self.layer_norm)(x)
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation (Ioffe & Szegedy 2015) of [B, F], a batch of which every device holds an equal share.
+
+    In training it is by mean and variance of the batch, else by their running averages, the collection `batch_stats`.
+    Batch renormalisation (`renorm`, Ioffe 2017) is by the averages in training too, once there were `warmup` batches,
+    as far as they are near those of the batch.
+    """
+
+    renorm: bool = False
+    use_bias: bool = True
+    momentum: float = 0.99
+    epsilon: float = 1e-3
+    warmup: int = 100_000
+    r_max: float = 3.0  # bound of the ratio of both deviations
+    d_max: float = 5.0  # bound of the distance of both means, in deviations
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        size, x = x.shape[-1:], x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        scale = self.param("scale", nn.initializers.ones, size)
+        bias = self.param("bias", nn.initializers.zeros, size) if self.use_bias else 0.0
+        averages = self.variable("batch_stats", "averages", lambda: jnp.stack([jnp.zeros(size), jnp.ones(size)]))
+        batches = self.variable("batch_stats", "batches", jnp.zeros, ())
+        mean, deviation = self._scale_of(averages.value)
+        if train:
+            mean, squares = flat_pmean(jnp.stack([jnp.mean(x, axis=0), jnp.mean(jnp.square(x), axis=0)]))
+            of_batch = jnp.stack([mean, jnp.maximum(squares - jnp.square(mean), 0.0)])
+            average, (mean, deviation) = self._scale_of(averages.value), self._scale_of(of_batch)
+            if self.renorm:
+                mean, deviation = self._renormalized(mean, deviation, *average, batches.value >= self.warmup)
+            averages.value = self.momentum * averages.value + (1 - self.momentum) * of_batch
+            batches.value += 1
+        return (x - mean) * (scale / deviation) + bias
+
+    def _scale_of(self, averages: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Mean and standard deviation [F] of mean and variance [2, F]."""
+        return averages[0], jnp.sqrt(averages[1] + self.epsilon)
+
+    def _renormalized(self, mean, deviation, average, usual, warm) -> tuple[jax.Array, jax.Array]:
+        """In place of a batch's mean and deviation those that make (x - mean) / deviation * r + d of its samples."""
+        r = jnp.where(warm, jnp.clip(deviation / usual, 1 / self.r_max, self.r_max), 1.0)
+        d = jnp.where(warm, jnp.clip((mean - average) / usual, -self.d_max, self.d_max), 0.0)
+        r, d = jax.lax.stop_gradient((r, d))
+        return mean - d * deviation / r, deviation / r
+
+
+def apply_to_both(network: nn.Module, variables: Any, one: tuple, other: tuple) -> tuple[Any, Any, Any]:
+    """What a network that normalises batches makes of two in training, and its statistics after them, of both.
+
+    One pass is of both batches, equally long along the first axis (Bhatt et al. 2024, section 3.2). Outputs are trees
+    of [C, B, ...]. Without statistics each goes through by itself.
+    """
+    if "batch_stats" not in variables:
+        return network.apply(variables, *one), network.apply(variables, *other), {}
+    inputs = jax.tree.map(lambda *x: jnp.concatenate(x), one, other)
+    outputs, stats = network.apply(variables, *inputs, train=True, mutable="batch_stats")
+    halves = jax.tree.map(lambda x: jnp.stack(jnp.split(x, 2, axis=1)), outputs)
+    return *(jax.tree.map(lambda x, half=half: x[half], halves) for half in range(2)), stats
+
+
+NORMS = "layer", "batch", "renorm"
 
 
 class MLP(nn.Module):
-    """The hidden layers, [..., F] to [..., width of the last]."""
+    """The hidden layers, [..., F] to [..., width of the last].
+
+    Layer and batch normalisation stand before the activations, batch renormalisation behind them; the latter two are of
+    the inputs too. With `residual` each width is a block of two layers around which its input passes (Lee et al. 2025).
+    Raises UsageError where those are not of one width.
+    """
 
     hidden_sizes: tuple[int, ...]
     activation: str
     layer: dict[str, Any]
-    layer_norm: bool = False
+    norm: str = "none"  # or one of NORMS
+    residual: bool = False
     behind_convolutions: bool = False
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        norm, activation = partial(self._normalized, train=train), getattr(nn, self.activation)
+        inert = self.norm == "batch" and not self.residual  # a bias before a linear layer that is centred itself
+        x = norm(x, among=("batch", "renorm"), use_bias=not inert)
+        if self.residual:
+            if len(set(self.hidden_sizes)) > 1:
+                raise UsageError(f"residual blocks have one width, hidden sizes {self.hidden_sizes} are several")
+            x = nn.Dense(self.hidden_sizes[0], kernel_init=nn.initializers.orthogonal(1.0), **self.layer)(x)
+            dense = partial(nn.Dense, kernel_init=nn.initializers.he_normal(), **self.layer)
+            for width in self.hidden_sizes:
+                x = x + dense(width)(activation(dense(4 * width)(norm(x))))
+            return norm(x)
         for index, width in enumerate(self.hidden_sizes):
             product = by_columns if self.behind_convolutions and index == 0 else None
-            x = nn.Dense(width, dot_general=product, **self.layer)(x)
-            x = nn.LayerNorm(dtype=self.layer.get("dtype"))(x) if self.layer_norm else x
-            x = getattr(nn, self.activation)(x)
+            x = nn.Dense(width, dot_general=product, use_bias=self.norm != "batch", **self.layer)(x)
+            x = norm(x, among=("layer", "batch"))
+            x = norm(activation(x), among=("renorm",))
         return x
+
+    def _normalized(
+        self, x: jax.Array, train: bool, among: Collection[str] = NORMS, use_bias: bool = True
+    ) -> jax.Array:
+        """`x` normalised, where the kind of that is `among` these."""
+        if self.norm not in among:
+            return x
+        if self.norm == "layer":
+            return nn.LayerNorm(dtype=self.layer.get("dtype"))(x)
+        return BatchNorm(self.norm == "renorm", use_bias)(x, train)
 
 
 class Torso(nn.Module):
@@ -174,17 +275,40 @@ class Torso(nn.Module):
     activation: str
     dtype: jnp.dtype | None = None  # of the arithmetic; parameters stay float32
     encoder: Encoder = "small"
+    layer_norm: bool = False  # before every activation
 
     @classmethod
     def of(cls, args: Any, space: spaces.Space, **name: str) -> "Torso":
         """As the flags say."""
-        encoder = getattr(args, "encoder", cls.encoder)
-        return cls(space, args.hidden_sizes, args.activation, args.dtype, encoder, **name)
+        more = [getattr(args, flag, getattr(cls, flag)) for flag in ("encoder", "layer_norm")]
+        return cls(space, args.hidden_sizes, args.activation, args.dtype, *more, **name)
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
         layer = {"kernel_init": nn.initializers.orthogonal(np.sqrt(2)), "dtype": self.dtype}
-        x = Features(self.space, self.activation, layer, self.encoder)(obs)
+        x = Features(self.space, self.activation, layer, self.encoder, self.layer_norm)(obs)
         seen = (leaf for name, leaf in spaces.leaves(self.space) if not is_mask(name))
         convolved = self.encoder != "flat" and any(map(spaces.is_image, seen))
-        return MLP(self.hidden_sizes, self.activation, layer, behind_convolutions=convolved)(x)
+        norm = "layer" if self.layer_norm else "none"
+        return MLP(self.hidden_sizes, self.activation, layer, norm, behind_convolutions=convolved)(x)
+
+
+class Ensemble(NamedTuple):
+    """`size` networks of one kind, parameters and outputs [size, ...]; on an accelerator one batched network."""
+
+    network: nn.Module
+    size: int
+
+    def init(self, key: jax.Array, *inputs: Any) -> Any:
+        params = [self.network.init(key, *inputs) for key in jax.random.split(key, self.size)]
+        return jax.tree.map(lambda *x: jnp.stack(x), *params)
+
+    def apply(self, params: Any, *inputs: Any, **options: Any) -> Any:
+        if jax.default_backend() != "cpu":
+            return jax.vmap(lambda params: self.network.apply(params, *inputs, **options))(params)
+        # A CPU's batched products take four times as long as one after another
+        arrays, structure = jax.tree.flatten(params)
+        each = zip(*(jnp.split(x, self.size) for x in arrays), strict=True)
+        each = (jax.tree.unflatten(structure, [x[0] for x in arrays]) for arrays in each)
+        outputs = [self.network.apply(one, *inputs, **options) for one in each]
+        return jax.tree.map(lambda *x: jnp.stack(x), *outputs)

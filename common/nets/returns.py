@@ -1,0 +1,61 @@
+"""Distributions of returns, of which Q functions predict the mean only or all (Bellemare et al. 2017)."""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+
+class Returns(struct.PyTreeNode):
+    """A categorical distribution over K returns; with K = 1 a number, whose distribution is not known."""
+
+    atoms: jax.Array  # [..., K] returns
+    logits: jax.Array | None  # [..., K]; None of a number
+    limit: float = struct.field(pytree_node=False)  # predictions are of K equally spaced returns from -limit to limit
+
+    @classmethod
+    def of(cls, outputs: jax.Array, limit: float) -> "Returns":
+        """What a network predicts by its outputs [..., K]."""
+        bins = outputs.shape[-1]
+        if bins == 1:
+            return cls(outputs, None, limit)
+        return cls(jnp.broadcast_to(jnp.linspace(-limit, limit, bins), outputs.shape), outputs, limit)
+
+    def mean(self) -> jax.Array:
+        """[...]"""
+        if self.logits is None:
+            return self.atoms[..., 0]
+        return jnp.sum(jax.nn.softmax(self.logits) * self.atoms, axis=-1)
+
+    def smallest(self) -> "Returns":
+        """Of several [C, ...] those with the smallest mean, [...]."""
+        if self.logits is None:
+            return self.replace(atoms=jnp.min(self.atoms, axis=0))
+        index = jnp.argmin(self.mean(), axis=0)[None, ..., None]
+        return jax.tree.map(lambda x: jnp.take_along_axis(x, index, axis=0)[0], self)
+
+    def of_actions(self, action: jax.Array) -> "Returns":
+        """Of all discrete actions [..., B, n] those of the `action` [B] taken, [..., B]."""
+        index = action.reshape(*[1] * (self.atoms.ndim - 3), len(action), 1, 1)
+        return jax.tree.map(lambda x: jnp.take_along_axis(x, index, axis=-2)[..., 0, :], self)
+
+    def expected(self, probs: jax.Array) -> "Returns":
+        """Those of an action drawn by `probs` [..., n], from those of all discrete actions [..., n]."""
+        if self.logits is None:
+            return self.replace(atoms=jnp.sum(probs * self.atoms[..., 0], axis=-1, keepdims=True))
+        # In logarithms, whose gradient is finite where a probability is 0 after rounding
+        log_probs = jnp.log(jnp.maximum(probs, jnp.finfo(probs.dtype).tiny))[..., None]
+        mixed = jax.nn.logsumexp(log_probs + jax.nn.log_softmax(self.logits), axis=-2)
+        return self.replace(atoms=self.atoms[..., 0, :], logits=mixed)
+
+    def error(self, target: "Returns") -> jax.Array:
+        """Squared error of a number, else the cross entropy with the target's distribution over our atoms, [...]."""
+        if self.logits is None:
+            return jnp.square(self.mean() - target.mean())
+        return -jnp.sum(target.projected() * jax.nn.log_softmax(self.logits), axis=-1)
+
+    def projected(self) -> jax.Array:
+        """Probabilities [..., K] of the atoms of predictions: each of ours is shared by its two neighbours (eq. 7)."""
+        last = self.atoms.shape[-1] - 1
+        place = (jnp.clip(self.atoms, -self.limit, self.limit) + self.limit) * (last / (2 * self.limit))
+        share = jnp.maximum(1 - jnp.abs(place[..., None] - jnp.arange(last + 1)), 0.0)  # [..., K, K]
+        return jnp.einsum("...i,...ij->...j", jax.nn.softmax(self.logits), share)

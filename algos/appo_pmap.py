@@ -138,7 +138,6 @@ if __name__ == "__main__":
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
 
 from common.algorithm import EnvSpec, Flags, Now, OnPolicy, Rollout, Seen, Space, nets, optim, run_algorithm
@@ -218,7 +217,7 @@ def gae(reward, value, next_value, terminated, truncated, gamma: float, gae_lamb
         advantage = delta + decay * advantage
         return advantage, advantage
 
-    return jax.lax.scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
+    return optim.light_scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
 
 
 def vtrace(
@@ -355,7 +354,7 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
             minibatch = batch if args.num_minibatches == 1 else jax.tree.map(lambda x: x[:, indices], batch)
             grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hp)  # over all devices
             params, opt_state = optim.adam_step(params, grads, opt_state, hp)
-            return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
+            return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
 
         start = learner.params, learner.opt_state
         if minibatches.shape[:2] == (1, 1):

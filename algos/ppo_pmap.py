@@ -88,7 +88,6 @@ if __name__ == "__main__":
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
 
 from common.algorithm import EnvSpec, Flags, Now, OnPolicy, Rollout, nets, optim, run_algorithm
@@ -166,7 +165,7 @@ def gae(reward, value, next_value, terminated, truncated, gamma: float, gae_lamb
         advantage = delta + decay * advantage
         return advantage, advantage
 
-    return jax.lax.scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
+    return optim.light_scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
 
 
 def ratio_bounds(clip_eps: float, clip_mode: str) -> tuple[float, float]:
@@ -192,21 +191,21 @@ def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Flags) -
     """Policy, value and exploration losses of samples [B, ...] (Schulman et al. 2017, eq. 9), and metrics."""
     policy = nets.only_components(policy, batch.own)
     log_ratio = policy.log_prob(batch.action) - batch.log_prob
-    ratio, entropy = jnp.exp(log_ratio), jnp.mean(policy.entropy())
+    ratio, entropy = jnp.exp(log_ratio), policy.entropy()
     bounds, clip_value = ratio_bounds(hp.clip_eps, hp.clip_mode), hp.clip_eps if hp.clip_vloss else None
     symmetric_kl = hp.exploration_loss == "symmetric-kl"
-    losses = {
-        "loss/policy": jnp.mean(policy_loss(ratio, batch.advantage, bounds)),
-        "loss/value": jnp.mean(value_loss(value, batch.value, batch.target, clip_value)),
-        "loss/exploration": jnp.mean(policy.symmetric_kl_to_uniform()) if symmetric_kl else -entropy,
-    }
-    total = losses["loss/policy"] + hp.vf_coef * losses["loss/value"] + hp.ent_coef * losses["loss/exploration"]
-    return total, losses | {
-        "loss/total": total,
-        "policy/entropy": entropy,
-        "policy/approx_kl": jnp.mean(ratio - 1 - log_ratio),  # Schulman's k3 estimator
-        "policy/clip_fraction": jnp.mean((ratio < bounds[0]) | (ratio > bounds[1])),
-    }
+    metrics = optim.means(
+        {
+            "loss/policy": policy_loss(ratio, batch.advantage, bounds),
+            "loss/value": value_loss(value, batch.value, batch.target, clip_value),
+            "loss/exploration": policy.symmetric_kl_to_uniform() if symmetric_kl else -entropy,
+            "policy/entropy": entropy,
+            "policy/approx_kl": ratio - 1 - log_ratio,  # Schulman's k3 estimator
+            "policy/clip_fraction": (ratio < bounds[0]) | (ratio > bounds[1]),
+        }
+    )
+    total = metrics["loss/policy"] + hp.vf_coef * metrics["loss/value"] + hp.ent_coef * metrics["loss/exploration"]
+    return total, metrics | {"loss/total": total}
 
 
 # --------------------------------------------------------------------------------------------------------- algorithm
@@ -257,22 +256,22 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
     def learn(learner: Learner, batch: Batch, now: Now) -> tuple[Learner, optim.Metrics]:
         """Epochs of minibatch gradient steps, none after the KL divergence of an epoch exceeds --target-kl."""
         hp, minibatches = now.hp, now.minibatches(args.update_epochs, args.num_minibatches)  # [E, M, B]
-        advantage = batch.advantage[minibatches]
+        advantage = optim.take(batch.advantage, minibatches)
         advantage = optim.standardize(advantage, axis=-1) if args.norm_adv else advantage
 
         def step(carry, inputs):
             params, opt_state = carry
             indices, advantage = inputs
-            minibatch = jax.tree.map(lambda x: x[indices], batch)._replace(advantage=advantage)
+            minibatch = optim.take(batch, indices)._replace(advantage=advantage)
             grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hp)  # over all devices
             params, opt_state = optim.adam_step(params, grads, opt_state, hp)
-            return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
+            return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
 
         start = learner.params, learner.opt_state
         (params, opt_state), metrics = optim.run_epochs(step, start, (minibatches, advantage), hp.target_kl)
         # KL after the update, on the first minibatch of the last epoch; XLA drops the unused rest of the loss. It moves
         # the learning rate, so it has to be the same on all devices here; other metrics are averaged by the driver
-        after = loss_of(params, jax.tree.map(lambda x: x[minibatches[-1, 0]], batch), hp)[1]
+        after = loss_of(params, optim.take(batch, minibatches[-1, 0]), hp)[1]
         kl = optim.mean_over_devices(after["policy/approx_kl"])
         learner = learner.replace(params=params, opt_state=optim.adapt_learning_rate(opt_state, kl, hp))
         return learner, metrics | {"policy/approx_kl": kl}

@@ -126,7 +126,6 @@ if __name__ == "__main__":
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
 
 from common.algorithm import (
@@ -236,7 +235,7 @@ def gae(reward, value, next_value, terminated, truncated, gamma: float, gae_lamb
         advantage = delta + decay * advantage
         return advantage, advantage
 
-    return jax.lax.scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
+    return optim.light_scan(backward, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
 
 
 def ratio_bounds(clip_eps: float, clip_mode: str) -> tuple[float, float]:
@@ -261,22 +260,21 @@ def value_loss(value, old_value, target, clip_eps: float | None) -> jax.Array:
 def loss(policy: nets.Distribution, value: jax.Array, batch: Batch, hp: Flags) -> tuple[jax.Array, optim.Metrics]:
     """Policy, value and exploration losses of sequences [K, B, ...] (Schulman et al. 2017, eq. 9), and metrics."""
     log_ratio = policy.log_prob(batch.action) - batch.log_prob
-    ratio, entropy = jnp.exp(log_ratio), jnp.mean(policy.entropy())
+    ratio, entropy = jnp.exp(log_ratio), policy.entropy()
     bounds, clip_value = ratio_bounds(hp.clip_eps, hp.clip_mode), hp.clip_eps if hp.clip_vloss else None
     symmetric_kl = hp.exploration_loss == "symmetric-kl"
-    losses = {
-        "loss/policy": jnp.mean(policy_loss(ratio, batch.advantage, bounds)),
-        "loss/value": jnp.mean(value_loss(value, batch.value, batch.target, clip_value)),
-        "loss/exploration": jnp.mean(policy.symmetric_kl_to_uniform()) if symmetric_kl else -entropy,
-    }
-    total = losses["loss/policy"] + hp.vf_coef * losses["loss/value"] + hp.ent_coef * losses["loss/exploration"]
-    return total, losses | {
-        "loss/total": total,
-        "policy/entropy": entropy,
-        "policy/approx_kl": jnp.mean(ratio - 1 - log_ratio),  # Schulman's k3 estimator
-        "policy/clip_fraction": jnp.mean((ratio < bounds[0]) | (ratio > bounds[1])),
-        "policy/log_ratio_max": jnp.max(jnp.abs(log_ratio)),
-    }
+    metrics = optim.means(
+        {
+            "loss/policy": policy_loss(ratio, batch.advantage, bounds),
+            "loss/value": value_loss(value, batch.value, batch.target, clip_value),
+            "loss/exploration": policy.symmetric_kl_to_uniform() if symmetric_kl else -entropy,
+            "policy/entropy": entropy,
+            "policy/approx_kl": ratio - 1 - log_ratio,  # Schulman's k3 estimator
+            "policy/clip_fraction": (ratio < bounds[0]) | (ratio > bounds[1]),
+        }
+    )
+    total = metrics["loss/policy"] + hp.vf_coef * metrics["loss/value"] + hp.ent_coef * metrics["loss/exploration"]
+    return total, metrics | {"loss/total": total, "policy/log_ratio_max": jnp.max(jnp.abs(log_ratio))}
 
 
 # --------------------------------------------------------------------------------------------------------- algorithm
@@ -336,7 +334,7 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
             minibatch = side_by_side(jax.tree.map(lambda x: x[:, :, envs], batch)._replace(advantage=advantage))
             grads, metrics = optim.mean_gradients(loss_of)(params, minibatch, hp)  # over all devices
             params, opt_state = optim.adam_step(params, grads, opt_state, hp)
-            return (params, opt_state), metrics | {"grad/norm": optax.global_norm(grads)}
+            return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
 
         start = learner.params, learner.opt_state
         (params, opt_state), metrics = optim.run_epochs(step, start, (minibatches, advantage), hp.target_kl)

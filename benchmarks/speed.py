@@ -8,8 +8,8 @@
 
 Each measurement is a run of the algorithm's own script with `--benchmark`, in a process of its own. The first run of a
 row compiles anew and is not counted, the others take their programs from its cache. With --against another checkout
-runs the same flags, with --source PureJaxRL trains with the same sizes. The two take turns, and a ratio is the median
-over rounds, so that whatever else the machine does slows both.
+runs the same flags, with --source PureJaxRL or purejaxql trains with the same sizes. The two take turns, and a ratio is
+the median over rounds, so that whatever else the machine does slows both.
 """
 
 import dataclasses
@@ -27,7 +27,8 @@ from typing import Annotated, Any
 import tyro
 
 from benchmarks.jobs import ROOT, last_line
-from benchmarks.peers.__main__ import TRAINERS, install, packages_for, python_of
+from benchmarks.kernels import count_kernels
+from benchmarks.peers.__main__ import SOURCES, TRAINERS, install, packages_for, python_of
 from benchmarks.records import machine_class, markdown
 from common.cli.checks import Count, Timeout, check_flags
 from common.cli.command import main, parse
@@ -36,11 +37,10 @@ from common.cli.files import check_target
 from common.cli.run_flags import flag_words
 from common.runs.directory import git_hash, write_json
 
-PEER = "purejaxrl"
+PEERS = {"ppo_pmap": "purejaxrl", "ppo_rnn_pmap": "purejaxrl", "pqn_pmap": "purejaxql"}
 TOTAL = 2_000_000_000  # steps that no measurement reaches
 OF_THE_COMMAND = ("algorithm", "env", "total_timesteps")
 OF_THE_FIRST = ("compile_seconds", "kernels_per_update", "memory_bytes")  # run, which compiles anew
-NO_KERNELS = {"", "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"}
 Row = dict[str, Any]
 
 
@@ -63,13 +63,12 @@ class Args:
     against: str = ""
     """Another checkout of the kit to compare with."""
     source: str = ""
-    """A checkout of PureJaxRL to compare with, for ppo_pmap and ppo_rnn_pmap on gymnax's environments."""
+    """A checkout of PureJaxRL, for ppo_pmap and ppo_rnn_pmap, or purejaxql, for pqn_pmap, to compare with on gymnax."""
     out: str = ""
     """Where to write all measurements, as JSON."""
 
     def __post_init__(self):
         check_flags(self)
-        theirs = Path(self.source) / "purejaxrl" / f"{self.algorithm.removesuffix('_pmap')}.py"
         for checkout in filter(None, (str(ROOT), self.against)):
             if not (Path(checkout) / "algos" / f"{self.algorithm}.py").is_file():
                 raise UsageError(f"{checkout} has no algorithm algos/{self.algorithm}.py")
@@ -79,8 +78,10 @@ class Args:
             raise UsageError(f"--vary {self.vary[0]} needs values behind it")
         if self.against and self.source:
             raise UsageError("--against and --source: give one of them")
-        if self.source and not theirs.is_file():
-            raise UsageError(f"--source {self.source} is no checkout of PureJaxRL with {theirs}")
+        if self.source and self.algorithm not in PEERS:
+            raise UsageError(f"--source is for {', '.join(PEERS)}, not for {self.algorithm}")
+        if self.source and not (Path(self.source) / (needed := SOURCES[PEERS[self.algorithm]])).is_file():
+            raise UsageError(f"--source {self.source} is no checkout of {PEERS[self.algorithm]} with {needed}")
 
 
 class Training:
@@ -132,47 +133,18 @@ def size_of_update(folder: Path) -> dict[str, int | None]:
     return {"kernels_per_update": kernels, "memory_bytes": sum(map(int, memory)) if memory else None}
 
 
-def count_kernels(program: str) -> int:
-    """Operations of a compiled program, in XLA's text, that the device is given one by one.
-
-    What is in a loop counts as often as it runs; where XLA does not know how often, as in the loop over updates, once.
-    """
-    bodies, body = {}, []
-    for line in program.splitlines():
-        if heading := re.match(r"(ENTRY )?%?([\w.-]+) .*\{$", line):
-            body = bodies["ENTRY" if heading[1] else heading[2]] = []
-        elif " = " in line:
-            body.append(line)
-
-    def count(name: str) -> int:
-        return sum(kernels_of(line) for line in bodies.get(name, []))
-
-    def kernels_of(line: str) -> int:
-        kind = (re.search(r" ([a-z][a-z0-9-]*)\(", line) or ["", ""])[1]
-        called = re.findall(r"(?:body|to_apply|true_computation|false_computation)=%?([\w.-]+)", line)
-        for names in re.findall(r"branch_computations=\{(.*?)\}", line):
-            called += re.findall(r"[\w.-]+", names)
-        times = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
-        if kind in ("while", "call"):
-            return int(times[1] if times else 1) * sum(map(count, called))
-        if kind == "conditional":
-            return max(map(count, called), default=0)
-        return kind not in NO_KERNELS and not kind.endswith("-done")  # the end of what `-start` began
-
-    return count("ENTRY")
-
-
-class PureJaxRL:
-    """Its training function with the sizes of ours, of a checkout."""
+class PeerTraining:
+    """A peer's training function with the sizes of ours, of a checkout."""
 
     def __init__(self, args: Args, words: list[str], beside: Training):
-        packages = packages_for(PEER, "cpu" if machine_class().startswith("cpu-") else "gpu")
-        install(PEER, packages)
+        peer = PEERS[args.algorithm]
+        packages = packages_for(peer, "cpu" if machine_class().startswith("cpu-") else "gpu")
+        install(peer, packages)
         ours = parse(importlib.import_module(f"algos.{args.algorithm}").Args, _defaults(args.algorithm, words))
         names = "num_envs", "num_steps", "update_epochs", "num_minibatches"
         self._sizes = {name.upper(): getattr(ours, name) for name in names} | {"ENV_NAME": ours.env}
         self._beside, kind = beside, args.algorithm.removesuffix("_pmap")
-        self._words = [str(python_of(PEER, packages)), str(TRAINERS / "train_purejaxrl.py"), args.source, kind]
+        self._words = [str(python_of(peer, packages)), str(TRAINERS / f"train_{peer}.py"), args.source, kind]
         self.about: Row = {"commit": git_hash(Path(args.source)), "packages": packages}
 
     def measure(self) -> float:
@@ -196,11 +168,11 @@ def rows_of(args: Args, words: list[str]) -> list[Row]:
 
 
 def row_of(args: Args, words: list[str]) -> Row:
-    """What one size costs, beside another checkout or PureJaxRL where that is asked for."""
+    """What one size costs, beside another checkout or a peer where that is asked for."""
     checkouts = [ROOT, *([Path(args.against).resolve()] if args.against else [])]
     sides: list[Any] = [Training(x, args.algorithm, words, args.seconds, args.kernels) for x in checkouts]
     if args.source:
-        sides.append(PureJaxRL(args, words, sides[0]))
+        sides.append(PeerTraining(args, words, sides[0]))
     speeds: dict[Any, list[float]] = {side: [] for side in sides}
     for turn in range(args.rounds):
         for side in sides[:: -1 if turn % 2 else 1]:

@@ -5,7 +5,7 @@ import json
 import jax
 import pytest
 
-from benchmarks import accelerator, report, speed
+from benchmarks import accelerator, kernels, report, speed
 from common.cli.command import parse
 
 
@@ -89,8 +89,45 @@ def test_a_small_measurement_runs():
 
 
 def test_kernels_of_a_loop_count_as_often_as_it_runs():
-    def kernels(times):
+    def count(times):
         loop = jax.jit(lambda x: jax.lax.fori_loop(0, times, lambda _, x: x @ x, x))
-        return speed.count_kernels(loop.lower(jax.numpy.ones((64, 64))).compile().as_text())
+        return kernels.count_kernels(loop.lower(jax.numpy.ones((64, 64))).compile().as_text())
 
-    assert kernels(30) - kernels(20) == 10 * (kernels(11) - kernels(10)) >= 10
+    assert count(30) - count(20) == 10 * (count(11) - count(10)) >= 10
+
+
+@pytest.mark.parametrize(
+    ("program", "most"),
+    [  # benchmarks/results/kernels.json has those of an H100
+        ("ppo", {"rollout step": 250, "gradient step": 85}),
+        pytest.param("ppo-gru", {"gradient step": 5_500}, marks=pytest.mark.slow),
+    ],
+)
+def test_an_update_has_few_kernels(program, most):
+    """Those of a CPU, for which anybody can compile; PPO's were 125 a gradient step, arrays one by one."""
+    job = {"program": program, "function": "update", "num_envs": 64}
+    lowered, (*sizes, _) = kernels.lowered_program(job, jax.devices()[:1])
+    compiled = lowered.compile({"xla_cpu_use_fusion_emitters": True, "xla_backend_optimization_level": 1})
+    found = kernels.by_loop(list(kernels.kernels_of(compiled.as_text())), *sizes)
+    assert {name: found[name] for name, limit in most.items() if found[name] > limit} == {}
+
+
+def test_bytes_and_products_are_those_of_what_a_kernel_touches():
+    program = """
+%body (p: f32[128,64]) -> f32[64] {
+  %p = f32[128,64]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %row = f32[1,64]{1,0} dynamic-slice(%p, %i, %i), dynamic_slice_sizes={1,64}
+}
+
+ENTRY %main (a: f32[128,64], b: f32[64,32], i: s32[]) -> f32[128,32] {
+  %a = f32[128,64]{1,0} parameter(0)
+  %b = f32[64,32]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %row = f32[1,64]{1,0} fusion(%a, %i), kind=kLoop, calls=%body
+  ROOT %ab = f32[128,32]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+    row, product = kernels.kernels_of(program)
+    assert (row.kind, row.bytes, product.flops) == ("fusion", 2 * 256 + 4, 2 * 128 * 64 * 32)
+    assert product.bytes == 4 * (128 * 64 + 64 * 32 + 128 * 32)

@@ -157,36 +157,31 @@ class Policy:
             named = list(spaces.leaves(space, self.env.obs_like, obs))
         except (KeyError, IndexError, TypeError) as error:
             raise UsageError(f"observations of {self.env.name} have the parts of {space}") from error
-        arrays = [x if isinstance(x, jax.Array) else np.asarray(x) for *_, x in named]
-        batches = {self._batch_of(name, like, x) for (name, _, like, _), x in zip(named, arrays, strict=True)}
+        typed, batches = [], set()
+        for name, _, like, x in named:
+            x, what = (
+                x if isinstance(x, jax.Array) else np.asarray(x),
+                f"{name} of {self.env.name}".removeprefix(" of "),
+            )
+            axes = x.ndim - len(like.shape)
+            if axes < 0 or x.shape[axes:] != like.shape:
+                batch = f"({', '.join(map(str, ('...', *like.shape)))})"
+                raise UsageError(f"an observation of {what} has shape {like.shape}, a batch {batch}; got {x.shape}")
+            both_integers = x.dtype.kind in "iu" and like.dtype.kind in "iu"
+            if not both_integers and not np.can_cast(x.dtype, like.dtype, "same_kind"):
+                raise UsageError(f"observations of {what} are {like.dtype}, got {x.dtype}")
+            batches.add(x.shape[:axes])
+            typed.append(x.astype(like.dtype))
         if len(batches) > 1:
             raise UsageError(f"all parts of observations must be of one batch, got batches of {sorted(batches)}")
-        typed = (x.astype(like.dtype) for (_, _, like, _), x in zip(named, arrays, strict=True))
         return jax.tree.unflatten(jax.tree.structure(self.env.obs_like), typed), batches.pop()
-
-    def _batch_of(self, name: str, like: Any, given: Any) -> tuple[int, ...]:
-        """The batch axes of a part of observations. Raises UsageError where shape or kind do not fit."""
-        shape, axes = like.shape, given.ndim - len(like.shape)
-        what = f"{name} of {self.env.name}" if name else self.env.name
-        if axes < 0 or given.shape[axes:] != shape:
-            batched = f"({', '.join(map(str, ('...', *shape)))})"
-            raise UsageError(
-                f"an observation of {what} has shape {shape}, a batch of them {batched}; got {given.shape}"
-            )
-        both_integers = given.dtype.kind in "iu" and like.dtype.kind in "iu"
-        if not both_integers and not np.can_cast(given.dtype, like.dtype, "same_kind"):
-            raise UsageError(f"observations of {what} are {like.dtype}, got {given.dtype}")
-        return given.shape[:axes]
 
     def _of_steps(self, batch: tuple[int, ...], memory: Any, first: Any, reward: Any) -> tuple[Any, Any]:
         """Where episodes begin, and rewards, for a batch of this shape. Raises UsageError where they do not fit."""
         if not self.has_memory:
             return np.zeros(batch, bool), np.zeros(batch, np.float32)
         if memory is None or first is None:
-            raise UsageError(
-                "this policy has memory, and has to know where episodes begin: memory = policy.initial_memory(n) for n "
-                "observations, then action, memory = policy(obs, memory, first)"
-            )
+            raise UsageError("this policy has memory: policy(obs, memory, first), at first policy.initial_memory(n)")
         if reward is None and self.wants_reward:
             raise UsageError("this policy was trained with the last reward: policy(..., reward=reward)")
         given = (first, bool), (0.0 if reward is None else reward, np.float32)

@@ -43,10 +43,9 @@ def choose_devices(
         near = f"{shared} {multiples_near(num_envs, fewest * block)}"
         ways = [near] * (fewest % processes == 0 and shared == "--num-envs")
         ways += [f"--num-devices {', '.join(map(str, shares[:12]))}"] * bool(shares)
-        raise UsageError(
-            f"--num-devices {fewest} does not divide {shared} {num_envs}{blocks}: take {', or '.join(ways)}"
-        )
-    worthwhile = [n for n in shares if n <= _cores() and n * envs_per_cpu_device <= num_envs] or shares[:1]
+        raise UsageError(f"--num-devices {fewest} does not divide {shared} {num_envs}{blocks}: {', or '.join(ways)}")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    worthwhile = [n for n in shares if n <= cores and n * envs_per_cpu_device <= num_envs] or shares[:1]
     _make_cpu_devices((num_devices or (processes if several else worthwhile[-1])) // processes)
     groups = _devices_of_processes()
     if processes != len(groups):  # which they have found out by themselves
@@ -104,10 +103,6 @@ def describe(devices: list[jax.Device]) -> str:
     """Such as `2 x cpu` or `8 x NVIDIA H100`, and in how many processes if in several."""
     processes = len({device.process_index for device in devices})
     return f"{len(devices)} x {devices[0].device_kind}" + (f" in {processes} processes" if processes > 1 else "")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_of(devices: list[jax.Device]) -> float:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from common.device.agents import Seen, at_start
 from common.device.interface import (
@@ -17,12 +16,12 @@ from common.device.interface import (
     Rollout,
     RunState,
     Transition,
-    explore_with_memory,
-    memory_to_begin_with,
+    with_memory,
 )
+from common.device.loops import Packed
 from common.device.opponents import draw_other, first_past, own_components, renewed_past, with_opponent
-from common.device.optim import hp_now, hp_of, zeros_of
-from common.device.replay import Replay, example_transition, new_replay, num_groups
+from common.device.optim import global_norm, hp_now, hp_of, zeros_of
+from common.device.replay import Replay, example_transition, n_steps, new_replay, num_groups
 from common.device.rollout import (
     OTHER_STREAM,
     action_noise,
@@ -30,6 +29,7 @@ from common.device.rollout import (
     minibatch_indices,
     new_starts,
     reset_envs,
+    resets_of_steps,
     rollout_keys,
     split_keys,
     step_envs,
@@ -47,6 +47,8 @@ from common.envs.environment import Env, Step
 from common.envs.masks import legal_actions, legal_metrics, to_env, uniform_action
 from common.envs.spaces import EnvSpec
 from common.envs.variation import member_env
+
+SMALL = 64  # numbers of an environment, up to which an array of a step is kept beside others in one vector
 
 
 class Driver(NamedTuple):
@@ -69,14 +71,14 @@ class Outcome(NamedTuple):
 
 def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
     """Updates that collect a rollout of --num-steps steps with the newest policy, and learn from it."""
-    explore = explore_with_memory(algorithm)
+    explore, new_memory = with_memory(algorithm)
 
     def init(seed: jax.Array, hyper: dict[str, jax.Array] | None = None) -> TrainState:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
         learner = algorithm.init(params_key, hp_of(args, hyper))
         obs, env_state = reset_envs(member_env(env, hyper), keys_of(envs_key, num_envs), mid_episode=args.decorrelate)
-        memory, tracker = memory_to_begin_with(algorithm, num_envs), new_tracker(env, num_envs, args.decorrelate)
+        memory, tracker = new_memory(num_envs), new_tracker(env, num_envs, args.decorrelate)
         run = RunState(key, jnp.int32(0), hyper or {}, new_recent(env), first_past(args, learner))
         return TrainState(learner, Actors(env_state, at_start(obs), memory, tracker), run)
 
@@ -92,7 +94,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
         learner, metrics = algorithm.update(learner, rollout, now)
         metrics = same_everywhere(metrics)
         metrics |= scheduled | legal_metrics(rollout.obs, env.action_space, AXIS)
-        metrics |= {"params/norm": optax.global_norm(learner.params)}
+        metrics |= {"params/norm": global_norm(learner.params)}
         run = run.replace(recent=recent, updates=run.updates + 1)
         return TrainState(learner, actors.replace(tracker=tracker), run), Tally.of(metrics), episodes
 
@@ -109,20 +111,26 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
 
         def step(carry, inputs):
             env_state, seen, memory = carry
-            noise, keys = inputs
+            noise, keys, resets = inputs
             action, extras, memory = explore(learner, seen, memory, noise)
             if own is not None:
                 action = jnp.where(own, action, explore(other, seen, memory, noise)[0])
-            out = step_envs(game, keys, env_state, action, starts)
+            out = step_envs(game, keys, env_state, action, starts, resets)._replace(final_state=None)
+            out = jax.lax.optimization_barrier(out)  # else what is kept of a step computes it once more
             seen_next = Seen(out.obs, out.terminated | out.truncated, out.reward)
             outcome = Outcome(out.reward, out.terminated, out.truncated, out.objective, out.info)
-            return (out.state, seen_next, memory), (seen, action, extras, outcome, out.final_obs, own)
+            kept = Packed.of((seen.obs, action, extras, outcome, out.final_obs), largest=SMALL * num_envs)
+            return (out.state, seen_next, memory), kept
 
         start = actors.env_state, actors.seen, actors.memory
-        (env_state, after, memory), steps = jax.lax.scan(step, start, (noise, env_keys))
-        seen, action, extras, outcome, final_obs, own = steps
-        # Taken from the steps: then XLA carries through the loop only what the policy reads
-        last = Seen(after.obs, outcome.terminated[-1] | outcome.truncated[-1], outcome.reward[-1])
+        inputs = noise, env_keys, None if starts else resets_of_steps(game, env_keys)
+        (env_state, after, memory), steps = jax.lax.scan(step, start, inputs)
+        obs, action, extras, outcome, final_obs = steps.tree
+        # Taken from the outcome: then XLA carries through the loop only what the policy reads
+        first = jnp.concatenate([actors.seen.first[None], outcome.terminated | outcome.truncated])
+        reward = jnp.concatenate([actors.seen.reward[None], outcome.reward])
+        seen, last = Seen(obs, first[:-1], reward[:-1]), Seen(after.obs, first[-1], reward[-1])
+        own = None if own is None else jnp.broadcast_to(own, (args.num_steps, *own.shape))
         rollout = Rollout(seen, action, extras, *outcome[:3], final_obs, last, actors.memory, own)
         return actors.replace(env_state=env_state, seen=last, memory=memory), rollout, outcome
 
@@ -137,9 +145,10 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
         obs, env_state = reset_envs(member_env(env, hyper), keys_of(envs_key, num_envs))
-        replay = new_replay(example_transition(env), num_envs, args.capacity)
+        replay = new_replay(example_transition(args, env), num_envs, args.capacity)
         run = RunState(key, jnp.int32(0), hyper or {}, new_recent(env), gradient_updates=jnp.int32(0))
-        actors = Actors(env_state, at_start(obs), (), new_tracker(env, num_envs), replay)
+        discounted = jnp.zeros(num_envs) if args.normalize_rewards else ()
+        actors = Actors(env_state, at_start(obs), (), new_tracker(env, num_envs), replay, discounted)
         return TrainState(algorithm.init(params_key, hp_of(args, hyper)), actors, run)
 
     def update(state: TrainState) -> tuple[TrainState, Tally, Tally]:
@@ -149,9 +158,11 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
         one_step = jax.tree.map(lambda x: x[None], out._replace(state=()))  # [1, N, ...]
         tracker, recent, episodes = count_episodes(actors.tracker, run.recent, one_step)
         actors = actors.replace(tracker=tracker, replay=actors.replay.add(transition))
-        learner = algorithm.observe(learner, jax.tree.map(lambda x: x[None], transition), None)
+        new = jax.tree.map(lambda x: x[None], transition)
+        actors, new = with_returns(args, run, actors, new, one_step.terminated | one_step.truncated)
+        learner, flags = algorithm.observe(learner, new, None), hp_now(args, run, learner)
         run = run.replace(recent=recent, updates=run.updates + 1)
-        learner, run, tally = learn(learner, run, actors.replay, learn_key)
+        learner, run, tally = learn(learner, run, flags, actors.replay, learn_key)
         # Learning may meet a broken number long after it was stored: these show it at once, before it can be saved.
         magnitudes = [jnp.mean(jnp.abs(x * 1.0)) for x in jax.tree.leaves(transition.next_obs)]
         found = {"env/reward": jnp.mean(out.reward), "env/obs_magnitude": sum(magnitudes) / len(magnitudes)}
@@ -170,14 +181,17 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
         action = jnp.where(warming_up, random_actions(held, obs, env), action)
 
         out = step_envs(member_env(env, run.hyper), env_keys, actors.env_state, to_env(action, env.action_space))
-        transition = Transition(obs, action, out.reward, out.terminated, out.final_obs)
-        return actors.replace(env_state=out.state, seen=actors.seen._replace(obs=out.obs)), out, transition
+        first = actors.seen.first if n_steps(args) > 1 else None
+        transition = Transition(obs, action, out.reward, out.terminated, out.final_obs, first=first)
+        seen = actors.seen._replace(obs=out.obs, first=out.terminated | out.truncated)
+        return actors.replace(env_state=out.state, seen=seen), out, transition
 
-    def learn(learner: Any, run: RunState, replay: Replay, key: jax.Array) -> tuple[Any, RunState, Tally]:
+    def learn(learner: Any, run: RunState, flags: Any, replay: Replay, key: jax.Array) -> tuple[Any, RunState, Tally]:
         stored = replay.added * args.num_envs
         due = args.ratio.due(stored) - args.ratio.due(stored - args.num_envs)
         keys = partial(keys_of, local=groups // jax.lax.axis_size(AXIS))
-        return learn_from_replay(algorithm, args, learner, run, replay, key, due, keys, args.batch_size // groups)
+        sizes = keys, args.batch_size // groups
+        return learn_from_replay(algorithm, args, learner, run, flags, replay, key, due, *sizes)
 
     def gauges(state: TrainState) -> dict[str, jax.Array]:
         replay, run = state.actors.replay, state.run
@@ -191,25 +205,52 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
     return Driver(init, update, gauges)
 
 
+def with_returns(
+    args: Any, run: RunState, actors: Actors, new: Transition, done: jax.Array
+) -> tuple[Actors, Transition]:
+    """Where --normalize-rewards asks for it, `new` [T, N, ...] with the discounted returns of episodes, `done` or not.
+
+    The standard deviation of those is the unit in which rewards are learned from (Engstrom et al. 2020).
+    """
+    if not args.normalize_rewards:
+        return actors, new
+    gamma = hp_of(args, run.hyper).gamma
+
+    def step(before, inputs):
+        reward, done = inputs
+        total = gamma * before + reward
+        return jnp.where(done, 0.0, total), total
+
+    carried, totals = jax.lax.scan(step, actors.discounted, (new.reward, done))
+    return actors.replace(discounted=carried), new._replace(discounted=totals)
+
+
 def learn_from_replay(
     algorithm: OffPolicy,
     args: Any,
     learner: Any,
     run: RunState,
+    flags: tuple[Any, dict[str, jax.Array]],
     replay: Replay,
     key: jax.Array,
     due: jax.Array,
     keys_of_groups: Callable,
     per_group: int,
 ) -> tuple[Any, RunState, Tally]:
-    """So many gradient updates as are `due` [], each from a batch of `per_group` transitions of every group."""
-    hp, scheduled = hp_now(args, run, learner)
+    """So many gradient updates as are `due` [], each from a batch of `per_group` transitions of every group.
+
+    `flags` are those of `hp_now`.
+    """
+    hp, scheduled = flags
 
     def one(index, carry):
         learner, done = carry
         sample_keys, *keys = split_keys(keys_of_groups(jax.random.fold_in(key, index)), 3)
         done = same_for_all_seeds(done) + 1
-        batch = replay.sample(sample_keys, per_group)
+        if n_steps(args) > 1:
+            batch = replay.sample_n_step(sample_keys, per_group, args.n_steps, hp.gamma)
+        else:
+            batch = replay.sample(sample_keys, per_group)
         learner, metrics = algorithm.update(learner, batch, Now(hp, done, keys=tuple(keys)))
         return (learner, done), Tally.of(metrics)
 
@@ -237,16 +278,18 @@ def repeat(
     never = {name: jnp.int32(-1) for name in zeros.value}
 
     def body(index, carry):
-        state, tally, broken, episodes = carry
+        state, packed = carry
+        tally, broken, episodes = packed.tree
         state, new, finished = update(state)
         broken = {
             name: jnp.where((first < 0) & ~jnp.isfinite(new.value[name]), index, first)
             for name, first in broken.items()
         }
-        return state, tally + new, broken, episodes + finished
+        return state, Packed.of((tally + new, broken, episodes + finished))
 
-    start = state, zeros, never, no_episodes
-    state, tally, broken, episodes = jax.lax.fori_loop(0, num_updates, body, start)
+    start = state, Packed.of((zeros, never, no_episodes))
+    state, packed = jax.lax.fori_loop(0, num_updates, body, start)
+    tally, broken, episodes = packed.tree
     return state, tally.metrics() | episode_metrics(episodes), broken
 
 
@@ -258,6 +301,7 @@ def repeat_and_add(step: Callable[[jax.Array, Any], tuple[Any, Tally]], state: A
     def body(index, carry):
         state, tally = carry
         state, new = step(index, state)
-        return state, tally + new
+        return state, Packed.of(tally.tree + new)
 
-    return jax.lax.fori_loop(0, count, body, (state, zeros))
+    state, tally = jax.lax.fori_loop(0, count, body, (state, Packed.of(zeros)))
+    return state, tally.tree

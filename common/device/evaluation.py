@@ -11,7 +11,6 @@ from common.device.rollout import keys_of, reset_envs, step_envs
 from common.envs.environment import Env
 
 SEED = 20_250_101  # the same episodes for every run, seed and evaluation
-OTHER_SEED = SEED + 10_000_000  # other episodes, for what was chosen by its return in those; suites count on from it
 
 
 class Episodes(NamedTuple):
@@ -19,7 +18,6 @@ class Episodes(NamedTuple):
 
     ret: jax.Array  # [E] sum of raw rewards
     length: jax.Array  # [E] steps
-    fingerprint: jax.Array  # [E] of all observations and rewards: the same for episodes that are the same
 
 
 class Evaluated(NamedTuple):
@@ -67,36 +65,11 @@ def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episo
         episodes = Episodes(
             ret=episodes.ret + jnp.where(done, 0.0, out.reward),
             length=episodes.length + jnp.where(done, 0.0, 1.0),
-            fingerprint=jnp.where(
-                done, episodes.fingerprint, add_to_fingerprint(episodes.fingerprint, seen.obs, out.reward)
-            ),
         )
         over = out.terminated | out.truncated
         return time + 1, out.state, Seen(out.obs, over, out.reward), memory, done | over, episodes
 
     memory = player.initial_memory(num_episodes)
-    begun = Episodes(zeros, zeros, jnp.zeros(num_episodes, jnp.uint32))
-    start = (jnp.int32(0), env_state, at_start(obs), memory, zeros > 0, begun)
+    start = (jnp.int32(0), env_state, at_start(obs), memory, zeros > 0, Episodes(zeros, zeros))
     *_, episodes = jax.lax.while_loop(unfinished, step, start)
     return episodes
-
-
-def add_to_fingerprint(fingerprint: jax.Array, obs: Any, reward: jax.Array) -> jax.Array:
-    """The fingerprints [E] after one more step, from `obs` [E, ...] with `reward` [E].
-
-    Every bit counts. Of 128 different episodes two have the same one with a chance of 2e-6.
-    """
-    for x in (*jax.tree.leaves(obs), reward):
-        x = x.reshape(len(fingerprint), -1)
-        is_float = jnp.issubdtype(x.dtype, jnp.floating)
-        bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32) if is_float else x.astype(jnp.uint32)
-        places = _mixed(jnp.arange(bits.shape[1], dtype=jnp.uint32))
-        fingerprint = _mixed(31 * fingerprint + jnp.sum(_mixed(bits + places), axis=1, dtype=jnp.uint32))
-    return fingerprint
-
-
-def _mixed(x: jax.Array) -> jax.Array:
-    """Another number for every one of 32 bits, as if drawn at random: nullprogram.com/blog/2018/07/31."""
-    x = (x ^ x >> 16) * jnp.uint32(0x7FEB352D)
-    x = (x ^ x >> 15) * jnp.uint32(0x846CA68B)
-    return x ^ x >> 16

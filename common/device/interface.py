@@ -120,6 +120,9 @@ class Transition(NamedTuple):
     terminated: jax.Array  # not set by a time limit
     next_obs: Any  # the true next observation, also where a time limit struck
     version: jax.Array | None = None  # updates behind the policy that acted, where that was not the newest
+    first: jax.Array | None = None  # whether it continues none before it in the buffer, kept for n-step returns
+    discount: jax.Array | None = None  # of the value of `next_obs`, in a batch with n-step returns
+    discounted: jax.Array | None = None  # not kept: the discounted return so far, with --normalize-rewards
 
 
 class Actors(struct.PyTreeNode):
@@ -130,6 +133,7 @@ class Actors(struct.PyTreeNode):
     memory: Any  # [N, ...] still of the last episode where a new one begins
     tracker: EpisodeTracker  # [N]
     replay: Any = ()  # [N, C, ...]
+    discounted: Any = ()  # [N] discounted returns so far, with --normalize-rewards
 
 
 class RunState(struct.PyTreeNode):
@@ -144,30 +148,31 @@ class RunState(struct.PyTreeNode):
     env_steps: jax.Array | None = None  # [] stored by actors beside the learner
 
 
-def acting_part(learner: Any) -> tuple[Any, Any]:
-    """What acting takes of a learner: parameters, those called `actor` where there are some, and `obs_stats`."""
-    return getattr(learner.params, "actor", learner.params), learner.obs_stats
+ACTING = "obs_stats", "epsilon"  # fields of learners, beside `params`, that acting reads where there are some
 
 
-def with_acting_part(learner: Any, part: tuple[Any, Any]) -> Any:
+def acting_part(learner: Any) -> tuple[Any, ...]:
+    """What acting takes of a learner: parameters, those called `actor` where there are some, and the fields ACTING."""
+    others = (getattr(learner, name) for name in ACTING if hasattr(learner, name))
+    return getattr(learner.params, "actor", learner.params), *others
+
+
+def with_acting_part(learner: Any, part: tuple[Any, ...]) -> Any:
     """`learner` that acts by that `part` of another one."""
-    params, stats = part
+    params, *others = part
     params = learner.params._replace(actor=params) if hasattr(learner.params, "actor") else params
-    return learner.replace(params=params, obs_stats=stats)
+    names = (name for name in ACTING if hasattr(learner, name))
+    return learner.replace(params=params, **dict(zip(names, others, strict=True)))
 
 
-def explore_with_memory(algorithm: OnPolicy) -> Callable:
-    """`explore` of learner, Seen, memory and noise, which returns the memory too, also of algorithms without."""
+def with_memory(algorithm: OnPolicy) -> tuple[Callable, Callable]:
+    """`explore` of learner, Seen, memory and noise, which returns the memory too, and the memory of N environments
+    whose episodes begin: () of algorithms without.
+    """
     if algorithm.initial_memory is not None:
-        return algorithm.explore
+        return algorithm.explore, algorithm.training_memory or algorithm.initial_memory
 
     def explore(learner, seen, memory, noise):
         return *algorithm.explore(learner, seen.obs, noise), memory
 
-    return explore
-
-
-def memory_to_begin_with(algorithm: OnPolicy, count: int) -> Any:
-    """The memory of `count` environments whose episodes begin, as `explore` carries it."""
-    new = algorithm.training_memory or algorithm.initial_memory
-    return new(count) if new else ()
+    return explore, lambda count: ()

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from common.cli.errors import ProcessEnded, TrainingError, UsageError
-from common.cli.run_flags import ProcessArgs
+from common.cli.run_flags import RunArgs
 
 T = TypeVar("T")
 
@@ -128,15 +128,13 @@ def in_background(function: Callable[[], T]) -> T:
     thread = ThreadPoolExecutor(1)
     future = thread.submit(function)
     thread.shutdown(wait=False)
-    while max_over_processes(_progress(future)) == UNDER_WAY:
+
+    def progress() -> int:
+        return UNDER_WAY if not future.done() else FAILED if future.exception() else DONE
+
+    while max_over_processes(progress()) == UNDER_WAY:
         time.sleep(POLL_INTERVAL)
     return all_or_none(future.result if future.done() else lambda: None)
-
-
-def _progress(future: Future) -> int:
-    if not future.done():
-        return UNDER_WAY
-    return FAILED if future.exception() else DONE
 
 
 def check_equal(what: str, value: str) -> None:
@@ -150,13 +148,9 @@ def check_equal(what: str, value: str) -> None:
 
 
 @contextmanager
-def joined(args: ProcessArgs) -> Iterator[None]:
-    """Inside, this process is one of several, if the flags say so; begins before anything else happens on a device.
-
-    Raises UsageError where they do not come together, ProcessEnded for whatever fails inside: the others then cannot go
-    on either.
-    """
-    if args.is_distributed and not jax.distributed.is_initialized():
+def joined(args: RunArgs) -> Iterator[None]:
+    """Inside, this process is one of several, if the flags say so; begins before anything else happens on a device."""
+    if args.distributed and not jax.distributed.is_initialized():
         _meet(args)
     try:
         yield
@@ -166,7 +160,7 @@ def joined(args: ProcessArgs) -> Iterator[None]:
         raise _ended(error) from error
 
 
-def _meet(args: ProcessArgs) -> None:
+def _meet(args: RunArgs) -> None:
     """Start JAX's runtime for several processes."""
     if args.coordinator and not args.quiet:
         where = f"{args.num_processes} processes at {args.coordinator}, for {START} s at most"
@@ -183,7 +177,9 @@ def _meet(args: ProcessArgs) -> None:
     if in_main:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would not come to handle it
     try:
-        jax.distributed.initialize(**args.process, **times, initialization_timeout=START)
+        names = {"coordinator_address": "coordinator", "num_processes": "num_processes", "process_id": "process_id"}
+        told = {theirs: getattr(args, ours) for theirs, ours in names.items()} if args.coordinator else {}  # else found
+        jax.distributed.initialize(**told, **times, initialization_timeout=START)
     except (ValueError, RuntimeError) as error:
         raise UsageError(_reason(args, " ".join(str(error).split()))) from error
     finally:
@@ -201,7 +197,7 @@ def _check_port(address: str) -> None:
             raise UsageError(text) from error
 
 
-def _reason(args: ProcessArgs, text: str) -> str:
+def _reason(args: RunArgs, text: str) -> str:
     """Why processes do not come together, in one sentence."""
     if "must be called before" in text:
         return "JAX has started already in this process: --distributed has to come before anything on a device"

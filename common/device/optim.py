@@ -8,8 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
+from jax.flatten_util import ravel_pytree
 
 from common.device.interface import Flags
+from common.device.loops import Packed
+from common.device.loops import light_scan as light_scan  # for algorithms
 from common.device.sharding import AXIS
 from common.device.statistics import Metrics, Report, across_devices, over_steps
 
@@ -33,32 +36,86 @@ def mean_gradients(loss: Callable) -> Callable:
     return gradients
 
 
+def gradient_step(
+    loss: Callable,
+    variables: Any,
+    optimizer: optax.GradientTransformation,
+    state: optax.OptState,
+    weight_norm: bool = False,
+) -> tuple[Any, optax.OptState, Metrics, jax.Array]:
+    """One step of an optimizer: variables of networks and its state after it, metrics, and the norm of the gradient.
+
+    `loss(variables)` returns a mean over this device's samples, and with it metrics and the collections of variables
+    that the networks have replaced, such as statistics of batches, whose gradient is zero.
+    """
+    grads, (metrics, replaced) = jax.grad(loss, has_aux=True)(variables)
+    grads, metrics = across_devices(grads, metrics)
+    changes, state = optimizer.update(grads, state, variables)
+    variables = optax.apply_updates(variables, changes) | replaced
+    return unit_norm(variables) if weight_norm else variables, state, metrics, optax.global_norm(grads)
+
+
+def unit_norm(variables: Any) -> Any:
+    """Weight normalisation: networks in which the weights into every unit have norm 1."""
+
+    def scaled(path, x):
+        is_kernel = jax.tree_util.keystr(path[-1:], simple=True) == "kernel"
+        return x / jnp.linalg.norm(x, axis=-2, keepdims=True) if is_kernel else x
+
+    return jax.tree_util.tree_map_with_path(scaled, variables)
+
+
 def mean_over_devices(x: Any) -> Any:
     """The mean of arrays of all devices."""
     return jax.lax.pmean(x, AXIS)
 
 
+RULES = {"adam": partial(optax.scale_by_adam, eps=1e-5), "radam": optax.scale_by_radam}
+
+
 def clipped_adam(hp: Any) -> optax.GradientTransformation:
     """Directions of steps, whose length is the learning rate: Adam, after the global norm of the gradient is clipped.
 
-    `hp` has `max_grad_norm`, of which 0 does not clip, and `adam_b1` and `adam_b2`, numbers or arrays [].
+    `hp` has `max_grad_norm`, of which 0 does not clip, and `adam_b1` and `adam_b2`, numbers or arrays []. Its
+    `optimizer`, if there is one, says which of RULES it is.
     """
     limit = hp.max_grad_norm
     off = isinstance(limit, float) and limit == 0
     clip = optax.identity() if off else optax.clip_by_global_norm(inf_if_zero(limit))
-    return optax.flatten(optax.chain(clip, optax.scale_by_adam(hp.adam_b1, hp.adam_b2, eps=1e-5)))
+    return optax.chain(clip, RULES[getattr(hp, "optimizer", "adam")](hp.adam_b1, hp.adam_b2))
 
 
 def adam_init(params: Any, hp: Any) -> AdamState:
     """The state of `adam_step` before the first one."""
-    return AdamState(clipped_adam(hp).init(params), jnp.float32(hp.learning_rate))
+    return AdamState(clipped_adam(hp).init(flat(params)), jnp.float32(hp.learning_rate))
 
 
 def adam_step(params: Any, grads: Any, state: AdamState, hp: Any) -> tuple[Any, AdamState]:
     """A step of `clipped_adam` of the length `hp.learning_rate`: parameters and state after it."""
-    direction, moments = clipped_adam(hp).update(grads, state.moments)
-    params = jax.tree.map(lambda p, d: p - hp.learning_rate * d, params, direction)
-    return params, state.replace(moments=moments)
+    vector, unravel = ravel_pytree(params)
+    direction, moments = clipped_adam(hp).update(flat(grads), state.moments)
+    return unravel(vector - hp.learning_rate * direction), state.replace(moments=moments)
+
+
+def means(samples: Metrics) -> Metrics:
+    """The means of metrics of samples, arrays of one shape, in one pass."""
+    mean = jnp.mean(jnp.stack([jnp.float32(x).ravel() for x in samples.values()]), axis=1)
+    return dict(zip(samples, mean, strict=True))
+
+
+def take(samples: Any, indices: jax.Array) -> Any:
+    """Those of samples [N, ...] at `indices` [B], which are not negative and below N."""
+    return jax.tree.map(lambda x: jnp.take(x, indices, axis=0, mode="clip"), samples)
+
+
+def flat(tree: Any) -> jax.Array:
+    """All numbers of a tree, one vector: what is done with it is one operation, not one for each array."""
+    return ravel_pytree(tree)[0]
+
+
+def global_norm(tree: Any) -> jax.Array:
+    """The norm [] of all numbers of a tree."""
+    return optax.global_norm(flat(tree))
 
 
 def adapt_learning_rate(state: AdamState, kl: jax.Array, hp: Any) -> AdamState:
@@ -77,23 +134,30 @@ def inf_if_zero(limit: float | jax.Array) -> float | jax.Array:
 
 
 def run_epochs(step: Callable, start: Any, inputs: Any, target_kl: float | jax.Array = 0.0) -> tuple[Any, Metrics]:
-    """Steps of `jax.lax.scan` over `inputs` [E, M, ...], which return metrics: what they carry, and the means of those.
+    """Steps of `jax.lax.scan` over `inputs` [E, M, ...] that carry parameters and the optimizer's state, and return
+    metrics: what they carry in the end, and the means of those.
 
     None counts after an epoch whose "policy/approx_kl" exceeds `target_kl`, unless that is 0; they are computed all the
     same, as under `vmap` in any case.
     """
     all_count = isinstance(target_kl, float) and not target_kl
 
+    def packed_step(carry, inputs):
+        (params, opt_state), metrics = step((carry[0].tree, carry[1]), inputs)
+        return (Packed.of(params), opt_state), Packed.of(metrics)
+
     def epoch(carry, inputs):
         before, stopped = carry
-        after, metrics = jax.lax.scan(step, before, inputs)
-        metrics, counts = over_steps(metrics), ~stopped
+        after, metrics = jax.lax.scan(packed_step, before, inputs)
+        metrics, counts = over_steps(metrics.tree), ~stopped
         if not all_count:
             after = jax.tree.map(lambda old, new: jnp.where(stopped, old, new), before, after)
             stopped |= metrics["policy/approx_kl"] > inf_if_zero(target_kl)
-        return (after, stopped), (metrics, counts)
+        return (after, stopped), Packed.of((metrics, counts))
 
-    (state, _), (metrics, counts) = jax.lax.scan(epoch, (start, jnp.bool_(False)), inputs)
+    start = (Packed.of(start[0]), start[1]), jnp.bool_(False)
+    ((params, opt_state), _), epochs = jax.lax.scan(epoch, start, inputs)
+    (metrics, counts), state = epochs.tree, (params.tree, opt_state)
     metrics = over_steps(metrics, None if all_count else counts)
     return state, metrics | {"policy/epochs": jnp.sum(counts, dtype=jnp.float32)}
 
@@ -153,21 +217,33 @@ def hp_of(args: Any, hyper: dict[str, jax.Array] | None = None, **now: jax.Array
     return Flags(**vars(args) | (hyper or {}) | now)
 
 
+def falling(args: Any, updates: jax.Array, fraction: float) -> jax.Array:
+    """What falls from 1 to 0 in a line over this `fraction` of the run, after so many `updates` []."""
+    return jnp.maximum(1.0 - updates / max(fraction * args.num_updates, 1.0), 0.0)
+
+
+def epsilon_after(args: Any, updates: int | jax.Array) -> jax.Array:
+    """The probability of random actions after so many `updates` []: from --epsilon-start to --epsilon-end in a line
+    over --epsilon-fraction of the run.
+    """
+    left = falling(args, updates, args.epsilon_fraction)
+    return args.epsilon_end + (args.epsilon_start - args.epsilon_end) * jnp.float32(left)
+
+
 def hp_now(args: Any, run: Any, learner: Any) -> tuple[Flags, dict[str, jax.Array]]:
     """The flags of one agent for the update that comes next, and what schedules make of some of them [], by name.
 
     Its `run` is the `RunState`, and under --lr-schedule kl-adaptive its learner has an `AdamState`.
     """
 
-    def left(fraction: float) -> jax.Array:
-        """Of a value that falls to zero in a line over this share of the run: 1 at its start."""
-        return jnp.maximum(1.0 - run.updates / max(fraction * args.num_updates, 1.0), 0.0)
-
+    left = partial(falling, args, run.updates)
     now, hp, schedule = {}, hp_of(args, run.hyper), getattr(args, "lr_schedule", "")
     if schedule == "kl-adaptive":
         now["learning_rate"] = learner.opt_state.learning_rate
     elif schedule:
         now["learning_rate"] = jnp.float32(hp.learning_rate) * (left(1.0) if schedule == "linear" else 1.0)
+    if hasattr(args, "epsilon_fraction"):
+        now["epsilon"] = epsilon_after(args, run.updates + 1)
     if fraction := getattr(args, "ent_fraction", 0.0):
         now["ent_coef"] = hp.ent_coef * left(fraction)
     return hp_of(args, run.hyper, **now), now

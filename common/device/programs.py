@@ -2,16 +2,14 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jaxlib.utils
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
@@ -114,9 +112,6 @@ def _over_members(programs: Programs, devices: list[jax.Device]) -> Programs:
     )
 
 
-FATAL = 3  # among absl's levels of what is logged
-
-
 def cache_directory() -> Path:
     """Where compiled programs are kept between runs: `$XDG_CACHE_HOME/pmaprl` or `~/.cache/pmaprl`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pmaprl"
@@ -133,19 +128,6 @@ def set_up_cache() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
-@contextmanager
-def without_alarms() -> Iterator[None]:
-    """Inside, XLA's C++ says nothing but what it dies of: its alarms about slow compiling help nobody who trains."""
-    set_level = getattr(jaxlib.utils, "absl_set_min_log_level", lambda level: None)  # not in early versions
-    set_level(FATAL)
-    try:
-        yield
-    finally:
-        before = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "")
-        set_level(int(before) if before.isdigit() else 1)
-
-
-@without_alarms()
 def compile_together(programs: Programs, members: Any, state: Any, example: Any) -> Programs:
     """`programs`, compiled in parallel from the shapes of their `state` and of what `update` takes beside it.
 

@@ -16,14 +16,15 @@ from common.envs.spaces import Box, Space, keys_of_parts, map_leaves
 Starts = tuple[Any, Any]  # observations and states at the beginning of episodes, arrays [P, ...]
 
 
-def step_envs(env: Env, keys: jax.Array, states: Any, actions: Any, starts: Starts | None = None) -> Step:
+def step_envs(
+    env: Env, keys: jax.Array, states: Any, actions: Any, starts: Starts | None = None, resets: Starts | None = None
+) -> Step:
     """One step of N environments, each with its own of `keys` [N], as `Env.step` makes it.
 
     Only environments whose episodes ended do a reset, with the keys that `Env.step` would give them; or they take one
-    of `starts`, where those are given.
+    of `starts`, or their own of `resets` [N, ...], where those are given.
     """
-    sooner_done = env.cheap_reset and jax.default_backend() != "cpu"
-    if env.resets_itself or (sooner_done and starts is None):
+    if env.resets_itself or (resets_at_once(env) and starts is None and resets is None):
         return jax.vmap(env.step)(keys, states, actions)
     advance_keys, reset_keys = split_keys(keys, 2)
     reached = jax.vmap(env.advance_checked)(advance_keys, states, actions)
@@ -36,8 +37,29 @@ def step_envs(env: Env, keys: jax.Array, states: Any, actions: Any, starts: Star
         return jax.tree.map(lambda x: x[chosen], starts)
 
     over = reached.terminated | reached.truncated
-    obs, state = compute_where((reached.obs, reached.state), over, width=math.isqrt(over.size), compute=begun)
+    if resets is None:
+        obs, state = compute_where((reached.obs, reached.state), over, width=math.isqrt(over.size), compute=begun)
+    else:
+        obs, state = jax.vmap(select)(over, resets, (reached.obs, reached.state))
     return stepped(reached, obs, state)
+
+
+def resets_at_once(env: Env) -> bool:
+    """Whether to compute the reset of every environment in every step, sooner than to find out who needs one."""
+    return env.cheap_reset and jax.default_backend() != "cpu"
+
+
+SMALL = 128  # bytes of an environment's state and observation
+
+
+def resets_of_steps(env: Env, keys: jax.Array) -> Starts | None:
+    """What every step of environments would begin with, by its `keys` [T, N], in one pass; None where that is much."""
+    if env.resets_itself or not resets_at_once(env):
+        return None
+    begun = jax.tree.leaves(jax.eval_shape(env.reset, keys[0, 0]))
+    if sum(x.size * x.dtype.itemsize for x in begun) > SMALL:
+        return None
+    return jax.vmap(jax.vmap(env.reset))(split_keys(keys, 2)[1])
 
 
 def reset_envs(env: Env, keys: jax.Array, mid_episode: bool = False) -> tuple[Any, Any]:

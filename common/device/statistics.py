@@ -13,6 +13,7 @@ import numpy as np
 from flax import struct
 from jax.flatten_util import ravel_pytree
 
+from common.device.loops import light_scan
 from common.device.sharding import AXIS, flat_pmean, gathered, global_ids
 from common.envs.environment import Env
 from common.envs.spaces import EnvSpec
@@ -176,7 +177,7 @@ def count_episodes(
 
     done, objective = steps.terminated | steps.truncated, None if recent.objective is None else steps.objective
     earned = EpisodeTracker(steps.reward, jnp.ones_like(steps.reward), objective)
-    tracker, finished = jax.lax.scan(step, tracker, (earned, done))  # finished [T, N]
+    tracker, finished = light_scan(step, tracker, (earned, done))  # finished [T, N]
     done = done & (finished.length > 0)
     columns = {"return": finished.ret, "length": finished.length}
     episodes = {f"episode/{name}{end}": x for name, x in columns.items() for end in ("", "_min", "_max")}

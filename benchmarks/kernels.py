@@ -1,0 +1,398 @@
+"""What compilers for an H100 and for a TPU make of the programs, on a machine that has neither: one table.
+
+    python -m benchmarks.kernels
+    python -m benchmarks.kernels --programs ppo ppo-gru --targets h100 --source ~/purejaxrl
+
+Everything is compiled in processes of an environment of its own (jax[cuda12], 6 GB, and libtpu) in the user's cache
+folder. Nothing is run: steps/s are those of a roofline, in which a kernel takes as long as its launch, its bytes or its
+arithmetic, whichever is longest. What is in a loop counts as often as it runs; where XLA does not know how often, as in
+the loop over updates, once.
+"""
+
+import importlib
+import importlib.metadata
+import json
+import math
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from benchmarks.jobs import ROOT, UNCACHED, last_line
+from benchmarks.peers.__main__ import TRAINERS, install, python_of
+from benchmarks.records import markdown
+from common.cli.checks import check_flags
+from common.cli.command import main, parse
+from common.cli.errors import TrainingError, UsageError
+from common.cli.files import read_text, writing
+from common.cli.run_flags import flag_words
+from common.runs.directory import git_hash, write_json
+
+Row = dict[str, Any]
+UPDATES = 10  # of PureJaxRL, whose training is one program
+SIZES = 64, 1_024, 8_192, 65_536  # environments
+ONE_SIZE = 1_024  # of everything but an update on one H100
+LAUNCHES = 3e-6, 5e-6  # seconds of a kernel, however little it does
+BANDWIDTH, ARITHMETIC = 3.35e12, 67e12  # bytes/s and float32 operations/s of an H100 SXM, without tensor cores
+NO_KERNELS = {"", "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"}
+COLLECTIVES = "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"
+SLICES = "dynamic-slice", "slice", "gather", "dynamic-update-slice"
+WIDTH = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s64": 8, "u64": 8, "f64": 8}
+
+PPO = {"env": "CartPole-v1", "num_steps": 128, "update_epochs": 4, "num_minibatches": 4}
+POPULATION = PPO | {"population": 8, "sweep": ("learning_rate=log:1e-4:1e-2",), "pbt": True}
+PROGRAMS: dict[str, tuple[str, Row]] = {  # the algorithm, and flags
+    "ppo": ("ppo_pmap", PPO),
+    "ppo-gru": ("ppo_rnn_pmap", PPO | {"num_minibatches": 8}),
+    "sac": ("sac_pmap", {"env": "Pendulum-v1", "learning_starts": 0}),  # one gradient step after each of all envs
+    "appo": ("appo_pmap", {"env": "gymnasium:CartPole-v1"}),
+    "ppo-pixels": ("ppo_pmap", PPO | {"env": "Breakout-MinAtar"}),
+    "ppo-masks": ("ppo_pmap", PPO | {"env": "pgx:tic_tac_toe", "opponent": "self"}),
+    "ppo-population": ("ppo_pmap", POPULATION),
+    "ppo-members": ("ppo_pmap", POPULATION | {"sharding": "members"}),
+}
+Program = Literal["ppo", "ppo-gru", "sac", "appo", "ppo-pixels", "ppo-masks", "ppo-population", "ppo-members"]
+MEASURED = "ppo", "ppo-gru", "sac"  # those whose speed is projected
+OF_PUREJAXRL = {"ppo": "ppo", "ppo-gru": "ppo_rnn"}
+Target = Literal["h100", "8 h100", "tpu v5e-8"]
+TARGETS: tuple[Target, ...] = ("h100", "8 h100", "tpu v5e-8")
+H100 = """gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: 3352320000000
+l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 84929347584 shared_memory_per_block_optin: 232448
+cuda_compute_capability { major: 9 } registers_per_core_limit: 65536 registers_per_block_limit: 65536 }
+platform_name: "CUDA" dnn_version_info { major: 9 minor: 8 } runtime_version { major: 12 minor: 9 patch: 0 }
+device_description_str: "NVIDIA H100 80GB HBM3" """  # XLA's GpuTargetConfigProto
+ENVIRONMENT = UNCACHED | {
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false",  # nothing can be tried out
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "PYTHONPATH": str(ROOT),
+}
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Compile the programs of the algorithms for an H100 and for TPUs."""
+
+    programs: tuple[Program, ...] = tuple(PROGRAMS)
+    """Programs to compile."""
+    targets: tuple[Target, ...] = TARGETS
+    """Devices to compile for."""
+    source: str = ""
+    """A checkout of PureJaxRL, whose ppo.py and ppo_rnn.py are compiled for an H100 too."""
+    results: str = "benchmarks/results"
+    """Where kernels.json goes; what is compiled again is replaced, and nothing else."""
+
+    def __post_init__(self):
+        check_flags(self)
+        if self.source and not (Path(self.source) / "purejaxrl" / "ppo.py").is_file():
+            raise UsageError(f"--source {self.source} has to name a checkout of PureJaxRL, with purejaxrl/ppo.py in it")
+
+
+def compile_all(args: Args) -> None:
+    """What the command does. Raises TrainingError where nothing can be installed or compiled."""
+    path = Path(args.results) / "kernels.json"
+    with writing(f"folder {path.parent}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    record = json.loads(read_text(path)) if path.exists() else {"source": "", "rows": []}
+    known = {key_of(row): row for row in record["rows"]}
+    packages = packages_needed()
+    install("kernels", packages)
+    python = python_of("kernels", packages)
+    rows = []
+    for job in jobs_of(args):
+        try:
+            row = job | last_line([str(python), "-m", "benchmarks.kernels", json.dumps(job)], ENVIRONMENT)
+        except (TrainingError, UsageError) as error:
+            row = job | {"failed": str(error)}
+        rows.append(row)
+        print(table(rows).splitlines()[-1] if len(rows) > 1 else table(rows), flush=True)
+        known[key_of(row)] = row
+        about = {
+            "packages": packages,
+            "git": git_hash(ROOT),
+            "source": git_hash(Path(args.source)) if args.source else record["source"],
+        }
+        write_json(path, about | {"rows": list(known.values())})
+    if all("failed" in row for row in rows):
+        raise TrainingError("nothing was compiled, see above")
+
+
+def key_of(row: Row) -> tuple:
+    return row["program"], row["target"], row["function"], row["num_envs"]
+
+
+def packages_needed() -> list[str]:
+    """What the kit needs in the versions that it has here, with the compilers; the second two are PureJaxRL's."""
+    names = "flax", "optax", "chex", "gymnax", "six", "orbax-checkpoint", "tyro", "matplotlib", "pandas", "pgx"
+    versions = {name: importlib.metadata.version(name) for name in ("jax", *names, "gymnasium")}
+    return [
+        f"jax[cuda12]=={versions.pop('jax')}",
+        "libtpu",
+        "distrax",
+        "tfp-nightly",
+        *(f"{k}=={v}" for k, v in versions.items()),
+    ]
+
+
+def jobs_of(args: Args) -> Iterator[Row]:
+    """Each program and size that is compiled in a process of its own."""
+    for target in args.targets:
+        for name in args.programs:
+            several = SIZES if name in MEASURED and target == "h100" else (ONE_SIZE,)
+            functions = {"update": several} | ({} if name == "appo" else {"evaluate": (ONE_SIZE,)})
+            for function, sizes in functions.items():
+                for num_envs in sizes:
+                    yield {"program": name, "target": target, "function": function, "num_envs": num_envs, "source": ""}
+            if args.source and target == "h100" and name in OF_PUREJAXRL:
+                for num_envs in several:
+                    peer = {"program": f"purejaxrl {OF_PUREJAXRL[name]}", "target": target, "function": "update"}
+                    yield peer | {"num_envs": num_envs, "source": str(Path(args.source).resolve())}
+
+
+# ------------------------------------------------------------------------------------ compiling, in the other process
+
+
+def compile_one(job: Row) -> Row:
+    """Size and cost of one program."""
+    import jax
+    from jax.experimental import topologies
+
+    if "h100" in job["target"]:
+        count = 8 if job["target"].startswith("8") else 1
+        described = {"platform": "cuda", "topology_name": "h100", "target_config": H100, "topology": f"1x1x{count}"}
+    else:
+        described = {"platform": "tpu", "topology_name": "v5e:2x4"}
+    devices = list(topologies.get_topology_desc(**described).devices)
+    jax.default_backend = lambda: "gpu" if "h100" in job["target"] else "tpu"  # whatever asks while it is traced
+    began = time.perf_counter()
+    lowered, sizes = lowered_purejaxrl(job, devices) if job["source"] else lowered_program(job, devices)
+    compiled = lowered.compile()
+    seconds, text, memory = time.perf_counter() - began, compiled.as_text(), compiled.memory_analysis()
+    found = list(kernels_of(text))
+    return {
+        "kernels": sum(kernel.times for kernel in found),
+        "by_loop": by_loop(found, *sizes[:3], UPDATES if job["source"] else 1),
+        "bytes": sum(kernel.times * kernel.bytes for kernel in found),
+        "flops": sum(kernel.times * kernel.flops for kernel in found),
+        "collectives": sum(kernel.times for kernel in found if kernel.kind.removesuffix("-start") in COLLECTIVES),
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "compile_seconds": round(seconds, 1),
+        "steps_per_second": [round(sizes[3] / seconds_of(found, launch, sizes[0] > 0)) for launch in LAUNCHES],
+    }
+
+
+def lowered_program(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
+    """A program of ours, and the numbers of steps, epochs, minibatches, and of environment steps."""
+    import jax
+    import numpy as np
+
+    from common import training
+    from common.cli.host_flags import HostEnvArgs
+
+    name, flags = PROGRAMS[job["program"]]
+    module, num_envs = importlib.import_module(f"algos.{name}"), job["num_envs"]
+    if name == "sac_pmap":
+        flags = flags | {"utd_ratio": 1 / num_envs, "buffer_size": 64 * num_envs}
+    flags = flags | {"envs_per_actor" if name == "appo_pmap" else "num_envs": num_envs, "tuned": False}
+    args = parse(module.Args, flag_words(flags))
+    if isinstance(args, HostEnvArgs):
+        args = args.among(1)
+        env = training.inspect_env(args)
+        driver = training.host_driver(module.make_algorithm(args, env.spec), args, env.spec)
+        programs = training.programs_over_learners(driver, devices)
+        example, groups = training.example_batch(args, env, driver, len(devices)), 1
+    else:
+        env, groups, example = training.run_env(args, training.make(args.env)), args.groups(len(devices)), np.int32(0)
+        algorithm, evolve = module.make_algorithm(args, env.spec), training.evolution(args, groups)
+        programs = training.for_seeds(algorithm, args, env, args.num_agents // groups, evolve)
+        programs = training.over_devices(programs, devices, args.sharding)
+    members = training.arrays_of(args.members, len(devices), args.sharding)
+    state, function = jax.eval_shape(programs.init, members), getattr(programs, job["function"])
+    epochs, minibatches = getattr(args, "update_epochs", 0), getattr(args, "num_minibatches", 0)
+    steps = 0 if isinstance(args, HostEnvArgs) else getattr(args, "num_steps", 1)
+    return function.lower(state, example), (steps, epochs, minibatches, args.steps_per_update * args.num_agents)
+
+
+def lowered_purejaxrl(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
+    """Training of PureJaxRL for some updates, with our sizes."""
+    import jax
+
+    sys.path.insert(0, str(TRAINERS))
+    import train_purejaxrl as peer
+    from flax import linen
+
+    linen.GRUCell = peer.GRUCell
+    name = job["program"].split()[1]
+    flags = PROGRAMS["ppo" if name == "ppo" else "ppo-gru"][1]
+    steps, sizes = flags["num_steps"] * job["num_envs"], ("num_steps", "update_epochs", "num_minibatches")
+    config = peer.FLAGS | {name.upper(): flags[name] for name in sizes} | {"ENV_NAME": flags["env"]}
+    config |= {"NUM_ENVS": job["num_envs"], "TOTAL_TIMESTEPS": UPDATES * steps}
+    key = jax.ShapeDtypeStruct((2,), "uint32", sharding=jax.sharding.SingleDeviceSharding(devices[0]))
+    train = jax.jit(peer.module_of(job["source"], name).make_train(config))
+    return train.lower(key), (*(flags[name] for name in sizes), steps)
+
+
+# --------------------------------------------------------------------------------------- reading a compiled program
+
+
+class Kernel(NamedTuple):
+    """An operation that the device is given by itself."""
+
+    kind: str
+    loops: tuple[int, ...]  # how often those around it run, the loop over updates left out
+    bytes: int  # read and written, each time
+    flops: int  # of a product of matrices
+
+    @property
+    def times(self) -> int:
+        return math.prod(self.loops)
+
+
+class Operation(NamedTuple):
+    """A line of XLA's text."""
+
+    kind: str
+    shapes: list[tuple[int, tuple[int, ...]]]  # bytes of a number, and shape, of each result but workspace
+    operands: list[str]
+    line: str
+
+    @property
+    def bytes(self) -> int:
+        return sum(width * math.prod(shape) for width, shape in self.shapes)
+
+
+def computations(program: str) -> dict[str, dict[str, Operation]]:
+    """The computations of a compiled program by name, the entry as ENTRY, and their operations by name."""
+    found, body = {}, {}
+    for line in program.splitlines():
+        if heading := re.match(r"(ENTRY )?%?([\w.-]+) .*\{$", line):
+            body = found["ENTRY" if heading[1] else heading[2]] = {}
+        elif matched := re.match(r"\s+(?:ROOT )?%?([\w.-]+) = (.*)", line):
+            kind = re.search(r" ([a-z][a-z0-9-]*)\((.*)", matched[2]) or ["", "", ""]
+            of_result = matched[2][: matched[2].find(f" {kind[1]}(")]
+            shapes = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", of_result)
+            shapes = [(WIDTH.get(name, 4), tuple(map(int, filter(None, dims.split(","))))) for name, dims in shapes]
+            shapes = shapes[:1] if kind[1] == "custom-call" else shapes
+            operands = re.findall(r"%([\w.-]+)", kind[2].split("), ")[0])
+            body[matched[1]] = Operation(kind[1], shapes, operands, line)
+    return found
+
+
+def kernels_of(program: str, within: str = "ENTRY") -> Iterator[Kernel]:
+    """The kernels of a compiled program, in XLA's text; of a condition those of the branch that has most."""
+    return _kernels(computations(program), within, ())
+
+
+def _kernels(found: dict[str, dict[str, Operation]], name: str, loops: tuple[int, ...]) -> Iterator[Kernel]:
+    for operation in found.get(name, {}).values():
+        kind, line = operation.kind, operation.line
+        called = re.findall(r"(?:body|to_apply|true_computation|false_computation)=%?([\w.-]+)", line)
+        for names in re.findall(r"branch_computations=\{(.*?)\}", line):
+            called += re.findall(r"[\w.-]+", names)
+        if kind == "while":
+            times = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
+            yield from _kernels(found, called[0], (*loops, int(times[1]) if times else 1))
+        elif kind in ("call", "conditional"):
+            yield from max((list(_kernels(found, branch, loops)) for branch in called), key=len)
+        elif kind not in NO_KERNELS and not kind.endswith("-done"):  # the end of what `-start` began
+            yield Kernel(kind, loops, _traffic(found, name, operation), _products(found[name], operation))
+
+
+def _traffic(found: dict[str, dict[str, Operation]], name: str, operation: Operation) -> int:
+    """Bytes that an operation reads and writes; of what it slices or updates in place, only that part."""
+    inside = found.get((re.search(r" calls=%?([\w.-]+)", operation.line) or ["", ""])[1])
+    if inside is None:
+        return operation.bytes + sum(found[name][x].bytes for x in operation.operands if x in found[name])
+    total = operation.bytes
+    for x, about in inside.items():
+        if about.kind == "parameter":
+            total += _read(inside, x)
+        elif about.kind == "dynamic-update-slice" and about.bytes <= total:
+            total -= about.bytes - _part(inside, about)
+    return total
+
+
+def _read(inside: dict[str, Operation], name: str) -> int:
+    """Bytes of an operand that a kernel reads."""
+    total = 0
+    for user, about in inside.items():
+        if about.kind == "dynamic-update-slice" and about.operands[0] == name:
+            total += _part(inside, about)
+        elif about.kind == "bitcast" or (about.kind in SLICES and about.operands[:1] == [name]):
+            total += name in about.operands and (_read(inside, user) or about.bytes)
+        elif name in about.operands:
+            total += inside[name].bytes
+    return min(total, inside[name].bytes)
+
+
+def _part(inside: dict[str, Operation], user: Operation) -> int:
+    return inside[user.operands[1]].bytes if user.kind == "dynamic-update-slice" else user.bytes
+
+
+def _products(body: dict[str, Operation], operation: Operation) -> int:
+    contracted = re.search(r'lhs_contracting_dim(?:ension)?s"?[:=][\[{]"?(\d+)', operation.line)
+    if not contracted or operation.operands[0] not in body:
+        return 0
+    of_left = body[operation.operands[0]].shapes[0][1]
+    return 2 * math.prod(operation.shapes[0][1]) * of_left[int(contracted[1])]
+
+
+def count_kernels(program: str) -> int:
+    """How many kernels a compiled program has, in XLA's text."""
+    return sum(kernel.times for kernel in kernels_of(program))
+
+
+def by_loop(kernels: list[Kernel], steps: int, epochs: int, minibatches: int, updates: int = 1) -> dict[str, float]:
+    """Kernels of a step of the rollout, of a gradient step, and of the rest of an update."""
+    if not steps:  # actors step the environments, and updates are no loop
+        return {"updates": updates, "rollout step": 0, "gradient step": 0, "rest": sum(k.times for k in kernels)}
+    inside = [k._replace(loops=k.loops[1:]) for k in kernels if k.loops]
+    rollout = [k for k in inside if k.loops[:1] == (steps,) and steps > 1]
+    gradient = [k for k in inside if k.loops[:2] == (epochs, minibatches) or (not epochs and k.loops)]
+    total, of_rollout, of_gradient = (sum(k.times for k in part) for part in (inside, rollout, gradient))
+    return {
+        "updates": updates,
+        "rollout step": of_rollout / steps,
+        "gradient step": of_gradient / max(epochs * minibatches, 1),
+        "rest": total - of_rollout - of_gradient,
+    }
+
+
+def seconds_of(kernels: list[Kernel], launch: float, in_loop: bool = True) -> float:
+    """How long an update takes at least, where each kernel takes its launch, its bytes or its arithmetic."""
+    inside = [k._replace(loops=k.loops[1:]) for k in kernels if k.loops] if in_loop else kernels
+    return sum(k.times * max(launch, k.bytes / BANDWIDTH, k.flops / ARITHMETIC) for k in inside) or math.inf
+
+
+def table(rows: list[Row]) -> str:
+    """The rows as Markdown."""
+    heads = ["program", "devices", "envs", "kernels", "rollout step", "gradient step", "rest", "collectives"]
+    heads += ["MB moved", "GFLOP", "temporary", "compiled", "steps/s at 3 and 5 us"]
+    lines = []
+    for row in rows:
+        cells = [f"{row['program']} {row['function']}", row["target"], f"{row['num_envs']:,}"]
+        if "failed" in row:
+            lines.append([*cells, f"failed: {row['failed']}", *[""] * (len(heads) - 4)])
+            continue
+        loops = row["by_loop"]
+        cells += [f"{row['kernels'] / loops['updates']:,.0f}"]
+        cells += [f"{loops[name]:,.0f}" for name in ("rollout step", "gradient step", "rest")]
+        cells += [f"{row['collectives']:,}", f"{row['bytes'] / loops['updates'] / 1e6:,.0f}"]
+        cells += [f"{row['flops'] / loops['updates'] / 1e9:,.1f}", f"{row['temporary_bytes'] / 1e6:,.0f} MB"]
+        shown = row["target"] == "h100" and row["function"] == "update"
+        speed = " to ".join(f"{x / 1e6:,.2f} M" for x in row["steps_per_second"][::-1]) if shown else ""
+        lines.append([*cells, f"{row['compile_seconds']:.0f} s", speed])
+    return markdown(heads, lines)
+
+
+if __name__ == "__main__" and sys.argv[1:2] and sys.argv[1].startswith("{"):
+    print(json.dumps(compile_one(json.loads(sys.argv[1]))))
+elif __name__ == "__main__":
+    main(compile_all, parse(Args))

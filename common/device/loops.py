@@ -1,0 +1,56 @@
+"""Loops on the device: trees of arrays carried as one vector, so that a GPU gets one kernel for all of them."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+
+def light_scan(step: Callable, start: Any, inputs: Any, reverse: bool = False) -> tuple[Any, Any]:
+    """`jax.lax.scan` of steps of few operations: on an accelerator 32 in one turn, for each turn costs its launches."""
+    unroll = 1 if jax.default_backend() == "cpu" else 32
+    return jax.lax.scan(step, start, inputs, reverse=reverse, unroll=unroll)
+
+
+class Packed(struct.PyTreeNode):
+    """The small arrays of a tree behind one another, and the others as they are."""
+
+    vector: jax.Array  # [K] floats where all are, else bits; behind the axes of the loops that collected it
+    others: tuple[jax.Array, ...]
+    layout: Any = struct.field(pytree_node=False)  # the tree's structure; shape and type of each array in the vector
+
+    @classmethod
+    def of(cls, tree: Any, largest: float = math.inf) -> "Packed":
+        """In the vector are arrays of 32 bits and bools, of up to `largest` numbers each."""
+        arrays, structure = jax.tree.flatten(tree)
+        small = [x.size <= largest and (x.dtype == bool or x.dtype.itemsize == 4) for x in arrays]
+        inside = [x for x, is_small in zip(arrays, small, strict=True) if is_small]
+        floats = all(x.dtype == jnp.float32 for x in inside)
+        vector = jnp.concatenate([(x if floats else _bits(x)).ravel() for x in inside] or [jnp.zeros(0)])
+        others = tuple(x for x, is_small in zip(arrays, small, strict=True) if not is_small)
+        shapes = tuple((x.shape, x.dtype) if is_small else None for x, is_small in zip(arrays, small, strict=True))
+        return cls(vector, others, (structure, shapes))
+
+    @property
+    def tree(self) -> Any:
+        """The tree as it was, its arrays behind the axes of the loops."""
+        (structure, shapes), others = self.layout, iter(self.others)
+        ends = np.cumsum([math.prod(shape[0]) for shape in shapes if shape])
+        parts = iter(jnp.split(self.vector, ends[:-1], axis=-1))
+        arrays = [_shaped(next(parts), *shape) if shape else next(others) for shape in shapes]
+        return jax.tree.unflatten(structure, arrays)
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.uint32) if x.dtype == bool else jax.lax.bitcast_convert_type(x, jnp.uint32)
+
+
+def _shaped(part: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    part = part.reshape(*part.shape[:-1], *shape)
+    if part.dtype == dtype:
+        return part
+    return part.astype(bool) if jnp.issubdtype(dtype, bool) else jax.lax.bitcast_convert_type(part, dtype)

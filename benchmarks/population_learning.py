@@ -14,9 +14,11 @@ What is done is skipped, and what was cut short goes on, so it may be stopped at
 import json
 import tomllib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
 from benchmarks.jobs import Job
@@ -27,7 +29,10 @@ from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.files import read_config, read_text
 from common.cli.run_flags import flag_words
-from common.runs.ranking import ranked
+from common.device.evaluation import play_episodes
+from common.envs.registry import make
+from common.policy import load_policy
+from common.runs.reports import ranked
 
 SETTINGS = tomllib.loads((Path(__file__).parent / "populations.toml").read_text())
 SWEEP = "learning_rate=log:1e-5:1e-1"
@@ -110,15 +115,20 @@ def searches_on(env: str, args: Args) -> Searches:
 def earned(job: Job) -> tuple[float, float, float]:
     """Greedy returns of the chosen member in other episodes, of the median member, and of member 0 in the others.
 
-    A member that broke counts as the worst. Raises UsageError where the end of the run was not evaluated twice.
+    A member that broke counts as the worst. Raises UsageError where the end of the run was not evaluated.
     """
     result = json.loads(read_text(job.run_dir / "result.json"))
-    if len(result.get("best/return_mean", [])) < 2 or result["best/env_steps"] != result["eval/env_steps"]:
+    if len(result.get("eval/return_mean", [])) < 2:
         raise UsageError(f"{job.run_dir} lacks an evaluation of its end: delete it, and the same command runs it again")
-    means, others = (np.array(result[f"{name}/return_mean"], float) for name in ("eval", "best"))  # None is NaN
-    chosen, worst = ranked(means.tolist())[0], means[np.isfinite(means)].min()
-    means, others = (np.where(np.isfinite(x), x, worst) for x in (means, others))
-    return float(others[chosen]), float(np.median(means)), float(others[0])
+    means, keys = np.array(result["eval/return_mean"], float), jax.random.split(jax.random.key(7), 128)  # None is NaN
+    env, worst = make(read_config(job.run_dir)["args"]["env"]), means[np.isfinite(means)].min()
+
+    def again(member: int) -> float:
+        play = jax.jit(partial(play_episodes, env, load_policy(job.run_dir, member=member)))
+        return float(play(keys).ret.mean()) if np.isfinite(means[member]) else worst
+
+    median = np.median(np.where(np.isfinite(means), means, worst))
+    return again(ranked(means.tolist())[0]), float(median), again(0)
 
 
 def learn(args: Args) -> None:

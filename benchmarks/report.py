@@ -293,8 +293,9 @@ its record, which has the command, the flags, the versions and all returns.
   cell is marked. Different starts matter on Pendulum, where means over two sets of 128 episodes differ more than
   good policies do; elsewhere the effect is unknown. Trust a marked cell only if the gap is far wider than the
   intervals, as on Asterix.
-- **Version.** The records, except PPO's on the host, predate four changes: PPO and APPO act in units of a Box's
-  bounds, critics begin at zero, SAC measures entropy within -1 .. 1, and host evaluations have a seed for each episode.
+- **Version.** Most records predate four changes: PPO and APPO act in units of a Box's bounds, critics begin at zero,
+  SAC measures entropy within -1 .. 1, and host evaluations have a seed for each episode. Newer are those of PQN and
+  DQN, of PPO on the host, and of SAC on the host on Pendulum, InvertedDoublePendulum and Hopper.
 - **Speed** is that of all agents of a run together; the number of agents is in parentheses. Seconds include
   compilation, and for our algorithms evaluation. A chapter names the machine: cpu-2 has two cores. Other runs often
   shared it, so compare seconds and steps/s only roughly."""

@@ -26,6 +26,7 @@ from common.drawing.groups import (
     Selection,
     estimate,
     estimate_name,
+    final_returns,
     flag_text,
     interval,
     load,
@@ -66,7 +67,8 @@ def compare(args: Args) -> Any:
 
 def _row(group: Group, args: Args, threshold: float) -> dict[str, Any]:
     """What the table says of a group. Times are seconds of wall time, over all invocations of a run."""
-    finals = [final_returns(run) for run in group.runs]
+    finals = [final_returns(run.log) for run in group.runs]
+    finals = [(values[np.isfinite(values)], of_training) for values, of_training in finals]
     returns = np.concatenate([values for values, _ in finals])
     band = interval(returns, kind=args.estimate)
     logs = [run.log for run in group.runs]
@@ -100,19 +102,6 @@ def seconds_to(run: LoggedRun, threshold: float) -> np.ndarray:
     series = run.log.series[RECENT]
     reached = series.values >= threshold  # [P, S]
     return np.where(reached.any(axis=0), series.wall[reached.argmax(axis=0)], math.inf)
-
-
-def final_returns(run: LoggedRun) -> tuple[np.ndarray, bool]:
-    """The returns of the last greedy evaluation, or the last ones of training where there is none, and which it is.
-
-    Those that are no finite numbers are left out.
-    """
-    found, of_training = np.empty(0), EVALUATION not in run.log.series
-    if not of_training:
-        found = run.log.series[EVALUATION].values[-1]
-    elif TRAINING in run.log.series:
-        found = run.log.series[TRAINING].last
-    return found[np.isfinite(found)], of_training
 
 
 def _most_of_the_way(groups: list[Group]) -> float:

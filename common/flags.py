@@ -9,11 +9,14 @@ from common.cli.checks import (
     CountOrZero,
     Counts,
     Discount,
+    Finite,
     Fraction,
     NonNegative,
     Positive,
+    Ratio,
     Scale,
     Share,
+    Steps,
     Temperature,
 )
 from common.cli.command import main, parse

@@ -42,39 +42,30 @@ import jax
 import numpy as np
 
 from common.actors.host_evaluation import run_host_episodes
-from common.actors.watchdog import Worker
+from common.actors.threads import Worker
 from common.cli.env_flags import is_custom, steps_on_host
 from common.device.agents import Seen
 from common.device.evaluation import Episodes, play_episodes
 from common.device.programs import set_up_cache
-from common.drawing.gif import draw_gif
-from common.drawing.recording import RecordedEnvs, Recording, record
+from common.drawing.episodes import RecordedEnvs, Recording, draw_gif, record
 from common.envs.environment import Env
 from common.envs.host import evaluation_params
 from common.envs.masks import without_privileged
 from common.envs.registry import make, make_host
 from common.envs.spaces import EnvSpec
 from common.policy import Policy, load_named
-from common.runs.ranking import describe_episodes
 
 HOST_ENVS = 16  # at most, stepped together
 
 
-def record_with_bar(policy: Policy, env: Env, key: jax.Array, console: Console, stochastic: bool = False) -> Recording:
-    """The episode that begins from `key`."""
-    with console.task("playing"):
-        return record(env, policy.player(stochastic), key, env.max_steps)
-
-
-def save_gif(env: Env | EnvSpec, episode: Recording, path: Path, console: Console) -> None:
+def save_gif(env: Env | EnvSpec, episode: Recording, path: Path) -> None:
     """Draw an episode. Raises UsageError where that does not work, or where the file cannot be written."""
-    with console.task(f"drawing {path.name}") as on_frame:
-        try:
-            draw_gif(env, episode, path, on_frame)
-        except UsageError:
-            raise
-        except Exception as error:
-            raise UsageError(f"this episode cannot be drawn: {type(error).__name__}: {error}") from error
+    try:
+        draw_gif(env, episode, path)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"this episode cannot be drawn: {type(error).__name__}: {error}") from error
 
 
 def play(args: Args) -> Episodes:
@@ -89,12 +80,12 @@ def play(args: Args) -> Episodes:
     how = "sampled actions" if args.stochastic else "greedy"
     console.say(f"policy   {policy.run_dir}, step {policy.step:,}, {policy.who}, {how}")
     name, env_params = _environment(args, policy)
-    console.say(f"env      {name}")
+    console.say(f"env      {name}\nplaying ...")
     play_there = _play_on_host if steps_on_host(name) else _play_on_device
     env, episodes, episode = play_there(args, policy, name, env_params, console)
     show(episodes, console, getattr(env, "is_game", False))
     if args.gif:
-        save_gif(env, episode, Path(args.gif), console)
+        save_gif(env, episode, Path(args.gif))
         console.say(f"gif      {args.gif} ({Path(args.gif).stat().st_size / 1e3:,.0f} kB, episode 1)")
     return episodes
 
@@ -127,10 +118,9 @@ def _play_on_device(
     env = make(name, env_params)
     _check_fit(policy, env)
     keys = jax.random.split(jax.random.key(args.seed), args.episodes)
-    with console.task("playing"):
-        run = jax.jit(lambda keys: play_episodes(env, policy.player(args.stochastic), keys))
-        episodes = jax.device_get(run(keys))
-    return env, episodes, record_with_bar(policy, env, keys[0], console, args.stochastic) if args.gif else None
+    player = policy.player(args.stochastic)
+    episodes = jax.device_get(jax.jit(lambda keys: play_episodes(env, player, keys))(keys))
+    return env, episodes, record(env, player, keys[0], env.max_steps) if args.gif else None
 
 
 def _play_on_host(
@@ -146,11 +136,10 @@ def _play_on_host(
         return act(seen, memory, jax.random.split(jax.random.fold_in(key, next(steps)), count))
 
     try:
-        with console.task("playing"):
-            worker.envs = make_host(name, count, args.seed, env_params, how, frames=bool(args.gif))
-            _check_fit(policy, worker.envs.spec)
-            worker.envs = envs = RecordedEnvs(worker.envs) if args.gif else worker.envs
-            episodes = run_host_episodes(envs, player._replace(act=choose), args.episodes, worker)
+        worker.envs = make_host(name, count, args.seed, env_params, how, frames=bool(args.gif))
+        _check_fit(policy, worker.envs.spec)
+        worker.envs = envs = RecordedEnvs(worker.envs) if args.gif else worker.envs
+        episodes = run_host_episodes(envs, player._replace(act=choose), args.episodes, worker)
     finally:
         worker.close()
     if args.gif and envs.without_pictures:
@@ -160,12 +149,12 @@ def _play_on_host(
 
 def show(episodes: Episodes, console: Console, is_game: bool) -> None:
     """Print every episode and their summary."""
-    for number, (ret, length, _) in enumerate(zip(*episodes, strict=True), 1):
+    for number, (ret, length) in enumerate(zip(*episodes, strict=True), 1):
         console.say(f"episode {number:>4}  return {ret:>10.2f}  length {length:>6,.0f}")
     ret = episodes.ret
     spread = f"{ret.mean():.1f} ± {ret.std():.1f} (min {ret.min():.1f}, max {ret.max():.1f})"
     won = f", {np.mean(ret > 0):.0%} won" if is_game else ""
-    console.say(f"return   {spread} over {describe_episodes(len(ret), [len(np.unique(episodes.fingerprint))])}{won}")
+    console.say(f"return   {spread} over {len(ret)} episode{'s' * (len(ret) > 1)}{won}")
 
 
 if __name__ == "__main__":

@@ -27,11 +27,10 @@ from common.cli.run_flags import ONE_TIME
 from common.device.agents import Agent, Policy
 from common.device.optim import hp_of
 from common.envs.spaces import EnvSpec
-from common.runs.arrays import Mismatch
-from common.runs.checkpoints import FOLDER, Checkpoints, step_of
+from common.runs.checkpoints import FOLDER, Checkpoints, Mismatch, overall_of, step_of
 from common.runs.console import Console
 from common.runs.directory import ROOT
-from common.runs.ranking import overall_of, ranked
+from common.runs.reports import ranked
 
 ALGOS = (ROOT / "algos").resolve()
 
@@ -40,10 +39,7 @@ def find_script(config: dict[str, Any], run_dir: Path, algorithm: str | Path | N
     """The algorithm's file: what the caller names, else the file in `algos/` that the run says it was made with."""
     path = Path(algorithm or ROOT / str(config.get("script"))).resolve()
     if algorithm is None and (path.parent != ALGOS or path.suffix != ".py"):
-        raise UsageError(
-            f"{run_dir} was made by {config.get('script')}, which is not a file of {ALGOS}: "
-            "if you trust that code, name it, as algorithm= or --algorithm"
-        )
+        raise UsageError(f"{run_dir} was made by {config.get('script')}: if you trust that, name it by --algorithm")
     if not path.is_file():
         raise UsageError(f"the algorithm of {run_dir} is not there: {path} does not exist")
     return path
@@ -84,7 +80,7 @@ def load_policy(
 
     `step` names a checkpoint, or takes the newest, or the one with this agent's best evaluation. `seed` chooses the
     agent of a run with --num-seeds; its first is the default. `member` chooses one of a population, by its place; the
-    default is the best one at that step, and `evaluation` is of other episodes. `algorithm` is the module or the file
+    default is the best one at that step. `algorithm` is the module or the file
     that the run was made with. It is needed where that is not a file of this repository's `algos/`: a run
     directory is data, it does not decide which code is imported. Warns where that file has changed since, of damaged
     checkpoints, and where the evaluation that tells the best member is of another step.
@@ -107,7 +103,7 @@ def load_policy(
     for one in damaged:
         warnings.warn(str(one), stacklevel=2)
     index = _best_member(checkpoints, found) if index is None else index
-    learner, returns = jax.tree.map(lambda x: x[index], learner), checkpoints.quoted(found)
+    learner, returns = jax.tree.map(lambda x: x[index], learner), checkpoints.evaluations().get(found, [])
     evaluation = returns[index] if len(returns) == args.num_agents else None
     return Policy(
         Agent.of(functions), learner, env, run_dir, found, args.members.seed[index], evaluation, config, index
@@ -151,17 +147,17 @@ def _algorithm(
         args_class = module.Args.at(flags["env"]) if hasattr(module.Args, "at") else module.Args
         args = args_class(**flags)
         functions = module.make_algorithm(args, env)
-        return args, functions, _learner_like(functions, args)
+        hp = hp_of(args, {name: np.float32(0) for name in args.members.hyper})
+        shapes = jax.eval_shape(lambda: functions.init(jax.random.key(0), hp))
+        count = args.num_agents  # as a checkpoint has them, [S, ...]; they take no memory
+        return (
+            args,
+            functions,
+            jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), (count, *x.shape)), shapes),
+        )
     except Exception as error:
         kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
         raise UsageError(f"{run_dir} does not fit {path}: {kind}{error}") from error
-
-
-def _learner_like(functions: Any, args: Any) -> Any:
-    """Arrays in the shape of the learners of all agents, as a checkpoint has them, [S, ...]; they take no memory."""
-    hp = hp_of(args, {name: np.float32(0) for name in args.members.hyper})
-    shapes = jax.eval_shape(lambda: functions.init(jax.random.key(0), hp))
-    return jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), (args.num_agents, *x.shape)), shapes)
 
 
 def _named_agent(args: Any, run_dir: Path, seed: int | None, member: int | None) -> int | None:

@@ -18,10 +18,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from common.actors.actor import eval_params, inspect_env
-from common.actors.batches import Batches, UpdateMetrics, example_batch
+from common.actors.batches import ActorsFailed, Batches, UpdateMetrics, example_batch
 from common.actors.host_drivers import HostDriver, host_driver
 from common.actors.host_evaluation import HostEvaluation
-from common.actors.pool import ActorPool, ActorsFailed
 from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
@@ -42,12 +41,10 @@ from common.envs.custom import wrap
 from common.envs.environment import Env, check_spaces
 from common.envs.registry import list_envs, make
 from common.envs.variation import run_env
-from common.population.pbt import evolution
-from common.population.ratings import rate_members
+from common.population import evolution, rate_members
 from common.runs.lock import locked
-from common.runs.ranking import ranked
 from common.runs.recorder import Callback
-from common.runs.reports import TrainResult, stored_evaluation
+from common.runs.reports import TrainResult, ranked, stored_evaluation
 from common.runs.run import Run
 
 LARGE = 50_000_000  # bytes of environments in a checkpoint, from which on the header says so
@@ -75,7 +72,10 @@ def train_on_devices(
     args: Any, script: str, make_algorithm: Callable, env: Any = None, callback: Callback | None = None
 ) -> TrainResult:
     """Environments step on the devices too, and many updates run in one call."""
-    devices = _choose_devices(args)
+    sizes, shared = (args.num_envs, args.block, args.envs_per_cpu_device, args.num_processes), "--num-envs"
+    if args.sharding == "members":
+        sizes, shared = (args.num_agents,), "the number of agents,"
+    devices = choose_devices(args.num_devices, *sizes, shared=shared)
     env = run_env(args, make(args.env, args.env_params) if env is None else wrap(env, args.env_params))
     check_spaces(args, env)
     algorithm = make_algorithm(args, env.spec)
@@ -103,13 +103,6 @@ def train_on_devices(
         return run.finish(state, {"picture": partial(draw_metrics, run, env)} | at_end)
 
 
-def _choose_devices(args: Any) -> list[jax.Device]:
-    if args.sharding == "members":
-        return choose_devices(args.num_devices, args.num_agents, shared="the number of agents,")
-    sizes = args.num_devices, args.num_envs, args.block
-    return choose_devices(*sizes, args.envs_per_cpu_device, args.num_processes)
-
-
 def train_with_actors(
     args: HostEnvArgs, script: str, make_algorithm: Callable, callback: Callback | None = None
 ) -> TrainResult:
@@ -131,7 +124,7 @@ def train_with_actors(
     if (params := eval_params(args)) != args.env_params:
         notes["eval"] = f"with {params}"
     notes |= memory_note(args, env.spec, devices, versions=True)
-    programs, members = _over_learners(driver, devices), arrays_of(args.members, len(devices))
+    programs, members = programs_over_learners(driver, devices), arrays_of(args.members, len(devices))
     shapes, example = shapes_of(programs, members), example_batch(args, env, driver, own)
     check_fits(args, shapes, example, env.spec, devices)
     run = Run(args, script, env, devices, notes, callback)
@@ -144,7 +137,7 @@ def train_with_actors(
         return run.finish(state, {"picture": partial(draw_metrics, run, env)})
 
 
-def _over_learners(driver: HostDriver, devices: list[jax.Device]) -> Programs:
+def programs_over_learners(driver: HostDriver, devices: list[jax.Device]) -> Programs:
     """The programs on all `devices`. A state has an axis for its one seed."""
 
     def init(members):
@@ -168,19 +161,8 @@ def _learn_from_actors(
     learner, started = jax.tree.map(lambda x: x[0], (host.learner, host.run))
     this = f"warning: process {jax.process_index()} of {multihost.count()}:"  # its console is silent
     warn = run.console.warn if multihost.is_first() else partial(print, this, file=sys.stderr, flush=True)
-    actor_pool = ActorPool(
-        run.args,
-        act=jax.jit(driver.act_on_host),
-        memory=jax.device_get(driver.memory(run.args.envs_per_actor)),
-        params=driver.publish(learner, started),
-        version=int(started.updates),
-        logged=logged,
-        devices=actor_devices,
-        counters=run.counters,
-        warn=warn,
-    )
     sharding = NamedSharding(Mesh(np.array(multihost.own(run.devices)), (AXIS,)), P(AXIS))
-    run.actors = batches = Batches(run.args, actor_pool, int(started.updates), sharding, warn)
+    run.actors = batches = Batches(run.args, driver, learner, started, logged, actor_devices, sharding, warn)
     with batches:
         while run.unfinished:
             state = _run_chunk(run, batches, state, update)
@@ -256,12 +238,12 @@ def draw_policy(run: Run, env: Env, agent: Agent, learners: Any, status: str) ->
 
 
 def _play_and_draw(run: Run, env: Env, agent: Agent, learners: Any, path: Path) -> None:
-    from common.play import record_with_bar, save_gif  # slow, and needed with --gif only
+    from common.drawing.episodes import record
+    from common.play import save_gif  # slow, and needed with --gif only
     from common.policy import Policy
 
     path.unlink(missing_ok=True)
     returns = stored_evaluation(run.dir, run.steps).evaluation.get("eval/return_mean", [])
     member = ranked(returns)[0] if run.args.is_population and returns else 0
     policy = Policy(agent, jax.tree.map(lambda x: x[member], learners), env.spec)
-    episode = record_with_bar(policy, env, jax.random.key(run.args.seed), run.console)
-    save_gif(env, episode, path, run.console)
+    save_gif(env, record(env, policy.player(), jax.random.key(run.args.seed), env.max_steps), path)

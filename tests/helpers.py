@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dqn_pmap as dqn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import ppo_pmap as ppo
 import ppo_rnn_pmap as ppo_rnn
+import pqn_pmap as pqn
 import sac_pmap as sac
 from flax import struct
 from gymnax.environments import environment
@@ -26,7 +28,7 @@ from common.device.sharding import AXIS, TrainState, arrays_of, key_data
 from common.envs.custom import wrap
 from common.envs.environment import Env
 from common.envs.registry import make
-from common.population.pbt import evolution
+from common.population import evolution
 from common.runs.metrics import read
 from common.runs.run import Run
 
@@ -54,6 +56,10 @@ def small_rnn_args(**flags: Any) -> ppo_rnn.Args:
     return ppo_rnn.Args(**SMALL | {"rnn_size": 8} | flags)
 
 
+def small_pqn_args(**flags: Any) -> pqn.Args:
+    return pqn.Args(**SMALL | {"epsilon_fraction": 0.5} | flags)
+
+
 SMALL_SAC = {
     "env": "Pendulum-v1",
     "num_envs": 16,
@@ -70,6 +76,10 @@ def small_sac_args(**flags: Any) -> sac.Args:
     return sac.Args(**SMALL_SAC | {"num_devices": 1} | flags)
 
 
+def small_dqn_args(**flags: Any) -> dqn.Args:
+    return dqn.Args(**SMALL_SAC | {"env": "CartPole-v1", "num_devices": 1, "n_steps": 1} | flags)
+
+
 def over_devices(function, count: int, *args: Any) -> Any:
     """`function` on `count` devices of the axis, simulated by vmap; arguments are split along their leading axis."""
     outputs = jax.jit(jax.vmap(lambda _, *shard: function(*shard), axis_name=AXIS))
@@ -78,7 +88,7 @@ def over_devices(function, count: int, *args: Any) -> Any:
 
 def module_of(args: Any) -> Any:
     """The algorithm whose arguments these are."""
-    return next(module for module in (ppo, ppo_rnn, sac) if isinstance(args, module.Args))
+    return next(module for module in (ppo, ppo_rnn, pqn, sac, dqn) if isinstance(args, module.Args))
 
 
 def driver_of(args: Any, env: Env) -> Driver:
@@ -148,16 +158,17 @@ def result_of(run_dir: Path) -> dict[str, Any]:
 
 
 def calls_of_gae(monkeypatch: Any, args: Any, critic: type, updates: int) -> list[list[np.ndarray]]:
-    """Reward, value, next_value, terminated and truncated of every call, in episodes of every length and end."""
+    """Reward, value (not of PQN), next_value, terminated and truncated of every call, in episodes of every end."""
     algorithm, calls = module_of(args), []
-    gae = algorithm.gae
+    name, network, count = ("gae", "Critic", 5) if algorithm is not pqn else ("q_lambda_returns", "QNetwork", 4)
+    gae = getattr(algorithm, name)
 
     def recording(*arrays_and_decays):
-        jax.debug.callback(lambda *call: calls.append([np.asarray(x) for x in call]), *arrays_and_decays[:5])
+        jax.debug.callback(lambda *call: calls.append([np.asarray(x) for x in call]), *arrays_and_decays[:count])
         return gae(*arrays_and_decays)
 
-    monkeypatch.setattr(algorithm, "gae", recording)
-    monkeypatch.setattr(algorithm, "Critic", critic)
+    monkeypatch.setattr(algorithm, name, recording)
+    monkeypatch.setattr(algorithm, network, critic)
     args = dataclasses.replace(args, num_steps=16, update_epochs=1, num_minibatches=1)
     args.normalize_returns = False  # the critic knows the values themselves
     run_updates(args, make_env("Endings"), 1, updates)
@@ -460,8 +471,10 @@ TRAINED = {
     "memory": small_rnn_args(env="helpers:Endings", obs_prev_action_reward=True, **TINY),
     "hybrid": small_args(env="helpers:Hybrid", **TINY),
     "parts": small_args(env="helpers:Parts", normalize_obs=True, **TINY),
-    "sac": small_sac_args(**TINY_SAC),
+    "q": small_pqn_args(env="helpers:Parts", rnn="gru", rnn_size=8, normalize_obs=True, **TINY),
+    "sac": small_sac_args(**TINY_SAC | {"recipe": "crossq", "critic_hidden_sizes": (8,)}),
     "sac discrete": small_sac_args(**TINY_SAC | {"env": "CartPole-v1"}),
+    "dqn": small_dqn_args(**TINY_SAC | {"env": "helpers:Parts", "distribution": "qr"}),
 }
 
 

@@ -9,7 +9,7 @@ from helpers import metric_rows
 
 from common.actors.actor import inspect_env
 from common.actors.host_drivers import host_driver
-from common.actors.queues import HostRollout
+from common.actors.threads import HostRollout
 from common.device.sharding import AXIS, to_host
 from common.runs.run import Run
 

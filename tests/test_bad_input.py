@@ -23,7 +23,7 @@ from common.cli.command import exit_code, parse
 from common.cli.errors import UsageError
 
 COMMANDS = {
-    **{name: f"algos.{name}_pmap train" for name in ("ppo", "ppo_rnn", "sac", "appo")},
+    **{name: f"algos.{name}_pmap train" for name in ("ppo", "ppo_rnn", "pqn", "sac", "dqn", "appo")},
     **{name: f"common.{name} {name}" for name in ("play", "plot")},
     "compare": "common.compare run_command",
     "report": "benchmarks.report report",
@@ -67,8 +67,13 @@ CASES = [
     ("ppo", "--stop-at-return 475 --eval-interval 0", "--stop-at-return, --eval-interval 0"),
     ("ppo", "--benchmark --keep-best", "--benchmark, --keep-best"),
     ("ppo", "--opponent self", "--opponent self"),
+    ("sac", "--recipe crossq --tau 0.1", "--tau, --target-networks"),
+    ("sac", "--recipe simba --critic-hidden-sizes 8 9", "one width, (8, 9)"),
     ("sac", "--env CartPole-v1 --target-entropy-scale 1.5", "--target-entropy-scale 1.5"),
     ("sac", "--env helpers:TwoDials", "MultiDiscrete, ppo_pmap.py"),
+    ("dqn", "--distribution c51 --v-min 1 --v-max 1", "--v-min, --v-max"),
+    ("dqn", "--n-steps 4 --learning-starts 3", "--n-steps 4, --learning-starts"),
+    ("pqn", "--env Pendulum-v1", "Pendulum-v1, Box, ppo_pmap.py"),
     ("appo", "--actor-devices 0,0", "--actor-devices"),
     # populations and processes
     ("ppo", "--sweep gamma=uniform:0.9:0.99", "--sweep, --population"),
@@ -180,14 +185,15 @@ def test_bad_input_is_refused(command, flags, wanted, places):
     assert fingerprint(places) == before and (places / "foreign" / "checkpoints" / "64").exists()
 
 
-MAY_BE_NEGATIVE = {"stop_at_return", "target_entropy_scale"}
+MAY_BE_NEGATIVE = {"stop_at_return", "target_entropy_scale", "v_min", "v_max", "log_std_min"}
 MAY_BE_0 = MAY_BE_NEGATIVE | {"seed", "eval_interval", "checkpoint_interval", "keep_checkpoints", "stop_after"}
 MAY_BE_0 |= {"max_seconds", "population", "pbt_start", "num_devices", "reset_pool", "rollouts_per_update", "gamma"}
 MAY_BE_0 |= {"target_kl", "max_grad_norm", "adam_b1", "adam_b2", "vf_coef", "ent_coef", "ent_fraction", "bptt_length"}
-MAY_BE_0 |= {"rnn_span", "max_restarts", "max_policy_lag", "learning_starts", "gae_lambda"}
+MAY_BE_0 |= {"rnn_span", "max_restarts", "max_policy_lag", "learning_starts", "gae_lambda", "q_lambda"}
+MAY_BE_0 |= {"epsilon_start", "epsilon_end", "epsilon_fraction", "weight_decay"}
 
 
-@pytest.mark.parametrize("name", ["ppo", "ppo_rnn", "sac", "appo", "ppo host", "sac host"])
+@pytest.mark.parametrize("name", ["ppo", "ppo_rnn", "pqn", "sac", "dqn", "appo", "ppo host", "sac host"])
 def test_every_number_and_choice_refuses_what_it_cannot_be(name):
     """Also from Python, with the flag's name: what is no number, what is below 0, and 0 for most."""
     name, _, host = name.partition(" ")

@@ -34,9 +34,8 @@ from cli_helpers import (
 from algos.ppo_pmap import Args, train
 from common.cli.command import parse
 from common.cli.errors import UsageError
-from common.runs import lock
 from common.runs.checkpoints import UNFINISHED
-from common.runs.lock import check_free, locked
+from common.runs.lock import LOCK, check_free, locked
 from common.runs.reports import has_ended_at, stored_evaluation
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -205,10 +204,10 @@ def test_one_process_at_a_time_works_in_a_run_directory(copy, capsys):
     finally:
         holder.kill()
         holder.communicate()
-    assert (copy / lock.NAME).exists(), "or this does not show that a stale one is taken over"
+    assert (copy / LOCK).exists(), "or this does not show that a stale one is taken over"
     assert in_process("--resume", copy, "--total-timesteps", 2 * TOTAL, "--quiet") == 0
     assert read_result(copy)["env_steps"] == 2 * TOTAL
-    assert not (copy / lock.NAME).exists()
+    assert not (copy / LOCK).exists()
 
 
 def test_a_process_that_waited_for_the_lock_holds_the_one_that_others_see(tmp_path, monkeypatch):
@@ -217,7 +216,7 @@ def test_a_process_that_waited_for_the_lock_holds_the_one_that_others_see(tmp_pa
 
     def locked_too_late(file, how):
         if not stale:
-            stale.append((tmp_path / lock.NAME).unlink())
+            stale.append((tmp_path / LOCK).unlink())
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", locked_too_late)

@@ -21,7 +21,7 @@ from common.envs.custom import wrap
 from common.envs.environment import LONGEST_HORIZON
 from common.envs.registry import list_envs, make, make_host
 from common.envs.suite_tools import check_known
-from common.runs.arrays import flatten, unflatten
+from common.runs.checkpoints import flatten, unflatten
 
 OFFLINE_IDS = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]
 KINDS = "CartPole-v1", "Pendulum-v1", "FrozenLake-misc", "Catch-bsuite", "SpaceInvaders-MinAtar"  # of spaces and suites
@@ -139,7 +139,7 @@ def test_the_listed_environments_are_those_that_can_be_trained(capsys, monkeypat
     list_envs("device", "all")
     printed = capsys.readouterr().out.split()
     assert [name for name in printed if ":" not in name] == OFFLINE_IDS
-    assert {"pmaprl:Reversi-v0", "brax:ant", "craftax:Craftax-Pixels-v1", "jumanji:Maze-v0", "pgx:chess"} < set(printed)
+    assert {"brax:ant", "craftax:Craftax-Pixels-v1", "jumanji:Maze-v0", "pgx:chess"} < set(printed)
     assert not {"brax:fast", "jumanji:Sokoban-v0"} & set(printed), "not for training, and downloaded"
     monkeypatch.setattr("common.envs.envpool_suite.ids", lambda: ["CartPole-v1", "No-v0"])
     list_envs("host", "all")

@@ -37,7 +37,7 @@ from cli_helpers import (
 from common.cli.command import parse
 from common.runs.checkpoints import UNFINISHED
 from common.runs.console import Console
-from common.runs.saver import Saver
+from common.runs.saving import Saver
 from common.runs.signals import Interruption
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -162,10 +162,6 @@ def test_a_run_goes_on_without_its_terminal(monkeypatch):
     out, err = Terminal(), Terminal()
     for stream, terminal in (("stdout", out), ("stderr", err)):
         monkeypatch.setattr(sys, stream, terminal)
-    with Console(quiet=False, total_steps=100).task("something slow"):
-        out.closed_by_user = True
-    out.closed_by_user = False
-    monkeypatch.setattr(sys, "stdout", out)
     console = Console(quiet=False, total_steps=100)
     console.show_bar(0)
     out.closed_by_user = err.closed_by_user = True
@@ -316,7 +312,7 @@ def test_a_directory_that_is_deleted_and_made_again_by_a_save_is_a_run(tmp_path,
 
     def deleting(saver, step, state):
         if step == 2 * STEPS:
-            saver.wait()
+            saver.checkpoints.wait()
             (tmp_path / "run").rename(tmp_path / "elsewhere")
         save(saver, step, state)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import pickle
 import re
 import sys
 import tempfile
@@ -12,11 +13,13 @@ from types import ModuleType
 from typing import Any
 
 import appo_pmap as appo
+import dqn_pmap as dqn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import ppo_pmap as ppo
 import ppo_rnn_pmap as ppo_rnn
+import pqn_pmap as pqn
 import pytest
 import sac_pmap as sac
 from cli_helpers import (
@@ -24,7 +27,16 @@ from cli_helpers import (
     checkpoint_steps,
     read_rows,
 )
-from helpers import driver_of, result_of, same_bits, small_args, small_rnn_args, small_sac_args
+from helpers import (
+    driver_of,
+    result_of,
+    same_bits,
+    small_args,
+    small_dqn_args,
+    small_pqn_args,
+    small_rnn_args,
+    small_sac_args,
+)
 from jax.interpreters.partial_eval import dce_jaxpr
 from PIL import Image
 from test_appo import small_args as small_appo_args
@@ -34,11 +46,12 @@ from common.actors.actor import inspect_env
 from common.actors.batches import example_batch
 from common.actors.host_drivers import host_driver
 from common.cli.checks import sweepable
-from common.cli.command import help_text
+from common.cli.command import help_text, parse
 from common.cli.device_flags import DeviceEnvArgs
+from common.cli.errors import UsageError
 from common.cli.host_flags import ActorArgs, HostEnvArgs
 from common.cli.population_flags import PbtArgs
-from common.cli.run_flags import ProcessArgs
+from common.cli.run_flags import RunArgs
 from common.device.sharding import AXIS, MEMBERS
 from common.envs.registry import make
 from common.runs.checkpoints import read
@@ -76,10 +89,23 @@ PPO |= {"clip_mode": "symmetric", "clip_vloss": True, "decorrelate": True, "rese
 PPO |= {"encoder": "flat"}
 MEMORY = {flag: value for flag, value in PPO.items() if flag not in OF_ENVS} | {"share_torso": False, "rnn": "lstm"}
 MEMORY |= {"rnn_size": 5, "rnn_layers": 2, "rnn_span": 9, "bptt_length": 2, "obs_prev_action_reward": True}
+PQN_MATHS = MATHS | {"q_lambda": 0.5, "reward_scale": 2.0, "learning_rate": 0.01, "max_grad_norm": 0.01}
+PQN = ALL | {"num_steps": 16, "update_epochs": 3, "num_minibatches": 4, "epsilon_start": 0.5, "epsilon_end": 0.3}
+PQN |= {"epsilon_fraction": 1.0, "optimizer": "adam", "lr_schedule": "constant", "activation": "tanh"}
+PQN |= {"layer_norm": False, "encoder": "flat", "rnn": "lstm", "rnn_size": 5, "rnn_layers": 2, "rnn_span": 9}
 SAC_MATHS = MATHS | {"policy_lr": 0.01, "q_lr": 0.01, "tau": 0.1, "alpha": 0.5, "target_entropy_scale": 0.5}
 SAC = ALL | {"buffer_size": 160, "learning_starts": 64, "hold_random": 2, "utd_ratio": 0.25, "batch_size": 32}
-SAC |= {"policy_frequency": 2, "target_frequency": 2, "autotune": False, "critic_layer_norm": True}
-SAC |= {"activation": "tanh"}
+SAC |= {"policy_frequency": 2, "target_frequency": 2, "autotune": False, "recipe": "crossq"}
+SAC |= {"critic_norm": "layer", "actor_norm": "batch", "weight_norm": True, "residual": True, "critic_bins": 5}
+SAC |= {"critic_limit": 2.0, "critic_hidden_sizes": (5,), "log_std_min": -7.0, "squash_log_std": False}
+SAC |= {"target_networks": False, "weight_decay": 0.1, "normalize_rewards": True, "activation": "tanh"}
+DQN_MATHS = MATHS | {"learning_rate": 0.01, "max_grad_norm": 0.01, "tau": 0.5}
+OF_SAC = {"policy_frequency", "autotune", "recipe", "critic_norm", "actor_norm", "weight_norm", "residual"}
+OF_SAC |= {"critic_bins", "critic_limit", "critic_hidden_sizes", "log_std_min", "squash_log_std", "target_networks"}
+DQN = {name: SAC[name] for name in SAC.keys() - OF_SAC - {"weight_decay", "normalize_rewards"}}
+DQN |= {"epsilon_start": 0.5, "epsilon_end": 0.3, "epsilon_fraction": 1.0, "lr_schedule": "constant", "double": False}
+DQN |= {"huber": True, "n_steps": 2, "distribution": "qr", "num_atoms": 3, "v_min": -5.0, "v_max": 5.0}
+DQN |= {"normalize_obs": False, "dueling": True, "layer_norm": True, "encoder": "flat"}
 SAC_HOST = {"buffer_size": 64, "learning_starts": 128, "utd_ratio": 0.5, "batch_size": 8, "normalize_obs": True}
 SAC_HOST |= {"num_steps": 4, "seed": 1}
 APPO = ON_POLICY | ON_POLICY_MATHS | {"num_steps": 4, "envs_per_actor": 4, "rollouts_per_update": 1, "num_epochs": 2}
@@ -93,6 +119,8 @@ CASES = {
     "games": (ppo, GAMES),
     "sac": (sac, SAC),
     "memory": (ppo_rnn, MEMORY),
+    "pqn": (pqn, PQN),
+    "dqn": (dqn, DQN),
     "appo": (appo, APPO),
     "sac on the host": (SAC_ON_HOST, SAC_HOST),
 }
@@ -100,14 +128,18 @@ LONG = {"num_epochs": 4, "learning_rate": 0.1, "clip_eps": 0.01}
 GAME = {"env": "pgx:tic_tac_toe"}
 OTHERS = {  # by algorithm and flag, or by flag: what both runs get besides
     ("ppo", "env_params"): {"env": "helpers:Toy"},
+    "critic_limit": {"critic_bins": 5},
     "desired_kl": {"lr_schedule": "kl-adaptive", "learning_rate": 0.001},
     "opponent": GAME,
     "opponent_interval": GAME | {"opponent": "self", "total_timesteps": 20 * UPDATE},
     "encoder": {"env": "helpers:Pixels"},
     **{("memory", flag): {"share_torso": False} for flag in MEMORY if flag[:3] in ("rnn", "bpt", "obs")},
+    **{("pqn", flag): {"rnn": "gru"} for flag in ("rnn_size", "rnn_layers", "rnn_span")},
     ("appo", "encoder"): {"env": "gymnasium:host_toys:ImageToy-v0"},
     ("appo", "advantage"): {"num_epochs": 2},
     ("appo", "pg_rho_clip"): {"loss": "impala"},
+    ("dqn", "num_atoms"): {"distribution": "qr"},
+    **{("dqn", flag): {"distribution": "c51"} for flag in ("v_min", "v_max")},
     **{("appo", flag): LONG for flag in ("clip_eps", "clip_mode", "ratio_clamp", "clip_vloss")},
     **{("appo", flag): {"rnn": "gru"} for flag in ("rnn_size", "rnn_layers", "rnn_span")},
 }
@@ -129,6 +161,10 @@ def make_args(algorithm: Any, flags: dict[str, Any]) -> Any:
         return small_sac_args(**{"hidden_sizes": (4,)} | flags)
     if algorithm is ppo:
         return small_args(**BASE | flags)
+    if algorithm is dqn:
+        return small_dqn_args(**{"env": "helpers:Luck", "hidden_sizes": (4,)} | flags)
+    if algorithm is pqn:
+        return small_pqn_args(**{x: BASE[x] for x in BASE if x != "clip_eps"} | flags)
     if algorithm is ppo_rnn:
         return small_rnn_args(**BASE | {"share_torso": True} | flags)
     return (small_appo_args if algorithm is appo else small_sac_host_args)(**flags)
@@ -194,6 +230,9 @@ def test_every_flag_changes_what_is_learned(name):
     assert not dead
 
 
+CLIPPED = {"clip_vloss": True}
+
+
 def program_of_members(algorithm: Any, swept: dict[str, float], **flags: Any) -> tuple[list[Any], set[str]]:
     """An update of a member in which these flags are inputs, and which of them the new parameters depend on."""
     args = make_args(algorithm, flags)
@@ -208,8 +247,14 @@ def program_of_members(algorithm: Any, swept: dict[str, float], **flags: Any) ->
 
 @pytest.mark.parametrize(
     ("algorithm", "swept", "others"),
-    [(ppo, PPO_MATHS, {"clip_vloss": True}), (ppo_rnn, PPO_MATHS, {"clip_vloss": True}), (sac, SAC_MATHS, {})],
-    ids=["ppo", "memory", "sac"],
+    [
+        (ppo, PPO_MATHS, CLIPPED),
+        (ppo_rnn, PPO_MATHS, CLIPPED),
+        (pqn, PQN_MATHS, {}),
+        (sac, SAC_MATHS, {}),
+        (dqn, DQN_MATHS, {}),
+    ],
+    ids=["ppo", "memory", "pqn", "sac", "dqn"],
 )
 def test_x8_members_learn_by_every_flag_that_can_be_swept_and_from_their_own_values_alone(algorithm, swept, others):
     """What the flags of the run say instead does not change the program."""
@@ -220,7 +265,7 @@ def test_x8_members_learn_by_every_flag_that_can_be_swept_and_from_their_own_val
     assert one == other
 
 
-@pytest.mark.parametrize("algorithm", [ppo, ppo_rnn], ids=["ppo", "memory"])
+@pytest.mark.parametrize("algorithm", [ppo, ppo_rnn, pqn], ids=["ppo", "memory", "pqn"])
 def test_an_update_draws_by_the_key_of_its_seed_and_by_its_own_number(algorithm):
     """Else seeds, or updates, would share their random numbers; SAC's are written down again in test_sac.py."""
     args = make_args(algorithm, {"lr_schedule": "constant"})
@@ -267,7 +312,7 @@ def keep_best(tmp_path, **_):
 
 
 def save_envs(tmp_path, **_):
-    """Without them a checkpoint holds what is learned, and counters; a resumed run begins new episodes."""
+    """Without them a checkpoint holds what is learned; a resumed run begins new episodes."""
     whole = start(tmp_path / "with")
     part = start(tmp_path / "without", save_envs=False, stop_after=2 * UPDATE)
     stored = read(part.run_dir / "checkpoints" / str(2 * UPDATE))
@@ -367,13 +412,31 @@ def test_every_flag_has_a_case():
     of_runs = {case.__name__ for case in RUN} | {x for flags in ELSEWHERE.values() for x in flags.split()}
     assert PPO.keys() | PPO_MATHS.keys() | of_runs == names(ppo.Args.at())
     assert names(sac.Args.at()) - names(DeviceEnvArgs) <= SAC.keys() | SAC_MATHS.keys() | {"save_buffer"}
-    assert names(appo.Args) - names(ProcessArgs) <= APPO.keys() | {"actor_threads"} | IN_TEST_APPO | IN_TEST_HOST
+    assert names(appo.Args) - names(RunArgs) <= APPO.keys() | {"actor_threads"} | IN_TEST_APPO | IN_TEST_HOST
     assert names(sac.Args.at(HOST)) - names(sac.Args.at()) <= names(ActorArgs)
     assert names(ppo.Args.at(HOST)) - names(ppo.Args.at()) <= names(HostEnvArgs)
+    assert names(dqn.Args.at()) - names(DeviceEnvArgs) <= DQN.keys() | DQN_MATHS.keys() | {"save_buffer"}
+    assert names(pqn.Args.at()) - names(DeviceEnvArgs) <= PQN.keys() | PQN_MATHS.keys() | PPO.keys()
     assert names(ppo_rnn.Args.at()) - names(DeviceEnvArgs) <= MEMORY.keys() | PPO_MATHS.keys() | OF_ENVS.keys()
 
 
-ALL_ARGS = [ppo.Args.at(), ppo_rnn.Args.at(), sac.Args.at(), ppo.Args.at(HOST), sac.Args.at(HOST), appo.Args]
+def test_a_recipe_is_a_set_of_defaults():
+    own = sac.Args(recipe="crossq", adam_b1=0.9)
+    assert (own.recipe, own.adam_b1, own.critic_norm, sac.Args().critic_norm) == ("crossq", 0.9, "renorm", "none")
+    for same in pickle.loads(pickle.dumps(own)), sac.Args.at(own.env)(**vars(own)), dataclasses.replace(own):
+        assert type(same) is type(own) and vars(same) == vars(own)
+    typed = parse(sac.Args, ["--recipe", "xqc", "--env", HOST, "--critic-hidden-sizes", "8", "9"])
+    assert (typed.critic_bins, typed.critic_hidden_sizes, isinstance(typed, sac.Args.at(HOST))) == (101, (8, 9), True)
+    assert "(default: crossq)" in help_text(type(own), None, "program")
+    tuned = [sac.Args.for_env("MountainCarContinuous-v0", **flags).hold_random for flags in ({}, {"recipe": "xqc"})]
+    assert tuned == [16, 1], "flags tuned for SAC are of no use to another recipe"
+    for flags in {"tau": 0.1}, {"recipe": "soup"}:
+        with pytest.raises(UsageError, match=next(iter(flags))):
+            sac.Args(**{"recipe": "crossq"} | flags)
+
+
+ALL_ARGS = [module.Args.at() for module in (ppo, ppo_rnn, pqn, sac, dqn)]
+ALL_ARGS += [ppo.Args.at(HOST), sac.Args.at(HOST), appo.Args]
 
 
 @pytest.mark.parametrize("args_class", ALL_ARGS, ids=lambda args: args.__module__)
@@ -407,23 +470,15 @@ def test_what_is_drawn_or_told_at_the_end_warns_where_it_fails(tmp_path, monkeyp
     assert capsys.readouterr().err.count("no paint left") == 3
 
 
-@pytest.mark.parametrize("ended", ["by a signal", "without a word"])
-def test_a_run_that_was_cut_short_before_its_best_was_confirmed_confirms_it_on_resume(ended, tmp_path):
-    """And is evaluated where it was not; flags of a resume that trains nothing are not noted."""
+def test_a_run_that_was_cut_short_before_its_last_evaluation_is_evaluated_on_resume(tmp_path):
+    """Flags of a resume that trains nothing are not noted."""
     result = start(tmp_path, eval_interval=UPDATE, checkpoint_interval=UPDATE)
     before, rows, config = result_of(tmp_path), read_rows(tmp_path), (tmp_path / "config.json").read_text()
-    cut = {name: x for name, x in before.items() if not name.startswith("best/")} | {"status": "interrupted"}
-    (tmp_path / "result.json").write_text(json.dumps(cut))
-    if ended != "by a signal":
-        (tmp_path / "result.json").unlink()
-    for path in (tmp_path / "checkpoints").glob("*/metrics/metrics"):
-        path.write_text(json.dumps({"returns": json.loads(path.read_text())["returns"]}))
+    (tmp_path / "result.json").unlink()
     again = resume(tmp_path, gamma=0.5)
-    assert (again.status, bool(before["best/return_mean"])) == ("finished", True)
-    assert again.state_sha256 == result.state_sha256
-    assert again.evaluation["eval/return_mean"] == pytest.approx(result.evaluation["eval/return_mean"])
+    assert (again.status, again.state_sha256) == ("finished", result.state_sha256)
     assert all(result_of(tmp_path)[name] == before[name] for name in before if name[:5] in ("best/", "eval/"))
-    assert len(read_rows(tmp_path)) == len(rows) + (ended != "by a signal"), "it was evaluated again"
+    assert len(read_rows(tmp_path)) == len(rows) + 1, "it was evaluated again"
     assert (tmp_path / "config.json").read_text() == config
 
 

@@ -29,16 +29,16 @@ from host_helpers import TOY, TOYS
 from test_appo import rows, small_args, train
 
 import common.actors.host_evaluation
-import common.actors.watchdog
+import common.actors.threads
 from common import play
 from common.actors.actor import Actor, inspect_env
+from common.actors.batches import ActorsFailed
 from common.actors.host_evaluation import HostEvaluation, run_host_episodes
-from common.actors.pool import ActorsFailed
-from common.actors.queues import Collected, ParameterSlots, RolloutQueue, Slot
-from common.actors.watchdog import GRACE, Activity, Worker
+from common.actors.threads import GRACE, Activity, Collected, ParameterSlots, RolloutQueue, Slot, Worker
 from common.cli.env_flags import read_params
 from common.cli.errors import FailedEnvError, TrainingError, UsageError
 from common.device.agents import Player
+from common.device.evaluation import SEED
 from common.envs.host import Conversion, evaluation_params
 from common.envs.processes import Processes
 from common.envs.registry import make_host
@@ -286,8 +286,6 @@ def test_the_queue_loses_nothing():
     queue.discard()
     assert queue.counts == {"produced": 130, "trained": 120, "discarded": 10, "waiting": 0, "held": 0}
     assert all(numbers == list(range(len(numbers))) for numbers in seen.values())
-    later = RolloutQueue(2, {"produced": 9, "trained": 5, "discarded": 1})
-    assert later.counts == {"produced": 9, "trained": 5, "discarded": 4, "waiting": 0, "held": 0}
 
 
 # -------------------------------------------------------------------------------------------------------------- actors
@@ -362,7 +360,6 @@ def test_evaluations_remember_exactly_one_episode(toy):
         episodes = run_host_episodes(envs, Player(lambda count: np.zeros(count, int), act), 7, Worker("test"))
     if toy == "ReusingToys":  # as many of each environment, or one more; those of one environment are the same
         assert episodes.ret.tolist() == episodes.length.tolist() == [3, 3, 3, 3, 5, 5, 5]
-        assert len(set(episodes.fingerprint)) == 2
     acting = [pair for pair in seen_and_counted if pair[0] != 100]
     assert len(acting) > 15 and all(seen == counted for seen, counted in acting)
 
@@ -412,7 +409,7 @@ def test_a_worker_that_has_waited_for_long_is_not_stuck_in_what_comes_next(monke
 def test_an_environment_that_hangs_at_the_first_look_is_given_up(tmp_path, monkeypatch):
     stuck, hangs = Worker.stuck, (tmp_path / "once").exists
     monkeypatch.setattr(Worker, "stuck", lambda worker, limits: hangs() and stuck(worker, limits))
-    monkeypatch.setattr(common.actors.watchdog, "GRACE", 0.0)
+    monkeypatch.setattr(common.actors.threads, "GRACE", 0.0)
     args = small_args(env_params=trouble(tmp_path, hang_in_close=1), reset_timeout=0.1)
     with pytest.raises(TrainingError, match="--reset-timeout 0.1"):
         inspect_env(args)
@@ -470,9 +467,9 @@ def test_an_evaluation_is_repeated_exactly_and_every_episode_begins_with_a_seed_
     evaluation = HostEvaluation(args, agent, warnings.append)
     make = evaluation._make_envs
     monkeypatch.setattr(evaluation, "_make_envs", lambda seed: seeds.append(seed) or make(seed))
-    failed, fine = (evaluation._play_or_replay(None, 10, Worker("the evaluation")) for _ in range(2))
-    assert same_bits(failed, fine) and len(fine.ret) == len(set(fine.fingerprint)) == 3
-    assert seeds == [10, 10, 12, 10, 12]
+    failed, fine = (evaluation._play_or_replay(None, Worker("the evaluation")) for _ in range(2))
+    assert same_bits(failed, fine) and len(fine.ret) == 3
+    assert seeds == [SEED, SEED, SEED + 2, SEED, SEED + 2]
     assert warnings == ["the evaluation failed and is played once more: RuntimeError: the toy was told to fail"]
 
 

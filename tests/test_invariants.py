@@ -1,4 +1,4 @@
-"""The promises that PPO, recurrent PPO and SAC keep: X1 to X6, X8, X10 and X11 of the design."""
+"""The promises that PPO, recurrent PPO, PQN, DQN and SAC keep: X1 to X6, X8, X10 and X11 of the design."""
 
 import functools
 import re
@@ -6,17 +6,20 @@ import shutil
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import (
     Watch,
     calls_of_gae,
+    dqn,
     init_over,
     make_env,
     metric_rows,
     over_devices,
     ppo,
     ppo_rnn,
+    pqn,
     programs,
     relative_difference,
     replicas_are_identical,
@@ -25,12 +28,15 @@ from helpers import (
     sac,
     same_bits,
     small_args,
+    small_dqn_args,
+    small_pqn_args,
     small_rnn_args,
     small_sac_args,
 )
 
 from common.cli.device_flags import block_width
 from common.cli.env_flags import as_flags
+from common.device.interface import acting_part
 from common.device.rollout import minibatch_indices, rollout_keys
 from common.device.sharding import arrays_of, global_ids, to_host
 from common.envs.variation import run_env
@@ -38,16 +44,22 @@ from common.envs.variation import run_env
 EASY = {"normalize_obs": True, "decorrelate": True, "lr_schedule": "kl-adaptive"}
 BLOCKS_OF_TWO = {"num_minibatches": 16, "exploration_loss": "symmetric-kl", "reset_pool": 6}
 RECURRENT = {"bptt_length": 4, "obs_prev_action_reward": True, "normalize_obs": True}
+RECIPE = {"batch_size": 8, "utd_ratio": 0.125, "hidden_sizes": (8, 8), "critic_hidden_sizes": (8, 8)}  # groups of two
 CASES = {
     "ppo": (small_args, "CartPole-v1", EASY, 4),
     "memory": (small_rnn_args, "Endings", RECURRENT, 4),
-    "sac": (small_sac_args, "Pendulum-v1", {"batch_size": 8, "critic_layer_norm": True}, 4),  # groups of two
+    "pqn": (small_pqn_args, "Endings", {"normalize_obs": True, "rnn": "gru", "rnn_size": 8}, 4),
+    "sac": (small_sac_args, "Pendulum-v1", RECIPE | {"recipe": "xqc", "critic_bins": 5, "policy_frequency": 2}, 4),
     "ppo, multidiscrete": (small_args, "TwoDials", BLOCKS_OF_TWO, 2),
     "ppo, masked": (small_args, "Fussy", {"normalize_obs": True, "decorrelate": True}, 2),
     "memory, continuous": (small_rnn_args, "Pendulum-v1", {"rnn": "lstm", "share_torso": True}, 2),
+    "pqn, masked": (small_pqn_args, "Fussy", {"num_minibatches": 16, "decorrelate": True}, 2),
+    "dqn": (small_dqn_args, "Fussy", {"batch_size": 8, "distribution": "c51", "n_steps": 2}, 4),
     "sac, masked": (small_sac_args, "Fussy", {"policy_frequency": 2, "target_frequency": 3}, 4),
+    "sac, crossq": (small_sac_args, "CartPole-v1", RECIPE | {"recipe": "crossq"}, 4),
+    "sac, simba": (small_sac_args, "Pendulum-v1", RECIPE | {"recipe": "simba"}, 2),
 }
-DEFAULT = "ppo", "memory", "sac"
+DEFAULT = "ppo", "memory", "pqn", "sac", "dqn"
 BY_CASE = [pytest.param(case, marks=[] if case in DEFAULT else [pytest.mark.slow]) for case in CASES]
 
 
@@ -79,8 +91,8 @@ def test_x1_x3_x8_an_experiment_is_the_same_on_any_number_of_devices_and_beside_
         assert relative_difference(one.actors.tracker, ours.actors.tracker) < 1e-5
         assert relative_difference(one, ours) < 1e-4  # the replay buffer, too
         assert relative_difference(one.learner.params, others.learner.params) > 0.01
-        assert relative_difference(one.learner.params.actor, to_host(start).learner.params.actor) > 1e-3
-        loss = "loss/q1" if "sac" in case else "loss/total"
+        assert relative_difference(acting_part(one.learner), acting_part(to_host(start).learner)) > 1e-3
+        loss = {"sac": "loss/q1", "pqn": "loss/q", "dqn": "loss/q"}.get(case[:3], "loss/total")
         assert metrics[loss][place] == pytest.approx(float(one_metrics[loss][0]), rel=1e-3)
 
 
@@ -142,11 +154,15 @@ def test_x2_environment_ids_and_keys_are_global():
 
 ADAPTIVE = {"env": "Pendulum-v1", "normalize_obs": True, "lr_schedule": "kl-adaptive", "decorrelate": True}
 ANNEALED = {"env_params": '{"max_steps_in_episode": 30}', "bptt_length": 4, "ent_fraction": 0.9}
+FALLING = {"env_params": '{"max_steps_in_episode": 30}', "num_seeds": 2}  # epsilon, until the fifth update
 RINGS = {"num_seeds": 2}  # of 20 slots: wrapped once when it stops, and again at its end
+RINGS |= {"recipe": "crossq", "critic_hidden_sizes": (9,), "normalize_rewards": True}
 RUNS = {
     "ppo": (ppo, small_args, 128, 2 * 128, 10, 6, ADAPTIVE),
     "memory": (ppo_rnn, small_rnn_args, 128, 2 * 128, 10, 5, ANNEALED),  # stops between two rows
+    "pqn": (pqn, small_pqn_args, 128, 2 * 128, 10, 3, FALLING),
     "sac": (sac, small_sac_args, 16, 7 * 16, 41, 24, RINGS),
+    "dqn": (dqn, small_dqn_args, 16, 7 * 16, 41, 24, {"num_seeds": 2, "n_steps": 2}),
 }
 
 
@@ -167,8 +183,8 @@ def check_runs(case, moved_to_four, tmp_path, monkeypatch):
     assert programs == [0, 0, 0], "init, update and evaluate, each once and before the first chunk"
     result, rows = result_of(whole.run_dir), metric_rows(whole.run_dir)
     assert whole.env_steps == result["env_steps"] == update * result["updates"] == end
-    assert [row["env_steps"] for row in rows if "loss/total" in row or "loss/q1" in row] == watch.steps
-    assert algorithm is not sac or rows[-1]["gradient_updates"] == [(end - 32) // 8] * 2
+    assert [row["env_steps"] for row in rows if {"params/norm", "loss/q1", "loss/q"} & row.keys()] == watch.steps
+    assert algorithm not in (sac, dqn) or rows[-1]["gradient_updates"] == [(end - 32) // 8] * 2
 
     part = run("part", stop_after=stop * update)
     assert (part.status, part.env_steps) == ("stopped", stop * update)
@@ -185,7 +201,7 @@ def check_runs(case, moved_to_four, tmp_path, monkeypatch):
 
     if moved_to_four:
         moved = algorithm.train(algorithm.Args.from_run(tmp_path / "other", quiet=True, num_devices=4))
-        assert relative_difference(whole.params, moved.params) < (1e-4 if algorithm is sac else 1e-5)
+        assert relative_difference(whole.params, moved.params) < (1e-4 if algorithm in (sac, dqn) else 1e-5)
         assert result_of(moved.run_dir)["updates"] == updates
 
 
@@ -228,6 +244,24 @@ def test_x6_bootstrap_through_the_whole_update(monkeypatch, num_seeds):
         np.testing.assert_array_equal(next_value[~terminated], value[~terminated] + 1)
 
 
+class OracleQ(nn.Module):
+    """Likewise for every action."""
+
+    args: pqn.Args
+    env: object
+
+    @nn.compact
+    def __call__(self, obs, first, memory):
+        self.param("unused", nn.initializers.zeros, ())
+        return jnp.repeat(100 * obs[..., :1] + obs[..., 1:], 3, axis=-1), memory
+
+
+def test_x6_q_learning_bootstraps_from_what_truly_follows(monkeypatch):
+    for reward, next_value, terminated, _ in calls_of_gae(monkeypatch, small_pqn_args(), OracleQ, 2):
+        episode, step = (part[~terminated] for part in np.divmod(next_value, 100))
+        np.testing.assert_array_equal(reward[~terminated], episode % 7 + 0.5 * step)
+
+
 @pytest.mark.slow
 def test_what_is_learned_does_not_depend_on_the_scale_of_rewards():
     def learned(factor, **flags):
@@ -258,9 +292,15 @@ def test_every_seed_learns_cartpole_and_keeps_it(tmp_path):
     [
         (small_args, "BribedEndings", ("learning_rate=log:1e-3:1e-2", "env.bonus=uniform:-5:5")),
         (small_rnn_args, "BribedEndings", ("learning_rate=log:1e-3:1e-2", "env.bonus=uniform:-5:5")),
+        (small_pqn_args, "BribedEndings", ("learning_rate=log:1e-3:1e-2", "env.bonus=uniform:-5:5")),
         (small_sac_args, "Pendulum-v1", ("q_lr=log:1e-3:1e-2", "alpha=uniform:0.05:0.5", "env.g=log:3:30")),
+        (
+            small_dqn_args,
+            "BribedEndings",
+            ("learning_rate=log:1e-3:1e-2", "env.bonus=uniform:-5:5"),
+        ),
     ],
-    ids=["ppo", "memory", "sac"],
+    ids=["ppo", "memory", "pqn", "sac", "dqn"],
 )
 def test_x8_a_member_equals_the_single_run_with_its_values(args, env, swept):
     """In flags and environment; that no flag is taken from elsewhere than the learner is traced in test_flags.py."""

@@ -8,7 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnax.environments.spaces import Dict
-from helpers import Fussy, Pusher, metric_rows, module_of, ppo, ppo_rnn, sac, small_args, small_rnn_args, small_sac_args
+from helpers import (
+    Fussy,
+    Pusher,
+    metric_rows,
+    module_of,
+    ppo,
+    ppo_rnn,
+    sac,
+    small_args,
+    small_dqn_args,
+    small_rnn_args,
+    small_sac_args,
+)
 
 from common.cli.errors import TrainingError
 from common.device.agents import Agent, at_start
@@ -17,11 +29,11 @@ from common.device.optim import hp_of
 from common.device.rollout import action_noise, reset_envs
 from common.envs.custom import wrap
 from common.envs.masks import check_legal, mask_of, sample_legal
-from common.envs.pmaprl_suite import PASS, after, legal_moves
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Tuple, batch_shape, flat_size
 from common.export import inputs_of
 from common.nets.distributions import Categoricals, PolicyHead, encode_action
 from common.nets.recurrent import Inputs, initial_memory
+from common.nets.torso import Ensemble
 from common.play import Args as PlayArgs
 from common.play import play
 from common.policy import load_policy
@@ -141,9 +153,10 @@ ALGORITHMS = {
     "ppo": small_args(normalize_obs=True, exploration_loss="symmetric-kl"),
     "sac": small_sac_args(utd_ratio=0.125, total_timesteps=960),
     "memory": small_rnn_args(normalize_obs=True),
+    "dqn": small_dqn_args(utd_ratio=0.125, total_timesteps=960),
 }
 BY_NAME = pytest.mark.parametrize(
-    "name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sac", "memory"))]
+    "name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sac", "memory", "dqn"))]
 )
 
 
@@ -172,22 +185,6 @@ def test_a_state_without_any_legal_action_ends_the_run_and_names_the_environment
     assert ppo.train(small_args(run_dir=str(tmp_path / "end")), wrap(env)).status == "finished"
 
 
-def test_moves_of_reversi():
-    """The positions after so many moves, and their discs, as another program has counted them (perft)."""
-    legal, play = jax.jit(legal_moves), jax.jit(after)
-    board = np.zeros((6, 6), np.int8)
-    board[[2, 3], [3, 2]], board[[2, 3], [2, 3]] = 1, -1
-    boards, counts = [board], []
-    for _ in range(5):
-        boards = [-np.asarray(play(move, board)) for board in boards for move in np.flatnonzero(legal(board))]
-        counts.append(len(boards))
-    assert counts == [4, 12, 56, 244, 1364]
-    assert sum(int(board.sum()) for board in boards) == -4396
-    alone = np.eye(6, dtype=np.int8)
-    assert np.flatnonzero(legal(alone)).tolist() == [PASS], "where there is nothing to turn"
-    np.testing.assert_array_equal(play(PASS, alone), alone)
-
-
 class Secretive(Pusher):
     """Its critics see more than its policies, whose actions are in a Box: no change is lost in rounding to choices."""
 
@@ -200,8 +197,9 @@ class Secretive(Pusher):
 def values_of(module, args, env, learner, obs):
     """What the critic of an algorithm says of observations [N, ...]."""
     params, actions = learner.params, jnp.zeros((batch_shape(obs)[0], 1))
-    if hasattr(module, "Critics"):
-        return module.Critics(args, env.observation_space, env.action_space).apply(params.critics, obs, actions)
+    if hasattr(module, "QFunction"):
+        q_function = module.QFunction(args, env.observation_space, env.action_space)
+        return Ensemble(q_function, 2).apply(params.critics, obs, actions).mean()
     first, memory = jnp.ones((1, len(actions)), bool), initial_memory("gru", 8, 1, len(actions))
     sequence = jax.tree.map(lambda x: x[None], obs)
     if module is appo:

@@ -20,7 +20,7 @@ from common.envs.masks import legal_actions, sample_legal
 from common.envs.registry import make
 from common.envs.spaces import MultiDiscrete, box
 from common.nets.distributions import Categoricals, Normal, only_components
-from common.population.ratings import elo_ratings, mean_with_others, play_all
+from common.population import elo_ratings, mean_with_others, play_all
 
 GAME = "pgx:tic_tac_toe"
 SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}

@@ -8,15 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import make_env, over_devices, ppo, run_updates, small_args
+from helpers import make_env, over_devices, ppo, pqn, run_updates, small_args
 
 from common.device.agents import at_start
 from common.device.interface import Rollout
 from common.device.optim import AdamState, adapt_learning_rate, hp_now, hp_of, run_epochs
 from common.device.rollout import action_noise
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete
+from common.nets import QHead, epsilon_greedy
 from common.nets.distributions import Categoricals, Joint, Normal, PolicyHead, SquashedNormal, encode_action
 from common.nets.normalizers import RunningStats, rescale_output, running_stats
+from common.nets.returns import Returns
+from common.nets.torso import BatchNorm
 
 REWARD = [1, -0.5, 2, 0, 1]
 VALUE = [0.2, 0.4, -0.1, 0.8, 0.3]
@@ -45,6 +48,22 @@ def advantages(terminated_at=-1, truncated_at=-1, final_value=None):
 )
 def test_gae_golden_values(end, expected):
     np.testing.assert_allclose(advantages(**end), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ("no end", [2.03855, 1.3985237, 3.0041549, 1.129689, 1.594]),
+        ("terminated", [1.6227372, 0.75235, 2.0, 1.129689, 1.594]),
+        ("truncated", [1.9097032, 1.1982955, 2.693, 1.129689, 1.594]),
+        ("terminated and truncated", [1.6227372, 0.75235, 2.0, 1.129689, 1.594]),
+    ],
+)
+def test_q_lambda_golden_values(ends, expected):
+    next_value = np.float32([0.4, -0.1, 0.8 if ends == "no end" else 0.7, 0.3, BOOTSTRAP])
+    ends = [(np.arange(5) == 2) & (kind in ends) for kind in ("terminated", "truncated")]
+    columns = (jnp.asarray(x)[:, None] for x in (np.float32(REWARD), next_value, *ends))
+    np.testing.assert_allclose(pqn.q_lambda_returns(*columns, 0.99, 0.65)[:, 0], expected, rtol=1e-6)
 
 
 def test_final_values_are_put_in_for_none_to_all_also_under_vmap():
@@ -82,11 +101,12 @@ def test_no_epoch_counts_after_one_that_moves_the_policy_too_far():
     divergences = jnp.array([[0.1, 0.1], [0.1, 0.3], [0.1, 0.1]])
 
     def step(carry, kl):
-        return carry + 1, {"policy/approx_kl": kl, "steps_max": carry + 1}
+        params, steps = carry
+        return (params, steps + 1), {"policy/approx_kl": kl, "steps_max": steps + 1}
 
     for target, epochs in ((0.0, 3), (0.15, 2), (0.05, 1), (jnp.float32(0), 3), (jnp.float32(0.15), 2)):
-        state, metrics = run_epochs(step, jnp.float32(0), divergences, target)
-        assert state == metrics["steps_max"] == 2 * metrics["policy/epochs"] == 2 * epochs
+        (_, steps), metrics = run_epochs(step, ({}, jnp.float32(0)), divergences, target)
+        assert steps == metrics["steps_max"] == 2 * metrics["policy/epochs"] == 2 * epochs
         assert metrics["policy/approx_kl"] == pytest.approx(float(divergences[:epochs].mean()), rel=1e-5)
 
 
@@ -144,6 +164,20 @@ def test_categorical_against_numpy():
     np.testing.assert_allclose(log_probs, np.log(p)[:, None] + np.log(q), rtol=1e-5)
     np.testing.assert_allclose(policy.entropy(), -(p * np.log(p)).sum() - (q * np.log(q)).sum(), rtol=1e-5)
     np.testing.assert_array_equal(policy.mode(), [0, 0])
+
+
+@pytest.mark.parametrize("legal", [None, [True, True, False, True, False]], ids=["all", "masked"])
+def test_epsilon_greedy_explores_with_probability_epsilon_among_what_is_legal(legal):
+    obs = {} if legal is None else {"action_mask": jnp.array(legal)}
+    q = QHead(Discrete(5)).apply({"params": {"Dense_0": {"kernel": np.eye(5), "bias": np.zeros(5)}}}, LOGITS, obs)
+    best, count = (2, 5) if legal is None else (0, 3)
+    expected = np.full(5, 0.3 / count) * (1 if legal is None else np.array(legal)) + 0.7 * (np.arange(5) == best)
+    policy = epsilon_greedy(q, 0.3, obs)
+    noise = np.linspace(2**-24, 1 - 2**-24, 100_001, dtype=np.float32)[:, None]
+    picks = jax.vmap(policy.sample)(noise)
+    np.testing.assert_allclose(np.bincount(picks, minlength=5) / len(noise), expected, atol=1e-4)
+    greedy = epsilon_greedy(q, 0.0, obs)
+    assert policy.mode() == best and set(jax.vmap(greedy.sample)(noise).tolist()) == {best}
 
 
 @pytest.mark.parametrize("space", [Discrete(5), MultiDiscrete((2, 3))], ids=["discrete", "multidiscrete"])
@@ -286,3 +320,40 @@ def test_new_units_leave_predictions_as_they_are():
     assert abs(network.apply(params, x) - network.apply(rescaled, x)).min() > 0.1
     with pytest.raises(ValueError, match="head"):  # a layer by another name would keep predicting in old units
         rescale_output(params, "head", old, new)
+
+
+@pytest.mark.parametrize("renorm", [False, True])
+@pytest.mark.parametrize("devices", [1, 4])
+def test_batches_are_normalised_by_the_samples_of_all_devices_or_by_running_averages(renorm, devices):
+    x = np.random.default_rng(0).normal(3, 2, (8, 3)).astype(np.float32)
+    average, variance = np.float32([[1, 2, -30], [4, 0.01, 3]])
+    layer, start = BatchNorm(renorm, warmup=0), {"averages": np.stack([average, variance]), "batches": np.float32(1)}
+    variables = layer.init(jax.random.key(0), x) | {"batch_stats": start}
+    y, new = over_devices(lambda x: layer.apply(variables, x, train=True, mutable="batch_stats"), devices, x)
+    of_batch, usual = np.sqrt(x.var(0) + 1e-3), np.sqrt(variance + 1e-3)
+    r, d = np.clip(of_batch / usual, 1 / 3, 3), np.clip((x.mean(0) - average) / usual, -5, 5)
+    r, d = (r, d) if renorm else (1.0, 0.0)
+    np.testing.assert_allclose(np.reshape(y, (8, 3)), (x - x.mean(0)) / of_batch * r + d, atol=1e-4)
+    averages = 0.99 * start["averages"] + 0.01 * np.stack([x.mean(0), x.var(0)])
+    for own in new["batch_stats"]["averages"]:
+        np.testing.assert_allclose(own, averages, rtol=1e-5)
+    np.testing.assert_allclose(layer.apply(variables, x), (x - average) / usual, rtol=1e-5)
+
+
+def test_a_distribution_of_returns_is_shared_by_neighbours_mixed_over_actions_and_chosen_by_its_mean():
+    rng = np.random.default_rng(0)
+    q = Returns.of(rng.normal(size=(2, 6, 3, 5)).astype(np.float32), limit=2.0)  # two of 3 actions over -2, -1, ..., 2
+    least, probs = q.smallest(), jax.nn.softmax(rng.normal(size=(6, 3)))
+    np.testing.assert_allclose(least.mean(), np.min(q.mean(), axis=0), rtol=1e-6)
+    value = least.expected(probs)
+    np.testing.assert_allclose(value.mean(), np.sum(probs * least.mean(), axis=-1), rtol=1e-5)
+    moved = value.replace(atoms=1.5 * value.atoms + 0.3)
+    shared = np.zeros((6, 5))
+    for row, atoms, weights in zip(shared, np.clip(moved.atoms, -2, 2) + 2, jax.nn.softmax(moved.logits), strict=True):
+        for atom, weight in zip(atoms, weights, strict=True):
+            row[math.floor(atom)] += weight * (1 - atom % 1)
+            row[math.ceil(atom)] += weight * (atom % 1)
+    np.testing.assert_allclose(moved.projected(), shared, atol=1e-6)
+    taken = q.of_actions(jnp.array([0, 1, 2, 0, 1, 2]))
+    logs = jax.nn.log_softmax(q.logits)[:, np.arange(6), [0, 1, 2, 0, 1, 2]]
+    np.testing.assert_allclose(taken.error(moved), -np.sum(shared * logs, axis=-1), rtol=1e-5)

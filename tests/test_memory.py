@@ -127,6 +127,23 @@ VARIANTS = {
 ONE_STEP = {"num_minibatches": 1, "update_epochs": 1, "num_steps": 16}
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_an_accelerator_gradients_are_the_same(kind, monkeypatch):
+    """There they have a rule of their own, which a CPU computes too."""
+    apply, memory = network(kind)
+    x, first = random_sequence()
+
+    def loss(params, x, memory):
+        return jnp.sum(jnp.sin(apply.func(params, x, first, memory)[0]))
+
+    def gradients():
+        return jax.grad(loss, argnums=(0, 1, 2))(*apply.args, x, memory)
+
+    plain = gradients()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), gradients(), plain)
+
+
 LATER = ("segments", "Hybrid"), ("shared", "Endings"), ("half precision", "Endings")
 
 

@@ -1,6 +1,5 @@
 """Population-based training: the rules of an exchange, and whole runs."""
 
-import json
 import shutil
 
 import jax
@@ -15,8 +14,7 @@ from common.device.interface import RunState
 from common.device.sharding import TrainState
 from common.device.statistics import WINDOW, EpisodeTracker, RecentEpisodes
 from common.drawing.figures import descent
-from common.population.pbt import evolution, exchange, objective_of
-from common.runs.metrics import EXCHANGES, drop_after
+from common.population import evolution, exchange, objective_of
 
 SIZE = 10
 RULES = Rules(WINDOW, {"learning_rate": "factor", "gamma": "complement", "adam_b2": "complement", "tau": "share"})
@@ -123,10 +121,10 @@ def test_whoever_is_broken_takes_over_one_who_is_not_and_is_nobodys_source():
     assert taken([90.0, 10, 20, 30], broken=[0], gap=10.0) == [0, 1, 2, 3], "the control stays as it is"
     assert taken([10.0, 90, 20, 30], broken=[1], gap=10.0) == [0, 3, 2, 3], "whatever the gap is"
     learner, before = population([10.0, 20, 30, 40, 50, 60])
-    learned, _, record = exchanged(breaking(learner, [2, 3, 4, 5]), before, mutation_rate=1.0, reset_rate=0.0)
+    learned, after, record = exchanged(breaking(learner, [2, 3, 4, 5]), before, mutation_rate=1.0, reset_rate=0.0)
     first, *others = record.source[1:].tolist()
     assert (record.source[0], first) == (0, 1) and set(others) <= {0, 1} and jnp.isfinite(learned.params).all()
-    assert (record.after["learning_rate"] != record.before["learning_rate"][record.source])[2:].all()
+    assert (after.hyper["learning_rate"] != before.hyper["learning_rate"][record.source])[2:].all()
 
 
 def test_all_but_the_best_and_the_control_change():
@@ -201,7 +199,9 @@ def train(folder, **flags):
 
 
 def exchanges(folder):
-    return [json.loads(line) for line in (folder / "population.jsonl").read_text().splitlines()]
+    """By step and member, whose weights were taken over."""
+    rows = {row["env_steps"]: row["pbt/source"] for row in metric_rows(folder) if "pbt/source" in row}
+    return {(step, place): x for step, row in rows.items() for place, x in enumerate(row) if place != x}
 
 
 @pytest.fixture(scope="module")
@@ -210,31 +210,14 @@ def finished(tmp_path_factory):
     return train(folder), folder
 
 
-def test_every_exchange_is_written(finished):
+def test_exchanges_are_rows_of_the_metrics(finished):
     _, folder = finished
-    rows = exchanges(folder)
-    assert [row["env_steps"] for row in rows] == list(range(64, 12 * 32 + 1, 64))
-    assert any("from" in member for row in rows for member in row["members"])
-    metrics = {row["env_steps"]: row for row in metric_rows(folder) if "pbt/source" in row}
-    for step, member in ((row["env_steps"], member) for row in rows for member in row["members"]):
-        place, now = member["member"], metrics[step]
-        assert place != 0 and now["pbt/source"][place] == member.get("from", place)
-        _, new = member["changed"].get("learning_rate", [0, now["hyper/learning_rate"][place]])
-        assert now["hyper/learning_rate"][place] == new
+    found = exchanges(folder)
+    assert found and {step % 64 for step, _ in found} == {0} and 0 not in {member for _, member in found}
+    rates = {row["env_steps"]: row["hyper/learning_rate"] for row in metric_rows(folder)}
+    changed = {step for step in rates if step > 32 and rates[step] != rates[step - 32]}
+    assert changed and {step % 64 for step in changed} == {0}
     assert (folder / "population.png").stat().st_size > 5_000
-
-
-def test_a_resume_replaces_the_file_of_exchanges_in_one_step_and_drops_what_a_crash_has_cut_off(tmp_path):
-    """Whoever has the file open, or is left with it by a kill, has it whole: the new one is another file."""
-    lines = [json.dumps({"env_steps": step}) + "\n" for step in (32, 64, 96)]
-    for text in ("".join(lines), "".join(lines)[:-5]):
-        (tmp_path / EXCHANGES).write_text(text)
-        (tmp_path / "before").unlink(missing_ok=True)
-        (tmp_path / "before").hardlink_to(tmp_path / EXCHANGES)
-        drop_after(tmp_path / EXCHANGES, 64)
-        assert (tmp_path / EXCHANGES).read_text() == "".join(lines[:2])
-        assert (tmp_path / "before").read_text() == text
-    assert {path.name for path in tmp_path.iterdir()} == {EXCHANGES, "before"}
 
 
 @pytest.mark.slow
@@ -249,10 +232,7 @@ def test_members_of_different_devices_exchange_as_on_one_and_resume_exactly(fini
     alone = ppo.train(ppo.Args.from_run(tmp_path / "alone", sharding="pmap", num_devices=1))
     assert relative_difference(result.params, whole.params) < 1e-4
     assert relative_difference(result.params, alone.params) < 1e-4
-    assert exchanges(tmp_path / "part") == exchanges(tmp_path / "whole")
-    taken = [  # step, member and source of all weights that were taken over
-        [(row["env_steps"], x["member"], x["from"]) for row in exchanges(run) for x in row["members"] if "from" in x]
-        for run in (folder, tmp_path / "whole", tmp_path / "alone")
-    ]
-    assert taken[0] == taken[1] == taken[2]
-    assert any(source // 2 != member // 2 for _, member, source in taken[0]), "none came from the other device"
+    assert exchanges(folder) == exchanges(tmp_path / "whole") == exchanges(tmp_path / "part")
+    assert exchanges(folder) == exchanges(tmp_path / "alone")
+    crossing = [member for (_, member), source in exchanges(folder).items() if source // 2 != member // 2]
+    assert crossing, "none came from the other device"

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,16 +11,17 @@ from common import compare, plot
 from common.cli.command import exit_code, parse
 from common.drawing.figures import draw_curve, draw_population
 from common.drawing.groups import LoggedRun, align, estimate, group, interval, pooled
-from common.runs.metrics import Log, Series, read_log
+from common.runs.metrics import Log, Metrics, Series, read_log
+from common.runs.recorder import Clock
 
 RETURN, RECENT = "episode/return", "episode/return_last100"
 EVALUATION = "eval/return_mean"
 
 
-def rows(steps, values, wall=None, metric=RETURN, compiled=1.0):
+def rows(steps, values, wall=None, metric=RETURN):
     """Rows of one invocation, 100 steps/s; `wall` defaults to one second per 100 steps."""
     wall = [step / 100 for step in steps] if wall is None else wall
-    times = ({"time/wall": seconds, "time/compile": compiled, "time/sps_total": 100.0} for seconds in wall)
+    times = ({"time/wall": seconds, "time/sps_total": 100.0} for seconds in wall)
     names = (RETURN, RECENT) if metric == RETURN else (metric,)
     returns = ({"env_steps": step} | dict.fromkeys(names, value) for step, value in zip(steps, values, strict=True))
     return [row | time for row, time in zip(returns, times, strict=True)]
@@ -74,28 +76,24 @@ def test_what_to_know_of_runs_that_are_no_repetitions():
     assert "seed 0 is there more" in notes(run(gamma=0.9), run(gamma=0.9), run(gamma=0.8))[1]
 
 
-def test_seconds_add_up_over_resumed_invocations_and_late_evaluations_keep_their_time(tmp_path):
-    """The second invocation is seen by its clock alone, the third, whose clock is later, by its compilation alone."""
+def test_seconds_add_up_over_resumes(tmp_path):
+    make_run(tmp_path / "a", rows([100, 200, 300], [1, 2, 3], wall=[11.0, 12.0, 14.0]))
+    args = SimpleNamespace(is_population=False, tensorboard=False, wandb=False)
+    metrics, clock = Metrics(tmp_path / "a", args, {}, resume_at=200), Clock()
+    clock.go_on(metrics.before)
+    assert 12 <= clock.wall < 100 and clock.trained_before == 2
+    metrics.close()
 
-    def late(step, wall, compiled):
-        return {"env_steps": step, EVALUATION: 9.0, "time/wall": wall, "time/compile": compiled}
 
-    logged = [
-        *rows([100, 200], [1, 2], wall=[11.0, 12.0], compiled=10.0),
-        late(150, wall=11.5, compiled=10.0),
-        {"env_steps": 200, EVALUATION: 9.0},  # without times
-        *rows([300, 400], [3, 4], wall=[2.0, 3.0], compiled=10.0),
-        *rows([500], [5], wall=[7.0], compiled=6.0),
-        late(450, wall=6.5, compiled=6.0),
-    ]
-    logged[-2]["time/sps_total"] = 50.0
+def test_late_evaluations_keep_their_time(tmp_path):
+    late = {"env_steps": 150, EVALUATION: 9.0, "time/wall": 11.5}
+    logged = [*rows([100, 200, 300], [1, 2, 3], wall=[11.0, 12.0, 14.0]), late]
+    logged[2]["time/sps_total"] = 50.0
     make_run(tmp_path / "a", logged)
     log = read_log(tmp_path / "a", [RETURN, EVALUATION])
-    assert log.series[RETURN].wall.tolist() == [11, 12, 14, 15, 22]
-    evaluations = log.series[EVALUATION]
-    assert [*zip(evaluations.steps, evaluations.wall, strict=True)] == [(150, 11.5), (200, 12), (450, 21.5)]
-    assert (log.steps, log.wall_seconds) == (500, 22)
-    assert log.trained_seconds == pytest.approx(2 + 2 + 2)  # 200 steps at 100, 200 at 100, 100 at 50 steps/s
+    assert log.series[RETURN].wall.tolist() == [11, 12, 14]
+    assert (log.series[EVALUATION].steps.tolist(), log.series[EVALUATION].wall.tolist()) == ([150], [11.5])
+    assert (log.steps, log.wall_seconds, log.trained_seconds) == (300, 14, 6)
 
 
 def test_damaged_lines_are_skipped(tmp_path):

@@ -15,10 +15,10 @@ from helpers import TRAINED, over_devices, ppo, sac, same_bits
 from orbax.checkpoint import v1 as orbax
 
 from common.actors.host_evaluation import run_host_episodes
-from common.actors.watchdog import Worker
+from common.actors.threads import Worker
 from common.cli.errors import UsageError
 from common.device.agents import Player
-from common.device.evaluation import OTHER_SEED, SEED, run_episodes
+from common.device.evaluation import SEED, run_episodes
 from common.envs.registry import make_host
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, map_leaves, zeros
 from common.policy import load_policy
@@ -44,7 +44,7 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_of_its_run_did(traine
     shapes = map_leaves(lambda leaf, x: x.shape == (3, *leaf.shape), env.action_space, actions)
     assert all(jax.tree.leaves(shapes))
     episodes = over_devices(lambda: run_episodes(env, policy, 4), 1)
-    assert float(episodes.ret.mean()) == pytest.approx(result.evaluation["eval/return_mean"][0], abs=1e-4)
+    assert float(episodes.ret.mean()) == pytest.approx(result.evaluation["eval/return_mean"][0], abs=1e-4, rel=1e-6)
 
 
 ON_THE_HOST = {"vectorization": "sync", "num_steps": 8, "hidden_sizes": (8,), "quiet": True}
@@ -161,14 +161,6 @@ def test_the_best_checkpoint_is_that_of_the_agent(run_copy):
     assert (second.step, second.evaluation) == (256, 2.0)
     (run_copy / "checkpoints" / "128" / "metrics" / "metrics").write_text('{"returns": [NaN, 1.0]}')
     assert load_policy(run_copy, step="best").step == 256
-
-
-def test_the_best_checkpoint_quotes_episodes_by_which_it_was_not_chosen(trained):
-    run_dir, env, _ = trained("normalised")
-    for seed in (0, 1):
-        policy = load_policy(run_dir, step="best", seed=seed)
-        episodes = over_devices(lambda policy=policy: run_episodes(env, policy, 4, OTHER_SEED), 1)
-        assert policy.evaluation == pytest.approx(float(episodes.ret.mean()), abs=1e-4)
 
 
 def test_a_damaged_evaluation_is_none(run_copy):

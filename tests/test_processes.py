@@ -13,8 +13,7 @@ from orbax.checkpoint import v1 as ocp
 
 from common.cli.errors import ProcessEnded, TrainingError, UsageError
 from common.device import multihost
-from common.runs.arrays import checksums
-from common.runs.checkpoints import Checkpoints
+from common.runs.checkpoints import Checkpoints, checksums
 
 
 @pytest.fixture
@@ -72,7 +71,10 @@ def test_a_checkpoint_that_is_damaged_for_another_process_is_skipped(kind, raise
 @pytest.mark.parametrize(("kind", "code"), [("UsageError", 2), ("OSError", 1)])
 def test_all_processes_end_with_the_exit_code_of_the_one_that_failed(kind, code, monkeypatch):
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    with pytest.raises(ProcessEnded, match="process 1: no") as end, multihost.joined(SimpleNamespace(is_distributed=1)):
+    with (
+        pytest.raises(ProcessEnded, match="process 1: no") as end,
+        multihost.joined(SimpleNamespace(distributed="auto")),
+    ):
         raise multihost.FailedElsewhere(1, kind, "no")
     assert end.value.code == code
 

@@ -9,9 +9,8 @@ from PIL import Image, ImageColor
 
 from common.device.agents import Player
 from common.device.evaluation import play_episodes
-from common.drawing import scenes
-from common.drawing.gif import CAPTION, draw_gif, timing
-from common.drawing.recording import RecordedEnvs, Recording, record
+from common.drawing import episodes as scenes
+from common.drawing.episodes import CAPTION, RecordedEnvs, Recording, draw_gif, record, timing
 from common.envs import spaces
 from common.envs.host import HostStep
 from common.envs.registry import make

@@ -12,6 +12,8 @@ from helpers import functions_of, make_env, metric_rows, programs, relative_diff
 
 import common.device.programs
 from common.cli.errors import UsageError
+from common.device.drivers import with_returns
+from common.device.interface import Actors, RunState, Transition
 from common.device.programs import over_devices
 from common.device.replay import Replay, memory_note, new_replay
 from common.device.sharding import to_devices, to_host
@@ -51,8 +53,8 @@ def dense(x, layer):
 
 
 def two_critics(critics, x):
-    hidden = (jnp.tanh(dense(x, critics[f"MLP_{i}"]["Dense_0"])) for i in range(2))
-    return jnp.stack([dense(h, critics[f"Dense_{i}"]) for i, h in enumerate(hidden)])
+    each = [jax.tree.map(lambda x, i=i: x[i], critics) for i in range(2)]
+    return jnp.stack([dense(jnp.tanh(dense(x, q["MLP_0"]["Dense_0"])), q["Dense_0"]) for q in each])
 
 
 class Box:
@@ -295,11 +297,27 @@ def test_after_a_refill_the_policy_acts_not_chance():
     assert metrics["gradient_updates"] == args.ratio.due(160), "it learned from a buffer that is not refilled"
 
 
+def test_discounted_returns_begin_with_each_episode_and_make_the_unit_of_rewards():
+    args = small_sac_args(normalize_rewards=True, gamma=0.5, num_envs=2, batch_size=2)
+    actors = Actors((), (), (), (), (), jnp.array([0.0, 4.0]))
+    new = Transition((), (), jnp.ones((3, 2)), (), ())
+    actors, new = with_returns(args, RunState((), 0, {}), actors, new, jnp.array([[0, 1], [1, 0], [0, 0]], bool))
+    np.testing.assert_array_equal(new.discounted, [[1, 3], [1.5, 1], [1, 1.5]])
+    np.testing.assert_array_equal(actors.discounted, [1, 1.5])
+    losses = []
+    for factor in (1.0, 100.0):
+        env = make_env("Endings")
+        advance = env.advance
+        env.advance = lambda *x, advance=advance, factor=factor: (y := advance(*x))._replace(reward=factor * y.reward)
+        losses.append(run_updates(small_sac_args(normalize_rewards=True), env, 2, 4)[1]["loss/q1"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
 @pytest.mark.usefixtures("users_compiler")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("wanted", "steps", "batch_size", "flags"),
-    [(-600, 6_000, 128, {}), (-300, 3_000, 64, {"utd_ratio": 4.0, "critic_layer_norm": True})],
+    [(-600, 6_000, 128, {}), (-300, 3_000, 64, {"utd_ratio": 4.0, "critic_norm": "layer"})],
 )
 def test_pendulum_is_learned(wanted, steps, batch_size, flags, tmp_path):
     """Better than the worst three of a dozen seeds; chance earns -1200, and a long run -150."""

@@ -16,7 +16,7 @@ from helpers import metric_rows, relative_difference, same_bits
 from host_helpers import BOX, TOY, TOYS, made_up, rows_with, states_of
 
 from common.actors.batches import over_learners
-from common.actors.queues import HostRollout, RolloutQueue
+from common.actors.threads import HostRollout, RolloutQueue
 from common.device.sharding import AXIS, TrainState, to_host
 from common.policy import load_policy
 
@@ -66,7 +66,7 @@ def stored(state: TrainState) -> np.ndarray:
     replay = jax.tree.map(lambda x: x[0], state.actors.replay)
     filled = np.minimum(replay.count, replay.data.reward.shape[1])
     held = np.arange(replay.data.reward.shape[1]) < filled[:, None]
-    return sorted_rows(*(np.asarray(x)[held] for x in replay.data))
+    return sorted_rows(*(np.asarray(x)[held] for x in jax.tree.leaves(replay.data)))
 
 
 def sorted_rows(*columns: np.ndarray) -> np.ndarray:
@@ -96,8 +96,11 @@ def test_the_buffer_has_the_newest_valid_steps_with_their_true_next_observations
     assert state.run.env_steps[0] == sum(rollout.valid.sum() for rollout in rollouts)
 
 
+NORMALISED = {"normalize_obs": True, "normalize_rewards": True, "critic_norm": "renorm", "actor_norm": "batch"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [{"normalize_obs": True}, {"env": TOY, "envs_per_actor": 8}], ids=str)
+@pytest.mark.parametrize("flags", [NORMALISED, {"env": TOY, "envs_per_actor": 8}], ids=str)
 def test_any_number_of_devices_learns_the_same(flags):
     lab = Lab(**flags, utd_ratio=0.5, learning_starts=8)
     batches = [tuple(lab.rollout(seed + place) for place in range(2)) for seed in (0, 2, 4)]

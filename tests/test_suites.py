@@ -20,7 +20,7 @@ from common.device.programs import over_devices
 from common.device.sharding import arrays_of, key_data
 from common.envs.registry import make
 from common.envs.spaces import MultiDiscrete, sample
-from common.runs.arrays import flatten, unflatten
+from common.runs.checkpoints import flatten, unflatten
 
 pytestmark = pytest.mark.slow
 

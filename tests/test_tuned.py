@@ -101,7 +101,8 @@ def test_entries_of_the_kit_fit_and_differ_from_the_defaults():
     assert len(entries) > 10
     for path, pattern in entries:
         algorithm = importlib.import_module(f"algos.{path.stem}").Args
-        algorithm = algorithm.at(pattern) if hasattr(algorithm, "at") else algorithm
-        flags, defaults = algorithm.tuned_entry(pattern).flags, algorithm(env=pattern)
+        env, _, recipe = pattern.removesuffix(")").partition(" (")
+        algorithm = algorithm.at(env, recipe) if hasattr(algorithm, "at") else algorithm
+        flags, defaults = algorithm.tuned_entry(env).flags, algorithm(env=env)
         same = [name for name, value in flags.items() if value == getattr(defaults, name)]
         assert not same, f"{path.stem} {pattern} repeats the defaults of {same}"

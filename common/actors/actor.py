@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from common.actors.queues import Collected, HostRollout, Slot
-from common.actors.watchdog import POLL_INTERVAL, Worker
+from common.actors.threads import POLL_INTERVAL, Collected, HostRollout, Slot, Worker
 from common.cli.errors import FailedEnvError, TrainingError, UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device.statistics import Tally, kind_of
@@ -162,10 +161,7 @@ class HostEnvKind(NamedTuple):
 
 
 def inspect_env(args: HostEnvArgs) -> HostEnvKind:
-    """Make the environment once to see what it is, and once more where evaluations have another one.
-
-    Raises UsageError where that does not work or both do not fit, TrainingError where it takes too long.
-    """
+    """Make the environment once to see what it is, and once more where evaluations have another one."""
     kind = _inspect(args, args.env_params)
     if eval_params(args) == args.env_params:
         return kind

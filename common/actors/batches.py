@@ -1,6 +1,7 @@
-"""Batches for a learner from actors that get its parameters back, and what both of them measure.
+"""All actors of a run, each watched, in a thread of its own, and with new environments where it fails; and batches from
+them for a learner, whose parameters they get.
 
-with Batches(args, actor_pool, ...) as batches:
+with Batches(args, ...) as batches:
     while batch := batches.next(state, stopped, leaving):
         state, published, metrics = update(state, batch)
         batches.publish(published)
@@ -8,24 +9,44 @@ with Batches(args, actor_pool, ...) as batches:
 
 import math
 import operator
+import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
-from functools import reduce
+from concurrent.futures import Future
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.actors.actor import HostEnvKind
+from common.actors.actor import Actor, HostEnvKind, env_maker
 from common.actors.host_drivers import HostDriver
-from common.actors.pool import ActorPool
-from common.actors.queues import FATES, Collected, HostRollout
-from common.actors.watchdog import Worker
+from common.actors.threads import (
+    POLL_INTERVAL,
+    Collected,
+    HostRollout,
+    ParameterSlots,
+    RolloutQueue,
+    Slot,
+    Stopped,
+    Worker,
+    stop_workers,
+)
+from common.cli.errors import FailedEnvError, TrainingError, UnusableEnvError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
+from common.device.interface import RunState
 from common.device.statistics import WINDOW, Report, Tally
+from common.envs.suite_tools import reason
+
+UNLIMITED = 2**31
+
+
+class ActorsFailed(TrainingError):
+    """Actors can deliver no more. What the learner has learned so far is fine."""
 
 
 class Batch(NamedTuple):
@@ -69,45 +90,77 @@ def over_learners(rollout: HostRollout, num_learners: int) -> HostRollout:
 
 
 class Batches:
-    """Actors at work: a context manager, and the run's `actors`. `next`, an update, and `publish` alternate."""
+    """All actors at work, each in a thread of its own, or with --serial all in the caller's, one rollout at a time.
+
+    A context manager, and the run's `actors`. `next`, an update, and `publish` alternate.
+    """
 
     def __init__(
-        self, args: HostEnvArgs, actors: ActorPool, version: int, sharding: jax.sharding.Sharding, warn: Callable
+        self,
+        args: HostEnvArgs,
+        driver: HostDriver,
+        learner: Any,
+        started: RunState,
+        logged: dict[str, str],
+        devices: list[jax.Device],
+        sharding: jax.sharding.Sharding,
+        warn: Callable[[str], None],
     ):
-        """There have been `version` updates before. Batches go where `sharding` says."""
-        self._args, self._actors, self._sharding, self._warn = args, actors, sharding, warn
-        self._version = self._over = version
+        """Actors on `devices` act at first with `learner`, and batches go where `sharding` says. `logged`: see
+        `HostEnvKind`.
+        """
+        self._args, self._sharding, self._warn = args, sharding, warn
+        self._version = self._over = self._first_version = version = int(started.updates)
+        devices = [device for device in devices for _ in range(args.actor_threads)]
+        memory = jax.device_get(driver.memory(args.envs_per_actor))
+        make_envs, seed = env_maker(args, args.envs_per_actor, args.env_params), (args.seed, version)
+        more = jax.jit(driver.act_on_host), args.num_steps, seed, memory, jax.process_index() * len(devices), logged
+        self.actors = [Actor(index, make_envs, device, *more) for index, device in enumerate(devices)]
+        self._slots = ParameterSlots(devices)
+        self._slots.publish(version, driver.publish(learner, started))
+        waiting = 1 if math.isinf(args.rollouts_ahead) else math.inf  # for the learner, of each actor
+        self.queue, self.restarts, self._taken = RolloutQueue(waiting), 0, 0
+        self._places = threading.Semaphore(int(min(args.rollouts_ahead, UNLIMITED)))  # for rollouts under way
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._threads: list[Future] = []
         self.learner = Worker("learner", ("wait_get", "transfer", "update", "publish"))
-        self._meters = Meters(actors, self.learner, getattr(args, "max_policy_lag", 0))
+        self._meters = Meters(self, self.learner, getattr(args, "max_policy_lag", 0))
         self._at_end: tuple[dict[str, float], str] = {}, ""  # figures, and what limits the speed
 
     def __enter__(self) -> "Batches":
-        self._actors.__enter__()
+        self._threads = [actor.run(partial(self._run, actor)) for actor in self.actors if not self._args.serial]
         return self
 
     def __exit__(self, kind: Any, *error: Any) -> None:
+        """End the threads and close all environments, see `stop_workers`."""
         remark = self._meters.bottleneck()
-        self._actors.__exit__(kind, *error)
+        self._stop.set()
+        stuck = stop_workers(self.actors)
+        for actor in self.actors if self._args.serial else ():
+            actor.close()
+        self.queue.discard()
+        if stuck:
+            self._warn(f"actors that do not answer were left behind: {'; '.join(map(str, stuck))}")
         self._at_end = self._meters.figures(alone=bool(kind)), remark
 
     def next(self, newest: Any, stopped: Callable[[], bool], leaving: bool) -> Batch | None:
         """The rollouts of an update, on their way to the learner's devices; None once `stopped`.
 
         `newest` is what the newest update returns; the one before it is over. Others are told whether this process is
-        `leaving`. Raises ActorsFailed, see `ActorPool.take`.
+        `leaving`. Raises ActorsFailed as `_take` does.
         """
         self._make_room(newest)
         rollouts = []
         while len(rollouts) < self._args.own_rollouts:
             with self.learner.doing("wait_get"):
-                collected = self._actors.take(stopped)
+                collected = self._take(stopped)
             if collected is None:
                 return None
             self._meters.take(collected, self._version)
             with self.learner.doing("transfer"):
                 share = over_learners(collected.rollout, self._sharding.num_devices)
                 rollouts.append(jax.device_put(share, self._sharding))
-        self._actors.queue.train(self._args.own_rollouts)
+        self.queue.train(self._args.own_rollouts)
         told = np.full(self._sharding.num_devices, leaving) if self._args.processes > 1 else ()
         return Batch(tuple(rollouts), told)
 
@@ -116,19 +169,20 @@ class Batches:
         if math.isinf(self._args.rollouts_ahead):
             return
         over = max(self._version - 1, self._over)
-        if self._actors.queue.counts["waiting"] < self._args.own_rollouts:  # some may have to begin first
+        if self.queue.counts["waiting"] < self._args.own_rollouts:  # some may have to begin first
             with self.learner.doing("update"):
                 jax.block_until_ready(newest)
             over = self._version
-        self._actors.slots.settle(over)  # who begins now acts with what that update made
-        self._actors.leave_places((over - self._over) * self._args.own_rollouts)
+        self._slots.settle(over)  # who begins now acts with what that update made
+        if over > self._over:
+            self._places.release((over - self._over) * self._args.own_rollouts)
         self._over = over
 
     def publish(self, params: Any) -> None:
         """Note an update, and give its parameters to the actors."""
         self._version += 1
         with self.learner.doing("publish"):
-            self._actors.slots.publish(self._version, params)
+            self._slots.publish(self._version, params)
 
     def row(self) -> dict[str, Any]:
         """The metrics of actors and queues since the last call, of all processes, which call at the same time."""
@@ -137,12 +191,6 @@ class Batches:
             self._warn("every step of late was older than --max-policy-lag: nothing was learned from them")
         return row
 
-    def counters(self) -> dict[str, int]:
-        """What became of all rollouts, and how often actors had to be restarted; all processes call at once."""
-        counts = self._actors.queue.counts | {"restarts": self._actors.restarts}
-        of_all = multihost.allgather(counts)
-        return {name: sum(counts[name] for counts in of_all) for name in ("restarts", *FATES)}
-
     def figures(self) -> dict[str, Any]:
         """Counts and seconds of the whole run, of all processes unless it has failed."""
         return self._at_end[0] or self._meters.figures(alone=True)
@@ -150,6 +198,104 @@ class Batches:
     def remarks(self) -> list[str]:
         """What limits the speed."""
         return [self._at_end[1]] if self._at_end[1] and not self._args.serial else []
+
+    def _take(self, stopped: Callable[[], bool]) -> Collected | None:
+        """The next rollout to learn from; None once `stopped`.
+
+        Raises ActorsFailed where the actors have given up, are stuck, or deliver nothing for too long.
+        """
+        wanted = self._taken % len(self.actors) if self._args.fixed_order else None
+        began = time.monotonic()
+        while not stopped():
+            if self._args.serial:
+                self._deliver(self.actors[wanted], stopped)
+            else:
+                self._check_threads(time.monotonic() - began)
+            collected = self.queue.take(wanted, POLL_INTERVAL)
+            if collected is not None:
+                self._taken += 1
+                return collected
+        return None
+
+    def _check_threads(self, waited: float) -> None:
+        for thread in self._threads:
+            if thread.done():
+                thread.result()  # raises what ended it
+        doing = "; ".join(map(str, self.actors))
+        for actor in self.actors:
+            if flag := actor.stuck(self._args):
+                raise ActorsFailed(f"{actor.name} is stuck ({flag}); {doing}")
+        if waited > self._args.learner_timeout:
+            flag = f"--learner-timeout {self._args.learner_timeout:g}"
+            raise ActorsFailed(f"the learner got no rollout for {waited:.0f} s ({flag}); {doing}")
+
+    def _run(self, actor: Actor) -> None:
+        """The thread of one actor."""
+        try:
+            while self._deliver(actor, self._stop.is_set):
+                pass
+        finally:
+            actor.close()
+
+    def _deliver(self, actor: Actor, stopped: Callable[[], bool]) -> bool:
+        """Let an actor collect a rollout, with new environments where it has none. Returns whether to go on."""
+        try:
+            if actor.envs is None:
+                actor.start()
+            collected = self._collect(actor, stopped)
+            with actor.doing("wait_put"):
+                self.queue.put(collected, stopped)
+        except Stopped:
+            return False
+        except BaseException as error:  # environments may also call sys.exit
+            actor.close()
+            if stopped() or multihost.has_lost(error):  # in its parameters: the learner finds out, too
+                return False
+            self._allow_restart(actor, error)
+        return not stopped()
+
+    def _collect(self, actor: Actor, stopped: Callable[[], bool]) -> Collected:
+        """A rollout, once there is a place for one more under way."""
+        with actor.doing("wait_put"):
+            while not self._places.acquire(timeout=POLL_INTERVAL):
+                if stopped():
+                    raise Stopped
+        try:
+            return actor.collect(partial(self._parameters, actor, stopped))
+        except BaseException:
+            self._places.release()
+            raise
+
+    def _parameters(self, actor: Actor, stopped: Callable[[], bool], slot: Slot | None) -> Slot:
+        """Those for an actor's next step, after those of `slot`: the newest, or in a fixed order the same."""
+        while not stopped():
+            if not self._args.fixed_order:
+                return self._slots.latest(actor.device)
+            # The version of `lag` updates before the one that will learn from the rollout
+            update = (actor.rollouts * len(self.actors) + actor.index) // self._args.own_rollouts
+            version = self._first_version + max(update - self._args.lag, 0)
+            if slot := slot or self._slots.wait_for(version, actor.device, POLL_INTERVAL):
+                return slot
+        raise Stopped
+
+    def _allow_restart(self, actor: Actor, error: BaseException) -> None:
+        """Say that an actor begins anew after an error. Raises ActorsFailed where it may not, or would fail again."""
+        if isinstance(error, UnusableEnvError):
+            raise ActorsFailed(f"{actor.name} failed: {error}") from error
+        most = self._args.max_restarts
+        with self._lock:
+            number = self.restarts + 1
+            allowed = number <= most
+            self.restarts += allowed
+        # What happened; where that was in somebody's code, with the way to it
+        known = isinstance(error, FailedEnvError)
+        why = str(error) if known else "\n" + "".join(traceback.format_exception(error)).rstrip()
+        if not allowed:
+            self._warn(f"{actor.name} failed: {why}")
+            text = f"{actor.name} failed, after {most} restarts (--max-restarts): {reason(error)}"
+            raise ActorsFailed(text) from error
+        self._warn(f"{actor.name} failed and restarts ({number} of {most}): {why}")
+        actor.restarts += 1
 
 
 class UpdateMetrics:
@@ -196,8 +342,8 @@ def _metrics_of(tallies: list[Tally]) -> dict[str, Any]:
 class Meters:
     """Collects while a run goes on; `row` says how it went since the last row, in all processes."""
 
-    def __init__(self, actor_pool: ActorPool, learner: Worker, max_policy_lag: int):
-        self._actor_pool, self._learner, self._max_lag = actor_pool, learner, max_policy_lag
+    def __init__(self, batches: Batches, learner: Worker, max_policy_lag: int):
+        self._batches, self._learner, self._max_lag = batches, learner, max_policy_lag
         self._began = time.monotonic()
         self._tallies: list[Tally] = []  # since the last row, as the episodes
         self._episodes: list[tuple[float, int]] = []
@@ -233,8 +379,8 @@ class Meters:
 
     def figures(self, alone: bool = False) -> dict[str, float]:
         """Counts and seconds so far, of this process `alone`, or of all, which call at the same time."""
-        counts = {f"rollouts/{name}": count for name, count in self._actor_pool.queue.counts.items()}
-        counts |= {"actors/restarts": self._actor_pool.restarts}
+        counts = {f"rollouts/{name}": count for name, count in self._batches.queue.counts.items()}
+        counts |= {"actors/restarts": self._batches.restarts}
         parts = [(counts, self._seconds())] if alone else multihost.allgather((counts, self._seconds()))
         total = {name: sum(part[name] for part, _ in parts) for name in counts}
         return total | {name: sum(part[name] for _, part in parts) / len(parts) for name in self._seconds()}
@@ -251,7 +397,7 @@ class Meters:
 
     def _seconds(self) -> dict[str, float]:
         """Those so far of this process's mean actor, and of its learner."""
-        actors = self._actor_pool.actors
+        actors = self._batches.actors
         seconds = {f"actor_{name}": np.mean([actor.seconds[name] for actor in actors]) for name in actors[0].seconds}
         seconds |= {f"learner_{name}": value for name, value in self._learner.seconds.items()}
         return {f"time/{name}": float(value) for name, value in seconds.items()}

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from common.actors.queues import HostRollout
+from common.actors.threads import HostRollout
 from common.cli.errors import UsageError
 from common.device.agents import Seen
-from common.device.drivers import learn_from_replay, random_actions
+from common.device.drivers import learn_from_replay, random_actions, with_returns
 from common.device.interface import (
     Actors,
     Now,
@@ -21,12 +21,11 @@ from common.device.interface import (
     RunState,
     Transition,
     acting_part,
-    explore_with_memory,
-    memory_to_begin_with,
     with_acting_part,
+    with_memory,
 )
 from common.device.optim import hp_now, hp_of
-from common.device.replay import example_transition, new_replay, num_groups
+from common.device.replay import example_transition, n_steps, new_replay, num_groups
 from common.device.rollout import OTHER_STREAM, action_noise, ids_in_process, ids_over_processes, minibatch_indices
 from common.device.sharding import AXIS, TrainState
 from common.device.statistics import Tally, same_everywhere
@@ -55,7 +54,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
     """Updates that learn from some rollouts of actors, each once."""
     if algorithm.wants_reward:
         raise UsageError("--obs-prev-action-reward needs an environment on the devices: actors do not show rewards")
-    explore = explore_with_memory(algorithm)
+    explore, new_memory = with_memory(algorithm)
 
     def begin(params_key: jax.Array, key: jax.Array) -> tuple[Any, RunState]:
         return algorithm.init(params_key, hp_of(args)), RunState(key, jnp.int32(0), {})
@@ -101,7 +100,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
         noise = action_noise(key, env.action_space, count)
         return explore(learner, seen, memory, noise)
 
-    return HostDriver(begin, init, update, publish, act_on_host, partial(memory_to_begin_with, algorithm))
+    return HostDriver(begin, init, update, publish, act_on_host, new_memory)
 
 
 def as_rollout(host: HostRollout) -> Rollout:
@@ -143,21 +142,23 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
     def init(seed: jax.Array) -> TrainState:
         learner, run = begin(*jax.random.split(jax.random.key(seed)))
         num_rings = args.num_rings // jax.lax.axis_size(AXIS)
-        replay = new_replay(example_transition(env, versions=True), num_rings, args.capacity)
-        return TrainState(learner, Actors((), (), (), (), replay), run)
+        replay = new_replay(example_transition(args, env, versions=True), num_rings, args.capacity)
+        discounted = jnp.zeros(num_rings) if args.normalize_rewards else ()
+        return TrainState(learner, Actors((), (), (), (), replay, discounted), run)
 
     def update(state: TrainState, rollouts: tuple[HostRollout, ...]) -> tuple[TrainState, Any, Tally]:
         run = state.run
         rollout = merge_rollouts(rollouts, own_parts, args.block)
-        transitions, valid = transitions_of(rollout), rollout.valid
-        replay = state.actors.replay.add_valid(transitions, valid)
-        new, stored = jax.lax.psum((jnp.sum(valid), jnp.sum(replay.count)), AXIS)
-        learner = algorithm.observe(state.learner, transitions, valid)
+        transitions, valid = transitions_of(rollout, with_first=n_steps(args) > 1), rollout.valid
+        actors = state.actors.replace(replay=state.actors.replay.add_valid(transitions, valid))
+        actors, transitions = with_returns(args, run, actors, transitions, rollout.terminated | rollout.truncated)
+        new, stored = jax.lax.psum((jnp.sum(valid), jnp.sum(actors.replay.count)), AXIS)
+        learner, flags = algorithm.observe(state.learner, transitions, valid), hp_now(args, run, state.learner)
         run = run.replace(updates=run.updates + 1, env_steps=run.env_steps + new)
         key, due = jax.random.fold_in(run.key, run.updates), args.ratio.due(stored) - args.ratio.due(stored - new)
         sizes = keys_of_groups, args.batch_size // groups
-        learner, run, tally = learn_from_replay(algorithm, args, learner, run, replay, key, due, *sizes)
-        return TrainState(learner, state.actors.replace(replay=replay), run), publish(learner, run), tally
+        learner, run, tally = learn_from_replay(algorithm, args, learner, run, flags, actors.replay, key, due, *sizes)
+        return TrainState(learner, actors, run), publish(learner, run), tally
 
     def keys_of_groups(key: jax.Array) -> jax.Array:
         """A key for each of this device's groups of rings, [G]: by block of environments, and in it by part."""
@@ -214,8 +215,12 @@ def merge_rollouts(rollouts: tuple[HostRollout, ...], parts: int, width: int) ->
     return jax.tree.map(merge, *rollouts)
 
 
-def transitions_of(rollout: HostRollout) -> Transition:
-    """What the buffer keeps of the steps of a rollout, [T, N, ...]."""
+def transitions_of(rollout: HostRollout, with_first: bool = False) -> Transition:
+    """What the buffer keeps of the steps of a rollout, [T, N, ...].
+
+    With `first`, where that is asked for: an episode begins, or the rollout, as the one before may be another actor's.
+    """
     obs = jax.tree.map(lambda x: x[:-1], rollout.obs)
     next_obs = jax.tree.map(lambda x: x[1:], rollout.obs) if rollout.final_obs is None else rollout.final_obs
-    return Transition(obs, rollout.extras, rollout.reward, rollout.terminated, next_obs, rollout.version)
+    first = as_rollout(rollout).seen.first.at[0].set(True) if with_first else None
+    return Transition(obs, rollout.extras, rollout.reward, rollout.terminated, next_obs, rollout.version, first)

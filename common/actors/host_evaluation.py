@@ -1,6 +1,5 @@
 """Evaluation in host environments of its own, beside the training."""
 
-import zlib
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,12 +10,12 @@ import jax
 import numpy as np
 
 from common.actors.actor import env_maker, eval_params
-from common.actors.watchdog import Stopped, Worker, stop_workers
+from common.actors.threads import Stopped, Worker, stop_workers
 from common.cli.errors import TrainingError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
 from common.device.agents import Agent, Player, Seen
-from common.device.evaluation import Episodes, Evaluated
+from common.device.evaluation import SEED, Episodes, Evaluated
 from common.device.sharding import to_host
 from common.envs.environment import LONGEST_HORIZON
 from common.envs.host import HostEnvs
@@ -31,7 +30,6 @@ class Due(NamedTuple):
 
     step: int
     learner: Any  # on the host
-    seed: int
     state: Any  # on the host; None unless --keep-best may want it
 
 
@@ -46,11 +44,11 @@ class HostEvaluation:
         self._worker: Worker | None = None  # who plays that
         self._result: Future | None = None  # its Episodes [E]
 
-    def begin(self, step: int, state: Any, seed: int) -> None:
-        """Start to evaluate a copy of `state`, in environments of this `seed`, once those begun before are over."""
+    def begin(self, step: int, state: Any) -> None:
+        """Start to evaluate a copy of `state` once those begun before are over."""
         learner = jax.tree.map(lambda x: x[0], to_host(state.replace(actors=())).learner)
         kept = to_host(state, self._args.unsaved) if self._args.keep_best else None
-        self._due.append(Due(step, learner, seed, kept))
+        self._due.append(Due(step, learner, kept))
         if len(self._due) == 1:
             self._start_oldest()
 
@@ -77,9 +75,9 @@ class HostEvaluation:
 
     def _start_oldest(self) -> None:
         if self._due and multihost.is_first():
-            step, learner, seed, _ = self._due[0]
+            step, learner, _ = self._due[0]
             self._worker = worker = Worker(f"the evaluation at step {step:,}")
-            self._result = worker.run(partial(self._play_or_replay, jax.device_put(learner), seed, worker))
+            self._result = worker.run(partial(self._play_or_replay, jax.device_put(learner), worker))
 
     def _episodes(self) -> Episodes | None:
         """Those under way, [1, E], once they are over. Raises TrainingError as `poll` does."""
@@ -93,23 +91,23 @@ class HostEvaluation:
             raise TrainingError(f"is stuck ({flag}), in {worker.activity.phase} and was given up")
         return None
 
-    def _play_or_replay(self, learner: Any, seed: int, worker: Worker) -> Episodes:
+    def _play_or_replay(self, learner: Any, worker: Worker) -> Episodes:
         """What the thread does: play, and once more where an environment fails; the episodes are the same then."""
         try:
-            return self._play(learner, seed, worker)
+            return self._play(learner, worker)
         except BaseException as error:  # environments may also call sys.exit
             if worker.ended:
                 raise
             self._warn(f"{worker.name} failed and is played once more: {reason(error)}")
-        return self._play(learner, seed, worker)
+        return self._play(learner, worker)
 
-    def _play(self, learner: Any, seed: int, worker: Worker) -> Episodes:
+    def _play(self, learner: Any, worker: Worker) -> Episodes:
         """One episode in each environment, whose seed alone decides how it begins; then in new ones."""
         parts, player, num_episodes = [], self._agent.player(learner), self._args.eval_episodes
         for index in range(0, num_episodes, MOST_ENVS):
             try:
                 with worker.doing("make"):
-                    worker.envs = self._make_envs(seed + index)
+                    worker.envs = self._make_envs(SEED + index)
                 parts.append(run_host_episodes(worker.envs, player, min(num_episodes - index, MOST_ENVS), worker))
             finally:
                 worker.close()
@@ -125,8 +123,7 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
     player, count = Player.of(player), envs.num_envs
     quota = num_episodes // count + (np.arange(count) < num_episodes % count)
     ret, length = np.zeros((2, count))
-    fingerprint = np.zeros(count, np.int64)
-    results: list[list[tuple[float, float, int]]] = [[] for _ in range(count)]
+    results: list[list[tuple[float, float]]] = [[] for _ in range(count)]
     with worker.doing("reset"):
         seen = Seen(envs.reset(), np.ones(count, bool), np.zeros(count, np.float32))
     memory, acting = player.initial_memory(count), np.ones(count, bool)
@@ -140,9 +137,6 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
             action, memory = player.act(seen, memory, None)
         with worker.doing("env_step"):
             out = envs.step(jax.device_get(action))
-        for index in np.flatnonzero(out.valid):
-            seen_there = (np.asarray(x)[index].tobytes() for x in (*jax.tree.leaves(seen.obs), out.reward))
-            fingerprint[index] = zlib.crc32(b"".join(seen_there), fingerprint[index])  # see `add_to_fingerprint`
         # Where a suite resets in a step of its own, the episode begins behind that step
         ended = (out.terminated | out.truncated) & out.valid
         seen = Seen(out.obs, ended | ~out.valid, out.reward.astype(np.float32))
@@ -152,7 +146,7 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
         over = ended | (length >= LONGEST_HORIZON)
         counted = over & (quota > 0)
         for index in np.flatnonzero(counted):
-            results[index].append((ret[index], length[index], fingerprint[index]))
+            results[index].append((ret[index], length[index]))
         quota = quota - counted
-        ret[over] = length[over] = fingerprint[over] = 0
+        ret[over] = length[over] = 0
     return Episodes(*np.array([one for each in results for one in each]).T)

@@ -75,7 +75,7 @@ def parse(args_class: type, argv: list[str] | None = None) -> Any:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in `--help | head`
     try:
         return _read(args_class, argv, program)
-    except UsageError as error:
+    except (UsageError, argparse.ArgumentError) as error:
         raise SystemExit(fail(str(error), 2)) from None
 
 
@@ -136,11 +136,10 @@ def _has_nothing_to_do(args: Any) -> bool:
 
 def _read(args_class: type, argv: list[str], program: str | None) -> Any:
     """The arguments. Raises UsageError where there is something wrong with them, SystemExit for --help."""
-    given, default = _decisive_flags(argv), None
-    args_class = _placed(args_class, given)
-    if issubclass(args_class, RunArgs):
+    default = None
+    if hasattr(args_class, "at") or issubclass(args_class, RunArgs):
+        args_class, default = _with_defaults(args_class, argv)
         _check_lists(args_class, argv)
-        default = _defaults(args_class, given)
         if {"-h", "--help"} & set(argv):
             print(help_text(args_class, default, program))
             raise SystemExit(0)
@@ -189,49 +188,31 @@ def _with_table(message: str, args: Any) -> str:
     return message
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
-
-
-def _decisive_flags(argv: list[str]) -> argparse.Namespace:
-    """The flags on which the defaults of others depend, None where nobody gives them."""
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    for flag in ("--env", "--resume", "--run-dir"):
-        parser.add_argument(flag, nargs="?", const="")
+def _with_defaults(args_class: type, argv: list[str]) -> tuple[type, Any]:
+    """The class of flags for the place of the environment and the recipe, and those that explicit ones override: the
+    flags of the run that these continue, else those that were tuned for the environment; None without any.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for flag in ("--env", "--recipe", "--resume", "--run-dir"):
+        parser.add_argument(flag, nargs="?")
     for flag in ("--tuned", "--resume-or-start"):
         parser.add_argument(flag, action=argparse.BooleanOptionalAction)
     hyphened = [re.sub("^--[^=]*", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
     given, _ = parser.parse_known_args(hyphened)
-    return given
-
-
-def _resumed(given: argparse.Namespace) -> str:
-    """The directory of the run that these flags continue; "" where they begin one."""
     goes_on = given.resume_or_start and given.run_dir and is_run(given.run_dir)
-    return given.resume or (given.run_dir if goes_on else "")
-
-
-def _placed(args_class: type, given: argparse.Namespace) -> type:
-    """The class of flags for where the environment steps that these flags name, or that of a resumed run."""
-    if not hasattr(args_class, "at"):
-        return args_class
-    run = _resumed(given) if given.env is None else ""
-    return args_class.at(read_config(run)["args"]["env"] if run else given.env or "")
-
-
-def _defaults(args_class: type, given: argparse.Namespace) -> Any:
-    """Flags that explicit ones override: a resumed run's, else those tuned for the environment; None without any."""
-    env = getattr(args_class, "env", "") if given.env is None else given.env
-    if run := _resumed(given):
-        flags = args_class.stored_flags(run, **{} if given.env is None else {"env": env})
+    resumed = given.resume or (given.run_dir if goes_on else "")
+    stored = read_config(resumed)["args"] if resumed else {}
+    env, recipe = [getattr(given, name) or stored.get(name, "") for name in ("env", "recipe")]
+    args_class = args_class.at(env, recipe) if hasattr(args_class, "at") else args_class
+    if resumed:
+        flags = args_class.stored_flags(resumed, **{"env": env} if given.env else {})
     else:
-        flags = {} if given.tuned is False else args_class.tuned_flags(env)
+        flags = {} if given.tuned is False else args_class.tuned_flags(env or getattr(args_class, "env", ""))
         if "tuned" not in flags:
-            return None
+            return args_class, None
     defaults = object.__new__(args_class)  # not checked: explicit flags may replace what will not do
     vars(defaults).update(defaults_of(args_class) | flags)
-    return defaults
+    return args_class, defaults
 
 
 FIRST = ("environment", "run")
@@ -287,6 +268,7 @@ def _help_value(kind: Any) -> str:
     """What stands for the value of a flag of this type."""
     if spec := note_of(kind, PrimitiveConstructorSpec):
         return spec.metavar
+    kind = next((part for part in get_args(kind) if get_origin(part) is tuple), kind)  # which may be None too
     parts = get_args(kind) if get_origin(kind) in (tuple, list, dict) else ()
     return " ".join("..." if part is ... else _help_value(part) for part in parts) or metavar_of(kind) or "TEXT"
 

@@ -19,11 +19,10 @@ from common.cli.checks import (
 )
 from common.cli.errors import UsageError
 from common.cli.population_flags import PbtArgs
-from common.cli.run_flags import ProcessArgs
 
 
 @dataclass(kw_only=True)
-class DeviceEnvArgs(ProcessArgs, PbtArgs):
+class DeviceEnvArgs(PbtArgs):
     """Those of agents, devices and environments. Sizes and --num-devices count over all processes."""
 
     # environment
@@ -48,7 +47,8 @@ class DeviceEnvArgs(ProcessArgs, PbtArgs):
 
     envs_per_cpu_device: ClassVar[float] = 8
     """Environments per device below which another CPU device costs more than it brings (docs/ppo.md, "Devices")."""
-    renewed: ClassVar[tuple[str, ...]] = tuple(f"actors/{x}" for x in ("env_state", "seen", "memory", "tracker"))
+    renewed: ClassVar[tuple[str, ...]] = ("actors/env_state", "actors/seen", "actors/memory", "actors/tracker")
+    renewed += ("actors/discounted",)
 
     @property
     def unsaved(self) -> tuple[str, ...]:
@@ -56,12 +56,10 @@ class DeviceEnvArgs(ProcessArgs, PbtArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.is_distributed and self.sharding != "pmap":
+        if self.distributed and self.sharding != "pmap":
             raise UsageError(f"several processes train with --sharding pmap only, it is {self.sharding}")
         if self.sharding == "members" and self.num_agents == 1:
-            raise UsageError(
-                "--sharding members gives each device agents of its own, and there is one: see --population"
-            )
+            raise UsageError("--sharding members shares agents between devices, and there is one: see --population")
 
     def sharing(self, num_devices: int) -> int:
         """How many of the devices share the environments of an agent."""
@@ -233,6 +231,7 @@ class ReplayArgs:
     """Gradient updates per environment step (update-to-data ratio), exactly; fractions too."""
 
     dispensable: ClassVar[tuple[str, ...]] = ("actors/replay/",)
+    normalize_rewards = False  # a flag of algorithms that have it
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -261,8 +260,7 @@ class ReplayArgs:
         if self.capacity * self.num_rings < self.batch_size:
             least = -(-self.batch_size // self.num_rings) * self.num_rings
             raise UsageError(
-                f"--buffer-size {self.buffer_size} does not hold a batch: for --batch-size {self.batch_size} and "
-                f"{self.num_rings} environments it takes at least {least}"
+                f"--buffer-size {self.buffer_size} does not hold --batch-size {self.batch_size}: at least {least}"
             )
         self.ratio.check(self.num_updates * self.steps_per_update)
 

@@ -105,10 +105,7 @@ def is_of_kit(run_dir: str | Path) -> bool:
 
 
 def has_finished(run_dir: str | Path, flags: dict[str, Any], defaults: dict[str, Any]) -> bool:
-    """Whether the run there has finished, with these flags; those that came later had their `defaults`.
-
-    Raises UsageError where its `config.json` is damaged.
-    """
+    """Whether the run there has finished, with these flags; those that came later had their `defaults`."""
     if not os.path.exists(Path(run_dir) / DONE):
         return False
     flags, defaults = json.loads(json.dumps([flags, defaults]))  # tuples are lists there
@@ -149,12 +146,9 @@ class Entry(NamedTuple):
         return f"{Path(*self.path.parts[-3:])} for {self.pattern}"
 
 
-def find_entry(script: Path, env: str) -> Entry | None:
-    """What the file beside an algorithm's `script` has for `env`: by its very name, else by the first pattern.
-
-    Raises UsageError where the file cannot be read.
-    """
-    path = script.parent / "tuned" / f"{script.stem}.toml"
+def find_entry(script: Path, name: str, folder: str = "tuned") -> Entry | None:
+    """What the file beside an algorithm's `script` has for `name`: by that very name, else by the first pattern."""
+    path = script.parent / folder / f"{script.stem}.toml"
     if not path.exists():
         return None
     try:
@@ -163,7 +157,7 @@ def find_entry(script: Path, env: str) -> Entry | None:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if outside := [name for name, table in tables.items() if not isinstance(table, dict)]:
         raise UsageError(f'{path}: {outside[0]} stands outside of every table, such as ["CartPole-v1"]')
-    pattern = fitting(tables, env.removeprefix("gymnax:"))
+    pattern = fitting(tables, name.removeprefix("gymnax:"))
     if pattern is None:
         return None
     flags = {flag: tuple(value) if isinstance(value, list) else value for flag, value in tables[pattern].items()}

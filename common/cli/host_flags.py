@@ -11,14 +11,14 @@ from common.cli.checks import Bounds, Count, CountOrZero, Steps, Timeout, check_
 from common.cli.device_flags import ReplayArgs, RolloutArgs, block_width
 from common.cli.env_flags import steps_on_host
 from common.cli.errors import UsageError
-from common.cli.files import read_config
-from common.cli.run_flags import ProcessArgs
+from common.cli.files import find_entry, read_config
+from common.cli.run_flags import RunArgs
 
 Size = Annotated[int, Bounds(at_least=1, at_most=2**20)]
 
 
 @dataclass(kw_only=True)
-class HostEnvArgs(ProcessArgs):
+class HostEnvArgs(RunArgs):
     """Flags of environments that step on the host, in actor threads beside the learner.
 
     Of several processes each has as many actors and devices, with these flags; sizes and intervals count over all.
@@ -206,10 +206,7 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
         super().__post_init__()
         check_multiple("--batch-size", self.batch_size, self.processes, f"{self.processes} processes")
         if self.num_steps > self.capacity:
-            raise UsageError(
-                f"--num-steps {self.num_steps} does not fit into --buffer-size {self.buffer_size}, which has "
-                f"{self.capacity} transitions of each of {self.num_rings} environments"
-            )
+            raise UsageError(f"--num-steps {self.num_steps} is more than --buffer-size holds of each: {self.capacity}")
 
     def check_split(self, num_learners: int) -> None:
         if self.batch_size // self.parts % num_learners:
@@ -255,34 +252,43 @@ def _indices(flag: str, text: str) -> tuple[int, ...]:
 class FlagsByPlace:
     """Flags that an algorithm has in both places; an instance also has those of the place of its `env`.
 
-    `Args(env="CartPole-v1")` is a `Args.on_device` too, `Args(env="gymnasium:CartPole-v1")` a `Args.on_host`.
+    `Args(env="CartPole-v1")` is a `Args.on_device` too, `Args(env="gymnasium:CartPole-v1")` a `Args.on_host`. A flag
+    `recipe` names a table of algos/recipes/ with other defaults; one without a table changes none.
     """
 
     on_device: ClassVar[type]
     on_host: ClassVar[type]
     flags: ClassVar[type | None] = None  # of a class with a place: the one without
+    recipe: ClassVar[str] = ""  # a flag of those that have several
 
     def __new__(cls, **flags: Any):
         env = flags.get("env")
         there = cls.at(env) if isinstance(env, str) else cls if cls.flags else cls.at()  # no text is refused later
-        if cls.flags and there is not cls:
-            raise UsageError(f"--env {env} steps elsewhere than that of these flags: make them anew from `Args`")
+        there = _with_recipe(there, str(flags.get("recipe", cls.recipe)))
+        if cls.flags and not issubclass(there, cls):
+            what = f"--env {env} steps elsewhere than that" if there.recipe == cls.recipe else "--recipe is not that"
+            raise UsageError(f"{what} of these flags: make them anew from `Args`")
         return object.__new__(there)
 
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        return (*super().fixed, *["recipe"] * bool(self.recipe))
+
     def __reduce__(self):
-        return _blank, (self.flags, self.env), vars(self)
+        return _blank, (self.flags, self.env, self.recipe), vars(self)
 
     @classmethod
-    def at(cls, env: str = "") -> type:
-        """The class for the place of `env`, or of the environment that is the default."""
+    def at(cls, env: str = "", recipe: str = "") -> type:
+        """The class for the place of `env`, or of the environment that is the default, with a recipe's defaults."""
         flags = cls.flags or cls
         env = env or (cls.env if cls.flags else getattr(flags, "env", flags.on_device.env))
-        return _with_place(flags, flags.on_host if steps_on_host(env) else flags.on_device)
+        place = flags.on_host if steps_on_host(env) else flags.on_device
+        return _with_recipe(_with_place(flags, place), recipe or cls.recipe)
 
     @classmethod
     def for_env(cls, env: str, **overrides: Any):
         """The flags that were tuned for `env`, if there are any, changed by `overrides`."""
-        return super(FlagsByPlace, cls.at(env)).for_env(env, **overrides)
+        return super(FlagsByPlace, cls.at(env, overrides.get("recipe", ""))).for_env(env, **overrides)
 
     @classmethod
     def from_run(cls, run_dir: str | Path, **overrides: Any):
@@ -297,12 +303,29 @@ class FlagsByPlace:
         return next((words for words, there in places.items() if name in there.__dataclass_fields__), "")
 
 
-def _blank(flags: type, env: str) -> Any:
+def _blank(flags: type, env: str, recipe: str) -> Any:
     """Flags without values, which unpickling puts in."""
-    return object.__new__(flags.at(env))
+    return object.__new__(flags.at(env, recipe))
 
 
 @functools.cache
 def _with_place(flags: type, place: type) -> type:
     texts = {"flags": flags, "__doc__": flags.__doc__, "__module__": flags.__module__}
     return dataclasses.make_dataclass(flags.__name__, [], bases=(flags, place), kw_only=True, namespace=texts)
+
+
+@functools.cache
+def _with_recipe(there: type, recipe: str) -> type:
+    if recipe == there.recipe:
+        return there
+    there = there.__base__ if there.variant else there
+    entries = [find_entry(script, recipe, "recipes") for script in there._scripts()]
+    if not any(entries):
+        return there
+    entry, kinds = next(filter(None, entries)), {field.name: field.type for field in dataclasses.fields(there)}
+    if unknown := sorted(entry.flags.keys() - kinds):
+        raise UsageError(f"{entry} has {unknown[0]}, which is no flag")
+    defaults = entry.flags | {"recipe": recipe}
+    fields = [(name, kinds[name], dataclasses.field(default=value)) for name, value in defaults.items()]
+    texts = {"__doc__": there.__doc__, "__module__": there.__module__, "variant": f" ({recipe})"}
+    return dataclasses.make_dataclass(there.__name__, fields, bases=(there,), kw_only=True, namespace=texts)

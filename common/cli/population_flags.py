@@ -23,66 +23,6 @@ from common.cli.run_flags import Members, RunArgs
 MOST = 10_000  # agents, whose metrics are one line
 
 
-@dataclass(kw_only=True)
-class PopulationArgs(RunArgs):
-    """How many agents, and in which flags they differ."""
-
-    # populations
-    num_seeds: Count = 1
-    """Independent agents trained together, with seeds seed, seed + 1, ...; of each combination of values in --sweep."""
-    population: Annotated[int, Bounds(at_least=0, at_most=MOST)] = 0
-    """Members trained together, with seeds seed, seed + 1, ..., that differ in what --sweep draws; 0: none."""
-    sweep: tuple[str, ...] = ()
-    """Hyper-parameters of members: with --population draws, as learning_rate=log:1e-4:1e-2 gamma=uniform:0.9:0.999
-    ent_coef=choice:0,0.01; without it all combinations of values, as learning_rate=3e-4,1e-3 clip_eps=0.1,0.2."""
-
-    @property
-    def fixed(self) -> tuple[str, ...]:
-        of_env = ["env_params"] * any(name.startswith(PREFIX) for name in self.members.hyper)
-        return (*super().fixed, "population", "sweep", *of_env)
-
-    @property
-    def grid(self) -> dict[str, tuple[float, ...]]:
-        """By flag the values of --sweep, of which all combinations are trained; nothing in a population that draws."""
-        return {} if self.population else read_sweep(self.sweep, sweepable(type(self)))[1]
-
-    @property
-    def num_agents(self) -> int:
-        """Agents trained together."""
-        return self.population or math.prod(map(len, self.grid.values())) * self.num_seeds
-
-    @property
-    def is_population(self) -> bool:
-        return bool(self.population or self.sweep)
-
-    @property
-    def members(self) -> Members:
-        values = combined(self.grid, self.num_seeds) or drawn(self.draws, self.seed, self.num_agents)
-        seeds = [self.seed + index % (self.population or self.num_seeds) for index in range(self.num_agents)]
-        return Members(seeds, values)
-
-    @property
-    def draws(self) -> dict[str, Draw]:
-        """What each member of a --population draws, by flag, or by `env.` and the name of a parameter."""
-        return read_sweep(self.sweep, sweepable(type(self)))[0]
-
-    def __post_init__(self):
-        super().__post_init__()
-        draws, values = read_sweep(self.sweep, sweepable(type(self)))
-        if draws and not self.population:
-            raise UsageError(f"--sweep {min(draws)} draws, and needs --population N: so many members draw their values")
-        if values and self.population:
-            name = min(values)
-            raise UsageError(f"--sweep {name}: with --population members draw from values, as in {name}=choice:A,B,...")
-        if self.population and self.num_seeds > 1:
-            raise UsageError("--population says how many agents there are, each with a seed: leave out --num-seeds")
-        if self.num_agents > MOST:
-            raise UsageError(f"{self.num_agents:,} agents are more than can be trained together: at most {MOST:,}")
-        for name, values in (self.grid | {name: draw.values for name, draw in self.draws.items()}).items():
-            if not name.startswith(PREFIX):  # the environment checks those
-                check_bounds(f"--sweep {name}: {flag_of(name)}", values, note_of(kinds_of(type(self))[name], Bounds))
-
-
 LEAST = 1e-6  # that changes leave of what is missing to 1: single precision tells it from nothing
 
 
@@ -118,8 +58,17 @@ class Rules(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class PbtArgs(PopulationArgs):
-    """Members that evolve."""
+class PbtArgs(RunArgs):
+    """How many agents, in which flags they differ, and how they evolve."""
+
+    # populations
+    num_seeds: Count = 1
+    """Independent agents trained together, with seeds seed, seed + 1, ...; of each combination of values in --sweep."""
+    population: Annotated[int, Bounds(at_least=0, at_most=MOST)] = 0
+    """Members trained together, with seeds seed, seed + 1, ..., that differ in what --sweep draws; 0: none."""
+    sweep: tuple[str, ...] = ()
+    """Hyper-parameters of members: with --population draws, as learning_rate=log:1e-4:1e-2 gamma=uniform:0.9:0.999
+    ent_coef=choice:0,0.01; without it all combinations of values, as learning_rate=3e-4,1e-3 clip_eps=0.1,0.2."""
 
     # population-based training
     pbt: bool = False
@@ -137,8 +86,61 @@ class PbtArgs(PopulationArgs):
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        deciding = [x for x in (*sweepable(type(self)), "lr_schedule", "autotune") if hasattr(self, x)]
-        return (*super().fixed, "pbt", "pbt_evolve", *(deciding if self.pbt else ()))
+        of_env = ["env_params"] * any(name.startswith(PREFIX) for name in self.members.hyper)
+        deciding = [x for x in (*sweepable(type(self)), "lr_schedule", "autotune") if self.pbt and hasattr(self, x)]
+        return (*super().fixed, "population", "sweep", *of_env, "pbt", "pbt_evolve", *deciding)
+
+    @property
+    def grid(self) -> dict[str, tuple[float, ...]]:
+        """By flag the values of --sweep, of which all combinations are trained; nothing in a population that draws."""
+        return {} if self.population else read_sweep(self.sweep, sweepable(type(self)))[1]
+
+    @property
+    def num_agents(self) -> int:
+        """Agents trained together."""
+        return self.population or math.prod(map(len, self.grid.values())) * self.num_seeds
+
+    @property
+    def is_population(self) -> bool:
+        return bool(self.population or self.sweep)
+
+    @property
+    def members(self) -> Members:
+        values = combined(self.grid, self.num_seeds) or drawn(self.draws, self.seed, self.num_agents)
+        seeds = [self.seed + index % (self.population or self.num_seeds) for index in range(self.num_agents)]
+        for name, given in self.evolving.items() if self.pbt else ():
+            random, rules = Random(f"{self.seed} {name} at first"), self.rules
+            factors = ((random.uniform(*rules.factors_of(name)), random.random() < 0.5) for _ in seeds)
+            moved = [rounded(rules.moved(name, given, factor if up else 1 / factor)) for factor, up in factors]
+            values.setdefault(name, moved)
+        for name in values if self.pbt else ():
+            values[name][0] = self._value(name)  # of the control
+        return Members(seeds, values)
+
+    @property
+    def draws(self) -> dict[str, Draw]:
+        """What each member of a --population draws, by flag, or by `env.` and the name of a parameter."""
+        return read_sweep(self.sweep, sweepable(type(self)))[0]
+
+    def __post_init__(self):
+        super().__post_init__()
+        draws, values = read_sweep(self.sweep, sweepable(type(self)))
+        if draws and not self.population:
+            raise UsageError(f"--sweep {min(draws)} draws, and needs --population N: so many members draw their values")
+        if values and self.population:
+            name = min(values)
+            raise UsageError(f"--sweep {name}: with --population members draw from values, as in {name}=choice:A,B,...")
+        if self.population and self.num_seeds > 1:
+            raise UsageError("--population says how many agents there are, each with a seed: leave out --num-seeds")
+        if self.num_agents > MOST:
+            raise UsageError(f"{self.num_agents:,} agents are more than can be trained together: at most {MOST:,}")
+        for name, values in (self.grid | {name: draw.values for name, draw in self.draws.items()}).items():
+            if not name.startswith(PREFIX):  # the environment checks those
+                check_bounds(f"--sweep {name}: {flag_of(name)}", values, note_of(kinds_of(type(self))[name], Bounds))
+        names = [name if name.startswith(PREFIX) else name.replace("-", "_") for name in self.pbt_evolve]
+        self.pbt_evolve = tuple(names)
+        check_sweepable("--pbt-evolve", names, sweepable(type(self)))
+        self._check_evolution()
 
     @property
     def rules(self) -> Rules:
@@ -164,36 +166,12 @@ class PbtArgs(PopulationArgs):
         at_first = ["alpha"] if getattr(self, "autotune", False) else []
         return {"learning_rate" if adaptive else "desired_kl", *at_first}
 
-    @property
-    def members(self) -> Members:
-        if not self.pbt:
-            return super().members
-        seeds, values = super().members
-        for name, given in self.evolving.items():
-            random = Random(f"{self.seed} {name} at first")
-            values.setdefault(name, [self._moved(name, given, random) for _ in range(self.population)])
-        for name in values:
-            values[name][0] = self._value(name)
-        return Members(seeds, values)
-
     def _value(self, name: str) -> float | None:
         """What the command line says of a flag, or of a parameter of the environment."""
         return given_number(self.env_params, name) if name.startswith(PREFIX) else getattr(self, name)
 
-    def _moved(self, name: str, value: float, random: Random) -> float:
-        """A first change of `value`."""
-        factor = random.uniform(*self.rules.factors_of(name))
-        return rounded(self.rules.moved(name, value, factor if random.random() < 0.5 else 1 / factor))
-
-    def __post_init__(self):
-        super().__post_init__()
-        names = [name if name.startswith(PREFIX) else name.replace("-", "_") for name in self.pbt_evolve]
-        self.pbt_evolve = tuple(names)
-        check_sweepable("--pbt-evolve", names, sweepable(type(self)))
-        self._check_evolution()
-
     def _check_evolution(self) -> None:
-        given = [x for x in self._given(" ".join(PbtArgs.__annotations__)) if x != "--pbt"]
+        given = self._given("pbt_evolve pbt_start pbt_interval pbt_window")
         if given and not self.pbt:
             raise UsageError(f"{given[0]} needs --pbt")
         if not self.pbt:

@@ -1,4 +1,4 @@
-"""Flags that every algorithm shares, those of a resumed run, and those of a run of several processes."""
+"""Flags that every algorithm shares, and those of a resumed run."""
 
 import copy
 import dataclasses
@@ -35,6 +35,22 @@ class Members(NamedTuple):
     hyper: dict[str, Any]  # lists or arrays of the flags in which they differ
 
 
+MAX_PROCESSES = 4096  # more are a slip of the finger, for which the first one would take gigabytes
+Meeting = optional_word("HOST:PORT,ID/COUNT", bare="auto")
+
+
+def read_meeting(text: str) -> tuple[str, int, int]:
+    """What a --distributed HOST:PORT,ID/COUNT says: the address of process 0, the number of processes, which it is."""
+    flag = f"--distributed {shortened(text)}"
+    found = re.fullmatch(r"(.+):([0-9]{1,5}),([0-9]{1,9})/([0-9]{1,9})", text)
+    host, port, own, count = (found[1], *map(int, found.groups()[1:])) if found else ("", 0, 0, 0)
+    if not 0 < port < 2**16:
+        raise UsageError(f"{flag} is not of the form HOST:PORT,ID/COUNT, such as 10.0.0.1:1234,0/2")
+    if not own < count <= MAX_PROCESSES:
+        raise UsageError(f"{flag}: the last ID is COUNT - 1, and COUNT is at most {MAX_PROCESSES:,}")
+    return f"{host}:{port}", count, own
+
+
 @dataclass(kw_only=True)
 class RunArgs:
     """Flags of every algorithm. Sizes and intervals count environment steps over all devices together."""
@@ -43,6 +59,11 @@ class RunArgs:
     """Beginnings of the names of state arrays without which a checkpoint still loads; they start from zero."""
     renewed: ClassVar[tuple[str, ...]] = ()
     """Likewise; they are made anew."""
+    variant: ClassVar[str] = ""
+    """What stands behind an environment's name in algos/tuned/ for flags with the defaults of a recipe."""
+    processes: ClassVar[int] = 1
+    """Processes of the run, each with the same command, as far as is known: see `among`."""
+    coordinator, num_processes, process_id = "", 0, -1  # where they meet; all that there are; which one this is
 
     # environment
     env: str
@@ -103,6 +124,11 @@ class RunArgs:
     quiet: bool = False
     """No output but warnings and errors."""
 
+    # devices and machines
+    distributed: Meeting = ""
+    """Several processes: those that Slurm, Open MPI, Kubernetes or a TPU pod has started, or, without such a system,
+    process ID (from 0) of COUNT, which meet at HOST:PORT of process 0."""
+
     @property
     def fixed(self) -> tuple[str, ...]:
         """Flags that a resumed run cannot change; kl-adaptive has moved the learning rate, and goes on from there."""
@@ -124,17 +150,11 @@ class RunArgs:
 
     @property
     def num_updates(self) -> int:
-        """Updates of the whole run; each algorithm's `steps_per_update` says how long one is.
-
-        Raises UsageError where the devices cannot count them.
-        """
+        """Updates of the whole run; each algorithm's `steps_per_update` says how long one is."""
         size = self.steps_per_update
         updates = -(-self.total_timesteps // size)
         if size > LARGEST or updates > LARGEST:
-            raise UsageError(
-                f"--total-timesteps {self.total_timesteps:,} makes {updates:,} updates of {size:,} steps: "
-                f"at most {LARGEST:,} of each can be counted"
-            )
+            raise UsageError(f"--total-timesteps {self.total_timesteps:,}: at most {LARGEST:,} updates can be counted")
         return updates
 
     @property
@@ -149,15 +169,31 @@ class RunArgs:
 
     def __post_init__(self):
         check_flags(self)
+        if self.distributed not in ("", "auto"):
+            self.coordinator, self.num_processes, self.process_id = read_meeting(self.distributed)
+            self.processes = self.num_processes
         if self.seed > (most := max(LARGEST - self.num_agents, 0)):
             raise UsageError(f"--seed must be at most {most:,}, got {self.seed:,}")
         self._check_together()
 
+    def among(self, count: int):
+        """These flags for so many processes, which are known only once they have met."""
+        if count == self.processes:
+            return self
+        args = copy.copy(self)
+        args.processes = count
+        args.__post_init__()
+        return args
+
     def check_needed(self, names: str, of: str, *values: str) -> None:
-        """Raise UsageError for a flag of `names` that does nothing, as the one called `of` has none of the `values`."""
+        """Raise UsageError for a flag of `names` that does nothing, as the one called `of` has none of the `values`.
+
+        Without `values`, that is a switch which is off.
+        """
         given = self._given(names) + [flag_of(name) for name in names.split() if name in self.members.hyper]
-        if given and getattr(self, of) not in values:
-            raise UsageError(f"{given[0]} needs {flag_of(of)} {' or '.join(values)}, it is {getattr(self, of)}")
+        if given and getattr(self, of) not in (values or (True,)):
+            what = f" {' or '.join(values)}, it is {getattr(self, of)}" if values else ""
+            raise UsageError(f"{given[0]} needs {flag_of(of)}{what}")
 
     def _check_together(self) -> None:
         """Raise UsageError for flags that contradict each other, or of which one does nothing without the other."""
@@ -174,10 +210,7 @@ class RunArgs:
         if self.stop_at_return is not None and not self.eval_interval:
             raise UsageError("--stop-at-return needs evaluations on the way, and with --eval-interval 0 there are none")
         if self.resume and self.run_dir != self.resume:
-            raise UsageError(
-                f"--resume {self.resume} goes on in its own directory: leave out --run-dir; "
-                f"from Python, take the run's flags with Args.from_run({self.resume!r})"
-            )
+            raise UsageError(f"--resume {self.resume} goes on where it is; in Python: Args.from_run({self.resume!r})")
 
     def _given(self, names: str) -> list[str]:
         """Those of the named flags that do not have their default."""
@@ -197,7 +230,7 @@ class RunArgs:
     @classmethod
     def tuned_entry(cls, env: str) -> Entry | None:
         """What was tuned for `env`. Raises UsageError where it has flags or values that the algorithm does not take."""
-        entry = find_entry(cls._scripts()[0], env)
+        entry = find_entry(cls._scripts()[0], env + cls.variant)
         if entry is None:
             return None
         tunable = {field.name for field in dataclasses.fields(cls)} - {"env", "seed", *ONE_TIME}
@@ -212,11 +245,7 @@ class RunArgs:
 
     @classmethod
     def from_run(cls, run_dir: str | Path, **overrides: Any):
-        """The flags to resume `run_dir` with, changed by `overrides`.
-
-        Raises UsageError where there is no run, or where `overrides` does not name the environment again although it is
-        the user's own code: a run directory is data, it does not decide which code is imported.
-        """
+        """The flags to resume `run_dir` with, changed by `overrides`."""
         return cls(**cls.stored_flags(run_dir, **overrides))
 
     @classmethod
@@ -231,10 +260,7 @@ class RunArgs:
         stored = {name: value for name, value in stored.items() if name in known and name not in ONE_TIME}
         stored |= {name: tuple(value) for name, value in stored.items() if isinstance(value, list)}
         if is_custom(stored["env"]) and "env" not in overrides:
-            raise UsageError(
-                f"{run_dir} was trained on your own environment {stored['env']}; to resume, name it again: "
-                f"--env {stored['env']}"
-            )
+            raise UsageError(f"{run_dir} was trained on your own environment: name it again, --env {stored['env']}")
         return stored | overrides | {"resume": str(run_dir), "run_dir": str(run_dir)}
 
     @classmethod
@@ -252,67 +278,6 @@ class RunArgs:
 ONE_TIME = ("resume", "run_dir", "init_from", "overwrite", "stop_after", "max_seconds", "benchmark", "quiet")
 ONE_TIME += ("resume_or_start", "list_envs", "tuned", "distributed")
 """Flags of one invocation, not taken over by --resume."""
-
-
-MAX_PROCESSES = 4096  # more are a slip of the finger, for which the first one would take gigabytes
-Meeting = optional_word("HOST:PORT,ID/COUNT", bare="auto")
-
-
-def read_meeting(text: str) -> tuple[str, int, int]:
-    """What a --distributed HOST:PORT,ID/COUNT says: the address of process 0, the number of processes, and which it is.
-
-    Raises UsageError where it is something else.
-    """
-    flag = f"--distributed {shortened(text)}"
-    found = re.fullmatch(r"(.+):([0-9]{1,5}),([0-9]{1,9})/([0-9]{1,9})", text)
-    host, port, own, count = (found[1], *map(int, found.groups()[1:])) if found else ("", 0, 0, 0)
-    if not 0 < port < 2**16:
-        raise UsageError(f"{flag} is not of the form HOST:PORT,ID/COUNT, such as 10.0.0.1:1234,0/2")
-    if not own < count <= MAX_PROCESSES:
-        raise UsageError(f"{flag}: the last ID is COUNT - 1, and COUNT is at most {MAX_PROCESSES:,}")
-    return f"{host}:{port}", count, own
-
-
-@dataclass(kw_only=True)
-class ProcessArgs(RunArgs):
-    """Which processes there are. Each gets the same command."""
-
-    processes: ClassVar[int] = 1
-    """How many there are, as far as is known: see `among`."""
-    coordinator, num_processes, process_id = "", 0, -1  # where they meet; all that there are; which one this is
-
-    # devices and machines
-    distributed: Meeting = ""
-    """Several processes: those that Slurm, Open MPI, Kubernetes or a TPU pod has started, or, without such a system,
-    process ID (from 0) of COUNT, which meet at HOST:PORT of process 0."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.distributed not in ("", "auto"):
-            self.coordinator, self.num_processes, self.process_id = read_meeting(self.distributed)
-            self.processes = self.num_processes
-
-    @property
-    def is_distributed(self) -> bool:
-        return bool(self.distributed)
-
-    @property
-    def process(self) -> dict[str, Any]:
-        """What `jax.distributed.initialize` gets; empty where it is to find out."""
-        names = {"coordinator_address": "coordinator", "num_processes": "num_processes", "process_id": "process_id"}
-        return {theirs: getattr(self, ours) for theirs, ours in names.items()} if self.coordinator else {}
-
-    def among(self, count: int):
-        """These flags for so many processes, which are known only once they have met.
-
-        Raises UsageError where sizes do not fit.
-        """
-        if count == self.processes:
-            return self
-        args = copy.copy(self)
-        args.processes = count
-        args.__post_init__()
-        return args
 
 
 def flag_words(flags: dict[str, Any]) -> list[str]:

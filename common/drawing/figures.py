@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from common.cli.files import replacing
-from common.drawing.groups import EVALUATION, RECENT, TRAINING, Interval, align
+from common.drawing.groups import EVALUATION, RECENT, TRAINING, Interval, align, final_returns
 from common.runs.metrics import Log, Series, read_log
 
 AXES = {
@@ -74,7 +74,7 @@ def draw_population(run_dir: Path, title: str, values: dict[str, list[float]]) -
     """
     source = "pbt/source"
     log = read_log(run_dir, (TRAINING, EVALUATION, source, *(f"hyper/{name}" for name in values)))
-    returns = _final_returns(log)
+    returns, _ = final_returns(log)
     best = int(np.nanargmax(returns)) if np.isfinite(returns).any() else None
     panels = [_curves_of_members(log, best)]
     for name, x in values.items():
@@ -99,13 +99,6 @@ def descent(sources: np.ndarray, member: int) -> np.ndarray:
     for source in sources[::-1]:
         path.append(source[path[-1]])
     return np.array(path[::-1])
-
-
-def _final_returns(log: Log) -> np.ndarray:
-    """The last greedy return of every member, NaN where it broke, [S]; that of training where there is none."""
-    if EVALUATION in log.series:
-        return log.series[EVALUATION].values[-1]
-    return log.series[TRAINING].last if TRAINING in log.series else np.full(1, math.nan)
 
 
 def _curves_of_members(log: Log, best: int | None) -> Panel:

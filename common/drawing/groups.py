@@ -5,6 +5,7 @@ as Agarwal et al. (2021) recommend: arxiv.org/abs/2108.13264.
 import difflib
 import itertools
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -141,15 +142,16 @@ def group(runs: Iterable[LoggedRun], by: tuple[str, ...] = ()) -> list[Group]:
     for run in runs:
         together.setdefault(json.dumps([run.flags["env"], run.algorithm, _variant(run, by)]), []).append(run)
     groups = [Group(x[0].flags["env"], x[0].algorithm, _variant(x[0], by), tuple(x)) for x in together.values()]
-    return sorted(groups, key=lambda x: (x.env, x.algorithm, [_order(value) for value in x.variant.values()]))
+
+    def order(group: Group) -> tuple:
+        values = group.variant.values()
+        return group.env, group.algorithm, [(0, x, "") if is_number(x) else (1, 0.0, str(x)) for x in values]
+
+    return sorted(groups, key=order)
 
 
 def _variant(run: LoggedRun, by: tuple[str, ...]) -> dict[str, Any]:
     return {name: run.flags[name] for name in by if name in run.flags}
-
-
-def _order(value: Any) -> tuple[int, float, str]:
-    return (0, value, "") if is_number(value) else (1, 0.0, str(value))
 
 
 def flag_text(value: Any) -> str:
@@ -210,6 +212,19 @@ def _interpolate(places: np.ndarray, x: np.ndarray, y: np.ndarray, hold: bool) -
         return np.full(len(places), np.nan)
     at, first = np.unique(x[there], return_index=True)
     return np.interp(places, at, y[there][first], np.nan, None if hold else np.nan)
+
+
+def final_returns(log: Log) -> tuple[np.ndarray, bool]:
+    """The returns of the last greedy evaluation [S], or the last ones of training where there is none, and which it is.
+
+    NaN for an agent without.
+    """
+    found, of_training = np.full(1, math.nan), EVALUATION not in log.series
+    if not of_training:
+        found = log.series[EVALUATION].values[-1]
+    elif TRAINING in log.series:
+        found = log.series[TRAINING].last
+    return found, of_training
 
 
 RESAMPLES = 2000  # of the bootstrap

@@ -34,7 +34,9 @@ def adapt(name: str, inner: Any, params: Any, env_params: dict[str, Any]) -> Env
     Raises UsageError where it lacks a part of the interface, or has no such parameters.
     """
     params = replaced(name, params, env_params)
-    kind = SteppingEnv if _leaves_step_to_gymnax(inner) else SelfResettingEnv
+    owner = next((kind for kind in type(inner).__mro__ if "step" in vars(kind)), None)
+    leaves_step = getattr(owner, "__module__", "") == "gymnax.environments.environment"
+    kind = SteppingEnv if leaves_step else SelfResettingEnv
     with readable_errors(f"environment {name} cannot be used as a gymnax environment"):
         return kind(name, inner, params)
 
@@ -113,11 +115,6 @@ class SelfResettingEnv(GymnaxStyleEnv):
 def _told(info: Any) -> Any:
     """The objective of an episode that ends with this step, if the environment tells one."""
     return info.get(OBJECTIVE) if isinstance(info, Mapping) else None
-
-
-def _leaves_step_to_gymnax(inner: Any) -> bool:
-    owners = (kind for kind in type(inner).__mro__ if "step" in vars(kind))
-    return getattr(next(owners, None), "__module__", "") == "gymnax.environments.environment"
 
 
 def replaced(name: str, params: Any, env_params: dict[str, Any]) -> Any:

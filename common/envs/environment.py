@@ -290,6 +290,15 @@ def check_spaces(args: Any, env: Any) -> None:
         raise UsageError("--exploration-loss symmetric-kl needs discrete actions: there is no uniform policy on a Box")
 
 
+def check_discrete(env: Any, instead: str) -> None:
+    """Raise UsageError unless actions are Discrete, two or more, as Q-learning needs them. It names what to take
+    `instead`.
+    """
+    if not isinstance(env.action_space, Discrete) or env.action_space.n == 1:
+        needs = f"Q-learning needs Discrete actions, two or more, and {env.name} has {env.action_space}"
+        raise UsageError(f"{needs}; {instead} can train on it")
+
+
 def check_squashable(env: Any, instead: str) -> None:
     """Raise UsageError unless actions are Discrete, two or more, or a Box with finite bounds, as SAC needs them.
 

@@ -12,13 +12,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from common.cli.errors import UsageError
-from common.envs import gymnasium_wrappers, spaces
+from common.envs import processes, spaces
 from common.envs.host import Conversion, HostEnvs, HostOptions, HostStep, is_supported
 from common.envs.masks import MASK
-from common.envs.processes import Processes
 from common.envs.suite_tools import FRAMES, check_known, do_without_display, has_display, import_package
 
-PACKAGES = {"ALE": "ale_py", "pmaprl": "common.envs.gymnasium_wrappers"}
+PACKAGES = {"ALE": "ale_py", "pmaprl": "common.envs.processes"}
 """What registers environments once it is imported, by the namespace of their ids."""
 
 
@@ -115,7 +114,7 @@ class GymnasiumEnvs:
             self._inner.closed = True  # else it would try once more while it is deleted
 
     def kill(self) -> None:
-        if isinstance(self._inner, Processes):
+        if isinstance(self._inner, processes.Processes):
             self._inner.kill()
 
 
@@ -123,9 +122,9 @@ def _vectorized(env_id: str, options: HostOptions) -> Any:
     """gymnasium's vector environment, or what has its interface."""
     if options.vectorization == "vector":
         return gymnasium.make_vec(env_id, options.num_envs, "vector_entry_point", **options.env_params)
-    maker = partial(gymnasium_wrappers.make, MASK, env_id, **options.env_params)
+    maker = partial(processes.make, MASK, env_id, **options.env_params)
     if options.vectorization == "async":
-        return Processes(maker, options.num_envs, options.reset_timeout, options.step_timeout)
+        return processes.Processes(maker, options.num_envs, options.reset_timeout, options.step_timeout)
     # A reset in the same step would hide an episode's last picture
     mode = AutoresetMode.NEXT_STEP if options.frames else AutoresetMode.SAME_STEP
     return SyncVectorEnv([maker] * options.num_envs, autoreset_mode=mode)

@@ -11,38 +11,7 @@ Ends are as in `environment.py`; time limits are the suite's. Arrays that `step`
 suite that writes into them again has to return copies. Images have their channels last, and actions come from the
 policy as it gives them: `Conversion` does both from the suite's spaces. What `step` or `reset` raises ends that actor,
 which makes new environments: FailedEnvError where something hangs and can be ended, anything else where it broke.
-
-A complete module for a suite called pond, whose environments reset in the step that ends an episode:
-
-    def ids():
-        return import_package("pond", extra="pond").registered()
-
-    def make(name, env_id, options):
-        check_known(name, env_id, ids())
-        pond = import_package("pond", extra="pond")
-        return PondEnvs(name, pond.create(env_id, options.num_envs, seed=options.seed, **options.env_params))
-
-    class PondEnvs:
-        resets_in_step = True
-
-        def __init__(self, name, inner):
-            self._inner, self.num_envs = inner, inner.num_envs
-            self._conversion = Conversion(name, inner.observation_space, inner.action_space)
-            self.spec = self._conversion.spec
-
-        def reset(self):
-            return self._conversion.observations(self._inner.reset())
-
-        def step(self, action):
-            out, all_valid = self._inner.step(self._conversion.actions(action)), np.ones(self.num_envs, bool)
-            obs, final_obs = map(self._conversion.observations, (out.obs, out.last_obs))
-            return HostStep(obs, out.reward.astype(np.float32), out.done, out.timeout, all_valid, final_obs)
-
-        def close(self):
-            self._inner.close()
-
-        def kill(self):
-            self._inner.kill_processes()
+`envpool_suite.py` is an example of both ways.
 """
 
 import json

@@ -1,6 +1,7 @@
 """jaxmarl's environments: `jaxmarl:MPE_simple_spread_v3`. All agents act as one, for the sum of their rewards."""
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -54,7 +55,9 @@ class JaxmarlEnv(Env):
         seen = {agent: box(obs[agent].shape) for agent in inner.agents}
         actions = [convert(inner.action_space(agent), f"action space of {agent}") for agent in inner.agents]
         self._discrete = all(isinstance(space, Discrete) for space in actions)
-        self._masks = self._discrete and _has_masks(inner, state)
+        self._masks = False
+        with suppress(NotImplementedError):
+            self._masks = self._discrete and bool(jax.eval_shape(inner.get_avail_actions, state))
         together = MultiDiscrete(tuple(space.n for space in actions)) if self._discrete else _joined(actions)
         if self._masks:
             seen[MASK] = box((sum(together.nvec),), 0.0, 1.0)
@@ -85,14 +88,6 @@ class JaxmarlEnv(Env):
             return seen
         legal = self.inner.get_avail_actions(state)
         return seen | {MASK: jnp.concatenate([jnp.asarray(legal[agent], bool) for agent in self.inner.agents])}
-
-
-def _has_masks(inner: Any, state: Any) -> bool:
-    try:
-        jax.eval_shape(inner.get_avail_actions, state)
-    except NotImplementedError:
-        return False
-    return True
 
 
 def _joined(actions: list[Space]) -> Space:

@@ -104,10 +104,7 @@ def check_mask(env: Any) -> None:
         raise UsageError(f"environment {env.name} observes nothing but {', '.join(space.parts)}: policies need more")
     wanted = [(choices,)] if len(shapes) == 1 else [(count,) for count in choices_of(actions)]
     if not choices or shapes != wanted:
-        raise UsageError(
-            f"environment {env.name} has an action_mask of {space.parts[MASK]} for actions {actions}, which have "
-            f"{choices} choices"
-        )
+        raise UsageError(f"environment {env.name} has a mask {space.parts[MASK]} for {choices} choices of {actions}")
 
 
 def legal_metrics(obs: Any, space: spaces.Space, axis_name: str) -> dict[str, jax.Array]:

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from common.envs.environment import LONGEST_HORIZON, Env, Transition
-from common.envs.masks import MASK, legal_actions, sample_legal
+from common.envs.masks import MASK, sample_legal
 from common.envs.spaces import Dict, Discrete, box
 from common.envs.suite_tools import changed_params, check_known, import_package
 
@@ -26,8 +26,9 @@ def ids() -> list[str]:
 
 def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     check_known(name, env_id, ids())
-    limit = changed_params(name, {LIMIT: LONGEST_HORIZON}, env_params).get(LIMIT, LONGEST_HORIZON)
-    return PgxEnv(name, import_package("pgx", extra="pgx").make(env_id), limit)
+    known = {LIMIT: LONGEST_HORIZON, "show_mask": True}
+    params = known | changed_params(name, known, env_params)
+    return PgxEnv(name, import_package("pgx", extra="pgx").make(env_id), **params)
 
 
 class State(NamedTuple):
@@ -39,13 +40,14 @@ class State(NamedTuple):
 class PgxEnv(Env):
     """One of pgx's games, on a seat that is drawn for each of them. A step is our move and those of the others."""
 
-    def __init__(self, name: str, inner: Any, limit: int):
-        self._limit, self._masks = limit, not inner.id.startswith(ALL_LEGAL)
+    def __init__(self, name: str, inner: Any, max_steps: int, show_mask: bool):
+        """Without `show_mask` the policy has to learn by losing what is illegal."""
+        self._limit, self._masks = max_steps, show_mask and not inner.id.startswith(ALL_LEGAL)
         seen, actions = box(inner.observation_shape), Discrete(inner.num_actions)
         self.is_game = inner.num_players > 1
-        self._opponent = lambda key, obs: sample_legal(key, actions, legal_actions(obs))
+        self._opponent: Callable | None = None
         space = Dict({MASK: box((actions.n,), 0.0, 1.0), "obs": seen}) if self._masks else seen
-        super().__init__(name, inner, space, actions, max_steps=limit)
+        super().__init__(name, inner, space, actions, max_steps)
 
     def begin(self, key: jax.Array) -> tuple[Any, State]:
         seat_key, first_key, key = jax.random.split(key, 3)
@@ -97,7 +99,7 @@ class PgxEnv(Env):
         def move(carry):
             key, game, earned = carry
             key, action_key, step_key = jax.random.split(key, 3)
-            game = self.inner.step(game, self._opponent(action_key, self._observed(game)), step_key)
+            game = self.inner.step(game, self._move_of_others(action_key, game), step_key)
             return key, game, earned + game.rewards[seat]
 
         def theirs(carry):
@@ -106,6 +108,11 @@ class PgxEnv(Env):
 
         _, game, earned = jax.lax.while_loop(theirs, move, (key, game, jnp.float32(0)))
         return game, earned
+
+    def _move_of_others(self, key: jax.Array, game: Any) -> jax.Array:
+        if self._opponent:
+            return self._opponent(key, self._observed(game))
+        return sample_legal(key, Discrete(self.inner.num_actions), game.legal_action_mask)
 
     def _observed(self, game: Any) -> Any:
         return {MASK: game.legal_action_mask, "obs": game.observation} if self._masks else game.observation

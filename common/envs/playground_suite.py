@@ -34,16 +34,12 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
         known["impl"] = "jax"  # warp keeps some of its state for all environments together
     params = known | changed_params(name, known, env_params)
     if params.get("impl", "jax") != "jax":
-        raise UsageError(
-            f"{name} parameter 'impl' must be jax, got {params['impl']!r}: others step no environment alone"
-        )
+        raise UsageError(f"{name} parameter 'impl' must be jax, got {params['impl']!r}")
     where = f" (playground clones its robots from {WHERE} into {_robots()})" if _needs_robots(env_id) else ""
     with readable_errors(f"environment {name} cannot be made{where}"):
         inner = registry.load(env_id, config_overrides=params)
     if inner.n_substeps < 1:
-        raise UsageError(
-            f"{name} would stand still: its 'ctrl_dt' {inner.dt:g} holds no step of 'sim_dt' {inner.sim_dt:g}"
-        )
+        raise UsageError(f"{name} would stand still: ctrl_dt {inner.dt:g} holds no step of sim_dt {inner.sim_dt:g}")
     return PlaygroundEnv(name, inner, params[LIMIT], params.get(REPEAT, 1))
 
 

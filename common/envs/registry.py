@@ -29,8 +29,8 @@ from common.envs.variation import with_draws
 
 Place = Literal["device", "host"]
 TRAINERS: dict[Place, str] = {
-    "device": "ppo_pmap.py, ppo_rnn_pmap.py and sac_pmap.py train",
-    "host": "ppo_pmap.py, ppo_rnn_pmap.py, sac_pmap.py and appo_pmap.py train",
+    "device": "ppo_pmap.py, ppo_rnn_pmap.py, pqn_pmap.py, dqn_pmap.py and sac_pmap.py train",
+    "host": "ppo_pmap.py, ppo_rnn_pmap.py, pqn_pmap.py, dqn_pmap.py, sac_pmap.py and appo_pmap.py train",
 }
 
 

@@ -107,10 +107,7 @@ def convert(space: Any, what: str) -> Space:
 
 
 def as_seen(name: str, space: Space, obs: Any) -> tuple[Space, Any]:
-    """A space with the shapes of an observation, and the observation's types: what is declared is sometimes wrong.
-
-    Raises UsageError, for the environment called `name`, where the observation has other parts.
-    """
+    """A space with the shapes of an observation, and the observation's types: what is declared is sometimes wrong."""
 
     def fitting(leaf, x):
         return leaf if not isinstance(leaf, Box) or leaf.shape == x.shape else box(x.shape)
@@ -128,10 +125,7 @@ def plain(obs: Any) -> Any:
 
 
 def map_leaves(function: Callable, space: Space, *trees: Any) -> Any:
-    """`function` of each leaf of a space, and of what the trees, in which elements are, have for it; as such a tree.
-
-    Raises KeyError, IndexError or TypeError where a tree lacks a part.
-    """
+    """`function` of each leaf of a space, and of what the trees, in which elements are, have for it; as such a tree."""
     if not isinstance(space, (Dict, Tuple)):
         return function(space, *trees)
     parts = {key: map_leaves(function, part, *(x[key] for x in trees)) for key, part in _items(space)}
@@ -294,14 +288,11 @@ def _to_json(space: Space) -> dict[str, Any]:
         return {"type": "Discrete", "shape": [], "n": space.n}
     if isinstance(space, MultiDiscrete):
         return {"type": "MultiDiscrete", "shape": list(space.shape), "nvec": list(space.nvec)}
-    bounds = {name: _bound_to_json(getattr(space, name)) for name in ("low", "high")}
+    bounds = {}
+    for name in ("low", "high"):  # one number where all are the same, else all of them in order; None is unbounded
+        numbers = [float(x) if np.isfinite(x) else None for x in np.ravel(getattr(space, name))]
+        bounds[name] = numbers[0] if len(set(numbers)) == 1 else numbers
     return {"type": "Box", "shape": list(space.shape), **bounds}
-
-
-def _bound_to_json(bound: np.ndarray) -> Any:
-    """One number where all are the same, else all of them in order; None is unbounded."""
-    numbers = [float(x) if np.isfinite(x) else None for x in np.ravel(bound)]
-    return numbers[0] if len(set(numbers)) == 1 else numbers
 
 
 def _dtype_from_json(name: Any) -> np.dtype:

@@ -33,10 +33,7 @@ class UnknownId(UsageError):
 
 
 def changed_params(name: str, known: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """The values that are `given`, in the types of those that are `known`: numbers, switches, words, tuples of them.
-
-    Raises UsageError where the environment called `name` has no such parameter, or one of another kind.
-    """
+    """The values that are `given`, in the types of those that are `known`: numbers, switches, words, tuples of them."""
     for field, value in given.items():
         if field not in known:
             raise UsageError(f"{name} has no parameter {field!r}; it has {', '.join(known) or 'none'}")
@@ -90,10 +87,7 @@ def quiet():
 
 
 def import_package(package: str, extra: str = "") -> ModuleType:
-    """The Python package of a suite, or a module of it, which comes with our `extra` or by itself.
-
-    Raises UsageError where it is not installed.
-    """
+    """The Python package of a suite, or a module of it, which comes with our `extra` or by itself."""
     try:
         with nullcontext() if extra in ("", "host") else quiet():
             return importlib.import_module(package)
@@ -155,10 +149,7 @@ def do_without_display() -> None:
 
 
 def mujoco_frame(model: Any, qpos: Any, qvel: Any) -> np.ndarray:
-    """A picture of MuJoCo's `model` at these positions and speeds, by its first camera.
-
-    Raises an error of any kind where this machine cannot draw.
-    """
+    """A picture of MuJoCo's `model` at these positions and speeds, by its first camera."""
     import mujoco
 
     do_without_display()

@@ -1,11 +1,12 @@
-"""Checkpoints of a whole run with orbax: plain arrays under path-like names, one folder per step.
+"""Checkpoints of a whole run with orbax: plain arrays under names such as `learner/params/actor/params/Dense_0/kernel`.
 
-A checkpoint holds data only: no pickled objects, no code. Arrays are global, so it loads on any number of devices and
-processes; of several each writes and reads the rows of its own environments.
+There is one folder per step. A checkpoint holds data only: no pickled objects, no code. Arrays are global, so it loads
+on any number of devices and processes; of several each writes and reads the rows of its own environments.
 """
 
 import errno
 import functools
+import hashlib
 import json
 import logging
 import re
@@ -13,7 +14,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,30 +27,106 @@ from jax.sharding import PartitionSpec as P
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import in_one_step, read_text
 from common.device import multihost
-from common.runs.arrays import (
-    CHECKSUM,
-    COUNTERS,
-    ROWS,
-    Arrays,
-    Mismatch,
-    check_match,
-    checksums,
-    first_part,
-    flatten,
-    unflatten,
-)
-from common.runs.ranking import Overall, best_step, mean_of_seeds
 
+Arrays = dict[str, np.ndarray]
+ROWS = "actors"  # first part of the names of arrays [S, N, ...] of environments; a process has its own N
+CHECKSUM = "sha256"  # that of the checksums of each part
 FOLDER = "checkpoints"  # in the directory of a run
 DELETED = ".deleted"  # what the name of a checkpoint ends with while it is being deleted
 DAMAGED = ".damaged"  # once it was found not to load: it does not count any more
 UNFINISHED = ".orbax-checkpoint-tmp"  # the same while it is being written, as orbax has it
 METRICS = "metrics/metrics"  # in the folder of a checkpoint, as orbax has it
-RETURNS, CONFIRMED = "returns", "confirmed"  # names of evaluations; the latter's episodes did not choose a checkpoint
 ATTEMPTS = 10  # to delete what a save has left
 PATIENCE = 10  # seconds for a save that other processes may not go on with
 KNOWN_FAILURES = "No space left on device|File too large|Disk quota exceeded|Read-only file system|Permission denied"
 OF_DAMAGE = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL  # errors of files that are not what they were
+
+
+def flatten(tree: Any, left_out: tuple[str, ...] = ()) -> Arrays:
+    """A tree of host arrays as named arrays, without those whose names begin as one of `left_out`."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    named = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+    return {name: array for name, array in named.items() if not name.startswith(left_out)}
+
+
+def unflatten(arrays: Arrays, like: Any) -> Any:
+    """The inverse of `flatten`, with the structure of `like`."""
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in flatten(like)])
+
+
+def first_part(name: str) -> str:
+    """The first part of an array's name: `learner`, `actors`, `run` or `sha256`."""
+    return name.split("/")[0]
+
+
+def sha256(arrays: Arrays) -> str:
+    """Checksum over names, types, shapes and every byte."""
+    return _digest_rows({name: array[None] for name, array in arrays.items()}).tobytes().hex()
+
+
+def checksums(arrays: Arrays) -> Arrays:
+    """Checksums of the parts of a state: `sha256/learner` [1, 32] and so on, `sha256/actors` [1, N, 32].
+
+    The latter has one of each environment, so that every process can check its own, however many processes have saved.
+    """
+    found = {}
+    for part in {first_part(name) for name in arrays}:
+        of_part = {name: x for name, x in arrays.items() if first_part(name) == part}
+        if part == ROWS:
+            found[part] = _digest_rows({name: np.moveaxis(x, 1, 0) for name, x in of_part.items()})[None]
+        else:
+            found[part] = _digest_rows({name: x[None] for name, x in of_part.items()})
+    return {f"{CHECKSUM}/{part}": digests for part, digests in found.items()}
+
+
+def _digest_rows(arrays: Arrays) -> np.ndarray:
+    """SHA-256 [N, 32] of each row of arrays [N, ...]: over names, types, shapes and every byte."""
+    kinds = hashlib.sha256()
+    for name in sorted(arrays):
+        kinds.update(f"{name} {arrays[name].dtype} {arrays[name].shape[1:]}\n".encode())
+    digests = [kinds.copy() for _ in next(iter(arrays.values()))]
+    for name in sorted(arrays):
+        rows = np.ascontiguousarray(arrays[name])
+        for digest, row in zip(digests, rows.reshape(len(rows), -1).view(np.uint8), strict=True):
+            digest.update(row)
+    return np.stack([np.frombuffer(digest.digest(), np.uint8) for digest in digests])
+
+
+class Mismatch(UsageError):
+    """Stored arrays are not those that are wanted; `first` is the name of the first one that differs."""
+
+    def __init__(self, where: str, first: str, stored: str, wanted: str):
+        super().__init__(f"{where} does not fit these flags: {first} is {stored} there and {wanted} here")
+        self.first = first
+
+
+def check_match(stored: dict[str, Any], wanted: dict[str, Any], where: str) -> None:
+    """Raise Mismatch unless both hold the same names, shapes and types; arrays may be anything that has the latter."""
+    # Parameters first: their shapes say most about the flags.
+    for name in sorted(stored.keys() | wanted.keys(), key=lambda name: ("/params/" not in name, name)):
+        kinds = [
+            f"{arrays[name].dtype}{list(arrays[name].shape)}" if name in arrays else "missing"
+            for arrays in (stored, wanted)
+        ]
+        if kinds[0] != kinds[1]:
+            raise Mismatch(where, name, *kinds)
+
+
+Overall = Callable[[Sequence[float]], float]  # of the returns [S] of several agents one number
+
+
+def mean_of_seeds(returns: Sequence[float]) -> float:
+    return float(np.mean(returns))
+
+
+def best_return(returns: Sequence[float]) -> float:
+    """-inf where none is finite."""
+    return float(np.max(returns, where=np.isfinite(returns), initial=-np.inf))
+
+
+def overall_of(args: Any) -> Overall:
+    """For returns [S] of seeds their mean; for those of a population, whose members differ, that of the best one."""
+    return best_return if args.is_population else mean_of_seeds
 
 
 class Damaged(Exception):
@@ -75,7 +152,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        directory: Path,
+        directory: Path | None,
         keep: int = 0,
         keep_best: bool = False,
         read_only: bool = False,
@@ -88,12 +165,12 @@ class Checkpoints:
         """
         self.directory = directory
         self._keep, self._keep_best, self._overall = keep, keep_best, overall
-        self._writer = None if read_only else _make_writer(directory)
+        self._writer = None if read_only or directory is None else _make_writer(directory)
         self._saving: tuple[int, Any] | None = None  # the step whose save is under way, and orbax's handle of it
 
     def steps(self) -> list[int]:
         """The steps that have a folder, oldest first; a damaged one is included."""
-        names = [path.name for path in self.directory.iterdir()] if self.directory.is_dir() else []
+        names = [path.name for path in self.directory.iterdir()] if self.directory and self.directory.is_dir() else []
         return sorted(step for step in map(step_of, names) if step is not None)
 
     def path(self, step: int) -> Path:
@@ -102,30 +179,24 @@ class Checkpoints:
 
     def evaluations(self) -> dict[int, list[float]]:
         """The mean greedy return of each seed, by the step of every checkpoint that was evaluated."""
-        stored = {step: _stored_evaluations(self.path(step)) for step in self.steps()}
-        return {step: evaluations[RETURNS] for step, evaluations in stored.items() if RETURNS in evaluations}
-
-    def agreed_evaluations(self) -> dict[int, list[float]]:
-        """Those that the first process finds, in all processes."""
-        return {int(step): returns for step, returns in multihost.on_first(self.evaluations).items()}
+        stored = {step: _stored_returns(self.path(step)) for step in self.steps()}
+        return {step: returns for step, returns in stored.items() if returns}
 
     def by_return(self, agent: int | None = None) -> list[int]:
-        """Steps of evaluated checkpoints, the best one last: for the `agent` at this place, or for all together."""
-        evaluations, best_first = self.evaluations(), []
-        while (best := best_step(evaluations, agent, self._overall)) is not None:
-            best_first.append(best)
-            del evaluations[best]
-        return best_first[::-1]
+        """Steps of checkpoints with a finite return, the best one last, of equal ones the newest: for the `agent` at
+        this place, or for all together.
+        """
+        known = {step: x for step, x in self.evaluations().items() if len(x) > (agent or 0)}
+        returns = {step: self._overall(x) if agent is None else x[agent] for step, x in known.items()}
+        return sorted(filter(lambda step: np.isfinite(returns[step]), returns), key=lambda step: (returns[step], step))
 
-    def quoted(self, step: int) -> list[float]:
-        """The mean greedy return of each seed, of the episodes by which it was not chosen if there are any; else []."""
-        stored = _stored_evaluations(self.path(step))
-        return stored.get(CONFIRMED) or stored.get(RETURNS, [])
+    def best(self) -> tuple[int, float, list[float]]:
+        """The best evaluation stored with a checkpoint: its step, one number for all agents, and that of each.
 
-    def best(self) -> float:
-        """Best evaluation stored with a checkpoint, over all agents; -inf without any."""
-        best = self.by_return()[-1:]
-        return self._overall(self.evaluations()[best[0]]) if best else -np.inf
+        -inf without any.
+        """
+        best, evaluations = self.by_return()[-1:], self.evaluations()
+        return (best[0], self._overall(evaluations[best[0]]), evaluations[best[0]]) if best else (0, -np.inf, [])
 
     def load(
         self,
@@ -162,16 +233,15 @@ class Checkpoints:
         return step, unflatten(arrays, {"learner": like})["learner"], damaged
 
     def save(self, step: int, arrays: Arrays, returns: list[float] | None) -> None:
-        """Start saving, with the evaluation of each seed if there is one; waits for the previous save.
-
-        Raises TrainingError where either fails.
-        """
+        """Start saving, with the evaluation of each seed if there is one; waits for the previous save."""
+        if self._writer is None:
+            return
         stored = {name: array for name, array in arrays.items() if array.size}  # orbax refuses empty ones
         stored |= checksums(stored)
         if multihost.count() > 1:
             rows = {name: x for name, x in stored.items() if _part_of(name) == ROWS}
             stored |= {name: jax.make_array_from_process_local_data(_over_processes(), x) for name, x in rows.items()}
-        metrics = None if returns is None else {RETURNS: returns}
+        metrics = None if returns is None else {"returns": returns}
         self.wait()  # orbax would delete a checkpoint to overwrite before it waits for its being written
         try:
             again = step in multihost.on_first(self.steps)
@@ -179,13 +249,23 @@ class Checkpoints:
         except Exception as error:
             raise self._failure(step, error) from error
 
-    def add_evaluation(self, step: int, returns: list[float], name: str = RETURNS) -> bool:
-        """Store an evaluation of a checkpoint, which may have others; returns whether the checkpoint is still there.
+    def add_evaluation(self, step: int, returns: list[float]) -> bool:
+        """Store the evaluation of a checkpoint; returns whether that is still there."""
 
-        Raises TrainingError where storing fails.
-        """
+        def store() -> bool:
+            if step not in self.steps():
+                return False
+            file = self.path(step) / METRICS
+            try:
+                file.parent.mkdir(exist_ok=True)
+                with in_one_step(file) as temporary:
+                    temporary.write_text(json.dumps({"returns": returns}))
+            except OSError as error:
+                raise TrainingError(f"the evaluation of checkpoint {step} could not be saved ({error})") from error
+            return True
+
         self.wait()  # the checkpoint's save may be under way, and so may be its deletion
-        return multihost.on_first(self._store, step, returns, name)
+        return multihost.on_first(store)
 
     def set_aside(self, damaged: Damaged) -> str:
         """Take a checkpoint out of all that follows: it gets another name. Returns what there is to say of that."""
@@ -224,26 +304,13 @@ class Checkpoints:
         if self._writer:
             self._writer.close()
 
-    def _store(self, step: int, returns: list[float], name: str) -> bool:
-        if step not in self.steps():
-            return False
-        file = self.path(step) / METRICS
-        try:
-            file.parent.mkdir(exist_ok=True)
-            with in_one_step(file) as temporary:
-                temporary.write_text(json.dumps(_stored_evaluations(self.path(step)) | {name: returns}))
-        except OSError as error:
-            raise TrainingError(f"the evaluation of checkpoint {step} could not be saved ({error})") from error
-        return True
-
     def _delete_old(self) -> bool:
         """Keep the newest by step, not by the time of saving, and the best as the evaluations on disk have it now.
 
         Returns whether any is gone.
         """
-        steps, evaluations = self.steps(), self.evaluations() if self._keep_best else {}
-        kept = steps[-self._keep :]  # 0 keeps all
-        unwanted = set(steps).difference(kept, [best_step(evaluations, overall=self._overall)])
+        steps, best = self.steps(), self.by_return()[-1:] if self._keep_best else []
+        unwanted = set(steps).difference(steps[-self._keep :], best)  # 0 keeps all
         for step in unwanted:
             path = self.path(step)
             with suppress(OSError):  # renamed first: half of a checkpoint must not look like one
@@ -301,7 +368,7 @@ def read(
 
 def _check_fit(stored: dict[str, Any], like: Arrays, optional: tuple[str, ...], where: str) -> None:
     """Raise Mismatch unless names, shapes and types are those of `like`, without what is `optional` and not there."""
-    there = {name: x for name, x in stored.items() if first_part(name) not in (COUNTERS, CHECKSUM)}
+    there = {name: x for name, x in stored.items() if first_part(name) != CHECKSUM}
     absent = tuple(part for part in optional if not any(name.startswith(part) for name in there))
     wanted = {name: _of_all_processes(name, x) for name, x in like.items() if not name.startswith(absent)}
     check_match(there, wanted, where)
@@ -371,7 +438,7 @@ def _make_writer(directory: Path) -> Any:
     for path in list(directory.iterdir()) if directory.is_dir() and multihost.is_first() else []:
         if is_checkpoint(path.name) and (DELETED in path.name or UNFINISHED in path.name):  # a crash has left it
             shutil.rmtree(path, ignore_errors=True)
-        elif (path / METRICS).exists() and not _stored_evaluations(path):  # orbax would refuse the whole folder for it
+        elif (path / METRICS).exists() and not _stored_returns(path):  # orbax would refuse the whole folder for it
             shutil.rmtree((path / METRICS).parent)
     # Where a folder could not be made in the background, threads would wait for it until a timeout of minutes.
     at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
@@ -383,13 +450,12 @@ def _make_writer(directory: Path) -> Any:
     )
 
 
-def _stored_evaluations(path: Path) -> dict[str, list[float]]:
-    """The evaluations of the checkpoint at `path` by their names, but for what is damaged."""
+def _stored_returns(path: Path) -> list[float]:
+    """The evaluation of the checkpoint at `path`; empty where there is none, or a damaged one."""
     try:
-        stored = json.loads(read_text(path / METRICS))
-        return {name: [float(x) for x in returns] for name, returns in stored.items() if returns}
-    except (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
-        return {}
+        return [float(x) for x in json.loads(read_text(path / METRICS))["returns"]]
+    except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
+        return []
 
 
 @functools.cache

@@ -96,29 +96,6 @@ class Console:
             self.warn(f"the run's {what} failed at the end: {type(error).__name__}: {error}")
             return None
 
-    @contextmanager
-    def task(self, words: str) -> Iterator[Callable[[int, int], None]]:
-        """While something slow goes on: yields a function to call with how much is done, and of how much.
-
-        A bar on a terminal, elsewhere a line.
-        """
-        if self.quiet or not self._rich.is_terminal:
-            self.say(f"{words} ...")
-            yield lambda done, total: None
-            return
-        from rich import progress
-
-        columns = progress.TextColumn("{task.description}"), progress.BarColumn(), progress.TimeElapsedColumn()
-        bar = progress.Progress(*columns, console=self._rich, transient=True)
-        task = bar.add_task(words, total=None)
-        with self._unread():
-            bar.start()
-        try:
-            yield lambda done, total: bar.update(task, completed=done, total=total)
-        finally:
-            with self._unread():
-                bar.stop()
-
     def abandon(self) -> None:
         """Give the terminal back its cursor, for a process that ends at once."""
         if not self.quiet:

@@ -1,4 +1,4 @@
-"""The directory of a run: which one, its `config.json`, what else lies in it, and what may be replaced."""
+"""The directory of a run: which one, its `config.json`, and what may be replaced."""
 
 import dataclasses
 import hashlib
@@ -20,8 +20,8 @@ from common.cli.errors import UsageError
 from common.cli.files import KIT, NAME, defaults_of, final_name, in_one_step, is_of_kit, is_run, read_config, writing
 from common.cli.run_flags import ONE_TIME
 from common.device import multihost
-from common.runs import lock
 from common.runs.checkpoints import FOLDER, is_checkpoint
+from common.runs.lock import LOCK, check_free, is_locked
 from common.runs.metrics import check_members
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ BATCH = "num_envs", "num_steps", "envs_per_actor", "actor_threads", "actor_devic
 BATCH += ("distributed",)
 """Flags that say how many steps an update takes, in algorithms that have them."""
 FILES = NAME, "metrics.jsonl", "curve.png", "policy.gif", "result.json", "wandb_id", "DONE"
-FILES += "population.jsonl", "population.png", "elo.json", "teams.json"
+FILES += "population.png", "elo.json", "teams.json"
 EVENTS = "events.out.tfevents."  # what the names of TensorBoard's files begin with
 
 
@@ -75,10 +75,7 @@ def suite_version(env: str) -> dict[str, str]:
 
 
 def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, list[str]]:
-    """What `choose_directory` returns, in all processes; (None, []) with --benchmark, which has none.
-
-    Raises UsageError, also where the processes have different flags, code or versions.
-    """
+    """What `choose_directory` returns, in all processes; (None, []) with --benchmark, which has none."""
     flags = {name: value for name, value in config["args"].items() if name not in ("distributed", "quiet")}
     here = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
     here |= {name: config[name] for name in ("algorithm", "script_sha256", "versions")}
@@ -95,19 +92,17 @@ def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, 
 
 
 def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]]:
-    """The run's directory, and what differs from the flags of the run that is resumed. Writes nothing.
-
-    Raises UsageError where the directory is occupied, not a run, or of another algorithm.
-    """
-    path = Path(args.run_dir) if args.run_dir else _free(Path("runs") / _name(args.seed, config))
+    """The run's directory, and what differs from the flags of the run that is resumed. Writes nothing."""
+    env, stamp = config["args"]["env"].replace(":", ".").replace("/", "."), time.strftime("%Y%m%d-%H%M%S")
+    path = Path(args.run_dir or f"runs/{env}__{config['algorithm']}__{args.seed}__{stamp}")
+    while not args.run_dir and path.exists():  # a run started within the same second has it
+        path = path.with_name(f"{path.name}-1")
     if "://" in args.run_dir:
-        raise UsageError(
-            f"--run-dir {args.run_dir} is no folder of this machine: mount that storage, and name a folder in it"
-        )
+        raise UsageError(f"--run-dir {args.run_dir} is no folder: mount that storage, and name a folder in it")
     with writing(f"run directory {path}"):
         if path.exists() and not path.is_dir():
             raise UsageError(f"--run-dir {path} exists and is not a directory")
-        lock.check_free(path)
+        check_free(path)
         if not args.resume:
             _check_unoccupied(path, args.overwrite)
             return path, []
@@ -133,7 +128,7 @@ def restore(path: Path, config: dict[str, Any]) -> str:
 
     Returns what there is to say of that; "" where it is not there, or another run's.
     """
-    if not path.exists() or lock.is_locked(path) or is_run(path):
+    if not path.exists() or is_locked(path) or is_run(path):
         return ""
     write_json(path / NAME, config)
     return f"{path} has come back by a save that was under way: --resume {path} goes on with what is in it"
@@ -197,18 +192,7 @@ def _is_untrained(path: Path) -> bool:
 def _is_empty(path: Path) -> bool:
     """Whether nothing is there but a lock, and what a process that was killed while it began has left."""
     names = [inside.name for inside in path.iterdir()] if path.exists() else []
-    return all(name == lock.NAME or (name != NAME and final_name(name) == NAME) for name in names)
-
-
-def _name(seed: int, config: dict[str, Any]) -> str:
-    env, stamp = config["args"]["env"].replace(":", ".").replace("/", "."), time.strftime("%Y%m%d-%H%M%S")
-    return f"{env}__{config['algorithm']}__{seed}__{stamp}"
-
-
-def _free(path: Path) -> Path:
-    """`path`, or with a number behind it where a run started within the same second has it."""
-    candidates = (path.with_name(f"{path.name}-{i}") if i else path for i in range(1000))
-    return next(candidate for candidate in candidates if not candidate.exists())
+    return all(name == LOCK or (name != NAME and final_name(name) == NAME) for name in names)
 
 
 def git_hash(checkout: Path) -> str | None:
@@ -225,7 +209,7 @@ def delete_run(run_dir: Path) -> str:
     Returns lines that say what was deleted, and what else is there and stays.
     """
     folder, has_wandb = run_dir / FOLDER, read_config(run_dir)["args"].get("wandb")
-    inside = sorted(path.name for path in run_dir.iterdir() if path.name not in (NAME, FOLDER, lock.NAME))
+    inside = sorted(path.name for path in run_dir.iterdir() if path.name not in (NAME, FOLDER, LOCK))
     of_run = [name for name in inside if is_of_run(name) and (name != "wandb" or has_wandb)]
     saved = [path for path in folder.iterdir() if is_checkpoint(path.name)] if folder.is_dir() else []
     for path in (*(run_dir / name for name in of_run), *saved):  # DONE first
@@ -241,3 +225,18 @@ def delete_run(run_dir: Path) -> str:
 def is_of_run(name: str) -> bool:
     """Whether a run writes a file or folder of this name into its directory."""
     return final_name(name) in FILES or name.startswith(EVENTS) or name == "wandb"
+
+
+SECONDS_TO_APPEAR = 10  # of a file that another host has written
+
+
+def check_shared(run_dir: Path | None) -> None:
+    """Raise UsageError where a process does not see the `run_dir` that the first one has locked."""
+    if run_dir is None or multihost.count() == 1:
+        return
+    multihost.max_over_processes(0)  # the first is there
+    end = time.monotonic() + SECONDS_TO_APPEAR
+    while not (seen := is_locked(run_dir)) and time.monotonic() < end:
+        time.sleep(0.1)
+    if blind := multihost.max_over_processes(0 if seen else jax.process_index()):
+        raise UsageError(f"process {blind} does not see {run_dir}: it has to be on storage that all processes share")

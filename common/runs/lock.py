@@ -1,28 +1,25 @@
 """One process at a time in a run directory: a lock that the operating system takes back from a process that ends.
 
-It is one of the file system, so that over NFS it keeps out other hosts too, wherever that has locks at all.
+It is one of the file system, so that over NFS it keeps out other hosts too, wherever that has locks at all. Imports
+nothing but the standard library: peers of the benchmark live in environments of their own.
 """
 
 import os
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-import jax
-
 from common.cli.errors import UsageError
 from common.cli.files import writing
-from common.device import multihost
 
 try:
     import fcntl
 except ImportError:  # a system without such locks, as some file systems are
     fcntl = None
 
-NAME = ".pmaprl.lock"  # of the file; it says who holds it
+LOCK = ".pmaprl.lock"  # a file of this name says who is there
 
 
 @contextmanager
@@ -46,7 +43,7 @@ def locked(run_dir: Path | None) -> Iterator[None]:
     finally:
         with suppress(OSError):
             if is_ours(run_dir):
-                (run_dir / NAME).unlink()
+                (run_dir / LOCK).unlink()
                 if new:
                     run_dir.rmdir()
         file.close()
@@ -55,14 +52,14 @@ def locked(run_dir: Path | None) -> Iterator[None]:
 def is_ours(run_dir: Path) -> bool:
     """Whether `run_dir` is still there and locked by this process, and not deleted or replaced by another run's."""
     try:
-        return (run_dir / NAME).read_text(errors="replace") == _holder()
+        return (run_dir / LOCK).read_text(errors="replace") == _holder()
     except OSError:
         return False
 
 
 def is_locked(run_dir: Path) -> bool:
     """Whether some process has locked `run_dir`, or was killed while it had."""
-    return (run_dir / NAME).exists()
+    return (run_dir / LOCK).exists()
 
 
 def check_free(run_dir: Path) -> None:
@@ -80,13 +77,13 @@ def _acquire(run_dir: Path) -> TextIO:
     while True:
         file = _open_locked(run_dir, os.O_RDWR | os.O_CREAT)
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), os.stat(run_dir / NAME)):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(run_dir / LOCK)):
                 return file
         file.close()  # the one that held it has deleted it in between
 
 
 def _open_locked(run_dir: Path, flags: int) -> TextIO:
-    file = os.fdopen(os.open(run_dir / NAME, flags, 0o666), "r+", errors="replace")
+    file = os.fdopen(os.open(run_dir / LOCK, flags, 0o666), "r+", errors="replace")
     try:
         if fcntl:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,18 +94,3 @@ def _open_locked(run_dir: Path, flags: int) -> TextIO:
     except OSError:
         pass  # a file system without locks
     return file
-
-
-SECONDS_TO_APPEAR = 10  # of a file that another host has written
-
-
-def check_shared(run_dir: Path | None) -> None:
-    """Raise UsageError where a process does not see the `run_dir` that the first one has locked."""
-    if run_dir is None or multihost.count() == 1:
-        return
-    multihost.max_over_processes(0)  # the first is there
-    end = time.monotonic() + SECONDS_TO_APPEAR
-    while not (seen := is_locked(run_dir)) and time.monotonic() < end:
-        time.sleep(0.1)
-    if blind := multihost.max_over_processes(0 if seen else jax.process_index()):
-        raise UsageError(f"process {blind} does not see {run_dir}: it has to be on storage that all processes share")

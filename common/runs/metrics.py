@@ -17,7 +17,6 @@ from common.cli.errors import UsageError
 from common.cli.files import check_file, in_one_step
 
 Row = dict[str, Any]
-EXCHANGES = "population.jsonl"
 LONGEST = 2**24  # characters of a row; those of ten thousand seeds have 2**22
 
 
@@ -27,7 +26,7 @@ class Metrics:
     def __init__(self, directory: Path, args: Any, config: Row, resume_at: int = 0):
         """Open `metrics.jsonl` in `directory`; when resuming, rows after step `resume_at` are dropped first."""
         path = directory / "metrics.jsonl"
-        drop_after(path, resume_at)
+        self.before = drop_after(path, resume_at)
         self._file, self._agent = path.open("a"), "member" if args.is_population else "seed"
         self._tensorboard = (
             _import("tensorboardX", "tensorboard").SummaryWriter(str(directory)) if args.tensorboard else None
@@ -111,20 +110,22 @@ def jsonable(value: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------------------- read
 
 
-def drop_after(path: Path, step: int) -> None:
+def drop_after(path: Path, step: int) -> Row:
     """Drop the rows of a metrics file after `step`: of a future that a resumed run has not had yet.
 
-    The file is a new one, which takes the place of the old one in one step.
+    The file is a new one, which takes the place of the old one in one step. Returns the last row of training in it.
     """
+    last = {}
     with in_one_step(path) as temporary, temporary.open("w") as file:
-        file.writelines(json.dumps(row) + "\n" for row in read(path) if row["env_steps"] <= step)
+        for row in read(path):
+            if row["env_steps"] <= step:
+                file.write(json.dumps(row) + "\n")
+                last = row if "time/sps_total" in row else last
+    return last
 
 
 def read(path: Path) -> Iterator[Row]:
-    """The rows of a metrics file, one after another; lines that are none, or cut off by a crash, are left out.
-
-    Raises OSError where it cannot be read.
-    """
+    """The rows of a metrics file, one after another; lines that are none, or cut off by a crash, are left out."""
     check_file(path)
     if not path.exists():
         return
@@ -179,50 +180,16 @@ class Log:
         return replace(self, series=series)
 
 
-class _Clock:
-    """Steps and seconds at a row, over all invocations: the counters of `time/*` begin again when a run is resumed.
-
-    A resume is seen by another `time/compile`, which is constant in an invocation, or by a smaller `time/wall`. Seconds
-    of rows that a resume dropped, because they were after the checkpoint, are not in the file and not counted.
-    """
-
-    def __init__(self):
-        self.steps = self._first_step = 0
-        self._wall = self._wall_before = self._trained = self._trained_before = 0.0
-        self._compile = None
-
-    def advance(self, row: Row) -> tuple[float, float]:
-        """Step and seconds of the row. That of a late evaluation is of a moment before, and changes nothing."""
-        wall, compiled, speed = (row.get(f"time/{name}") for name in ("wall", "compile", "sps_total"))
-        if row["env_steps"] <= self.steps and is_number(wall) and compiled == self._compile:
-            return row["env_steps"], self._wall_before + wall
-        if is_number(wall):
-            if wall < self._wall or compiled != self._compile:
-                self._wall_before += self._wall
-                self._trained_before += self._trained
-                self._first_step, self._trained = self.steps, 0.0
-            self._wall, self._compile = wall, compiled
-        self.steps = row["env_steps"]
-        if is_number(speed) and speed > 0:
-            self._trained = (self.steps - self._first_step) / speed
-        return self.steps, self.wall_seconds
-
-    @property
-    def wall_seconds(self) -> float:
-        return self._wall_before + self._wall or math.nan  # before the first row that has it
-
-    @property
-    def trained_seconds(self) -> float:
-        return self._trained_before + self._trained
-
-
 def read_log(run_dir: Path, metrics: Iterable[str]) -> Log:
     """Read `metrics.jsonl` row by row, keeping `metrics` only. Raises UsageError where it is there but not readable."""
-    path, clock, names = run_dir / "metrics.jsonl", _Clock(), set()
+    path, names, newest, wall_seconds, speed = run_dir / "metrics.jsonl", set(), 0, math.nan, math.nan
     found = {name: ([], [], []) for name in metrics}  # steps, seconds and values
     try:
         for row in read(path):
-            step, wall = clock.advance(row)
+            step, wall = row["env_steps"], row.get("time/wall")
+            wall = wall if is_number(wall) else math.nan
+            if step > newest:  # else it is a late evaluation's, of a moment before
+                newest, wall_seconds, speed = step, wall, row.get("time/sps_total", speed)
             names.update(row)
             for name in found.keys() & row.keys():
                 steps, walls, values = found[name]
@@ -234,7 +201,8 @@ def read_log(run_dir: Path, metrics: Iterable[str]) -> Log:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     series = {name: Series(*(np.array(x, float) for x in columns)) for name, columns in found.items() if columns[0]}
-    return Log(series, frozenset(names), clock.steps, clock.wall_seconds, clock.trained_seconds)
+    trained = newest / speed if is_number(speed) and speed > 0 else math.nan
+    return Log(series, frozenset(names), newest, wall_seconds, trained)
 
 
 def _numbers(value: Any) -> np.ndarray | None:

@@ -1,51 +1,20 @@
-"""Rows of metrics: one for every chunk of updates, in `metrics.jsonl` and on the console; exchanges of PBT beside them.
+"""Rows of metrics: one for every chunk of updates, in `metrics.jsonl` and on the console.
 
 A chunk's report is read once the next chunk is under way, so that the devices never wait for the host.
 """
 
-import json
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from common.cli.errors import TrainingError
 from common.envs.masks import LEGAL
-from common.runs.console import Console
-from common.runs.metrics import EXCHANGES, Metrics, drop_after, jsonable
-
-BEFORE, AFTER = "pbt/before/", "hyper/"
-
-
-def write_exchange(run_dir: Path, step: int, metrics: dict[str, np.ndarray]) -> None:
-    """Write what the metrics of a chunk say of an exchange at its end, if there was one."""
-    if np.any(metrics["pbt/due"]):
-        row = {"env_steps": step, "objective": jsonable(metrics["pbt/objective"]), "members": _changes(metrics)}
-        with (run_dir / EXCHANGES).open("a") as file:
-            file.write(json.dumps(row) + "\n")
-
-
-def _changes(metrics: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    """What became of those members to which something happened."""
-    names = [name.removeprefix(AFTER) for name in metrics if name.startswith(AFTER)]
-    rows = []
-    for member, source in enumerate(np.ravel(metrics["pbt/source"]).tolist()):
-        old, new = (
-            {name: jsonable(np.ravel(metrics[f"{x}{name}"])[member]) for name in names} for x in (BEFORE, AFTER)
-        )
-        row = {"member": member}
-        if source != member:
-            theirs, own = (jsonable(np.ravel(metrics["pbt/objective"])[x]) for x in (source, member))
-            row |= {"from": source, "why": "broken" if own is None else f"{own} against {theirs}"}
-        changed = {name: [old[name], new[name]] for name in names if old[name] != new[name]}
-        if changed or source != member:
-            rows.append(row | {"changed": changed})
-    return rows
+from common.runs.metrics import Metrics, is_number, jsonable
 
 
 class Clock:
@@ -54,6 +23,7 @@ class Clock:
     def __init__(self):
         self.seconds = dict.fromkeys(("compile", "eval", "checkpoint", "host"), 0.0)
         self._made = self._began = time.perf_counter()
+        self._wall_before = self.trained_before = 0.0  # seconds of the invocations before
         self._lap = 0.0  # seconds of training at the last one
         self._ended: float | None = None  # seconds of training in the end
 
@@ -63,8 +33,18 @@ class Clock:
     def end(self) -> None:
         self._ended = self.trained
 
+    def go_on(self, row: dict[str, Any]) -> None:
+        """After other invocations of the run, of which this is the last row."""
+        if is_number(wall := row.get("time/wall")) and is_number(speed := row.get("time/sps_total")) and speed > 0:
+            self._wall_before, self.trained_before = wall, row["env_steps"] / speed
+
     @property
     def wall(self) -> float:
+        """Seconds of all invocations of the run."""
+        return self._wall_before + self.wall_here
+
+    @property
+    def wall_here(self) -> float:
         """Seconds since the clock was made."""
         return time.perf_counter() - self._made
 
@@ -128,27 +108,13 @@ class Chunk:
 class Recorder:
     """Holds back the row of the newest chunk until it is asked to write it."""
 
-    def __init__(
-        self,
-        run_dir: Path | None,
-        args: Any,
-        config: dict[str, Any],
-        first_step: int,
-        clock: Clock,
-        console: Console,
-        last_good: Callable[[], str],
-        callback: Callback | None,
-    ):
-        """The run begins at `first_step`; without `run_dir` the console alone shows rows. `last_good` says, where
-        metrics are not finite, from what the run could go on.
-        """
+    def __init__(self, run: Any):
+        """Of a `Run`, whose parts it uses; without a directory the console alone shows rows."""
+        self._run, self._args, self._clock = run, run.args, run.clock
         self.told_to_stop = False  # by the callback
-        self._run_dir, self._args, self._first_step = run_dir, args, first_step
-        self._env_name = config["env_spec"]["name"]
-        self._clock, self._console, self._last_good, self._callback = clock, console, last_good, callback
-        self._metrics = Metrics(run_dir, args, config, resume_at=first_step) if run_dir else None
-        if run_dir and args.exchange_interval:
-            drop_after(run_dir / EXCHANGES, first_step)
+        self._metrics = Metrics(run.dir, run.args, run.config, resume_at=run.first_step) if run.dir else None
+        if self._metrics:
+            self._clock.go_on(self._metrics.before)
         self._broken: set[int] = set()  # members of a population that are given up
         self._chunk: Chunk | None = None
         self._evaluation: dict[str, Any] = {}  # for the row of the chunk
@@ -176,10 +142,6 @@ class Recorder:
             return
         chunk, self._chunk = self._chunk, None
         metrics, _ = chunk.report
-        if self._args.exchange_interval:
-            if self._run_dir:
-                write_exchange(self._run_dir, chunk.last_step, metrics)
-            metrics = {name: x for name, x in metrics.items() if name != "pbt/due" and not name.startswith(BEFORE)}
         seconds = self._clock.lap()
         with self._clock.timed("host"):
             row = {"env_steps": chunk.last_step, "updates": chunk.last_step // self._args.steps_per_update}
@@ -189,7 +151,7 @@ class Recorder:
             self._emit(row, whole=not fails)
             if fails:  # the error is all that there is to show
                 raise self._error(chunk)
-            self._console.update(chunk.last_step, row)
+            self._run.console.update(chunk.last_step, row)
             self._give_up(chunk)
 
     def close(self) -> None:
@@ -208,8 +170,9 @@ class Recorder:
         what = f"{name} is not finite"
         advice = "look at the environment's rewards and observations, or take smaller steps"
         if name == LEGAL:
-            what, advice = f"{self._env_name} has a state without any legal action", "look at its action_mask"
-        return TrainingError(f"{what} at step {step} (seed {seed}); {self._last_good()}; {advice}")
+            env = self._run.config["env_spec"]["name"]
+            what, advice = f"{env} has a state without any legal action", "look at its action_mask"
+        return TrainingError(f"{what} at step {step} (seed {seed}); {self._run.saver.last_good()}; {advice}")
 
     def _give_up(self, chunk: Chunk) -> None:
         """Say which members have broken in this chunk; the others go on."""
@@ -218,19 +181,19 @@ class Recorder:
             members = ", ".join(map(str, new[:10])) + (f" and {len(new) - 10} more" if len(new) > 10 else "")
             left, metric = self._args.num_agents - len(self._broken), chunk.broken[new[0]][1]
             what = f"{metric} of member{'s' * (len(new) > 1)} {members} is not finite"
-            self._console.warn(f"by step {chunk.last_step:,} {what}; {left} go on")
+            self._run.console.warn(f"by step {chunk.last_step:,} {what}; {left} go on")
 
     def _emit(self, row: dict[str, Any], whole: bool = True) -> None:
         if self._metrics:
             self._metrics.write(row)
-        if whole and self._callback and self._callback(dict(row)):
+        if whole and self._run.callback and self._run.callback(dict(row)):
             self.told_to_stop = True
 
     def _times(self, chunk: Chunk, seconds: float) -> dict[str, float]:
-        clock, done = self._clock, chunk.last_step - self._first_step
+        clock, done = self._clock, chunk.last_step - self._run.first_step
         times = {
             "sps": (chunk.last_step - chunk.first_step) / max(seconds, 1e-9),
-            "sps_total": done / max(clock.trained, 1e-9),
+            "sps_total": chunk.last_step / max(clock.trained_before + clock.trained, 1e-9),
             "sps_wall": done / max(clock.since_begin, 1e-9),
             "update": clock.trained - clock.seconds["host"],
             "wall": clock.wall,

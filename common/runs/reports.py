@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,13 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from common.cli.env_flags import is_custom
+from common.cli.env_flags import as_flags, is_custom
 from common.cli.files import defaults_of, read_text
 from common.cli.run_flags import ONE_TIME, as_command_line
 from common.device.devices import describe
+from common.runs.checkpoints import overall_of
 from common.runs.directory import write_json
-from common.runs.metrics import jsonable
-from common.runs.ranking import DISTINCT, describe_episodes, ranking
+from common.runs.metrics import jsonable, read_log
 
 SHOWN = {f"eval/return_{name}" for name in ("mean", "std", "min", "max")}
 """What the footer shows of an evaluation."""
@@ -32,27 +31,13 @@ class Score(NamedTuple):
     step: int  # of what was evaluated
     evaluation: dict[str, list[float]]  # empty where there was none
 
-    def mean(self) -> float:
-        """Over seeds and episodes."""
-        return float(np.mean(self.evaluation["eval/return_mean"]))
-
 
 class Outcome(NamedTuple):
     """What became of a run."""
 
     record: dict[str, Any]  # as `result.json` has it
     newest: Score
-    confirmed: Sequence[Score]  # of checkpoints to choose from, the best first, in other episodes
-
-    @property
-    def best(self) -> Score | None:
-        """Of the best checkpoint, in episodes by which it was not chosen."""
-        return best_of(self.confirmed)
-
-
-def best_of(confirmed: Sequence[Score]) -> Score | None:
-    """The first of what was evaluated once more, if it was."""
-    return confirmed[0] if confirmed and confirmed[0].evaluation else None
+    best: tuple[int, float, list[float]]  # of checkpoints, see `Checkpoints.best`
 
 
 @dataclass
@@ -90,7 +75,11 @@ def header(
 def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome: Outcome, more: list[str]) -> str:
     """The evaluation, where everything is, `more`, and the command that goes on."""
     status, step, checkpoint = (outcome.record[name] for name in ("status", "env_steps", "checkpoint"))
-    lines = ranking(args, run_dir, outcome) if args.is_population else _agents(args, run_dir, outcome)
+    lines = _members(args, run_dir, outcome) if args.is_population else _agents(args, outcome)
+    (at, best, _), newest = outcome.best, outcome.newest
+    if newest.evaluation and at < newest.step and best > overall_of(args)(newest.evaluation["eval/return_mean"]):
+        play = f"python -m common.play {shlex.quote(str(run_dir))} --step {at}"
+        lines.append(f"better   return {best:.1f} at step {at:,}: {play}")
     lines += [f"saved    {checkpoint or 'nothing yet'}", *filter(None, more)]
     command, where = _resume_command(config, run_dir), f"{status} at step {step:,} of {total:,}"
     if status != "finished":
@@ -104,22 +93,63 @@ def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome
     return "\n".join(lines)
 
 
-def _agents(args: Any, run_dir: Path, outcome: Outcome) -> list[str]:
-    """What every agent earns, and which checkpoint was better before."""
-    (step, evaluation), best, lines = outcome.newest, outcome.best, []
-    when = f", at step {step:,}" if step < outcome.record["env_steps"] else ""
+def _agents(args: Any, outcome: Outcome) -> list[str]:
+    """What every agent earns."""
+    step, evaluation = outcome.newest
+    when, lines = f", at step {step:,}" if step < outcome.record["env_steps"] else "", []
     for seed, mean in enumerate(evaluation.get("eval/return_mean", [])):
         std, low, high = (evaluation[f"eval/return_{name}"][seed] for name in ("std", "min", "max"))
         who = f" of seed {args.seed + seed}" if args.num_agents > 1 else ""
-        spread = f"{mean:.1f} ± {std:.1f} (min {low:.1f}, max {high:.1f})"
         won = f", {evaluation['eval/win_rate'][seed]:.0%} won" if "eval/win_rate" in evaluation else ""
-        how = describe_episodes(args.eval_episodes, evaluation.get(DISTINCT, [])[seed : seed + 1])
-        lines.append(f"greedy   return{who} {spread} over {how}{won}{when}")
-    if best and evaluation and best.step < outcome.record["env_steps"] and best.mean() > outcome.newest.mean():
-        found = f"better   return {best.mean():.1f} at step {best.step:,} over {args.eval_episodes} other episodes"
-        play = f"python -m common.play {shlex.quote(str(run_dir))} --step {best.step}"
-        lines.append(f"{found}: load_policy({str(run_dir)!r}, {best.step}), or {play}")
+        spread = f"{mean:.1f} ± {std:.1f} (min {low:.1f}, max {high:.1f})"
+        lines.append(f"greedy   return{who} {spread} over {args.eval_episodes} episodes{won}{when}")
     return lines
+
+
+SHOWN_MEMBERS = 5
+
+
+def ranked(returns: list[float]) -> list[int]:
+    """Members by their return, the best first; those without a finite one are last."""
+    known = [x if math.isfinite(x) else -math.inf for x in returns]
+    return sorted(range(len(known)), key=lambda member: -known[member])
+
+
+def _members(args: Any, run_dir: Path, outcome: Outcome) -> list[str]:
+    """What the best members of a population earn, and with which flags."""
+    step, evaluation = outcome.newest
+    if not (means := evaluation.get("eval/return_mean")):
+        return []
+    order = [member for member in ranked(means) if math.isfinite(means[member])]
+    broken = f", of which {len(means) - len(order)} broke," if len(order) < len(means) else ""
+    when = f" at step {step:,}" if step < outcome.record["env_steps"] else ""
+    told = "what to add to your flags for each of them alone"
+    if args.exchange_interval:
+        told = "their flags by now"
+    elif getattr(args, "opponent", "") == "members":
+        told = "their flags"  # alone they would have nobody to play against
+    lines = [
+        f"greedy   return {summary(means)} of {len(means)} members{broken} over {args.eval_episodes} episodes{when}"
+    ]
+    lines.append(f"ranked   by that return, which selection flatters, and {told}:")
+    flags, evolved = args.flags_of_members(), args.members.hyper if args.exchange_interval else ()
+    series = read_log(run_dir, [f"hyper/{name}" for name in evolved]).series
+    for place, member in enumerate(order[:SHOWN_MEMBERS], start=1):
+        now = {name: float(series[f"hyper/{name}"].values[-1, member]) for name in evolved if f"hyper/{name}" in series}
+        won = [f", {x[member]:.0%} won" for name, x in evaluation.items() if name == "eval/win_rate"]
+        spread = f"{means[member]:.1f} ± {evaluation['eval/return_std'][member]:.1f}{''.join(won)}"
+        who = as_command_line(as_flags(flags[member] | now, args.env_params))
+        lines.append(f"{place:>6}.  return {spread}, member {member}: {who}")
+    return lines
+
+
+def summary(returns: float | list[float | None] | None) -> str:
+    """The best, the median and the worst return, of those that have one."""
+    every = returns if isinstance(returns, list) else [returns]
+    finite = [x for x in every if x is not None and math.isfinite(x)]
+    if not finite:
+        return "-"
+    return f"best {max(finite):.1f}, median {np.median(finite):.1f}, worst {min(finite):.1f}"
 
 
 def _flags(args: Any) -> list[str]:
@@ -127,6 +157,7 @@ def _flags(args: Any) -> list[str]:
     entry = args.tuned_entry(args.env) if args.tuned and not args.resume else None
     defaults = {name: value for name, value in defaults_of(type(args)).items() if name not in (*ONE_TIME, "env")}
     values = {name: getattr(args, name) for name in defaults if getattr(args, name) != defaults[name]}
+    values = ({"recipe": args.recipe} if args.variant else {}) | values
     found = entry.flags if entry else {}
     values |= {name: getattr(args, name) for name in found if getattr(args, name) != found[name]}  # given against it
     tuned = {name: value for name, value in found.items() if values.get(name) == value}
@@ -143,14 +174,12 @@ def write_result(run_dir: Path, outcome: Outcome, **more: Any) -> None:
     write_json(run_dir / "result.json", outcome.record | more)
 
 
-def evaluation_record(args: Any, newest: Score, confirmed: Sequence[Score]) -> dict[str, Any]:
+def evaluation_record(args: Any, newest: Score, best: tuple[int, float, list[float]]) -> dict[str, Any]:
     """What `result.json` says of the evaluations."""
     record = {name: [jsonable(x) for x in values] for name, values in newest.evaluation.items()}
     record |= {"eval/env_steps": newest.step, "eval/episodes": args.eval_episodes}
-    if best := best_of(confirmed):
-        record["best/env_steps"] = best.step
-        record["best/return_mean"] = [jsonable(x) for x in best.evaluation["eval/return_mean"]]
-    return record
+    step, _, returns = best
+    return record | ({"best/env_steps": step, "best/return_mean": [jsonable(x) for x in returns]} if returns else {})
 
 
 def benchmark_record(args: Any, config: dict[str, Any], record: dict[str, Any], figures: dict[str, Any]) -> dict:

@@ -6,7 +6,7 @@ is read only after the next chunk has been dispatched, except where an evaluatio
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -21,15 +21,13 @@ from common.device.programs import Programs, compile_together, set_up_cache
 from common.device.sharding import host_like
 from common.runs import reports
 from common.runs.console import Console
-from common.runs.directory import agree_on_directory, claim_directory, describe_run, restore
+from common.runs.directory import agree_on_directory, check_shared, claim_directory, describe_run, restore
 from common.runs.evaluator import DeviceEvaluation, Evaluations
-from common.runs.loading import Start, load, place
-from common.runs.lock import check_shared, is_ours
+from common.runs.lock import is_ours
 from common.runs.metrics import check_extras
-from common.runs.ranking import summary
 from common.runs.recorder import Callback, Chunk, Clock, Recorder, Report
-from common.runs.reports import Outcome, Score, TrainResult
-from common.runs.saver import Saver
+from common.runs.reports import Outcome, TrainResult, summary
+from common.runs.saving import Saver, Start, load, place
 from common.runs.signals import Interruption
 
 
@@ -48,7 +46,7 @@ class Run:
         """`env` has a `name` and a `spec`. `notes` are lines for the header, by the word that they begin with."""
         check_extras(args.tensorboard, args.wandb)
         set_up_cache()
-        self.args, self.devices, self._is_game = args, devices, getattr(env, "is_game", False)
+        self.args, self.devices, self.is_game = args, devices, getattr(env, "is_game", False)
         self.total = args.num_updates * args.steps_per_update
         self._end = min(self.total, args.stop_after or self.total)  # of this invocation
         saving = {} if args.benchmark else {"eval": args.eval_interval, "checkpoint": args.checkpoint_interval}
@@ -59,11 +57,10 @@ class Run:
         self.console = Console(args.quiet or args.benchmark, self.total, summary if args.is_population else None, first)
         self._interruption = Interruption(self.console)
         self.steps = self.first_step = 0
-        self.counters: dict[str, int] = {}  # those with which actors begin
-        self.actors: Any = None  # beside the learner: what has `counters`, `figures` and `remarks`, as `Batches` has
+        self.actors: Any = None  # beside the learner: what has `figures` and `remarks`, as `Batches` has
         self._header = reports.header(args, env.name, devices, notes, self.total, self.dir, changes)
-        self._clock, self._callback = Clock(), callback if first else None
-        self._saver = self._recorder = self._evaluations = self._where = None  # until `start`
+        self.clock, self.callback = Clock(), callback if first else None
+        self.saver = self.recorder = self.evaluations = None  # until `start`
 
     def __enter__(self) -> "Run":
         self._interruption.start()
@@ -72,16 +69,19 @@ class Run:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.console.stop()
         self._interruption.stop()
-        if self._evaluations is None:
+        if self.evaluations is None:
             return
-        self._evaluations.stop()
+        self.evaluations.stop()
         with suppress(Exception):  # `error` is what gets reported
             if error is not None and not multihost.has_lost(error):
-                self._saver.let_finish()
+                self.saver.checkpoints.let_finish()
         with suppress(Exception):
-            if isinstance(error, Exception):
-                self._note_failure(error)
-        self.console.attempt("log", self._recorder.close)
+            if isinstance(error, Exception) and self.dir and is_ours(self.dir):
+                reason = f"{type(error).__name__}: {error}"
+                reports.write_result(self.dir, self._outcome("failed"), reason=reason)
+            elif isinstance(error, Exception) and self.dir and (said := restore(self.dir, self.config)):
+                self.console.warn(said)
+        self.console.attempt("log", self.recorder.close)
 
     def start(
         self, programs: Programs, members: Any, shapes: Any, example: Any, evaluation: Any = None
@@ -93,34 +93,33 @@ class Run:
         """
         self.console.say(self._header)
         check_shared(self.path)
-        self._where = shapes, self.devices, self.args.sharding
         start = load(self.args, self.config, host_like(shapes), self.console)
         multihost.check_equal("the newest checkpoint", str(start.step))
         self._begin_at(start)
-        over = self.steps >= self._end or self._evaluations.goal_reached
-        if over and self._saver.is_judged(self.steps):
+        over = self.steps >= self._end or self.evaluations.goal_reached
+        if over and self.saver.is_judged(self.steps):
             return None, None
         leaving = self._interruption.ending_at_once(partial(self._leave_untrained, start.host))
-        with self._clock.timed("compile"), self.console.task("compiling"), leaving:
+        self.console.say("compiling ...")
+        with self.clock.timed("compile"), leaving:
             programs = compile_together(programs, members, shapes, example)
             fresh = np.int32((members.seed.astype(np.int64) + self.steps) % LARGEST)  # other episodes after a resume
-            state = place(start, lambda: programs.init(members._replace(seed=fresh)), *self._where)
-        self.console.say(f"compiled in {self._clock.seconds['compile']:.1f} s")
-        self._evaluations.use(evaluation or DeviceEvaluation(programs.evaluate, self.args))
+            members = members._replace(seed=fresh)
+            state = place(start, lambda: programs.init(members), shapes, self.devices, self.args.sharding)
+        self.console.say(f"compiled in {self.clock.seconds['compile']:.1f} s")
+        self.evaluations.evaluation = evaluation or DeviceEvaluation(programs.evaluate, self.args)
         self.console.show_bar(self.steps)
-        self._clock.begin()
+        self.clock.begin()
         return state, programs.update
 
     def _begin_at(self, start: Start) -> None:
         """Claim the directory, and make the parts that write into it."""
-        self.first_step, self.steps, self.counters = start.step, start.step, start.counters
+        self.first_step = self.steps = start.step
         if self.dir and self.steps < self.total:  # else nothing is trained, and the flags stay as they are
             self.console.say(claim_directory(self.dir, self.config, self.args.overwrite))
-        self._saver = Saver(self.path, self.args, start, self._counters, self.console.warn)
-        showing = self._clock, self.console, self._saver.last_good
-        self._recorder = Recorder(self.dir, self.args, self.config, self.steps, *showing, self._callback)
-        parts = self._recorder, self._saver, self._clock, self.console, self._no_more_evaluations
-        self._evaluations = Evaluations(start.newest, self.args, *parts, self._is_game)
+        self.saver = Saver(self.path, self.args, start, self.console.warn)
+        self.recorder = Recorder(self)
+        self.evaluations = Evaluations(self, start.newest)
 
     @property
     def unfinished(self) -> bool:
@@ -130,8 +129,8 @@ class Run:
     @property
     def leaving(self) -> bool:
         """Whether a signal, the clock (once anything is trained), the callback or a good return wants the end, here."""
-        late = 0 < self.args.max_seconds < self._clock.wall and self.steps > self.first_step
-        return bool(self._interruption.here or late or self._recorder.told_to_stop or self._evaluations.goal_reached)
+        late = 0 < self.args.max_seconds < self.clock.wall_here and self.steps > self.first_step
+        return bool(self._interruption.here or late or self.recorder.told_to_stop or self.evaluations.goal_reached)
 
     @property
     def stopping(self) -> bool:
@@ -149,39 +148,39 @@ class Run:
 
         `read` waits for what the chunk reports. Raises TrainingError for what was not finite.
         """
-        self._saver.check_directory()
+        self.saver.check_directory()
         before, self.steps = self.steps, self.steps + int(updates) * self.args.steps_per_update
-        self._evaluations.poll()
-        self._recorder.write()
-        self._recorder.hold(Chunk(before, self.steps, read))
+        self.evaluations.poll()
+        self.recorder.write()
+        self.recorder.hold(Chunk(before, self.steps, read))
         due = {name for name, interval in self._intervals.items() if self.steps >= next_boundary(before, interval)}
         due |= {"eval", "checkpoint"} if self.steps >= self._end else set()
         if due & {"eval", "checkpoint"}:
             self._settle(state, evaluate="eval" in due, save="checkpoint" in due)
-        elif self._callback or multihost.count() > 1:
+        elif self.callback or multihost.count() > 1:
             self.log()  # the callback may end the run here; processes wait for the chunk anyway
 
     def log(self) -> None:
         """Write the row of the last chunk. Raises TrainingError where a metric in it was not finite."""
-        self._recorder.write()
+        self.recorder.write()
 
     def _settle(self, state: Any, evaluate: bool, save: bool) -> None:
         """Evaluate and save this very state, unless that is done; also save it where --keep-best wants it."""
-        self._recorder.wait()  # raises: what is broken is neither evaluated nor saved
+        self.recorder.wait()  # raises: what is broken is neither evaluated nor saved
         if evaluate and not self.args.benchmark:
-            self._evaluations.begin(self.steps, state)
-        self._recorder.write()
-        if save or self._saver.wants(self.steps):
-            with self._clock.timed("checkpoint"):
-                self._saver.save(self.steps, state)
+            self.evaluations.begin(self.steps, state)
+        self.recorder.write()
+        if save or self.saver.wants(self.steps):
+            with self.clock.timed("checkpoint"):
+                self.saver.save(self.steps, state)
 
     def rescue(self, state: Any) -> None:
         """Save before the run fails for a reason that does not lie in `state`; warns where that fails too."""
-        self._evaluations.poll()
-        self._recorder.write()
+        self.evaluations.poll()
+        self.recorder.write()
         try:
-            self._saver.save(self.steps, state)
-            self._saver.wait()
+            self.saver.save(self.steps, state)
+            self.saver.checkpoints.wait()
         except TrainingError as error:
             self.console.warn(str(error))
 
@@ -193,17 +192,14 @@ class Run:
         if state is not None:
             self._settle(state, evaluate=not self._interruption.received(), save=True)
             self.console.stop()
-            self._evaluations.finish(self.steps, state)  # once all is saved, since an environment on the host may fail
-        self._clock.end()
-        confirmed = []
-        if state is not None and not self._no_more_evaluations():
-            confirmed = self._evaluations.confirm_best(partial(self._saver.with_learner_of, state, self._where))
-        interrupted, host = self._interruption.received(), self._saver.newest(state)
-        with self._clock.timed("checkpoint"):
-            self._saver.close()
-        ending = "finished" if self.steps >= self.total or self._evaluations.goal_reached else "stopped"
-        status, sha256 = "interrupted" if interrupted else ending, self._saver.sha256(host)
-        outcome = self._outcome(status, sha256, confirmed)
+            self.evaluations.finish(self.steps, state)  # once all is saved, since an environment on the host may fail
+        self.clock.end()
+        interrupted, host = self._interruption.received(), self.saver.newest(state)
+        with self.clock.timed("checkpoint"):
+            self.saver.close()
+        ending = "finished" if self.steps >= self.total or self.evaluations.goal_reached else "stopped"
+        status, sha256 = "interrupted" if interrupted else ending, self.saver.sha256(host)
+        outcome = self._outcome(status, sha256)
         if self.args.benchmark and multihost.is_first():
             print(json.dumps(reports.benchmark_record(self.args, self.config, outcome.record, self._figures())))
         if self.dir:
@@ -227,43 +223,35 @@ class Run:
 
     def _leave_untrained(self, host: Any) -> None:
         """Write and say what an interrupted run does, before there is anything to save that `host` does not have."""
-        outcome = self._outcome("interrupted", self._saver.sha256(host) if host else None)
+        outcome = self._outcome("interrupted", self.saver.sha256(host) if host else None)
         if self.dir:
             reports.write_result(self.dir, outcome)
             self.console.say(reports.footer(self.args, self.config, self.dir, self.total, outcome, []))
-        self._recorder.close()
+        self.recorder.close()
 
-    def _note_failure(self, error: Exception) -> None:
-        if self.dir and is_ours(self.dir):
-            reports.write_result(self.dir, self._outcome("failed"), reason=f"{type(error).__name__}: {error}")
-        elif self.dir and (said := restore(self.dir, self.config)):
-            self.console.warn(said)
-
-    def _no_more_evaluations(self) -> bool:
+    def no_more_evaluations(self) -> bool:
+        """Whether none is to be played, or waited for, any more; all processes have to ask at the same time."""
         return bool(self.args.benchmark or self._interruption.received())
-
-    def _counters(self) -> dict[str, int]:
-        """Numbers that checkpoints keep beside the state, so that a resumed run counts on."""
-        return self.actors.counters() if self.actors else {}
 
     def _figures(self) -> dict[str, Any]:
         """More for `result.json`, and for the line of --benchmark."""
         return self.actors.figures() if self.actors else {}
 
-    def _outcome(self, status: str, sha256: str | None = None, confirmed: Sequence[Score] = ()) -> Outcome:
-        checkpoint, newest, clock = self._saver.checkpoint(), self._evaluations.newest, self._clock
+    def _outcome(self, status: str, sha256: str | None = None) -> Outcome:
+        checkpoints, newest, clock = self.saver.checkpoints, self.evaluations.newest, self.clock
+        best, last = checkpoints.best(), checkpoints.steps()[-1:]
         record = {
             "status": status,  # "finished", "stopped", "interrupted" or "failed"
             "env_steps": self.steps,
             "updates": self.steps // self.args.steps_per_update,
-            **reports.evaluation_record(self.args, newest, confirmed),
+            **reports.evaluation_record(self.args, newest, best),
             "wall_seconds": round(clock.wall, 3),
             "compile_seconds": round(clock.seconds["compile"], 3),
             "steps_per_second": round((self.steps - self.first_step) / clock.trained, 1),
             "state_sha256": sha256,
-            "checkpoint": str(checkpoint) if checkpoint else None,  # the newest
+            "checkpoint": str(checkpoints.path(last[0])) if last else None,  # the newest
         }
-        return Outcome(record | self._figures(), newest, confirmed)
+        return Outcome(record | self._figures(), newest, best)
 
 
 def next_boundary(step: int, interval: int) -> float:

@@ -1,0 +1,412 @@
+"""An episode as a GIF: `recording = record(env, act, key, env.max_steps)`, then `draw_gif(env, recording, path)`.
+
+It is recorded while it is played, on the device or on the host, and drawn afterwards: by its suite, by a scene of
+classic control, or from its observations. No display is needed.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from PIL import Image, ImageColor, ImageDraw, ImageFont
+
+from common.cli.files import check_target, replacing
+from common.device.agents import Player, Seen, at_start
+from common.device.evaluation import episode_keys
+from common.device.sharding import key_data
+from common.envs import spaces
+from common.envs.environment import LONGEST_HORIZON, Env
+from common.envs.host import HostEnvs, HostStep
+from common.envs.masks import is_mask
+from common.envs.spaces import EnvSpec
+from common.envs.suite_tools import reason
+
+Paint = Callable[[int], Image.Image]  # the picture after so many steps of an episode
+MAX_FRAMES = 500  # that are drawn
+WIDTH, HEIGHT = 360, 300  # pixels that a picture fills at most
+LONGEST_DELAY = 0.1  # seconds between frames that leave out steps: a longer episode plays faster than it was
+LAST_DELAY = 1_000  # milliseconds for which the end is shown before the loop begins again
+CAPTION, NARROWEST = 24, 280  # pixels: height of the line of numbers, and width that they need
+COLORS = 127  # of a GIF, and one more for what stays as it is
+MOST_LINES = 8  # numbers of an observation; more are drawn as shades instead of as lines
+
+# Told apart by colour-blind eyes (Okabe and Ito).
+BLUE, ORANGE, GREEN, SKY = "#0072B2", "#E69F00", "#009E73", "#56B4E9"
+RED, PURPLE, YELLOW = "#D55E00", "#CC79A7", "#F0E442"
+INK, FLOOR, GREY, LIGHT, PAPER = "#2B2F36", "#3C424C", "#8A9099", "#D9DDE2", "#FFFFFF"
+CHANNELS = ORANGE, SKY, GREEN, YELLOW, RED, PURPLE, BLUE, PAPER, GREY  # of a grid, one after the other
+
+
+class Recording(NamedTuple):
+    """One episode, host arrays with a leading time axis: T steps, T + 1 states and observations.
+
+    The last observation is the true final one. So is the last state where the environment can tell it; environments
+    that only know their state after the reset repeat the one before.
+    """
+
+    states: Any  # environment states [T + 1, ...], typed keys as their data
+    obs: Any  # observations [T + 1, ...]
+    actions: Any  # [T, ...] as the policy gave them
+    rewards: np.ndarray  # [T]
+    paint: Paint | None = None  # the pictures, where they were drawn while it was played
+
+
+def frame_stride(steps: int) -> int:
+    """How many steps lie between two frames of an episode of `steps`: a power of two.
+
+    While an episode goes on, it is only ever doubled: the frames that are needed in the end have all been kept.
+    """
+    return 2 ** max(math.ceil(math.log2(steps / (MAX_FRAMES - 1))), 0) if steps else 1
+
+
+def record(env: Env, player: Player | Callable, key: jax.Array, max_steps: int) -> Recording:
+    """One episode of at most `max_steps` steps, by `player`, of whatever `Player.of` takes.
+
+    It is the episode that `evaluation.play_episodes` plays with the same `key` and `player`.
+    """
+    player = Player.of(player)
+    reset_key, *keys = episode_keys(key)
+
+    @jax.jit
+    def advance(time: jax.Array, seen: Seen, memory: Any, state: Any) -> tuple[Any, Seen, Any, Any]:
+        step_key, act_key = (jax.random.fold_in(key, time) for key in keys)
+        actions, memory = player.act(seen, memory, act_key[None])
+        action = jax.tree.map(lambda x: x[0], actions)
+        out = env.step(step_key, state, action)
+        over = out.terminated | out.truncated
+        reached = key_data(env.without_numbers(out.final_state)), out.final_obs, action, out.reward, over
+        return reached, jax.tree.map(lambda x: x[None], Seen(out.obs, over, out.reward)), memory, out.state
+
+    obs, state = jax.jit(env.reset)(reset_key)
+    first = jax.device_get((key_data(env.without_numbers(state)), obs))
+    seen, memory, steps, over = at_start(jax.tree.map(lambda x: x[None], obs)), player.initial_memory(1), [], False
+    while len(steps) < max_steps and not over:
+        reached, seen, memory, state = advance(len(steps), seen, memory, state)
+        *step, over = jax.device_get(reached)  # an episode of images never lies on the device as a whole
+        steps.append(step)
+    states, obs, actions, rewards = zip(*steps, strict=True)
+    return Recording(_stacked([first[0], *states]), _stacked([first[1], *obs]), _stacked(actions), np.array(rewards))
+
+
+class RecordedEnvs:
+    """The same environments; the first one's first episode is kept: pictures of its suite, else observations."""
+
+    def __init__(self, envs: HostEnvs):
+        self._envs, self.spec, self.num_envs = envs, envs.spec, envs.num_envs
+        self.resets_in_step, self.close, self.kill = envs.resets_in_step, envs.close, envs.kill
+        self.without_pictures = ""  # why there are none
+
+    def reset(self) -> Any:
+        obs = self._envs.reset()
+        self._pictures: dict[int, Image.Image] = {}  # by step
+        self._obs, self._actions, self._rewards, self._over = [_first(obs)], [], [], False
+        try:
+            self._pictures[0] = fitting(self._envs.frame())
+        except Exception as error:  # no renderer, or one that lacks something here: there is another way to draw it
+            self.without_pictures = reason(error)
+        return obs
+
+    def step(self, action: Any) -> HostStep:
+        out = self._envs.step(action)
+        if not self._over:
+            self._actions.append(_first(action))
+            self._rewards.append(float(out.reward[0]))
+            ended = bool(out.terminated[0] | out.truncated[0])
+            self._over = ended or len(self._rewards) >= LONGEST_HORIZON
+            if not self._pictures:
+                self._obs.append(_first(out.obs if out.final_obs is None else out.final_obs))
+            elif not (ended and self.resets_in_step):  # which shows the next episode already
+                self._keep_picture(len(self._rewards))
+        return out
+
+    def recording(self) -> Recording:
+        """The episode. Without pictures `paint` is None."""
+
+        def picture(step: int) -> Image.Image:  # the newest one of that time; the last step may have none
+            return self._pictures[max(time for time in self._pictures if time <= step)]
+
+        paint = picture if self._pictures else None
+        return Recording(None, _stacked(self._obs), _stacked(self._actions), np.array(self._rewards), paint)
+
+    def _keep_picture(self, time: int) -> None:
+        """Add one where it is needed or the last; those go that an episode of this length does without."""
+        stride = frame_stride(time)
+        if time % stride and not self._over:
+            return
+        with suppress(Exception):  # of a world that is broken by now, say: the episode goes on without
+            self._pictures[time] = fitting(self._envs.frame())
+        self._pictures = {step: x for step, x in self._pictures.items() if step % stride == 0 or step == time}
+
+
+def _first(tree: Any) -> Any:
+    """The part of the first environment."""
+    return jax.tree.map(lambda x: np.array(x[0]), tree)
+
+
+def _stacked(steps: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *parts: np.stack(parts), *steps)
+
+
+def draw_gif(env: Env | EnvSpec, recording: Recording, path: Path) -> int:
+    """Write the episode to `path` as a looping GIF; returns its number of frames.
+
+    Raises UsageError where the file cannot be written; one that is there already is replaced when the new one is whole.
+    """
+    check_target(path)
+    with replacing(path) as temporary:
+        temporary.touch()  # fails before the work, not after it
+        paint, seconds = _painter(env, recording)
+        steps, delays = timing(len(recording.rewards), seconds)
+        returns = np.cumsum([0.0, *recording.rewards])
+
+        def frame(step: int) -> Image.Image:
+            picture, reward = paint(step), f"{recording.rewards[step - 1]:.3g}" if step else "-"
+            width, height = max(picture.width, NARROWEST), picture.height
+            image = Image.new("RGB", (width, height + CAPTION), PAPER)
+            image.paste(picture, ((width - picture.width) // 2, 0))
+            numbers = f"step {step} / {len(returns) - 1}", f"reward {reward}", f"return {returns[step]:.4g}"
+            for place, text in zip((0.02, 0.38, 0.7), numbers, strict=True):
+                at, font = (place * width, height + CAPTION / 2), ImageFont.load_default(11)
+                ImageDraw.Draw(image).text(at, text, INK, font, anchor="lm")
+            return image
+
+        sample = np.concatenate([np.asarray(frame(step)) for step in steps[:: -(-len(steps) // 16)]])
+        palette = Image.fromarray(sample).quantize(COLORS, Image.Quantize.FASTOCTREE)
+        images = [frame(step).quantize(palette=palette, dither=Image.Dither.NONE) for step in steps]
+        every = {"save_all": True, "append_images": images[1:], "duration": delays, "loop": 0}
+        images[0].save(temporary, "GIF", optimize=True, **every)
+    return len(steps)
+
+
+def timing(length: int, seconds: float) -> tuple[list[int], list[int]]:
+    """After which steps of an episode a frame is drawn, and for how many milliseconds each is shown."""
+    stride = frame_stride(length)
+    steps = [*range(0, length, stride), length]
+    delay = min(stride * seconds, max(seconds, LONGEST_DELAY))
+    # A GIF counts hundredths of a second, and browsers take one of them for ten
+    delays = [max(20, 10 * round(100 * delay))] * len(steps)
+    return steps, [*delays[:-1], LAST_DELAY]
+
+
+def fitting(frame: np.ndarray) -> Image.Image:
+    """A frame [H, W, 3] in bytes as large or as small as other pictures, by a whole number of times."""
+    picture = Image.fromarray(frame)
+    scale = min(WIDTH / picture.width, HEIGHT / picture.height)
+    if scale >= 2:
+        return picture.resize((int(scale) * picture.width, int(scale) * picture.height), Image.Resampling.NEAREST)
+    return picture.reduce(math.ceil(1 / scale)) if scale < 1 else picture
+
+
+# -------------------------------------------------------------------------------------------------- pictures of a step
+
+
+def _painter(env: Env | EnvSpec, recording: Recording) -> tuple[Paint, float]:
+    """How the episode is drawn, by the first way that works here, and the seconds that a step lasts."""
+    seconds = float(np.clip(4 / len(recording.rewards), 0.04, 0.3))
+    if recording.paint:
+        return recording.paint, seconds
+
+    def state(step: int) -> Any:
+        return jax.tree.map(lambda x: jnp.asarray(x[step]), recording.states)
+
+    if isinstance(env, Env):
+        with suppress(Exception):  # such as a pole of length 0
+            kinds = [kind.__name__ for kind in type(env.inner).__mro__ if kind.__module__.startswith("gymnax.")]
+            scene = next(SCENES[kind](env.params) for kind in kinds if kind in SCENES)
+            scene.draw(state(0))
+            return lambda step: scene.draw(state(step)), scene.seconds
+        with suppress(Exception):  # no renderer, or no graphics library
+            fitting(env.frame(state(0)))
+            return lambda step: fitting(env.frame(state(step))), seconds
+    parts = [x for name, _, x in spaces.leaves(env.observation_space, recording.obs) if not is_mask(name)]
+    for obs in parts:
+        if obs.ndim in (3, 4) and min(obs.shape[1:3]) >= 3:
+            return _grid(obs), seconds
+    return _lines({"obs": parts, "action": recording.actions, "reward": recording.rewards}), seconds
+
+
+def _grid(obs: np.ndarray) -> Paint:
+    """Observations [T + 1, H, W] or [T + 1, H, W, C] as squares: one colour per channel, the first ones in front of the
+    others; images with red, green and blue as they are.
+    """
+    maps = obs if obs.ndim == 4 else obs[..., None]
+    count = maps.shape[-1]
+    is_image = count == 3 and not all(np.isin(frame, (0, 1)).all() for frame in maps)
+    of_bytes = is_image and maps.dtype == np.uint8
+    low, high = min(0.0, float(np.nanmin(maps))), 255.0 if of_bytes else float(np.nanmax(maps))
+    colors = np.array([ImageColor.getrgb(color) for color in ((PAPER,) if count == 1 else CHANNELS)])
+
+    def paint(step: int) -> Image.Image:
+        values = np.nan_to_num((maps[step].astype(np.float32) - low) / max(high - low, 1e-9)).clip(0, 1)
+        pixels = 255 * values
+        if not is_image:
+            pixels = np.broadcast_to(np.float32(ImageColor.getrgb(FLOOR)), (*values.shape[:2], 3))
+            for channel in reversed(range(count)):
+                pixels = pixels + values[..., channel, None] * (colors[channel % len(colors)] - pixels)
+        picture = fitting(np.round(pixels).astype(np.uint8))
+        if (cell := picture.width // values.shape[1]) < 8:
+            return picture
+        squares = np.array(picture)
+        squares[::cell] = squares[:, ::cell] = ImageColor.getrgb(INK)  # lines between them
+        return Image.fromarray(squares)
+
+    return paint
+
+
+def _lines(tracks: dict[str, Any]) -> Paint:
+    """All numbers of an episode, by their name in trees [T, ...], over its steps, and a mark that moves along.
+
+    Each number is drawn in its own range: as a line, or as shades where they are many.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH / 100, HEIGHT / 100), dpi=100, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    rows = figure.subplots(3, sharex=True, height_ratios=(3, 1, 1))
+    for axes, (name, tree) in zip(rows, tracks.items(), strict=True):
+        values = np.concatenate([np.reshape(x, (len(x), -1)) for x in jax.tree.leaves(tree)], axis=1).astype(float)
+        values = np.nan_to_num(values, posinf=0, neginf=0)
+        low, high = values.min(axis=0), values.max(axis=0)
+        shares = (values - low) / np.maximum(high - low, 1e-9)  # [T, N]
+        if shares.shape[1] > MOST_LINES:
+            axes.imshow(shares.T, "Blues", aspect="auto", interpolation="nearest")
+        else:
+            axes.plot(0.8 * shares - np.arange(shares.shape[1]), linewidth=1.2)
+        axes.set_ylabel(name, fontsize=8)
+        axes.set_yticks([])
+        axes.tick_params(labelsize=7)
+    canvas.draw()
+    background = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3].copy())
+
+    def paint(step: int) -> Image.Image:
+        picture = background.copy()
+        x, _ = axes.transData.transform((step, 0))
+        ImageDraw.Draw(picture).line([(x, 0), (x, picture.height - 20)], RED, 2)
+        return picture
+
+    return paint
+
+
+# --------------------------------------------------------------------------------------- gymnax's classic control
+
+
+SMOOTHING = 3  # pictures are drawn this many times larger, then reduced
+Point = tuple[float, float]  # with y up
+
+
+class Shape(NamedTuple):
+    """A line with round ends, which is a disc where it has one point only; a filled polygon where it has no width."""
+
+    color: str
+    points: Sequence[Point]
+    width: float = 0.0
+
+
+class Scene(NamedTuple):
+    """How the states of an environment are drawn."""
+
+    box: tuple[float, float, float, float]  # left, bottom, right, top
+    background: list[Shape]
+    shapes: Callable[[Any], list[Shape]]  # of a state
+    seconds: float  # that a step lasts: close to the physics, or what is pleasant to watch
+
+    def draw(self, state: Any) -> Image.Image:
+        left, bottom, right, top = self.box
+        unit = SMOOTHING * min(WIDTH / (right - left), HEIGHT / (top - bottom))
+        image = Image.new("RGB", (round(unit * (right - left)), round(unit * (top - bottom))), PAPER)
+        canvas = ImageDraw.Draw(image)
+        for shape in (*self.background, *self.shapes(state)):
+            pixels = [(unit * (float(x) - left), unit * (top - float(y))) for x, y in shape.points]
+            if not shape.width:
+                canvas.polygon(pixels, shape.color)
+                continue
+            canvas.line(pixels, shape.color, round(unit * shape.width), joint="curve")
+            radius = unit * shape.width / 2
+            for x, y in (pixels[0], pixels[-1]):
+                canvas.ellipse((x - radius, y - radius, x + radius, y + radius), shape.color)
+        return image.reduce(SMOOTHING)
+
+
+def cartpole(params: Any) -> Scene:
+    limit, length = params.x_threshold, 2 * params.length
+
+    def shapes(state: Any) -> list[Shape]:
+        x, angle = state.x, state.theta  # 0 is up, clockwise
+        tip = x + length * math.sin(angle), 0.25 + length * math.cos(angle)
+        cart = [(x - 0.3, -0.05), (x - 0.3, 0.25), (x + 0.3, 0.25), (x + 0.3, -0.05)]
+        wheels = [Shape(GREY, [(x + side, -0.05)], 0.16) for side in (-0.17, 0.17)]
+        return [Shape(INK, cart), *wheels, Shape(ORANGE, [(x, 0.25), tip], 0.12), Shape(BLUE, [(x, 0.25)], 0.1)]
+
+    reach = 1.15 * limit
+    ends = [Shape(GREY, [(end, -0.12), (end, 0.12)], 0.03) for end in (-limit, limit)]
+    track = Shape(GREY, [(-reach, 0), (reach, 0)], 0.03)
+    return Scene((-reach, -0.45, reach, length + 0.5), [track, *ends], shapes, 0.02)
+
+
+def pendulum(params: Any) -> Scene:
+    length = params.l
+
+    def shapes(state: Any) -> list[Shape]:
+        angle = state.theta  # 0 is up, counter-clockwise
+        rod = [(0, 0), (-length * math.sin(angle), length * math.cos(angle))]
+        return [Shape(ORANGE, rod, 0.15 * length), Shape(INK, rod[:1], 0.1 * length)]
+
+    reach = 1.3 * length
+    goal = Shape(GREEN, [(0, 1.12 * length), (0, 1.22 * length)], 0.03 * length)
+    return Scene((-reach, -reach, reach, reach), [goal], shapes, 0.05)
+
+
+def acrobot(params: Any) -> Scene:
+    def shapes(state: Any) -> list[Shape]:
+        first = state.joint_angle1  # 0 is down, counter-clockwise
+        second = first + state.joint_angle2
+        elbow = math.sin(first), -math.cos(first)
+        tip = elbow[0] + math.sin(second), elbow[1] - math.cos(second)
+        joints = [Shape(INK, [joint], 0.12) for joint in ((0, 0), elbow)]
+        return [Shape(BLUE, [(0, 0), elbow], 0.18), Shape(ORANGE, [elbow, tip], 0.18), *joints]
+
+    goal = Shape(GREEN, [(-2.2, 1), (2.2, 1)], 0.03)  # the tip has to get over this line
+    return Scene((-2.3, -2.3, 2.3, 2.3), [goal], shapes, 0.07)  # 0.2 s in the physics: too slow to watch
+
+
+def mountain_car(params: Any) -> Scene:
+    def height(x: float) -> float:
+        return 0.45 * math.sin(3 * x) + 0.55
+
+    def shapes(state: Any) -> list[Shape]:
+        x = float(state.position)
+        slope = math.atan(3 * 0.45 * math.cos(3 * x))
+        cos, sin = math.cos(slope), math.sin(slope)
+
+        def on_road(forward: float, above: float) -> Point:
+            return x + forward * cos - above * sin, height(x) + forward * sin + above * cos
+
+        outline = (-0.1, 0.03), (0.1, 0.03), (0.1, 0.08), (0.05, 0.13), (-0.06, 0.13), (-0.1, 0.08)
+        wheels = [Shape(INK, [on_road(side, 0.028)], 0.056) for side in (-0.06, 0.06)]
+        return [Shape(RED, [on_road(*corner) for corner in outline]), *wheels]
+
+    left, right, goal = params.min_position - 0.1, params.max_position + 0.1, params.goal_position
+    hill = [(x, height(x)) for x in np.linspace(left, right, 150)]
+    top = height(goal) + 0.25
+    background = [
+        Shape(LIGHT, [(left, -0.05), *hill, (right, -0.05)]),
+        Shape(INK, [(goal, height(goal)), (goal, top)], 0.01),
+        Shape(GREEN, [(goal, top), (goal, top - 0.1), (goal + 0.1, top - 0.05)]),
+    ]
+    return Scene((left, -0.05, right, 1.3), background, shapes, 0.03)
+
+
+SCENES = {
+    "CartPole": cartpole,
+    "Pendulum": pendulum,
+    "Acrobot": acrobot,
+    "MountainCar": mountain_car,
+    "ContinuousMountainCar": mountain_car,
+}
+"""By the name of the environment's class."""

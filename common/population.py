@@ -1,0 +1,274 @@
+"""Population-based training (Jaderberg et al. 2017), by rules close to Sample Factory's (Petrenko et al. 2020), and
+ratings of members that play with or against each other.
+
+An exchange is a gather over the axis of the members, inside the compiled program: nothing returns to the host, and
+every device does the same to its replica.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.cli.files import replacing
+from common.cli.population_flags import PbtArgs, Rules
+from common.device.agents import Agent, Player, Policy
+from common.device.evaluation import SEED, play_episodes
+from common.device.interface import RunState
+from common.device.opponents import draw_own_components, opponent_of
+from common.device.sharding import GROUPS, TrainState, global_ids, members_of_all
+from common.device.statistics import WINDOW
+from common.envs.environment import Env
+
+
+def evolution(args: PbtArgs, groups: int = 1) -> Callable[[jax.Array, Any], tuple[Any, dict[str, jax.Array]]] | None:
+    """Of the number of updates before and the state [S, ...] now: the state after an exchange, if one is due between,
+    and metrics. None without --pbt.
+
+    Of several `groups` of devices each has its own part of the learners: then they are gathered for an exchange, which
+    all compute.
+    """
+    if not args.pbt:
+        return None
+    every, start = (-(-steps // args.steps_per_update) for steps in (args.exchange_interval, args.pbt_start))
+
+    def places(run: RunState) -> jax.Array:
+        own = run.updates.size
+        return global_ids(own, GROUPS) if groups > 1 else jnp.arange(own)
+
+    def exchanged(learner: Any, run: RunState) -> tuple[Any, RunState, Exchange]:
+        if groups == 1:
+            return exchange(learner, run, args.evolving, args.rules)
+        own = places(run)
+        everyone = members_of_all((learner, run))
+        return jax.tree.map(lambda x: x[own], exchange(*everyone, args.evolving, args.rules))
+
+    def at_rest(learner: Any, run: RunState) -> tuple[Any, RunState, Exchange]:
+        objective = objective_of(learner, run, args.rules.window)
+        return learner, run, Exchange(places(run), objective)
+
+    def evolve(before: jax.Array, state: Any) -> tuple[Any, dict[str, jax.Array]]:
+        now = state.run.updates[0]
+        due = (now // every > before // every) & (now >= start)
+        learner, run, done = jax.lax.cond(due, exchanged, at_rest, state.learner, state.run)
+        taken, tracker = done.source != places(run), state.actors.tracker  # their running episodes do not count
+        tracker = tracker.replace(length=jnp.where(taken[:, None], -jnp.inf, tracker.length))
+        metrics = {"pbt/source": done.source, "pbt/objective": done.objective}
+        metrics |= {f"hyper/{name}": values for name, values in run.hyper.items()}
+        return TrainState(learner, state.actors.replace(tracker=tracker), run), metrics
+
+    return evolve
+
+
+STREAM = 2**31  # a number of no update, for the key of exchanges
+
+
+class Exchange(NamedTuple):
+    """What happened to every member, [S] each."""
+
+    source: jax.Array  # whose weights it has now: its own place, or another one's
+    objective: jax.Array  # by which members were sorted; -inf where there is none
+
+
+def exchange(learner: Any, run: Any, given: dict[str, float], rules: Rules) -> tuple[Any, Any, Exchange]:
+    """Learners and `RunState`s [S, ...] after an exchange; `given` are the hyper-parameters that change, as on the
+    command line.
+
+    The best stay as they are. Each of the worst takes over one of the best, where that is clearly better. All but the
+    best then change their hyper-parameters. Member 0 is a control: it stays as it is, and only others learn from it.
+    """
+    objective, broken = objective_of(learner, run, rules.window), diverged_members(learner)
+    key = jax.random.fold_in(jax.random.fold_in(run.key[0], STREAM), run.updates[0])
+    source_key, change_key = jax.random.split(key)
+    source, is_best = exploit(source_key, objective, broken, rules)
+    learner, hyper = jax.tree.map(lambda x: x[source], (learner, run.hyper))  # a gather over the members
+    fixed = is_best | (jnp.arange(source.size) == 0)
+    after = explore(change_key, hyper, given, fixed, rules)
+    taken = source != jnp.arange(source.size)  # what they have earned was earned by other weights
+    recent = run.recent.replace(count=jnp.where(taken, 0, run.recent.count))
+    return learner, run.replace(hyper=after, recent=recent), Exchange(source, objective)
+
+
+def objective_of(learner: Any, run: Any, window: int) -> jax.Array:
+    """The mean return of the last `window` episodes, [S], or of what else they are judged by.
+
+    -inf without any, or where the weights are not finite.
+    """
+    recent = run.recent
+    count = jnp.minimum(recent.count, window)
+    newest = jnp.arange(WINDOW) < count[:, None]
+    values = recent.ret if recent.objective is None else recent.objective
+    ret = jnp.sum(values, axis=1, where=newest) / jnp.maximum(count, 1)
+    return jnp.where((recent.count > 0) & ~diverged_members(learner) & jnp.isfinite(ret), ret, -jnp.inf)
+
+
+def diverged_members(learner: Any) -> jax.Array:
+    """Whose weights are not finite, [S]."""
+    sound = [jnp.isfinite(x).reshape(x.shape[0], -1).all(axis=1) for x in jax.tree.leaves(learner.params)]
+    return ~jnp.stack(sound).all(axis=0)
+
+
+def exploit(key: jax.Array, objective: jax.Array, broken: jax.Array, rules: Rules) -> tuple[jax.Array, jax.Array]:
+    """Whose weights each member has afterwards, and who is among the best, [S] each.
+
+    One whose weights have had no episode yet is left alone, unless they are broken.
+    """
+    size = objective.size
+    count = math.ceil(rules.fraction * size)
+    order = jnp.argsort(-objective)  # stable: of equal ones the first is the best
+    rank = jnp.argsort(order)
+    sound = jnp.sum(jnp.isfinite(objective))  # which come first
+    drawn = order[jax.random.randint(key, (size,), 0, jnp.clip(sound, 1, count))]
+    theirs = objective[drawn]
+    scale = jnp.maximum(jnp.abs(theirs), jnp.abs(objective))
+    clearly = theirs - objective > rules.gap * scale
+    better = jnp.isfinite(theirs) & (clearly & jnp.isfinite(objective) | broken)
+    itself = jnp.arange(size)
+    worst = (rank >= size - count) & (rank >= count)
+    takes = (worst | broken) & better & (itself != 0)
+    return jnp.where(takes, drawn, itself), (rank < count) & jnp.isfinite(objective)
+
+
+def explore(
+    key: jax.Array, hyper: dict[str, jax.Array], given: dict[str, float], fixed: jax.Array, rules: Rules
+) -> dict[str, jax.Array]:
+    """Hyper-parameters [S] after chance has changed some of those that are `given`, of members that are not `fixed`."""
+    after = dict(hyper)
+    for index, name in enumerate(sorted(given)):
+        values = hyper[name]
+        keys = jax.random.split(jax.random.fold_in(key, index), 4)
+        whether, which, reset = (jax.random.uniform(key, values.shape) for key in keys[:3])
+        low, high = rules.factors_of(name)
+        factor = jax.random.uniform(keys[3], values.shape, minval=low, maxval=high)
+        new = rules.moved(name, values, jnp.where(which < 0.5, factor, 1 / factor), jnp.clip)
+        new = jnp.where(reset < rules.reset_rate, jnp.float32(given[name]), new)
+        after[name] = jnp.where((whether < rules.mutation_rate) & ~fixed, new, values)
+    return after
+
+
+MANY = 16  # members, from which on the games of each no longer become more
+SHOWN = 10  # members in the table
+MEAN_ELO = 1000.0  # of all ratings
+PER_FACTOR_TEN = 400.0  # points between two of whom one wins ten times as often as the other
+
+
+def rate_members(run: Any, env: Env, agent: Agent, learners: Any, status: str) -> str:
+    """With --opponent members, write what `learners` [S, ...] are worth to a file; returns lines for the console.
+
+    In games that is elo.json, where several agents act for one reward teams.json. See `Run.finish`. Without the flag,
+    and for a run that has not finished, there are none.
+    """
+    args = run.args
+    if opponent_of(args) != "members" or status != "finished":
+        return ""
+    games = math.ceil(args.eval_episodes * min(1, (MANY - 1) / (args.num_agents - 1)))
+    run.console.say("playing all with all ...")
+    scores = play_all(env, agent, learners, games)
+    name, ratings = ("elo", elo_ratings(scores, games)) if env.is_game else ("teams", mean_with_others(scores))
+    record = {"env_steps": run.steps, "games": games, "ratings": without_nan(ratings), "scores": without_nan(scores)}
+    with replacing(run.dir / f"{name}.json") as temporary:
+        temporary.write_text(json.dumps(record) + "\n")
+    best = np.argsort(-ratings, kind="stable")[: np.sum(~np.isnan(ratings))]  # NaN comes last
+    lines = [f"{name:9}{games} games of each of {len(best)} members with each other one; the best:"]
+    return "\n".join([*lines, *(f"{'member':>15} {member:<5}{ratings[member]:10.1f}" for member in best[:SHOWN])])
+
+
+def without_nan(x: np.ndarray) -> list[Any]:
+    """As lists for JSON, with None in place of NaN."""
+    return np.where(np.isnan(x), None, x.astype(object)).tolist()
+
+
+def play_all(env: Env, agent: Agent, learners: Any, games: int) -> np.ndarray:
+    """What each of `learners` [S, ...] earns on average of so many `games` against, or in a team with, each, [S, S].
+
+    NaN for those whose weights are broken. In games also on the diagonal; there a win is 1 and a draw 1/2. All games of
+    one member are played side by side, in a single program for all of them.
+    """
+    play = _score_of_game if env.is_game else _return_of_team
+    broken = np.asarray(diverged_members(learners))
+
+    @jax.jit
+    def all_scores(members: Any) -> jax.Array:
+        def scores_of(us: Any) -> jax.Array:
+            return jax.vmap(lambda them: play(env, agent, us, them, games))(members)
+
+        return jax.lax.map(scores_of, members)
+
+    scores = np.array(all_scores((jnp.arange(len(broken)), learners)), np.float64)
+    scores[broken | broken[:, None] | (env.is_game & np.eye(len(broken), dtype=bool))] = np.nan
+    return scores
+
+
+def _score_of_game(env: Env, agent: Agent, us: tuple, them: tuple, games: int) -> jax.Array:
+    """The mean score of one that an episode counts for, where the other plays everybody else.
+
+    Seats are drawn, actions sampled.
+    """
+    (our_place, ours), (their_place, theirs) = us, them
+    policy, other = (Policy(agent, learner, env.spec) for learner in (ours, theirs))
+    game = env.against(lambda key, obs: other(obs, key=key))
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), our_place), their_place)
+    episodes = play_episodes(game, policy.player(stochastic=True), jax.random.split(key, games))
+    return jnp.mean((1 + jnp.sign(episodes.ret)) / 2)
+
+
+def _return_of_team(env: Env, agent: Agent, us: tuple, them: tuple, games: int) -> jax.Array:
+    """The mean return where one acts for half of the agents, rounded up, and the other for the rest, both greedily.
+
+    Which agents these are is drawn as in training, and alike for all pairs.
+    """
+    numbers = jnp.arange(games)
+    keys, deal_keys = (jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(x), numbers) for x in (SEED, SEED + 1))
+    ours, theirs = (Policy(agent, learner, env.spec).player() for _, learner in (us, them))
+    team = teammates(ours, theirs, draw_own_components(deal_keys, env.agents))
+    return jnp.mean(play_episodes(env, team, keys).ret)
+
+
+def teammates(first: Player, second: Player, own: jax.Array) -> Player:
+    """Who plays N environments with those components of the `first` one's actions that are `own` [N, A], and with the
+    rest of the `second` one's.
+    """
+
+    def act(seen, memory, keys):
+        pairs = [player.act(seen, held, keys) for player, held in zip((first, second), memory, strict=True)]
+        (actions, others), memory = zip(*pairs, strict=True)
+        return jnp.where(own, actions, others), memory
+
+    return Player(lambda count: (first.initial_memory(count), second.initial_memory(count)), act)
+
+
+def elo_ratings(scores: np.ndarray, games: int) -> np.ndarray:
+    """Ratings [S] by the model of Bradley and Terry (1952), whose mean is `MEAN_ELO`; NaN for who has played nobody.
+
+    `scores` [S, S] is what the row earns of a game against the column, 1 for a win and 1/2 for a draw, on average over
+    `games`; (i, j) and (j, i) are different games of the same two. Each two have one drawn game more, by which ratings
+    remain finite where somebody has won, or lost, every game.
+    """
+    from scipy.optimize import minimize
+    from scipy.special import expit, log_expit
+
+    rated = ~np.isnan(scores).all(axis=1)
+    own = scores[np.ix_(rated, rated)]
+    points = games * (own + 1 - own.T) + 0.5  # of the row from the column
+    np.fill_diagonal(points, 0.0)
+
+    def loss_and_gradient(logits: np.ndarray) -> tuple[float, np.ndarray]:
+        better = logits[:, None] - logits
+        return -np.sum(points * log_expit(better)), np.sum((points + points.T) * expit(better) - points, axis=1)
+
+    ratings = np.full(len(scores), np.nan)
+    if rated.any():
+        logits = minimize(loss_and_gradient, np.zeros(len(own)), jac=True).x
+        ratings[rated] = MEAN_ELO + PER_FACTOR_TEN / np.log(10) * (logits - logits.mean())
+    return ratings
+
+
+def mean_with_others(returns: np.ndarray) -> np.ndarray:
+    """The mean return of each member's teams with others, [S], whichever part is its own; NaN where it has none."""
+    both = np.ma.masked_invalid((returns + returns.T) / 2)
+    both[np.eye(len(both), dtype=bool)] = np.ma.masked
+    return both.mean(axis=1).filled(np.nan)

@@ -357,3 +357,6 @@ def test_a_distribution_of_returns_is_shared_by_neighbours_mixed_over_actions_an
     taken = q.of_actions(jnp.array([0, 1, 2, 0, 1, 2]))
     logs = jax.nn.log_softmax(q.logits)[:, np.arange(6), [0, 1, 2, 0, 1, 2]]
     np.testing.assert_allclose(taken.error(moved), -np.sum(shared * logs, axis=-1), rtol=1e-5)
+    rare = Returns.of(jnp.array([[[0.0, -200.0, 0.0], [0.0, -150.0, 1.0]]]), limit=1.0)
+    gradient = jax.grad(lambda logits: jnp.sum(rare.expected(jax.nn.softmax(logits)).mean()))(jnp.zeros((1, 2)))
+    assert np.isfinite(gradient).all() and np.any(gradient != 0), "what rounds to 0 has a gradient all the same"

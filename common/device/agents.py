@@ -159,10 +159,8 @@ class Policy:
             raise UsageError(f"observations of {self.env.name} have the parts of {space}") from error
         typed, batches = [], set()
         for name, _, like, x in named:
-            x, what = (
-                x if isinstance(x, jax.Array) else np.asarray(x),
-                f"{name} of {self.env.name}".removeprefix(" of "),
-            )
+            x = x if isinstance(x, jax.Array) else np.asarray(x)
+            what = f"{name} of {self.env.name}".removeprefix(" of ")
             axes = x.ndim - len(like.shape)
             if axes < 0 or x.shape[axes:] != like.shape:
                 batch = f"({', '.join(map(str, ('...', *like.shape)))})"

@@ -46,7 +46,7 @@ class What:
 def main(what: What) -> None:
     algorithm = importlib.import_module(f"algos.{what.algorithm}")
     args = parse(algorithm.Args, list(what.flags))
-    if args.eval_interval == algorithm.Args.eval_interval:
+    if args.eval_interval == type(args).eval_interval:
         args.eval_interval = args.total_timesteps // 10
     args.quiet, args.checkpoint_interval = True, 0
     began, runs = time.perf_counter(), []  # of each the mean greedy returns [S], by the step of the evaluation

@@ -6,22 +6,20 @@ Each algorithm trains on each environment with more and more environments, until
 full, or the speed falls. What is measured is kept at once, so it may be stopped at any time.
 """
 
-import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.jobs import ROOT
-from benchmarks.records import machine_class, markdown
-from benchmarks.speed import Training
+from benchmarks.jobs import ROOT, make_folder
+from benchmarks.records import machine_class, markdown, read_record
+from benchmarks.speed import Training, sizes_of
 from common.cli.checks import Timeout, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
-from common.cli.files import read_text, writing
 from common.cli.run_flags import flag_words
 from common.drawing.figures import Line, Panel, draw
 from common.runs.directory import write_json
@@ -30,6 +28,7 @@ FIRST = {"ppo_pmap": 64, "ppo_rnn_pmap": 64, "sac_pmap": 16}  # environments to 
 FILE = "accelerator.json"
 WORTH = 1.05  # more environments are tried as long as the last ones were so many times as fast as those before
 COLUMNS = "algorithm", "environment", "environments", "steps/s", "share of the floor", "memory", "kernels", "compiled"
+KEY = "algorithm", "env", "num_envs"
 Row = dict[str, Any]
 
 
@@ -51,86 +50,65 @@ class Args:
 
 
 def measure_all(args: Args) -> None:
-    """What the command does. Raises UsageError where an environment cannot be, TrainingError where nothing can."""
+    """What the command does: the first size of each series, then the next of each that is worth it.
+
+    Raises UsageError where the first size of one cannot be, TrainingError where nothing can.
+    """
     folder, deadline = Path(args.results) / machine_class(), time.monotonic() + 60 * args.minutes
-    with writing(f"folder {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     rows = load_rows(folder) if (folder / FILE).exists() else []
-    known = {(row["algorithm"], row["env"], row["num_envs"]): row for row in rows}
+    series = [(algorithm, env, FIRST[algorithm], 0.0) for algorithm in args.algos for env in args.envs]
     print(table([]))
-    for row in measurements(args, deadline):
+    while series and time.monotonic() < deadline:
+        *sizes, before = series.pop(0)
+        row = dict(zip(KEY, sizes, strict=True)) | measurement(*sizes, is_first=not before)
         print(table([row]).splitlines()[-1], flush=True)
-        known |= {(row["algorithm"], row["env"], row["num_envs"]): row}
+        known = {itemgetter(*KEY)(one): one for one in (*rows, row)}
         rows = [known[key] for key in sorted(known)]
         write_json(folder / FILE, {"rows": rows})
+        if row.get("steps_per_second", -1.0) >= WORTH * before:
+            series.append((*sizes[:2], 4 * sizes[2], row["steps_per_second"]))
+    for algorithm, env, num_envs, _ in series:
+        print(f"no time left for {algorithm} {env} with {num_envs:,} environments", flush=True)
     if all("failed" in row for row in rows):
         raise TrainingError("nothing was measured, see above")
     picture(rows).savefig(folder / "accelerator.png")
     print(f"wrote {folder / FILE} and {folder / 'accelerator.png'}")
 
 
-def measurements(args: Args, deadline: float) -> Iterator[Row]:
-    """One row after another: the first size of each series, then the next of each that is worth it.
-
-    Raises UsageError where the first size of one cannot be measured.
-    """
-    series = [(algorithm, env, FIRST[algorithm], 0.0) for algorithm in args.algos for env in args.envs]
-    while series and time.monotonic() < deadline:
-        algorithm, env, num_envs, before = series.pop(0)
-        try:
-            row = measurement(algorithm, env, num_envs)
-        except UsageError as error:  # of a larger size, that it does not fit
-            if not before:
-                raise
-            row = {"failed": str(error)}
-        yield {"algorithm": algorithm, "env": env, "num_envs": num_envs} | row
-        if row.get("steps_per_second", -1.0) >= WORTH * before:
-            series.append((algorithm, env, 4 * num_envs, row["steps_per_second"]))
-    for algorithm, env, num_envs, _ in series:
-        print(f"no time left for {algorithm} {env} with {num_envs:,} environments", flush=True)
-
-
-def measurement(algorithm: str, env: str, num_envs: int) -> Row:
+def measurement(algorithm: str, env: str, num_envs: int, is_first: bool = True) -> Row:
     """What benchmarks.speed measures, in a process that may run out of memory; `failed` says why not.
 
-    Raises UsageError where the algorithm does not take these sizes or this environment.
+    Raises UsageError where the algorithm does not take its first size, or this environment.
     """
     of_ppo = {"num_minibatches": 8, "share_torso": env.endswith("-MinAtar")}
     of_sac = {"utd_ratio": min(1.0, 8 / num_envs)}  # at most 8 gradient updates after each step of all environments
     flags = {"env": env, "num_envs": num_envs} | (of_sac if algorithm == "sac_pmap" else of_ppo)
     training = Training(ROOT, algorithm, flag_words(flags), seconds=2.0, kernels=True)
     try:
-        speed = training.measure()
-    except TrainingError as error:
+        return {"flags": flags, "steps_per_second": training.measure()} | training.about
+    except (TrainingError, UsageError) as error:
+        if is_first and isinstance(error, UsageError):
+            raise
         return {"failed": str(error)}
-    return training.about | {"flags": flags, "steps_per_second": speed}
 
 
 def load_rows(machine: Path) -> list[Row]:
     """What was measured on a class of machines. Raises UsageError where the file is something else."""
-    path = machine / FILE
-    try:
-        rows = json.loads(read_text(path))["rows"]
-        table(rows)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is not a result of benchmarks.accelerator: {error!r}") from error
-    return rows
+    return read_record(machine / FILE, "benchmarks.accelerator", lambda record: table(record["rows"]))["rows"]
 
 
 def table(rows: list[Row]) -> str:
     """The rows as Markdown."""
     lines = []
     for row in rows:
-        cells = [row["algorithm"], row["env"], f"{row['num_envs']:,}"]
-        if "failed" in row:
-            cells += [f"failed: {row['failed']}", "", "", "", ""]
-        else:
+        cells = [f"failed: {row['failed']}", "", "", "", ""] if "failed" in row else []
+        if not cells:
             share = row.get("share_of_floor")  # of the networks' own speed, which older rows have
-            memory, kernels = row["memory_bytes"], row["kernels_per_update"]  # None where the compiler does not tell
-            cells += [f"{row['steps_per_second']:,.0f}", "" if share is None else f"{share:.0%}"]
-            cells += ["" if memory is None else f"{memory / 1e6:,.0f} MB", "" if kernels is None else f"{kernels:,}"]
-            cells += [f"{row['compile_seconds']:.0f} s"]
-        lines.append(cells)
+            kernels, memory = sizes_of(row)
+            cells = [f"{row['steps_per_second']:,.0f}", "" if share is None else f"{share:.0%}"]
+            cells += [memory, kernels, f"{row['compile_seconds']:.0f} s"]
+        lines.append([row["algorithm"], row["env"], f"{row['num_envs']:,}", *cells])
     return markdown(COLUMNS, lines)
 
 
@@ -143,9 +121,9 @@ def picture(rows: list[Row]) -> Any:
         lines = []
         for style, env in enumerate(dict.fromkeys(row["env"] for row in rows if row["algorithm"] == algorithm)):
             chosen = [row for row in rows if (row["algorithm"], row["env"]) == (algorithm, env)]
-            # The same of 7 colours, and of 4 dashes the first and the last.
             for name, label, of_line in ("steps_per_second", env, 0), ("floor_steps_per_second", f"{env}, floor", 7):
                 if points := [(row["num_envs"], row[name]) for row in chosen if name in row]:
+                    # Of one environment the same of 7 colours, and of 4 dashes the first and the last
                     lines.append(Line(label, *np.array(points, float).T, style=8 * style + of_line))
         panels.append(Panel(algorithm, lines))
     figure = draw(panels, "num_envs", "environment steps/s")

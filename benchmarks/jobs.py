@@ -15,16 +15,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from common.cli.command import parse
 from common.cli.errors import TrainingError, UsageError
-from common.cli.files import writing
-from common.cli.run_flags import ONE_TIME
+from common.cli.files import is_run, writing
+from common.cli.run_flags import ONE_TIME, flag_words
 from common.runs.lock import check_free
 from common.runs.metrics import read
 
@@ -49,8 +49,6 @@ class Job:
     algorithm: str
     flags: tuple[str, ...]
     folder: Path
-    cached: bool = dataclasses.field(default=False, kw_only=True)
-    """Whether it may take its program from the cache, where how long it compiles is no result."""
 
     @cached_property
     def args(self) -> Any:
@@ -64,7 +62,7 @@ class Job:
         env = self.args.env.replace(":", "-").replace("/", "-")
         return self.folder / f"{env}__{self.algorithm}__{self.args.seed}__{digest}"
 
-    @property
+    @cached_property
     def command(self) -> str:
         """As a person would type it."""
         return shlex.join(["python", f"algos/{self.algorithm}.py", *self.flags])
@@ -83,29 +81,38 @@ class Job:
         rows = [row["env_steps"] for row in read(self.run_dir / "metrics.jsonl")]
         return min(max(rows, default=0), self.args.total_timesteps) * self.args.num_agents
 
+    def words(self) -> list[str]:
+        """The command that begins the run, or goes on with it."""
+        again = ["--resume", str(self.run_dir), "--env", self.args.env]
+        flags = again if is_run(self.run_dir) else [*self.flags, "--run-dir", str(self.run_dir)]
+        return [sys.executable, str(ROOT / "algos" / f"{self.algorithm}.py"), *flags]
+
     def start(self) -> subprocess.Popen:
         """Begin the run, or go on with it; what it says goes into a file beside its directory.
 
-        It compiles anew where it is not `cached`, for how long that takes is a result too.
+        It compiles anew, for how long that takes is a result too.
         """
-        script = [sys.executable, str(ROOT / "algos" / f"{self.algorithm}.py")]
-        there = (self.run_dir / "config.json").exists()
-        again = ["--resume", str(self.run_dir), "--env", self.args.env]
-        flags = again if there else [*self.flags, "--run-dir", str(self.run_dir)]
-        return self._start([*script, *flags])
-
-    def _start(self, words: list[str]) -> subprocess.Popen:
-        variables = os.environ | ({} if self.cached else UNCACHED)
+        how = {"process_group": 0, "env": os.environ | UNCACHED}
         with self.log.open("a") as log:
-            return subprocess.Popen(ends_with_us(words), stdout=log, stderr=log, process_group=0, env=variables)
+            return subprocess.Popen(ends_with_us(self.words()), stdout=log, stderr=log, **how)
 
     @property
     def log(self) -> Path:
         return self.run_dir.with_name(f"{self.run_dir.name}.log")
 
     def last_words(self) -> str:
-        """The last line of what it has said."""
-        return (self.log.read_text().splitlines() or ["it said nothing"])[-1]
+        return last_of(self.log.read_text())
+
+
+def last_of(said: str) -> str:
+    """The last line."""
+    return (said.strip().splitlines() or ["it said nothing"])[-1]
+
+
+def make_folder(folder: Path) -> None:
+    """Make it, unless it is there. Raises UsageError where that cannot be."""
+    with writing(f"folder {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def ends_with_us(words: list[str]) -> list[str]:
@@ -114,23 +121,29 @@ def ends_with_us(words: list[str]) -> list[str]:
 
 
 def last_line(words: list[str], env: dict[str, str] | None = None) -> Any:
-    """The JSON of a command's last line. Raises UsageError where it exits with 2, TrainingError for any other code."""
+    """The JSON of a command's last line, None where it says nothing.
+
+    Raises UsageError where it exits with 2, TrainingError for any other code.
+    """
     done = subprocess.run(ends_with_us(words), env=os.environ | (env or {}), capture_output=True, text=True)
-    said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1].removeprefix("error: ")
+    said = last_of(done.stderr).removeprefix("error: ")
     if done.returncode == 2:
         raise UsageError(said)
     if done.returncode:
         raise TrainingError(f"{said[:200]} (exit code {done.returncode})")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return json.loads((done.stdout.strip().splitlines() or ["null"])[-1])
 
 
-def seed_flags(algorithm: str, env: str, seeds: range, at_once: int | None = None) -> list[dict[str, int]]:
-    """Flags of the runs that train these seeds on `env`, so many or all of them in one run where the algorithm can."""
+def jobs_over(
+    seeds: range, algorithm: str, env: str, flags: dict[str, Any], folder: Path, at_once: int | None = None
+) -> list[Job]:
+    """Runs that train these seeds on `env`, so many or all of them in one run where the algorithm can."""
     args_class = importlib.import_module(f"algos.{algorithm}").Args
     args_class = args_class.at(env) if hasattr(args_class, "at") else args_class
-    if "num_seeds" not in {field.name for field in dataclasses.fields(args_class)}:
-        return [{"seed": seed} for seed in seeds]
-    return [{"seed": part.start, "num_seeds": len(part)} for part in parts_of(seeds, at_once or len(seeds))]
+    of_each = [{"seed": seed} for seed in seeds]
+    if "num_seeds" in {field.name for field in dataclasses.fields(args_class)}:
+        of_each = [{"seed": x.start, "num_seeds": len(x)} for x in parts_of(seeds, at_once or len(seeds))]
+    return [Job(algorithm, tuple(flag_words({"env": env} | flags | some)), folder) for some in of_each]
 
 
 def parts_of(seeds: range, at_most: int) -> list[range]:
@@ -148,11 +161,13 @@ def run(jobs: Iterable[Job], after_each: Callable[[], None] = lambda: None) -> l
 
     jobs, failed = list(jobs), []
     for folder in {job.folder for job in jobs}:
-        with writing(f"folder {folder}"):
-            folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     counted, command = "{task.completed:,.0f} / {task.total:,.0f} steps, ETA", "{task.description}"
     columns = [progress.TextColumn(counted), progress.TimeRemainingColumn(), progress.TextColumn(command)]
-    with _signals_raise(), progress.Progress(*columns, speed_estimate_period=600) as bar:
+    with ExitStack() as stack:
+        for number, end in (signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, lambda *_: sys.exit(143)):
+            stack.callback(signal.signal, number, signal.signal(number, end))
+        bar = stack.enter_context(progress.Progress(*columns, speed_estimate_period=600))
         steps = {job: job.total_steps if job.done else job.steps() for job in jobs}
         everything = bar.add_task("all", total=sum(job.total_steps for job in jobs), completed=sum(steps.values()))
         for job in (job for job in jobs if not job.done):
@@ -172,21 +187,6 @@ def run(jobs: Iterable[Job], after_each: Callable[[], None] = lambda: None) -> l
         after_each()  # all may have been done before
         bar.update(everything, description="")
     return failed
-
-
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    """SIGINT and SIGTERM raise KeyboardInterrupt and SystemExit meanwhile, so that what is to be ended is."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    also_before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        raise
-    finally:
-        signal.signal(signal.SIGINT, before)
-        signal.signal(signal.SIGTERM, also_before)
 
 
 def _watch(job: Job, show: Callable[[int], None]) -> None:
@@ -209,6 +209,7 @@ def _watch(job: Job, show: Callable[[int], None]) -> None:
             show(job.steps())
     finally:
         if process.poll() is None:
+            print("stopped; the same command goes on from here", file=sys.stderr)
             process.send_signal(signal.SIGTERM)
             process.wait()
     if process.returncode < 0:

@@ -18,20 +18,22 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from benchmarks.jobs import ROOT, UNCACHED, last_line
-from benchmarks.peers.__main__ import TRAINERS, install, python_of
+from benchmarks.jobs import ROOT, UNCACHED, last_line, make_folder
+from benchmarks.peers.__main__ import TRAINERS, check_source, install, python_of
 from benchmarks.records import markdown
 from common.cli.checks import check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
-from common.cli.files import read_text, writing
+from common.cli.files import read_text
 from common.cli.run_flags import flag_words
 from common.runs.directory import git_hash, write_json
 
 Row = dict[str, Any]
+KEY = "program", "target", "function", "num_envs"
 UPDATES = 10  # of PureJaxRL, whose training is one program
 SIZES = 64, 1_024, 8_192, 65_536  # environments
 ONE_SIZE = 1_024  # of everything but an update on one H100
@@ -54,11 +56,9 @@ PROGRAMS: dict[str, tuple[str, Row]] = {  # the algorithm, and flags
     "ppo-population": ("ppo_pmap", POPULATION),
     "ppo-members": ("ppo_pmap", POPULATION | {"sharding": "members"}),
 }
-Program = Literal["ppo", "ppo-gru", "sac", "appo", "ppo-pixels", "ppo-masks", "ppo-population", "ppo-members"]
 MEASURED = "ppo", "ppo-gru", "sac"  # those whose speed is projected
 OF_PUREJAXRL = {"ppo": "ppo", "ppo-gru": "ppo_rnn"}
-Target = Literal["h100", "8 h100", "tpu v5e-8"]
-TARGETS: tuple[Target, ...] = ("h100", "8 h100", "tpu v5e-8")
+TARGETS = "h100", "8 h100", "tpu v5e-8"
 H100 = """gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
 shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: 3352320000000
@@ -80,9 +80,9 @@ ENVIRONMENT = UNCACHED | {
 class Args:
     """Compile the programs of the algorithms for an H100 and for TPUs."""
 
-    programs: tuple[Program, ...] = tuple(PROGRAMS)
+    programs: tuple[Literal[tuple(PROGRAMS)], ...] = tuple(PROGRAMS)
     """Programs to compile."""
-    targets: tuple[Target, ...] = TARGETS
+    targets: tuple[Literal[TARGETS], ...] = TARGETS
     """Devices to compile for."""
     source: str = ""
     """A checkout of PureJaxRL, whose ppo.py and ppo_rnn.py are compiled for an H100 too."""
@@ -91,54 +91,39 @@ class Args:
 
     def __post_init__(self):
         check_flags(self)
-        if self.source and not (Path(self.source) / "purejaxrl" / "ppo.py").is_file():
-            raise UsageError(f"--source {self.source} has to name a checkout of PureJaxRL, with purejaxrl/ppo.py in it")
+        if self.source:
+            check_source("purejaxrl", self.source)
 
 
 def compile_all(args: Args) -> None:
     """What the command does. Raises TrainingError where nothing can be installed or compiled."""
     path = Path(args.results) / "kernels.json"
-    with writing(f"folder {path.parent}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     record = json.loads(read_text(path)) if path.exists() else {"source": "", "rows": []}
-    known = {key_of(row): row for row in record["rows"]}
-    packages = packages_needed()
+    known = {itemgetter(*KEY)(row): row for row in record["rows"]}
+    packages, rows = packages_needed(), []
     install("kernels", packages)
-    python = python_of("kernels", packages)
-    rows = []
+    about = {"packages": packages, "git": git_hash(ROOT)}
+    about["source"] = git_hash(Path(args.source)) if args.source else record["source"]
     for job in jobs_of(args):
+        words = [str(python_of("kernels", packages)), "-m", "benchmarks.kernels", json.dumps(job)]
         try:
-            row = job | last_line([str(python), "-m", "benchmarks.kernels", json.dumps(job)], ENVIRONMENT)
+            row = job | last_line(words, ENVIRONMENT)
         except (TrainingError, UsageError) as error:
             row = job | {"failed": str(error)}
         rows.append(row)
         print(table(rows).splitlines()[-1] if len(rows) > 1 else table(rows), flush=True)
-        known[key_of(row)] = row
-        about = {
-            "packages": packages,
-            "git": git_hash(ROOT),
-            "source": git_hash(Path(args.source)) if args.source else record["source"],
-        }
+        known[itemgetter(*KEY)(row)] = row
         write_json(path, about | {"rows": list(known.values())})
     if all("failed" in row for row in rows):
         raise TrainingError("nothing was compiled, see above")
 
 
-def key_of(row: Row) -> tuple:
-    return row["program"], row["target"], row["function"], row["num_envs"]
-
-
 def packages_needed() -> list[str]:
     """What the kit needs in the versions that it has here, with the compilers; the second two are PureJaxRL's."""
     names = "flax", "optax", "chex", "gymnax", "six", "orbax-checkpoint", "tyro", "matplotlib", "pandas", "pgx"
-    versions = {name: importlib.metadata.version(name) for name in ("jax", *names, "gymnasium")}
-    return [
-        f"jax[cuda12]=={versions.pop('jax')}",
-        "libtpu",
-        "distrax",
-        "tfp-nightly",
-        *(f"{k}=={v}" for k, v in versions.items()),
-    ]
+    versions = [f"{name}=={importlib.metadata.version(name)}" for name in (*names, "gymnasium")]
+    return [f"jax[cuda12]=={importlib.metadata.version('jax')}", "libtpu", "distrax", "tfp-nightly", *versions]
 
 
 def jobs_of(args: Args) -> Iterator[Row]:
@@ -146,14 +131,14 @@ def jobs_of(args: Args) -> Iterator[Row]:
     for target in args.targets:
         for name in args.programs:
             several = SIZES if name in MEASURED and target == "h100" else (ONE_SIZE,)
-            functions = {"update": several} | ({} if name == "appo" else {"evaluate": (ONE_SIZE,)})
-            for function, sizes in functions.items():
-                for num_envs in sizes:
-                    yield {"program": name, "target": target, "function": function, "num_envs": num_envs, "source": ""}
+            jobs = [(name, "update", num_envs, "") for num_envs in several]
+            jobs += [(name, "evaluate", ONE_SIZE, "")] * (name != "appo")
             if args.source and target == "h100" and name in OF_PUREJAXRL:
-                for num_envs in several:
-                    peer = {"program": f"purejaxrl {OF_PUREJAXRL[name]}", "target": target, "function": "update"}
-                    yield peer | {"num_envs": num_envs, "source": str(Path(args.source).resolve())}
+                source = str(Path(args.source).resolve())
+                jobs += [(f"purejaxrl {OF_PUREJAXRL[name]}", "update", num_envs, source) for num_envs in several]
+            for program, function, num_envs, source in jobs:
+                job = {"program": program, "target": target, "function": function, "num_envs": num_envs}
+                yield job | {"source": source}
 
 
 # ------------------------------------------------------------------------------------ compiling, in the other process
@@ -225,7 +210,7 @@ def lowered_purejaxrl(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
     import jax
 
     sys.path.insert(0, str(TRAINERS))
-    import train_purejaxrl as peer
+    import train_pure as peer
     from flax import linen
 
     linen.GRUCell = peer.GRUCell
@@ -354,15 +339,10 @@ def by_loop(kernels: list[Kernel], steps: int, epochs: int, minibatches: int, up
     if not steps:  # actors step the environments, and updates are no loop
         return {"updates": updates, "rollout step": 0, "gradient step": 0, "rest": sum(k.times for k in kernels)}
     inside = [k._replace(loops=k.loops[1:]) for k in kernels if k.loops]
-    rollout = [k for k in inside if k.loops[:1] == (steps,) and steps > 1]
-    gradient = [k for k in inside if k.loops[:2] == (epochs, minibatches) or (not epochs and k.loops)]
-    total, of_rollout, of_gradient = (sum(k.times for k in part) for part in (inside, rollout, gradient))
-    return {
-        "updates": updates,
-        "rollout step": of_rollout / steps,
-        "gradient step": of_gradient / max(epochs * minibatches, 1),
-        "rest": total - of_rollout - of_gradient,
-    }
+    rollout = sum(k.times for k in inside if k.loops[:1] == (steps,) and steps > 1)
+    gradient = sum(k.times for k in inside if k.loops[:2] == (epochs, minibatches) or (not epochs and k.loops))
+    each = {"rollout step": rollout / steps, "gradient step": gradient / max(epochs * minibatches, 1)}
+    return {"updates": updates} | each | {"rest": sum(k.times for k in inside) - rollout - gradient}
 
 
 def seconds_of(kernels: list[Kernel], launch: float, in_loop: bool = True) -> float:
@@ -382,8 +362,7 @@ def table(rows: list[Row]) -> str:
             lines.append([*cells, f"failed: {row['failed']}", *[""] * (len(heads) - 4)])
             continue
         loops = row["by_loop"]
-        cells += [f"{row['kernels'] / loops['updates']:,.0f}"]
-        cells += [f"{loops[name]:,.0f}" for name in ("rollout step", "gradient step", "rest")]
+        cells += [f"{row['kernels'] / loops['updates']:,.0f}", *(f"{loops[name]:,.0f}" for name in heads[4:7])]
         cells += [f"{row['collectives']:,}", f"{row['bytes'] / loops['updates'] / 1e6:,.0f}"]
         cells += [f"{row['flops'] / loops['updates'] / 1e9:,.1f}", f"{row['temporary_bytes'] / 1e6:,.0f} MB"]
         shown = row["target"] == "h100" and row["function"] == "update"

@@ -6,16 +6,160 @@ What is done is skipped, and what was cut short goes on, so it may be stopped at
 makes docs/benchmark.md of what it writes.
 """
 
+import re
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
-from benchmarks.jobs import Job, seed_flags
-from benchmarks.records import machine_class
-from benchmarks.sets import goals
-from benchmarks.tasks import EVALUATIONS, FIRST_SEED, Choice, Task, chosen, run_all
+from benchmarks.jobs import Job, jobs_over, make_folder, run
+from benchmarks.records import load_record, machine_class, record_of
+from common.cli.checks import Count, CountOrZero, check_flags
 from common.cli.command import main, parse
-from common.cli.run_flags import flag_words
+from common.cli.errors import TrainingError, UsageError
+from common.cli.files import fitting
+from common.runs.directory import write_json
+
+EVALUATIONS = 20  # of a run
+FIRST_SEED = 100
+FOLDER = Path(__file__).resolve().parent
+
+
+class Goal(NamedTuple):
+    """An environment that an algorithm is to learn.
+
+    `algorithm` and `env` are names to show. In brackets they may say what `flags` do, as in "ppo_rnn_pmap (lstm)".
+    """
+
+    set: str
+    algorithm: str
+    env: str
+    steps: int  # of the environment, for each agent
+    threshold: float
+    seeds_at_once: int | None  # in one run; None for all
+    flags: dict[str, Any]  # beside those; a peer's own, as its authors publish them
+    eval_episodes: int | None = None  # of an evaluation; None for as many as usual
+
+    @property
+    def script(self) -> str:
+        """The file of algos/."""
+        return self.algorithm.partition(" (")[0]
+
+    @property
+    def env_flag(self) -> str:
+        return self.env.partition(" (")[0]
+
+
+def goals() -> list[Goal]:
+    """Those of the kit."""
+    found = []
+    for name, algorithms in tomllib.loads((FOLDER / "sets.toml").read_text()).items():
+        for algorithm, envs in algorithms.items():
+            for env, flags in envs.items():
+                own = [flags.pop(key, None) for key in ("steps", "threshold", "seeds_at_once", "eval_episodes")]
+                found.append(Goal(name, algorithm, env, *own[:3], flags, own[3]))
+    return found
+
+
+def peers(table: str = "peers") -> dict[str, dict[str, Any]]:
+    """What is known of each peer, by name; or `flags`, by peer and algorithm."""
+    return tomllib.loads((FOLDER / "peers" / "peers.toml").read_text())[table]
+
+
+def goals_of_peer(peer: str) -> list[Goal]:
+    """Those of the kit for which the peer's authors publish flags; its PPO has the goals of APPO, too."""
+    published, found = peers("flags"), []
+    for goal in goals():
+        kind = goal.algorithm.removesuffix("_pmap").replace("appo", "ppo")
+        tables = published.get(f"{peers()[peer].get('flags_of', peer)}_{kind}", {})
+        if pattern := fitting(tables, goal.env):
+            found.append(goal._replace(algorithm=f"{peer}_{kind}", flags=tables[pattern]))
+    return found
+
+
+@dataclass(kw_only=True)
+class Choice:
+    """Flags of every command that trains tasks."""
+
+    algos: tuple[str, ...] | None = None
+    """Only these algorithms, such as ppo_pmap, or of a peer sb3_ppo."""
+    envs: tuple[str, ...] | None = None
+    """Only these environments."""
+    seeds: Count = 10
+    """Seeds of each, from 100 on: no search for our flags has seen them."""
+    total_timesteps: CountOrZero = 0
+    """Environment steps of each agent; 0 are those of the set."""
+    results: str = "benchmarks/results"
+    """Where the results go, into a folder for this class of machine."""
+
+    def __post_init__(self):
+        check_flags(self)
+
+
+@dataclass(frozen=True)
+class Task:
+    """An environment to learn with an algorithm: one job for all seeds, or one for each."""
+
+    algorithm: str
+    env: str
+    steps: int
+    threshold: float
+    jobs: list[Job]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What a record has as much of."""
+        return {"seeds": sum(job.args.num_agents for job in self.jobs), "steps": self.steps}
+
+    def path(self, results: Path) -> Path:
+        """The file of its record."""
+        algorithm, env = (re.sub("[:/() ]+", "-", name).strip("-") for name in (self.algorithm, self.env))
+        return results / algorithm / f"{env}.json"
+
+
+def chosen(there: list[Goal], algos: tuple[str, ...] | None, envs: tuple[str, ...] | None) -> list[Goal]:
+    """The goals with these algorithms and environments; None means all. Raises UsageError where a name has none."""
+    found = [x for x in there if (algos is None or x.algorithm in algos) and (envs is None or x.env in envs)]
+    for flag, names, used in (("algos", algos, {x.algorithm for x in found}), ("envs", envs, {x.env for x in found})):
+        if names is not None and not (names and used.issuperset(names)):
+            unknown = [name for name in names if name not in used] or ["without a name"]
+            raise UsageError(f"--{flag} {unknown[0]} chooses nothing of {listed(there)}")
+    return found
+
+
+def listed(some: list[Goal]) -> str:
+    """Algorithms, with the environments of each."""
+    envs = {goal.algorithm: [other.env for other in some if other.algorithm == goal.algorithm] for goal in some}
+    return "; ".join(f"{algorithm}: {', '.join(names)}" for algorithm, names in envs.items())
+
+
+def run_all(tasks: list[Task], results: Path) -> None:
+    """Run all jobs and write a file for each task as soon as its jobs are done.
+
+    Raises UsageError where a file is of more seeds or steps, TrainingError where some jobs have failed.
+    """
+    written = []
+    for task in tasks:
+        path, there = task.path(results), {}
+        if path.exists():
+            record = load_record(path)
+            there = {"seeds": len(record["seeds"]), "steps": record["flags"]["total_timesteps"]}
+        if any(there[name] > task.sizes[name] for name in there):
+            old, new = (" x ".join(f"{count:,} {name}" for name, count in x.items()) for x in (there, task.sizes))
+            raise UsageError(f"{path} has {old}, and this would replace it by {new}: name other --results")
+        make_folder(path.parent)
+
+    def write_done() -> None:
+        for task in tasks:
+            if task not in written and all(job.done for job in task.jobs):
+                write_json(task.path(results), record_of(task.algorithm, task.env, task.jobs, task.threshold))
+                written.append(task)
+
+    failed = run([job for task in tasks for job in task.jobs], write_done)
+    for task in written:
+        print(f"wrote {task.path(results)}")
+    if failed:
+        raise TrainingError(f"{len(failed)} of {sum(len(task.jobs) for task in tasks)} runs failed")
 
 
 @dataclass(kw_only=True)
@@ -33,14 +177,11 @@ def tasks_of(args: Args) -> list[Task]:
     tasks = []
     for goal in chosen([goal for goal in goals() if goal.set == args.set], args.algos, args.envs):
         steps = args.total_timesteps or goal.steps
-        size = {"env": goal.env_flag, "total_timesteps": steps, "eval_interval": max(steps // EVALUATIONS, 1)}
-        size |= {"eval_episodes": goal.eval_episodes} if goal.eval_episodes else {}
+        flags = {"total_timesteps": steps, "eval_interval": max(steps // EVALUATIONS, 1)}
+        flags |= {"eval_episodes": goal.eval_episodes} if goal.eval_episodes else {}
         seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)
-        flags = [
-            flag_words(size | goal.flags | some)
-            for some in seed_flags(goal.script, goal.env, seeds, goal.seeds_at_once)
-        ]
-        jobs = [Job(goal.script, tuple(words), Path(args.folder)) for words in flags]
+        how = flags | goal.flags, Path(args.folder), goal.seeds_at_once
+        jobs = jobs_over(seeds, goal.script, goal.env_flag, *how)
         tasks.append(Task(goal.algorithm, goal.env, steps, goal.threshold, jobs))
     return tasks
 

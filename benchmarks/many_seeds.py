@@ -14,7 +14,6 @@ import math
 import os
 import sys
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -25,8 +24,9 @@ import numpy as np
 import tyro
 
 from common.cli.command import parse
-from common.drawing.groups import estimate, interval
-from common.runs.metrics import read
+from common.cli.files import read_config
+from common.drawing.groups import EVALUATION, align, estimate, interval
+from common.runs.metrics import read_log
 
 
 @dataclass
@@ -49,36 +49,29 @@ def main(what: What) -> None:
     if args.eval_interval == type(args).eval_interval:
         args.eval_interval = args.total_timesteps // 10
     args.quiet, args.checkpoint_interval = True, 0
-    began, runs = time.perf_counter(), []  # of each the mean greedy returns [S], by the step of the evaluation
+    curves = []  # of each run
     with tempfile.TemporaryDirectory() as folder:
         for run in range(what.runs):
             args.run_dir = f"{folder}/{run}"
             algorithm.train(args)
-            rows = [row for row in read(Path(args.run_dir) / "metrics.jsonl") if "eval/return_mean" in row]
-            runs.append({row["env_steps"]: np.array(row["eval/return_mean"], float, ndmin=1) for row in rows})
-            args.seed += getattr(args, "num_seeds", 1)
-        config = json.loads((Path(args.run_dir) / "config.json").read_text())
-    final = np.concatenate([run[max(run)] for run in runs])  # [seeds of all runs]
-    best = np.concatenate([np.max(list(run.values()), axis=0) for run in runs])
-    everywhere = sorted(set.intersection(*map(set, runs)))  # on the host some evaluations may be left out
-    spread = interval(final)
+            curves.append(read_log(Path(args.run_dir), [EVALUATION]).series[EVALUATION])
+            args.seed += args.num_agents
+        config = read_config(args.run_dir)
+    steps, returns = align(curves, hold=True)  # [P], [seeds of all runs, P]
+    final, best = returns[:, -1], returns.max(axis=1)
+    bounds = interval(final)
     record = {
-        "benchmark": "many_seeds",
-        "versions": config["versions"],
-        "devices": config["devices"],
+        **{name: config[name] for name in ("versions", "devices")},
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "algorithm": what.algorithm,
         "flags": what.flags,
         "seeds": final.size,
-        "iqm": round(float(estimate(final)), 3),
-        "iqm_interval": spread and [round(float(spread.low), 3), round(float(spread.high), 3)],
-        "min": round(float(final.min()), 3),
-        "max": round(float(final.max()), 3),
+        "iqm": round(estimate(final), 3),
+        "iqm_interval": bounds and [round(float(x), 3) for x in (bounds.low, bounds.high)],
         "learned": int(np.sum(final >= what.threshold)),
         "lost": int(np.sum((best >= what.threshold) & (final < what.threshold))),
-        "mean_by_step": {step: round(float(np.mean([run[step] for run in runs])), 2) for step in everywhere},
-        "final": [round(float(x), 2) for x in final],
-        "seconds": round(time.perf_counter() - began),
+        "mean_by_step": {int(x): round(y, 2) for x, y in zip(steps, returns.mean(axis=0), strict=True)},
+        "final": [round(x, 2) for x in final],
     }
     print(json.dumps(record))
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.jobs import Job
+from benchmarks.jobs import Job, last_line
 from common.cli.errors import UsageError
 from common.cli.files import read_config, read_text
 from common.cli.run_flags import ONE_TIME
@@ -18,7 +17,6 @@ from common.drawing.groups import EVALUATION, estimate, interval
 from common.runs.metrics import Log, Series, jsonable, read_log
 
 COMPILATION = "time/compile"
-POPULATIONS = "populations"  # the folder of what `benchmarks.population_learning` writes: no records of one algorithm
 NAMES = ("env", "algorithm", "command", "versions", "git", "devices", "flags", "seeds", "threshold", "env_steps")
 NAMES += ("returns", "seconds", "env_steps_to_threshold", "seconds_to_threshold", "steps_per_second")
 NAMES += ("compile_seconds", "wall_seconds")
@@ -29,11 +27,11 @@ def machine_class() -> str:
 
     A process of its own asks, for one that has looked at an accelerator keeps its memory from the runs.
     """
-    ask = "import jax; print(jax.devices()[0].device_kind, len(jax.devices()), sep='-')"
-    kind = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
-    if kind.startswith("cpu"):
-        return f"cpu-{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()}"
-    return kind.lower().replace(" ", "-")
+    ask = "import json, jax; print(json.dumps([jax.devices()[0].device_kind, len(jax.devices())]))"
+    kind, count = last_line([sys.executable, "-c", ask])
+    if kind == "cpu":
+        count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{kind.lower().replace(' ', '-')}-{count}"
 
 
 def record_of(algorithm: str, env: str, jobs: list[Job], threshold: float) -> dict[str, Any]:
@@ -49,14 +47,12 @@ def record_of(algorithm: str, env: str, jobs: list[Job], threshold: float) -> di
     config = read_config(jobs[0].run_dir)
     steps = np.unique(np.concatenate([curve.steps for curve in curves]))
     lines = [_on(steps, curve) for curve in curves]
-    reached = [_reached(curve, threshold) for curve in curves]
+    reached = [_reached(curve, values, threshold) for curve in curves for values in curve.values.T]
     return {
         "env": env,
         "algorithm": algorithm,
         "command": jobs[0].command,
-        "versions": config["versions"],
-        "git": config["git"],
-        "devices": config["devices"],
+        **{name: config[name] for name in ("versions", "git", "devices")},
         "flags": {name: value for name, value in config["args"].items() if name not in ONE_TIME},
         "seeds": [job.args.seed + i for job in jobs for i in range(job.args.num_agents)],
         "threshold": threshold,
@@ -64,8 +60,8 @@ def record_of(algorithm: str, env: str, jobs: list[Job], threshold: float) -> di
         "returns": [[jsonable(value) for value in row] for row in np.hstack([line[:, 1:] for line in lines])],
         "seconds": np.mean([line[:, 0] for line in lines], axis=0).tolist(),
         "evaluations": [len(np.unique(curve.steps)) for curve in curves for _ in curve.values.T],
-        "env_steps_to_threshold": [step for found in reached for step, _ in found],
-        "seconds_to_threshold": [seconds for found in reached for _, seconds in found],
+        "env_steps_to_threshold": [steps for steps, _ in reached],
+        "seconds_to_threshold": [seconds for _, seconds in reached],
         "steps_per_second": [
             job.args.num_agents * log.steps / log.trained_seconds for job, log in zip(jobs, logs, strict=True)
         ],
@@ -81,9 +77,10 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def spread(returns: np.ndarray) -> str:
-    """The interquartile mean of the returns [S] of seeds, with its 95% bootstrap interval where they are several."""
+    """The interquartile mean of the returns [S] of seeds and its 95% bootstrap interval, if that is another number."""
     bounds = interval(returns)
-    return f"{estimate(returns):.4g}" + (f" ({bounds.low:.4g} to {bounds.high:.4g})" if bounds else "")
+    numbers = [f"{x:.4g}" for x in ((estimate(returns), bounds.low, bounds.high) if bounds else (estimate(returns),))]
+    return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]" if len(set(numbers)) > 1 else numbers[0]
 
 
 def log_of(job: Job) -> Log:
@@ -96,22 +93,21 @@ def log_of(job: Job) -> Log:
     return log
 
 
-def load_records(folder: Path) -> list[dict[str, Any]]:
-    """All records of a class of machines."""
-    return [load_record(path) for path in sorted(folder.glob("*/*.json")) if path.parent.name != POPULATIONS]
+def load_records(machine: Path) -> list[dict[str, Any]]:
+    """All records of a class of machines, each with its `file`, as seen from the folder of all."""
+    files = sorted(machine.glob("*/*.json"))
+    return [load_record(path) | {"file": path.relative_to(machine.parent).as_posix()} for path in files]
 
 
 def load_record(path: Path) -> dict[str, Any]:
     """What `record_of` gave. Raises UsageError where the file is something else."""
-    return read_record(path, NAMES, _check, "benchmarks.learning")
+    return read_record(path, "benchmarks.learning", _check)
 
 
-def read_record(path: Path, names: Sequence[str], check: Callable[[dict], None], maker: str) -> dict[str, Any]:
-    """These entries of a file of `maker`'s, for which `check` raised nothing. Raises UsageError for anything else."""
+def read_record(path: Path, maker: str, check: Callable[[dict], Any]) -> dict[str, Any]:
+    """A file of `maker`'s, for which `check` raised nothing. Raises UsageError for anything else."""
     try:
         record = json.loads(read_text(path))
-        later = {name: record[name] for name in ("evaluations",) if name in record}  # which older files do not have
-        record = {name: record[name] for name in names} | later
         check(record)
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"{path} is not a result of {maker}, or damaged ({type(error).__name__})"
@@ -120,7 +116,9 @@ def read_record(path: Path, names: Sequence[str], check: Callable[[dict], None],
 
 
 def _check(record: dict[str, Any]) -> None:
-    """Raise ValueError or TypeError where sizes do not fit each other, or something is no number."""
+    """Raise KeyError, ValueError or TypeError where something lacks, does not fit, or is no number."""
+    if missing := [name for name in NAMES if name not in record]:
+        raise KeyError(*missing)
     evaluations, seeds = len(record["env_steps"]), len(record["seeds"])
     sizes = {"returns": (evaluations, seeds), "env_steps": (evaluations,), "seconds": (evaluations,), "threshold": ()}
     sizes |= {"env_steps_to_threshold": (seeds,), "seconds_to_threshold": (seeds,)}
@@ -140,11 +138,6 @@ def returns_of(record: dict[str, Any]) -> np.ndarray:
     return np.where(np.isfinite(returns), returns, np.nanmin(returns))
 
 
-def evaluations_of(record: dict[str, Any]) -> list[int]:
-    """How often each seed was evaluated; older records hold only what all were."""
-    return record.get("evaluations") or [len(record["env_steps"])] * len(record["seeds"])
-
-
 def _on(steps: np.ndarray, curve: Series) -> np.ndarray:
     """Seconds and returns [E, 1 + S] at these steps; of equal ones the last, between two on the line."""
     own = dict(zip(curve.steps, np.column_stack([curve.wall, curve.values]), strict=True))
@@ -152,10 +145,7 @@ def _on(steps: np.ndarray, curve: Series) -> np.ndarray:
     return np.stack([own.get(step, row) for step, row in zip(steps, between, strict=True)])
 
 
-def _reached(curve: Series, threshold: float) -> list[tuple[int | None, float | None]]:
-    """For each seed, the steps and the seconds after which an evaluation first reaches the threshold; None if never."""
-    found = []
-    for values in curve.values.T:
-        there = np.flatnonzero(values >= threshold)
-        found.append((int(curve.steps[there[0]]), float(curve.wall[there[0]])) if len(there) else (None, None))
-    return found
+def _reached(curve: Series, values: np.ndarray, threshold: float) -> tuple[int | None, float | None]:
+    """Steps and seconds after which a seed's evaluation first reaches the threshold; None if never."""
+    there = np.flatnonzero(values >= threshold)
+    return (int(curve.steps[there[0]]), float(curve.wall[there[0]])) if len(there) else (None, None)

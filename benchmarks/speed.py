@@ -1,7 +1,7 @@
-"""Training speed of an algorithm: warm steps/s and seconds of compilation for every environment and size, as a table.
+"""Training speed of an algorithm: warm steps/s and seconds of compilation for every environment, as a table.
 
     python -m benchmarks.speed ppo_pmap --envs CartPole-v1 Breakout-MinAtar
-    python -m benchmarks.speed ppo_pmap --envs CartPole-v1 --vary num-envs 64 1024 -- --num-steps 32
+    python -m benchmarks.speed ppo_pmap --envs CartPole-v1 -- --num-envs 1024 --num-steps 32
     python -m benchmarks.speed sac_pmap --envs Pendulum-v1 --against ../before --rounds 5
     python -m benchmarks.speed ppo_rnn_pmap --envs CartPole-v1 --source ~/purejaxrl -- \\
         --share-torso --activation relu --hidden-sizes 128
@@ -28,7 +28,7 @@ import tyro
 
 from benchmarks.jobs import ROOT, last_line
 from benchmarks.kernels import count_kernels
-from benchmarks.peers.__main__ import SOURCES, TRAINERS, install, packages_for, python_of
+from benchmarks.peers.__main__ import TRAINERS, check_source, install, packages_for, python_of
 from benchmarks.records import machine_class, markdown
 from common.cli.checks import Count, Timeout, check_flags
 from common.cli.command import main, parse
@@ -52,8 +52,6 @@ class Args:
     """A file of algos/."""
     envs: tuple[str, ...]
     """Environments: a row for each."""
-    vary: tuple[str, ...] = ()
-    """A flag of the algorithm and its values, such as num-envs 64 1024: a row for each."""
     seconds: Timeout = 5.0
     """Training time of a measurement, about."""
     rounds: Count = 3
@@ -74,14 +72,12 @@ class Args:
                 raise UsageError(f"{checkout} has no algorithm algos/{self.algorithm}.py")
         if not self.envs:
             raise UsageError("--envs needs values behind it, such as CartPole-v1")
-        if len(self.vary) == 1:
-            raise UsageError(f"--vary {self.vary[0]} needs values behind it")
         if self.against and self.source:
             raise UsageError("--against and --source: give one of them")
         if self.source and self.algorithm not in PEERS:
             raise UsageError(f"--source is for {', '.join(PEERS)}, not for {self.algorithm}")
-        if self.source and not (Path(self.source) / (needed := SOURCES[PEERS[self.algorithm]])).is_file():
-            raise UsageError(f"--source {self.source} is no checkout of {PEERS[self.algorithm]} with {needed}")
+        if self.source:
+            check_source(PEERS[self.algorithm], self.source)
 
 
 class Training:
@@ -144,7 +140,7 @@ class PeerTraining:
         names = "num_envs", "num_steps", "update_epochs", "num_minibatches"
         self._sizes = {name.upper(): getattr(ours, name) for name in names} | {"ENV_NAME": ours.env}
         self._beside, kind = beside, args.algorithm.removesuffix("_pmap")
-        self._words = [str(python_of(peer, packages)), str(TRAINERS / f"train_{peer}.py"), args.source, kind]
+        self._words = [str(python_of(peer, packages)), str(TRAINERS / "train_pure.py"), args.source, kind]
         self.about: Row = {"commit": git_hash(Path(args.source)), "packages": packages}
 
     def measure(self) -> float:
@@ -155,15 +151,11 @@ class PeerTraining:
 
 
 def rows_of(args: Args, words: list[str]) -> list[Row]:
-    """A row for each environment and each value of --vary, printed as soon as it is measured."""
-    rows, (name, *values) = [], args.vary or ("",)
+    """A row for each environment, printed as soon as it is measured."""
+    rows = []
     for env in args.envs:
-        for value in values or [""]:
-            varied = {name: value} if value else {}
-            row = row_of(args, [*words, *flag_words({"env": env} | varied)])
-            rows.append({"env": env, "varied": varied} | row)
-            lines = table(rows).splitlines()
-            print("\n".join(lines if len(rows) == 1 else lines[-1:]), flush=True)
+        rows.append({"env": env} | row_of(args, [*words, "--env", env]))
+        print("\n".join(table(rows).splitlines()[-1 if rows[1:] else 0 :]), flush=True)
     return rows
 
 
@@ -185,23 +177,29 @@ def row_of(args: Args, words: list[str]) -> Row:
     return row
 
 
+def sizes_of(row: Row) -> list[str]:
+    """Kernels and megabytes of an update, to be shown; nothing where XLA does not tell."""
+    kernels, memory = row["kernels_per_update"], row["memory_bytes"]
+    return ["" if kernels is None else f"{kernels:,}", "" if memory is None else f"{memory / 1e6:,.0f} MB"]
+
+
 def table(rows: list[Row]) -> str:
     """Markdown."""
-    heads = ["environment", *rows[0]["varied"], "steps/s", "compile"]
+    heads = ["environment", "steps/s", "compile"]
     heads += ["kernels", "memory"] * ("kernels_per_update" in rows[0])
     heads += ["the other's steps/s", "compile", "ratio", "in all rounds"] * ("ratio" in rows[0])
     lines = []
     for row in rows:
-        cells, other = [row["env"], *row["varied"].values()], row.get("other")
-        cells += [f"{row['steps_per_second']:,.0f}", f"{row['compile_seconds']:.1f} s"]
-        if "kernels_per_update" in row:
-            kernels, memory = row["kernels_per_update"], row["memory_bytes"]  # None where XLA does not tell
-            cells += ["" if kernels is None else f"{kernels:,}", "" if memory is None else f"{memory / 1e6:,.1f} MB"]
-        if other:
-            cells += [f"{other['steps_per_second']:,.0f}", f"{other['compile_seconds']:.1f} s"]
-            cells += [f"{row['ratio']:.2f}", f"{min(row['ratios'])} to {max(row['ratios'])}"]
+        cells = [row["env"], *_speeds(row)]
+        cells += sizes_of(row) if "kernels_per_update" in row else []
+        if "other" in row:
+            cells += [*_speeds(row["other"]), f"{row['ratio']:.2f}", f"{min(row['ratios'])} to {max(row['ratios'])}"]
         lines.append(cells)
     return markdown(heads, lines)
+
+
+def _speeds(row: Row) -> list[str]:
+    return [f"{row['steps_per_second']:,.0f}", f"{row['compile_seconds']:.1f} s"]
 
 
 def speed(args: Args, words: list[str]) -> None:

@@ -19,12 +19,12 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from benchmarks.jobs import ROOT, Job, run, seed_flags
+from benchmarks.jobs import ROOT, Job, jobs_over, run
 from benchmarks.records import log_of, spread
 from common.cli.checks import Bounds, Count, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
-from common.cli.run_flags import as_command_line, flag_words
+from common.cli.run_flags import as_command_line
 from common.drawing.groups import EVALUATION, RESAMPLES, estimate
 
 EVALUATIONS = 10  # of a run
@@ -67,9 +67,7 @@ class Args:
 
 def tune(args: Args) -> None:
     """Search, then compare with the flags of today. Raises TrainingError where all candidates fail."""
-    candidates, rungs = draw(args), 1
-    while args.candidates >= KEEP ** (rungs + 1):
-        rungs += 1
+    candidates, rungs = draw(args), max(int(math.log(args.candidates, KEEP) + 1e-9), 1)
     for rung in range(rungs):
         steps = max(args.total_timesteps // KEEP ** (rungs - 1 - rung), 1)
         print(f"{len(candidates)} candidates, {args.seeds} seeds, {steps:,} steps", flush=True)
@@ -106,22 +104,21 @@ def draw(args: Args) -> list[Flags]:
 
 def _value(random: np.random.Generator, kind: Any) -> Any:
     """What a candidate gets: a choice of a list, a number of two digits between two bounds, or None for the default."""
-    if not isinstance(kind, list | dict):
-        return kind
-    if random.random() < 0.5:
+    if isinstance(kind, list | dict) and random.random() < 0.5:
         return None
     if isinstance(kind, list):
         return kind[random.integers(len(kind))]
+    if not isinstance(kind, dict):
+        return kind
     return float(f"{math.exp(random.uniform(math.log(kind['low']), math.log(kind['high']))):.1e}")
 
 
 def jobs_of(args: Args, env: str, flags: Flags, steps: int, seeds: range) -> list[Job]:
     """The runs of a candidate; those of today take what was tuned before."""
     interval = max(steps // EVALUATIONS, 1)
-    common = {"env": env, "total_timesteps": steps, "eval_interval": interval, "checkpoint_interval": interval}
-    common |= {"keep_checkpoints": 1} | ({"tuned": False} | flags if flags else {})
-    words = [tuple(flag_words(common | some)) for some in seed_flags(args.algo, env, seeds)]
-    return [Job(args.algo, some, Path(args.folder)) for some in words]
+    sizes = {"total_timesteps": steps, "eval_interval": interval, "checkpoint_interval": interval}
+    sizes |= {"keep_checkpoints": 1} | ({"tuned": False} | flags if flags else {})
+    return jobs_over(seeds, args.algo, env, sizes, Path(args.folder))
 
 
 def returns_of_all(args: Args, candidates: list[Flags], steps: int) -> np.ndarray:
@@ -165,12 +162,9 @@ def conclude(args: Args, best: Flags) -> None:
         print("nothing better than the flags of today was found")
         return
     steps, seeds, random = args.total_timesteps, range(UNSEEN, UNSEEN + args.unseen_seeds), np.random.default_rng(0)
-    given = {name: value for name, value in vars(args).items() if value != getattr(Args, name, None)}
-    comments = [
-        f"# python -m benchmarks.tune {as_command_line({name: x for name, x in given.items() if name != 'folder'})}",
-        f"# greedy returns over the second half of {steps:,} steps, "
-        f"IQM of seeds {seeds[0]} to {seeds[-1]}, 95% intervals:",
-    ]
+    given = {name: x for name, x in vars(args).items() if x != getattr(Args, name, None) and name != "folder"}
+    what = f"greedy returns over the second half of {steps:,} steps, IQM of seeds {seeds[0]} to {seeds[-1]}"
+    comments = [f"# python -m benchmarks.tune {as_command_line(given)}", f"# {what}, 95% intervals:"]
     print(f"the best one and {TODAY}, {len(seeds)} seeds from {UNSEEN} on, {steps:,} steps", flush=True)
     better = True
     for env in args.env:

@@ -135,8 +135,7 @@ def refused(command: str, words: list[str]) -> str:
     """The one message with which a command refuses these words."""
     module, function = COMMANDS[command].split()
     found = import_module(module)
-    args_class = getattr(found, "Args", None) or found.Sizes
-    return refusal(getattr(found, function), args_class, words)
+    return refusal(getattr(found, function), found.Args, words)
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import pytest
 from cli_helpers import ROOT, SMALL, STEPS, in_process, read_rows
 
 import benchmarks.records
-from benchmarks import learning, report, tune
+from benchmarks import learning, many_seeds, report, tune
 from benchmarks.jobs import Job, run
+from benchmarks.learning import Goal, goals
 from benchmarks.records import record_of
-from benchmarks.sets import Goal, goals
 from common.cli.errors import UsageError
 from common.device.evaluation import SEED
 
@@ -36,6 +36,11 @@ def test_a_job_goes_on_where_it_was_cut_short_and_is_not_run_again(tmp_path, cap
     ended = one.log.stat().st_mtime_ns
     assert run([one]) == []
     assert one.log.stat().st_mtime_ns == ended
+    capsys.readouterr()
+    many_seeds.main(many_seeds.What("ppo_pmap", one.flags, threshold=1, runs=2))  # the same program again
+    record = json.loads(capsys.readouterr().out)
+    assert (record["seeds"], record["learned"], record["lost"], len(record["final"])) == (2, 2, 0, 2)
+    assert record["mean_by_step"].keys() == {str(8 * STEPS)} and record["final"][0] != record["final"][1]
 
 
 @pytest.mark.slow
@@ -204,4 +209,4 @@ def test_a_seed_keeps_its_own_curve_where_others_have_more_evaluations(tmp_path,
 
 def test_benchmarks_get_no_longer():
     lines = sum(len(path.read_text().splitlines()) for path in (ROOT / "benchmarks").rglob("*.py"))
-    assert lines <= 3_645
+    assert lines <= 2_800

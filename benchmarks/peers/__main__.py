@@ -18,18 +18,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.jobs import Job, ends_with_us, parts_of
+from benchmarks.jobs import Job, ends_with_us, make_folder, parts_of
+from benchmarks.learning import EVALUATIONS, FIRST_SEED, Choice, Goal, Task, chosen, goals_of_peer, peers, run_all
 from benchmarks.peers.starts import starts_of
 from benchmarks.records import machine_class
-from benchmarks.sets import Goal, goals_of_peer, peers
-from benchmarks.tasks import EVALUATIONS, FIRST_SEED, Choice, Task, chosen, run_all
 from common.cli.command import main, parse
 from common.cli.device_flags import DeviceEnvArgs
 from common.cli.env_flags import steps_on_host
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import writing
 from common.cli.host_flags import HostEnvArgs
-from common.cli.run_flags import as_command_line, flag_words
+from common.cli.run_flags import as_command_line
 from common.device.evaluation import SEED
 from common.device.programs import cache_directory
 from common.runs.directory import git_hash, write_json
@@ -39,6 +38,12 @@ PIP = "-m", "pip", "install", "--quiet"
 TRAINERS = Path(__file__).resolve().parent / "trainers"
 SOURCES = {"purejaxrl": "purejaxrl/ppo.py", "purejaxql": "purejaxql/pqn_gymnax.py"}
 """Peers that are no packages, each with a file of its checkout."""
+
+
+def check_source(peer: str, source: str) -> None:
+    """Raise UsageError where `source` is no checkout of such a peer."""
+    if not (source and (Path(source) / SOURCES[peer]).is_file()):
+        raise UsageError(f"--source {source} has to name a checkout of {peer}, with {SOURCES[peer]} in it")
 
 
 @dataclass(kw_only=True)
@@ -56,11 +61,10 @@ class Args(Choice):
 
     def __post_init__(self):
         super().__post_init__()
-        needed = SOURCES.get(self.peer)
-        if not needed and self.source:
+        if self.peer in SOURCES:
+            check_source(self.peer, self.source)
+        elif self.source:
             raise UsageError(f"--source is for {' and '.join(SOURCES)}; {self.peer} is installed")
-        if needed and not (self.source and (Path(self.source) / needed).is_file()):
-            raise UsageError(f"--source {self.source} has to name a checkout of {self.peer}, with {needed} in it")
 
 
 @dataclass(frozen=True)
@@ -91,28 +95,18 @@ class PeerJob(Job):
     """One run of a peer. Its directory has what a run of the kit has, as far as a benchmark reads it."""
 
     peer: str
-    training: Training = field(compare=False)
-    of_row: str = field(compare=False)
+    args: Training = field(compare=False)
+    command: str = field(compare=False)
     source: str = field(compare=False)
 
-    @property
-    def args(self) -> Training:
-        return self.training
-
-    @property
-    def command(self) -> str:
-        return self.of_row
-
-    def start(self) -> subprocess.Popen:
-        """Begin the run; what it says goes into a file beside its directory."""
-        with writing(f"folder {self.run_dir}"):
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-        config = {"algorithm": self.algorithm, "args": dataclasses.asdict(self.training), "git": self.training.commit}
-        starts = starts_of(self.algorithm, self.training.env, self.training.eval_episodes)
-        config |= {"source": self.source, "starts": starts}
+    def words(self) -> list[str]:
+        """The command of its trainer, which reads the config.json that this writes."""
+        make_folder(self.run_dir)
+        config = {"algorithm": self.algorithm, "args": dataclasses.asdict(self.args), "git": self.args.commit}
+        config |= {"source": self.source, "starts": starts_of(self.algorithm, self.args.env, self.args.eval_episodes)}
         write_json(self.run_dir / "config.json", config)
-        python = python_of(self.peer, self.training.packages)
-        return self._start([str(python), str(TRAINERS / peers()[self.peer]["trainer"]), str(self.run_dir)])
+        trainer = TRAINERS / peers()[self.peer]["trainer"]
+        return [str(python_of(self.peer, self.args.packages)), str(trainer), str(self.run_dir)]
 
 
 def tasks_of(args: Args, platform: str) -> list[Task]:
@@ -129,9 +123,8 @@ def task_of(args: Args, platform: str, goal: Goal) -> Task:
     source = args.source and str(Path(args.source).resolve())
     given = {"peer": args.peer, "algos": (goal.algorithm,), "envs": (goal.env,), "seeds": args.seeds}
     more = {"total_timesteps": args.total_timesteps, "source": source and f"path/to/{Path(source).name}"}
-    of_row = (
-        f"python -m benchmarks.peers {as_command_line(given | {name: value for name, value in more.items() if value})}"
-    )
+    given |= {name: value for name, value in more.items() if value}
+    command = f"python -m benchmarks.peers {as_command_line(given)}"
     at_once = (goal.seeds_at_once or args.seeds) if about["seeds_at_once"] else 1
     jobs = []
     for seeds in parts_of(range(FIRST_SEED, FIRST_SEED + args.seeds), at_once):
@@ -150,8 +143,8 @@ def task_of(args: Args, platform: str, goal: Goal) -> Task:
             commit=git_hash(Path(source)) if source else None,
             flags=goal.flags,
         )
-        words = flag_words({"env": goal.env, "seed": seeds.start, "num_seeds": len(seeds), "total_timesteps": steps})
-        jobs.append(PeerJob(goal.algorithm, tuple(words), Path(args.folder), args.peer, training, of_row, source))
+        words = goal.env, str(seeds), str(steps)
+        jobs.append(PeerJob(goal.algorithm, words, Path(args.folder), args.peer, training, command, source))
     return Task(goal.algorithm, goal.env, steps, goal.threshold, jobs)
 
 

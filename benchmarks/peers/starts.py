@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 
 from benchmarks.jobs import ROOT, last_line
-from benchmarks.sets import peers
+from benchmarks.learning import peers
 from common.cli.env_flags import split_name
 
 STATES = {  # what a state of gymnasium's consists of, in its order, by the names that gymnax has for it

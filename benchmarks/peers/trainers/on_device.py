@@ -34,7 +34,7 @@ def train(rows: Rows, peer: Peer) -> None:
     advance = jax.jit(lambda states, count: jax.lax.fori_loop(0, count, lambda _, x: jax.vmap(peer.update)(x), states))
     play = partial(returns, peer, rows.args["eval_episodes"], rows.args["eval_seed"])
     evaluate = jax.jit(jax.vmap(lambda state: play(state).mean()))
-    with rows.compiling():
+    with rows.spent_on("compiling"):
         states = init(seeds)
         after = jax.eval_shape(jax.vmap(peer.update), states)  # counters may begin as integers and go on as floats
         states = jax.block_until_ready(jax.tree.map(lambda x, later: jnp.asarray(x, later.dtype), states, after))
@@ -42,7 +42,7 @@ def train(rows: Rows, peer: Peer) -> None:
     updates, done = -(-rows.args["total_timesteps"] // peer.steps_per_update), 0
     for point in evaluation_points(updates, rows.args["eval_interval"] / peer.steps_per_update):
         states, done = jax.block_until_ready(advance(states, point - done)), point
-        with rows.evaluating():
+        with rows.spent_on("evaluating"):
             earned = jax.block_until_ready(evaluate(states))
         rows.write(done * peer.steps_per_update, earned)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
@@ -26,7 +26,7 @@ class Rows:
         self.config = json.loads((run_dir / "config.json").read_text())
         self.args: dict[str, Any] = self.config["args"]
         self._run_dir = run_dir
-        self._began = self._compiled = self._evaluated = 0.0
+        self._began, self._spent = 0.0, {"compiling": 0.0, "evaluating": 0.0}
         self._file = (run_dir / "metrics.jsonl").open("w")  # a run that was cut short begins again
 
     @property
@@ -47,25 +47,18 @@ class Rows:
         self._began = time.perf_counter()
 
     @contextmanager
-    def compiling(self) -> Iterator[None]:
-        """What is in here is compilation, and does not count as training."""
+    def spent_on(self, what: Literal["compiling", "evaluating"]) -> Iterator[None]:
+        """What is in here does not count as training; evaluating, which takes long on the host, not at all."""
         began = time.perf_counter()
         yield
-        self._compiled += time.perf_counter() - began
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """What is in here does not count: of an environment on the host it takes long."""
-        began = time.perf_counter()
-        yield
-        self._evaluated += time.perf_counter() - began
+        self._spent[what] += time.perf_counter() - began
 
     def write(self, env_steps: int, returns: Iterable[float]) -> None:
         """Add an evaluation after so many steps of each agent: the mean return of each seed."""
         earned = jsonable(list(returns))
-        wall = time.perf_counter() - self._began - self._evaluated
-        row = {"env_steps": env_steps, "eval/return_mean": earned, "time/wall": wall, "time/compile": self._compiled}
-        row |= {"time/sps_total": env_steps / (wall - self._compiled)}
+        wall, compiled = time.perf_counter() - self._began - self._spent["evaluating"], self._spent["compiling"]
+        row = {"env_steps": env_steps, "eval/return_mean": earned, "time/wall": wall, "time/compile": compiled}
+        row |= {"time/sps_total": env_steps / (wall - compiled)}
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
         print(f"step {env_steps:,} / {self.args['total_timesteps']:,}, greedy return {earned}", flush=True)

@@ -25,7 +25,7 @@ def train(rows: Rows) -> None:
 
         rows.begin(jax.default_backend(), jax.devices())
         update = model.n_envs * (model.n_steps if hasattr(model, "n_steps") else model.train_freq.frequency)
-        with rows.compiling():  # in another model: what is compiled is kept for all in a process
+        with rows.spent_on("compiling"):  # in another model: what is compiled is kept for all in a process
             make_model(args).learn(args["flags"].get("learning_starts", 100) + 2 * update)
     else:
         rows.begin({"cuda": "gpu"}.get(model.device.type, model.device.type), [model.device])
@@ -72,7 +72,7 @@ class Evaluation(BaseCallback):
         return True
 
     def _evaluate(self) -> None:
-        with self._rows.evaluating():
+        with self._rows.spent_on("evaluating"):
             earned = self._mean_return()
         self._rows.write(self.num_timesteps, [earned])
         self._points = [point for point in self._points if point > self.num_timesteps]

@@ -1,7 +1,7 @@
 """What compilers for an H100 and for a TPU make of the programs, on a machine that has neither: one table.
 
     python -m benchmarks.kernels
-    python -m benchmarks.kernels --programs ppo ppo-gru --targets h100 --source ~/purejaxrl
+    python -m benchmarks.kernels --programs ppo ppo-gru pqn --targets h100 --source ~/purejaxrl ~/purejaxql
 
 Everything is compiled in processes of an environment of its own (jax[cuda12], 6 GB, and libtpu) in the user's cache
 folder. Nothing is run: steps/s are those of a roofline, in which a kernel takes as long as its launch, its bytes or its
@@ -32,7 +32,7 @@ from common.cli.run_flags import flag_words
 from common.runs.directory import git_hash, write_json
 
 Row = dict[str, Any]
-UPDATES = 10  # of PureJaxRL, whose training is one program
+UPDATES = 10  # of PureJaxRL and purejaxql, whose training is one program
 SIZES = 64, 1_024, 8_192, 65_536  # environments
 ONE_SIZE = 1_024  # of everything but an update on one H100
 LAUNCHES = 3e-6, 5e-6  # seconds of a kernel, however little it does
@@ -47,16 +47,20 @@ POPULATION = PPO | {"population": 8, "sweep": ("learning_rate=log:1e-4:1e-2",), 
 PROGRAMS: dict[str, tuple[str, Row]] = {  # the algorithm, and flags
     "ppo": ("ppo_pmap", PPO),
     "ppo-gru": ("ppo_rnn_pmap", PPO | {"num_minibatches": 8}),
+    "pqn": ("pqn_pmap", PPO),
     "sac": ("sac_pmap", {"env": "Pendulum-v1", "learning_starts": 0}),  # one gradient step after each of all envs
+    "dqn": ("dqn_pmap", {"env": "CartPole-v1", "learning_starts": 0, "n_steps": 1}),
     "appo": ("appo_pmap", {"env": "gymnasium:CartPole-v1"}),
     "ppo-pixels": ("ppo_pmap", PPO | {"env": "Breakout-MinAtar"}),
     "ppo-masks": ("ppo_pmap", PPO | {"env": "pgx:tic_tac_toe", "opponent": "self"}),
     "ppo-population": ("ppo_pmap", POPULATION),
     "ppo-members": ("ppo_pmap", POPULATION | {"sharding": "members"}),
 }
-Program = Literal["ppo", "ppo-gru", "sac", "appo", "ppo-pixels", "ppo-masks", "ppo-population", "ppo-members"]
-MEASURED = "ppo", "ppo-gru", "sac"  # those whose speed is projected
-OF_PUREJAXRL = {"ppo": "ppo", "ppo-gru": "ppo_rnn"}
+Program = Literal[
+    "ppo", "ppo-gru", "pqn", "sac", "dqn", "appo", "ppo-pixels", "ppo-masks", "ppo-population", "ppo-members"
+]
+MEASURED = "ppo", "ppo-gru", "pqn", "sac", "dqn"  # those whose speed is projected
+PEERS = {"ppo": ("purejaxrl", "ppo"), "ppo-gru": ("purejaxrl", "ppo_rnn"), "pqn": ("purejaxql", "pqn")}
 Target = Literal["h100", "8 h100", "tpu v5e-8"]
 TARGETS: tuple[Target, ...] = ("h100", "8 h100", "tpu v5e-8")
 H100 = """gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
@@ -84,15 +88,20 @@ class Args:
     """Programs to compile."""
     targets: tuple[Target, ...] = TARGETS
     """Devices to compile for."""
-    source: str = ""
-    """A checkout of PureJaxRL, whose ppo.py and ppo_rnn.py are compiled for an H100 too."""
+    source: tuple[str, ...] = ()
+    """Checkouts of PureJaxRL and purejaxql, whose programs are compiled for an H100 too."""
     results: str = "benchmarks/results"
     """Where kernels.json goes; what is compiled again is replaced, and nothing else."""
 
     def __post_init__(self):
         check_flags(self)
-        if self.source and not (Path(self.source) / "purejaxrl" / "ppo.py").is_file():
-            raise UsageError(f"--source {self.source} has to name a checkout of PureJaxRL, with purejaxrl/ppo.py in it")
+        for source in self.source:
+            if not any((Path(source) / peer).is_dir() for peer, _ in PEERS.values()):
+                raise UsageError(f"--source {source} is no checkout of PureJaxRL or purejaxql, with that folder in it")
+
+    def checkout(self, peer: str) -> str:
+        """That of a peer, empty where it is not given."""
+        return next((str(Path(source).resolve()) for source in self.source if (Path(source) / peer).is_dir()), "")
 
 
 def compile_all(args: Args) -> None:
@@ -100,7 +109,7 @@ def compile_all(args: Args) -> None:
     path = Path(args.results) / "kernels.json"
     with writing(f"folder {path.parent}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    record = json.loads(read_text(path)) if path.exists() else {"source": "", "rows": []}
+    record = json.loads(read_text(path)) if path.exists() else {"sources": {}, "rows": []}
     known = {key_of(row): row for row in record["rows"]}
     packages = packages_needed()
     install("kernels", packages)
@@ -114,11 +123,8 @@ def compile_all(args: Args) -> None:
         rows.append(row)
         print(table(rows).splitlines()[-1] if len(rows) > 1 else table(rows), flush=True)
         known[key_of(row)] = row
-        about = {
-            "packages": packages,
-            "git": git_hash(ROOT),
-            "source": git_hash(Path(args.source)) if args.source else record["source"],
-        }
+        sources = {peer: git_hash(Path(args.checkout(peer))) for peer, _ in PEERS.values() if args.checkout(peer)}
+        about = {"packages": packages, "git": git_hash(ROOT), "sources": record["sources"] | sources}
         write_json(path, about | {"rows": list(known.values())})
     if all("failed" in row for row in rows):
         raise TrainingError("nothing was compiled, see above")
@@ -150,10 +156,11 @@ def jobs_of(args: Args) -> Iterator[Row]:
             for function, sizes in functions.items():
                 for num_envs in sizes:
                     yield {"program": name, "target": target, "function": function, "num_envs": num_envs, "source": ""}
-            if args.source and target == "h100" and name in OF_PUREJAXRL:
+            peer, program = PEERS.get(name, ("", ""))
+            if peer and target == "h100" and args.checkout(peer):
                 for num_envs in several:
-                    peer = {"program": f"purejaxrl {OF_PUREJAXRL[name]}", "target": target, "function": "update"}
-                    yield peer | {"num_envs": num_envs, "source": str(Path(args.source).resolve())}
+                    job = {"program": f"{peer} {program}", "target": target, "function": "update"}
+                    yield job | {"num_envs": num_envs, "source": args.checkout(peer)}
 
 
 # ------------------------------------------------------------------------------------ compiling, in the other process
@@ -172,7 +179,7 @@ def compile_one(job: Row) -> Row:
     devices = list(topologies.get_topology_desc(**described).devices)
     jax.default_backend = lambda: "gpu" if "h100" in job["target"] else "tpu"  # whatever asks while it is traced
     began = time.perf_counter()
-    lowered, sizes = lowered_purejaxrl(job, devices) if job["source"] else lowered_program(job, devices)
+    lowered, sizes = lowered_peer(job, devices) if job["source"] else lowered_program(job, devices)
     compiled = lowered.compile()
     seconds, text, memory = time.perf_counter() - began, compiled.as_text(), compiled.memory_analysis()
     found = list(kernels_of(text))
@@ -198,7 +205,7 @@ def lowered_program(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
 
     name, flags = PROGRAMS[job["program"]]
     module, num_envs = importlib.import_module(f"algos.{name}"), job["num_envs"]
-    if name == "sac_pmap":
+    if "learning_starts" in flags:
         flags = flags | {"utd_ratio": 1 / num_envs, "buffer_size": 64 * num_envs}
     flags = flags | {"envs_per_actor" if name == "appo_pmap" else "num_envs": num_envs, "tuned": False}
     args = parse(module.Args, flag_words(flags))
@@ -220,23 +227,25 @@ def lowered_program(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
     return function.lower(state, example), (steps, epochs, minibatches, args.steps_per_update * args.num_agents)
 
 
-def lowered_purejaxrl(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
-    """Training of PureJaxRL for some updates, with our sizes."""
+def lowered_peer(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
+    """Training of PureJaxRL or purejaxql for some updates, with our sizes."""
     import jax
-
-    sys.path.insert(0, str(TRAINERS))
-    import train_purejaxrl as peer
     from flax import linen
 
-    linen.GRUCell = peer.GRUCell
-    name = job["program"].split()[1]
-    flags = PROGRAMS["ppo" if name == "ppo" else "ppo-gru"][1]
+    sys.path[:0] = [job["source"], str(TRAINERS)]
+    peer, name = job["program"].split()
+    flags = PROGRAMS[next(ours for ours, theirs in PEERS.items() if theirs == (peer, name))][1]
     steps, sizes = flags["num_steps"] * job["num_envs"], ("num_steps", "update_epochs", "num_minibatches")
-    config = peer.FLAGS | {name.upper(): flags[name] for name in sizes} | {"ENV_NAME": flags["env"]}
+    config = {name.upper(): flags[name] for name in sizes} | {"ENV_NAME": flags["env"]}
     config |= {"NUM_ENVS": job["num_envs"], "TOTAL_TIMESTEPS": UPDATES * steps}
+    trainer = importlib.import_module(f"train_{peer}")
+    if peer == "purejaxrl":
+        linen.GRUCell = trainer.GRUCell
+        module, config = trainer.module_of(job["source"], name), trainer.FLAGS | config
+    else:
+        module, config = trainer.trained_by(config | {"NUM_EPOCHS": config["UPDATE_EPOCHS"]})
     key = jax.ShapeDtypeStruct((2,), "uint32", sharding=jax.sharding.SingleDeviceSharding(devices[0]))
-    train = jax.jit(peer.module_of(job["source"], name).make_train(config))
-    return train.lower(key), (*(flags[name] for name in sizes), steps)
+    return jax.jit(module.make_train(config)).lower(key), (*(flags[name] for name in sizes), steps)
 
 
 # --------------------------------------------------------------------------------------- reading a compiled program

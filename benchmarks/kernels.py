@@ -33,6 +33,7 @@ from common.cli.run_flags import flag_words
 from common.runs.directory import git_hash, write_json
 
 Row = dict[str, Any]
+PARTS = "rollout step", "gradient step", "rest"  # of an update
 KEY = "program", "target", "function", "num_envs"
 UPDATES = 10  # of PureJaxRL and purejaxql, whose training is one program
 SIZES = 64, 1_024, 8_192, 65_536  # environments
@@ -119,6 +120,7 @@ def compile_all(args: Args) -> None:
             row = job | last_line(words, ENVIRONMENT)
         except (TrainingError, UsageError) as error:
             row = job | {"failed": str(error)}
+        del row["source"]
         rows.append(row)
         print(table(rows).splitlines()[-1] if len(rows) > 1 else table(rows), flush=True)
         known[itemgetter(*KEY)(row)] = row
@@ -377,6 +379,20 @@ def table(rows: list[Row]) -> str:
         speed = " to ".join(f"{x / 1e6:,.2f} M" for x in row["steps_per_second"][::-1]) if shown else ""
         lines.append([*cells, f"{row['compile_seconds']:.0f} s", speed])
     return markdown(heads, lines)
+
+
+def roofline(record: Row) -> str:
+    """Kernels of an update on one H100, and steps/s at each number of environments, as Markdown."""
+    rows = [row for row in record["rows"] if (row["target"], row["function"]) == ("h100", "update")]
+    lines = []
+    for name in dict.fromkeys(row["program"] for row in rows if row["num_envs"] == SIZES[-1]):
+        found = {row["num_envs"]: row for row in rows if row["program"] == name}
+        loops = found[ONE_SIZE]["by_loop"]
+        counts = found[ONE_SIZE]["kernels"] / loops["updates"], *(loops[part] for part in PARTS)
+        speeds = [[x / 1e6 for x in found[size]["steps_per_second"][::-1]] for size in SIZES]
+        cells = [f"{count:,.0f}" for count in counts] + [f"{low:.3g} to {high:.3g} M" for low, high in speeds]
+        lines.append([name, *cells])
+    return markdown(["program", "kernels", *PARTS, *(f"{size:,} envs" for size in SIZES)], lines)
 
 
 if __name__ == "__main__" and sys.argv[1:2] and sys.argv[1].startswith("{"):

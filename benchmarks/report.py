@@ -3,6 +3,7 @@
 python -m benchmarks.report
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import kernels
 from benchmarks.accelerator import FILE, load_rows, picture, table
 from benchmarks.learning import FOLDER, Goal, goals, goals_of_peer, listed, peers
 from benchmarks.peers.starts import in_jax, same_starts
@@ -63,9 +65,11 @@ def page_of(results: Path) -> str:
         f"### {machine}\n\n{table(rows)}\n\n![Speed](images/{_picture(machine, 'speed', 'num_envs')})"
         for machine, rows in _measured(results)
     ]
+    counted = results / "kernels.json"
+    gpu = kernels.roofline(json.loads(counted.read_text())) if counted.exists() else "Not counted."
     text = (FOLDER / "page.md").read_text()
     filled = {"beside": _beside_others(chapters), "chapters": "\n\n".join(_chapter(*x) for x in chapters)}
-    return text.format(**filled, speeds="\n\n".join(speeds) or "Not measured.")
+    return text.format(**filled, kernels=gpu, speeds="\n\n".join(speeds) or "Not measured.")
 
 
 def pictures(results: Path) -> Iterator[tuple[str, Any]]:

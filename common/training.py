@@ -25,14 +25,7 @@ from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
 from common.device.agents import Agent
-from common.device.devices import (
-    check_fits,
-    check_size,
-    choose_devices,
-    choose_roles,
-    describe,
-    shapes_of,
-)
+from common.device.devices import check_fits, check_size, choose_devices, choose_roles, describe, shapes_of
 from common.device.programs import Programs, for_seeds, over_devices
 from common.device.replay import memory_note
 from common.device.sharding import AXIS, arrays_of, to_host

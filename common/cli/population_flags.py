@@ -7,16 +7,7 @@ from random import Random
 from typing import Annotated, Any, NamedTuple
 
 from common.cli.checks import Bounds, Count, CountOrZero, check_bounds, flag_of, kinds_of, note_of, sweepable
-from common.cli.env_flags import (
-    PREFIX,
-    Draw,
-    check_sweepable,
-    combined,
-    drawn,
-    given_number,
-    read_sweep,
-    rounded,
-)
+from common.cli.env_flags import PREFIX, Draw, check_sweepable, combined, drawn, given_number, read_sweep, rounded
 from common.cli.errors import UsageError
 from common.cli.run_flags import Members, RunArgs
 

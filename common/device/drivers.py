@@ -8,16 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from common.device.agents import Seen, at_start
-from common.device.interface import (
-    Actors,
-    Now,
-    OffPolicy,
-    OnPolicy,
-    Rollout,
-    RunState,
-    Transition,
-    with_memory,
-)
+from common.device.interface import Actors, Now, OffPolicy, OnPolicy, Rollout, RunState, Transition, with_memory
 from common.device.loops import Packed
 from common.device.opponents import draw_other, first_past, own_components, renewed_past, with_opponent
 from common.device.optim import global_norm, hp_now, hp_of, zeros_of
@@ -35,14 +26,7 @@ from common.device.rollout import (
     step_envs,
 )
 from common.device.sharding import AXIS, TrainState, flat_pmean, same_for_all_seeds
-from common.device.statistics import (
-    Tally,
-    count_episodes,
-    episode_metrics,
-    new_recent,
-    new_tracker,
-    same_everywhere,
-)
+from common.device.statistics import Tally, count_episodes, episode_metrics, new_recent, new_tracker, same_everywhere
 from common.envs.environment import Env, Step
 from common.envs.masks import legal_actions, legal_metrics, to_env, uniform_action
 from common.envs.spaces import EnvSpec

@@ -63,8 +63,7 @@ def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episo
         action, memory = player.act(seen, memory, jax.vmap(jax.random.fold_in, (0, None))(act_keys, time))
         out = step_envs(env, jax.vmap(jax.random.fold_in, (0, None))(step_keys, time), env_state, action)
         episodes = Episodes(
-            ret=episodes.ret + jnp.where(done, 0.0, out.reward),
-            length=episodes.length + jnp.where(done, 0.0, 1.0),
+            ret=episodes.ret + jnp.where(done, 0.0, out.reward), length=episodes.length + jnp.where(done, 0.0, 1.0)
         )
         over = out.terminated | out.truncated
         return time + 1, out.state, Seen(out.obs, over, out.reward), memory, done | over, episodes

@@ -21,7 +21,7 @@ from benchmarks.speed import Training
 from common.cli.checks import Timeout, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
-from common.cli.files import read_text, writing
+from common.cli.files import writing
 from common.cli.run_flags import flag_words
 from common.drawing.figures import Line, Panel, draw
 from common.runs.directory import write_json
@@ -110,7 +110,7 @@ def load_rows(machine: Path) -> list[Row]:
     """What was measured on a class of machines. Raises UsageError where the file is something else."""
     path = machine / FILE
     try:
-        rows = json.loads(read_text(path))["rows"]
+        rows = json.loads(path.read_text())["rows"]
         table(rows)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is not a result of benchmarks.accelerator: {error!r}") from error

@@ -27,7 +27,7 @@ from benchmarks.records import markdown
 from common.cli.checks import check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
-from common.cli.files import read_text, writing
+from common.cli.files import writing
 from common.cli.run_flags import flag_words
 from common.runs.directory import git_hash, write_json
 
@@ -100,7 +100,7 @@ def compile_all(args: Args) -> None:
     path = Path(args.results) / "kernels.json"
     with writing(f"folder {path.parent}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    record = json.loads(read_text(path)) if path.exists() else {"source": "", "rows": []}
+    record = json.loads(path.read_text()) if path.exists() else {"source": "", "rows": []}
     known = {key_of(row): row for row in record["rows"]}
     packages = packages_needed()
     install("kernels", packages)

@@ -11,7 +11,6 @@ in other episodes, and what the median member earns.
 What is done is skipped, and what was cut short goes on, so it may be stopped at any time.
 """
 
-import json
 import tomllib
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,7 @@ from benchmarks.tasks import FIRST_SEED, Task, run_all
 from common.cli.checks import CountOrZero, check_flags
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
-from common.cli.files import read_config, read_text
+from common.cli.files import read_config, read_json
 from common.cli.run_flags import flag_words
 from common.device.evaluation import play_episodes
 from common.envs.registry import make
@@ -94,7 +93,7 @@ class Searches(Task):
             "arms": {PBT: {"chosen": chosen, "median": median}, RANDOM: of_random, ALONE: {"chosen": alone}},
             "commands": {PBT: first.command, RANDOM: self.jobs[0].command},
             **{name: config[name] for name in FROM_CONFIG},
-            "wall_seconds": [json.loads(read_text(job.run_dir / "result.json"))["wall_seconds"] for job in self.jobs],
+            "wall_seconds": [read_json(job.run_dir / "result.json")["wall_seconds"] for job in self.jobs],
         }
 
 
@@ -117,7 +116,7 @@ def earned(job: Job) -> tuple[float, float, float]:
 
     A member that broke counts as the worst. Raises UsageError where the end of the run was not evaluated.
     """
-    result = json.loads(read_text(job.run_dir / "result.json"))
+    result = read_json(job.run_dir / "result.json")
     if len(result.get("eval/return_mean", [])) < 2:
         raise UsageError(f"{job.run_dir} lacks an evaluation of its end: delete it, and the same command runs it again")
     means, keys = np.array(result["eval/return_mean"], float), jax.random.split(jax.random.key(7), 128)  # None is NaN

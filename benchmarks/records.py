@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.jobs import Job
 from common.cli.errors import UsageError
-from common.cli.files import read_config, read_text
+from common.cli.files import read_config
 from common.cli.run_flags import ONE_TIME
 from common.drawing.groups import EVALUATION, estimate, interval
 from common.runs.metrics import Log, Series, jsonable, read_log
@@ -109,7 +109,7 @@ def load_record(path: Path) -> dict[str, Any]:
 def read_record(path: Path, names: Sequence[str], check: Callable[[dict], None], maker: str) -> dict[str, Any]:
     """These entries of a file of `maker`'s, for which `check` raised nothing. Raises UsageError for anything else."""
     try:
-        record = json.loads(read_text(path))
+        record = json.loads(path.read_text())
         later = {name: record[name] for name in ("evaluations",) if name in record}  # which older files do not have
         record = {name: record[name] for name in names} | later
         check(record)

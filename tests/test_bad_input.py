@@ -90,7 +90,6 @@ CASES = [
     *(("ppo", f"--resume @{name}", f"{name}, config.json") for name in ("file", "broken")),
     ("sac", "--resume @run", "run, ppo_pmap, sac_pmap"),
     ("ppo", "--resume @custom", "bad_envs:raises, --env"),
-    ("ppo", "--resume @members", "members"),
     ("ppo", "--resume @run --learning-rate 1 --hidden-sizes 8", "--hidden-sizes, [4], [8]"),
     ("ppo", "--resume @run --total-timesteps 10", "--total-timesteps 10, 64"),
     ("ppo", f"{TINY} --init-from @mislabelled --hidden-sizes 8", "kernel, [1, 4, [1, 8"),
@@ -154,7 +153,6 @@ def template(tmp_path_factory) -> Path:
         "broken": '{"args": {',
         "foreign": '{"args": {"env": "a"}, "algorithm": "b"}',
         "custom": json.dumps(config | {"args": args | {"env": "bad_envs:raises"}}),
-        "members": json.dumps(config | {"args": args | {"population": 2}, "members": "two"}),
         "mislabelled": json.dumps(config | {"args": args | {"hidden_sizes": [8]}}),
     }
     for name, text in configs.items():

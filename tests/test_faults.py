@@ -37,7 +37,6 @@ from cli_helpers import (
 from common.cli.command import parse
 from common.runs.checkpoints import UNFINISHED
 from common.runs.console import Console
-from common.runs.saving import Saver
 from common.runs.signals import Interruption
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -304,26 +303,6 @@ def test_only_what_loads_counts_among_the_newest_and_as_the_best(tmp_path):
     assert checkpoint_steps(run_dir) == [2 * STEPS, 4 * STEPS, 6 * STEPS]
     aside = {path.name for path in folder.iterdir() if not path.name.isdigit()}
     assert aside == {f"{updates * STEPS}.damaged" for updates in (3, 5)}
-
-
-def test_a_directory_that_is_deleted_and_made_again_by_a_save_is_a_run(tmp_path, monkeypatch, capsys):
-    """Between the look at it and the save: what is saved is not lost, and the same command goes on."""
-    save = Saver.save
-
-    def deleting(saver, step, state):
-        if step == 2 * STEPS:
-            saver.checkpoints.wait()
-            (tmp_path / "run").rename(tmp_path / "elsewhere")
-        save(saver, step, state)
-
-    monkeypatch.setattr(Saver, "save", deleting)
-    words = [*SMALL, "--total-timesteps", 4 * STEPS, "--checkpoint-interval", STEPS, "--quiet"]
-    assert in_process(*words, "--run-dir", tmp_path / "run") == 1
-    assert "\nerror: " in "\n" + capsys.readouterr().err
-    assert checkpoint_steps(tmp_path / "run") == [2 * STEPS] and not (tmp_path / "run" / "result.json").exists()
-    monkeypatch.setattr(Saver, "save", save)
-    assert in_process(*words, "--run-dir", tmp_path / "run", "--resume-or-start") == 0
-    assert read_result(tmp_path / "run")["env_steps"] == 4 * STEPS
 
 
 @pytest.mark.parametrize(("program", "silent"), [(ppo.__file__, True), ("", False)])

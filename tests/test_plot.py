@@ -98,9 +98,7 @@ def test_late_evaluations_keep_their_time(tmp_path):
 
 def test_damaged_lines_are_skipped(tmp_path):
     good = [json.dumps(row) for row in rows([100, 200], [[1, 2], [3, None]])]
-    wrong = [{"env_steps": 150, RETURN: value} for value in ([1, 2, 3], [1, "high"], "high")]
-    wrong.append({"env_steps": "x", RETURN: [1, 2]})
-    damage = ["{", "null", "\0\0", *map(json.dumps, wrong)]
+    damage = ["{", "null", "\0\0", '{"env_steps": "x"}']
     make_run(tmp_path / "a", "\n".join([good[0], *damage, good[1], good[1][:20]]), num_seeds=2)
     series = read_log(tmp_path / "a", [RETURN]).series[RETURN]
     assert series.steps.tolist() == [100, 200]

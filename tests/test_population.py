@@ -114,14 +114,6 @@ def test_without_an_evaluation_of_its_step_a_best_member_is_named_with_a_warning
         assert load_policy(tmp_path / "run").member == best
 
 
-def test_damaged_members_are_told(finished, tmp_path):
-    run = shutil.copytree(finished[1], tmp_path / "run")
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(config | {"members": config["members"][:3]}))
-    with pytest.raises(UsageError, match=f"{run} is damaged"):
-        compare(CompareArgs(runs=(str(run),)))
-
-
 def test_a_population_resumes_to_the_last_bit(finished, tmp_path):
     train(tmp_path / "run", **SWEEP, stop_after=64, checkpoint_interval=32)
     assert ppo.train(ppo.Args.from_run(tmp_path / "run")).state_sha256 == finished[0].state_sha256

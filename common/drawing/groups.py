@@ -20,7 +20,7 @@ from common.cli.checks import check_flags
 from common.cli.errors import UsageError
 from common.cli.files import read_config
 from common.cli.run_flags import ONE_TIME
-from common.runs.metrics import Log, Series, check_members, is_number, read_log
+from common.runs.metrics import Log, Series, is_number, read_log
 
 TRAINING, EVALUATION = "episode/return", "eval/return_mean"
 RECENT = "episode/return_last100"
@@ -94,7 +94,6 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
     runs, silent = [], []
     for path in paths:
         config, log = read_config(path), read_log(path, metrics)
-        check_members(path, config)
         runs += _parts(path, config, log)
         silent += [] if log.names else [path]
     known = set().union(*(run.flags for run in runs))

@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from common.cli.errors import TrainingError, UsageError
-from common.cli.files import in_one_step, read_text
+from common.cli.files import in_one_step, read_json
 from common.device import multihost
 
 Arrays = dict[str, np.ndarray]
@@ -452,10 +452,8 @@ def _make_writer(directory: Path) -> Any:
 
 def _stored_returns(path: Path) -> list[float]:
     """The evaluation of the checkpoint at `path`; empty where there is none, or a damaged one."""
-    try:
-        return [float(x) for x in json.loads(read_text(path / METRICS))["returns"]]
-    except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
-        return []
+    stored = read_json(path / METRICS)
+    return stored.get("returns", []) if isinstance(stored, dict) else []
 
 
 @functools.cache

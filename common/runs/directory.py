@@ -17,12 +17,11 @@ import jax
 
 from common.cli.env_flags import CUSTOM, is_custom, split_name
 from common.cli.errors import UsageError
-from common.cli.files import KIT, NAME, defaults_of, final_name, in_one_step, is_of_kit, is_run, read_config, writing
+from common.cli.files import KIT, NAME, defaults_of, in_one_step, is_of_kit, is_run, read_config, writing
 from common.cli.run_flags import ONE_TIME
 from common.device import multihost
 from common.runs.checkpoints import FOLDER, is_checkpoint
 from common.runs.lock import LOCK, check_free, is_locked
-from common.runs.metrics import check_members
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = "0.1.0"  # of the kit; pyproject.toml takes it from here, and copies of the code have it too
@@ -30,7 +29,7 @@ BATCH = "num_envs", "num_steps", "envs_per_actor", "actor_threads", "actor_devic
 BATCH += ("distributed",)
 """Flags that say how many steps an update takes, in algorithms that have them."""
 FILES = NAME, "metrics.jsonl", "curve.png", "policy.gif", "result.json", "wandb_id", "DONE"
-FILES += "population.png", "elo.json", "teams.json"
+FILES += "population.png", "elo.json", "teams.json", "wandb"
 EVENTS = "events.out.tfevents."  # what the names of TensorBoard's files begin with
 
 
@@ -123,17 +122,6 @@ def claim_directory(path: Path, config: dict[str, Any], overwrite: bool) -> str:
     return said
 
 
-def restore(path: Path, config: dict[str, Any]) -> str:
-    """Make a directory that was deleted, and that a save under way has made again, a run's again.
-
-    Returns what there is to say of that; "" where it is not there, or another run's.
-    """
-    if not path.exists() or is_locked(path) or is_run(path):
-        return ""
-    write_json(path / NAME, config)
-    return f"{path} has come back by a save that was under way: --resume {path} goes on with what is in it"
-
-
 def write_json(path: Path, value: Any) -> None:
     """Replace `path` in one step."""
     with in_one_step(path) as temporary:
@@ -141,7 +129,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def _check_unoccupied(path: Path, overwrite: bool) -> None:
-    if _is_empty(path) or _is_untrained(path):
+    if not path.exists() or not any(inside.name != LOCK for inside in path.iterdir()) or _is_untrained(path):
         return
     if not is_run(path):
         raise UsageError(f"{path} exists already and is no run directory, for it has no config.json: name another one")
@@ -154,7 +142,6 @@ def _check_unoccupied(path: Path, overwrite: bool) -> None:
 def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Path) -> list[str]:
     if stored["algorithm"] != config["algorithm"]:
         raise UsageError(f"{path} was made by {stored['algorithm']}, not by {config['algorithm']}")
-    check_members(path, stored)
     if stored.get("steps_per_update") != config["steps_per_update"]:
         flags = differences(stored["args"], config["args"], [name for name in BATCH if name in config["args"]])
         raise UsageError(
@@ -189,12 +176,6 @@ def _is_untrained(path: Path) -> bool:
     return is_run(path) and is_of_kit(path) and not trained
 
 
-def _is_empty(path: Path) -> bool:
-    """Whether nothing is there but a lock, and what a process that was killed while it began has left."""
-    names = [inside.name for inside in path.iterdir()] if path.exists() else []
-    return all(name == LOCK or (name != NAME and final_name(name) == NAME) for name in names)
-
-
 def git_hash(checkout: Path) -> str | None:
     try:
         command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
@@ -204,27 +185,12 @@ def git_hash(checkout: Path) -> str | None:
 
 
 def delete_run(run_dir: Path) -> str:
-    """Delete what a run has written there, by its name; of that `config.json` is left, for the next run to replace.
-
-    Returns lines that say what was deleted, and what else is there and stays.
-    """
-    folder, has_wandb = run_dir / FOLDER, read_config(run_dir)["args"].get("wandb")
-    inside = sorted(path.name for path in run_dir.iterdir() if path.name not in (NAME, FOLDER, LOCK))
-    of_run = [name for name in inside if is_of_run(name) and (name != "wandb" or has_wandb)]
-    saved = [path for path in folder.iterdir() if is_checkpoint(path.name)] if folder.is_dir() else []
-    for path in (*(run_dir / name for name in of_run), *saved):  # DONE first
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    with suppress(OSError):  # it is not there, or has something else in it
-        folder.rmdir()
-    names = [NAME, *of_run, *[f"{len(saved)} checkpoints"] * bool(saved)]
-    left = [name for name in inside if name not in of_run]
-    stays = f"\nleft     {', '.join(left)} in {run_dir}: no run has written that" if left else ""
-    return f"deleted  the run in {run_dir}: {', '.join(names)}{stays}"
-
-
-def is_of_run(name: str) -> bool:
-    """Whether a run writes a file or folder of this name into its directory."""
-    return final_name(name) in FILES or name.startswith(EVENTS) or name == "wandb"
+    """Delete what a run has written there; returns a line that says what that was."""
+    names = sorted(path.name for path in run_dir.iterdir() if path.name in FILES or path.name.startswith(EVENTS))
+    saved = [path for path in (run_dir / FOLDER).glob("*") if is_checkpoint(path.name)]
+    for path in (*(run_dir / name for name in names), *saved):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return f"deleted  the run in {run_dir}: {', '.join(names)}, {len(saved)} checkpoints"
 
 
 SECONDS_TO_APPEAR = 10  # of a file that another host has written

@@ -1,6 +1,5 @@
 """What a run says of itself: the header and the footer on the console, `result.json`, the line of --benchmark."""
 
-import json
 import math
 import re
 import shlex
@@ -12,15 +11,13 @@ import jax
 import numpy as np
 
 from common.cli.env_flags import as_flags, is_custom
-from common.cli.files import defaults_of, read_text
+from common.cli.files import defaults_of, read_json
 from common.cli.run_flags import ONE_TIME, as_command_line
 from common.device.devices import describe
 from common.runs.checkpoints import overall_of
 from common.runs.directory import write_json
 from common.runs.metrics import jsonable, read_log
 
-SHOWN = {f"eval/return_{name}" for name in ("mean", "std", "min", "max")}
-"""What the footer shows of an evaluation."""
 NUMBERS = {"eval/env_steps", "eval/episodes"}
 """What `result.json` says of an evaluation as a whole."""
 
@@ -191,11 +188,7 @@ def benchmark_record(args: Any, config: dict[str, Any], record: dict[str, Any], 
 
 def stored_result(run_dir: Path) -> dict[str, Any]:
     """What `result.json` says; nothing where it is not there, or damaged."""
-    try:
-        record = json.loads(read_text(run_dir / "result.json"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}
+    return read_json(run_dir / "result.json") or {}
 
 
 def has_ended_at(run_dir: Path, step: int) -> bool:
@@ -205,15 +198,13 @@ def has_ended_at(run_dir: Path, step: int) -> bool:
 
 
 def stored_evaluation(run_dir: Path, step: int) -> Score:
-    """The last evaluation in `result.json`, if there is one that is whole, and the run was at `step` then."""
+    """The last evaluation in `result.json`, if there is one and the run was at `step` then."""
     record = stored_result(run_dir)
-    stored = {name: x for name, x in record.items() if name.startswith("eval/") and name not in NUMBERS}
-    try:
-        values = {name: [math.nan if x is None else float(x) for x in values] for name, values in stored.items()}
-        whole = values.keys() >= SHOWN and record["env_steps"] == step and len(set(map(len, values.values()))) == 1
-        return Score(int(record.get("eval/env_steps", step)), values) if whole else Score(step, {})
-    except (ValueError, KeyError, TypeError, OverflowError):
+    if record.get("env_steps") != step:
         return Score(step, {})
+    stored = {name: x for name, x in record.items() if name.startswith("eval/") and name not in NUMBERS}
+    values = {name: [math.nan if x is None else x for x in values] for name, values in stored.items()}
+    return Score(record["eval/env_steps"], values)
 
 
 def _resume_command(config: dict[str, Any], run_dir: Path) -> str:

@@ -21,7 +21,7 @@ from common.device.programs import Programs, compile_together, set_up_cache
 from common.device.sharding import host_like
 from common.runs import reports
 from common.runs.console import Console
-from common.runs.directory import agree_on_directory, check_shared, claim_directory, describe_run, restore
+from common.runs.directory import agree_on_directory, check_shared, claim_directory, describe_run
 from common.runs.evaluator import DeviceEvaluation, Evaluations
 from common.runs.lock import is_ours
 from common.runs.metrics import check_extras
@@ -79,8 +79,6 @@ class Run:
             if isinstance(error, Exception) and self.dir and is_ours(self.dir):
                 reason = f"{type(error).__name__}: {error}"
                 reports.write_result(self.dir, self._outcome("failed"), reason=reason)
-            elif isinstance(error, Exception) and self.dir and (said := restore(self.dir, self.config)):
-                self.console.warn(said)
         self.console.attempt("log", self.recorder.close)
 
     def start(

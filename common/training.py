@@ -25,9 +25,9 @@ from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
 from common.device.agents import Agent
-from common.device.devices import check_fits, check_size, choose_devices, choose_roles, describe, shapes_of
+from common.device.devices import check_fits, choose_devices, choose_roles, describe, shapes_of
 from common.device.programs import Programs, for_seeds, over_devices
-from common.device.replay import memory_note
+from common.device.replay import describe_replay
 from common.device.sharding import AXIS, arrays_of, to_host
 from common.drawing.figures import draw_curve, draw_population
 from common.envs.custom import wrap
@@ -39,8 +39,6 @@ from common.runs.lock import locked
 from common.runs.recorder import Callback
 from common.runs.reports import TrainResult, ranked, stored_evaluation
 from common.runs.run import Run
-
-LARGE = 50_000_000  # bytes of environments in a checkpoint, from which on the header says so
 
 
 def run_algorithm(
@@ -76,14 +74,11 @@ def train_on_devices(
     functions = for_seeds(algorithm, args, env, args.num_agents // groups, evolution(args, groups))
     programs = over_devices(functions, devices, args.sharding)
     members = arrays_of(args.members, len(devices), args.sharding)
-    notes = memory_note(args, env, devices)
-    if args.save_envs and (size := env.state_bytes * args.num_envs * args.num_agents) >= LARGE:
-        notes["state"] = f"environments take {size / 1e6:,.0f} MB in every checkpoint; --no-save-envs leaves them out"
+    shapes, example = shapes_of(programs, members), np.int32(0)
+    check_fits(args, shapes, example, env, devices)
+    notes = describe_replay(args, shapes)
     if env.declared_steps > env.max_steps:
         notes["eval"] = f"cuts episodes after {env.max_steps:,} of {env.declared_steps:,} steps"
-    shapes, example = shapes_of(programs, members), np.int32(0)
-    notes |= check_size(args, shapes, devices)
-    check_fits(args, shapes, example, env, devices)
     run = Run(args, script, env, devices, notes, callback)
     with locked(run.dir), run:
         state, update = run.start(programs, members, shapes, example)
@@ -116,10 +111,10 @@ def train_with_actors(
     notes = {"actors": f"{threads}{processes}"}
     if (params := eval_params(args)) != args.env_params:
         notes["eval"] = f"with {params}"
-    notes |= memory_note(args, env.spec, devices, versions=True)
     programs, members = programs_over_learners(driver, devices), arrays_of(args.members, len(devices))
     shapes, example = shapes_of(programs, members), example_batch(args, env, driver, own)
     check_fits(args, shapes, example, env.spec, devices)
+    notes |= describe_replay(args, shapes)
     run = Run(args, script, env, devices, notes, callback)
     with locked(run.dir), run:
         agent = Agent.of(algorithm)

@@ -55,10 +55,8 @@ def read_meeting(text: str) -> tuple[str, int, int]:
 class RunArgs:
     """Flags of every algorithm. Sizes and intervals count environment steps over all devices together."""
 
-    dispensable: ClassVar[tuple[str, ...]] = ()
-    """Beginnings of the names of state arrays without which a checkpoint still loads; they start from zero."""
     renewed: ClassVar[tuple[str, ...]] = ()
-    """Likewise; they are made anew."""
+    """Beginnings of the names of state arrays without which a checkpoint still loads; they are made anew."""
     variant: ClassVar[str] = ""
     """What stands behind an environment's name in algos/tuned/ for flags with the defaults of a recipe."""
     processes: ClassVar[int] = 1

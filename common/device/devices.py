@@ -132,44 +132,30 @@ def shapes_of(programs: Any, members: Any) -> Any:
 BESIDE = 32  # bytes at least that an update keeps of a sample beside its observation: action, reward, value and so on
 
 
-def check_fits(args: Any, state: Any, example: Any, env: Any, devices: list[jax.Device]) -> None:
+def check_fits(args: Any, state: Any, batch: Any, env: Any, devices: list[jax.Device]) -> None:
     """Raise UsageError where a run's `state`, an update or an evaluation needs more memory than there is.
 
-    `example` has the shapes of what `update` takes beside the state, and `env` an `obs_like`.
+    `batch` has the shapes of what `update` takes beside the state, and `env` an `obs_like`.
     """
-    available, episodes = memory_of(devices), 0 if args.benchmark else args.eval_episodes
-    samples, obs = args.steps_per_update * args.num_agents, size_of(env.obs_like)
-    needs = {
-        "the state and the batches of this run take": size_of((state, example)),
-        "an update takes at least": samples * (obs + BESIDE),
-        "an evaluation takes at least": episodes * args.num_agents * obs,
-    }
-    for what, size in needs.items():
+    available, agents, obs = memory_of(devices), args.num_agents, size_of(env.obs_like)
+    kept, smaller = size_of((state, batch)), "take fewer environments, steps or hidden units"
+    if args.is_population:
+        if args.pbt and (groups := args.groups(len(devices))) > 1:  # each device has all learners during an exchange
+            kept += size_of((state.learner, state.run)) * groups
+        smaller = f"at most {int(agents * available / kept):,} members fit"
+    elif hasattr(args, "buffer_size"):
+        smaller += ", or a smaller --buffer-size"
+    episodes = 0 if args.benchmark else args.eval_episodes
+    needs = (
+        ("the state and the batches of this run take", kept, smaller),
+        ("an update takes at least", args.steps_per_update * agents * (obs + BESIDE), smaller),
+        ("an evaluation takes at least", episodes * agents * obs, "take fewer --eval-episodes"),
+    )
+    for what, size, hint in needs:
         if size > available:
-            smaller = "fewer --eval-episodes" if "evaluation" in what else "fewer environments, steps or hidden units"
-            raise UsageError(f"{what} {size / 1e9:,.1f} GB, and there are {available / 1e9:,.1f} GB: take {smaller}")
+            raise UsageError(f"{what} {size / 1e9:,.1f} GB, and there are {available / 1e9:,.1f} GB: {hint}")
 
 
-def check_size(args: Any, state: Any, devices: list[jax.Device]) -> dict[str, str]:
-    """How many members a population has, and what they take. Raises UsageError where the devices do not have that.
-
-    `state` has the shapes of theirs.
-    """
-    if not args.is_population:
-        return {}
-    groups = args.groups(len(devices))
-    size, available = size_of(state, 1) * args.sharing(len(devices)), memory_of(devices)
-    if groups > 1 and args.pbt:  # each device has all learners during an exchange
-        size += size_of((state.learner, state.run), 1) * groups
-    if size > available:
-        raise UsageError(
-            f"{args.num_agents:,} members of {size / args.num_agents / 1e6:,.1f} MB are {size / 1e9:,.1f} GB, and "
-            f"there are {available / 1e9:,.1f} GB: at most {int(args.num_agents * available / size):,} members fit"
-        )
-    differ = f", which differ in {', '.join(args.members.hyper)}" if args.members.hyper else ""
-    return {"members": f"{args.num_agents:,}{differ}; their states take {size / 1e6:,.1f} MB"}
-
-
-def size_of(tree: Any, axis: int = 0) -> int:
-    """Bytes of arrays, or of what they have at one place of their axes before `axis`."""
-    return sum(math.prod(x.shape[axis:]) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+def size_of(tree: Any) -> int:
+    """Bytes of arrays."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))

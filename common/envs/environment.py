@@ -38,7 +38,6 @@ A complete module for a suite called pond, whose states know neither time limits
 """
 
 import copy
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -157,11 +156,6 @@ class Env:
     def example_obs(self, *batch: int) -> Any:
         """A batch of observations, all zeros."""
         return self.spec.example_obs(*batch)
-
-    @property
-    def state_bytes(self) -> int:
-        """The size of a state."""
-        return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.state_shape))
 
     def reset(self, key: jax.Array) -> tuple[Any, Any]:
         """First observation and state of an episode."""

@@ -61,6 +61,9 @@ def header(
     """Devices, environment, flags, derived sizes, and what a resumed run changes, before anything slow begins."""
     lines = [f"devices  {describe(devices)}", f"env      {env}", *_flags(args)]
     lines += [f"sizes    {line}" for line in args.sizes(len(devices))]
+    if args.is_population:
+        differ = f", which differ in {', '.join(args.members.hyper)}" if args.members.hyper else ""
+        lines.append(f"members  {args.num_agents:,}{differ}")
     lines += [f"{name:<8} {note}" for name, note in notes.items()]
     if total != args.total_timesteps:
         lines.append(f"steps    {args.total_timesteps:,} rounded up to {total:,}, whole updates")

@@ -81,12 +81,12 @@ def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> S
             f"{path} cannot go on with {args.env}: it was trained on {then}, which steps elsewhere; --init-from {path} "
             "starts a run from its parameters"
         )
-    zeros, optional = flatten(like), args.dispensable + args.renewed
+    zeros = flatten(like)
     try:
-        step, stored, damaged = saved.load(zeros, optional=optional)
+        step, stored, damaged = saved.load(zeros, optional=args.renewed)
         if args.keep_best and multihost.on_first(lambda: saved.by_return()[-1:]) not in ([], [step]):
             # A damaged one must not count as the best
-            damaged += saved.load(zeros, optional=optional, candidates=lambda: [step, *saved.by_return()])[2]
+            damaged += saved.load(zeros, optional=args.renewed, candidates=lambda: [step, *saved.by_return()])[2]
     except Mismatch as error:
         why = explain_mismatch(error, read_config(path), config)
         raise UsageError(f"{path} cannot go on with these flags: {why}") from error
@@ -95,12 +95,9 @@ def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> S
         raise UsageError(f"--total-timesteps {args.total_timesteps} is less than the {step} steps that {path} has done")
     console.say(f"resumed  {path} at step {step:,}")
     missing = zeros.keys() - stored.keys()
-    for part in args.dispensable:
-        if any(name.startswith(part) for name in missing):
-            console.say(f"resumed  without {part}, which is not in the checkpoint: it fills again")
     renewed = tuple(part for part in args.renewed if any(name.startswith(part) for name in missing))
     if renewed:
-        console.say("resumed  without its environments, which are not in the checkpoint: new episodes begin")
+        console.say(f"resumed  without {', '.join(renewed)}, which the checkpoint does not have: they begin anew")
     whole = zeros | stored
     return Start(
         step=step,

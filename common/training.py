@@ -183,8 +183,6 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
         run.log()  # the row of the last chunk
         with batches.learner.doing("update"):
             metrics.add(*reported)
-            if run.args.serial:
-                jax.block_until_ready(reported)
     if metrics.updates:
         run.advance(state, metrics.updates, partial(metrics.read, batches.row()))
     if metrics.broken:

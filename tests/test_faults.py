@@ -5,7 +5,6 @@ import gc
 import io
 import json
 import resource
-import shlex
 import shutil
 import signal
 import subprocess
@@ -31,7 +30,6 @@ from cli_helpers import (
     read_until,
     run_python,
     start_script,
-    succeed,
 )
 
 from common.cli.command import parse
@@ -44,7 +42,6 @@ TOTAL = 400 * STEPS
 RUN = "; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 SLOWED = "import runpy, sys, time; from common.runs.run import Run; advance = Run.advance; "
 SLOWED += "Run.advance = lambda run, *report: (advance(run, *report), time.sleep(0.2))" + RUN
-NEVER = "import runpy, sys, time; import common.runs.run as r; r.compile_together = lambda *_: time.sleep(600)" + RUN
 
 
 def wait_until(process: subprocess.Popen, happened: Callable[[], bool]) -> None:
@@ -126,24 +123,6 @@ def test_an_interrupted_run_says_of_which_step_its_evaluation_is(tmp_path, capsy
     assert checkpoint_steps(tmp_path / "run") == [result["env_steps"]]
 
 
-@pytest.mark.slow
-def test_a_signal_does_not_wait_for_the_compiler(tmp_path):
-    """What it tells the user to do then works."""
-    words = [*SMALL, "--total-timesteps", STEPS, "--run-dir", "run"]
-    process = start_script(NEVER, ppo.__file__, *words, script="-c", cwd=tmp_path, PYTHONPATH=str(ROOT))
-    try:
-        read_until(process, "compiling")
-        process.send_signal(signal.SIGINT)
-        output = process.communicate(timeout=120)[0]
-    finally:
-        process.kill()
-    assert process.returncode == 130, output
-    assert read_result(tmp_path / "run")["status"] == "interrupted"
-    last = output.strip().splitlines()[-1]
-    succeed(run_python(*shlex.split(last[last.index("python ") :])[1:], cwd=tmp_path))
-    assert read_result(tmp_path / "run")["status"] == "finished"
-
-
 class Terminal(io.StringIO):
     closed_by_user = False
 
@@ -174,7 +153,7 @@ def test_a_run_goes_on_without_its_terminal(monkeypatch):
 @pytest.mark.parametrize(("before", "number"), [(lambda *_: None, signal.SIGHUP), (signal.SIG_IGN, 0)])
 def test_a_closed_terminal_stops_a_run_unless_nohup_has_it_go_on(before, number):
     noticed = threading.Event()
-    interruption = Interruption(SimpleNamespace(say=lambda text: noticed.set(), abandon=None))
+    interruption = Interruption(SimpleNamespace(say=lambda text: noticed.set(), show_cursor=None))
     previous = signal.signal(signal.SIGHUP, before)
     try:
         interruption.start()

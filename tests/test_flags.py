@@ -283,7 +283,7 @@ def test_an_update_draws_by_the_key_of_its_seed_and_by_its_own_number(algorithm)
 @pytest.mark.slow
 def test_the_number_of_actors_changes_what_is_learned():
     """Which is not in the program of an update."""
-    flags = {"serial": True, "benchmark": True, "total_timesteps": 512}
+    flags = {"lockstep": True, "benchmark": True, "total_timesteps": 512}
     some, one = (appo.train(small_appo_args(**flags | more)).params for more in ({}, {"actor_threads": 1}))
     assert not same_bits(some, one)
 
@@ -398,7 +398,7 @@ ELSEWHERE = {  # flags by the file that tests them
     "env_params": "log_info",
     "distributed": "distributed",
 }
-IN_TEST_APPO = {"actor_devices", "env", "eval_episodes", "learner_devices", "lockstep", "serial", "vectorization"}
+IN_TEST_APPO = {"actor_devices", "env", "eval_episodes", "learner_devices", "lockstep", "vectorization"}
 IN_TEST_HOST = {"env_params", "eval_env_params", "learner_timeout", "max_restarts", "reset_timeout", "step_timeout"}
 HOST = "envpool:Pendulum-v1"
 

@@ -146,8 +146,8 @@ def train(folder: Path, **flags: Any):
 
 def test_lockstep_repeats_and_counts_every_step(tmp_path):
     one = train(tmp_path / "a", lockstep=True, normalize_obs=True)
-    serial = train(tmp_path / "b", serial=True, normalize_obs=True)
-    assert one.state_sha256 == serial.state_sha256
+    other = train(tmp_path / "b", lockstep=True, normalize_obs=True)
+    assert one.state_sha256 == other.state_sha256
     rows = rows_with("replay/stored", tmp_path / "a")  # the last has an evaluation only
     assert len(rows) == 10
     for row in rows:

@@ -90,7 +90,7 @@ def over_learners(rollout: HostRollout, num_learners: int) -> HostRollout:
 
 
 class Batches:
-    """All actors at work, each in a thread of its own, or with --serial all in the caller's, one rollout at a time.
+    """All actors at work, each in a thread of its own.
 
     A context manager, and the run's `actors`. `next`, an update, and `publish` alternate.
     """
@@ -128,7 +128,7 @@ class Batches:
         self._at_end: tuple[dict[str, float], str] = {}, ""  # figures, and what limits the speed
 
     def __enter__(self) -> "Batches":
-        self._threads = [actor.run(partial(self._run, actor)) for actor in self.actors if not self._args.serial]
+        self._threads = [actor.run(partial(self._run, actor)) for actor in self.actors]
         return self
 
     def __exit__(self, kind: Any, *error: Any) -> None:
@@ -136,8 +136,6 @@ class Batches:
         remark = self._meters.bottleneck()
         self._stop.set()
         stuck = stop_workers(self.actors)
-        for actor in self.actors if self._args.serial else ():
-            actor.close()
         self.queue.discard()
         if stuck:
             self._warn(f"actors that do not answer were left behind: {'; '.join(map(str, stuck))}")
@@ -197,7 +195,7 @@ class Batches:
 
     def remarks(self) -> list[str]:
         """What limits the speed."""
-        return [self._at_end[1]] if self._at_end[1] and not self._args.serial else []
+        return [self._at_end[1]] if self._at_end[1] else []
 
     def _take(self, stopped: Callable[[], bool]) -> Collected | None:
         """The next rollout to learn from; None once `stopped`.
@@ -207,10 +205,7 @@ class Batches:
         wanted = self._taken % len(self.actors) if self._args.fixed_order else None
         began = time.monotonic()
         while not stopped():
-            if self._args.serial:
-                self._deliver(self.actors[wanted], stopped)
-            else:
-                self._check_threads(time.monotonic() - began)
+            self._check_threads(time.monotonic() - began)
             collected = self.queue.take(wanted, POLL_INTERVAL)
             if collected is not None:
                 self._taken += 1

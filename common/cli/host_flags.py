@@ -55,7 +55,7 @@ class HostEnvArgs(RunArgs):
     """Episodes per evaluation, in environments of their own beside the training."""
 
     # One actor on each actor device, whose rollouts every update learns from; `ActorArgs` has flags for it
-    actor_threads, rollouts_per_update, serial = 1, 0, False
+    actor_threads, rollouts_per_update = 1, 0
     # One agent, alone
     num_agents, is_population, exchange_interval, gif, sharding = 1, False, 0, False, "pmap"
     lag: ClassVar[int] = 1
@@ -148,8 +148,6 @@ class ActorArgs(HostEnvArgs):
     """Rollouts per update, of whichever actors are first, as many from each process; 0: as many as actors."""
     lockstep: bool = False
     """Fixed order, repeatable: updates learn from the actors' rollouts in turn, collected while the last one ran."""
-    serial: bool = False
-    """Everything in one thread, for debugging; the same numbers as with --lockstep."""
 
     @property
     def num_envs(self) -> int:
@@ -157,7 +155,7 @@ class ActorArgs(HostEnvArgs):
 
     @property
     def fixed_order(self) -> bool:
-        return self.lockstep or self.serial
+        return self.lockstep
 
     def __post_init__(self):
         super().__post_init__()

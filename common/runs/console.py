@@ -94,7 +94,7 @@ class Console:
             self.warn(f"the run's {what} failed at the end: {type(error).__name__}: {error}")
             return None
 
-    def abandon(self) -> None:
+    def show_cursor(self) -> None:
         """Give the terminal back its cursor, for a process that ends at once."""
         if not self.quiet:
             with self._unread():

@@ -29,7 +29,7 @@ BATCH = "num_envs", "num_steps", "envs_per_actor", "actor_threads", "actor_devic
 BATCH += ("distributed",)
 """Flags that say how many steps an update takes, in algorithms that have them."""
 FILES = NAME, "metrics.jsonl", "curve.png", "policy.gif", "result.json", "wandb_id", "DONE"
-FILES += "population.png", "elo.json", "teams.json", "wandb"
+FILES += "population.png", "elo.json", "wandb"
 EVENTS = "events.out.tfevents."  # what the names of TensorBoard's files begin with
 
 

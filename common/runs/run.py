@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import jax
@@ -97,9 +96,8 @@ class Run:
         over = self.steps >= self._end or self.evaluations.goal_reached
         if over and self.saver.is_judged(self.steps):
             return None, None
-        leaving = self._interruption.ending_at_once(partial(self._leave_untrained, start.host))
         self.console.say("compiling ...")
-        with self.clock.timed("compile"), leaving:
+        with self.clock.timed("compile"):
             programs = compile_together(programs, members, shapes, example)
             fresh = np.int32((members.seed.astype(np.int64) + self.steps) % LARGEST)  # other episodes after a resume
             members = members._replace(seed=fresh)
@@ -218,14 +216,6 @@ class Run:
             lines += self.console.attempt("remarks", self.actors.remarks) or []
         about = self.args, self.config, self.dir, self.total, outcome
         self.console.say(self.console.attempt("summary", reports.footer, *about, lines) or "")
-
-    def _leave_untrained(self, host: Any) -> None:
-        """Write and say what an interrupted run does, before there is anything to save that `host` does not have."""
-        outcome = self._outcome("interrupted", self.saver.sha256(host) if host else None)
-        if self.dir:
-            reports.write_result(self.dir, outcome)
-            self.console.say(reports.footer(self.args, self.config, self.dir, self.total, outcome, []))
-        self.recorder.close()
 
     def no_more_evaluations(self) -> bool:
         """Whether none is to be played, or waited for, any more; all processes have to ask at the same time."""

@@ -93,15 +93,11 @@ def exchange(learner: Any, run: Any, given: dict[str, float], rules: Rules) -> t
 
 
 def objective_of(learner: Any, run: Any, window: int) -> jax.Array:
-    """The mean return of the last `window` episodes, [S], or of what else they are judged by.
-
-    -inf without any, or where the weights are not finite.
-    """
+    """The mean return of the last `window` episodes, [S]; -inf without any, or where the weights are not finite."""
     recent = run.recent
     count = jnp.minimum(recent.count, window)
     newest = jnp.arange(WINDOW) < count[:, None]
-    values = recent.ret if recent.objective is None else recent.objective
-    ret = jnp.sum(values, axis=1, where=newest) / jnp.maximum(count, 1)
+    ret = jnp.sum(recent.ret, axis=1, where=newest) / jnp.maximum(count, 1)
     return jnp.where((recent.count > 0) & ~diverged_members(learner) & jnp.isfinite(ret), ret, -jnp.inf)
 
 

@@ -84,6 +84,7 @@ CASES = [
     ("ppo", "--population 4 --sweep desired_kl=log:1e-3:1e-1", "--desired-kl, --lr-schedule"),
     ("ppo", "--pbt", "--pbt, --population"),
     ("ppo", "--population 4 --pbt --pbt-evolve ent_coef --ent-coef 0", "--ent-coef 0.0"),
+    ("ppo", "--population 4 --pbt --sweep env.gravity=uniform:5:15", "--pbt, env.gravity"),
     ("ppo", "--population 4 --sharding members --num-devices 3", "--num-devices 3, 1, 2, 4"),
     # runs
     ("ppo", "--resume @run --overwrite", "--resume, --overwrite"),

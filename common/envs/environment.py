@@ -65,7 +65,6 @@ class Transition(NamedTuple):
     reward: jax.Array  # [], any number
     terminated: jax.Array  # [] bool: over by its own rules; nothing follows, and no value is bootstrapped
     truncated: jax.Array  # [] bool: cut by a time limit; the value of `obs` stands for the rest
-    objective: Any = None  # [] what an episode that ends here is judged by, where that is not its return
     info: Any = None  # a dictionary; numbers [] in it are what --log-info can name, those that are NaN left out
 
 
@@ -79,7 +78,6 @@ class Step(NamedTuple):
     truncated: jax.Array  # bool
     final_obs: Any  # the true next observation, never that of a reset
     final_state: Any  # the true next state; the one before where only the environment's own reset knows it
-    objective: Any = None  # float32: the sum of it over an episode is what that is judged by; None: its return
     info: Any = None  # float32: by metric, what is `logged`
 
 
@@ -91,9 +89,6 @@ class Env:
     resets_itself = False  # whether there is no `advance`, but a `step` with the reset in it
     is_game = False  # whether there are other players, as `against` says, and returns above 0 are games won
     agents: tuple[int, ...] = ()  # where several act for one reward: whose of them each component of an action is
-    tells_objective = False  # whether its own steps have an `objective`
-    is_judged = False  # whether the steps of members have one, told by their environment or by a judge
-    judge: "Env | None" = None  # whose rewards are that objective
     info_numbers: tuple[str, ...] = ()  # the entries of its `info` that are numbers
     logged: dict[str, str] | None = None  # by metric, the entry of `info`; None is each of `info_numbers`
 
@@ -112,7 +107,6 @@ class Env:
         check_usable_spaces(name, self.observation_space, self.action_space)
         action = jax.eval_shape(lambda key: spaces.sample(key, self.action_space), jax.random.key(0))
         stepped = jax.eval_shape(self.step, jax.random.key(0), self.state_shape, action)  # checks what it returns
-        self.tells_objective = self.is_judged = stepped.objective is not None
         self.info_numbers, self.logged = tuple(stepped.info or ()), {}
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
@@ -146,7 +140,7 @@ class Env:
 
     @property
     def spec(self) -> EnvSpec:
-        return EnvSpec(self.name, self.observation_space, self.obs_dtype, self.action_space, self.is_judged)
+        return EnvSpec(self.name, self.observation_space, self.obs_dtype, self.action_space)
 
     @property
     def obs_like(self) -> Any:
@@ -174,22 +168,16 @@ class Env:
     def advance_checked(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
         """One step without a reset, in the dtypes of `reset` and `Step`. Box actions may come flat, and are clipped."""
         action = spaces.clip(action, self.action_space)
-        reached = self.checked(self.advance(key, state, action))
-        if self.judge is None:
-            return reached
-        return reached._replace(objective=self.judge.advance_checked(key, state, action).reward)
+        return self.checked(self.advance(key, state, action))
 
     def checked(self, transition: Transition) -> Transition:
         """`transition` in the dtypes of `reset` and `Step`. Raises UsageError where a shape is wrong."""
-        obs, state, *outcome, objective, info = transition
+        obs, state, *outcome, info = transition
         obs = self.checked_obs("obs", obs)
         state = jax.tree.map(lambda new, old: as_type(new, old.dtype), state, self.state_shape)
         dtypes = {"reward": jnp.float32, "terminated": bool, "truncated": bool}
         outcome = [self.checked_array(*one) for one in zip(dtypes, outcome, dtypes.values(), strict=True)]
-        if objective is not None:
-            over = outcome[1] | outcome[2]
-            objective = jnp.where(over, self.checked_array("objective", objective, jnp.float32), 0)
-        return Transition(obs, state, *outcome, objective, self._logged(info if isinstance(info, Mapping) else {}))
+        return Transition(obs, state, *outcome, self._logged(info if isinstance(info, Mapping) else {}))
 
     def _logged(self, info: Mapping[str, Any]) -> dict[str, jax.Array]:
         logged = {name: name for name, x in info.items() if spaces.is_number(x)} if self.logged is None else self.logged
@@ -236,7 +224,7 @@ class Wrapper(Env):
 def stepped(reached: Transition, obs: Any, state: Any) -> Step:
     """A step that has `reached` something, and goes on with these, those of a reset where an episode ended."""
     outcome = reached.reward, reached.terminated, reached.truncated
-    return Step(obs, state, *outcome, reached.obs, reached.state, reached.objective, reached.info)
+    return Step(obs, state, *outcome, reached.obs, reached.state, reached.info)
 
 
 def as_type(x: Any, dtype: Any) -> jax.Array:

@@ -245,7 +245,6 @@ class EnvSpec(NamedTuple):
     observation_space: Space
     obs_dtype: Any  # NumPy's type of an observation, a tree of types where it has parts
     action_space: Space
-    is_judged: bool = False  # whether episodes have an objective beside their returns
 
     @property
     def obs_like(self) -> Any:
@@ -266,7 +265,7 @@ class EnvSpec(NamedTuple):
             "observation_space": _to_json(self.observation_space),
             "obs_dtype": map_leaves(lambda leaf, dtype: str(dtype), self.observation_space, self.obs_dtype),
             "action_space": _to_json(self.action_space),
-        } | ({"is_judged": True} if self.is_judged else {})
+        }
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "EnvSpec":
@@ -276,7 +275,7 @@ class EnvSpec(NamedTuple):
             dtype = map_leaves(lambda leaf, name: _dtype_from_json(name), observation, stored["obs_dtype"])
         except (AttributeError, IndexError) as error:  # parts of another kind, or fewer
             raise ValueError(str(error)) from error
-        return cls(str(stored["name"]), observation, dtype, action, bool(stored.get("is_judged")))
+        return cls(str(stored["name"]), observation, dtype, action)
 
 
 def _to_json(space: Space) -> dict[str, Any]:

@@ -18,18 +18,9 @@ CHOOSE = "let it be one of some numbers, as by choice:100,500"
 
 
 def member_env(env: Env, hyper: dict[str, jax.Array] | None) -> Env:
-    """`env` with those of a member's hyper-parameters that are its numbers.
-
-    Where it is judged and does not say by what, it is by the rewards of `env` itself for the same states and actions.
-    """
+    """`env` with those of a member's hyper-parameters that are its numbers."""
     numbers = {name.removeprefix(PREFIX): x for name, x in (hyper or {}).items() if name.startswith(PREFIX)}
-    if not numbers:
-        return env
-    own = env.with_numbers(numbers)
-    if env.is_judged and not env.tells_objective:
-        own = copy.copy(own)
-        own.judge = env
-    return own
+    return env.with_numbers(numbers) if numbers else env
 
 
 def run_env(args: Any, env: Env) -> Env:
@@ -45,14 +36,9 @@ def run_env(args: Any, env: Env) -> Env:
     varied = {name: values for name, values in args.members.hyper.items() if name.startswith(PREFIX)}
     for name, values in varied.items():
         check_number(env, name.removeprefix(PREFIX), sorted(set(values)))
-        if args.pbt and name in args.evolving and isinstance(env.numbers[name.removeprefix(PREFIX)], int):
-            raise UsageError(f"{name} cannot evolve: it is a whole number, and factors make others of it")
     if logged := dict.fromkeys((*args.log_info, *getattr(env.inner, "log_info", ()))):
         env = copy.copy(env)
         env.logged = logged_entries(logged, env.info_numbers, env.name)
-    if args.pbt and varied:  # which go from member to member, whether or not chance changes them
-        env = copy.copy(env)
-        env.is_judged = True
     return env
 
 

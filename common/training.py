@@ -121,7 +121,7 @@ def train_with_actors(
         evaluation = HostEvaluation(args, agent._replace(act=jax.jit(agent.act)), run.console.warn)
         state, update = run.start(programs, members, shapes, example, evaluation)
         if run.unfinished:
-            state = _learn_from_actors(run, driver, state, update, env.logged, actor_devices)
+            state = _learn_from_actors(run, driver, state, update, actor_devices)
         return run.finish(state, {"picture": partial(draw_metrics, run, env)})
 
 
@@ -142,7 +142,7 @@ def programs_over_learners(driver: HostDriver, devices: list[jax.Device]) -> Pro
 
 
 def _learn_from_actors(
-    run: Run, driver: HostDriver, state: Any, update: Callable, logged: dict[str, str], actor_devices: list[jax.Device]
+    run: Run, driver: HostDriver, state: Any, update: Callable, actor_devices: list[jax.Device]
 ) -> Any:
     """Updates of `state` until the run ends; returns the last state."""
     host = to_host(state.replace(actors=()))
@@ -150,7 +150,7 @@ def _learn_from_actors(
     this = f"warning: process {jax.process_index()} of {multihost.count()}:"  # its console is silent
     warn = run.console.warn if multihost.is_first() else partial(print, this, file=sys.stderr, flush=True)
     sharding = NamedSharding(Mesh(np.array(multihost.own(run.devices)), (AXIS,)), P(AXIS))
-    run.actors = batches = Batches(run.args, driver, learner, started, logged, actor_devices, sharding, warn)
+    run.actors = batches = Batches(run.args, driver, learner, started, actor_devices, sharding, warn)
     with batches:
         while run.unfinished:
             state = _run_chunk(run, batches, state, update)

@@ -126,8 +126,6 @@ def test_stop_and_resume_give_the_same_state(finished, workplace, monkeypatch):
     words = [*SMALL, "--total-timesteps", "1_014", "--log-interval", "1e2", "--run_dir", "sliced", "--resume_or_start"]
     words += ["--checkpoint-interval", 100, "--keep-checkpoints", 0, "--eval-interval", 0]
     sliced = workplace / "sliced"
-    sliced.mkdir()
-    (sliced / ".config.4711.json").touch()  # of a process that was killed while it began
     assert in_process(*words, "--stop-after", "5e2") == 0
     result = read_result(sliced)
     assert (result["status"], result["env_steps"]) == ("stopped", 512)

@@ -101,20 +101,24 @@ class Batches:
         driver: HostDriver,
         learner: Any,
         started: RunState,
-        logged: dict[str, str],
         devices: list[jax.Device],
         sharding: jax.sharding.Sharding,
         warn: Callable[[str], None],
     ):
-        """Actors on `devices` act at first with `learner`, and batches go where `sharding` says. `logged`: see
-        `HostEnvKind`.
-        """
+        """Actors on `devices` act at first with `learner`, and batches go where `sharding` says."""
         self._args, self._sharding, self._warn = args, sharding, warn
         self._version = self._over = self._first_version = version = int(started.updates)
         devices = [device for device in devices for _ in range(args.actor_threads)]
         memory = jax.device_get(driver.memory(args.envs_per_actor))
         make_envs, seed = env_maker(args, args.envs_per_actor, args.env_params), (args.seed, version)
-        more = jax.jit(driver.act_on_host), args.num_steps, seed, memory, jax.process_index() * len(devices), logged
+        more = (
+            jax.jit(driver.act_on_host),
+            args.num_steps,
+            seed,
+            memory,
+            jax.process_index() * len(devices),
+            args.log_info,
+        )
         self.actors = [Actor(index, make_envs, device, *more) for index, device in enumerate(devices)]
         self._slots = ParameterSlots(devices)
         self._slots.publish(version, driver.publish(learner, started))

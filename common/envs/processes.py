@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium
 import numpy as np
@@ -130,18 +130,25 @@ def _hidden_main():
 def _make(maker: Callable[[], Any], home: int) -> Any:
     """What `maker` makes; in another process than `home`, in a group of that one's own, which Ctrl-C does not reach.
 
-    The group ends with the program, even if that is killed.
+    The group ends with the program, even if that is killed and the environment listens to nobody: a process watches.
     """
     if os.getpid() != home:  # gymnasium also calls this at home, to see what the environment is
         os.setpgid(0, 0)
-        threading.Thread(target=_end_with_the_program, daemon=True).start()
+        if os.fork() == 0:
+            _end_with_the_program()
     return _PlainErrors(maker())
 
 
-def _end_with_the_program() -> None:
-    """Kill this process, and all that it has started, once the program has ended."""
-    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
-    os.killpg(0, signal.SIGKILL)
+def _end_with_the_program() -> NoReturn:
+    """Kill the group of this process once the program has ended."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        program = multiprocessing.parent_process().sentinel
+        os.closerange(0, program)  # pipes of the environment, of whose end others learn by them
+        os.closerange(program + 1, os.sysconf("SC_OPEN_MAX"))
+        multiprocessing.connection.wait([program])
+    finally:
+        os.killpg(0, signal.SIGKILL)
 
 
 class _PlainErrors(gymnasium.Wrapper):

@@ -180,13 +180,13 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
         with batches.learner.doing("update"):
             state, published, reported = update(state, batch)
         batches.publish(published)
-        run.log()  # the row of the last chunk
+        run.recorder.write()  # the row of the last chunk
         with batches.learner.doing("update"):
             metrics.add(*reported)
     if metrics.updates:
         run.advance(state, metrics.updates, partial(metrics.read, batches.row()))
     if metrics.broken:
-        run.log()  # raises
+        run.recorder.write()  # raises
     if failure:
         run.rescue(state)
         raise failure

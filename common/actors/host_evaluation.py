@@ -30,7 +30,6 @@ class Due(NamedTuple):
 
     step: int
     learner: Any  # on the host
-    state: Any  # on the host; None unless --keep-best may want it
 
 
 class HostEvaluation:
@@ -47,8 +46,7 @@ class HostEvaluation:
     def begin(self, step: int, state: Any) -> None:
         """Start to evaluate a copy of `state` once those begun before are over."""
         learner = jax.tree.map(lambda x: x[0], to_host(state.replace(actors=())).learner)
-        kept = to_host(state, self._args.unsaved) if self._args.keep_best else None
-        self._due.append(Due(step, learner, kept))
+        self._due.append(Due(step, learner))
         if len(self._due) == 1:
             self._start_oldest()
 
@@ -67,15 +65,15 @@ class HostEvaluation:
             failure = error
         if episodes is None and failure is None:
             return None
-        step, *_, state = self._due.popleft()
+        step, _ = self._due.popleft()
         self._start_oldest()
         if failure:
             raise failure
-        return Evaluated(step, Episodes(*map(np.asarray, episodes)), state)
+        return Evaluated(step, Episodes(*map(np.asarray, episodes)))
 
     def _start_oldest(self) -> None:
         if self._due and multihost.is_first():
-            step, learner, _ = self._due[0]
+            step, learner = self._due[0]
             self._worker = worker = Worker(f"the evaluation at step {step:,}")
             self._result = worker.run(partial(self._play_or_replay, jax.device_put(learner), worker))
 

@@ -33,8 +33,8 @@ from common.cli.checks import (
     shortened,
 )
 from common.cli.errors import FailedEnvError, ProcessEnded, TrainingError, UsageError, fail
-from common.cli.files import defaults_of, has_finished, is_run, read_config
-from common.cli.run_flags import ONE_TIME, RunArgs
+from common.cli.files import defaults_of, is_run, read_config
+from common.cli.run_flags import RunArgs
 
 
 @dataclass
@@ -90,10 +90,7 @@ def main(train: Callable[[Any], Any], args: Any) -> NoReturn:
 def exit_code(train: Callable[[Any], Any], args: Any) -> int:
     """Train and return the exit code: 0 finished or stopped, 1 failed, 2 bad usage, 128 + N signal N."""
     try:
-        if _has_nothing_to_do(args):
-            print(f"{args.resume} has finished; a larger --total-timesteps trains longer")
-        else:
-            train(args)
+        train(args)
     except ProcessEnded as end:  # what waits for the others, in threads or at Python's exit, is left behind
         if not isinstance(end.__cause__, UsageError | TrainingError | None) and "has lost" not in str(end):
             traceback.print_exception(end.__cause__)  # a defect
@@ -124,14 +121,6 @@ def _end_at_once(code: int) -> NoReturn:
         with suppress(AttributeError, OSError, ValueError):  # it is None, nobody reads it, or it is closed
             stream.flush()
     os._exit(code)
-
-
-def _has_nothing_to_do(args: Any) -> bool:
-    """Whether --resume-or-start names a run that has finished with these flags."""
-    if not getattr(args, "resume_or_start", False) or not args.resume:
-        return False
-    flags = {name: value for name, value in dataclasses.asdict(args).items() if name not in ONE_TIME}
-    return has_finished(args.resume, flags, defaults_of(type(args)))
 
 
 def _read(args_class: type, argv: list[str], program: str | None) -> Any:

@@ -71,7 +71,7 @@ def in_one_step(path: Path) -> Iterator[Path]:
             temporary.unlink()
 
 
-NAME, DONE, KIT = "config.json", "DONE", "pmaprl"
+NAME, KIT = "config.json", "pmaprl"
 
 
 def is_run(run_dir: str | Path) -> bool:
@@ -83,15 +83,6 @@ def is_of_kit(run_dir: str | Path) -> bool:
     """Whether a run of this kit has written the `config.json` there. Raises UsageError where that is of no run."""
     versions = read_config(run_dir).get("versions")
     return isinstance(versions, dict) and KIT in versions
-
-
-def has_finished(run_dir: str | Path, flags: dict[str, Any], defaults: dict[str, Any]) -> bool:
-    """Whether the run there has finished, with these flags; those that came later had their `defaults`."""
-    if not os.path.exists(Path(run_dir) / DONE):
-        return False
-    flags, defaults = json.loads(json.dumps([flags, defaults]))  # tuples are lists there
-    stored = defaults | read_config(run_dir)["args"]
-    return all(stored.get(name) == value for name, value in flags.items())
 
 
 def defaults_of(args_class: type) -> dict[str, Any]:

@@ -108,7 +108,8 @@ class RunArgs:
     keep_checkpoints: CountOrZero = 5
     """Newest checkpoints to keep; 0: all."""
     keep_best: bool = False
-    """Checkpoint with the best evaluation, kept beside the newest (mean over seeds, best member of a population)."""
+    """Checkpoint with the best evaluation (mean over seeds, best member of a population), kept beside the newest; every
+    state that is evaluated is saved."""
 
     # logging
     log_interval: Steps = 10_000

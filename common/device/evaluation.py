@@ -1,7 +1,7 @@
 """Evaluation on the device: one episode in each of a fixed set of environments, all of them in parallel."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,6 @@ class Evaluated(NamedTuple):
 
     step: int
     episodes: Episodes  # [S, E], host arrays
-    state: Any = None  # that state on the host, where the run may have gone on since
 
 
 def episode_keys(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

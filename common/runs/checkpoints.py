@@ -147,6 +147,7 @@ class Checkpoints:
         """
         self.directory = directory
         self._keep, self._keep_best, self._overall = keep, keep_best, overall
+        self.unjudged: set[int] = set()  # steps whose evaluation is under way, one of which may be the best
         self._writer = None if read_only or directory is None else _make_writer(directory)
         self._saving: tuple[int, Any] | None = None  # the step whose save is under way, and orbax's handle of it
 
@@ -292,7 +293,7 @@ class Checkpoints:
         Returns whether any is gone.
         """
         steps, best = self.steps(), self.by_return()[-1:] if self._keep_best else []
-        unwanted = set(steps).difference(steps[-self._keep :], best)  # 0 keeps all
+        unwanted = set(steps).difference(steps[-self._keep :], best, self.unjudged if self._keep_best else ())
         for step in unwanted:
             path = self.path(step)
             with suppress(OSError):  # renamed first: half of a checkpoint must not look like one

@@ -16,7 +16,6 @@ from common.runs.reports import Score
 
 POLL_INTERVAL = 0.01  # seconds between two looks at an evaluation that is waited for
 MOST_PENDING = 8  # evaluations, each with a learner on the host
-MOST_WITH_STATES = 2  # where --keep-best keeps the whole state of each, replay buffer and all
 
 
 class DeviceEvaluation:
@@ -60,11 +59,12 @@ class Evaluations:
         """Of a `Run`, whose parts they use; `newest` is the last evaluation before it, if there was one."""
         self._run, self.newest = run, newest
         self._goal, self._overall = run.args.stop_at_return, overall_of(run.args)
-        self.goal_reached = self._reaches_goal(run.saver.best_return)  # by an evaluation, perhaps not the newest
+        self.goal_reached = self._reaches_goal(
+            multihost.on_first(run.saver.checkpoints.best)[1]
+        )  # by an evaluation, perhaps not the newest
         self.evaluation: Any = None  # a DeviceEvaluation or HostEvaluation, once there is one
         self._begun = newest.step if newest.evaluation else None  # the step of the last one that has begun
         self._pending: deque[Pending] = deque()  # the oldest first
-        self._room = MOST_WITH_STATES if run.args.keep_best else MOST_PENDING
         self._has_waited = False
 
     def begin(self, step: int, state: Any) -> None:
@@ -73,18 +73,19 @@ class Evaluations:
             return
         moment = {"time/wall": self._run.clock.wall, "time/compile": self._run.clock.seconds["compile"]}
         self._begun = step
-        while len(self._pending) >= self._room:
+        while len(self._pending) >= MOST_PENDING:
             if self._run.no_more_evaluations():
                 return
             if not self._has_waited:
                 self._has_waited = True
                 self._run.console.warn(
-                    f"the training waits, as {self._room} evaluations are pending: fewer --eval-episodes or a longer "
+                    f"the training waits, as {MOST_PENDING} evaluations are pending: fewer --eval-episodes or a longer "
                     "--eval-interval make it faster"
                 )
             self.poll()
             self._rest()
         self._pending.append(Pending(step, moment))
+        self._run.saver.checkpoints.unjudged.add(step)
         with self._run.clock.timed("eval"):
             self._note(self.evaluation.begin(step, state))
 
@@ -95,7 +96,7 @@ class Evaluations:
         try:
             evaluated = self.evaluation.poll()
         except TrainingError as error:
-            failure = f"the evaluation at step {self._pending.popleft().step:,} {error}"
+            failure = f"the evaluation at step {self._next_over().step:,} {error}"
             if not may_fail:
                 raise TrainingError(failure) from error
             self._run.console.warn(failure)
@@ -126,11 +127,17 @@ class Evaluations:
 
     def _note(self, evaluated: Evaluated | None) -> None:
         if evaluated:
-            pending = self._pending.popleft()
+            pending = self._next_over()
             self.newest = Score(evaluated.step, metrics_of(evaluated.episodes, self._run.is_game))
             self.goal_reached |= self._reaches_goal(self._overall(self.newest.evaluation["eval/return_mean"]))
             self._run.recorder.add_evaluation(*self.newest, pending.moment)
-            self._run.saver.add_evaluation(evaluated)
+            self._run.saver.add_evaluation(*evaluated)
+
+    def _next_over(self) -> Pending:
+        """The oldest of those that are pending, which is over."""
+        pending = self._pending.popleft()
+        self._run.saver.checkpoints.unjudged.discard(pending.step)
+        return pending
 
     def _reaches_goal(self, mean: float) -> bool:
         return self._goal is not None and mean >= self._goal

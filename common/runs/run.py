@@ -150,23 +150,20 @@ class Run:
         self.recorder.write()
         self.recorder.hold(Chunk(before, self.steps, read))
         due = {name for name, interval in self._intervals.items() if self.steps >= next_boundary(before, interval)}
-        due |= {"eval", "checkpoint"} if self.steps >= self._end else set()
+        if self.steps >= self._end or (self.args.keep_best and "eval" in due):
+            due |= {"eval", "checkpoint"}
         if due & {"eval", "checkpoint"}:
             self._settle(state, evaluate="eval" in due, save="checkpoint" in due)
         elif self.callback or multihost.count() > 1:
-            self.log()  # the callback may end the run here; processes wait for the chunk anyway
-
-    def log(self) -> None:
-        """Write the row of the last chunk. Raises TrainingError where a metric in it was not finite."""
-        self.recorder.write()
+            self.recorder.write()  # the callback may end the run here; processes wait for the chunk anyway
 
     def _settle(self, state: Any, evaluate: bool, save: bool) -> None:
-        """Evaluate and save this very state, unless that is done; also save it where --keep-best wants it."""
+        """Evaluate and save this very state, unless that is done."""
         self.recorder.wait()  # raises: what is broken is neither evaluated nor saved
         if evaluate and not self.args.benchmark:
             self.evaluations.begin(self.steps, state)
         self.recorder.write()
-        if save or self.saver.wants(self.steps):
+        if save:
             with self.clock.timed("checkpoint"):
                 self.saver.save(self.steps, state)
 

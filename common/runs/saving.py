@@ -13,7 +13,7 @@ from common.cli.errors import TrainingError, UsageError
 from common.cli.files import read_config
 from common.cli.run_flags import ONE_TIME
 from common.device import multihost
-from common.device.evaluation import Evaluated
+from common.device.evaluation import Episodes
 from common.device.sharding import check_learners, host_like, to_devices, to_host
 from common.runs.checkpoints import (
     FOLDER,
@@ -138,41 +138,28 @@ class Saver:
 
         All processes save at the same time. What the first finds in the directory the others are told.
         """
-        self._directory, self._overall = directory, overall_of(args)
+        self._directory = directory
         keep = args.keep_checkpoints, args.keep_best
-        self.checkpoints = Checkpoints(directory and directory / FOLDER, *keep, overall=self._overall)
+        self.checkpoints = Checkpoints(directory and directory / FOLDER, *keep, overall=overall_of(args))
         for damaged in start.damaged:
             warn(self.checkpoints.set_aside(damaged))
-        self._unsaved, self._keep_best = args.unsaved, args.keep_best
+        self._unsaved = args.unsaved
         self._saved, self._newest = {start.step}, start.host
-        # The best evaluation of a checkpoint, or of a state of this invocation; -inf without any
-        self.best_return = multihost.on_first(self.checkpoints.best)[1]
         self._returns: dict[int, list[float]] = {}  # of the newest evaluation, by its step
-        self._best_step: int | None = None
 
-    def add_evaluation(self, evaluated: Evaluated) -> None:
-        """Store an evaluation with the state that it is of, if that is still there or will be saved.
-
-        A past state that --keep-best wants and that is not there is saved.
-        """
-        step, returns = evaluated.step, evaluated.episodes.ret.mean(axis=1).astype(float).tolist()
+    def add_evaluation(self, step: int, episodes: Episodes) -> None:
+        """Store an evaluation with the checkpoint of this step, now or once that is saved."""
+        returns = episodes.ret.mean(axis=1).astype(float).tolist()
         self._returns = {step: returns}
-        is_best = self._overall(returns) > self.best_return
-        if is_best:
-            self.best_return, self._best_step = self._overall(returns), step
-        if step in self._saved and self.checkpoints.add_evaluation(step, returns):
-            return
-        if is_best and self._keep_best and evaluated.state is not None:
-            self._write(step, evaluated.state)
-
-    def wants(self, step: int) -> bool:
-        """Whether --keep-best wants the state of this step, which is the present one, saved."""
-        return self._keep_best and self._best_step == step
+        if step in self._saved:
+            self.checkpoints.add_evaluation(step, returns)
 
     def save(self, step: int, state: Any) -> None:
         """Start saving, unless that is done. Raises TrainingError where it fails, or the save before did."""
         if step not in self._saved:
-            self._write(step, to_host(state, self._unsaved))
+            self._newest = to_host(state, self._unsaved)
+            self._saved.add(step)
+            self.checkpoints.save(step, flatten(self._newest, self._unsaved), self._returns.get(step))
 
     def newest(self, state: Any) -> Any:
         """The state on the host: the one that was saved last, or that the run goes on from, else a copy of `state`."""
@@ -206,9 +193,3 @@ class Saver:
         self.checkpoints.wait()
         self.checkpoints.close()
         self.check_directory()
-
-    def _write(self, step: int, host: Any) -> None:
-        if step > max(self._saved):  # not the best one of the past
-            self._newest = host
-        self._saved.add(step)
-        self.checkpoints.save(step, flatten(host, self._unsaved), self._returns.get(step))

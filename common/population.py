@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from common.cli.files import write_json
 from common.cli.population_flags import PbtArgs, Rules
 from common.device.agents import Agent, Policy
 from common.device.evaluation import SEED, play_episodes
@@ -21,7 +22,6 @@ from common.device.opponents import opponent_of
 from common.device.sharding import GROUPS, TrainState, global_ids, members_of_all
 from common.device.statistics import WINDOW
 from common.envs.environment import Env
-from common.runs.directory import write_json
 
 
 def evolution(args: PbtArgs, groups: int = 1) -> Callable[[jax.Array, Any], tuple[Any, dict[str, jax.Array]]] | None:

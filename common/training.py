@@ -24,7 +24,7 @@ from common.actors.host_evaluation import HostEvaluation
 from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
-from common.device.agents import Agent
+from common.device.agents import Agent, Policy
 from common.device.devices import check_fits, choose_devices, choose_roles, describe, shapes_of
 from common.device.programs import Programs, for_seeds, over_devices
 from common.device.replay import describe_replay
@@ -214,22 +214,16 @@ def draw_metrics(run: Run, env: Any, learners: Any, status: str) -> str:
 
 
 def draw_policy(run: Run, env: Env, agent: Agent, learners: Any, status: str) -> str:
-    """With --gif, draw an episode with the policy of the first of `learners` [S, ...] to `policy.gif`."""
-    path = run.dir / "policy.gif"
-    if not run.args.gif:
+    """With --gif, draw an episode with the policy of the first, or best, of `learners` [S, ...] to `policy.gif`."""
+    if not run.args.gif or status == "interrupted":
         return ""
-    if status != "interrupted":
-        _play_and_draw(run, env, agent, learners, path)
-    return f"gif      {path}" if path.exists() else ""
-
-
-def _play_and_draw(run: Run, env: Env, agent: Agent, learners: Any, path: Path) -> None:
     from common.drawing.episodes import record
     from common.play import save_gif  # slow, and needed with --gif only
-    from common.policy import Policy
 
+    path = run.dir / "policy.gif"
     path.unlink(missing_ok=True)
     returns = stored_evaluation(run.dir, run.steps).evaluation.get("eval/return_mean", [])
     member = ranked(returns)[0] if run.args.is_population and returns else 0
     policy = Policy(agent, jax.tree.map(lambda x: x[member], learners), env.spec)
     save_gif(env, record(env, policy.player(), jax.random.key(run.args.seed), env.max_steps), path)
+    return f"gif      {path}"

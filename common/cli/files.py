@@ -71,6 +71,12 @@ def in_one_step(path: Path) -> Iterator[Path]:
             temporary.unlink()
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Replace `path` in one step."""
+    with in_one_step(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=2) + "\n")
+
+
 NAME, KIT = "config.json", "pmaprl"
 
 

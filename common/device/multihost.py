@@ -134,13 +134,6 @@ def in_background(function: Callable[[], T]) -> T:
     return all_or_none(future.result if future.done() else lambda: None)
 
 
-def check_equal(what: str, value: str) -> None:
-    """Raise TrainingError where the processes have different values; `what` says of what."""
-    theirs = allgather(value)
-    if differing := [str(i) for i, other in enumerate(theirs) if other != theirs[0]]:
-        raise TrainingError(f"{what} of process {', '.join(differing)} is not that of process 0")
-
-
 # ------------------------------------------------------------------------------------------- how they meet, and part
 
 

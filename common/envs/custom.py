@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from common.cli.env_flags import SUITES, read_params
+from common.cli.env_flags import SUITES
 from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.environment import Env, Step, Transition, select
@@ -123,7 +123,7 @@ def wrap(environment: Any, env_params: str = "") -> Env:
     if not isinstance(environment, Env):
         inner, params = with_params(environment)
         name = getattr(inner, "name", type(inner).__name__)
-        return with_draws(lambda changes: adapt(name, inner, params, changes), read_params(env_params))
+        return with_draws(lambda changes: adapt(name, inner, params, changes), env_params)
     if env_params:
         raise UsageError(f"--env-params {env_params} cannot change an object, {environment.name}: make it so")
     return environment

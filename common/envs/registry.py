@@ -39,7 +39,7 @@ def make(name: str, env_params: str = "") -> Env:
     """
     if steps_on_host(name):
         raise UsageError(f"{name} steps on the host, not on the device: it is made by make_host")
-    return with_draws(partial(_make, name), read_params(env_params))
+    return with_draws(partial(_make, name), env_params)
 
 
 def make_host(

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from common.cli.env_flags import PREFIX, Draw, draws_in
+from common.cli.env_flags import PREFIX, Draw, draws_in, read_params
 from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.environment import Env, Transition, Wrapper
@@ -108,8 +108,9 @@ class Randomized(Wrapper):
         return state[0]
 
 
-def with_draws(make: Callable[[dict[str, Any]], Env], params: dict[str, Any]) -> Env:
-    """What `make` makes of `params`; where some of them are draws, every episode has its own."""
+def with_draws(make: Callable[[dict[str, Any]], Env], env_params: str) -> Env:
+    """What `make` makes of --env-params; where some of them are draws, every episode has its own."""
+    params = read_params(env_params)
     draws = draws_in(params)
     env = make(params | {name: max(draw.values) for name, draw in draws.items()})  # as long as any episode may be
     return Randomized(env, draws) if draws else env

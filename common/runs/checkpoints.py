@@ -26,8 +26,8 @@ from jax.sharding import PartitionSpec as P
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import in_one_step, read_json
 from common.device import multihost
+from common.device.sharding import Arrays, flatten, unflatten
 
-Arrays = dict[str, np.ndarray]
 ROWS = "actors"  # the part of arrays [S, N, ...] of environments; a process has its own N
 CHECKSUM = "sha256/"  # that of the checksums of each part
 FOLDER = "checkpoints"  # in the directory of a run
@@ -38,18 +38,6 @@ METRICS = "metrics/metrics"  # in the folder of a checkpoint, as orbax has it
 PATIENCE = 10  # seconds for a save that other processes may not go on with
 KNOWN_FAILURES = "No space left on device|File too large|Disk quota exceeded|Read-only file system|Permission denied"
 OF_DAMAGE = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL  # errors of files that are not what they were
-
-
-def flatten(tree: Any, left_out: tuple[str, ...] = ()) -> Arrays:
-    """A tree of host arrays as named arrays, without those whose names begin as one of `left_out`."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    named = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
-    return {name: array for name, array in named.items() if not name.startswith(left_out)}
-
-
-def unflatten(arrays: Arrays, like: Any) -> Any:
-    """The inverse of `flatten`, with the structure of `like`."""
-    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in flatten(like)])
 
 
 def part_of(name: str) -> str:

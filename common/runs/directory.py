@@ -15,9 +15,9 @@ from typing import Any
 
 import jax
 
-from common.cli.env_flags import CUSTOM, is_custom, split_name
+from common.cli.env_flags import CUSTOM, split_name
 from common.cli.errors import UsageError
-from common.cli.files import KIT, NAME, defaults_of, in_one_step, is_of_kit, is_run, read_config, writing
+from common.cli.files import KIT, NAME, defaults_of, is_of_kit, is_run, read_config, write_json, writing
 from common.cli.run_flags import ONE_TIME
 from common.device import multihost
 from common.runs.checkpoints import FOLDER, is_checkpoint
@@ -35,9 +35,9 @@ EVENTS = "events.out.tfevents."  # what the names of TensorBoard's files begin w
 
 def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) -> dict[str, Any]:
     """What `config.json` holds: everything needed to repeat the run."""
-    path = Path(script).resolve()
+    path, (suite, env_id) = Path(script).resolve(), split_name(args.env)
     flags = dataclasses.asdict(args)
-    if not is_custom(args.env) and args.env != env.name:
+    if ":" not in env_id and args.env != env.name:
         # An environment object passed to `train`: resuming needs it again.
         flags["env"] = f"{type(env.inner).__module__}:{type(env.inner).__qualname__}"
     if args.resume:
@@ -50,7 +50,7 @@ def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) ->
         "members": args.flags_of_members(),
         "steps_per_update": args.steps_per_update,
         "env_spec": env.spec.to_json(),
-        "versions": versions() | suite_version(args.env),
+        "versions": versions() | suite_version(suite),
         "git": git_hash(ROOT),
         "devices": [str(device) for device in devices],
         "command": sys.argv,
@@ -63,9 +63,8 @@ def versions() -> dict[str, str]:
     return {KIT: VERSION, "python": sys.version.split()[0]} | {name: metadata.version(name) for name in names}
 
 
-def suite_version(env: str) -> dict[str, str]:
-    """The version of the suite of an environment, where that is a package of its own."""
-    suite = split_name(env)[0]
+def suite_version(suite: str) -> dict[str, str]:
+    """The version of a suite of environments, where that is a package of its own."""
     if suite in (CUSTOM, "pmaprl", "gymnax"):
         return {}
     with suppress(metadata.PackageNotFoundError):  # a module beside the working directory, say
@@ -122,12 +121,6 @@ def claim_directory(path: Path, config: dict[str, Any], overwrite: bool) -> str:
     return said
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Replace `path` in one step."""
-    with in_one_step(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2) + "\n")
-
-
 def _check_unoccupied(path: Path, overwrite: bool) -> None:
     if not path.exists() or not any(inside.name != LOCK for inside in path.iterdir()) or _is_untrained(path):
         return
@@ -154,7 +147,7 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
     changes = differences(made, config["args"], [name for name in config["args"] if name not in ONE_TIME])
     for name in sorted(stored["args"].keys() - config["args"].keys()):
         changes.append(f"--{name.replace('_', '-')}: {stored['args'][name]} then, no flag of this file now")
-    for suite, now in suite_version(args.env).items():
+    for suite, now in suite_version(split_name(args.env)[0]).items():
         if (then := stored.get("versions", {}).get(suite)) not in (None, now):
             changes.append(f"{suite} is {now}, it was {then}: the same name may be another task")
     if stored.get("script_sha256") != config["script_sha256"]:

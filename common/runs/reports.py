@@ -11,11 +11,10 @@ import jax
 import numpy as np
 
 from common.cli.env_flags import as_flags, is_custom
-from common.cli.files import defaults_of, read_json
+from common.cli.files import defaults_of, read_json, write_json
 from common.cli.run_flags import ONE_TIME, as_command_line
 from common.device.devices import describe
 from common.runs.checkpoints import overall_of
-from common.runs.directory import write_json
 from common.runs.metrics import jsonable, read_log
 
 NUMBERS = {"eval/env_steps", "eval/episodes"}
@@ -123,11 +122,7 @@ def _members(args: Any, run_dir: Path, outcome: Outcome) -> list[str]:
     order = [member for member in ranked(means) if math.isfinite(means[member])]
     broken = f", of which {len(means) - len(order)} broke," if len(order) < len(means) else ""
     when = f" at step {step:,}" if step < outcome.record["env_steps"] else ""
-    told = "what to add to your flags for each of them alone"
-    if args.exchange_interval:
-        told = "their flags by now"
-    elif getattr(args, "opponent", "") == "members":
-        told = "their flags"  # alone they would have nobody to play against
+    told = "their flags by now" if args.exchange_interval else "what to add to your flags for each of them alone"
     lines = [
         f"greedy   return {summary(means)} of {len(means)} members{broken} over {args.eval_episodes} episodes{when}"
     ]

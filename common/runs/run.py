@@ -91,7 +91,6 @@ class Run:
         self.console.say(self._header)
         check_shared(self.path)
         start = load(self.args, self.config, host_like(shapes), self.console)
-        multihost.check_equal("the newest checkpoint", str(start.step))
         self._begin_at(start)
         over = self.steps >= self._end or self.evaluations.goal_reached
         if over and self.saver.is_judged(self.steps):

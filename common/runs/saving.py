@@ -14,18 +14,8 @@ from common.cli.files import read_config
 from common.cli.run_flags import ONE_TIME
 from common.device import multihost
 from common.device.evaluation import Episodes
-from common.device.sharding import check_learners, host_like, to_devices, to_host
-from common.runs.checkpoints import (
-    FOLDER,
-    Arrays,
-    Checkpoints,
-    Damaged,
-    Mismatch,
-    flatten,
-    overall_of,
-    sha256,
-    unflatten,
-)
+from common.device.sharding import Arrays, flatten, host_like, to_devices, to_host, unflatten
+from common.runs.checkpoints import FOLDER, Checkpoints, Damaged, Mismatch, overall_of, sha256
 from common.runs.console import Console
 from common.runs.directory import differences
 from common.runs.lock import is_ours
@@ -56,13 +46,11 @@ def load(args: Any, config: dict[str, Any], like: Any, console: Console) -> Star
 def place(start: Start, make: Callable[[], Any], shapes: Any, devices: list[jax.Device], sharding: str = "pmap") -> Any:
     """The state on `devices` with that `sharding`, with these `shapes`; `make` gives a fresh one."""
     if not start.arrays:
-        state = make()
-    else:
-        is_whole = start.arrays.keys() >= flatten(host_like(shapes)).keys()
-        host = start.host if is_whole else to_host(make())  # the devices need not hold two states at once
-        state = to_devices(unflatten(flatten(host) | start.arrays, host), shapes, devices, sharding)
-    check_learners(jax.block_until_ready(state))
-    return state
+        return jax.block_until_ready(make())
+    is_whole = start.arrays.keys() >= flatten(host_like(shapes)).keys()
+    host = start.host if is_whole else to_host(make())  # the devices need not hold two states at once
+    state = to_devices(unflatten(flatten(host) | start.arrays, host), shapes, devices, sharding)
+    return jax.block_until_ready(state)
 
 
 def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> Start | None:

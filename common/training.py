@@ -9,7 +9,6 @@ It raises UsageError for what cannot be done, TrainingError where training had t
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from common.cli.env_flags import steps_on_host
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import read_config
 from common.cli.run_flags import ONE_TIME
@@ -36,39 +35,11 @@ class Start(NamedTuple):
 
 
 def load(args: Any, config: dict[str, Any], like: Any, console: Console) -> Start:
-    """Read what --resume or --init-from names, for a state `like` this."""
-    if args.resume and (start := _resume(args, config, like, console)):
-        return start
-    source = config["args"]["init_from"]
-    return Start(arrays=_parameters_of(source, config, like, console)) if source else Start()
-
-
-def place(start: Start, make: Callable[[], Any], shapes: Any, devices: list[jax.Device], sharding: str = "pmap") -> Any:
-    """The state on `devices` with that `sharding`, with these `shapes`; `make` gives a fresh one."""
-    if not start.arrays:
-        return jax.block_until_ready(make())
-    is_whole = start.arrays.keys() >= flatten(host_like(shapes)).keys()
-    host = start.host if is_whole else to_host(make())  # the devices need not hold two states at once
-    state = to_devices(unflatten(flatten(host) | start.arrays, host), shapes, devices, sharding)
-    return jax.block_until_ready(state)
-
-
-def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> Start | None:
-    """The newest state of the run that is resumed; None where it has not saved any yet."""
-    path = Path(args.resume)
+    """The newest state, `like` this, of the run that --resume names, or else the parameters that --init-from names."""
+    path, source = Path(args.resume), config["args"]["init_from"]
     saved = Checkpoints(path / FOLDER, read_only=True, overall=overall_of(args))
-    has_saved, has_finished = multihost.on_first(lambda: (bool(saved.steps()), (path / "DONE").exists()))
-    if not has_saved:
-        if has_finished:
-            raise UsageError(f"{path} has finished, but its checkpoints are gone: nothing is left to resume")
-        console.warn(f"{path} has no checkpoint yet: starting it from step 0")
-        return None
-    then = read_config(path)["args"]["env"]
-    if steps_on_host(then) != steps_on_host(args.env):
-        raise UsageError(
-            f"{path} cannot go on with {args.env}: it was trained on {then}, which steps elsewhere; --init-from {path} "
-            "starts a run from its parameters"
-        )
+    if not args.resume or not _has_saved(saved, path, console):
+        return Start(arrays=_parameters_of(source, config, like, console)) if source else Start()
     zeros = flatten(like)
     try:
         step, stored, damaged = saved.load(zeros, optional=args.renewed)
@@ -94,6 +65,26 @@ def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> S
         newest=Score(*multihost.on_first(stored_evaluation, path, step)),
         damaged=tuple({one.step: one for one in damaged}.values()),
     )
+
+
+def _has_saved(saved: Checkpoints, path: Path, console: Console) -> bool:
+    """Whether the run at `path` has `saved` anything that it can go on from."""
+    has_saved, has_finished = multihost.on_first(lambda: (bool(saved.steps()), (path / "DONE").exists()))
+    if has_finished and not has_saved:
+        raise UsageError(f"{path} has finished, but its checkpoints are gone: nothing is left to resume")
+    if not has_saved:
+        console.warn(f"{path} has no checkpoint yet: starting it from step 0")
+    return has_saved
+
+
+def place(start: Start, make: Callable[[], Any], shapes: Any, devices: list[jax.Device], sharding: str = "pmap") -> Any:
+    """The state on `devices` with that `sharding`, with these `shapes`; `make` gives a fresh one."""
+    if not start.arrays:
+        return jax.block_until_ready(make())
+    is_whole = start.arrays.keys() >= flatten(host_like(shapes)).keys()
+    host = start.host if is_whole else to_host(make())  # the devices need not hold two states at once
+    state = to_devices(unflatten(flatten(host) | start.arrays, host), shapes, devices, sharding)
+    return jax.block_until_ready(state)
 
 
 def _parameters_of(source: str, config: dict[str, Any], like: Any, console: Console) -> Arrays:

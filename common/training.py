@@ -168,7 +168,7 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
         if metrics.broken or metrics.leaving:
             break
         try:
-            batch = batches.next(state, partial(_stopping, run, state), leaving=run.leaving)
+            batch = batches.next(partial(_stopping, run, state), leaving=run.leaving)
         except ActorsFailed as error:
             if multihost.count() > 1:
                 raise

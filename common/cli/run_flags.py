@@ -70,7 +70,7 @@ class RunArgs:
     tuned: bool = False
     """Hyper-parameters tuned for the environment, from algos/tuned/, in place of defaults (default: on, if any)."""
     list_envs: Suite = ""
-    """List of the environments that can be trained, or of those of one suite; nothing is trained."""
+    """List of the environments, or of those of one suite; nothing is trained."""
 
     # run
     seed: CountOrZero = 0

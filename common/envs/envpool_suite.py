@@ -1,13 +1,12 @@
 """envpool's environments, stepped by C++ threads: `envpool:Pong-v5`."""
 
-from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
 from common.cli.errors import UsageError
-from common.envs.host import Conversion, HostEnvs, HostOptions, HostStep, is_supported
+from common.envs.host import Conversion, HostEnvs, HostOptions, HostStep
 from common.envs.suite_tools import FRAMES, check_known, check_time_limit, import_package, refuse_params
 
 LIMIT = "max_episode_steps"
@@ -16,15 +15,6 @@ MOST_THREADS = 1024
 
 def ids() -> list[str]:
     return import_package("envpool", extra="host").list_all_envs()
-
-
-def trainable() -> list[str]:
-    return [env_id for env_id in ids() if is_supported(partial(_spaces, env_id))]
-
-
-def _spaces(env_id: str) -> tuple[Any, Any]:
-    spec = import_package("envpool", extra="host").make_spec(env_id)
-    return spec.gymnasium_observation_space, spec.gymnasium_action_space
 
 
 def make(name: str, env_id: str, options: HostOptions) -> HostEnvs:

@@ -15,8 +15,7 @@ which makes new environments: FailedEnvError where something hangs and can be en
 """
 
 import json
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -119,16 +118,6 @@ class Conversion:
         space = self.spec.action_space
         action = spaces.clip(action, space, spaces.batch_shape(action), np)
         return spaces.map_leaves(lambda leaf, dtype, x: _in_type(x, dtype), space, self._action_dtype, action)
-
-
-def is_supported(spaces_of: Callable[[], tuple[Any, Any]]) -> bool:
-    """Whether `spaces_of` an environment can be had here, and are those that a policy can have."""
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            Conversion("environment", *spaces_of())
-    except Exception:
-        return False
-    return True
 
 
 def _tree(space: Any) -> Any:

@@ -20,11 +20,6 @@ def ids() -> list[str]:
     return list(_module("registry").ALL_ENVS)
 
 
-def trainable() -> list[str]:
-    """All of them once the robots are there."""
-    return [env_id for env_id in ids() if not _needs_robots(env_id) or _robots().exists()]
-
-
 def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     check_known(name, env_id, ids())
     registry = _module("registry")

@@ -5,7 +5,6 @@ For every suite in `common/cli/env_flags.py` there is a module `common/envs/SUIT
 - `make(name, env_id, env_params)` returns an `Env`, or `make(name, env_id, options)` a `HostEnvs`. `name` is the whole
   name as the user gave it, for messages; `env_id` is what follows the suite's; `env_params` is --env-params as a dict.
 - `ids()` returns the ids that `make` knows.
-- `trainable()` returns those that can be trained here, for --list-envs, where that is not all; it may take seconds.
 
 What a module raises reaches the user as one sentence: a UsageError as it is, everything else after "environment NAME
 cannot be made:".
@@ -75,7 +74,7 @@ def make_host(
 
 
 def list_envs(places: Sequence[Place], wanted: str) -> None:
-    """Print the names of environments that step there and can be trained: of the suite `wanted`, or of "all" of them.
+    """Print the names of environments that step there: of the suite `wanted`, or of "all" of them.
 
     Raises UsageError where there is no such suite, or where it is not installed.
     """
@@ -84,8 +83,7 @@ def list_envs(places: Sequence[Place], wanted: str) -> None:
         raise UsageError(f"--list-envs {wanted}: this algorithm trains on {' and '.join(suites)}")
     for suite in suites if wanted == "all" else [wanted]:
         try:
-            module = _module(suite)
-            ids = getattr(module, "trainable", module.ids)()
+            ids = _module(suite).ids()
         except UsageError as error:  # it is not installed
             if suite == wanted:
                 raise

@@ -22,16 +22,7 @@ from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from common.cli.checks import (
-    WORDS,
-    check_flags,
-    explain_unknown_flag,
-    flag_of,
-    kinds_of,
-    metavar_of,
-    note_of,
-    shortened,
-)
+from common.cli.checks import WORDS, check_flags, flag_of, kinds_of, metavar_of, note_of
 from common.cli.errors import FailedEnvError, ProcessEnded, TrainingError, UsageError, fail
 from common.cli.files import defaults_of, is_run, read_config
 from common.cli.run_flags import RunArgs
@@ -132,28 +123,20 @@ def _read(args_class: type, argv: list[str], program: str | None) -> Any:
         if {"-h", "--help"} & set(argv):
             print(help_text(args_class, default, program))
             raise SystemExit(0)
-    how = {"prog": program, "registry": WORDS, "return_unknown_args": True}
     try:
         with redirect_stderr(io.StringIO()) as box:  # where errors are explained
-            args, unknown = tyro.cli(args_class, args=argv, default=default, **how)
+            return tyro.cli(args_class, args=argv, default=default, prog=program, registry=WORDS)
     except SystemExit as end:
         if end.code != 2:
             raise
         if isinstance(end.__context__, UsageError):  # from the checks of flags
             raise UsageError(_with_table(str(end.__context__), default)) from None
         raise UsageError(_sentence_in(box.getvalue())) from None
-    if unknown:
-        flags = [word.split("=")[0] for word in unknown if word.startswith("--")]
-        what = shortened(repr(unknown[0]))
-        raise UsageError(
-            explain_unknown_flag(args_class, flags[0]) if flags else f"{what} belongs to no flag: --help lists all"
-        )
-    return args
 
 
 def _sentence_in(box: str) -> str:
-    """What the parser says of a flag without its value, or of one that is missing, below its title."""
-    lines = [line.strip(" -│╭╰─╮╯") for line in box.splitlines()]
+    """What the parser says of a flag that is unknown, missing or without its value, below its title."""
+    lines = [line.strip(" │╭╰─╮╯") for line in box.splitlines()]
     title, *said = [line for line in lines if line and "full helptext" not in line]
     return " ".join(said) or title
 

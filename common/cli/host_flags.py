@@ -281,12 +281,6 @@ class FlagsByPlace:
         env = overrides.get("env") or read_config(Path(run_dir))["args"]["env"]
         return super(FlagsByPlace, cls.at(env)).from_run(run_dir, **overrides)
 
-    @classmethod
-    def elsewhere(cls, name: str) -> str:
-        """In words where environments step for which there is a flag called `name`; empty where there is none."""
-        places = {"on the devices": cls.at("gymnax:"), "on the host": cls.at("gymnasium:")}
-        return next((words for words, there in places.items() if name in there.__dataclass_fields__), "")
-
 
 def _blank(flags: type, env: str, recipe: str) -> Any:
     """Flags without values, which unpickling puts in."""

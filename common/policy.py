@@ -51,8 +51,6 @@ def import_file(path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None:
-        raise UsageError(f"{path} is not a Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up there
     try:
         spec.loader.exec_module(module)
@@ -169,8 +167,6 @@ def _named_agent(args: Any, run_dir: Path, seed: int | None, member: int | None)
         raise UsageError(f"{run_dir} has no member {member!r}: it trained members 0 to {len(seeds) - 1}")
     if seed is not None and seed not in seeds:
         raise UsageError(f"{run_dir} has no seed {seed!r}: it trained seeds {seeds[0]} to {seeds[-1]}")
-    if seed is not None and seeds.count(seed) > 1:
-        raise UsageError(f"{seeds.count(seed)} members of {run_dir} have seed {seed}: choose one by member=")
     if member is None and seed is None and args.is_population:
         return None
     return seeds.index(seed) if seed is not None else member or 0

@@ -24,7 +24,7 @@ from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
 from common.device.agents import Agent, Policy
-from common.device.devices import check_fits, choose_devices, choose_roles, describe, shapes_of
+from common.device.devices import check_fits, choose_devices, choose_roles, describe
 from common.device.programs import Programs, for_seeds, over_devices
 from common.device.replay import describe_replay
 from common.device.sharding import AXIS, arrays_of, to_host
@@ -73,7 +73,7 @@ def train_on_devices(
     functions = for_seeds(algorithm, args, env, args.num_agents // groups, evolution(args, groups))
     programs = over_devices(functions, devices, args.sharding)
     members = arrays_of(args.members, len(devices), args.sharding)
-    shapes, example = shapes_of(programs, members), np.int32(0)
+    shapes, example = jax.eval_shape(programs.init, members), np.int32(0)
     check_fits(args, shapes, example, env, devices)
     notes = describe_replay(args, shapes)
     if env.declared_steps > env.max_steps:
@@ -111,7 +111,7 @@ def train_with_actors(
     if (params := eval_params(args)) != args.env_params:
         notes["eval"] = f"with {params}"
     programs, members = programs_over_learners(driver, devices), arrays_of(args.members, len(devices))
-    shapes, example = shapes_of(programs, members), example_batch(args, env, driver, own)
+    shapes, example = jax.eval_shape(programs.init, members), example_batch(args, env, driver, own)
     check_fits(args, shapes, example, env.spec, devices)
     notes |= describe_replay(args, shapes)
     run = Run(args, script, env, devices, notes, callback)
@@ -216,13 +216,12 @@ def draw_policy(run: Run, env: Env, agent: Agent, learners: Any, status: str) ->
     """With --gif, draw an episode with the policy of the first, or best, of `learners` [S, ...] to `policy.gif`."""
     if not run.args.gif or status == "interrupted":
         return ""
-    from common.drawing.episodes import record
-    from common.play import save_gif  # slow, and needed with --gif only
+    from common.drawing.episodes import draw_gif, record  # slow, and needed with --gif only
 
     path = run.dir / "policy.gif"
     path.unlink(missing_ok=True)
     returns = stored_evaluation(run.dir, run.steps).evaluation.get("eval/return_mean", [])
     member = ranked(returns)[0] if run.args.is_population and returns else 0
     policy = Policy(agent, jax.tree.map(lambda x: x[member], learners), env.spec)
-    save_gif(env, record(env, policy.player(), jax.random.key(run.args.seed), env.max_steps), path)
+    draw_gif(env, record(env, policy.player(), jax.random.key(run.args.seed), env.max_steps), path)
     return f"gif      {path}"

@@ -35,7 +35,7 @@ TWO = "--distributed a:1,0/2"
 # Command, its words, and what the message must name. @x is the path of that name from `places`.
 CASES = [
     # environments and their parameters
-    ("ppo", "--env LunarLander-v3", "appo_pmap.py, gymnasium:LunarLander-v3"),
+    ("ppo", "--env LunarLander-v3", "gymnasium:LunarLander-v3"),
     ("appo", "--env envpool:CartPol-v1", "envpool:CartPol-v1, envpool:CartPole-v1"),
     ("ppo", "--env bad_envs:WideReward", "bad_envs:WideReward, reward, (3,)"),
     ("ppo", "--env bad_envs:HalfDone", "bad_envs:HalfDone, terminated, float32"),

@@ -119,16 +119,6 @@ def memory_of(devices: list[jax.Device]) -> float:
     return min(limits) * jax.process_count()
 
 
-def shapes_of(programs: Any, members: Any) -> Any:
-    """Shapes of the state of a run. Raises UsageError where there are none that large."""
-    try:
-        return jax.eval_shape(programs.init, members)
-    except TypeError as error:
-        if "every element be an integer type" not in str(error):  # JAX's words for over 2 ** 63
-            raise
-        raise UsageError("these sizes make arrays of more numbers than any memory has; take smaller ones") from error
-
-
 BESIDE = 32  # bytes at least that an update keeps of a sample beside its observation: action, reward, value and so on
 
 

@@ -104,7 +104,6 @@ class Env:
         self.action_space = spaces.convert(action_space, "action space")
         obs, self.state_shape = jax.eval_shape(self.reset, jax.random.key(0))
         self.observation_space, self.obs_dtype = spaces.as_seen(name, self.observation_space, obs)
-        check_usable_spaces(name, self.observation_space, self.action_space)
         action = jax.eval_shape(lambda key: spaces.sample(key, self.action_space), jax.random.key(0))
         stepped = jax.eval_shape(self.step, jax.random.key(0), self.state_shape, action)  # checks what it returns
         self.info_numbers, self.logged = tuple(stepped.info or ()), {}
@@ -235,25 +234,6 @@ def as_type(x: Any, dtype: Any) -> jax.Array:
 def select(condition: jax.Array, yes: Any, no: Any) -> Any:
     """`jnp.where` on the arrays of two trees of the same structure."""
     return jax.tree.map(lambda yes, no: jnp.where(condition, yes, no), yes, no)
-
-
-def check_usable_spaces(name: str, observation_space: Any, action_space: Any) -> None:
-    """Raise UsageError where the environment called `name` has nothing to observe or to do, or bounds without sense."""
-    for part, leaf in leaves(observation_space):
-        if _is_empty(leaf):
-            raise UsageError(f"environment {name}: no policy can observe {leaf}{part and f', its part {part}'}")
-    for part, leaf in leaves(action_space):
-        where = part and f" {part}"
-        if _is_empty(leaf):
-            raise UsageError(f"environment {name} has no action{where}: its action space is {action_space}")
-        if isinstance(leaf, Box) and not (leaf.low <= leaf.high).all():  # nor where one is not a number
-            at = np.argmin(leaf.low <= leaf.high)
-            low, high = leaf.low.flat[at], leaf.high.flat[at]
-            raise UsageError(f"environment {name}: its actions{where} are bounded by {low:g} below and {high:g} above")
-
-
-def _is_empty(leaf: Any) -> bool:
-    return 0 in leaf.shape or not isinstance(leaf, Box) and min(leaf.nvec) < 1
 
 
 def check_spaces(args: Any, env: Any) -> None:

@@ -24,7 +24,6 @@ import numpy as np
 from common.cli.env_flags import read_params
 from common.cli.errors import UsageError
 from common.envs import spaces
-from common.envs.environment import check_usable_spaces
 from common.envs.spaces import EnvSpec, is_number
 
 Vectorization = Literal["async", "sync", "vector"]
@@ -106,7 +105,6 @@ class Conversion:
         dtype = spaces.map_leaves(lambda leaf, theirs: NARROW.get(theirs, theirs), self.theirs, dtype)
         actions = spaces.convert(action_space, "action space")
         self._action_dtype = spaces.map_leaves(partial(_dtype, name), actions, _tree(action_space))
-        check_usable_spaces(name, ours, actions)
         self.spec = EnvSpec(name, ours, dtype, actions)
 
     def observations(self, obs: Any) -> Any:

@@ -30,8 +30,6 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     if params.get("impl", "jax") != "jax":
         raise UsageError(f"{name} parameter 'impl' must be jax, got {params['impl']!r}")
     inner = registry.load(env_id, config_overrides=params)  # whose robots it downloads
-    if inner.n_substeps < 1:
-        raise UsageError(f"{name} would stand still: ctrl_dt {inner.dt:g} holds no step of sim_dt {inner.sim_dt:g}")
     return PlaygroundEnv(name, inner, params[LIMIT], params.get(REPEAT, 1))
 
 

@@ -95,11 +95,7 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
     path = Path(args.run_dir or f"runs/{env}__{config['algorithm']}__{args.seed}__{stamp}")
     while not args.run_dir and path.exists():  # a run started within the same second has it
         path = path.with_name(f"{path.name}-1")
-    if "://" in args.run_dir:
-        raise UsageError(f"--run-dir {args.run_dir} is no folder: mount that storage, and name a folder in it")
     with writing(f"run directory {path}"):
-        if path.exists() and not path.is_dir():
-            raise UsageError(f"--run-dir {path} exists and is not a directory")
         check_free(path)
         if not args.resume:
             _check_unoccupied(path, args.overwrite)

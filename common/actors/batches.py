@@ -186,7 +186,7 @@ class Batches:
 
         Raises ActorsFailed where the actors have given up, are stuck, or deliver nothing for too long.
         """
-        wanted = self._taken % len(self.actors) if self._args.fixed_order else None
+        wanted = self._taken % len(self.actors) if self._args.lockstep else None
         began = time.monotonic()
         while not stopped():
             self._check_threads(time.monotonic() - began)
@@ -236,7 +236,7 @@ class Batches:
     def _parameters(self, actor: Actor, stopped: Callable[[], bool], slot: Slot | None) -> Slot:
         """Those for an actor's next step, after those of `slot`: the newest, or in a fixed order the same."""
         while not stopped():
-            if not self._args.fixed_order:
+            if not self._args.lockstep:
                 return self._slots.latest(actor.device)
             # The version of `lag` updates before the one that will learn from the rollout
             update = (actor.rollouts * len(self.actors) + actor.index) // self._args.own_rollouts

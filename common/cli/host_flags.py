@@ -54,8 +54,8 @@ class HostEnvArgs(RunArgs):
     eval_episodes: Count = 32
     """Episodes per evaluation, in environments of their own beside the training."""
 
-    # One actor on each actor device, whose rollouts every update learns from; `ActorArgs` has flags for it
-    actor_threads, rollouts_per_update = 1, 0
+    # One actor on each actor device, from whose rollouts updates learn in turn; `ActorArgs` has flags for it
+    actor_threads, rollouts_per_update, lockstep = 1, 0, True
     # One agent, alone
     num_agents, is_population, exchange_interval, gif, sharding = 1, False, 0, False, "pmap"
     lag: ClassVar[int] = 1
@@ -91,11 +91,6 @@ class HostEnvArgs(RunArgs):
     @property
     def steps_per_update(self) -> int:
         return self.batch_envs * self.num_steps
-
-    @property
-    def fixed_order(self) -> bool:
-        """Whether updates learn from the rollouts of actors in turn, which then repeat."""
-        return True
 
     @property
     def actor_indices(self) -> tuple[int, ...]:
@@ -144,10 +139,6 @@ class ActorArgs(HostEnvArgs):
     @property
     def num_envs(self) -> int:
         return self.num_actors * self.envs_per_actor
-
-    @property
-    def fixed_order(self) -> bool:
-        return self.lockstep
 
     def __post_init__(self):
         super().__post_init__()

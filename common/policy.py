@@ -27,7 +27,7 @@ from common.cli.run_flags import ONE_TIME
 from common.device.agents import Agent, Policy
 from common.device.optim import hp_of
 from common.envs.spaces import EnvSpec
-from common.runs.checkpoints import FOLDER, Checkpoints, Mismatch, overall_of, step_of
+from common.runs.checkpoints import FOLDER, Checkpoints, Mismatch, step_of
 from common.runs.console import Console
 from common.runs.directory import ROOT
 from common.runs.reports import ranked
@@ -92,7 +92,7 @@ def load_policy(
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UsageError(f"{run_dir} does not say what its observations and actions are: {error!r}") from error
     args, functions, like = _algorithm(config, env, run_dir, algorithm)
-    checkpoints = Checkpoints(run_dir / FOLDER, read_only=True, overall=overall_of(args))
+    checkpoints = Checkpoints(run_dir / FOLDER, read_only=True, is_population=args.is_population)
     index = _named_agent(args, run_dir, seed, member)
     try:
         found, learner, damaged = checkpoints.load_learner(like, _candidates(checkpoints, step, index))

@@ -82,21 +82,12 @@ class Mismatch(UsageError):
     """Stored arrays are not those that are wanted."""
 
 
-Overall = Callable[[Sequence[float]], float]  # of the returns [S] of several agents one number
-
-
-def mean_of_seeds(returns: Sequence[float]) -> float:
-    return float(np.mean(returns))
-
-
-def best_return(returns: Sequence[float]) -> float:
-    """-inf where none is finite."""
-    return float(np.max(returns, where=np.isfinite(returns), initial=-np.inf))
-
-
-def overall_of(args: Any) -> Overall:
-    """For returns [S] of seeds their mean; for those of a population, whose members differ, that of the best one."""
-    return best_return if args.is_population else mean_of_seeds
+def overall(returns: Sequence[float], is_population: bool = False) -> float:
+    """One number of the returns [S] of several agents: the mean of seeds; of a population, whose members differ, that
+    of the best one, -inf where none is finite.
+    """
+    best = np.max(returns, where=np.isfinite(returns), initial=-np.inf)
+    return float(best if is_population else np.mean(returns))
 
 
 class Damaged(Exception):
@@ -126,15 +117,14 @@ class Checkpoints:
         keep: int = 0,
         keep_best: bool = False,
         read_only: bool = False,
-        overall: Overall = mean_of_seeds,
+        is_population: bool = False,
     ):
         """Keep the newest `keep` checkpoints (0 = all) and, with `keep_best`, the one with the best evaluation.
 
-        `overall` makes one number of the returns of several agents. With `read_only` nothing in `directory` is touched:
-        another process may be writing there.
+        With `read_only` nothing in `directory` is touched: another process may be writing there.
         """
         self.directory = directory
-        self._keep, self._keep_best, self._overall = keep, keep_best, overall
+        self._keep, self._keep_best, self._is_population = keep, keep_best, is_population
         self.unjudged: set[int] = set()  # steps whose evaluation is under way, one of which may be the best
         self._writer = None if read_only or directory is None else _make_writer(directory)
         self._saving: tuple[int, Any] | None = None  # the step whose save is under way, and orbax's handle of it
@@ -158,7 +148,7 @@ class Checkpoints:
         this place, or for all together.
         """
         known = {step: x for step, x in self.evaluations().items() if len(x) > (agent or 0)}
-        returns = {step: self._overall(x) if agent is None else x[agent] for step, x in known.items()}
+        returns = {step: overall(x, self._is_population) if agent is None else x[agent] for step, x in known.items()}
         return sorted(filter(lambda step: np.isfinite(returns[step]), returns), key=lambda step: (returns[step], step))
 
     def best(self) -> tuple[int, float, list[float]]:
@@ -166,8 +156,10 @@ class Checkpoints:
 
         -inf without any.
         """
-        best, evaluations = self.by_return()[-1:], self.evaluations()
-        return (best[0], self._overall(evaluations[best[0]]), evaluations[best[0]]) if best else (0, -np.inf, [])
+        if not (best := self.by_return()[-1:]):
+            return 0, -np.inf, []
+        returns = self.evaluations()[best[0]]
+        return best[0], overall(returns, self._is_population), returns
 
     def load(
         self,

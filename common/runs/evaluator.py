@@ -11,7 +11,7 @@ import numpy as np
 from common.cli.errors import TrainingError
 from common.device import multihost
 from common.device.evaluation import SEED, Episodes, Evaluated
-from common.runs.checkpoints import overall_of
+from common.runs.checkpoints import overall
 from common.runs.reports import Score
 
 POLL_INTERVAL = 0.01  # seconds between two looks at an evaluation that is waited for
@@ -58,7 +58,7 @@ class Evaluations:
     def __init__(self, run: Any, newest: Score):
         """Of a `Run`, whose parts they use; `newest` is the last evaluation before it, if there was one."""
         self._run, self.newest = run, newest
-        self._goal, self._overall = run.args.stop_at_return, overall_of(run.args)
+        self._goal = run.args.stop_at_return
         self.goal_reached = self._reaches_goal(
             multihost.on_first(run.saver.checkpoints.best)[1]
         )  # by an evaluation, perhaps not the newest
@@ -129,7 +129,8 @@ class Evaluations:
         if evaluated:
             pending = self._next_over()
             self.newest = Score(evaluated.step, metrics_of(evaluated.episodes, self._run.is_game))
-            self.goal_reached |= self._reaches_goal(self._overall(self.newest.evaluation["eval/return_mean"]))
+            returns = self.newest.evaluation["eval/return_mean"]
+            self.goal_reached |= self._reaches_goal(overall(returns, self._run.args.is_population))
             self._run.recorder.add_evaluation(*self.newest, pending.moment)
             self._run.saver.add_evaluation(*evaluated)
 

@@ -14,7 +14,7 @@ from common.cli.env_flags import as_flags, is_custom
 from common.cli.files import defaults_of, read_json, write_json
 from common.cli.run_flags import ONE_TIME, as_command_line
 from common.device.devices import describe
-from common.runs.checkpoints import overall_of
+from common.runs.checkpoints import overall
 from common.runs.metrics import jsonable, read_log
 
 NUMBERS = {"eval/env_steps", "eval/episodes"}
@@ -75,8 +75,8 @@ def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome
     """The evaluation, where everything is, `more`, and the command that goes on."""
     status, step, checkpoint = (outcome.record[name] for name in ("status", "env_steps", "checkpoint"))
     lines = _members(args, run_dir, outcome) if args.is_population else _agents(args, outcome)
-    (at, best, _), newest = outcome.best, outcome.newest
-    if newest.evaluation and at < newest.step and best > overall_of(args)(newest.evaluation["eval/return_mean"]):
+    (at, best, _), returns = outcome.best, outcome.newest.evaluation.get("eval/return_mean")
+    if returns and at < outcome.newest.step and best > overall(returns, args.is_population):
         play = f"python -m common.play {shlex.quote(str(run_dir))} --step {at}"
         lines.append(f"better   return {best:.1f} at step {at:,}: {play}")
     lines += [f"saved    {checkpoint or 'nothing yet'}", *filter(None, more)]

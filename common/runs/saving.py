@@ -14,7 +14,7 @@ from common.cli.run_flags import ONE_TIME
 from common.device import multihost
 from common.device.evaluation import Episodes
 from common.device.sharding import Arrays, flatten, host_like, to_devices, to_host, unflatten
-from common.runs.checkpoints import FOLDER, Checkpoints, Damaged, Mismatch, overall_of, sha256
+from common.runs.checkpoints import FOLDER, Checkpoints, Damaged, Mismatch, sha256
 from common.runs.console import Console
 from common.runs.directory import differences
 from common.runs.lock import is_ours
@@ -37,7 +37,7 @@ class Start(NamedTuple):
 def load(args: Any, config: dict[str, Any], like: Any, console: Console) -> Start:
     """The newest state, `like` this, of the run that --resume names, or else the parameters that --init-from names."""
     path, source = Path(args.resume), config["args"]["init_from"]
-    saved = Checkpoints(path / FOLDER, read_only=True, overall=overall_of(args))
+    saved = Checkpoints(path / FOLDER, read_only=True, is_population=args.is_population)
     if not args.resume or not _has_saved(saved, path, console):
         return Start(arrays=_parameters_of(source, config, like, console)) if source else Start()
     zeros = flatten(like)
@@ -119,7 +119,7 @@ class Saver:
         """
         self._directory = directory
         keep = args.keep_checkpoints, args.keep_best
-        self.checkpoints = Checkpoints(directory and directory / FOLDER, *keep, overall=overall_of(args))
+        self.checkpoints = Checkpoints(directory and directory / FOLDER, *keep, is_population=args.is_population)
         for damaged in start.damaged:
             warn(self.checkpoints.set_aside(damaged))
         self._unsaved = args.unsaved

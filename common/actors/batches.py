@@ -35,7 +35,7 @@ from common.actors.threads import (
     Worker,
     stop_workers,
 )
-from common.cli.errors import FailedEnvError, TrainingError, UnusableEnvError
+from common.cli.errors import FailedEnvError, TrainingError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
 from common.device.interface import RunState
@@ -246,9 +246,7 @@ class Batches:
         raise Stopped
 
     def _allow_restart(self, actor: Actor, error: BaseException) -> None:
-        """Say that an actor begins anew after an error. Raises ActorsFailed where it may not, or would fail again."""
-        if isinstance(error, UnusableEnvError):
-            raise ActorsFailed(f"{actor.name} failed: {error}") from error
+        """Say that an actor begins anew after an error. Raises ActorsFailed where it may not."""
         most = self._args.max_restarts
         with self._lock:
             number = self.restarts + 1

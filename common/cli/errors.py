@@ -20,10 +20,6 @@ class ProcessEnded(RuntimeError):
         self.code, self.grace = code, grace
 
 
-class UnusableEnvError(ValueError):
-    """An environment gave what cannot be used, and would give it again: to make it anew does not help."""
-
-
 class FailedEnvError(RuntimeError):
     """An environment gave what cannot be used, or nothing at all; one that is made anew may do better."""
 

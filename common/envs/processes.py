@@ -23,7 +23,7 @@ from gymnasium.spaces import Box, Dict, Space, Tuple
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.wrappers import TransformObservation
 
-from common.cli.errors import FailedEnvError, UnusableEnvError
+from common.cli.errors import FailedEnvError
 from common.envs.suite_tools import PARTIAL, WITHOUT_VELOCITIES, reason
 
 CLOSING = 1.0  # seconds that processes get to end by themselves
@@ -206,7 +206,7 @@ class MaskObserved(gymnasium.Wrapper):
     def _observed(self, obs: Any, info: dict, over: bool) -> dict:
         legal = info.get(self._mask)
         if legal is None and not over:  # at the end nobody acts
-            raise UnusableEnvError(f"the info of {self.env.spec.id} has lost its {self._mask} after a step")
+            raise FailedEnvError(f"the info of {self.env.spec.id} has lost its {self._mask} after a step")
         return {self._mask: _typed(self._space, legal), **(obs if self._has_parts else {"obs": obs})}
 
 

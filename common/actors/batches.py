@@ -125,7 +125,7 @@ class Batches:
         self._threads: list[Future] = []
         self.learner = Worker("learner", ("wait_get", "transfer", "update", "publish"))
         self._meters = Meters(self, self.learner, getattr(args, "max_policy_lag", 0))
-        self._at_end: tuple[dict[str, float], str] = {}, ""  # figures, and what limits the speed
+        self._at_end: dict[str, float] = {}  # figures
 
     def __enter__(self) -> "Batches":
         self._threads = [actor.run(partial(self._run, actor)) for actor in self.actors]
@@ -133,13 +133,12 @@ class Batches:
 
     def __exit__(self, kind: Any, *error: Any) -> None:
         """End the threads and close all environments, see `stop_workers`."""
-        remark = self._meters.bottleneck()
         self._stop.set()
         stuck = stop_workers(self.actors)
         self.queue.discard()
         if stuck:
             self._warn(f"actors that do not answer were left behind: {'; '.join(map(str, stuck))}")
-        self._at_end = self._meters.figures(alone=bool(kind)), remark
+        self._at_end = self._meters.figures(alone=bool(kind))
 
     def next(self, stopped: Callable[[], bool], leaving: bool) -> Batch | None:
         """The rollouts of an update, on their way to the learner's devices; None once `stopped`.
@@ -175,11 +174,7 @@ class Batches:
 
     def figures(self) -> dict[str, Any]:
         """Counts and seconds of the whole run, of all processes unless it has failed."""
-        return self._at_end[0] or self._meters.figures(alone=True)
-
-    def remarks(self) -> list[str]:
-        """What limits the speed."""
-        return [self._at_end[1]] if self._at_end[1] else []
+        return self._at_end or self._meters.figures(alone=True)
 
     def _take(self, stopped: Callable[[], bool]) -> Collected | None:
         """The next rollout to learn from; None once `stopped`.
@@ -309,7 +304,6 @@ class Meters:
 
     def __init__(self, batches: Batches, learner: Worker, max_policy_lag: int):
         self._batches, self._learner, self._max_lag = batches, learner, max_policy_lag
-        self._began = time.monotonic()
         self._tallies: list[Tally] = []  # since the last row, as the episodes
         self._episodes: list[tuple[float, int]] = []
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
@@ -349,16 +343,6 @@ class Meters:
         parts = [(counts, self._seconds())] if alone else multihost.allgather((counts, self._seconds()))
         total = {name: sum(part[name] for part, _ in parts) for name in counts}
         return total | {name: sum(part[name] for _, part in parts) / len(parts) for name in self._seconds()}
-
-    def bottleneck(self) -> str:
-        """In words, which side the other one waited for."""
-        seconds, wall = self._seconds(), time.monotonic() - self._began
-        learner = seconds["time/learner_wait_get"] / wall
-        actors = (seconds["time/actor_wait_put"] + seconds["time/actor_wait_params"]) / wall
-        slow = "learner" if learner < actors else "actors"
-        what = "balanced" if abs(learner - actors) < 0.1 else f"the bottleneck is the {slow}"
-        waits = f"the learner waited for rollouts {learner:.0%} of the time, the actors for the learner {actors:.0%}"
-        return f"speed    {what}: {waits}"
 
     def _seconds(self) -> dict[str, float]:
         """Those so far of this process's mean actor, and of its learner."""

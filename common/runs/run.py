@@ -56,7 +56,7 @@ class Run:
         self.console = Console(args.quiet or args.benchmark, self.total, summary if args.is_population else None, first)
         self._interruption = Interruption(self.console)
         self.steps = self.first_step = 0
-        self.actors: Any = None  # beside the learner: what has `figures` and `remarks`, as `Batches` has
+        self.actors: Any = None  # beside the learner: what has `figures`, as `Batches` has
         self._header = reports.header(args, env.name, devices, notes, self.total, self.dir, changes)
         self.clock, self.callback = Clock(), callback if first else None
         self.saver = self.recorder = self.evaluations = None  # until `start`
@@ -208,8 +208,6 @@ class Run:
         for name, draw in at_end.items():
             if status == "interrupted" or not self._interruption.here:  # else a signal has come meanwhile, which waits
                 lines.append(self.console.attempt(name, draw, learners, status))
-        if self.actors:
-            lines += self.console.attempt("remarks", self.actors.remarks) or []
         about = self.args, self.config, self.dir, self.total, outcome
         self.console.say(self.console.attempt("summary", reports.footer, *about, lines) or "")
 

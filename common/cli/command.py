@@ -187,9 +187,6 @@ def _with_defaults(args_class: type, argv: list[str]) -> tuple[type, Any]:
     return args_class, defaults
 
 
-FIRST = ("environment", "run")
-LAST = "actors", "evaluation and checkpoints", "logging", "games and teams", "populations"
-LAST += ("population-based training", "devices and machines")
 COLUMN = 27  # where texts begin
 FLAG = r'^    (?:# (.+)|(\w+): .+(?:\n    """((?:.|\n)*?)""")?)'  # or the title of a group of them
 
@@ -198,17 +195,14 @@ def help_text(args_class: type, defaults: Any, program: str | None) -> str:
     """What --help prints; `defaults` are those of a run that is resumed, or tuned ones, or None."""
     width = min(max(shutil.get_terminal_size().columns - 1, 50), 119)
     titles, texts = _read_sections(args_class)
-    groups = {title: [] for title in FIRST}
+    groups: dict[str, list[str]] = {}
     for field in dataclasses.fields(args_class):
         default = getattr(defaults, field.name, field.default)
         row = _help_row(field.name, kinds_of(args_class)[field.name], texts.get(field.name, ""), default, width)
         groups.setdefault(titles.get(field.name, "more"), []).append(row)
-    order = [*(title for title in groups if title not in LAST), *(title for title in LAST if title in groups)]
-    start = [
-        f"usage: {program or sys.argv[0]} [--FLAG VALUE ...]",
-        textwrap.fill(inspect.getdoc(args_class) or "", width),
-    ]
-    return "\n\n".join([*start, *("\n".join([title, *groups[title]]) for title in order)])
+    usage = f"usage: {program or sys.argv[0]} [--FLAG VALUE ...]"
+    parts = ["\n".join([title, *rows]) for title, rows in groups.items()]
+    return "\n\n".join([usage, textwrap.fill(inspect.getdoc(args_class) or "", width), *parts])
 
 
 def _read_sections(args_class: type) -> tuple[dict[str, str], dict[str, str]]:

@@ -38,19 +38,11 @@ def locked(run_dir: Path | None) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            if is_ours(run_dir):
+            if (run_dir / LOCK).read_text() == _holder():  # else the directory is another run's by now
                 (run_dir / LOCK).unlink()
                 if new:
                     run_dir.rmdir()
         file.close()
-
-
-def is_ours(run_dir: Path) -> bool:
-    """Whether `run_dir` is still there and locked by this process, and not deleted or replaced by another run's."""
-    try:
-        return (run_dir / LOCK).read_text(errors="replace") == _holder()
-    except OSError:
-        return False
 
 
 def is_locked(run_dir: Path) -> bool:

@@ -17,7 +17,6 @@ from common.device.sharding import Arrays, flatten, host_like, to_devices, to_ho
 from common.runs.checkpoints import FOLDER, Checkpoints, Damaged, Mismatch, sha256
 from common.runs.console import Console
 from common.runs.directory import differences
-from common.runs.lock import is_ours
 from common.runs.reports import Score, has_ended_at, stored_evaluation
 
 TRANSFERRED = tuple(f"learner/{name}/" for name in ("params", "target_params", "obs_stats", "return_stats"))
@@ -162,13 +161,7 @@ class Saver:
         newest = self.checkpoints.steps()[-1:]
         return f"the last good checkpoint is at step {newest[0]}" if newest else "there is no checkpoint yet"
 
-    def check_directory(self) -> None:
-        """Raise TrainingError where the directory of the run is not its own any more."""
-        if self._directory and multihost.is_first() and not is_ours(self._directory):
-            raise TrainingError(f"{self._directory} was deleted or moved: nothing more can be saved")
-
     def close(self) -> None:
-        """Wait, and raise TrainingError as that does, or where what was saved is in a directory that came back."""
+        """Wait, and raise TrainingError as that does."""
         self.checkpoints.wait()
         self.checkpoints.close()
-        self.check_directory()

@@ -15,7 +15,7 @@ from common.cli.errors import TrainingError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
 from common.device.agents import Agent, Player, Seen
-from common.device.evaluation import SEED, Episodes, Evaluated
+from common.device.evaluation import SEED, Episodes
 from common.device.sharding import to_host
 from common.envs.environment import LONGEST_HORIZON
 from common.envs.host import HostEnvs
@@ -56,7 +56,7 @@ class HostEvaluation:
             self._worker.ended = True
             stop_workers([self._worker])
 
-    def poll(self) -> Evaluated | None:
+    def poll(self) -> Episodes | None:
         """The oldest one, once it is over. Raises TrainingError where it has failed or is beyond a limit."""
         episodes = failure = None
         try:
@@ -65,11 +65,11 @@ class HostEvaluation:
             failure = error
         if episodes is None and failure is None:
             return None
-        step, _ = self._due.popleft()
+        self._due.popleft()
         self._start_oldest()
         if failure:
             raise failure
-        return Evaluated(step, Episodes(*map(np.asarray, episodes)))
+        return Episodes(*map(np.asarray, episodes))
 
     def _start_oldest(self) -> None:
         if self._due and multihost.is_first():

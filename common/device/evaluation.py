@@ -20,13 +20,6 @@ class Episodes(NamedTuple):
     length: jax.Array  # [E] steps
 
 
-class Evaluated(NamedTuple):
-    """Episodes with the state that a run had at some step."""
-
-    step: int
-    episodes: Episodes  # [S, E], host arrays
-
-
 def episode_keys(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The keys of an episode that begins with `key`: of its reset, of its steps, and of the actions in them.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from common.cli.errors import TrainingError
 from common.device import multihost
-from common.device.evaluation import SEED, Episodes, Evaluated
+from common.device.evaluation import SEED, Episodes
 from common.runs.checkpoints import overall
 from common.runs.reports import Score
 
@@ -25,7 +25,7 @@ class DeviceEvaluation:
         """`evaluate` takes a state and a seed and returns Episodes [D, S, E / D, rounded up]."""
         self._evaluate, self._num_agents, self._num_episodes = evaluate, args.num_agents, args.eval_episodes
 
-    def begin(self, step: int, state: Any) -> Evaluated | None:
+    def begin(self, step: int, state: Any) -> Episodes | None:
         """Evaluate `state`; None where that goes on beside the training, whose next update may overwrite it."""
         own = multihost.all_or_none(lambda: jax.block_until_ready(self._evaluate(state, np.int32(SEED))))
         episodes = jax.device_get(multihost.gathered(own))
@@ -33,9 +33,9 @@ class DeviceEvaluation:
         def over_seeds(x: np.ndarray) -> np.ndarray:  # [D, S, E / D] as [S, E]
             return np.moveaxis(x, 0, 1).reshape(self._num_agents, -1)[:, : self._num_episodes]
 
-        return Evaluated(step, jax.tree.map(over_seeds, episodes))
+        return jax.tree.map(over_seeds, episodes)
 
-    def poll(self) -> Evaluated | None:
+    def poll(self) -> Episodes | None:
         """The oldest that goes on beside the training, once it is over. Raises TrainingError where it has failed."""
 
     def stop(self) -> None:
@@ -94,14 +94,14 @@ class Evaluations:
         if not self._pending:
             return
         try:
-            evaluated = self.evaluation.poll()
+            episodes = self.evaluation.poll()
         except TrainingError as error:
             failure = f"the evaluation at step {self._next_over().step:,} {error}"
             if not may_fail:
                 raise TrainingError(failure) from error
             self._run.console.warn(failure)
         else:
-            self._note(evaluated)
+            self._note(episodes)
 
     def finish(self, step: int, state: Any) -> None:
         """Wait for all evaluations, that of the last `state` among them, until stopped."""
@@ -125,14 +125,15 @@ class Evaluations:
         with self._run.clock.timed("eval"):
             time.sleep(POLL_INTERVAL)
 
-    def _note(self, evaluated: Evaluated | None) -> None:
-        if evaluated:
+    def _note(self, episodes: Episodes | None) -> None:
+        """Take the episodes [S, E] of the oldest that is pending, if it is over."""
+        if episodes:
             pending = self._next_over()
-            self.newest = Score(evaluated.step, metrics_of(evaluated.episodes, self._run.is_game))
+            self.newest = Score(pending.step, metrics_of(episodes, self._run.is_game))
             returns = self.newest.evaluation["eval/return_mean"]
             self.goal_reached |= self._reaches_goal(overall(returns, self._run.args.is_population))
             self._run.recorder.add_evaluation(*self.newest, pending.moment)
-            self._run.saver.add_evaluation(*evaluated)
+            self._run.saver.add_evaluation(*self.newest)
 
     def _next_over(self) -> Pending:
         """The oldest of those that are pending, which is over."""

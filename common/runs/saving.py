@@ -12,7 +12,6 @@ from common.cli.errors import TrainingError, UsageError
 from common.cli.files import read_config
 from common.cli.run_flags import ONE_TIME
 from common.device import multihost
-from common.device.evaluation import Episodes
 from common.device.sharding import Arrays, flatten, host_like, to_devices, to_host, unflatten
 from common.runs.checkpoints import FOLDER, Checkpoints, Damaged, Mismatch, sha256
 from common.runs.console import Console
@@ -125,9 +124,9 @@ class Saver:
         self._saved, self._newest = {start.step}, start.host
         self._returns: dict[int, list[float]] = {}  # of the newest evaluation, by its step
 
-    def add_evaluation(self, step: int, episodes: Episodes) -> None:
-        """Store an evaluation with the checkpoint of this step, now or once that is saved."""
-        returns = episodes.ret.mean(axis=1).astype(float).tolist()
+    def add_evaluation(self, step: int, evaluation: dict[str, list[float]]) -> None:
+        """Store the returns of an evaluation with the checkpoint of this step, now or once that is saved."""
+        returns = evaluation["eval/return_mean"]
         self._returns = {step: returns}
         if step in self._saved:
             self.checkpoints.add_evaluation(step, returns)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from common.cli.checks import flag_of
 from common.cli.command import THREAD
 from common.cli.host_flags import HostEnvArgs
 from common.device.statistics import Tally
@@ -93,7 +94,7 @@ class Worker:
         allowed = getattr(args, name)
         if phase in WAITING or time.monotonic() - since <= allowed + GRACE:
             return None
-        return f"--{name.replace('_', '-')} {allowed:g}"
+        return f"{flag_of(name)} {allowed:g}"
 
     def join(self, until: float) -> bool:
         """Wait for the thread to end, no longer than `until`, of `time.monotonic`; returns whether it has."""

@@ -283,11 +283,10 @@ def flag_words(flags: dict[str, Any]) -> list[str]:
     """Names and values of flags as words, switches as `--name` or `--no-name`."""
     words = []
     for name, value in flags.items():
-        flag = name.replace("_", "-")
         if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
+            words.append(flag_of(name if value else f"no_{name}"))
         else:
-            words += [f"--{flag}", *map(str, value if isinstance(value, tuple | list) else (value,))]
+            words += [flag_of(name), *map(str, value if isinstance(value, tuple | list) else (value,))]
     return words
 
 

@@ -7,7 +7,6 @@ on any number of devices and processes; of several each writes and reads the row
 import errno
 import functools
 import hashlib
-import json
 import logging
 import re
 import shutil
@@ -24,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from common.cli.errors import TrainingError, UsageError
-from common.cli.files import in_one_step, read_json
+from common.cli.files import read_json, write_json
 from common.device import multihost
 from common.device.sharding import Arrays, flatten, unflatten
 
@@ -212,23 +211,17 @@ class Checkpoints:
         except Exception as error:
             raise self._failure(step, error) from error
 
-    def add_evaluation(self, step: int, returns: list[float]) -> bool:
-        """Store the evaluation of a checkpoint; returns whether that is still there."""
+    def add_evaluation(self, step: int, returns: list[float]) -> None:
+        """Store the evaluation of a checkpoint, if that is still there."""
 
-        def store() -> bool:
-            if step not in self.steps():
-                return False
-            file = self.path(step) / METRICS
-            try:
+        def store() -> None:
+            if step in self.steps():
+                file = self.path(step) / METRICS
                 file.parent.mkdir(exist_ok=True)
-                with in_one_step(file) as temporary:
-                    temporary.write_text(json.dumps({"returns": returns}))
-            except OSError as error:
-                raise TrainingError(f"the evaluation of checkpoint {step} could not be saved ({error})") from error
-            return True
+                write_json(file, {"returns": returns})
 
         self.wait()  # the checkpoint's save may be under way, and so may be its deletion
-        return multihost.on_first(store)
+        multihost.on_first(store)
 
     def set_aside(self, damaged: Damaged) -> str:
         """Take a checkpoint out of all that follows: it gets another name. Returns what there is to say of that."""

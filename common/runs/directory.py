@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from common.cli.checks import flag_of
 from common.cli.env_flags import CUSTOM, split_name
 from common.cli.errors import UsageError
 from common.cli.files import KIT, NAME, defaults_of, is_of_kit, is_run, read_config, write_json, writing
@@ -75,7 +76,7 @@ def suite_version(suite: str) -> dict[str, str]:
 def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, list[str]]:
     """What `choose_directory` returns, in all processes; (None, []) with --benchmark, which has none."""
     flags = {name: value for name, value in config["args"].items() if name not in ("distributed", "quiet")}
-    here = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
+    here = {flag_of(name): value for name, value in flags.items()}
     here |= {name: config[name] for name in ("algorithm", "script_sha256", "versions")}
     of_all, this = multihost.allgather(here), jax.process_index()
     for process, there in enumerate(of_all):
@@ -142,7 +143,7 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
         raise UsageError(f"{path} cannot go on with these flags: {'; '.join(changed)}")
     changes = differences(made, config["args"], [name for name in config["args"] if name not in ONE_TIME])
     for name in sorted(stored["args"].keys() - config["args"].keys()):
-        changes.append(f"--{name.replace('_', '-')}: {stored['args'][name]} then, no flag of this file now")
+        changes.append(f"{flag_of(name)}: {stored['args'][name]} then, no flag of this file now")
     for suite, now in suite_version(split_name(args.env)[0]).items():
         if (then := stored.get("versions", {}).get(suite)) not in (None, now):
             changes.append(f"{suite} is {now}, it was {then}: the same name may be another task")
@@ -155,7 +156,7 @@ def differences(then: dict[str, Any], now: dict[str, Any], names: Iterable[str])
     """Which of the flags `names` differ between two runs, in words."""
     then, now = (json.loads(json.dumps(x)) for x in (then, now))  # tuples are lists there
     changed = [name for name in names if now[name] != then.get(name)]
-    return [f"--{name.replace('_', '-')}: {then.get(name)} then, {now[name]} now" for name in changed]
+    return [f"{flag_of(name)}: {then.get(name)} then, {now[name]} now" for name in changed]
 
 
 def _is_untrained(path: Path) -> bool:

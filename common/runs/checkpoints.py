@@ -261,7 +261,7 @@ class Checkpoints:
             self._writer.close()
 
     def _delete_old(self) -> bool:
-        """Keep the newest by step, not by the time of saving, and the best as the evaluations on disk have it now.
+        """Keep the newest by step, not by the time of saving (0: all), and the best by the evaluations on disk.
 
         Returns whether any is gone.
         """

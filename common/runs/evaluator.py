@@ -1,5 +1,6 @@
 """Evaluations of a run: on the devices at once, on the host beside the training."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -58,10 +59,9 @@ class Evaluations:
     def __init__(self, run: Any, newest: Score):
         """Of a `Run`, whose parts they use; `newest` is the last evaluation before it, if there was one."""
         self._run, self.newest = run, newest
-        self._goal = run.args.stop_at_return
-        self.goal_reached = self._reaches_goal(
-            multihost.on_first(run.saver.checkpoints.best)[1]
-        )  # by an evaluation, perhaps not the newest
+        self._goal = math.inf if run.args.stop_at_return is None else run.args.stop_at_return
+        best = multihost.on_first(run.saver.checkpoints.best)[1]
+        self.goal_reached = best >= self._goal  # by an evaluation, perhaps not the newest
         self.evaluation: Any = None  # a DeviceEvaluation or HostEvaluation, once there is one
         self._begun = newest.step if newest.evaluation else None  # the step of the last one that has begun
         self._pending: deque[Pending] = deque()  # the oldest first
@@ -131,7 +131,7 @@ class Evaluations:
             pending = self._next_over()
             self.newest = Score(pending.step, metrics_of(episodes, self._run.is_game))
             returns = self.newest.evaluation["eval/return_mean"]
-            self.goal_reached |= self._reaches_goal(overall(returns, self._run.args.is_population))
+            self.goal_reached |= overall(returns, self._run.args.is_population) >= self._goal
             self._run.recorder.add_evaluation(*self.newest, pending.moment)
             self._run.saver.add_evaluation(*self.newest)
 
@@ -140,9 +140,6 @@ class Evaluations:
         pending = self._pending.popleft()
         self._run.saver.checkpoints.unjudged.discard(pending.step)
         return pending
-
-    def _reaches_goal(self, mean: float) -> bool:
-        return self._goal is not None and mean >= self._goal
 
 
 def metrics_of(episodes: Episodes, is_game: bool) -> dict[str, list[float]]:

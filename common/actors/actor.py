@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from common.actors.threads import POLL_INTERVAL, Collected, HostRollout, Slot, Worker
-from common.cli.errors import FailedEnvError, TrainingError, UsageError
+from common.cli.errors import FailedEnvError, TrainingError
 from common.cli.host_flags import HostEnvArgs
 from common.device.statistics import Tally, kind_of
 from common.envs.host import HostEnvs, HostStep, evaluation_params
@@ -161,17 +161,7 @@ class HostEnvKind(NamedTuple):
 
 def inspect_env(args: HostEnvArgs) -> HostEnvKind:
     """Make the environment once to see what it is, and once more where evaluations have another one."""
-    kind = _inspect(args, args.env_params)
-    if eval_params(args) == args.env_params:
-        return kind
-    try:
-        other = _inspect(args, eval_params(args))
-        for what in ("observation", "action"):
-            trained, evaluated = (str(getattr(x.spec, f"{what}_space")) for x in (kind, other))
-            if trained != evaluated:
-                raise UsageError(f"{what}s are {evaluated}, and {trained} in the training")
-    except UsageError as error:
-        raise UsageError(f"in evaluations, with --eval-env-params: {error}") from error
+    kind, *_ = [_inspect(args, params) for params in dict.fromkeys((args.env_params, eval_params(args)))]
     return kind
 
 

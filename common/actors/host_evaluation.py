@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,13 +25,6 @@ from common.envs.suite_tools import reason
 MOST_ENVS = 32  # of an evaluation
 
 
-class Due(NamedTuple):
-    """An evaluation that is to be played."""
-
-    step: int
-    learner: Any  # on the host
-
-
 class HostEvaluation:
     """Plays greedy episodes beside the training, evaluations in turn; in the first process, which tells others."""
 
@@ -39,14 +32,14 @@ class HostEvaluation:
         """`agent` acts with a learner."""
         self._make_envs = env_maker(args, min(args.eval_episodes, MOST_ENVS), eval_params(args))
         self._args, self._agent, self._warn = args, agent, warn
-        self._due: deque[Due] = deque()  # the oldest is under way
+        self._due: deque[tuple[int, Any]] = deque()  # step and learner of each to be played; the oldest is under way
         self._worker: Worker | None = None  # who plays that
         self._result: Future | None = None  # its Episodes [E]
 
     def begin(self, step: int, state: Any) -> None:
         """Start to evaluate a copy of `state` once those begun before are over."""
         learner = jax.tree.map(lambda x: x[0], to_host(state.replace(actors=())).learner)
-        self._due.append(Due(step, learner))
+        self._due.append((step, learner))
         if len(self._due) == 1:
             self._start_oldest()
 

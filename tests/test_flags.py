@@ -461,7 +461,7 @@ def test_what_is_drawn_or_told_at_the_end_warns_where_it_fails(tmp_path, monkeyp
     recorder = Recorder()
     recorder.close = fail
     monkeypatch.setitem(sys.modules, "tensorboardX", recorder)
-    for drawing in ("training.draw_curve", "play.draw_gif"):
+    for drawing in ("training.draw_curve", "drawing.episodes.draw_gif"):
         monkeypatch.setattr(f"common.{drawing}", fail)
     result, stored = start(tmp_path, gif=True, tensorboard=True, total_timesteps=UPDATE), result_of(tmp_path)
     assert (result.status, stored["status"], stored["state_sha256"]) == ("finished", "finished", result.state_sha256)

@@ -28,7 +28,6 @@ from cli_helpers import (
     read_result,
     read_rows,
     read_until,
-    run_python,
     start_script,
 )
 
@@ -282,12 +281,3 @@ def test_only_what_loads_counts_among_the_newest_and_as_the_best(tmp_path):
     assert checkpoint_steps(run_dir) == [2 * STEPS, 4 * STEPS, 6 * STEPS]
     aside = {path.name for path in folder.iterdir() if not path.name.isdigit()}
     assert aside == {f"{updates * STEPS}.damaged" for updates in (3, 5)}
-
-
-@pytest.mark.parametrize(("program", "silent"), [(ppo.__file__, True), ("", False)])
-def test_an_early_interrupt_ends_a_command_without_a_traceback(program, silent):
-    """A program that merely imports this keeps its own way."""
-    code = f"import signal, sys; sys.argv = [{program!r}]; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    process = run_python("-c", code + "import common.cli; signal.raise_signal(signal.SIGINT)")
-    assert process.returncode == -signal.SIGINT
-    assert ("Traceback" not in process.stderr) == silent

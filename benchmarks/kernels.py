@@ -28,7 +28,6 @@ from benchmarks.records import markdown
 from common.cli.checks import check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
-from common.cli.files import read_text
 from common.cli.run_flags import flag_words
 from common.runs.directory import git_hash, write_json
 
@@ -108,7 +107,7 @@ def compile_all(args: Args) -> None:
     """What the command does. Raises TrainingError where nothing can be installed or compiled."""
     path = Path(args.results) / "kernels.json"
     make_folder(path.parent)
-    record = json.loads(read_text(path)) if path.exists() else {"sources": {}, "rows": []}
+    record = json.loads(path.read_text()) if path.exists() else {"sources": {}, "rows": []}
     known = {itemgetter(*KEY)(row): row for row in record["rows"]}
     packages, rows = packages_needed(), []
     install("kernels", packages)

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.jobs import Job, last_line
 from common.cli.errors import UsageError
-from common.cli.files import read_config, read_text
+from common.cli.files import read_config
 from common.cli.run_flags import ONE_TIME
 from common.drawing.groups import EVALUATION, estimate, interval
 from common.runs.metrics import Log, Series, jsonable, read_log
@@ -107,7 +107,7 @@ def load_record(path: Path) -> dict[str, Any]:
 def read_record(path: Path, maker: str, check: Callable[[dict], Any]) -> dict[str, Any]:
     """A file of `maker`'s, for which `check` raised nothing. Raises UsageError for anything else."""
     try:
-        record = json.loads(read_text(path))
+        record = json.loads(path.read_text())
         check(record)
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"{path} is not a result of {maker}, or damaged ({type(error).__name__})"

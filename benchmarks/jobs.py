@@ -121,17 +121,14 @@ def ends_with_us(words: list[str]) -> list[str]:
 
 
 def last_line(words: list[str], env: dict[str, str] | None = None) -> Any:
-    """The JSON of a command's last line, None where it says nothing.
-
-    Raises UsageError where it exits with 2, TrainingError for any other code.
-    """
+    """The JSON of a command's last line. Raises UsageError where it exits with 2, TrainingError for any other code."""
     done = subprocess.run(ends_with_us(words), env=os.environ | (env or {}), capture_output=True, text=True)
     said = last_of(done.stderr).removeprefix("error: ")
     if done.returncode == 2:
         raise UsageError(said)
     if done.returncode:
         raise TrainingError(f"{said[:200]} (exit code {done.returncode})")
-    return json.loads((done.stdout.strip().splitlines() or ["null"])[-1])
+    return json.loads(last_of(done.stdout))
 
 
 def jobs_over(

@@ -183,20 +183,11 @@ def loss(output: jax.Array, next_output: jax.Array, reward: jax.Array, discount:
     support = atoms(args) if args.distribution == "c51" else next_output
     target = reward[:, None] + discount[:, None] * support
     if args.distribution == "c51":
-        return optax.softmax_cross_entropy(output, project(jax.nn.softmax(next_output), target, support))
+        probs = nets.project(jax.nn.softmax(next_output), target, args.v_min, args.v_max)
+        return optax.softmax_cross_entropy(output, probs)
     if args.distribution == "qr":
         return quantile_huber(output, target)
     return (optax.huber_loss if args.huber else optax.l2_loss)(output, target)[:, 0]
-
-
-def project(probs: jax.Array, returns: jax.Array, support: jax.Array) -> jax.Array:
-    """Probabilities [B, Z] of the atoms `support` [Z] in place of those of `returns` [B, Z].
-
-    Each return shares its probability between the two atoms around it (Bellemare et al. 2017, eq. 7).
-    """
-    step = (support[-1] - support[0]) / (len(support) - 1)
-    distance = jnp.abs(jnp.clip(returns, support[0], support[-1])[:, None, :] - support[:, None]) / step  # [B, Z, Z]
-    return jnp.sum(jnp.clip(1 - distance, 0, 1) * probs[:, None, :], axis=-1)
 
 
 def quantile_huber(quantiles: jax.Array, returns: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
 """What compilers for an H100 and for a TPU make of the programs, on a machine that has neither: one table.
 
     python -m benchmarks.kernels
-    python -m benchmarks.kernels --programs ppo ppo-gru --targets h100 --source ~/purejaxrl
+    python -m benchmarks.kernels --programs ppo ppo-gru pqn --targets h100 --source ~/purejaxrl ~/purejaxql
 
 Everything is compiled in processes of an environment of its own (jax[cuda12], 6 GB, and libtpu) in the user's cache
 folder. Nothing is run: steps/s are those of a roofline, in which a kernel takes as long as its launch, its bytes or its
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from benchmarks.jobs import ROOT, UNCACHED, last_line, make_folder
-from benchmarks.peers.__main__ import TRAINERS, check_source, install, python_of
+from benchmarks.peers.__main__ import SOURCES, TRAINERS, install, is_source, python_of
 from benchmarks.records import markdown
 from common.cli.checks import check_flags
 from common.cli.command import main, parse
@@ -34,7 +34,7 @@ from common.runs.directory import git_hash, write_json
 
 Row = dict[str, Any]
 KEY = "program", "target", "function", "num_envs"
-UPDATES = 10  # of PureJaxRL, whose training is one program
+UPDATES = 10  # of PureJaxRL and purejaxql, whose training is one program
 SIZES = 64, 1_024, 8_192, 65_536  # environments
 ONE_SIZE = 1_024  # of everything but an update on one H100
 LAUNCHES = 3e-6, 5e-6  # seconds of a kernel, however little it does
@@ -49,15 +49,17 @@ POPULATION = PPO | {"population": 8, "sweep": ("learning_rate=log:1e-4:1e-2",), 
 PROGRAMS: dict[str, tuple[str, Row]] = {  # the algorithm, and flags
     "ppo": ("ppo_pmap", PPO),
     "ppo-gru": ("ppo_rnn_pmap", PPO | {"num_minibatches": 8}),
+    "pqn": ("pqn_pmap", PPO),
     "sac": ("sac_pmap", {"env": "Pendulum-v1", "learning_starts": 0}),  # one gradient step after each of all envs
+    "dqn": ("dqn_pmap", {"env": "CartPole-v1", "learning_starts": 0, "n_steps": 1}),
     "appo": ("appo_pmap", {"env": "gymnasium:CartPole-v1"}),
     "ppo-pixels": ("ppo_pmap", PPO | {"env": "Breakout-MinAtar"}),
     "ppo-masks": ("ppo_pmap", PPO | {"env": "pgx:tic_tac_toe", "opponent": "self"}),
     "ppo-population": ("ppo_pmap", POPULATION),
     "ppo-members": ("ppo_pmap", POPULATION | {"sharding": "members"}),
 }
-MEASURED = "ppo", "ppo-gru", "sac"  # those whose speed is projected
-OF_PUREJAXRL = {"ppo": "ppo", "ppo-gru": "ppo_rnn"}
+MEASURED = "ppo", "ppo-gru", "pqn", "sac", "dqn"  # those whose speed is projected
+PEERS = {"ppo": ("purejaxrl", "ppo"), "ppo-gru": ("purejaxrl", "ppo_rnn"), "pqn": ("purejaxql", "pqn")}
 TARGETS = "h100", "8 h100", "tpu v5e-8"
 H100 = """gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
 shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
@@ -84,27 +86,33 @@ class Args:
     """Programs to compile."""
     targets: tuple[Literal[TARGETS], ...] = TARGETS
     """Devices to compile for."""
-    source: str = ""
-    """A checkout of PureJaxRL, whose ppo.py and ppo_rnn.py are compiled for an H100 too."""
+    source: tuple[str, ...] = ()
+    """Checkouts of PureJaxRL and purejaxql, whose programs are compiled for an H100 too."""
     results: str = "benchmarks/results"
     """Where kernels.json goes; what is compiled again is replaced, and nothing else."""
 
     def __post_init__(self):
         check_flags(self)
-        if self.source:
-            check_source("purejaxrl", self.source)
+        for source in self.source:
+            if not any(is_source(peer, source) for peer in SOURCES):
+                raise UsageError(f"--source {source} is no checkout of {' or '.join(SOURCES)}")
+
+    @property
+    def checkouts(self) -> dict[str, str]:
+        """Those that are given, by peer."""
+        return {p: str(Path(source).resolve()) for source in self.source for p in SOURCES if is_source(p, source)}
 
 
 def compile_all(args: Args) -> None:
     """What the command does. Raises TrainingError where nothing can be installed or compiled."""
     path = Path(args.results) / "kernels.json"
     make_folder(path.parent)
-    record = json.loads(read_text(path)) if path.exists() else {"source": "", "rows": []}
+    record = json.loads(read_text(path)) if path.exists() else {"sources": {}, "rows": []}
     known = {itemgetter(*KEY)(row): row for row in record["rows"]}
     packages, rows = packages_needed(), []
     install("kernels", packages)
-    about = {"packages": packages, "git": git_hash(ROOT)}
-    about["source"] = git_hash(Path(args.source)) if args.source else record["source"]
+    sources = {peer: git_hash(Path(source)) for peer, source in args.checkouts.items()}
+    about = {"packages": packages, "git": git_hash(ROOT), "sources": record["sources"] | sources}
     for job in jobs_of(args):
         words = [str(python_of("kernels", packages)), "-m", "benchmarks.kernels", json.dumps(job)]
         try:
@@ -133,9 +141,9 @@ def jobs_of(args: Args) -> Iterator[Row]:
             several = SIZES if name in MEASURED and target == "h100" else (ONE_SIZE,)
             jobs = [(name, "update", num_envs, "") for num_envs in several]
             jobs += [(name, "evaluate", ONE_SIZE, "")] * (name != "appo")
-            if args.source and target == "h100" and name in OF_PUREJAXRL:
-                source = str(Path(args.source).resolve())
-                jobs += [(f"purejaxrl {OF_PUREJAXRL[name]}", "update", num_envs, source) for num_envs in several]
+            peer, file = PEERS.get(name, ("", ""))
+            if target == "h100" and (source := args.checkouts.get(peer)):
+                jobs += [(f"{peer} {file}", "update", num_envs, source) for num_envs in several]
             for program, function, num_envs, source in jobs:
                 job = {"program": program, "target": target, "function": function, "num_envs": num_envs}
                 yield job | {"source": source}
@@ -157,7 +165,7 @@ def compile_one(job: Row) -> Row:
     devices = list(topologies.get_topology_desc(**described).devices)
     jax.default_backend = lambda: "gpu" if "h100" in job["target"] else "tpu"  # whatever asks while it is traced
     began = time.perf_counter()
-    lowered, sizes = lowered_purejaxrl(job, devices) if job["source"] else lowered_program(job, devices)
+    lowered, sizes = lowered_peer(job, devices) if job["source"] else lowered_program(job, devices)
     compiled = lowered.compile()
     seconds, text, memory = time.perf_counter() - began, compiled.as_text(), compiled.memory_analysis()
     found = list(kernels_of(text))
@@ -183,7 +191,7 @@ def lowered_program(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
 
     name, flags = PROGRAMS[job["program"]]
     module, num_envs = importlib.import_module(f"algos.{name}"), job["num_envs"]
-    if name == "sac_pmap":
+    if "learning_starts" in flags:
         flags = flags | {"utd_ratio": 1 / num_envs, "buffer_size": 64 * num_envs}
     flags = flags | {"envs_per_actor" if name == "appo_pmap" else "num_envs": num_envs, "tuned": False}
     args = parse(module.Args, flag_words(flags))
@@ -205,23 +213,23 @@ def lowered_program(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
     return function.lower(state, example), (steps, epochs, minibatches, args.steps_per_update * args.num_agents)
 
 
-def lowered_purejaxrl(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
-    """Training of PureJaxRL for some updates, with our sizes."""
+def lowered_peer(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
+    """Training of PureJaxRL or purejaxql for some updates, with our sizes."""
     import jax
-
-    sys.path.insert(0, str(TRAINERS))
-    import train_pure as peer
     from flax import linen
 
-    linen.GRUCell = peer.GRUCell
-    name = job["program"].split()[1]
-    flags = PROGRAMS["ppo" if name == "ppo" else "ppo-gru"][1]
+    sys.path.insert(0, str(TRAINERS))
+    import train_pure as trainer
+
+    linen.GRUCell = trainer.GRUCell
+    peer, name = job["program"].split()
+    flags = PROGRAMS[next(ours for ours, theirs in PEERS.items() if theirs == (peer, name))][1]
     steps, sizes = flags["num_steps"] * job["num_envs"], ("num_steps", "update_epochs", "num_minibatches")
-    config = peer.FLAGS | {name.upper(): flags[name] for name in sizes} | {"ENV_NAME": flags["env"]}
+    config = {name.upper(): flags[name] for name in sizes} | {"ENV_NAME": flags["env"]}
     config |= {"NUM_ENVS": job["num_envs"], "TOTAL_TIMESTEPS": UPDATES * steps}
+    module, config = trainer.trained_by(job["source"], name, config)
     key = jax.ShapeDtypeStruct((2,), "uint32", sharding=jax.sharding.SingleDeviceSharding(devices[0]))
-    train = jax.jit(peer.module_of(job["source"], name).make_train(config))
-    return train.lower(key), (*(flags[name] for name in sizes), steps)
+    return jax.jit(module.make_train(config)).lower(key), (*(flags[name] for name in sizes), steps)
 
 
 # --------------------------------------------------------------------------------------- reading a compiled program

@@ -59,8 +59,8 @@ def ours(recipe: str) -> tuple[dict, dict, dict]:
     batch = Transition(obs, action, reward, terminated, next_obs)
     keys = tuple(jax.random.split(jax.random.key(1), (2, 1)))
     noises = [optim.noise_like(key, action) for key in keys]
-    # Rewards are in units of their own, by which other code divides them before its update
-    unit = RunningStats(jnp.uint32(1), jnp.float32(0), jnp.float32(1))
+    # Other code divides rewards before its update: here their deviation is 1
+    unit = RunningStats(jnp.uint32(1), jnp.zeros(()), jnp.asarray(1 - 1e-8))
     learner = learner.replace(return_stats=learner.return_stats and unit)
     update = jax.pmap(lambda x: algorithm.update(x, batch, Now(hp, 1, keys=keys))[0], axis_name=AXIS)
     learner = jax.tree.map(lambda x: x.astype(float) if jnp.issubdtype(x.dtype, jnp.floating) else x, learner)

@@ -11,7 +11,7 @@ from common.cli.command import parse
 from common.cli.errors import UsageError
 
 TABLE = """
-["CartPole-*"]
+["Pendulum-*, CartPole-*"]
 num_envs = 8
 num_steps = 4
 hidden_sizes = [3, 5]
@@ -97,7 +97,8 @@ def test_a_table_that_will_not_do_is_refused(table, wanted, algorithm, tmp_path)
 
 def test_entries_of_the_kit_fit_and_differ_from_the_defaults():
     folder = ROOT / "algos" / "tuned"
-    entries = [(path, pattern) for path in folder.glob("*.toml") for pattern in tomllib.loads(path.read_text())]
+    tables = {path: tomllib.loads(path.read_text()) for path in folder.glob("*.toml")}
+    entries = [(path, name.strip()) for path, table in tables.items() for key in table for name in key.split(",")]
     assert len(entries) > 10
     for path, pattern in entries:
         algorithm = importlib.import_module(f"algos.{path.stem}").Args

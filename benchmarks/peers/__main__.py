@@ -42,8 +42,13 @@ SOURCES = {"purejaxrl": "purejaxrl/ppo.py", "purejaxql": "purejaxql/pqn_gymnax.p
 
 def check_source(peer: str, source: str) -> None:
     """Raise UsageError where `source` is no checkout of such a peer."""
-    if not (source and (Path(source) / SOURCES[peer]).is_file()):
+    if not is_source(peer, source):
         raise UsageError(f"--source {source} has to name a checkout of {peer}, with {SOURCES[peer]} in it")
+
+
+def is_source(peer: str, source: str) -> bool:
+    """Whether `source` is a checkout of such a peer."""
+    return bool(source) and (Path(source) / SOURCES[peer]).is_file()
 
 
 @dataclass(kw_only=True)

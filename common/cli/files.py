@@ -165,7 +165,9 @@ def find_entry(script: Path, name: str, folder: str = "tuned") -> Entry | None:
 
 
 def fitting(tables: Collection[str], name: str) -> str | None:
-    """The pattern among `tables` that is for `name`: the very name, else the first that matches."""
+    """The key among `tables` that is for `name`: the very name, else the first with a pattern that matches; commas part
+    several patterns of a key."""
     if name in tables:
         return name
-    return next((pattern for pattern in tables if fnmatch.fnmatchcase(name, pattern)), None)
+    fits = (key for key in tables if any(fnmatch.fnmatchcase(name, pattern.strip()) for pattern in key.split(",")))
+    return next(fits, None)

@@ -22,5 +22,5 @@ from common.nets.normalizers import (
     update_stats,
 )
 from common.nets.recurrent import Inputs, Recurrent, RecurrentTorso, initial_memory
-from common.nets.returns import Returns
+from common.nets.returns import Returns, project
 from common.nets.torso import MLP, Ensemble, Features, Torso, apply_to_both

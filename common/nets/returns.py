@@ -54,8 +54,16 @@ class Returns(struct.PyTreeNode):
         return -jnp.sum(target.projected() * jax.nn.log_softmax(self.logits), axis=-1)
 
     def projected(self) -> jax.Array:
-        """Probabilities [..., K] of the atoms of predictions: each of ours is shared by its two neighbours (eq. 7)."""
-        last = self.atoms.shape[-1] - 1
-        place = (jnp.clip(self.atoms, -self.limit, self.limit) + self.limit) * (last / (2 * self.limit))
-        share = jnp.maximum(1 - jnp.abs(place[..., None] - jnp.arange(last + 1)), 0.0)  # [..., K, K]
-        return jnp.einsum("...i,...ij->...j", jax.nn.softmax(self.logits), share)
+        """Probabilities [..., K] of the atoms of predictions."""
+        return project(jax.nn.softmax(self.logits), self.atoms, -self.limit, self.limit)
+
+
+def project(probs: jax.Array, returns: jax.Array, low: float, high: float) -> jax.Array:
+    """Probabilities [..., K] of K equally spaced atoms from `low` to `high`, in place of those of `returns` [..., K].
+
+    Each return shares its probability between the two atoms around it (Bellemare et al. 2017, eq. 7).
+    """
+    last = returns.shape[-1] - 1
+    place = (jnp.clip(returns, low, high) - low) * (last / (high - low))
+    share = jnp.maximum(1 - jnp.abs(place[..., None] - jnp.arange(last + 1)), 0.0)  # [..., K, K]
+    return jnp.einsum("...i,...ij->...j", probs, share)

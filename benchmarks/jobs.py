@@ -100,9 +100,6 @@ class Job:
     def log(self) -> Path:
         return self.run_dir.with_name(f"{self.run_dir.name}.log")
 
-    def last_words(self) -> str:
-        return last_of(self.log.read_text())
-
 
 def last_of(said: str) -> str:
     """The last line."""
@@ -212,5 +209,5 @@ def _watch(job: Job, show: Callable[[int], None]) -> None:
     if process.returncode < 0:
         raise TrainingError(f"{job.command} was ended by signal {-process.returncode}; the same command goes on")
     if process.returncode or not job.done:
-        said = f"{job.last_words()} ({job.log} has the rest)"
+        said = f"{last_of(job.log.read_text())} ({job.log} has the rest)"
         raise TrainingError(f"{job.command} ended with {process.returncode}: {said}")

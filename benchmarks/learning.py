@@ -40,15 +40,6 @@ class Goal(NamedTuple):
     flags: dict[str, Any]  # beside those; a peer's own, as its authors publish them
     eval_episodes: int | None = None  # of an evaluation; None for as many as usual
 
-    @property
-    def script(self) -> str:
-        """The file of algos/."""
-        return self.algorithm.partition(" (")[0]
-
-    @property
-    def env_flag(self) -> str:
-        return self.env.partition(" (")[0]
-
 
 def goals() -> list[Goal]:
     """Those of the kit."""
@@ -181,7 +172,8 @@ def tasks_of(args: Args) -> list[Task]:
         flags |= {"eval_episodes": goal.eval_episodes} if goal.eval_episodes else {}
         seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)
         how = flags | goal.flags, Path(args.folder), goal.seeds_at_once
-        jobs = jobs_over(seeds, goal.script, goal.env_flag, *how)
+        plain = (name.partition(" (")[0] for name in (goal.algorithm, goal.env))  # without what stands in brackets
+        jobs = jobs_over(seeds, *plain, *how)
         tasks.append(Task(goal.algorithm, goal.env, steps, goal.threshold, jobs))
     return tasks
 

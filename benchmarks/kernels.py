@@ -28,11 +28,11 @@ from benchmarks.records import markdown
 from common.cli.checks import check_flags
 from common.cli.command import main, parse
 from common.cli.errors import TrainingError, UsageError
-from common.cli.files import read_text
 from common.cli.run_flags import flag_words
 from common.runs.directory import git_hash, write_json
 
 Row = dict[str, Any]
+PARTS = "rollout step", "gradient step", "rest"  # of an update
 KEY = "program", "target", "function", "num_envs"
 UPDATES = 10  # of PureJaxRL and purejaxql, whose training is one program
 SIZES = 64, 1_024, 8_192, 65_536  # environments
@@ -107,7 +107,7 @@ def compile_all(args: Args) -> None:
     """What the command does. Raises TrainingError where nothing can be installed or compiled."""
     path = Path(args.results) / "kernels.json"
     make_folder(path.parent)
-    record = json.loads(read_text(path)) if path.exists() else {"sources": {}, "rows": []}
+    record = json.loads(path.read_text()) if path.exists() else {"sources": {}, "rows": []}
     known = {itemgetter(*KEY)(row): row for row in record["rows"]}
     packages, rows = packages_needed(), []
     install("kernels", packages)
@@ -119,6 +119,7 @@ def compile_all(args: Args) -> None:
             row = job | last_line(words, ENVIRONMENT)
         except (TrainingError, UsageError) as error:
             row = job | {"failed": str(error)}
+        del row["source"]
         rows.append(row)
         print(table(rows).splitlines()[-1] if len(rows) > 1 else table(rows), flush=True)
         known[itemgetter(*KEY)(row)] = row
@@ -278,9 +279,9 @@ def computations(program: str) -> dict[str, dict[str, Operation]]:
     return found
 
 
-def kernels_of(program: str, within: str = "ENTRY") -> Iterator[Kernel]:
+def kernels_of(program: str) -> Iterator[Kernel]:
     """The kernels of a compiled program, in XLA's text; of a condition those of the branch that has most."""
-    return _kernels(computations(program), within, ())
+    return _kernels(computations(program), "ENTRY", ())
 
 
 def _kernels(found: dict[str, dict[str, Operation]], name: str, loops: tuple[int, ...]) -> Iterator[Kernel]:
@@ -308,7 +309,7 @@ def _traffic(found: dict[str, dict[str, Operation]], name: str, operation: Opera
         if about.kind == "parameter":
             total += _read(inside, x)
         elif about.kind == "dynamic-update-slice" and about.bytes <= total:
-            total -= about.bytes - _part(inside, about)
+            total -= about.bytes - inside[about.operands[1]].bytes
     return total
 
 
@@ -317,16 +318,12 @@ def _read(inside: dict[str, Operation], name: str) -> int:
     total = 0
     for user, about in inside.items():
         if about.kind == "dynamic-update-slice" and about.operands[0] == name:
-            total += _part(inside, about)
+            total += inside[about.operands[1]].bytes
         elif about.kind == "bitcast" or (about.kind in SLICES and about.operands[:1] == [name]):
             total += name in about.operands and (_read(inside, user) or about.bytes)
         elif name in about.operands:
             total += inside[name].bytes
     return min(total, inside[name].bytes)
-
-
-def _part(inside: dict[str, Operation], user: Operation) -> int:
-    return inside[user.operands[1]].bytes if user.kind == "dynamic-update-slice" else user.bytes
 
 
 def _products(body: dict[str, Operation], operation: Operation) -> int:
@@ -377,6 +374,20 @@ def table(rows: list[Row]) -> str:
         speed = " to ".join(f"{x / 1e6:,.2f} M" for x in row["steps_per_second"][::-1]) if shown else ""
         lines.append([*cells, f"{row['compile_seconds']:.0f} s", speed])
     return markdown(heads, lines)
+
+
+def roofline(record: Row) -> str:
+    """Kernels of an update on one H100, and steps/s at each number of environments, as Markdown."""
+    rows = [row for row in record["rows"] if (row["target"], row["function"]) == ("h100", "update")]
+    lines = []
+    for name in dict.fromkeys(row["program"] for row in rows if row["num_envs"] == SIZES[-1]):
+        found = {row["num_envs"]: row for row in rows if row["program"] == name}
+        loops = found[ONE_SIZE]["by_loop"]
+        counts = found[ONE_SIZE]["kernels"] / loops["updates"], *(loops[part] for part in PARTS)
+        speeds = [[x / 1e6 for x in found[size]["steps_per_second"][::-1]] for size in SIZES]
+        cells = [f"{count:,.0f}" for count in counts] + [f"{low:.3g} to {high:.3g} M" for low, high in speeds]
+        lines.append([name, *cells])
+    return markdown(["program", "kernels", *PARTS, *(f"{size:,} envs" for size in SIZES)], lines)
 
 
 if __name__ == "__main__" and sys.argv[1:2] and sys.argv[1].startswith("{"):

@@ -97,11 +97,6 @@ class Task:
     threshold: float
     jobs: list[Job]
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """What a record has as much of."""
-        return {"seeds": sum(job.args.num_agents for job in self.jobs), "steps": self.steps}
-
     def path(self, results: Path) -> Path:
         """The file of its record."""
         algorithm, env = (re.sub("[:/() ]+", "-", name).strip("-") for name in (self.algorithm, self.env))
@@ -132,11 +127,12 @@ def run_all(tasks: list[Task], results: Path) -> None:
     written = []
     for task in tasks:
         path, there = task.path(results), {}
+        sizes = {"seeds": sum(job.args.num_agents for job in task.jobs), "steps": task.steps}
         if path.exists():
             record = load_record(path)
             there = {"seeds": len(record["seeds"]), "steps": record["flags"]["total_timesteps"]}
-        if any(there[name] > task.sizes[name] for name in there):
-            old, new = (" x ".join(f"{count:,} {name}" for name, count in x.items()) for x in (there, task.sizes))
+        if any(there[name] > sizes[name] for name in there):
+            old, new = (" x ".join(f"{count:,} {name}" for name, count in x.items()) for x in (there, sizes))
             raise UsageError(f"{path} has {old}, and this would replace it by {new}: name other --results")
         make_folder(path.parent)
 

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from benchmarks.jobs import Job, last_line
 from common.cli.errors import UsageError
-from common.cli.files import read_config, read_text
+from common.cli.files import read_config
 from common.cli.run_flags import ONE_TIME
 from common.drawing.groups import EVALUATION, estimate, interval
 from common.runs.metrics import Log, Series, jsonable, read_log
@@ -107,7 +108,7 @@ def load_record(path: Path) -> dict[str, Any]:
 def read_record(path: Path, maker: str, check: Callable[[dict], Any]) -> dict[str, Any]:
     """A file of `maker`'s, for which `check` raised nothing. Raises UsageError for anything else."""
     try:
-        record = json.loads(read_text(path))
+        record = json.loads(path.read_text())
         check(record)
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"{path} is not a result of {maker}, or damaged ({type(error).__name__})"
@@ -117,8 +118,7 @@ def read_record(path: Path, maker: str, check: Callable[[dict], Any]) -> dict[st
 
 def _check(record: dict[str, Any]) -> None:
     """Raise KeyError, ValueError or TypeError where something lacks, does not fit, or is no number."""
-    if missing := [name for name in NAMES if name not in record]:
-        raise KeyError(*missing)
+    itemgetter(*NAMES)(record)
     evaluations, seeds = len(record["env_steps"]), len(record["seeds"])
     sizes = {"returns": (evaluations, seeds), "env_steps": (evaluations,), "seconds": (evaluations,), "threshold": ()}
     sizes |= {"env_steps_to_threshold": (seeds,), "seconds_to_threshold": (seeds,)}

@@ -3,6 +3,7 @@
 python -m benchmarks.report
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import kernels
 from benchmarks.accelerator import FILE, load_rows, picture, table
 from benchmarks.learning import FOLDER, Goal, goals, goals_of_peer, listed, peers
 from benchmarks.peers.starts import in_jax, same_starts
@@ -23,7 +25,6 @@ from common.drawing.groups import Interval, estimate, interval
 
 Record = dict[str, Any]
 COLUMNS = ["environment", "algorithm", "final return", "learned", "after", "steps/s (agents)"]
-RESULTS = "../benchmarks/results"  # from the page
 
 
 @dataclass(kw_only=True)
@@ -63,9 +64,11 @@ def page_of(results: Path) -> str:
         f"### {machine}\n\n{table(rows)}\n\n![Speed](images/{_picture(machine, 'speed', 'num_envs')})"
         for machine, rows in _measured(results)
     ]
+    counted = results / "kernels.json"
+    gpu = kernels.roofline(json.loads(counted.read_text())) if counted.exists() else "Not counted."
     text = (FOLDER / "page.md").read_text()
     filled = {"beside": _beside_others(chapters), "chapters": "\n\n".join(_chapter(*x) for x in chapters)}
-    return text.format(**filled, speeds="\n\n".join(speeds) or "Not measured.")
+    return text.format(**filled, kernels=gpu, speeds="\n\n".join(speeds) or "Not measured.")
 
 
 def pictures(results: Path) -> Iterator[tuple[str, Any]]:
@@ -164,7 +167,7 @@ def _row(record: Record) -> list[str]:
     fewer = f" ({evaluations} of {asked} evaluations)" if evaluations < asked else ""
     median = np.median(after)
     return [
-        f"[{record['env']}]({RESULTS}/{record['file']})" if "file" in record else record["env"],
+        f"[{record['env']}](../benchmarks/results/{record['file']})" if "file" in record else record["env"],
         record["algorithm"],
         spread(returns[-1]),
         f"{np.isfinite(after).sum()}/{len(after)} ≥{record['threshold']:g}{fewer}",

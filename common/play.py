@@ -58,16 +58,6 @@ from common.policy import Policy, load_named
 HOST_ENVS = 16  # at most, stepped together
 
 
-def save_gif(env: Env | EnvSpec, episode: Recording, path: Path) -> None:
-    """Draw an episode. Raises UsageError where that does not work, or where the file cannot be written."""
-    try:
-        draw_gif(env, episode, path)
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(f"this episode cannot be drawn: {type(error).__name__}: {error}") from error
-
-
 def play(args: Args) -> Episodes:
     """What the command does; returns the episodes as host arrays."""
     if args.gif:
@@ -85,7 +75,7 @@ def play(args: Args) -> Episodes:
     env, episodes, episode = play_there(args, policy, name, env_params, console)
     show(episodes, console, getattr(env, "is_game", False))
     if args.gif:
-        save_gif(env, episode, Path(args.gif))
+        draw_gif(env, episode, Path(args.gif))
         console.say(f"gif      {args.gif} ({Path(args.gif).stat().st_size / 1e3:,.0f} kB, episode 1)")
     return episodes
 

@@ -87,10 +87,8 @@ def plot(args: Args) -> None:
     """What the command does."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    path, formats = Path(args.out), FigureCanvasAgg.filetypes
-    if path.suffix[1:].lower() not in formats:
-        raise UsageError(f"--out {path}: its ending must be one of {', '.join('.' + name for name in sorted(formats))}")
-    check_target(path)
+    path = Path(args.out)
+    check_target(path, *(f".{name}" for name in FigureCanvasAgg.filetypes))
     figure = learning_curves(args)
     with replacing(path) as temporary:
         try:

@@ -27,7 +27,7 @@ from common.cli.run_flags import ONE_TIME
 from common.device.agents import Agent, Policy
 from common.device.optim import hp_of
 from common.envs.spaces import EnvSpec
-from common.runs.checkpoints import FOLDER, Checkpoints, Mismatch, overall_of, step_of
+from common.runs.checkpoints import FOLDER, Checkpoints, Mismatch, step_of
 from common.runs.console import Console
 from common.runs.directory import ROOT
 from common.runs.reports import ranked
@@ -51,8 +51,6 @@ def import_file(path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None:
-        raise UsageError(f"{path} is not a Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up there
     try:
         spec.loader.exec_module(module)
@@ -94,7 +92,7 @@ def load_policy(
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UsageError(f"{run_dir} does not say what its observations and actions are: {error!r}") from error
     args, functions, like = _algorithm(config, env, run_dir, algorithm)
-    checkpoints = Checkpoints(run_dir / FOLDER, read_only=True, overall=overall_of(args))
+    checkpoints = Checkpoints(run_dir / FOLDER, read_only=True, is_population=args.is_population)
     index = _named_agent(args, run_dir, seed, member)
     try:
         found, learner, damaged = checkpoints.load_learner(like, _candidates(checkpoints, step, index))
@@ -169,8 +167,6 @@ def _named_agent(args: Any, run_dir: Path, seed: int | None, member: int | None)
         raise UsageError(f"{run_dir} has no member {member!r}: it trained members 0 to {len(seeds) - 1}")
     if seed is not None and seed not in seeds:
         raise UsageError(f"{run_dir} has no seed {seed!r}: it trained seeds {seeds[0]} to {seeds[-1]}")
-    if seed is not None and seeds.count(seed) > 1:
-        raise UsageError(f"{seeds.count(seed)} members of {run_dir} have seed {seed}: choose one by member=")
     if member is None and seed is None and args.is_population:
         return None
     return seeds.index(seed) if seed is not None else member or 0

@@ -1,11 +1,10 @@
 """Population-based training (Jaderberg et al. 2017), by rules close to Sample Factory's (Petrenko et al. 2020), and
-ratings of members that play with or against each other.
+Elo ratings of members that play against each other.
 
 An exchange is a gather over the axis of the members, inside the compiled program: nothing returns to the host, and
 every device does the same to its replica.
 """
 
-import json
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.cli.files import replacing
+from common.cli.files import write_json
 from common.cli.population_flags import PbtArgs, Rules
-from common.device.agents import Agent, Player, Policy
+from common.device.agents import Agent, Policy
 from common.device.evaluation import SEED, play_episodes
 from common.device.interface import RunState
-from common.device.opponents import draw_own_components, opponent_of
+from common.device.opponents import opponent_of
 from common.device.sharding import GROUPS, TrainState, global_ids, members_of_all
 from common.device.statistics import WINDOW
 from common.envs.environment import Env
@@ -94,15 +93,11 @@ def exchange(learner: Any, run: Any, given: dict[str, float], rules: Rules) -> t
 
 
 def objective_of(learner: Any, run: Any, window: int) -> jax.Array:
-    """The mean return of the last `window` episodes, [S], or of what else they are judged by.
-
-    -inf without any, or where the weights are not finite.
-    """
+    """The mean return of the last `window` episodes, [S]; -inf without any, or where the weights are not finite."""
     recent = run.recent
     count = jnp.minimum(recent.count, window)
     newest = jnp.arange(WINDOW) < count[:, None]
-    values = recent.ret if recent.objective is None else recent.objective
-    ret = jnp.sum(values, axis=1, where=newest) / jnp.maximum(count, 1)
+    ret = jnp.sum(recent.ret, axis=1, where=newest) / jnp.maximum(count, 1)
     return jnp.where((recent.count > 0) & ~diverged_members(learner) & jnp.isfinite(ret), ret, -jnp.inf)
 
 
@@ -157,23 +152,20 @@ PER_FACTOR_TEN = 400.0  # points between two of whom one wins ten times as often
 
 
 def rate_members(run: Any, env: Env, agent: Agent, learners: Any, status: str) -> str:
-    """With --opponent members, write what `learners` [S, ...] are worth to a file; returns lines for the console.
-
-    In games that is elo.json, where several agents act for one reward teams.json. See `Run.finish`. Without the flag,
-    and for a run that has not finished, there are none.
+    """In games with --opponent members, write Elo ratings of `learners` [S, ...] to elo.json; returns lines for the
+    console. See `Run.finish`. Else, and for a run that has not finished, there are none.
     """
     args = run.args
-    if opponent_of(args) != "members" or status != "finished":
+    if opponent_of(args) != "members" or status != "finished" or not env.is_game:
         return ""
     games = math.ceil(args.eval_episodes * min(1, (MANY - 1) / (args.num_agents - 1)))
     run.console.say("playing all with all ...")
     scores = play_all(env, agent, learners, games)
-    name, ratings = ("elo", elo_ratings(scores, games)) if env.is_game else ("teams", mean_with_others(scores))
+    ratings = elo_ratings(scores, games)
     record = {"env_steps": run.steps, "games": games, "ratings": without_nan(ratings), "scores": without_nan(scores)}
-    with replacing(run.dir / f"{name}.json") as temporary:
-        temporary.write_text(json.dumps(record) + "\n")
+    write_json(run.dir / "elo.json", record)
     best = np.argsort(-ratings, kind="stable")[: np.sum(~np.isnan(ratings))]  # NaN comes last
-    lines = [f"{name:9}{games} games of each of {len(best)} members with each other one; the best:"]
+    lines = [f"elo      {games} games of each of {len(best)} members with each other one; the best:"]
     return "\n".join([*lines, *(f"{'member':>15} {member:<5}{ratings[member]:10.1f}" for member in best[:SHOWN])])
 
 
@@ -183,23 +175,22 @@ def without_nan(x: np.ndarray) -> list[Any]:
 
 
 def play_all(env: Env, agent: Agent, learners: Any, games: int) -> np.ndarray:
-    """What each of `learners` [S, ...] earns on average of so many `games` against, or in a team with, each, [S, S].
+    """What each of `learners` [S, ...] scores on average of so many `games` against each other one, [S, S].
 
-    NaN for those whose weights are broken. In games also on the diagonal; there a win is 1 and a draw 1/2. All games of
-    one member are played side by side, in a single program for all of them.
+    A win is 1 and a draw 1/2. NaN on the diagonal, and for those whose weights are broken. All games of one member are
+    played side by side, in a single program for all of them.
     """
-    play = _score_of_game if env.is_game else _return_of_team
     broken = np.asarray(diverged_members(learners))
 
     @jax.jit
     def all_scores(members: Any) -> jax.Array:
         def scores_of(us: Any) -> jax.Array:
-            return jax.vmap(lambda them: play(env, agent, us, them, games))(members)
+            return jax.vmap(lambda them: _score_of_game(env, agent, us, them, games))(members)
 
         return jax.lax.map(scores_of, members)
 
     scores = np.array(all_scores((jnp.arange(len(broken)), learners)), np.float64)
-    scores[broken | broken[:, None] | (env.is_game & np.eye(len(broken), dtype=bool))] = np.nan
+    scores[broken | broken[:, None] | np.eye(len(broken), dtype=bool)] = np.nan
     return scores
 
 
@@ -214,31 +205,6 @@ def _score_of_game(env: Env, agent: Agent, us: tuple, them: tuple, games: int) -
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), our_place), their_place)
     episodes = play_episodes(game, policy.player(stochastic=True), jax.random.split(key, games))
     return jnp.mean((1 + jnp.sign(episodes.ret)) / 2)
-
-
-def _return_of_team(env: Env, agent: Agent, us: tuple, them: tuple, games: int) -> jax.Array:
-    """The mean return where one acts for half of the agents, rounded up, and the other for the rest, both greedily.
-
-    Which agents these are is drawn as in training, and alike for all pairs.
-    """
-    numbers = jnp.arange(games)
-    keys, deal_keys = (jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(x), numbers) for x in (SEED, SEED + 1))
-    ours, theirs = (Policy(agent, learner, env.spec).player() for _, learner in (us, them))
-    team = teammates(ours, theirs, draw_own_components(deal_keys, env.agents))
-    return jnp.mean(play_episodes(env, team, keys).ret)
-
-
-def teammates(first: Player, second: Player, own: jax.Array) -> Player:
-    """Who plays N environments with those components of the `first` one's actions that are `own` [N, A], and with the
-    rest of the `second` one's.
-    """
-
-    def act(seen, memory, keys):
-        pairs = [player.act(seen, held, keys) for player, held in zip((first, second), memory, strict=True)]
-        (actions, others), memory = zip(*pairs, strict=True)
-        return jnp.where(own, actions, others), memory
-
-    return Player(lambda count: (first.initial_memory(count), second.initial_memory(count)), act)
 
 
 def elo_ratings(scores: np.ndarray, games: int) -> np.ndarray:
@@ -265,10 +231,3 @@ def elo_ratings(scores: np.ndarray, games: int) -> np.ndarray:
         logits = minimize(loss_and_gradient, np.zeros(len(own)), jac=True).x
         ratings[rated] = MEAN_ELO + PER_FACTOR_TEN / np.log(10) * (logits - logits.mean())
     return ratings
-
-
-def mean_with_others(returns: np.ndarray) -> np.ndarray:
-    """The mean return of each member's teams with others, [S], whichever part is its own; NaN where it has none."""
-    both = np.ma.masked_invalid((returns + returns.T) / 2)
-    both[np.eye(len(both), dtype=bool)] = np.ma.masked
-    return both.mean(axis=1).filled(np.nan)

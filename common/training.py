@@ -9,7 +9,6 @@ It raises UsageError for what cannot be done, TrainingError where training had t
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,17 +23,10 @@ from common.actors.host_evaluation import HostEvaluation
 from common.cli.errors import UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
-from common.device.agents import Agent
-from common.device.devices import (
-    check_fits,
-    check_size,
-    choose_devices,
-    choose_roles,
-    describe,
-    shapes_of,
-)
+from common.device.agents import Agent, Policy
+from common.device.devices import check_fits, choose_devices, choose_roles, describe
 from common.device.programs import Programs, for_seeds, over_devices
-from common.device.replay import memory_note
+from common.device.replay import describe_replay
 from common.device.sharding import AXIS, arrays_of, to_host
 from common.drawing.figures import draw_curve, draw_population
 from common.envs.custom import wrap
@@ -46,8 +38,6 @@ from common.runs.lock import locked
 from common.runs.recorder import Callback
 from common.runs.reports import TrainResult, ranked, stored_evaluation
 from common.runs.run import Run
-
-LARGE = 50_000_000  # bytes of environments in a checkpoint, from which on the header says so
 
 
 def run_algorithm(
@@ -83,14 +73,11 @@ def train_on_devices(
     functions = for_seeds(algorithm, args, env, args.num_agents // groups, evolution(args, groups))
     programs = over_devices(functions, devices, args.sharding)
     members = arrays_of(args.members, len(devices), args.sharding)
-    notes = memory_note(args, env, devices)
-    if args.save_envs and (size := env.state_bytes * args.num_envs * args.num_agents) >= LARGE:
-        notes["state"] = f"environments take {size / 1e6:,.0f} MB in every checkpoint; --no-save-envs leaves them out"
+    shapes, example = jax.eval_shape(programs.init, members), np.int32(0)
+    check_fits(args, shapes, example, env, devices)
+    notes = describe_replay(args, shapes)
     if env.declared_steps > env.max_steps:
         notes["eval"] = f"cuts episodes after {env.max_steps:,} of {env.declared_steps:,} steps"
-    shapes, example = shapes_of(programs, members), np.int32(0)
-    notes |= check_size(args, shapes, devices)
-    check_fits(args, shapes, example, env, devices)
     run = Run(args, script, env, devices, notes, callback)
     with locked(run.dir), run:
         state, update = run.start(programs, members, shapes, example)
@@ -123,17 +110,17 @@ def train_with_actors(
     notes = {"actors": f"{threads}{processes}"}
     if (params := eval_params(args)) != args.env_params:
         notes["eval"] = f"with {params}"
-    notes |= memory_note(args, env.spec, devices, versions=True)
     programs, members = programs_over_learners(driver, devices), arrays_of(args.members, len(devices))
-    shapes, example = shapes_of(programs, members), example_batch(args, env, driver, own)
+    shapes, example = jax.eval_shape(programs.init, members), example_batch(args, env, driver, own)
     check_fits(args, shapes, example, env.spec, devices)
+    notes |= describe_replay(args, shapes)
     run = Run(args, script, env, devices, notes, callback)
     with locked(run.dir), run:
         agent = Agent.of(algorithm)
         evaluation = HostEvaluation(args, agent._replace(act=jax.jit(agent.act)), run.console.warn)
         state, update = run.start(programs, members, shapes, example, evaluation)
         if run.unfinished:
-            state = _learn_from_actors(run, driver, state, update, env.logged, actor_devices)
+            state = _learn_from_actors(run, driver, state, update, actor_devices)
         return run.finish(state, {"picture": partial(draw_metrics, run, env)})
 
 
@@ -154,7 +141,7 @@ def programs_over_learners(driver: HostDriver, devices: list[jax.Device]) -> Pro
 
 
 def _learn_from_actors(
-    run: Run, driver: HostDriver, state: Any, update: Callable, logged: dict[str, str], actor_devices: list[jax.Device]
+    run: Run, driver: HostDriver, state: Any, update: Callable, actor_devices: list[jax.Device]
 ) -> Any:
     """Updates of `state` until the run ends; returns the last state."""
     host = to_host(state.replace(actors=()))
@@ -162,7 +149,7 @@ def _learn_from_actors(
     this = f"warning: process {jax.process_index()} of {multihost.count()}:"  # its console is silent
     warn = run.console.warn if multihost.is_first() else partial(print, this, file=sys.stderr, flush=True)
     sharding = NamedSharding(Mesh(np.array(multihost.own(run.devices)), (AXIS,)), P(AXIS))
-    run.actors = batches = Batches(run.args, driver, learner, started, logged, actor_devices, sharding, warn)
+    run.actors = batches = Batches(run.args, driver, learner, started, actor_devices, sharding, warn)
     with batches:
         while run.unfinished:
             state = _run_chunk(run, batches, state, update)
@@ -181,7 +168,7 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
         if metrics.broken or metrics.leaving:
             break
         try:
-            batch = batches.next(state, partial(_stopping, run, state), leaving=run.leaving)
+            batch = batches.next(partial(_stopping, run, state), leaving=run.leaving)
         except ActorsFailed as error:
             if multihost.count() > 1:
                 raise
@@ -192,15 +179,13 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
         with batches.learner.doing("update"):
             state, published, reported = update(state, batch)
         batches.publish(published)
-        run.log()  # the row of the last chunk
+        run.recorder.write()  # the row of the last chunk
         with batches.learner.doing("update"):
             metrics.add(*reported)
-            if run.args.serial:
-                jax.block_until_ready(reported)
     if metrics.updates:
         run.advance(state, metrics.updates, partial(metrics.read, batches.row()))
     if metrics.broken:
-        run.log()  # raises
+        run.recorder.write()  # raises
     if failure:
         run.rescue(state)
         raise failure
@@ -228,22 +213,15 @@ def draw_metrics(run: Run, env: Any, learners: Any, status: str) -> str:
 
 
 def draw_policy(run: Run, env: Env, agent: Agent, learners: Any, status: str) -> str:
-    """With --gif, draw an episode with the policy of the first of `learners` [S, ...] to `policy.gif`."""
-    path = run.dir / "policy.gif"
-    if not run.args.gif:
+    """With --gif, draw an episode with the policy of the first, or best, of `learners` [S, ...] to `policy.gif`."""
+    if not run.args.gif or status == "interrupted":
         return ""
-    if status != "interrupted":
-        _play_and_draw(run, env, agent, learners, path)
-    return f"gif      {path}" if path.exists() else ""
+    from common.drawing.episodes import draw_gif, record  # slow, and needed with --gif only
 
-
-def _play_and_draw(run: Run, env: Env, agent: Agent, learners: Any, path: Path) -> None:
-    from common.drawing.episodes import record
-    from common.play import save_gif  # slow, and needed with --gif only
-    from common.policy import Policy
-
+    path = run.dir / "policy.gif"
     path.unlink(missing_ok=True)
     returns = stored_evaluation(run.dir, run.steps).evaluation.get("eval/return_mean", [])
     member = ranked(returns)[0] if run.args.is_population and returns else 0
     policy = Policy(agent, jax.tree.map(lambda x: x[member], learners), env.spec)
-    save_gif(env, record(env, policy.player(), jax.random.key(run.args.seed), env.max_steps), path)
+    draw_gif(env, record(env, policy.player(), jax.random.key(run.args.seed), env.max_steps), path)
+    return f"gif      {path}"

@@ -447,14 +447,6 @@ class BribedEndings(Endings):
         return obs + params.bonus, state, reward + params.bonus * state.time, *rest
 
 
-class Telling(Bribe):
-    """And tells what an episode was worth."""
-
-    def step_env(self, key, state, action, params):
-        obs, state, reward, terminated, info = super().step_env(key, state, action, params)
-        return obs, state, reward, terminated, info | {"true_objective": 100.0 + state.time}
-
-
 def make_env(name: str, env_params: str = "") -> Env:
     """A gymnax id, or the name of a toy class of this module."""
     return wrap(globals()[name](), env_params) if name in globals() else make(name, env_params)

@@ -12,7 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal, get_origin, get_type_hints
 
-import jax
 import pytest
 from cli_helpers import check_words, fingerprint, refusal
 
@@ -35,7 +34,7 @@ TWO = "--distributed a:1,0/2"
 # Command, its words, and what the message must name. @x is the path of that name from `places`.
 CASES = [
     # environments and their parameters
-    ("ppo", "--env LunarLander-v3", "appo_pmap.py, gymnasium:LunarLander-v3"),
+    ("ppo", "--env LunarLander-v3", "gymnasium:LunarLander-v3"),
     ("appo", "--env envpool:CartPol-v1", "envpool:CartPol-v1, envpool:CartPole-v1"),
     ("ppo", "--env bad_envs:WideReward", "bad_envs:WideReward, reward, (3,)"),
     ("ppo", "--env bad_envs:HalfDone", "bad_envs:HalfDone, terminated, float32"),
@@ -84,13 +83,13 @@ CASES = [
     ("ppo", "--population 4 --sweep desired_kl=log:1e-3:1e-1", "--desired-kl, --lr-schedule"),
     ("ppo", "--pbt", "--pbt, --population"),
     ("ppo", "--population 4 --pbt --pbt-evolve ent_coef --ent-coef 0", "--ent-coef 0.0"),
+    ("ppo", "--population 4 --pbt --sweep env.gravity=uniform:5:15", "--pbt, env.gravity"),
     ("ppo", "--population 4 --sharding members --num-devices 3", "--num-devices 3, 1, 2, 4"),
     # runs
     ("ppo", "--resume @run --overwrite", "--resume, --overwrite"),
     *(("ppo", f"--resume @{name}", f"{name}, config.json") for name in ("file", "broken")),
     ("sac", "--resume @run", "run, ppo_pmap, sac_pmap"),
     ("ppo", "--resume @custom", "bad_envs:raises, --env"),
-    ("ppo", "--resume @members", "members"),
     ("ppo", "--resume @run --learning-rate 1 --hidden-sizes 8", "--hidden-sizes, [4], [8]"),
     ("ppo", "--resume @run --total-timesteps 10", "--total-timesteps 10, 64"),
     ("ppo", f"{TINY} --init-from @mislabelled --hidden-sizes 8", "kernel, [1, 4, [1, 8"),
@@ -153,7 +152,6 @@ def template(tmp_path_factory) -> Path:
         "broken": '{"args": {',
         "foreign": '{"args": {"env": "a"}, "algorithm": "b"}',
         "custom": json.dumps(config | {"args": args | {"env": "bad_envs:raises"}}),
-        "members": json.dumps(config | {"args": args | {"population": 2}, "members": "two"}),
         "mislabelled": json.dumps(config | {"args": args | {"hidden_sizes": [8]}}),
     }
     for name, text in configs.items():
@@ -242,16 +240,6 @@ def test_sizes_beyond_all_memory_are_refused_before_anything_is_compiled(flags, 
     monkeypatch.setattr(common.device.devices, "memory_of", lambda devices: 25e9)
     monkeypatch.delattr(common.runs.run, "compile_together")
     check_words(refused("ppo", [*NEW, *flags.split()]), "GB, 25.0 GB")
-    assert not (places / "new").exists()
-
-
-@pytest.mark.parametrize("switch", ["jax_enable_x64", "jax_disable_jit"])
-def test_settings_of_jax_that_no_run_works_with_are_refused(switch, places):
-    jax.config.update(switch, True)
-    try:
-        assert switch.upper() in refused("ppo", NEW)
-    finally:
-        jax.config.update(switch, False)
     assert not (places / "new").exists()
 
 

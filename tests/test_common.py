@@ -14,7 +14,7 @@ from common.cli.errors import TrainingError, UsageError
 from common.cli.files import replacing
 from common.device.devices import choose_devices, choose_roles
 from common.device.drivers import repeat
-from common.device.evaluation import Episodes, Evaluated, episode_keys, run_episodes
+from common.device.evaluation import Episodes, episode_keys, run_episodes
 from common.device.optim import when
 from common.device.statistics import (
     WINDOW,
@@ -39,7 +39,6 @@ from common.runs.reports import Score
 from common.runs.saving import Saver, Start
 
 T, N = 6, 8
-JUDGED = SimpleNamespace(is_judged=True)  # an environment
 
 
 def finished_episodes(reward: np.ndarray, done: np.ndarray) -> np.ndarray:
@@ -60,7 +59,7 @@ def test_episode_statistics_equal_numpy(devices):
     """Of each rollout, and of the last 100 episodes, over devices and updates; more and fewer than 100 at once."""
     random = np.random.default_rng(0)
     updates = 12
-    reward, objective = random.normal(size=(2, updates * T, N)).astype(np.float32)
+    reward = random.normal(size=(updates * T, N)).astype(np.float32)
     done = random.random((updates * T, N)) < np.repeat([0, 0.1, 0.3, 0.6, 1.0, 0.05] * 2, T)[:, None]
     info = np.where(random.random(reward.shape) < 0.2, random.normal(size=reward.shape) - 5, np.nan).astype(np.float32)
     info[: 2 * T], info[-1, N // 2 :] = np.nan, np.inf  # in two whole updates, and in the last step of a device
@@ -71,12 +70,12 @@ def test_episode_statistics_equal_numpy(devices):
         count = jax.vmap(count_episodes, in_axes=(0, None, 1), axis_name=AXIS)
         return count(tracker, recent, steps)
 
-    tracker = jax.tree.map(lambda *x: jnp.concatenate(x), new_tracker(JUDGED, 1, True), new_tracker(JUDGED, N - 1))
+    tracker = jax.tree.map(lambda *x: jnp.concatenate(x), new_tracker(1, True), new_tracker(N - 1))
     tracker = jax.tree.map(lambda x: x.reshape(devices, -1), tracker)
-    recent, so_far, whole = new_recent(JUDGED), None, []
+    recent, so_far, whole = new_recent(), None, []
     for update in range(updates):
         rows, until = slice(update * T, (update + 1) * T), slice((update + 1) * T)
-        steps = Step(None, None, reward[rows], done[rows], np.zeros_like(done[rows]), None, None, objective[rows])
+        steps = Step(None, None, reward[rows], done[rows], np.zeros_like(done[rows]), None, None)
         tracker, *replicas = count(tracker, recent, steps._replace(info={f"x{kind}": info[rows] for kind in KINDS}))
         assert all(same_bits(x[0], x[i]) for x in jax.tree.leaves(replicas) for i in range(devices))
         recent, new = jax.tree.map(lambda x: x[0], replicas)
@@ -90,14 +89,12 @@ def test_episode_statistics_equal_numpy(devices):
 
         before, whole = len(whole), finished_episodes(reward[until], done[until])
         window, fresh = whole[-WINDOW:], whole[before:]
-        judged = finished_episodes(objective[until], done[until])[-WINDOW:]
         assert (recent.count, metrics["episode/count"]) == (len(window), len(fresh))
         if not len(whole):
             assert np.isnan(metrics["episode/return_last100"]) and np.isnan(metrics["episode/return"])
             continue
         np.testing.assert_allclose(recent.ret[: len(window)], window[::-1, 0], rtol=1e-4, atol=1e-5)
         expected = {f"{name}_last100": x for name, x in zip(("return", "length"), window.mean(axis=0), strict=True)}
-        expected["objective_last100"] = judged[:, 0].mean()
         for name, x in zip(("return", "length"), fresh.T, strict=True):
             expected |= {name: x.mean(), f"{name}_min": x.min(), f"{name}_max": x.max()} if len(x) else {}
         for name, number in expected.items():
@@ -286,8 +283,8 @@ def test_a_step_saved_again_at_once(tmp_path):
 def test_the_evaluation_of_a_checkpoint_that_is_being_deleted_is_left_out(tmp_path):
     checkpoints = saved(tmp_path, [1], keep=1)
     checkpoints.save(2, arrays(2), None)  # once that is done, the first one goes
-    assert not checkpoints.add_evaluation(1, [5.0])
-    assert checkpoints.add_evaluation(2, [5.0])
+    for step in (1, 2):
+        checkpoints.add_evaluation(step, [5.0])
     assert checkpoints.evaluations() == {2: [5.0]}
     checkpoints.close()
 
@@ -364,7 +361,7 @@ class Beside:
         if not self.over:
             return None
         self.played.append(self.begun[len(self.played)])
-        return Evaluated(self.played[-1], Episodes(*np.ones((2, 1, 2))))
+        return Episodes(*np.ones((2, 1, 2)))
 
     def stop(self):
         pass

@@ -1,7 +1,5 @@
 """Environments: names, parameters, the interface, and every gymnax id through episodes."""
 
-import importlib
-import re
 import sys
 from functools import partial
 
@@ -13,7 +11,6 @@ import numpy as np
 import pytest
 from helpers import Endings, KeyInState, Pusher, make_env, over_devices, same_bits, small_args, train
 
-from common.cli.env_flags import split_name, steps_on_host
 from common.cli.errors import UsageError
 from common.device.rollout import action_noise, new_starts, reset_envs, split_keys, step_envs
 from common.device.sharding import key_data, to_devices, to_host
@@ -122,34 +119,17 @@ def test_box_actions_of_any_shape_reach_the_environment_and_have_one_log_prob(sh
     np.testing.assert_allclose(reward, np.clip(action, -1, 0.5).reshape(5, -1).sum(axis=1), rtol=1e-5)
 
 
-def test_the_listed_environments_are_those_that_can_be_trained(capsys, monkeypatch):
-    list_envs("device", "all")
-    printed = capsys.readouterr().out.split()
-    assert [name for name in printed if ":" not in name] == OFFLINE_IDS
-    assert {"brax:ant", "craftax:Craftax-Pixels-v1", "jumanji:Maze-v0", "pgx:chess"} < set(printed)
-    assert not {"brax:fast", "jumanji:Sokoban-v0"} & set(printed), "not for training, and downloaded"
-    monkeypatch.setattr("common.envs.envpool_suite.ids", lambda: ["CartPole-v1", "No-v0"])
-    list_envs("host", "all")
-    listed = capsys.readouterr().out.split()
-    assert "gymnasium:CartPole-v1" in listed and "gymnasium:GymV21Environment-v0" not in listed, "not installed"
-    assert [name for name in listed if "pool" in name] == ["envpool:CartPole-v1"]
+def test_environments_are_listed(capsys):
+    for place, some in (("device", {"CartPole-v1", "brax:ant", "pgx:chess"}), ("host", {"gymnasium:CartPole-v1"})):
+        list_envs(place, "all")
+        assert some <= set(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(
-    ("name", "missing", "install"),
-    [("gymnasium:ALE/Pong-v5", "ale_py", "pip install ale-py"), ("brax:ant", "", 'pip install -e ".[brax]"')],
-)
-def test_the_command_that_installs_what_is_missing_is_named(name, missing, install, monkeypatch):
-    if missing:
-        monkeypatch.setitem(sys.modules, missing, None)
-    else:
-        suite = importlib.import_module(f"common.envs.{split_name(name)[0]}_suite")
-        monkeypatch.setattr(suite, "make", lambda *_: importlib.import_module("absent"))
-    with pytest.raises(UsageError, match=re.escape(install)):
-        make_host(name, 1, 0, vectorization="sync") if steps_on_host(name) else make(name)
+def test_the_command_that_installs_what_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(UsageError, match="pip install ale-py"):
+        make_host("gymnasium:ALE/Pong-v5", 1, 0, vectorization="sync")
 
-
-# ---------------------------------------------------------------------------------------------- many environments
 
 ENVS, STEPS = 12, 40
 

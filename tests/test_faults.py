@@ -5,7 +5,6 @@ import gc
 import io
 import json
 import resource
-import shlex
 import shutil
 import signal
 import subprocess
@@ -29,15 +28,12 @@ from cli_helpers import (
     read_result,
     read_rows,
     read_until,
-    run_python,
     start_script,
-    succeed,
 )
 
 from common.cli.command import parse
 from common.runs.checkpoints import UNFINISHED
 from common.runs.console import Console
-from common.runs.saving import Saver
 from common.runs.signals import Interruption
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -45,7 +41,6 @@ TOTAL = 400 * STEPS
 RUN = "; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 SLOWED = "import runpy, sys, time; from common.runs.run import Run; advance = Run.advance; "
 SLOWED += "Run.advance = lambda run, *report: (advance(run, *report), time.sleep(0.2))" + RUN
-NEVER = "import runpy, sys, time; import common.runs.run as r; r.compile_together = lambda *_: time.sleep(600)" + RUN
 
 
 def wait_until(process: subprocess.Popen, happened: Callable[[], bool]) -> None:
@@ -127,24 +122,6 @@ def test_an_interrupted_run_says_of_which_step_its_evaluation_is(tmp_path, capsy
     assert checkpoint_steps(tmp_path / "run") == [result["env_steps"]]
 
 
-@pytest.mark.slow
-def test_a_signal_does_not_wait_for_the_compiler(tmp_path):
-    """What it tells the user to do then works."""
-    words = [*SMALL, "--total-timesteps", STEPS, "--run-dir", "run"]
-    process = start_script(NEVER, ppo.__file__, *words, script="-c", cwd=tmp_path, PYTHONPATH=str(ROOT))
-    try:
-        read_until(process, "compiling")
-        process.send_signal(signal.SIGINT)
-        output = process.communicate(timeout=120)[0]
-    finally:
-        process.kill()
-    assert process.returncode == 130, output
-    assert read_result(tmp_path / "run")["status"] == "interrupted"
-    last = output.strip().splitlines()[-1]
-    succeed(run_python(*shlex.split(last[last.index("python ") :])[1:], cwd=tmp_path))
-    assert read_result(tmp_path / "run")["status"] == "finished"
-
-
 class Terminal(io.StringIO):
     closed_by_user = False
 
@@ -175,7 +152,7 @@ def test_a_run_goes_on_without_its_terminal(monkeypatch):
 @pytest.mark.parametrize(("before", "number"), [(lambda *_: None, signal.SIGHUP), (signal.SIG_IGN, 0)])
 def test_a_closed_terminal_stops_a_run_unless_nohup_has_it_go_on(before, number):
     noticed = threading.Event()
-    interruption = Interruption(SimpleNamespace(say=lambda text: noticed.set(), abandon=None))
+    interruption = Interruption(SimpleNamespace(say=lambda text: noticed.set(), show_cursor=None))
     previous = signal.signal(signal.SIGHUP, before)
     try:
         interruption.start()
@@ -304,32 +281,3 @@ def test_only_what_loads_counts_among_the_newest_and_as_the_best(tmp_path):
     assert checkpoint_steps(run_dir) == [2 * STEPS, 4 * STEPS, 6 * STEPS]
     aside = {path.name for path in folder.iterdir() if not path.name.isdigit()}
     assert aside == {f"{updates * STEPS}.damaged" for updates in (3, 5)}
-
-
-def test_a_directory_that_is_deleted_and_made_again_by_a_save_is_a_run(tmp_path, monkeypatch, capsys):
-    """Between the look at it and the save: what is saved is not lost, and the same command goes on."""
-    save = Saver.save
-
-    def deleting(saver, step, state):
-        if step == 2 * STEPS:
-            saver.checkpoints.wait()
-            (tmp_path / "run").rename(tmp_path / "elsewhere")
-        save(saver, step, state)
-
-    monkeypatch.setattr(Saver, "save", deleting)
-    words = [*SMALL, "--total-timesteps", 4 * STEPS, "--checkpoint-interval", STEPS, "--quiet"]
-    assert in_process(*words, "--run-dir", tmp_path / "run") == 1
-    assert "\nerror: " in "\n" + capsys.readouterr().err
-    assert checkpoint_steps(tmp_path / "run") == [2 * STEPS] and not (tmp_path / "run" / "result.json").exists()
-    monkeypatch.setattr(Saver, "save", save)
-    assert in_process(*words, "--run-dir", tmp_path / "run", "--resume-or-start") == 0
-    assert read_result(tmp_path / "run")["env_steps"] == 4 * STEPS
-
-
-@pytest.mark.parametrize(("program", "silent"), [(ppo.__file__, True), ("", False)])
-def test_an_early_interrupt_ends_a_command_without_a_traceback(program, silent):
-    """A program that merely imports this keeps its own way."""
-    code = f"import signal, sys; sys.argv = [{program!r}]; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    process = run_python("-c", code + "import common.cli; signal.raise_signal(signal.SIGINT)")
-    assert process.returncode == -signal.SIGINT
-    assert ("Traceback" not in process.stderr) == silent

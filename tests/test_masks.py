@@ -22,7 +22,7 @@ from helpers import (
     small_sac_args,
 )
 
-from common.cli.errors import TrainingError
+from common.cli.errors import FailedEnvError, TrainingError
 from common.device.agents import Agent, at_start
 from common.device.evaluation import play_episodes
 from common.device.optim import hp_of
@@ -122,7 +122,7 @@ def test_every_component_of_an_action_needs_a_legal_choice():
     masks = np.array([[1, 0, 0, 0, 0, 1], [1, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1]], bool)
     for row, stuck in enumerate((False, True, True)):
         acting = np.arange(3) == row
-        with pytest.raises(ValueError, match="E has a state") if stuck else nullcontext():
+        with pytest.raises(FailedEnvError, match="E has a state") if stuck else nullcontext():
             check_legal({"action_mask": masks}, acting, spec)
 
 
@@ -176,9 +176,9 @@ def test_no_illegal_action_is_ever_taken(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_state_without_any_legal_action_ends_the_run_and_names_the_environment(tmp_path):
+def test_a_state_without_any_legal_action_ends_the_run(tmp_path):
     """But not at the end of an episode, where nobody acts."""
-    with pytest.raises(TrainingError, match="test_masks:Stuck"):
+    with pytest.raises(TrainingError, match="legal_actions_min"):
         ppo.train(small_args(env="test_masks:Stuck", run_dir=str(tmp_path / "run")))
     env = Stuck()
     env.stuck = -1

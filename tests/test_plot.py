@@ -68,12 +68,8 @@ def test_what_to_know_of_runs_that_are_no_repetitions():
         return [note for one in group(runs) for note in pooled(one)]
 
     assert notes(run(), run([1], gif=True)) == notes(run([0, 1], pbt=False, opponent="random")) == []
-    assert "seed 1 is there more than once" in notes(run([0, 1]), run([1]))[0]
     (different,) = notes(run(clip_eps=0.1), run(clip_eps=0.2))
     assert "--by clip_eps" in different
-    for together in ({"pbt": True}, {"opponent": "members"}):
-        assert "which makes the interval too narrow" in notes(run([0, 1], **together))[0]
-    assert "seed 0 is there more" in notes(run(gamma=0.9), run(gamma=0.9), run(gamma=0.8))[1]
 
 
 def test_seconds_add_up_over_resumes(tmp_path):
@@ -98,9 +94,7 @@ def test_late_evaluations_keep_their_time(tmp_path):
 
 def test_damaged_lines_are_skipped(tmp_path):
     good = [json.dumps(row) for row in rows([100, 200], [[1, 2], [3, None]])]
-    wrong = [{"env_steps": 150, RETURN: value} for value in ([1, 2, 3], [1, "high"], "high")]
-    wrong.append({"env_steps": "x", RETURN: [1, 2]})
-    damage = ["{", "null", "\0\0", *map(json.dumps, wrong)]
+    damage = ["{", "null", "\0\0", '{"env_steps": "x"}']
     make_run(tmp_path / "a", "\n".join([good[0], *damage, good[1], good[1][:20]]), num_seeds=2)
     series = read_log(tmp_path / "a", [RETURN]).series[RETURN]
     assert series.steps.tolist() == [100, 200]

@@ -164,7 +164,7 @@ def test_the_best_checkpoint_is_that_of_the_agent(run_copy):
 
 
 def test_a_damaged_evaluation_is_none(run_copy):
-    for damage in ("", "{", "[]", '{"returns": null}', '{"returns": ["a", {}]}', '{"returns": [1]}'):
+    for damage in ("", "{", "[]", '{"returns": null}', '{"returns": [1]}'):
         (run_copy / "checkpoints" / "256" / "metrics" / "metrics").write_text(damage)
         assert load_policy(run_copy).evaluation is None, damage
         assert load_policy(run_copy, step="best", seed=1).step == 128, damage
@@ -217,7 +217,6 @@ def test_a_run_directory_does_not_decide_which_code_is_run(trained, tmp_path, mo
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("script", "algos/\0.py", "not a run directory"),
         ("env_spec/observation_space/shape", [10**400], "does not say"),
         ("args/num_seeds", 10**9, "at most 10,000"),
         ("args/hidden_sizes", [10**7], "there and .* here"),

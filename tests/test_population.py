@@ -13,7 +13,7 @@ import common.device.devices
 from common.cli.errors import UsageError
 from common.compare import Args as CompareArgs
 from common.compare import compare
-from common.device.devices import check_size
+from common.device.devices import check_fits
 from common.device.programs import for_seeds, over_devices
 from common.device.sharding import arrays_of
 from common.envs.registry import make
@@ -59,20 +59,21 @@ def test_as_many_members_run_as_fit_and_fewer_where_devices_exchange_those_of_th
     fit = []
     for count, flags in ((1, {}), (2, {"sharding": "members"}), (2, {"sharding": "members", "pbt": True})):
         with pytest.raises(UsageError, match=r"at most \d+ members fit") as told:
-            check_size(*_prepared(count, population=40, **flags))
+            check_fits(*_prepared(count, population=40, **flags))
         fit.append(int(re.search(r"at most (\d+) members fit", str(told.value))[1]))
-        check_size(*_prepared(count, population=fit[-1] // count * count, **flags))
+        check_fits(*_prepared(count, population=fit[-1] // count * count, **flags))
     with pytest.raises(UsageError):
-        check_size(*_prepared(1, population=fit[0] + 1))
+        check_fits(*_prepared(1, population=fit[0] + 1))
     assert 1 < fit[2] < fit[1] == fit[0] < 40
 
 
 def _prepared(count, **flags):
-    """What `check_size` takes: flags, the shapes of the state and `count` devices."""
-    args = ppo.Args(num_envs=4, hidden_sizes=(16,), sweep=("gamma=uniform:0.9:0.99",), **flags)
+    """What `check_fits` takes: flags, shapes, the environment and `count` devices."""
+    small = {"num_envs": 4, "num_steps": 4, "eval_episodes": 1, "hidden_sizes": (16,)}
+    args = ppo.Args(**small, sweep=("gamma=uniform:0.9:0.99",), **flags)
     env, devices = make(args.env), jax.devices()[:1]
     programs = over_devices(for_seeds(ppo.make_ppo(args, env), args, env, args.num_agents), devices)
-    return args, jax.eval_shape(programs.init, arrays_of(args.members, 1)), devices * count
+    return args, jax.eval_shape(programs.init, arrays_of(args.members, 1)), np.int32(0), env, devices * count
 
 
 SWEEP = {"population": 4, "sweep": ("learning_rate=log:1e-3:1e-1", "gamma=uniform:0.9:0.99"), "quiet": False}
@@ -112,14 +113,6 @@ def test_without_an_evaluation_of_its_step_a_best_member_is_named_with_a_warning
     best = int(np.argmax(result.evaluation["eval/return_mean"]))
     with pytest.warns(UserWarning, match=f"member {best}, the best one at step {step}"):
         assert load_policy(tmp_path / "run").member == best
-
-
-def test_damaged_members_are_told(finished, tmp_path):
-    run = shutil.copytree(finished[1], tmp_path / "run")
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(config | {"members": config["members"][:3]}))
-    with pytest.raises(UsageError, match=f"{run} is damaged"):
-        compare(CompareArgs(runs=(str(run),)))
 
 
 def test_a_population_resumes_to_the_last_bit(finished, tmp_path):

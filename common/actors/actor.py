@@ -6,7 +6,6 @@ Independent of the algorithm: `act` decides what it does with the parameters, an
 import operator
 from collections.abc import Callable
 from concurrent.futures import wait
-from contextlib import suppress
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -14,15 +13,15 @@ import jax
 import numpy as np
 
 from common.actors.threads import POLL_INTERVAL, Collected, HostRollout, Slot, Worker
-from common.cli.errors import FailedEnvError, TrainingError, UsageError
+from common.cli.errors import FailedEnvError, TrainingError
 from common.cli.host_flags import HostEnvArgs
 from common.device.statistics import Tally, kind_of
 from common.envs.host import HostEnvs, HostStep, evaluation_params
-from common.envs.masks import check_legal, legal_actions, sample_legal
+from common.envs.masks import check_legal
 from common.envs.registry import make_host
-from common.envs.spaces import EnvSpec, is_number
+from common.envs.spaces import EnvSpec
 from common.envs.suite_tools import readable_errors
-from common.envs.variation import logged_entries
+from common.envs.variation import REDUCTIONS
 
 
 class Actor(Worker):
@@ -38,15 +37,15 @@ class Actor(Worker):
         seed: tuple[int, ...],
         memory: Any = (),
         first: int = 0,
-        logged: dict[str, str] | None = None,
+        log_info: tuple[str, ...] = (),
     ):
         """`index` is its place in this process, whose `first` actor has this number among those of all processes.
 
         `make_envs` takes a seed. `act` takes parameters, memory, key data, a step's number and observations
-        [N, ...], and returns actions [N, ...], extras, and the new memory. `logged`: see `HostEnvKind`.
+        [N, ...], and returns actions [N, ...], extras, and the new memory. `log_info` is the flag.
         """
         super().__init__(f"actor {first + index}", ("env_step", "act", "wait_params", "wait_put"))
-        self.index, self.device, self.logged = index, device, logged or {}
+        self.index, self.device, self._log_info = index, device, log_info
         self.rollouts = self.restarts = 0
         self._make_envs, self._act, self._num_steps, self._first_memory = make_envs, act, num_steps, memory
         self._seed = *seed, first + index
@@ -124,7 +123,11 @@ class Actor(Worker):
 
     def _logged_numbers(self, out: HostStep) -> Tally:
         """What a step has of the metrics of --log-info, those of all environments together."""
-        numbers = {metric: out.numbers(entry) for metric, entry in self.logged.items()}
+        numbers = {}
+        for metric in self._log_info:
+            entry, _, kind = metric.rpartition("_")
+            found = out.numbers(metric)
+            numbers[metric] = found if len(found) or kind not in REDUCTIONS else out.numbers(entry)
         functions = {"max": np.max, "min": np.min, "last": np.mean}
         value = {name: functions.get(kind_of(name), np.sum)(x) if len(x) else 0.0 for name, x in numbers.items()}
         return Tally(value, {name: len(x) for name, x in numbers.items()})
@@ -148,31 +151,17 @@ class Actor(Worker):
         raise FailedEnvError(f"the {what} of environment {np.flatnonzero(~finite)[0]} of {self.name} is not finite")
 
 
-LONGEST_LOOK = 1_000  # steps in search of the numbers that --log-info names
-
-
 class HostEnvKind(NamedTuple):
     """What is known of an environment before any actor has one."""
 
     name: str
     spec: EnvSpec
     resets_in_step: bool
-    logged: dict[str, str]  # by metric of --log-info, the entry of the info
 
 
 def inspect_env(args: HostEnvArgs) -> HostEnvKind:
     """Make the environment once to see what it is, and once more where evaluations have another one."""
-    kind = _inspect(args, args.env_params)
-    if eval_params(args) == args.env_params:
-        return kind
-    try:
-        other = _inspect(args, eval_params(args))
-        for what in ("observation", "action"):
-            trained, evaluated = (str(getattr(x.spec, f"{what}_space")) for x in (kind, other))
-            if trained != evaluated:
-                raise UsageError(f"{what}s are {evaluated}, and {trained} in the training")
-    except UsageError as error:
-        raise UsageError(f"in evaluations, with --eval-env-params: {error}") from error
+    kind, *_ = [_inspect(args, params) for params in dict.fromkeys((args.env_params, eval_params(args)))]
     return kind
 
 
@@ -202,30 +191,6 @@ def _make_and_close(args: HostEnvArgs, env_params: str, worker: Worker) -> HostE
     vectorization = "vector" if args.vectorization == "vector" else "sync"
     with worker.doing("make"):
         envs = make_host(args.env, 1, args.seed, env_params, vectorization, resets_in_step=args.resets_in_step)
-    try:
-        with readable_errors(f"environment {args.env} cannot be stepped"):
-            logged = _find_logged(args, envs, worker) if args.log_info else {}
-    finally:
-        with worker.doing("close"), readable_errors(f"environment {args.env} cannot be closed"):
-            envs.close()
-    return HostEnvKind(args.env, envs.spec, envs.resets_in_step, logged)
-
-
-def _find_logged(args: HostEnvArgs, envs: HostEnvs, worker: Worker) -> dict[str, str]:
-    """The entries, which the info has in the first step, or at least until the end of an episode of random actions."""
-    with worker.doing("reset"):
-        obs = envs.reset()
-    found = {}
-    for key in jax.random.split(jax.random.key(args.seed), LONGEST_LOOK):
-        legal = legal_actions(jax.tree.map(lambda x: x[0], obs))
-        action = jax.tree.map(lambda x: np.asarray(x)[None], sample_legal(key, envs.spec.action_space, legal))
-        with worker.doing("env_step"):
-            out = envs.step(action)
-        obs, info = out.obs, out.info.get("final_info", out.info)
-        numbers = [name for name, x in info.items() if np.shape(x) == (1,) and is_number(x[0])]
-        found |= dict.fromkeys(name for name in numbers if not name.startswith("_"))
-        with suppress(UsageError):
-            return logged_entries(args.log_info, found, args.env)
-        if out.terminated[0] or out.truncated[0]:
-            break
-    return logged_entries(args.log_info, found, args.env)
+    with worker.doing("close"), readable_errors(f"environment {args.env} cannot be closed"):
+        envs.close()
+    return HostEnvKind(args.env, envs.spec, envs.resets_in_step)

@@ -2,7 +2,7 @@
 them for a learner, whose parameters they get.
 
 with Batches(args, ...) as batches:
-    while batch := batches.next(state, stopped, leaving):
+    while batch := batches.next(stopped, leaving):
         state, published, metrics = update(state, batch)
         batches.publish(published)
 """
@@ -35,14 +35,12 @@ from common.actors.threads import (
     Worker,
     stop_workers,
 )
-from common.cli.errors import FailedEnvError, TrainingError, UnusableEnvError
+from common.cli.errors import FailedEnvError, TrainingError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
 from common.device.interface import RunState
 from common.device.statistics import WINDOW, Report, Tally
 from common.envs.suite_tools import reason
-
-UNLIMITED = 2**31
 
 
 class ActorsFailed(TrainingError):
@@ -90,7 +88,7 @@ def over_learners(rollout: HostRollout, num_learners: int) -> HostRollout:
 
 
 class Batches:
-    """All actors at work, each in a thread of its own, or with --serial all in the caller's, one rollout at a time.
+    """All actors at work, each in a thread of its own.
 
     A context manager, and the run's `actors`. `next`, an update, and `publish` alternate.
     """
@@ -101,55 +99,52 @@ class Batches:
         driver: HostDriver,
         learner: Any,
         started: RunState,
-        logged: dict[str, str],
         devices: list[jax.Device],
         sharding: jax.sharding.Sharding,
         warn: Callable[[str], None],
     ):
-        """Actors on `devices` act at first with `learner`, and batches go where `sharding` says. `logged`: see
-        `HostEnvKind`.
-        """
+        """Actors on `devices` act at first with `learner`, and batches go where `sharding` says."""
         self._args, self._sharding, self._warn = args, sharding, warn
-        self._version = self._over = self._first_version = version = int(started.updates)
+        self._version = self._first_version = version = int(started.updates)
         devices = [device for device in devices for _ in range(args.actor_threads)]
         memory = jax.device_get(driver.memory(args.envs_per_actor))
         make_envs, seed = env_maker(args, args.envs_per_actor, args.env_params), (args.seed, version)
-        more = jax.jit(driver.act_on_host), args.num_steps, seed, memory, jax.process_index() * len(devices), logged
+        more = (
+            jax.jit(driver.act_on_host),
+            args.num_steps,
+            seed,
+            memory,
+            jax.process_index() * len(devices),
+            args.log_info,
+        )
         self.actors = [Actor(index, make_envs, device, *more) for index, device in enumerate(devices)]
         self._slots = ParameterSlots(devices)
         self._slots.publish(version, driver.publish(learner, started))
-        waiting = 1 if math.isinf(args.rollouts_ahead) else math.inf  # for the learner, of each actor
-        self.queue, self.restarts, self._taken = RolloutQueue(waiting), 0, 0
-        self._places = threading.Semaphore(int(min(args.rollouts_ahead, UNLIMITED)))  # for rollouts under way
+        self.queue, self.restarts, self._taken = RolloutQueue(), 0, 0
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._threads: list[Future] = []
         self.learner = Worker("learner", ("wait_get", "transfer", "update", "publish"))
         self._meters = Meters(self, self.learner, getattr(args, "max_policy_lag", 0))
-        self._at_end: tuple[dict[str, float], str] = {}, ""  # figures, and what limits the speed
+        self._at_end: dict[str, float] = {}  # figures
 
     def __enter__(self) -> "Batches":
-        self._threads = [actor.run(partial(self._run, actor)) for actor in self.actors if not self._args.serial]
+        self._threads = [actor.run(partial(self._run, actor)) for actor in self.actors]
         return self
 
     def __exit__(self, kind: Any, *error: Any) -> None:
         """End the threads and close all environments, see `stop_workers`."""
-        remark = self._meters.bottleneck()
         self._stop.set()
         stuck = stop_workers(self.actors)
-        for actor in self.actors if self._args.serial else ():
-            actor.close()
         self.queue.discard()
         if stuck:
             self._warn(f"actors that do not answer were left behind: {'; '.join(map(str, stuck))}")
-        self._at_end = self._meters.figures(alone=bool(kind)), remark
+        self._at_end = self._meters.figures(alone=bool(kind))
 
-    def next(self, newest: Any, stopped: Callable[[], bool], leaving: bool) -> Batch | None:
+    def next(self, stopped: Callable[[], bool], leaving: bool) -> Batch | None:
         """The rollouts of an update, on their way to the learner's devices; None once `stopped`.
 
-        `newest` is what the newest update returns; the one before it is over. Others are told whether this process is
-        `leaving`. Raises ActorsFailed as `_take` does.
+        Others are told whether this process is `leaving`. Raises ActorsFailed as `_take` does.
         """
-        self._make_room(newest)
         rollouts = []
         while len(rollouts) < self._args.own_rollouts:
             with self.learner.doing("wait_get"):
@@ -163,20 +158,6 @@ class Batches:
         self.queue.train(self._args.own_rollouts)
         told = np.full(self._sharding.num_devices, leaving) if self._args.processes > 1 else ()
         return Batch(tuple(rollouts), told)
-
-    def _make_room(self, newest: Any) -> None:
-        """Let actors begin other rollouts in the place of those from which updates have learned."""
-        if math.isinf(self._args.rollouts_ahead):
-            return
-        over = max(self._version - 1, self._over)
-        if self.queue.counts["waiting"] < self._args.own_rollouts:  # some may have to begin first
-            with self.learner.doing("update"):
-                jax.block_until_ready(newest)
-            over = self._version
-        self._slots.settle(over)  # who begins now acts with what that update made
-        if over > self._over:
-            self._places.release((over - self._over) * self._args.own_rollouts)
-        self._over = over
 
     def publish(self, params: Any) -> None:
         """Note an update, and give its parameters to the actors."""
@@ -193,24 +174,17 @@ class Batches:
 
     def figures(self) -> dict[str, Any]:
         """Counts and seconds of the whole run, of all processes unless it has failed."""
-        return self._at_end[0] or self._meters.figures(alone=True)
-
-    def remarks(self) -> list[str]:
-        """What limits the speed."""
-        return [self._at_end[1]] if self._at_end[1] and not self._args.serial else []
+        return self._at_end or self._meters.figures(alone=True)
 
     def _take(self, stopped: Callable[[], bool]) -> Collected | None:
         """The next rollout to learn from; None once `stopped`.
 
         Raises ActorsFailed where the actors have given up, are stuck, or deliver nothing for too long.
         """
-        wanted = self._taken % len(self.actors) if self._args.fixed_order else None
+        wanted = self._taken % len(self.actors) if self._args.lockstep else None
         began = time.monotonic()
         while not stopped():
-            if self._args.serial:
-                self._deliver(self.actors[wanted], stopped)
-            else:
-                self._check_threads(time.monotonic() - began)
+            self._check_threads(time.monotonic() - began)
             collected = self.queue.take(wanted, POLL_INTERVAL)
             if collected is not None:
                 self._taken += 1
@@ -242,7 +216,7 @@ class Batches:
         try:
             if actor.envs is None:
                 actor.start()
-            collected = self._collect(actor, stopped)
+            collected = actor.collect(partial(self._parameters, actor, stopped))
             with actor.doing("wait_put"):
                 self.queue.put(collected, stopped)
         except Stopped:
@@ -254,22 +228,10 @@ class Batches:
             self._allow_restart(actor, error)
         return not stopped()
 
-    def _collect(self, actor: Actor, stopped: Callable[[], bool]) -> Collected:
-        """A rollout, once there is a place for one more under way."""
-        with actor.doing("wait_put"):
-            while not self._places.acquire(timeout=POLL_INTERVAL):
-                if stopped():
-                    raise Stopped
-        try:
-            return actor.collect(partial(self._parameters, actor, stopped))
-        except BaseException:
-            self._places.release()
-            raise
-
     def _parameters(self, actor: Actor, stopped: Callable[[], bool], slot: Slot | None) -> Slot:
         """Those for an actor's next step, after those of `slot`: the newest, or in a fixed order the same."""
         while not stopped():
-            if not self._args.fixed_order:
+            if not self._args.lockstep:
                 return self._slots.latest(actor.device)
             # The version of `lag` updates before the one that will learn from the rollout
             update = (actor.rollouts * len(self.actors) + actor.index) // self._args.own_rollouts
@@ -279,9 +241,7 @@ class Batches:
         raise Stopped
 
     def _allow_restart(self, actor: Actor, error: BaseException) -> None:
-        """Say that an actor begins anew after an error. Raises ActorsFailed where it may not, or would fail again."""
-        if isinstance(error, UnusableEnvError):
-            raise ActorsFailed(f"{actor.name} failed: {error}") from error
+        """Say that an actor begins anew after an error. Raises ActorsFailed where it may not."""
         most = self._args.max_restarts
         with self._lock:
             number = self.restarts + 1
@@ -344,7 +304,6 @@ class Meters:
 
     def __init__(self, batches: Batches, learner: Worker, max_policy_lag: int):
         self._batches, self._learner, self._max_lag = batches, learner, max_policy_lag
-        self._began = time.monotonic()
         self._tallies: list[Tally] = []  # since the last row, as the episodes
         self._episodes: list[tuple[float, int]] = []
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
@@ -384,16 +343,6 @@ class Meters:
         parts = [(counts, self._seconds())] if alone else multihost.allgather((counts, self._seconds()))
         total = {name: sum(part[name] for part, _ in parts) for name in counts}
         return total | {name: sum(part[name] for _, part in parts) / len(parts) for name in self._seconds()}
-
-    def bottleneck(self) -> str:
-        """In words, which side the other one waited for."""
-        seconds, wall = self._seconds(), time.monotonic() - self._began
-        learner = seconds["time/learner_wait_get"] / wall
-        actors = (seconds["time/actor_wait_put"] + seconds["time/actor_wait_params"]) / wall
-        slow = "learner" if learner < actors else "actors"
-        what = "balanced" if abs(learner - actors) < 0.1 else f"the bottleneck is the {slow}"
-        waits = f"the learner waited for rollouts {learner:.0%} of the time, the actors for the learner {actors:.0%}"
-        return f"speed    {what}: {waits}"
 
     def _seconds(self) -> dict[str, float]:
         """Those so far of this process's mean actor, and of its learner."""

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from common.cli.errors import TrainingError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
 from common.device.agents import Agent, Player, Seen
-from common.device.evaluation import SEED, Episodes, Evaluated
+from common.device.evaluation import SEED, Episodes
 from common.device.sharding import to_host
 from common.envs.environment import LONGEST_HORIZON
 from common.envs.host import HostEnvs
@@ -25,14 +25,6 @@ from common.envs.suite_tools import reason
 MOST_ENVS = 32  # of an evaluation
 
 
-class Due(NamedTuple):
-    """An evaluation that is to be played."""
-
-    step: int
-    learner: Any  # on the host
-    state: Any  # on the host; None unless --keep-best may want it
-
-
 class HostEvaluation:
     """Plays greedy episodes beside the training, evaluations in turn; in the first process, which tells others."""
 
@@ -40,15 +32,14 @@ class HostEvaluation:
         """`agent` acts with a learner."""
         self._make_envs = env_maker(args, min(args.eval_episodes, MOST_ENVS), eval_params(args))
         self._args, self._agent, self._warn = args, agent, warn
-        self._due: deque[Due] = deque()  # the oldest is under way
+        self._due: deque[tuple[int, Any]] = deque()  # step and learner of each to be played; the oldest is under way
         self._worker: Worker | None = None  # who plays that
         self._result: Future | None = None  # its Episodes [E]
 
     def begin(self, step: int, state: Any) -> None:
         """Start to evaluate a copy of `state` once those begun before are over."""
         learner = jax.tree.map(lambda x: x[0], to_host(state.replace(actors=())).learner)
-        kept = to_host(state, self._args.unsaved) if self._args.keep_best else None
-        self._due.append(Due(step, learner, kept))
+        self._due.append((step, learner))
         if len(self._due) == 1:
             self._start_oldest()
 
@@ -58,7 +49,7 @@ class HostEvaluation:
             self._worker.ended = True
             stop_workers([self._worker])
 
-    def poll(self) -> Evaluated | None:
+    def poll(self) -> Episodes | None:
         """The oldest one, once it is over. Raises TrainingError where it has failed or is beyond a limit."""
         episodes = failure = None
         try:
@@ -67,15 +58,15 @@ class HostEvaluation:
             failure = error
         if episodes is None and failure is None:
             return None
-        step, *_, state = self._due.popleft()
+        self._due.popleft()
         self._start_oldest()
         if failure:
             raise failure
-        return Evaluated(step, Episodes(*map(np.asarray, episodes)), state)
+        return Episodes(*map(np.asarray, episodes))
 
     def _start_oldest(self) -> None:
         if self._due and multihost.is_first():
-            step, learner, _ = self._due[0]
+            step, learner = self._due[0]
             self._worker = worker = Worker(f"the evaluation at step {step:,}")
             self._result = worker.run(partial(self._play_or_replay, jax.device_put(learner), worker))
 

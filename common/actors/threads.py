@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from common.cli.checks import flag_of
 from common.cli.command import THREAD
 from common.cli.host_flags import HostEnvArgs
 from common.device.statistics import Tally
@@ -93,7 +94,7 @@ class Worker:
         allowed = getattr(args, name)
         if phase in WAITING or time.monotonic() - since <= allowed + GRACE:
             return None
-        return f"--{name.replace('_', '-')} {allowed:g}"
+        return f"{flag_of(name)} {allowed:g}"
 
     def join(self, until: float) -> bool:
         """Wait for the thread to end, no longer than `until`, of `time.monotonic`; returns whether it has."""
@@ -148,14 +149,14 @@ class Collected(NamedTuple):
 
 
 class RolloutQueue:
-    """What actors have collected and the learner has not taken yet, up to `size` rollouts of each actor.
+    """What actors have collected and the learner has not taken yet, one rollout of each actor at most.
 
     At any time `produced == trained + discarded + waiting + held`.
     """
 
-    def __init__(self, size: float):
+    def __init__(self):
         self._waiting: list[Collected] = []  # the oldest first
-        self._size, self._held = size, 0
+        self._held = 0
         self._changed = threading.Condition()
         self._counts = dict.fromkeys(FATES, 0)
 
@@ -168,7 +169,7 @@ class RolloutQueue:
     def put(self, collected: Collected, stopped: Callable[[], bool]) -> None:
         """Add a rollout once its actor has room for it; it is discarded where there is none before `stopped`."""
         with self._changed:
-            while len(self._of(collected.actor)) >= self._size and not stopped():
+            while self._of(collected.actor) and not stopped():
                 self._changed.wait(POLL_INTERVAL)
             self._counts["produced"] += 1
             if stopped():
@@ -245,11 +246,6 @@ class ParameterSlots:
                 return Slot(version, placed[device])
         version, placed = newest_first[-1]
         return Slot(version, placed[device])
-
-    def settle(self, version: int) -> None:
-        """Block until this version is computed, so that `latest` returns no older one."""
-        for device in self._devices:
-            self.wait_for(version, device, timeout=0.0)
 
     def wait_for(self, version: int, device: jax.Device, timeout: float) -> Slot | None:
         """Exactly this version, computed; None where it is not published within `timeout` seconds."""

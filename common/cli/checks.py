@@ -1,7 +1,6 @@
 """Types of flags, which say their bounds and how a population may change them, and the check of their values."""
 
 import dataclasses
-import difflib
 import functools
 import math
 from contextlib import suppress
@@ -214,20 +213,6 @@ def shortened(text: str) -> str:
 def flag_of(name: str) -> str:
     """A flag as it is typed."""
     return "--" + name.replace("_", "-")
-
-
-def explain_unknown_flag(args_class: Any, flag: str) -> str:
-    """Why `args_class` has no such flag, or what may have been meant, in one sentence."""
-    name, known = flag.lstrip("-").replace("-", "_"), [field.name for field in dataclasses.fields(args_class)]
-    if name.removeprefix("no_") in known:
-        return f"{flag_of(name.removeprefix('no_'))} is no switch: it needs a value"
-    if name == "num_envs" and "envs_per_actor" in known:
-        return "there is no --num-envs here: on the host --envs-per-actor says how many environments each actor has"
-    if where := getattr(args_class, "elsewhere", lambda name: "")(name):
-        return f"there is no {shortened(flag)} here: it is for environments {where}"
-    near = difflib.get_close_matches(name.lower(), known, n=1) or [x for x in known if name and name in x][:1]
-    hint = f"did you mean {flag_of(near[0])}?" if near else "--help lists all flags"
-    return f"there is no {shortened(flag)} here: {hint}"
 
 
 def _choices(kind: Any) -> list[str]:

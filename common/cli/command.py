@@ -22,19 +22,10 @@ from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from common.cli.checks import (
-    WORDS,
-    check_flags,
-    explain_unknown_flag,
-    flag_of,
-    kinds_of,
-    metavar_of,
-    note_of,
-    shortened,
-)
+from common.cli.checks import WORDS, check_flags, flag_of, kinds_of, metavar_of, note_of
 from common.cli.errors import FailedEnvError, ProcessEnded, TrainingError, UsageError, fail
-from common.cli.files import defaults_of, has_finished, is_run, read_config
-from common.cli.run_flags import ONE_TIME, RunArgs
+from common.cli.files import defaults_of, is_run, read_config
+from common.cli.run_flags import RunArgs
 
 
 @dataclass
@@ -90,10 +81,7 @@ def main(train: Callable[[Any], Any], args: Any) -> NoReturn:
 def exit_code(train: Callable[[Any], Any], args: Any) -> int:
     """Train and return the exit code: 0 finished or stopped, 1 failed, 2 bad usage, 128 + N signal N."""
     try:
-        if _has_nothing_to_do(args):
-            print(f"{args.resume} has finished; a larger --total-timesteps trains longer")
-        else:
-            train(args)
+        train(args)
     except ProcessEnded as end:  # what waits for the others, in threads or at Python's exit, is left behind
         if not isinstance(end.__cause__, UsageError | TrainingError | None) and "has lost" not in str(end):
             traceback.print_exception(end.__cause__)  # a defect
@@ -126,14 +114,6 @@ def _end_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _has_nothing_to_do(args: Any) -> bool:
-    """Whether --resume-or-start names a run that has finished with these flags."""
-    if not getattr(args, "resume_or_start", False) or not args.resume:
-        return False
-    flags = {name: value for name, value in dataclasses.asdict(args).items() if name not in ONE_TIME}
-    return has_finished(args.resume, flags, defaults_of(type(args)))
-
-
 def _read(args_class: type, argv: list[str], program: str | None) -> Any:
     """The arguments. Raises UsageError where there is something wrong with them, SystemExit for --help."""
     default = None
@@ -143,28 +123,20 @@ def _read(args_class: type, argv: list[str], program: str | None) -> Any:
         if {"-h", "--help"} & set(argv):
             print(help_text(args_class, default, program))
             raise SystemExit(0)
-    how = {"prog": program, "registry": WORDS, "return_unknown_args": True}
     try:
         with redirect_stderr(io.StringIO()) as box:  # where errors are explained
-            args, unknown = tyro.cli(args_class, args=argv, default=default, **how)
+            return tyro.cli(args_class, args=argv, default=default, prog=program, registry=WORDS)
     except SystemExit as end:
         if end.code != 2:
             raise
         if isinstance(end.__context__, UsageError):  # from the checks of flags
             raise UsageError(_with_table(str(end.__context__), default)) from None
         raise UsageError(_sentence_in(box.getvalue())) from None
-    if unknown:
-        flags = [word.split("=")[0] for word in unknown if word.startswith("--")]
-        what = shortened(repr(unknown[0]))
-        raise UsageError(
-            explain_unknown_flag(args_class, flags[0]) if flags else f"{what} belongs to no flag: --help lists all"
-        )
-    return args
 
 
 def _sentence_in(box: str) -> str:
-    """What the parser says of a flag without its value, or of one that is missing, below its title."""
-    lines = [line.strip(" -│╭╰─╮╯") for line in box.splitlines()]
+    """What the parser says of a flag that is unknown, missing or without its value, below its title."""
+    lines = [line.strip(" │╭╰─╮╯") for line in box.splitlines()]
     title, *said = [line for line in lines if line and "full helptext" not in line]
     return " ".join(said) or title
 
@@ -215,9 +187,6 @@ def _with_defaults(args_class: type, argv: list[str]) -> tuple[type, Any]:
     return args_class, defaults
 
 
-FIRST = ("environment", "run")
-LAST = "actors", "evaluation and checkpoints", "logging", "games and teams", "populations"
-LAST += ("population-based training", "devices and machines")
 COLUMN = 27  # where texts begin
 FLAG = r'^    (?:# (.+)|(\w+): .+(?:\n    """((?:.|\n)*?)""")?)'  # or the title of a group of them
 
@@ -226,17 +195,14 @@ def help_text(args_class: type, defaults: Any, program: str | None) -> str:
     """What --help prints; `defaults` are those of a run that is resumed, or tuned ones, or None."""
     width = min(max(shutil.get_terminal_size().columns - 1, 50), 119)
     titles, texts = _read_sections(args_class)
-    groups = {title: [] for title in FIRST}
+    groups: dict[str, list[str]] = {}
     for field in dataclasses.fields(args_class):
         default = getattr(defaults, field.name, field.default)
         row = _help_row(field.name, kinds_of(args_class)[field.name], texts.get(field.name, ""), default, width)
         groups.setdefault(titles.get(field.name, "more"), []).append(row)
-    order = [*(title for title in groups if title not in LAST), *(title for title in LAST if title in groups)]
-    start = [
-        f"usage: {program or sys.argv[0]} [--FLAG VALUE ...]",
-        textwrap.fill(inspect.getdoc(args_class) or "", width),
-    ]
-    return "\n\n".join([*start, *("\n".join([title, *groups[title]]) for title in order)])
+    usage = f"usage: {program or sys.argv[0]} [--FLAG VALUE ...]"
+    parts = ["\n".join([title, *rows]) for title, rows in groups.items()]
+    return "\n\n".join([usage, textwrap.fill(inspect.getdoc(args_class) or "", width), *parts])
 
 
 def _read_sections(args_class: type) -> tuple[dict[str, str], dict[str, str]]:

@@ -20,6 +20,10 @@ from common.cli.checks import (
 from common.cli.errors import UsageError
 from common.cli.population_flags import PbtArgs
 
+ENVS = "actors/env_state", "actors/seen", "actors/memory", "actors/tracker", "actors/discounted"
+REPLAY = "actors/replay/"
+"""Beginnings of the names of state arrays: of environments, and of the replay buffer."""
+
 
 @dataclass(kw_only=True)
 class DeviceEnvArgs(PbtArgs):
@@ -47,12 +51,11 @@ class DeviceEnvArgs(PbtArgs):
 
     envs_per_cpu_device: ClassVar[float] = 8
     """Environments per device below which another CPU device costs more than it brings (docs/ppo.md, "Devices")."""
-    renewed: ClassVar[tuple[str, ...]] = ("actors/env_state", "actors/seen", "actors/memory", "actors/tracker")
-    renewed += ("actors/discounted",)
+    renewed: ClassVar[tuple[str, ...]] = ENVS
 
     @property
     def unsaved(self) -> tuple[str, ...]:
-        return () if self.save_envs else self.renewed
+        return () if self.save_envs else ENVS
 
     def __post_init__(self):
         super().__post_init__()
@@ -230,7 +233,7 @@ class ReplayArgs:
     utd_ratio: Ratio = 1.0
     """Gradient updates per environment step (update-to-data ratio), exactly; fractions too."""
 
-    dispensable: ClassVar[tuple[str, ...]] = ("actors/replay/",)
+    renewed: ClassVar[tuple[str, ...]] = (*ENVS, REPLAY)
     normalize_rewards = False  # a flag of algorithms that have it
 
     @property
@@ -239,7 +242,7 @@ class ReplayArgs:
 
     @property
     def unsaved(self) -> tuple[str, ...]:
-        return super().unsaved + (() if self.save_buffer else self.dispensable)
+        return super().unsaved + (() if self.save_buffer else (REPLAY,))
 
     @property
     def num_rings(self) -> int:

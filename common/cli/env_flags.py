@@ -162,12 +162,6 @@ def draws_in(params: Mapping[str, Any]) -> dict[str, Draw]:
     return {name: read_draw(f"--env-params {name}={text}", text) for name, text in drawn.items()}
 
 
-def given_number(env_params: str, name: str) -> float | None:
-    """The number that `env_params` has for a prefixed name; None where there is none."""
-    value = read_params(env_params).get(name.removeprefix(PREFIX))
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
 def as_flags(member: Mapping[str, Any], env_params: str) -> dict[str, Any]:
     """What members differ in as flags for one of them alone, whose `--env-params` are otherwise these."""
     own = {name.removeprefix(PREFIX): value for name, value in member.items() if name.startswith(PREFIX)}

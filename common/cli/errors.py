@@ -3,11 +3,6 @@
 import sys
 
 
-def printable(text: str) -> str:
-    """`text` as a terminal may get it: it may come from files of others, with sequences that command the terminal."""
-    return "".join(x if x.isprintable() or x in "\n\t" else x.encode("unicode_escape").decode() for x in text)
-
-
 class UsageError(ValueError):
     """The request cannot be carried out as asked; the message says what would work. Exit code 2."""
 
@@ -25,15 +20,11 @@ class ProcessEnded(RuntimeError):
         self.code, self.grace = code, grace
 
 
-class UnusableEnvError(ValueError):
-    """An environment gave what cannot be used, and would give it again: to make it anew does not help."""
-
-
 class FailedEnvError(RuntimeError):
     """An environment gave what cannot be used, or nothing at all; one that is made anew may do better."""
 
 
 def fail(message: str, code: int) -> int:
     """Print why the program ends, to stderr; returns `code`."""
-    print(f"error: {printable(message)}", file=sys.stderr)
+    print(f"error: {message}", file=sys.stderr)
     return code

@@ -1,12 +1,9 @@
-"""Files that are read with a limit and written whole or not at all, and `config.json`, what a run was started with."""
+"""Files that are written whole or not at all, and `config.json`, what a run was started with."""
 
 import dataclasses
-import errno
 import fnmatch
 import json
-import math
 import os
-import re
 import tomllib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -15,24 +12,13 @@ from typing import Any, NamedTuple
 
 from common.cli.errors import UsageError
 
-LARGEST_TEXT = 2**24  # bytes of a file that is read whole; it takes a hundred times that in memory at most
 
-
-def check_file(path: Path, at_most: float = math.inf) -> None:
-    """Raise OSError where there is something else than a file, such as a pipe, which might never end; or a larger one.
-
-    `at_most` is in bytes.
-    """
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise OSError(errno.EINVAL, "it is not a file", str(path))
-    if os.path.exists(path) and os.path.getsize(path) > at_most:
-        raise OSError(errno.EINVAL, f"it is larger than {at_most:,} bytes", str(path))
-
-
-def read_text(path: Path) -> str:
-    """The text of a file. Raises OSError, also where it is too large to be meant, or UnicodeDecodeError."""
-    check_file(path, LARGEST_TEXT)
-    return path.read_text()
+def read_json(path: Path) -> Any:
+    """What is in a file of JSON; None where there is no such file, or a damaged one."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def check_target(path: Path, *endings: str) -> None:
@@ -85,12 +71,13 @@ def in_one_step(path: Path) -> Iterator[Path]:
             temporary.unlink()
 
 
-def final_name(name: str) -> str:
-    """The name that a file of this `name` gets once it is written; the same where it is no temporary one."""
-    return re.sub(r"^\.(.+)\.\d+(\.\w+|)$", r"\1\2", name)
+def write_json(path: Path, value: Any) -> None:
+    """Replace `path` in one step."""
+    with in_one_step(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=2) + "\n")
 
 
-NAME, DONE, KIT = "config.json", "DONE", "pmaprl"
+NAME, KIT = "config.json", "pmaprl"
 
 
 def is_run(run_dir: str | Path) -> bool:
@@ -104,15 +91,6 @@ def is_of_kit(run_dir: str | Path) -> bool:
     return isinstance(versions, dict) and KIT in versions
 
 
-def has_finished(run_dir: str | Path, flags: dict[str, Any], defaults: dict[str, Any]) -> bool:
-    """Whether the run there has finished, with these flags; those that came later had their `defaults`."""
-    if not os.path.exists(Path(run_dir) / DONE):
-        return False
-    flags, defaults = json.loads(json.dumps([flags, defaults]))  # tuples are lists there
-    stored = defaults | read_config(run_dir)["args"]
-    return all(stored.get(name) == value for name, value in flags.items())
-
-
 def defaults_of(args_class: type) -> dict[str, Any]:
     """What flags are where nobody says it, without those that have to be said."""
     fields = dataclasses.fields(args_class)
@@ -122,16 +100,11 @@ def defaults_of(args_class: type) -> dict[str, Any]:
 
 def read_config(run_dir: str | Path) -> dict[str, Any]:
     """`config.json` of a run. Raises UsageError where `run_dir` is not one."""
-    path = Path(run_dir) / NAME
-    try:
-        config = json.loads(read_text(path))
-        names = config["args"]["env"] + config["algorithm"] + str(config.get("script"))
-        if not names.isprintable():  # they are shown on terminals
-            raise ValueError
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        missing = isinstance(error, OSError) and not os.path.exists(run_dir)
-        reason = "does not exist" if missing else "has no readable config.json"
-        raise UsageError(f"{run_dir} is not a run directory: it {reason}") from error
+    config = read_json(Path(run_dir) / NAME)
+    args = config.get("args") if isinstance(config, dict) else None
+    if not isinstance(args, dict) or not isinstance(args.get("env"), str) or "algorithm" not in config:
+        reason = "has no readable config.json" if os.path.exists(run_dir) else "does not exist"
+        raise UsageError(f"{run_dir} is not a run directory: it {reason}")
     return config
 
 
@@ -152,7 +125,7 @@ def find_entry(script: Path, name: str, folder: str = "tuned") -> Entry | None:
     if not path.exists():
         return None
     try:
-        tables = tomllib.loads(read_text(path))
+        tables = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if outside := [name for name, table in tables.items() if not isinstance(table, dict)]:

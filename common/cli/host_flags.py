@@ -54,8 +54,8 @@ class HostEnvArgs(RunArgs):
     eval_episodes: Count = 32
     """Episodes per evaluation, in environments of their own beside the training."""
 
-    # One actor on each actor device, whose rollouts every update learns from; `ActorArgs` has flags for it
-    actor_threads, rollouts_per_update, serial = 1, 0, False
+    # One actor on each actor device, from whose rollouts updates learn in turn; `ActorArgs` has flags for it
+    actor_threads, rollouts_per_update, lockstep = 1, 0, True
     # One agent, alone
     num_agents, is_population, exchange_interval, gif, sharding = 1, False, 0, False, "pmap"
     lag: ClassVar[int] = 1
@@ -89,21 +89,8 @@ class HostEnvArgs(RunArgs):
         return self.batch_rollouts * self.envs_per_actor
 
     @property
-    def rollouts_ahead(self) -> float:
-        """Rollouts of a process that may be under way, from before they are collected to the end of their updates.
-
-        Where that is infinite, an actor waits while one of its rollouts waits for the learner.
-        """
-        return math.inf
-
-    @property
     def steps_per_update(self) -> int:
         return self.batch_envs * self.num_steps
-
-    @property
-    def fixed_order(self) -> bool:
-        """Whether updates learn from the rollouts of actors in turn, which then repeat."""
-        return True
 
     @property
     def actor_indices(self) -> tuple[int, ...]:
@@ -148,16 +135,10 @@ class ActorArgs(HostEnvArgs):
     """Rollouts per update, of whichever actors are first, as many from each process; 0: as many as actors."""
     lockstep: bool = False
     """Fixed order, repeatable: updates learn from the actors' rollouts in turn, collected while the last one ran."""
-    serial: bool = False
-    """Everything in one thread, for debugging; the same numbers as with --lockstep."""
 
     @property
     def num_envs(self) -> int:
         return self.num_actors * self.envs_per_actor
-
-    @property
-    def fixed_order(self) -> bool:
-        return self.lockstep or self.serial
 
     def __post_init__(self):
         super().__post_init__()
@@ -196,11 +177,6 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
     @property
     def num_rings(self) -> int:
         return self.batch_envs
-
-    @property
-    def rollouts_ahead(self) -> float:
-        enough = self.batch_rollouts + max(self.batch_rollouts, self.num_actors)
-        return math.inf if self.fixed_order else enough // self.processes
 
     def __post_init__(self):
         super().__post_init__()
@@ -295,12 +271,6 @@ class FlagsByPlace:
         """The flags to resume `run_dir` with, changed by `overrides`; see `RunArgs.from_run`."""
         env = overrides.get("env") or read_config(Path(run_dir))["args"]["env"]
         return super(FlagsByPlace, cls.at(env)).from_run(run_dir, **overrides)
-
-    @classmethod
-    def elsewhere(cls, name: str) -> str:
-        """In words where environments step for which there is a flag called `name`; empty where there is none."""
-        places = {"on the devices": cls.at("gymnax:"), "on the host": cls.at("gymnasium:")}
-        return next((words for words, there in places.items() if name in there.__dataclass_fields__), "")
 
 
 def _blank(flags: type, env: str, recipe: str) -> Any:

@@ -7,16 +7,7 @@ from random import Random
 from typing import Annotated, Any, NamedTuple
 
 from common.cli.checks import Bounds, Count, CountOrZero, check_bounds, flag_of, kinds_of, note_of, sweepable
-from common.cli.env_flags import (
-    PREFIX,
-    Draw,
-    check_sweepable,
-    combined,
-    drawn,
-    given_number,
-    read_sweep,
-    rounded,
-)
+from common.cli.env_flags import PREFIX, Draw, check_sweepable, combined, drawn, read_sweep, rounded
 from common.cli.errors import UsageError
 from common.cli.run_flags import Members, RunArgs
 
@@ -75,14 +66,14 @@ class PbtArgs(RunArgs):
     """Population-based training: the worst members of a --population copy the best, and hyper-parameters are perturbed.
     Member 0 is a control, which keeps its flags."""
     pbt_evolve: tuple[str, ...] = ()
-    """Hyper-parameters to evolve, as learning_rate ent_coef, or env.NAME, a number that --env-params has; default those
-    of --sweep, else all that can and are not 0."""
+    """Hyper-parameters to evolve, as learning_rate ent_coef; default those of --sweep, else all that can and are not
+    0."""
     pbt_start: CountOrZero = 0
     """Environment steps of each member before the first exchange."""
     pbt_interval: Count = 20_000
     """Environment steps of each member between exchanges, rounded up to whole updates."""
     pbt_window: Annotated[int, Bounds(at_least=1, at_most=100)] = 100
-    """Newest episodes of a member whose mean return (or objective) ranks it, at most 100."""
+    """Newest episodes of a member whose mean return ranks it, at most 100."""
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -114,7 +105,7 @@ class PbtArgs(RunArgs):
             moved = [rounded(rules.moved(name, given, factor if up else 1 / factor)) for factor, up in factors]
             values.setdefault(name, moved)
         for name in values if self.pbt else ():
-            values[name][0] = self._value(name)  # of the control
+            values[name][0] = getattr(self, name)  # of the control
         return Members(seeds, values)
 
     @property
@@ -137,9 +128,8 @@ class PbtArgs(RunArgs):
         for name, values in (self.grid | {name: draw.values for name, draw in self.draws.items()}).items():
             if not name.startswith(PREFIX):  # the environment checks those
                 check_bounds(f"--sweep {name}: {flag_of(name)}", values, note_of(kinds_of(type(self))[name], Bounds))
-        names = [name if name.startswith(PREFIX) else name.replace("-", "_") for name in self.pbt_evolve]
-        self.pbt_evolve = tuple(names)
-        check_sweepable("--pbt-evolve", names, sweepable(type(self)))
+        self.pbt_evolve = tuple(name.replace("-", "_") for name in self.pbt_evolve)
+        check_sweepable("--pbt-evolve", self.pbt_evolve, sweepable(type(self)))
         self._check_evolution()
 
     @property
@@ -154,10 +144,10 @@ class PbtArgs(RunArgs):
 
     @property
     def evolving(self) -> dict[str, float]:
-        """The flags and parameters of the environment that change, and their values on the command line."""
+        """The flags that change, and their values on the command line."""
         able = [name for name in sweepable(type(self)) if self.rules.can_change(name, getattr(self, name))]
         possible = [name for name in able if name not in self._inert]
-        return {name: self._value(name) for name in (self.pbt_evolve or self.draws or possible)}
+        return {name: getattr(self, name) for name in (self.pbt_evolve or self.draws or possible)}
 
     @property
     def _inert(self) -> set[str]:
@@ -165,10 +155,6 @@ class PbtArgs(RunArgs):
         adaptive = getattr(self, "lr_schedule", "") == "kl-adaptive"
         at_first = ["alpha"] if getattr(self, "autotune", False) else []
         return {"learning_rate" if adaptive else "desired_kl", *at_first}
-
-    def _value(self, name: str) -> float | None:
-        """What the command line says of a flag, or of a parameter of the environment."""
-        return given_number(self.env_params, name) if name.startswith(PREFIX) else getattr(self, name)
 
     def _check_evolution(self) -> None:
         given = self._given("pbt_evolve pbt_start pbt_interval pbt_window")
@@ -178,11 +164,12 @@ class PbtArgs(RunArgs):
             return
         if self.population < 2:
             raise UsageError(f"--pbt needs a --population of 2 or more members, not {self.population}")
+        for name in (*self.pbt_evolve, *self.draws):
+            if name.startswith(PREFIX):
+                raise UsageError(f"--pbt compares the returns of members, which {name} changes: leave it out")
         for name in (*self.draws, *self.evolving):
-            value = self._value(name)
+            value = getattr(self, name)
             if name in self._inert & self.evolving.keys():
                 raise UsageError(f"{name} cannot evolve with these flags: a change in the middle of a run does nothing")
-            if value is None and name.startswith(PREFIX):
-                raise UsageError(f"{name} needs a number in --env-params, which member 0 keeps")
             if value is None or name in self.evolving and not self.rules.can_change(name, value):
                 raise UsageError(f"{flag_of(name)} {value} cannot evolve, as multiples of it are no other numbers")

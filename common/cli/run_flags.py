@@ -55,10 +55,8 @@ def read_meeting(text: str) -> tuple[str, int, int]:
 class RunArgs:
     """Flags of every algorithm. Sizes and intervals count environment steps over all devices together."""
 
-    dispensable: ClassVar[tuple[str, ...]] = ()
-    """Beginnings of the names of state arrays without which a checkpoint still loads; they start from zero."""
     renewed: ClassVar[tuple[str, ...]] = ()
-    """Likewise; they are made anew."""
+    """Beginnings of the names of state arrays without which a checkpoint still loads; they are made anew."""
     variant: ClassVar[str] = ""
     """What stands behind an environment's name in algos/tuned/ for flags with the defaults of a recipe."""
     processes: ClassVar[int] = 1
@@ -72,7 +70,7 @@ class RunArgs:
     tuned: bool = False
     """Hyper-parameters tuned for the environment, from algos/tuned/, in place of defaults (default: on, if any)."""
     list_envs: Suite = ""
-    """List of the environments that can be trained, or of those of one suite; nothing is trained."""
+    """List of the environments, or of those of one suite; nothing is trained."""
 
     # run
     seed: CountOrZero = 0
@@ -110,7 +108,8 @@ class RunArgs:
     keep_checkpoints: CountOrZero = 5
     """Newest checkpoints to keep; 0: all."""
     keep_best: bool = False
-    """Checkpoint with the best evaluation, kept beside the newest (mean over seeds, best member of a population)."""
+    """Checkpoint with the best evaluation (mean over seeds, best member of a population), kept beside the newest; every
+    state that is evaluated is saved."""
 
     # logging
     log_interval: Steps = 10_000
@@ -284,11 +283,10 @@ def flag_words(flags: dict[str, Any]) -> list[str]:
     """Names and values of flags as words, switches as `--name` or `--no-name`."""
     words = []
     for name, value in flags.items():
-        flag = name.replace("_", "-")
         if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
+            words.append(flag_of(name if value else f"no_{name}"))
         else:
-            words += [f"--{flag}", *map(str, value if isinstance(value, tuple | list) else (value,))]
+            words += [flag_of(name), *map(str, value if isinstance(value, tuple | list) else (value,))]
     return words
 
 

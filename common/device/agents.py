@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.cli.errors import UnusableEnvError, UsageError
+from common.cli.errors import UsageError
 from common.envs import spaces
-from common.envs.masks import check_legal, completed, policy_spec
+from common.envs.masks import completed, policy_spec
 from common.envs.spaces import EnvSpec, batch_shape
 
 
@@ -124,11 +124,6 @@ class Policy:
         shapes or kinds do not fit.
         """
         given, batch = self._given(obs)
-        if not any(isinstance(x, jax.Array) for x in jax.tree.leaves(given)):
-            try:
-                check_legal(given, np.ones(batch, bool), self.env)
-            except UnusableEnvError as error:
-                raise UsageError(str(error)) from error
         seen = Seen(given, *self._of_steps(batch, memory, first, reward))
         seen = jax.tree.map(lambda x: x.reshape(math.prod(batch), *x.shape[len(batch) :]), seen)
         carried = self._carried(memory, batch)
@@ -142,13 +137,8 @@ class Policy:
         return actions, jax.tree.map(lambda x, old: x.reshape(np.shape(old)), after, memory)
 
     def initial_memory(self, n: int) -> Any:
-        """The memory [n, ...] of `n` observations whose episodes begin, () of a policy without.
-
-        Raises UsageError where `n` is no number of observations.
-        """
-        if not isinstance(n, int | np.integer) or n < 0:
-            raise UsageError(f"initial_memory takes a number of observations, got {n!r}")
-        return self._initial_memory(int(n))
+        """The memory [n, ...] of `n` observations whose episodes begin, () of a policy without."""
+        return self._initial_memory(n)
 
     def _given(self, obs: Any) -> tuple[Any, tuple[int, ...]]:
         """Observations in the types that the networks expect, and their batch axes. Raises UsageError as above."""
@@ -157,25 +147,20 @@ class Policy:
             named = list(spaces.leaves(space, self.env.obs_like, obs))
         except (KeyError, IndexError, TypeError) as error:
             raise UsageError(f"observations of {self.env.name} have the parts of {space}") from error
-        typed, batches = [], set()
+        typed = []
         for name, _, like, x in named:
             x = x if isinstance(x, jax.Array) else np.asarray(x)
-            what = f"{name} of {self.env.name}".removeprefix(" of ")
-            axes = x.ndim - len(like.shape)
+            what, axes = f"{name} of {self.env.name}".removeprefix(" of "), x.ndim - len(like.shape)
             if axes < 0 or x.shape[axes:] != like.shape:
                 batch = f"({', '.join(map(str, ('...', *like.shape)))})"
                 raise UsageError(f"an observation of {what} has shape {like.shape}, a batch {batch}; got {x.shape}")
-            both_integers = x.dtype.kind in "iu" and like.dtype.kind in "iu"
-            if not both_integers and not np.can_cast(x.dtype, like.dtype, "same_kind"):
+            if x.dtype.kind not in "biuf":
                 raise UsageError(f"observations of {what} are {like.dtype}, got {x.dtype}")
-            batches.add(x.shape[:axes])
             typed.append(x.astype(like.dtype))
-        if len(batches) > 1:
-            raise UsageError(f"all parts of observations must be of one batch, got batches of {sorted(batches)}")
-        return jax.tree.unflatten(jax.tree.structure(self.env.obs_like), typed), batches.pop()
+        return jax.tree.unflatten(jax.tree.structure(self.env.obs_like), typed), x.shape[:axes]
 
     def _of_steps(self, batch: tuple[int, ...], memory: Any, first: Any, reward: Any) -> tuple[Any, Any]:
-        """Where episodes begin, and rewards, for a batch of this shape. Raises UsageError where they do not fit."""
+        """Where episodes begin, and rewards, for a batch of this shape. Raises UsageError where one is missing."""
         if not self.has_memory:
             return np.zeros(batch, bool), np.zeros(batch, np.float32)
         if memory is None or first is None:
@@ -183,10 +168,7 @@ class Policy:
         if reward is None and self.wants_reward:
             raise UsageError("this policy was trained with the last reward: policy(..., reward=reward)")
         given = (first, bool), (0.0 if reward is None else reward, np.float32)
-        try:
-            return tuple(jnp.broadcast_to(jnp.asarray(x, kind), batch) for x, kind in given)
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"first and reward are numbers for each observation, of shape {batch}") from error
+        return tuple(jnp.broadcast_to(jnp.asarray(x, kind), batch) for x, kind in given)
 
     def _carried(self, memory: Any, batch: tuple[int, ...]) -> Any:
         """Memory [N, ...] of a batch of N, or of one observation without that axis. Raises UsageError as above."""
@@ -194,11 +176,10 @@ class Policy:
             return self.initial_memory(0)
         count, like = math.prod(batch), jax.tree.leaves(self._memory_like)
         shapes = [np.shape(x) for x in jax.tree.leaves(memory)]
-        if jax.tree.structure(memory) == jax.tree.structure(self._memory_like):
-            if shapes == [(count, *x.shape[1:]) for x in like]:
-                return memory
-            if not batch and shapes == [x.shape[1:] for x in like]:
-                return jax.tree.map(lambda x: x[None], memory)
+        if shapes == [(count, *x.shape[1:]) for x in like]:
+            return memory
+        if not batch and shapes == [x.shape[1:] for x in like]:
+            return jax.tree.map(lambda x: x[None], memory)
         raise UsageError(f"this is no memory of {count} observations: take that of policy.initial_memory({count})")
 
     def player(self, stochastic: bool = False) -> Player:

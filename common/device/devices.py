@@ -47,7 +47,7 @@ def choose_devices(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     worthwhile = [n for n in shares if n <= cores and n * envs_per_cpu_device <= num_envs] or shares[:1]
     _make_cpu_devices((num_devices or (processes if several else worthwhile[-1])) // processes)
-    groups = _devices_of_processes()
+    groups = [jax.local_devices(process) for process in range(jax.process_count())]
     if processes != len(groups):  # which they have found out by themselves
         return choose_devices(num_devices, num_envs, block, envs_per_cpu_device, len(groups), shared)
     kind, most = groups[0][0].platform, min(map(len, groups)) * processes
@@ -66,7 +66,7 @@ def choose_roles(actors: tuple[int, ...], learners: tuple[int, ...]) -> tuple[li
     one that does not exist.
     """
     _make_cpu_devices(max((*actors, *learners), default=0) + 1)
-    groups = _devices_of_processes()
+    groups = [jax.local_devices(process) for process in range(jax.process_count())]
     fewest = min(map(len, groups))
     if missing := [index for index in (*actors, *learners) if index >= fewest]:
         have = f"JAX has {fewest} {_kind_and_place(groups)}, numbered from 0"
@@ -80,18 +80,6 @@ def _make_cpu_devices(count: int) -> None:
         return
     with suppress(RuntimeError):  # JAX has started in this process: its devices are what they are
         jax.config.update("jax_num_cpu_devices", count)
-
-
-def _devices_of_processes() -> list[list[jax.Device]]:
-    """The devices of each process. Raises UsageError where JAX cannot start, or is set to what no run works with."""
-    refused = {"jax_enable_x64": "training computes in 32 bits", "jax_disable_jit": "training is compiled"}
-    for switch, why in refused.items():
-        if getattr(jax.config, switch):
-            raise UsageError(f"{switch.upper()} is on, and {why}: unset it, or jax.config.update({switch!r}, False)")
-    try:
-        return [jax.local_devices(process) for process in range(jax.process_count())]
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"JAX cannot use JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: {error}") from error
 
 
 def _kind_and_place(groups: list[list[jax.Device]]) -> str:
@@ -119,57 +107,33 @@ def memory_of(devices: list[jax.Device]) -> float:
     return min(limits) * jax.process_count()
 
 
-def shapes_of(programs: Any, members: Any) -> Any:
-    """Shapes of the state of a run. Raises UsageError where there are none that large."""
-    try:
-        return jax.eval_shape(programs.init, members)
-    except TypeError as error:
-        if "every element be an integer type" not in str(error):  # JAX's words for over 2 ** 63
-            raise
-        raise UsageError("these sizes make arrays of more numbers than any memory has; take smaller ones") from error
-
-
 BESIDE = 32  # bytes at least that an update keeps of a sample beside its observation: action, reward, value and so on
 
 
-def check_fits(args: Any, state: Any, example: Any, env: Any, devices: list[jax.Device]) -> None:
+def check_fits(args: Any, state: Any, batch: Any, env: Any, devices: list[jax.Device]) -> None:
     """Raise UsageError where a run's `state`, an update or an evaluation needs more memory than there is.
 
-    `example` has the shapes of what `update` takes beside the state, and `env` an `obs_like`.
+    `batch` has the shapes of what `update` takes beside the state, and `env` an `obs_like`.
     """
-    available, episodes = memory_of(devices), 0 if args.benchmark else args.eval_episodes
-    samples, obs = args.steps_per_update * args.num_agents, size_of(env.obs_like)
-    needs = {
-        "the state and the batches of this run take": size_of((state, example)),
-        "an update takes at least": samples * (obs + BESIDE),
-        "an evaluation takes at least": episodes * args.num_agents * obs,
-    }
-    for what, size in needs.items():
+    available, agents, obs = memory_of(devices), args.num_agents, size_of(env.obs_like)
+    kept, smaller = size_of((state, batch)), "take fewer environments, steps or hidden units"
+    if args.is_population:
+        if args.pbt and (groups := args.groups(len(devices))) > 1:  # each device has all learners during an exchange
+            kept += size_of((state.learner, state.run)) * groups
+        smaller = f"at most {int(agents * available / kept):,} members fit"
+    elif hasattr(args, "buffer_size"):
+        smaller += ", or a smaller --buffer-size"
+    episodes = 0 if args.benchmark else args.eval_episodes
+    needs = (
+        ("the state and the batches of this run take", kept, smaller),
+        ("an update takes at least", args.steps_per_update * agents * (obs + BESIDE), smaller),
+        ("an evaluation takes at least", episodes * agents * obs, "take fewer --eval-episodes"),
+    )
+    for what, size, hint in needs:
         if size > available:
-            smaller = "fewer --eval-episodes" if "evaluation" in what else "fewer environments, steps or hidden units"
-            raise UsageError(f"{what} {size / 1e9:,.1f} GB, and there are {available / 1e9:,.1f} GB: take {smaller}")
+            raise UsageError(f"{what} {size / 1e9:,.1f} GB, and there are {available / 1e9:,.1f} GB: {hint}")
 
 
-def check_size(args: Any, state: Any, devices: list[jax.Device]) -> dict[str, str]:
-    """How many members a population has, and what they take. Raises UsageError where the devices do not have that.
-
-    `state` has the shapes of theirs.
-    """
-    if not args.is_population:
-        return {}
-    groups = args.groups(len(devices))
-    size, available = size_of(state, 1) * args.sharing(len(devices)), memory_of(devices)
-    if groups > 1 and args.pbt:  # each device has all learners during an exchange
-        size += size_of((state.learner, state.run), 1) * groups
-    if size > available:
-        raise UsageError(
-            f"{args.num_agents:,} members of {size / args.num_agents / 1e6:,.1f} MB are {size / 1e9:,.1f} GB, and "
-            f"there are {available / 1e9:,.1f} GB: at most {int(args.num_agents * available / size):,} members fit"
-        )
-    differ = f", which differ in {', '.join(args.members.hyper)}" if args.members.hyper else ""
-    return {"members": f"{args.num_agents:,}{differ}; their states take {size / 1e6:,.1f} MB"}
-
-
-def size_of(tree: Any, axis: int = 0) -> int:
-    """Bytes of arrays, or of what they have at one place of their axes before `axis`."""
-    return sum(math.prod(x.shape[axis:]) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+def size_of(tree: Any) -> int:
+    """Bytes of arrays."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -8,16 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from common.device.agents import Seen, at_start
-from common.device.interface import (
-    Actors,
-    Now,
-    OffPolicy,
-    OnPolicy,
-    Rollout,
-    RunState,
-    Transition,
-    with_memory,
-)
+from common.device.interface import Actors, Now, OffPolicy, OnPolicy, Rollout, RunState, Transition, with_memory
 from common.device.loops import Packed
 from common.device.opponents import draw_other, first_past, own_components, renewed_past, with_opponent
 from common.device.optim import global_norm, hp_now, hp_of, zeros_of
@@ -35,14 +26,7 @@ from common.device.rollout import (
     step_envs,
 )
 from common.device.sharding import AXIS, TrainState, flat_pmean, same_for_all_seeds
-from common.device.statistics import (
-    Tally,
-    count_episodes,
-    episode_metrics,
-    new_recent,
-    new_tracker,
-    same_everywhere,
-)
+from common.device.statistics import Tally, count_episodes, episode_metrics, new_recent, new_tracker, same_everywhere
 from common.envs.environment import Env, Step
 from common.envs.masks import legal_actions, legal_metrics, to_env, uniform_action
 from common.envs.spaces import EnvSpec
@@ -65,7 +49,6 @@ class Outcome(NamedTuple):
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
-    objective: jax.Array | None  # what episodes are judged by, where it is not their return
     info: Any  # what --log-info names, by metric
 
 
@@ -78,8 +61,8 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
         learner = algorithm.init(params_key, hp_of(args, hyper))
         obs, env_state = reset_envs(member_env(env, hyper), keys_of(envs_key, num_envs), mid_episode=args.decorrelate)
-        memory, tracker = new_memory(num_envs), new_tracker(env, num_envs, args.decorrelate)
-        run = RunState(key, jnp.int32(0), hyper or {}, new_recent(env), first_past(args, learner))
+        memory, tracker = new_memory(num_envs), new_tracker(num_envs, args.decorrelate)
+        run = RunState(key, jnp.int32(0), hyper or {}, new_recent(), first_past(args, learner))
         return TrainState(learner, Actors(env_state, at_start(obs), memory, tracker), run)
 
     def update(state: TrainState) -> tuple[TrainState, Tally, Tally]:
@@ -118,7 +101,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
             out = step_envs(game, keys, env_state, action, starts, resets)._replace(final_state=None)
             out = jax.lax.optimization_barrier(out)  # else what is kept of a step computes it once more
             seen_next = Seen(out.obs, out.terminated | out.truncated, out.reward)
-            outcome = Outcome(out.reward, out.terminated, out.truncated, out.objective, out.info)
+            outcome = Outcome(out.reward, out.terminated, out.truncated, out.info)
             kept = Packed.of((seen.obs, action, extras, outcome, out.final_obs), largest=SMALL * num_envs)
             return (out.state, seen_next, memory), kept
 
@@ -146,9 +129,9 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
         obs, env_state = reset_envs(member_env(env, hyper), keys_of(envs_key, num_envs))
         replay = new_replay(example_transition(args, env), num_envs, args.capacity)
-        run = RunState(key, jnp.int32(0), hyper or {}, new_recent(env), gradient_updates=jnp.int32(0))
+        run = RunState(key, jnp.int32(0), hyper or {}, new_recent(), gradient_updates=jnp.int32(0))
         discounted = jnp.zeros(num_envs) if args.normalize_rewards else ()
-        actors = Actors(env_state, at_start(obs), (), new_tracker(env, num_envs), replay, discounted)
+        actors = Actors(env_state, at_start(obs), (), new_tracker(num_envs), replay, discounted)
         return TrainState(algorithm.init(params_key, hp_of(args, hyper)), actors, run)
 
     def update(state: TrainState) -> tuple[TrainState, Tally, Tally]:

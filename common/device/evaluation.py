@@ -1,7 +1,7 @@
 """Evaluation on the device: one episode in each of a fixed set of environments, all of them in parallel."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +18,6 @@ class Episodes(NamedTuple):
 
     ret: jax.Array  # [E] sum of raw rewards
     length: jax.Array  # [E] steps
-
-
-class Evaluated(NamedTuple):
-    """Episodes with the state that a run had at some step."""
-
-    step: int
-    episodes: Episodes  # [S, E], host arrays
-    state: Any = None  # that state on the host, where the run may have gone on since
 
 
 def episode_keys(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -63,8 +55,7 @@ def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episo
         action, memory = player.act(seen, memory, jax.vmap(jax.random.fold_in, (0, None))(act_keys, time))
         out = step_envs(env, jax.vmap(jax.random.fold_in, (0, None))(step_keys, time), env_state, action)
         episodes = Episodes(
-            ret=episodes.ret + jnp.where(done, 0.0, out.reward),
-            length=episodes.length + jnp.where(done, 0.0, 1.0),
+            ret=episodes.ret + jnp.where(done, 0.0, out.reward), length=episodes.length + jnp.where(done, 0.0, 1.0)
         )
         over = out.terminated | out.truncated
         return time + 1, out.state, Seen(out.obs, over, out.reward), memory, done | over, episodes

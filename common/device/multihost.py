@@ -74,18 +74,15 @@ def max_over_processes(number: int) -> int:
 def allgather(value: T) -> list[T]:
     """What each process has in the place of `value`, in all of them.
 
-    Only JSON goes from one to another, since a stranger may have joined them: of several processes the values have
-    lists in place of tuples and of arrays, and texts as keys and in place of paths. Raises TrainingError for no JSON.
+    Only JSON goes from one to another: of several processes the values have lists in place of tuples and of arrays,
+    and texts as keys and in place of paths.
     """
     if count() == 1:
         return [value]
     text = json.dumps(value, default=lambda x: str(x) if isinstance(x, Path) else x.tolist())
     size = 1 << max_over_processes(len(text)).bit_length()  # a power of two, since each length is compiled for
     rows = multihost_utils.process_allgather(np.frombuffer(text.ljust(size).encode(), np.uint8))
-    try:
-        return [json.loads(row.tobytes()) for row in rows]
-    except (ValueError, RecursionError) as error:
-        raise TrainingError(f"another process has sent what is no JSON ({error})") from error
+    return [json.loads(row.tobytes()) for row in rows]
 
 
 def all_or_none(function: Callable[..., T], *args: Any) -> T:
@@ -137,13 +134,6 @@ def in_background(function: Callable[[], T]) -> T:
     return all_or_none(future.result if future.done() else lambda: None)
 
 
-def check_equal(what: str, value: str) -> None:
-    """Raise TrainingError where the processes have different values; `what` says of what."""
-    theirs = allgather(value)
-    if differing := [str(i) for i, other in enumerate(theirs) if other != theirs[0]]:
-        raise TrainingError(f"{what} of process {', '.join(differing)} is not that of process 0")
-
-
 # ------------------------------------------------------------------------------------------- how they meet, and part
 
 
@@ -181,7 +171,9 @@ def _meet(args: RunArgs) -> None:
         told = {theirs: getattr(args, ours) for theirs, ours in names.items()} if args.coordinator else {}  # else found
         jax.distributed.initialize(**told, **times, initialization_timeout=START)
     except (ValueError, RuntimeError) as error:
-        raise UsageError(_reason(args, " ".join(str(error).split()))) from error
+        where = f"at {args.coordinator}" if args.coordinator else "by themselves: name --distributed HOST:PORT,ID/COUNT"
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(f"the processes of --distributed could not meet {where} ({reason})") from error
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler or signal.SIG_DFL)
@@ -195,16 +187,6 @@ def _check_port(address: str) -> None:
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
             text = f"process 0 cannot listen at {address} ({error.strerror}): name another port"
             raise UsageError(text) from error
-
-
-def _reason(args: RunArgs, text: str) -> str:
-    """Why processes do not come together, in one sentence."""
-    if "must be called before" in text:
-        return "JAX has started already in this process: --distributed has to come before anything on a device"
-    if not args.coordinator:
-        return f"--distributed did not find the other processes: name --distributed HOST:PORT,ID/COUNT ({text[:200]})"
-    process = f"process {args.process_id} of {args.num_processes}"
-    return f"{process} could not meet the others at {args.coordinator}: {text[:200]}"
 
 
 def has_lost(error: BaseException | None) -> str:

@@ -12,14 +12,11 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from common.cli.errors import UsageError
-from common.device.devices import memory_of, size_of
+from common.device.devices import size_of
 from common.device.interface import Transition
 from common.device.sharding import same_for_all_seeds
 from common.envs.masks import empty_action
 from common.envs.spaces import zeros
-
-LARGE = 50_000_000  # bytes, from which on the header says what checkpoints take
 
 
 class Replay(struct.PyTreeNode):
@@ -116,30 +113,15 @@ def num_groups(num_envs: int, batch_size: int) -> int:
     return math.gcd(num_envs, batch_size)
 
 
-def memory_note(args: Any, env: Any, devices: list[jax.Device], versions: bool = False) -> dict[str, str]:
-    """What to say in a header of the memory that the buffers of all seeds take, where there are any.
-
-    Raises UsageError, with the numbers, where the devices do not have it.
-    """
+def describe_replay(args: Any, state: Any) -> dict[str, str]:
+    """What the header of a run, whose `state` has these shapes, says of its buffers, where there are any."""
     if not hasattr(args, "buffer_size"):
         return {}
-    size, available = size_of(jax.eval_shape(lambda: example_transition(args, env, versions))), memory_of(devices)
     whole = args.capacity * args.num_rings
-    transitions = whole * args.num_agents
-    if transitions * size > available:
-        raise UsageError(
-            f"--buffer-size {args.buffer_size} does not fit: {transitions:,} transitions of {size:,} bytes are "
-            f"{transitions * size / 1e9:,.1f} GB, and there are {available / 1e9:,.1f} GB; at most "
-            f"{int(available / size):,} transitions fit{', over all agents together' if args.num_agents > 1 else ''}"
-        )
-    note = f"{transitions:,} transitions of {size:,} bytes = {transitions * size / 1e6:,.1f} MB"
+    note = f"{whole * args.num_agents:,} transitions, {size_of(state.actors.replay) / 1e6:,.1f} MB"
     if whole < args.buffer_size:
-        note += f" ({args.buffer_size:,} rounded down to {whole:,}, a ring for each of {args.num_rings} environments)"
-    if not args.save_buffer:
-        note += ", not saved: a resumed run fills it again before it learns on"
-    elif transitions * size > LARGE:
-        note += ", and as much again while a checkpoint is saved or loaded"
-    return {"replay": note}
+        note += f" ({args.buffer_size:,} rounded down, a ring for each of {args.num_rings} environments)"
+    return {"replay": note + ("" if args.save_buffer else ", not saved: a resumed run fills it again first")}
 
 
 def example_transition(args: Any, env: Any, versions: bool = False) -> Transition:

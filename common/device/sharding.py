@@ -8,7 +8,6 @@ axis has length 1, and all arrays are split along S.
 On the host there is no such axis, and a process has its own environments only: nobody ever has those of all processes.
 """
 
-import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -125,14 +124,20 @@ def to_devices(host: TrainState, like: TrainState, devices: list[jax.Device], sh
     return jax.pmap(place, axis_name=AXIS, devices=devices)(state)
 
 
-def check_learners(state: TrainState) -> None:
-    """Raise TrainingError where the processes do not have the same learner, to the bit."""
-    if multihost.count() == 1:
-        return
-    digest = hashlib.sha256()
-    for x in jax.tree.leaves(key_data((state.learner, state.run))):
-        digest.update(np.asarray(x.addressable_data(0)).tobytes())
-    multihost.check_equal("the learner", digest.hexdigest())
+Arrays = dict[str, np.ndarray]
+"""Host arrays by names such as `learner/params/actor/params/Dense_0/kernel`."""
+
+
+def flatten(tree: Any, left_out: tuple[str, ...] = ()) -> Arrays:
+    """A tree of host arrays as named arrays, without those whose names begin as one of `left_out`."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    named = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+    return {name: array for name, array in named.items() if not name.startswith(left_out)}
+
+
+def unflatten(arrays: Arrays, like: Any) -> Any:
+    """The inverse of `flatten`, with the structure of `like`."""
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in flatten(like)])
 
 
 def key_data(tree: Any) -> Any:

@@ -15,8 +15,6 @@ from jax.flatten_util import ravel_pytree
 
 from common.device.loops import light_scan
 from common.device.sharding import AXIS, flat_pmean, gathered, global_ids
-from common.envs.environment import Env
-from common.envs.spaces import EnvSpec
 from common.envs.variation import REDUCTIONS
 
 Metrics = dict[str, jax.Array]
@@ -138,7 +136,6 @@ class EpisodeTracker(struct.PyTreeNode):
 
     ret: jax.Array  # [N] raw reward so far
     length: jax.Array  # [N] steps so far; -inf where it had begun before anything was counted
-    objective: jax.Array | None = None  # [N] of it so far, where it is not the return
 
 
 class RecentEpisodes(struct.PyTreeNode):
@@ -147,18 +144,15 @@ class RecentEpisodes(struct.PyTreeNode):
     ret: jax.Array  # [WINDOW]
     length: jax.Array  # [WINDOW]
     count: jax.Array  # [] how many entries are filled
-    objective: jax.Array | None = None  # [WINDOW] what they are judged by, where it is not the return
 
 
-def new_tracker(env: Env, num_envs: int, under_way: bool = False) -> EpisodeTracker:
+def new_tracker(num_envs: int, under_way: bool = False) -> EpisodeTracker:
     """Of episodes that begin now, or of some that are `under_way`: what is left of those will not count as episodes."""
-    steps, objective = -jnp.inf if under_way else 0.0, jnp.zeros(num_envs) if env.is_judged else None
-    return EpisodeTracker(jnp.zeros(num_envs), jnp.full(num_envs, steps, jnp.float32), objective)
+    return EpisodeTracker(jnp.zeros(num_envs), jnp.full(num_envs, -jnp.inf if under_way else 0.0, jnp.float32))
 
 
-def new_recent(env: Env | EnvSpec) -> RecentEpisodes:
-    objective = jnp.zeros(WINDOW) if env.is_judged else None
-    return RecentEpisodes(jnp.zeros(WINDOW), jnp.zeros(WINDOW), jnp.zeros((), jnp.int32), objective)
+def new_recent() -> RecentEpisodes:
+    return RecentEpisodes(jnp.zeros(WINDOW), jnp.zeros(WINDOW), jnp.zeros((), jnp.int32))
 
 
 def count_episodes(
@@ -166,7 +160,7 @@ def count_episodes(
 ) -> tuple[EpisodeTracker, RecentEpisodes, Tally]:
     """Account for a rollout on each device.
 
-    `steps` has the raw `reward`, `terminated`, `truncated`, `objective` and `info` of a `Step`, [T, N] each.
+    `steps` has the raw `reward`, `terminated`, `truncated` and `info` of a `Step`, [T, N] each.
     The window and the tally are over all devices; the window's order is by step, then by global env.
     """
 
@@ -175,8 +169,7 @@ def count_episodes(
         finished = jax.tree.map(jnp.add, running, earned)
         return jax.tree.map(lambda x: jnp.where(done, 0.0, x), finished), finished
 
-    done, objective = steps.terminated | steps.truncated, None if recent.objective is None else steps.objective
-    earned = EpisodeTracker(steps.reward, jnp.ones_like(steps.reward), objective)
+    done, earned = steps.terminated | steps.truncated, EpisodeTracker(steps.reward, jnp.ones_like(steps.reward))
     tracker, finished = light_scan(step, tracker, (earned, done))  # finished [T, N]
     done = done & (finished.length > 0)
     columns = {"return": finished.ret, "length": finished.length}
@@ -202,8 +195,7 @@ def recent_metrics(recent: RecentEpisodes) -> dict[str, jax.Array]:
     filled = jnp.arange(WINDOW) < recent.count
     return {
         f"episode/{name}_last{WINDOW}": jnp.mean(values, where=filled)
-        for name, values in (("return", recent.ret), ("length", recent.length), ("objective", recent.objective))
-        if values is not None
+        for name, values in (("return", recent.ret), ("length", recent.length))
     }
 
 
@@ -230,6 +222,6 @@ def _push(recent: RecentEpisodes, place: jax.Array, finished: EpisodeTracker) ->
     def merge(values, old):
         return jnp.roll(old, count).at[slot].set(values, mode="drop")
 
-    window = EpisodeTracker(recent.ret, recent.length, recent.objective)
+    window = EpisodeTracker(recent.ret, recent.length)
     window, filled = jax.tree.map(merge, finished, window), jnp.minimum(recent.count + count, WINDOW)
-    return RecentEpisodes(window.ret, window.length, filled.astype(jnp.int32), window.objective)
+    return RecentEpisodes(window.ret, window.length, filled.astype(jnp.int32))

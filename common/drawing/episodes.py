@@ -381,25 +381,12 @@ def mountain_car(params: Any) -> Scene:
 
     def shapes(state: Any) -> list[Shape]:
         x = float(state.position)
-        slope = math.atan(3 * 0.45 * math.cos(3 * x))
-        cos, sin = math.cos(slope), math.sin(slope)
-
-        def on_road(forward: float, above: float) -> Point:
-            return x + forward * cos - above * sin, height(x) + forward * sin + above * cos
-
-        outline = (-0.1, 0.03), (0.1, 0.03), (0.1, 0.08), (0.05, 0.13), (-0.06, 0.13), (-0.1, 0.08)
-        wheels = [Shape(INK, [on_road(side, 0.028)], 0.056) for side in (-0.06, 0.06)]
-        return [Shape(RED, [on_road(*corner) for corner in outline]), *wheels]
+        return [Shape(RED, [(x, height(x) + 0.05)], 0.1)]
 
     left, right, goal = params.min_position - 0.1, params.max_position + 0.1, params.goal_position
     hill = [(x, height(x)) for x in np.linspace(left, right, 150)]
-    top = height(goal) + 0.25
-    background = [
-        Shape(LIGHT, [(left, -0.05), *hill, (right, -0.05)]),
-        Shape(INK, [(goal, height(goal)), (goal, top)], 0.01),
-        Shape(GREEN, [(goal, top), (goal, top - 0.1), (goal + 0.1, top - 0.05)]),
-    ]
-    return Scene((left, -0.05, right, 1.3), background, shapes, 0.03)
+    flag = Shape(GREEN, [(goal, height(goal)), (goal, height(goal) + 0.25)], 0.02)
+    return Scene((left, -0.05, right, 1.3), [Shape(LIGHT, [(left, -0.05), *hill, (right, -0.05)]), flag], shapes, 0.03)
 
 
 SCENES = {

@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from common.cli.checks import check_flags
 from common.cli.errors import UsageError
 from common.cli.files import read_config
 from common.cli.run_flags import ONE_TIME
-from common.runs.metrics import Log, Series, check_members, is_number, read_log
+from common.runs.metrics import Log, Series, is_number, read_log
 
 TRAINING, EVALUATION = "episode/return", "eval/return_mean"
 RECENT = "episode/return_last100"
@@ -94,7 +93,6 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
     runs, silent = [], []
     for path in paths:
         config, log = read_config(path), read_log(path, metrics)
-        check_members(path, config)
         runs += _parts(path, config, log)
         silent += [] if log.names else [path]
     known = set().union(*(run.flags for run in runs))
@@ -161,25 +159,12 @@ def flag_text(value: Any) -> str:
 
 def pooled(group: Group) -> Iterator[str]:
     """What to know of a group whose runs are not repetitions of one experiment with different seeds."""
-    who = f"{group.label} in {group.env}"
     flags = [{name: json.dumps(value) for name, value in run.flags.items()} for run in group.runs]
     names = set.intersection(*map(set, flags)) - PLUMBING
     differing = sorted(name for name in names if len({one[name] for one in flags}) > 1)
     if differing:
         what = f"runs with different {', '.join(differing)} are put together"
-        yield f"{who}: {what}, --by {differing[0]} tells them apart"
-    agents = Counter()
-    for run, one in zip(group.runs, flags, strict=True):
-        variant = tuple(one[name] for name in differing)
-        agents.update((seed, variant) for seed in run.seeds)
-    twice = [seed for (seed, _), count in agents.items() if count > 1]
-    if twice:
-        yield f"{who}: seed {min(twice)} is there more than once, which makes the interval too narrow"
-    if any(
-        len(run.seeds) > 1 and (run.flags.get("pbt") or run.flags.get("opponent") == "members") for run in group.runs
-    ):
-        what = "members that exchange weights or play each other count as independent seeds"
-        yield f"{who}: {what}, which makes the interval too narrow"
+        yield f"{group.label} in {group.env}: {what}, --by {differing[0]} tells them apart"
 
 
 def say(notes: Iterable[str]) -> None:

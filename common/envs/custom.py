@@ -2,8 +2,7 @@
 
 `reset(key, params)` returns (observation, state), and `step(key, state, action, params)` returns (observation, state,
 reward, terminated, truncated, info), resets by itself in the same step, and leaves the true next observation in
-`info["final_observation"]`. Where episodes are to be judged by something else than their returns, the last step of each
-has `info["true_objective"]`. Subclasses of gymnax's `Environment` give `reset_env` and `step_env` instead, and leave
+`info["final_observation"]`. Subclasses of gymnax's `Environment` give `reset_env` and `step_env` instead, and leave
 resets and time limits to it.
 """
 
@@ -12,20 +11,17 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from common.cli.env_flags import SUITES, read_params
+from common.cli.env_flags import SUITES
 from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.environment import Env, Step, Transition, select
 from common.envs.suite_tools import changed_params, readable_errors, reason
 from common.envs.variation import with_draws
-
-OBJECTIVE = "true_objective"  # of an episode, in the `info` of its last step
 
 
 def adapt(name: str, inner: Any, params: Any, env_params: dict[str, Any]) -> Env:
@@ -44,8 +40,6 @@ def adapt(name: str, inner: Any, params: Any, env_params: dict[str, Any]) -> Env
 def with_params(made: Any) -> tuple[Any, Any]:
     """Environment and parameters from such a pair, or from an environment with default parameters."""
     inner, params = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    if isinstance(inner, type):
-        raise UsageError(f"{inner.__name__} is a class, not an environment: return {inner.__name__}()")
     has_params = isinstance(made, tuple) or hasattr(inner, "default_params")
     if not (hasattr(inner, "reset") and hasattr(inner, "step") and has_params):
         raise UsageError(f"{made!r} is neither a gymnax-style environment nor a pair (environment, parameters)")
@@ -89,7 +83,7 @@ class SteppingEnv(GymnaxStyleEnv):
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
         obs, state, reward, terminated, info = self.inner.step_env(key, state, action, self.params)
         truncated = self.inner.is_truncated(state, self.params)
-        return Transition(obs, state, reward, terminated, truncated, _told(info), info)
+        return Transition(obs, state, reward, terminated, truncated, info)
 
 
 class SelfResettingEnv(GymnaxStyleEnv):
@@ -105,16 +99,10 @@ class SelfResettingEnv(GymnaxStyleEnv):
         *outputs, info = outputs
         if "final_observation" not in info:
             raise UsageError(f'environment {self.name}: step left no "final_observation" in its info')
-        out = self.checked(Transition(*outputs, _told(info), info))
-        objective = out.objective if self.judge is None else self.judge.step(key, state, action).reward
+        out = self.checked(Transition(*outputs, info))
         final_obs = self.checked_obs("final_obs", info["final_observation"])
         final_state = select(out.terminated | out.truncated, state, out.state)
-        return Step(*out[:5], final_obs, final_state, objective, out.info)
-
-
-def _told(info: Any) -> Any:
-    """The objective of an episode that ends with this step, if the environment tells one."""
-    return info.get(OBJECTIVE) if isinstance(info, Mapping) else None
+        return Step(*out[:5], final_obs, final_state, out.info)
 
 
 def replaced(name: str, params: Any, env_params: dict[str, Any]) -> Any:
@@ -133,7 +121,7 @@ def wrap(environment: Any, env_params: str = "") -> Env:
     if not isinstance(environment, Env):
         inner, params = with_params(environment)
         name = getattr(inner, "name", type(inner).__name__)
-        return with_draws(lambda changes: adapt(name, inner, params, changes), read_params(env_params))
+        return with_draws(lambda changes: adapt(name, inner, params, changes), env_params)
     if env_params:
         raise UsageError(f"--env-params {env_params} cannot change an object, {environment.name}: make it so")
     return environment

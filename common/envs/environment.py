@@ -38,7 +38,6 @@ A complete module for a suite called pond, whose states know neither time limits
 """
 
 import copy
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -66,7 +65,6 @@ class Transition(NamedTuple):
     reward: jax.Array  # [], any number
     terminated: jax.Array  # [] bool: over by its own rules; nothing follows, and no value is bootstrapped
     truncated: jax.Array  # [] bool: cut by a time limit; the value of `obs` stands for the rest
-    objective: Any = None  # [] what an episode that ends here is judged by, where that is not its return
     info: Any = None  # a dictionary; numbers [] in it are what --log-info can name, those that are NaN left out
 
 
@@ -80,7 +78,6 @@ class Step(NamedTuple):
     truncated: jax.Array  # bool
     final_obs: Any  # the true next observation, never that of a reset
     final_state: Any  # the true next state; the one before where only the environment's own reset knows it
-    objective: Any = None  # float32: the sum of it over an episode is what that is judged by; None: its return
     info: Any = None  # float32: by metric, what is `logged`
 
 
@@ -92,9 +89,6 @@ class Env:
     resets_itself = False  # whether there is no `advance`, but a `step` with the reset in it
     is_game = False  # whether there are other players, as `against` says, and returns above 0 are games won
     agents: tuple[int, ...] = ()  # where several act for one reward: whose of them each component of an action is
-    tells_objective = False  # whether its own steps have an `objective`
-    is_judged = False  # whether the steps of members have one, told by their environment or by a judge
-    judge: "Env | None" = None  # whose rewards are that objective
     info_numbers: tuple[str, ...] = ()  # the entries of its `info` that are numbers
     logged: dict[str, str] | None = None  # by metric, the entry of `info`; None is each of `info_numbers`
 
@@ -110,10 +104,8 @@ class Env:
         self.action_space = spaces.convert(action_space, "action space")
         obs, self.state_shape = jax.eval_shape(self.reset, jax.random.key(0))
         self.observation_space, self.obs_dtype = spaces.as_seen(name, self.observation_space, obs)
-        check_usable_spaces(name, self.observation_space, self.action_space)
         action = jax.eval_shape(lambda key: spaces.sample(key, self.action_space), jax.random.key(0))
         stepped = jax.eval_shape(self.step, jax.random.key(0), self.state_shape, action)  # checks what it returns
-        self.tells_objective = self.is_judged = stepped.objective is not None
         self.info_numbers, self.logged = tuple(stepped.info or ()), {}
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
@@ -147,7 +139,7 @@ class Env:
 
     @property
     def spec(self) -> EnvSpec:
-        return EnvSpec(self.name, self.observation_space, self.obs_dtype, self.action_space, self.is_judged)
+        return EnvSpec(self.name, self.observation_space, self.obs_dtype, self.action_space)
 
     @property
     def obs_like(self) -> Any:
@@ -157,11 +149,6 @@ class Env:
     def example_obs(self, *batch: int) -> Any:
         """A batch of observations, all zeros."""
         return self.spec.example_obs(*batch)
-
-    @property
-    def state_bytes(self) -> int:
-        """The size of a state."""
-        return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.state_shape))
 
     def reset(self, key: jax.Array) -> tuple[Any, Any]:
         """First observation and state of an episode."""
@@ -180,22 +167,16 @@ class Env:
     def advance_checked(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
         """One step without a reset, in the dtypes of `reset` and `Step`. Box actions may come flat, and are clipped."""
         action = spaces.clip(action, self.action_space)
-        reached = self.checked(self.advance(key, state, action))
-        if self.judge is None:
-            return reached
-        return reached._replace(objective=self.judge.advance_checked(key, state, action).reward)
+        return self.checked(self.advance(key, state, action))
 
     def checked(self, transition: Transition) -> Transition:
         """`transition` in the dtypes of `reset` and `Step`. Raises UsageError where a shape is wrong."""
-        obs, state, *outcome, objective, info = transition
+        obs, state, *outcome, info = transition
         obs = self.checked_obs("obs", obs)
         state = jax.tree.map(lambda new, old: as_type(new, old.dtype), state, self.state_shape)
         dtypes = {"reward": jnp.float32, "terminated": bool, "truncated": bool}
         outcome = [self.checked_array(*one) for one in zip(dtypes, outcome, dtypes.values(), strict=True)]
-        if objective is not None:
-            over = outcome[1] | outcome[2]
-            objective = jnp.where(over, self.checked_array("objective", objective, jnp.float32), 0)
-        return Transition(obs, state, *outcome, objective, self._logged(info if isinstance(info, Mapping) else {}))
+        return Transition(obs, state, *outcome, self._logged(info if isinstance(info, Mapping) else {}))
 
     def _logged(self, info: Mapping[str, Any]) -> dict[str, jax.Array]:
         logged = {name: name for name, x in info.items() if spaces.is_number(x)} if self.logged is None else self.logged
@@ -242,7 +223,7 @@ class Wrapper(Env):
 def stepped(reached: Transition, obs: Any, state: Any) -> Step:
     """A step that has `reached` something, and goes on with these, those of a reset where an episode ended."""
     outcome = reached.reward, reached.terminated, reached.truncated
-    return Step(obs, state, *outcome, reached.obs, reached.state, reached.objective, reached.info)
+    return Step(obs, state, *outcome, reached.obs, reached.state, reached.info)
 
 
 def as_type(x: Any, dtype: Any) -> jax.Array:
@@ -253,25 +234,6 @@ def as_type(x: Any, dtype: Any) -> jax.Array:
 def select(condition: jax.Array, yes: Any, no: Any) -> Any:
     """`jnp.where` on the arrays of two trees of the same structure."""
     return jax.tree.map(lambda yes, no: jnp.where(condition, yes, no), yes, no)
-
-
-def check_usable_spaces(name: str, observation_space: Any, action_space: Any) -> None:
-    """Raise UsageError where the environment called `name` has nothing to observe or to do, or bounds without sense."""
-    for part, leaf in leaves(observation_space):
-        if _is_empty(leaf):
-            raise UsageError(f"environment {name}: no policy can observe {leaf}{part and f', its part {part}'}")
-    for part, leaf in leaves(action_space):
-        where = part and f" {part}"
-        if _is_empty(leaf):
-            raise UsageError(f"environment {name} has no action{where}: its action space is {action_space}")
-        if isinstance(leaf, Box) and not (leaf.low <= leaf.high).all():  # nor where one is not a number
-            at = np.argmin(leaf.low <= leaf.high)
-            low, high = leaf.low.flat[at], leaf.high.flat[at]
-            raise UsageError(f"environment {name}: its actions{where} are bounded by {low:g} below and {high:g} above")
-
-
-def _is_empty(leaf: Any) -> bool:
-    return 0 in leaf.shape or not isinstance(leaf, Box) and min(leaf.nvec) < 1
 
 
 def check_spaces(args: Any, env: Any) -> None:

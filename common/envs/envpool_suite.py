@@ -1,40 +1,20 @@
 """envpool's environments, stepped by C++ threads: `envpool:Pong-v5`."""
 
-import ctypes
-import subprocess
-import sys
-from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
 from common.cli.errors import UsageError
-from common.envs.host import Conversion, HostEnvs, HostOptions, HostStep, is_supported
+from common.envs.host import Conversion, HostEnvs, HostOptions, HostStep
 from common.envs.suite_tools import FRAMES, check_known, check_time_limit, import_package, refuse_params
 
 LIMIT = "max_episode_steps"
 MOST_THREADS = 1024
-LONGEST = 300  # seconds, after which an environment counts as one that cannot draw itself
-
-# MuJoCo draws without a display by the system's EGL, if that comes before envpool, which has a copy of it
-EGL, TOO_LATE = "libEGL.so.1", "envpool" in sys.modules
-with suppress(OSError):
-    ctypes.CDLL(EGL, mode=ctypes.RTLD_GLOBAL)
 
 
 def ids() -> list[str]:
     return import_package("envpool", extra="host").list_all_envs()
-
-
-def trainable() -> list[str]:
-    return [env_id for env_id in ids() if is_supported(partial(_spaces, env_id))]
-
-
-def _spaces(env_id: str) -> tuple[Any, Any]:
-    spec = import_package("envpool", extra="host").make_spec(env_id)
-    return spec.gymnasium_observation_space, spec.gymnasium_action_space
 
 
 def make(name: str, env_id: str, options: HostOptions) -> HostEnvs:
@@ -45,32 +25,13 @@ def make(name: str, env_id: str, options: HostOptions) -> HostEnvs:
     if not isinstance(threads, int) or not 0 <= threads <= MOST_THREADS:  # envpool would end the process
         raise UsageError(f"{name} parameter 'num_threads' must be 0 (all cores) to {MOST_THREADS}, got {threads!r}")
     check_time_limit(name, LIMIT, params.get(LIMIT, 1))
-    if options.frames and _draws(env_id, params | FRAMES):
+    envpool = import_package("envpool", extra="host")
+    if (
+        options.frames and "mujoco" not in envpool.registration.registry.specs[env_id][0]
+    ):  # which ends without a display
         params = params | FRAMES
     params = params | {"num_envs": options.num_envs, "seed": options.seed}
-    return EnvpoolEnvs(
-        name,
-        import_package("envpool", extra="host").make(env_id, env_type="gymnasium", **params),
-        options.resets_in_step,
-    )
-
-
-def _draws(env_id: str, params: dict[str, Any]) -> bool:
-    """Whether `EnvpoolEnvs.frame` works here: a process of its own finds out, as MuJoCo's end it where they cannot."""
-    code = f"""
-from contextlib import suppress
-from ctypes import CDLL, RTLD_GLOBAL
-{"import envpool" if TOO_LATE else ""}
-with suppress(OSError):
-    CDLL({EGL!r}, mode=RTLD_GLOBAL)
-import envpool
-envs = envpool.make({env_id!r}, env_type="gymnasium", num_envs=1, **{params!r})
-envs.reset()
-envs.render()
-"""
-    with suppress(subprocess.TimeoutExpired):
-        return subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=LONGEST).returncode == 0
-    return False
+    return EnvpoolEnvs(name, envpool.make(env_id, env_type="gymnasium", **params), options.resets_in_step)
 
 
 class EnvpoolEnvs:

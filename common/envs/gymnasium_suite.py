@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from common.cli.errors import UsageError
 from common.envs import processes, spaces
-from common.envs.host import Conversion, HostEnvs, HostOptions, HostStep, is_supported
+from common.envs.host import Conversion, HostEnvs, HostOptions, HostStep
 from common.envs.masks import MASK
 from common.envs.suite_tools import FRAMES, check_known, do_without_display, has_display, import_package
 
@@ -22,25 +22,9 @@ PACKAGES = {"ALE": "ale_py", "pmaprl": "common.envs.processes"}
 
 
 def ids() -> list[str]:
-    """Everything that can be made."""
     with suppress(UsageError):  # it is not installed
         import_package("ale_py")
     return list(gymnasium.registry)
-
-
-def trainable() -> list[str]:
-    known, works = ids(), {}  # by class: what holds for one environment of it holds for all
-    for env_id in known:
-        entry_point = gymnasium.registry[env_id].entry_point
-        if entry_point not in works:
-            works[entry_point] = is_supported(partial(_spaces, env_id))
-    return [env_id for env_id in known if works[gymnasium.registry[env_id].entry_point]]
-
-
-def _spaces(env_id: str) -> tuple[Any, Any]:
-    env = gymnasium.make(env_id)
-    env.close()
-    return env.observation_space, env.action_space
 
 
 def make(name: str, env_id: str, options: HostOptions) -> HostEnvs:

@@ -9,15 +9,9 @@ from common.envs.custom import adapt
 from common.envs.environment import Env
 from common.envs.suite_tools import check_known
 
-DOWNLOADED = ("MNISTBandit-bsuite",)  # their data, when they are made
-
 
 def ids() -> list[str]:
     return list(_import_gymnax().registered_envs)
-
-
-def trainable() -> list[str]:
-    return [env_id for env_id in ids() if env_id not in DOWNLOADED]
 
 
 def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:

@@ -15,8 +15,7 @@ which makes new environments: FailedEnvError where something hangs and can be en
 """
 
 import json
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -25,7 +24,6 @@ import numpy as np
 from common.cli.env_flags import read_params
 from common.cli.errors import UsageError
 from common.envs import spaces
-from common.envs.environment import check_usable_spaces
 from common.envs.spaces import EnvSpec, is_number
 
 Vectorization = Literal["async", "sync", "vector"]
@@ -107,7 +105,6 @@ class Conversion:
         dtype = spaces.map_leaves(lambda leaf, theirs: NARROW.get(theirs, theirs), self.theirs, dtype)
         actions = spaces.convert(action_space, "action space")
         self._action_dtype = spaces.map_leaves(partial(_dtype, name), actions, _tree(action_space))
-        check_usable_spaces(name, ours, actions)
         self.spec = EnvSpec(name, ours, dtype, actions)
 
     def observations(self, obs: Any) -> Any:
@@ -119,16 +116,6 @@ class Conversion:
         space = self.spec.action_space
         action = spaces.clip(action, space, spaces.batch_shape(action), np)
         return spaces.map_leaves(lambda leaf, dtype, x: _in_type(x, dtype), space, self._action_dtype, action)
-
-
-def is_supported(spaces_of: Callable[[], tuple[Any, Any]]) -> bool:
-    """Whether `spaces_of` an environment can be had here, and are those that a policy can have."""
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            Conversion("environment", *spaces_of())
-    except Exception:
-        return False
-    return True
 
 
 def _tree(space: Any) -> Any:

@@ -24,10 +24,6 @@ def ids() -> list[str]:
     return list(import_package("jumanji.registration", extra="jumanji")._REGISTRY)
 
 
-def trainable() -> list[str]:
-    return [env_id for env_id in ids() if env_id not in DOWNLOADED]
-
-
 def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     check_known(name, env_id, ids())
     jumanji = import_package("jumanji", extra="jumanji")

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.cli.errors import UnusableEnvError, UsageError
+from common.cli.errors import FailedEnvError, UsageError
 from common.envs import spaces
 from common.envs.spaces import Box, Dict, Discrete, EnvSpec, Space, batch_shape, map_leaves
 
@@ -49,7 +49,6 @@ def completed(obs: Any, env: EnvSpec) -> Any:
 
 MASK = "action_mask"
 ILLEGAL = -1e9  # a logit whose probability is 0, and which is finite, as 0 times infinity is not
-LEGAL = "policy/legal_actions_min"  # a metric
 
 
 def is_mask(name: str) -> bool:
@@ -116,14 +115,14 @@ def legal_metrics(obs: Any, space: spaces.Space, axis_name: str) -> dict[str, ja
     if legal is None:
         return {}
     fewest = jax.lax.pmin(jnp.min(_fewest(legal, space, jnp)), axis_name)
-    return {LEGAL: jnp.where(fewest > 0, fewest, jnp.nan)}
+    return {"policy/legal_actions_min": jnp.where(fewest > 0, fewest, jnp.nan)}
 
 
 def check_legal(obs: Any, acting: np.ndarray, spec: Any) -> None:
-    """Raise UnusableEnvError where an environment [N] of these `obs`, host arrays, is `acting` and may do nothing."""
+    """Raise FailedEnvError where an environment [N] of these `obs`, host arrays, is `acting` and may do nothing."""
     legal = legal_actions(obs, np)
     if legal is not None and np.any(acting & (_fewest(legal, spec.action_space, np) == 0)):
-        raise UnusableEnvError(f"{spec.name} has a state without any legal action: look at its action_mask")
+        raise FailedEnvError(f"{spec.name} has a state without any legal action: look at its action_mask")
 
 
 def choices_of(space: spaces.Space) -> list[int]:

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.cli.errors import UsageError
 from common.envs.environment import Env, Transition
 from common.envs.spaces import Discrete, box
 from common.envs.suite_tools import changed_params, check_known, import_package, quiet, settable
@@ -32,9 +31,6 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     arguments = settable(import_package("octax.env", extra="octax").OctaxEnv)
     known = {argument: value for argument, value in arguments.items() if argument not in NOT_OURS}
     params = changed_params(name, known, env_params)
-    fps, frequency = ((known | params)[parameter] for parameter in ("fps", "instruction_frequency"))
-    if frequency < fps:
-        raise UsageError(f"{name} needs an instruction_frequency of at least its fps, got {frequency} and {fps}")
     with quiet():
         inner, _ = import_package("octax.environments", extra="octax").create_environment(env_id, **params)
     return OctaxEnv(name, inner)

@@ -10,19 +10,13 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.environment import Env, Transition, select
-from common.envs.suite_tools import changed_params, check_known, import_package, mujoco_frame, readable_errors
+from common.envs.suite_tools import changed_params, check_known, import_package, mujoco_frame
 
 LIMIT, REPEAT = "episode_length", "action_repeat"  # parameters
-WHERE = "github.com/deepmind/mujoco_menagerie"
 
 
 def ids() -> list[str]:
     return list(_module("registry").ALL_ENVS)
-
-
-def trainable() -> list[str]:
-    """All of them once the robots are there."""
-    return [env_id for env_id in ids() if not _needs_robots(env_id) or _robots().exists()]
 
 
 def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
@@ -35,11 +29,7 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     params = known | changed_params(name, known, env_params)
     if params.get("impl", "jax") != "jax":
         raise UsageError(f"{name} parameter 'impl' must be jax, got {params['impl']!r}")
-    where = f" (playground clones its robots from {WHERE} into {_robots()})" if _needs_robots(env_id) else ""
-    with readable_errors(f"environment {name} cannot be made{where}"):
-        inner = registry.load(env_id, config_overrides=params)
-    if inner.n_substeps < 1:
-        raise UsageError(f"{name} would stand still: ctrl_dt {inner.dt:g} holds no step of sim_dt {inner.sim_dt:g}")
+    inner = registry.load(env_id, config_overrides=params)  # whose robots it downloads
     return PlaygroundEnv(name, inner, params[LIMIT], params.get(REPEAT, 1))
 
 
@@ -74,15 +64,6 @@ class PlaygroundEnv(Env):
     def frame(self, state: Any) -> np.ndarray:
         data = state[0].data
         return mujoco_frame(self.inner.mj_model, data.qpos, data.qvel)
-
-
-def _needs_robots(env_id: str) -> bool:
-    return env_id not in _module("dm_control_suite").ALL_ENVS
-
-
-def _robots() -> Any:
-    """The folder that they are downloaded into."""
-    return _module("mjx_env").MENAGERIE_PATH
 
 
 def _module(name: str) -> ModuleType:

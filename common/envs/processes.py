@@ -5,20 +5,17 @@ that is slow.
 """
 
 import multiprocessing.connection
-import multiprocessing.util
 import os
 import pickle
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 import types
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium
 import numpy as np
@@ -26,7 +23,7 @@ from gymnasium.spaces import Box, Dict, Space, Tuple
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.wrappers import TransformObservation
 
-from common.cli.errors import FailedEnvError, UnusableEnvError
+from common.cli.errors import FailedEnvError
 from common.envs.suite_tools import PARTIAL, WITHOUT_VELOCITIES, reason
 
 CLOSING = 1.0  # seconds that processes get to end by themselves
@@ -44,16 +41,15 @@ class Processes(AsyncVectorEnv):
         They come from a server that knows nothing of this program: forks of it, with JAX's threads, could deadlock.
         """
         self._timeouts = {"reset": reset_timeout, "step": step_timeout}
-        self.processes, self._guard = [], _Guard()
+        self.processes = []
         multiprocessing.get_context("forkserver").set_forkserver_preload(["gymnasium", "numpy"])
-        makers = [partial(_make, maker, os.getpid(), self._guard.path)] * num_envs
+        makers = [partial(_make, maker, os.getpid())] * num_envs
         try:
             with ExitStack() as self._hidden:
                 self._hidden.enter_context(_hidden_main())
                 super().__init__(makers, context="forkserver", autoreset_mode=AutoresetMode.SAME_STEP)
         except BaseException:
             self.kill()
-            self._guard.close()
             self.closed = True
             raise
 
@@ -93,7 +89,6 @@ class Processes(AsyncVectorEnv):
         self.kill()
         for process in self.processes:
             process.join()
-        self._guard.close()
 
     def kill(self) -> None:
         """End all processes at once, with those that they have started, such as simulators, from any thread.
@@ -120,37 +115,6 @@ class Processes(AsyncVectorEnv):
             raise FailedEnvError(f"a process of an environment ended by itself (exit code {codes})") from error
 
 
-class _Guard:
-    """A process that kills environments and all that they have started once this program has ended, also by kill -9.
-
-    Each process tells it its number at `path` before it makes its environment. The guard deletes the temporary folder
-    of multiprocessing too, unless that is of another program, which has started this.
-    """
-
-    def __init__(self):
-        folder = multiprocessing.util.get_temp_dir()
-        self.path = tempfile.mktemp(prefix="guard-", dir=folder)
-        os.makedirs(folder, exist_ok=True)  # somebody may have cleaned up
-        os.mkfifo(self.path)
-        self._alive = os.open(self.path, os.O_RDWR)  # as long as this program is, the guard reads on
-        unwanted = self.path if multiprocessing.parent_process() else folder
-        script = (
-            'while read -r n; do all="$all -$n $n"; done < "$1"; kill -9 $all; rm -rf "$2"'  # groups, and who has none
-        )
-        streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        self._shell = subprocess.Popen(
-            ["sh", "-c", script, "sh", self.path, unwanted], **streams, start_new_session=True
-        )
-
-    def close(self) -> None:
-        """End the guard before it does anything: the numbers may be those of other processes by then."""
-        self._shell.kill()
-        self._shell.wait()
-        os.close(self._alive)
-        with suppress(OSError):
-            os.unlink(self.path)
-
-
 @contextmanager
 def _hidden_main():
     """Keep processes that start from importing this program, and JAX with it."""
@@ -163,14 +127,28 @@ def _hidden_main():
             sys.modules["__main__"] = main
 
 
-def _make(maker: Callable[[], Any], home: int, guard: str) -> Any:
-    """What `maker` makes; in another process than `home`, in a group of that one's own, which Ctrl-C does not reach."""
+def _make(maker: Callable[[], Any], home: int) -> Any:
+    """What `maker` makes; in another process than `home`, in a group of that one's own, which Ctrl-C does not reach.
+
+    The group ends with the program, even if that is killed and the environment listens to nobody: a process watches.
+    """
     if os.getpid() != home:  # gymnasium also calls this at home, to see what the environment is
         os.setpgid(0, 0)
-        told = os.open(guard, os.O_WRONLY | os.O_NONBLOCK)  # raises where the program has ended meanwhile
-        os.write(told, f"{os.getpid()}\n".encode())
-        os.close(told)
+        if os.fork() == 0:
+            _end_with_the_program()
     return _PlainErrors(maker())
+
+
+def _end_with_the_program() -> NoReturn:
+    """Kill the group of this process once the program has ended."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        program = multiprocessing.parent_process().sentinel
+        os.closerange(0, program)  # pipes of the environment, of whose end others learn by them
+        os.closerange(program + 1, os.sysconf("SC_OPEN_MAX"))
+        multiprocessing.connection.wait([program])
+    finally:
+        os.killpg(0, signal.SIGKILL)
 
 
 class _PlainErrors(gymnasium.Wrapper):
@@ -228,7 +206,7 @@ class MaskObserved(gymnasium.Wrapper):
     def _observed(self, obs: Any, info: dict, over: bool) -> dict:
         legal = info.get(self._mask)
         if legal is None and not over:  # at the end nobody acts
-            raise UnusableEnvError(f"the info of {self.env.spec.id} has lost its {self._mask} after a step")
+            raise FailedEnvError(f"the info of {self.env.spec.id} has lost its {self._mask} after a step")
         return {self._mask: _typed(self._space, legal), **(obs if self._has_parts else {"obs": obs})}
 
 

@@ -5,7 +5,6 @@ For every suite in `common/cli/env_flags.py` there is a module `common/envs/SUIT
 - `make(name, env_id, env_params)` returns an `Env`, or `make(name, env_id, options)` a `HostEnvs`. `name` is the whole
   name as the user gave it, for messages; `env_id` is what follows the suite's; `env_params` is --env-params as a dict.
 - `ids()` returns the ids that `make` knows.
-- `trainable()` returns those that can be trained here, for --list-envs, where that is not all; it may take seconds.
 
 What a module raises reaches the user as one sentence: a UsageError as it is, everything else after "environment NAME
 cannot be made:".
@@ -28,10 +27,6 @@ from common.envs.suite_tools import UnknownId, readable_errors, refuse_params
 from common.envs.variation import with_draws
 
 Place = Literal["device", "host"]
-TRAINERS: dict[Place, str] = {
-    "device": "ppo_pmap.py, ppo_rnn_pmap.py, pqn_pmap.py, dqn_pmap.py and sac_pmap.py train",
-    "host": "ppo_pmap.py, ppo_rnn_pmap.py, pqn_pmap.py, dqn_pmap.py, sac_pmap.py and appo_pmap.py train",
-}
 
 
 def make(name: str, env_params: str = "") -> Env:
@@ -42,8 +37,8 @@ def make(name: str, env_params: str = "") -> Env:
     (environment, parameters). Raises UsageError for an unknown name or parameter.
     """
     if steps_on_host(name):
-        raise UsageError(f"{name} steps on the host, not on the device: {TRAINERS['host']} on it")
-    return with_draws(partial(_make, name), read_params(env_params))
+        raise UsageError(f"{name} steps on the host, not on the device: it is made by make_host")
+    return with_draws(partial(_make, name), env_params)
 
 
 def make_host(
@@ -63,8 +58,9 @@ def make_host(
     arguments that do not work, and for spaces that are not supported.
     """
     if not steps_on_host(name):
-        hint = _who_trains(split_name(name)[1]) or "name one as envpool:CartPole-v1 or gymnasium:CartPole-v1"
-        raise UsageError(f"{name} does not step on the host: {hint}")
+        others = [other for other in _names_elsewhere(split_name(name)[1]) if steps_on_host(other)]
+        hint = " or ".join(others or ["envpool:CartPole-v1", "gymnasium:CartPole-v1"])
+        raise UsageError(f"{name} does not step on the host, as {hint} would")
     params = read_params(env_params)
     refuse_params(params, ("num_envs", "seed"))
     options = HostOptions(num_envs, seed, params, vectorization, reset_timeout, step_timeout, frames, resets_in_step)
@@ -78,7 +74,7 @@ def make_host(
 
 
 def list_envs(places: Sequence[Place], wanted: str) -> None:
-    """Print the names of environments that step there and can be trained: of the suite `wanted`, or of "all" of them.
+    """Print the names of environments that step there: of the suite `wanted`, or of "all" of them.
 
     Raises UsageError where there is no such suite, or where it is not installed.
     """
@@ -87,8 +83,7 @@ def list_envs(places: Sequence[Place], wanted: str) -> None:
         raise UsageError(f"--list-envs {wanted}: this algorithm trains on {' and '.join(suites)}")
     for suite in suites if wanted == "all" else [wanted]:
         try:
-            module = _module(suite)
-            ids = getattr(module, "trainable", module.ids)()
+            ids = _module(suite).ids()
         except UsageError as error:  # it is not installed
             if suite == wanted:
                 raise
@@ -103,26 +98,19 @@ def _make(name: str, options: Any) -> Any:
         with readable_errors(f"environment {name} cannot be made"):
             return _module(suite).make(name, env_id, options)
     except UnknownId as error:
-        hint = _who_trains(env_id)  # imports all suites
-        raise UsageError(f"unknown environment {name!r}: {hint}" if hint else str(error)) from error
-    except UsageError as error:
-        users = suite == CUSTOM or ":" in env_id
-        if users or not isinstance(error.__cause__, ImportError) or "pip install" in str(error):
+        if not (others := _names_elsewhere(env_id)):  # imports all suites
             raise
-        extra = "host" if steps_on_host(name) else suite
-        install = "pip install -e ." if suite in ("gymnax", "pmaprl") else f'pip install -e ".[{extra}]"'
-        raise UsageError(f"{error}; {install} installs what it needs") from error
+        raise UsageError(f"unknown environment {name!r}: did you mean {' or '.join(others)}?") from error
 
 
 def _module(suite: str) -> ModuleType:
     return importlib.import_module("common.envs.custom" if suite == CUSTOM else f"common.envs.{suite}_suite")
 
 
-def _who_trains(env_id: str) -> str:
-    """Under which names other suites have this id, and what trains on them; empty where none has it."""
-    found: dict[Place, list[str]] = {}
-    for suite, place in SUITES.items():
+def _names_elsewhere(env_id: str) -> list[str]:
+    """The names by which suites have this id."""
+    found = []
+    for suite in SUITES:
         with suppress(Exception):  # it is not installed, or not as it was: nobody has asked for it
-            if env_id in _module(suite).ids():
-                found.setdefault(place, []).append(f"{suite}:{env_id}")
-    return ", ".join(f"{TRAINERS[place]} on {' or '.join(names)}" for place, names in found.items())
+            found += [f"{suite}:{env_id}"] if env_id in _module(suite).ids() else []
+    return found

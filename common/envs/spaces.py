@@ -245,7 +245,6 @@ class EnvSpec(NamedTuple):
     observation_space: Space
     obs_dtype: Any  # NumPy's type of an observation, a tree of types where it has parts
     action_space: Space
-    is_judged: bool = False  # whether episodes have an objective beside their returns
 
     @property
     def obs_like(self) -> Any:
@@ -266,17 +265,14 @@ class EnvSpec(NamedTuple):
             "observation_space": _to_json(self.observation_space),
             "obs_dtype": map_leaves(lambda leaf, dtype: str(dtype), self.observation_space, self.obs_dtype),
             "action_space": _to_json(self.action_space),
-        } | ({"is_judged": True} if self.is_judged else {})
+        }
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "EnvSpec":
-        """The inverse of `to_json`. Raises KeyError, TypeError or ValueError where `stored` is something else."""
-        try:
-            observation, action = (_from_json(stored[name]) for name in ("observation_space", "action_space"))
-            dtype = map_leaves(lambda leaf, name: _dtype_from_json(name), observation, stored["obs_dtype"])
-        except (AttributeError, IndexError) as error:  # parts of another kind, or fewer
-            raise ValueError(str(error)) from error
-        return cls(str(stored["name"]), observation, dtype, action, bool(stored.get("is_judged")))
+        """The inverse of `to_json`."""
+        observation, action = (_from_json(stored[name]) for name in ("observation_space", "action_space"))
+        dtype = map_leaves(lambda leaf, name: jnp.dtype(name), observation, stored["obs_dtype"])
+        return cls(str(stored["name"]), observation, dtype, action)
 
 
 def _to_json(space: Space) -> dict[str, Any]:
@@ -295,13 +291,6 @@ def _to_json(space: Space) -> dict[str, Any]:
     return {"type": "Box", "shape": list(space.shape), **bounds}
 
 
-def _dtype_from_json(name: Any) -> np.dtype:
-    dtype = jnp.dtype(name)
-    if not (jnp.issubdtype(dtype, jnp.number) or dtype.kind == "b"):
-        raise ValueError(f"{dtype} observations")
-    return dtype
-
-
 def _from_json(stored: dict[str, Any]) -> Space:
     if stored["type"] == "Dict":
         return Dict({str(name): _from_json(part) for name, part in sorted(stored["parts"].items())})
@@ -311,8 +300,6 @@ def _from_json(stored: dict[str, Any]) -> Space:
         return Discrete(int(stored["n"]))
     if stored["type"] == "MultiDiscrete":
         return MultiDiscrete(tuple(int(n) for n in stored["nvec"]))
-    if stored["type"] != "Box":
-        raise ValueError(f"unknown space {stored['type']!r}")
     shape = tuple(int(size) for size in stored["shape"])
     low, high = (np.array(stored[name], np.float32) for name in ("low", "high"))  # None becomes NaN
     low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)

@@ -77,13 +77,13 @@ def refuse_params(params: dict[str, Any], taken: Iterable[str]) -> None:
 @contextmanager
 def quiet():
     """Without warnings and what a suite prints, as of parts that are not installed; not for threads of actors."""
-    printed, console = io.StringIO(), sys.__stdout__
+    printed, console, errors = io.StringIO(), sys.__stdout__, sys.stderr
     try:
-        sys.__stdout__ = printed  # which jaxmarl puts in the place of `sys.stdout`
+        sys.__stdout__ = printed  # which jaxmarl puts in the place of `sys.stdout`; it moves `sys.stderr` too
         with warnings.catch_warnings(action="ignore"), redirect_stdout(printed):
             yield
     finally:
-        sys.__stdout__ = console
+        sys.__stdout__, sys.stderr = console, errors
 
 
 def import_package(package: str, extra: str = "") -> ModuleType:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from common.cli.env_flags import PREFIX, Draw, draws_in
+from common.cli.env_flags import PREFIX, Draw, draws_in, read_params
 from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.environment import Env, Transition, Wrapper
@@ -18,18 +18,9 @@ CHOOSE = "let it be one of some numbers, as by choice:100,500"
 
 
 def member_env(env: Env, hyper: dict[str, jax.Array] | None) -> Env:
-    """`env` with those of a member's hyper-parameters that are its numbers.
-
-    Where it is judged and does not say by what, it is by the rewards of `env` itself for the same states and actions.
-    """
+    """`env` with those of a member's hyper-parameters that are its numbers."""
     numbers = {name.removeprefix(PREFIX): x for name, x in (hyper or {}).items() if name.startswith(PREFIX)}
-    if not numbers:
-        return env
-    own = env.with_numbers(numbers)
-    if env.is_judged and not env.tells_objective:
-        own = copy.copy(own)
-        own.judge = env
-    return own
+    return env.with_numbers(numbers) if numbers else env
 
 
 def run_env(args: Any, env: Env) -> Env:
@@ -45,14 +36,9 @@ def run_env(args: Any, env: Env) -> Env:
     varied = {name: values for name, values in args.members.hyper.items() if name.startswith(PREFIX)}
     for name, values in varied.items():
         check_number(env, name.removeprefix(PREFIX), sorted(set(values)))
-        if args.pbt and name in args.evolving and isinstance(env.numbers[name.removeprefix(PREFIX)], int):
-            raise UsageError(f"{name} cannot evolve: it is a whole number, and factors make others of it")
     if logged := dict.fromkeys((*args.log_info, *getattr(env.inner, "log_info", ()))):
         env = copy.copy(env)
         env.logged = logged_entries(logged, env.info_numbers, env.name)
-    if args.pbt and varied:  # which go from member to member, whether or not chance changes them
-        env = copy.copy(env)
-        env.is_judged = True
     return env
 
 
@@ -122,8 +108,9 @@ class Randomized(Wrapper):
         return state[0]
 
 
-def with_draws(make: Callable[[dict[str, Any]], Env], params: dict[str, Any]) -> Env:
-    """What `make` makes of `params`; where some of them are draws, every episode has its own."""
+def with_draws(make: Callable[[dict[str, Any]], Env], env_params: str) -> Env:
+    """What `make` makes of --env-params; where some of them are draws, every episode has its own."""
+    params = read_params(env_params)
     draws = draws_in(params)
     env = make(params | {name: max(draw.values) for name, draw in draws.items()})  # as long as any episode may be
     return Randomized(env, draws) if draws else env

@@ -20,10 +20,6 @@ def ids() -> list[str]:
     return list(import_package("xminigrid", extra="xminigrid").registered_environments())
 
 
-def trainable() -> list[str]:
-    return [env_id for env_id in ids() if not _needs_rules(env_id)]
-
-
 def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     check_known(name, env_id, ids())
     xminigrid = import_package("xminigrid", extra="xminigrid")

@@ -12,15 +12,7 @@ from common.nets.distributions import (
     epsilon_greedy,
     only_components,
 )
-from common.nets.normalizers import (
-    RunningStats,
-    denormalize,
-    normalize,
-    obs_stats,
-    popart,
-    running_stats,
-    update_stats,
-)
+from common.nets.normalizers import RunningStats, denormalize, normalize, obs_stats, popart, running_stats, update_stats
 from common.nets.recurrent import Inputs, Recurrent, RecurrentTorso, initial_memory
 from common.nets.returns import Returns, project
 from common.nets.torso import MLP, Ensemble, Features, Torso, apply_to_both

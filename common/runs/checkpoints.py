@@ -7,12 +7,10 @@ on any number of devices and processes; of several each writes and reads the row
 import errno
 import functools
 import hashlib
-import json
 import logging
 import re
 import shutil
 import sys
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,38 +23,25 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from common.cli.errors import TrainingError, UsageError
-from common.cli.files import in_one_step, read_text
+from common.cli.files import read_json, write_json
 from common.device import multihost
+from common.device.sharding import Arrays, flatten, unflatten
 
-Arrays = dict[str, np.ndarray]
-ROWS = "actors"  # first part of the names of arrays [S, N, ...] of environments; a process has its own N
-CHECKSUM = "sha256"  # that of the checksums of each part
+ROWS = "actors"  # the part of arrays [S, N, ...] of environments; a process has its own N
+CHECKSUM = "sha256/"  # that of the checksums of each part
 FOLDER = "checkpoints"  # in the directory of a run
 DELETED = ".deleted"  # what the name of a checkpoint ends with while it is being deleted
 DAMAGED = ".damaged"  # once it was found not to load: it does not count any more
 UNFINISHED = ".orbax-checkpoint-tmp"  # the same while it is being written, as orbax has it
 METRICS = "metrics/metrics"  # in the folder of a checkpoint, as orbax has it
-ATTEMPTS = 10  # to delete what a save has left
 PATIENCE = 10  # seconds for a save that other processes may not go on with
 KNOWN_FAILURES = "No space left on device|File too large|Disk quota exceeded|Read-only file system|Permission denied"
 OF_DAMAGE = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL  # errors of files that are not what they were
 
 
-def flatten(tree: Any, left_out: tuple[str, ...] = ()) -> Arrays:
-    """A tree of host arrays as named arrays, without those whose names begin as one of `left_out`."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    named = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
-    return {name: array for name, array in named.items() if not name.startswith(left_out)}
-
-
-def unflatten(arrays: Arrays, like: Any) -> Any:
-    """The inverse of `flatten`, with the structure of `like`."""
-    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in flatten(like)])
-
-
-def first_part(name: str) -> str:
-    """The first part of an array's name: `learner`, `actors`, `run` or `sha256`."""
-    return name.split("/")[0]
+def part_of(name: str) -> str:
+    """The part of a state that an array belongs to, or that it is a checksum of: `learner`, `actors` or `run`."""
+    return name.removeprefix(CHECKSUM).split("/")[0]
 
 
 def sha256(arrays: Arrays) -> str:
@@ -70,13 +55,13 @@ def checksums(arrays: Arrays) -> Arrays:
     The latter has one of each environment, so that every process can check its own, however many processes have saved.
     """
     found = {}
-    for part in {first_part(name) for name in arrays}:
-        of_part = {name: x for name, x in arrays.items() if first_part(name) == part}
+    for part in {part_of(name) for name in arrays}:
+        of_part = {name: x for name, x in arrays.items() if part_of(name) == part}
         if part == ROWS:
             found[part] = _digest_rows({name: np.moveaxis(x, 1, 0) for name, x in of_part.items()})[None]
         else:
             found[part] = _digest_rows({name: x[None] for name, x in of_part.items()})
-    return {f"{CHECKSUM}/{part}": digests for part, digests in found.items()}
+    return {f"{CHECKSUM}{part}": digests for part, digests in found.items()}
 
 
 def _digest_rows(arrays: Arrays) -> np.ndarray:
@@ -93,40 +78,15 @@ def _digest_rows(arrays: Arrays) -> np.ndarray:
 
 
 class Mismatch(UsageError):
-    """Stored arrays are not those that are wanted; `first` is the name of the first one that differs."""
-
-    def __init__(self, where: str, first: str, stored: str, wanted: str):
-        super().__init__(f"{where} does not fit these flags: {first} is {stored} there and {wanted} here")
-        self.first = first
+    """Stored arrays are not those that are wanted."""
 
 
-def check_match(stored: dict[str, Any], wanted: dict[str, Any], where: str) -> None:
-    """Raise Mismatch unless both hold the same names, shapes and types; arrays may be anything that has the latter."""
-    # Parameters first: their shapes say most about the flags.
-    for name in sorted(stored.keys() | wanted.keys(), key=lambda name: ("/params/" not in name, name)):
-        kinds = [
-            f"{arrays[name].dtype}{list(arrays[name].shape)}" if name in arrays else "missing"
-            for arrays in (stored, wanted)
-        ]
-        if kinds[0] != kinds[1]:
-            raise Mismatch(where, name, *kinds)
-
-
-Overall = Callable[[Sequence[float]], float]  # of the returns [S] of several agents one number
-
-
-def mean_of_seeds(returns: Sequence[float]) -> float:
-    return float(np.mean(returns))
-
-
-def best_return(returns: Sequence[float]) -> float:
-    """-inf where none is finite."""
-    return float(np.max(returns, where=np.isfinite(returns), initial=-np.inf))
-
-
-def overall_of(args: Any) -> Overall:
-    """For returns [S] of seeds their mean; for those of a population, whose members differ, that of the best one."""
-    return best_return if args.is_population else mean_of_seeds
+def overall(returns: Sequence[float], is_population: bool = False) -> float:
+    """One number of the returns [S] of several agents: the mean of seeds; of a population, whose members differ, that
+    of the best one, -inf where none is finite.
+    """
+    best = np.max(returns, where=np.isfinite(returns), initial=-np.inf)
+    return float(best if is_population else np.mean(returns))
 
 
 class Damaged(Exception):
@@ -156,15 +116,15 @@ class Checkpoints:
         keep: int = 0,
         keep_best: bool = False,
         read_only: bool = False,
-        overall: Overall = mean_of_seeds,
+        is_population: bool = False,
     ):
         """Keep the newest `keep` checkpoints (0 = all) and, with `keep_best`, the one with the best evaluation.
 
-        `overall` makes one number of the returns of several agents. With `read_only` nothing in `directory` is touched:
-        another process may be writing there.
+        With `read_only` nothing in `directory` is touched: another process may be writing there.
         """
         self.directory = directory
-        self._keep, self._keep_best, self._overall = keep, keep_best, overall
+        self._keep, self._keep_best, self._is_population = keep, keep_best, is_population
+        self.unjudged: set[int] = set()  # steps whose evaluation is under way, one of which may be the best
         self._writer = None if read_only or directory is None else _make_writer(directory)
         self._saving: tuple[int, Any] | None = None  # the step whose save is under way, and orbax's handle of it
 
@@ -187,7 +147,7 @@ class Checkpoints:
         this place, or for all together.
         """
         known = {step: x for step, x in self.evaluations().items() if len(x) > (agent or 0)}
-        returns = {step: self._overall(x) if agent is None else x[agent] for step, x in known.items()}
+        returns = {step: overall(x, self._is_population) if agent is None else x[agent] for step, x in known.items()}
         return sorted(filter(lambda step: np.isfinite(returns[step]), returns), key=lambda step: (returns[step], step))
 
     def best(self) -> tuple[int, float, list[float]]:
@@ -195,8 +155,10 @@ class Checkpoints:
 
         -inf without any.
         """
-        best, evaluations = self.by_return()[-1:], self.evaluations()
-        return (best[0], self._overall(evaluations[best[0]]), evaluations[best[0]]) if best else (0, -np.inf, [])
+        if not (best := self.by_return()[-1:]):
+            return 0, -np.inf, []
+        returns = self.evaluations()[best[0]]
+        return best[0], overall(returns, self._is_population), returns
 
     def load(
         self,
@@ -239,7 +201,7 @@ class Checkpoints:
         stored = {name: array for name, array in arrays.items() if array.size}  # orbax refuses empty ones
         stored |= checksums(stored)
         if multihost.count() > 1:
-            rows = {name: x for name, x in stored.items() if _part_of(name) == ROWS}
+            rows = {name: x for name, x in stored.items() if part_of(name) == ROWS}
             stored |= {name: jax.make_array_from_process_local_data(_over_processes(), x) for name, x in rows.items()}
         metrics = None if returns is None else {"returns": returns}
         self.wait()  # orbax would delete a checkpoint to overwrite before it waits for its being written
@@ -249,23 +211,17 @@ class Checkpoints:
         except Exception as error:
             raise self._failure(step, error) from error
 
-    def add_evaluation(self, step: int, returns: list[float]) -> bool:
-        """Store the evaluation of a checkpoint; returns whether that is still there."""
+    def add_evaluation(self, step: int, returns: list[float]) -> None:
+        """Store the evaluation of a checkpoint, if that is still there."""
 
-        def store() -> bool:
-            if step not in self.steps():
-                return False
-            file = self.path(step) / METRICS
-            try:
+        def store() -> None:
+            if step in self.steps():
+                file = self.path(step) / METRICS
                 file.parent.mkdir(exist_ok=True)
-                with in_one_step(file) as temporary:
-                    temporary.write_text(json.dumps({"returns": returns}))
-            except OSError as error:
-                raise TrainingError(f"the evaluation of checkpoint {step} could not be saved ({error})") from error
-            return True
+                write_json(file, {"returns": returns})
 
         self.wait()  # the checkpoint's save may be under way, and so may be its deletion
-        return multihost.on_first(store)
+        multihost.on_first(store)
 
     def set_aside(self, damaged: Damaged) -> str:
         """Take a checkpoint out of all that follows: it gets another name. Returns what there is to say of that."""
@@ -305,12 +261,12 @@ class Checkpoints:
             self._writer.close()
 
     def _delete_old(self) -> bool:
-        """Keep the newest by step, not by the time of saving, and the best as the evaluations on disk have it now.
+        """Keep the newest by step, not by the time of saving (0: all), and the best by the evaluations on disk.
 
         Returns whether any is gone.
         """
         steps, best = self.steps(), self.by_return()[-1:] if self._keep_best else []
-        unwanted = set(steps).difference(steps[-self._keep :], best)  # 0 keeps all
+        unwanted = set(steps).difference(steps[-self._keep :], best, self.unjudged if self._keep_best else ())
         for step in unwanted:
             path = self.path(step)
             with suppress(OSError):  # renamed first: half of a checkpoint must not look like one
@@ -319,12 +275,8 @@ class Checkpoints:
 
     def _failure(self, step: int, error: Exception) -> TrainingError:
         """The reason in words; what there is of the checkpoint is deleted, for the disk may be full."""
-        for _ in range(ATTEMPTS if multihost.is_first() else 0):  # threads that have not noticed yet may write on
-            for path in (unfinished := list(self.directory.glob(f"{step}{UNFINISHED}*"))):
-                shutil.rmtree(path, ignore_errors=True)
-            if not unfinished:
-                break
-            time.sleep(0.1)
+        for path in self.directory.glob(f"{step}{UNFINISHED}*") if multihost.is_first() else ():
+            shutil.rmtree(path, ignore_errors=True)
         known = re.search(KNOWN_FAILURES, str(error))
         kept = ", ".join(str(kept) for kept in self.steps() if kept != step) or "none"
         reason = known.group() if known else _reason(error)
@@ -343,18 +295,18 @@ def read(
     from orbax.checkpoint import v1 as ocp
 
     _hide_noise()
-    parts, empty = {first_part(name) for name in only}, {name: x for name, x in (like or {}).items() if not x.size}
+    parts, empty = {part_of(name) for name in only}, {name: x for name, x in (like or {}).items() if not x.size}
     partly = ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))
     try:
         with ocp.Context(pytree_options=partly, multiprocessing_options=_alone()):
             stored = ocp.metadata(path.absolute()).metadata
-            stored = {name: x for name, x in stored.items() if parts == {""} or _part_of(name) in parts}
+            stored = {name: x for name, x in stored.items() if parts == {""} or part_of(name) in parts}
             if like:
                 there = {name: x for name, x in stored.items() if name.startswith(only)}
                 _check_fit(there, {name: x for name, x in like.items() if x.size}, optional, str(path))
             loaded = ocp.load(path.absolute(), {name: _as_read(name, x) for name, x in stored.items()})
         arrays = {name: _on_host(x) for name, x in loaded.items()}
-        saved = {name: arrays.pop(name) for name in loaded if first_part(name) == CHECKSUM}
+        saved = {name: arrays.pop(name) for name in loaded if name.startswith(CHECKSUM)}
         if not jax.tree.all(jax.tree.map(np.array_equal, checksums(arrays), saved)):
             raise ValueError("its content is not what was saved")
     except Mismatch:
@@ -368,27 +320,29 @@ def read(
 
 def _check_fit(stored: dict[str, Any], like: Arrays, optional: tuple[str, ...], where: str) -> None:
     """Raise Mismatch unless names, shapes and types are those of `like`, without what is `optional` and not there."""
-    there = {name: x for name, x in stored.items() if first_part(name) != CHECKSUM}
+    there = {name: x for name, x in stored.items() if not name.startswith(CHECKSUM)}
     absent = tuple(part for part in optional if not any(name.startswith(part) for name in there))
     wanted = {name: _of_all_processes(name, x) for name, x in like.items() if not name.startswith(absent)}
-    check_match(there, wanted, where)
-
-
-def _part_of(name: str) -> str:
-    """The part that an array belongs to, or that it is a checksum of."""
-    return first_part(name.removeprefix(f"{CHECKSUM}/"))
+    # Parameters first: their shapes say most about the flags
+    for name in sorted(there.keys() | wanted.keys(), key=lambda name: ("/params/" not in name, name)):
+        theirs, ours = (
+            f"{arrays[name].dtype}{list(arrays[name].shape)}" if name in arrays else "missing"
+            for arrays in (there, wanted)
+        )
+        if theirs != ours:
+            raise Mismatch(f"{where} does not fit these flags: {name} is {theirs} there and {ours} here")
 
 
 def _of_all_processes(name: str, x: np.ndarray) -> Any:
     """What has the shape and the type of the array of which this process has `x`."""
-    if first_part(name) != ROWS or multihost.count() == 1:
+    if part_of(name) != ROWS or multihost.count() == 1:
         return x
     return jax.ShapeDtypeStruct((x.shape[0], x.shape[1] * multihost.count(), *x.shape[2:]), x.dtype)
 
 
 def _as_read(name: str, stored: Any) -> Any:
     """As what orbax is to read an array: on the host, of the environments of several processes this one's rows."""
-    if multihost.count() > 1 and _part_of(name) == ROWS:
+    if multihost.count() > 1 and part_of(name) == ROWS:
         return jax.ShapeDtypeStruct(stored.shape, stored.dtype, sharding=_over_processes())
     return np.broadcast_to(np.zeros((), stored.dtype), stored.shape)  # takes no memory
 
@@ -452,10 +406,8 @@ def _make_writer(directory: Path) -> Any:
 
 def _stored_returns(path: Path) -> list[float]:
     """The evaluation of the checkpoint at `path`; empty where there is none, or a damaged one."""
-    try:
-        return [float(x) for x in json.loads(read_text(path / METRICS))["returns"]]
-    except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
-        return []
+    stored = read_json(path / METRICS)
+    return stored.get("returns", []) if isinstance(stored, dict) else []
 
 
 @functools.cache

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from common.cli.errors import printable
-
 T = TypeVar("T")
 
 
@@ -30,7 +28,7 @@ class Console:
     def say(self, text: str) -> None:
         if not self.quiet and text:
             with self._unread():
-                self._rich.print(printable(text), markup=False)
+                self._rich.print(text, markup=False)
 
     def warn(self, text: str) -> None:
         if not self._speaks:
@@ -38,7 +36,7 @@ class Console:
         # A live bar has to know of every line; else warnings go to stderr.
         target = self._bar.console if self._bar else self._errors
         with self._unread("stdout" if self._bar else "stderr"):
-            target.print(printable(f"warning: {text}"), markup=False, style="yellow")
+            target.print(f"warning: {text}", markup=False, style="yellow")
 
     @contextmanager
     def _unread(self, stream: str = "stdout") -> Iterator[None]:
@@ -96,7 +94,7 @@ class Console:
             self.warn(f"the run's {what} failed at the end: {type(error).__name__}: {error}")
             return None
 
-    def abandon(self) -> None:
+    def show_cursor(self) -> None:
         """Give the terminal back its cursor, for a process that ends at once."""
         if not self.quiet:
             with self._unread():

@@ -15,14 +15,14 @@ from typing import Any
 
 import jax
 
-from common.cli.env_flags import CUSTOM, is_custom, split_name
+from common.cli.checks import flag_of
+from common.cli.env_flags import CUSTOM, split_name
 from common.cli.errors import UsageError
-from common.cli.files import KIT, NAME, defaults_of, final_name, in_one_step, is_of_kit, is_run, read_config, writing
+from common.cli.files import KIT, NAME, defaults_of, is_of_kit, is_run, read_config, write_json, writing
 from common.cli.run_flags import ONE_TIME
 from common.device import multihost
 from common.runs.checkpoints import FOLDER, is_checkpoint
 from common.runs.lock import LOCK, check_free, is_locked
-from common.runs.metrics import check_members
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = "0.1.0"  # of the kit; pyproject.toml takes it from here, and copies of the code have it too
@@ -30,15 +30,15 @@ BATCH = "num_envs", "num_steps", "envs_per_actor", "actor_threads", "actor_devic
 BATCH += ("distributed",)
 """Flags that say how many steps an update takes, in algorithms that have them."""
 FILES = NAME, "metrics.jsonl", "curve.png", "policy.gif", "result.json", "wandb_id", "DONE"
-FILES += "population.png", "elo.json", "teams.json"
+FILES += "population.png", "elo.json", "wandb"
 EVENTS = "events.out.tfevents."  # what the names of TensorBoard's files begin with
 
 
 def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) -> dict[str, Any]:
     """What `config.json` holds: everything needed to repeat the run."""
-    path = Path(script).resolve()
+    path, (suite, env_id) = Path(script).resolve(), split_name(args.env)
     flags = dataclasses.asdict(args)
-    if not is_custom(args.env) and args.env != env.name:
+    if ":" not in env_id and args.env != env.name:
         # An environment object passed to `train`: resuming needs it again.
         flags["env"] = f"{type(env.inner).__module__}:{type(env.inner).__qualname__}"
     if args.resume:
@@ -51,7 +51,7 @@ def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) ->
         "members": args.flags_of_members(),
         "steps_per_update": args.steps_per_update,
         "env_spec": env.spec.to_json(),
-        "versions": versions() | suite_version(args.env),
+        "versions": versions() | suite_version(suite),
         "git": git_hash(ROOT),
         "devices": [str(device) for device in devices],
         "command": sys.argv,
@@ -64,9 +64,8 @@ def versions() -> dict[str, str]:
     return {KIT: VERSION, "python": sys.version.split()[0]} | {name: metadata.version(name) for name in names}
 
 
-def suite_version(env: str) -> dict[str, str]:
-    """The version of the suite of an environment, where that is a package of its own."""
-    suite = split_name(env)[0]
+def suite_version(suite: str) -> dict[str, str]:
+    """The version of a suite of environments, where that is a package of its own."""
     if suite in (CUSTOM, "pmaprl", "gymnax"):
         return {}
     with suppress(metadata.PackageNotFoundError):  # a module beside the working directory, say
@@ -77,7 +76,7 @@ def suite_version(env: str) -> dict[str, str]:
 def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, list[str]]:
     """What `choose_directory` returns, in all processes; (None, []) with --benchmark, which has none."""
     flags = {name: value for name, value in config["args"].items() if name not in ("distributed", "quiet")}
-    here = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
+    here = {flag_of(name): value for name, value in flags.items()}
     here |= {name: config[name] for name in ("algorithm", "script_sha256", "versions")}
     of_all, this = multihost.allgather(here), jax.process_index()
     for process, there in enumerate(of_all):
@@ -97,11 +96,7 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
     path = Path(args.run_dir or f"runs/{env}__{config['algorithm']}__{args.seed}__{stamp}")
     while not args.run_dir and path.exists():  # a run started within the same second has it
         path = path.with_name(f"{path.name}-1")
-    if "://" in args.run_dir:
-        raise UsageError(f"--run-dir {args.run_dir} is no folder: mount that storage, and name a folder in it")
     with writing(f"run directory {path}"):
-        if path.exists() and not path.is_dir():
-            raise UsageError(f"--run-dir {path} exists and is not a directory")
         check_free(path)
         if not args.resume:
             _check_unoccupied(path, args.overwrite)
@@ -123,25 +118,8 @@ def claim_directory(path: Path, config: dict[str, Any], overwrite: bool) -> str:
     return said
 
 
-def restore(path: Path, config: dict[str, Any]) -> str:
-    """Make a directory that was deleted, and that a save under way has made again, a run's again.
-
-    Returns what there is to say of that; "" where it is not there, or another run's.
-    """
-    if not path.exists() or is_locked(path) or is_run(path):
-        return ""
-    write_json(path / NAME, config)
-    return f"{path} has come back by a save that was under way: --resume {path} goes on with what is in it"
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Replace `path` in one step."""
-    with in_one_step(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2) + "\n")
-
-
 def _check_unoccupied(path: Path, overwrite: bool) -> None:
-    if _is_empty(path) or _is_untrained(path):
+    if not path.exists() or not any(inside.name != LOCK for inside in path.iterdir()) or _is_untrained(path):
         return
     if not is_run(path):
         raise UsageError(f"{path} exists already and is no run directory, for it has no config.json: name another one")
@@ -154,7 +132,6 @@ def _check_unoccupied(path: Path, overwrite: bool) -> None:
 def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Path) -> list[str]:
     if stored["algorithm"] != config["algorithm"]:
         raise UsageError(f"{path} was made by {stored['algorithm']}, not by {config['algorithm']}")
-    check_members(path, stored)
     if stored.get("steps_per_update") != config["steps_per_update"]:
         flags = differences(stored["args"], config["args"], [name for name in BATCH if name in config["args"]])
         raise UsageError(
@@ -166,8 +143,8 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
         raise UsageError(f"{path} cannot go on with these flags: {'; '.join(changed)}")
     changes = differences(made, config["args"], [name for name in config["args"] if name not in ONE_TIME])
     for name in sorted(stored["args"].keys() - config["args"].keys()):
-        changes.append(f"--{name.replace('_', '-')}: {stored['args'][name]} then, no flag of this file now")
-    for suite, now in suite_version(args.env).items():
+        changes.append(f"{flag_of(name)}: {stored['args'][name]} then, no flag of this file now")
+    for suite, now in suite_version(split_name(args.env)[0]).items():
         if (then := stored.get("versions", {}).get(suite)) not in (None, now):
             changes.append(f"{suite} is {now}, it was {then}: the same name may be another task")
     if stored.get("script_sha256") != config["script_sha256"]:
@@ -179,7 +156,7 @@ def differences(then: dict[str, Any], now: dict[str, Any], names: Iterable[str])
     """Which of the flags `names` differ between two runs, in words."""
     then, now = (json.loads(json.dumps(x)) for x in (then, now))  # tuples are lists there
     changed = [name for name in names if now[name] != then.get(name)]
-    return [f"--{name.replace('_', '-')}: {then.get(name)} then, {now[name]} now" for name in changed]
+    return [f"{flag_of(name)}: {then.get(name)} then, {now[name]} now" for name in changed]
 
 
 def _is_untrained(path: Path) -> bool:
@@ -187,12 +164,6 @@ def _is_untrained(path: Path) -> bool:
     checkpoints, metrics = path / FOLDER, path / "metrics.jsonl"
     trained = checkpoints.exists() and any(checkpoints.iterdir()) or metrics.exists() and metrics.stat().st_size
     return is_run(path) and is_of_kit(path) and not trained
-
-
-def _is_empty(path: Path) -> bool:
-    """Whether nothing is there but a lock, and what a process that was killed while it began has left."""
-    names = [inside.name for inside in path.iterdir()] if path.exists() else []
-    return all(name == LOCK or (name != NAME and final_name(name) == NAME) for name in names)
 
 
 def git_hash(checkout: Path) -> str | None:
@@ -204,27 +175,12 @@ def git_hash(checkout: Path) -> str | None:
 
 
 def delete_run(run_dir: Path) -> str:
-    """Delete what a run has written there, by its name; of that `config.json` is left, for the next run to replace.
-
-    Returns lines that say what was deleted, and what else is there and stays.
-    """
-    folder, has_wandb = run_dir / FOLDER, read_config(run_dir)["args"].get("wandb")
-    inside = sorted(path.name for path in run_dir.iterdir() if path.name not in (NAME, FOLDER, LOCK))
-    of_run = [name for name in inside if is_of_run(name) and (name != "wandb" or has_wandb)]
-    saved = [path for path in folder.iterdir() if is_checkpoint(path.name)] if folder.is_dir() else []
-    for path in (*(run_dir / name for name in of_run), *saved):  # DONE first
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    with suppress(OSError):  # it is not there, or has something else in it
-        folder.rmdir()
-    names = [NAME, *of_run, *[f"{len(saved)} checkpoints"] * bool(saved)]
-    left = [name for name in inside if name not in of_run]
-    stays = f"\nleft     {', '.join(left)} in {run_dir}: no run has written that" if left else ""
-    return f"deleted  the run in {run_dir}: {', '.join(names)}{stays}"
-
-
-def is_of_run(name: str) -> bool:
-    """Whether a run writes a file or folder of this name into its directory."""
-    return final_name(name) in FILES or name.startswith(EVENTS) or name == "wandb"
+    """Delete what a run has written there; returns a line that says what that was."""
+    names = sorted(path.name for path in run_dir.iterdir() if path.name in FILES or path.name.startswith(EVENTS))
+    saved = [path for path in (run_dir / FOLDER).glob("*") if is_checkpoint(path.name)]
+    for path in (*(run_dir / name for name in names), *saved):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return f"deleted  the run in {run_dir}: {', '.join(names)}, {len(saved)} checkpoints"
 
 
 SECONDS_TO_APPEAR = 10  # of a file that another host has written

@@ -1,5 +1,6 @@
 """Evaluations of a run: on the devices at once, on the host beside the training."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,13 +11,12 @@ import numpy as np
 
 from common.cli.errors import TrainingError
 from common.device import multihost
-from common.device.evaluation import SEED, Episodes, Evaluated
-from common.runs.checkpoints import overall_of
+from common.device.evaluation import SEED, Episodes
+from common.runs.checkpoints import overall
 from common.runs.reports import Score
 
 POLL_INTERVAL = 0.01  # seconds between two looks at an evaluation that is waited for
 MOST_PENDING = 8  # evaluations, each with a learner on the host
-MOST_WITH_STATES = 2  # where --keep-best keeps the whole state of each, replay buffer and all
 
 
 class DeviceEvaluation:
@@ -26,7 +26,7 @@ class DeviceEvaluation:
         """`evaluate` takes a state and a seed and returns Episodes [D, S, E / D, rounded up]."""
         self._evaluate, self._num_agents, self._num_episodes = evaluate, args.num_agents, args.eval_episodes
 
-    def begin(self, step: int, state: Any) -> Evaluated | None:
+    def begin(self, step: int, state: Any) -> Episodes | None:
         """Evaluate `state`; None where that goes on beside the training, whose next update may overwrite it."""
         own = multihost.all_or_none(lambda: jax.block_until_ready(self._evaluate(state, np.int32(SEED))))
         episodes = jax.device_get(multihost.gathered(own))
@@ -34,9 +34,9 @@ class DeviceEvaluation:
         def over_seeds(x: np.ndarray) -> np.ndarray:  # [D, S, E / D] as [S, E]
             return np.moveaxis(x, 0, 1).reshape(self._num_agents, -1)[:, : self._num_episodes]
 
-        return Evaluated(step, jax.tree.map(over_seeds, episodes))
+        return jax.tree.map(over_seeds, episodes)
 
-    def poll(self) -> Evaluated | None:
+    def poll(self) -> Episodes | None:
         """The oldest that goes on beside the training, once it is over. Raises TrainingError where it has failed."""
 
     def stop(self) -> None:
@@ -59,12 +59,12 @@ class Evaluations:
     def __init__(self, run: Any, newest: Score):
         """Of a `Run`, whose parts they use; `newest` is the last evaluation before it, if there was one."""
         self._run, self.newest = run, newest
-        self._goal, self._overall = run.args.stop_at_return, overall_of(run.args)
-        self.goal_reached = self._reaches_goal(run.saver.best_return)  # by an evaluation, perhaps not the newest
+        self._goal = math.inf if run.args.stop_at_return is None else run.args.stop_at_return
+        best = multihost.on_first(run.saver.checkpoints.best)[1]
+        self.goal_reached = best >= self._goal  # by an evaluation, perhaps not the newest
         self.evaluation: Any = None  # a DeviceEvaluation or HostEvaluation, once there is one
         self._begun = newest.step if newest.evaluation else None  # the step of the last one that has begun
         self._pending: deque[Pending] = deque()  # the oldest first
-        self._room = MOST_WITH_STATES if run.args.keep_best else MOST_PENDING
         self._has_waited = False
 
     def begin(self, step: int, state: Any) -> None:
@@ -73,18 +73,19 @@ class Evaluations:
             return
         moment = {"time/wall": self._run.clock.wall, "time/compile": self._run.clock.seconds["compile"]}
         self._begun = step
-        while len(self._pending) >= self._room:
+        while len(self._pending) >= MOST_PENDING:
             if self._run.no_more_evaluations():
                 return
             if not self._has_waited:
                 self._has_waited = True
                 self._run.console.warn(
-                    f"the training waits, as {self._room} evaluations are pending: fewer --eval-episodes or a longer "
+                    f"the training waits, as {MOST_PENDING} evaluations are pending: fewer --eval-episodes or a longer "
                     "--eval-interval make it faster"
                 )
             self.poll()
             self._rest()
         self._pending.append(Pending(step, moment))
+        self._run.saver.checkpoints.unjudged.add(step)
         with self._run.clock.timed("eval"):
             self._note(self.evaluation.begin(step, state))
 
@@ -93,14 +94,14 @@ class Evaluations:
         if not self._pending:
             return
         try:
-            evaluated = self.evaluation.poll()
+            episodes = self.evaluation.poll()
         except TrainingError as error:
-            failure = f"the evaluation at step {self._pending.popleft().step:,} {error}"
+            failure = f"the evaluation at step {self._next_over().step:,} {error}"
             if not may_fail:
                 raise TrainingError(failure) from error
             self._run.console.warn(failure)
         else:
-            self._note(evaluated)
+            self._note(episodes)
 
     def finish(self, step: int, state: Any) -> None:
         """Wait for all evaluations, that of the last `state` among them, until stopped."""
@@ -124,16 +125,21 @@ class Evaluations:
         with self._run.clock.timed("eval"):
             time.sleep(POLL_INTERVAL)
 
-    def _note(self, evaluated: Evaluated | None) -> None:
-        if evaluated:
-            pending = self._pending.popleft()
-            self.newest = Score(evaluated.step, metrics_of(evaluated.episodes, self._run.is_game))
-            self.goal_reached |= self._reaches_goal(self._overall(self.newest.evaluation["eval/return_mean"]))
+    def _note(self, episodes: Episodes | None) -> None:
+        """Take the episodes [S, E] of the oldest that is pending, if it is over."""
+        if episodes:
+            pending = self._next_over()
+            self.newest = Score(pending.step, metrics_of(episodes, self._run.is_game))
+            returns = self.newest.evaluation["eval/return_mean"]
+            self.goal_reached |= overall(returns, self._run.args.is_population) >= self._goal
             self._run.recorder.add_evaluation(*self.newest, pending.moment)
-            self._run.saver.add_evaluation(evaluated)
+            self._run.saver.add_evaluation(*self.newest)
 
-    def _reaches_goal(self, mean: float) -> bool:
-        return self._goal is not None and mean >= self._goal
+    def _next_over(self) -> Pending:
+        """The oldest of those that are pending, which is over."""
+        pending = self._pending.popleft()
+        self._run.saver.checkpoints.unjudged.discard(pending.step)
+        return pending
 
 
 def metrics_of(episodes: Episodes, is_game: bool) -> dict[str, list[float]]:

@@ -4,6 +4,7 @@ It is one of the file system, so that over NFS it keeps out other hosts too, whe
 nothing but the standard library: peers of the benchmark live in environments of their own.
 """
 
+import fcntl
 import os
 import socket
 from collections.abc import Iterator
@@ -13,11 +14,6 @@ from typing import TextIO
 
 from common.cli.errors import UsageError
 from common.cli.files import writing
-
-try:
-    import fcntl
-except ImportError:  # a system without such locks, as some file systems are
-    fcntl = None
 
 LOCK = ".pmaprl.lock"  # a file of this name says who is there
 
@@ -42,19 +38,11 @@ def locked(run_dir: Path | None) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            if is_ours(run_dir):
+            if (run_dir / LOCK).read_text() == _holder():  # else the directory is another run's by now
                 (run_dir / LOCK).unlink()
                 if new:
                     run_dir.rmdir()
         file.close()
-
-
-def is_ours(run_dir: Path) -> bool:
-    """Whether `run_dir` is still there and locked by this process, and not deleted or replaced by another run's."""
-    try:
-        return (run_dir / LOCK).read_text(errors="replace") == _holder()
-    except OSError:
-        return False
 
 
 def is_locked(run_dir: Path) -> bool:
@@ -85,11 +73,10 @@ def _acquire(run_dir: Path) -> TextIO:
 def _open_locked(run_dir: Path, flags: int) -> TextIO:
     file = os.fdopen(os.open(run_dir / LOCK, flags, 0o666), "r+", errors="replace")
     try:
-        if fcntl:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         with file:
-            holder = "".join(filter(str.isprintable, file.read(200))) or "another process"
+            holder = file.read()
         raise UsageError(f"{run_dir} is in use by {holder}: wait until that ends, or end it") from None
     except OSError:
         pass  # a file system without locks

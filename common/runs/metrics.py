@@ -5,19 +5,17 @@ import math
 import os
 import secrets
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from common.cli.errors import UsageError
-from common.cli.files import check_file, in_one_step
+from common.cli.files import in_one_step
 
 Row = dict[str, Any]
-LONGEST = 2**24  # characters of a row; those of ten thousand seeds have 2**22
 
 
 class Metrics:
@@ -126,20 +124,15 @@ def drop_after(path: Path, step: int) -> Row:
 
 def read(path: Path) -> Iterator[Row]:
     """The rows of a metrics file, one after another; lines that are none, or cut off by a crash, are left out."""
-    check_file(path)
-    if not path.exists():
-        return
-    with path.open(errors="replace") as file:
-        lines = iter(partial(file.readline, LONGEST), "")  # a longer one comes in pieces, which are no rows
-        yield from filter(None, map(_row, lines))
+    if path.exists():
+        with path.open(errors="replace") as file:
+            yield from filter(None, map(_row, file))
 
 
 def _row(line: str) -> Row | None:
-    try:
+    with suppress(ValueError):
         row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) and is_number(row.get("env_steps")) else None
+        return row if isinstance(row, dict) and is_number(row.get("env_steps")) else None
 
 
 def is_number(value: Any) -> bool:
@@ -181,46 +174,17 @@ class Log:
 
 
 def read_log(run_dir: Path, metrics: Iterable[str]) -> Log:
-    """Read `metrics.jsonl` row by row, keeping `metrics` only. Raises UsageError where it is there but not readable."""
-    path, names, newest, wall_seconds, speed = run_dir / "metrics.jsonl", set(), 0, math.nan, math.nan
+    """Read `metrics.jsonl` row by row, keeping `metrics` only."""
+    names, newest, wall_seconds, speed = set(), 0, math.nan, math.nan
     found = {name: ([], [], []) for name in metrics}  # steps, seconds and values
-    try:
-        for row in read(path):
-            step, wall = row["env_steps"], row.get("time/wall")
-            wall = wall if is_number(wall) else math.nan
-            if step > newest:  # else it is a late evaluation's, of a moment before
-                newest, wall_seconds, speed = step, wall, row.get("time/sps_total", speed)
-            names.update(row)
-            for name in found.keys() & row.keys():
-                steps, walls, values = found[name]
-                numbers = _numbers(row[name])
-                if numbers is not None and numbers.shape == (values[0] if values else numbers).shape:  # else damage
-                    steps.append(step)
-                    walls.append(wall)
-                    values.append(numbers)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    for row in read(run_dir / "metrics.jsonl"):
+        step, wall = row["env_steps"], row.get("time/wall", math.nan)
+        if step > newest:  # else it is a late evaluation's, of a moment before
+            newest, wall_seconds, speed = step, wall, row.get("time/sps_total", speed)
+        names.update(row)
+        for name in found.keys() & row.keys():
+            for column, value in zip(found[name], (step, wall, np.array(row[name], float, ndmin=1)), strict=True):
+                column.append(value)
     series = {name: Series(*(np.array(x, float) for x in columns)) for name, columns in found.items() if columns[0]}
     trained = newest / speed if is_number(speed) and speed > 0 else math.nan
     return Log(series, frozenset(names), newest, wall_seconds, trained)
-
-
-def _numbers(value: Any) -> np.ndarray | None:
-    """A number, None or a list of them as an array, NaN for None; None for anything else."""
-    numbers = value if isinstance(value, list) else [value]
-    if not all(x is None or is_number(x) for x in numbers):
-        return None
-    return np.array(numbers, float)
-
-
-def check_members(path: Path, config: dict[str, Any]) -> None:
-    """Raise UsageError where the `config` of the run at `path` does not say in what each member differs.
-
-    It may say nothing of members.
-    """
-    members, size = config.get("members", []), config["args"].get("population")
-    whole = isinstance(members, list) and all(isinstance(x, dict) and type(x.get("seed")) is int for x in members)
-    if not whole or not all(is_number(value) for member in members for value in member.values()):
-        raise UsageError(f"{path} is damaged: its config.json does not list its members with a seed and numbers each")
-    if members and size and len(members) != size:
-        raise UsageError(f"{path} is damaged: its config.json has {size} as population and lists {len(members)}")

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from common.cli.errors import TrainingError
-from common.envs.masks import LEGAL
 from common.runs.metrics import Metrics, is_number, jsonable
 
 
@@ -160,19 +159,15 @@ class Recorder:
 
     def _fails(self, chunk: Chunk) -> bool:
         """Whether the run cannot go on: an agent is broken, or every member of a population is."""
-        illegal = any(name == LEGAL for _, name in chunk.broken.values())
-        return illegal or len(chunk.broken) >= (self._args.num_agents if self._args.is_population else 1)
+        return len(chunk.broken) >= (self._args.num_agents if self._args.is_population else 1)
 
     def _error(self, chunk: Chunk) -> TrainingError:
         """What was not finite, of which agent, and since when."""
         (index, name), agent = min((first, agent) for agent, first in chunk.broken.items())
         step, seed = chunk.first_step + (index + 1) * self._args.steps_per_update, self._args.members.seed[agent]
-        what = f"{name} is not finite"
-        advice = "look at the environment's rewards and observations, or take smaller steps"
-        if name == LEGAL:
-            env = self._run.config["env_spec"]["name"]
-            what, advice = f"{env} has a state without any legal action", "look at its action_mask"
-        return TrainingError(f"{what} at step {step} (seed {seed}); {self._run.saver.last_good()}; {advice}")
+        advice = "look at the environment's rewards, observations and masks, or take smaller steps"
+        where = f"{name} is not finite at step {step} (seed {seed})"
+        return TrainingError(f"{where}; {self._run.saver.last_good()}; {advice}")
 
     def _give_up(self, chunk: Chunk) -> None:
         """Say which members have broken in this chunk; the others go on."""

@@ -1,6 +1,5 @@
 """What a run says of itself: the header and the footer on the console, `result.json`, the line of --benchmark."""
 
-import json
 import math
 import re
 import shlex
@@ -12,15 +11,12 @@ import jax
 import numpy as np
 
 from common.cli.env_flags import as_flags, is_custom
-from common.cli.files import defaults_of, read_text
+from common.cli.files import defaults_of, read_json, write_json
 from common.cli.run_flags import ONE_TIME, as_command_line
 from common.device.devices import describe
-from common.runs.checkpoints import overall_of
-from common.runs.directory import write_json
+from common.runs.checkpoints import overall
 from common.runs.metrics import jsonable, read_log
 
-SHOWN = {f"eval/return_{name}" for name in ("mean", "std", "min", "max")}
-"""What the footer shows of an evaluation."""
 NUMBERS = {"eval/env_steps", "eval/episodes"}
 """What `result.json` says of an evaluation as a whole."""
 
@@ -64,6 +60,9 @@ def header(
     """Devices, environment, flags, derived sizes, and what a resumed run changes, before anything slow begins."""
     lines = [f"devices  {describe(devices)}", f"env      {env}", *_flags(args)]
     lines += [f"sizes    {line}" for line in args.sizes(len(devices))]
+    if args.is_population:
+        differ = f", which differ in {', '.join(args.members.hyper)}" if args.members.hyper else ""
+        lines.append(f"members  {args.num_agents:,}{differ}")
     lines += [f"{name:<8} {note}" for name, note in notes.items()]
     if total != args.total_timesteps:
         lines.append(f"steps    {args.total_timesteps:,} rounded up to {total:,}, whole updates")
@@ -76,8 +75,8 @@ def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome
     """The evaluation, where everything is, `more`, and the command that goes on."""
     status, step, checkpoint = (outcome.record[name] for name in ("status", "env_steps", "checkpoint"))
     lines = _members(args, run_dir, outcome) if args.is_population else _agents(args, outcome)
-    (at, best, _), newest = outcome.best, outcome.newest
-    if newest.evaluation and at < newest.step and best > overall_of(args)(newest.evaluation["eval/return_mean"]):
+    (at, best, _), returns = outcome.best, outcome.newest.evaluation.get("eval/return_mean")
+    if returns and at < outcome.newest.step and best > overall(returns, args.is_population):
         play = f"python -m common.play {shlex.quote(str(run_dir))} --step {at}"
         lines.append(f"better   return {best:.1f} at step {at:,}: {play}")
     lines += [f"saved    {checkpoint or 'nothing yet'}", *filter(None, more)]
@@ -123,11 +122,7 @@ def _members(args: Any, run_dir: Path, outcome: Outcome) -> list[str]:
     order = [member for member in ranked(means) if math.isfinite(means[member])]
     broken = f", of which {len(means) - len(order)} broke," if len(order) < len(means) else ""
     when = f" at step {step:,}" if step < outcome.record["env_steps"] else ""
-    told = "what to add to your flags for each of them alone"
-    if args.exchange_interval:
-        told = "their flags by now"
-    elif getattr(args, "opponent", "") == "members":
-        told = "their flags"  # alone they would have nobody to play against
+    told = "their flags by now" if args.exchange_interval else "what to add to your flags for each of them alone"
     lines = [
         f"greedy   return {summary(means)} of {len(means)} members{broken} over {args.eval_episodes} episodes{when}"
     ]
@@ -191,11 +186,7 @@ def benchmark_record(args: Any, config: dict[str, Any], record: dict[str, Any], 
 
 def stored_result(run_dir: Path) -> dict[str, Any]:
     """What `result.json` says; nothing where it is not there, or damaged."""
-    try:
-        record = json.loads(read_text(run_dir / "result.json"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}
+    return read_json(run_dir / "result.json") or {}
 
 
 def has_ended_at(run_dir: Path, step: int) -> bool:
@@ -205,15 +196,13 @@ def has_ended_at(run_dir: Path, step: int) -> bool:
 
 
 def stored_evaluation(run_dir: Path, step: int) -> Score:
-    """The last evaluation in `result.json`, if there is one that is whole, and the run was at `step` then."""
+    """The last evaluation in `result.json`, if there is one and the run was at `step` then."""
     record = stored_result(run_dir)
-    stored = {name: x for name, x in record.items() if name.startswith("eval/") and name not in NUMBERS}
-    try:
-        values = {name: [math.nan if x is None else float(x) for x in values] for name, values in stored.items()}
-        whole = values.keys() >= SHOWN and record["env_steps"] == step and len(set(map(len, values.values()))) == 1
-        return Score(int(record.get("eval/env_steps", step)), values) if whole else Score(step, {})
-    except (ValueError, KeyError, TypeError, OverflowError):
+    if record.get("env_steps") != step:
         return Score(step, {})
+    stored = {name: x for name, x in record.items() if name.startswith("eval/") and name not in NUMBERS}
+    values = {name: [math.nan if x is None else x for x in values] for name, values in stored.items()}
+    return Score(record["eval/env_steps"], values)
 
 
 def _resume_command(config: dict[str, Any], run_dir: Path) -> str:

@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import jax
@@ -21,9 +20,8 @@ from common.device.programs import Programs, compile_together, set_up_cache
 from common.device.sharding import host_like
 from common.runs import reports
 from common.runs.console import Console
-from common.runs.directory import agree_on_directory, check_shared, claim_directory, describe_run, restore
+from common.runs.directory import agree_on_directory, check_shared, claim_directory, describe_run
 from common.runs.evaluator import DeviceEvaluation, Evaluations
-from common.runs.lock import is_ours
 from common.runs.metrics import check_extras
 from common.runs.recorder import Callback, Chunk, Clock, Recorder, Report
 from common.runs.reports import Outcome, TrainResult, summary
@@ -57,7 +55,7 @@ class Run:
         self.console = Console(args.quiet or args.benchmark, self.total, summary if args.is_population else None, first)
         self._interruption = Interruption(self.console)
         self.steps = self.first_step = 0
-        self.actors: Any = None  # beside the learner: what has `figures` and `remarks`, as `Batches` has
+        self.actors: Any = None  # beside the learner: what has `figures`, as `Batches` has
         self._header = reports.header(args, env.name, devices, notes, self.total, self.dir, changes)
         self.clock, self.callback = Clock(), callback if first else None
         self.saver = self.recorder = self.evaluations = None  # until `start`
@@ -76,11 +74,9 @@ class Run:
             if error is not None and not multihost.has_lost(error):
                 self.saver.checkpoints.let_finish()
         with suppress(Exception):
-            if isinstance(error, Exception) and self.dir and is_ours(self.dir):
+            if isinstance(error, Exception) and self.dir:
                 reason = f"{type(error).__name__}: {error}"
                 reports.write_result(self.dir, self._outcome("failed"), reason=reason)
-            elif isinstance(error, Exception) and self.dir and (said := restore(self.dir, self.config)):
-                self.console.warn(said)
         self.console.attempt("log", self.recorder.close)
 
     def start(
@@ -94,14 +90,12 @@ class Run:
         self.console.say(self._header)
         check_shared(self.path)
         start = load(self.args, self.config, host_like(shapes), self.console)
-        multihost.check_equal("the newest checkpoint", str(start.step))
         self._begin_at(start)
         over = self.steps >= self._end or self.evaluations.goal_reached
         if over and self.saver.is_judged(self.steps):
             return None, None
-        leaving = self._interruption.ending_at_once(partial(self._leave_untrained, start.host))
         self.console.say("compiling ...")
-        with self.clock.timed("compile"), leaving:
+        with self.clock.timed("compile"):
             programs = compile_together(programs, members, shapes, example)
             fresh = np.int32((members.seed.astype(np.int64) + self.steps) % LARGEST)  # other episodes after a resume
             members = members._replace(seed=fresh)
@@ -148,29 +142,25 @@ class Run:
 
         `read` waits for what the chunk reports. Raises TrainingError for what was not finite.
         """
-        self.saver.check_directory()
         before, self.steps = self.steps, self.steps + int(updates) * self.args.steps_per_update
         self.evaluations.poll()
         self.recorder.write()
         self.recorder.hold(Chunk(before, self.steps, read))
         due = {name for name, interval in self._intervals.items() if self.steps >= next_boundary(before, interval)}
-        due |= {"eval", "checkpoint"} if self.steps >= self._end else set()
+        if self.steps >= self._end or (self.args.keep_best and "eval" in due):
+            due |= {"eval", "checkpoint"}
         if due & {"eval", "checkpoint"}:
             self._settle(state, evaluate="eval" in due, save="checkpoint" in due)
         elif self.callback or multihost.count() > 1:
-            self.log()  # the callback may end the run here; processes wait for the chunk anyway
-
-    def log(self) -> None:
-        """Write the row of the last chunk. Raises TrainingError where a metric in it was not finite."""
-        self.recorder.write()
+            self.recorder.write()  # the callback may end the run here; processes wait for the chunk anyway
 
     def _settle(self, state: Any, evaluate: bool, save: bool) -> None:
-        """Evaluate and save this very state, unless that is done; also save it where --keep-best wants it."""
+        """Evaluate and save this very state, unless that is done."""
         self.recorder.wait()  # raises: what is broken is neither evaluated nor saved
         if evaluate and not self.args.benchmark:
             self.evaluations.begin(self.steps, state)
         self.recorder.write()
-        if save or self.saver.wants(self.steps):
+        if save:
             with self.clock.timed("checkpoint"):
                 self.saver.save(self.steps, state)
 
@@ -216,18 +206,8 @@ class Run:
         for name, draw in at_end.items():
             if status == "interrupted" or not self._interruption.here:  # else a signal has come meanwhile, which waits
                 lines.append(self.console.attempt(name, draw, learners, status))
-        if self.actors:
-            lines += self.console.attempt("remarks", self.actors.remarks) or []
         about = self.args, self.config, self.dir, self.total, outcome
         self.console.say(self.console.attempt("summary", reports.footer, *about, lines) or "")
-
-    def _leave_untrained(self, host: Any) -> None:
-        """Write and say what an interrupted run does, before there is anything to save that `host` does not have."""
-        outcome = self._outcome("interrupted", self.saver.sha256(host) if host else None)
-        if self.dir:
-            reports.write_result(self.dir, outcome)
-            self.console.say(reports.footer(self.args, self.config, self.dir, self.total, outcome, []))
-        self.recorder.close()
 
     def no_more_evaluations(self) -> bool:
         """Whether none is to be played, or waited for, any more; all processes have to ask at the same time."""

@@ -8,27 +8,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from common.cli.env_flags import steps_on_host
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import read_config
 from common.cli.run_flags import ONE_TIME
 from common.device import multihost
-from common.device.evaluation import Evaluated
-from common.device.sharding import check_learners, host_like, to_devices, to_host
-from common.runs.checkpoints import (
-    FOLDER,
-    Arrays,
-    Checkpoints,
-    Damaged,
-    Mismatch,
-    flatten,
-    overall_of,
-    sha256,
-    unflatten,
-)
+from common.device.sharding import Arrays, flatten, host_like, to_devices, to_host, unflatten
+from common.runs.checkpoints import FOLDER, Checkpoints, Damaged, Mismatch, sha256
 from common.runs.console import Console
 from common.runs.directory import differences
-from common.runs.lock import is_ours
 from common.runs.reports import Score, has_ended_at, stored_evaluation
 
 TRANSFERRED = tuple(f"learner/{name}/" for name in ("params", "target_params", "obs_stats", "return_stats"))
@@ -46,47 +33,17 @@ class Start(NamedTuple):
 
 
 def load(args: Any, config: dict[str, Any], like: Any, console: Console) -> Start:
-    """Read what --resume or --init-from names, for a state `like` this."""
-    if args.resume and (start := _resume(args, config, like, console)):
-        return start
-    source = config["args"]["init_from"]
-    return Start(arrays=_parameters_of(source, config, like, console)) if source else Start()
-
-
-def place(start: Start, make: Callable[[], Any], shapes: Any, devices: list[jax.Device], sharding: str = "pmap") -> Any:
-    """The state on `devices` with that `sharding`, with these `shapes`; `make` gives a fresh one."""
-    if not start.arrays:
-        state = make()
-    else:
-        is_whole = start.arrays.keys() >= flatten(host_like(shapes)).keys()
-        host = start.host if is_whole else to_host(make())  # the devices need not hold two states at once
-        state = to_devices(unflatten(flatten(host) | start.arrays, host), shapes, devices, sharding)
-    check_learners(jax.block_until_ready(state))
-    return state
-
-
-def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> Start | None:
-    """The newest state of the run that is resumed; None where it has not saved any yet."""
-    path = Path(args.resume)
-    saved = Checkpoints(path / FOLDER, read_only=True, overall=overall_of(args))
-    has_saved, has_finished = multihost.on_first(lambda: (bool(saved.steps()), (path / "DONE").exists()))
-    if not has_saved:
-        if has_finished:
-            raise UsageError(f"{path} has finished, but its checkpoints are gone: nothing is left to resume")
-        console.warn(f"{path} has no checkpoint yet: starting it from step 0")
-        return None
-    then = read_config(path)["args"]["env"]
-    if steps_on_host(then) != steps_on_host(args.env):
-        raise UsageError(
-            f"{path} cannot go on with {args.env}: it was trained on {then}, which steps elsewhere; --init-from {path} "
-            "starts a run from its parameters"
-        )
-    zeros, optional = flatten(like), args.dispensable + args.renewed
+    """The newest state, `like` this, of the run that --resume names, or else the parameters that --init-from names."""
+    path, source = Path(args.resume), config["args"]["init_from"]
+    saved = Checkpoints(path / FOLDER, read_only=True, is_population=args.is_population)
+    if not args.resume or not _has_saved(saved, path, console):
+        return Start(arrays=_parameters_of(source, config, like, console)) if source else Start()
+    zeros = flatten(like)
     try:
-        step, stored, damaged = saved.load(zeros, optional=optional)
+        step, stored, damaged = saved.load(zeros, optional=args.renewed)
         if args.keep_best and multihost.on_first(lambda: saved.by_return()[-1:]) not in ([], [step]):
             # A damaged one must not count as the best
-            damaged += saved.load(zeros, optional=optional, candidates=lambda: [step, *saved.by_return()])[2]
+            damaged += saved.load(zeros, optional=args.renewed, candidates=lambda: [step, *saved.by_return()])[2]
     except Mismatch as error:
         why = explain_mismatch(error, read_config(path), config)
         raise UsageError(f"{path} cannot go on with these flags: {why}") from error
@@ -95,12 +52,9 @@ def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> S
         raise UsageError(f"--total-timesteps {args.total_timesteps} is less than the {step} steps that {path} has done")
     console.say(f"resumed  {path} at step {step:,}")
     missing = zeros.keys() - stored.keys()
-    for part in args.dispensable:
-        if any(name.startswith(part) for name in missing):
-            console.say(f"resumed  without {part}, which is not in the checkpoint: it fills again")
     renewed = tuple(part for part in args.renewed if any(name.startswith(part) for name in missing))
     if renewed:
-        console.say("resumed  without its environments, which are not in the checkpoint: new episodes begin")
+        console.say(f"resumed  without {', '.join(renewed)}, which the checkpoint does not have: they begin anew")
     whole = zeros | stored
     return Start(
         step=step,
@@ -109,6 +63,26 @@ def _resume(args: Any, config: dict[str, Any], like: Any, console: Console) -> S
         newest=Score(*multihost.on_first(stored_evaluation, path, step)),
         damaged=tuple({one.step: one for one in damaged}.values()),
     )
+
+
+def _has_saved(saved: Checkpoints, path: Path, console: Console) -> bool:
+    """Whether the run at `path` has `saved` anything that it can go on from."""
+    has_saved, has_finished = multihost.on_first(lambda: (bool(saved.steps()), (path / "DONE").exists()))
+    if has_finished and not has_saved:
+        raise UsageError(f"{path} has finished, but its checkpoints are gone: nothing is left to resume")
+    if not has_saved:
+        console.warn(f"{path} has no checkpoint yet: starting it from step 0")
+    return has_saved
+
+
+def place(start: Start, make: Callable[[], Any], shapes: Any, devices: list[jax.Device], sharding: str = "pmap") -> Any:
+    """The state on `devices` with that `sharding`, with these `shapes`; `make` gives a fresh one."""
+    if not start.arrays:
+        return jax.block_until_ready(make())
+    is_whole = start.arrays.keys() >= flatten(host_like(shapes)).keys()
+    host = start.host if is_whole else to_host(make())  # the devices need not hold two states at once
+    state = to_devices(unflatten(flatten(host) | start.arrays, host), shapes, devices, sharding)
+    return jax.block_until_ready(state)
 
 
 def _parameters_of(source: str, config: dict[str, Any], like: Any, console: Console) -> Arrays:
@@ -141,41 +115,28 @@ class Saver:
 
         All processes save at the same time. What the first finds in the directory the others are told.
         """
-        self._directory, self._overall = directory, overall_of(args)
+        self._directory = directory
         keep = args.keep_checkpoints, args.keep_best
-        self.checkpoints = Checkpoints(directory and directory / FOLDER, *keep, overall=self._overall)
+        self.checkpoints = Checkpoints(directory and directory / FOLDER, *keep, is_population=args.is_population)
         for damaged in start.damaged:
             warn(self.checkpoints.set_aside(damaged))
-        self._unsaved, self._keep_best = args.unsaved, args.keep_best
+        self._unsaved = args.unsaved
         self._saved, self._newest = {start.step}, start.host
-        # The best evaluation of a checkpoint, or of a state of this invocation; -inf without any
-        self.best_return = multihost.on_first(self.checkpoints.best)[1]
         self._returns: dict[int, list[float]] = {}  # of the newest evaluation, by its step
-        self._best_step: int | None = None
 
-    def add_evaluation(self, evaluated: Evaluated) -> None:
-        """Store an evaluation with the state that it is of, if that is still there or will be saved.
-
-        A past state that --keep-best wants and that is not there is saved.
-        """
-        step, returns = evaluated.step, evaluated.episodes.ret.mean(axis=1).astype(float).tolist()
+    def add_evaluation(self, step: int, evaluation: dict[str, list[float]]) -> None:
+        """Store the returns of an evaluation with the checkpoint of this step, now or once that is saved."""
+        returns = evaluation["eval/return_mean"]
         self._returns = {step: returns}
-        is_best = self._overall(returns) > self.best_return
-        if is_best:
-            self.best_return, self._best_step = self._overall(returns), step
-        if step in self._saved and self.checkpoints.add_evaluation(step, returns):
-            return
-        if is_best and self._keep_best and evaluated.state is not None:
-            self._write(step, evaluated.state)
-
-    def wants(self, step: int) -> bool:
-        """Whether --keep-best wants the state of this step, which is the present one, saved."""
-        return self._keep_best and self._best_step == step
+        if step in self._saved:
+            self.checkpoints.add_evaluation(step, returns)
 
     def save(self, step: int, state: Any) -> None:
         """Start saving, unless that is done. Raises TrainingError where it fails, or the save before did."""
         if step not in self._saved:
-            self._write(step, to_host(state, self._unsaved))
+            self._newest = to_host(state, self._unsaved)
+            self._saved.add(step)
+            self.checkpoints.save(step, flatten(self._newest, self._unsaved), self._returns.get(step))
 
     def newest(self, state: Any) -> Any:
         """The state on the host: the one that was saved last, or that the run goes on from, else a copy of `state`."""
@@ -199,19 +160,7 @@ class Saver:
         newest = self.checkpoints.steps()[-1:]
         return f"the last good checkpoint is at step {newest[0]}" if newest else "there is no checkpoint yet"
 
-    def check_directory(self) -> None:
-        """Raise TrainingError where the directory of the run is not its own any more."""
-        if self._directory and multihost.is_first() and not is_ours(self._directory):
-            raise TrainingError(f"{self._directory} was deleted or moved: nothing more can be saved")
-
     def close(self) -> None:
-        """Wait, and raise TrainingError as that does, or where what was saved is in a directory that came back."""
+        """Wait, and raise TrainingError as that does."""
         self.checkpoints.wait()
         self.checkpoints.close()
-        self.check_directory()
-
-    def _write(self, step: int, host: Any) -> None:
-        if step > max(self._saved):  # not the best one of the past
-            self._newest = host
-        self._saved.add(step)
-        self.checkpoints.save(step, flatten(host, self._unsaved), self._returns.get(step))

@@ -3,9 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import NoReturn
+from contextlib import suppress
 
 from common.device import multihost
 from common.runs.console import Console
@@ -22,7 +20,6 @@ class Interruption:
         self._of_all = 0  # likewise of any process, once all have asked
         self._console = console
         self._handlers = {}  # those before
-        self._farewell: Callable[[], None] | None = None
 
     def start(self) -> None:
         """Take over the signals; does nothing outside the main thread, where signals are the caller's business.
@@ -62,22 +59,6 @@ class Interruption:
         if number:
             raise SystemExit(128 + number)
 
-    @contextmanager
-    def ending_at_once(self, farewell: Callable[[], None]) -> Iterator[None]:
-        """Inside, the first signal ends the process already, after `farewell` is called: nothing is lost but time.
-
-        That is so in a command. A process that merely calls `train`, as a notebook's, has more to lose than the run,
-        and of several processes all end together, at the next chunk.
-        """
-        if multihost.count() == 1 and self._handlers.get(signal.SIGINT) is signal.SIG_DFL:
-            self._farewell = farewell
-        try:
-            if self.here and self._farewell:
-                self._end(self.here)
-            yield
-        finally:
-            self._farewell = None
-
     def _watch(self) -> None:
         with suppress(OSError):
             while received := os.read(self._read, 1):
@@ -87,18 +68,8 @@ class Interruption:
                 is_first, is_second = not self.here, number == self.here == signal.SIGINT
                 self.here = number
                 if is_second:
-                    self._farewell = None
-                if is_second or self._farewell:
-                    self._end(number)
+                    self._console.show_cursor()
+                    os._exit(128 + number)
                 if is_first:
                     self._console.say(PROMISE)
         os.close(self._read)
-
-    def _end(self, number: int) -> NoReturn:
-        """End the process as one that a signal has ended."""
-        try:
-            if self._farewell:
-                self._farewell()
-        finally:
-            self._console.abandon()
-            os._exit(128 + number)

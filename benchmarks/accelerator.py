@@ -61,7 +61,7 @@ def measure_all(args: Args) -> None:
     print(table([]))
     while series and time.monotonic() < deadline:
         *sizes, before = series.pop(0)
-        row = dict(zip(KEY, sizes, strict=True)) | measurement(*sizes, is_first=not before)
+        row = dict(zip(KEY, sizes, strict=True)) | measurement(*sizes)
         print(table([row]).splitlines()[-1], flush=True)
         known = {itemgetter(*KEY)(one): one for one in (*rows, row)}
         rows = [known[key] for key in sorted(known)]
@@ -76,7 +76,7 @@ def measure_all(args: Args) -> None:
     print(f"wrote {folder / FILE} and {folder / 'accelerator.png'}")
 
 
-def measurement(algorithm: str, env: str, num_envs: int, is_first: bool = True) -> Row:
+def measurement(algorithm: str, env: str, num_envs: int) -> Row:
     """What benchmarks.speed measures, in a process that may run out of memory; `failed` says why not.
 
     Raises UsageError where the algorithm does not take its first size, or this environment.
@@ -88,7 +88,7 @@ def measurement(algorithm: str, env: str, num_envs: int, is_first: bool = True) 
     try:
         return {"flags": flags, "steps_per_second": training.measure()} | training.about
     except (TrainingError, UsageError) as error:
-        if is_first and isinstance(error, UsageError):
+        if num_envs == FIRST[algorithm] and isinstance(error, UsageError):
             raise
         return {"failed": str(error)}
 

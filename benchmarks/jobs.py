@@ -100,9 +100,6 @@ class Job:
     def log(self) -> Path:
         return self.run_dir.with_name(f"{self.run_dir.name}.log")
 
-    def last_words(self) -> str:
-        return last_of(self.log.read_text())
-
 
 def last_of(said: str) -> str:
     """The last line."""
@@ -121,17 +118,14 @@ def ends_with_us(words: list[str]) -> list[str]:
 
 
 def last_line(words: list[str], env: dict[str, str] | None = None) -> Any:
-    """The JSON of a command's last line, None where it says nothing.
-
-    Raises UsageError where it exits with 2, TrainingError for any other code.
-    """
+    """The JSON of a command's last line. Raises UsageError where it exits with 2, TrainingError for any other code."""
     done = subprocess.run(ends_with_us(words), env=os.environ | (env or {}), capture_output=True, text=True)
     said = last_of(done.stderr).removeprefix("error: ")
     if done.returncode == 2:
         raise UsageError(said)
     if done.returncode:
         raise TrainingError(f"{said[:200]} (exit code {done.returncode})")
-    return json.loads((done.stdout.strip().splitlines() or ["null"])[-1])
+    return json.loads(last_of(done.stdout))
 
 
 def jobs_over(
@@ -215,5 +209,5 @@ def _watch(job: Job, show: Callable[[int], None]) -> None:
     if process.returncode < 0:
         raise TrainingError(f"{job.command} was ended by signal {-process.returncode}; the same command goes on")
     if process.returncode or not job.done:
-        said = f"{job.last_words()} ({job.log} has the rest)"
+        said = f"{last_of(job.log.read_text())} ({job.log} has the rest)"
         raise TrainingError(f"{job.command} ended with {process.returncode}: {said}")

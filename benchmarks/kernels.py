@@ -279,9 +279,9 @@ def computations(program: str) -> dict[str, dict[str, Operation]]:
     return found
 
 
-def kernels_of(program: str, within: str = "ENTRY") -> Iterator[Kernel]:
+def kernels_of(program: str) -> Iterator[Kernel]:
     """The kernels of a compiled program, in XLA's text; of a condition those of the branch that has most."""
-    return _kernels(computations(program), within, ())
+    return _kernels(computations(program), "ENTRY", ())
 
 
 def _kernels(found: dict[str, dict[str, Operation]], name: str, loops: tuple[int, ...]) -> Iterator[Kernel]:
@@ -309,7 +309,7 @@ def _traffic(found: dict[str, dict[str, Operation]], name: str, operation: Opera
         if about.kind == "parameter":
             total += _read(inside, x)
         elif about.kind == "dynamic-update-slice" and about.bytes <= total:
-            total -= about.bytes - _part(inside, about)
+            total -= about.bytes - inside[about.operands[1]].bytes
     return total
 
 
@@ -318,16 +318,12 @@ def _read(inside: dict[str, Operation], name: str) -> int:
     total = 0
     for user, about in inside.items():
         if about.kind == "dynamic-update-slice" and about.operands[0] == name:
-            total += _part(inside, about)
+            total += inside[about.operands[1]].bytes
         elif about.kind == "bitcast" or (about.kind in SLICES and about.operands[:1] == [name]):
             total += name in about.operands and (_read(inside, user) or about.bytes)
         elif name in about.operands:
             total += inside[name].bytes
     return min(total, inside[name].bytes)
-
-
-def _part(inside: dict[str, Operation], user: Operation) -> int:
-    return inside[user.operands[1]].bytes if user.kind == "dynamic-update-slice" else user.bytes
 
 
 def _products(body: dict[str, Operation], operation: Operation) -> int:

@@ -40,15 +40,6 @@ class Goal(NamedTuple):
     flags: dict[str, Any]  # beside those; a peer's own, as its authors publish them
     eval_episodes: int | None = None  # of an evaluation; None for as many as usual
 
-    @property
-    def script(self) -> str:
-        """The file of algos/."""
-        return self.algorithm.partition(" (")[0]
-
-    @property
-    def env_flag(self) -> str:
-        return self.env.partition(" (")[0]
-
 
 def goals() -> list[Goal]:
     """Those of the kit."""
@@ -106,11 +97,6 @@ class Task:
     threshold: float
     jobs: list[Job]
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """What a record has as much of."""
-        return {"seeds": sum(job.args.num_agents for job in self.jobs), "steps": self.steps}
-
     def path(self, results: Path) -> Path:
         """The file of its record."""
         algorithm, env = (re.sub("[:/() ]+", "-", name).strip("-") for name in (self.algorithm, self.env))
@@ -141,11 +127,12 @@ def run_all(tasks: list[Task], results: Path) -> None:
     written = []
     for task in tasks:
         path, there = task.path(results), {}
+        sizes = {"seeds": sum(job.args.num_agents for job in task.jobs), "steps": task.steps}
         if path.exists():
             record = load_record(path)
             there = {"seeds": len(record["seeds"]), "steps": record["flags"]["total_timesteps"]}
-        if any(there[name] > task.sizes[name] for name in there):
-            old, new = (" x ".join(f"{count:,} {name}" for name, count in x.items()) for x in (there, task.sizes))
+        if any(there[name] > sizes[name] for name in there):
+            old, new = (" x ".join(f"{count:,} {name}" for name, count in x.items()) for x in (there, sizes))
             raise UsageError(f"{path} has {old}, and this would replace it by {new}: name other --results")
         make_folder(path.parent)
 
@@ -181,7 +168,8 @@ def tasks_of(args: Args) -> list[Task]:
         flags |= {"eval_episodes": goal.eval_episodes} if goal.eval_episodes else {}
         seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)
         how = flags | goal.flags, Path(args.folder), goal.seeds_at_once
-        jobs = jobs_over(seeds, goal.script, goal.env_flag, *how)
+        plain = (name.partition(" (")[0] for name in (goal.algorithm, goal.env))  # without what stands in brackets
+        jobs = jobs_over(seeds, *plain, *how)
         tasks.append(Task(goal.algorithm, goal.env, steps, goal.threshold, jobs))
     return tasks
 

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +118,7 @@ def read_record(path: Path, maker: str, check: Callable[[dict], Any]) -> dict[st
 
 def _check(record: dict[str, Any]) -> None:
     """Raise KeyError, ValueError or TypeError where something lacks, does not fit, or is no number."""
-    if missing := [name for name in NAMES if name not in record]:
-        raise KeyError(*missing)
+    itemgetter(*NAMES)(record)
     evaluations, seeds = len(record["env_steps"]), len(record["seeds"])
     sizes = {"returns": (evaluations, seeds), "env_steps": (evaluations,), "seconds": (evaluations,), "threshold": ()}
     sizes |= {"env_steps_to_threshold": (seeds,), "seconds_to_threshold": (seeds,)}

@@ -25,7 +25,6 @@ from common.drawing.groups import Interval, estimate, interval
 
 Record = dict[str, Any]
 COLUMNS = ["environment", "algorithm", "final return", "learned", "after", "steps/s (agents)"]
-RESULTS = "../benchmarks/results"  # from the page
 
 
 @dataclass(kw_only=True)
@@ -84,10 +83,7 @@ def pictures(results: Path) -> Iterator[tuple[str, Any]]:
 
 
 def scores(records: list[Record]) -> dict[str, dict[str, np.ndarray]]:
-    """For each algorithm the final returns [S] on each of its environments, where 0 is the worst that anyone had there.
-
-    1 is the threshold of the task.
-    """
+    """Final returns [S] by algorithm and environment: 0 is the worst that anyone had there, 1 the task's threshold."""
     worst, found = {}, {}
     for record in records:
         worst[record["env"]] = min(worst.get(record["env"], np.inf), returns_of(record).min())
@@ -138,10 +134,7 @@ def _reservation(record: Record) -> str:
 
 
 def counterpart(algorithm: str, there: set[str]) -> str | None:
-    """Which of the kit's algorithms that are `there` a peer's is to be compared with: sb3_ppo with ppo_pmap.
-
-    None for an algorithm of the kit.
-    """
+    """Which of the kit's that are `there` a peer's algorithm is compared with: sb3_ppo with ppo_pmap; None for ours."""
     kind = algorithm.rsplit("_", 1)[-1]
     return next((name for name in (f"{kind}_pmap", f"a{kind}_pmap") if name in there), None)
 
@@ -174,7 +167,7 @@ def _row(record: Record) -> list[str]:
     fewer = f" ({evaluations} of {asked} evaluations)" if evaluations < asked else ""
     median = np.median(after)
     return [
-        f"[{record['env']}]({RESULTS}/{record['file']})" if "file" in record else record["env"],
+        f"[{record['env']}](../benchmarks/results/{record['file']})" if "file" in record else record["env"],
         record["algorithm"],
         spread(returns[-1]),
         f"{np.isfinite(after).sum()}/{len(after)} ≥{record['threshold']:g}{fewer}",

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from benchmarks.jobs import ROOT, Job, jobs_over, run
+from benchmarks.jobs import ROOT, Job, jobs_over, last_of, run
 from benchmarks.records import log_of, spread
 from common.cli.checks import Bounds, Count, check_flags
 from common.cli.command import main, parse
@@ -97,8 +97,7 @@ def draw(args: Args) -> list[Flags]:
             if len(candidates) < args.candidates and algorithm(env=args.env[0], **given):
                 candidates.append(flags)
     if len(candidates) < args.candidates:
-        some = f"{100 * args.candidates} candidates of {space}"
-        raise UsageError(f"of {some} {args.algo} takes only {len(candidates) - 1}")
+        raise UsageError(f"of {100 * args.candidates} candidates of {space} {args.algo} takes {len(candidates) - 1}")
     return candidates
 
 
@@ -130,7 +129,7 @@ def returns_of_all(args: Args, candidates: list[Flags], steps: int) -> np.ndarra
     for env in args.env:
         of_each = [jobs_of(args, env, flags, steps, range(SEEN, SEEN + args.seeds)) for flags in candidates]
         if candidates[0] == {} and (failed := run(of_each[0])):
-            said = failed[0].last_words()
+            said = last_of(failed[0].log.read_text())
             if said.startswith("error: "):  # such as an environment that the algorithm cannot train
                 raise UsageError(said.removeprefix("error: "))
             raise TrainingError(f"{TODAY} fail on {env}: {said} ({failed[0].log} has the rest)")

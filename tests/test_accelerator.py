@@ -14,7 +14,7 @@ def speeds(monkeypatch):
     """Speed of each algorithm at each number of environments; what is not there does not fit into memory."""
     known = {"ppo_pmap": {64: 1000, 256: 2000, 1024: 2050, 4096: 9000}, "sac_pmap": {16: 10, 64: 30}}
 
-    def pretend(algorithm, env, num_envs, is_first):
+    def pretend(algorithm, env, num_envs):
         row = {"algorithm": algorithm, "env": env, "num_envs": num_envs}
         if num_envs not in known.get(algorithm, {}):
             return row | {"failed": "RESOURCE_EXHAUSTED: Out of memory"}

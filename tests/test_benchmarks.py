@@ -74,7 +74,7 @@ def test_every_task_has_flags_that_its_algorithm_takes():
     tasks = [task for name in sorted(sets) for task in learning.tasks_of(learning.Args(set=name, seeds=2))]
     assert len({task.path(Path()) for task in tasks}) == len(tasks) == len(goals())
     assert all(job.args.total_timesteps == task.steps for task in tasks for job in task.jobs)
-    assert {task.sizes["seeds"] for task in tasks} == {2}
+    assert {sum(job.args.num_agents for job in task.jobs) for task in tasks} == {2}
 
 
 def record(algorithm: str, env: str, returns: list[list[float]], threshold: float) -> dict:

@@ -1,6 +1,7 @@
 """Environments: names, parameters, the interface, and every gymnax id through episodes."""
 
 import sys
+from functools import partial
 
 import gymnax
 import helpers
@@ -8,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import KeyInState, Pusher, make_env, same_bits, small_args, train
+from helpers import Endings, KeyInState, Pusher, make_env, over_devices, same_bits, small_args, train
 
 from common.cli.errors import UsageError
-from common.device.rollout import action_noise, reset_envs, step_envs
+from common.device.rollout import action_noise, new_starts, reset_envs, split_keys, step_envs
 from common.device.sharding import key_data, to_devices, to_host
 from common.envs import spaces
 from common.envs.custom import wrap
-from common.envs.environment import LONGEST_HORIZON
+from common.envs.environment import LONGEST_HORIZON, Env
 from common.envs.registry import list_envs, make, make_host
 from common.envs.suite_tools import check_known
 from common.runs.checkpoints import flatten, unflatten
@@ -56,20 +57,6 @@ def test_env_params_replace_parameters():
     assert (env.max_steps, env.params.gravity) == (20, 5.0)
     assert make("CartPole-v1", '{"max_steps_in_episode": 100000000}').max_steps == LONGEST_HORIZON
     assert make("CartPole-v1").params.gravity == 9.8
-
-
-def test_a_step_that_ends_an_episode_returns_the_reset_and_the_true_next_observation():
-    env = make_env("Toy")
-    obs, state = env.reset(jax.random.key(0))
-    for step in range(7):
-        assert obs[1] == step
-        previous, out = obs, env.step(jax.random.key(step), state, jnp.int32(0))
-        obs, state = out.obs, out.state
-        np.testing.assert_array_equal(out.final_obs, [previous[0], step + 1])
-        assert out.final_state.time == step + 1
-        assert (out.truncated, out.terminated) == (step == 6, False)
-    assert obs[1] == 0
-    assert obs[0] != previous[0]
 
 
 def test_random_elements_are_inside_their_space():
@@ -142,3 +129,64 @@ def test_the_command_that_installs_what_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ale_py", None)
     with pytest.raises(UsageError, match="pip install ale-py"):
         make_host("gymnasium:ALE/Pong-v5", 1, 0, vectorization="sync")
+
+
+ENVS, STEPS = 12, 40
+
+
+def unrolled(env: Env, step) -> tuple:
+    """What `step(keys, states, actions)` returns over some steps, [T, N, ...], and the last states."""
+    act = jax.vmap(lambda key: spaces.sample(key, env.action_space))
+
+    def one(states, key):
+        action_keys, step_keys = split_keys(jax.random.split(key, ENVS), 2)
+        out = step(step_keys, states, act(action_keys))
+        return out.state, out._replace(state=(), final_state=())
+
+    _, states = reset_envs(env, jax.random.split(jax.random.key(0), ENVS))
+    return jax.jit(lambda: jax.lax.scan(one, states, jax.random.split(jax.random.key(1), STEPS)))()
+
+
+@pytest.mark.parametrize("name", ["Endings", "KeyInState"])
+def test_environments_begin_anew_as_if_each_step_had_a_reset_in_it(name):
+    env = make_env(name)
+    (states, ours), (wanted_states, wanted) = (
+        unrolled(env, step) for step in (lambda *inputs: step_envs(env, *inputs), jax.vmap(env.step))
+    )
+    assert (ours.terminated | ours.truncated).sum() > ENVS
+    same = partial(np.testing.assert_allclose, atol=1e-6)
+    jax.tree.map(same, (ours, key_data(states)), (wanted, key_data(wanted_states)))
+
+
+class Counted(Endings):
+    """Counts how often resets are computed, of several environments at a time."""
+
+    resets = 0
+
+    def reset_env(self, key, params):
+        jax.debug.callback(self.count)
+        return super().reset_env(key, params)
+
+    def count(self):
+        type(self).resets += 1
+
+
+def test_episodes_begin_from_starts_that_are_the_same_on_any_number_of_devices():
+    env, count = make_env("CartPole-v1"), 6
+    starts, others = (over_devices(lambda: new_starts(env, jax.random.key(7), count), devices) for devices in (1, 4))
+    starts, others = (jax.tree.map(lambda x: x[-1], of_devices) for of_devices in (starts, others))
+    assert same_bits(starts, others)
+    _, out = unrolled(env, lambda *inputs: step_envs(env, *inputs, starts))
+    over = np.array(out.terminated | out.truncated)
+    begun = np.array(out.obs)[over]
+    which = [np.flatnonzero((np.array(starts[0]) == obs).all(axis=1)).tolist() for obs in begun]
+    assert set(map(tuple, which)) == {(start,) for start in range(count)}, "each of them, and nothing else"
+    np.testing.assert_array_equal(np.array(out.obs)[~over], np.array(out.final_obs)[~over])
+
+
+def test_only_environments_whose_episodes_ended_compute_a_reset():
+    env = wrap(Counted())
+    _, out = jax.block_until_ready(unrolled(env, lambda *inputs: step_envs(env, *inputs)))
+    jax.effects_barrier()
+    ended = np.sum(out.terminated | out.truncated, axis=1)
+    assert Counted.resets - 1 == sum(-(-ended // 3)), "three at a time, the root of twelve; and all of them at first"

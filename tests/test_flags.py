@@ -22,11 +22,7 @@ import ppo_rnn_pmap as ppo_rnn
 import pqn_pmap as pqn
 import pytest
 import sac_pmap as sac
-from cli_helpers import (
-    IN_NO_PROGRAM,
-    checkpoint_steps,
-    read_rows,
-)
+from cli_helpers import IN_NO_PROGRAM, checkpoint_steps, read_rows
 from helpers import (
     driver_of,
     result_of,

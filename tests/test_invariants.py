@@ -294,11 +294,7 @@ def test_every_seed_learns_cartpole_and_keeps_it(tmp_path):
         (small_rnn_args, "BribedEndings", ("learning_rate=log:1e-3:1e-2", "env.bonus=uniform:-5:5")),
         (small_pqn_args, "BribedEndings", ("learning_rate=log:1e-3:1e-2", "env.bonus=uniform:-5:5")),
         (small_sac_args, "Pendulum-v1", ("q_lr=log:1e-3:1e-2", "alpha=uniform:0.05:0.5", "env.g=log:3:30")),
-        (
-            small_dqn_args,
-            "BribedEndings",
-            ("learning_rate=log:1e-3:1e-2", "env.bonus=uniform:-5:5"),
-        ),
+        (small_dqn_args, "BribedEndings", ("learning_rate=log:1e-3:1e-2", "env.bonus=uniform:-5:5")),
     ],
     ids=["ppo", "memory", "pqn", "sac", "dqn"],
 )

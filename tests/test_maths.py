@@ -225,8 +225,8 @@ def of_choices(nvec, legal=None):
     return *policies, value
 
 
-def test_kl_divergences():
-    """Of every kind, and of own components alone; with gradients that are finite, and zero where both are the same."""
+def test_kl_divergences_and_probabilities_of_own_components_alone():
+    """Of every kind; with gradients that are finite, and zero where both are the same."""
     cases = [of_normals(Normal), of_normals(SquashedNormal), of_choices((5,)), of_choices((2, 3))]
     cases += [of_choices((5,), [1, 0, 1, 0, 1]), of_choices((2, 3), [1, 0, 0, 1, 1]), of_choices((5,), [0, 0, 1, 0, 0])]
     pairs, values = [case[:2] for case in cases], [case[2] for case in cases]
@@ -242,8 +242,12 @@ def test_kl_divergences():
     normals = [Normal(x.mean[:1], x.log_std[:1]) for x in pairs[0]]
     choices = [Categoricals(x.logits[:2], (2,), True) for x in pairs[3]]
     for policy, other, first in ((*pairs[0], normals), (*pairs[3], choices)):
-        for one, two in ((policy.replace(own=own), other), (policy, other.replace(own=own))):
-            np.testing.assert_allclose(one.kl(two), first[0].kl(first[1]), rtol=1e-6)
+        whole, mine = policy.replace(own=own), first[0]
+        for one, two in ((whole, other), (policy, other.replace(own=own))):
+            np.testing.assert_allclose(one.kl(two), mine.kl(first[1]), rtol=1e-6)
+        np.testing.assert_allclose(whole.log_prob(policy.mode()), mine.log_prob(mine.mode()), rtol=1e-6)
+        for measure in ("entropy", "symmetric_kl_to_uniform")[: 1 if isinstance(mine, Normal) else 2]:
+            np.testing.assert_allclose(getattr(whole, measure)(), getattr(mine, measure)(), rtol=1e-6)
 
 
 def test_normal_against_numpy():

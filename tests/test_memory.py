@@ -34,11 +34,11 @@ def network(kind, layers=2):
     return functools.partial(module.apply, params), memory
 
 
-def library_cell(kind, params):
-    """flax's own cell with the parameters of our single layer."""
+def library_cell(kind, params, layer):
+    """flax's own cell with the parameters of one of our layers."""
     names = {"gru": "rzn", "lstm": "ifgo"}[kind]
-    arrays = params["input_0"]["kernel"], params["input_0"]["bias"], params["recurrent_0"], params["recurrent_bias_0"]
-    theirs = {}
+    inputs, recurrent, of_recurrent = (params[f"{name}_{layer}"] for name in ("input", "recurrent", "recurrent_bias"))
+    arrays, theirs = (inputs["kernel"], inputs["bias"], recurrent, of_recurrent), {}
     for gate, *parts in zip(names, *(np.split(x, len(names), axis=-1) for x in arrays), strict=True):
         kernel, bias, recurrent, recurrent_bias = parts
         theirs[f"i{gate}"], theirs[f"h{gate}"] = {"kernel": kernel}, {"kernel": recurrent}
@@ -50,15 +50,19 @@ def library_cell(kind, params):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cells_are_those_of_flax(kind):
-    x, _ = random_sequence()
-    apply, memory = network(kind, layers=1)
-    outputs, _ = apply(x, np.zeros((STEPS, ENVS), bool), memory)
-    cell, params = library_cell(kind, jax.device_get(apply.args[0]["params"]))
-    carry = memory[0][::-1] if kind == "lstm" else memory[0][0]  # (c, h)
+def test_x7_a_sequence_equals_a_loop_of_flax_s_cells_that_begin_anew_with_each_episode(kind):
+    x, first = random_sequence()
+    apply, memory = network(kind)
+    outputs, left = apply(x, first, memory)
+    cells = [library_cell(kind, jax.device_get(apply.args[0]["params"]), layer) for layer in range(2)]
+    carries = [layer[::-1] if kind == "lstm" else layer[0] for layer in memory]  # (c, h)
     for step in range(STEPS):
-        carry, expected = cell.apply(params, carry, x[step])
-        np.testing.assert_allclose(outputs[step], expected, atol=1e-6)
+        y = x[step]
+        for layer, (cell, params) in enumerate(cells):
+            carry = jax.tree.map(lambda m: np.where(first[step][:, None], 0, m), carries[layer])
+            carries[layer], y = cell.apply(params, carry, y)
+        np.testing.assert_allclose(outputs[step], y, atol=1e-6)
+    np.testing.assert_array_equal(left[-1][0], outputs)
 
 
 @pytest.mark.parametrize(("span", "low", "high"), [(0, 2, 2), (300, 2, 300)])
@@ -77,29 +81,6 @@ def test_cells_of_a_new_network_remember_for_times_up_to_their_span(kind, span, 
     params["input_0"]["bias"] = params["input_0"]["bias"].at[2 * size : 3 * size].set(100.0)  # all of it is new
     _, filled = module.apply({"params": params}, *inputs, memory)
     np.testing.assert_allclose(1 / np.asarray(filled[0][-1][0, 0]), times, rtol=1e-3)
-
-
-def one_by_one(kind, x, first):
-    """The outputs of each episode by itself, and step by step."""
-    apply, memory = network(kind)
-    outputs = np.zeros((STEPS, ENVS, SIZE), np.float32)
-    for env in range(ENVS):
-        state = jax.tree.map(lambda m: m[env : env + 1], memory)
-        for step in range(STEPS):
-            if first[step, env]:
-                state = initial_memory(kind, SIZE, 2, 1)
-            y, states = apply(x[step : step + 1, env : env + 1], np.zeros((1, 1), bool), state)
-            outputs[step, env], state = y[0, 0], jax.tree.map(lambda s: s[0], states)
-    return outputs
-
-
-@BY_KIND
-def test_x7_a_sequence_equals_a_loop_over_its_episodes(kind):
-    x, first = random_sequence()
-    apply, memory = network(kind)
-    outputs, left = apply(x, first, memory)
-    np.testing.assert_allclose(outputs, one_by_one(kind, x, first), atol=1e-6)
-    np.testing.assert_array_equal(left[-1][0], outputs)
 
 
 @BY_KIND

@@ -29,13 +29,12 @@ class Peer(NamedTuple):
 def train(rows: Rows, peer: Peer) -> None:
     """Train the agents of all seeds, and write what they earn."""
     rows.begin(jax.default_backend(), jax.devices())
-    seeds = jnp.array(rows.seeds)
     init = jax.jit(lambda seeds: jax.vmap(lambda seed: peer.init(jax.random.PRNGKey(seed)))(seeds))
     advance = jax.jit(lambda states, count: jax.lax.fori_loop(0, count, lambda _, x: jax.vmap(peer.update)(x), states))
     play = partial(returns, peer, rows.args["eval_episodes"], rows.args["eval_seed"])
     evaluate = jax.jit(jax.vmap(lambda state: play(state).mean()))
     with rows.spent_on("compiling"):
-        states = init(seeds)
+        states = init(jnp.array(rows.seeds))
         after = jax.eval_shape(jax.vmap(peer.update), states)  # counters may begin as integers and go on as floats
         states = jax.block_until_ready(jax.tree.map(lambda x, later: jnp.asarray(x, later.dtype), states, after))
         advance, evaluate = advance.lower(states, 1).compile(), evaluate.lower(states).compile()

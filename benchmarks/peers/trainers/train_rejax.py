@@ -14,14 +14,13 @@ def peer_of(args: dict) -> Peer:
     algorithm = get_algo(args["algorithm"]).create(
         env=env, env_params=env_params, total_timesteps=args["total_timesteps"], **args["flags"]
     )
-    steps = algorithm.num_envs * getattr(algorithm, "num_steps", 1)
     return Peer(
         init=algorithm.init_state,
         update=algorithm.train_iteration,
         act=lambda state, obs: greedy(algorithm, state, obs),
         env=algorithm.env,
         env_params=algorithm.env_params,
-        steps_per_update=steps,
+        steps_per_update=algorithm.num_envs * getattr(algorithm, "num_steps", 1),
     )
 
 

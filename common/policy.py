@@ -103,9 +103,8 @@ def load_policy(
     index = _best_member(checkpoints, found) if index is None else index
     learner, returns = jax.tree.map(lambda x: x[index], learner), checkpoints.evaluations().get(found, [])
     evaluation = returns[index] if len(returns) == args.num_agents else None
-    return Policy(
-        Agent.of(functions), learner, env, run_dir, found, args.members.seed[index], evaluation, config, index
-    )
+    who = args.members.seed[index], evaluation, config, index
+    return Policy(Agent.of(functions), learner, env, run_dir, found, *who)
 
 
 def load_named(args: PolicyArgs, console: Console) -> Policy:
@@ -148,11 +147,8 @@ def _algorithm(
         hp = hp_of(args, {name: np.float32(0) for name in args.members.hyper})
         shapes = jax.eval_shape(lambda: functions.init(jax.random.key(0), hp))
         count = args.num_agents  # as a checkpoint has them, [S, ...]; they take no memory
-        return (
-            args,
-            functions,
-            jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), (count, *x.shape)), shapes),
-        )
+        like = jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), (count, *x.shape)), shapes)
+        return args, functions, like
     except Exception as error:
         kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
         raise UsageError(f"{run_dir} does not fit {path}: {kind}{error}") from error

@@ -25,7 +25,7 @@ MAY_IMPORT = {
 ROOMS = set(MAY_IMPORT)
 MAY_IMPORT |= {"top": ROOMS, "algos": ROOMS | {"top"}}
 
-COMMON, FILES = 13_547, 80  # lines of all modules together at most, and modules; they may only fall
+COMMON, FILES = 13_527, 80  # lines of all modules together at most, and modules; they may only fall
 # Likewise of each algorithm
 SIZES = {"ppo_pmap": 326, "pqn_pmap": 283, "dqn_pmap": 276, "sac_pmap": 349, "ppo_rnn_pmap": 408, "appo_pmap": 417}
 NAMES, SOURCES = 25, 2  # of the kit that an algorithm imports, and the modules that they come from

@@ -109,14 +109,8 @@ class Batches:
         devices = [device for device in devices for _ in range(args.actor_threads)]
         memory = jax.device_get(driver.memory(args.envs_per_actor))
         make_envs, seed = env_maker(args, args.envs_per_actor, args.env_params), (args.seed, version)
-        more = (
-            jax.jit(driver.act_on_host),
-            args.num_steps,
-            seed,
-            memory,
-            jax.process_index() * len(devices),
-            args.log_info,
-        )
+        act, first = jax.jit(driver.act_on_host), jax.process_index() * len(devices)
+        more = act, args.num_steps, seed, memory, first, args.log_info
         self.actors = [Actor(index, make_envs, device, *more) for index, device in enumerate(devices)]
         self._slots = ParameterSlots(devices)
         self._slots.publish(version, driver.publish(learner, started))

@@ -35,9 +35,8 @@ def renewed_past(args: Any, run: RunState, learner: Any) -> Any:
         return ()
     turn, late = jnp.divmod(run.updates, args.opponent_interval)
     replaced = (jnp.arange(PAST) == turn % PAST) & (late == 0) | (run.updates == 0)  # all of them at first
-    return jax.tree.map(
-        lambda past, x: jax.vmap(select, (0, None, 0))(replaced, x, past), run.past, acting_part(learner)
-    )
+    renew = jax.vmap(select, (0, None, 0))
+    return jax.tree.map(lambda past, x: renew(replaced, x, past), run.past, acting_part(learner))
 
 
 def draw_other(args: Any, run: RunState, learner: Any, key: jax.Array) -> Any:

@@ -142,7 +142,5 @@ def _call(path: str) -> tuple[Any, Any]:
         near = difflib.get_close_matches(path.partition(":")[0], SUITES, n=1)
         if near and isinstance(error, ModuleNotFoundError):
             raise UsageError(f"there is no suite {path.partition(':')[0]}; did you mean {near[0]}:?") from error
-        raise UsageError(
-            f"environment {path} cannot be made ({reason(error)}); a name with a colon is package.module:factory, "
-            "importable from the working directory, and the factory takes no arguments"
-        ) from error
+        why = f"{reason(error)}; it should be package.module:factory, importable from here, without arguments"
+        raise UsageError(f"environment {path} cannot be made: {why}") from error

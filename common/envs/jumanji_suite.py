@@ -63,9 +63,8 @@ class JumanjiEnv(Env):
         state, time = state
         state, step = self.inner.step(state, self._chosen(action))
         truncated = jnp.bool_(False) if self._limit is None else time + 1 >= self._limit
-        return Transition(
-            self._observed(step.observation), (state, time + 1), jnp.sum(step.reward), step.last(), truncated
-        )
+        outcome = jnp.sum(step.reward), step.last(), truncated
+        return Transition(self._observed(step.observation), (state, time + 1), *outcome)
 
     def frame(self, state: Any) -> np.ndarray:
         env = self.inner.unwrapped

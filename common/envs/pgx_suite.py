@@ -72,9 +72,8 @@ class PgxEnv(Env):
         earned = game.rewards[state.seat]
         game, more = self._others_move(others_key, game, state.seat)
         time = state.time + 1
-        return Transition(
-            self._observed(game), State(game, state.seat, time), earned + more, game.terminated, time >= self._limit
-        )
+        outcome = earned + more, game.terminated, time >= self._limit
+        return Transition(self._observed(game), State(game, state.seat, time), *outcome)
 
     def against(self, opponent: Callable[[jax.Array, Any], jax.Array]) -> "PgxEnv":
         other = copy.copy(self)

@@ -41,9 +41,8 @@ class PlaygroundEnv(Env):
         obs = spaces.plain(jax.eval_shape(inner.reset, jax.random.key(0)).obs)
         parts = {part: spaces.box(x.shape) for part, x in obs.items()} if isinstance(obs, dict) else {}
         observations = spaces.Dict(dict(sorted(parts.items()))) if parts else spaces.box(obs.shape)
-        super().__init__(
-            name, inner, observations, spaces.box((inner.action_size,), -1.0, 1.0), max_steps=-(-limit // repeat)
-        )
+        actions = spaces.box((inner.action_size,), -1.0, 1.0)
+        super().__init__(name, inner, observations, actions, max_steps=-(-limit // repeat))
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         state = self.inner.reset(key)

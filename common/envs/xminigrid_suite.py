@@ -30,10 +30,7 @@ def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
     given = xminigrid.registration._REGISTRY[env_id].kwargs
     params = inner.default_params(**given | changes)  # the limit of time follows from the size
     if params.view_size % 2 == 0 or min(params.view_size, params.height - 2, params.width - 2) < 3:
-        raise UsageError(
-            f"{name} needs an odd view_size of at least 3, and a height and width of at least 5; got "
-            f"{params.view_size}, {params.height} and {params.width}"
-        )
+        raise UsageError(f"{name} needs an odd view_size of at least 3, and a height and width of at least 5")
     return XMinigridEnv(name, inner, params, rules)
 
 

@@ -96,7 +96,8 @@ class Evaluations:
         try:
             episodes = self.evaluation.poll()
         except TrainingError as error:
-            failure = f"the evaluation at step {self._next_over().step:,} {error}"
+            failure = f"the evaluation at step {self._pending[0].step:,} {error}"
+            self._drop_oldest()
             if not may_fail:
                 raise TrainingError(failure) from error
             self._run.console.warn(failure)
@@ -128,18 +129,17 @@ class Evaluations:
     def _note(self, episodes: Episodes | None) -> None:
         """Take the episodes [S, E] of the oldest that is pending, if it is over."""
         if episodes:
-            pending = self._next_over()
+            pending = self._pending[0]
             self.newest = Score(pending.step, metrics_of(episodes, self._run.is_game))
             returns = self.newest.evaluation["eval/return_mean"]
             self.goal_reached |= overall(returns, self._run.args.is_population) >= self._goal
             self._run.recorder.add_evaluation(*self.newest, pending.moment)
             self._run.saver.add_evaluation(*self.newest)
+            self._drop_oldest()
 
-    def _next_over(self) -> Pending:
-        """The oldest of those that are pending, which is over."""
-        pending = self._pending.popleft()
-        self._run.saver.checkpoints.unjudged.discard(pending.step)
-        return pending
+    def _drop_oldest(self) -> None:
+        """It is over, and its checkpoint may go, unless that is the best one."""
+        self._run.saver.checkpoints.unjudged.discard(self._pending.popleft().step)
 
 
 def metrics_of(episodes: Episodes, is_game: bool) -> dict[str, list[float]]:

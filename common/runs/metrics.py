@@ -26,9 +26,8 @@ class Metrics:
         path = directory / "metrics.jsonl"
         self.before = drop_after(path, resume_at)
         self._file, self._agent = path.open("a"), "member" if args.is_population else "seed"
-        self._tensorboard = (
-            _import("tensorboardX", "tensorboard").SummaryWriter(str(directory)) if args.tensorboard else None
-        )
+        writer = _import("tensorboardX", "tensorboard").SummaryWriter if args.tensorboard else None
+        self._tensorboard = writer and writer(str(directory))
         self._wandb, self._newest = _import("wandb", "wandb") if args.wandb else None, 0
         if self._wandb:
             self._wandb.init(

@@ -26,9 +26,6 @@ SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1
 FLAGS = SIZES | {"env": GAME, "population": 3, "opponent": "members", "normalize_obs": True, "total_timesteps": 96}
 
 
-# -------------------------------------------------------------------------------------------------------- who with whom
-
-
 @pytest.mark.parametrize("count", [2, 5])
 def test_nobody_plays_itself_and_everybody_is_played(count):
     keys = jax.random.split(jax.random.key(3), count)  # of their own
@@ -151,9 +148,6 @@ def test_half_of_the_agents_are_dealt_by_environment_on_any_number_of_devices():
     assert (draw_own_components(jax.random.split(jax.random.key(0), 64), (0, 1)).sum(axis=1) == 1).all()
 
 
-# ------------------------------------------------------------------------------------------------------------- ratings
-
-
 def test_golden_ratings_of_two():
     """3 of 4 points, with a drawn game more 3.5 of 5, are 400 log10(7 / 3) ratings; who has played nobody has none."""
     scores = np.array([[np.nan, np.nan, 0.75], [np.nan] * 3, [0.25, np.nan, np.nan]])
@@ -186,9 +180,6 @@ def test_all_play_all_and_count_wins_and_draws():
     assert scores[1, 0] == scores[1, 3] == 0.0
     assert 0.9 < scores[0, 1] <= 1, "who moves first can move against the rules only on a board with a stone"
     assert scores[0, 3] != scores[3, 0] and scores[[0, 3], [3, 0]] == pytest.approx(0.5, abs=0.12)
-
-
-# ----------------------------------------------------------------------------------------------------------------- runs
 
 
 @pytest.mark.slow

@@ -186,8 +186,6 @@ def test_members_begin_changed_but_for_the_control():
     assert max(hyper["gamma"]) < 1 and hyper["gamma"][0] == 0.99
 
 
-# ----------------------------------------------------------------------------------------------------------------- runs
-
 TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
 TINY |= {"env": "CartPole-v1", "total_timesteps": 12 * 32, "log_interval": 32, "eval_episodes": 8}
 PBT = {"population": 4, "pbt": True, "pbt_interval": 64, "normalize_obs": True}

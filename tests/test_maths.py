@@ -238,6 +238,8 @@ def test_kl_divergences_and_probabilities_of_own_components_alone():
             gradients = jax.grad(lambda p, q: p.kl(q), (0, 1), allow_int=True)(policy, second)
             moved = [np.abs(x).max() for x in jax.tree.leaves(gradients) if x.dtype == np.float32]
             assert np.isfinite(moved).all() and (np.max(moved) < 1e-6) == is_zero
+    drawn, best = policy.sample_with_key(jax.random.key(0)), policy.mode()  # of the last pair, several parts
+    assert jax.tree.map(jnp.shape, drawn) == jax.tree.map(jnp.shape, best) and drawn["a"][1].dtype == jnp.int32
     own = jnp.array([True, False])
     normals = [Normal(x.mean[:1], x.log_std[:1]) for x in pairs[0]]
     choices = [Categoricals(x.logits[:2], (2,), True) for x in pairs[3]]

@@ -156,7 +156,7 @@ class Joint(struct.PyTreeNode):
         """Sample by a key."""
         parts, structure = jax.tree.flatten(self.parts, is_leaf=_is_part)
         keys = [key] if len(parts) == 1 else jax.random.split(key, len(parts))
-        return self._map("draw", jax.tree.unflatten(structure, list(keys)))
+        return self._map("sample_with_key", jax.tree.unflatten(structure, list(keys)))
 
     def mode(self) -> Any:
         return self._map("mode")

@@ -34,6 +34,7 @@ from cli_helpers import (
 from common.cli.command import parse
 from common.runs.checkpoints import UNFINISHED
 from common.runs.console import Console
+from common.runs.saving import Saver
 from common.runs.signals import Interruption
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -281,3 +282,19 @@ def test_only_what_loads_counts_among_the_newest_and_as_the_best(tmp_path):
     assert checkpoint_steps(run_dir) == [2 * STEPS, 4 * STEPS, 6 * STEPS]
     aside = {path.name for path in folder.iterdir() if not path.name.isdigit()}
     assert aside == {f"{updates * STEPS}.damaged" for updates in (3, 5)}
+
+
+def test_a_directory_that_is_moved_away_ends_the_run(tmp_path, monkeypatch, capsys):
+    save = Saver.save
+
+    def moving(saver, step, state):
+        if step == 2 * STEPS:
+            saver.checkpoints.wait()
+            (tmp_path / "run").rename(tmp_path / "elsewhere")
+        save(saver, step, state)
+
+    monkeypatch.setattr(Saver, "save", moving)
+    words = [*SMALL, "--total-timesteps", 4 * STEPS, "--checkpoint-interval", STEPS, "--quiet"]
+    assert in_process(*words, "--run-dir", tmp_path / "run") == 1
+    assert "moved" in only_message(capsys.readouterr().err) and not (tmp_path / "run").exists()
+    assert checkpoint_steps(tmp_path / "elsewhere") == [STEPS]

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from common.actors.threads import POLL_INTERVAL, Collected, HostRollout, Slot, Worker
-from common.cli.errors import FailedEnvError, TrainingError
+from common.cli.errors import FailedEnvError, TrainingError, UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device.statistics import Tally, kind_of
 from common.envs.host import HostEnvs, HostStep, evaluation_params
@@ -161,7 +161,12 @@ class HostEnvKind(NamedTuple):
 
 def inspect_env(args: HostEnvArgs) -> HostEnvKind:
     """Make the environment once to see what it is, and once more where evaluations have another one."""
-    kind, *_ = [_inspect(args, params) for params in dict.fromkeys((args.env_params, eval_params(args)))]
+    kind = _inspect(args, args.env_params)
+    evaluated = kind if eval_params(args) == args.env_params else _inspect(args, eval_params(args))
+    for what in ("observation", "action"):
+        then, now = (str(getattr(x.spec, f"{what}_space")) for x in (evaluated, kind))
+        if then != now:
+            raise UsageError(f"{what}s are {then} in evaluations, with --eval-env-params, and {now} in the training")
     return kind
 
 

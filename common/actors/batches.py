@@ -118,7 +118,7 @@ class Batches:
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._threads: list[Future] = []
         self.learner = Worker("learner", ("wait_get", "transfer", "update", "publish"))
-        self._meters = Meters(self, self.learner, getattr(args, "max_policy_lag", 0))
+        self._meters = Meters(self, self.learner, getattr(args, "max_policy_lag", 0), warn)
         self._at_end: dict[str, float] = {}  # figures
 
     def __enter__(self) -> "Batches":
@@ -296,8 +296,9 @@ def _metrics_of(tallies: list[Tally]) -> dict[str, Any]:
 class Meters:
     """Collects while a run goes on; `row` says how it went since the last row, in all processes."""
 
-    def __init__(self, batches: Batches, learner: Worker, max_policy_lag: int):
-        self._batches, self._learner, self._max_lag = batches, learner, max_policy_lag
+    def __init__(self, batches: Batches, learner: Worker, max_policy_lag: int, warn: Callable[[str], None]):
+        self._batches, self._learner, self._max_lag, self._warn = batches, learner, max_policy_lag, warn
+        self._unseen = set()  # metrics of --log-info that a warning has named
         self._tallies: list[Tally] = []  # since the last row, as the episodes
         self._episodes: list[tuple[float, int]] = []
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
@@ -325,6 +326,10 @@ class Meters:
         self._tallies, self._episodes = [], []
         tallies = [Tally(*jax.tree.map(np.float64, part[:2])) for part in parts]
         count = sum(part.count["episode/return"] for part in tallies)
+        unseen = {name for name in tally.count if name.startswith("env/") and not any(x.count[name] for x in tallies)}
+        if count and unseen - self._unseen:
+            self._warn(f"no environment has reported {', '.join(sorted(unseen))}, which --log-info names")
+            self._unseen |= unseen
         self._recent.extend(episode for *_, episodes in parts for episode in episodes)
         recent = np.array(self._recent or [(np.nan, np.nan)], float).mean(axis=0)
         newest = {f"episode/{name}_last{WINDOW}": x for name, x in zip(("return", "length"), recent, strict=True)}

@@ -47,7 +47,7 @@ def choose_devices(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     worthwhile = [n for n in shares if n <= cores and n * envs_per_cpu_device <= num_envs] or shares[:1]
     _make_cpu_devices((num_devices or (processes if several else worthwhile[-1])) // processes)
-    groups = [jax.local_devices(process) for process in range(jax.process_count())]
+    groups = _devices_of_processes()
     if processes != len(groups):  # which they have found out by themselves
         return choose_devices(num_devices, num_envs, block, envs_per_cpu_device, len(groups), shared)
     kind, most = groups[0][0].platform, min(map(len, groups)) * processes
@@ -66,7 +66,7 @@ def choose_roles(actors: tuple[int, ...], learners: tuple[int, ...]) -> tuple[li
     one that does not exist.
     """
     _make_cpu_devices(max((*actors, *learners), default=0) + 1)
-    groups = [jax.local_devices(process) for process in range(jax.process_count())]
+    groups = _devices_of_processes()
     fewest = min(map(len, groups))
     if missing := [index for index in (*actors, *learners) if index >= fewest]:
         have = f"JAX has {fewest} {_kind_and_place(groups)}, numbered from 0"
@@ -80,6 +80,17 @@ def _make_cpu_devices(count: int) -> None:
         return
     with suppress(RuntimeError):  # JAX has started in this process: its devices are what they are
         jax.config.update("jax_num_cpu_devices", count)
+
+
+def _devices_of_processes() -> list[list[jax.Device]]:
+    """The devices of each process. Raises UsageError where JAX cannot start, or is set to what no run works with."""
+    for switch, why in {"jax_enable_x64": "computes in 32 bits", "jax_disable_jit": "is compiled"}.items():
+        if getattr(jax.config, switch):
+            raise UsageError(f"{switch.upper()} is on, and training {why}: unset it")
+    try:
+        return [jax.local_devices(process) for process in range(jax.process_count())]
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"JAX cannot use JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: {error}") from error
 
 
 def _kind_and_place(groups: list[list[jax.Device]]) -> str:

@@ -40,6 +40,8 @@ def adapt(name: str, inner: Any, params: Any, env_params: dict[str, Any]) -> Env
 def with_params(made: Any) -> tuple[Any, Any]:
     """Environment and parameters from such a pair, or from an environment with default parameters."""
     inner, params = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if isinstance(inner, type):
+        raise UsageError(f"{inner.__name__} is a class, not an environment: return {inner.__name__}()")
     has_params = isinstance(made, tuple) or hasattr(inner, "default_params")
     if not (hasattr(inner, "reset") and hasattr(inner, "step") and has_params):
         raise UsageError(f"{made!r} is neither a gymnax-style environment nor a pair (environment, parameters)")

@@ -66,4 +66,4 @@ def project(probs: jax.Array, returns: jax.Array, low: float, high: float) -> ja
     last = returns.shape[-1] - 1
     place = (jnp.clip(returns, low, high) - low) * (last / (high - low))
     share = jnp.maximum(1 - jnp.abs(place[..., None] - jnp.arange(last + 1)), 0.0)  # [..., K, K]
-    return jnp.einsum("...i,...ij->...j", probs, share)
+    return jnp.sum(probs[..., None] * share, axis=-2)  # in whole float32, also where matrix products are not

@@ -96,6 +96,8 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
     path = Path(args.run_dir or f"runs/{env}__{config['algorithm']}__{args.seed}__{stamp}")
     while not args.run_dir and path.exists():  # a run started within the same second has it
         path = path.with_name(f"{path.name}-1")
+    if "://" in args.run_dir:
+        raise UsageError(f"--run-dir {args.run_dir} is no folder: mount that storage, and name a folder in it")
     with writing(f"run directory {path}"):
         check_free(path)
         if not args.resume:
@@ -175,11 +177,12 @@ def git_hash(checkout: Path) -> str | None:
 
 
 def delete_run(run_dir: Path) -> str:
-    """Delete what a run has written there; returns a line that says what that was."""
-    names = sorted(path.name for path in run_dir.iterdir() if path.name in FILES or path.name.startswith(EVENTS))
+    """Delete what a run has written there but `config.json`, which is replaced; returns a line that says what."""
+    inside = [path.name for path in run_dir.iterdir() if path.name != NAME]
+    names = sorted(name for name in inside if name in FILES or name.startswith(EVENTS))
     saved = [path for path in (run_dir / FOLDER).glob("*") if is_checkpoint(path.name)]
     for path in (*(run_dir / name for name in names), *saved):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     return f"deleted  the run in {run_dir}: {', '.join(names)}, {len(saved)} checkpoints"
 
 

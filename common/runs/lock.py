@@ -45,6 +45,14 @@ def locked(run_dir: Path | None) -> Iterator[None]:
         file.close()
 
 
+def is_ours(run_dir: Path) -> bool:
+    """Whether `run_dir` is still there and locked by this process, and not deleted or replaced by another run's."""
+    try:
+        return (run_dir / LOCK).read_text(errors="replace") == _holder()
+    except OSError:
+        return False
+
+
 def is_locked(run_dir: Path) -> bool:
     """Whether some process has locked `run_dir`, or was killed while it had."""
     return (run_dir / LOCK).exists()

@@ -22,6 +22,7 @@ from common.runs import reports
 from common.runs.console import Console
 from common.runs.directory import agree_on_directory, check_shared, claim_directory, describe_run
 from common.runs.evaluator import DeviceEvaluation, Evaluations
+from common.runs.lock import is_ours
 from common.runs.metrics import check_extras
 from common.runs.recorder import Callback, Chunk, Clock, Recorder, Report
 from common.runs.reports import Outcome, TrainResult, summary
@@ -74,7 +75,7 @@ class Run:
             if error is not None and not multihost.has_lost(error):
                 self.saver.checkpoints.let_finish()
         with suppress(Exception):
-            if isinstance(error, Exception) and self.dir:
+            if isinstance(error, Exception) and self.dir and is_ours(self.dir):
                 reason = f"{type(error).__name__}: {error}"
                 reports.write_result(self.dir, self._outcome("failed"), reason=reason)
         self.console.attempt("log", self.recorder.close)

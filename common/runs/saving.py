@@ -16,6 +16,7 @@ from common.device.sharding import Arrays, flatten, host_like, to_devices, to_ho
 from common.runs.checkpoints import FOLDER, Checkpoints, Damaged, Mismatch, sha256
 from common.runs.console import Console
 from common.runs.directory import differences
+from common.runs.lock import is_ours
 from common.runs.reports import Score, has_ended_at, stored_evaluation
 
 TRANSFERRED = tuple(f"learner/{name}/" for name in ("params", "target_params", "obs_stats", "return_stats"))
@@ -132,7 +133,12 @@ class Saver:
             self.checkpoints.add_evaluation(step, returns)
 
     def save(self, step: int, state: Any) -> None:
-        """Start saving, unless that is done. Raises TrainingError where it fails, or the save before did."""
+        """Start saving, unless that is done.
+
+        Raises TrainingError where it fails, or the save before did, or where the directory is not this run's any more.
+        """
+        if self._directory and multihost.is_first() and not is_ours(self._directory):
+            raise TrainingError(f"{self._directory} was deleted or moved: nothing more can be saved")
         if step not in self._saved:
             self._newest = to_host(state, self._unsaved)
             self._saved.add(step)

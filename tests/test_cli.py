@@ -274,6 +274,9 @@ def test_a_resumed_run_keeps_its_flags_but_for_explicit_ones(copy):
     assert (args.resume, args.num_envs, args.gamma) == (str(copy), 8, 0.5)
     args = parse(Args, [*words, "--no-resume-or-start"])
     assert (args.resume, args.num_envs) == ("", Args.for_env(args.env).num_envs)
+    drawn = (copy / "curve.png").stat().st_mtime_ns
+    assert in_process("--run-dir", copy, "--resume-or-start") == 0
+    assert (copy / "curve.png").stat().st_mtime_ns == drawn, "a finished run is left as it is"
 
 
 def test_init_from_takes_the_parameters_and_starts_at_step_0(tmp_path):

@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import inspect
 import io
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
 import tyro
@@ -25,7 +27,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from common.cli.checks import WORDS, check_flags, flag_of, kinds_of, metavar_of, note_of
 from common.cli.errors import FailedEnvError, ProcessEnded, TrainingError, UsageError, fail
 from common.cli.files import defaults_of, is_run, read_config
-from common.cli.run_flags import RunArgs
+from common.cli.run_flags import ONE_TIME, RunArgs
 
 
 @dataclass
@@ -81,7 +83,10 @@ def main(train: Callable[[Any], Any], args: Any) -> NoReturn:
 def exit_code(train: Callable[[Any], Any], args: Any) -> int:
     """Train and return the exit code: 0 finished or stopped, 1 failed, 2 bad usage, 128 + N signal N."""
     try:
-        train(args)
+        if _has_nothing_to_do(args):
+            print(f"{args.resume} has finished; a larger --total-timesteps trains longer")
+        else:
+            train(args)
     except ProcessEnded as end:  # what waits for the others, in threads or at Python's exit, is left behind
         if not isinstance(end.__cause__, UsageError | TrainingError | None) and "has lost" not in str(end):
             traceback.print_exception(end.__cause__)  # a defect
@@ -112,6 +117,15 @@ def _end_at_once(code: int) -> NoReturn:
         with suppress(AttributeError, OSError, ValueError):  # it is None, nobody reads it, or it is closed
             stream.flush()
     os._exit(code)
+
+
+def _has_nothing_to_do(args: Any) -> bool:
+    """Whether --resume-or-start names a run that has finished with these flags."""
+    if not (getattr(args, "resume_or_start", False) and args.resume and (Path(args.resume) / "DONE").exists()):
+        return False
+    flags = {name: value for name, value in dataclasses.asdict(args).items() if name not in ONE_TIME}
+    stored = defaults_of(type(args)) | read_config(args.resume)["args"]
+    return all(stored.get(name) == value for name, value in json.loads(json.dumps(flags)).items())
 
 
 def _read(args_class: type, argv: list[str], program: str | None) -> Any:

@@ -158,7 +158,7 @@ def test_masked_steps_teach_nothing():
     assert relative_difference(params, lab.update(other)[0]) < 1e-6
     changed = rollout._replace(reward=np.where(masked, rollout.reward, 1e3).astype(np.float32))
     assert relative_difference(params, lab.update(changed)[0]) > 1e-3
-    meters = Meters(None, None, lab.args.max_policy_lag)
+    meters = Meters(None, None, lab.args.max_policy_lag, print)
     meters.take(Collected(0, rollout, [], []), version=0)
     shares = {"batch/valid": rollout.valid.mean(), "batch/too_old": (old & rollout.valid).mean()}
     assert {name: meters._tallies[0].metrics()[name] for name in shares} == pytest.approx(shares)

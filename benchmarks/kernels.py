@@ -111,8 +111,7 @@ def compile_all(args: Args) -> None:
     known = {itemgetter(*KEY)(row): row for row in record["rows"]}
     packages, rows = packages_needed(), []
     install("kernels", packages)
-    sources = {peer: git_hash(Path(source)) for peer, source in args.checkouts.items()}
-    about = {"packages": packages, "git": git_hash(ROOT), "sources": record["sources"] | sources}
+    sources = record["sources"] | {peer: git_hash(Path(source)) for peer, source in args.checkouts.items()}
     for job in jobs_of(args):
         words = [str(python_of("kernels", packages)), "-m", "benchmarks.kernels", json.dumps(job)]
         try:
@@ -120,10 +119,10 @@ def compile_all(args: Args) -> None:
         except (TrainingError, UsageError) as error:
             row = job | {"failed": str(error)}
         del row["source"]
-        rows.append(row)
+        rows.append(row | {"git": git_hash(ROOT)})
         print(table(rows).splitlines()[-1] if len(rows) > 1 else table(rows), flush=True)
-        known[itemgetter(*KEY)(row)] = row
-        write_json(path, about | {"rows": list(known.values())})
+        known[itemgetter(*KEY)(row)] = rows[-1]
+        write_json(path, {"packages": packages, "sources": sources, "rows": list(known.values())})
     if all("failed" in row for row in rows):
         raise TrainingError("nothing was compiled, see above")
 
@@ -170,6 +169,7 @@ def compile_one(job: Row) -> Row:
     compiled = lowered.compile()
     seconds, text, memory = time.perf_counter() - began, compiled.as_text(), compiled.memory_analysis()
     found = list(kernels_of(text))
+    speeds = [round(sizes[3] / seconds_of(found, launch, sizes[0] > 0)) for launch in LAUNCHES]
     return {
         "kernels": sum(kernel.times for kernel in found),
         "by_loop": by_loop(found, *sizes[:3], UPDATES if job["source"] else 1),
@@ -178,8 +178,7 @@ def compile_one(job: Row) -> Row:
         "collectives": sum(kernel.times for kernel in found if kernel.kind.removesuffix("-start") in COLLECTIVES),
         "temporary_bytes": memory.temp_size_in_bytes,
         "compile_seconds": round(seconds, 1),
-        "steps_per_second": [round(sizes[3] / seconds_of(found, launch, sizes[0] > 0)) for launch in LAUNCHES],
-    }
+    } | ({"steps_per_second": speeds} if (job["target"], job["function"]) == ("h100", "update") else {})
 
 
 def lowered_program(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
@@ -359,7 +358,7 @@ def seconds_of(kernels: list[Kernel], launch: float, in_loop: bool = True) -> fl
 def table(rows: list[Row]) -> str:
     """The rows as Markdown."""
     heads = ["program", "devices", "envs", "kernels", "rollout step", "gradient step", "rest", "collectives"]
-    heads += ["MB moved", "GFLOP", "temporary", "compiled", "steps/s at 3 and 5 us"]
+    heads += ["MB moved", "GFLOP", "temporary", "compiled", "steps/s at 5 and 3 us"]
     lines = []
     for row in rows:
         cells = [f"{row['program']} {row['function']}", row["target"], f"{row['num_envs']:,}"]
@@ -378,10 +377,12 @@ def table(rows: list[Row]) -> str:
 
 def roofline(record: Row) -> str:
     """Kernels of an update on one H100, and steps/s at each number of environments, as Markdown."""
-    rows = [row for row in record["rows"] if (row["target"], row["function"]) == ("h100", "update")]
+    rows = [row for row in record["rows"] if "steps_per_second" in row]
     lines = []
-    for name in dict.fromkeys(row["program"] for row in rows if row["num_envs"] == SIZES[-1]):
+    for name in dict.fromkeys(row["program"] for row in rows):
         found = {row["num_envs"]: row for row in rows if row["program"] == name}
+        if not found.keys() >= {*SIZES}:
+            continue
         loops = found[ONE_SIZE]["by_loop"]
         counts = found[ONE_SIZE]["kernels"] / loops["updates"], *(loops[part] for part in PARTS)
         speeds = [[x / 1e6 for x in found[size]["steps_per_second"][::-1]] for size in SIZES]

@@ -16,7 +16,7 @@ num_envs = 8
 num_steps = 4
 hidden_sizes = [3, 5]
 
-["CartPole-v1"]
+["CartPole-v1, MyEnv-v0"]
 num_envs = 4
 num_steps = 8
 hidden_sizes = [4]

@@ -138,9 +138,8 @@ def find_entry(script: Path, name: str, folder: str = "tuned") -> Entry | None:
 
 
 def fitting(tables: Collection[str], name: str) -> str | None:
-    """The key among `tables` that is for `name`: the very name, else the first with a pattern that matches; commas part
-    several patterns of a key."""
-    if name in tables:
-        return name
-    fits = (key for key in tables if any(fnmatch.fnmatchcase(name, pattern.strip()) for pattern in key.split(",")))
-    return next(fits, None)
+    """The key among `tables` for `name`: with that very name, else the first with a pattern that matches; commas part
+    several of a key."""
+    keys = {pattern.strip(): key for key in tables for pattern in key.split(",")}
+    matching = (key for pattern, key in keys.items() if fnmatch.fnmatchcase(name, pattern))
+    return keys[name] if name in keys else next(matching, None)

@@ -94,7 +94,7 @@ def load_policy(
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UsageError(f"{run_dir} does not say what its observations and actions are: {error!r}") from error
     args, functions, like = _algorithm(config, env, run_dir, algorithm)
-    checkpoints = Checkpoints(run_dir / FOLDER, read_only=True, is_population=args.is_population)
+    checkpoints = Checkpoints(run_dir / FOLDER, is_population=args.is_population)
     index = _named_agent(args, run_dir, seed, member)
     try:
         found, learner, damaged = checkpoints.load_learner(like, _candidates(checkpoints, step, index))

@@ -11,7 +11,7 @@ from common import compare, plot
 from common.cli.command import exit_code, parse
 from common.drawing.figures import draw_curve, draw_population
 from common.drawing.groups import LoggedRun, align, estimate, group, interval, pooled
-from common.runs.metrics import Log, Metrics, Series, read_log
+from common.runs.metrics import Log, LogWriter, Series, read_log
 from common.runs.recorder import Clock
 
 RETURN, RECENT = "episode/return", "episode/return_last100"
@@ -75,10 +75,10 @@ def test_what_to_know_of_runs_that_are_no_repetitions():
 def test_seconds_add_up_over_resumes(tmp_path):
     make_run(tmp_path / "a", rows([100, 200, 300], [1, 2, 3], wall=[11.0, 12.0, 14.0]))
     args = SimpleNamespace(is_population=False, tensorboard=False, wandb=False)
-    metrics, clock = Metrics(tmp_path / "a", args, {}, resume_at=200), Clock()
-    clock.go_on(metrics.before)
+    writer, clock = LogWriter(tmp_path / "a", args, {}, resume_at=200), Clock()
+    clock.go_on(writer.before)
     assert 12 <= clock.wall < 100 and clock.trained_before == 2
-    metrics.close()
+    writer.close()
 
 
 def test_late_evaluations_keep_their_time(tmp_path):

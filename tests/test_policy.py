@@ -22,6 +22,7 @@ from common.device.evaluation import SEED, run_episodes
 from common.envs.registry import make_host
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, map_leaves, zeros
 from common.policy import load_policy
+from common.runs.checkpoints import Checkpoints
 
 
 @pytest.fixture
@@ -155,15 +156,16 @@ def test_step_seed_and_path_choose_the_parameters(trained, run_copy, monkeypatch
 
 def test_the_best_checkpoint_is_that_of_the_agent(run_copy):
     for step, returns in ((128, [9.0, 1.0]), (256, [5.0, 2.0])):
-        (run_copy / "checkpoints" / str(step) / "metrics" / "metrics").write_text(json.dumps({"returns": returns}))
+        Checkpoints(run_copy / "checkpoints").add_evaluation(step, returns)
     first, second = (load_policy(run_copy, step="best", seed=seed) for seed in (0, 1))
     assert (first.step, first.evaluation) == (128, 9.0)
     assert (second.step, second.evaluation) == (256, 2.0)
-    (run_copy / "checkpoints" / "128" / "metrics" / "metrics").write_text('{"returns": [NaN, 1.0]}')
+    Checkpoints(run_copy / "checkpoints").add_evaluation(128, [np.nan, 1.0])
     assert load_policy(run_copy, step="best").step == 256
 
 
 def test_a_damaged_evaluation_is_none(run_copy):
+    Checkpoints(run_copy / "checkpoints").add_evaluation(256, [9.0, 9.0])
     for damage in ("", "{", "[]", '{"returns": null}', '{"returns": [1]}'):
         (run_copy / "checkpoints" / "256" / "metrics" / "metrics").write_text(damage)
         assert load_policy(run_copy).evaluation is None, damage

@@ -18,6 +18,7 @@ from common.device.programs import for_seeds, over_devices
 from common.device.sharding import arrays_of
 from common.envs.registry import make
 from common.policy import load_policy
+from common.runs.checkpoints import Checkpoints, read
 
 TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}
 TINY |= {"env": "CartPole-v1", "total_timesteps": 6 * 32, "log_interval": 32, "seed": 3, "eval_episodes": 16}
@@ -109,7 +110,9 @@ def test_the_best_member_is_loaded(finished):
 def test_without_an_evaluation_of_its_step_a_best_member_is_named_with_a_warning(finished, tmp_path):
     result, step = finished[0], finished[0].env_steps
     saved = shutil.copytree(finished[1], tmp_path / "run") / "checkpoints"
-    shutil.copytree(saved / str(step), saved / str(step + 64), ignore=shutil.ignore_patterns("metrics"))
+    checkpoints = Checkpoints(saved)
+    checkpoints.save(step + 64, read(saved / str(step)), None)
+    checkpoints.wait()
     best = int(np.argmax(result.evaluation["eval/return_mean"]))
     with pytest.warns(UserWarning, match=f"member {best}, the best one at step {step}"):
         assert load_policy(tmp_path / "run").member == best

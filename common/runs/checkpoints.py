@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,12 +29,13 @@ from common.device import multihost
 from common.device.sharding import Arrays, flatten, unflatten
 
 ROWS = "actors"  # the part of arrays [S, N, ...] of environments; a process has its own N
-CHECKSUM = "sha256/"  # that of the checksums of each part
+CHECKSUM = "sha256/"  # what the names of checksums begin with
 FOLDER = "checkpoints"  # in the directory of a run
 DELETED = ".deleted"  # what the name of a checkpoint ends with while it is being deleted
 DAMAGED = ".damaged"  # once it was found not to load: it does not count any more
-UNFINISHED = ".orbax-checkpoint-tmp"  # the same while it is being written, as orbax has it
-METRICS = "metrics/metrics"  # in the folder of a checkpoint, as orbax has it
+UNFINISHED = ".orbax-checkpoint-tmp"  # while it is being written, as orbax has it
+METADATA = "_CHECKPOINT_METADATA"  # orbax's file in the folder of a checkpoint, with its evaluation
+EVALUATION = "metrics/metrics"  # likewise of an evaluation that came later, which counts
 PATIENCE = 10  # seconds for a save that other processes may not go on with
 KNOWN_FAILURES = "No space left on device|File too large|Disk quota exceeded|Read-only file system|Permission denied"
 OF_DAMAGE = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL  # errors of files that are not what they were
@@ -54,14 +56,11 @@ def checksums(arrays: Arrays) -> Arrays:
 
     The latter has one of each environment, so that every process can check its own, however many processes have saved.
     """
-    found = {}
-    for part in {part_of(name) for name in arrays}:
-        of_part = {name: x for name, x in arrays.items() if part_of(name) == part}
-        if part == ROWS:
-            found[part] = _digest_rows({name: np.moveaxis(x, 1, 0) for name, x in of_part.items()})[None]
-        else:
-            found[part] = _digest_rows({name: x[None] for name, x in of_part.items()})
-    return {f"{CHECKSUM}{part}": digests for part, digests in found.items()}
+    rows = defaultdict(dict)  # [N, ...] by part; the other parts are one row each
+    for name, x in arrays.items():
+        rows[part_of(name)][name] = np.moveaxis(x, 1, 0) if part_of(name) == ROWS else x[None]
+    digests = {part: _digest_rows(of_part) for part, of_part in rows.items()}
+    return {f"{CHECKSUM}{part}": digest[None] if part == ROWS else digest for part, digest in digests.items()}
 
 
 def _digest_rows(arrays: Arrays) -> np.ndarray:
@@ -83,10 +82,11 @@ class Mismatch(UsageError):
 
 def overall(returns: Sequence[float], is_population: bool = False) -> float:
     """One number of the returns [S] of several agents: the mean of seeds; of a population, whose members differ, that
-    of the best one, -inf where none is finite.
+    of the best one. -inf without any, or where none of a population is finite.
     """
-    best = np.max(returns, where=np.isfinite(returns), initial=-np.inf)
-    return float(best if is_population else np.mean(returns))
+    if is_population:
+        return max(filter(np.isfinite, returns), default=-np.inf)
+    return float(np.mean(returns)) if len(returns) else -np.inf
 
 
 class Damaged(Exception):
@@ -110,32 +110,26 @@ def is_checkpoint(name: str) -> bool:
 class Checkpoints:
     """The `checkpoints/` folder of a run; saving is asynchronous, one save at a time."""
 
-    def __init__(
-        self,
-        directory: Path | None,
-        keep: int = 0,
-        keep_best: bool = False,
-        read_only: bool = False,
-        is_population: bool = False,
-    ):
+    def __init__(self, directory: Path | None, keep: int = 0, keep_best: bool = False, is_population: bool = False):
         """Keep the newest `keep` checkpoints (0 = all) and, with `keep_best`, the one with the best evaluation.
 
-        With `read_only` nothing in `directory` is touched: another process may be writing there.
+        Nothing in `directory` is touched before the first `save` or `wait`: another process may be writing there.
         """
         self.directory = directory
         self._keep, self._keep_best, self._is_population = keep, keep_best, is_population
         self.unjudged: set[int] = set()  # steps whose evaluation is under way, one of which may be the best
-        self._writer = None if read_only or directory is None else _make_writer(directory)
         self._saving: tuple[int, Any] | None = None  # the step whose save is under way, and orbax's handle of it
 
     def steps(self) -> list[int]:
         """The steps that have a folder, oldest first; a damaged one is included."""
-        names = [path.name for path in self.directory.iterdir()] if self.directory and self.directory.is_dir() else []
-        return sorted(step for step in map(step_of, names) if step is not None)
+        return sorted(step for path in self._folders() if (step := step_of(path.name)) is not None)
 
     def path(self, step: int) -> Path:
-        """The folder of a checkpoint, whether it is there or not; orbax makes the same name from the step."""
+        """The folder of a checkpoint, whether it is there or not."""
         return self.directory / str(step)
+
+    def _folders(self) -> list[Path]:
+        return list(self.directory.iterdir()) if self.directory and self.directory.is_dir() else []
 
     def evaluations(self) -> dict[int, list[float]]:
         """The mean greedy return of each seed, by the step of every checkpoint that was evaluated."""
@@ -150,15 +144,10 @@ class Checkpoints:
         returns = {step: overall(x, self._is_population) if agent is None else x[agent] for step, x in known.items()}
         return sorted(filter(lambda step: np.isfinite(returns[step]), returns), key=lambda step: (returns[step], step))
 
-    def best(self) -> tuple[int, float, list[float]]:
-        """The best evaluation stored with a checkpoint: its step, one number for all agents, and that of each.
-
-        -inf without any.
-        """
-        if not (best := self.by_return()[-1:]):
-            return 0, -np.inf, []
-        returns = self.evaluations()[best[0]]
-        return best[0], overall(returns, self._is_population), returns
+    def best(self) -> tuple[int, list[float]]:
+        """The step of the best evaluation stored with a checkpoint, and the return of each agent; (0, []) without."""
+        best = self.by_return()[-1:]
+        return (best[0], self.evaluations()[best[0]]) if best else (0, [])
 
     def load(
         self,
@@ -195,28 +184,37 @@ class Checkpoints:
         return step, unflatten(arrays, {"learner": like})["learner"], damaged
 
     def save(self, step: int, arrays: Arrays, returns: list[float] | None) -> None:
-        """Start saving, with the evaluation of each seed if there is one; waits for the previous save."""
-        if self._writer is None:
+        """Start saving, with the evaluation of each seed if there is one; waits for the previous save.
+
+        All processes do: each writes its own rows, and the first what all have too.
+        """
+        if self.directory is None:
             return
+        from orbax.checkpoint import v1 as ocp
+
         stored = {name: array for name, array in arrays.items() if array.size}  # orbax refuses empty ones
         stored |= checksums(stored)
         if multihost.count() > 1:
             rows = {name: x for name, x in stored.items() if part_of(name) == ROWS}
             stored |= {name: jax.make_array_from_process_local_data(_over_processes(), x) for name, x in rows.items()}
-        metrics = None if returns is None else {"returns": returns}
-        self.wait()  # orbax would delete a checkpoint to overwrite before it waits for its being written
+        self.wait()
+        _hide_noise()
+        # Where a folder could not be made in the background, threads would wait for it until a timeout of minutes.
+        at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+        evaluation, path = {"returns": returns} if returns else None, self.path(step).absolute()
         try:
-            again = step in multihost.on_first(self.steps)
-            self._saving = step, self._writer.save_async(step, stored, force=True, overwrite=again, metrics=metrics)
+            with ocp.Context(async_options=at_once):
+                saving = ocp.save_async(path, stored, overwrite=True, custom_metadata=evaluation)
         except Exception as error:
             raise self._failure(step, error) from error
+        self._saving = step, saving
 
     def add_evaluation(self, step: int, returns: list[float]) -> None:
         """Store the evaluation of a checkpoint, if that is still there."""
 
         def store() -> None:
             if step in self.steps():
-                file = self.path(step) / METRICS
+                file = self.path(step) / EVALUATION
                 file.parent.mkdir(exist_ok=True)
                 write_json(file, {"returns": returns})
 
@@ -234,20 +232,17 @@ class Checkpoints:
             except OSError as error:
                 return f"{damaged}; it could not be renamed ({error.strerror})"
 
-        said = multihost.on_first(rename)
-        self._writer.reload()
-        return said
+        return multihost.on_first(rename)
 
     def wait(self) -> None:
         """Until the save under way is on disk, and old ones are gone. Raises TrainingError where it fails."""
         if self._saving:
             (step, saving), self._saving = self._saving, None
             try:
-                multihost.in_background(saving.result)  # ends its thread, which the writer's own `wait` leaves behind
+                multihost.in_background(saving.result)
             except Exception as error:
                 raise self._failure(step, error) from error
-        if multihost.on_first(self._delete_old):
-            self._writer.reload()  # writers, of all processes, know those that were there when they looked
+        multihost.on_first(self._tidy)
 
     def let_finish(self) -> None:
         """As `wait`, for a process that fails, perhaps alone: it asks no other one, and gives up after some seconds."""
@@ -256,27 +251,24 @@ class Checkpoints:
         elif self._saving:
             self._saving[1].result(timeout=PATIENCE)
 
-    def close(self) -> None:
-        if self._writer:
-            self._writer.close()
+    def _tidy(self) -> None:
+        """Delete what a crash or a failed save has left, and old checkpoints.
 
-    def _delete_old(self) -> bool:
-        """Keep the newest by step, not by the time of saving (0: all), and the best by the evaluations on disk.
-
-        Returns whether any is gone.
+        The newest stay, by step and not by the time of saving (0: all), and the best by the evaluations on disk.
         """
-        steps, best = self.steps(), self.by_return()[-1:] if self._keep_best else []
-        unwanted = set(steps).difference(steps[-self._keep :], best, self.unjudged if self._keep_best else ())
-        for step in unwanted:
+        for path in self._folders():
+            if is_checkpoint(path.name) and (DELETED in path.name or UNFINISHED in path.name):
+                shutil.rmtree(path, ignore_errors=True)
+        steps, best = self.steps(), [*self.by_return()[-1:], *self.unjudged] if self._keep_best else []
+        for step in set(steps).difference(steps[-self._keep :], best):
             path = self.path(step)
             with suppress(OSError):  # renamed first: half of a checkpoint must not look like one
                 shutil.rmtree(path.rename(path.with_suffix(DELETED)))
-        return bool(unwanted)
 
     def _failure(self, step: int, error: Exception) -> TrainingError:
         """The reason in words; what there is of the checkpoint is deleted, for the disk may be full."""
-        for path in self.directory.glob(f"{step}{UNFINISHED}*") if multihost.is_first() else ():
-            shutil.rmtree(path, ignore_errors=True)
+        if multihost.is_first():
+            self._tidy()
         known = re.search(KNOWN_FAILURES, str(error))
         kept = ", ".join(str(kept) for kept in self.steps() if kept != step) or "none"
         reason = known.group() if known else _reason(error)
@@ -297,15 +289,20 @@ def read(
     _hide_noise()
     parts, empty = {part_of(name) for name in only}, {name: x for name, x in (like or {}).items() if not x.size}
     partly = ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))
+    this = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(  # each process reads for itself, and waits for no other
+        primary_host=this, active_processes={this}, barrier_sync_key_prefix=f"process{this}"
+    )
     try:
-        with ocp.Context(pytree_options=partly, multiprocessing_options=_alone()):
+        with ocp.Context(pytree_options=partly, multiprocessing_options=alone):
             stored = ocp.metadata(path.absolute()).metadata
             stored = {name: x for name, x in stored.items() if parts == {""} or part_of(name) in parts}
             if like:
                 there = {name: x for name, x in stored.items() if name.startswith(only)}
                 _check_fit(there, {name: x for name, x in like.items() if x.size}, optional, str(path))
             loaded = ocp.load(path.absolute(), {name: _as_read(name, x) for name, x in stored.items()})
-        arrays = {name: _on_host(x) for name, x in loaded.items()}
+        own = {name: x.addressable_data(0) if isinstance(x, jax.Array) else x for name, x in loaded.items()}
+        arrays = {name: np.asarray(x) for name, x in own.items()}
         saved = {name: arrays.pop(name) for name in loaded if name.startswith(CHECKSUM)}
         if not jax.tree.all(jax.tree.map(np.array_equal, checksums(arrays), saved)):
             raise ValueError("its content is not what was saved")
@@ -320,24 +317,19 @@ def read(
 
 def _check_fit(stored: dict[str, Any], like: Arrays, optional: tuple[str, ...], where: str) -> None:
     """Raise Mismatch unless names, shapes and types are those of `like`, without what is `optional` and not there."""
-    there = {name: x for name, x in stored.items() if not name.startswith(CHECKSUM)}
+    there = {name: f"{x.dtype}{list(x.shape)}" for name, x in stored.items() if not name.startswith(CHECKSUM)}
     absent = tuple(part for part in optional if not any(name.startswith(part) for name in there))
-    wanted = {name: _of_all_processes(name, x) for name, x in like.items() if not name.startswith(absent)}
+    here = {name: f"{x.dtype}{list(_global_shape(name, x))}" for name, x in like.items() if not name.startswith(absent)}
     # Parameters first: their shapes say most about the flags
-    for name in sorted(there.keys() | wanted.keys(), key=lambda name: ("/params/" not in name, name)):
-        theirs, ours = (
-            f"{arrays[name].dtype}{list(arrays[name].shape)}" if name in arrays else "missing"
-            for arrays in (there, wanted)
-        )
+    for name in sorted(there.keys() | here.keys(), key=lambda name: ("/params/" not in name, name)):
+        theirs, ours = there.get(name, "missing"), here.get(name, "missing")
         if theirs != ours:
             raise Mismatch(f"{where} does not fit these flags: {name} is {theirs} there and {ours} here")
 
 
-def _of_all_processes(name: str, x: np.ndarray) -> Any:
-    """What has the shape and the type of the array of which this process has `x`."""
-    if part_of(name) != ROWS or multihost.count() == 1:
-        return x
-    return jax.ShapeDtypeStruct((x.shape[0], x.shape[1] * multihost.count(), *x.shape[2:]), x.dtype)
+def _global_shape(name: str, x: np.ndarray) -> tuple[int, ...]:
+    """The shape with the environments of all processes of the array of which this one has `x`."""
+    return (x.shape[0], x.shape[1] * multihost.count(), *x.shape[2:]) if part_of(name) == ROWS else x.shape
 
 
 def _as_read(name: str, stored: Any) -> Any:
@@ -345,14 +337,6 @@ def _as_read(name: str, stored: Any) -> Any:
     if multihost.count() > 1 and part_of(name) == ROWS:
         return jax.ShapeDtypeStruct(stored.shape, stored.dtype, sharding=_over_processes())
     return np.broadcast_to(np.zeros((), stored.dtype), stored.shape)  # takes no memory
-
-
-def _on_host(x: Any) -> np.ndarray:
-    """An array, or this process's rows [S, N, ...] of one that is spread over processes."""
-    if not isinstance(x, jax.Array):
-        return np.asarray(x)
-    shards = sorted(x.addressable_shards, key=lambda shard: shard.index[1].start or 0)
-    return np.concatenate([shard.data for shard in shards], axis=1)
 
 
 def _over_processes() -> NamedSharding:
@@ -369,45 +353,12 @@ def _over_processes() -> NamedSharding:
     return NamedSharding(mesh, P(None, "processes"))
 
 
-def _alone() -> Any:
-    """Orbax's options with which a process does not wait for the others: each reads for itself."""
-    from orbax.checkpoint import v1 as ocp
-
-    if multihost.count() == 1:
-        return ocp.options.MultiprocessingOptions()
-    this = jax.process_index()
-    return ocp.options.MultiprocessingOptions(
-        primary_host=this, active_processes={this}, barrier_sync_key_prefix=f"process{this}"
-    )
-
-
-def _make_writer(directory: Path) -> Any:
-    """Orbax's writer for the checkpoints in a folder.
-
-    All processes have one: each writes its own rows, and the first what all have too.
-    """
-    from orbax.checkpoint import v1 as ocp
-
-    _hide_noise()
-    for path in list(directory.iterdir()) if directory.is_dir() and multihost.is_first() else []:
-        if is_checkpoint(path.name) and (DELETED in path.name or UNFINISHED in path.name):  # a crash has left it
-            shutil.rmtree(path, ignore_errors=True)
-        elif (path / METRICS).exists() and not _stored_returns(path):  # orbax would refuse the whole folder for it
-            shutil.rmtree((path / METRICS).parent)
-    # Where a folder could not be made in the background, threads would wait for it until a timeout of minutes.
-    at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
-    return ocp.training.Checkpointer(
-        directory.absolute(),
-        context=ocp.Context(async_options=at_once),
-        preservation_policy=ocp.training.preservation_policies.PreserveAll(),
-        cleanup_tmp_directories=True,
-    )
-
-
 def _stored_returns(path: Path) -> list[float]:
     """The evaluation of the checkpoint at `path`; empty where there is none, or a damaged one."""
-    stored = read_json(path / METRICS)
-    return stored.get("returns", []) if isinstance(stored, dict) else []
+    is_late = (path / EVALUATION).exists()
+    stored = read_json(path / (EVALUATION if is_late else METADATA))
+    stored = stored if isinstance(stored, dict) else {}
+    return (stored if is_late else stored.get("custom_metadata", {})).get("returns", [])
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """The terminal of a run: header, progress bar (or a line per interval) and warnings."""
 
+import math
 import os
 import statistics
 import sys
@@ -7,18 +8,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
+
 T = TypeVar("T")
 
 
 class Console:
     """Prints a progress bar to a terminal, plain lines elsewhere, and nothing but warnings when quiet."""
 
-    def __init__(self, quiet: bool, total_steps: int, brief: Callable[[Any], str] | None = None, speaks: bool = True):
-        """`brief` puts the returns of several agents into a few words. One that does not speak is silent altogether."""
+    def __init__(self, quiet: bool, total_steps: int, is_population: bool = False, speaks: bool = True):
+        """One that does not speak is silent altogether."""
         from rich.console import Console as Rich
 
-        self.quiet, self.total, self._brief = quiet or not speaks, total_steps, brief or brief_seeds
-        self._speaks = speaks
+        self.quiet, self.total, self._speaks = quiet or not speaks, total_steps, speaks
+        self._brief = brief_members if is_population else brief_seeds
         self._rich = Rich(highlight=False, soft_wrap=True)
         if self._rich.is_jupyter:  # there rich puts every line into a box of its own
             self._rich = Rich(highlight=False, soft_wrap=True, force_jupyter=False, force_terminal=False)
@@ -31,12 +34,11 @@ class Console:
                 self._rich.print(text, markup=False)
 
     def warn(self, text: str) -> None:
-        if not self._speaks:
-            return
-        # A live bar has to know of every line; else warnings go to stderr.
-        target = self._bar.console if self._bar else self._errors
-        with self._unread("stdout" if self._bar else "stderr"):
-            target.print(f"warning: {text}", markup=False, style="yellow")
+        if self._speaks:
+            # A live bar has to know of every line; else warnings go to stderr.
+            stream, target = ("stdout", self._bar.console) if self._bar else ("stderr", self._errors)
+            with self._unread(stream):
+                target.print(f"warning: {text}", markup=False, style="yellow")
 
     @contextmanager
     def _unread(self, stream: str = "stdout") -> Iterator[None]:
@@ -72,8 +74,7 @@ class Console:
         """Show one log interval, with the return of the episodes that ended in it."""
         if self.quiet:
             return
-        counts = row["episode/count"]
-        ended = round(sum(counts) if isinstance(counts, list) else counts)
+        ended = round(float(np.sum(row["episode/count"])))
         earned = f"return {self._brief(row['episode/return'])}" if ended else "no episode ended"
         which = f"({ended:,} episode{'s' * (ended > 1)} ended)" if ended else ""
         speed = f"{row['time/sps']:,.0f} steps/s"
@@ -107,10 +108,23 @@ class Console:
             self._bar = None
 
 
-def brief_seeds(value: float | list[float | None] | None) -> str:
-    """One number as it is, several as mean ± deviation over the seeds that have one."""
-    numbers = [x for x in (value if isinstance(value, list) else [value]) if x is not None]
-    if not numbers:
+def brief_seeds(returns: float | list[float | None] | None) -> str:
+    """One return as it is, several as mean ± deviation over the seeds that have one."""
+    finite = _finite(returns)
+    if not finite:
         return "-"
-    spread = f" ± {statistics.pstdev(numbers):.1f} over {len(numbers)} seeds" if len(numbers) > 1 else ""
-    return f"{statistics.fmean(numbers):.1f}{spread}"
+    spread = f" ± {statistics.pstdev(finite):.1f} over {len(finite)} seeds" if len(finite) > 1 else ""
+    return f"{statistics.fmean(finite):.1f}{spread}"
+
+
+def brief_members(returns: float | list[float | None] | None) -> str:
+    """The best, the median and the worst return of the members that have one."""
+    finite = _finite(returns)
+    if not finite:
+        return "-"
+    return f"best {max(finite):.1f}, median {statistics.median(finite):.1f}, worst {min(finite):.1f}"
+
+
+def _finite(returns: float | list[float | None] | None) -> list[float]:
+    every = returns if isinstance(returns, list) else [returns]
+    return [x for x in every if x is not None and math.isfinite(x)]

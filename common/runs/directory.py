@@ -22,16 +22,16 @@ from common.cli.files import KIT, NAME, defaults_of, is_of_kit, is_run, read_con
 from common.cli.run_flags import ONE_TIME
 from common.device import multihost
 from common.runs.checkpoints import FOLDER, is_checkpoint
-from common.runs.lock import LOCK, check_free, is_locked
+from common.runs.lock import LOCK, check_free
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = "0.1.0"  # of the kit; pyproject.toml takes it from here, and copies of the code have it too
 BATCH = "num_envs", "num_steps", "envs_per_actor", "actor_threads", "actor_devices", "rollouts_per_update"
 BATCH += ("distributed",)
 """Flags that say how many steps an update takes, in algorithms that have them."""
-FILES = NAME, "metrics.jsonl", "curve.png", "policy.gif", "result.json", "wandb_id", "DONE"
-FILES += "population.png", "elo.json", "wandb"
-EVENTS = "events.out.tfevents."  # what the names of TensorBoard's files begin with
+FILES = "metrics.jsonl", "curve.png", "policy.gif", "result.json", "wandb_id", "DONE", "population.png", "elo.json"
+FILES += "wandb", "events.out.tfevents.*"  # which are TensorBoard's
+"""What a run writes beside `config.json` and its checkpoints."""
 
 
 def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) -> dict[str, Any]:
@@ -178,12 +178,11 @@ def git_hash(checkout: Path) -> str | None:
 
 def delete_run(run_dir: Path) -> str:
     """Delete what a run has written there but `config.json`, which is replaced; returns a line that says what."""
-    inside = [path.name for path in run_dir.iterdir() if path.name != NAME]
-    names = sorted(name for name in inside if name in FILES or name.startswith(EVENTS))
+    files = sorted(path for path in run_dir.iterdir() if any(map(path.match, FILES)))
     saved = [path for path in (run_dir / FOLDER).glob("*") if is_checkpoint(path.name)]
-    for path in (*(run_dir / name for name in names), *saved):
+    for path in (*files, *saved):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    return f"deleted  the run in {run_dir}: {', '.join(names)}, {len(saved)} checkpoints"
+    return f"deleted  the run in {run_dir}: {', '.join(path.name for path in files)}, {len(saved)} checkpoints"
 
 
 SECONDS_TO_APPEAR = 10  # of a file that another host has written
@@ -195,7 +194,7 @@ def check_shared(run_dir: Path | None) -> None:
         return
     multihost.max_over_processes(0)  # the first is there
     end = time.monotonic() + SECONDS_TO_APPEAR
-    while not (seen := is_locked(run_dir)) and time.monotonic() < end:
+    while not (seen := (run_dir / LOCK).exists()) and time.monotonic() < end:
         time.sleep(0.1)
     if blind := multihost.max_over_processes(0 if seen else jax.process_index()):
         raise UsageError(f"process {blind} does not see {run_dir}: it has to be on storage that all processes share")

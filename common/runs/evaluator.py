@@ -1,10 +1,9 @@
 """Evaluations of a run: on the devices at once, on the host beside the training."""
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,6 +12,7 @@ from common.cli.errors import TrainingError
 from common.device import multihost
 from common.device.evaluation import SEED, Episodes
 from common.runs.checkpoints import overall
+from common.runs.metrics import Row
 from common.runs.reports import Score
 
 POLL_INTERVAL = 0.01  # seconds between two looks at an evaluation that is waited for
@@ -25,29 +25,24 @@ class DeviceEvaluation:
     def __init__(self, evaluate: Callable, args: Any):
         """`evaluate` takes a state and a seed and returns Episodes [D, S, E / D, rounded up]."""
         self._evaluate, self._num_agents, self._num_episodes = evaluate, args.num_agents, args.eval_episodes
+        self._episodes: Episodes | None = None
 
-    def begin(self, step: int, state: Any) -> Episodes | None:
-        """Evaluate `state`; None where that goes on beside the training, whose next update may overwrite it."""
+    def begin(self, step: int, state: Any) -> None:
+        """Evaluate `state`, which the next update may overwrite."""
         own = multihost.all_or_none(lambda: jax.block_until_ready(self._evaluate(state, np.int32(SEED))))
         episodes = jax.device_get(multihost.gathered(own))
 
         def over_seeds(x: np.ndarray) -> np.ndarray:  # [D, S, E / D] as [S, E]
             return np.moveaxis(x, 0, 1).reshape(self._num_agents, -1)[:, : self._num_episodes]
 
-        return jax.tree.map(over_seeds, episodes)
+        self._episodes = jax.tree.map(over_seeds, episodes)
 
     def poll(self) -> Episodes | None:
-        """The oldest that goes on beside the training, once it is over. Raises TrainingError where it has failed."""
+        """The oldest that has begun, [S, E], once it is over. Raises TrainingError where it has failed."""
+        return self._episodes
 
     def stop(self) -> None:
         """Give up all that is under way."""
-
-
-class Pending(NamedTuple):
-    """An evaluation that is due, and not over."""
-
-    step: int
-    moment: dict[str, float]  # when its state was the present one, for a row of metrics
 
 
 class Evaluations:
@@ -59,50 +54,60 @@ class Evaluations:
     def __init__(self, run: Any, newest: Score):
         """Of a `Run`, whose parts they use; `newest` is the last evaluation before it, if there was one."""
         self._run, self.newest = run, newest
-        self._goal = math.inf if run.args.stop_at_return is None else run.args.stop_at_return
-        best = multihost.on_first(run.saver.checkpoints.best)[1]
-        self.goal_reached = best >= self._goal  # by an evaluation, perhaps not the newest
+        _, best = multihost.on_first(run.saver.checkpoints.best)
+        self.goal_reached = self._reaches_goal(best)  # by an evaluation, perhaps not the newest
         self.evaluation: Any = None  # a DeviceEvaluation or HostEvaluation, once there is one
         self._begun = newest.step if newest.evaluation else None  # the step of the last one that has begun
-        self._pending: deque[Pending] = deque()  # the oldest first
+        self._pending: deque[tuple[int, Row]] = deque()  # step and moment of those not over, the oldest first
         self._has_waited = False
 
     def begin(self, step: int, state: Any) -> None:
         """Evaluate `state`, unless that is done. Waits while too many are pending, and leaves it out once stopped."""
         if self._begun == step:
             return
-        moment = {"time/wall": self._run.clock.wall, "time/compile": self._run.clock.seconds["compile"]}
-        self._begun = step
+        run, self._begun = self._run, step
+        moment = {"time/wall": run.clock.wall, "time/compile": run.clock.seconds["compile"]}
         while len(self._pending) >= MOST_PENDING:
-            if self._run.no_more_evaluations():
+            if run.no_more_evaluations():
                 return
             if not self._has_waited:
                 self._has_waited = True
-                self._run.console.warn(
+                run.console.warn(
                     f"the training waits, as {MOST_PENDING} evaluations are pending: fewer --eval-episodes or a longer "
                     "--eval-interval make it faster"
                 )
             self.poll()
             self._rest()
-        self._pending.append(Pending(step, moment))
-        self._run.saver.checkpoints.unjudged.add(step)
-        with self._run.clock.timed("eval"):
-            self._note(self.evaluation.begin(step, state))
+        self._pending.append((step, moment))
+        run.saver.checkpoints.unjudged.add(step)
+        with run.clock.timed("eval"):
+            self.evaluation.begin(step, state)
 
     def poll(self, may_fail: bool = True) -> None:
         """Take the oldest evaluation if it has come to its end. One that fails costs a warning."""
         if not self._pending:
             return
+        run, (step, moment) = self._run, self._pending[0]
         try:
             episodes = self.evaluation.poll()
         except TrainingError as error:
-            failure = f"the evaluation at step {self._pending[0].step:,} {error}"
+            failure = f"the evaluation at step {step:,} {error}"
             self._drop_oldest()
             if not may_fail:
                 raise TrainingError(failure) from error
-            self._run.console.warn(failure)
-        else:
-            self._note(episodes)
+            run.console.warn(failure)
+            return
+        if episodes:
+            self.newest = Score(step, metrics_of(episodes, run.is_game))
+            self.goal_reached |= self._reaches_goal(self.newest.returns)
+            run.recorder.add_evaluation(*self.newest, moment)
+            run.saver.add_evaluation(*self.newest)
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        """It is over, and its checkpoint may go, unless that is the best one."""
+        step, _ = self._pending.popleft()
+        self._run.saver.checkpoints.unjudged.discard(step)
 
     def finish(self, step: int, state: Any) -> None:
         """Wait for all evaluations, that of the last `state` among them, until stopped."""
@@ -122,24 +127,13 @@ class Evaluations:
         if self.evaluation:
             self.evaluation.stop()
 
+    def _reaches_goal(self, returns: list[float]) -> bool:
+        goal = self._run.args.stop_at_return
+        return goal is not None and overall(returns, self._run.args.is_population) >= goal
+
     def _rest(self) -> None:
         with self._run.clock.timed("eval"):
             time.sleep(POLL_INTERVAL)
-
-    def _note(self, episodes: Episodes | None) -> None:
-        """Take the episodes [S, E] of the oldest that is pending, if it is over."""
-        if episodes:
-            pending = self._pending[0]
-            self.newest = Score(pending.step, metrics_of(episodes, self._run.is_game))
-            returns = self.newest.evaluation["eval/return_mean"]
-            self.goal_reached |= overall(returns, self._run.args.is_population) >= self._goal
-            self._run.recorder.add_evaluation(*self.newest, pending.moment)
-            self._run.saver.add_evaluation(*self.newest)
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        """It is over, and its checkpoint may go, unless that is the best one."""
-        self._run.saver.checkpoints.unjudged.discard(self._pending.popleft().step)
 
 
 def metrics_of(episodes: Episodes, is_game: bool) -> dict[str, list[float]]:

@@ -38,7 +38,7 @@ def locked(run_dir: Path | None) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            if (run_dir / LOCK).read_text() == _holder():  # else the directory is another run's by now
+            if is_ours(run_dir):  # else the directory is another run's by now
                 (run_dir / LOCK).unlink()
                 if new:
                     run_dir.rmdir()
@@ -51,11 +51,6 @@ def is_ours(run_dir: Path) -> bool:
         return (run_dir / LOCK).read_text(errors="replace") == _holder()
     except OSError:
         return False
-
-
-def is_locked(run_dir: Path) -> bool:
-    """Whether some process has locked `run_dir`, or was killed while it had."""
-    return (run_dir / LOCK).exists()
 
 
 def check_free(run_dir: Path) -> None:

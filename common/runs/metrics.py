@@ -16,9 +16,10 @@ from common.cli.errors import UsageError
 from common.cli.files import in_one_step
 
 Row = dict[str, Any]
+EXTRAS = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # by its flag, the module of a writer
 
 
-class Metrics:
+class LogWriter:
     """Writers for rows of flat names; values are numbers, or lists of one number per seed."""
 
     def __init__(self, directory: Path, args: Any, config: Row, resume_at: int = 0):
@@ -26,9 +27,8 @@ class Metrics:
         path = directory / "metrics.jsonl"
         self.before = drop_after(path, resume_at)
         self._file, self._agent = path.open("a"), "member" if args.is_population else "seed"
-        writer = _import("tensorboardX", "tensorboard").SummaryWriter if args.tensorboard else None
-        self._tensorboard = writer and writer(str(directory))
-        self._wandb, self._newest = _import("wandb", "wandb") if args.wandb else None, 0
+        self._tensorboard = _import("tensorboard").SummaryWriter(str(directory)) if args.tensorboard else None
+        self._wandb, self._newest = _import("wandb") if args.wandb else None, 0
         if self._wandb:
             self._wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "pmaprl"),
@@ -62,15 +62,15 @@ class Metrics:
                 writers.callback(self._wandb.finish)
 
 
-def check_extras(tensorboard: bool, wandb: bool) -> None:
+def check_extras(args: Any) -> None:
     """Raise UsageError where a wanted writer is not installed."""
-    if tensorboard:
-        _import("tensorboardX", "tensorboard")
-    if wandb:
-        _import("wandb", "wandb")
+    for extra in EXTRAS:
+        if getattr(args, extra):
+            _import(extra)
 
 
-def _import(module: str, extra: str) -> Any:
+def _import(extra: str) -> Any:
+    module = EXTRAS[extra]
     try:
         return __import__(module)
     except ImportError as error:

@@ -13,39 +13,41 @@ from typing import Any
 import numpy as np
 
 from common.cli.errors import TrainingError
-from common.runs.metrics import Metrics, is_number, jsonable
+from common.runs.metrics import LogWriter, Row, is_number, jsonable
+
+Callback = Callable[[Row], Any]
+"""Called with every row of metrics, once it is written; where it returns True, the run ends."""
+
+Report = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
+"""Metrics by name, and for some the index of the first update in which each seed's was not finite, or -1; [S] each."""
 
 
 class Clock:
-    """Runs from its making on; training begins and ends when it is told so."""
+    """Runs from its making on; training begins when it is told so, and is interrupted by evaluations and saves."""
 
     def __init__(self):
         self.seconds = dict.fromkeys(("compile", "eval", "checkpoint", "host"), 0.0)
         self._made = self._began = time.perf_counter()
         self._wall_before = self.trained_before = 0.0  # seconds of the invocations before
         self._lap = 0.0  # seconds of training at the last one
-        self._ended: float | None = None  # seconds of training in the end
 
     def begin(self) -> None:
         self._began = time.perf_counter()
 
-    def end(self) -> None:
-        self._ended = self.trained
-
-    def go_on(self, row: dict[str, Any]) -> None:
+    def go_on(self, row: Row) -> None:
         """After other invocations of the run, of which this is the last row."""
         if is_number(wall := row.get("time/wall")) and is_number(speed := row.get("time/sps_total")) and speed > 0:
             self._wall_before, self.trained_before = wall, row["env_steps"] / speed
 
     @property
-    def wall(self) -> float:
-        """Seconds of all invocations of the run."""
-        return self._wall_before + self.wall_here
-
-    @property
     def wall_here(self) -> float:
         """Seconds since the clock was made."""
         return time.perf_counter() - self._made
+
+    @property
+    def wall(self) -> float:
+        """Likewise, with those of the invocations before."""
+        return self._wall_before + self.wall_here
 
     @property
     def since_begin(self) -> float:
@@ -55,8 +57,6 @@ class Clock:
     @property
     def trained(self) -> float:
         """Seconds of training, without evaluation and saving."""
-        if self._ended is not None:
-            return self._ended
         return self.since_begin - self.seconds["eval"] - self.seconds["checkpoint"]
 
     def lap(self) -> float:
@@ -72,15 +72,6 @@ class Clock:
             yield
         finally:
             self.seconds[name] += time.perf_counter() - began
-
-
-Report = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
-"""Metrics by name, and for some of them the index of the chunk's first update in which each seed's was not finite, or
--1; [S] each.
-"""
-
-Callback = Callable[[dict[str, Any]], Any]
-"""Called with every row of metrics, once it is written; where it returns True, the run ends."""
 
 
 @dataclass
@@ -111,12 +102,12 @@ class Recorder:
         """Of a `Run`, whose parts it uses; without a directory the console alone shows rows."""
         self._run, self._args, self._clock = run, run.args, run.clock
         self.told_to_stop = False  # by the callback
-        self._metrics = Metrics(run.dir, run.args, run.config, resume_at=run.first_step) if run.dir else None
-        if self._metrics:
-            self._clock.go_on(self._metrics.before)
+        self._log = LogWriter(run.dir, run.args, run.config, resume_at=run.first_step) if run.dir else None
+        if self._log:
+            self._clock.go_on(self._log.before)
         self._broken: set[int] = set()  # members of a population that are given up
         self._chunk: Chunk | None = None
-        self._evaluation: dict[str, Any] = {}  # for the row of the chunk
+        self._evaluation: Row = {}  # for the row of the chunk
 
     def hold(self, chunk: Chunk) -> None:
         """Take the newest chunk; the one before has to be written by then."""
@@ -129,11 +120,10 @@ class Recorder:
 
     def add_evaluation(self, step: int, evaluation: dict[str, list[float]], moment: dict[str, float]) -> None:
         """Into the row of that step, or as a row of its own, of that `moment`, where that is written."""
-        values = {name: jsonable(value) for name, value in evaluation.items()}
         if self._chunk and self._chunk.last_step == step:
-            self._evaluation = values
+            self._evaluation = _jsonables(evaluation)
         else:
-            self._emit({"env_steps": step} | values | {name: jsonable(value) for name, value in moment.items()})
+            self._emit({"env_steps": step} | _jsonables(evaluation | moment))
 
     def write(self) -> None:
         """Write the row that is held back, if there is one. Raises TrainingError where a metric was not finite."""
@@ -144,8 +134,7 @@ class Recorder:
         seconds = self._clock.lap()
         with self._clock.timed("host"):
             row = {"env_steps": chunk.last_step, "updates": chunk.last_step // self._args.steps_per_update}
-            row |= {name: jsonable(value) for name, value in metrics.items()}
-            row |= self._evaluation | self._times(chunk, seconds)
+            row |= _jsonables(metrics) | self._evaluation | _jsonables(self._times(chunk, seconds))
             fails = self._fails(chunk)
             self._emit(row, whole=not fails)
             if fails:  # the error is all that there is to show
@@ -154,8 +143,25 @@ class Recorder:
             self._give_up(chunk)
 
     def close(self) -> None:
-        if self._metrics:
-            self._metrics.close()
+        if self._log:
+            self._log.close()
+
+    def _emit(self, row: Row, whole: bool = True) -> None:
+        if self._log:
+            self._log.write(row)
+        if whole and self._run.callback and self._run.callback(dict(row)):
+            self.told_to_stop = True
+
+    def _times(self, chunk: Chunk, seconds: float) -> dict[str, float]:
+        clock, done = self._clock, chunk.last_step - self._run.first_step
+        times = {
+            "sps": (chunk.last_step - chunk.first_step) / max(seconds, 1e-9),
+            "sps_total": chunk.last_step / max(clock.trained_before + clock.trained, 1e-9),
+            "sps_wall": done / max(clock.since_begin, 1e-9),
+            "update": clock.trained - clock.seconds["host"],
+            "wall": clock.wall,
+        }
+        return {f"time/{name}": value for name, value in (times | clock.seconds).items()}
 
     def _fails(self, chunk: Chunk) -> bool:
         """Whether the run cannot go on: an agent is broken, or every member of a population is."""
@@ -178,19 +184,6 @@ class Recorder:
             what = f"{metric} of member{'s' * (len(new) > 1)} {members} is not finite"
             self._run.console.warn(f"by step {chunk.last_step:,} {what}; {left} go on")
 
-    def _emit(self, row: dict[str, Any], whole: bool = True) -> None:
-        if self._metrics:
-            self._metrics.write(row)
-        if whole and self._run.callback and self._run.callback(dict(row)):
-            self.told_to_stop = True
 
-    def _times(self, chunk: Chunk, seconds: float) -> dict[str, float]:
-        clock, done = self._clock, chunk.last_step - self._run.first_step
-        times = {
-            "sps": (chunk.last_step - chunk.first_step) / max(seconds, 1e-9),
-            "sps_total": chunk.last_step / max(clock.trained_before + clock.trained, 1e-9),
-            "sps_wall": done / max(clock.since_begin, 1e-9),
-            "update": clock.trained - clock.seconds["host"],
-            "wall": clock.wall,
-        }
-        return {f"time/{name}": jsonable(value) for name, value in (times | clock.seconds).items()}
+def _jsonables(row: dict[str, Any]) -> Row:
+    return {name: jsonable(value) for name, value in row.items()}

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
-
 from common.cli.env_flags import as_flags, is_custom
-from common.cli.files import defaults_of, read_json, write_json
+from common.cli.files import defaults_of, read_json
 from common.cli.run_flags import ONE_TIME, as_command_line
 from common.device.devices import describe
 from common.runs.checkpoints import overall
+from common.runs.console import brief_members
 from common.runs.metrics import jsonable, read_log
 
+RESULT = "result.json"
 NUMBERS = {"eval/env_steps", "eval/episodes"}
 """What `result.json` says of an evaluation as a whole."""
+SHOWN_MEMBERS = 5
 
 
 class Score(NamedTuple):
@@ -27,13 +27,9 @@ class Score(NamedTuple):
     step: int  # of what was evaluated
     evaluation: dict[str, list[float]]  # empty where there was none
 
-
-class Outcome(NamedTuple):
-    """What became of a run."""
-
-    record: dict[str, Any]  # as `result.json` has it
-    newest: Score
-    best: tuple[int, float, list[float]]  # of checkpoints, see `Checkpoints.best`
+    @property
+    def returns(self) -> list[float]:
+        return self.evaluation.get("eval/return_mean", [])
 
 
 @dataclass
@@ -48,64 +44,92 @@ class TrainResult:
     status: str  # "finished" or "stopped"
 
 
-def header(
-    args: Any,
-    env: str,
-    devices: list[jax.Device],
-    notes: dict[str, str],
-    total: int,
-    run_dir: Path | None,
-    changes: list[str],
-) -> str:
+# ---------------------------------------------------------------------------------------- what a `Run` says of itself
+
+
+def header(run: Any, env: str, notes: dict[str, str], changes: list[str]) -> str:
     """Devices, environment, flags, derived sizes, and what a resumed run changes, before anything slow begins."""
-    lines = [f"devices  {describe(devices)}", f"env      {env}", *_flags(args)]
-    lines += [f"sizes    {line}" for line in args.sizes(len(devices))]
+    args = run.args
+    lines = [f"devices  {describe(run.devices)}", f"env      {env}", *_flags(args)]
+    lines += [f"sizes    {line}" for line in args.sizes(len(run.devices))]
     if args.is_population:
         differ = f", which differ in {', '.join(args.members.hyper)}" if args.members.hyper else ""
         lines.append(f"members  {args.num_agents:,}{differ}")
     lines += [f"{name:<8} {note}" for name, note in notes.items()]
-    if total != args.total_timesteps:
-        lines.append(f"steps    {args.total_timesteps:,} rounded up to {total:,}, whole updates")
-    if run_dir:
-        lines.append(f"run      {run_dir}")
+    if run.total != args.total_timesteps:
+        lines.append(f"steps    {args.total_timesteps:,} rounded up to {run.total:,}, whole updates")
+    if run.dir:
+        lines.append(f"run      {run.dir}")
     return "\n".join([*lines, *(f"changed  {change}" for change in changes)])
 
 
-def footer(args: Any, config: dict[str, Any], run_dir: Path, total: int, outcome: Outcome, more: list[str]) -> str:
-    """The evaluation, where everything is, `more`, and the command that goes on."""
-    status, step, checkpoint = (outcome.record[name] for name in ("status", "env_steps", "checkpoint"))
-    lines = _members(args, run_dir, outcome) if args.is_population else _agents(args, outcome)
-    (at, best, _), returns = outcome.best, outcome.newest.evaluation.get("eval/return_mean")
-    if returns and at < outcome.newest.step and best > overall(returns, args.is_population):
-        play = f"python -m common.play {shlex.quote(str(run_dir))} --step {at}"
-        lines.append(f"better   return {best:.1f} at step {at:,}: {play}")
-    lines += [f"saved    {checkpoint or 'nothing yet'}", *filter(None, more)]
-    command, where = _resume_command(config, run_dir), f"{status} at step {step:,} of {total:,}"
+def _flags(args: Any) -> list[str]:
+    """The flags that differ from their defaults, and where they come from."""
+    entry = args.tuned_entry(args.env) if args.tuned and not args.resume else None
+    found = entry.flags if entry else {}
+    defaults = {name: value for name, value in defaults_of(type(args)).items() if name not in (*ONE_TIME, "env")}
+    values = {"recipe": args.recipe} if args.variant else {}
+    values |= {name: getattr(args, name) for name in defaults if getattr(args, name) != defaults[name]}
+    values |= {name: getattr(args, name) for name in found if getattr(args, name) != found[name]}  # given against it
+    tuned = {name: value for name, value in found.items() if values.get(name) == value}
+    others = {name: value for name, value in values.items() if name not in tuned}
+    lines = [f"tuned    {as_command_line(tuned)} (from {entry}; --no-tuned leaves them out)"] if tuned else []
+    return lines + ([f"flags    {as_command_line(others)}"] if others else [])
+
+
+def footer(run: Any, record: dict[str, Any], more: list[str]) -> str:
+    """The evaluation, where everything is, `more`, and the command that goes on. `record` is what `result` gives."""
+    args, status, step, newest = run.args, record["status"], record["env_steps"], run.evaluations.newest
+    when = f", at step {newest.step:,}" if newest.step < step else ""
+    lines = (_members if args.is_population else _seeds)(run, newest, when) if newest.returns else []
+    best_step, returns = run.saver.checkpoints.best()
+    best, now = (overall(x, args.is_population) for x in (returns, newest.returns))
+    if newest.returns and best_step < newest.step and best > now:
+        play = f"python -m common.play {shlex.quote(str(run.dir))} --step {best_step}"
+        lines.append(f"better   return {best:.1f} at step {best_step:,}: {play}")
+    lines += [f"saved    {record['checkpoint'] or 'nothing yet'}", *filter(None, more)]
+    command, where = _resume_command(run), f"{status} at step {step:,} of {run.total:,}"
     if status != "finished":
-        again = "run the same command again" if args.resume_or_start else command
-        lines += [where, f"resume   {again}"]
-    elif step < total:
-        lines.append(f"{where}: an evaluation has reached --stop-at-return {args.stop_at_return:g}")
-        lines.append(f"longer   {command} --stop-at-return None")
-    else:
-        lines += [where, f"longer   {command} --total-timesteps {2 * total}"]
-    return "\n".join(lines)
+        return "\n".join(
+            [*lines, where, f"resume   {'run the same command again' if args.resume_or_start else command}"]
+        )
+    if step < run.total:
+        where += f": an evaluation has reached --stop-at-return {args.stop_at_return:g}"
+        return "\n".join([*lines, where, f"longer   {command} --stop-at-return None"])
+    return "\n".join([*lines, where, f"longer   {command} --total-timesteps {2 * run.total}"])
 
 
-def _agents(args: Any, outcome: Outcome) -> list[str]:
-    """What every agent earns."""
-    step, evaluation = outcome.newest
-    when, lines = f", at step {step:,}" if step < outcome.record["env_steps"] else "", []
-    for seed, mean in enumerate(evaluation.get("eval/return_mean", [])):
+def _seeds(run: Any, newest: Score, when: str) -> list[str]:
+    """What every seed earns."""
+    args, evaluation, lines = run.args, newest.evaluation, []
+    for seed, mean in enumerate(newest.returns):
         std, low, high = (evaluation[f"eval/return_{name}"][seed] for name in ("std", "min", "max"))
         who = f" of seed {args.seed + seed}" if args.num_agents > 1 else ""
-        won = f", {evaluation['eval/win_rate'][seed]:.0%} won" if "eval/win_rate" in evaluation else ""
         spread = f"{mean:.1f} ± {std:.1f} (min {low:.1f}, max {high:.1f})"
-        lines.append(f"greedy   return{who} {spread} over {args.eval_episodes} episodes{won}{when}")
+        lines.append(f"greedy   return{who} {spread} over {args.eval_episodes} episodes{_won(evaluation, seed)}{when}")
     return lines
 
 
-SHOWN_MEMBERS = 5
+def _members(run: Any, newest: Score, when: str) -> list[str]:
+    """What the best members of a population earn, and with which flags."""
+    args, means = run.args, newest.returns
+    order = [member for member in ranked(means) if math.isfinite(means[member])]
+    broken = f", of which {len(means) - len(order)} broke," if len(order) < len(means) else ""
+    of_all = f"{brief_members(means)} of {len(means)} members{broken} over {args.eval_episodes} episodes{when}"
+    told = "their flags by now" if args.exchange_interval else "what to add to your flags for each of them alone"
+    lines = [f"greedy   return {of_all}", f"ranked   by that return, which selection flatters, and {told}:"]
+    evolved = [f"hyper/{name}" for name in args.members.hyper] if args.exchange_interval else []
+    series, flags = read_log(run.dir, evolved).series, args.flags_of_members()
+    for place, member in enumerate(order[:SHOWN_MEMBERS], start=1):
+        now = {name.removeprefix("hyper/"): float(x.values[-1, member]) for name, x in series.items()}
+        who = as_command_line(as_flags(flags[member] | now, args.env_params))
+        spread = f"{means[member]:.1f} ± {newest.evaluation['eval/return_std'][member]:.1f}"
+        lines.append(f"{place:>6}.  return {spread}{_won(newest.evaluation, member)}, member {member}: {who}")
+    return lines
+
+
+def _won(evaluation: dict[str, list[float]], agent: int) -> str:
+    return f", {evaluation['eval/win_rate'][agent]:.0%} won" if "eval/win_rate" in evaluation else ""
 
 
 def ranked(returns: list[float]) -> list[int]:
@@ -114,79 +138,50 @@ def ranked(returns: list[float]) -> list[int]:
     return sorted(range(len(known)), key=lambda member: -known[member])
 
 
-def _members(args: Any, run_dir: Path, outcome: Outcome) -> list[str]:
-    """What the best members of a population earn, and with which flags."""
-    step, evaluation = outcome.newest
-    if not (means := evaluation.get("eval/return_mean")):
-        return []
-    order = [member for member in ranked(means) if math.isfinite(means[member])]
-    broken = f", of which {len(means) - len(order)} broke," if len(order) < len(means) else ""
-    when = f" at step {step:,}" if step < outcome.record["env_steps"] else ""
-    told = "their flags by now" if args.exchange_interval else "what to add to your flags for each of them alone"
-    lines = [
-        f"greedy   return {summary(means)} of {len(means)} members{broken} over {args.eval_episodes} episodes{when}"
-    ]
-    lines.append(f"ranked   by that return, which selection flatters, and {told}:")
-    flags, evolved = args.flags_of_members(), args.members.hyper if args.exchange_interval else ()
-    series = read_log(run_dir, [f"hyper/{name}" for name in evolved]).series
-    for place, member in enumerate(order[:SHOWN_MEMBERS], start=1):
-        now = {name: float(series[f"hyper/{name}"].values[-1, member]) for name in evolved if f"hyper/{name}" in series}
-        won = [f", {x[member]:.0%} won" for name, x in evaluation.items() if name == "eval/win_rate"]
-        spread = f"{means[member]:.1f} ± {evaluation['eval/return_std'][member]:.1f}{''.join(won)}"
-        who = as_command_line(as_flags(flags[member] | now, args.env_params))
-        lines.append(f"{place:>6}.  return {spread}, member {member}: {who}")
-    return lines
+def _resume_command(run: Any) -> str:
+    config, called = run.config, run.config["command"][0]
+    script = called if Path(called).stem == config["algorithm"] else config["script"]
+    env = config["args"]["env"]
+    again = f" --env {shlex.quote(env)}" if is_custom(env) else ""
+    if meeting := config["args"]["distributed"]:
+        again += f" --distributed {re.sub('[0-9]+/', '.../', meeting)}"
+    return f"python {shlex.quote(script)} --resume {shlex.quote(str(run.dir))}{again}"
 
 
-def summary(returns: float | list[float | None] | None) -> str:
-    """The best, the median and the worst return, of those that have one."""
-    every = returns if isinstance(returns, list) else [returns]
-    finite = [x for x in every if x is not None and math.isfinite(x)]
-    if not finite:
-        return "-"
-    return f"best {max(finite):.1f}, median {np.median(finite):.1f}, worst {min(finite):.1f}"
+def result(run: Any, status: str, sha256: str | None = None) -> dict[str, Any]:
+    """What `result.json` holds."""
+    checkpoints, newest, clock = run.saver.checkpoints, run.evaluations.newest, run.clock
+    (best_step, best), saved = checkpoints.best(), checkpoints.steps()
+    return {
+        "status": status,  # "finished", "stopped", "interrupted" or "failed"
+        "env_steps": run.steps,
+        "updates": run.steps // run.args.steps_per_update,
+        **{name: [jsonable(x) for x in values] for name, values in newest.evaluation.items()},
+        "eval/env_steps": newest.step,
+        "eval/episodes": run.args.eval_episodes,
+        **({"best/env_steps": best_step, "best/return_mean": [jsonable(x) for x in best]} if best else {}),
+        "wall_seconds": round(clock.wall, 3),
+        "compile_seconds": round(clock.seconds["compile"], 3),
+        "steps_per_second": round((run.steps - run.first_step) / clock.trained, 1),
+        "state_sha256": sha256,
+        "checkpoint": str(checkpoints.path(saved[-1])) if saved else None,  # the newest
+        **run.figures(),
+    }
 
 
-def _flags(args: Any) -> list[str]:
-    """The flags that differ from their defaults, and where they come from."""
-    entry = args.tuned_entry(args.env) if args.tuned and not args.resume else None
-    defaults = {name: value for name, value in defaults_of(type(args)).items() if name not in (*ONE_TIME, "env")}
-    values = {name: getattr(args, name) for name in defaults if getattr(args, name) != defaults[name]}
-    values = ({"recipe": args.recipe} if args.variant else {}) | values
-    found = entry.flags if entry else {}
-    values |= {name: getattr(args, name) for name in found if getattr(args, name) != found[name]}  # given against it
-    tuned = {name: value for name, value in found.items() if values.get(name) == value}
-    lines = []
-    if tuned:
-        lines.append(f"tuned    {as_command_line(tuned)} (from {entry}; --no-tuned leaves them out)")
-    if others := {name: value for name, value in values.items() if name not in tuned}:
-        lines.append(f"flags    {as_command_line(others)}")
-    return lines
+def benchmark_line(run: Any, record: dict[str, Any]) -> dict[str, Any]:
+    """What --benchmark prints; `record` is what `result` gives."""
+    about = {name: run.config[name] for name in ("algorithm", "versions", "devices")}
+    about |= {name: getattr(run.args, name) for name in ("env", "num_envs", "num_agents", "total_timesteps")}
+    return about | {name: record[name] for name in ("compile_seconds", "steps_per_second")} | run.figures()
 
 
-def write_result(run_dir: Path, outcome: Outcome, **more: Any) -> None:
-    """Write `result.json`."""
-    write_json(run_dir / "result.json", outcome.record | more)
-
-
-def evaluation_record(args: Any, newest: Score, best: tuple[int, float, list[float]]) -> dict[str, Any]:
-    """What `result.json` says of the evaluations."""
-    record = {name: [jsonable(x) for x in values] for name, values in newest.evaluation.items()}
-    record |= {"eval/env_steps": newest.step, "eval/episodes": args.eval_episodes}
-    step, _, returns = best
-    return record | ({"best/env_steps": step, "best/return_mean": [jsonable(x) for x in returns]} if returns else {})
-
-
-def benchmark_record(args: Any, config: dict[str, Any], record: dict[str, Any], figures: dict[str, Any]) -> dict:
-    """What --benchmark prints."""
-    where = {name: config[name] for name in ("algorithm", "versions", "devices")}
-    flags = {name: getattr(args, name) for name in ("env", "num_envs", "num_agents", "total_timesteps")}
-    return where | flags | {name: record[name] for name in ("compile_seconds", "steps_per_second")} | figures
+# ---------------------------------------------------------------------------------------- what a run has said before
 
 
 def stored_result(run_dir: Path) -> dict[str, Any]:
     """What `result.json` says; nothing where it is not there, or damaged."""
-    return read_json(run_dir / "result.json") or {}
+    return read_json(run_dir / RESULT) or {}
 
 
 def has_ended_at(run_dir: Path, step: int) -> bool:
@@ -203,13 +198,3 @@ def stored_evaluation(run_dir: Path, step: int) -> Score:
     stored = {name: x for name, x in record.items() if name.startswith("eval/") and name not in NUMBERS}
     values = {name: [math.nan if x is None else x for x in values] for name, values in stored.items()}
     return Score(record["eval/env_steps"], values)
-
-
-def _resume_command(config: dict[str, Any], run_dir: Path) -> str:
-    called = config["command"][0]
-    script = called if Path(called).stem == config["algorithm"] else config["script"]
-    env = config["args"]["env"]
-    again = f" --env {shlex.quote(env)}" if is_custom(env) else ""
-    if meeting := config["args"]["distributed"]:
-        again += f" --distributed {re.sub('[0-9]+/', '.../', meeting)}"
-    return f"python {shlex.quote(script)} --resume {shlex.quote(str(run_dir))}{again}"

@@ -15,6 +15,7 @@ import numpy as np
 
 from common.cli.checks import LARGEST
 from common.cli.errors import TrainingError
+from common.cli.files import write_json
 from common.device import multihost
 from common.device.programs import Programs, compile_together, set_up_cache
 from common.device.sharding import host_like
@@ -25,7 +26,6 @@ from common.runs.evaluator import DeviceEvaluation, Evaluations
 from common.runs.lock import is_ours
 from common.runs.metrics import check_extras
 from common.runs.recorder import Callback, Chunk, Clock, Recorder, Report
-from common.runs.reports import Outcome, TrainResult, summary
 from common.runs.saving import Saver, Start, load, place
 from common.runs.signals import Interruption
 
@@ -43,21 +43,22 @@ class Run:
         callback: Callback | None = None,
     ):
         """`env` has a `name` and a `spec`. `notes` are lines for the header, by the word that they begin with."""
-        check_extras(args.tensorboard, args.wandb)
+        check_extras(args)
         set_up_cache()
         self.args, self.devices, self.is_game = args, devices, getattr(env, "is_game", False)
         self.total = args.num_updates * args.steps_per_update
         self._end = min(self.total, args.stop_after or self.total)  # of this invocation
-        saving = {} if args.benchmark else {"eval": args.eval_interval, "checkpoint": args.checkpoint_interval}
-        self._intervals = {"log": args.log_interval, "exchange": args.exchange_interval} | saving
+        self._intervals = {"log": args.log_interval, "exchange": args.exchange_interval}
+        if not args.benchmark:
+            self._intervals |= {"eval": args.eval_interval, "checkpoint": args.checkpoint_interval}
         self.config = describe_run(args, script, env, devices)
         (self.path, changes), first = agree_on_directory(args, self.config), multihost.is_first()
         self.dir = self.path if first else None  # where this process writes
-        self.console = Console(args.quiet or args.benchmark, self.total, summary if args.is_population else None, first)
+        self.console = Console(args.quiet or args.benchmark, self.total, args.is_population, speaks=first)
         self._interruption = Interruption(self.console)
         self.steps = self.first_step = 0
         self.actors: Any = None  # beside the learner: what has `figures`, as `Batches` has
-        self._header = reports.header(args, env.name, devices, notes, self.total, self.dir, changes)
+        self._header = reports.header(self, env.name, notes, changes)
         self.clock, self.callback = Clock(), callback if first else None
         self.saver = self.recorder = self.evaluations = None  # until `start`
 
@@ -76,8 +77,8 @@ class Run:
                 self.saver.checkpoints.let_finish()
         with suppress(Exception):
             if isinstance(error, Exception) and self.dir and is_ours(self.dir):
-                reason = f"{type(error).__name__}: {error}"
-                reports.write_result(self.dir, self._outcome("failed"), reason=reason)
+                reason = {"reason": f"{type(error).__name__}: {error}"}
+                write_json(self.dir / reports.RESULT, reports.result(self, "failed") | reason)
         self.console.attempt("log", self.recorder.close)
 
     def start(
@@ -132,6 +133,10 @@ class Run:
         """Whether that is so in any process, all of which have to ask at the same time."""
         return bool(self._interruption.received() or multihost.max_over_processes(self.leaving))
 
+    def no_more_evaluations(self) -> bool:
+        """Whether none is to be played, or waited for, any more; all processes have to ask at the same time."""
+        return bool(self.args.benchmark or self._interruption.received())
+
     def next_chunk(self) -> np.int32:
         """How many updates to run next: up to the first step at which anything is due."""
         next_due = min(next_boundary(self.steps, interval) for interval in self._intervals.values())
@@ -160,6 +165,7 @@ class Run:
         self.recorder.wait()  # raises: what is broken is neither evaluated nor saved
         if evaluate and not self.args.benchmark:
             self.evaluations.begin(self.steps, state)
+            self.evaluations.poll()  # on the devices it is over already, and belongs to this row and checkpoint
         self.recorder.write()
         if save:
             with self.clock.timed("checkpoint"):
@@ -175,7 +181,7 @@ class Run:
         except TrainingError as error:
             self.console.warn(str(error))
 
-    def finish(self, state: Any, at_end: dict[str, Callable[[Any, str], str]]) -> TrainResult:
+    def finish(self, state: Any, at_end: dict[str, Callable[[Any, str], str]]) -> reports.TrainResult:
         """Write what remains, say where everything is. Raises KeyboardInterrupt or SystemExit after a signal.
 
         Each of `at_end` gets the learners on the host, [S, ...], and the run's status, and returns a line; it may fail.
@@ -184,55 +190,32 @@ class Run:
             self._settle(state, evaluate=not self._interruption.received(), save=True)
             self.console.stop()
             self.evaluations.finish(self.steps, state)  # once all is saved, since an environment on the host may fail
-        self.clock.end()
-        interrupted, host = self._interruption.received(), self.saver.newest(state)
+        finished = self.steps >= self.total or self.evaluations.goal_reached
+        status = "interrupted" if self._interruption.received() else "finished" if finished else "stopped"
         with self.clock.timed("checkpoint"):
-            self.saver.close()
-        ending = "finished" if self.steps >= self.total or self.evaluations.goal_reached else "stopped"
-        status, sha256 = "interrupted" if interrupted else ending, self.saver.sha256(host)
-        outcome = self._outcome(status, sha256)
+            host = self.saver.newest(state)
+            self.saver.checkpoints.wait()
+            sha256 = self.saver.sha256(host)
+        record = reports.result(self, status, sha256)
         if self.args.benchmark and multihost.is_first():
-            print(json.dumps(reports.benchmark_record(self.args, self.config, outcome.record, self._figures())))
+            print(json.dumps(reports.benchmark_line(self, record)))
         if self.dir:
             if state is not None or status != reports.stored_result(self.dir).get("status"):
-                reports.write_result(self.dir, outcome)
+                write_json(self.dir / reports.RESULT, record)
             if status == "finished":
                 (self.dir / "DONE").touch()
-            self._say_what_came_of_it(outcome, host.learner, at_end)
+            lines = []
+            for name, draw in at_end.items():
+                if status == "interrupted" or not self._interruption.here:  # else a signal has come meanwhile: it waits
+                    lines.append(self.console.attempt(name, draw, host.learner, status))
+            self.console.say(self.console.attempt("summary", reports.footer, self, record, lines) or "")
         self._interruption.go_on()
-        return TrainResult(host.learner.params, outcome.newest.evaluation, self.steps, self.path, sha256, status)
+        evaluation = self.evaluations.newest.evaluation
+        return reports.TrainResult(host.learner.params, evaluation, self.steps, self.path, sha256, status)
 
-    def _say_what_came_of_it(self, outcome: Outcome, learners: Any, at_end: dict[str, Callable]) -> None:
-        status, lines = outcome.record["status"], []
-        for name, draw in at_end.items():
-            if status == "interrupted" or not self._interruption.here:  # else a signal has come meanwhile, which waits
-                lines.append(self.console.attempt(name, draw, learners, status))
-        about = self.args, self.config, self.dir, self.total, outcome
-        self.console.say(self.console.attempt("summary", reports.footer, *about, lines) or "")
-
-    def no_more_evaluations(self) -> bool:
-        """Whether none is to be played, or waited for, any more; all processes have to ask at the same time."""
-        return bool(self.args.benchmark or self._interruption.received())
-
-    def _figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         """More for `result.json`, and for the line of --benchmark."""
         return self.actors.figures() if self.actors else {}
-
-    def _outcome(self, status: str, sha256: str | None = None) -> Outcome:
-        checkpoints, newest, clock = self.saver.checkpoints, self.evaluations.newest, self.clock
-        best, last = checkpoints.best(), checkpoints.steps()[-1:]
-        record = {
-            "status": status,  # "finished", "stopped", "interrupted" or "failed"
-            "env_steps": self.steps,
-            "updates": self.steps // self.args.steps_per_update,
-            **reports.evaluation_record(self.args, newest, best),
-            "wall_seconds": round(clock.wall, 3),
-            "compile_seconds": round(clock.seconds["compile"], 3),
-            "steps_per_second": round((self.steps - self.first_step) / clock.trained, 1),
-            "state_sha256": sha256,
-            "checkpoint": str(checkpoints.path(last[0])) if last else None,  # the newest
-        }
-        return Outcome(record | self._figures(), newest, best)
 
 
 def next_boundary(step: int, interval: int) -> float:

@@ -35,19 +35,28 @@ class Start(NamedTuple):
 
 def load(args: Any, config: dict[str, Any], like: Any, console: Console) -> Start:
     """The newest state, `like` this, of the run that --resume names, or else the parameters that --init-from names."""
-    path, source = Path(args.resume), config["args"]["init_from"]
-    saved = Checkpoints(path / FOLDER, read_only=True, is_population=args.is_population)
-    if not args.resume or not _has_saved(saved, path, console):
-        return Start(arrays=_parameters_of(source, config, like, console)) if source else Start()
-    zeros = flatten(like)
+    if args.resume and (start := _resumed(args, config, like, console)):
+        return start
+    source = config["args"]["init_from"]
+    return Start(arrays=_parameters_of(source, config, like, console)) if source else Start()
+
+
+def _resumed(args: Any, config: dict[str, Any], like: Any, console: Console) -> Start | None:
+    """None where that run has not saved anything yet."""
+    path, zeros = Path(args.resume), flatten(like)
+    saved = Checkpoints(path / FOLDER, is_population=args.is_population)
+    if not multihost.on_first(saved.steps):
+        if multihost.on_first((path / "DONE").exists):
+            raise UsageError(f"{path} has finished, but its checkpoints are gone: nothing is left to resume")
+        console.warn(f"{path} has no checkpoint yet: starting it from step 0")
+        return None
     try:
         step, stored, damaged = saved.load(zeros, optional=args.renewed)
-        if args.keep_best and multihost.on_first(lambda: saved.by_return()[-1:]) not in ([], [step]):
+        if args.keep_best and multihost.on_first(saved.by_return)[-1:] not in ([], [step]):
             # A damaged one must not count as the best
             damaged += saved.load(zeros, optional=args.renewed, candidates=lambda: [step, *saved.by_return()])[2]
     except Mismatch as error:
-        why = explain_mismatch(error, read_config(path), config)
-        raise UsageError(f"{path} cannot go on with these flags: {why}") from error
+        raise _explained(f"{path} cannot go on with these flags", error, read_config(path), config) from error
     total = args.num_updates * args.steps_per_update
     if step > total:
         raise UsageError(f"--total-timesteps {args.total_timesteps} is less than the {step} steps that {path} has done")
@@ -66,14 +75,25 @@ def load(args: Any, config: dict[str, Any], like: Any, console: Console) -> Star
     )
 
 
-def _has_saved(saved: Checkpoints, path: Path, console: Console) -> bool:
-    """Whether the run at `path` has `saved` anything that it can go on from."""
-    has_saved, has_finished = multihost.on_first(lambda: (bool(saved.steps()), (path / "DONE").exists()))
-    if has_finished and not has_saved:
-        raise UsageError(f"{path} has finished, but its checkpoints are gone: nothing is left to resume")
-    if not has_saved:
-        console.warn(f"{path} has no checkpoint yet: starting it from step 0")
-    return has_saved
+def _parameters_of(source: str, config: dict[str, Any], like: Any, console: Console) -> Arrays:
+    """Parameters and normaliser statistics of the newest state of another run."""
+    theirs, others = read_config(source), Checkpoints(Path(source) / FOLDER)
+    wanted = {name: x for name, x in flatten(like).items() if name.startswith(TRANSFERRED)}
+    try:
+        step, arrays, damaged = others.load(wanted, TRANSFERRED)
+    except Mismatch as error:
+        raise _explained(f"--init-from {source} does not fit", error, theirs, config) from error
+    for one in damaged:
+        console.warn(str(one))
+    console.say(f"started from the parameters of {source} at step {step:,}")
+    return arrays
+
+
+def _explained(what: str, error: Mismatch, then: dict[str, Any], now: dict[str, Any]) -> UsageError:
+    """`what`, how two configurations, `then` and `now`, whose arrays differ, differ themselves, and the first array."""
+    flags = [name for name in now["args"] if name in then["args"] and name not in ONE_TIME]
+    other = [f"it was made by {then['algorithm']}"] if then["algorithm"] != now["algorithm"] else []
+    return UsageError(f"{what}: {'; '.join([*other, *differences(then['args'], now['args'], flags), str(error)])}")
 
 
 def place(start: Start, make: Callable[[], Any], shapes: Any, devices: list[jax.Device], sharding: str = "pmap") -> Any:
@@ -86,51 +106,24 @@ def place(start: Start, make: Callable[[], Any], shapes: Any, devices: list[jax.
     return jax.block_until_ready(state)
 
 
-def _parameters_of(source: str, config: dict[str, Any], like: Any, console: Console) -> Arrays:
-    """Parameters and normaliser statistics of the newest state of another run."""
-    theirs, others = read_config(Path(source)), Checkpoints(Path(source) / FOLDER, read_only=True)
-    wanted = {name: x for name, x in flatten(like).items() if name.startswith(TRANSFERRED)}
-    try:
-        step, arrays, damaged = others.load(wanted, TRANSFERRED)
-    except Mismatch as error:
-        why = explain_mismatch(error, theirs, config)
-        raise UsageError(f"--init-from {source} does not fit: {why}") from error
-    for one in damaged:
-        console.warn(str(one))
-    console.say(f"started from the parameters of {source} at step {step:,}")
-    return arrays
-
-
-def explain_mismatch(error: Mismatch, then: dict[str, Any], now: dict[str, Any]) -> str:
-    """How two configurations, `then` and `now`, whose arrays differ, differ themselves, and the first such array."""
-    flags = [name for name in now["args"] if name in then["args"] and name not in ONE_TIME]
-    other = [f"it was made by {then['algorithm']}"] if then["algorithm"] != now["algorithm"] else []
-    return "; ".join([*other, *differences(then["args"], now["args"], flags), str(error)])
-
-
 class Saver:
-    """Saves states, each once, with the evaluations that belong to them."""
+    """Saves states, each once, with the evaluations that belong to them; all processes do at the same time."""
 
     def __init__(self, directory: Path | None, args: Any, start: Start, warn: Callable[[str], None]):
-        """Checkpoints go into the run's `directory`, or nowhere.
-
-        All processes save at the same time. What the first finds in the directory the others are told.
-        """
-        self._directory = directory
+        """Checkpoints go into the run's `directory`, or nowhere."""
+        self._directory, self._unsaved = directory, args.unsaved
         keep = args.keep_checkpoints, args.keep_best
         self.checkpoints = Checkpoints(directory and directory / FOLDER, *keep, is_population=args.is_population)
         for damaged in start.damaged:
             warn(self.checkpoints.set_aside(damaged))
-        self._unsaved = args.unsaved
         self._saved, self._newest = {start.step}, start.host
         self._returns: dict[int, list[float]] = {}  # of the newest evaluation, by its step
 
     def add_evaluation(self, step: int, evaluation: dict[str, list[float]]) -> None:
         """Store the returns of an evaluation with the checkpoint of this step, now or once that is saved."""
-        returns = evaluation["eval/return_mean"]
-        self._returns = {step: returns}
+        self._returns = {step: evaluation["eval/return_mean"]}
         if step in self._saved:
-            self.checkpoints.add_evaluation(step, returns)
+            self.checkpoints.add_evaluation(step, self._returns[step])
 
     def save(self, step: int, state: Any) -> None:
         """Start saving, unless that is done.
@@ -155,9 +148,8 @@ class Saver:
 
     def is_judged(self, step: int) -> bool:
         """Whether the run has ended at this step before, all evaluations included: nothing cut it short."""
-        if step not in multihost.on_first(lambda: [*self.checkpoints.evaluations()]):
-            return False
-        return multihost.on_first(has_ended_at, self._directory, step)
+        evaluated = multihost.on_first(lambda: [*self.checkpoints.evaluations()])
+        return step in evaluated and multihost.on_first(has_ended_at, self._directory, step)
 
     def last_good(self) -> str:
         """In words, where a run that broke can go on."""
@@ -165,8 +157,3 @@ class Saver:
             self.checkpoints.wait()
         newest = self.checkpoints.steps()[-1:]
         return f"the last good checkpoint is at step {newest[0]}" if newest else "there is no checkpoint yet"
-
-    def close(self) -> None:
-        """Wait, and raise TrainingError as that does."""
-        self.checkpoints.wait()
-        self.checkpoints.close()

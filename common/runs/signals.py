@@ -65,11 +65,10 @@ class Interruption:
                 number = received[0]
                 if number not in STOPPING:
                     continue  # a signal of the program around us
-                is_first, is_second = not self.here, number == self.here == signal.SIGINT
-                self.here = number
-                if is_second:
+                before, self.here = self.here, number
+                if before == number == signal.SIGINT:
                     self._console.show_cursor()
                     os._exit(128 + number)
-                if is_first:
+                if not before:
                     self._console.say(PROMISE)
         os.close(self._read)

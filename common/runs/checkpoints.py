@@ -38,7 +38,7 @@ METADATA = "_CHECKPOINT_METADATA"  # orbax's file in the folder of a checkpoint,
 EVALUATION = "metrics/metrics"  # likewise of an evaluation that came later, which counts
 PATIENCE = 10  # seconds for a save that other processes may not go on with
 KNOWN_FAILURES = "No space left on device|File too large|Disk quota exceeded|Read-only file system|Permission denied"
-OF_DAMAGE = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL  # errors of files that are not what they were
+DAMAGE_ERRNOS = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL  # of files that are not what they were
 
 
 def part_of(name: str) -> str:
@@ -117,7 +117,7 @@ class Checkpoints:
         """
         self.directory = directory
         self._keep, self._keep_best, self._is_population = keep, keep_best, is_population
-        self.unjudged: set[int] = set()  # steps whose evaluation is under way, one of which may be the best
+        self.under_evaluation: set[int] = set()  # steps whose evaluation is under way, one of which may be the best
         self._saving: tuple[int, Any] | None = None  # the step whose save is under way, and orbax's handle of it
 
     def steps(self) -> list[int]:
@@ -259,7 +259,7 @@ class Checkpoints:
         for path in self._folders():
             if is_checkpoint(path.name) and (DELETED in path.name or UNFINISHED in path.name):
                 shutil.rmtree(path, ignore_errors=True)
-        steps, best = self.steps(), [*self.by_return()[-1:], *self.unjudged] if self._keep_best else []
+        steps, best = self.steps(), [*self.by_return()[-1:], *self.under_evaluation] if self._keep_best else []
         for step in set(steps).difference(steps[-self._keep :], best):
             path = self.path(step)
             with suppress(OSError):  # renamed first: half of a checkpoint must not look like one
@@ -309,7 +309,7 @@ def read(
     except Mismatch:
         raise
     except Exception as error:
-        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in OF_DAMAGE):
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in DAMAGE_ERRNOS):
             raise TrainingError(f"checkpoint {path.name} cannot be read ({_reason(error)})") from error
         raise Damaged(int(path.name), error) from error
     return empty | {name: x for name, x in arrays.items() if name.startswith(only)}  # orbax saves no empty ones

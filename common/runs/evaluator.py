@@ -79,7 +79,7 @@ class Evaluations:
             self.poll()
             self._rest()
         self._pending.append((step, moment))
-        run.saver.checkpoints.unjudged.add(step)
+        run.saver.checkpoints.under_evaluation.add(step)
         with run.clock.timed("eval"):
             self.evaluation.begin(step, state)
 
@@ -107,7 +107,7 @@ class Evaluations:
     def _drop_oldest(self) -> None:
         """It is over, and its checkpoint may go, unless that is the best one."""
         step, _ = self._pending.popleft()
-        self._run.saver.checkpoints.unjudged.discard(step)
+        self._run.saver.checkpoints.under_evaluation.discard(step)
 
     def finish(self, step: int, state: Any) -> None:
         """Wait for all evaluations, that of the last `state` among them, until stopped."""

@@ -101,7 +101,7 @@ class Recorder:
     def __init__(self, run: Any):
         """Of a `Run`, whose parts it uses; without a directory the console alone shows rows."""
         self._run, self._args, self._clock = run, run.args, run.clock
-        self.told_to_stop = False  # by the callback
+        self.stop_requested = False  # by the callback
         self._log = LogWriter(run.dir, run.args, run.config, resume_at=run.first_step) if run.dir else None
         if self._log:
             self._clock.go_on(self._log.before)
@@ -150,7 +150,7 @@ class Recorder:
         if self._log:
             self._log.write(row)
         if whole and self._run.callback and self._run.callback(dict(row)):
-            self.told_to_stop = True
+            self.stop_requested = True
 
     def _times(self, chunk: Chunk, seconds: float) -> dict[str, float]:
         clock, done = self._clock, chunk.last_step - self._run.first_step

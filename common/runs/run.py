@@ -26,7 +26,7 @@ from common.runs.evaluator import DeviceEvaluation, Evaluations
 from common.runs.lock import is_ours
 from common.runs.metrics import check_extras
 from common.runs.recorder import Callback, Chunk, Clock, Recorder, Report
-from common.runs.saving import Saver, Start, load, place
+from common.runs.saving import Saver, load, place
 from common.runs.signals import Interruption
 
 
@@ -92,9 +92,14 @@ class Run:
         self.console.say(self._header)
         check_shared(self.path)
         start = load(self.args, self.config, host_like(shapes), self.console)
-        self._begin_at(start)
+        self.first_step = self.steps = start.step
+        if self.dir and self.steps < self.total:  # else nothing is trained, and the flags stay as they are
+            self.console.say(claim_directory(self.dir, self.config, self.args.overwrite))
+        self.saver = Saver(self.path, self.args, start, self.console.warn)
+        self.recorder = Recorder(self)
+        self.evaluations = Evaluations(self, start.newest)
         over = self.steps >= self._end or self.evaluations.goal_reached
-        if over and self.saver.is_judged(self.steps):
+        if over and self.saver.is_complete_at(self.steps):
             return None, None
         self.console.say("compiling ...")
         with self.clock.timed("compile"):
@@ -108,15 +113,6 @@ class Run:
         self.clock.begin()
         return state, programs.update
 
-    def _begin_at(self, start: Start) -> None:
-        """Claim the directory, and make the parts that write into it."""
-        self.first_step = self.steps = start.step
-        if self.dir and self.steps < self.total:  # else nothing is trained, and the flags stay as they are
-            self.console.say(claim_directory(self.dir, self.config, self.args.overwrite))
-        self.saver = Saver(self.path, self.args, start, self.console.warn)
-        self.recorder = Recorder(self)
-        self.evaluations = Evaluations(self, start.newest)
-
     @property
     def unfinished(self) -> bool:
         """Whether to run another chunk."""
@@ -126,7 +122,7 @@ class Run:
     def leaving(self) -> bool:
         """Whether a signal, the clock (once anything is trained), the callback or a good return wants the end, here."""
         late = 0 < self.args.max_seconds < self.clock.wall_here and self.steps > self.first_step
-        return bool(self._interruption.here or late or self.recorder.told_to_stop or self.evaluations.goal_reached)
+        return bool(self._interruption.here or late or self.recorder.stop_requested or self.evaluations.goal_reached)
 
     @property
     def stopping(self) -> bool:
@@ -193,9 +189,7 @@ class Run:
         finished = self.steps >= self.total or self.evaluations.goal_reached
         status = "interrupted" if self._interruption.received() else "finished" if finished else "stopped"
         with self.clock.timed("checkpoint"):
-            host = self.saver.newest(state)
-            self.saver.checkpoints.wait()
-            sha256 = self.saver.sha256(host)
+            host, sha256 = self.saver.finish(state)
         record = reports.result(self, status, sha256)
         if self.args.benchmark and multihost.is_first():
             print(json.dumps(reports.benchmark_line(self, record)))

@@ -137,16 +137,20 @@ class Saver:
             self._saved.add(step)
             self.checkpoints.save(step, flatten(self._newest, self._unsaved), self._returns.get(step))
 
-    def newest(self, state: Any) -> Any:
-        """The state on the host: the one that was saved last, or that the run goes on from, else a copy of `state`."""
-        return to_host(state, self._unsaved) if self._newest is None else self._newest
+    def finish(self, state: Any) -> tuple[Any, str]:
+        """Once all is on disk, the newest state on the host, and the checksum of what checkpoints hold of it.
 
-    def sha256(self, host: Any) -> str:
-        """Checksum of what checkpoints hold of a state; of several processes that of their own checksums."""
-        own = sha256(flatten(host, self._unsaved))
-        return own if multihost.count() == 1 else hashlib.sha256("".join(multihost.allgather(own)).encode()).hexdigest()
+        It is the one that was saved last, or that the run goes on from, else a copy of `state`. The checksum of several
+        processes is that of their own checksums.
+        """
+        self.checkpoints.wait()
+        host = to_host(state, self._unsaved) if self._newest is None else self._newest
+        checksum = sha256(flatten(host, self._unsaved))
+        if multihost.count() > 1:
+            checksum = hashlib.sha256("".join(multihost.allgather(checksum)).encode()).hexdigest()
+        return host, checksum
 
-    def is_judged(self, step: int) -> bool:
+    def is_complete_at(self, step: int) -> bool:
         """Whether the run has ended at this step before, all evaluations included: nothing cut it short."""
         evaluated = multihost.on_first(lambda: [*self.checkpoints.evaluations()])
         return step in evaluated and multihost.on_first(has_ended_at, self._directory, step)

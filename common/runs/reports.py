@@ -16,8 +16,6 @@ from common.runs.console import brief_members
 from common.runs.metrics import jsonable, read_log
 
 RESULT = "result.json"
-NUMBERS = {"eval/env_steps", "eval/episodes"}
-"""What `result.json` says of an evaluation as a whole."""
 SHOWN_MEMBERS = 5
 
 
@@ -90,13 +88,13 @@ def footer(run: Any, record: dict[str, Any], more: list[str]) -> str:
     lines += [f"saved    {record['checkpoint'] or 'nothing yet'}", *filter(None, more)]
     command, where = _resume_command(run), f"{status} at step {step:,} of {run.total:,}"
     if status != "finished":
-        return "\n".join(
-            [*lines, where, f"resume   {'run the same command again' if args.resume_or_start else command}"]
-        )
-    if step < run.total:
-        where += f": an evaluation has reached --stop-at-return {args.stop_at_return:g}"
-        return "\n".join([*lines, where, f"longer   {command} --stop-at-return None"])
-    return "\n".join([*lines, where, f"longer   {command} --total-timesteps {2 * run.total}"])
+        lines += [where, f"resume   {'run the same command again' if args.resume_or_start else command}"]
+    elif step < run.total:
+        lines.append(f"{where}: an evaluation has reached --stop-at-return {args.stop_at_return:g}")
+        lines.append(f"longer   {command} --stop-at-return None")
+    else:
+        lines += [where, f"longer   {command} --total-timesteps {2 * run.total}"]
+    return "\n".join(lines)
 
 
 def _seeds(run: Any, newest: Score, when: str) -> list[str]:
@@ -195,6 +193,6 @@ def stored_evaluation(run_dir: Path, step: int) -> Score:
     record = stored_result(run_dir)
     if record.get("env_steps") != step:
         return Score(step, {})
-    stored = {name: x for name, x in record.items() if name.startswith("eval/") and name not in NUMBERS}
-    values = {name: [math.nan if x is None else x for x in values] for name, values in stored.items()}
-    return Score(record["eval/env_steps"], values)
+    metrics = {name: x for name, x in record.items() if name.startswith("eval/") and isinstance(x, list)}
+    of_seeds = {name: [math.nan if x is None else x for x in values] for name, values in metrics.items()}
+    return Score(record["eval/env_steps"], of_seeds)

@@ -242,7 +242,7 @@ class Checkpoints:
                 multihost.in_background(saving.result)
             except Exception as error:
                 raise self._failure(step, error) from error
-        multihost.on_first(self._tidy)
+        multihost.on_first(self._delete_old)
 
     def let_finish(self) -> None:
         """As `wait`, for a process that fails, perhaps alone: it asks no other one, and gives up after some seconds."""
@@ -251,14 +251,14 @@ class Checkpoints:
         elif self._saving:
             self._saving[1].result(timeout=PATIENCE)
 
-    def _tidy(self) -> None:
-        """Delete what a crash or a failed save has left, and old checkpoints.
-
-        The newest stay, by step and not by the time of saving (0: all), and the best by the evaluations on disk.
-        """
-        for path in self._folders():
-            if is_checkpoint(path.name) and (DELETED in path.name or UNFINISHED in path.name):
+    def delete_leftovers(self, step: str = "[0-9]+") -> None:
+        """Delete what a crash, or a failed save, has left of the checkpoint of a `step`, or of any."""
+        for path in self._folders() if multihost.is_first() else ():
+            if re.match(f"{step}({DELETED}|{UNFINISHED})", path.name):
                 shutil.rmtree(path, ignore_errors=True)
+
+    def _delete_old(self) -> None:
+        """Keep the newest by step, not by the time of saving (0: all), and the best by the evaluations on disk."""
         steps, best = self.steps(), [*self.by_return()[-1:], *self.under_evaluation] if self._keep_best else []
         for step in set(steps).difference(steps[-self._keep :], best):
             path = self.path(step)
@@ -267,8 +267,7 @@ class Checkpoints:
 
     def _failure(self, step: int, error: Exception) -> TrainingError:
         """The reason in words; what there is of the checkpoint is deleted, for the disk may be full."""
-        if multihost.is_first():
-            self._tidy()
+        self.delete_leftovers(str(step))
         known = re.search(KNOWN_FAILURES, str(error))
         kept = ", ".join(str(kept) for kept in self.steps() if kept != step) or "none"
         reason = known.group() if known else _reason(error)

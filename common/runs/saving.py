@@ -114,6 +114,7 @@ class Saver:
         self._directory, self._unsaved = directory, args.unsaved
         keep = args.keep_checkpoints, args.keep_best
         self.checkpoints = Checkpoints(directory and directory / FOLDER, *keep, is_population=args.is_population)
+        self.checkpoints.delete_leftovers()
         for damaged in start.damaged:
             warn(self.checkpoints.set_aside(damaged))
         self._saved, self._newest = {start.step}, start.host

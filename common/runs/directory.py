@@ -32,6 +32,7 @@ BATCH += ("distributed",)
 FILES = "metrics.jsonl", "curve.png", "policy.gif", "result.json", "wandb_id", "DONE", "population.png", "elo.json"
 FILES += "wandb", "events.out.tfevents.*"  # which are TensorBoard's
 """What a run writes beside `config.json` and its checkpoints."""
+SECONDS_TO_APPEAR = 10  # of a file that another host has written
 
 
 def describe_run(args: Any, script: str, env: Any, devices: list[jax.Device]) -> dict[str, Any]:
@@ -185,9 +186,6 @@ def delete_run(run_dir: Path) -> str:
     for path in (*files, *saved):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     return f"deleted  the run in {run_dir}: {', '.join(path.name for path in files)}, {len(saved)} checkpoints"
-
-
-SECONDS_TO_APPEAR = 10  # of a file that another host has written
 
 
 def check_shared(run_dir: Path | None) -> None:

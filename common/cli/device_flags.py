@@ -13,6 +13,7 @@ from common.cli.checks import (
     Steps,
     StepsOrZero,
     check_multiple,
+    divisors_near,
     flag_of,
     multiples_near,
     readable,
@@ -64,10 +65,6 @@ class DeviceEnvArgs(PbtArgs):
         if self.sharding == "members" and self.num_agents == 1:
             raise UsageError("--sharding members shares agents between devices, and there is one: see --population")
 
-    def sharing(self, num_devices: int) -> int:
-        """How many of the devices share the environments of an agent."""
-        return 1 if self.sharding == "members" else num_devices
-
     def groups(self, num_devices: int) -> int:
         """How many shares of the agents there are, one for each device, or one for all of them."""
         return num_devices if self.sharding == "members" else 1
@@ -93,7 +90,7 @@ class RolloutArgs:
         """Raise UsageError unless the flag called `name` is 0 or divides the one called `of`."""
         part, whole = getattr(self, name), getattr(self, of)
         if part and whole % part:
-            near = " or ".join(divisors_near(part, whole))
+            near = divisors_near(part, whole)
             raise UsageError(f"{flag_of(name)} {part} does not divide {flag_of(of)} {whole}; nearest: {near}")
 
     @property
@@ -112,14 +109,13 @@ class RolloutArgs:
 
     def __post_init__(self):
         super().__post_init__()
-        if hasattr(self, "desired_kl"):
-            self.check_needed("desired_kl", "lr_schedule", "kl-adaptive")
+        self.check_needed("desired_kl", "lr_schedule", "kl-adaptive")
         if self.num_updates and self.num_envs % self.block:
             samples = self.num_envs * self.samples_per_env
             steps = f" x --num-steps {self.num_steps} = {samples:,}" if self.samples_per_env > 1 else ""
             raise UsageError(
                 f"--num-minibatches {self.num_minibatches} does not divide --num-envs {self.num_envs}{steps}: take "
-                f"--num-minibatches {' or '.join(divisors_near(self.num_minibatches, samples))}, or "
+                f"--num-minibatches {divisors_near(self.num_minibatches, samples)}, or "
                 f"--num-envs {multiples_near(self.num_envs, self.block)}"
             )
 
@@ -131,14 +127,6 @@ class RolloutArgs:
             f"{envs} x {self.num_steps} steps = {self.steps_per_update:,} per update, {self.num_updates:,} updates",
             f"{self.update_epochs} epochs x {self.num_minibatches} minibatches of {minibatch:,}",
         ]
-
-
-def divisors_near(number: int, whole: int) -> list[str]:
-    """The divisors of `whole` next to `number`, which is none: the one below, and the one above."""
-    small = [divisor for divisor in range(1, math.isqrt(whole) + 1) if whole % divisor == 0]
-    divisors = {*small, *(whole // divisor for divisor in small)}
-    below, above = (x for x in divisors if x < number), (x for x in divisors if x > number)
-    return [str(x) for x in (max(below, default=None), min(above, default=None)) if x]
 
 
 @dataclass(kw_only=True)
@@ -181,11 +169,6 @@ class UpdateRatio(NamedTuple):
     numerator: int
     denominator: int
     learning_starts: int  # steps of the warm-up
-
-    @classmethod
-    def of(cls, utd_ratio: float, learning_starts: int) -> "UpdateRatio":
-        """The ratio as the fraction that was meant: 0.3 is 3/10."""
-        return cls(*Fraction(str(utd_ratio)).as_integer_ratio(), learning_starts)
 
     def due(self, transitions: Any) -> Any:
         """Gradient updates due in all once so many `transitions` were stored; an integer or an array of them."""
@@ -245,17 +228,13 @@ class ReplayArgs:
         return super().unsaved + (() if self.save_buffer else (REPLAY,))
 
     @property
-    def num_rings(self) -> int:
-        """Rings of the buffer, each with transitions of one environment at a time."""
-        raise NotImplementedError
-
-    @property
     def ratio(self) -> UpdateRatio:
-        return UpdateRatio.of(self.utd_ratio, self.learning_starts)
+        """0.3 gradient updates per step are exactly 3 for 10."""
+        return UpdateRatio(*Fraction(str(self.utd_ratio)).as_integer_ratio(), self.learning_starts)
 
     @property
     def capacity(self) -> int:
-        """Slots of each ring."""
+        """Slots of each ring of the buffer, which has transitions of one environment at a time."""
         return self.buffer_size // self.num_rings
 
     def __post_init__(self):
@@ -265,6 +244,7 @@ class ReplayArgs:
             raise UsageError(
                 f"--buffer-size {self.buffer_size} does not hold --batch-size {self.batch_size}: at least {least}"
             )
+        check_multiple("--batch-size", self.batch_size, self.processes, f"{self.processes} processes")
         self.ratio.check(self.num_updates * self.steps_per_update)
 
 
@@ -292,9 +272,8 @@ class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        name, parts = ("devices", self.num_devices) if self.num_devices else ("processes", self.num_processes)
-        if parts > 0:
-            check_multiple("--batch-size", self.batch_size, self.sharing(parts), f"--num-{name} {parts}")
+        parts = self.sharing(self.num_devices or 1)
+        check_multiple("--batch-size", self.batch_size, parts, f"--num-devices {self.num_devices}")
 
     def sizes(self, num_devices: int) -> list[str]:
         """The derived sizes, for the header of a run."""

@@ -22,9 +22,8 @@ def read_json(path: Path) -> Any:
 
 
 def check_target(path: Path, *endings: str) -> None:
-    """Raise UsageError where no file can be at `path`: to know it before the work that it takes to fill one.
-
-    With `endings`, its name must have one of them.
+    """Raise UsageError, before the work that fills it, where no file can be at `path`, or its name has none of the
+    `endings`.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise UsageError(f"{path} is not a file: it cannot be replaced by one")
@@ -45,11 +44,8 @@ def writing(what: str | Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, with the same suffix, that takes its place once it is written.
-
-    A symbolic link stays one: what it leads to is replaced.
-
-    Raises UsageError where it cannot be written.
+    """A temporary path beside `path`, with the same suffix, that takes its place once it is written; of a symbolic
+    link, the place of what it leads to. Raises UsageError where it cannot be written.
     """
     with writing(path), in_one_step(Path(os.path.realpath(path))) as temporary:
         yield temporary
@@ -109,7 +105,7 @@ def read_config(run_dir: str | Path) -> dict[str, Any]:
 
 
 class Entry(NamedTuple):
-    """A table of the file."""
+    """A table of flags in a file beside an algorithm's."""
 
     path: Path
     pattern: str
@@ -117,6 +113,11 @@ class Entry(NamedTuple):
 
     def __str__(self) -> str:
         return f"{Path(*self.path.parts[-3:])} for {self.pattern}"
+
+    def check_known(self, known: set[str]) -> None:
+        """Raise UsageError where one is not among the `known` flags."""
+        if unknown := sorted(self.flags.keys() - known):
+            raise UsageError(f"{self.path} has {unknown[0]} for {self.pattern}, which is no flag to be set there")
 
 
 def find_entry(script: Path, name: str, folder: str = "tuned") -> Entry | None:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 from common.cli.checks import (
     LARGEST,
@@ -20,10 +20,6 @@ from common.cli.checks import (
 )
 from common.cli.errors import UsageError
 from common.cli.population_flags import PbtArgs
-
-ENVS = "actors/env_state", "actors/seen", "actors/memory", "actors/tracker", "actors/discounted"
-REPLAY = "actors/replay/"
-"""Beginnings of the names of state arrays: of environments, and of the replay buffer."""
 
 
 @dataclass(kw_only=True)
@@ -52,11 +48,6 @@ class DeviceEnvArgs(PbtArgs):
 
     envs_per_cpu_device: ClassVar[float] = 8
     """Environments per device below which another CPU device costs more than it brings (docs/ppo.md, "Devices")."""
-    renewed: ClassVar[tuple[str, ...]] = ENVS
-
-    @property
-    def unsaved(self) -> tuple[str, ...]:
-        return () if self.save_envs else ENVS
 
     def __post_init__(self):
         super().__post_init__()
@@ -163,35 +154,6 @@ class GameArgs(DeviceRolloutArgs):
 # -------------------------------------------------------------------------------------------------------------- replay
 
 
-class UpdateRatio(NamedTuple):
-    """Gradient updates per environment step, from the end of the warm-up on."""
-
-    numerator: int
-    denominator: int
-    learning_starts: int  # steps of the warm-up
-
-    def due(self, transitions: Any) -> Any:
-        """Gradient updates due in all once so many `transitions` were stored; an integer or an array of them."""
-        learned = transitions - self.learning_starts
-        learned = learned * (learned > 0)
-        whole, rest = learned // self.denominator, learned % self.denominator  # the product may not fit into 32 bits
-        return whole * self.numerator + rest * self.numerator // self.denominator
-
-    def check(self, transitions: int) -> None:
-        """Raise UsageError where counting up to so many `transitions` needs more than the devices' 32 bit integers."""
-        ratio = self.numerator / self.denominator
-        if self.numerator * self.denominator > LARGEST:
-            raise UsageError(f"--utd-ratio {ratio} is too fine to count exactly: round it to four digits or fewer")
-        if transitions > LARGEST:
-            raise UsageError(f"--total-timesteps must be at most {LARGEST:,}, got {readable(transitions)}")
-        if not 0 < self.due(transitions) <= LARGEST:
-            steps = f"{self.learning_starts:,} (--learning-starts) to {transitions:,} (--total-timesteps)"
-            raise UsageError(
-                f"--utd-ratio {ratio} makes {self.due(transitions):,} gradient updates in the steps from {steps}: "
-                f"at least 1, at most {LARGEST:,} can be counted"
-            )
-
-
 @dataclass(kw_only=True)
 class ReplayArgs:
     """Those of the buffer, to go before a class that says where the environments step."""
@@ -216,21 +178,11 @@ class ReplayArgs:
     utd_ratio: Ratio = 1.0
     """Gradient updates per environment step (update-to-data ratio), exactly; fractions too."""
 
-    renewed: ClassVar[tuple[str, ...]] = (*ENVS, REPLAY)
     normalize_rewards = False  # a flag of algorithms that have it
 
     @property
     def fixed(self) -> tuple[str, ...]:
         return (*super().fixed, "learning_starts")
-
-    @property
-    def unsaved(self) -> tuple[str, ...]:
-        return super().unsaved + (() if self.save_buffer else (REPLAY,))
-
-    @property
-    def ratio(self) -> UpdateRatio:
-        """0.3 gradient updates per step are exactly 3 for 10."""
-        return UpdateRatio(*Fraction(str(self.utd_ratio)).as_integer_ratio(), self.learning_starts)
 
     @property
     def capacity(self) -> int:
@@ -245,7 +197,30 @@ class ReplayArgs:
                 f"--buffer-size {self.buffer_size} does not hold --batch-size {self.batch_size}: at least {least}"
             )
         check_multiple("--batch-size", self.batch_size, self.processes, f"{self.processes} processes")
-        self.ratio.check(self.num_updates * self.steps_per_update)
+        self._check_ratio(self.num_updates * self.steps_per_update)
+
+    def updates_due(self, transitions: Any) -> Any:
+        """Gradient updates due in all once so many `transitions` were stored; an integer or an array of them."""
+        numerator, denominator = Fraction(str(self.utd_ratio)).as_integer_ratio()  # 0.3 means exactly 3 per 10
+        learned = transitions - self.learning_starts
+        learned = learned * (learned > 0)
+        whole, rest = learned // denominator, learned % denominator  # the product may not fit into 32 bits
+        return whole * numerator + rest * numerator // denominator
+
+    def _check_ratio(self, transitions: int) -> None:
+        """Raise UsageError where counting up to so many `transitions` needs more than the devices' 32 bit integers."""
+        if math.prod(Fraction(str(self.utd_ratio)).as_integer_ratio()) > LARGEST:
+            raise UsageError(
+                f"--utd-ratio {self.utd_ratio} is too fine to count exactly: round it to four digits or fewer"
+            )
+        if transitions > LARGEST:
+            raise UsageError(f"--total-timesteps must be at most {LARGEST:,}, got {readable(transitions)}")
+        if not 0 < (due := self.updates_due(transitions)) <= LARGEST:
+            steps = f"{self.learning_starts:,} (--learning-starts) to {transitions:,} (--total-timesteps)"
+            raise UsageError(
+                f"--utd-ratio {self.utd_ratio} makes {due:,} gradient updates in the steps from {steps}: "
+                f"at least 1, at most {LARGEST:,} can be counted"
+            )
 
 
 @dataclass(kw_only=True)
@@ -277,7 +252,7 @@ class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
 
     def sizes(self, num_devices: int) -> list[str]:
         """The derived sizes, for the header of a run."""
-        updates, sharing = self.ratio.due(self.num_updates * self.num_envs), self.sharing(num_devices)
+        updates, sharing = self.updates_due(self.num_updates * self.num_envs), self.sharing(num_devices)
         return [
             f"{self.num_envs} envs ({self.num_envs // sharing} per device), {updates:,} gradient updates "
             f"with batches of {self.batch_size} ({self.batch_size // sharing} per device)"

@@ -181,9 +181,8 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
 
     @property
     def parts(self) -> int:
-        """Parts of the rollouts of an update, such as those from each actor device, that batches draw from apart.
-
-        No boundary of processes cuts them.
+        """Parts of an update's rollouts, such as those of an actor device, that batches draw from apart; no boundary of
+        processes cuts them.
         """
         return math.gcd(self.num_actor_devices, self.batch_rollouts, self.batch_size)
 
@@ -193,7 +192,7 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
         return self.envs_per_actor // math.gcd(self.envs_per_actor, self.batch_size // self.parts)
 
     def sizes(self, num_devices: int) -> list[str]:
-        gradient_updates = self.ratio.due(self.num_updates * self.steps_per_update)
+        gradient_updates = self.updates_due(self.num_updates * self.steps_per_update)
         more = f"up to {gradient_updates:,} gradient updates with batches of {self.batch_size}"
         return [*super().sizes(num_devices), more]
 
@@ -233,7 +232,8 @@ class FlagsByPlace(ArgsFactory):
         return (*super().fixed, *["recipe"] * bool(self.recipe))
 
     def __reduce__(self):
-        return _blank, (self.placeless, self.env, self.recipe), vars(self)
+        blank = functools.partial(FlagsByPlace.__new__, self.placeless, env=self.env, recipe=self.recipe)
+        return blank, (), vars(self)
 
     @classmethod
     def at(cls, env: str = "", recipe: str = "") -> type:
@@ -243,11 +243,6 @@ class FlagsByPlace(ArgsFactory):
             on_host = steps_on_host(env or getattr(flags, "env", flags.on_device.env))
             place = flags.on_host if on_host else flags.on_device
         return _with_recipe(_with_place(flags, place), recipe or cls.recipe)
-
-
-def _blank(flags: type, env: str, recipe: str) -> Any:
-    """Flags without values, which unpickling puts in."""
-    return object.__new__(flags.at(env, recipe))
 
 
 @functools.cache

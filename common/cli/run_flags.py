@@ -29,6 +29,9 @@ from common.cli.files import Entry, find_entry, read_config
 ONE_TIME = ("resume", "run_dir", "init_from", "overwrite", "stop_after", "max_seconds", "benchmark", "quiet")
 ONE_TIME += ("resume_or_start", "list_envs", "tuned", "distributed")
 """Flags of one invocation, not taken over by --resume."""
+ENVS = "actors/env_state", "actors/seen", "actors/memory", "actors/tracker", "actors/discounted"
+REPLAY = "actors/replay/"
+"""Beginnings of the names of state arrays: of environments, and of the replay buffer."""
 Suite = optional_word("SUITE", bare="all")
 Meeting = optional_word("HOST:PORT,ID/COUNT", bare="auto")
 MAX_PROCESSES = 4096  # more are a slip of the finger, for which the first one would take gigabytes
@@ -120,7 +123,7 @@ class ArgsFactory:
 class RunArgs(ArgsFactory):
     """Flags of every algorithm. Sizes and intervals count environment steps over all devices together."""
 
-    renewed: ClassVar[tuple[str, ...]] = ()
+    renewed: ClassVar[tuple[str, ...]] = (*ENVS, REPLAY)
     """Beginnings of the names of state arrays without which a checkpoint still loads; they are made anew."""
     processes: ClassVar[int] = 1
     """Processes of the run, each with the same command, as far as is known: see `among`."""
@@ -200,7 +203,8 @@ class RunArgs(ArgsFactory):
     @property
     def unsaved(self) -> tuple[str, ...]:
         """Beginnings of the names of state arrays that checkpoints leave out."""
-        return ()
+        envs = () if getattr(self, "save_envs", True) else ENVS
+        return envs if getattr(self, "save_buffer", True) else (*envs, REPLAY)
 
     @property
     def members(self) -> Members:

@@ -265,5 +265,7 @@ def test_a_run_may_be_of_a_file_that_takes_its_flags_from_another(places, monkey
     path = places / "run" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"algorithm": "mine"}))
     check_words(refused("ppo", words), "mine, ppo_pmap")
+    with pytest.raises(UsageError, match="mine"):
+        ppo.train(ppo.Args.from_run(places / "run"))
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "mine.py")
     assert parse(ppo.Args, words).hidden_sizes == (4,)

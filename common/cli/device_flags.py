@@ -16,7 +16,6 @@ from common.cli.checks import (
     divisors_near,
     flag_of,
     multiples_near,
-    readable,
 )
 from common.cli.errors import UsageError
 from common.cli.population_flags import PbtArgs
@@ -59,9 +58,6 @@ class DeviceEnvArgs(PbtArgs):
     def groups(self, num_devices: int) -> int:
         """How many shares of the agents there are, one for each device, or one for all of them."""
         return num_devices if self.sharding == "members" else 1
-
-
-# ------------------------------------------------------------------------------------------------------------ rollouts
 
 
 def block_width(samples_per_env: int, num_minibatches: int) -> int:
@@ -151,9 +147,6 @@ class GameArgs(DeviceRolloutArgs):
             raise UsageError(f"--opponent members needs --sharding pmap, it is {self.sharding}")
 
 
-# -------------------------------------------------------------------------------------------------------------- replay
-
-
 @dataclass(kw_only=True)
 class ReplayArgs:
     """Those of the buffer, to go before a class that says where the environments step."""
@@ -214,7 +207,7 @@ class ReplayArgs:
                 f"--utd-ratio {self.utd_ratio} is too fine to count exactly: round it to four digits or fewer"
             )
         if transitions > LARGEST:
-            raise UsageError(f"--total-timesteps must be at most {LARGEST:,}, got {readable(transitions)}")
+            raise UsageError(f"--total-timesteps must be at most {LARGEST:,}, got {transitions:,}")
         if not 0 < (due := self.updates_due(transitions)) <= LARGEST:
             steps = f"{self.learning_starts:,} (--learning-starts) to {transitions:,} (--total-timesteps)"
             raise UsageError(

@@ -114,14 +114,11 @@ class Entry(NamedTuple):
     def __str__(self) -> str:
         return f"{Path(*self.path.parts[-3:])} for {self.pattern}"
 
-    def check_known(self, known: set[str]) -> None:
-        """Raise UsageError where one is not among the `known` flags."""
-        if unknown := sorted(self.flags.keys() - known):
-            raise UsageError(f"{self.path} has {unknown[0]} for {self.pattern}, which is no flag to be set there")
 
-
-def find_entry(script: Path, name: str, folder: str = "tuned") -> Entry | None:
-    """What the file beside an algorithm's `script` has for `name`: by that very name, else by the first pattern."""
+def find_entry(script: Path, folder: str, name: str, known: set[str]) -> Entry | None:
+    """What the file in a `folder` beside an algorithm's `script` has for `name`: by that very name, else by the first
+    pattern. Raises UsageError where the file will not do, or has other than the `known` flags.
+    """
     path = script.parent / folder / f"{script.stem}.toml"
     if not path.exists():
         return None
@@ -135,6 +132,8 @@ def find_entry(script: Path, name: str, folder: str = "tuned") -> Entry | None:
     if pattern is None:
         return None
     flags = {flag: tuple(value) if isinstance(value, list) else value for flag, value in tables[pattern].items()}
+    if unknown := sorted(flags.keys() - known):
+        raise UsageError(f"{path} has {unknown[0]} for {pattern}, which is no flag to be set there")
     return Entry(path, pattern, flags)
 
 

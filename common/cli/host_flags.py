@@ -253,11 +253,11 @@ def _with_place(flags: type, place: type) -> type:
 
 @functools.cache
 def _with_recipe(plain: type, recipe: str) -> type:
-    entries = [find_entry(script, recipe, "recipes") for script in plain.scripts()] if recipe != plain.recipe else []
+    scripts = plain.scripts() if recipe != plain.recipe else ()
+    entries = (find_entry(script, "recipes", recipe, plain.lasting_flags()) for script in scripts)
     entry = next(filter(None, entries), None)
     if entry is None:
         return plain
-    entry.check_known(plain.lasting_flags())
     kinds = {field.name: field.type for field in dataclasses.fields(plain)}
     defaults = [(name, kinds[name], value) for name, value in (entry.flags | {"recipe": recipe}).items()]
     names = {"__doc__": plain.__doc__, "__module__": plain.__module__, "variant": f" ({recipe})"}

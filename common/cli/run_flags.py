@@ -88,9 +88,8 @@ class ArgsFactory:
     @classmethod
     def tuned_entry(cls, env: str) -> Entry | None:
         """What was tuned for `env`. Raises UsageError where it has flags or values that the algorithm does not take."""
-        entry = find_entry(cls.scripts()[0], env + cls.variant)
+        entry = find_entry(cls.scripts()[0], "tuned", env + cls.variant, cls.lasting_flags() - {"env", "seed"})
         if entry:
-            entry.check_known(cls.lasting_flags() - {"env", "seed"})
             try:
                 cls(**entry.flags | {"env": env})
             except UsageError as error:
@@ -271,9 +270,8 @@ class RunArgs(ArgsFactory):
         return list(map(flag_of, given))
 
     def check_needed(self, names: str, of: str, *values: str) -> None:
-        """Raise UsageError for a flag of `names` that does nothing, as the one called `of` has none of the `values`.
-
-        Without `values`, that is a switch which is off.
+        """Raise UsageError for a flag of `names` that does nothing, as the one called `of` has none of the `values`, or
+        without `values` is a switch that is off.
         """
         given = self.non_default(names) + [flag_of(name) for name in names.split() if name in self.members.hyper]
         if given and getattr(self, of) not in (values or (True,)):

@@ -179,7 +179,7 @@ class ReplayArgs:
 
     @property
     def capacity(self) -> int:
-        """Slots of each ring of the buffer, which has transitions of one environment at a time."""
+        """Slots of each of the buffer's rings; a ring has transitions of one environment at a time."""
         return self.buffer_size // self.num_rings
 
     def __post_init__(self):
@@ -189,7 +189,6 @@ class ReplayArgs:
             raise UsageError(
                 f"--buffer-size {self.buffer_size} does not hold --batch-size {self.batch_size}: at least {least}"
             )
-        check_multiple("--batch-size", self.batch_size, self.processes, f"{self.processes} processes")
         self._check_ratio(self.num_updates * self.steps_per_update)
 
     def updates_due(self, transitions: Any) -> Any:
@@ -240,8 +239,8 @@ class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        parts = self.sharing(self.num_devices or 1)
-        check_multiple("--batch-size", self.batch_size, parts, f"--num-devices {self.num_devices}")
+        shares = f"--num-devices {self.num_devices}" if self.num_devices else f"{self.processes} processes"
+        check_multiple("--batch-size", self.batch_size, self.sharing(self.num_devices or self.processes), shares)
 
     def sizes(self, num_devices: int) -> list[str]:
         """The derived sizes, for the header of a run."""

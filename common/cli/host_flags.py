@@ -169,6 +169,7 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
 
     def __post_init__(self):
         super().__post_init__()
+        check_multiple("--batch-size", self.batch_size, self.processes, f"{self.processes} processes")
         if self.num_steps > self.capacity:
             raise UsageError(f"--num-steps {self.num_steps} is more than --buffer-size holds of each: {self.capacity}")
 

@@ -119,13 +119,9 @@ class Args(ActorArgs):
 
     def sizes(self, num_devices: int) -> list[str]:
         """The derived sizes, for the header of a run."""
-        rollouts = f"{self.batch_rollouts} rollouts of {self.envs_per_actor} envs x {self.num_steps} steps"
         minibatch = self.steps_per_update // self.num_minibatches
-        return [
-            f"{self.num_actors} actors x {self.envs_per_actor} envs = {self.num_envs} envs",
-            f"{rollouts} = {self.steps_per_update:,} per update, {self.num_updates:,} updates",
-            f"{self.num_epochs} epochs x {self.num_minibatches} minibatches of {minibatch:,}",
-        ]
+        learning = f"{self.num_epochs} epochs x {self.num_minibatches} minibatches of {minibatch:,}"
+        return [*super().sizes(num_devices), learning]
 
     def __post_init__(self):
         super().__post_init__()

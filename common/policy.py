@@ -141,10 +141,8 @@ def _algorithm(
     if file_sha256(path) != config.get("script_sha256"):
         warnings.warn(f"{path.name} has changed since {run_dir} was made with it", stacklevel=3)
     flags = {name: value for name, value in config["args"].items() if name not in ONE_TIME}
-    flags |= {name: tuple(value) for name, value in flags.items() if isinstance(value, list)}
     try:
-        args_class = module.Args.at(flags["env"]) if hasattr(module.Args, "at") else module.Args
-        args = args_class(**flags)
+        args = module.Args(**flags)
         functions = module.make_algorithm(args, env)
         hp = hp_of(args, {name: np.float32(0) for name in args.members.hyper})
         shapes = jax.eval_shape(lambda: functions.init(jax.random.key(0), hp))

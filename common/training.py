@@ -21,7 +21,7 @@ from common.actors.batches import ActorsFailed, Batches, UpdateMetrics, example_
 from common.actors.host_drivers import HostDriver, host_driver
 from common.actors.host_evaluation import HostEvaluation
 from common.cli.errors import UsageError
-from common.cli.host_flags import HostEnvArgs
+from common.cli.host_flags import FlagsByPlace, HostEnvArgs
 from common.device import multihost
 from common.device.agents import Agent, Policy
 from common.device.devices import check_fits, choose_devices, choose_roles, describe
@@ -49,7 +49,7 @@ def run_algorithm(
     the run where it returns True. With --list-envs there is no result.
     """
     if args.list_envs:
-        return list_envs(("device", "host") if hasattr(args, "at") else ("host",), args.list_envs)
+        return list_envs(("device", "host") if isinstance(args, FlagsByPlace) else ("host",), args.list_envs)
     if isinstance(args, HostEnvArgs) and env is not None:
         raise UsageError("environments on the host are named by --env: an object cannot be made anew by each actor")
     with multihost.joined(args):
@@ -62,7 +62,7 @@ def train_on_devices(
     args: Any, script: str, make_algorithm: Callable, env: Any = None, callback: Callback | None = None
 ) -> TrainResult:
     """Environments step on the devices too, and many updates run in one call."""
-    sizes, shared = (args.num_envs, args.block, args.envs_per_cpu_device, args.num_processes), "--num-envs"
+    sizes, shared = (args.num_envs, args.block, args.envs_per_cpu_device, args.processes), "--num-envs"
     if args.sharding == "members":
         sizes, shared = (args.num_agents,), "the number of agents,"
     devices = choose_devices(args.num_devices, *sizes, shared=shared)

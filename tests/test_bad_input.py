@@ -7,7 +7,6 @@ import shlex
 import shutil
 import socket
 import sys
-import types
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal, get_origin, get_type_hints
@@ -194,9 +193,7 @@ MAY_BE_0 |= {"epsilon_start", "epsilon_end", "epsilon_fraction", "weight_decay"}
 def test_every_number_and_choice_refuses_what_it_cannot_be(name):
     """Also from Python, with the flag's name: what is no number, what is below 0, and 0 for most."""
     name, _, host = name.partition(" ")
-    args_class = import_module(f"algos.{name}_pmap").Args
-    if name != "appo":
-        args_class = args_class.at("envpool:Pendulum-v1" if host else "")
+    args_class = import_module(f"algos.{name}_pmap").Args.at("envpool:Pendulum-v1" if host else "")
     kinds = get_type_hints(args_class)
     bad = {"env": [5], "quiet": ["no"], "adam_b2": [1.0], "hidden_sizes": [("wide",), (8.5,), 8, (), (0,)]}
     for flag in [field.name for field in dataclasses.fields(args_class)]:
@@ -268,5 +265,7 @@ def test_a_run_may_be_of_a_file_that_takes_its_flags_from_another(places, monkey
     path = places / "run" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"algorithm": "mine"}))
     check_words(refused("ppo", words), "mine, ppo_pmap")
-    monkeypatch.setitem(sys.modules, "mine", types.SimpleNamespace(Args=ppo.Args, __file__="mine.py"))
+    with pytest.raises(UsageError, match="mine"):
+        ppo.train(ppo.Args.from_run(places / "run"))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "mine.py")
     assert parse(ppo.Args, words).hidden_sizes == (4,)

@@ -192,7 +192,7 @@ def test_the_ratio_is_exact(ratio, num_envs):
     args = small_sac_args(utd_ratio=ratio, num_envs=num_envs, learning_starts=20)
     steps = range(0, 2000, num_envs)
     exact = [int(Fraction(str(ratio)) * max(step - 20, 0)) for step in steps]
-    assert [args.ratio.due(step) for step in steps] == exact == args.ratio.due(jnp.array(steps)).tolist()
+    assert [args.updates_due(step) for step in steps] == exact == args.updates_due(jnp.array(steps)).tolist()
 
 
 def actions_of(state) -> np.ndarray:
@@ -260,7 +260,7 @@ def test_after_a_refill_the_policy_acts_not_chance():
     refilled, metrics, _ = update(to_devices(emptied, shapes, jax.devices()[:1]), np.int32(2))
     continued, *_ = update(state, np.int32(2))
     np.testing.assert_array_equal(actions_of(refilled)[:, 0], actions_of(continued)[:, 10])
-    assert metrics["gradient_updates"] == args.ratio.due(160), "it learned from a buffer that is not refilled"
+    assert metrics["gradient_updates"] == args.updates_due(160), "it learned from a buffer that is not refilled"
 
 
 def test_discounted_returns_begin_with_each_episode_and_make_the_unit_of_rewards():

@@ -101,9 +101,8 @@ def test_entries_of_the_kit_fit_and_differ_from_the_defaults():
     entries = [(path, name.strip()) for path, table in tables.items() for key in table for name in key.split(",")]
     assert len(entries) > 10
     for path, pattern in entries:
-        algorithm = importlib.import_module(f"algos.{path.stem}").Args
         env, _, recipe = pattern.removesuffix(")").partition(" (")
-        algorithm = algorithm.at(env, recipe) if hasattr(algorithm, "at") else algorithm
+        algorithm = importlib.import_module(f"algos.{path.stem}").Args.at(env, recipe)
         flags, defaults = algorithm.tuned_entry(env).flags, algorithm(env=env)
         same = [name for name, value in flags.items() if value == getattr(defaults, name)]
         assert not same, f"{path.stem} {pattern} repeats the defaults of {same}"

@@ -55,23 +55,14 @@ WORDS = ConstructorRegistry()
 
 @WORDS.primitive_rule
 def _numbers_and_choices(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    metavar = metavar_of(info.type)
-    if not metavar:
+    def read(words: list[str]) -> Any:
+        with suppress(ValueError):
+            return converted(words[0], info.type)
+        return words[0]  # which `check_flags` refuses
+
+    if not (metavar := metavar_of(info.type)):
         return None  # tyro's own ways, for texts, switches and kinds that are none of ours
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=lambda words: _meant(words[0], info.type),
-        is_instance=lambda value: True,
-        str_from_instance=lambda value: [str(value)],
-    )
-
-
-def _meant(word: str, kind: Any) -> Any:
-    """The number or the choice that `word` stands for; the word itself where it is none."""
-    with suppress(ValueError, OverflowError):
-        return converted(word, kind)
-    return word
+    return PrimitiveConstructorSpec(1, metavar, read, lambda value: True, lambda value: [str(value)])
 
 
 def metavar_of(kind: Any) -> str:
@@ -85,17 +76,11 @@ def metavar_of(kind: Any) -> str:
 
 def optional_word(metavar: str, bare: str) -> Any:
     """The type of a text that may be left out behind its flag, which is `bare` then."""
-    spec = PrimitiveConstructorSpec(
-        nargs="*",
-        metavar=f"[{metavar}]",
-        instance_from_str=lambda words: " ".join(words) or bare,
-        is_instance=lambda value: isinstance(value, str),
-        str_from_instance=lambda value: [value],
-    )
-    return Annotated[str, spec]
 
+    def read(words: list[str]) -> str:
+        return " ".join(words) or bare
 
-Suite = optional_word("SUITE", bare="all")
+    return Annotated[str, PrimitiveConstructorSpec("*", f"[{metavar}]", read, lambda value: True, lambda x: [x])]
 
 
 def check_flags(args: Any) -> None:
@@ -107,7 +92,7 @@ def check_flags(args: Any) -> None:
         flag, value = flag_of(name), getattr(args, name)
         try:
             setattr(args, name, number := converted(value, kind))
-        except (ValueError, TypeError, OverflowError):
+        except ValueError:
             wanted = " or ".join(map(_described, _options(kind)))
             raise UsageError(f"{flag} must be {wanted}, got {shortened(repr(value))}") from None
         if bounds := note_of(kind, Bounds):
@@ -116,29 +101,22 @@ def check_flags(args: Any) -> None:
 
 def converted(value: Any, kind: Any) -> Any:
     """`value`, which may be a word of the command line, as one of that kind. Raises ValueError where it is none."""
-    options = _options(kind)
-    if len(options) > 1:
-        for option in options:
-            with suppress(ValueError):
-                return converted(value, option)
-        raise ValueError
-    (kind,) = options
+    for option in _options(kind):
+        with suppress(ValueError, TypeError, OverflowError, KeyError):
+            return _converted(value, option)
+    raise ValueError
+
+
+def _converted(value: Any, kind: Any) -> Any:
     container, parts = get_origin(kind), get_args(kind)
     if container is Literal:
-        choices = {str(choice): choice for choice in parts}
-        if str(value) not in choices:
-            raise ValueError
-        return choices[str(value)]
+        return {str(choice): choice for choice in parts}[str(value)]
     if container is dict:
         return {converted(key, parts[0]): converted(x, parts[1]) for key, x in dict(value).items()}
     if container in (tuple, list):
         if not isinstance(value, tuple | list):
             raise ValueError
         return container(converted(x, parts[0]) for x in value)
-    return _converted_scalar(value, kind)
-
-
-def _converted_scalar(value: Any, kind: type) -> Any:
     if kind is NoneType and value == "None":
         return None
     if kind is int and isinstance(value, str):  # in digits it is exact, however long
@@ -192,6 +170,14 @@ def multiples_near(number: int, unit: int) -> str:
     """The multiples of `unit` around `number`, in words."""
     near = {max(number // unit, 1) * unit, -(-number // unit) * unit}
     return " or ".join(map(str, sorted(near)))
+
+
+def divisors_near(number: int, whole: int) -> str:
+    """The divisors of `whole` around `number`, in words."""
+    small = [divisor for divisor in range(1, math.isqrt(whole) + 1) if whole % divisor == 0]
+    divisors = {*small, *(whole // divisor for divisor in small)}
+    below, above = (x for x in divisors if x < number), (x for x in divisors if x > number)
+    return " or ".join(str(x) for x in (max(below, default=None), min(above, default=None)) if x)
 
 
 def check_multiple(flag: str, number: int, unit: int, shares: str) -> None:

@@ -18,6 +18,8 @@ import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
@@ -27,7 +29,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from common.cli.checks import WORDS, check_flags, flag_of, kinds_of, metavar_of, note_of
 from common.cli.errors import FailedEnvError, ProcessEnded, TrainingError, UsageError, fail
 from common.cli.files import defaults_of, is_run, read_config
-from common.cli.run_flags import ONE_TIME, RunArgs
+from common.cli.run_flags import ArgsFactory
 
 
 @dataclass
@@ -123,15 +125,16 @@ def _has_nothing_to_do(args: Any) -> bool:
     """Whether --resume-or-start names a run that has finished with these flags."""
     if not (getattr(args, "resume_or_start", False) and args.resume and (Path(args.resume) / "DONE").exists()):
         return False
-    flags = {name: value for name, value in dataclasses.asdict(args).items() if name not in ONE_TIME}
-    stored = defaults_of(type(args)) | read_config(args.resume)["args"]
-    return all(stored.get(name) == value for name, value in json.loads(json.dumps(flags)).items())
+    both = defaults_of(type(args)) | read_config(args.resume)["args"], dataclasses.asdict(args)
+    then, now = (json.loads(json.dumps(flags)) for flags in both)  # tuples are lists there
+    return all(then.get(name) == now[name] for name in args.lasting_flags())
 
 
 def _read(args_class: type, argv: list[str], program: str | None) -> Any:
     """The arguments. Raises UsageError where there is something wrong with them, SystemExit for --help."""
+    argv = [re.sub("^--[^=]*", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
     default = None
-    if hasattr(args_class, "at") or issubclass(args_class, RunArgs):
+    if issubclass(args_class, ArgsFactory):
         args_class, default = _with_defaults(args_class, argv)
         _check_lists(args_class, argv)
         if {"-h", "--help"} & set(argv):
@@ -157,8 +160,8 @@ def _sentence_in(box: str) -> str:
 
 def _check_lists(args_class: type, argv: list[str]) -> None:
     """Raise UsageError where a flag that takes several texts stands there twice, which loses the first, or bare."""
-    words = [word.split("=")[0].replace("_", "-") for word in argv]
-    bare = {word.replace("_", "-") for word, after in zip(argv, [*argv[1:], "--"], strict=False) if after[:2] == "--"}
+    words = [word.split("=")[0] for word in argv]
+    bare = {word for word, after in pairwise([*argv, "--"]) if after[:2] == "--"}
     for flag in (flag_of(name) for name, kind in kinds_of(args_class).items() if kind == tuple[str, ...]):
         if words.count(flag) > 1:
             raise UsageError(f"{flag} is there twice: put all that it says behind one of them")
@@ -183,65 +186,67 @@ def _with_defaults(args_class: type, argv: list[str]) -> tuple[type, Any]:
         parser.add_argument(flag, nargs="?")
     for flag in ("--tuned", "--resume-or-start"):
         parser.add_argument(flag, action=argparse.BooleanOptionalAction)
-    hyphened = [re.sub("^--[^=]*", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
-    given, _ = parser.parse_known_args(hyphened)
+    given, _ = parser.parse_known_args(argv)
     goes_on = given.resume_or_start and given.run_dir and is_run(given.run_dir)
     resumed = given.resume or (given.run_dir if goes_on else "")
-    stored = read_config(resumed)["args"] if resumed else {}
-    env, recipe = [getattr(given, name) or stored.get(name, "") for name in ("env", "recipe")]
-    args_class = args_class.at(env, recipe) if hasattr(args_class, "at") else args_class
+    config = read_config(resumed) if resumed else {"args": {}}
+    env, recipe = [getattr(given, name) or config["args"].get(name, "") for name in ("env", "recipe")]
+    args_class = args_class.at(env, recipe)
     if resumed:
+        algorithms = [script.stem for script in args_class.scripts()]
+        if config["algorithm"] not in algorithms:  # whose flags may well have the same names
+            raise UsageError(f"{resumed} was made by {config['algorithm']}, not by {algorithms[0]}")
         flags = args_class.stored_flags(resumed, **{"env": env} if given.env else {})
     else:
-        flags = {} if given.tuned is False else args_class.tuned_flags(env or getattr(args_class, "env", ""))
-        if "tuned" not in flags:
+        env = env or getattr(args_class, "env", "")
+        entry = None if given.tuned is False else args_class.tuned_entry(env)
+        if entry is None:
             return args_class, None
+        flags = entry.flags | {"env": env, "tuned": True}
     defaults = object.__new__(args_class)  # not checked: explicit flags may replace what will not do
     vars(defaults).update(defaults_of(args_class) | flags)
     return args_class, defaults
 
 
-COLUMN = 27  # where texts begin
-FLAG = r'^    (?:# (.+)|(\w+): .+(?:\n    """((?:.|\n)*?)""")?)'  # or the title of a group of them
+class _HelpFormatter(argparse.HelpFormatter):
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)  # flags stay whole
 
 
 def help_text(args_class: type, defaults: Any, program: str | None) -> str:
     """What --help prints; `defaults` are those of a run that is resumed, or tuned ones, or None."""
     width = min(max(shutil.get_terminal_size().columns - 1, 50), 119)
-    titles, texts = _read_sections(args_class)
-    groups: dict[str, list[str]] = {}
-    for field in dataclasses.fields(args_class):
-        default = getattr(defaults, field.name, field.default)
-        row = _help_row(field.name, kinds_of(args_class)[field.name], texts.get(field.name, ""), default, width)
-        groups.setdefault(titles.get(field.name, "more"), []).append(row)
-    usage = f"usage: {program or sys.argv[0]} [--FLAG VALUE ...]"
-    parts = ["\n".join([title, *rows]) for title, rows in groups.items()]
-    return "\n\n".join([usage, textwrap.fill(inspect.getdoc(args_class) or "", width), *parts])
+    layout = partial(_HelpFormatter, max_help_position=27, width=width)
+    usage, about = "%(prog)s [--FLAG VALUE ...]", inspect.getdoc(args_class)
+    parser = argparse.ArgumentParser(program or sys.argv[0], usage, about, formatter_class=layout, add_help=False)
+    titles, texts = _read_code(args_class)
+    groups: dict[str, Any] = {}
+    for name, kind in kinds_of(args_class).items():
+        title, text = titles.get(name, "more"), " ".join(texts.get(name, "").split())
+        text += "" if "(default" in text else _hint(getattr(defaults or args_class, name, None))
+        groups[title] = groups.get(title) or parser.add_argument_group(title)
+        flag, value = flag_of(name), {"metavar": _help_value(kind)}
+        if kind is bool:
+            flag, value = f"--[no-]{flag[2:]}", {"action": "store_true"}
+        groups[title].add_argument(flag, help=text.replace("%", "%%"), **value)
+    return parser.format_help().rstrip()
 
 
-def _read_sections(args_class: type) -> tuple[dict[str, str], dict[str, str]]:
+FLAG = r'^    (?:# (.+)|(\w+): .+(?:\n    """((?:.|\n)*?)""")?)'  # or the title of a group of them
+
+
+def _read_code(args_class: type) -> tuple[dict[str, str], dict[str, str]]:
     """Group and text of each flag, from the code of its class, or of a base where that says nothing."""
     titles, texts = {}, {}
     for part in filter(dataclasses.is_dataclass, args_class.__mro__):
-        source, here = "", ""
+        source, title = "", ""
         with suppress(OSError, TypeError):  # it was typed into a console
             source = inspect.getsource(part)
-        for title, name, text in re.findall(FLAG, source, re.MULTILINE):
-            here = title or here
-            titles |= {name: here} if here and name not in titles else {}
+        for new_title, name, text in re.findall(FLAG, source, re.MULTILINE):
+            title = new_title or title
+            titles |= {name: title} if title and name not in titles else {}
             texts |= {name: text} if text and name not in texts else {}
     return titles, texts
-
-
-def _help_row(name: str, kind: Any, text: str, default: Any, width: int) -> str:
-    """The lines of a flag."""
-    flag = flag_of(name)
-    head = f"  --[no-]{flag[2:]}" if kind is bool else f"  {flag} {_help_value(kind)}"
-    hint = "" if "(default" in text else _hint(default)
-    lines = textwrap.wrap(" ".join(text.split()) + hint, width - COLUMN, break_on_hyphens=False)
-    if lines and len(head) <= COLUMN - 2:
-        head = f"{head:{COLUMN}}{lines.pop(0)}"
-    return "\n".join([head, *(" " * COLUMN + line for line in lines)])
 
 
 def _help_value(kind: Any) -> str:
@@ -255,7 +260,7 @@ def _help_value(kind: Any) -> str:
 
 def _hint(default: Any) -> str:
     """The default; nothing where it is nothing, or off."""
-    if default is dataclasses.MISSING or default is False or default in (None, "", ()):
+    if default is False or default in (None, "", ()):
         return ""
     shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
     return f" (default: {'on' if default is True else shown})"

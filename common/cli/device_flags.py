@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 from common.cli.checks import (
     LARGEST,
@@ -13,16 +13,12 @@ from common.cli.checks import (
     Steps,
     StepsOrZero,
     check_multiple,
+    divisors_near,
     flag_of,
     multiples_near,
-    readable,
 )
 from common.cli.errors import UsageError
 from common.cli.population_flags import PbtArgs
-
-ENVS = "actors/env_state", "actors/seen", "actors/memory", "actors/tracker", "actors/discounted"
-REPLAY = "actors/replay/"
-"""Beginnings of the names of state arrays: of environments, and of the replay buffer."""
 
 
 @dataclass(kw_only=True)
@@ -51,11 +47,6 @@ class DeviceEnvArgs(PbtArgs):
 
     envs_per_cpu_device: ClassVar[float] = 8
     """Environments per device below which another CPU device costs more than it brings (docs/ppo.md, "Devices")."""
-    renewed: ClassVar[tuple[str, ...]] = ENVS
-
-    @property
-    def unsaved(self) -> tuple[str, ...]:
-        return () if self.save_envs else ENVS
 
     def __post_init__(self):
         super().__post_init__()
@@ -64,16 +55,9 @@ class DeviceEnvArgs(PbtArgs):
         if self.sharding == "members" and self.num_agents == 1:
             raise UsageError("--sharding members shares agents between devices, and there is one: see --population")
 
-    def sharing(self, num_devices: int) -> int:
-        """How many of the devices share the environments of an agent."""
-        return 1 if self.sharding == "members" else num_devices
-
     def groups(self, num_devices: int) -> int:
         """How many shares of the agents there are, one for each device, or one for all of them."""
         return num_devices if self.sharding == "members" else 1
-
-
-# ------------------------------------------------------------------------------------------------------------ rollouts
 
 
 def block_width(samples_per_env: int, num_minibatches: int) -> int:
@@ -93,7 +77,7 @@ class RolloutArgs:
         """Raise UsageError unless the flag called `name` is 0 or divides the one called `of`."""
         part, whole = getattr(self, name), getattr(self, of)
         if part and whole % part:
-            near = " or ".join(divisors_near(part, whole))
+            near = divisors_near(part, whole)
             raise UsageError(f"{flag_of(name)} {part} does not divide {flag_of(of)} {whole}; nearest: {near}")
 
     @property
@@ -112,14 +96,13 @@ class RolloutArgs:
 
     def __post_init__(self):
         super().__post_init__()
-        if hasattr(self, "desired_kl"):
-            self.check_needed("desired_kl", "lr_schedule", "kl-adaptive")
+        self.check_needed("desired_kl", "lr_schedule", "kl-adaptive")
         if self.num_updates and self.num_envs % self.block:
             samples = self.num_envs * self.samples_per_env
             steps = f" x --num-steps {self.num_steps} = {samples:,}" if self.samples_per_env > 1 else ""
             raise UsageError(
                 f"--num-minibatches {self.num_minibatches} does not divide --num-envs {self.num_envs}{steps}: take "
-                f"--num-minibatches {' or '.join(divisors_near(self.num_minibatches, samples))}, or "
+                f"--num-minibatches {divisors_near(self.num_minibatches, samples)}, or "
                 f"--num-envs {multiples_near(self.num_envs, self.block)}"
             )
 
@@ -131,14 +114,6 @@ class RolloutArgs:
             f"{envs} x {self.num_steps} steps = {self.steps_per_update:,} per update, {self.num_updates:,} updates",
             f"{self.update_epochs} epochs x {self.num_minibatches} minibatches of {minibatch:,}",
         ]
-
-
-def divisors_near(number: int, whole: int) -> list[str]:
-    """The divisors of `whole` next to `number`, which is none: the one below, and the one above."""
-    small = [divisor for divisor in range(1, math.isqrt(whole) + 1) if whole % divisor == 0]
-    divisors = {*small, *(whole // divisor for divisor in small)}
-    below, above = (x for x in divisors if x < number), (x for x in divisors if x > number)
-    return [str(x) for x in (max(below, default=None), min(above, default=None)) if x]
 
 
 @dataclass(kw_only=True)
@@ -172,43 +147,6 @@ class GameArgs(DeviceRolloutArgs):
             raise UsageError(f"--opponent members needs --sharding pmap, it is {self.sharding}")
 
 
-# -------------------------------------------------------------------------------------------------------------- replay
-
-
-class UpdateRatio(NamedTuple):
-    """Gradient updates per environment step, from the end of the warm-up on."""
-
-    numerator: int
-    denominator: int
-    learning_starts: int  # steps of the warm-up
-
-    @classmethod
-    def of(cls, utd_ratio: float, learning_starts: int) -> "UpdateRatio":
-        """The ratio as the fraction that was meant: 0.3 is 3/10."""
-        return cls(*Fraction(str(utd_ratio)).as_integer_ratio(), learning_starts)
-
-    def due(self, transitions: Any) -> Any:
-        """Gradient updates due in all once so many `transitions` were stored; an integer or an array of them."""
-        learned = transitions - self.learning_starts
-        learned = learned * (learned > 0)
-        whole, rest = learned // self.denominator, learned % self.denominator  # the product may not fit into 32 bits
-        return whole * self.numerator + rest * self.numerator // self.denominator
-
-    def check(self, transitions: int) -> None:
-        """Raise UsageError where counting up to so many `transitions` needs more than the devices' 32 bit integers."""
-        ratio = self.numerator / self.denominator
-        if self.numerator * self.denominator > LARGEST:
-            raise UsageError(f"--utd-ratio {ratio} is too fine to count exactly: round it to four digits or fewer")
-        if transitions > LARGEST:
-            raise UsageError(f"--total-timesteps must be at most {LARGEST:,}, got {readable(transitions)}")
-        if not 0 < self.due(transitions) <= LARGEST:
-            steps = f"{self.learning_starts:,} (--learning-starts) to {transitions:,} (--total-timesteps)"
-            raise UsageError(
-                f"--utd-ratio {ratio} makes {self.due(transitions):,} gradient updates in the steps from {steps}: "
-                f"at least 1, at most {LARGEST:,} can be counted"
-            )
-
-
 @dataclass(kw_only=True)
 class ReplayArgs:
     """Those of the buffer, to go before a class that says where the environments step."""
@@ -233,7 +171,6 @@ class ReplayArgs:
     utd_ratio: Ratio = 1.0
     """Gradient updates per environment step (update-to-data ratio), exactly; fractions too."""
 
-    renewed: ClassVar[tuple[str, ...]] = (*ENVS, REPLAY)
     normalize_rewards = False  # a flag of algorithms that have it
 
     @property
@@ -241,21 +178,8 @@ class ReplayArgs:
         return (*super().fixed, "learning_starts")
 
     @property
-    def unsaved(self) -> tuple[str, ...]:
-        return super().unsaved + (() if self.save_buffer else (REPLAY,))
-
-    @property
-    def num_rings(self) -> int:
-        """Rings of the buffer, each with transitions of one environment at a time."""
-        raise NotImplementedError
-
-    @property
-    def ratio(self) -> UpdateRatio:
-        return UpdateRatio.of(self.utd_ratio, self.learning_starts)
-
-    @property
     def capacity(self) -> int:
-        """Slots of each ring."""
+        """Slots of each of the buffer's rings; a ring has transitions of one environment at a time."""
         return self.buffer_size // self.num_rings
 
     def __post_init__(self):
@@ -265,7 +189,30 @@ class ReplayArgs:
             raise UsageError(
                 f"--buffer-size {self.buffer_size} does not hold --batch-size {self.batch_size}: at least {least}"
             )
-        self.ratio.check(self.num_updates * self.steps_per_update)
+        self._check_ratio(self.num_updates * self.steps_per_update)
+
+    def updates_due(self, transitions: Any) -> Any:
+        """Gradient updates due in all once so many `transitions` were stored; an integer or an array of them."""
+        numerator, denominator = Fraction(str(self.utd_ratio)).as_integer_ratio()  # 0.3 means exactly 3 per 10
+        learned = transitions - self.learning_starts
+        learned = learned * (learned > 0)
+        whole, rest = learned // denominator, learned % denominator  # the product may not fit into 32 bits
+        return whole * numerator + rest * numerator // denominator
+
+    def _check_ratio(self, transitions: int) -> None:
+        """Raise UsageError where counting up to so many `transitions` needs more than the devices' 32 bit integers."""
+        if math.prod(Fraction(str(self.utd_ratio)).as_integer_ratio()) > LARGEST:
+            raise UsageError(
+                f"--utd-ratio {self.utd_ratio} is too fine to count exactly: round it to four digits or fewer"
+            )
+        if transitions > LARGEST:
+            raise UsageError(f"--total-timesteps must be at most {LARGEST:,}, got {transitions:,}")
+        if not 0 < (due := self.updates_due(transitions)) <= LARGEST:
+            steps = f"{self.learning_starts:,} (--learning-starts) to {transitions:,} (--total-timesteps)"
+            raise UsageError(
+                f"--utd-ratio {self.utd_ratio} makes {due:,} gradient updates in the steps from {steps}: "
+                f"at least 1, at most {LARGEST:,} can be counted"
+            )
 
 
 @dataclass(kw_only=True)
@@ -292,13 +239,12 @@ class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
 
     def __post_init__(self):
         super().__post_init__()
-        name, parts = ("devices", self.num_devices) if self.num_devices else ("processes", self.num_processes)
-        if parts > 0:
-            check_multiple("--batch-size", self.batch_size, self.sharing(parts), f"--num-{name} {parts}")
+        shares = f"--num-devices {self.num_devices}" if self.num_devices else f"{self.processes} processes"
+        check_multiple("--batch-size", self.batch_size, self.sharing(self.num_devices or self.processes), shares)
 
     def sizes(self, num_devices: int) -> list[str]:
         """The derived sizes, for the header of a run."""
-        updates, sharing = self.ratio.due(self.num_updates * self.num_envs), self.sharing(num_devices)
+        updates, sharing = self.updates_due(self.num_updates * self.num_envs), self.sharing(num_devices)
         return [
             f"{self.num_envs} envs ({self.num_envs // sharing} per device), {updates:,} gradient updates "
             f"with batches of {self.batch_size} ({self.batch_size // sharing} per device)"

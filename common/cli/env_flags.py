@@ -4,14 +4,11 @@ A bare id is gymnax's, `suite:id` another suite's, `package.module:factory` a us
 `log:1e-4:1e-2` and `3e-4,1e-3`, stand for parameters of environments and for flags of a population's members.
 
 A suite is one line here; what else there is to know of it stands in its file, `common/envs/SUITE_suite.py`.
-
-Parameters of an environment in which members of a population differ have names with a prefix, as in `env.gravity`.
 """
 
-import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from random import Random
 from typing import Any, Literal, NamedTuple
 
@@ -55,16 +52,16 @@ def steps_on_host(name: str) -> bool:
 
 
 FORMS = "log:LOW:HIGH, uniform:LOW:HIGH (the lower first) or choice:A,B,..."
-PREFIX = "env."  # of what is a parameter of the environment
+PREFIX = "env."  # of a parameter of the environment in which members of a population differ, as in env.gravity
 DRAWS = "log:", "uniform:", "choice:"  # beginnings of texts that say what is drawn
 DIGITS = 6  # of a drawn value: as many as one types to train a member alone
 
 
 class Draw(NamedTuple):
-    """What a member draws for a flag."""
+    """What a member draws for a flag, or an episode for a parameter of its environment; or values to go through."""
 
-    kind: str  # log, uniform or choice
-    values: tuple[float, ...]  # lowest and highest, or all to choose from
+    kind: str  # log, uniform or choice; empty: nothing is drawn
+    values: tuple[float, ...]  # lowest and highest, or all that there are
 
     def draw(self, random: Random) -> float:
         """A value."""
@@ -76,54 +73,14 @@ class Draw(NamedTuple):
         return min(max(rounded(drawn), low), high)
 
 
-def read_sweep(words: Iterable[str], able: Iterable[str]) -> tuple[dict[str, Draw], dict[str, tuple[float, ...]]]:
-    """By flag, what `--sweep` draws, and the values it goes through. Raises UsageError for what cannot be swept."""
-    draws, values = {}, {}
-    for word in words:
-        name, _, text = "".join(word.split()).removeprefix("--").partition("=")
-        name = name if name.startswith(PREFIX) else name.replace("-", "_")
-        if not text:
-            raise UsageError(f"--sweep {shortened(repr(word))} is not of the form NAME=A,B,... or NAME={FORMS}")
-        check_sweepable("--sweep", [name], able)
-        if name in draws or name in values:
-            raise UsageError(f"--sweep has {name} twice")
-        what = f"--sweep {name}={shortened(text)}"
-        if ":" in text:
-            draws[name] = read_draw(what, text)
-        else:
-            values[name] = _numbers(what, text, ",")
-    return draws, values
-
-
-def drawn(draws: dict[str, Draw], seed: int, count: int) -> dict[str, list[float]]:
-    """Values for `count` members, by flag. A flag draws the same whatever others are swept."""
-    streams = {name: Random(f"{seed} {name}") for name in draws}
-    return {name: [draw.draw(streams[name]) for _ in range(count)] for name, draw in draws.items()}
-
-
-def combined(grid: dict[str, tuple[float, ...]], each: int) -> dict[str, list[float]]:
-    """All combinations, each for as many members, by flag; the last flag changes first."""
-    rows = [row for row in itertools.product(*grid.values()) for _ in range(each)]
-    return {name: [row[index] for row in rows] for index, name in enumerate(grid)}
-
-
 def rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def check_sweepable(flag: str, names: Iterable[str], sweepable: Iterable[str]) -> None:
-    """Raise UsageError where members cannot differ in one of the named flags.
-
-    Of parameters of the environment only itself knows, see `common/envs/variation.py`.
-    """
-    for name in names:
-        if name not in sweepable and not name.startswith(PREFIX):
-            known = f"{', '.join(sweepable)} only, or in {PREFIX}NAME, a number of the environment"
-            raise UsageError(f"{flag} {shortened(name)}: members may differ in {known}")
-
-
 def read_draw(what: str, text: str) -> Draw:
-    """A draw from its text. Raises UsageError, naming `what` it is, where it has no such form."""
+    """A draw, or values, from a text. Raises UsageError, naming `what` it is, where it has no such form."""
+    if ":" not in text:
+        return Draw("", _numbers(what, text, ","))
     kind, _, rest = text.partition(":")
     if kind == "choice":
         return Draw(kind, _numbers(what, rest, ","))

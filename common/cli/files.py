@@ -22,9 +22,8 @@ def read_json(path: Path) -> Any:
 
 
 def check_target(path: Path, *endings: str) -> None:
-    """Raise UsageError where no file can be at `path`: to know it before the work that it takes to fill one.
-
-    With `endings`, its name must have one of them.
+    """Raise UsageError, before the work that fills it, where no file can be at `path`, or its name has none of the
+    `endings`.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise UsageError(f"{path} is not a file: it cannot be replaced by one")
@@ -45,11 +44,8 @@ def writing(what: str | Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, with the same suffix, that takes its place once it is written.
-
-    A symbolic link stays one: what it leads to is replaced.
-
-    Raises UsageError where it cannot be written.
+    """A temporary path beside `path`, with the same suffix, that takes its place once it is written; of a symbolic
+    link, the place of what it leads to. Raises UsageError where it cannot be written.
     """
     with writing(path), in_one_step(Path(os.path.realpath(path))) as temporary:
         yield temporary
@@ -109,7 +105,7 @@ def read_config(run_dir: str | Path) -> dict[str, Any]:
 
 
 class Entry(NamedTuple):
-    """A table of the file."""
+    """A table of flags in a file beside an algorithm's."""
 
     path: Path
     pattern: str
@@ -119,8 +115,10 @@ class Entry(NamedTuple):
         return f"{Path(*self.path.parts[-3:])} for {self.pattern}"
 
 
-def find_entry(script: Path, name: str, folder: str = "tuned") -> Entry | None:
-    """What the file beside an algorithm's `script` has for `name`: by that very name, else by the first pattern."""
+def find_entry(script: Path, folder: str, name: str, known: set[str]) -> Entry | None:
+    """What the file in a `folder` beside an algorithm's `script` has for `name`: by that very name, else by the first
+    pattern. Raises UsageError where the file will not do, or has other than the `known` flags.
+    """
     path = script.parent / folder / f"{script.stem}.toml"
     if not path.exists():
         return None
@@ -134,6 +132,8 @@ def find_entry(script: Path, name: str, folder: str = "tuned") -> Entry | None:
     if pattern is None:
         return None
     flags = {flag: tuple(value) if isinstance(value, list) else value for flag, value in tables[pattern].items()}
+    if unknown := sorted(flags.keys() - known):
+        raise UsageError(f"{path} has {unknown[0]} for {pattern}, which is no flag to be set there")
     return Entry(path, pattern, flags)
 
 

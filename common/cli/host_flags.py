@@ -4,15 +4,14 @@ import dataclasses
 import functools
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from common.cli.checks import Bounds, Count, CountOrZero, Steps, Timeout, check_multiple
-from common.cli.device_flags import ReplayArgs, RolloutArgs, block_width
+from common.cli.checks import Bounds, Count, CountOrZero, Steps, Timeout, check_multiple, flag_of
+from common.cli.device_flags import ReplayArgs, RolloutArgs
 from common.cli.env_flags import steps_on_host
 from common.cli.errors import UsageError
-from common.cli.files import find_entry, read_config
-from common.cli.run_flags import RunArgs
+from common.cli.files import find_entry
+from common.cli.run_flags import ArgsFactory, RunArgs
 
 Size = Annotated[int, Bounds(at_least=1, at_most=2**20)]
 
@@ -57,12 +56,12 @@ class HostEnvArgs(RunArgs):
     # One actor on each actor device, from whose rollouts updates learn in turn; `ActorArgs` has flags for it
     actor_threads, rollouts_per_update, lockstep = 1, 0, True
     # One agent, alone
-    num_agents, is_population, exchange_interval, gif, sharding = 1, False, 0, False, "pmap"
+    num_agents, is_population, exchange_interval = 1, False, 0
     lag: ClassVar[int] = 1
     """Updates that a rollout's policy is behind in a fixed order."""
     resets_in_step: ClassVar[bool] = False
     """Whether environments have to reset within the step that ends an episode."""
-    envs_flag: ClassVar[str] = "--envs-per-actor"
+    envs_flag: ClassVar[str] = "envs_per_actor"
     """The flag that says how many environments there are."""
 
     @property
@@ -84,42 +83,22 @@ class HostEnvArgs(RunArgs):
         return self.batch_rollouts // self.processes
 
     @property
-    def batch_envs(self) -> int:
-        """Environments per update, counted once for each of its rollouts."""
-        return self.batch_rollouts * self.envs_per_actor
-
-    @property
     def steps_per_update(self) -> int:
-        return self.batch_envs * self.num_steps
-
-    @property
-    def actor_indices(self) -> tuple[int, ...]:
-        return _indices("--actor-devices", self.actor_devices)
-
-    @property
-    def learner_indices(self) -> tuple[int, ...]:
-        return _indices("--learner-devices", self.learner_devices)
-
-    @property
-    def block(self) -> int:
-        """See `block_width`."""
-        return block_width(self.samples_per_env, self.num_minibatches)
-
-    def sharing(self, num_devices: int) -> int:
-        """How many of the learner's devices share the environments."""
-        return num_devices
+        return self.batch_rollouts * self.envs_per_actor * self.num_steps
 
     def check_split(self, num_learners: int) -> None:
         """Raise UsageError unless every learner device of a process gets as many whole blocks of environments from each
         rollout.
         """
-        actors = 1 if self.envs_flag == "--envs-per-actor" else self.num_actors
-        block, number = self.block * num_learners * actors, self.envs_per_actor * actors
-        check_multiple(self.envs_flag, number, block, f"minibatches and {num_learners} learner devices")
+        number = getattr(self, self.envs_flag)
+        block = self.block * num_learners * (number // self.envs_per_actor)
+        shares = f"minibatches and {num_learners} learner devices"
+        check_multiple(flag_of(self.envs_flag), number, block, shares)
 
     def __post_init__(self):
         super().__post_init__()
-        _ = self.actor_indices, self.learner_indices
+        self.actor_indices = _indices("--actor-devices", self.actor_devices)
+        self.learner_indices = _indices("--learner-devices", self.learner_devices)
 
 
 @dataclass(kw_only=True)
@@ -136,6 +115,8 @@ class ActorArgs(HostEnvArgs):
     lockstep: bool = False
     """Fixed order, repeatable: updates learn from the actors' rollouts in turn, collected while the last one ran."""
 
+    block = RolloutArgs.block  # an algorithm with minibatches says `num_minibatches` and `samples_per_env`
+
     @property
     def num_envs(self) -> int:
         return self.num_actors * self.envs_per_actor
@@ -143,6 +124,14 @@ class ActorArgs(HostEnvArgs):
     def __post_init__(self):
         super().__post_init__()
         check_multiple("--rollouts-per-update", self.batch_rollouts, self.processes, f"{self.processes} processes")
+
+    def sizes(self, num_devices: int) -> list[str]:
+        """The derived sizes, for the header of a run."""
+        rollouts = f"{self.batch_rollouts} rollouts of {self.envs_per_actor} envs x {self.num_steps} steps"
+        return [
+            f"{self.num_actors} actors x {self.envs_per_actor} envs = {self.num_envs} envs",
+            f"{rollouts} = {self.steps_per_update:,} per update, {self.num_updates:,} updates",
+        ]
 
 
 @dataclass(kw_only=True)
@@ -155,7 +144,7 @@ class HostRolloutArgs(RolloutArgs, HostEnvArgs):
 
     lag: ClassVar[int] = 0
     resets_in_step: ClassVar[bool] = True
-    envs_flag: ClassVar[str] = "--num-envs"
+    envs_flag: ClassVar[str] = "num_envs"
 
     @property
     def envs_per_actor(self) -> int:
@@ -176,7 +165,7 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
 
     @property
     def num_rings(self) -> int:
-        return self.batch_envs
+        return self.batch_rollouts * self.envs_per_actor
 
     def __post_init__(self):
         super().__post_init__()
@@ -193,9 +182,8 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
 
     @property
     def parts(self) -> int:
-        """Parts of the rollouts of an update, such as those from each actor device, that batches draw from apart.
-
-        No boundary of processes cuts them.
+        """Parts of an update's rollouts, such as those of an actor device, that batches draw from apart; no boundary of
+        processes cuts them.
         """
         return math.gcd(self.num_actor_devices, self.batch_rollouts, self.batch_size)
 
@@ -205,14 +193,9 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
         return self.envs_per_actor // math.gcd(self.envs_per_actor, self.batch_size // self.parts)
 
     def sizes(self, num_devices: int) -> list[str]:
-        """The derived sizes, for the header of a run."""
-        rollouts = f"{self.batch_rollouts} rollouts of {self.envs_per_actor} envs x {self.num_steps} steps"
-        gradient_updates = self.ratio.due(self.num_updates * self.steps_per_update)
-        return [
-            f"{self.num_actors} actors x {self.envs_per_actor} envs = {self.num_envs} envs",
-            f"{rollouts} = {self.steps_per_update:,} per update, {self.num_updates:,} updates",
-            f"up to {gradient_updates:,} gradient updates with batches of {self.batch_size}",
-        ]
+        gradient_updates = self.updates_due(self.num_updates * self.steps_per_update)
+        more = f"up to {gradient_updates:,} gradient updates with batches of {self.batch_size}"
+        return [*super().sizes(num_devices), more]
 
 
 def _indices(flag: str, text: str) -> tuple[int, ...]:
@@ -225,7 +208,7 @@ def _indices(flag: str, text: str) -> tuple[int, ...]:
     return numbers
 
 
-class FlagsByPlace:
+class FlagsByPlace(ArgsFactory):
     """Flags that an algorithm has in both places; an instance also has those of the place of its `env`.
 
     `Args(env="CartPole-v1")` is a `Args.on_device` too, `Args(env="gymnasium:CartPole-v1")` a `Args.on_host`. A flag
@@ -234,14 +217,13 @@ class FlagsByPlace:
 
     on_device: ClassVar[type]
     on_host: ClassVar[type]
-    flags: ClassVar[type | None] = None  # of a class with a place: the one without
+    placeless, place = None, None  # what a class for a place is made of
     recipe: ClassVar[str] = ""  # a flag of those that have several
 
     def __new__(cls, **flags: Any):
         env = flags.get("env")
-        there = cls.at(env) if isinstance(env, str) else cls if cls.flags else cls.at()  # no text is refused later
-        there = _with_recipe(there, str(flags.get("recipe", cls.recipe)))
-        if cls.flags and not issubclass(there, cls):
+        there = cls.at(env if isinstance(env, str) else "", str(flags.get("recipe", "")))  # no text is refused later
+        if cls.place and not issubclass(there, cls):
             what = f"--env {env} steps elsewhere than that" if there.recipe == cls.recipe else "--recipe is not that"
             raise UsageError(f"{what} of these flags: make them anew from `Args`")
         return object.__new__(there)
@@ -251,51 +233,33 @@ class FlagsByPlace:
         return (*super().fixed, *["recipe"] * bool(self.recipe))
 
     def __reduce__(self):
-        return _blank, (self.flags, self.env, self.recipe), vars(self)
+        blank = functools.partial(FlagsByPlace.__new__, self.placeless, env=self.env, recipe=self.recipe)
+        return blank, (), vars(self)
 
     @classmethod
     def at(cls, env: str = "", recipe: str = "") -> type:
         """The class for the place of `env`, or of the environment that is the default, with a recipe's defaults."""
-        flags = cls.flags or cls
-        env = env or (cls.env if cls.flags else getattr(flags, "env", flags.on_device.env))
-        place = flags.on_host if steps_on_host(env) else flags.on_device
+        flags, place = cls.placeless or cls, cls.place
+        if env or not place:
+            on_host = steps_on_host(env or getattr(flags, "env", flags.on_device.env))
+            place = flags.on_host if on_host else flags.on_device
         return _with_recipe(_with_place(flags, place), recipe or cls.recipe)
-
-    @classmethod
-    def for_env(cls, env: str, **overrides: Any):
-        """The flags that were tuned for `env`, if there are any, changed by `overrides`."""
-        return super(FlagsByPlace, cls.at(env, overrides.get("recipe", ""))).for_env(env, **overrides)
-
-    @classmethod
-    def from_run(cls, run_dir: str | Path, **overrides: Any):
-        """The flags to resume `run_dir` with, changed by `overrides`; see `RunArgs.from_run`."""
-        env = overrides.get("env") or read_config(Path(run_dir))["args"]["env"]
-        return super(FlagsByPlace, cls.at(env)).from_run(run_dir, **overrides)
-
-
-def _blank(flags: type, env: str, recipe: str) -> Any:
-    """Flags without values, which unpickling puts in."""
-    return object.__new__(flags.at(env, recipe))
 
 
 @functools.cache
 def _with_place(flags: type, place: type) -> type:
-    texts = {"flags": flags, "__doc__": flags.__doc__, "__module__": flags.__module__}
-    return dataclasses.make_dataclass(flags.__name__, [], bases=(flags, place), kw_only=True, namespace=texts)
+    names = {"placeless": flags, "place": place, "__doc__": flags.__doc__, "__module__": flags.__module__}
+    return dataclasses.make_dataclass(flags.__name__, [], bases=(flags, place), kw_only=True, namespace=names)
 
 
 @functools.cache
-def _with_recipe(there: type, recipe: str) -> type:
-    if recipe == there.recipe:
-        return there
-    there = there.__base__ if there.variant else there
-    entries = [find_entry(script, recipe, "recipes") for script in there._scripts()]
-    if not any(entries):
-        return there
-    entry, kinds = next(filter(None, entries)), {field.name: field.type for field in dataclasses.fields(there)}
-    if unknown := sorted(entry.flags.keys() - kinds):
-        raise UsageError(f"{entry} has {unknown[0]}, which is no flag")
-    defaults = entry.flags | {"recipe": recipe}
-    fields = [(name, kinds[name], dataclasses.field(default=value)) for name, value in defaults.items()]
-    texts = {"__doc__": there.__doc__, "__module__": there.__module__, "variant": f" ({recipe})"}
-    return dataclasses.make_dataclass(there.__name__, fields, bases=(there,), kw_only=True, namespace=texts)
+def _with_recipe(plain: type, recipe: str) -> type:
+    scripts = plain.scripts() if recipe != plain.recipe else ()
+    entries = (find_entry(script, "recipes", recipe, plain.lasting_flags()) for script in scripts)
+    entry = next(filter(None, entries), None)
+    if entry is None:
+        return plain
+    kinds = {field.name: field.type for field in dataclasses.fields(plain)}
+    defaults = [(name, kinds[name], value) for name, value in (entry.flags | {"recipe": recipe}).items()]
+    names = {"__doc__": plain.__doc__, "__module__": plain.__module__, "variant": f" ({recipe})"}
+    return dataclasses.make_dataclass(plain.__name__, defaults, bases=(plain,), kw_only=True, namespace=names)

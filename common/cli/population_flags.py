@@ -1,20 +1,19 @@
 """Flags of populations: agents trained together that may differ in their flags, and population-based training."""
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Annotated, Any, NamedTuple
 
-from common.cli.checks import Bounds, Count, CountOrZero, check_bounds, flag_of, kinds_of, note_of, sweepable
-from common.cli.env_flags import PREFIX, Draw, check_sweepable, combined, drawn, read_sweep, rounded
+from common.cli.checks import Bounds, Count, CountOrZero, check_bounds, flag_of, kinds_of, note_of, shortened, sweepable
+from common.cli.env_flags import FORMS, PREFIX, Draw, read_draw, rounded
 from common.cli.errors import UsageError
 from common.cli.run_flags import Members, RunArgs
 
-MOST = 10_000  # agents, whose metrics are one line
-
-
-LEAST = 1e-6  # that changes leave of what is missing to 1: single precision tells it from nothing
+MAX_AGENTS = 10_000  # agents, whose metrics are one line
+MIN_COMPLEMENT = 1e-6  # that changes leave of what is missing to 1: single precision tells it from nothing
 
 
 def clipped(number: float, low: float, high: float) -> float:
@@ -44,7 +43,7 @@ class Rules(NamedTuple):
         """`value` after a change by the `factor`; where they are arrays, with a `clip` for those."""
         way = self.ways.get(name)
         if way == "complement":
-            return 1 - clip((1 - value) * factor, LEAST, 1.0)
+            return 1 - clip((1 - value) * factor, MIN_COMPLEMENT, 1.0)
         return clip(value * factor, 0.0, 1.0) if way == "share" else value * factor
 
 
@@ -55,7 +54,7 @@ class PbtArgs(RunArgs):
     # populations
     num_seeds: Count = 1
     """Independent agents trained together, with seeds seed, seed + 1, ...; of each combination of values in --sweep."""
-    population: Annotated[int, Bounds(at_least=0, at_most=MOST)] = 0
+    population: Annotated[int, Bounds(at_least=0, at_most=MAX_AGENTS)] = 0
     """Members trained together, with seeds seed, seed + 1, ..., that differ in what --sweep draws; 0: none."""
     sweep: tuple[str, ...] = ()
     """Hyper-parameters of members: with --population draws, as learning_rate=log:1e-4:1e-2 gamma=uniform:0.9:0.999
@@ -77,19 +76,29 @@ class PbtArgs(RunArgs):
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        of_env = ["env_params"] * any(name.startswith(PREFIX) for name in self.members.hyper)
+        of_env = ["env_params"] * any(name.startswith(PREFIX) for name in self.swept)
         deciding = [x for x in (*sweepable(type(self)), "lr_schedule", "autotune") if self.pbt and hasattr(self, x)]
         return (*super().fixed, "population", "sweep", *of_env, "pbt", "pbt_evolve", *deciding)
 
     @property
-    def grid(self) -> dict[str, tuple[float, ...]]:
-        """By flag the values of --sweep, of which all combinations are trained; nothing in a population that draws."""
-        return {} if self.population else read_sweep(self.sweep, sweepable(type(self)))[1]
+    def swept(self) -> dict[str, Draw]:
+        """What --sweep says of flags, or of parameters of the environment."""
+        found = {}
+        for word in self.sweep:
+            name, _, text = "".join(word.split()).removeprefix("--").partition("=")
+            name = name if name.startswith(PREFIX) else name.replace("-", "_")
+            if not text:
+                raise UsageError(f"--sweep {shortened(repr(word))} is not of the form NAME=A,B,... or NAME={FORMS}")
+            self._check_sweepable("--sweep", name)
+            if name in found:
+                raise UsageError(f"--sweep has {name} twice")
+            found[name] = read_draw(f"--sweep {name}={shortened(text)}", text)
+        return found
 
     @property
     def num_agents(self) -> int:
         """Agents trained together."""
-        return self.population or math.prod(map(len, self.grid.values())) * self.num_seeds
+        return self.population or math.prod(len(sweep.values) for sweep in self.swept.values()) * self.num_seeds
 
     @property
     def is_population(self) -> bool:
@@ -97,8 +106,15 @@ class PbtArgs(RunArgs):
 
     @property
     def members(self) -> Members:
-        values = combined(self.grid, self.num_seeds) or drawn(self.draws, self.seed, self.num_agents)
         seeds = [self.seed + index % (self.population or self.num_seeds) for index in range(self.num_agents)]
+        swept = self.swept
+        if self.population:  # a flag draws the same whatever others are swept
+            streams = {name: Random(f"{self.seed} {name}") for name in swept}
+            values = {name: [draw.draw(streams[name]) for _ in seeds] for name, draw in swept.items()}
+        else:  # all combinations, each for as many seeds; the last flag changes first
+            product = itertools.product(*(sweep.values for sweep in swept.values()))
+            rows = [row for row in product for _ in range(self.num_seeds)]
+            values = {name: [row[index] for row in rows] for index, name in enumerate(swept)}
         for name, given in self.evolving.items() if self.pbt else ():
             random, rules = Random(f"{self.seed} {name} at first"), self.rules
             factors = ((random.uniform(*rules.factors_of(name)), random.random() < 0.5) for _ in seeds)
@@ -107,30 +123,6 @@ class PbtArgs(RunArgs):
         for name in values if self.pbt else ():
             values[name][0] = getattr(self, name)  # of the control
         return Members(seeds, values)
-
-    @property
-    def draws(self) -> dict[str, Draw]:
-        """What each member of a --population draws, by flag, or by `env.` and the name of a parameter."""
-        return read_sweep(self.sweep, sweepable(type(self)))[0]
-
-    def __post_init__(self):
-        super().__post_init__()
-        draws, values = read_sweep(self.sweep, sweepable(type(self)))
-        if draws and not self.population:
-            raise UsageError(f"--sweep {min(draws)} draws, and needs --population N: so many members draw their values")
-        if values and self.population:
-            name = min(values)
-            raise UsageError(f"--sweep {name}: with --population members draw from values, as in {name}=choice:A,B,...")
-        if self.population and self.num_seeds > 1:
-            raise UsageError("--population says how many agents there are, each with a seed: leave out --num-seeds")
-        if self.num_agents > MOST:
-            raise UsageError(f"{self.num_agents:,} agents are more than can be trained together: at most {MOST:,}")
-        for name, values in (self.grid | {name: draw.values for name, draw in self.draws.items()}).items():
-            if not name.startswith(PREFIX):  # the environment checks those
-                check_bounds(f"--sweep {name}: {flag_of(name)}", values, note_of(kinds_of(type(self))[name], Bounds))
-        self.pbt_evolve = tuple(name.replace("-", "_") for name in self.pbt_evolve)
-        check_sweepable("--pbt-evolve", self.pbt_evolve, sweepable(type(self)))
-        self._check_evolution()
 
     @property
     def rules(self) -> Rules:
@@ -147,7 +139,7 @@ class PbtArgs(RunArgs):
         """The flags that change, and their values on the command line."""
         able = [name for name in sweepable(type(self)) if self.rules.can_change(name, getattr(self, name))]
         possible = [name for name in able if name not in self._inert]
-        return {name: getattr(self, name) for name in (self.pbt_evolve or self.draws or possible)}
+        return {name: getattr(self, name) for name in (self.pbt_evolve or self.swept or possible)}
 
     @property
     def _inert(self) -> set[str]:
@@ -156,18 +148,44 @@ class PbtArgs(RunArgs):
         at_first = ["alpha"] if getattr(self, "autotune", False) else []
         return {"learning_rate" if adaptive else "desired_kl", *at_first}
 
+    def __post_init__(self):
+        super().__post_init__()
+        for name, sweep in self.swept.items():
+            if sweep.kind and not self.population:
+                raise UsageError(f"--sweep {name} draws, and needs --population N: so many members draw their values")
+            if self.population and not sweep.kind:
+                example = f"{name}=choice:A,B,..."
+                raise UsageError(f"--sweep {name}: with --population members draw from values, as in {example}")
+            if not name.startswith(PREFIX):  # the environment checks those
+                bounds = note_of(kinds_of(type(self))[name], Bounds)
+                check_bounds(f"--sweep {name}: {flag_of(name)}", sweep.values, bounds)
+        if self.population and self.num_seeds > 1:
+            raise UsageError("--population says how many agents there are, each with a seed: leave out --num-seeds")
+        if self.num_agents > MAX_AGENTS:
+            raise UsageError(
+                f"{self.num_agents:,} agents are more than can be trained together: at most {MAX_AGENTS:,}"
+            )
+        self.pbt_evolve = tuple(name.replace("-", "_") for name in self.pbt_evolve)
+        for name in self.pbt_evolve:
+            self._check_sweepable("--pbt-evolve", name)
+        if self.pbt:
+            self._check_evolution()
+        else:
+            self.check_needed("pbt_evolve pbt_start pbt_interval pbt_window", "pbt")
+
+    def _check_sweepable(self, flag: str, name: str) -> None:
+        """Raise UsageError where members cannot differ in it; of the environment's parameters only itself knows."""
+        if name not in sweepable(type(self)) and not name.startswith(PREFIX):
+            known = f"{', '.join(sweepable(type(self)))} only, or in {PREFIX}NAME, a number of the environment"
+            raise UsageError(f"{flag} {shortened(name)}: members may differ in {known}")
+
     def _check_evolution(self) -> None:
-        given = self._given("pbt_evolve pbt_start pbt_interval pbt_window")
-        if given and not self.pbt:
-            raise UsageError(f"{given[0]} needs --pbt")
-        if not self.pbt:
-            return
         if self.population < 2:
             raise UsageError(f"--pbt needs a --population of 2 or more members, not {self.population}")
-        for name in (*self.pbt_evolve, *self.draws):
+        for name in (*self.pbt_evolve, *self.swept):
             if name.startswith(PREFIX):
                 raise UsageError(f"--pbt compares the returns of members, which {name} changes: leave it out")
-        for name in (*self.draws, *self.evolving):
+        for name in (*self.swept, *self.evolving):
             value = getattr(self, name)
             if name in self._inert & self.evolving.keys():
                 raise UsageError(f"{name} cannot evolve with these flags: a change in the middle of a run does nothing")

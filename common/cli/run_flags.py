@@ -1,4 +1,4 @@
-"""Flags that every algorithm shares, and those of a resumed run."""
+"""Flags that every algorithm shares, and the ways to make flags: from a table of tuned ones, or from a run."""
 
 import copy
 import dataclasses
@@ -17,7 +17,6 @@ from common.cli.checks import (
     Seconds,
     Steps,
     StepsOrZero,
-    Suite,
     check_flags,
     flag_of,
     optional_word,
@@ -27,16 +26,15 @@ from common.cli.env_flags import is_custom
 from common.cli.errors import UsageError
 from common.cli.files import Entry, find_entry, read_config
 
-
-class Members(NamedTuple):
-    """What agents begin from, an entry for each."""
-
-    seed: Any  # list or array of whole numbers
-    hyper: dict[str, Any]  # lists or arrays of the flags in which they differ
-
-
-MAX_PROCESSES = 4096  # more are a slip of the finger, for which the first one would take gigabytes
+ONE_TIME = ("resume", "run_dir", "init_from", "overwrite", "stop_after", "max_seconds", "benchmark", "quiet")
+ONE_TIME += ("resume_or_start", "list_envs", "tuned", "distributed")
+"""Flags of one invocation, not taken over by --resume."""
+ENVS = "actors/env_state", "actors/seen", "actors/memory", "actors/tracker", "actors/discounted"
+REPLAY = "actors/replay/"
+"""Beginnings of the names of state arrays: of environments, and of the replay buffer."""
+Suite = optional_word("SUITE", bare="all")
 Meeting = optional_word("HOST:PORT,ID/COUNT", bare="auto")
+MAX_PROCESSES = 4096  # more are a slip of the finger, for which the first one would take gigabytes
 
 
 def read_meeting(text: str) -> tuple[str, int, int]:
@@ -51,17 +49,85 @@ def read_meeting(text: str) -> tuple[str, int, int]:
     return f"{host}:{port}", count, own
 
 
-@dataclass(kw_only=True)
-class RunArgs:
-    """Flags of every algorithm. Sizes and intervals count environment steps over all devices together."""
+class Members(NamedTuple):
+    """What agents begin from, an entry for each."""
 
-    renewed: ClassVar[tuple[str, ...]] = ()
-    """Beginnings of the names of state arrays without which a checkpoint still loads; they are made anew."""
+    seed: Any  # list or array of whole numbers
+    hyper: dict[str, Any]  # lists or arrays of the flags in which they differ
+
+
+class ArgsFactory:
+    """The ways to make the flags of an algorithm other than by naming each."""
+
     variant: ClassVar[str] = ""
     """What stands behind an environment's name in algos/tuned/ for flags with the defaults of a recipe."""
+
+    @classmethod
+    def at(cls, env: str = "", recipe: str = "") -> type:
+        """The class of the flags for `env` and a recipe."""
+        return cls
+
+    @classmethod
+    def for_env(cls, env: str, **overrides: Any):
+        """The flags that were tuned for `env`, if there are any, changed by `overrides`."""
+        args_class = cls.at(env, overrides.get("recipe", ""))
+        entry = args_class.tuned_entry(env)
+        return args_class(**(entry.flags | {"tuned": True} if entry else {}) | {"env": env} | overrides)
+
+    @classmethod
+    def from_run(cls, run_dir: str | Path, **overrides: Any):
+        """The flags to resume `run_dir` with, changed by `overrides`."""
+        config = read_config(run_dir)
+        args_class = cls.at(overrides.get("env") or config["args"]["env"])
+        flags = args_class.stored_flags(run_dir, **overrides)
+        try:
+            return args_class(**flags)
+        except UsageError as error:
+            raise UsageError(f"{run_dir}, which {config['algorithm']} has made: {error}") from error
+
+    @classmethod
+    def tuned_entry(cls, env: str) -> Entry | None:
+        """What was tuned for `env`. Raises UsageError where it has flags or values that the algorithm does not take."""
+        entry = find_entry(cls.scripts()[0], "tuned", env + cls.variant, cls.lasting_flags() - {"env", "seed"})
+        if entry:
+            try:
+                cls(**entry.flags | {"env": env})
+            except UsageError as error:
+                raise UsageError(f"{entry.path}, {entry.pattern}: {error}") from error
+        return entry
+
+    @classmethod
+    def stored_flags(cls, run_dir: str | Path, **overrides: Any) -> dict[str, Any]:
+        """As `from_run`, as a dictionary: neither values are checked nor whether this algorithm has made the run."""
+        known, stored = cls.lasting_flags(), read_config(run_dir)["args"]
+        if is_custom(stored["env"]) and "env" not in overrides:
+            raise UsageError(f"{run_dir} was trained on your own environment: name it again, --env {stored['env']}")
+        kept = {name: tuple(x) if isinstance(x, list) else x for name, x in stored.items() if name in known}
+        return kept | overrides | {"resume": str(run_dir), "run_dir": str(run_dir)}
+
+    @classmethod
+    def lasting_flags(cls) -> set[str]:
+        """The names of all flags but those of one invocation."""
+        return {field.name for field in dataclasses.fields(cls)}.difference(ONE_TIME)
+
+    @classmethod
+    def scripts(cls) -> list[Path]:
+        """The files with these flags: where they and those that they derive from are defined, and the one that runs."""
+        names = [*(base.__module__ for base in cls.__mro__), "__main__"]
+        files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
+        return [Path(file).resolve() for file in files if file]
+
+
+@dataclass(kw_only=True)
+class RunArgs(ArgsFactory):
+    """Flags of every algorithm. Sizes and intervals count environment steps over all devices together."""
+
+    renewed: ClassVar[tuple[str, ...]] = (*ENVS, REPLAY)
+    """Beginnings of the names of state arrays without which a checkpoint still loads; they are made anew."""
     processes: ClassVar[int] = 1
     """Processes of the run, each with the same command, as far as is known: see `among`."""
-    coordinator, num_processes, process_id = "", 0, -1  # where they meet; all that there are; which one this is
+    coordinator, process_id = "", -1  # where they meet, and which one this is, if --distributed says it
+    sharding = "pmap"  # a flag of environments on the devices
 
     # environment
     env: str
@@ -134,6 +200,12 @@ class RunArgs:
         return ("seed", *["learning_rate"] * (getattr(self, "lr_schedule", "") == "kl-adaptive"))
 
     @property
+    def unsaved(self) -> tuple[str, ...]:
+        """Beginnings of the names of state arrays that checkpoints leave out."""
+        envs = () if getattr(self, "save_envs", True) else ENVS
+        return envs if getattr(self, "save_buffer", True) else (*envs, REPLAY)
+
+    @property
     def members(self) -> Members:
         """Seeds of all agents, and what they differ in."""
         return Members([self.seed], {})
@@ -157,53 +229,34 @@ class RunArgs:
         return updates
 
     @property
-    def unsaved(self) -> tuple[str, ...]:
-        """Beginnings of the names of state arrays that checkpoints leave out."""
-        return ()
-
-    @property
     def dtype(self) -> str | None:
         """Type of the hidden layers' arithmetic, for flax."""
         return None if self.precision == "float32" else self.precision
 
-    def __post_init__(self):
-        check_flags(self)
-        if self.distributed not in ("", "auto"):
-            self.coordinator, self.num_processes, self.process_id = read_meeting(self.distributed)
-            self.processes = self.num_processes
-        if self.seed > (most := max(LARGEST - self.num_agents, 0)):
-            raise UsageError(f"--seed must be at most {most:,}, got {self.seed:,}")
-        self._check_together()
+    def sharing(self, num_devices: int) -> int:
+        """How many of the devices, or of a process's learner devices, share the environments of an agent."""
+        return 1 if self.sharding == "members" else num_devices
 
     def among(self, count: int):
         """These flags for so many processes, which are known only once they have met."""
-        if count == self.processes:
-            return self
         args = copy.copy(self)
         args.processes = count
         args.__post_init__()
         return args
 
-    def check_needed(self, names: str, of: str, *values: str) -> None:
-        """Raise UsageError for a flag of `names` that does nothing, as the one called `of` has none of the `values`.
-
-        Without `values`, that is a switch which is off.
-        """
-        given = self._given(names) + [flag_of(name) for name in names.split() if name in self.members.hyper]
-        if given and getattr(self, of) not in (values or (True,)):
-            what = f" {' or '.join(values)}, it is {getattr(self, of)}" if values else ""
-            raise UsageError(f"{given[0]} needs {flag_of(of)}{what}")
-
-    def _check_together(self) -> None:
-        """Raise UsageError for flags that contradict each other, or of which one does nothing without the other."""
+    def __post_init__(self):
+        check_flags(self)
+        if self.distributed not in ("", "auto"):
+            self.coordinator, self.processes, self.process_id = read_meeting(self.distributed)
+        if self.seed > (most := max(LARGEST - self.num_agents, 0)):
+            raise UsageError(f"--seed must be at most {most:,}, got {self.seed:,}")
         if self.resume and self.init_from and not self.resume_or_start:
             raise UsageError("--resume continues a run and --init-from starts one: give only one of them")
         if self.resume_or_start and not self.run_dir:
             raise UsageError("--resume-or-start needs --run-dir: where the run is, or is to be")
-        going_on = self._given("resume_or_start resume")
-        if going_on and self.overwrite:
+        if self.overwrite and (going_on := self.non_default("resume_or_start resume")):
             raise UsageError(f"--overwrite would delete what {going_on[0]} continues: give only one of them")
-        keeping = self._given("resume run_dir tensorboard wandb keep_best gif stop_at_return")
+        keeping = self.non_default("resume run_dir tensorboard wandb keep_best gif stop_at_return")
         if self.benchmark and keeping:
             raise UsageError(f"--benchmark keeps and evaluates nothing: leave out {', '.join(keeping)}")
         if self.stop_at_return is not None and not self.eval_interval:
@@ -211,72 +264,19 @@ class RunArgs:
         if self.resume and self.run_dir != self.resume:
             raise UsageError(f"--resume {self.resume} goes on where it is; in Python: Args.from_run({self.resume!r})")
 
-    def _given(self, names: str) -> list[str]:
-        """Those of the named flags that do not have their default."""
-        return [flag_of(name) for name in names.split() if getattr(self, name) != getattr(type(self), name)]
+    def non_default(self, names: str) -> list[str]:
+        """Those of the named flags, if the algorithm has them, that do not have their default; as they are typed."""
+        given = [name for name in names.split() if getattr(self, name, None) != getattr(type(self), name, None)]
+        return list(map(flag_of, given))
 
-    @classmethod
-    def for_env(cls, env: str, **overrides: Any):
-        """The flags that were tuned for `env`, if there are any, changed by `overrides`."""
-        return cls(**cls.tuned_flags(env) | overrides)
-
-    @classmethod
-    def tuned_flags(cls, env: str) -> dict[str, Any]:
-        """The environment, and what was tuned for it, if anything was: then `tuned` is set."""
-        entry = cls.tuned_entry(env)
-        return (entry.flags | {"tuned": True} if entry else {}) | {"env": env}
-
-    @classmethod
-    def tuned_entry(cls, env: str) -> Entry | None:
-        """What was tuned for `env`. Raises UsageError where it has flags or values that the algorithm does not take."""
-        entry = find_entry(cls._scripts()[0], env + cls.variant)
-        if entry is None:
-            return None
-        tunable = {field.name for field in dataclasses.fields(cls)} - {"env", "seed", *ONE_TIME}
-        for name in entry.flags:
-            if name not in tunable:
-                raise UsageError(f"{entry.path} has {name} for {entry.pattern}, which is no flag to be tuned")
-        try:
-            cls(**entry.flags | {"env": env})
-        except UsageError as error:
-            raise UsageError(f"{entry.path}, {entry.pattern}: {error}") from error
-        return entry
-
-    @classmethod
-    def from_run(cls, run_dir: str | Path, **overrides: Any):
-        """The flags to resume `run_dir` with, changed by `overrides`."""
-        return cls(**cls.stored_flags(run_dir, **overrides))
-
-    @classmethod
-    def stored_flags(cls, run_dir: str | Path, **overrides: Any) -> dict[str, Any]:
-        """The same as a dictionary, as it stands in `config.json`: whether the values will do is not checked."""
-        config = read_config(run_dir)
-        algorithms = [script.stem for script in cls._scripts()]
-        if config["algorithm"] not in algorithms:
-            raise UsageError(f"{run_dir} was made by {config['algorithm']}, not by {algorithms[0]}")
-        stored = config["args"]
-        known = {field.name for field in dataclasses.fields(cls)}
-        stored = {name: value for name, value in stored.items() if name in known and name not in ONE_TIME}
-        stored |= {name: tuple(value) for name, value in stored.items() if isinstance(value, list)}
-        if is_custom(stored["env"]) and "env" not in overrides:
-            raise UsageError(f"{run_dir} was trained on your own environment: name it again, --env {stored['env']}")
-        return stored | overrides | {"resume": str(run_dir), "run_dir": str(run_dir)}
-
-    @classmethod
-    def _scripts(cls) -> list[Path]:
-        """The files whose flags these are: where they or those that they derive from are defined or taken."""
-        defining = [sys.modules.get(base.__module__) for base in cls.__mro__]
-        ours = cls, getattr(cls, "flags", cls)
-        taking = [
-            module for module in list(sys.modules.values()) if getattr(module, "__dict__", {}).get("Args") in ours
-        ]
-        files = [getattr(module, "__file__", None) for module in (*defining, *taking)]
-        return [Path(file).resolve() for file in files if file]
-
-
-ONE_TIME = ("resume", "run_dir", "init_from", "overwrite", "stop_after", "max_seconds", "benchmark", "quiet")
-ONE_TIME += ("resume_or_start", "list_envs", "tuned", "distributed")
-"""Flags of one invocation, not taken over by --resume."""
+    def check_needed(self, names: str, of: str, *values: str) -> None:
+        """Raise UsageError for a flag of `names` that does nothing, as the one called `of` has none of the `values`, or
+        without `values` is a switch that is off.
+        """
+        given = self.non_default(names) + [flag_of(name) for name in names.split() if name in self.members.hyper]
+        if given and getattr(self, of) not in (values or (True,)):
+            what = f" {' or '.join(values)}, it is {getattr(self, of)}" if values else ""
+            raise UsageError(f"{given[0]} needs {flag_of(of)}{what}")
 
 
 def flag_words(flags: dict[str, Any]) -> list[str]:

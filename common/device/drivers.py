@@ -171,7 +171,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
 
     def learn(learner: Any, run: RunState, flags: Any, replay: Replay, key: jax.Array) -> tuple[Any, RunState, Tally]:
         stored = replay.added * args.num_envs
-        due = args.ratio.due(stored) - args.ratio.due(stored - args.num_envs)
+        due = args.updates_due(stored) - args.updates_due(stored - args.num_envs)
         keys = partial(keys_of, local=groups // jax.lax.axis_size(AXIS))
         sizes = keys, args.batch_size // groups
         return learn_from_replay(algorithm, args, learner, run, flags, replay, key, due, *sizes)

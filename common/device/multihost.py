@@ -153,7 +153,7 @@ def joined(args: RunArgs) -> Iterator[None]:
 def _meet(args: RunArgs) -> None:
     """Start JAX's runtime for several processes."""
     if args.coordinator and not args.quiet:
-        where = f"{args.num_processes} processes at {args.coordinator}, for {START} s at most"
+        where = f"{args.processes} processes at {args.coordinator}, for {START} s at most"
         print(f"process {args.process_id} is meeting {where} ...", file=sys.stderr, flush=True)
     if args.process_id == 0:
         _check_port(args.coordinator)
@@ -167,7 +167,7 @@ def _meet(args: RunArgs) -> None:
     if in_main:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would not come to handle it
     try:
-        names = {"coordinator_address": "coordinator", "num_processes": "num_processes", "process_id": "process_id"}
+        names = {"coordinator_address": "coordinator", "num_processes": "processes", "process_id": "process_id"}
         told = {theirs: getattr(args, ours) for theirs, ours in names.items()} if args.coordinator else {}  # else found
         jax.distributed.initialize(**told, **times, initialization_timeout=START)
     except (ValueError, RuntimeError) as error:

@@ -111,13 +111,9 @@ def load_policy(
 
 def load_named(args: PolicyArgs, console: Console) -> Policy:
     """The policy that a command's flags name; warnings go to `console`. Raises UsageError as `load_policy` does."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        try:
-            return load_policy(args.run, args.step, args.agent, args.algorithm or None, args.member)
-        finally:
-            for warning in caught:
-                console.warn(str(warning.message))
+    with warnings.catch_warnings(action="always", category=UserWarning):
+        warnings.showwarning = lambda message, *_: console.warn(str(message))
+        return load_policy(args.run, args.step, args.agent, args.algorithm or None, args.member)
 
 
 def _split_checkpoint(path: Path, step: Choice) -> tuple[Path, Choice]:

@@ -20,9 +20,6 @@ from common.device.sharding import flat_pmean
 from common.envs import spaces
 from common.envs.masks import is_mask
 
-CHANNELS = 16
-LARGEST_SIDE = 16
-
 
 class Convolution(nn.Module):
     """[N, H', W', B] of [C, H, W, B]: N features of each `size` x `size` neighbourhood."""
@@ -52,7 +49,8 @@ class ImageEncoder(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
-        return flat(self.convolved(batch_last(images)), images.shape[:-3])
+        x = self.convolved(batch_last(images))  # [C', H', W', B]
+        return x.reshape(math.prod(x.shape[:3]), x.shape[3]).T.reshape(*images.shape[:-3], math.prod(x.shape[:3]))
 
     def activated(self, x: jax.Array) -> jax.Array:
         """The activation, with `layer_norm` after layer normalisation over the channels of each pixel."""
@@ -69,9 +67,9 @@ class Convolutions(ImageEncoder):
     """3 x 3 convolutions, with stride 2 while a side is over 16."""
 
     def convolved(self, x: jax.Array) -> jax.Array:
-        while max(x.shape[1:3]) > LARGEST_SIDE:
-            x = self.activated(Convolution(CHANNELS, stride=2, **self.layer)(x))
-        return self.activated(Convolution(CHANNELS, **self.layer)(x))
+        while max(x.shape[1:3]) > 16:
+            x = self.activated(Convolution(16, stride=2, **self.layer)(x))
+        return self.activated(Convolution(16, **self.layer)(x))
 
 
 class NatureConvolutions(ImageEncoder):
@@ -116,14 +114,8 @@ def patches(x: jax.Array, size: int = 3, stride: int = 1) -> jax.Array:
     return jnp.concatenate([x[:, r : r + height : stride, c : c + width : stride] for r, c in shifts])
 
 
-def flat(x: jax.Array, batch: tuple[int, ...]) -> jax.Array:
-    """Features [*batch, C * H * W] of [C, H, W, B], of no image at all too."""
-    count = math.prod(x.shape[:3])
-    return x.reshape(count, x.shape[3]).T.reshape(*batch, count)
-
-
 def by_columns(x: jax.Array, kernel: jax.Array, *_, **__) -> jax.Array:
-    """The `dot_general` of a `nn.Dense` behind convolutions: features [..., F] as `flat` left them, a kernel [F, N].
+    """The `dot_general` of a `nn.Dense` behind an `ImageEncoder`: of its features [..., F] and a kernel [F, N].
 
     It begins with the kernel, and the barrier keeps it so: the other way round takes a CPU three times as long.
     """
@@ -147,7 +139,7 @@ class Features(nn.Module):
     @nn.compact
     def __call__(self, obs: Any) -> jax.Array:
         parts = [self._features(leaf, x) for name, leaf, x in spaces.leaves(self.space, obs) if not is_mask(name)]
-        return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
+        return jnp.concatenate(parts, axis=-1)
 
     def _features(self, space: spaces.Leaf, obs: jax.Array) -> jax.Array:
         x = spaces.encode(obs, space)  # [..., F] or [..., H, W, C]

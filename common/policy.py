@@ -35,16 +35,6 @@ from common.runs.reports import ranked
 ALGOS = (ROOT / "algos").resolve()
 
 
-def find_script(config: dict[str, Any], run_dir: Path, algorithm: str | Path | None) -> Path:
-    """The algorithm's file: what the caller names, else the file in `algos/` that the run says it was made with."""
-    path = Path(algorithm or ROOT / str(config.get("script"))).resolve()
-    if algorithm is None and (path.parent != ALGOS or path.suffix != ".py"):
-        raise UsageError(f"{run_dir} was made by {config.get('script')}: if you trust that, name it by --algorithm")
-    if not path.is_file():
-        raise UsageError(f"the algorithm of {run_dir} is not there: {path} does not exist")
-    return path
-
-
 def import_file(path: Path) -> ModuleType:
     """The module of a file as it is now; the same one again, as long as the file is the same."""
     name = f"algorithm_{file_sha256(path)[:16]}_{path.stem}"
@@ -93,7 +83,12 @@ def load_policy(
         env = EnvSpec.from_json(config["env_spec"])
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UsageError(f"{run_dir} does not say what its observations and actions are: {error!r}") from error
-    args, functions, like = _algorithm(config, env, run_dir, algorithm)
+    module = _module(config, run_dir, algorithm)
+    try:
+        args, functions, like = _functions(config, env, module)
+    except Exception as error:
+        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
+        raise UsageError(f"{run_dir} does not fit {module.__file__}: {kind}{error}") from error
     checkpoints = Checkpoints(run_dir / FOLDER, read_only=True, is_population=args.is_population)
     index = _named_agent(args, run_dir, seed, member)
     try:
@@ -128,28 +123,31 @@ def _split_checkpoint(path: Path, step: Choice) -> tuple[Path, Choice]:
     return absolute.parent.parent, named
 
 
-def _algorithm(
-    config: dict[str, Any], env: EnvSpec, run_dir: Path, algorithm: ModuleType | str | Path | None
-) -> tuple[Any, Any, Any]:
-    """The run's flags, the algorithm's functions for it, and the learners of all seeds without their numbers."""
-    module = algorithm if isinstance(algorithm, ModuleType) else import_file(find_script(config, run_dir, algorithm))
-    path = Path(module.__file__)
+def _module(config: dict[str, Any], run_dir: Path, algorithm: ModuleType | str | Path | None) -> ModuleType:
+    """The algorithm: what the caller names, else the file in `algos/` that the run says it was made with."""
+    if not isinstance(algorithm, ModuleType):
+        path = Path(algorithm or ROOT / str(config.get("script"))).resolve()
+        if algorithm is None and (path.parent != ALGOS or path.suffix != ".py"):
+            raise UsageError(f"{run_dir} was made by {config.get('script')}: if you trust that, name it by --algorithm")
+        if not path.is_file():
+            raise UsageError(f"the algorithm of {run_dir} is not there: {path} does not exist")
+        algorithm = import_file(path)
+    path = Path(algorithm.__file__)
     if file_sha256(path) != config.get("script_sha256"):
         warnings.warn(f"{path.name} has changed since {run_dir} was made with it", stacklevel=3)
+    return algorithm
+
+
+def _functions(config: dict[str, Any], env: EnvSpec, module: ModuleType) -> tuple[Any, Any, Any]:
+    """The run's flags, the algorithm's functions for it, and the learners of all agents without their numbers."""
     flags = {name: value for name, value in config["args"].items() if name not in ONE_TIME}
     flags |= {name: tuple(value) for name, value in flags.items() if isinstance(value, list)}
-    try:
-        args_class = module.Args.at(flags["env"]) if hasattr(module.Args, "at") else module.Args
-        args = args_class(**flags)
-        functions = module.make_algorithm(args, env)
-        hp = hp_of(args, {name: np.float32(0) for name in args.members.hyper})
-        shapes = jax.eval_shape(lambda: functions.init(jax.random.key(0), hp))
-        count = args.num_agents  # as a checkpoint has them, [S, ...]; they take no memory
-        like = jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), (count, *x.shape)), shapes)
-        return args, functions, like
-    except Exception as error:
-        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
-        raise UsageError(f"{run_dir} does not fit {path}: {kind}{error}") from error
+    args = (module.Args.at(flags["env"]) if hasattr(module.Args, "at") else module.Args)(**flags)
+    functions = module.make_algorithm(args, env)
+    hp = hp_of(args, {name: np.float32(0) for name in args.members.hyper})
+    shapes = jax.eval_shape(lambda: functions.init(jax.random.key(0), hp))
+    count = args.num_agents  # as a checkpoint has them, [S, ...]; they take no memory
+    return args, functions, jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), (count, *x.shape)), shapes)
 
 
 def _named_agent(args: Any, run_dir: Path, seed: int | None, member: int | None) -> int | None:

@@ -212,14 +212,14 @@ def _painter(env: Env | EnvSpec, recording: Recording) -> tuple[Paint, float]:
     if isinstance(env, Env):
         with suppress(Exception):  # no renderer, no graphics library, or a pole of length 0
             classes = [kind.__name__ for kind in type(env.inner).__mro__ if kind.__module__.startswith("gymnax.")]
-            scene = next((SCENES[name](env.params) for name in classes if name in SCENES), None)
+            scene, pace = next((SCENES[name] for name in classes if name in SCENES), (None, seconds))
 
             def paint(step: int) -> Image.Image:
                 state = jax.tree.map(lambda x: jnp.asarray(x[step]), recording.states)
-                return scene.draw(state) if scene else fitting(env.frame(state))
+                return draw_shapes(*scene(env.params, state)) if scene else fitting(env.frame(state))
 
             paint(0)
-            return paint, scene.seconds if scene else seconds
+            return paint, pace
     parts = [x for name, _, x in spaces.leaves(env.observation_space, recording.obs) if not is_mask(name)]
     maps = [x for x in parts if x.ndim in (3, 4) and min(x.shape[1:3]) >= 3]
     if maps:
@@ -294,98 +294,84 @@ def _lines(tracks: dict[str, Any]) -> Paint:
 
 
 SMOOTHING = 3  # pictures are drawn this many times larger, then reduced
+Box = tuple[float, float, float, float]  # left, bottom, right, top; with y up
 
 
 class Shape(NamedTuple):
     """A line with round ends, which is a disc where it has one point only; a filled polygon where it has no width."""
 
     color: str
-    points: Sequence[tuple[float, float]]  # with y up
+    points: Sequence[tuple[float, float]]
     width: float = 0.0
 
 
-class Scene(NamedTuple):
-    """How the states of an environment are drawn."""
-
-    box: tuple[float, float, float, float]  # left, bottom, right, top
-    seconds: float  # that a step lasts: close to the physics, or what is pleasant to watch
-    shapes: Callable[[Any], list[Shape]]  # of a state, from the back to the front
-
-    def draw(self, state: Any) -> Image.Image:
-        left, bottom, right, top = self.box
-        unit = SMOOTHING * min(WIDTH / (right - left), HEIGHT / (top - bottom))
-        image = Image.new("RGB", (round(unit * (right - left)), round(unit * (top - bottom))), PAPER)
-        canvas = ImageDraw.Draw(image)
-        for color, points, width in self.shapes(state):
-            pixels = [(unit * (float(x) - left), unit * (top - float(y))) for x, y in points]
-            if not width:
-                canvas.polygon(pixels, color)
-                continue
-            canvas.line(pixels, color, round(unit * width), joint="curve")
-            radius = unit * width / 2
-            for x, y in (pixels[0], pixels[-1]):
-                canvas.ellipse((x - radius, y - radius, x + radius, y + radius), color)
-        return image.reduce(SMOOTHING)
+def draw_shapes(box: Box, shapes: Sequence[Shape]) -> Image.Image:
+    """The part of the plane that is inside the `box`, with shapes from the back to the front."""
+    left, bottom, right, top = box
+    unit = SMOOTHING * min(WIDTH / (right - left), HEIGHT / (top - bottom))
+    image = Image.new("RGB", (round(unit * (right - left)), round(unit * (top - bottom))), PAPER)
+    canvas = ImageDraw.Draw(image)
+    for color, points, width in shapes:
+        pixels = [(unit * (float(x) - left), unit * (top - float(y))) for x, y in points]
+        if not width:
+            canvas.polygon(pixels, color)
+            continue
+        canvas.line(pixels, color, round(unit * width), joint="curve")
+        radius = unit * width / 2
+        for x, y in (pixels[0], pixels[-1]):
+            canvas.ellipse((x - radius, y - radius, x + radius, y + radius), color)
+    return image.reduce(SMOOTHING)
 
 
-def cartpole(params: Any) -> Scene:
+def cartpole(params: Any, state: Any) -> tuple[Box, list[Shape]]:
     limit, length = params.x_threshold, 2 * params.length
-    reach = 1.15 * limit
-
-    def shapes(state: Any) -> list[Shape]:
-        x, angle = state.x, state.theta  # 0 is up, clockwise
-        tip = x + length * math.sin(angle), 0.25 + length * math.cos(angle)
-        return [
-            Shape(GREY, [(-reach, 0), (reach, 0)], 0.03),
-            *(Shape(GREY, [(end, -0.12), (end, 0.12)], 0.03) for end in (-limit, limit)),
-            Shape(INK, [(x - 0.3, -0.05), (x - 0.3, 0.25), (x + 0.3, 0.25), (x + 0.3, -0.05)]),
-            *(Shape(GREY, [(x + side, -0.05)], 0.16) for side in (-0.17, 0.17)),
-            Shape(ORANGE, [(x, 0.25), tip], 0.12),
-            Shape(BLUE, [(x, 0.25)], 0.1),
-        ]
-
-    return Scene((-reach, -0.45, reach, length + 0.5), 0.02, shapes)
+    x, angle, reach = state.x, state.theta, 1.15 * limit  # an angle of 0 is up, clockwise
+    tip = x + length * math.sin(angle), 0.25 + length * math.cos(angle)
+    return (-reach, -0.45, reach, length + 0.5), [
+        Shape(GREY, [(-reach, 0), (reach, 0)], 0.03),
+        *(Shape(GREY, [(end, -0.12), (end, 0.12)], 0.03) for end in (-limit, limit)),
+        Shape(INK, [(x - 0.3, -0.05), (x - 0.3, 0.25), (x + 0.3, 0.25), (x + 0.3, -0.05)]),
+        *(Shape(GREY, [(x + side, -0.05)], 0.16) for side in (-0.17, 0.17)),
+        Shape(ORANGE, [(x, 0.25), tip], 0.12),
+        Shape(BLUE, [(x, 0.25)], 0.1),
+    ]
 
 
-def pendulum(params: Any) -> Scene:
-    length = params.l
-
-    def shapes(state: Any) -> list[Shape]:
-        angle = state.theta  # 0 is up, counter-clockwise
-        goal = Shape(GREEN, [(0, 1.12 * length), (0, 1.22 * length)], 0.03 * length)
-        rod = Shape(ORANGE, [(0, 0), (-length * math.sin(angle), length * math.cos(angle))], 0.15 * length)
-        return [goal, rod, Shape(INK, [(0, 0)], 0.1 * length)]
-
-    return Scene((-1.3 * length, -1.3 * length, 1.3 * length, 1.3 * length), 0.05, shapes)
+def pendulum(params: Any, state: Any) -> tuple[Box, list[Shape]]:
+    length, angle = params.l, state.theta  # 0 is up, counter-clockwise
+    tip, reach = (-length * math.sin(angle), length * math.cos(angle)), 1.3 * length
+    return (-reach, -reach, reach, reach), [
+        Shape(GREEN, [(0, 1.12 * length), (0, 1.22 * length)], 0.03 * length),  # the goal
+        Shape(ORANGE, [(0, 0), tip], 0.15 * length),
+        Shape(INK, [(0, 0)], 0.1 * length),
+    ]
 
 
-def acrobot(params: Any) -> Scene:
-    def shapes(state: Any) -> list[Shape]:
-        first = state.joint_angle1  # 0 is down, counter-clockwise
-        second = first + state.joint_angle2
-        elbow = math.sin(first), -math.cos(first)
-        tip = elbow[0] + math.sin(second), elbow[1] - math.cos(second)
-        goal = Shape(GREEN, [(-2.2, 1), (2.2, 1)], 0.03)  # the tip has to get over this line
-        joints = [Shape(INK, [joint], 0.12) for joint in ((0, 0), elbow)]
-        return [goal, Shape(BLUE, [(0, 0), elbow], 0.18), Shape(ORANGE, [elbow, tip], 0.18), *joints]
+def acrobot(params: Any, state: Any) -> tuple[Box, list[Shape]]:
+    first, second = state.joint_angle1, state.joint_angle1 + state.joint_angle2  # 0 is down, counter-clockwise
+    elbow = math.sin(first), -math.cos(first)
+    tip = elbow[0] + math.sin(second), elbow[1] - math.cos(second)
+    return (-2.3, -2.3, 2.3, 2.3), [
+        Shape(GREEN, [(-2.2, 1), (2.2, 1)], 0.03),  # the tip has to get over this line
+        Shape(BLUE, [(0, 0), elbow], 0.18),
+        Shape(ORANGE, [elbow, tip], 0.18),
+        *(Shape(INK, [joint], 0.12) for joint in ((0, 0), elbow)),
+    ]
 
-    return Scene((-2.3, -2.3, 2.3, 2.3), 0.07, shapes)  # 0.2 s in the physics: too slow to watch
 
-
-def mountain_car(params: Any) -> Scene:
+def mountain_car(params: Any, state: Any) -> tuple[Box, list[Shape]]:
     left, right, goal = params.min_position - 0.1, params.max_position + 0.1, params.goal_position
 
     def above(x: float, height: float = 0.0) -> tuple[float, float]:
         return x, 0.45 * math.sin(3 * x) + 0.55 + height
 
-    def shapes(state: Any) -> list[Shape]:
-        hill = Shape(LIGHT, [(left, -0.05), *map(above, np.linspace(left, right, 150)), (right, -0.05)])
-        flag = Shape(GREEN, [above(goal), above(goal, 0.25)], 0.02)
-        return [hill, flag, Shape(RED, [above(float(state.position), 0.05)], 0.1)]
+    return (left, -0.05, right, 1.3), [
+        Shape(LIGHT, [(left, -0.05), *map(above, np.linspace(left, right, 150)), (right, -0.05)]),
+        Shape(GREEN, [above(goal), above(goal, 0.25)], 0.02),
+        Shape(RED, [above(float(state.position), 0.05)], 0.1),
+    ]
 
-    return Scene((left, -0.05, right, 1.3), 0.03, shapes)
 
-
-SCENES = {"CartPole": cartpole, "Pendulum": pendulum, "Acrobot": acrobot}
-SCENES |= {"MountainCar": mountain_car, "ContinuousMountainCar": mountain_car}
-"""By the name of the environment's class."""
+# By the name of the environment's class, with the seconds of a step: close to the physics, or pleasant to watch
+SCENES = {"CartPole": (cartpole, 0.02), "Pendulum": (pendulum, 0.05), "Acrobot": (acrobot, 0.07)}
+SCENES |= {"MountainCar": (mountain_car, 0.03), "ContinuousMountainCar": (mountain_car, 0.03)}

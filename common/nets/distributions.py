@@ -114,13 +114,13 @@ class Normal(struct.PyTreeNode):
 
     def sample(self, noise: jax.Array) -> jax.Array:
         """Sample from `noise` [..., A], standard normal."""
-        return self._to_env(self.mean + jnp.exp(self.log_std) * noise)
+        return self._action(self.mean + jnp.exp(self.log_std) * noise)
 
     def sample_with_key(self, key: jax.Array) -> jax.Array:
         return self.sample(jax.random.normal(key, self.mean.shape))
 
     def mode(self) -> jax.Array:
-        return self._to_env(self.mean)
+        return self._action(self.mean)
 
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Log-density of the (unclipped) action, [...]."""
@@ -137,12 +137,12 @@ class Normal(struct.PyTreeNode):
         wider, z = 2 * (self.log_std - other.log_std), (self.mean - other.mean) * jnp.exp(-other.log_std)
         return 0.5 * jnp.sum(jnp.expm1(wider) - wider + z**2, axis=-1, where=own)
 
-    def _to_env(self, x: jax.Array) -> jax.Array:
+    def _action(self, x: jax.Array) -> jax.Array:
         return x * jnp.array(self.scale) + jnp.array(self.offset)
 
 
 class Joint(struct.PyTreeNode):
-    """Independent distributions of the parts of an action, a tree as the action is one."""
+    """Independent distributions of the parts of an action, a tree as the action is one; what they measure is summed."""
 
     parts: Any
 
@@ -159,19 +159,15 @@ class Joint(struct.PyTreeNode):
         return self._map("mode")
 
     def log_prob(self, action: Any) -> jax.Array:
-        """Sum over the parts, densities and probabilities together, [...]."""
         return self._sum("log_prob", action)
 
     def entropy(self) -> jax.Array:
-        """Sum over the parts, in nats, [...]."""
         return self._sum("entropy")
 
     def kl(self, other: "Joint") -> jax.Array:
-        """KL(self || other) in nats, the sum over the parts, [...]."""
         return self._sum("kl", other.parts)
 
     def symmetric_kl_to_uniform(self) -> jax.Array:
-        """Sum over the parts, of which none may be normal, [...]."""
         return self._sum("symmetric_kl_to_uniform")
 
     def _map(self, method: str, *trees: Any) -> Any:

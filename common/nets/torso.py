@@ -173,13 +173,17 @@ class BatchNorm(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, size) if self.use_bias else 0.0
         averages = self.variable("batch_stats", "averages", lambda: jnp.stack([jnp.zeros(size), jnp.ones(size)]))
         batches = self.variable("batch_stats", "batches", jnp.zeros, ())
-        mean, deviation = self._scale_of(averages.value)
+        mean, deviation = average, usual = self._scale_of(averages.value)
         if train:
             mean, squares = flat_pmean(jnp.stack([jnp.mean(x, axis=0), jnp.mean(jnp.square(x), axis=0)]))
             of_batch = jnp.stack([mean, jnp.maximum(squares - jnp.square(mean), 0.0)])
-            average, (mean, deviation) = self._scale_of(averages.value), self._scale_of(of_batch)
-            if self.renorm:
-                mean, deviation = self._renormalized(mean, deviation, *average, batches.value >= self.warmup)
+            mean, deviation = self._scale_of(of_batch)
+            if self.renorm:  # as if the batch's were those that make (x - mean) / deviation * r + d
+                warm = batches.value >= self.warmup
+                r = jnp.where(warm, jnp.clip(deviation / usual, 1 / self.r_max, self.r_max), 1.0)
+                d = jnp.where(warm, jnp.clip((mean - average) / usual, -self.d_max, self.d_max), 0.0)
+                r, d = jax.lax.stop_gradient((r, d))
+                mean, deviation = mean - d * deviation / r, deviation / r
             averages.value = self.momentum * averages.value + (1 - self.momentum) * of_batch
             batches.value += 1
         return (x - mean) * (scale / deviation) + bias
@@ -187,13 +191,6 @@ class BatchNorm(nn.Module):
     def _scale_of(self, averages: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Mean and standard deviation [F] of mean and variance [2, F]."""
         return averages[0], jnp.sqrt(averages[1] + self.epsilon)
-
-    def _renormalized(self, mean, deviation, average, usual, warm) -> tuple[jax.Array, jax.Array]:
-        """In place of a batch's mean and deviation those that make (x - mean) / deviation * r + d of its samples."""
-        r = jnp.where(warm, jnp.clip(deviation / usual, 1 / self.r_max, self.r_max), 1.0)
-        d = jnp.where(warm, jnp.clip((mean - average) / usual, -self.d_max, self.d_max), 0.0)
-        r, d = jax.lax.stop_gradient((r, d))
-        return mean - d * deviation / r, deviation / r
 
 
 def apply_to_both(network: nn.Module, variables: Any, one: tuple, other: tuple) -> tuple[Any, Any, Any]:

@@ -35,9 +35,9 @@ from common.runs.reports import ranked
 ALGOS = (ROOT / "algos").resolve()
 
 
-def import_file(path: Path) -> ModuleType:
-    """The module of a file as it is now; the same one again, as long as the file is the same."""
-    name = f"algorithm_{file_sha256(path)[:16]}_{path.stem}"
+def import_file(path: Path, digest: str) -> ModuleType:
+    """The module of a file as it is now, with this SHA-256; the same one again, as long as the file is the same."""
+    name = f"algorithm_{digest[:16]}_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -50,10 +50,6 @@ def import_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise UsageError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     return module
-
-
-def file_sha256(path: Path) -> str:
-    return sha256(path.read_bytes()).hexdigest()
 
 
 Choice = int | Literal["best", "latest"]
@@ -70,10 +66,10 @@ def load_policy(
 
     `step` names a checkpoint, or takes the newest, or the one with this agent's best evaluation. `seed` chooses the
     agent of a run with --num-seeds; its first is the default. `member` chooses one of a population, by its place; the
-    default is the best one at that step. `algorithm` is the module or the file
-    that the run was made with. It is needed where that is not a file of this repository's `algos/`: a run
-    directory is data, it does not decide which code is imported. Warns where that file has changed since, of damaged
-    checkpoints, and where the evaluation that tells the best member is of another step.
+    default is the best one at that step. `algorithm` is the module or the file that the run was made with. It is needed
+    where that is not a file of this repository's `algos/`: a run directory is data, it does not decide which code is
+    imported. Warns where that file has changed since, of damaged checkpoints, and where the evaluation that tells the
+    best member is of another step.
 
     Raises UsageError where the run, the checkpoint or the agent does not exist, or the algorithm does not fit.
     """
@@ -100,8 +96,8 @@ def load_policy(
     index = _best_member(checkpoints, found) if index is None else index
     learner, returns = jax.tree.map(lambda x: x[index], learner), checkpoints.evaluations().get(found, [])
     evaluation = returns[index] if len(returns) == args.num_agents else None
-    who = args.members.seed[index], evaluation, config, index
-    return Policy(Agent.of(functions), learner, env, run_dir, found, *who)
+    seed = args.members.seed[index]
+    return Policy(Agent.of(functions), learner, env, run_dir, found, seed, evaluation, config, index)
 
 
 def load_named(args: PolicyArgs, console: Console) -> Policy:
@@ -125,17 +121,17 @@ def _split_checkpoint(path: Path, step: Choice) -> tuple[Path, Choice]:
 
 def _module(config: dict[str, Any], run_dir: Path, algorithm: ModuleType | str | Path | None) -> ModuleType:
     """The algorithm: what the caller names, else the file in `algos/` that the run says it was made with."""
-    if not isinstance(algorithm, ModuleType):
-        path = Path(algorithm or ROOT / str(config.get("script"))).resolve()
-        if algorithm is None and (path.parent != ALGOS or path.suffix != ".py"):
-            raise UsageError(f"{run_dir} was made by {config.get('script')}: if you trust that, name it by --algorithm")
-        if not path.is_file():
-            raise UsageError(f"the algorithm of {run_dir} is not there: {path} does not exist")
-        algorithm = import_file(path)
-    path = Path(algorithm.__file__)
-    if file_sha256(path) != config.get("script_sha256"):
+    given = isinstance(algorithm, ModuleType)
+    path = Path((algorithm.__file__ if given else algorithm) or ROOT / str(config.get("script"))).resolve()
+    if algorithm is None and (path.parent != ALGOS or path.suffix != ".py"):
+        raise UsageError(f"{run_dir} was made by {config.get('script')}: if you trust that, name it by --algorithm")
+    if not path.is_file():
+        raise UsageError(f"the algorithm of {run_dir} is not there: {path} does not exist")
+    digest = sha256(path.read_bytes()).hexdigest()
+    module = algorithm if given else import_file(path, digest)
+    if digest != config.get("script_sha256"):
         warnings.warn(f"{path.name} has changed since {run_dir} was made with it", stacklevel=3)
-    return algorithm
+    return module
 
 
 def _functions(config: dict[str, Any], env: EnvSpec, module: ModuleType) -> tuple[Any, Any, Any]:

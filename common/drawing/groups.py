@@ -99,19 +99,15 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
 
 
 def _parts(path: Path, config: dict[str, Any], log: Log) -> Iterator[LoggedRun]:
-    """The run; or of a population, for each combination of values, the members that have them, as if run alone."""
-    flags, members, alike = config["args"], config.get("members", []), {}
+    """The run; of a population without PBT, for each combination of values the members that have them, as if alone."""
+    flags, alike = config["args"], {}
+    members = config.get("members") or [{"seed": flags.get("seed", 0) + i} for i in range(flags.get("num_seeds", 1))]
     for index, member in enumerate(members):
-        own = {name: value for name, value in member.items() if name != "seed"}
+        own = {} if flags.get("pbt") else {name: value for name, value in member.items() if name != "seed"}
         alike.setdefault(json.dumps(own), []).append(index)
-    if len(alike) < 2 or flags.get("pbt"):  # whose values change
-        first = flags.get("seed", 0)
-        seeds = [member["seed"] for member in members] or [*range(first, first + flags.get("num_seeds", 1))]
-        yield LoggedRun(path, config["algorithm"], flags, seeds, log)
-        return
-    for indices in alike.values():
+    for own, indices in alike.items():
         seeds, part = [members[index]["seed"] for index in indices], log.of(indices, len(members))
-        yield LoggedRun(path, config["algorithm"], flags | members[indices[0]], seeds, part)
+        yield LoggedRun(path, config["algorithm"], flags | json.loads(own) | {"seed": seeds[0]}, seeds, part)
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

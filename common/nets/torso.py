@@ -5,7 +5,7 @@ convolution one product of matrices, [N, K] with [K, H' * W' * B].
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -173,11 +173,15 @@ class BatchNorm(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, size) if self.use_bias else 0.0
         averages = self.variable("batch_stats", "averages", lambda: jnp.stack([jnp.zeros(size), jnp.ones(size)]))
         batches = self.variable("batch_stats", "batches", jnp.zeros, ())
-        mean, deviation = average, usual = self._scale_of(averages.value)
+
+        def scale_of(moments):  # mean and standard deviation [F] of mean and variance [2, F]
+            return moments[0], jnp.sqrt(moments[1] + self.epsilon)
+
+        mean, deviation = average, usual = scale_of(averages.value)
         if train:
             mean, squares = flat_pmean(jnp.stack([jnp.mean(x, axis=0), jnp.mean(jnp.square(x), axis=0)]))
             of_batch = jnp.stack([mean, jnp.maximum(squares - jnp.square(mean), 0.0)])
-            mean, deviation = self._scale_of(of_batch)
+            mean, deviation = scale_of(of_batch)
             if self.renorm:  # as if the batch's were those that make (x - mean) / deviation * r + d
                 warm = batches.value >= self.warmup
                 r = jnp.where(warm, jnp.clip(deviation / usual, 1 / self.r_max, self.r_max), 1.0)
@@ -187,10 +191,6 @@ class BatchNorm(nn.Module):
             averages.value = self.momentum * averages.value + (1 - self.momentum) * of_batch
             batches.value += 1
         return (x - mean) * (scale / deviation) + bias
-
-    def _scale_of(self, averages: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Mean and standard deviation [F] of mean and variance [2, F]."""
-        return averages[0], jnp.sqrt(averages[1] + self.epsilon)
 
 
 def apply_to_both(network: nn.Module, variables: Any, one: tuple, other: tuple) -> tuple[Any, Any, Any]:
@@ -207,9 +207,6 @@ def apply_to_both(network: nn.Module, variables: Any, one: tuple, other: tuple) 
     return *(jax.tree.map(lambda x, half=half: x[half], halves) for half in range(2)), stats
 
 
-NORMS = "layer", "batch", "renorm"
-
-
 class MLP(nn.Module):
     """The hidden layers, [..., F] to [..., width of the last].
 
@@ -221,39 +218,37 @@ class MLP(nn.Module):
     hidden_sizes: tuple[int, ...]
     activation: str
     layer: dict[str, Any]
-    norm: str = "none"  # or one of NORMS
+    norm: Literal["none", "layer", "batch", "renorm"] = "none"
     residual: bool = False
     behind_convolutions: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-        norm, activation = partial(self._normalized, train=train), getattr(nn, self.activation)
+        activation = getattr(nn, self.activation)
+
+        def norm(x, *kinds, use_bias=True):
+            """`x` normalised, if that is to be done in one of these ways."""
+            if self.norm not in kinds:
+                return x
+            if self.norm == "layer":
+                return nn.LayerNorm(dtype=self.layer.get("dtype"))(x)
+            return BatchNorm(self.norm == "renorm", use_bias)(x, train)
+
         inert = self.norm == "batch" and not self.residual  # a bias before a linear layer that is centred itself
-        x = norm(x, among=("batch", "renorm"), use_bias=not inert)
+        x = norm(x, "batch", "renorm", use_bias=not inert)
         if self.residual:
             if len(set(self.hidden_sizes)) > 1:
                 raise UsageError(f"residual blocks have one width, hidden sizes {self.hidden_sizes} are several")
             x = nn.Dense(self.hidden_sizes[0], kernel_init=nn.initializers.orthogonal(1.0), **self.layer)(x)
             dense = partial(nn.Dense, kernel_init=nn.initializers.he_normal(), **self.layer)
             for width in self.hidden_sizes:
-                x = x + dense(width)(activation(dense(4 * width)(norm(x))))
-            return norm(x)
+                x = x + dense(width)(activation(dense(4 * width)(norm(x, "layer", "batch", "renorm"))))
+            return norm(x, "layer", "batch", "renorm")
         for index, width in enumerate(self.hidden_sizes):
             product = by_columns if self.behind_convolutions and index == 0 else None
             x = nn.Dense(width, dot_general=product, use_bias=self.norm != "batch", **self.layer)(x)
-            x = norm(x, among=("layer", "batch"))
-            x = norm(activation(x), among=("renorm",))
+            x = norm(activation(norm(x, "layer", "batch")), "renorm")
         return x
-
-    def _normalized(
-        self, x: jax.Array, train: bool, among: Collection[str] = NORMS, use_bias: bool = True
-    ) -> jax.Array:
-        """`x` normalised, where the kind of that is `among` these."""
-        if self.norm not in among:
-            return x
-        if self.norm == "layer":
-            return nn.LayerNorm(dtype=self.layer.get("dtype"))(x)
-        return BatchNorm(self.norm == "renorm", use_bias)(x, train)
 
 
 class Torso(nn.Module):

@@ -43,18 +43,18 @@ PLATFORMS = "cpu", "cuda"
 
 
 def inputs_of(policy: Policy, batch: Any = "batch") -> dict[str, Any]:
-    """Shapes of what the exported function takes, in this order: arrays of `batch` steps, of memory by their names."""
+    """Shapes of what the exported function takes, in this order: arrays [batch, ...], of memory by their names."""
 
-    def batched(x):
-        return jax.ShapeDtypeStruct((batch, *x.shape), x.dtype)
+    def batches(tree):
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch, *x.shape), x.dtype), tree)
 
-    inputs = {"obs": policy.env.obs_like}
+    inputs = {"obs": batches(policy.env.obs_like)}
     if policy.has_memory:
-        inputs["memory"] = by_name(jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], policy.initial_memory(1))))
-        inputs["first"] = jax.ShapeDtypeStruct((), bool)
+        one = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], policy.initial_memory(1)))
+        inputs |= {"memory": batches(by_name(one)), "first": jax.ShapeDtypeStruct((batch,), bool)}
     if policy.wants_reward:
-        inputs["reward"] = jax.ShapeDtypeStruct((), "float32")
-    return {name: jax.tree.map(batched, tree) for name, tree in inputs.items()}
+        inputs["reward"] = jax.ShapeDtypeStruct((batch,), "float32")
+    return inputs
 
 
 def by_name(tree: Any) -> dict[str, Any]:

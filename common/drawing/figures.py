@@ -52,15 +52,13 @@ class Panel:
 
 def draw_curve(run_dir: Path, title: str) -> Path:
     """Draw training and evaluation returns of `run_dir` against environment steps; returns the picture's path."""
-    found = read_log(run_dir, (TRAINING, EVALUATION)).series
-    lines = []
-    for style, name in enumerate((TRAINING, EVALUATION)):
-        steps, values = align([found[name]]) if name in found else (np.empty(0), np.empty((0, 0)))
+    lines, labels = [], {TRAINING: "training, episodes of each interval", EVALUATION: "greedy evaluation"}
+    for name, series in read_log(run_dir, labels).series.items():
+        steps, values = align([series])
         values = values[np.isfinite(values).any(axis=1)]
         if len(values):
-            label = "greedy evaluation" if name == EVALUATION else "training, episodes of each interval"
-            seeds = values if len(values) > 1 else None
-            lines.append(Line(label, steps, values.mean(axis=0), seeds=seeds, style=style))
+            style, seeds = list(labels).index(name), values if len(values) > 1 else None
+            lines.append(Line(labels[name], steps, values.mean(axis=0), seeds=seeds, style=style))
     if lines and lines[0].seeds is not None:
         title += f", {len(lines[0].seeds)} seeds and their mean"
     return _save(draw([Panel(title, lines)], "env_steps", "episode return"), run_dir / "curve.png")

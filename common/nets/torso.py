@@ -49,8 +49,9 @@ class ImageEncoder(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
-        x = self.convolved(batch_last(images))  # [C', H', W', B]
-        return x.reshape(math.prod(x.shape[:3]), x.shape[3]).T.reshape(*images.shape[:-3], math.prod(x.shape[:3]))
+        x = self.convolved(batch_last(images))
+        count = math.prod(x.shape[:3])  # given, for there may be no image at all
+        return x.reshape(count, x.shape[3]).T.reshape(*images.shape[:-3], count)
 
     def activated(self, x: jax.Array) -> jax.Array:
         """The activation, with `layer_norm` after layer normalisation over the channels of each pixel."""
@@ -138,16 +139,15 @@ class Features(nn.Module):
 
     @nn.compact
     def __call__(self, obs: Any) -> jax.Array:
-        parts = [self._features(leaf, x) for name, leaf, x in spaces.leaves(self.space, obs) if not is_mask(name)]
+        parts = []
+        for leaf, x in (part for name, *part in spaces.leaves(self.space, obs) if not is_mask(name)):
+            x = spaces.encode(x, leaf)  # [..., F] or [..., H, W, C]
+            if spaces.is_image(leaf) and self.encoder == "flat":
+                x = x.reshape(*x.shape[:-3], math.prod(leaf.shape))
+            elif spaces.is_image(leaf):
+                x = CONVOLUTIONS[self.encoder](getattr(nn, self.activation), self.layer, self.layer_norm)(x)
+            parts.append(x)
         return jnp.concatenate(parts, axis=-1)
-
-    def _features(self, space: spaces.Leaf, obs: jax.Array) -> jax.Array:
-        x = spaces.encode(obs, space)  # [..., F] or [..., H, W, C]
-        if not spaces.is_image(space):
-            return x
-        if self.encoder == "flat":
-            return x.reshape(*x.shape[:-3], math.prod(space.shape))
-        return CONVOLUTIONS[self.encoder](getattr(nn, self.activation), self.layer, self.layer_norm)(x)
 
 
 class BatchNorm(nn.Module):
@@ -291,8 +291,7 @@ class Ensemble(NamedTuple):
         if jax.default_backend() != "cpu":
             return jax.vmap(lambda params: self.network.apply(params, *inputs, **options))(params)
         # A CPU's batched products take four times as long as one after another
-        arrays, structure = jax.tree.flatten(params)
-        each = zip(*(jnp.split(x, self.size) for x in arrays), strict=True)
-        each = (jax.tree.unflatten(structure, [x[0] for x in arrays]) for arrays in each)
-        outputs = [self.network.apply(one, *inputs, **options) for one in each]
+        apart = jax.tree.map(lambda x: [one[0] for one in jnp.split(x, self.size)], params)
+        networks = jax.tree.transpose(jax.tree.structure(params), None, apart)
+        outputs = [self.network.apply(one, *inputs, **options) for one in networks]
         return jax.tree.map(lambda *x: jnp.stack(x), *outputs)

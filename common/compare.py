@@ -1,7 +1,6 @@
 """A table of runs: return, speed, and time to a threshold, for each environment and algorithm.
 
 python -m common.compare runs/* --csv table.csv
-python -m common.compare --help
 """
 
 import math

@@ -1,7 +1,6 @@
 """Learning curves: a picture of many runs, and `curve.png` of one.
 
 python -m common.plot runs/* --y eval/return_mean --out curves.png
-python -m common.plot --help
 """
 
 from dataclasses import dataclass

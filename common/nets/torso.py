@@ -140,7 +140,9 @@ class Features(nn.Module):
     @nn.compact
     def __call__(self, obs: Any) -> jax.Array:
         parts = []
-        for leaf, x in (part for name, *part in spaces.leaves(self.space, obs) if not is_mask(name)):
+        for name, leaf, x in spaces.leaves(self.space, obs):
+            if is_mask(name):
+                continue
             x = spaces.encode(x, leaf)  # [..., F] or [..., H, W, C]
             if spaces.is_image(leaf) and self.encoder == "flat":
                 x = x.reshape(*x.shape[:-3], math.prod(leaf.shape))

@@ -1,7 +1,6 @@
 """A table of runs: return, speed, and time to a threshold, for each environment and algorithm.
 
 python -m common.compare runs/* --csv table.csv
-python -m common.compare --help
 """
 
 import math
@@ -17,22 +16,8 @@ import tyro
 from common.cli.checks import Finite
 from common.cli.command import main, parse
 from common.cli.files import check_target, replacing
-from common.drawing.groups import (
-    EVALUATION,
-    RECENT,
-    TRAINING,
-    Group,
-    LoggedRun,
-    Selection,
-    estimate,
-    estimate_name,
-    final_returns,
-    flag_text,
-    interval,
-    load,
-    pooled,
-    say,
-)
+from common.drawing import groups
+from common.drawing.groups import EVALUATION, RECENT, TRAINING, Group, LoggedRun, Selection
 
 LEGEND = """
 return        greedy evaluation; * the last training return, for want of one
@@ -57,32 +42,30 @@ def compare(args: Args) -> Any:
     """
     import pandas
 
-    groups = load(args, [TRAINING, RECENT, EVALUATION])
-    say(note for group in groups for note in pooled(group))
-    thresholds = {group.env: args.threshold for group in groups}
+    found = groups.load(args, [TRAINING, RECENT, EVALUATION])
+    thresholds = {group.env: args.threshold for group in found}
     if args.threshold is None:
-        thresholds = {env: _most_of_the_way([one for one in groups if one.env == env]) for env in thresholds}
-    return pandas.DataFrame([_row(group, args, thresholds[group.env]) for group in groups])
+        thresholds = {env: _most_of_the_way([one for one in found if one.env == env]) for env in thresholds}
+    return pandas.DataFrame([_row(group, args, thresholds[group.env]) for group in found])
 
 
 def _row(group: Group, args: Args, threshold: float) -> dict[str, Any]:
     """What the table says of a group. Times are seconds of wall time, over all invocations of a run."""
-    finals = [final_returns(run.log) for run in group.runs]
-    finals = [(values[np.isfinite(values)], of_training) for values, of_training in finals]
-    returns = np.concatenate([values for values, _ in finals])
-    band = interval(returns, kind=args.estimate)
     logs = [run.log for run in group.runs]
+    finals = [(values[np.isfinite(values)], of_training) for values, of_training in map(groups.final_returns, logs)]
+    returns = np.concatenate([values for values, _ in finals])
+    band = groups.interval(returns, kind=args.estimate)
     seconds = np.concatenate([seconds_to(run, threshold) for run in group.runs])
     median = float(np.median(seconds))
     return {
         "env": group.env,
         "algorithm": group.algorithm,
-        **{name: flag_text(group.variant.get(name, "")) for name in args.split},
+        **{name: groups.flag_text(group.variant.get(name, "")) for name in args.split},
         "seeds": sum(len(run.seeds) for run in group.runs),
         "steps": min(log.steps for log in logs),  # of the shortest run
         "steps_max": max(log.steps for log in logs),
-        "estimate": estimate_name(args.estimate, len(returns)),
-        "return": float(estimate(returns, args.estimate)) if len(returns) else math.nan,
+        "estimate": groups.estimate_name(args.estimate, len(returns)),
+        "return": float(groups.estimate(returns, args.estimate)) if len(returns) else math.nan,
         "return_low": float(band.low) if band else math.nan,  # 95% bootstrap interval
         "return_high": float(band.high) if band else math.nan,
         "training_seeds": sum(len(values) for values, of_training in finals if of_training),
@@ -104,9 +87,10 @@ def seconds_to(run: LoggedRun, threshold: float) -> np.ndarray:
     return np.where(reached.any(axis=0), series.wall[reached.argmax(axis=0)], math.inf)
 
 
-def _most_of_the_way(groups: list[Group]) -> float:
+def _most_of_the_way(together: list[Group]) -> float:
     """The threshold for these groups of one environment; NaN where no run has got anywhere."""
-    values = np.concatenate([np.empty(0), *(x.values.ravel() for group in groups for x in group.series(RECENT))])
+    logs = [run.log.series for group in together for run in group.runs]
+    values = np.concatenate([[], *(series[RECENT].values.ravel() for series in logs if RECENT in series)])
     values = values[np.isfinite(values)]
     if not len(values) or values.min() == values.max():  # nothing was learned that could be reached
         return math.nan
@@ -117,22 +101,20 @@ def shown(table: Any) -> Any:
     """The table as people read it: numbers in short, the interval beside its return, "-" where there is none."""
     import pandas
 
-    names, rows = list(table.columns[: list(table.columns).index("seeds")]), []
+    rows = []
     for _, row in table.iterrows():
         low, high = map(_brief, (row["return_low"], row["return_high"]))
-        spread = "" if low == "-" else f" [{low}, {high}]"
-        kind = f"{row['estimate']} " if spread else ""
+        value = _brief(row["return"]) if low == "-" else f"{row['estimate']} {_brief(row['return'])} [{low}, {high}]"
         few, many = row["steps"], row["steps_max"]
         texts = {
-            "seeds": row["seeds"],
             "steps": f"{few:,}" if few == many else f"{few:,} to {many:,}",
-            "return [95% CI]": f"{kind}{_brief(row['return'])}{spread}{' *' * bool(row['training_seeds'])}",
+            "return [95% CI]": value + " *" * bool(row["training_seeds"]),
             "steps/s": _brief(row["steps_per_second"]),
             "wall": _brief(row["wall_seconds"], " s"),
             "threshold": _brief(row["threshold"]),
             "to threshold": f"{_brief(row['seconds_to_threshold'], ' s')} ({row['reached']} of {row['seeds']})",
         }
-        rows.append({name: row[name] for name in names} | texts)
+        rows.append(dict(row.loc[:"seeds"]) | texts)
     return pandas.DataFrame(rows)
 
 

@@ -7,6 +7,7 @@ docs/using-a-policy.md shows the few lines that load it.
 """
 
 import json
+import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +34,6 @@ if __name__ == "__main__":
 
 import jax
 import jax.export
-import jax.numpy as jnp
 
 from common.policy import Policy, load_named
 from common.runs.directory import versions
@@ -42,14 +42,18 @@ from common.runs.metrics import jsonable
 PLATFORMS = "cpu", "cuda"
 
 
-def inputs_of(policy: Policy) -> dict[str, Any]:
-    """What the exported function takes, in this order: arrays of one observation, of memory by their names."""
-    inputs = {"obs": policy.env.obs_like}
+def inputs_of(policy: Policy, batch: Any = "batch") -> dict[str, Any]:
+    """Shapes of what the exported function takes, in this order: arrays [batch, ...], of memory by their names."""
+
+    def batches(tree):
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch, *x.shape), x.dtype), tree)
+
+    inputs = {"obs": batches(policy.env.obs_like)}
     if policy.has_memory:
-        inputs["memory"] = by_name(jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], policy.initial_memory(1))))
-        inputs["first"] = jax.ShapeDtypeStruct((), bool)
+        one = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], policy.initial_memory(1)))
+        inputs |= {"memory": batches(by_name(one)), "first": jax.ShapeDtypeStruct((batch,), bool)}
     if policy.wants_reward:
-        inputs["reward"] = jax.ShapeDtypeStruct((), "float32")
+        inputs["reward"] = jax.ShapeDtypeStruct((batch,), "float32")
     return inputs
 
 
@@ -60,7 +64,7 @@ def by_name(tree: Any) -> dict[str, Any]:
 
 
 def function_of(policy: Policy) -> Callable:
-    """The greedy policy, from `inputs_of(policy)`, with a batch axis each, to actions; with memory to those and it."""
+    """The greedy policy, from `inputs_of(policy)` to actions; with memory to those and it."""
     act = policy.bind()
     like = jax.eval_shape(lambda: policy.initial_memory(1))
 
@@ -72,15 +76,10 @@ def function_of(policy: Policy) -> Callable:
     return remembering if policy.has_memory else act
 
 
-def batches_of(inputs: Any, size: Any) -> Any:
-    """Shapes of `size` inputs."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape), x.dtype), inputs)
-
-
 def to_stablehlo(policy: Policy) -> bytes:
     """The greedy policy as a serialized `jax.export` artifact: observations [batch, *shape] to actions [batch, ...]."""
     (batch,) = jax.export.symbolic_shape("batch")
-    inputs = batches_of(list(inputs_of(policy).values()), batch)
+    inputs = inputs_of(policy, batch).values()
     return jax.export.export(jax.jit(function_of(policy)), platforms=PLATFORMS)(*inputs).serialize()
 
 
@@ -89,8 +88,6 @@ def to_onnx(policy: Policy) -> bytes:
 
     Raises UsageError without jax2onnx.
     """
-    import logging
-
     for name in ("jax2onnx", "onnx_ir"):  # they speak of plugins for other libraries, and of shapes without names
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
@@ -98,18 +95,16 @@ def to_onnx(policy: Policy) -> bytes:
     except ImportError as error:
         raise UsageError('an .onnx file needs jax2onnx: pip install -e ".[onnx]"') from error
     inputs, act = inputs_of(policy), function_of(policy)
-    names = by_name(inputs)
+    outcome = jax.eval_shape(act, **inputs_of(policy, 1))
+    outputs = {"action": outcome[0], "next/memory": outcome[1]} if policy.has_memory else {"action": outcome}
+    arrays, structure = jax.tree.flatten(inputs)
 
     def on_arrays(*arrays):
-        return jax.tree.leaves(act(**jax.tree.unflatten(jax.tree.structure(inputs), arrays)))
+        return jax.tree.leaves(act(**jax.tree.unflatten(structure, arrays)))
 
-    outcome = jax.eval_shape(lambda: act(**jax.tree.map(lambda x: jnp.zeros((1, *x.shape), x.dtype), inputs)))
-    outputs = by_name({"action": outcome[0], "next/memory": outcome[1]} if policy.has_memory else {"action": outcome})
     # The warnings are of its own arithmetic; nested jits are inlined, because it knows them of one version of JAX only.
     with warnings.catch_warnings(action="ignore"), jax.disable_jit():
-        model = convert(
-            on_arrays, batches_of(list(names.values()), "batch"), input_names=list(names), output_names=list(outputs)
-        )
+        model = convert(on_arrays, arrays, input_names=[*by_name(inputs)], output_names=[*by_name(outputs)])
     return model.SerializeToString()
 
 
@@ -121,10 +116,10 @@ def export_policy(policy: Policy, out: Path) -> Path:
 
     Raises UsageError for an unknown ending of the name and where the files cannot be written.
     """
-    check_target(out, *FORMATS)
-    content = FORMATS[out.suffix](policy)
     sidecar = out.with_name(out.name + ".json")
+    check_target(out, *FORMATS)
     check_target(sidecar)
+    content = FORMATS[out.suffix](policy)
     with replacing(out) as policy_file, replacing(sidecar) as description:
         policy_file.write_bytes(content)
         description.write_text(json.dumps(describe(policy, out, content), indent=2) + "\n")
@@ -141,7 +136,7 @@ def describe(policy: Policy, out: Path, content: bytes) -> dict[str, Any]:
         "sha256": sha256(content).hexdigest(),
         "input": f"raw observations [batch, *shape], as the environment gives them; normalisation is inside{memory}",
         "output": f"greedy actions [batch, *shape], as the environment takes them{memory and ', and the new memory'}",
-        "inputs": {name: {"shape": ["batch", *x.shape], "dtype": str(x.dtype)} for name, x in named.items()},
+        "inputs": {name: {"shape": list(x.shape), "dtype": str(x.dtype)} for name, x in named.items()},
         "env_spec": policy.env.to_json(),
         "env": config["args"]["env"],
         "env_params": config["args"]["env_params"],

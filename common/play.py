@@ -83,14 +83,15 @@ def play(args: Args) -> Episodes:
 def _environment(args: Args, policy: Policy) -> tuple[str, str]:
     """Name and parameters of the environment to play in: by default those of the run's evaluations."""
     trained = policy.config["args"]
-    if not args.env and is_custom(trained["env"]):
-        raise UsageError(f"{policy.run_dir} was trained on your own environment: name it again, --env {trained['env']}")
-    if args.env not in ("", trained["env"]) or args.env_params:
-        return args.env or trained["env"], args.env_params
-    if not steps_on_host(trained["env"]):
-        return trained["env"], trained["env_params"]
-    names = "env", "vectorization", "env_params", "eval_env_params"
-    return trained["env"], evaluation_params(**{name: trained.get(name, "") for name in names})
+    name = args.env or trained["env"]
+    if not args.env and is_custom(name):
+        raise UsageError(f"{policy.run_dir} was trained on your own environment: name it again, --env {name}")
+    if name != trained["env"] or args.env_params:
+        return name, args.env_params
+    if not steps_on_host(name):
+        return name, trained["env_params"]
+    flags = "env", "vectorization", "env_params", "eval_env_params"
+    return name, evaluation_params(**{flag: trained.get(flag, "") for flag in flags})
 
 
 def _check_fit(policy: Policy, env: Env | EnvSpec) -> None:
@@ -101,10 +102,10 @@ def _check_fit(policy: Policy, env: Env | EnvSpec) -> None:
             raise UsageError(f"the policy's {kind}s are {ours}, those of {env.name} are {theirs}")
 
 
-def _play_on_device(
-    args: Args, policy: Policy, name: str, env_params: str, console: Console
-) -> tuple[Env, Episodes, Recording | None]:
-    """The environment, the episodes, and with --gif the first of them to draw."""
+Played = tuple[Env | EnvSpec, Episodes, Recording | None]  # where, all episodes, and with --gif the first one to draw
+
+
+def _play_on_device(args: Args, policy: Policy, name: str, env_params: str, console: Console) -> Played:
     env = make(name, env_params)
     _check_fit(policy, env)
     keys = jax.random.split(jax.random.key(args.seed), args.episodes)
@@ -113,10 +114,7 @@ def _play_on_device(
     return env, episodes, record(env, player, keys[0], env.max_steps) if args.gif else None
 
 
-def _play_on_host(
-    args: Args, policy: Policy, name: str, env_params: str, console: Console
-) -> tuple[EnvSpec, Episodes, Recording | None]:
-    """The same of environments that step on the host."""
+def _play_on_host(args: Args, policy: Policy, name: str, env_params: str, console: Console) -> Played:
     worker, count = Worker("play"), min(args.episodes, HOST_ENVS)
     how = "vector" if policy.config["args"].get("vectorization") == "vector" else "sync"
     player, key, steps = policy.player(args.stochastic), jax.random.key(args.seed), itertools.count()

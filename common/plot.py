@@ -1,7 +1,6 @@
 """Learning curves: a picture of many runs, and `curve.png` of one.
 
 python -m common.plot runs/* --y eval/return_mean --out curves.png
-python -m common.plot --help
 """
 
 from dataclasses import dataclass
@@ -14,20 +13,9 @@ import tyro
 from common.cli.command import main, parse
 from common.cli.errors import UsageError
 from common.cli.files import check_target, replacing
+from common.drawing import groups
 from common.drawing.figures import AXES, Line, Panel, draw
-from common.drawing.groups import (
-    TRAINING,
-    Group,
-    Selection,
-    align,
-    estimate,
-    estimate_name,
-    interval,
-    load,
-    pooled,
-    say,
-    suggest,
-)
+from common.drawing.groups import TRAINING, Group, Selection
 
 
 @dataclass(kw_only=True)
@@ -46,18 +34,17 @@ class Args(Selection):
 
 def learning_curves(args: Args) -> Any:
     """The matplotlib Figure that the command writes. Raises UsageError for what cannot be drawn; notes go to stderr."""
-    groups = load(args, [args.y])
-    names = frozenset().union(*(run.log.names for group in groups for run in group.runs))
+    found = groups.load(args, [args.y])
+    names = frozenset().union(*(run.log.names for group in found for run in group.runs))
     if args.y not in names:
-        raise UsageError(f"--y {args.y}: none of the runs has this metric; {suggest(args.y, names)}")
-    labels = list(dict.fromkeys(group.label for group in groups))  # the same style in every panel
+        raise UsageError(f"--y {args.y}: none of the runs has this metric; {groups.suggest(args.y, names)}")
+    labels = list(dict.fromkeys(group.label for group in found))  # the same style in every panel
     panels: dict[str, Panel] = {}
-    for group in groups:
-        say(pooled(group))
+    for group in found:
         if line := _line(group, args, labels.index(group.label)):
             panels.setdefault(group.env, Panel(group.env, [])).lines.append(line)
         else:
-            say([f"{group.label} in {group.env}: no {args.y} at common places, left out"])
+            groups.say([f"{group.label} in {group.env}: no {args.y} at common places, left out"])
     if not panels:
         raise UsageError(f"{args.y} is null in all rows of the runs: wait for its first number, or choose another --y")
     return draw(list(panels.values()), args.x, AXES.get(args.y, args.y), args.title)
@@ -65,22 +52,23 @@ def learning_curves(args: Args) -> Any:
 
 def _line(group: Group, args: Args, style: int) -> Line | None:
     """Over all seeds that have numbers, where all of these have them; None where that is nowhere."""
-    if not (found := group.series(args.y)):
+    logged = [run for run in group.runs if args.y in run.log.series]
+    if not logged:
         return None
-    x, values = align(found, args.x, hold=args.x == "wall")
-    of_seeds = len(values) == sum(len(run.seeds) for run in group.runs if args.y in run.log.series)
+    x, values = groups.align([run.log.series[args.y] for run in logged], args.x, hold=args.x == "wall")
+    what = "seed" if len(values) == sum(len(run.seeds) for run in logged) else "run"
     values = values[np.isfinite(values).any(axis=1)]
     there = np.isfinite(values).all(axis=0)
     if not values[:, there].size:
         return None
     end, last = x[there][-1], x[-1]
     if end < 0.9 * last:
-        say([f"{group.label} in {group.env}: the line ends at {end:,.0f} with the shortest run, not at {last:,.0f}"])
+        note = f"the line ends at {end:,.0f} with the shortest run, not at {last:,.0f}"
+        groups.say([f"{group.label} in {group.env}: {note}"])
     x, values, count = x[there], values[:, there], len(values)
-    center, band = estimate(values, args.estimate), interval(values, kind=args.estimate)
-    counted = f"{count} {'seed' if of_seeds else 'run'}{'s' * (count > 1)}"
-    name = f", {estimate_name(args.estimate, count)}" if count > 1 else ""
-    return Line(f"{group.label} ({counted}{name})", x, center, band, style=style)
+    center, band = groups.estimate(values, args.estimate), groups.interval(values, kind=args.estimate)
+    counted = f"{count} {what}s, {groups.estimate_name(args.estimate, count)}" if count > 1 else f"1 {what}"
+    return Line(f"{group.label} ({counted})", x, center, band, style=style)
 
 
 def plot(args: Args) -> None:

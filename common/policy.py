@@ -35,19 +35,9 @@ from common.runs.reports import ranked
 ALGOS = (ROOT / "algos").resolve()
 
 
-def find_script(config: dict[str, Any], run_dir: Path, algorithm: str | Path | None) -> Path:
-    """The algorithm's file: what the caller names, else the file in `algos/` that the run says it was made with."""
-    path = Path(algorithm or ROOT / str(config.get("script"))).resolve()
-    if algorithm is None and (path.parent != ALGOS or path.suffix != ".py"):
-        raise UsageError(f"{run_dir} was made by {config.get('script')}: if you trust that, name it by --algorithm")
-    if not path.is_file():
-        raise UsageError(f"the algorithm of {run_dir} is not there: {path} does not exist")
-    return path
-
-
-def import_file(path: Path) -> ModuleType:
-    """The module of a file as it is now; the same one again, as long as the file is the same."""
-    name = f"algorithm_{file_sha256(path)[:16]}_{path.stem}"
+def import_file(path: Path, digest: str) -> ModuleType:
+    """The module of a file as it is now, with this SHA-256; the same one again, as long as the file is the same."""
+    name = f"algorithm_{digest[:16]}_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -60,10 +50,6 @@ def import_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise UsageError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     return module
-
-
-def file_sha256(path: Path) -> str:
-    return sha256(path.read_bytes()).hexdigest()
 
 
 Choice = int | Literal["best", "latest"]
@@ -80,10 +66,10 @@ def load_policy(
 
     `step` names a checkpoint, or takes the newest, or the one with this agent's best evaluation. `seed` chooses the
     agent of a run with --num-seeds; its first is the default. `member` chooses one of a population, by its place; the
-    default is the best one at that step. `algorithm` is the module or the file
-    that the run was made with. It is needed where that is not a file of this repository's `algos/`: a run
-    directory is data, it does not decide which code is imported. Warns where that file has changed since, of damaged
-    checkpoints, and where the evaluation that tells the best member is of another step.
+    default is the best one at that step. `algorithm` is the module or the file that the run was made with. It is needed
+    where that is not a file of this repository's `algos/`: a run directory is data, it does not decide which code is
+    imported. Warns where that file has changed since, of damaged checkpoints, and where the evaluation that tells the
+    best member is of another step.
 
     Raises UsageError where the run, the checkpoint or the agent does not exist, or the algorithm does not fit.
     """
@@ -93,7 +79,12 @@ def load_policy(
         env = EnvSpec.from_json(config["env_spec"])
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UsageError(f"{run_dir} does not say what its observations and actions are: {error!r}") from error
-    args, functions, like = _algorithm(config, env, run_dir, algorithm)
+    module = _module(config, run_dir, algorithm)
+    try:
+        args, functions, like = _functions(config, env, module)
+    except Exception as error:
+        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
+        raise UsageError(f"{run_dir} does not fit {module.__file__}: {kind}{error}") from error
     checkpoints = Checkpoints(run_dir / FOLDER, is_population=args.is_population)
     index = _named_agent(args, run_dir, seed, member)
     try:
@@ -105,19 +96,15 @@ def load_policy(
     index = _best_member(checkpoints, found) if index is None else index
     learner, returns = jax.tree.map(lambda x: x[index], learner), checkpoints.evaluations().get(found, [])
     evaluation = returns[index] if len(returns) == args.num_agents else None
-    who = args.members.seed[index], evaluation, config, index
-    return Policy(Agent.of(functions), learner, env, run_dir, found, *who)
+    seed = args.members.seed[index]
+    return Policy(Agent.of(functions), learner, env, run_dir, found, seed, evaluation, config, index)
 
 
 def load_named(args: PolicyArgs, console: Console) -> Policy:
     """The policy that a command's flags name; warnings go to `console`. Raises UsageError as `load_policy` does."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        try:
-            return load_policy(args.run, args.step, args.agent, args.algorithm or None, args.member)
-        finally:
-            for warning in caught:
-                console.warn(str(warning.message))
+    with warnings.catch_warnings(action="always", category=UserWarning):
+        warnings.showwarning = lambda message, *_: console.warn(str(message))
+        return load_policy(args.run, args.step, args.agent, args.algorithm or None, args.member)
 
 
 def _split_checkpoint(path: Path, step: Choice) -> tuple[Path, Choice]:
@@ -132,26 +119,30 @@ def _split_checkpoint(path: Path, step: Choice) -> tuple[Path, Choice]:
     return absolute.parent.parent, named
 
 
-def _algorithm(
-    config: dict[str, Any], env: EnvSpec, run_dir: Path, algorithm: ModuleType | str | Path | None
-) -> tuple[Any, Any, Any]:
-    """The run's flags, the algorithm's functions for it, and the learners of all seeds without their numbers."""
-    module = algorithm if isinstance(algorithm, ModuleType) else import_file(find_script(config, run_dir, algorithm))
-    path = Path(module.__file__)
-    if file_sha256(path) != config.get("script_sha256"):
+def _module(config: dict[str, Any], run_dir: Path, algorithm: ModuleType | str | Path | None) -> ModuleType:
+    """The algorithm: what the caller names, else the file in `algos/` that the run says it was made with."""
+    given = isinstance(algorithm, ModuleType)
+    path = Path((algorithm.__file__ if given else algorithm) or ROOT / str(config.get("script"))).resolve()
+    if algorithm is None and (path.parent != ALGOS or path.suffix != ".py"):
+        raise UsageError(f"{run_dir} was made by {config.get('script')}: if you trust that, name it by --algorithm")
+    if not path.is_file():
+        raise UsageError(f"the algorithm of {run_dir} is not there: {path} does not exist")
+    digest = sha256(path.read_bytes()).hexdigest()
+    module = algorithm if given else import_file(path, digest)
+    if digest != config.get("script_sha256"):
         warnings.warn(f"{path.name} has changed since {run_dir} was made with it", stacklevel=3)
+    return module
+
+
+def _functions(config: dict[str, Any], env: EnvSpec, module: ModuleType) -> tuple[Any, Any, Any]:
+    """The run's flags, the algorithm's functions for it, and the learners of all agents without their numbers."""
     flags = {name: value for name, value in config["args"].items() if name not in ONE_TIME}
-    try:
-        args = module.Args(**flags)
-        functions = module.make_algorithm(args, env)
-        hp = hp_of(args, {name: np.float32(0) for name in args.members.hyper})
-        shapes = jax.eval_shape(lambda: functions.init(jax.random.key(0), hp))
-        count = args.num_agents  # as a checkpoint has them, [S, ...]; they take no memory
-        like = jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), (count, *x.shape)), shapes)
-        return args, functions, like
-    except Exception as error:
-        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
-        raise UsageError(f"{run_dir} does not fit {path}: {kind}{error}") from error
+    args = module.Args(**flags)
+    functions = module.make_algorithm(args, env)
+    hp = hp_of(args, {name: np.float32(0) for name in args.members.hyper})
+    shapes = jax.eval_shape(lambda: functions.init(jax.random.key(0), hp))
+    count = args.num_agents  # as a checkpoint has them, [S, ...]; they take no memory
+    return args, functions, jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), (count, *x.shape)), shapes)
 
 
 def _named_agent(args: Any, run_dir: Path, seed: int | None, member: int | None) -> int | None:

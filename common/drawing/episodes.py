@@ -127,10 +127,10 @@ class RecordedEnvs:
     def recording(self) -> Recording:
         """The episode. Without pictures `paint` is None."""
 
-        def picture(step: int) -> Image.Image:  # the newest one of that time; the last step may have none
+        def newest(step: int) -> Image.Image:  # the last step may have none of its own
             return self._pictures[max(time for time in self._pictures if time <= step)]
 
-        paint = picture if self._pictures else None
+        paint = newest if self._pictures else None
         return Recording(None, _stacked(self._obs), _stacked(self._actions), np.array(self._rewards), paint)
 
     def _keep_picture(self, time: int) -> None:
@@ -166,20 +166,19 @@ def draw_gif(env: Env | EnvSpec, recording: Recording, path: Path) -> int:
 
         def frame(step: int) -> Image.Image:
             picture, reward = paint(step), f"{recording.rewards[step - 1]:.3g}" if step else "-"
-            width, height = max(picture.width, NARROWEST), picture.height
-            image = Image.new("RGB", (width, height + CAPTION), PAPER)
-            image.paste(picture, ((width - picture.width) // 2, 0))
+            image = Image.new("RGB", (max(picture.width, NARROWEST), picture.height + CAPTION), PAPER)
+            image.paste(picture, ((image.width - picture.width) // 2, 0))
             numbers = f"step {step} / {len(returns) - 1}", f"reward {reward}", f"return {returns[step]:.4g}"
             for place, text in zip((0.02, 0.38, 0.7), numbers, strict=True):
-                at, font = (place * width, height + CAPTION / 2), ImageFont.load_default(11)
-                ImageDraw.Draw(image).text(at, text, INK, font, anchor="lm")
+                at = place * image.width, picture.height + CAPTION / 2
+                ImageDraw.Draw(image).text(at, text, INK, ImageFont.load_default(11), anchor="lm")
             return image
 
         sample = np.concatenate([np.asarray(frame(step)) for step in steps[:: -(-len(steps) // 16)]])
         palette = Image.fromarray(sample).quantize(COLORS, Image.Quantize.FASTOCTREE)
-        images = [frame(step).quantize(palette=palette, dither=Image.Dither.NONE) for step in steps]
-        every = {"save_all": True, "append_images": images[1:], "duration": delays, "loop": 0}
-        images[0].save(temporary, "GIF", optimize=True, **every)
+        first, *others = (frame(step).quantize(palette=palette, dither=Image.Dither.NONE) for step in steps)
+        animation = {"save_all": True, "append_images": others, "duration": delays, "loop": 0}
+        first.save(temporary, "GIF", optimize=True, **animation)
     return len(steps)
 
 
@@ -210,23 +209,21 @@ def _painter(env: Env | EnvSpec, recording: Recording) -> tuple[Paint, float]:
     seconds = float(np.clip(4 / len(recording.rewards), 0.04, 0.3))
     if recording.paint:
         return recording.paint, seconds
-
-    def state(step: int) -> Any:
-        return jax.tree.map(lambda x: jnp.asarray(x[step]), recording.states)
-
     if isinstance(env, Env):
-        with suppress(Exception):  # such as a pole of length 0
-            kinds = [kind.__name__ for kind in type(env.inner).__mro__ if kind.__module__.startswith("gymnax.")]
-            scene = next(SCENES[kind](env.params) for kind in kinds if kind in SCENES)
-            scene.draw(state(0))
-            return lambda step: scene.draw(state(step)), scene.seconds
-        with suppress(Exception):  # no renderer, or no graphics library
-            fitting(env.frame(state(0)))
-            return lambda step: fitting(env.frame(state(step))), seconds
+        with suppress(Exception):  # no renderer, no graphics library, or a pole of length 0
+            classes = [kind.__name__ for kind in type(env.inner).__mro__ if kind.__module__.startswith("gymnax.")]
+            scene, pace = next((SCENES[name] for name in classes if name in SCENES), (None, seconds))
+
+            def paint(step: int) -> Image.Image:
+                state = jax.tree.map(lambda x: jnp.asarray(x[step]), recording.states)
+                return draw_shapes(*scene(env.params, state)) if scene else fitting(env.frame(state))
+
+            paint(0)
+            return paint, pace
     parts = [x for name, _, x in spaces.leaves(env.observation_space, recording.obs) if not is_mask(name)]
-    for obs in parts:
-        if obs.ndim in (3, 4) and min(obs.shape[1:3]) >= 3:
-            return _grid(obs), seconds
+    maps = [x for x in parts if x.ndim in (3, 4) and min(x.shape[1:3]) >= 3]
+    if maps:
+        return _grid(maps[0]), seconds
     return _lines({"obs": parts, "action": recording.actions, "reward": recording.rewards}), seconds
 
 
@@ -237,8 +234,8 @@ def _grid(obs: np.ndarray) -> Paint:
     maps = obs if obs.ndim == 4 else obs[..., None]
     count = maps.shape[-1]
     is_image = count == 3 and not all(np.isin(frame, (0, 1)).all() for frame in maps)
-    of_bytes = is_image and maps.dtype == np.uint8
-    low, high = min(0.0, float(np.nanmin(maps))), 255.0 if of_bytes else float(np.nanmax(maps))
+    low, high = min(0.0, float(np.nanmin(maps))), float(np.nanmax(maps))
+    high = 255.0 if is_image and maps.dtype == np.uint8 else high
     colors = np.array([ImageColor.getrgb(color) for color in ((PAPER,) if count == 1 else CHANNELS)])
 
     def paint(step: int) -> Image.Image:
@@ -297,103 +294,84 @@ def _lines(tracks: dict[str, Any]) -> Paint:
 
 
 SMOOTHING = 3  # pictures are drawn this many times larger, then reduced
-Point = tuple[float, float]  # with y up
+Box = tuple[float, float, float, float]  # left, bottom, right, top; with y up
 
 
 class Shape(NamedTuple):
     """A line with round ends, which is a disc where it has one point only; a filled polygon where it has no width."""
 
     color: str
-    points: Sequence[Point]
+    points: Sequence[tuple[float, float]]
     width: float = 0.0
 
 
-class Scene(NamedTuple):
-    """How the states of an environment are drawn."""
-
-    box: tuple[float, float, float, float]  # left, bottom, right, top
-    background: list[Shape]
-    shapes: Callable[[Any], list[Shape]]  # of a state
-    seconds: float  # that a step lasts: close to the physics, or what is pleasant to watch
-
-    def draw(self, state: Any) -> Image.Image:
-        left, bottom, right, top = self.box
-        unit = SMOOTHING * min(WIDTH / (right - left), HEIGHT / (top - bottom))
-        image = Image.new("RGB", (round(unit * (right - left)), round(unit * (top - bottom))), PAPER)
-        canvas = ImageDraw.Draw(image)
-        for shape in (*self.background, *self.shapes(state)):
-            pixels = [(unit * (float(x) - left), unit * (top - float(y))) for x, y in shape.points]
-            if not shape.width:
-                canvas.polygon(pixels, shape.color)
-                continue
-            canvas.line(pixels, shape.color, round(unit * shape.width), joint="curve")
-            radius = unit * shape.width / 2
-            for x, y in (pixels[0], pixels[-1]):
-                canvas.ellipse((x - radius, y - radius, x + radius, y + radius), shape.color)
-        return image.reduce(SMOOTHING)
+def draw_shapes(box: Box, shapes: Sequence[Shape]) -> Image.Image:
+    """The part of the plane that is inside the `box`, with shapes from the back to the front."""
+    left, bottom, right, top = box
+    unit = SMOOTHING * min(WIDTH / (right - left), HEIGHT / (top - bottom))
+    image = Image.new("RGB", (round(unit * (right - left)), round(unit * (top - bottom))), PAPER)
+    canvas = ImageDraw.Draw(image)
+    for color, points, width in shapes:
+        pixels = [(unit * (float(x) - left), unit * (top - float(y))) for x, y in points]
+        if not width:
+            canvas.polygon(pixels, color)
+            continue
+        canvas.line(pixels, color, round(unit * width), joint="curve")
+        radius = unit * width / 2
+        for x, y in (pixels[0], pixels[-1]):
+            canvas.ellipse((x - radius, y - radius, x + radius, y + radius), color)
+    return image.reduce(SMOOTHING)
 
 
-def cartpole(params: Any) -> Scene:
+def cartpole(params: Any, state: Any) -> tuple[Box, list[Shape]]:
     limit, length = params.x_threshold, 2 * params.length
-
-    def shapes(state: Any) -> list[Shape]:
-        x, angle = state.x, state.theta  # 0 is up, clockwise
-        tip = x + length * math.sin(angle), 0.25 + length * math.cos(angle)
-        cart = [(x - 0.3, -0.05), (x - 0.3, 0.25), (x + 0.3, 0.25), (x + 0.3, -0.05)]
-        wheels = [Shape(GREY, [(x + side, -0.05)], 0.16) for side in (-0.17, 0.17)]
-        return [Shape(INK, cart), *wheels, Shape(ORANGE, [(x, 0.25), tip], 0.12), Shape(BLUE, [(x, 0.25)], 0.1)]
-
-    reach = 1.15 * limit
-    ends = [Shape(GREY, [(end, -0.12), (end, 0.12)], 0.03) for end in (-limit, limit)]
-    track = Shape(GREY, [(-reach, 0), (reach, 0)], 0.03)
-    return Scene((-reach, -0.45, reach, length + 0.5), [track, *ends], shapes, 0.02)
+    x, angle, reach = state.x, state.theta, 1.15 * limit  # an angle of 0 is up, clockwise
+    tip = x + length * math.sin(angle), 0.25 + length * math.cos(angle)
+    return (-reach, -0.45, reach, length + 0.5), [
+        Shape(GREY, [(-reach, 0), (reach, 0)], 0.03),
+        *(Shape(GREY, [(end, -0.12), (end, 0.12)], 0.03) for end in (-limit, limit)),
+        Shape(INK, [(x - 0.3, -0.05), (x - 0.3, 0.25), (x + 0.3, 0.25), (x + 0.3, -0.05)]),
+        *(Shape(GREY, [(x + side, -0.05)], 0.16) for side in (-0.17, 0.17)),
+        Shape(ORANGE, [(x, 0.25), tip], 0.12),
+        Shape(BLUE, [(x, 0.25)], 0.1),
+    ]
 
 
-def pendulum(params: Any) -> Scene:
-    length = params.l
-
-    def shapes(state: Any) -> list[Shape]:
-        angle = state.theta  # 0 is up, counter-clockwise
-        rod = [(0, 0), (-length * math.sin(angle), length * math.cos(angle))]
-        return [Shape(ORANGE, rod, 0.15 * length), Shape(INK, rod[:1], 0.1 * length)]
-
-    reach = 1.3 * length
-    goal = Shape(GREEN, [(0, 1.12 * length), (0, 1.22 * length)], 0.03 * length)
-    return Scene((-reach, -reach, reach, reach), [goal], shapes, 0.05)
+def pendulum(params: Any, state: Any) -> tuple[Box, list[Shape]]:
+    length, angle = params.l, state.theta  # 0 is up, counter-clockwise
+    tip, reach = (-length * math.sin(angle), length * math.cos(angle)), 1.3 * length
+    return (-reach, -reach, reach, reach), [
+        Shape(GREEN, [(0, 1.12 * length), (0, 1.22 * length)], 0.03 * length),  # the goal
+        Shape(ORANGE, [(0, 0), tip], 0.15 * length),
+        Shape(INK, [(0, 0)], 0.1 * length),
+    ]
 
 
-def acrobot(params: Any) -> Scene:
-    def shapes(state: Any) -> list[Shape]:
-        first = state.joint_angle1  # 0 is down, counter-clockwise
-        second = first + state.joint_angle2
-        elbow = math.sin(first), -math.cos(first)
-        tip = elbow[0] + math.sin(second), elbow[1] - math.cos(second)
-        joints = [Shape(INK, [joint], 0.12) for joint in ((0, 0), elbow)]
-        return [Shape(BLUE, [(0, 0), elbow], 0.18), Shape(ORANGE, [elbow, tip], 0.18), *joints]
+def acrobot(params: Any, state: Any) -> tuple[Box, list[Shape]]:
+    first, second = state.joint_angle1, state.joint_angle1 + state.joint_angle2  # 0 is down, counter-clockwise
+    elbow = math.sin(first), -math.cos(first)
+    tip = elbow[0] + math.sin(second), elbow[1] - math.cos(second)
+    return (-2.3, -2.3, 2.3, 2.3), [
+        Shape(GREEN, [(-2.2, 1), (2.2, 1)], 0.03),  # the tip has to get over this line
+        Shape(BLUE, [(0, 0), elbow], 0.18),
+        Shape(ORANGE, [elbow, tip], 0.18),
+        *(Shape(INK, [joint], 0.12) for joint in ((0, 0), elbow)),
+    ]
 
-    goal = Shape(GREEN, [(-2.2, 1), (2.2, 1)], 0.03)  # the tip has to get over this line
-    return Scene((-2.3, -2.3, 2.3, 2.3), [goal], shapes, 0.07)  # 0.2 s in the physics: too slow to watch
 
-
-def mountain_car(params: Any) -> Scene:
-    def height(x: float) -> float:
-        return 0.45 * math.sin(3 * x) + 0.55
-
-    def shapes(state: Any) -> list[Shape]:
-        x = float(state.position)
-        return [Shape(RED, [(x, height(x) + 0.05)], 0.1)]
-
+def mountain_car(params: Any, state: Any) -> tuple[Box, list[Shape]]:
     left, right, goal = params.min_position - 0.1, params.max_position + 0.1, params.goal_position
-    hill = [(x, height(x)) for x in np.linspace(left, right, 150)]
-    flag = Shape(GREEN, [(goal, height(goal)), (goal, height(goal) + 0.25)], 0.02)
-    return Scene((left, -0.05, right, 1.3), [Shape(LIGHT, [(left, -0.05), *hill, (right, -0.05)]), flag], shapes, 0.03)
+
+    def above(x: float, height: float = 0.0) -> tuple[float, float]:
+        return x, 0.45 * math.sin(3 * x) + 0.55 + height
+
+    return (left, -0.05, right, 1.3), [
+        Shape(LIGHT, [(left, -0.05), *map(above, np.linspace(left, right, 150)), (right, -0.05)]),
+        Shape(GREEN, [above(goal), above(goal, 0.25)], 0.02),
+        Shape(RED, [above(float(state.position), 0.05)], 0.1),
+    ]
 
 
-SCENES = {
-    "CartPole": cartpole,
-    "Pendulum": pendulum,
-    "Acrobot": acrobot,
-    "MountainCar": mountain_car,
-    "ContinuousMountainCar": mountain_car,
-}
-"""By the name of the environment's class."""
+# By the name of the environment's class, with the seconds of a step: close to the physics, or pleasant to watch
+SCENES = {"CartPole": (cartpole, 0.02), "Pendulum": (pendulum, 0.05), "Acrobot": (acrobot, 0.07)}
+SCENES |= {"MountainCar": (mountain_car, 0.03), "ContinuousMountainCar": (mountain_car, 0.03)}

@@ -52,15 +52,13 @@ class Panel:
 
 def draw_curve(run_dir: Path, title: str) -> Path:
     """Draw training and evaluation returns of `run_dir` against environment steps; returns the picture's path."""
-    found = read_log(run_dir, (TRAINING, EVALUATION)).series
-    lines = []
-    labels = {TRAINING: "training, episodes of each interval", EVALUATION: "greedy evaluation"}
-    for style, (name, label) in enumerate(labels.items()):
-        if name in found:
-            steps, values = align([found[name]])
-            values = values[np.isfinite(values).any(axis=1)]
-            thin = values if len(values) > 1 else None
-            lines += [Line(label, steps, values.mean(axis=0), seeds=thin, style=style)] if len(values) else []
+    lines, labels = [], {TRAINING: "training, episodes of each interval", EVALUATION: "greedy evaluation"}
+    for name, series in read_log(run_dir, labels).series.items():
+        steps, values = align([series])
+        values = values[np.isfinite(values).any(axis=1)]
+        if len(values):
+            style, seeds = list(labels).index(name), values if len(values) > 1 else None
+            lines.append(Line(labels[name], steps, values.mean(axis=0), seeds=seeds, style=style))
     if lines and lines[0].seeds is not None:
         title += f", {len(lines[0].seeds)} seeds and their mean"
     return _save(draw([Panel(title, lines)], "env_steps", "episode return"), run_dir / "curve.png")
@@ -108,7 +106,7 @@ def _curves_of_members(log: Log, best: int | None) -> Panel:
         steps, values = align([log.series[TRAINING]])
         there = np.isfinite(values).any(axis=0)
         steps, values = steps[there], values[:, there]
-        lines.append(Line(f"median of {len(values)}", steps, np.nanmedian(values, axis=0), None, values))
+        lines.append(Line(f"median of {len(values)}", steps, np.nanmedian(values, axis=0), seeds=values))
         lines.append(Line(f"member {best}, the best in the end", steps, values[best], style=1))
     return Panel("", lines)
 
@@ -116,20 +114,21 @@ def _curves_of_members(log: Log, best: int | None) -> Panel:
 def _values_of_members(name: str, x: np.ndarray, returns: np.ndarray, best: int | None) -> Panel:
     """The last return against the value of a flag; what broke stands at the foot as a cross."""
     alive, lines = np.isfinite(returns), []
+    dots = {"linestyle": "", "marker": "o", "alpha": 0.6}
     if best is not None:
-        dots = {"linestyle": "", "marker": "o", "alpha": 0.6}
         lines.append(Line("member", x[alive], returns[alive], how=dots))
         lines.append(Line("the best", x[[best]], returns[[best]], style=1, how=dots | {"alpha": 1, "markersize": 7}))
-    if lines and not alive.all():
-        foot = np.full(np.sum(~alive), returns[alive].min())
-        lines.append(Line("broke", x[~alive], foot, style=6, how=dots | {"marker": "x"}))
+        if not alive.all():
+            foot = np.full(np.sum(~alive), returns[alive].min())
+            lines.append(Line("broke", x[~alive], foot, style=6, how=dots | {"marker": "x"}))
     return Panel("", lines, name, "final greedy return", "x" * _spans_decades(x))
 
 
 def _descent(name: str, series: Series, sources: np.ndarray, best: int | None) -> Panel:
     """The values of all members over time, and in front those of the ancestors of the best one."""
     values, how = series.values, {"drawstyle": "steps-post"}  # a value holds until the next exchange
-    lines = [Line("member 0, the control", series.steps, values[:, 0], None, values.T, how=how | {"linestyle": ":"})]
+    dotted = how | {"linestyle": ":"}
+    lines = [Line("member 0, the control", series.steps, values[:, 0], seeds=values.T, how=dotted)]
     if best is not None:
         path = descent(sources, best)[1:]  # after the exchange of each row
         lines.append(Line("descent of the best", series.steps, values[np.arange(len(path)), path], style=1, how=how))
@@ -142,7 +141,6 @@ def _spans_decades(values: np.ndarray) -> bool:
 
 def draw(panels: list[Panel], x: str, ylabel: str, title: str = "") -> Any:
     """A matplotlib Figure with one axes for each panel; `x` is a key of `AXES`, or what to write there."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     across = min(len(panels), 2 if len(panels) == 4 else 3)
@@ -151,7 +149,6 @@ def draw(panels: list[Panel], x: str, ylabel: str, title: str = "") -> Any:
     width, height = (6, 3.6) if len(panels) == 1 else (4.4, 3.2)
     height += 0.19 * max(entries - 2, 0)
     figure = Figure(figsize=(width * across, height * down), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
     grid = figure.subplots(down, across, squeeze=False).flat
     for index, (axes, panel) in enumerate(zip(grid, panels, strict=False)):
         _draw_panel(axes, panel, panel.x or x)
@@ -180,15 +177,14 @@ def _draw_panel(axes: Any, panel: Panel, x: str) -> None:
     axes.set(**{f"{axis}scale": "log" for axis in panel.log})
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    # Above the axes, so that it never hides a curve.
     longest = max((len(line.label) for line in panel.lines), default=0)
     room = 12 * axes.figure.get_figwidth() / axes.get_gridspec().ncols  # characters
     columns = max(1, min(len(panel.lines), int(room / (longest + 8))))
-    legend = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": columns, "alignment": "left", "frameon": False}
-    labelled = axes.get_legend_handles_labels()  # given, because matplotlib warns where it finds none itself
-    axes.legend(
-        *labelled, **legend, title=panel.title, title_fontproperties={"weight": "bold"}, fontsize=9, borderaxespad=0.2
-    )
+    above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}  # the axes: it never hides a curve
+    look = {"ncols": columns, "alignment": "left", "frameon": False, "fontsize": 9}
+    title = {"title": panel.title, "title_fontproperties": {"weight": "bold"}}
+    # The labels are given, because matplotlib warns where it finds none itself
+    axes.legend(*axes.get_legend_handles_labels(), **above, **look, **title)
 
 
 def _draw_line(axes: Any, line: Line) -> None:

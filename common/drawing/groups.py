@@ -10,14 +10,14 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import tyro
 
 from common.cli.checks import check_flags
 from common.cli.errors import UsageError
-from common.cli.files import read_config
+from common.cli.files import is_run, read_config
 from common.cli.run_flags import ONE_TIME
 from common.runs.metrics import Log, Series, is_number, read_log
 
@@ -47,8 +47,7 @@ class Selection:
         return tuple(dict.fromkeys(word.strip().removeprefix("--").replace("-", "_") for word in words))
 
 
-@dataclass(frozen=True)
-class LoggedRun:
+class LoggedRun(NamedTuple):
     """A run directory, read; of a population the members with the same flags, as if they had run alone."""
 
     path: Path
@@ -58,67 +57,57 @@ class LoggedRun:
     log: Log
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """All runs of one algorithm in one environment, with the same values of the flags of --by."""
 
     env: str
     algorithm: str
     variant: dict[str, Any]  # those values; a flag that the algorithm does not have is left out
-    runs: tuple[LoggedRun, ...]
+    runs: list[LoggedRun]
 
     @property
     def label(self) -> str:
         """Such as `ppo_pmap, clip_eps 0.2`."""
         return ", ".join([self.algorithm, *(f"{name} {flag_text(value)}" for name, value in self.variant.items())])
 
-    def series(self, metric: str) -> list[Series]:
-        """Those of the runs that have this metric."""
-        return [run.log.series[metric] for run in self.runs if metric in run.log.series]
-
 
 def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
     """The runs of `selection` with these metrics, in groups, sorted.
 
-    What is no run or has no metrics is left out, with a note. Raises UsageError for no runs at all, broken ones, runs
-    that all have no metrics, and a flag in `by` that no run has.
+    What is no run or has no metrics is left out, with a note, and there is one on runs that are no repetitions. Raises
+    UsageError for no runs at all, broken ones, runs that all have no metrics, and a flag in `by` that no run has.
     """
     if not selection.runs:
         raise UsageError("name at least one run directory, such as runs/NAME or runs/*")
     paths = list({Path(run).resolve(): Path(run) for run in selection.runs}.values())  # each once
-    strangers = [path for path in paths if path.exists() and not (path / "config.json").exists()]
+    strangers = [path for path in paths if path.exists() and not is_run(path)]
     if len(strangers) < len(paths):  # else all that is named is wrong
         say(f"{path}: no run directory, left out" for path in strangers)
         paths = [path for path in paths if path not in strangers]
-    runs, silent = [], []
-    for path in paths:
-        config, log = read_config(path), read_log(path, metrics)
-        runs += _parts(path, config, log)
-        silent += [] if log.names else [path]
+    runs = [run for path in paths for run in _parts(path, read_config(path), read_log(path, metrics))]
     known = set().union(*(run.flags for run in runs))
     for name in selection.split:
         if name not in known:
             raise UsageError(f"--by {name}: none of the runs has this flag; {suggest(name, known)}")
-    if len(silent) == len(paths):
-        raise UsageError(f"{silent[0]} has no metrics yet: wait for the first row of its metrics.jsonl")
-    say(f"{path}: no metrics yet, left out" for path in silent)
-    return group([run for run in runs if run.path not in silent], selection.split)
+    logged = [run for run in runs if run.log.names]
+    if not logged:
+        raise UsageError(f"{paths[0]} has no metrics yet: wait for the first row of its metrics.jsonl")
+    say(f"{path}: no metrics yet, left out" for path in paths if path not in {run.path for run in logged})
+    groups = group(logged, selection.split)
+    say(note for one in groups for note in pooled(one))
+    return groups
 
 
 def _parts(path: Path, config: dict[str, Any], log: Log) -> Iterator[LoggedRun]:
-    """The run; or of a population, for each combination of values, the members that have them, as if run alone."""
-    flags, members, alike = config["args"], config.get("members", []), {}
+    """The run; of a population without PBT, for each combination of values the members that have them, as if alone."""
+    flags, alike = config["args"], {}
+    members = config.get("members") or [{"seed": flags.get("seed", 0) + i} for i in range(flags.get("num_seeds", 1))]
     for index, member in enumerate(members):
-        own = {name: value for name, value in member.items() if name != "seed"}
+        own = {} if flags.get("pbt") else {name: value for name, value in member.items() if name != "seed"}
         alike.setdefault(json.dumps(own), []).append(index)
-    if len(alike) < 2 or flags.get("pbt"):  # whose values change
-        first = flags.get("seed", 0)
-        seeds = [member["seed"] for member in members] or [*range(first, first + flags.get("num_seeds", 1))]
-        yield LoggedRun(path, config["algorithm"], flags, seeds, log)
-        return
-    for indices in alike.values():
-        seeds = [members[index]["seed"] for index in indices]
-        yield LoggedRun(path, config["algorithm"], flags | members[indices[0]], seeds, log.of(indices, len(members)))
+    for own, indices in alike.items():
+        seeds, part = [members[index]["seed"] for index in indices], log.of(indices, len(members))
+        yield LoggedRun(path, config["algorithm"], flags | json.loads(own) | {"seed": seeds[0]}, seeds, part)
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
@@ -136,20 +125,17 @@ PLUMBING |= {name for name in ONE_TIME if name != "init_from"}
 
 def group(runs: Iterable[LoggedRun], by: tuple[str, ...] = ()) -> list[Group]:
     """Put runs together by environment, algorithm and the flags `by`; sorted, numbers as numbers."""
-    together: dict[str, list[LoggedRun]] = {}
+    groups: dict[str, Group] = {}
     for run in runs:
-        together.setdefault(json.dumps([run.flags["env"], run.algorithm, _variant(run, by)]), []).append(run)
-    groups = [Group(x[0].flags["env"], x[0].algorithm, _variant(x[0], by), tuple(x)) for x in together.values()]
+        variant = {name: run.flags[name] for name in by if name in run.flags}
+        one = Group(run.flags["env"], run.algorithm, variant, [])
+        groups.setdefault(json.dumps(one), one).runs.append(run)
 
     def order(group: Group) -> tuple:
         values = group.variant.values()
         return group.env, group.algorithm, [(0, x, "") if is_number(x) else (1, 0.0, str(x)) for x in values]
 
-    return sorted(groups, key=order)
-
-
-def _variant(run: LoggedRun, by: tuple[str, ...]) -> dict[str, Any]:
-    return {name: run.flags[name] for name in by if name in run.flags}
+    return sorted(groups.values(), key=order)
 
 
 def flag_text(value: Any) -> str:
@@ -204,19 +190,15 @@ def final_returns(log: Log) -> tuple[np.ndarray, bool]:
 
     NaN for an agent without.
     """
-    found, of_training = np.full(1, math.nan), EVALUATION not in log.series
-    if not of_training:
-        found = log.series[EVALUATION].values[-1]
-    elif TRAINING in log.series:
-        found = log.series[TRAINING].last
-    return found, of_training
+    if EVALUATION in log.series:
+        return log.series[EVALUATION].values[-1], False
+    return log.series[TRAINING].last if TRAINING in log.series else np.full(1, math.nan), True
 
 
 RESAMPLES = 2000  # of the bootstrap
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """The 95% bootstrap interval of an estimate."""
 
     low: np.ndarray

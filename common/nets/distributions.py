@@ -11,14 +11,20 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from common.device.rollout import categorical_noise
 from common.envs import spaces
 from common.envs.masks import ILLEGAL, action_scale, legal_actions, mask_of, masks_of_parts, to_units
-from common.envs.spaces import Box, Space, encode, leaves
+from common.envs.spaces import Box, Discrete, Space, encode, leaves
 
-LOG_2PI = 1.8378770664093453
+LOG_2PI = math.log(2 * math.pi)
+
+
+def without_illegal(logits: jax.Array, legal: jax.Array | None) -> jax.Array:
+    """Logits, or Q values, [..., n], as low as can be for what is not `legal`."""
+    return logits if legal is None else jnp.where(legal, logits, ILLEGAL)
 
 
 class Categoricals(struct.PyTreeNode):
@@ -32,19 +38,22 @@ class Categoricals(struct.PyTreeNode):
 
     def only(self, legal: jax.Array | None) -> "Categoricals":
         """Without the choices that are not `legal`; where none is, all are equally likely."""
-        return self if legal is None else self.replace(logits=jnp.where(legal, self.logits, ILLEGAL), legal=legal)
+        return self if legal is None else self.replace(logits=without_illegal(self.logits, legal), legal=legal)
 
     def sample(self, noise: jax.Array) -> jax.Array:
         """Inverse-CDF sample from `noise` [..., len(nvec)], uniform in (0, 1): one random number per component."""
         cdfs = [jnp.cumsum(jax.nn.softmax(part), axis=-1) for part in self._parts(self.logits)]
         if self.legal is None:
             return self._join([jnp.sum(cdf[..., :-1] <= noise[..., i : i + 1], axis=-1) for i, cdf in enumerate(cdfs)])
-        # Rounding may let a cdf rise a little at what is illegal, and end below the noise
-        reached = [cdf > noise[..., i : i + 1] for i, cdf in enumerate(cdfs)]
-        return self._join(list(map(_first_legal, self._parts(self.legal), reached)))
+        picks = []
+        for i, (cdf, legal) in enumerate(zip(cdfs, self._parts(self.legal), strict=True)):
+            # Rounding may let a cdf rise a little at what is illegal, and end below the noise
+            found = legal & (cdf > noise[..., i : i + 1])
+            last = legal.shape[-1] - 1 - jnp.argmax(legal[..., ::-1], axis=-1)
+            picks.append(jnp.where(jnp.any(found, axis=-1), jnp.argmax(found, axis=-1), last))
+        return self._join(picks)
 
     def sample_with_key(self, key: jax.Array) -> jax.Array:
-        """Sample by a key."""
         return self.sample(categorical_noise(key, (*self.logits.shape[:-1], len(self.nvec))))
 
     def mode(self) -> jax.Array:
@@ -78,27 +87,17 @@ class Categoricals(struct.PyTreeNode):
         return self._sum(terms)
 
     def _parts(self, x: jax.Array) -> list[jax.Array]:
-        edges = [sum(self.nvec[:i]) for i in range(len(self.nvec) + 1)]
-        return [x[..., a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        return jnp.split(x, np.cumsum(self.nvec)[:-1], axis=-1)
 
     def _log_probs(self) -> list[jax.Array]:
         return [jax.nn.log_softmax(part) for part in self._parts(self.logits)]
 
     def _sum(self, terms: Iterable[jax.Array]) -> jax.Array:
         """Over components, or over those that are its own; of the terms [...] of each."""
-        if self.own is None:
-            return sum(terms)
-        return sum(jnp.where(self.own[..., i], term, 0.0) for i, term in enumerate(terms))
+        return sum(x if self.own is None else jnp.where(self.own[..., i], x, 0.0) for i, x in enumerate(terms))
 
     def _join(self, picks: list[jax.Array]) -> jax.Array:
         return (picks[0] if self.scalar else jnp.stack(picks, axis=-1)).astype(jnp.int32)
-
-
-def _first_legal(legal: jax.Array, reached: jax.Array) -> jax.Array:
-    """The first legal choice that is reached, or the last legal one."""
-    last = legal.shape[-1] - 1 - jnp.argmax(legal[..., ::-1], axis=-1)
-    found = legal & reached
-    return jnp.where(jnp.any(found, axis=-1), jnp.argmax(found, axis=-1), last)
 
 
 class Normal(struct.PyTreeNode):
@@ -115,14 +114,13 @@ class Normal(struct.PyTreeNode):
 
     def sample(self, noise: jax.Array) -> jax.Array:
         """Sample from `noise` [..., A], standard normal."""
-        return self._to_env(self.mean + jnp.exp(self.log_std) * noise)
+        return self._action(self.mean + jnp.exp(self.log_std) * noise)
 
     def sample_with_key(self, key: jax.Array) -> jax.Array:
-        """Sample by a key."""
         return self.sample(jax.random.normal(key, self.mean.shape))
 
     def mode(self) -> jax.Array:
-        return self._to_env(self.mean)
+        return self._action(self.mean)
 
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Log-density of the (unclipped) action, [...]."""
@@ -139,12 +137,12 @@ class Normal(struct.PyTreeNode):
         wider, z = 2 * (self.log_std - other.log_std), (self.mean - other.mean) * jnp.exp(-other.log_std)
         return 0.5 * jnp.sum(jnp.expm1(wider) - wider + z**2, axis=-1, where=own)
 
-    def _to_env(self, x: jax.Array) -> jax.Array:
+    def _action(self, x: jax.Array) -> jax.Array:
         return x * jnp.array(self.scale) + jnp.array(self.offset)
 
 
 class Joint(struct.PyTreeNode):
-    """Independent distributions of the parts of an action, a tree as the action is one."""
+    """Independent distributions of the parts of an action, a tree as the action is one; what they measure is summed."""
 
     parts: Any
 
@@ -153,7 +151,6 @@ class Joint(struct.PyTreeNode):
         return self._map("sample", noise)
 
     def sample_with_key(self, key: jax.Array) -> Any:
-        """Sample by a key."""
         parts, structure = jax.tree.flatten(self.parts, is_leaf=_is_part)
         keys = [key] if len(parts) == 1 else jax.random.split(key, len(parts))
         return self._map("sample_with_key", jax.tree.unflatten(structure, list(keys)))
@@ -162,23 +159,22 @@ class Joint(struct.PyTreeNode):
         return self._map("mode")
 
     def log_prob(self, action: Any) -> jax.Array:
-        """Sum over the parts, densities and probabilities together, [...]."""
-        return sum(jax.tree.leaves(self._map("log_prob", action)))
+        return self._sum("log_prob", action)
 
     def entropy(self) -> jax.Array:
-        """Sum over the parts, in nats, [...]."""
-        return sum(jax.tree.leaves(self._map("entropy")))
+        return self._sum("entropy")
 
     def kl(self, other: "Joint") -> jax.Array:
-        """KL(self || other) in nats, the sum over the parts, [...]."""
-        return sum(jax.tree.leaves(self._map("kl", other.parts)))
+        return self._sum("kl", other.parts)
 
     def symmetric_kl_to_uniform(self) -> jax.Array:
-        """Sum over the parts, of which none may be normal, [...]."""
-        return sum(jax.tree.leaves(self._map("symmetric_kl_to_uniform")))
+        return self._sum("symmetric_kl_to_uniform")
 
     def _map(self, method: str, *trees: Any) -> Any:
         return jax.tree.map(lambda part, *x: getattr(part, method)(*x), self.parts, *trees, is_leaf=_is_part)
+
+    def _sum(self, method: str, *trees: Any) -> jax.Array:
+        return sum(jax.tree.leaves(self._map(method, *trees)))
 
 
 def _is_part(x: Any) -> bool:
@@ -214,7 +210,6 @@ class SquashedNormal(NamedTuple):
         return jnp.tanh(u), jnp.sum(normal - slope, axis=-1)
 
     def sample_with_key(self, key: jax.Array) -> jax.Array:
-        """Sample by a key."""
         return self.sample(jax.random.normal(key, self.mean.shape))
 
     def mode(self) -> jax.Array:
@@ -242,19 +237,17 @@ def encode_action(action: Any, space: Space) -> jax.Array:
     def encoded(leaf, x):
         return to_units(x, *action_scale(leaf)) if isinstance(leaf, Box) else encode(x, leaf)
 
-    parts = [encoded(leaf, x) for _, leaf, x in leaves(space, action)]
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
+    return jnp.concatenate([encoded(leaf, x) for _, leaf, x in leaves(space, action)], axis=-1)
 
 
 class QHead(nn.Module):
     """Q values [..., n] of Discrete actions; those of actions that are illegal at `obs` are as low as can be."""
 
-    space: spaces.Discrete
+    space: Discrete
 
     @nn.compact
     def __call__(self, x: jax.Array, obs: Any = None) -> jax.Array:
-        q, legal = nn.Dense(self.space.n)(x), legal_actions(obs)
-        return q if legal is None else jnp.where(legal, q, ILLEGAL)
+        return without_illegal(nn.Dense(self.space.n)(x), legal_actions(obs))
 
 
 def epsilon_greedy(q: jax.Array, epsilon: float | jax.Array, obs: Any = None) -> Categoricals:
@@ -262,10 +255,9 @@ def epsilon_greedy(q: jax.Array, epsilon: float | jax.Array, obs: Any = None) ->
     of those that are legal at `obs`.
     """
     num_actions, legal = q.shape[-1], legal_actions(obs)
-    q = q if legal is None else jnp.where(legal, q, ILLEGAL)
     uniform = 1 / num_actions if legal is None else legal / jnp.maximum(jnp.sum(legal, axis=-1, keepdims=True), 1)
-    probability = (1 - epsilon) * jax.nn.one_hot(jnp.argmax(q, axis=-1), num_actions) + epsilon * uniform
-    return Categoricals(jnp.log(probability), (num_actions,), scalar=True).only(legal)
+    best = jax.nn.one_hot(jnp.argmax(without_illegal(q, legal), axis=-1), num_actions)
+    return Categoricals(jnp.log((1 - epsilon) * best + epsilon * uniform), (num_actions,), scalar=True).only(legal)
 
 
 class PolicyHead(nn.Module):
@@ -276,28 +268,20 @@ class PolicyHead(nn.Module):
     at first.
     """
 
-    space: spaces.Space
+    space: Space
 
     @nn.compact
     def __call__(self, x: jax.Array, obs: Any = None) -> Distribution:
         init, legal = nn.initializers.orthogonal(0.01), legal_actions(obs)
         if isinstance(self.space, (spaces.Dict, spaces.Tuple)):
-            return Joint(self._parts(x, legal))
-        if isinstance(self.space, spaces.Box):
+            masks = iter(masks_of_parts(legal, self.space))  # of the choices of those that have any, in order
+            heads = iter([PolicyHead(leaf, name=f"part_{name.replace('/', '_')}") for name, leaf in leaves(self.space)])
+            return Joint(spaces.map_leaves(lambda leaf: next(heads)(x, mask_of(next(masks))), self.space))
+        if isinstance(self.space, Box):
             size = math.prod(self.space.shape)
             mean = nn.Dense(size, kernel_init=init)(x)
             log_std = self.param("log_std", nn.initializers.zeros, (size,))
             scale, offset = (tuple(x.tolist()) for x in action_scale(self.space))
             return Normal(mean, jnp.broadcast_to(log_std, mean.shape), scale=scale, offset=offset)
         logits = nn.Dense(sum(self.space.nvec), kernel_init=init)(x)
-        return Categoricals(logits, self.space.nvec, scalar=isinstance(self.space, spaces.Discrete)).only(legal)
-
-    def _parts(self, x: jax.Array, legal: jax.Array | None) -> Any:
-        """A head for each part; the mask is of the choices of those that have any, in order."""
-        names = iter([name.replace("/", "_") for name, _ in spaces.leaves(self.space)])
-        masks = iter(masks_of_parts(legal, self.space))
-
-        def head(leaf):
-            return PolicyHead(leaf, name=f"part_{next(names)}")
-
-        return spaces.map_leaves(lambda leaf: head(leaf)(x, mask_of(next(masks))), self.space)
+        return Categoricals(logits, self.space.nvec, scalar=isinstance(self.space, Discrete)).only(legal)

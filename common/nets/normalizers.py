@@ -75,7 +75,7 @@ def obs_stats(space: spaces.Space, on: bool = True) -> Stats:
     """Statistics of no observations yet: of arrays, and none of numbers that stand for choices; None where not `on`."""
     if not on:
         return None
-    stats = spaces.map_leaves(lambda leaf: running_stats(leaf.shape) if isinstance(leaf, spaces.Box) else None, space)
+    stats = spaces.map_leaves(lambda leaf: running_stats(leaf.shape, isinstance(leaf, spaces.Box)), space)
     return stats | {MASK: None} if isinstance(stats, dict) and MASK in stats else stats
 
 
@@ -94,17 +94,18 @@ def rescale_output(params: Any, layer: str, old: RunningStats, new: RunningStats
     The output-preserving half of PopArt (van Hasselt et al. 2016, proposition 1).
     """
 
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(params)]
-    if not any(name.endswith(f"/{layer}/kernel") for name in names):
-        raise ValueError(f'PopArt rescales a layer called "{layer}", and the networks have none')
-
     def rescaled(path, x):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         if name.endswith(f"/{layer}/kernel"):
+            kernels.append(name)
             return x * old.std / new.std
         return (old.denormalize(x) - new.mean) / new.std if name.endswith(f"/{layer}/bias") else x
 
-    return jax.tree_util.tree_map_with_path(rescaled, params)
+    kernels = []
+    params = jax.tree_util.tree_map_with_path(rescaled, params)
+    if not kernels:
+        raise ValueError(f'PopArt rescales a layer called "{layer}", and the networks have none')
+    return params
 
 
 def popart(learner: Any, batch: Any, counts: jax.Array | None = None) -> tuple[Any, Any]:
@@ -118,12 +119,10 @@ def popart(learner: Any, batch: Any, counts: jax.Array | None = None) -> tuple[A
     units = learner.return_stats.merge(batch.target, counts)
     params = rescale_output(learner.params, "value", learner.return_stats, units)
     learner = learner.replace(params=params, return_stats=units)
-    value, target = units.normalize(batch.value, clip=None), units.normalize(batch.target, clip=None)
+    value, target = (units.normalize(x, clip=None) for x in (batch.value, batch.target))
     return learner, batch._replace(value=value, target=target, advantage=batch.advantage / units.std)
 
 
 def running_stats(shape: tuple[int, ...], on: bool = True) -> RunningStats | None:
     """Statistics of nothing yet; None where not `on`."""
-    if not on:
-        return None
-    return RunningStats(count=jnp.uint32(0), mean=jnp.zeros(shape), m2=jnp.zeros(shape))
+    return RunningStats(count=jnp.uint32(0), mean=jnp.zeros(shape), m2=jnp.zeros(shape)) if on else None

@@ -36,10 +36,6 @@ class Cell(NamedTuple):
     arrays: int
     step: Callable  # state, gates of the input [N, gates * H], gates of the output before [N, gates * H] -> state
 
-    @property
-    def gates(self) -> int:
-        return len(self.keep)
-
 
 def gru(state: tuple, x: jax.Array, z: jax.Array) -> tuple:
     """Cho et al. 2014, with the reset gate behind the product, as in cuDNN."""
@@ -84,9 +80,9 @@ class Recurrent(nn.Module):
 
     def _layer(self, layer: int, x: jax.Array, first: jax.Array, state: tuple) -> tuple:
         cell = CELLS[self.kind]
-        width = cell.gates * self.size
-        kernel = self.param(f"recurrent_{layer}", orthogonal_gates(cell.gates), (self.size, width))
-        bias = self.param(f"recurrent_bias_{layer}", chrono_biases(cell.keep, self.span), (width,))
+        width = len(cell.keep) * self.size
+        kernel = self.param(f"recurrent_{layer}", orthogonal_gates, (self.size, width))
+        bias = self.param(f"recurrent_bias_{layer}", partial(chrono_biases, cell.keep, self.span), (width,))
         # The products with the inputs do not wait for one another: one for all steps
         x = nn.Dense(width, dtype=self.dtype, name=f"input_{layer}")(x)  # [T, N, gates * size]
         in_turn = cells_in_turn if jax.default_backend() == "cpu" else cells_in_few_kernels
@@ -184,27 +180,21 @@ def initial_memory(kind: Kind, size: int, layers: int, count: int) -> tuple:
     return ((jnp.zeros((count, size)),) * CELLS[kind].arrays,) * layers
 
 
-def orthogonal_gates(gates: int) -> Callable:
+def orthogonal_gates(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
     """An initializer of a kernel [size, gates * size], orthogonal for each gate alone."""
-
-    def init(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
-        size = shape[0]
-        parts = [nn.initializers.orthogonal()(one, (size, size), dtype) for one in jax.random.split(key, gates)]
-        return jnp.concatenate(parts, axis=1)
-
-    return init
+    size, width = shape
+    keys = jax.random.split(key, width // size)
+    return jnp.concatenate([nn.initializers.orthogonal()(one, (size, size), dtype) for one in keys], axis=1)
 
 
-def chrono_biases(keep: tuple[int, ...], span: int) -> Callable:
+def chrono_biases(
+    keep: tuple[int, ...], span: int, key: jax.Array, shape: tuple[int], dtype: Any = jnp.float32
+) -> jax.Array:
     """An initializer of biases [gates * size] with which cells remember, each for a time of its own.
 
     After T steps of a cell about a third of its state is left (Tallec and Ollivier 2018), with T uniform between 2 and
     `span`, and 2 for all up to a span of 2. Were all times short, no gradient would reach back to what came in long
     ago. `keep` says what the bias of each gate does to the time.
     """
-
-    def init(key: jax.Array, shape: tuple[int], dtype: Any = jnp.float32) -> jax.Array:
-        times = jax.random.uniform(key, (shape[0] // len(keep),), dtype, 1.0, max(span - 1, 1))
-        return jnp.concatenate([sign * jnp.log(times) for sign in keep])
-
-    return init
+    times = jax.random.uniform(key, (shape[0] // len(keep),), dtype, 1.0, max(span - 1, 1))
+    return jnp.concatenate([sign * jnp.log(times) for sign in keep])

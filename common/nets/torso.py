@@ -5,7 +5,7 @@ convolution one product of matrices, [N, K] with [K, H' * W' * B].
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -19,9 +19,6 @@ from common.cli.errors import UsageError
 from common.device.sharding import flat_pmean
 from common.envs import spaces
 from common.envs.masks import is_mask
-
-CHANNELS = 16
-LARGEST_SIDE = 16
 
 
 class Convolution(nn.Module):
@@ -52,7 +49,9 @@ class ImageEncoder(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
-        return flat(self.convolved(batch_last(images)), images.shape[:-3])
+        x = self.convolved(batch_last(images))
+        count = math.prod(x.shape[:3])  # given, for there may be no image at all
+        return x.reshape(count, x.shape[3]).T.reshape(*images.shape[:-3], count)
 
     def activated(self, x: jax.Array) -> jax.Array:
         """The activation, with `layer_norm` after layer normalisation over the channels of each pixel."""
@@ -69,9 +68,9 @@ class Convolutions(ImageEncoder):
     """3 x 3 convolutions, with stride 2 while a side is over 16."""
 
     def convolved(self, x: jax.Array) -> jax.Array:
-        while max(x.shape[1:3]) > LARGEST_SIDE:
-            x = self.activated(Convolution(CHANNELS, stride=2, **self.layer)(x))
-        return self.activated(Convolution(CHANNELS, **self.layer)(x))
+        while max(x.shape[1:3]) > 16:
+            x = self.activated(Convolution(16, stride=2, **self.layer)(x))
+        return self.activated(Convolution(16, **self.layer)(x))
 
 
 class NatureConvolutions(ImageEncoder):
@@ -116,14 +115,8 @@ def patches(x: jax.Array, size: int = 3, stride: int = 1) -> jax.Array:
     return jnp.concatenate([x[:, r : r + height : stride, c : c + width : stride] for r, c in shifts])
 
 
-def flat(x: jax.Array, batch: tuple[int, ...]) -> jax.Array:
-    """Features [*batch, C * H * W] of [C, H, W, B], of no image at all too."""
-    count = math.prod(x.shape[:3])
-    return x.reshape(count, x.shape[3]).T.reshape(*batch, count)
-
-
 def by_columns(x: jax.Array, kernel: jax.Array, *_, **__) -> jax.Array:
-    """The `dot_general` of a `nn.Dense` behind convolutions: features [..., F] as `flat` left them, a kernel [F, N].
+    """The `dot_general` of a `nn.Dense` behind an `ImageEncoder`: of its features [..., F] and a kernel [F, N].
 
     It begins with the kernel, and the barrier keeps it so: the other way round takes a CPU three times as long.
     """
@@ -146,16 +139,17 @@ class Features(nn.Module):
 
     @nn.compact
     def __call__(self, obs: Any) -> jax.Array:
-        parts = [self._features(leaf, x) for name, leaf, x in spaces.leaves(self.space, obs) if not is_mask(name)]
-        return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
-
-    def _features(self, space: spaces.Leaf, obs: jax.Array) -> jax.Array:
-        x = spaces.encode(obs, space)  # [..., F] or [..., H, W, C]
-        if not spaces.is_image(space):
-            return x
-        if self.encoder == "flat":
-            return x.reshape(*x.shape[:-3], math.prod(space.shape))
-        return CONVOLUTIONS[self.encoder](getattr(nn, self.activation), self.layer, self.layer_norm)(x)
+        parts = []
+        for name, leaf, x in spaces.leaves(self.space, obs):
+            if is_mask(name):
+                continue
+            x = spaces.encode(x, leaf)  # [..., F] or [..., H, W, C]
+            if spaces.is_image(leaf) and self.encoder == "flat":
+                x = x.reshape(*x.shape[:-3], math.prod(leaf.shape))
+            elif spaces.is_image(leaf):
+                x = CONVOLUTIONS[self.encoder](getattr(nn, self.activation), self.layer, self.layer_norm)(x)
+            parts.append(x)
+        return jnp.concatenate(parts, axis=-1)
 
 
 class BatchNorm(nn.Module):
@@ -181,27 +175,24 @@ class BatchNorm(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, size) if self.use_bias else 0.0
         averages = self.variable("batch_stats", "averages", lambda: jnp.stack([jnp.zeros(size), jnp.ones(size)]))
         batches = self.variable("batch_stats", "batches", jnp.zeros, ())
-        mean, deviation = self._scale_of(averages.value)
+
+        def scale_of(moments):  # mean and standard deviation [F] of mean and variance [2, F]
+            return moments[0], jnp.sqrt(moments[1] + self.epsilon)
+
+        mean, deviation = average, usual = scale_of(averages.value)
         if train:
             mean, squares = flat_pmean(jnp.stack([jnp.mean(x, axis=0), jnp.mean(jnp.square(x), axis=0)]))
             of_batch = jnp.stack([mean, jnp.maximum(squares - jnp.square(mean), 0.0)])
-            average, (mean, deviation) = self._scale_of(averages.value), self._scale_of(of_batch)
-            if self.renorm:
-                mean, deviation = self._renormalized(mean, deviation, *average, batches.value >= self.warmup)
+            mean, deviation = scale_of(of_batch)
+            if self.renorm:  # as if the batch's were those that make (x - mean) / deviation * r + d
+                warm = batches.value >= self.warmup
+                r = jnp.where(warm, jnp.clip(deviation / usual, 1 / self.r_max, self.r_max), 1.0)
+                d = jnp.where(warm, jnp.clip((mean - average) / usual, -self.d_max, self.d_max), 0.0)
+                r, d = jax.lax.stop_gradient((r, d))
+                mean, deviation = mean - d * deviation / r, deviation / r
             averages.value = self.momentum * averages.value + (1 - self.momentum) * of_batch
             batches.value += 1
         return (x - mean) * (scale / deviation) + bias
-
-    def _scale_of(self, averages: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Mean and standard deviation [F] of mean and variance [2, F]."""
-        return averages[0], jnp.sqrt(averages[1] + self.epsilon)
-
-    def _renormalized(self, mean, deviation, average, usual, warm) -> tuple[jax.Array, jax.Array]:
-        """In place of a batch's mean and deviation those that make (x - mean) / deviation * r + d of its samples."""
-        r = jnp.where(warm, jnp.clip(deviation / usual, 1 / self.r_max, self.r_max), 1.0)
-        d = jnp.where(warm, jnp.clip((mean - average) / usual, -self.d_max, self.d_max), 0.0)
-        r, d = jax.lax.stop_gradient((r, d))
-        return mean - d * deviation / r, deviation / r
 
 
 def apply_to_both(network: nn.Module, variables: Any, one: tuple, other: tuple) -> tuple[Any, Any, Any]:
@@ -218,9 +209,6 @@ def apply_to_both(network: nn.Module, variables: Any, one: tuple, other: tuple) 
     return *(jax.tree.map(lambda x, half=half: x[half], halves) for half in range(2)), stats
 
 
-NORMS = "layer", "batch", "renorm"
-
-
 class MLP(nn.Module):
     """The hidden layers, [..., F] to [..., width of the last].
 
@@ -232,39 +220,37 @@ class MLP(nn.Module):
     hidden_sizes: tuple[int, ...]
     activation: str
     layer: dict[str, Any]
-    norm: str = "none"  # or one of NORMS
+    norm: Literal["none", "layer", "batch", "renorm"] = "none"
     residual: bool = False
     behind_convolutions: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-        norm, activation = partial(self._normalized, train=train), getattr(nn, self.activation)
+        activation = getattr(nn, self.activation)
+
+        def norm(x, *kinds, use_bias=True):
+            """`x` normalised, if that is to be done in one of these ways."""
+            if self.norm not in kinds:
+                return x
+            if self.norm == "layer":
+                return nn.LayerNorm(dtype=self.layer.get("dtype"))(x)
+            return BatchNorm(self.norm == "renorm", use_bias)(x, train)
+
         inert = self.norm == "batch" and not self.residual  # a bias before a linear layer that is centred itself
-        x = norm(x, among=("batch", "renorm"), use_bias=not inert)
+        x = norm(x, "batch", "renorm", use_bias=not inert)
         if self.residual:
             if len(set(self.hidden_sizes)) > 1:
                 raise UsageError(f"residual blocks have one width, hidden sizes {self.hidden_sizes} are several")
             x = nn.Dense(self.hidden_sizes[0], kernel_init=nn.initializers.orthogonal(1.0), **self.layer)(x)
             dense = partial(nn.Dense, kernel_init=nn.initializers.he_normal(), **self.layer)
             for width in self.hidden_sizes:
-                x = x + dense(width)(activation(dense(4 * width)(norm(x))))
-            return norm(x)
+                x = x + dense(width)(activation(dense(4 * width)(norm(x, "layer", "batch", "renorm"))))
+            return norm(x, "layer", "batch", "renorm")
         for index, width in enumerate(self.hidden_sizes):
             product = by_columns if self.behind_convolutions and index == 0 else None
             x = nn.Dense(width, dot_general=product, use_bias=self.norm != "batch", **self.layer)(x)
-            x = norm(x, among=("layer", "batch"))
-            x = norm(activation(x), among=("renorm",))
+            x = norm(activation(norm(x, "layer", "batch")), "renorm")
         return x
-
-    def _normalized(
-        self, x: jax.Array, train: bool, among: Collection[str] = NORMS, use_bias: bool = True
-    ) -> jax.Array:
-        """`x` normalised, where the kind of that is `among` these."""
-        if self.norm not in among:
-            return x
-        if self.norm == "layer":
-            return nn.LayerNorm(dtype=self.layer.get("dtype"))(x)
-        return BatchNorm(self.norm == "renorm", use_bias)(x, train)
 
 
 class Torso(nn.Module):
@@ -307,8 +293,7 @@ class Ensemble(NamedTuple):
         if jax.default_backend() != "cpu":
             return jax.vmap(lambda params: self.network.apply(params, *inputs, **options))(params)
         # A CPU's batched products take four times as long as one after another
-        arrays, structure = jax.tree.flatten(params)
-        each = zip(*(jnp.split(x, self.size) for x in arrays), strict=True)
-        each = (jax.tree.unflatten(structure, [x[0] for x in arrays]) for arrays in each)
-        outputs = [self.network.apply(one, *inputs, **options) for one in each]
+        apart = jax.tree.map(lambda x: [one[0] for one in jnp.split(x, self.size)], params)
+        networks = jax.tree.transpose(jax.tree.structure(params), None, apart)
+        outputs = [self.network.apply(one, *inputs, **options) for one in networks]
         return jax.tree.map(lambda *x: jnp.stack(x), *outputs)

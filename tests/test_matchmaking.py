@@ -50,7 +50,7 @@ def test_learners_meet_the_policies_that_others_have_at_that_time_on_any_number_
 
     def against(other, state):
         def move(key, obs):
-            return ppo.make_ppo(single, game).act(other, jax.tree.map(lambda x: x[None], obs), key)[0]
+            return ppo.make_ppo(single, game.spec).act(other, jax.tree.map(lambda x: x[None], obs), key)[0]
 
         return one_update(single, game.against(move), state)
 

@@ -20,7 +20,7 @@ from common.cli.errors import UsageError
 from common.device.agents import Player
 from common.device.evaluation import SEED, run_episodes
 from common.envs.registry import make_host
-from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, map_leaves, zeros
+from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, map_leaves
 from common.policy import load_policy
 
 
@@ -39,7 +39,7 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_of_its_run_did(traine
     run_dir, env, result = trained(name)
     policy = load_policy(run_dir)
     # The policy's own shapes: actions are the environment's, neither flat nor without bounds.
-    obs = jax.tree.map(np.asarray, zeros(env, 3))
+    obs = jax.tree.map(np.asarray, env.spec.example_obs(3))
     actions, _ = policy(obs, policy.initial_memory(3), np.ones(3, bool), reward=np.zeros(3))
     shapes = map_leaves(lambda leaf, x: x.shape == (3, *leaf.shape), env.action_space, actions)
     assert all(jax.tree.leaves(shapes))

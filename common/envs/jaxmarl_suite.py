@@ -10,7 +10,7 @@ import numpy as np
 
 from common.envs.environment import Env, Transition
 from common.envs.masks import MASK
-from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple, box, convert
+from common.envs.spaces import Box, Discrete, Leaf, MultiDiscrete, Space, box, convert
 from common.envs.suite_tools import changed_params, check_known, import_package, settable
 
 LIMIT = "max_steps"
@@ -61,10 +61,10 @@ class JaxmarlEnv(Env):
         together = MultiDiscrete(tuple(space.n for space in actions)) if self._discrete else _joined(actions)
         if self._masks:
             seen[MASK] = box((sum(together.nvec),), 0.0, 1.0)
-        if not isinstance(together, Tuple):
+        if isinstance(together, Leaf):
             sizes = [math.prod(space.shape) for space in actions]
             self.agents = tuple(np.repeat(np.arange(len(sizes)), sizes).tolist())
-        super().__init__(name, inner, Dict(dict(sorted(seen.items()))), together, max_steps=limit or 0)
+        super().__init__(name, inner, seen, together, max_steps=limit or 0)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         obs, state = self.inner.reset(key)
@@ -93,6 +93,6 @@ class JaxmarlEnv(Env):
 def _joined(actions: list[Space]) -> Space:
     """The actions of all agents, one after another where they are vectors."""
     if not all(isinstance(space, Box) and len(space.shape) == 1 for space in actions):
-        return Tuple(tuple(actions))
+        return tuple(actions)
     low, high = (np.concatenate([getattr(space, bound) for space in actions]) for bound in ("low", "high"))
     return Box(low, high, low.shape)

@@ -11,7 +11,7 @@ import numpy as np
 
 from common.envs.environment import Env, Transition
 from common.envs.masks import MASK
-from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Space, box
+from common.envs.spaces import Box, Discrete, MultiDiscrete, Space, box
 from common.envs.suite_tools import changed_params, check_known, import_package, quiet, readable_errors, settable
 
 DOWNLOADED = ("Sokoban-v0",)  # its levels, when it is made
@@ -93,7 +93,7 @@ def _encoding(spec: Any, codes: dict[str, int], nvec: tuple[int, ...] = ()) -> E
     def observed(obs):
         return {name: encode(getattr(obs, name)) for name, (_, encode) in parts.items()}
 
-    return Dict({name: space for name, (space, _) in sorted(parts.items())}), observed
+    return {name: space for name, (space, _) in parts.items()}, observed
 
 
 def _mask(choices: int, mask: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from common.envs.environment import LONGEST_HORIZON, Env, Transition
 from common.envs.masks import MASK, sample_legal
-from common.envs.spaces import Dict, Discrete, box
+from common.envs.spaces import Discrete, box
 from common.envs.suite_tools import changed_params, check_known, import_package
 
 ALL_LEGAL = "minatar"  # games in which every action always is: they need no mask
@@ -46,7 +46,7 @@ class PgxEnv(Env):
         seen, actions = box(inner.observation_shape), Discrete(inner.num_actions)
         self.is_game = inner.num_players > 1
         self._opponent: Callable | None = None
-        space = Dict({MASK: box((actions.n,), 0.0, 1.0), "obs": seen}) if self._masks else seen
+        space = {MASK: box((actions.n,), 0.0, 1.0), "obs": seen} if self._masks else seen
         super().__init__(name, inner, space, actions, max_steps)
 
     def begin(self, key: jax.Array) -> tuple[Any, State]:

@@ -40,7 +40,7 @@ class PlaygroundEnv(Env):
         self._limit, self._repeat = limit, repeat
         obs = spaces.plain(jax.eval_shape(inner.reset, jax.random.key(0)).obs)
         parts = {part: spaces.box(x.shape) for part, x in obs.items()} if isinstance(obs, dict) else {}
-        observations = spaces.Dict(dict(sorted(parts.items()))) if parts else spaces.box(obs.shape)
+        observations = parts or spaces.box(obs.shape)
         actions = spaces.box((inner.action_size,), -1.0, 1.0)
         super().__init__(name, inner, observations, actions, max_steps=-(-limit // repeat))
 

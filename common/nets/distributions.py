@@ -281,7 +281,7 @@ class PolicyHead(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, obs: Any = None) -> Distribution:
         init, legal = nn.initializers.orthogonal(0.01), legal_actions(obs)
-        if isinstance(self.space, (spaces.Dict, spaces.Tuple)):
+        if not isinstance(self.space, spaces.Leaf):
             return Joint(self._parts(x, legal))
         if isinstance(self.space, spaces.Box):
             size = math.prod(self.space.shape)

@@ -6,7 +6,7 @@ Independent of the algorithm: `act` decides what it does with the parameters, an
 import operator
 from collections.abc import Callable
 from concurrent.futures import wait
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +16,7 @@ from common.actors.threads import POLL_INTERVAL, Collected, HostRollout, Slot, W
 from common.cli.errors import FailedEnvError, TrainingError, UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device.statistics import Tally, kind_of
-from common.envs.host import HostEnvs, HostStep, evaluation_params
+from common.envs.host import HostEnvs, HostStep, begins, evaluation_params
 from common.envs.masks import check_legal
 from common.envs.registry import make_host
 from common.envs.spaces import EnvSpec
@@ -29,26 +29,25 @@ class Actor(Worker):
 
     def __init__(
         self,
-        index: int,
+        number: int,
         make_envs: Callable[[int], HostEnvs],
         device: jax.Device,
         act: Callable,
         num_steps: int,
         seed: tuple[int, ...],
         memory: Any = (),
-        first: int = 0,
         log_info: tuple[str, ...] = (),
     ):
-        """`index` is its place in this process, whose `first` actor has this number among those of all processes.
+        """`number` is its place among the actors of all processes. `make_envs` takes a seed.
 
-        `make_envs` takes a seed. `act` takes parameters, memory, key data, a step's number and observations
-        [N, ...], and returns actions [N, ...], extras, and the new memory. `log_info` is the flag.
+        `act` takes parameters, memory, key data, a step's number and observations [N, ...], and returns actions
+        [N, ...], extras, and the new memory. `log_info` is the flag.
         """
-        super().__init__(f"actor {first + index}", ("env_step", "act", "wait_params", "wait_put"))
-        self.index, self.device, self._log_info = index, device, log_info
+        super().__init__(f"actor {number}", ("env_step", "act", "wait_params", "wait_put"))
+        self.number, self.device, self._log_info = number, device, log_info
         self.rollouts = self.restarts = 0
         self._make_envs, self._act, self._num_steps, self._first_memory = make_envs, act, num_steps, memory
-        self._seed = *seed, first + index
+        self._seed = *seed, number
 
     def start(self) -> None:
         """Make the environments, other ones after every restart, and begin their episodes."""
@@ -62,46 +61,42 @@ class Actor(Worker):
         self._key = np.asarray(jax.random.key_data(jax.random.key(int(seeds[1]))))
         self._steps = np.uint32(0)
         self._memory = self._first_memory
-        self._return = np.zeros(self.envs.num_envs)
-        self._length = np.zeros(self.envs.num_envs, int)
+        self._return, self._length = np.zeros(self.envs.num_envs), np.zeros(self.envs.num_envs, int)
 
     def collect(self, choose: Callable[[Slot | None], Slot]) -> Collected:
         """Step `num_steps` times; `choose` gets the parameters in use and returns those for the next step."""
         memory = jax.tree.map(lambda x: np.asarray(x)[None], self._memory)
-        found, slot = Collected(self.index, (), [], []), None
-        steps, logged = [], []
+        found, slot = Collected(self.number, (), [], []), None
+        steps, obs, logged = [], [self._obs], []
         for _ in range(self._num_steps):
             with self.doing("wait_params"):
                 slot = choose(slot)
             step, out = self._step(slot)
             self._count_episodes(out, found)
             steps.append(step)
+            obs.append(self._obs)
             logged.append(self._logged_numbers(out))
-        # Fresh memory for every rollout: the transfer of the last one may still be going on.
-        rollout = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
-        obs = jax.tree.map(lambda *x: np.stack(x), *(step.obs for step in steps), self._obs)
         self.rollouts += 1
+        # Arrays of its own for every rollout: the transfer of the last one may still be going on.
+        rollout, obs = (jax.tree.map(lambda *x: np.stack(x), *trees) for trees in (steps, obs))
         return found._replace(rollout=rollout._replace(obs=obs, memory=memory), info=reduce(operator.add, logged))
 
     def _step(self, slot: Slot) -> tuple[HostRollout, HostStep]:
-        """One step, [N, ...], and what the environments said."""
-        obs = self._obs
+        """One step, [N, ...], without observations and memory, and what the environments said."""
         with self.doing("act"):
-            action, extras, self._memory = self._act(slot.params, self._memory, self._key, self._steps, obs)
+            action, extras, self._memory = self._act(slot.params, self._memory, self._key, self._steps, self._obs)
             action, extras = jax.device_get((action, extras))
         self._steps += np.uint32(1)
         with self.doing("env_step"):
             out = self.envs.step(action)
         self._obs = self._checked(out.obs)
         self._check_finite(out.reward, "reward")
-        final_obs = self._checked(out.final_obs) if self.envs.resets_in_step else None
-        over = (out.terminated | out.truncated) & out.valid
-        check_legal(self._obs, ~over | self.envs.resets_in_step, self.envs.spec)
-        # A suite that resets in a step of its own shows the end of the episode once more in that
-        self._forget(over if self.envs.resets_in_step else ~out.valid)
-        version = np.full(len(over), slot.version, np.int32)
+        final_obs = None if out.final_obs is None else self._checked(out.final_obs)
+        check_legal(self._obs, ~out.ended | self.envs.resets_in_step, self.envs.spec)
+        self._forget(begins(out))
+        version = np.full(len(out.valid), slot.version, np.int32)
         outcome = out.reward, out.terminated, out.truncated, out.valid
-        return HostRollout(obs, action, extras, *outcome, version, final_obs, ()), out
+        return HostRollout((), action, extras, *outcome, version, final_obs, ()), out
 
     def _forget(self, begins: np.ndarray) -> None:
         """Start the memory of environments anew whose next step is the first of an episode."""
@@ -114,12 +109,12 @@ class Actor(Worker):
 
     def _count_episodes(self, out: HostStep, found: Collected) -> None:
         """Add a step to the episodes under way, and those that it ended to what was `found`."""
+        ended = out.ended
         self._return += np.where(out.valid, out.reward, 0.0)
         self._length += out.valid
-        over = (out.terminated | out.truncated) & out.valid
-        found.returns.extend(self._return[over].tolist())
-        found.lengths.extend(self._length[over].tolist())
-        self._return[over] = self._length[over] = 0
+        found.returns.extend(self._return[ended].tolist())
+        found.lengths.extend(self._length[ended].tolist())
+        self._return[ended] = self._length[ended] = 0
 
     def _logged_numbers(self, out: HostStep) -> Tally:
         """What a step has of the metrics of --log-info, those of all environments together."""
@@ -183,19 +178,18 @@ def env_maker(args: HostEnvArgs, num_envs: int, env_params: str) -> Callable[[in
 
 def _inspect(args: HostEnvArgs, env_params: str) -> HostEnvKind:
     """What one environment is, made and closed in a thread, for at most --reset-timeout each."""
-    worker = Worker(args.env)
-    kind = worker.run(partial(_make_and_close, args, env_params, worker))
+    worker, vectorization = Worker(args.env), "vector" if args.vectorization == "vector" else "sync"
+
+    def make_and_close() -> HostEnvKind:
+        with worker.doing("make"):
+            envs = make_host(args.env, 1, args.seed, env_params, vectorization, resets_in_step=args.resets_in_step)
+        with worker.doing("close"), readable_errors(f"environment {args.env} cannot be closed"):
+            envs.close()
+        return HostEnvKind(args.env, envs.spec, envs.resets_in_step)
+
+    kind = worker.run(make_and_close)
     while not kind.done():
         if flag := worker.stuck(args):
             raise TrainingError(f"environment {args.env} does not return from {worker.activity.phase} ({flag})")
         wait([kind], timeout=POLL_INTERVAL)
     return kind.result()
-
-
-def _make_and_close(args: HostEnvArgs, env_params: str, worker: Worker) -> HostEnvKind:
-    vectorization = "vector" if args.vectorization == "vector" else "sync"
-    with worker.doing("make"):
-        envs = make_host(args.env, 1, args.seed, env_params, vectorization, resets_in_step=args.resets_in_step)
-    with worker.doing("close"), readable_errors(f"environment {args.env} cannot be closed"):
-        envs.close()
-    return HostEnvKind(args.env, envs.spec, envs.resets_in_step)

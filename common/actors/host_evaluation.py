@@ -18,7 +18,7 @@ from common.device.agents import Agent, Player, Seen
 from common.device.evaluation import SEED, Episodes
 from common.device.sharding import to_host
 from common.envs.environment import LONGEST_HORIZON
-from common.envs.host import HostEnvs
+from common.envs.host import HostEnvs, begins
 from common.envs.masks import check_legal
 from common.envs.suite_tools import reason
 
@@ -38,8 +38,7 @@ class HostEvaluation:
 
     def begin(self, step: int, state: Any) -> None:
         """Start to evaluate a copy of `state` once those begun before are over."""
-        learner = jax.tree.map(lambda x: x[0], to_host(state.replace(actors=())).learner)
-        self._due.append((step, learner))
+        self._due.append((step, jax.tree.map(lambda x: x[0], to_host(state.replace(actors=())).learner)))
         if len(self._due) == 1:
             self._start_oldest()
 
@@ -111,7 +110,7 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
     Each environment plays a fixed number of them, or none, which are returned one after another: the first to end would
     be the short ones. An episode is cut after `LONGEST_HORIZON` steps. Raises Stopped once the `worker` has ended.
     """
-    player, count = Player.of(player), envs.num_envs
+    player, count, obs_like = Player.of(player), envs.num_envs, envs.spec.obs_like
     quota = num_episodes // count + (np.arange(count) < num_episodes % count)
     ret, length = np.zeros((2, count))
     results: list[list[tuple[float, float]]] = [[] for _ in range(count)]
@@ -122,19 +121,16 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
         if worker.ended:
             raise Stopped
         with worker.doing("act"):
-            typed = partial(jax.tree.map, lambda x, like: x.astype(like.dtype, copy=False))
-            seen = seen._replace(obs=typed(seen.obs, envs.spec.obs_like))
-            check_legal(seen.obs, acting, envs.spec)
-            action, memory = player.act(seen, memory, None)
+            obs = jax.tree.map(lambda x, like: x.astype(like.dtype, copy=False), seen.obs, obs_like)
+            check_legal(obs, acting, envs.spec)
+            action, memory = player.act(seen._replace(obs=obs), memory, None)
         with worker.doing("env_step"):
             out = envs.step(jax.device_get(action))
-        # Where a suite resets in a step of its own, the episode begins behind that step
-        ended = (out.terminated | out.truncated) & out.valid
-        seen = Seen(out.obs, ended | ~out.valid, out.reward.astype(np.float32))
+        seen = Seen(out.obs, begins(out), out.reward.astype(np.float32))
         ret += np.where(out.valid, out.reward, 0.0)
         length += out.valid
-        acting = ~ended | envs.resets_in_step
-        over = ended | (length >= LONGEST_HORIZON)
+        acting = ~out.ended | envs.resets_in_step
+        over = out.ended | (length >= LONGEST_HORIZON)
         counted = over & (quota > 0)
         for index in np.flatnonzero(counted):
             results[index].append((ret[index], length[index]))

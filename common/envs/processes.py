@@ -151,20 +151,9 @@ def _end_with_the_program() -> NoReturn:
         os.killpg(0, signal.SIGKILL)
 
 
-class _PlainErrors(gymnasium.Wrapper):
-    """Raises a RuntimeError in place of errors that gymnasium cannot send to the process that waits for the step."""
-
-    def reset(self, **options: Any) -> tuple[Any, dict]:
-        with _plain_errors():
-            return self.env.reset(**options)
-
-    def step(self, action: Any) -> tuple[Any, ...]:
-        with _plain_errors():
-            return self.env.step(action)
-
-
 @contextmanager
 def _plain_errors():
+    """Raise a RuntimeError in place of errors that gymnasium cannot send to the process that waits for the step."""
     try:
         yield
     except Exception as error:
@@ -173,6 +162,16 @@ def _plain_errors():
         except Exception:
             raise RuntimeError(reason(error)) from error
         raise
+
+
+class _PlainErrors(gymnasium.Wrapper):
+    @_plain_errors()
+    def reset(self, **options: Any) -> tuple[Any, dict]:
+        return self.env.reset(**options)
+
+    @_plain_errors()
+    def step(self, action: Any) -> tuple[Any, ...]:
+        return self.env.step(action)
 
 
 def make(mask: str, env_id: str, **arguments: Any) -> gymnasium.Env:

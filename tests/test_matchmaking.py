@@ -15,7 +15,7 @@ from common.device.agents import Agent
 from common.device.opponents import draw_own_components, of_other_member
 from common.device.rollout import keys_of
 from common.device.sharding import AXIS, MEMBERS
-from common.envs.environment import Env, Transition
+from common.envs.environment import Env, Step
 from common.envs.masks import legal_actions, sample_legal
 from common.envs.registry import make
 from common.envs.spaces import MultiDiscrete, box
@@ -81,7 +81,7 @@ class Trio(Env):
         return jnp.ones(1), 0
 
     def advance(self, key, state, action):
-        return Transition(jnp.ones(1), 0, action @ jnp.array([100, 10, 1]), True, False)
+        return Step(jnp.ones(1), 0, action @ jnp.array([100, 10, 1]), True, False)
 
 
 TEAM = SIZES | {"num_envs": 16, "population": 3, "opponent": "members", "total_timesteps": 10**6}

@@ -187,9 +187,9 @@ def _inspect(args: HostEnvArgs, env_params: str) -> HostEnvKind:
             envs.close()
         return HostEnvKind(args.env, envs.spec, envs.resets_in_step)
 
-    kind = worker.run(make_and_close)
-    while not kind.done():
+    worker.run(make_and_close)
+    while not worker.result.done():
         if flag := worker.stuck(args):
             raise TrainingError(f"environment {args.env} does not return from {worker.activity.phase} ({flag})")
-        wait([kind], timeout=POLL_INTERVAL)
-    return kind.result()
+        wait([worker.result], timeout=POLL_INTERVAL)
+    return worker.result.result()

@@ -14,7 +14,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -116,7 +115,6 @@ class Batches:
         self._slots.publish(self._version, driver.publish(learner, started))
         self.queue, self.restarts, self._taken = RolloutQueue(), 0, 0
         self._lock, self._stop = threading.Lock(), threading.Event()
-        self._threads: list[Future] = []
         self.learner = Worker("learner", ("wait_get", "transfer", "update", "publish"))
         self._tallies: list[Tally] = []  # of the rollouts since the last row, as the episodes
         self._episodes: list[tuple[float, int]] = []
@@ -125,7 +123,8 @@ class Batches:
         self._at_end: dict[str, float] = {}  # figures
 
     def __enter__(self) -> "Batches":
-        self._threads = [actor.run(partial(self._run, actor)) for actor in self.actors]
+        for actor in self.actors:
+            actor.run(partial(self._run, actor))
         return self
 
     def __exit__(self, kind: Any, *error: Any) -> None:
@@ -169,11 +168,10 @@ class Batches:
         return None
 
     def _check_threads(self, waited: float) -> None:
-        for thread in self._threads:
-            if thread.done():
-                thread.result()  # raises what ended it
         doing = "; ".join(map(str, self.actors))
         for actor in self.actors:
+            if actor.result.done():
+                actor.result.result()  # raises what ended it
             if flag := actor.stuck(self._args):
                 raise ActorsFailed(f"{actor.name} is stuck ({flag}); {doing}")
         if waited > self._args.learner_timeout:

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -33,8 +32,7 @@ class HostEvaluation:
         self._make_envs = env_maker(args, min(args.eval_episodes, MOST_ENVS), eval_params(args))
         self._args, self._agent, self._warn = args, agent, warn
         self._due: deque[tuple[int, Any]] = deque()  # step and learner of each to be played; the oldest is under way
-        self._worker: Worker | None = None  # who plays that
-        self._result: Future | None = None  # its Episodes [E]
+        self._worker: Worker | None = None  # who plays that, with Episodes [E] as result
 
     def begin(self, step: int, state: Any) -> None:
         """Start to evaluate a copy of `state` once those begun before are over."""
@@ -67,15 +65,15 @@ class HostEvaluation:
         if self._due and multihost.is_first():
             step, learner = self._due[0]
             self._worker = worker = Worker(f"the evaluation at step {step:,}")
-            self._result = worker.run(partial(self._play_or_replay, jax.device_put(learner), worker))
+            worker.run(partial(self._play_or_replay, jax.device_put(learner), worker))
 
     def _episodes(self) -> Episodes | None:
         """Those under way, [1, E], once they are over. Raises TrainingError as `poll` does."""
-        worker, result = self._worker, self._result
-        if result.done():
-            if error := result.exception():
+        worker = self._worker
+        if worker.result.done():
+            if error := worker.result.exception():
                 raise TrainingError(f"failed twice: {reason(error)}") from error
-            return Episodes(*(x[None] for x in result.result()))
+            return Episodes(*(x[None] for x in worker.result.result()))
         if flag := worker.stuck(self._args):
             worker.ended = True
             raise TrainingError(f"is stuck ({flag}), in {worker.activity.phase} and was given up")

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -47,23 +47,20 @@ class Worker:
         self.seconds = dict.fromkeys(phases, 0.0)
         self.envs: HostEnvs | None = None
         self.ended = False  # set by others
-        self._thread: threading.Thread | None = None
+        self.result = Future()  # of what it does
         self._note("start")
 
-    def run(self, work: Callable[[], Any]) -> Future:
-        """Do `work` in the thread; the future gets what it returns or raises."""
-        result = Future()
+    def run(self, work: Callable[[], Any]) -> None:
+        """Do `work` in the thread; `result` gets what it returns or raises."""
 
         def target():
             try:
-                result.set_result(work())
+                self.result.set_result(work())
             except BaseException as error:  # environments may also call sys.exit
-                result.set_exception(error)
+                self.result.set_exception(error)
             self._note("ended")
 
-        self._thread = threading.Thread(target=target, name=THREAD, daemon=True)
-        self._thread.start()
-        return result
+        threading.Thread(target=target, name=THREAD, daemon=True).start()
 
     def _note(self, phase: str) -> float:
         """Say what begins now; returns when that is."""
@@ -97,12 +94,6 @@ class Worker:
             return None
         return f"{flag_of(name)} {allowed:g}"
 
-    def join(self, until: float) -> bool:
-        """Wait for the thread to end, no longer than `until`, of `time.monotonic`; returns whether it has."""
-        if self._thread:
-            self._thread.join(max(until - time.monotonic(), 0.0))
-        return not (self._thread and self._thread.is_alive())
-
     def __str__(self) -> str:
         phase, since = self.activity
         return f"{self.name}: {phase} for {time.monotonic() - since:.1f} s"
@@ -113,12 +104,12 @@ def stop_workers(workers: list[Worker]) -> list[Worker]:
 
     Half of that time is theirs. Then the processes are killed of those that are not done.
     """
-    now = time.monotonic()
-    late = [worker for worker in workers if not worker.join(now + GRACE / 2)]
-    for worker in late:
-        if (envs := worker.envs) is not None:
+    late = wait([worker.result for worker in workers], GRACE / 2).not_done
+    for worker in workers:
+        if worker.result in late and (envs := worker.envs) is not None:
             envs.kill()  # the thread's waiting for them ends too
-    return [worker for worker in late if not worker.join(now + GRACE)]
+    late = wait(late, GRACE / 2).not_done
+    return [worker for worker in workers if worker.result in late]
 
 
 class HostRollout(NamedTuple):

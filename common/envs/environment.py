@@ -6,7 +6,7 @@ gives two of them, and `Env` does the rest: types, bounds of actions, checks, an
 - `begin(key)` returns the first observation of an episode and its state. An observation is one array, always of the
   same shape and dtype, numbers, bytes or bools; or a dictionary or tuple of such, as its space is. A state is any
   pytree of arrays, typed keys and Python numbers.
-- `advance(key, state, action)` returns a `Transition`: one step, without a reset. The action is an integer [] where
+- `advance(key, state, action)` returns a `Step`: one step, without a reset. The action is an integer [] where
   the space is Discrete, integers [A] where it is MultiDiscrete, and floats in shape and bounds where it is a Box.
 - A suite without a time limit of its own gets one here: count the steps in the state. `max_steps` only bounds the
   episodes of an evaluation.
@@ -34,7 +34,7 @@ A complete module for a suite called pond, whose states know neither time limits
 
         def advance(self, key, state, action):
             pond, time = self.inner.step(state[0], action), state[1] + 1
-            return Transition(pond.obs, (pond, time), pond.reward, pond.done, time >= self.max_steps)
+            return Step(pond.obs, (pond, time), pond.reward, pond.done, time >= self.max_steps)
 """
 
 import copy
@@ -54,31 +54,26 @@ DEFAULT_HORIZON = 1_000  # for environments that declare no `max_steps`
 LONGEST_HORIZON = 27_000  # an evaluation has to end, whatever an environment declares
 
 
-class Transition(NamedTuple):
-    """What `advance` returns: one step of one environment, without a reset, at the end of an episode too.
+class Step(NamedTuple):
+    """One step of one environment: of `advance` without a reset, of `Env.step` with one where it ended an episode.
 
     Where both ends are true, the episode has terminated.
     """
 
-    obs: Any  # the true next observation
-    state: Any  # the true next state
-    reward: jax.Array  # [], any number
-    terminated: jax.Array  # [] bool: over by its own rules; nothing follows, and no value is bootstrapped
-    truncated: jax.Array  # [] bool: cut by a time limit; the value of `obs` stands for the rest
-    info: Any = None  # a dictionary; numbers [] in it are what --log-info can name, those that are NaN left out
-
-
-class Step(NamedTuple):
-    """What `Env.step` returns: one step of one environment, with the reset where it ended an episode."""
-
-    obs: Any  # what to act on next: the next episode's first observation where this one is over
+    obs: Any  # the true next observation; after a reset the first one of the next episode
     state: Any  # likewise
-    reward: jax.Array  # float32
-    terminated: jax.Array  # bool
-    truncated: jax.Array  # bool
-    final_obs: Any  # the true next observation, never that of a reset
-    final_state: Any  # the true next state; the one before where only the environment's own reset knows it
-    info: Any = None  # float32: by metric, what is `logged`
+    reward: jax.Array  # [], any number; of `Env.step` float32
+    terminated: jax.Array  # [] bool: over by its own rules; nothing follows, and no value is bootstrapped
+    truncated: jax.Array  # [] bool: cut by a time limit; the value of the true next observation stands for the rest
+    # A dictionary; numbers [] in it are what --log-info can name, those that are NaN left out. Of `Env.step` float32,
+    # by metric, what is `logged`
+    info: Any = None
+    final_obs: Any = None  # of `Env.step` the true next observation, never that of a reset
+    final_state: Any = None  # the true next state; the one before where only the environment's own reset knows it
+
+    def continued(self, obs: Any, state: Any) -> "Step":
+        """A step without a reset, which goes on with these: those of a reset where an episode ended."""
+        return self._replace(obs=obs, state=state, final_obs=self.obs, final_state=self.state)
 
 
 class Env:
@@ -113,7 +108,7 @@ class Env:
         """First observation and state of an episode: what a suite gives."""
         raise NotImplementedError
 
-    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         """One step without a reset: what a suite gives."""
         raise NotImplementedError
 
@@ -153,13 +148,13 @@ class Env:
         advance_key, reset_key = jax.random.split(key)
         reached = self.advance_checked(advance_key, state, action)
         over = reached.terminated | reached.truncated
-        return stepped(reached, *select(over, self.reset(reset_key), (reached.obs, reached.state)))
+        return reached.continued(*select(over, self.reset(reset_key), (reached.obs, reached.state)))
 
-    def advance_checked(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+    def advance_checked(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         """One step without a reset, in the dtypes of `reset` and `Step`. Box actions may come flat, and are clipped."""
         return self.checked(self.advance(key, state, spaces.clip(action, self.action_space)))
 
-    def checked(self, reached: Transition) -> Transition:
+    def checked(self, reached: Step) -> Step:
         """The same in the dtypes of `reset` and `Step`. Raises UsageError where a shape is wrong."""
         state = jax.tree.map(lambda new, old: as_type(new, old.dtype), reached.state, self.state_shape)
         reward = self._checked_array("reward", reached.reward, jnp.float32)
@@ -167,7 +162,7 @@ class Env:
         info = reached.info if isinstance(reached.info, Mapping) else {}
         logged = {name: name for name, x in info.items() if spaces.is_number(x)} if self.logged is None else self.logged
         info = {metric: self._checked_array(entry, info[entry], jnp.float32) for metric, entry in logged.items()}
-        return Transition(self.checked_obs("obs", reached.obs), state, reward, *ends, info)
+        return Step(self.checked_obs("obs", reached.obs), state, reward, *ends, info)
 
     def checked_obs(self, what: str, obs: Any) -> Any:
         """An observation in the types of `reset`. Raises UsageError, naming `what` it is, where it has other shapes."""
@@ -203,12 +198,6 @@ class Wrapper(Env):
 
     def frame(self, state: Any) -> np.ndarray | None:
         return self.wrapped.frame(state)
-
-
-def stepped(reached: Transition, obs: Any, state: Any) -> Step:
-    """A step that has `reached` something, and goes on with these, those of a reset where an episode ended."""
-    outcome = reached.reward, reached.terminated, reached.truncated
-    return Step(obs, state, *outcome, reached.obs, reached.state, reached.info)
 
 
 def as_type(x: Any, dtype: Any) -> jax.Array:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.envs.environment import Env, Transition
+from common.envs.environment import Env, Step
 from common.envs.masks import MASK
 from common.envs.spaces import Box, Discrete, Leaf, MultiDiscrete, Space, box, convert
 from common.envs.suite_tools import changed_params, check_known, import_package, settable
@@ -70,7 +70,7 @@ class JaxmarlEnv(Env):
         obs, state = self.inner.reset(key)
         return self._observed(obs, state), (state, 0)
 
-    def advance(self, key: jax.Array, state: Any, action: Any) -> Transition:
+    def advance(self, key: jax.Array, state: Any, action: Any) -> Step:
         state, time = state[0], state[1] + 1
         if not self._discrete and not isinstance(action, tuple):
             sizes = [space.shape[0] for space in map(self.inner.action_space, self.inner.agents)]
@@ -80,7 +80,7 @@ class JaxmarlEnv(Env):
         reward = sum(rewards[agent] for agent in self.inner.agents)
         terminated = jnp.bool_(False) if self._endless else dones["__all__"]
         truncated = jnp.bool_(False) if self._limit is None else time >= self._limit
-        return Transition(self._observed(obs, state), (state, time), reward, terminated, truncated)
+        return Step(self._observed(obs, state), (state, time), reward, terminated, truncated)
 
     def _observed(self, obs: dict[str, jax.Array], state: Any) -> dict[str, jax.Array]:
         seen = {agent: obs[agent] for agent in self.inner.agents}

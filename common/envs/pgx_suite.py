@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
-from common.envs.environment import LONGEST_HORIZON, Env, Transition
+from common.envs.environment import LONGEST_HORIZON, Env, Step
 from common.envs.masks import MASK, sample_legal
 from common.envs.spaces import Discrete, box
 from common.envs.suite_tools import changed_params, check_known, import_package
@@ -66,14 +66,14 @@ class PgxEnv(Env):
             _, game = jax.lax.while_loop(lambda carry: carry[1].terminated, another, (key, game))
         return self._observed(game), State(game, seat, jnp.int32(0))
 
-    def advance(self, key: jax.Array, state: State, action: jax.Array) -> Transition:
+    def advance(self, key: jax.Array, state: State, action: jax.Array) -> Step:
         move_key, others_key = jax.random.split(key)
         game = self.inner.step(state.game, action, move_key)
         earned = game.rewards[state.seat]
         game, more = self._others_move(others_key, game, state.seat)
         time = state.time + 1
         outcome = earned + more, game.terminated, time >= self._limit
-        return Transition(self._observed(game), State(game, state.seat, time), *outcome)
+        return Step(self._observed(game), State(game, state.seat, time), *outcome)
 
     def against(self, opponent: Callable[[jax.Array, Any], jax.Array]) -> "PgxEnv":
         other = copy.copy(self)

@@ -9,7 +9,7 @@ import numpy as np
 
 from common.cli.errors import UsageError
 from common.envs import spaces
-from common.envs.environment import Env, Transition, select
+from common.envs.environment import Env, Step, select
 from common.envs.suite_tools import changed_params, check_known, import_package, mujoco_frame
 
 LIMIT, REPEAT = "episode_length", "action_repeat"  # parameters
@@ -48,7 +48,7 @@ class PlaygroundEnv(Env):
         state = self.inner.reset(key)
         return state.obs, (state, 0)
 
-    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         def once(carry, _):
             before, reward = carry
             over, after = before.done > 0, self.inner.step(before, action)
@@ -58,7 +58,7 @@ class PlaygroundEnv(Env):
         (state, reward), _ = jax.lax.scan(once, (before, zero), length=self._repeat)
         time += self._repeat
         outcome = reward, state.done > 0, time >= self._limit
-        return Transition(state.obs, (state, time), *outcome, info=state.metrics)
+        return Step(state.obs, (state, time), *outcome, info=state.metrics)
 
     def frame(self, state: Any) -> np.ndarray:
         data = state[0].data

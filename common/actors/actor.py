@@ -24,6 +24,55 @@ from common.envs.suite_tools import readable_errors
 from common.envs.variation import REDUCTIONS
 
 
+class Stepper:
+    """N environments, stepped by a worker, and the episodes under way in them.
+
+    Beginning and stepping raise FailedEnvError where observations or rewards cannot be used.
+    """
+
+    def __init__(self, envs: HostEnvs, worker: Worker, longest: float = np.inf):
+        """Begin an episode in each; one that has `longest` steps counts as over."""
+        self.envs, self._worker, self._longest = envs, worker, longest
+        self._return, self._length = np.zeros(envs.num_envs), np.zeros(envs.num_envs, int)
+        with worker.doing("reset"):
+            obs = envs.reset()
+        self.obs = self._checked(obs)  # [N, ...] what to act on, in the networks' types
+        check_legal(self.obs, np.ones(envs.num_envs, bool), envs.spec)
+
+    def step(self, action: Any) -> tuple[HostStep, list[tuple[int, float, int]]]:
+        """Act everywhere; also returns of each episode that is over its environment, return and length."""
+        with self._worker.doing("env_step"):
+            out = self.envs.step(action)
+        self.obs = self._checked(out.obs)
+        self._check_finite(out.reward, "reward")
+        if out.final_obs is not None:
+            out = out._replace(final_obs=self._checked(out.final_obs))
+        check_legal(self.obs, ~out.ended | self.envs.resets_in_step, self.envs.spec)
+        self._return += np.where(out.valid, out.reward, 0.0)
+        self._length += out.valid
+        over = np.flatnonzero(out.ended | (self._length >= self._longest))
+        episodes = list(zip(over, self._return[over].tolist(), self._length[over].tolist(), strict=True))
+        self._return[over] = self._length[over] = 0
+        return out, episodes
+
+    def _checked(self, obs: Any) -> Any:
+        return jax.tree.map(self._checked_part, self.envs.spec.obs_like, obs)
+
+    def _checked_part(self, like: Any, obs: np.ndarray) -> np.ndarray:
+        wanted = self.envs.num_envs, *like.shape
+        if obs.shape != wanted:
+            raise FailedEnvError(f"the observations of {self._worker.name} have shape {obs.shape} instead of {wanted}")
+        obs = obs.astype(like.dtype, copy=False)
+        self._check_finite(obs, "observation")
+        return obs
+
+    def _check_finite(self, values: np.ndarray, what: str) -> None:
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+            which = f"environment {np.flatnonzero(~finite)[0]} of {self._worker.name}"
+            raise FailedEnvError(f"the {what} of {which} is not finite")
+
+
 class Actor(Worker):
     """N environments, stepped one rollout at a time. Used by one thread."""
 
@@ -54,49 +103,34 @@ class Actor(Worker):
         seeds = np.random.SeedSequence([*self._seed, self.restarts]).generate_state(2) >> 1
         with self.doing("make"):
             self.envs = self._make_envs(int(seeds[0]))
-        with self.doing("reset"):
-            obs = self.envs.reset()
-        self._obs = self._checked(obs)
-        check_legal(self._obs, np.ones(self.envs.num_envs, bool), self.envs.spec)
-        self._key = np.asarray(jax.random.key_data(jax.random.key(int(seeds[1]))))
-        self._steps = np.uint32(0)
-        self._memory = self._first_memory
-        self._return, self._length = np.zeros(self.envs.num_envs), np.zeros(self.envs.num_envs, int)
+        self._stepper, self._memory = Stepper(self.envs, self), self._first_memory
+        self._key, self._steps = np.asarray(jax.random.key_data(jax.random.key(int(seeds[1])))), np.uint32(0)
 
     def collect(self, choose: Callable[[Slot | None], Slot]) -> Collected:
         """Step `num_steps` times; `choose` gets the parameters in use and returns those for the next step."""
         memory = jax.tree.map(lambda x: np.asarray(x)[None], self._memory)
-        found, slot = Collected(self.number, (), [], []), None
-        steps, obs, logged = [], [self._obs], []
+        slot, steps, obs, episodes, logged = None, [], [self._stepper.obs], [], []
         for _ in range(self._num_steps):
             with self.doing("wait_params"):
                 slot = choose(slot)
-            step, out = self._step(slot)
-            self._count_episodes(out, found)
-            steps.append(step)
-            obs.append(self._obs)
+            with self.doing("act"):
+                acting = slot.params, self._memory, self._key, self._steps, self._stepper.obs
+                action, extras, self._memory = self._act(*acting)
+                action, extras = jax.device_get((action, extras))
+            self._steps += np.uint32(1)
+            out, over = self._stepper.step(action)
+            self._forget(begins(out))
+            outcome = out.reward, out.terminated, out.truncated, out.valid
+            version = np.full(len(out.valid), slot.version, np.int32)
+            steps.append(HostRollout((), action, extras, *outcome, version, out.final_obs, ()))
+            obs.append(self._stepper.obs)
+            episodes += [(ret, length) for _, ret, length in over]
             logged.append(self._logged_numbers(out))
         self.rollouts += 1
         # Arrays of its own for every rollout: the transfer of the last one may still be going on.
         rollout, obs = (jax.tree.map(lambda *x: np.stack(x), *trees) for trees in (steps, obs))
-        return found._replace(rollout=rollout._replace(obs=obs, memory=memory), info=reduce(operator.add, logged))
-
-    def _step(self, slot: Slot) -> tuple[HostRollout, HostStep]:
-        """One step, [N, ...], without observations and memory, and what the environments said."""
-        with self.doing("act"):
-            action, extras, self._memory = self._act(slot.params, self._memory, self._key, self._steps, self._obs)
-            action, extras = jax.device_get((action, extras))
-        self._steps += np.uint32(1)
-        with self.doing("env_step"):
-            out = self.envs.step(action)
-        self._obs = self._checked(out.obs)
-        self._check_finite(out.reward, "reward")
-        final_obs = None if out.final_obs is None else self._checked(out.final_obs)
-        check_legal(self._obs, ~out.ended | self.envs.resets_in_step, self.envs.spec)
-        self._forget(begins(out))
-        version = np.full(len(out.valid), slot.version, np.int32)
-        outcome = out.reward, out.terminated, out.truncated, out.valid
-        return HostRollout((), action, extras, *outcome, version, final_obs, ()), out
+        rollout = rollout._replace(obs=obs, memory=memory)
+        return Collected(self.number, rollout, episodes, reduce(operator.add, logged))
 
     def _forget(self, begins: np.ndarray) -> None:
         """Start the memory of environments anew whose next step is the first of an episode."""
@@ -106,15 +140,6 @@ class Actor(Worker):
 
         if begins.any():
             self._memory = jax.tree.map(forget, self._memory, self._first_memory)
-
-    def _count_episodes(self, out: HostStep, found: Collected) -> None:
-        """Add a step to the episodes under way, and those that it ended to what was `found`."""
-        ended = out.ended
-        self._return += np.where(out.valid, out.reward, 0.0)
-        self._length += out.valid
-        found.returns.extend(self._return[ended].tolist())
-        found.lengths.extend(self._length[ended].tolist())
-        self._return[ended] = self._length[ended] = 0
 
     def _logged_numbers(self, out: HostStep) -> Tally:
         """What a step has of the metrics of --log-info, those of all environments together."""
@@ -126,24 +151,6 @@ class Actor(Worker):
         functions = {"max": np.max, "min": np.min, "last": np.mean}
         value = {name: functions.get(kind_of(name), np.sum)(x) if len(x) else 0.0 for name, x in numbers.items()}
         return Tally(value, {name: len(x) for name, x in numbers.items()})
-
-    def _checked(self, obs: Any) -> Any:
-        """Observations [N, ...] in the networks' types. Raises FailedEnvError where they cannot be used."""
-        return jax.tree.map(self._checked_part, self.envs.spec.obs_like, obs)
-
-    def _checked_part(self, like: Any, obs: np.ndarray) -> np.ndarray:
-        wanted = self.envs.num_envs, *like.shape
-        if obs.shape != wanted:
-            raise FailedEnvError(f"the observations of {self.name} have shape {obs.shape} instead of {wanted}")
-        obs = obs.astype(like.dtype, copy=False)
-        self._check_finite(obs, "observation")
-        return obs
-
-    def _check_finite(self, values: np.ndarray, what: str) -> None:
-        if values.dtype.kind != "f" or np.isfinite(values).all():
-            return
-        finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
-        raise FailedEnvError(f"the {what} of environment {np.flatnonzero(~finite)[0]} of {self.name} is not finite")
 
 
 class HostEnvKind(NamedTuple):

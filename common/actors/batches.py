@@ -149,7 +149,7 @@ class Batches:
             if collected is None:
                 return None
             self._tallies.append(tally_of(collected, self._version, getattr(self._args, "max_policy_lag", 0)))
-            self._episodes += zip(collected.returns, collected.lengths, strict=True)
+            self._episodes += collected.episodes
             with self.learner.doing("transfer"):
                 share = over_learners(collected.rollout, self._sharding.num_devices)
                 rollouts.append(jax.device_put(share, self._sharding))
@@ -271,12 +271,11 @@ class Batches:
 def tally_of(collected: Collected, version: int, max_lag: int) -> Tally:
     """The metrics of a rollout that is learned from now, with `version` updates done; 0 is any lag."""
     valid = collected.rollout.valid
-    lag = version - collected.rollout.version[valid]
+    lag = (version - collected.rollout.version[valid]).astype(float)
     too_old = np.sum(lag > max_lag) if max_lag else np.int64(0)
     reports = {"batch/valid": Report(np.sum(valid), valid.size), "batch/too_old": Report(too_old, valid.size)}
-    found = {"policy/lag": lag, "episode/return": collected.returns, "episode/length": collected.lengths}
-    for name, values in found.items():
-        values = np.array(values, float)
+    returns, lengths = np.array(collected.episodes, float).reshape(-1, 2).T
+    for name, values in {"policy/lag": lag, "episode/return": returns, "episode/length": lengths}.items():
         reports[name] = Report(np.sum(values), len(values))
         reports[f"{name}_min"] = Report(np.min(values, initial=np.inf), len(values))
         reports[f"{name}_max"] = Report(np.max(values, initial=-np.inf), len(values))

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from common.actors.actor import env_maker, eval_params
+from common.actors.actor import Stepper, env_maker, eval_params
 from common.actors.threads import Stopped, Worker, stop_workers
 from common.cli.errors import TrainingError
 from common.cli.host_flags import HostEnvArgs
@@ -18,7 +18,6 @@ from common.device.evaluation import SEED, Episodes
 from common.device.sharding import to_host
 from common.envs.environment import LONGEST_HORIZON
 from common.envs.host import HostEnvs, begins
-from common.envs.masks import check_legal
 from common.envs.suite_tools import reason
 
 MOST_ENVS = 32  # of an evaluation
@@ -108,30 +107,20 @@ def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: i
     Each environment plays a fixed number of them, or none, which are returned one after another: the first to end would
     be the short ones. An episode is cut after `LONGEST_HORIZON` steps. Raises Stopped once the `worker` has ended.
     """
-    player, count, obs_like = Player.of(player), envs.num_envs, envs.spec.obs_like
+    player, stepper, count = Player.of(player), Stepper(envs, worker, LONGEST_HORIZON), envs.num_envs
     quota = num_episodes // count + (np.arange(count) < num_episodes % count)
-    ret, length = np.zeros((2, count))
-    results: list[list[tuple[float, float]]] = [[] for _ in range(count)]
-    with worker.doing("reset"):
-        seen = Seen(envs.reset(), np.ones(count, bool), np.zeros(count, np.float32))
-    memory, acting = player.initial_memory(count), np.ones(count, bool)
+    results: list[list[tuple[float, int]]] = [[] for _ in range(count)]
+    seen, memory = Seen(stepper.obs, np.ones(count, bool), np.zeros(count, np.float32)), player.initial_memory(count)
     while quota.any():
         if worker.ended:
             raise Stopped
         with worker.doing("act"):
-            obs = jax.tree.map(lambda x, like: x.astype(like.dtype, copy=False), seen.obs, obs_like)
-            check_legal(obs, acting, envs.spec)
-            action, memory = player.act(seen._replace(obs=obs), memory, None)
-        with worker.doing("env_step"):
-            out = envs.step(jax.device_get(action))
-        seen = Seen(out.obs, begins(out), out.reward.astype(np.float32))
-        ret += np.where(out.valid, out.reward, 0.0)
-        length += out.valid
-        acting = ~out.ended | envs.resets_in_step
-        over = out.ended | (length >= LONGEST_HORIZON)
-        counted = over & (quota > 0)
-        for index in np.flatnonzero(counted):
-            results[index].append((ret[index], length[index]))
-        quota = quota - counted
-        ret[over] = length[over] = 0
-    return Episodes(*np.array([one for each in results for one in each]).T)
+            action, memory = player.act(seen, memory, None)
+            action = jax.device_get(action)
+        out, episodes = stepper.step(action)
+        seen = Seen(stepper.obs, begins(out), out.reward.astype(np.float32))
+        for index, *episode in episodes:
+            if quota[index]:
+                results[index].append(episode)
+                quota[index] -= 1
+    return Episodes(*np.array([one for each in results for one in each], float).T)

@@ -132,8 +132,7 @@ class Collected(NamedTuple):
 
     actor: int
     rollout: HostRollout
-    returns: list[float]  # of the episodes that ended in it
-    lengths: list[int]
+    episodes: list[tuple[float, int]]  # returns and lengths of those that ended in it
     info: Tally = Tally({}, {})  # what --log-info names, host numbers
 
 

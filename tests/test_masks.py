@@ -28,8 +28,8 @@ from common.device.evaluation import play_episodes
 from common.device.optim import hp_of
 from common.device.rollout import action_noise, reset_envs
 from common.envs.custom import wrap
-from common.envs.masks import check_legal, mask_of, sample_legal
-from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, batch_shape, flat_size
+from common.envs.masks import check_legal, mask_of
+from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, batch_shape, flat_size, sample
 from common.export import inputs_of
 from common.nets.distributions import Categoricals, PolicyHead, encode_action
 from common.nets.recurrent import Inputs, initial_memory
@@ -131,7 +131,7 @@ def test_random_actions_are_legal():
     space = Discrete(4), Box(np.full(2, -1.0), np.ones(2), (2,)), MultiDiscrete((2,))
     keys = jax.random.split(jax.random.key(0), 300)
     for legal in LEGAL:
-        choice, vector, component = jax.vmap(lambda key, legal=legal: sample_legal(key, space, legal))(keys)
+        choice, vector, component = jax.vmap(lambda key, legal=legal: sample(key, space, legal))(keys)
         assert set(choice.tolist()) == set(np.flatnonzero(legal[:4]))
         assert set(component.ravel().tolist()) == set(np.flatnonzero(legal[4:]))
         assert vector.shape == (300, 2)

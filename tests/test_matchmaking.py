@@ -16,9 +16,9 @@ from common.device.opponents import draw_own_components, of_other_member
 from common.device.rollout import keys_of
 from common.device.sharding import AXIS, MEMBERS
 from common.envs.environment import Env, Step
-from common.envs.masks import legal_actions, sample_legal
+from common.envs.masks import legal_actions
 from common.envs.registry import make
-from common.envs.spaces import MultiDiscrete, box
+from common.envs.spaces import MultiDiscrete, box, sample
 from common.population import elo_ratings, play_all
 
 GAME = "pgx:tic_tac_toe"
@@ -172,7 +172,7 @@ def test_all_play_all_and_count_wins_and_draws():
 
     def act(learner, seen, memory, key):
         legal, keys = legal_actions(seen.obs), jax.random.split(key, len(seen.first))
-        good = jax.vmap(lambda key, legal: sample_legal(key, game.action_space, legal))(keys, legal)
+        good = jax.vmap(lambda key, legal: sample(key, game.action_space, legal))(keys, legal)
         return jnp.where(learner.params < 0, jnp.argmin(legal, axis=-1), good), memory
 
     scores = play_all(game, Agent(lambda count: (), act), skills, games=200)

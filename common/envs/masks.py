@@ -14,7 +14,7 @@ import numpy as np
 
 from common.cli.errors import FailedEnvError, UsageError
 from common.envs import spaces
-from common.envs.spaces import Box, Discrete, EnvSpec, Space, batch_shape, leaves
+from common.envs.spaces import Box, Discrete, EnvSpec, Space, batch_shape, choices_of, leaves
 
 PRIVILEGED = "privileged_state"
 
@@ -45,7 +45,6 @@ def completed(obs: Any, env: EnvSpec) -> Any:
 
 
 MASK = "action_mask"
-ILLEGAL = -1e9  # a logit whose probability is 0, and which is finite, as 0 times infinity is not
 
 
 def is_mask(name: str) -> bool:
@@ -71,22 +70,6 @@ def mask_of(legal: jax.Array | None) -> dict[str, jax.Array]:
 def largest_entropy(legal: jax.Array) -> jax.Array:
     """In nats, of a choice among those that are `legal` [..., n]."""
     return jnp.log(jnp.maximum(jnp.sum(legal, axis=-1), 1))
-
-
-def sample_legal(key: jax.Array, space: Space, legal: jax.Array | None) -> Any:
-    """A random action, uniformly among those that are `legal` [sum(nvec)] where that is known."""
-    masks = iter(masks_of_parts(legal, space))
-
-    def of_leaf(leaf, key):
-        mask = next(masks)
-        if mask is None:
-            return spaces.sample(key, leaf)
-        parts = jnp.split(jnp.where(mask, 0.0, ILLEGAL), np.cumsum(leaf.nvec)[:-1])
-        keys = [key] if len(parts) == 1 else jax.random.split(key, len(parts))
-        picks = [jax.random.categorical(*one).astype(jnp.int32) for one in zip(keys, parts, strict=True)]
-        return picks[0] if isinstance(leaf, Discrete) else jnp.stack(picks)
-
-    return spaces.map_leaves(of_leaf, space, spaces.keys_of_parts(key, space))
 
 
 def check_mask(env: Any) -> None:
@@ -120,21 +103,6 @@ def check_legal(obs: Any, acting: np.ndarray, spec: EnvSpec) -> None:
         raise FailedEnvError(f"{spec.name} has a state without any legal action: look at its action_mask")
 
 
-def choices_of(space: Space) -> list[int]:
-    """How many choices each component of an action has; those of a Box have none to be masked."""
-    return [n for _, leaf in leaves(space) if not isinstance(leaf, Box) for n in leaf.nvec]
-
-
-def masks_of_parts(legal: jax.Array | None, space: Space) -> list[jax.Array | None]:
-    """The mask of each leaf of an action; None for those of a Box, and for all where there is none."""
-    masks, start = [], 0
-    for _, leaf in leaves(space):
-        size = sum(choices_of(leaf))
-        masks.append(None if legal is None or not size else legal[..., start : start + size])
-        start += size
-    return masks
-
-
 def _fewest(legal: Any, space: Space, numpy: Any) -> Any:
     """The fewest legal choices of any component of an action, [...]."""
     components = numpy.split(legal, np.cumsum(choices_of(space))[:-1], axis=-1)
@@ -166,7 +134,7 @@ def to_env(action: jax.Array, space: Space) -> jax.Array:
 def uniform_action(key: jax.Array, space: Space, legal: jax.Array | None = None) -> jax.Array:
     """A uniformly random action, as it is kept; one that is `legal` [n] where that is known."""
     kept = space if isinstance(space, Discrete) else spaces.box((math.prod(space.shape),), -1.0, 1.0)
-    return sample_legal(key, kept, legal)
+    return spaces.sample(key, kept, legal)
 
 
 def empty_action(space: Space) -> jax.Array:

@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 
 from common.envs.environment import LONGEST_HORIZON, Env, Step
-from common.envs.masks import MASK, sample_legal
-from common.envs.spaces import Discrete, box
+from common.envs.masks import MASK
+from common.envs.spaces import Discrete, box, sample
 from common.envs.suite_tools import changed_params, check_known, import_package
 
 ALL_LEGAL = "minatar"  # games in which every action always is: they need no mask
@@ -111,7 +111,7 @@ class PgxEnv(Env):
     def _move_of_others(self, key: jax.Array, game: Any) -> jax.Array:
         if self._opponent:
             return self._opponent(key, self._observed(game))
-        return sample_legal(key, Discrete(self.inner.num_actions), game.legal_action_mask)
+        return sample(key, Discrete(self.inner.num_actions), game.legal_action_mask)
 
     def _observed(self, game: Any) -> Any:
         return {MASK: game.legal_action_mask, "obs": game.observation} if self._masks else game.observation

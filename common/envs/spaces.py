@@ -50,6 +50,7 @@ class Box(NamedTuple):
         return f"Box{list(self.shape)}"
 
 
+ILLEGAL = -1e9  # a logit whose probability is 0, and which is finite, as 0 times infinity is not
 Leaf = Discrete | MultiDiscrete | Box
 Space = Leaf | dict[str, "Space"] | tuple["Space", ...]
 """A leaf; or a dictionary, in the order of its names, or a tuple of spaces, as an element is one of theirs."""
@@ -133,20 +134,42 @@ def batch_shape(obs: Any) -> tuple[int, ...]:
     return jax.tree.leaves(obs)[0].shape[:1]
 
 
-def sample(key: jax.Array, space: Space) -> Any:
-    """A uniformly random element; an unbounded Box dimension is standard normal."""
-    return map_leaves(_sample_leaf, space, keys_of_parts(key, space))
+def sample(key: jax.Array, space: Space, legal: jax.Array | None = None) -> Any:
+    """A uniformly random element, of choices one of those that are `legal` [sum(nvec)] where that is known.
+
+    An unbounded Box dimension is standard normal.
+    """
+    masks = iter(masks_of_parts(legal, space))
+    return map_leaves(lambda leaf, key: _sample_leaf(key, leaf, next(masks)), space, keys_of_parts(key, space))
 
 
-def _sample_leaf(leaf: Leaf, key: jax.Array) -> jax.Array:
-    if isinstance(leaf, Discrete):
-        return jax.random.randint(key, (), 0, leaf.n)
-    if isinstance(leaf, MultiDiscrete):
-        return jax.random.randint(key, leaf.shape, 0, jnp.asarray(leaf.nvec))
-    bounded = np.isfinite(leaf.low) & np.isfinite(leaf.high)
-    low, high = np.where(bounded, leaf.low, 0), np.where(bounded, leaf.high, 1)
-    uniform = jax.random.uniform(key, leaf.shape, minval=low, maxval=high)
-    return jnp.where(bounded, uniform, jax.random.normal(key, leaf.shape))
+def _sample_leaf(key: jax.Array, leaf: Leaf, legal: jax.Array | None) -> jax.Array:
+    if isinstance(leaf, Box):
+        bounded = np.isfinite(leaf.low) & np.isfinite(leaf.high)
+        low, high = np.where(bounded, leaf.low, 0), np.where(bounded, leaf.high, 1)
+        uniform = jax.random.uniform(key, leaf.shape, minval=low, maxval=high)
+        return jnp.where(bounded, uniform, jax.random.normal(key, leaf.shape))
+    if legal is None:
+        return jax.random.randint(key, leaf.shape, 0, jnp.array(leaf.nvec).reshape(leaf.shape))
+    parts = jnp.split(jnp.where(legal, 0.0, ILLEGAL), np.cumsum(leaf.nvec)[:-1])
+    keys = [key] if len(parts) == 1 else jax.random.split(key, len(parts))
+    picks = [jax.random.categorical(*one).astype(jnp.int32) for one in zip(keys, parts, strict=True)]
+    return jnp.stack(picks).reshape(leaf.shape)
+
+
+def choices_of(space: Space) -> list[int]:
+    """How many choices each component of an action has; those of a Box have none to be masked."""
+    return [n for _, leaf in leaves(space) if not isinstance(leaf, Box) for n in leaf.nvec]
+
+
+def masks_of_parts(legal: jax.Array | None, space: Space) -> list[jax.Array | None]:
+    """The part of `legal` [..., sum(nvec)] for each leaf of an action; None for a Box, and where there is none."""
+    masks, start = [], 0
+    for _, leaf in leaves(space):
+        size = sum(choices_of(leaf))
+        masks.append(None if legal is None or not size else legal[..., start : start + size])
+        start += size
+    return masks
 
 
 def clip(action: Any, space: Space, batch: tuple[int, ...] = (), np: Any = jnp) -> Any:

@@ -15,8 +15,8 @@ from flax import struct
 
 from common.device.rollout import categorical_noise
 from common.envs import spaces
-from common.envs.masks import ILLEGAL, action_scale, legal_actions, mask_of, masks_of_parts, to_units
-from common.envs.spaces import Box, Space, encode, leaves
+from common.envs.masks import action_scale, legal_actions, mask_of, to_units
+from common.envs.spaces import ILLEGAL, Box, Space, encode, leaves, masks_of_parts
 
 LOG_2PI = 1.8378770664093453
 

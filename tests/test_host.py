@@ -357,7 +357,7 @@ def test_evaluations_remember_exactly_one_episode(toy):
         return np.zeros(2, int), memory + 1
 
     with closing(make_host(f"{TOYS}{toy}-v0", 2, 0, vectorization="sync" if toy == "Toy" else "vector")) as envs:
-        episodes = run_host_episodes(envs, Player(lambda count: np.zeros(count, int), act), 7, Worker("test"))
+        episodes = run_host_episodes(Worker("test", envs=envs), Player(lambda count: np.zeros(count, int), act), 7)
     if toy == "ReusingToys":  # as many of each environment, or one more; those of one environment are the same
         assert episodes.ret.tolist() == episodes.length.tolist() == [3, 3, 3, 3, 5, 5, 5]
     acting = [pair for pair in seen_and_counted if pair[0] != 100]

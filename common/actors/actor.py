@@ -25,29 +25,30 @@ from common.envs.variation import REDUCTIONS
 
 
 class Stepper:
-    """N environments, stepped by a worker, and the episodes under way in them.
+    """The N environments of a worker, and the episodes under way in them.
 
     Beginning and stepping raise FailedEnvError where observations or rewards cannot be used.
     """
 
-    def __init__(self, envs: HostEnvs, worker: Worker, longest: float = np.inf):
+    def __init__(self, worker: Worker, longest: float = np.inf):
         """Begin an episode in each; one that has `longest` steps counts as over."""
-        self.envs, self._worker, self._longest = envs, worker, longest
-        self._return, self._length = np.zeros(envs.num_envs), np.zeros(envs.num_envs, int)
+        self._worker, self._longest, count = worker, longest, worker.envs.num_envs
+        self._return, self._length = np.zeros(count), np.zeros(count, int)
         with worker.doing("reset"):
-            obs = envs.reset()
+            obs = worker.envs.reset()
         self.obs = self._checked(obs)  # [N, ...] what to act on, in the networks' types
-        check_legal(self.obs, np.ones(envs.num_envs, bool), envs.spec)
+        check_legal(self.obs, np.ones(count, bool), worker.envs.spec)
 
     def step(self, action: Any) -> tuple[HostStep, list[tuple[int, float, int]]]:
         """Act everywhere; also returns of each episode that is over its environment, return and length."""
+        envs = self._worker.envs
         with self._worker.doing("env_step"):
-            out = self.envs.step(action)
+            out = envs.step(action)
         self.obs = self._checked(out.obs)
         self._check_finite(out.reward, "reward")
         if out.final_obs is not None:
             out = out._replace(final_obs=self._checked(out.final_obs))
-        check_legal(self.obs, ~out.ended | self.envs.resets_in_step, self.envs.spec)
+        check_legal(self.obs, ~out.ended | envs.resets_in_step, envs.spec)
         self._return += np.where(out.valid, out.reward, 0.0)
         self._length += out.valid
         over = np.flatnonzero(out.ended | (self._length >= self._longest))
@@ -56,10 +57,10 @@ class Stepper:
         return out, episodes
 
     def _checked(self, obs: Any) -> Any:
-        return jax.tree.map(self._checked_part, self.envs.spec.obs_like, obs)
+        return jax.tree.map(self._checked_part, self._worker.envs.spec.obs_like, obs)
 
     def _checked_part(self, like: Any, obs: np.ndarray) -> np.ndarray:
-        wanted = self.envs.num_envs, *like.shape
+        wanted = len(self._length), *like.shape
         if obs.shape != wanted:
             raise FailedEnvError(f"the observations of {self._worker.name} have shape {obs.shape} instead of {wanted}")
         obs = obs.astype(like.dtype, copy=False)
@@ -103,7 +104,7 @@ class Actor(Worker):
         seeds = np.random.SeedSequence([*self._seed, self.restarts]).generate_state(2) >> 1
         with self.doing("make"):
             self.envs = self._make_envs(int(seeds[0]))
-        self._stepper, self._memory = Stepper(self.envs, self), self._first_memory
+        self._stepper, self._memory = Stepper(self), self._first_memory
         self._key, self._steps = np.asarray(jax.random.key_data(jax.random.key(int(seeds[1])))), np.uint32(0)
 
     def collect(self, choose: Callable[[Slot | None], Slot]) -> Collected:

@@ -17,7 +17,7 @@ from common.device.agents import Agent, Player, Seen
 from common.device.evaluation import SEED, Episodes
 from common.device.sharding import to_host
 from common.envs.environment import LONGEST_HORIZON
-from common.envs.host import HostEnvs, begins
+from common.envs.host import begins
 from common.envs.suite_tools import reason
 
 MOST_ENVS = 32  # of an evaluation
@@ -95,19 +95,19 @@ class HostEvaluation:
             try:
                 with worker.doing("make"):
                     worker.envs = self._make_envs(SEED + index)
-                parts.append(run_host_episodes(worker.envs, player, min(num_episodes - index, MOST_ENVS), worker))
+                parts.append(run_host_episodes(worker, player, min(num_episodes - index, MOST_ENVS)))
             finally:
                 worker.close()
         return Episodes(*np.concatenate(parts, axis=1))
 
 
-def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: int, worker: Worker) -> Episodes:
-    """Play `num_episodes` with `player`, of whatever `Player.of` takes, who gets no keys.
+def run_host_episodes(worker: Worker, player: Player | Callable, num_episodes: int) -> Episodes:
+    """Play `num_episodes` in a worker's environments with `player`, of whatever `Player.of` takes, who gets no keys.
 
     Each environment plays a fixed number of them, or none, which are returned one after another: the first to end would
     be the short ones. An episode is cut after `LONGEST_HORIZON` steps. Raises Stopped once the `worker` has ended.
     """
-    player, stepper, count = Player.of(player), Stepper(envs, worker, LONGEST_HORIZON), envs.num_envs
+    player, stepper, count = Player.of(player), Stepper(worker, LONGEST_HORIZON), worker.envs.num_envs
     quota = num_episodes // count + (np.arange(count) < num_episodes % count)
     results: list[list[tuple[float, int]]] = [[] for _ in range(count)]
     seen, memory = Seen(stepper.obs, np.ones(count, bool), np.zeros(count, np.float32)), player.initial_memory(count)

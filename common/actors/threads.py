@@ -41,11 +41,11 @@ class Activity(NamedTuple):
 class Worker:
     """Something that steps environments in a thread of its own."""
 
-    def __init__(self, name: str, phases: tuple[str, ...] = ()):
-        """How long it is in each of these `phases` is added up."""
+    def __init__(self, name: str, phases: tuple[str, ...] = (), envs: HostEnvs | None = None):
+        """How long it is in each of these `phases` is added up. It may have `envs` from the beginning."""
         self.name = name
         self.seconds = dict.fromkeys(phases, 0.0)
-        self.envs: HostEnvs | None = None
+        self.envs = envs
         self.ended = False  # set by others
         self.result = Future()  # of what it does
         self._note("start")

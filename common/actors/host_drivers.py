@@ -145,9 +145,8 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
         learner, flags = algorithm.observe(state.learner, transitions, valid), hp_now(args, run, state.learner)
         run = run.replace(updates=run.updates + 1, env_steps=run.env_steps + new)
         key, due = jax.random.fold_in(run.key, run.updates), args.ratio.due(stored) - args.ratio.due(stored - new)
-        learner, run, tally = learn_from_replay(
-            algorithm, args, learner, run, flags, actors.replay, key, due, keys_of_groups, args.batch_size // groups
-        )
+        sizes = keys_of_groups, args.batch_size // groups
+        learner, run, tally = learn_from_replay(algorithm, args, learner, run, flags, actors.replay, key, due, *sizes)
         return TrainState(learner, actors, run), publish(learner, run), tally
 
     def keys_of_groups(key: jax.Array) -> jax.Array:

@@ -55,25 +55,23 @@ class Batch(NamedTuple):
 
 def example_batch(args: HostEnvArgs, env: HostEnvKind, driver: HostDriver, num_learners: int) -> Batch:
     """Shapes of what `Batches.next` returns."""
-    count = args.envs_per_actor
+    count, share = args.envs_per_actor, args.envs_per_actor // num_learners
 
-    def batch():
+    def step() -> HostRollout:
         key, obs, flags = jax.random.key(0), env.spec.example_obs(count), jnp.zeros(count, bool)
-        published = driver.publish(*driver.begin(key, key))
-        acting = published, driver.memory(count), jax.random.key_data(key), jnp.uint32(0), obs
-        action, extras, memory = driver.act_on_host(*acting)
+        published, memory = driver.publish(*driver.begin(key, key)), driver.memory(count)
+        acted = driver.act_on_host(published, memory, jax.random.key_data(key), jnp.uint32(0), obs)
         outcome, final_obs = (jnp.zeros(count), flags, flags, flags), obs if env.resets_in_step else None
-        step = HostRollout(obs, action, extras, *outcome, jnp.zeros(count, jnp.int32), final_obs, memory=())
-        rollout = _repeated(step, args.num_steps)
-        rollout = rollout._replace(obs=_repeated(obs, args.num_steps + 1), memory=_repeated(memory, 1))
-        leaving = jnp.zeros(num_learners, bool) if args.processes > 1 else ()
-        return Batch((over_learners(rollout, num_learners),) * args.own_rollouts, leaving)
+        return HostRollout(obs, *acted[:2], *outcome, jnp.zeros(count, jnp.int32), final_obs, memory=acted[2])
 
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), jax.eval_shape(batch))
+    def repeated(tree: Any, steps: int) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_learners, steps, share, *x.shape[1:]), x.dtype), tree)
 
-
-def _repeated(tree: Any, length: int) -> Any:
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (length, *x.shape)), tree)
+    one = jax.eval_shape(step)
+    rollout = repeated(one, args.num_steps)
+    rollout = rollout._replace(obs=repeated(one.obs, args.num_steps + 1), memory=repeated(one.memory, 1))
+    leaving = jax.ShapeDtypeStruct((num_learners,), bool) if args.processes > 1 else ()
+    return Batch((rollout,) * args.own_rollouts, leaving)
 
 
 def over_learners(rollout: HostRollout, num_learners: int) -> HostRollout:

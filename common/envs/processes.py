@@ -136,7 +136,9 @@ def _make(maker: Callable[[], Any], home: int) -> Any:
         os.setpgid(0, 0)
         if os.fork() == 0:
             _end_with_the_program()
-    return _PlainErrors(maker())
+    env = maker()
+    env.reset, env.step = _plain_errors()(env.reset), _plain_errors()(env.step)
+    return env
 
 
 def _end_with_the_program() -> NoReturn:
@@ -162,16 +164,6 @@ def _plain_errors():
         except Exception:
             raise RuntimeError(reason(error)) from error
         raise
-
-
-class _PlainErrors(gymnasium.Wrapper):
-    @_plain_errors()
-    def reset(self, **options: Any) -> tuple[Any, dict]:
-        return self.env.reset(**options)
-
-    @_plain_errors()
-    def step(self, action: Any) -> tuple[Any, ...]:
-        return self.env.step(action)
 
 
 def make(mask: str, env_id: str, **arguments: Any) -> gymnasium.Env:

@@ -7,6 +7,7 @@ with Batches(args, ...) as batches:
         batches.publish(published)
 """
 
+import itertools
 import math
 import operator
 import threading
@@ -111,8 +112,8 @@ class Batches:
         self.actors = [Actor(number, make_envs, device, *more) for number, device in enumerate(devices, first)]
         self._slots = ParameterSlots(devices)
         self._slots.publish(self._version, driver.publish(learner, started))
-        self.queue, self.restarts, self._taken = RolloutQueue(), 0, 0
-        self._lock, self._stop = threading.Lock(), threading.Event()
+        self.queue, self._taken, self._stop = RolloutQueue(), 0, threading.Event()
+        self._failures = itertools.count(1)  # of all actors; to take the next number is atomic
         self.learner = Worker("learner", ("wait_get", "transfer", "update", "publish"))
         self._tallies: list[Tally] = []  # of the rollouts since the last row, as the episodes
         self._episodes: list[tuple[float, int]] = []
@@ -217,15 +218,11 @@ class Batches:
 
     def _allow_restart(self, actor: Actor, error: BaseException) -> None:
         """Say that an actor begins anew after an error. Raises ActorsFailed where it may not."""
-        most = self._args.max_restarts
-        with self._lock:
-            number = self.restarts + 1
-            allowed = number <= most
-            self.restarts += allowed
+        number, most = next(self._failures), self._args.max_restarts
         # What happened; where that was in somebody's code, with the way to it
         known = isinstance(error, FailedEnvError)
         why = str(error) if known else "\n" + "".join(traceback.format_exception(error)).rstrip()
-        if not allowed:
+        if number > most:
             self._warn(f"{actor.name} failed: {why}")
             text = f"{actor.name} failed, after {most} restarts (--max-restarts): {reason(error)}"
             raise ActorsFailed(text) from error
@@ -257,7 +254,7 @@ class Batches:
     def _figures(self, alone: bool) -> dict[str, float]:
         """Counts, and mean seconds, so far: of this process `alone`, or of all, which call at the same time."""
         counts = {f"rollouts/{name}": count for name, count in self.queue.counts.items()}
-        counts |= {"actors/restarts": self.restarts}
+        counts |= {"actors/restarts": sum(actor.restarts for actor in self.actors)}
         phases = [actor.seconds for actor in self.actors]
         seconds = {f"time/actor_{name}": float(np.mean([one[name] for one in phases])) for name in phases[0]}
         seconds |= {f"time/learner_{name}": value for name, value in self.learner.seconds.items()}

@@ -6,12 +6,10 @@ gives two of them, and `Env` does the rest: types, bounds of actions, checks, an
 - `begin(key)` returns the first observation of an episode and its state. An observation is one array, always of the
   same shape and dtype, numbers, bytes or bools; or a dictionary or tuple of such, as its space is. A state is any
   pytree of arrays, typed keys and Python numbers.
-- `advance(key, state, action)` returns a `Step`: one step, without a reset. The action is an integer [] where
-  the space is Discrete, integers [A] where it is MultiDiscrete, and floats in shape and bounds where it is a Box.
+- `advance(key, state, action)` returns a `Step`, without a reset. The action is an integer [] where the space is
+  Discrete, integers [A] where it is MultiDiscrete, and floats in shape and bounds where it is a Box.
 - A suite without a time limit of its own gets one here: count the steps in the state. `max_steps` only bounds the
   episodes of an evaluation.
-- Only environments whose episodes ended compute a reset, see `common/device/rollout.py`. Where one costs no more than
-  a few sums, let the class say `cheap_reset = True`: an accelerator computes those in every step, and asks nobody.
 - A suite that can only step and reset in one gives `step` instead of `advance`, as `custom.py` does.
 
 A complete module for a suite called pond, whose states know neither time limits nor resets:
@@ -65,9 +63,7 @@ class Step(NamedTuple):
     reward: jax.Array  # [], any number; of `Env.step` float32
     terminated: jax.Array  # [] bool: over by its own rules; nothing follows, and no value is bootstrapped
     truncated: jax.Array  # [] bool: cut by a time limit; the value of the true next observation stands for the rest
-    # A dictionary; numbers [] in it are what --log-info can name, those that are NaN left out. Of `Env.step` float32,
-    # by metric, what is `logged`
-    info: Any = None
+    info: Any = None  # a dictionary, in which numbers [] are for --log-info, but NaN; of `Env.step` what is `logged`
     final_obs: Any = None  # of `Env.step` the true next observation, never that of a reset
     final_state: Any = None  # the true next state; the one before where only the environment's own reset knows it
 
@@ -80,7 +76,7 @@ class Env:
     """One environment: pure functions of a single instance, to be vmapped. See the module's text."""
 
     params: Any = None  # of environments that take parameters with every call, as gymnax's do
-    cheap_reset = False  # whether an accelerator computes one sooner than it finds out who needs one
+    cheap_reset = False  # whether a reset is so few sums that an accelerator had better compute one in every step
     resets_itself = False  # whether there is no `advance`, but a `step` with the reset in it
     is_game = False  # whether there are other players, as `against` says, and returns above 0 are games won
     agents: tuple[int, ...] = ()  # where several act for one reward: whose of them each component of an action is

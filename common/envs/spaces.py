@@ -53,7 +53,7 @@ class Box(NamedTuple):
 ILLEGAL = -1e9  # a logit whose probability is 0, and which is finite, as 0 times infinity is not
 Leaf = Discrete | MultiDiscrete | Box
 Space = Leaf | dict[str, "Space"] | tuple["Space", ...]
-"""A leaf; or a dictionary, in the order of its names, or a tuple of spaces, as an element is one of theirs."""
+"""A leaf, or a dictionary (sorted by name) or tuple of spaces, whose elements are dictionaries or tuples of theirs."""
 
 
 def box(shape: tuple[int, ...], low: float = -np.inf, high: float = np.inf) -> Box:

@@ -127,7 +127,7 @@ def _play_on_host(args: Args, policy: Policy, name: str, env_params: str, consol
         worker.envs = make_host(name, count, args.seed, env_params, how, frames=bool(args.gif))
         _check_fit(policy, worker.envs.spec)
         worker.envs = envs = RecordedEnvs(worker.envs) if args.gif else worker.envs
-        episodes = run_host_episodes(envs, player._replace(act=choose), args.episodes, worker)
+        episodes = run_host_episodes(worker, player._replace(act=choose), args.episodes)
     finally:
         worker.close()
     if args.gif and envs.without_pictures:

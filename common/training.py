@@ -74,7 +74,7 @@ def train_on_devices(
     programs = over_devices(functions, devices, args.sharding)
     members = arrays_of(args.members, len(devices), args.sharding)
     shapes, example = jax.eval_shape(programs.init, members), np.int32(0)
-    check_fits(args, shapes, example, env, devices)
+    check_fits(args, shapes, example, env.spec, devices)
     notes = describe_replay(args, shapes)
     if env.declared_steps > env.max_steps:
         notes["eval"] = f"cuts episodes after {env.max_steps:,} of {env.declared_steps:,} steps"

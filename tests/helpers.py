@@ -93,13 +93,13 @@ def module_of(args: Any) -> Any:
 
 def driver_of(args: Any, env: Env) -> Driver:
     """`init` and `update` of one agent on one device, with the algorithm of `args`."""
-    algorithm = module_of(args).make_algorithm(args, env)
+    algorithm = module_of(args).make_algorithm(args, env.spec)
     return (off_policy if isinstance(algorithm, OffPolicy) else on_policy)(algorithm, args, env)
 
 
 def functions_of(args: Args, env: Env, groups: int = 1) -> Programs:
     """The algorithm of `args` for all seeds, on one device; of several `groups` for the seeds of one of them."""
-    algorithm = module_of(args).make_algorithm(args, env)
+    algorithm = module_of(args).make_algorithm(args, env.spec)
     return for_seeds(algorithm, args, env, args.num_agents // groups, evolution(args, groups))
 
 

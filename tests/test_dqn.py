@@ -80,7 +80,7 @@ RANGE = {"v_min": -2.0, "v_max": 3.0}
 def test_losses_are_those_of_the_papers(distribution, flags):
     args = small_dqn_args(env="helpers:Fussy", distribution=distribution, **flags, dueling=True, hidden_sizes=(4,))
     env, rng, size = make_env("Fussy"), np.random.default_rng(1), 6
-    algorithm, network = dqn.make_dqn(args, env), dqn.QNetwork(args, env)
+    algorithm, network = dqn.make_dqn(args, env.spec), dqn.QNetwork(args, env)
     learner = algorithm.init(jax.random.key(0), hp_of(args))
     learner = learner.replace(target_params=jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape), learner.params))
     numbers, legal = rng.normal(size=(2, size, 2)).astype(np.float32), rng.random((2, size, 3)) < 0.6

@@ -9,8 +9,9 @@ from helpers import ppo, relative_difference, run_updates, small_args
 from common.cli.errors import UsageError
 from common.device.rollout import reset_envs, step_envs
 from common.device.sharding import to_host
-from common.envs.masks import legal_actions, sample_legal
+from common.envs.masks import legal_actions
 from common.envs.registry import make
+from common.envs.spaces import sample
 from common.play import Args as PlayArgs
 from common.play import play
 from common.policy import load_policy
@@ -31,7 +32,7 @@ def test_the_other_player_of_pgx_moves_until_it_is_our_turn():
     results = []
     for time in range(25):
         keys = jax.random.split(jax.random.key(time), count)
-        actions = jax.vmap(lambda key, obs: sample_legal(key, env.action_space, legal_actions(obs)))(keys, obs)
+        actions = jax.vmap(lambda key, obs: sample(key, env.action_space, legal_actions(obs)))(keys, obs)
         out = step(keys, state, actions)
         before, after = (np.array(x["obs"]).sum(axis=(1, 2)) for x in (obs, out.final_obs))
         goes_on = ~np.array(out.terminated)

@@ -265,7 +265,7 @@ def test_the_queue_loses_nothing():
 
     def produce(actor):
         for number in itertools.takewhile(lambda _: not stop.is_set(), itertools.count()):
-            queue.put(Collected(actor, number, [], []), stop.is_set)
+            queue.put(Collected(actor, number, []), stop.is_set)
 
     producers = in_threads(*(partial(produce, actor) for actor in range(3)))
     seen = {actor: [] for actor in range(3)}
@@ -317,7 +317,7 @@ def test_rollouts_hang_together():
     np.testing.assert_array_equal(whole.version[:, 0], np.arange(24))
     np.testing.assert_array_equal(whole.extras["step"][:, 0], np.arange(24))
     np.testing.assert_array_equal(whole.memory[:, 0], [0, 6, 5, 4])
-    assert [part.returns for part in parts] == [part.lengths for part in parts] == [[], [7, 7], [7, 7], [7, 7]]
+    assert [part.episodes for part in parts] == [[], *[[(7, 7), (7, 7)]] * 3]
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_masks_in_infos_and_parts_of_final_observations_are_observed(vectorizati
         return [of_one for of_one, _ in found]
 
     with closing(make_host(f"{TOYS}{toy}-v0", 2, 0, vectorization=vectorization)) as envs:
-        assert set(envs.spec.observation_space.parts) == {"action_mask", *rest}
+        assert set(envs.spec.observation_space) == {"action_mask", *rest}
         begun = envs.reset()
         outputs = [envs.step(np.zeros((2, *envs.spec.action_space.shape), int)) for _ in range(7)]
     assert mask(begun) == mask(outputs[6].obs) == first
@@ -357,7 +357,7 @@ def test_evaluations_remember_exactly_one_episode(toy):
         return np.zeros(2, int), memory + 1
 
     with closing(make_host(f"{TOYS}{toy}-v0", 2, 0, vectorization="sync" if toy == "Toy" else "vector")) as envs:
-        episodes = run_host_episodes(envs, Player(lambda count: np.zeros(count, int), act), 7, Worker("test"))
+        episodes = run_host_episodes(Worker("test", envs=envs), Player(lambda count: np.zeros(count, int), act), 7)
     if toy == "ReusingToys":  # as many of each environment, or one more; those of one environment are the same
         assert episodes.ret.tolist() == episodes.length.tolist() == [3, 3, 3, 3, 5, 5, 5]
     acting = [pair for pair in seen_and_counted if pair[0] != 100]
@@ -366,7 +366,7 @@ def test_evaluations_remember_exactly_one_episode(toy):
 
 def test_actors_copy_arrays_that_an_environment_uses_again_and_count_no_step_that_only_resets():
     parts = collect(actor_on(TOYS + "ReusingToys-v0", vectorization="vector"), 2)
-    assert [part.returns for part in parts] == [part.lengths for part in parts] == [[3, 5], [3, 3, 5]]
+    assert [part.episodes for part in parts] == [[(3, 3), (5, 5)], [(3, 3), (3, 3), (5, 5)]]
     rollout = parts[0].rollout
     assert rollout.obs[:, 0, 0].tolist() == [0, 1, 2, 100, 0, 1, 2]
     assert rollout.terminated[:, 0].tolist() == [False, False, True, False, False, False]

@@ -28,8 +28,8 @@ from common.device.evaluation import play_episodes
 from common.device.optim import hp_of
 from common.device.rollout import action_noise, reset_envs
 from common.envs.custom import wrap
-from common.envs.masks import check_legal, mask_of, sample_legal
-from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Tuple, batch_shape, flat_size
+from common.envs.masks import check_legal, mask_of
+from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, batch_shape, flat_size, sample
 from common.export import inputs_of
 from common.nets.distributions import Categoricals, PolicyHead, encode_action
 from common.nets.recurrent import Inputs, initial_memory
@@ -101,7 +101,7 @@ def test_gradients_are_finite_and_none_reaches_what_is_illegal(legal):
 
 def test_parts_of_an_action_add_up():
     """Their log-probabilities, and their entropies; a mask is of those that have choices."""
-    space = Tuple((Discrete(4), Box(np.full(2, -1.0), np.ones(2), (2,)), Discrete(2)))
+    space = Discrete(4), Box(np.full(2, -1.0), np.ones(2), (2,)), Discrete(2)
     head = PolicyHead(space)
     legal = LEGAL
     x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
@@ -128,10 +128,10 @@ def test_every_component_of_an_action_needs_a_legal_choice():
 
 def test_random_actions_are_legal():
     """Those before a run that begins in the middle of episodes, and before SAC learns."""
-    space = Tuple((Discrete(4), Box(np.full(2, -1.0), np.ones(2), (2,)), MultiDiscrete((2,))))
+    space = Discrete(4), Box(np.full(2, -1.0), np.ones(2), (2,)), MultiDiscrete((2,))
     keys = jax.random.split(jax.random.key(0), 300)
     for legal in LEGAL:
-        choice, vector, component = jax.vmap(lambda key, legal=legal: sample_legal(key, space, legal))(keys)
+        choice, vector, component = jax.vmap(lambda key, legal=legal: sample(key, space, legal))(keys)
         assert set(choice.tolist()) == set(np.flatnonzero(legal[:4]))
         assert set(component.ravel().tolist()) == set(np.flatnonzero(legal[4:]))
         assert vector.shape == (300, 2)
@@ -219,7 +219,7 @@ def test_critics_alone_see_what_is_privileged(module):
     flags = {"hidden_sizes": (8,), "normalize_obs": True, "quiet": True}
     flags |= {"rnn": "gru", "rnn_size": 8} if module in (ppo_rnn, appo) else {}
     args, env = module.Args(**flags), wrap(Secretive())
-    algorithm = module.make_algorithm(args, env)
+    algorithm = module.make_algorithm(args, env.spec)
     agent, learner = Agent.of(algorithm), algorithm.init(jax.random.key(0), hp_of(args))
     learner = learner.replace(params=jax.tree.map(lambda x: x + 0.1, learner.params))  # critics begin at zero
     numbers = np.random.default_rng(0).normal(size=(3, 5, 2)).astype(np.float32)

@@ -15,10 +15,10 @@ from common.device.agents import Agent
 from common.device.opponents import draw_own_components, of_other_member
 from common.device.rollout import keys_of
 from common.device.sharding import AXIS, MEMBERS
-from common.envs.environment import Env, Transition
-from common.envs.masks import legal_actions, sample_legal
+from common.envs.environment import Env, Step
+from common.envs.masks import legal_actions
 from common.envs.registry import make
-from common.envs.spaces import MultiDiscrete, box
+from common.envs.spaces import MultiDiscrete, box, sample
 from common.population import elo_ratings, play_all
 
 GAME = "pgx:tic_tac_toe"
@@ -50,7 +50,7 @@ def test_learners_meet_the_policies_that_others_have_at_that_time_on_any_number_
 
     def against(other, state):
         def move(key, obs):
-            return ppo.make_ppo(single, game).act(other, jax.tree.map(lambda x: x[None], obs), key)[0]
+            return ppo.make_ppo(single, game.spec).act(other, jax.tree.map(lambda x: x[None], obs), key)[0]
 
         return one_update(single, game.against(move), state)
 
@@ -81,7 +81,7 @@ class Trio(Env):
         return jnp.ones(1), 0
 
     def advance(self, key, state, action):
-        return Transition(jnp.ones(1), 0, action @ jnp.array([100, 10, 1]), True, False)
+        return Step(jnp.ones(1), 0, action @ jnp.array([100, 10, 1]), True, False)
 
 
 TEAM = SIZES | {"num_envs": 16, "population": 3, "opponent": "members", "total_timesteps": 10**6}
@@ -172,7 +172,7 @@ def test_all_play_all_and_count_wins_and_draws():
 
     def act(learner, seen, memory, key):
         legal, keys = legal_actions(seen.obs), jax.random.split(key, len(seen.first))
-        good = jax.vmap(lambda key, legal: sample_legal(key, game.action_space, legal))(keys, legal)
+        good = jax.vmap(lambda key, legal: sample(key, game.action_space, legal))(keys, legal)
         return jnp.where(learner.params < 0, jnp.argmin(legal, axis=-1), good), memory
 
     scores = play_all(game, Agent(lambda count: (), act), skills, games=200)

@@ -20,7 +20,7 @@ from common.cli.errors import UsageError
 from common.device.agents import Player
 from common.device.evaluation import SEED, run_episodes
 from common.envs.registry import make_host
-from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, map_leaves, zeros
+from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, map_leaves
 from common.policy import load_policy
 from common.runs.checkpoints import Checkpoints
 
@@ -40,7 +40,7 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_of_its_run_did(traine
     run_dir, env, result = trained(name)
     policy = load_policy(run_dir)
     # The policy's own shapes: actions are the environment's, neither flat nor without bounds.
-    obs = jax.tree.map(np.asarray, zeros(env, 3))
+    obs = jax.tree.map(np.asarray, env.spec.example_obs(3))
     actions, _ = policy(obs, policy.initial_memory(3), np.ones(3, bool), reward=np.zeros(3))
     shapes = map_leaves(lambda leaf, x: x.shape == (3, *leaf.shape), env.action_space, actions)
     assert all(jax.tree.leaves(shapes))
@@ -68,7 +68,7 @@ def test_a_loaded_policy_earns_exactly_what_the_evaluation_on_the_host_did(algor
     envs = make_host(env, 4, SEED, vectorization="sync")
     policy = load_policy(tmp_path)
     player = Player(policy.initial_memory, lambda seen, memory, keys: policy(seen.obs, memory, seen.first))
-    episodes = run_host_episodes(envs, player, 4, Worker("test"))
+    episodes = run_host_episodes(Worker("test", envs=envs), player, 4)
     assert float(episodes.ret.mean()) == pytest.approx(result.evaluation["eval/return_mean"][0], abs=1e-4)
 
 

@@ -156,11 +156,11 @@ def test_an_update_can_be_traced_and_states_can_be_saved(name):
 def test_codes_of_jumanji_are_codes_and_amounts_are_amounts():
     sudoku, game, snake = make("jumanji:Sudoku-v0"), make("jumanji:Game2048-v1"), make("jumanji:Snake-v1")
     (obs, _), (tiles, _) = sudoku.reset(jax.random.key(0)), game.reset(jax.random.key(0))
-    assert sudoku.observation_space.parts["board"] == MultiDiscrete((11,) * 81)
+    assert sudoku.observation_space["board"] == MultiDiscrete((11,) * 81)
     theirs = sudoku.inner.reset(jax.random.key(0))[1].observation.board
     assert theirs.min() == -1
     np.testing.assert_array_equal(obs["board"], jnp.ravel(theirs) + 1)
-    assert game.observation_space.parts["board"] == MultiDiscrete((18,) * 16) and tiles["board"].max() in (1, 2)
+    assert game.observation_space["board"] == MultiDiscrete((18,) * 16) and tiles["board"].max() in (1, 2)
     out = snake.step(jax.random.key(0), snake.reset(jax.random.key(0))[1], jnp.int32(0))
     assert out.final_obs["step_count"] == pytest.approx(1 / 4000)
 

@@ -6,7 +6,7 @@ Independent of the algorithm: `act` decides what it does with the parameters, an
 import operator
 from collections.abc import Callable
 from concurrent.futures import wait
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +16,7 @@ from common.actors.threads import POLL_INTERVAL, Collected, HostRollout, Slot, W
 from common.cli.errors import FailedEnvError, TrainingError, UsageError
 from common.cli.host_flags import HostEnvArgs
 from common.device.statistics import Tally, kind_of
-from common.envs.host import HostEnvs, HostStep, evaluation_params
+from common.envs.host import HostEnvs, HostStep, begins, evaluation_params
 from common.envs.masks import check_legal
 from common.envs.registry import make_host
 from common.envs.spaces import EnvSpec
@@ -24,84 +24,114 @@ from common.envs.suite_tools import readable_errors
 from common.envs.variation import REDUCTIONS
 
 
+class Stepper:
+    """The N environments of a worker, and the episodes under way in them.
+
+    Beginning and stepping raise FailedEnvError where observations or rewards cannot be used.
+    """
+
+    def __init__(self, worker: Worker, longest: float = np.inf):
+        """Begin an episode in each; one that has `longest` steps counts as over."""
+        self._worker, self._longest, count = worker, longest, worker.envs.num_envs
+        self._return, self._length = np.zeros(count), np.zeros(count, int)
+        with worker.doing("reset"):
+            obs = worker.envs.reset()
+        self.obs = self._checked(obs)  # [N, ...] what to act on, in the networks' types
+        check_legal(self.obs, np.ones(count, bool), worker.envs.spec)
+
+    def step(self, action: Any) -> tuple[HostStep, list[tuple[int, float, int]]]:
+        """Act everywhere; also returns of each episode that is over its environment, return and length."""
+        envs = self._worker.envs
+        with self._worker.doing("env_step"):
+            out = envs.step(action)
+        self.obs = self._checked(out.obs)
+        self._check_finite(out.reward, "reward")
+        if out.final_obs is not None:
+            out = out._replace(final_obs=self._checked(out.final_obs))
+        check_legal(self.obs, ~out.ended | envs.resets_in_step, envs.spec)
+        self._return += np.where(out.valid, out.reward, 0.0)
+        self._length += out.valid
+        over = np.flatnonzero(out.ended | (self._length >= self._longest))
+        episodes = list(zip(over, self._return[over].tolist(), self._length[over].tolist(), strict=True))
+        self._return[over] = self._length[over] = 0
+        return out, episodes
+
+    def _checked(self, obs: Any) -> Any:
+        return jax.tree.map(self._checked_part, self._worker.envs.spec.obs_like, obs)
+
+    def _checked_part(self, like: Any, obs: np.ndarray) -> np.ndarray:
+        wanted = len(self._length), *like.shape
+        if obs.shape != wanted:
+            raise FailedEnvError(f"the observations of {self._worker.name} have shape {obs.shape} instead of {wanted}")
+        obs = obs.astype(like.dtype, copy=False)
+        self._check_finite(obs, "observation")
+        return obs
+
+    def _check_finite(self, values: np.ndarray, what: str) -> None:
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+            which = f"environment {np.flatnonzero(~finite)[0]} of {self._worker.name}"
+            raise FailedEnvError(f"the {what} of {which} is not finite")
+
+
 class Actor(Worker):
     """N environments, stepped one rollout at a time. Used by one thread."""
 
     def __init__(
         self,
-        index: int,
+        number: int,
         make_envs: Callable[[int], HostEnvs],
         device: jax.Device,
         act: Callable,
         num_steps: int,
         seed: tuple[int, ...],
         memory: Any = (),
-        first: int = 0,
         log_info: tuple[str, ...] = (),
     ):
-        """`index` is its place in this process, whose `first` actor has this number among those of all processes.
+        """`number` is its place among the actors of all processes. `make_envs` takes a seed.
 
-        `make_envs` takes a seed. `act` takes parameters, memory, key data, a step's number and observations
-        [N, ...], and returns actions [N, ...], extras, and the new memory. `log_info` is the flag.
+        `act` takes parameters, memory, key data, a step's number and observations [N, ...], and returns actions
+        [N, ...], extras, and the new memory. `log_info` is the flag.
         """
-        super().__init__(f"actor {first + index}", ("env_step", "act", "wait_params", "wait_put"))
-        self.index, self.device, self._log_info = index, device, log_info
+        super().__init__(f"actor {number}", ("env_step", "act", "wait_params", "wait_put"))
+        self.number, self.device, self._log_info = number, device, log_info
         self.rollouts = self.restarts = 0
         self._make_envs, self._act, self._num_steps, self._first_memory = make_envs, act, num_steps, memory
-        self._seed = *seed, first + index
+        self._seed = *seed, number
 
     def start(self) -> None:
         """Make the environments, other ones after every restart, and begin their episodes."""
         seeds = np.random.SeedSequence([*self._seed, self.restarts]).generate_state(2) >> 1
         with self.doing("make"):
             self.envs = self._make_envs(int(seeds[0]))
-        with self.doing("reset"):
-            obs = self.envs.reset()
-        self._obs = self._checked(obs)
-        check_legal(self._obs, np.ones(self.envs.num_envs, bool), self.envs.spec)
-        self._key = np.asarray(jax.random.key_data(jax.random.key(int(seeds[1]))))
-        self._steps = np.uint32(0)
-        self._memory = self._first_memory
-        self._return = np.zeros(self.envs.num_envs)
-        self._length = np.zeros(self.envs.num_envs, int)
+        self._stepper, self._memory = Stepper(self), self._first_memory
+        self._key, self._steps = np.asarray(jax.random.key_data(jax.random.key(int(seeds[1])))), np.uint32(0)
 
     def collect(self, choose: Callable[[Slot | None], Slot]) -> Collected:
         """Step `num_steps` times; `choose` gets the parameters in use and returns those for the next step."""
         memory = jax.tree.map(lambda x: np.asarray(x)[None], self._memory)
-        found, slot = Collected(self.index, (), [], []), None
-        steps, logged = [], []
+        slot, steps, obs, episodes, logged = None, [], [self._stepper.obs], [], []
         for _ in range(self._num_steps):
             with self.doing("wait_params"):
                 slot = choose(slot)
-            step, out = self._step(slot)
-            self._count_episodes(out, found)
-            steps.append(step)
+            with self.doing("act"):
+                acting = slot.params, self._memory, self._key, self._steps, self._stepper.obs
+                action, extras, self._memory = self._act(*acting)
+                action, extras = jax.device_get((action, extras))
+            self._steps += np.uint32(1)
+            out, over = self._stepper.step(action)
+            self._forget(begins(out))
+            outcome = out.reward, out.terminated, out.truncated, out.valid
+            version = np.full(len(out.valid), slot.version, np.int32)
+            steps.append(HostRollout((), action, extras, *outcome, version, out.final_obs, ()))
+            obs.append(self._stepper.obs)
+            episodes += [(ret, length) for _, ret, length in over]
             logged.append(self._logged_numbers(out))
-        # Fresh memory for every rollout: the transfer of the last one may still be going on.
-        rollout = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
-        obs = jax.tree.map(lambda *x: np.stack(x), *(step.obs for step in steps), self._obs)
         self.rollouts += 1
-        return found._replace(rollout=rollout._replace(obs=obs, memory=memory), info=reduce(operator.add, logged))
-
-    def _step(self, slot: Slot) -> tuple[HostRollout, HostStep]:
-        """One step, [N, ...], and what the environments said."""
-        obs = self._obs
-        with self.doing("act"):
-            action, extras, self._memory = self._act(slot.params, self._memory, self._key, self._steps, obs)
-            action, extras = jax.device_get((action, extras))
-        self._steps += np.uint32(1)
-        with self.doing("env_step"):
-            out = self.envs.step(action)
-        self._obs = self._checked(out.obs)
-        self._check_finite(out.reward, "reward")
-        final_obs = self._checked(out.final_obs) if self.envs.resets_in_step else None
-        over = (out.terminated | out.truncated) & out.valid
-        check_legal(self._obs, ~over | self.envs.resets_in_step, self.envs.spec)
-        # A suite that resets in a step of its own shows the end of the episode once more in that
-        self._forget(over if self.envs.resets_in_step else ~out.valid)
-        version = np.full(len(over), slot.version, np.int32)
-        outcome = out.reward, out.terminated, out.truncated, out.valid
-        return HostRollout(obs, action, extras, *outcome, version, final_obs, ()), out
+        # Arrays of its own for every rollout: the transfer of the last one may still be going on.
+        rollout, obs = (jax.tree.map(lambda *x: np.stack(x), *trees) for trees in (steps, obs))
+        rollout = rollout._replace(obs=obs, memory=memory)
+        return Collected(self.number, rollout, episodes, reduce(operator.add, logged))
 
     def _forget(self, begins: np.ndarray) -> None:
         """Start the memory of environments anew whose next step is the first of an episode."""
@@ -111,15 +141,6 @@ class Actor(Worker):
 
         if begins.any():
             self._memory = jax.tree.map(forget, self._memory, self._first_memory)
-
-    def _count_episodes(self, out: HostStep, found: Collected) -> None:
-        """Add a step to the episodes under way, and those that it ended to what was `found`."""
-        self._return += np.where(out.valid, out.reward, 0.0)
-        self._length += out.valid
-        over = (out.terminated | out.truncated) & out.valid
-        found.returns.extend(self._return[over].tolist())
-        found.lengths.extend(self._length[over].tolist())
-        self._return[over] = self._length[over] = 0
 
     def _logged_numbers(self, out: HostStep) -> Tally:
         """What a step has of the metrics of --log-info, those of all environments together."""
@@ -131,24 +152,6 @@ class Actor(Worker):
         functions = {"max": np.max, "min": np.min, "last": np.mean}
         value = {name: functions.get(kind_of(name), np.sum)(x) if len(x) else 0.0 for name, x in numbers.items()}
         return Tally(value, {name: len(x) for name, x in numbers.items()})
-
-    def _checked(self, obs: Any) -> Any:
-        """Observations [N, ...] in the networks' types. Raises FailedEnvError where they cannot be used."""
-        return jax.tree.map(self._checked_part, self.envs.spec.obs_like, obs)
-
-    def _checked_part(self, like: Any, obs: np.ndarray) -> np.ndarray:
-        wanted = self.envs.num_envs, *like.shape
-        if obs.shape != wanted:
-            raise FailedEnvError(f"the observations of {self.name} have shape {obs.shape} instead of {wanted}")
-        obs = obs.astype(like.dtype, copy=False)
-        self._check_finite(obs, "observation")
-        return obs
-
-    def _check_finite(self, values: np.ndarray, what: str) -> None:
-        if values.dtype.kind != "f" or np.isfinite(values).all():
-            return
-        finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
-        raise FailedEnvError(f"the {what} of environment {np.flatnonzero(~finite)[0]} of {self.name} is not finite")
 
 
 class HostEnvKind(NamedTuple):
@@ -183,19 +186,18 @@ def env_maker(args: HostEnvArgs, num_envs: int, env_params: str) -> Callable[[in
 
 def _inspect(args: HostEnvArgs, env_params: str) -> HostEnvKind:
     """What one environment is, made and closed in a thread, for at most --reset-timeout each."""
-    worker = Worker(args.env)
-    kind = worker.run(partial(_make_and_close, args, env_params, worker))
-    while not kind.done():
+    worker, vectorization = Worker(args.env), "vector" if args.vectorization == "vector" else "sync"
+
+    def make_and_close() -> HostEnvKind:
+        with worker.doing("make"):
+            envs = make_host(args.env, 1, args.seed, env_params, vectorization, resets_in_step=args.resets_in_step)
+        with worker.doing("close"), readable_errors(f"environment {args.env} cannot be closed"):
+            envs.close()
+        return HostEnvKind(args.env, envs.spec, envs.resets_in_step)
+
+    worker.run(make_and_close)
+    while not worker.result.done():
         if flag := worker.stuck(args):
             raise TrainingError(f"environment {args.env} does not return from {worker.activity.phase} ({flag})")
-        wait([kind], timeout=POLL_INTERVAL)
-    return kind.result()
-
-
-def _make_and_close(args: HostEnvArgs, env_params: str, worker: Worker) -> HostEnvKind:
-    vectorization = "vector" if args.vectorization == "vector" else "sync"
-    with worker.doing("make"):
-        envs = make_host(args.env, 1, args.seed, env_params, vectorization, resets_in_step=args.resets_in_step)
-    with worker.doing("close"), readable_errors(f"environment {args.env} cannot be closed"):
-        envs.close()
-    return HostEnvKind(args.env, envs.spec, envs.resets_in_step)
+        wait([worker.result], timeout=POLL_INTERVAL)
+    return worker.result.result()

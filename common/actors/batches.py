@@ -7,6 +7,7 @@ with Batches(args, ...) as batches:
         batches.publish(published)
 """
 
+import itertools
 import math
 import operator
 import threading
@@ -14,7 +15,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -56,25 +56,23 @@ class Batch(NamedTuple):
 
 def example_batch(args: HostEnvArgs, env: HostEnvKind, driver: HostDriver, num_learners: int) -> Batch:
     """Shapes of what `Batches.next` returns."""
-    count = args.envs_per_actor
+    count, share = args.envs_per_actor, args.envs_per_actor // num_learners
 
-    def batch():
+    def step() -> HostRollout:
         key, obs, flags = jax.random.key(0), env.spec.example_obs(count), jnp.zeros(count, bool)
-        published = driver.publish(*driver.begin(key, key))
-        acting = published, driver.memory(count), jax.random.key_data(key), jnp.uint32(0), obs
-        action, extras, memory = driver.act_on_host(*acting)
+        published, memory = driver.publish(*driver.begin(key, key)), driver.memory(count)
+        acted = driver.act_on_host(published, memory, jax.random.key_data(key), jnp.uint32(0), obs)
         outcome, final_obs = (jnp.zeros(count), flags, flags, flags), obs if env.resets_in_step else None
-        step = HostRollout(obs, action, extras, *outcome, jnp.zeros(count, jnp.int32), final_obs, memory=())
-        rollout = _repeated(step, args.num_steps)
-        rollout = rollout._replace(obs=_repeated(obs, args.num_steps + 1), memory=_repeated(memory, 1))
-        leaving = jnp.zeros(num_learners, bool) if args.processes > 1 else ()
-        return Batch((over_learners(rollout, num_learners),) * args.own_rollouts, leaving)
+        return HostRollout(obs, *acted[:2], *outcome, jnp.zeros(count, jnp.int32), final_obs, memory=acted[2])
 
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), jax.eval_shape(batch))
+    def repeated(tree: Any, steps: int) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_learners, steps, share, *x.shape[1:]), x.dtype), tree)
 
-
-def _repeated(tree: Any, length: int) -> Any:
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (length, *x.shape)), tree)
+    one = jax.eval_shape(step)
+    rollout = repeated(one, args.num_steps)
+    rollout = rollout._replace(obs=repeated(one.obs, args.num_steps + 1), memory=repeated(one.memory, 1))
+    leaving = jax.ShapeDtypeStruct((num_learners,), bool) if args.processes > 1 else ()
+    return Batch((rollout,) * args.own_rollouts, leaving)
 
 
 def over_learners(rollout: HostRollout, num_learners: int) -> HostRollout:
@@ -105,24 +103,27 @@ class Batches:
     ):
         """Actors on `devices` act at first with `learner`, and batches go where `sharding` says."""
         self._args, self._sharding, self._warn = args, sharding, warn
-        self._version = self._first_version = version = int(started.updates)
+        self._version = self._first_version = int(started.updates)
         devices = [device for device in devices for _ in range(args.actor_threads)]
+        make_envs, act = env_maker(args, args.envs_per_actor, args.env_params), jax.jit(driver.act_on_host)
         memory = jax.device_get(driver.memory(args.envs_per_actor))
-        make_envs, seed = env_maker(args, args.envs_per_actor, args.env_params), (args.seed, version)
-        act, first = jax.jit(driver.act_on_host), jax.process_index() * len(devices)
-        more = act, args.num_steps, seed, memory, first, args.log_info
-        self.actors = [Actor(index, make_envs, device, *more) for index, device in enumerate(devices)]
+        more = act, args.num_steps, (args.seed, self._version), memory, args.log_info
+        first = jax.process_index() * len(devices)
+        self.actors = [Actor(number, make_envs, device, *more) for number, device in enumerate(devices, first)]
         self._slots = ParameterSlots(devices)
-        self._slots.publish(version, driver.publish(learner, started))
-        self.queue, self.restarts, self._taken = RolloutQueue(), 0, 0
-        self._lock, self._stop = threading.Lock(), threading.Event()
-        self._threads: list[Future] = []
+        self._slots.publish(self._version, driver.publish(learner, started))
+        self.queue, self._taken, self._stop = RolloutQueue(), 0, threading.Event()
+        self._failures = itertools.count(1)  # of all actors; to take the next number is atomic
         self.learner = Worker("learner", ("wait_get", "transfer", "update", "publish"))
-        self._meters = Meters(self, self.learner, getattr(args, "max_policy_lag", 0), warn)
+        self._tallies: list[Tally] = []  # of the rollouts since the last row, as the episodes
+        self._episodes: list[tuple[float, int]] = []
+        self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+        self._unseen: set[str] = set()  # metrics of --log-info that a warning has named
         self._at_end: dict[str, float] = {}  # figures
 
     def __enter__(self) -> "Batches":
-        self._threads = [actor.run(partial(self._run, actor)) for actor in self.actors]
+        for actor in self.actors:
+            actor.run(partial(self._run, actor))
         return self
 
     def __exit__(self, kind: Any, *error: Any) -> None:
@@ -132,12 +133,13 @@ class Batches:
         self.queue.discard()
         if stuck:
             self._warn(f"actors that do not answer were left behind: {'; '.join(map(str, stuck))}")
-        self._at_end = self._meters.figures(alone=bool(kind))
+        self._at_end = self._figures(alone=bool(kind))
 
     def next(self, stopped: Callable[[], bool], leaving: bool) -> Batch | None:
         """The rollouts of an update, on their way to the learner's devices; None once `stopped`.
 
-        Others are told whether this process is `leaving`. Raises ActorsFailed as `_take` does.
+        Others are told whether this process is `leaving`. Raises ActorsFailed where the actors have given up, are
+        stuck, or deliver nothing for too long.
         """
         rollouts = []
         while len(rollouts) < self._args.own_rollouts:
@@ -145,7 +147,8 @@ class Batches:
                 collected = self._take(stopped)
             if collected is None:
                 return None
-            self._meters.take(collected, self._version)
+            self._tallies.append(tally_of(collected, self._version, getattr(self._args, "max_policy_lag", 0)))
+            self._episodes += collected.episodes
             with self.learner.doing("transfer"):
                 share = over_learners(collected.rollout, self._sharding.num_devices)
                 rollouts.append(jax.device_put(share, self._sharding))
@@ -153,103 +156,132 @@ class Batches:
         told = np.full(self._sharding.num_devices, leaving) if self._args.processes > 1 else ()
         return Batch(tuple(rollouts), told)
 
-    def publish(self, params: Any) -> None:
-        """Note an update, and give its parameters to the actors."""
-        self._version += 1
-        with self.learner.doing("publish"):
-            self._slots.publish(self._version, params)
-
-    def row(self) -> dict[str, Any]:
-        """The metrics of actors and queues since the last call, of all processes, which call at the same time."""
-        row = self._meters.row()
-        if multihost.is_first() and 0 < row.get("batch/valid", 0) <= row.get("batch/too_old", 0):
-            self._warn("every step of late was older than --max-policy-lag: nothing was learned from them")
-        return row
-
-    def figures(self) -> dict[str, Any]:
-        """Counts and seconds of the whole run, of all processes unless it has failed."""
-        return self._at_end or self._meters.figures(alone=True)
-
     def _take(self, stopped: Callable[[], bool]) -> Collected | None:
-        """The next rollout to learn from; None once `stopped`.
-
-        Raises ActorsFailed where the actors have given up, are stuck, or deliver nothing for too long.
-        """
-        wanted = self._taken % len(self.actors) if self._args.lockstep else None
+        wanted = self.actors[self._taken % len(self.actors)].number if self._args.lockstep else None
         began = time.monotonic()
         while not stopped():
             self._check_threads(time.monotonic() - began)
-            collected = self.queue.take(wanted, POLL_INTERVAL)
-            if collected is not None:
+            if collected := self.queue.take(wanted, POLL_INTERVAL):
                 self._taken += 1
                 return collected
         return None
 
     def _check_threads(self, waited: float) -> None:
-        for thread in self._threads:
-            if thread.done():
-                thread.result()  # raises what ended it
         doing = "; ".join(map(str, self.actors))
         for actor in self.actors:
+            if actor.result.done():
+                actor.result.result()  # raises what ended it
             if flag := actor.stuck(self._args):
                 raise ActorsFailed(f"{actor.name} is stuck ({flag}); {doing}")
         if waited > self._args.learner_timeout:
             flag = f"--learner-timeout {self._args.learner_timeout:g}"
             raise ActorsFailed(f"the learner got no rollout for {waited:.0f} s ({flag}); {doing}")
 
+    def publish(self, params: Any) -> None:
+        """Note an update, and give its parameters to the actors."""
+        self._version += 1
+        with self.learner.doing("publish"):
+            self._slots.publish(self._version, params)
+
     def _run(self, actor: Actor) -> None:
-        """The thread of one actor."""
+        """The thread of one actor: rollouts until the run ends, after an error from new environments."""
         try:
-            while self._deliver(actor, self._stop.is_set):
-                pass
+            while not self._stop.is_set():
+                try:
+                    self._deliver(actor)
+                except BaseException as error:  # environments may also call sys.exit
+                    actor.close()
+                    if self._stop.is_set() or multihost.has_lost(error):  # in its parameters: the learner learns of it
+                        return
+                    self._allow_restart(actor, error)
         finally:
             actor.close()
 
-    def _deliver(self, actor: Actor, stopped: Callable[[], bool]) -> bool:
-        """Let an actor collect a rollout, with new environments where it has none. Returns whether to go on."""
-        try:
-            if actor.envs is None:
-                actor.start()
-            collected = actor.collect(partial(self._parameters, actor, stopped))
-            with actor.doing("wait_put"):
-                self.queue.put(collected, stopped)
-        except Stopped:
-            return False
-        except BaseException as error:  # environments may also call sys.exit
-            actor.close()
-            if stopped() or multihost.has_lost(error):  # in its parameters: the learner finds out, too
-                return False
-            self._allow_restart(actor, error)
-        return not stopped()
+    def _deliver(self, actor: Actor) -> None:
+        if actor.envs is None:
+            actor.start()
+        collected = actor.collect(partial(self._parameters, actor))
+        with actor.doing("wait_put"):
+            self.queue.put(collected, self._stop.is_set)
 
-    def _parameters(self, actor: Actor, stopped: Callable[[], bool], slot: Slot | None) -> Slot:
+    def _parameters(self, actor: Actor, slot: Slot | None) -> Slot:
         """Those for an actor's next step, after those of `slot`: the newest, or in a fixed order the same."""
-        while not stopped():
+        while not self._stop.is_set():
             if not self._args.lockstep:
                 return self._slots.latest(actor.device)
             # The version of `lag` updates before the one that will learn from the rollout
-            update = (actor.rollouts * len(self.actors) + actor.index) // self._args.own_rollouts
-            version = self._first_version + max(update - self._args.lag, 0)
+            place = actor.rollouts * len(self.actors) + self.actors.index(actor)
+            version = self._first_version + max(place // self._args.own_rollouts - self._args.lag, 0)
             if slot := slot or self._slots.wait_for(version, actor.device, POLL_INTERVAL):
                 return slot
         raise Stopped
 
     def _allow_restart(self, actor: Actor, error: BaseException) -> None:
         """Say that an actor begins anew after an error. Raises ActorsFailed where it may not."""
-        most = self._args.max_restarts
-        with self._lock:
-            number = self.restarts + 1
-            allowed = number <= most
-            self.restarts += allowed
+        number, most = next(self._failures), self._args.max_restarts
         # What happened; where that was in somebody's code, with the way to it
         known = isinstance(error, FailedEnvError)
         why = str(error) if known else "\n" + "".join(traceback.format_exception(error)).rstrip()
-        if not allowed:
+        if number > most:
             self._warn(f"{actor.name} failed: {why}")
             text = f"{actor.name} failed, after {most} restarts (--max-restarts): {reason(error)}"
             raise ActorsFailed(text) from error
         self._warn(f"{actor.name} failed and restarts ({number} of {most}): {why}")
         actor.restarts += 1
+
+    def row(self) -> dict[str, Any]:
+        """The metrics of actors and queues since the last call, of all processes, which call at the same time."""
+        tally = reduce(operator.add, self._tallies)
+        parts = multihost.allgather((tally.value, tally.count, self._episodes))
+        self._tallies, self._episodes = [], []
+        tally = reduce(operator.add, (Tally(*jax.tree.map(np.float64, part[:2])) for part in parts))
+        row, count = metrics_of(tally), tally.count["episode/return"]
+        unseen = {name for name, reports in tally.count.items() if name.startswith("env/") and not reports}
+        if count and unseen - self._unseen:
+            self._warn(f"no environment has reported {', '.join(sorted(unseen))}, which --log-info names")
+            self._unseen |= unseen
+        if multihost.is_first() and 0 < row["batch/valid"] <= row["batch/too_old"]:
+            self._warn("every step of late was older than --max-policy-lag: nothing was learned from them")
+        self._recent.extend(episode for *_, episodes in parts for episode in episodes)
+        recent = np.array(self._recent or [(np.nan, np.nan)], float).mean(axis=0)
+        newest = {f"episode/{name}_last{WINDOW}": x for name, x in zip(("return", "length"), recent, strict=True)}
+        return row | {"episode/count": count} | newest | self._figures(alone=False)
+
+    def figures(self) -> dict[str, Any]:
+        """Counts and seconds of the whole run, of all processes unless it has failed."""
+        return self._at_end or self._figures(alone=True)
+
+    def _figures(self, alone: bool) -> dict[str, float]:
+        """Counts, and mean seconds, so far: of this process `alone`, or of all, which call at the same time."""
+        counts = {f"rollouts/{name}": count for name, count in self.queue.counts.items()}
+        counts |= {"actors/restarts": sum(actor.restarts for actor in self.actors)}
+        phases = [actor.seconds for actor in self.actors]
+        seconds = {f"time/actor_{name}": float(np.mean([one[name] for one in phases])) for name in phases[0]}
+        seconds |= {f"time/learner_{name}": value for name, value in self.learner.seconds.items()}
+        parts = [(counts, seconds)] if alone else multihost.allgather((counts, seconds))
+        total = {name: sum(part[name] for part, _ in parts) for name in counts}
+        return total | {name: sum(part[name] for _, part in parts) / len(parts) for name in seconds}
+
+
+def tally_of(collected: Collected, version: int, max_lag: int) -> Tally:
+    """The metrics of a rollout that is learned from now, with `version` updates done; 0 is any lag."""
+    valid = collected.rollout.valid
+    lag = (version - collected.rollout.version[valid]).astype(float)
+    too_old = np.sum(lag > max_lag) if max_lag else np.int64(0)
+    reports = {"batch/valid": Report(np.sum(valid), valid.size), "batch/too_old": Report(too_old, valid.size)}
+    returns, lengths = np.array(collected.episodes, float).reshape(-1, 2).T
+    for name, values in {"policy/lag": lag, "episode/return": returns, "episode/length": lengths}.items():
+        reports[name] = Report(np.sum(values), len(values))
+        reports[f"{name}_min"] = Report(np.min(values, initial=np.inf), len(values))
+        reports[f"{name}_max"] = Report(np.max(values, initial=-np.inf), len(values))
+    info = ({f"env/{name}": x for name, x in numbers.items()} for numbers in vars(collected.info).values())
+    return Tally.of(reports) | Tally(*info)
+
+
+def metrics_of(tally: Tally) -> dict[str, Any]:
+    """What host numbers come to."""
+    with np.errstate(invalid="ignore"):  # of what was never reported
+        return tally.metrics()
 
 
 class UpdateMetrics:
@@ -259,7 +291,7 @@ class UpdateMetrics:
         self.updates = 0
         self.leaving = False  # whether a process wanted to stop when one of the updates began, all but the newest
         self.broken: dict[str, np.ndarray] = {}  # by metric, the index of the first update in which it was not finite
-        self._tallies: list[Tally] = []
+        self._tally: Tally | None = None
         self._gauges: dict[str, float] = {}  # of the newest update
         self._newest: tuple | None = None
 
@@ -275,77 +307,14 @@ class UpdateMetrics:
     def read(self, more: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """What the metrics of the updates come to, with `more` behind them, and what was not finite."""
         self._read_newest()
-        return _metrics_of(self._tallies) | self._gauges | more, self.broken
+        return metrics_of(self._tally) | self._gauges | more, self.broken
 
     def _read_newest(self) -> None:
         if self._newest is None:
             return
         (tally, self._gauges, leaving), self._newest = jax.device_get(self._newest), None
-        self._tallies.append(tally)
+        self._tally = self._tally + tally if self._tally else tally
         self.leaving |= bool(np.any(leaving))
         for name, value in tally.value.items():
             if not math.isfinite(value):
                 self.broken.setdefault(name, np.array([self.updates - 1]))
-
-
-def _metrics_of(tallies: list[Tally]) -> dict[str, Any]:
-    with np.errstate(invalid="ignore"):  # of what was never reported
-        return reduce(operator.add, tallies).metrics()
-
-
-class Meters:
-    """Collects while a run goes on; `row` says how it went since the last row, in all processes."""
-
-    def __init__(self, batches: Batches, learner: Worker, max_policy_lag: int, warn: Callable[[str], None]):
-        self._batches, self._learner, self._max_lag, self._warn = batches, learner, max_policy_lag, warn
-        self._unseen = set()  # metrics of --log-info that a warning has named
-        self._tallies: list[Tally] = []  # since the last row, as the episodes
-        self._episodes: list[tuple[float, int]] = []
-        self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
-
-    def take(self, collected: Collected, version: int) -> None:
-        """Note a rollout that is learned from now, with `version` updates done."""
-        valid = collected.rollout.valid
-        lag = version - collected.rollout.version[valid]
-        too_old = np.sum(lag > self._max_lag) if self._max_lag else np.int64(0)
-        reports = {"batch/valid": Report(np.sum(valid), valid.size), "batch/too_old": Report(too_old, valid.size)}
-        found = {"policy/lag": lag, "episode/return": collected.returns, "episode/length": collected.lengths}
-        for name, values in found.items():
-            values = np.array(values, float)
-            reports[name] = Report(np.sum(values), len(values))
-            reports[f"{name}_min"] = Report(np.min(values, initial=np.inf), len(values))
-            reports[f"{name}_max"] = Report(np.max(values, initial=-np.inf), len(values))
-        info = ({f"env/{name}": x for name, x in numbers.items()} for numbers in vars(collected.info).values())
-        self._tallies.append(Tally.of(reports) | Tally(*info))
-        self._episodes += zip(collected.returns, collected.lengths, strict=True)
-
-    def row(self) -> dict[str, Any]:
-        """The metrics since the last call. All processes call at the same time."""
-        tally = reduce(operator.add, self._tallies)
-        parts = multihost.allgather((tally.value, tally.count, self._episodes))
-        self._tallies, self._episodes = [], []
-        tallies = [Tally(*jax.tree.map(np.float64, part[:2])) for part in parts]
-        count = sum(part.count["episode/return"] for part in tallies)
-        unseen = {name for name in tally.count if name.startswith("env/") and not any(x.count[name] for x in tallies)}
-        if count and unseen - self._unseen:
-            self._warn(f"no environment has reported {', '.join(sorted(unseen))}, which --log-info names")
-            self._unseen |= unseen
-        self._recent.extend(episode for *_, episodes in parts for episode in episodes)
-        recent = np.array(self._recent or [(np.nan, np.nan)], float).mean(axis=0)
-        newest = {f"episode/{name}_last{WINDOW}": x for name, x in zip(("return", "length"), recent, strict=True)}
-        return _metrics_of(tallies) | {"episode/count": count} | newest | self.figures()
-
-    def figures(self, alone: bool = False) -> dict[str, float]:
-        """Counts and seconds so far, of this process `alone`, or of all, which call at the same time."""
-        counts = {f"rollouts/{name}": count for name, count in self._batches.queue.counts.items()}
-        counts |= {"actors/restarts": self._batches.restarts}
-        parts = [(counts, self._seconds())] if alone else multihost.allgather((counts, self._seconds()))
-        total = {name: sum(part[name] for part, _ in parts) for name in counts}
-        return total | {name: sum(part[name] for _, part in parts) / len(parts) for name in self._seconds()}
-
-    def _seconds(self) -> dict[str, float]:
-        """Those so far of this process's mean actor, and of its learner."""
-        actors = self._batches.actors
-        seconds = {f"actor_{name}": np.mean([actor.seconds[name] for actor in actors]) for name in actors[0].seconds}
-        seconds |= {f"learner_{name}": value for name, value in self._learner.seconds.items()}
-        return {f"time/{name}": float(value) for name, value in seconds.items()}

@@ -29,6 +29,7 @@ from common.device.replay import example_transition, n_steps, new_replay, num_gr
 from common.device.rollout import OTHER_STREAM, action_noise, ids_in_process, ids_over_processes, minibatch_indices
 from common.device.sharding import AXIS, TrainState
 from common.device.statistics import Tally, same_everywhere
+from common.envs.host import begins
 from common.envs.masks import to_env
 from common.envs.spaces import EnvSpec, batch_shape
 
@@ -37,12 +38,17 @@ class HostDriver(NamedTuple):
     """An algorithm's run beside actors, as functions of one agent."""
 
     begin: Callable  # keys of the learner and of everything random -> learner, RunState
-    init: Callable  # seed [] -> TrainState
     update: Callable  # TrainState, HostRollouts -> TrainState, what to publish, Tally
     publish: Callable  # learner, RunState -> what an actor needs to act
     act_on_host: Callable  # published, memory, key data, step, observations [N, ...] -> actions, extras, memory
     memory: Callable  # number of environments N -> memory of `act_on_host` at first
+    actors: Callable = tuple  # -> the `actors` of a TrainState at first: () without a replay buffer
     gauges: Callable = lambda state: {}  # TrainState -> metrics of how things stand after an update
+
+    def init(self, seed: jax.Array) -> TrainState:
+        """The state of a run with this `seed` []."""
+        learner, run = self.begin(*jax.random.split(jax.random.key(seed)))
+        return TrainState(learner, self.actors(), run)
 
 
 def host_driver(algorithm: OnPolicy | OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
@@ -58,10 +64,6 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
 
     def begin(params_key: jax.Array, key: jax.Array) -> tuple[Any, RunState]:
         return algorithm.init(params_key, hp_of(args)), RunState(key, jnp.int32(0), {})
-
-    def init(seed: jax.Array) -> TrainState:
-        learner, run = begin(*jax.random.split(jax.random.key(seed)))
-        return TrainState(learner, (), run)
 
     def update(state: TrainState, rollouts: tuple[HostRollout, ...]) -> tuple[TrainState, Any, Tally]:
         learner, run = state.learner, state.run
@@ -84,8 +86,9 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
         local = num_envs // num_rollouts  # of this device, in each rollout
 
         def of_rollout(index, number):
-            sizes = args.samples_per_env, local, epochs, num_minibatches, args.processes
-            step, env = jnp.divmod(minibatch_indices(jax.random.fold_in(key, number), *sizes), local)
+            own_key = jax.random.fold_in(key, number)
+            own = minibatch_indices(own_key, args.samples_per_env, local, epochs, num_minibatches, args.processes)
+            step, env = jnp.divmod(own, local)
             return step * num_envs + index * local + env
 
         indices = jax.vmap(of_rollout)(jnp.arange(num_rollouts), ids_over_processes(num_rollouts, args.processes))
@@ -100,33 +103,21 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
         noise = action_noise(key, env.action_space, count)
         return explore(learner, seen, memory, noise)
 
-    return HostDriver(begin, init, update, publish, act_on_host, new_memory)
+    return HostDriver(begin, update, publish, act_on_host, new_memory)
 
 
 def as_rollout(host: HostRollout) -> Rollout:
     """What actors collected, as algorithms take it.
 
-    Memory begins anew within a rollout where a step is the first of an episode. A suite that resets by itself, in a
-    step that does not count, shows the last observation in it, with all memory.
+    Memory begins anew within a rollout where a step is the first of an episode, at its start it is that of the actor.
     """
-    obs, last_obs = (jax.tree.map(lambda x, part=part: x[part], host.obs) for part in (slice(-1), -1))
-    resets_in_step = host.final_obs is not None
-    ends = host.terminated | host.truncated if resets_in_step else ~host.valid
-    first = jnp.concatenate([jnp.zeros_like(ends[:1]), ends])
-    reward = jnp.concatenate([jnp.zeros_like(host.reward[:1]), host.reward])
-    return Rollout(
-        seen=Seen(obs, first[:-1], reward[:-1]),
-        action=host.action,
-        extras=host.extras,
-        reward=host.reward,
-        terminated=host.terminated,
-        truncated=host.truncated,
-        final_obs=host.final_obs,
-        last=Seen(last_obs, first[-1], reward[-1]),
-        memory=jax.tree.map(lambda x: x[0], host.memory),
-        valid=host.valid,
-        version=host.version,
-    )
+    first, reward = (jnp.concatenate([jnp.zeros_like(x[:1]), x]) for x in (begins(host), host.reward))
+    seen = Seen(host.obs, first, reward)  # [T + 1, N, ...]
+    before, last = jax.tree.map(lambda x: x[:-1], seen), jax.tree.map(lambda x: x[-1], seen)
+    memory = jax.tree.map(lambda x: x[0], host.memory)
+    outcome = host.reward, host.terminated, host.truncated, host.final_obs
+    kept = {"valid": host.valid, "version": host.version}
+    return Rollout(before, host.action, host.extras, *outcome, last, memory, **kept)
 
 
 def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
@@ -139,12 +130,10 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
         run = RunState(key, jnp.int32(0), {}, gradient_updates=jnp.int32(0), env_steps=jnp.int32(0))
         return algorithm.init(params_key, hp_of(args)), run
 
-    def init(seed: jax.Array) -> TrainState:
-        learner, run = begin(*jax.random.split(jax.random.key(seed)))
+    def with_empty_buffer() -> Actors:
         num_rings = args.num_rings // jax.lax.axis_size(AXIS)
         replay = new_replay(example_transition(args, env, versions=True), num_rings, args.capacity)
-        discounted = jnp.zeros(num_rings) if args.normalize_rewards else ()
-        return TrainState(learner, Actors((), (), (), (), replay, discounted), run)
+        return Actors((), (), (), (), replay, jnp.zeros(num_rings) if args.normalize_rewards else ())
 
     def update(state: TrainState, rollouts: tuple[HostRollout, ...]) -> tuple[TrainState, Any, Tally]:
         run = state.run
@@ -196,7 +185,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
             "replay/ratio": run.gradient_updates / jnp.maximum(run.env_steps - args.learning_starts, 1),
         }
 
-    return HostDriver(begin, init, update, publish, act_on_host, lambda count: (), gauges)
+    return HostDriver(begin, update, publish, act_on_host, lambda count: (), with_empty_buffer, gauges)
 
 
 def merge_rollouts(rollouts: tuple[HostRollout, ...], parts: int, width: int) -> HostRollout:
@@ -215,12 +204,12 @@ def merge_rollouts(rollouts: tuple[HostRollout, ...], parts: int, width: int) ->
     return jax.tree.map(merge, *rollouts)
 
 
-def transitions_of(rollout: HostRollout, with_first: bool = False) -> Transition:
+def transitions_of(host: HostRollout, with_first: bool = False) -> Transition:
     """What the buffer keeps of the steps of a rollout, [T, N, ...].
 
     With `first`, where that is asked for: an episode begins, or the rollout, as the one before may be another actor's.
     """
-    obs = jax.tree.map(lambda x: x[:-1], rollout.obs)
-    next_obs = jax.tree.map(lambda x: x[1:], rollout.obs) if rollout.final_obs is None else rollout.final_obs
-    first = as_rollout(rollout).seen.first.at[0].set(True) if with_first else None
-    return Transition(obs, rollout.extras, rollout.reward, rollout.terminated, next_obs, rollout.version, first)
+    rollout = as_rollout(host)
+    first = rollout.seen.first.at[0].set(True) if with_first else None
+    kept = rollout.obs, rollout.extras, rollout.reward, rollout.terminated, rollout.next_obs, rollout.version
+    return Transition(*kept, first)

@@ -2,14 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from common.actors.actor import env_maker, eval_params
+from common.actors.actor import Stepper, env_maker, eval_params
 from common.actors.threads import Stopped, Worker, stop_workers
 from common.cli.errors import TrainingError
 from common.cli.host_flags import HostEnvArgs
@@ -18,8 +17,7 @@ from common.device.agents import Agent, Player, Seen
 from common.device.evaluation import SEED, Episodes
 from common.device.sharding import to_host
 from common.envs.environment import LONGEST_HORIZON
-from common.envs.host import HostEnvs
-from common.envs.masks import check_legal
+from common.envs.host import begins
 from common.envs.suite_tools import reason
 
 MOST_ENVS = 32  # of an evaluation
@@ -33,13 +31,11 @@ class HostEvaluation:
         self._make_envs = env_maker(args, min(args.eval_episodes, MOST_ENVS), eval_params(args))
         self._args, self._agent, self._warn = args, agent, warn
         self._due: deque[tuple[int, Any]] = deque()  # step and learner of each to be played; the oldest is under way
-        self._worker: Worker | None = None  # who plays that
-        self._result: Future | None = None  # its Episodes [E]
+        self._worker: Worker | None = None  # who plays that, with Episodes [E] as result
 
     def begin(self, step: int, state: Any) -> None:
         """Start to evaluate a copy of `state` once those begun before are over."""
-        learner = jax.tree.map(lambda x: x[0], to_host(state.replace(actors=())).learner)
-        self._due.append((step, learner))
+        self._due.append((step, jax.tree.map(lambda x: x[0], to_host(state.replace(actors=())).learner)))
         if len(self._due) == 1:
             self._start_oldest()
 
@@ -68,15 +64,15 @@ class HostEvaluation:
         if self._due and multihost.is_first():
             step, learner = self._due[0]
             self._worker = worker = Worker(f"the evaluation at step {step:,}")
-            self._result = worker.run(partial(self._play_or_replay, jax.device_put(learner), worker))
+            worker.run(partial(self._play_or_replay, jax.device_put(learner), worker))
 
     def _episodes(self) -> Episodes | None:
         """Those under way, [1, E], once they are over. Raises TrainingError as `poll` does."""
-        worker, result = self._worker, self._result
-        if result.done():
-            if error := result.exception():
+        worker = self._worker
+        if worker.result.done():
+            if error := worker.result.exception():
                 raise TrainingError(f"failed twice: {reason(error)}") from error
-            return Episodes(*(x[None] for x in result.result()))
+            return Episodes(*(x[None] for x in worker.result.result()))
         if flag := worker.stuck(self._args):
             worker.ended = True
             raise TrainingError(f"is stuck ({flag}), in {worker.activity.phase} and was given up")
@@ -99,45 +95,32 @@ class HostEvaluation:
             try:
                 with worker.doing("make"):
                     worker.envs = self._make_envs(SEED + index)
-                parts.append(run_host_episodes(worker.envs, player, min(num_episodes - index, MOST_ENVS), worker))
+                parts.append(run_host_episodes(worker, player, min(num_episodes - index, MOST_ENVS)))
             finally:
                 worker.close()
         return Episodes(*np.concatenate(parts, axis=1))
 
 
-def run_host_episodes(envs: HostEnvs, player: Player | Callable, num_episodes: int, worker: Worker) -> Episodes:
-    """Play `num_episodes` with `player`, of whatever `Player.of` takes, who gets no keys.
+def run_host_episodes(worker: Worker, player: Player | Callable, num_episodes: int) -> Episodes:
+    """Play `num_episodes` in a worker's environments with `player`, of whatever `Player.of` takes, who gets no keys.
 
     Each environment plays a fixed number of them, or none, which are returned one after another: the first to end would
     be the short ones. An episode is cut after `LONGEST_HORIZON` steps. Raises Stopped once the `worker` has ended.
     """
-    player, count = Player.of(player), envs.num_envs
+    player, stepper, count = Player.of(player), Stepper(worker, LONGEST_HORIZON), worker.envs.num_envs
     quota = num_episodes // count + (np.arange(count) < num_episodes % count)
-    ret, length = np.zeros((2, count))
-    results: list[list[tuple[float, float]]] = [[] for _ in range(count)]
-    with worker.doing("reset"):
-        seen = Seen(envs.reset(), np.ones(count, bool), np.zeros(count, np.float32))
-    memory, acting = player.initial_memory(count), np.ones(count, bool)
+    results: list[list[tuple[float, int]]] = [[] for _ in range(count)]
+    seen, memory = Seen(stepper.obs, np.ones(count, bool), np.zeros(count, np.float32)), player.initial_memory(count)
     while quota.any():
         if worker.ended:
             raise Stopped
         with worker.doing("act"):
-            typed = partial(jax.tree.map, lambda x, like: x.astype(like.dtype, copy=False))
-            seen = seen._replace(obs=typed(seen.obs, envs.spec.obs_like))
-            check_legal(seen.obs, acting, envs.spec)
             action, memory = player.act(seen, memory, None)
-        with worker.doing("env_step"):
-            out = envs.step(jax.device_get(action))
-        # Where a suite resets in a step of its own, the episode begins behind that step
-        ended = (out.terminated | out.truncated) & out.valid
-        seen = Seen(out.obs, ended | ~out.valid, out.reward.astype(np.float32))
-        ret += np.where(out.valid, out.reward, 0.0)
-        length += out.valid
-        acting = ~ended | envs.resets_in_step
-        over = ended | (length >= LONGEST_HORIZON)
-        counted = over & (quota > 0)
-        for index in np.flatnonzero(counted):
-            results[index].append((ret[index], length[index]))
-        quota = quota - counted
-        ret[over] = length[over] = 0
-    return Episodes(*np.array([one for each in results for one in each]).T)
+            action = jax.device_get(action)
+        out, episodes = stepper.step(action)
+        seen = Seen(stepper.obs, begins(out), out.reward.astype(np.float32))
+        for index, *episode in episodes:
+            if quota[index]:
+                results[index].append(episode)
+                quota[index] -= 1
+    return Episodes(*np.array([one for each in results for one in each], float).T)

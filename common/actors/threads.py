@@ -6,8 +6,9 @@ parameters are published in versions.
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -40,29 +41,26 @@ class Activity(NamedTuple):
 class Worker:
     """Something that steps environments in a thread of its own."""
 
-    def __init__(self, name: str, phases: tuple[str, ...] = ()):
-        """How long it is in each of these `phases` is added up."""
+    def __init__(self, name: str, phases: tuple[str, ...] = (), envs: HostEnvs | None = None):
+        """How long it is in each of these `phases` is added up. It may have `envs` from the beginning."""
         self.name = name
         self.seconds = dict.fromkeys(phases, 0.0)
-        self.envs: HostEnvs | None = None
+        self.envs = envs
         self.ended = False  # set by others
-        self._thread: threading.Thread | None = None
+        self.result = Future()  # of what it does
         self._note("start")
 
-    def run(self, work: Callable[[], Any]) -> Future:
-        """Do `work` in the thread; the future gets what it returns or raises."""
-        result = Future()
+    def run(self, work: Callable[[], Any]) -> None:
+        """Do `work` in the thread; `result` gets what it returns or raises."""
 
         def target():
             try:
-                result.set_result(work())
+                self.result.set_result(work())
             except BaseException as error:  # environments may also call sys.exit
-                result.set_exception(error)
+                self.result.set_exception(error)
             self._note("ended")
 
-        self._thread = threading.Thread(target=target, name=THREAD, daemon=True)
-        self._thread.start()
-        return result
+        threading.Thread(target=target, name=THREAD, daemon=True).start()
 
     def _note(self, phase: str) -> float:
         """Say what begins now; returns when that is."""
@@ -96,12 +94,6 @@ class Worker:
             return None
         return f"{flag_of(name)} {allowed:g}"
 
-    def join(self, until: float) -> bool:
-        """Wait for the thread to end, no longer than `until`, of `time.monotonic`; returns whether it has."""
-        if self._thread:
-            self._thread.join(max(until - time.monotonic(), 0.0))
-        return not (self._thread and self._thread.is_alive())
-
     def __str__(self) -> str:
         phase, since = self.activity
         return f"{self.name}: {phase} for {time.monotonic() - since:.1f} s"
@@ -112,15 +104,12 @@ def stop_workers(workers: list[Worker]) -> list[Worker]:
 
     Half of that time is theirs. Then the processes are killed of those that are not done.
     """
-    now = time.monotonic()
-    late = [worker for worker in workers if not worker.join(now + GRACE / 2)]
-    for worker in late:
-        if (envs := worker.envs) is not None:
+    late = wait([worker.result for worker in workers], GRACE / 2).not_done
+    for worker in workers:
+        if worker.result in late and (envs := worker.envs) is not None:
             envs.kill()  # the thread's waiting for them ends too
-    return [worker for worker in late if not worker.join(now + GRACE)]
-
-
-FATES = ("produced", "trained", "discarded")  # all were produced, each then met one of the others
+    late = wait(late, GRACE / 2).not_done
+    return [worker for worker in workers if worker.result in late]
 
 
 class HostRollout(NamedTuple):
@@ -143,8 +132,7 @@ class Collected(NamedTuple):
 
     actor: int
     rollout: HostRollout
-    returns: list[float]  # of the episodes that ended in it
-    lengths: list[int]
+    episodes: list[tuple[float, int]]  # returns and lengths of those that ended in it
     info: Tally = Tally({}, {})  # what --log-info names, host numbers
 
 
@@ -155,55 +143,49 @@ class RolloutQueue:
     """
 
     def __init__(self):
-        self._waiting: list[Collected] = []  # the oldest first
-        self._held = 0
+        self._waiting: dict[int, Collected] = {}  # by actor, the oldest first
         self._changed = threading.Condition()
-        self._counts = dict.fromkeys(FATES, 0)
+        self._counts = dict.fromkeys(("produced", "trained", "discarded", "held"), 0)
 
     @property
     def counts(self) -> dict[str, int]:
         """What became of all rollouts, at one moment."""
         with self._changed:
-            return self._counts | {"waiting": len(self._waiting), "held": self._held}
+            return self._counts | {"waiting": len(self._waiting)}
 
     def put(self, collected: Collected, stopped: Callable[[], bool]) -> None:
         """Add a rollout once its actor has room for it; it is discarded where there is none before `stopped`."""
         with self._changed:
-            while self._of(collected.actor) and not stopped():
+            while collected.actor in self._waiting and not stopped():
                 self._changed.wait(POLL_INTERVAL)
             self._counts["produced"] += 1
             if stopped():
                 self._counts["discarded"] += 1
             else:
-                self._waiting.append(collected)
+                self._waiting[collected.actor] = collected
                 self._changed.notify_all()
 
     def take(self, actor: int | None, timeout: float) -> Collected | None:
         """The oldest rollout of `actor`, or of any; it is `held` from then on. None where none comes in time."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._of(actor), timeout):
+            if not self._changed.wait_for(lambda: self._waiting if actor is None else actor in self._waiting, timeout):
                 return None
-            index = self._of(actor)[0]
-            self._held += 1
+            self._counts["held"] += 1
             self._changed.notify_all()
-            return self._waiting.pop(index)
+            return self._waiting.pop(next(iter(self._waiting)) if actor is None else actor)
 
     def train(self, count: int) -> None:
         """Account for `count` rollouts that were held and are learned from now."""
         with self._changed:
-            self._held -= count
+            self._counts["held"] -= count
             self._counts["trained"] += count
 
     def discard(self) -> None:
         """Give up all that waits and is held, at the end of a run."""
         with self._changed:
-            self._counts["discarded"] += len(self._waiting) + self._held
-            self._held = 0
+            self._counts["discarded"] += len(self._waiting) + self._counts["held"]
+            self._counts["held"] = 0
             self._waiting.clear()
-
-    def _of(self, actor: int | None) -> list[int]:
-        """Where rollouts of `actor` wait, or of any, the oldest first."""
-        return [index for index, one in enumerate(self._waiting) if actor in (None, one.actor)]
 
 
 KEPT = 3  # versions: one in use, and two that the learner may have under way
@@ -220,8 +202,8 @@ class ParameterSlots:
     """The newest versions, on the device of every reader. Safe for any number of threads."""
 
     def __init__(self, devices: list[jax.Device]):
-        self._devices = list(dict.fromkeys(devices))
-        self._slots: dict[int, dict[jax.Device, Any]] = {}
+        self._devices = set(devices)
+        self._versions: deque[dict[jax.Device, Slot]] = deque(maxlen=KEPT)  # the newest last
         self._changed = threading.Condition()
 
     def publish(self, version: int, params: Any) -> None:
@@ -230,27 +212,24 @@ class ParameterSlots:
         They may still be under computation: readers get them once they are there.
         """
         local = jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, params)
-        placed = {device: jax.device_put(local, device) for device in self._devices}
+        placed = {device: Slot(version, jax.device_put(local, device)) for device in self._devices}
         with self._changed:
-            self._slots[version] = placed
-            for old in sorted(self._slots)[:-KEPT]:
-                del self._slots[old]
+            self._versions.append(placed)
             self._changed.notify_all()
 
     def latest(self, device: jax.Device) -> Slot:
-        """The newest version that is computed. The first version has to be published by then."""
+        """The newest version that is computed, or the oldest. The first one has to be published by then."""
         with self._changed:
-            newest_first = sorted(self._slots.items(), reverse=True)
-        for version, placed in newest_first[:-1]:
-            if all(x.is_ready() for x in jax.tree.leaves(placed[device])):
-                return Slot(version, placed[device])
-        version, placed = newest_first[-1]
-        return Slot(version, placed[device])
+            *newer, oldest = [placed[device] for placed in reversed(self._versions)]
+        ready = (slot for slot in newer if all(x.is_ready() for x in jax.tree.leaves(slot.params)))
+        return next(ready, oldest)
 
     def wait_for(self, version: int, device: jax.Device, timeout: float) -> Slot | None:
         """Exactly this version, computed; None where it is not published within `timeout` seconds."""
+
+        def published():
+            return next((placed[device] for placed in self._versions if placed[device].version == version), None)
+
         with self._changed:
-            if not self._changed.wait_for(lambda: version in self._slots, timeout):
-                return None
-            params = self._slots[version][device]
-        return Slot(version, jax.block_until_ready(params))
+            slot = self._changed.wait_for(published, timeout)
+        return slot and Slot(version, jax.block_until_ready(slot.params))

@@ -124,7 +124,7 @@ BESIDE = 32  # bytes at least that an update keeps of a sample beside its observ
 def check_fits(args: Any, state: Any, batch: Any, env: Any, devices: list[jax.Device]) -> None:
     """Raise UsageError where a run's `state`, an update or an evaluation needs more memory than there is.
 
-    `batch` has the shapes of what `update` takes beside the state, and `env` an `obs_like`.
+    `batch` has the shapes of what `update` takes beside the state, and `env` is an EnvSpec.
     """
     available, agents, obs = memory_of(devices), args.num_agents, size_of(env.obs_like)
     kept, smaller = size_of((state, batch)), "take fewer environments, steps or hidden units"

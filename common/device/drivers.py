@@ -128,7 +128,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
         num_envs = args.num_envs // jax.lax.axis_size(AXIS)
         obs, env_state = reset_envs(member_env(env, hyper), keys_of(envs_key, num_envs))
-        replay = new_replay(example_transition(args, env), num_envs, args.capacity)
+        replay = new_replay(example_transition(args, env.spec), num_envs, args.capacity)
         run = RunState(key, jnp.int32(0), hyper or {}, new_recent(), gradient_updates=jnp.int32(0))
         discounted = jnp.zeros(num_envs) if args.normalize_rewards else ()
         actors = Actors(env_state, at_start(obs), (), new_tracker(num_envs), replay, discounted)

@@ -16,7 +16,7 @@ from common.device.devices import size_of
 from common.device.interface import Transition
 from common.device.sharding import same_for_all_seeds
 from common.envs.masks import empty_action
-from common.envs.spaces import zeros
+from common.envs.spaces import EnvSpec
 
 
 class Replay(struct.PyTreeNode):
@@ -124,9 +124,10 @@ def describe_replay(args: Any, state: Any) -> dict[str, str]:
     return {"replay": note + ("" if args.save_buffer else ", not saved: a resumed run fills it again first")}
 
 
-def example_transition(args: Any, env: Any, versions: bool = False) -> Transition:
+def example_transition(args: Any, env: EnvSpec, versions: bool = False) -> Transition:
     """One transition of zeros, which says what the replay buffer has to hold; with `versions` those of policies too."""
-    obs, version, first = zeros(env), jnp.int32(0) if versions else None, jnp.bool_(True) if n_steps(args) > 1 else None
+    obs, version = env.example_obs(), jnp.int32(0) if versions else None
+    first = jnp.bool_(True) if n_steps(args) > 1 else None
     return Transition(obs, empty_action(env.action_space), jnp.float32(0), jnp.bool_(False), obs, version, first)
 
 

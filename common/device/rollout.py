@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from common.cli.device_flags import block_width
 from common.device.sharding import AXIS, gathered, global_ids
-from common.envs.environment import DEFAULT_HORIZON, Env, Step, select, stepped
-from common.envs.masks import legal_actions, sample_legal
-from common.envs.spaces import Box, Space, keys_of_parts, map_leaves
+from common.envs.environment import DEFAULT_HORIZON, Env, Step, select
+from common.envs.masks import legal_actions
+from common.envs.spaces import Box, Space, keys_of_parts, map_leaves, sample
 
 Starts = tuple[Any, Any]  # observations and states at the beginning of episodes, arrays [P, ...]
 
@@ -41,7 +41,7 @@ def step_envs(
         obs, state = compute_where((reached.obs, reached.state), over, width=math.isqrt(over.size), compute=begun)
     else:
         obs, state = jax.vmap(select)(over, resets, (reached.obs, reached.state))
-    return stepped(reached, obs, state)
+    return reached.continued(obs, state)
 
 
 def resets_at_once(env: Env) -> bool:
@@ -74,7 +74,7 @@ def reset_envs(env: Env, keys: jax.Array, mid_episode: bool = False) -> tuple[An
     steps = jax.vmap(lambda key: jax.random.randint(key, (), 0, longest))(phase_keys)  # [N]
 
     def random_action(key, obs):
-        return sample_legal(key, env.action_space, legal_actions(obs))
+        return sample(key, env.action_space, legal_actions(obs))
 
     def walk(step, carry):
         obs, states = carry

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from common.envs.environment import Env, Transition
+from common.envs.environment import Env, Step
 from common.envs.spaces import box
 from common.envs.suite_tools import changed_params, check_known, import_package, mujoco_frame
 
@@ -46,11 +46,11 @@ class BraxEnv(Env):
         state = self.inner.reset(key)
         return state.obs, (state, 0)
 
-    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         physics, time = state
         physics, time = self.inner.step(physics, action), time + 1
         outcome = physics.reward, physics.done > 0, time >= self._limit
-        return Transition(physics.obs, (physics, time), *outcome, info=physics.metrics)
+        return Step(physics.obs, (physics, time), *outcome, info=physics.metrics)
 
     @property
     def numbers(self) -> dict[str, float]:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from common.envs.custom import GymnaxStyleEnv, replaced
-from common.envs.environment import Env, Transition
+from common.envs.environment import Env, Step
 from common.envs.suite_tools import check_known, import_package, quiet
 
 LIMIT = "max_timesteps"  # the parameter
@@ -34,9 +34,9 @@ class CraftaxEnv(GymnaxStyleEnv):
         params = params.replace(max_timesteps=self._limit + 1)  # where episodes never come to
         super().__init__(name, inner, params, max_steps=self._limit)
 
-    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         obs, state, reward, terminated, info = self.inner.step_env(key, state, action, self.params)
-        return Transition(obs, state, reward, terminated, state.timestep >= self._limit, info=info)
+        return Step(obs, state, reward, terminated, state.timestep >= self._limit, info=info)
 
     @property
     def numbers(self) -> dict[str, float]:

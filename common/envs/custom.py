@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from common.cli.env_flags import SUITES
 from common.cli.errors import UsageError
 from common.envs import spaces
-from common.envs.environment import Env, Step, Transition, select
+from common.envs.environment import Env, Step, select
 from common.envs.suite_tools import changed_params, readable_errors, reason
 from common.envs.variation import with_draws
 
@@ -82,10 +82,10 @@ class GymnaxStyleEnv(Env):
 class SteppingEnv(GymnaxStyleEnv):
     """An environment that says how it steps, in `step_env`, and leaves `step` to gymnax."""
 
-    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         obs, state, reward, terminated, info = self.inner.step_env(key, state, action, self.params)
         truncated = self.inner.is_truncated(state, self.params)
-        return Transition(obs, state, reward, terminated, truncated, info)
+        return Step(obs, state, reward, terminated, truncated, info)
 
 
 class SelfResettingEnv(GymnaxStyleEnv):
@@ -101,10 +101,10 @@ class SelfResettingEnv(GymnaxStyleEnv):
         *outputs, info = outputs
         if "final_observation" not in info:
             raise UsageError(f'environment {self.name}: step left no "final_observation" in its info')
-        out = self.checked(Transition(*outputs, info))
+        out = self.checked(Step(*outputs, info))
         final_obs = self.checked_obs("final_obs", info["final_observation"])
         final_state = select(out.terminated | out.truncated, state, out.state)
-        return Step(*out[:5], final_obs, final_state, out.info)
+        return out._replace(final_obs=final_obs, final_state=final_state)
 
 
 def replaced(name: str, params: Any, env_params: dict[str, Any]) -> Any:

@@ -4,14 +4,12 @@
 gives two of them, and `Env` does the rest: types, bounds of actions, checks, and resets.
 
 - `begin(key)` returns the first observation of an episode and its state. An observation is one array, always of the
-  same shape and dtype, numbers, bytes or bools; or a dictionary or tuple of such, as its space is a Dict or Tuple. A
-  state is any pytree of arrays, typed keys and Python numbers.
-- `advance(key, state, action)` returns a `Transition`: one step, without a reset. The action is an integer [] where
-  the space is Discrete, integers [A] where it is MultiDiscrete, and floats in shape and bounds where it is a Box.
+  same shape and dtype, numbers, bytes or bools; or a dictionary or tuple of such, as its space is. A state is any
+  pytree of arrays, typed keys and Python numbers.
+- `advance(key, state, action)` returns a `Step`, without a reset. The action is an integer [] where the space is
+  Discrete, integers [A] where it is MultiDiscrete, and floats in shape and bounds where it is a Box.
 - A suite without a time limit of its own gets one here: count the steps in the state. `max_steps` only bounds the
   episodes of an evaluation.
-- Only environments whose episodes ended compute a reset, see `common/device/rollout.py`. Where one costs no more than
-  a few sums, let the class say `cheap_reset = True`: an accelerator computes those in every step, and asks nobody.
 - A suite that can only step and reset in one gives `step` instead of `advance`, as `custom.py` does.
 
 A complete module for a suite called pond, whose states know neither time limits nor resets:
@@ -34,7 +32,7 @@ A complete module for a suite called pond, whose states know neither time limits
 
         def advance(self, key, state, action):
             pond, time = self.inner.step(state[0], action), state[1] + 1
-            return Transition(pond.obs, (pond, time), pond.reward, pond.done, time >= self.max_steps)
+            return Step(pond.obs, (pond, time), pond.reward, pond.done, time >= self.max_steps)
 """
 
 import copy
@@ -48,44 +46,37 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.masks import PRIVILEGED, check_mask, has_privileged
-from common.envs.spaces import Box, Dict, Discrete, EnvSpec, MultiDiscrete, Tuple, leaves
+from common.envs.spaces import Box, Discrete, EnvSpec, leaves
 
 DEFAULT_HORIZON = 1_000  # for environments that declare no `max_steps`
 LONGEST_HORIZON = 27_000  # an evaluation has to end, whatever an environment declares
 
 
-class Transition(NamedTuple):
-    """What `advance` returns: one step of one environment, without a reset, at the end of an episode too.
+class Step(NamedTuple):
+    """One step of one environment: of `advance` without a reset, of `Env.step` with one where it ended an episode.
 
     Where both ends are true, the episode has terminated.
     """
 
-    obs: Any  # the true next observation
-    state: Any  # the true next state
-    reward: jax.Array  # [], any number
-    terminated: jax.Array  # [] bool: over by its own rules; nothing follows, and no value is bootstrapped
-    truncated: jax.Array  # [] bool: cut by a time limit; the value of `obs` stands for the rest
-    info: Any = None  # a dictionary; numbers [] in it are what --log-info can name, those that are NaN left out
-
-
-class Step(NamedTuple):
-    """What `Env.step` returns: one step of one environment, with the reset where it ended an episode."""
-
-    obs: Any  # what to act on next: the next episode's first observation where this one is over
+    obs: Any  # the true next observation; after a reset the first one of the next episode
     state: Any  # likewise
-    reward: jax.Array  # float32
-    terminated: jax.Array  # bool
-    truncated: jax.Array  # bool
-    final_obs: Any  # the true next observation, never that of a reset
-    final_state: Any  # the true next state; the one before where only the environment's own reset knows it
-    info: Any = None  # float32: by metric, what is `logged`
+    reward: jax.Array  # [], any number; of `Env.step` float32
+    terminated: jax.Array  # [] bool: over by its own rules; nothing follows, and no value is bootstrapped
+    truncated: jax.Array  # [] bool: cut by a time limit; the value of the true next observation stands for the rest
+    info: Any = None  # a dictionary, in which numbers [] are for --log-info, but NaN; of `Env.step` what is `logged`
+    final_obs: Any = None  # of `Env.step` the true next observation, never that of a reset
+    final_state: Any = None  # the true next state; the one before where only the environment's own reset knows it
+
+    def continued(self, obs: Any, state: Any) -> "Step":
+        """A step without a reset, which goes on with these: those of a reset where an episode ended."""
+        return self._replace(obs=obs, state=state, final_obs=self.obs, final_state=self.state)
 
 
 class Env:
     """One environment: pure functions of a single instance, to be vmapped. See the module's text."""
 
     params: Any = None  # of environments that take parameters with every call, as gymnax's do
-    cheap_reset = False  # whether an accelerator computes one sooner than it finds out who needs one
+    cheap_reset = False  # whether a reset is so few sums that an accelerator had better compute one in every step
     resets_itself = False  # whether there is no `advance`, but a `step` with the reset in it
     is_game = False  # whether there are other players, as `against` says, and returns above 0 are games won
     agents: tuple[int, ...] = ()  # where several act for one reward: whose of them each component of an action is
@@ -102,17 +93,18 @@ class Env:
         self.max_steps = min(max_steps if max_steps > 0 else DEFAULT_HORIZON, LONGEST_HORIZON)
         self.observation_space = spaces.convert(observation_space, "observation space")
         self.action_space = spaces.convert(action_space, "action space")
-        obs, self.state_shape = jax.eval_shape(self.reset, jax.random.key(0))
+        key = jax.random.key(0)
+        obs, self.state_shape = jax.eval_shape(self.reset, key)
         self.observation_space, self.obs_dtype = spaces.as_seen(name, self.observation_space, obs)
-        action = jax.eval_shape(lambda key: spaces.sample(key, self.action_space), jax.random.key(0))
-        stepped = jax.eval_shape(self.step, jax.random.key(0), self.state_shape, action)  # checks what it returns
-        self.info_numbers, self.logged = tuple(stepped.info or ()), {}
+        action = jax.eval_shape(lambda key: spaces.sample(key, self.action_space), key)
+        step = jax.eval_shape(self.step, key, self.state_shape, action)  # checks what it returns
+        self.info_numbers, self.logged = tuple(step.info or ()), {}
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         """First observation and state of an episode: what a suite gives."""
         raise NotImplementedError
 
-    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         """One step without a reset: what a suite gives."""
         raise NotImplementedError
 
@@ -141,15 +133,6 @@ class Env:
     def spec(self) -> EnvSpec:
         return EnvSpec(self.name, self.observation_space, self.obs_dtype, self.action_space)
 
-    @property
-    def obs_like(self) -> Any:
-        """Shape and type of an observation."""
-        return self.spec.obs_like
-
-    def example_obs(self, *batch: int) -> Any:
-        """A batch of observations, all zeros."""
-        return self.spec.example_obs(*batch)
-
     def reset(self, key: jax.Array) -> tuple[Any, Any]:
         """First observation and state of an episode."""
         # Python numbers in the state become strongly typed, as they are after a step
@@ -161,43 +144,36 @@ class Env:
         advance_key, reset_key = jax.random.split(key)
         reached = self.advance_checked(advance_key, state, action)
         over = reached.terminated | reached.truncated
-        obs, next_state = select(over, self.reset(reset_key), (reached.obs, reached.state))
-        return stepped(reached, obs, next_state)
+        return reached.continued(*select(over, self.reset(reset_key), (reached.obs, reached.state)))
 
-    def advance_checked(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+    def advance_checked(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         """One step without a reset, in the dtypes of `reset` and `Step`. Box actions may come flat, and are clipped."""
-        action = spaces.clip(action, self.action_space)
-        return self.checked(self.advance(key, state, action))
+        return self.checked(self.advance(key, state, spaces.clip(action, self.action_space)))
 
-    def checked(self, transition: Transition) -> Transition:
-        """`transition` in the dtypes of `reset` and `Step`. Raises UsageError where a shape is wrong."""
-        obs, state, *outcome, info = transition
-        obs = self.checked_obs("obs", obs)
-        state = jax.tree.map(lambda new, old: as_type(new, old.dtype), state, self.state_shape)
-        dtypes = {"reward": jnp.float32, "terminated": bool, "truncated": bool}
-        outcome = [self.checked_array(*one) for one in zip(dtypes, outcome, dtypes.values(), strict=True)]
-        return Transition(obs, state, *outcome, self._logged(info if isinstance(info, Mapping) else {}))
-
-    def _logged(self, info: Mapping[str, Any]) -> dict[str, jax.Array]:
+    def checked(self, reached: Step) -> Step:
+        """The same in the dtypes of `reset` and `Step`. Raises UsageError where a shape is wrong."""
+        state = jax.tree.map(lambda new, old: as_type(new, old.dtype), reached.state, self.state_shape)
+        reward = self._checked_array("reward", reached.reward, jnp.float32)
+        ends = (self._checked_array(end, getattr(reached, end), bool) for end in ("terminated", "truncated"))
+        info = reached.info if isinstance(reached.info, Mapping) else {}
         logged = {name: name for name, x in info.items() if spaces.is_number(x)} if self.logged is None else self.logged
-        return {metric: self.checked_array(entry, info[entry], jnp.float32) for metric, entry in logged.items()}
+        info = {metric: self._checked_array(entry, info[entry], jnp.float32) for metric, entry in logged.items()}
+        return Step(self.checked_obs("obs", reached.obs), state, reward, *ends, info)
 
     def checked_obs(self, what: str, obs: Any) -> Any:
         """An observation in the types of `reset`. Raises UsageError, naming `what` it is, where it has other shapes."""
-        obs, wanted = spaces.plain(obs), jax.tree.structure(self.obs_like)
-        if (found := jax.tree.structure(obs)) != wanted:
+        obs, like = spaces.plain(obs), self.spec.obs_like
+        if (found := jax.tree.structure(obs)) != (wanted := jax.tree.structure(like)):
             raise UsageError(f"environment {self.name}: step returned {what} of structure {found} instead of {wanted}")
-        return jax.tree.map(lambda x, like: self.checked_array(what, x, like.dtype, like.shape), obs, self.obs_like)
+        return jax.tree.map(lambda x, like: self._checked_array(what, x, like.dtype, like.shape), obs, like)
 
-    def checked_array(self, what: str, value: Any, dtype: Any, shape: tuple[int, ...] = ()) -> jax.Array:
-        """`value` as an array of `dtype`. Raises UsageError, naming `what` it is, where shape or kind are others."""
-        array = jnp.asarray(value)
+    def _checked_array(self, what: str, value: Any, dtype: Any, shape: tuple[int, ...] = ()) -> jax.Array:
+        array, returned = jnp.asarray(value), f"environment {self.name}: step returned {what}"
         if dtype is bool and array.dtype.kind == "f":  # which may be a fraction
-            raise UsageError(f"environment {self.name}: step returned {what} of type {array.dtype}, not true or false")
-        array = array.astype(dtype)
+            raise UsageError(f"{returned} of type {array.dtype}, not true or false")
         if array.shape != shape:
-            raise UsageError(f"environment {self.name}: step returned {what} of shape {array.shape} instead of {shape}")
-        return array
+            raise UsageError(f"{returned} of shape {array.shape} instead of {shape}")
+        return array.astype(dtype)
 
 
 class Wrapper(Env):
@@ -218,12 +194,6 @@ class Wrapper(Env):
 
     def frame(self, state: Any) -> np.ndarray | None:
         return self.wrapped.frame(state)
-
-
-def stepped(reached: Transition, obs: Any, state: Any) -> Step:
-    """A step that has `reached` something, and goes on with these, those of a reset where an episode ended."""
-    outcome = reached.reward, reached.terminated, reached.truncated
-    return Step(obs, state, *outcome, reached.obs, reached.state, reached.info)
 
 
 def as_type(x: Any, dtype: Any) -> jax.Array:
@@ -267,7 +237,7 @@ def check_squashable(env: Any, instead: str) -> None:
     It names what to take `instead`.
     """
     space = env.action_space
-    if isinstance(space, (MultiDiscrete, Dict, Tuple)):
+    if not isinstance(space, Discrete | Box):
         raise UsageError(f"SAC acts in a Box or in Discrete actions, {env.name} has {space}; {instead} can train on it")
     if isinstance(space, Discrete):
         if space.n == 1:

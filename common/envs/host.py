@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
+import jax
 import numpy as np
 
 from common.cli.env_flags import read_params
@@ -55,12 +56,24 @@ class HostStep(NamedTuple):
 
     def numbers(self, entry: str) -> np.ndarray:
         """Those that are finite and that the info of a valid step has as this entry: at most N."""
-        over, final = self.terminated | self.truncated, self.info.get("final_info", self.info)
         found = []
-        for info, where in ((self.info, ~over), (final, over)):
+        for info, where in ((self.info, ~self.ended), (self.info.get("final_info", self.info), self.ended)):
             there = self.valid & where & info.get(f"_{entry}", True)
             found += [x for x, told in zip(info.get(entry, ()), there, strict=False) if told and is_number(x)]
         return np.array([x for x in found if np.isfinite(x)], float)
+
+    @property
+    def ended(self) -> np.ndarray:
+        """[N] bool: an episode has ended."""
+        return (self.terminated | self.truncated) & self.valid
+
+
+def begins(step: Any) -> Any:
+    """Where the next step is the first of an episode: [N] of a `HostStep`, [T, N] of a rollout, which has its fields.
+
+    A suite that resets in a step of its own, which is not valid, shows the last observation once more in that.
+    """
+    return ~step.valid if step.final_obs is None else step.terminated | step.truncated
 
 
 class HostEnvs(Protocol):
@@ -86,8 +99,7 @@ class HostEnvs(Protocol):
         """End processes at once, from another thread while one of the above may go on. Does nothing without any."""
 
 
-# JAX computes with 32 bits
-NARROW = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}
+NARROW = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}  # as JAX computes
 
 
 class Conversion:
@@ -100,12 +112,11 @@ class Conversion:
     def __init__(self, name: str, observation_space: Any, action_space: Any):
         """The spaces are those of one environment. Raises UsageError or ValueError where one is not supported."""
         self.theirs = spaces.convert(observation_space, "observation space")
-        ours = spaces.of_leaves(spaces.map_leaves(_channels_last, self.theirs))
-        dtype = spaces.map_leaves(partial(_dtype, name), self.theirs, _tree(observation_space))
-        dtype = spaces.map_leaves(lambda leaf, theirs: NARROW.get(theirs, theirs), self.theirs, dtype)
         actions = spaces.convert(action_space, "action space")
-        self._action_dtype = spaces.map_leaves(partial(_dtype, name), actions, _tree(action_space))
-        self.spec = EnvSpec(name, ours, dtype, actions)
+        dtype_of = partial(_dtype, name)
+        self._action_dtype = spaces.map_leaves(dtype_of, actions, action_space)
+        dtype = jax.tree.map(lambda x: NARROW.get(x, x), spaces.map_leaves(dtype_of, self.theirs, observation_space))
+        self.spec = EnvSpec(name, spaces.map_leaves(_channels_last, self.theirs), dtype, actions)
 
     def observations(self, obs: Any) -> Any:
         """Observations [N, ...] of the environments as the policy takes them."""
@@ -113,22 +124,13 @@ class Conversion:
 
     def actions(self, action: Any) -> Any:
         """Actions [N, ...] of the policy as the environments take them: those of a Box in shape and in bounds."""
-        space = self.spec.action_space
-        action = spaces.clip(action, space, spaces.batch_shape(action), np)
-        return spaces.map_leaves(lambda leaf, dtype, x: _in_type(x, dtype), space, self._action_dtype, action)
-
-
-def _tree(space: Any) -> Any:
-    """The suite's own spaces of all parts, as a tree."""
-    parts = getattr(space, "spaces", None)
-    if isinstance(parts, Mapping):
-        return {name: _tree(part) for name, part in parts.items()}
-    return tuple(map(_tree, parts)) if parts else space
+        action = spaces.clip(action, self.spec.action_space, spaces.batch_shape(action), np)
+        return jax.tree.map(_in_type, action, self._action_dtype)
 
 
 def _dtype(name: str, leaf: spaces.Leaf, theirs: Any) -> np.dtype:
     """The type of a part on their side. Raises UsageError where it is not supported."""
-    if isinstance(theirs, tuple):
+    if hasattr(theirs, "spaces"):
         raise UsageError(f"environment {name}: actions of several choices must be MultiDiscrete, not a Tuple")
     if np.any(getattr(theirs, "start", 0)):
         raise UsageError(f"environment {name}: {theirs} does not start at 0, which is not supported")

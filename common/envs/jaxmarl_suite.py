@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.envs.environment import Env, Transition
+from common.envs.environment import Env, Step
 from common.envs.masks import MASK
-from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple, box, convert
+from common.envs.spaces import Box, Discrete, Leaf, MultiDiscrete, Space, box, convert
 from common.envs.suite_tools import changed_params, check_known, import_package, settable
 
 LIMIT = "max_steps"
@@ -61,16 +61,16 @@ class JaxmarlEnv(Env):
         together = MultiDiscrete(tuple(space.n for space in actions)) if self._discrete else _joined(actions)
         if self._masks:
             seen[MASK] = box((sum(together.nvec),), 0.0, 1.0)
-        if not isinstance(together, Tuple):
+        if isinstance(together, Leaf):
             sizes = [math.prod(space.shape) for space in actions]
             self.agents = tuple(np.repeat(np.arange(len(sizes)), sizes).tolist())
-        super().__init__(name, inner, Dict(dict(sorted(seen.items()))), together, max_steps=limit or 0)
+        super().__init__(name, inner, seen, together, max_steps=limit or 0)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         obs, state = self.inner.reset(key)
         return self._observed(obs, state), (state, 0)
 
-    def advance(self, key: jax.Array, state: Any, action: Any) -> Transition:
+    def advance(self, key: jax.Array, state: Any, action: Any) -> Step:
         state, time = state[0], state[1] + 1
         if not self._discrete and not isinstance(action, tuple):
             sizes = [space.shape[0] for space in map(self.inner.action_space, self.inner.agents)]
@@ -80,7 +80,7 @@ class JaxmarlEnv(Env):
         reward = sum(rewards[agent] for agent in self.inner.agents)
         terminated = jnp.bool_(False) if self._endless else dones["__all__"]
         truncated = jnp.bool_(False) if self._limit is None else time >= self._limit
-        return Transition(self._observed(obs, state), (state, time), reward, terminated, truncated)
+        return Step(self._observed(obs, state), (state, time), reward, terminated, truncated)
 
     def _observed(self, obs: dict[str, jax.Array], state: Any) -> dict[str, jax.Array]:
         seen = {agent: obs[agent] for agent in self.inner.agents}
@@ -93,6 +93,6 @@ class JaxmarlEnv(Env):
 def _joined(actions: list[Space]) -> Space:
     """The actions of all agents, one after another where they are vectors."""
     if not all(isinstance(space, Box) and len(space.shape) == 1 for space in actions):
-        return Tuple(tuple(actions))
+        return tuple(actions)
     low, high = (np.concatenate([getattr(space, bound) for space in actions]) for bound in ("low", "high"))
     return Box(low, high, low.shape)

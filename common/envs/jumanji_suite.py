@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.envs.environment import Env, Transition
+from common.envs.environment import Env, Step
 from common.envs.masks import MASK
-from common.envs.spaces import Box, Dict, Discrete, MultiDiscrete, Space, box
+from common.envs.spaces import Box, Discrete, MultiDiscrete, Space, box
 from common.envs.suite_tools import changed_params, check_known, import_package, quiet, readable_errors, settable
 
 DOWNLOADED = ("Sokoban-v0",)  # its levels, when it is made
@@ -59,12 +59,12 @@ class JumanjiEnv(Env):
         state, step = self.inner.reset(key)
         return self._observed(step.observation), (state, 0)
 
-    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         state, time = state
         state, step = self.inner.step(state, self._chosen(action))
         truncated = jnp.bool_(False) if self._limit is None else time + 1 >= self._limit
         outcome = jnp.sum(step.reward), step.last(), truncated
-        return Transition(self._observed(step.observation), (state, time + 1), *outcome)
+        return Step(self._observed(step.observation), (state, time + 1), *outcome)
 
     def frame(self, state: Any) -> np.ndarray:
         env = self.inner.unwrapped
@@ -93,7 +93,7 @@ def _encoding(spec: Any, codes: dict[str, int], nvec: tuple[int, ...] = ()) -> E
     def observed(obs):
         return {name: encode(getattr(obs, name)) for name, (_, encode) in parts.items()}
 
-    return Dict({name: space for name, (space, _) in sorted(parts.items())}), observed
+    return {name: space for name, (space, _) in parts.items()}, observed
 
 
 def _mask(choices: int, mask: jax.Array) -> jax.Array:

@@ -14,26 +14,24 @@ import numpy as np
 
 from common.cli.errors import FailedEnvError, UsageError
 from common.envs import spaces
-from common.envs.spaces import Box, Dict, Discrete, EnvSpec, Space, batch_shape, map_leaves
+from common.envs.spaces import Box, Discrete, EnvSpec, Space, batch_shape, choices_of, leaves
 
 PRIVILEGED = "privileged_state"
 
 
 def has_privileged(space: Space) -> bool:
-    return isinstance(space, Dict) and PRIVILEGED in space.parts
+    return isinstance(space, Mapping) and PRIVILEGED in space
 
 
-def without_privileged(space: Space) -> Space:
-    """The part of an observation space that policies see."""
-    if not has_privileged(space):
-        return space
-    return Dict({name: part for name, part in space.parts.items() if name != PRIVILEGED})
+def without_privileged(tree: Any) -> Any:
+    """The part that policies see of an observation space, or of another tree like it."""
+    return {name: part for name, part in tree.items() if name != PRIVILEGED} if has_privileged(tree) else tree
 
 
 def policy_spec(env: EnvSpec) -> EnvSpec:
     """The same with the part of observations that policies see."""
-    space = without_privileged(env.observation_space)
-    return env._replace(observation_space=space, obs_dtype=map_leaves(lambda leaf, x: x, space, env.obs_dtype))
+    seen = without_privileged(env.observation_space), without_privileged(env.obs_dtype)
+    return EnvSpec(env.name, *seen, env.action_space)
 
 
 def completed(obs: Any, env: EnvSpec) -> Any:
@@ -43,12 +41,10 @@ def completed(obs: Any, env: EnvSpec) -> Any:
     """
     if not has_privileged(env.observation_space) or PRIVILEGED in obs:
         return obs
-    like = env.obs_like[PRIVILEGED]
-    return obs | {PRIVILEGED: jnp.zeros((*batch_shape(obs), *like.shape), like.dtype)}
+    return obs | {PRIVILEGED: env.example_obs(*batch_shape(obs))[PRIVILEGED]}
 
 
 MASK = "action_mask"
-ILLEGAL = -1e9  # a logit whose probability is 0, and which is finite, as 0 times infinity is not
 
 
 def is_mask(name: str) -> bool:
@@ -76,37 +72,19 @@ def largest_entropy(legal: jax.Array) -> jax.Array:
     return jnp.log(jnp.maximum(jnp.sum(legal, axis=-1), 1))
 
 
-def sample_legal(key: jax.Array, space: spaces.Space, legal: jax.Array | None) -> Any:
-    """A random action, uniformly among those that are `legal` [sum(nvec)] where that is known."""
-    masks = iter(masks_of_parts(legal, space))
-
-    def of_leaf(leaf, key):
-        mask = next(masks)
-        if mask is None:
-            return spaces.sample(key, leaf)
-        parts = jnp.split(jnp.where(mask, 0.0, ILLEGAL), np.cumsum(leaf.nvec)[:-1])
-        keys = [key] if len(parts) == 1 else jax.random.split(key, len(parts))
-        picks = [jax.random.categorical(*one).astype(jnp.int32) for one in zip(keys, parts, strict=True)]
-        return picks[0] if isinstance(leaf, spaces.Discrete) else jnp.stack(picks)
-
-    return spaces.map_leaves(of_leaf, space, spaces.keys_of_parts(key, space))
-
-
 def check_mask(env: Any) -> None:
     """Raise UsageError where `env` has a mask that does not fit its actions."""
-    space, actions = env.observation_space, env.action_space
-    if not isinstance(space, spaces.Dict) or MASK not in space.parts:
+    space, choices = env.observation_space, choices_of(env.action_space)
+    if not isinstance(space, Mapping) or MASK not in space:
         return
-    choices = sum(choices_of(actions))
-    shapes = [leaf.shape for _, leaf in spaces.leaves(space.parts[MASK])]
-    if not without_privileged(space).parts.keys() - {MASK}:
-        raise UsageError(f"environment {env.name} observes nothing but {', '.join(space.parts)}: policies need more")
-    wanted = [(choices,)] if len(shapes) == 1 else [(count,) for count in choices_of(actions)]
-    if not choices or shapes != wanted:
-        raise UsageError(f"environment {env.name} has a mask {space.parts[MASK]} for {choices} choices of {actions}")
+    if not without_privileged(space).keys() - {MASK}:
+        raise UsageError(f"environment {env.name} observes nothing but {', '.join(space)}: policies need more")
+    shapes, actions = [leaf.shape for _, leaf in leaves(space[MASK])], env.action_space
+    if not choices or shapes != ([(sum(choices),)] if len(shapes) == 1 else [(count,) for count in choices]):
+        raise UsageError(f"environment {env.name} has a mask {space[MASK]} for {sum(choices)} choices of {actions}")
 
 
-def legal_metrics(obs: Any, space: spaces.Space, axis_name: str) -> dict[str, jax.Array]:
+def legal_metrics(obs: Any, space: Space, axis_name: str) -> dict[str, jax.Array]:
     """The fewest legal choices of any component of the actions that were taken at `obs`, on all devices.
 
     NaN where there was none: the run ends with that, see `common.runs.recorder`.
@@ -118,29 +96,14 @@ def legal_metrics(obs: Any, space: spaces.Space, axis_name: str) -> dict[str, ja
     return {"policy/legal_actions_min": jnp.where(fewest > 0, fewest, jnp.nan)}
 
 
-def check_legal(obs: Any, acting: np.ndarray, spec: Any) -> None:
+def check_legal(obs: Any, acting: np.ndarray, spec: EnvSpec) -> None:
     """Raise FailedEnvError where an environment [N] of these `obs`, host arrays, is `acting` and may do nothing."""
     legal = legal_actions(obs, np)
     if legal is not None and np.any(acting & (_fewest(legal, spec.action_space, np) == 0)):
         raise FailedEnvError(f"{spec.name} has a state without any legal action: look at its action_mask")
 
 
-def choices_of(space: spaces.Space) -> list[int]:
-    """How many choices each component of an action has; those of a Box have none to be masked."""
-    return [n for _, leaf in spaces.leaves(space) if not isinstance(leaf, spaces.Box) for n in leaf.nvec]
-
-
-def masks_of_parts(legal: jax.Array | None, space: spaces.Space) -> list[jax.Array | None]:
-    """The mask of each leaf of an action; None for those of a Box, and for all where there is none."""
-    masks, start = [], 0
-    for _, leaf in spaces.leaves(space):
-        size = 0 if isinstance(leaf, spaces.Box) else sum(leaf.nvec)
-        masks.append(None if legal is None or not size else legal[..., start : start + size])
-        start += size
-    return masks
-
-
-def _fewest(legal: Any, space: spaces.Space, numpy: Any) -> Any:
+def _fewest(legal: Any, space: Space, numpy: Any) -> Any:
     """The fewest legal choices of any component of an action, [...]."""
     components = numpy.split(legal, np.cumsum(choices_of(space))[:-1], axis=-1)
     return numpy.stack([part.sum(axis=-1) for part in components]).min(axis=0)
@@ -170,11 +133,8 @@ def to_env(action: jax.Array, space: Space) -> jax.Array:
 
 def uniform_action(key: jax.Array, space: Space, legal: jax.Array | None = None) -> jax.Array:
     """A uniformly random action, as it is kept; one that is `legal` [n] where that is known."""
-    if legal is not None:
-        return sample_legal(key, space, legal)
-    if isinstance(space, Discrete):
-        return jax.random.randint(key, (), 0, space.n)
-    return jax.random.uniform(key, (math.prod(space.shape),), minval=-1.0, maxval=1.0)
+    kept = space if isinstance(space, Discrete) else spaces.box((math.prod(space.shape),), -1.0, 1.0)
+    return spaces.sample(key, kept, legal)
 
 
 def empty_action(space: Space) -> jax.Array:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from common.cli.errors import UsageError
-from common.envs.environment import Env, Transition
+from common.envs.environment import Env, Step
 from common.envs.spaces import Discrete, box, planes, space_of_planes
 from common.envs.suite_tools import changed_params, check_known, import_package
 
@@ -46,9 +46,9 @@ class NavixEnv(Env):
         step = self.inner.reset(key)
         return self._observed(step), step
 
-    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         step = self.inner._step(state, action)
-        return Transition(self._observed(step), step, step.reward, step.is_termination(), step.is_truncation())
+        return Step(self._observed(step), step, step.reward, step.is_termination(), step.is_truncation())
 
     def frame(self, state: Any) -> np.ndarray:
         return np.asarray(self._draw(state.state))

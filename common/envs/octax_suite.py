@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.envs.environment import Env, Transition
+from common.envs.environment import Env, Step
 from common.envs.spaces import Discrete, box
 from common.envs.suite_tools import changed_params, check_known, import_package, quiet, settable
 
@@ -49,10 +49,10 @@ class OctaxEnv(Env):
         state, frames, _ = self.inner.reset(key)
         return _picture(frames), state
 
-    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of its own emulator
             state, frames, reward, terminated, truncated, _ = self.inner.step(state, action)
-        return Transition(_picture(frames), state, reward, terminated, truncated)
+        return Step(_picture(frames), state, reward, terminated, truncated)
 
     def frame(self, state: Any) -> np.ndarray:
         return np.repeat(255 * np.asarray(state.display.T, np.uint8)[..., None], 3, axis=-1)

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
-from common.envs.environment import LONGEST_HORIZON, Env, Transition
-from common.envs.masks import MASK, sample_legal
-from common.envs.spaces import Dict, Discrete, box
+from common.envs.environment import LONGEST_HORIZON, Env, Step
+from common.envs.masks import MASK
+from common.envs.spaces import Discrete, box, sample
 from common.envs.suite_tools import changed_params, check_known, import_package
 
 ALL_LEGAL = "minatar"  # games in which every action always is: they need no mask
@@ -46,7 +46,7 @@ class PgxEnv(Env):
         seen, actions = box(inner.observation_shape), Discrete(inner.num_actions)
         self.is_game = inner.num_players > 1
         self._opponent: Callable | None = None
-        space = Dict({MASK: box((actions.n,), 0.0, 1.0), "obs": seen}) if self._masks else seen
+        space = {MASK: box((actions.n,), 0.0, 1.0), "obs": seen} if self._masks else seen
         super().__init__(name, inner, space, actions, max_steps)
 
     def begin(self, key: jax.Array) -> tuple[Any, State]:
@@ -66,14 +66,14 @@ class PgxEnv(Env):
             _, game = jax.lax.while_loop(lambda carry: carry[1].terminated, another, (key, game))
         return self._observed(game), State(game, seat, jnp.int32(0))
 
-    def advance(self, key: jax.Array, state: State, action: jax.Array) -> Transition:
+    def advance(self, key: jax.Array, state: State, action: jax.Array) -> Step:
         move_key, others_key = jax.random.split(key)
         game = self.inner.step(state.game, action, move_key)
         earned = game.rewards[state.seat]
         game, more = self._others_move(others_key, game, state.seat)
         time = state.time + 1
         outcome = earned + more, game.terminated, time >= self._limit
-        return Transition(self._observed(game), State(game, state.seat, time), *outcome)
+        return Step(self._observed(game), State(game, state.seat, time), *outcome)
 
     def against(self, opponent: Callable[[jax.Array, Any], jax.Array]) -> "PgxEnv":
         other = copy.copy(self)
@@ -111,7 +111,7 @@ class PgxEnv(Env):
     def _move_of_others(self, key: jax.Array, game: Any) -> jax.Array:
         if self._opponent:
             return self._opponent(key, self._observed(game))
-        return sample_legal(key, Discrete(self.inner.num_actions), game.legal_action_mask)
+        return sample(key, Discrete(self.inner.num_actions), game.legal_action_mask)
 
     def _observed(self, game: Any) -> Any:
         return {MASK: game.legal_action_mask, "obs": game.observation} if self._masks else game.observation

@@ -9,7 +9,7 @@ import numpy as np
 
 from common.cli.errors import UsageError
 from common.envs import spaces
-from common.envs.environment import Env, Transition, select
+from common.envs.environment import Env, Step, select
 from common.envs.suite_tools import changed_params, check_known, import_package, mujoco_frame
 
 LIMIT, REPEAT = "episode_length", "action_repeat"  # parameters
@@ -40,7 +40,7 @@ class PlaygroundEnv(Env):
         self._limit, self._repeat = limit, repeat
         obs = spaces.plain(jax.eval_shape(inner.reset, jax.random.key(0)).obs)
         parts = {part: spaces.box(x.shape) for part, x in obs.items()} if isinstance(obs, dict) else {}
-        observations = spaces.Dict(dict(sorted(parts.items()))) if parts else spaces.box(obs.shape)
+        observations = parts or spaces.box(obs.shape)
         actions = spaces.box((inner.action_size,), -1.0, 1.0)
         super().__init__(name, inner, observations, actions, max_steps=-(-limit // repeat))
 
@@ -48,7 +48,7 @@ class PlaygroundEnv(Env):
         state = self.inner.reset(key)
         return state.obs, (state, 0)
 
-    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         def once(carry, _):
             before, reward = carry
             over, after = before.done > 0, self.inner.step(before, action)
@@ -58,7 +58,7 @@ class PlaygroundEnv(Env):
         (state, reward), _ = jax.lax.scan(once, (before, zero), length=self._repeat)
         time += self._repeat
         outcome = reward, state.done > 0, time >= self._limit
-        return Transition(state.obs, (state, time), *outcome, info=state.metrics)
+        return Step(state.obs, (state, time), *outcome, info=state.metrics)
 
     def frame(self, state: Any) -> np.ndarray:
         data = state[0].data

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from common.envs import gymnax_suite
-from common.envs.environment import Env, Transition, Wrapper
+from common.envs.environment import Env, Step, Wrapper
 from common.envs.spaces import Box
 from common.envs.suite_tools import PARTIAL, WITHOUT_VELOCITIES, check_known
 
@@ -32,6 +32,6 @@ class PartialEnv(Wrapper):
         obs, state = self.wrapped.begin(key)
         return obs[self._seen], state
 
-    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         reached = self.wrapped.advance(key, state, action)
         return reached._replace(obs=reached.obs[self._seen])

@@ -136,7 +136,9 @@ def _make(maker: Callable[[], Any], home: int) -> Any:
         os.setpgid(0, 0)
         if os.fork() == 0:
             _end_with_the_program()
-    return _PlainErrors(maker())
+    env = maker()
+    env.reset, env.step = _plain_errors()(env.reset), _plain_errors()(env.step)
+    return env
 
 
 def _end_with_the_program() -> NoReturn:
@@ -151,20 +153,9 @@ def _end_with_the_program() -> NoReturn:
         os.killpg(0, signal.SIGKILL)
 
 
-class _PlainErrors(gymnasium.Wrapper):
-    """Raises a RuntimeError in place of errors that gymnasium cannot send to the process that waits for the step."""
-
-    def reset(self, **options: Any) -> tuple[Any, dict]:
-        with _plain_errors():
-            return self.env.reset(**options)
-
-    def step(self, action: Any) -> tuple[Any, ...]:
-        with _plain_errors():
-            return self.env.step(action)
-
-
 @contextmanager
 def _plain_errors():
+    """Raise a RuntimeError in place of errors that gymnasium cannot send to the process that waits for the step."""
     try:
         yield
     except Exception as error:

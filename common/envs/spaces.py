@@ -50,26 +50,10 @@ class Box(NamedTuple):
         return f"Box{list(self.shape)}"
 
 
-class Dict(NamedTuple):
-    """Parts by name, in the order of their names; an element is a dictionary of theirs."""
-
-    parts: dict[str, "Space"]
-
-    def __repr__(self) -> str:
-        return f"Dict({', '.join(f'{name}: {part}' for name, part in self.parts.items())})"
-
-
-class Tuple(NamedTuple):
-    """Parts in order; an element is a tuple of theirs."""
-
-    parts: tuple["Space", ...]
-
-    def __repr__(self) -> str:
-        return f"Tuple({', '.join(map(str, self.parts))})"
-
-
+ILLEGAL = -1e9  # a logit whose probability is 0, and which is finite, as 0 times infinity is not
 Leaf = Discrete | MultiDiscrete | Box
-Space = Leaf | Dict | Tuple
+Space = Leaf | dict[str, "Space"] | tuple["Space", ...]
+"""A leaf, or a dictionary (sorted by name) or tuple of spaces, whose elements are dictionaries or tuples of theirs."""
 
 
 def box(shape: tuple[int, ...], low: float = -np.inf, high: float = np.inf) -> Box:
@@ -96,13 +80,13 @@ def convert(space: Any, what: str) -> Space:
         with np.errstate(over="ignore"):  # the largest number of 64 bits, where others say infinity
             low, high = (np.broadcast_to(np.asarray(bound, np.float32), shape) for bound in (space.low, space.high))
         return Box(low, high, shape)
-    parts = getattr(space, "spaces", None) or getattr(space, "parts", ())
+    parts = getattr(space, "spaces", space)
     if isinstance(parts, Mapping) and parts:
-        return Dict({str(name): convert(parts[name], f"{what} {name}") for name in sorted(parts)})
+        return {str(name): convert(parts[name], f"{what} {name}") for name in sorted(parts)}
     if isinstance(parts, (tuple, list)) and parts:
         if what.startswith("action") and all(hasattr(part, "n") for part in parts):
             return MultiDiscrete(tuple(int(part.n) for part in parts))
-        return Tuple(tuple(convert(part, f"{what} {index}") for index, part in enumerate(parts)))
+        return tuple(convert(part, f"{what} {index}") for index, part in enumerate(parts))
     raise ValueError(f"{what} {space!r} is not supported: it must be Discrete, MultiDiscrete, Box, or a Dict or Tuple")
 
 
@@ -114,7 +98,7 @@ def as_seen(name: str, space: Space, obs: Any) -> tuple[Space, Any]:
 
     if (found := jax.tree.structure(obs)) != jax.tree.structure(map_leaves(lambda leaf: 0, space)):
         raise UsageError(f"environment {name}: its observations have the structure {found}, their space is {space}")
-    return of_leaves(map_leaves(fitting, space, obs)), map_leaves(lambda leaf, x: x.dtype, space, obs)
+    return map_leaves(fitting, space, obs), jax.tree.map(lambda x: x.dtype, obs)
 
 
 def plain(obs: Any) -> Any:
@@ -126,35 +110,23 @@ def plain(obs: Any) -> Any:
 
 def map_leaves(function: Callable, space: Space, *trees: Any) -> Any:
     """`function` of each leaf of a space, and of what the trees, in which elements are, have for it; as such a tree."""
-    if not isinstance(space, (Dict, Tuple)):
+    if isinstance(space, Leaf):
         return function(space, *trees)
     parts = {key: map_leaves(function, part, *(x[key] for x in trees)) for key, part in _items(space)}
-    return parts if isinstance(space, Dict) else tuple(parts.values())
-
-
-def of_leaves(tree: Any) -> Space:
-    """The space of a tree with its leaves, as `map_leaves` gives it."""
-    if isinstance(tree, dict):
-        return Dict({name: of_leaves(part) for name, part in tree.items()})
-    return Tuple(tuple(map(of_leaves, tree))) if type(tree) is tuple else tree
+    return parts if isinstance(space, Mapping) else tuple(parts.values())
 
 
 def leaves(space: Space, *trees: Any, name: str = "") -> Iterator[tuple[Any, ...]]:
     """Of each leaf its name, such as `robot/joints`, the leaf, and what the trees have for it."""
-    if not isinstance(space, (Dict, Tuple)):
+    if isinstance(space, Leaf):
         yield name, space, *trees
         return
     for key, part in _items(space):
         yield from leaves(part, *(x[key] for x in trees), name=f"{name}/{key}" if name else str(key))
 
 
-def _items(space: Dict | Tuple) -> Iterable[tuple[Any, Space]]:
-    return space.parts.items() if isinstance(space, Dict) else enumerate(space.parts)
-
-
-def zeros(env: Any, *batch: int) -> Any:
-    """A batch of observations of `env`, all zeros."""
-    return jax.tree.map(lambda x: jnp.zeros((*batch, *x.shape), x.dtype), env.obs_like)
+def _items(space: Space) -> Iterable[tuple[Any, Space]]:
+    return space.items() if isinstance(space, Mapping) else enumerate(space)
 
 
 def batch_shape(obs: Any) -> tuple[int, ...]:
@@ -162,18 +134,42 @@ def batch_shape(obs: Any) -> tuple[int, ...]:
     return jax.tree.leaves(obs)[0].shape[:1]
 
 
-def sample(key: jax.Array, space: Space) -> Any:
-    """A uniformly random element; an unbounded Box dimension is standard normal."""
-    if isinstance(space, (Dict, Tuple)):
-        return map_leaves(lambda leaf, key: sample(key, leaf), space, keys_of_parts(key, space))
-    if isinstance(space, Discrete):
-        return jax.random.randint(key, (), 0, space.n)
-    if isinstance(space, MultiDiscrete):
-        return jax.random.randint(key, space.shape, 0, jnp.asarray(space.nvec))
-    bounded = np.isfinite(space.low) & np.isfinite(space.high)
-    low, high = np.where(bounded, space.low, 0), np.where(bounded, space.high, 1)
-    uniform = jax.random.uniform(key, space.shape, minval=low, maxval=high)
-    return jnp.where(bounded, uniform, jax.random.normal(key, space.shape))
+def sample(key: jax.Array, space: Space, legal: jax.Array | None = None) -> Any:
+    """A uniformly random element, of choices one of those that are `legal` [sum(nvec)] where that is known.
+
+    An unbounded Box dimension is standard normal.
+    """
+    masks = iter(masks_of_parts(legal, space))
+    return map_leaves(lambda leaf, key: _sample_leaf(key, leaf, next(masks)), space, keys_of_parts(key, space))
+
+
+def _sample_leaf(key: jax.Array, leaf: Leaf, legal: jax.Array | None) -> jax.Array:
+    if isinstance(leaf, Box):
+        bounded = np.isfinite(leaf.low) & np.isfinite(leaf.high)
+        low, high = np.where(bounded, leaf.low, 0), np.where(bounded, leaf.high, 1)
+        uniform = jax.random.uniform(key, leaf.shape, minval=low, maxval=high)
+        return jnp.where(bounded, uniform, jax.random.normal(key, leaf.shape))
+    if legal is None:
+        return jax.random.randint(key, leaf.shape, 0, jnp.array(leaf.nvec).reshape(leaf.shape))
+    parts = jnp.split(jnp.where(legal, 0.0, ILLEGAL), np.cumsum(leaf.nvec)[:-1])
+    keys = [key] if len(parts) == 1 else jax.random.split(key, len(parts))
+    picks = [jax.random.categorical(*one).astype(jnp.int32) for one in zip(keys, parts, strict=True)]
+    return jnp.stack(picks).reshape(leaf.shape)
+
+
+def choices_of(space: Space) -> list[int]:
+    """How many choices each component of an action has; those of a Box have none to be masked."""
+    return [n for _, leaf in leaves(space) if not isinstance(leaf, Box) for n in leaf.nvec]
+
+
+def masks_of_parts(legal: jax.Array | None, space: Space) -> list[jax.Array | None]:
+    """The part of `legal` [..., sum(nvec)] for each leaf of an action; None for a Box, and where there is none."""
+    masks, start = [], 0
+    for _, leaf in leaves(space):
+        size = sum(choices_of(leaf))
+        masks.append(None if legal is None or not size else legal[..., start : start + size])
+        start += size
+    return masks
 
 
 def clip(action: Any, space: Space, batch: tuple[int, ...] = (), np: Any = jnp) -> Any:
@@ -212,9 +208,9 @@ def flat_size(space: Space) -> int:
 
 def keys_of_parts(key: jax.Array, space: Space) -> Any:
     """A key for each leaf; the key itself where there is one."""
-    names = [name for name, *_ in leaves(space)]
-    keys = [key] if len(names) == 1 else list(jax.random.split(key, len(names)))
-    return map_leaves(lambda leaf: keys.pop(0), space)
+    count = len(list(leaves(space)))
+    keys = iter([key] if count == 1 else jax.random.split(key, count))
+    return map_leaves(lambda leaf: next(keys), space)
 
 
 def is_image(space: Space) -> bool:
@@ -239,7 +235,7 @@ def space_of_planes(shape: tuple[int, ...], counts: tuple[int, ...]) -> Box:
 
 
 class EnvSpec(NamedTuple):
-    """What a policy has to know of its environment; an `Env` has the same attributes."""
+    """What a policy has to know of its environment."""
 
     name: str
     observation_space: Space
@@ -249,21 +245,19 @@ class EnvSpec(NamedTuple):
     @property
     def obs_like(self) -> Any:
         """Shape and type of an observation."""
-
-        def like(leaf, dtype):
-            return jax.ShapeDtypeStruct(leaf.shape, dtype)
-
-        return map_leaves(like, self.observation_space, self.obs_dtype)
+        return map_leaves(
+            lambda leaf, dtype: jax.ShapeDtypeStruct(leaf.shape, dtype), self.observation_space, self.obs_dtype
+        )
 
     def example_obs(self, *batch: int) -> Any:
         """A batch of observations, all zeros."""
-        return zeros(self, *batch)
+        return jax.tree.map(lambda x: jnp.zeros((*batch, *x.shape), x.dtype), self.obs_like)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "observation_space": _to_json(self.observation_space),
-            "obs_dtype": map_leaves(lambda leaf, dtype: str(dtype), self.observation_space, self.obs_dtype),
+            "obs_dtype": jax.tree.map(str, self.obs_dtype),
             "action_space": _to_json(self.action_space),
         }
 
@@ -276,31 +270,31 @@ class EnvSpec(NamedTuple):
 
 
 def _to_json(space: Space) -> dict[str, Any]:
-    if isinstance(space, Dict):
-        return {"type": "Dict", "parts": {name: _to_json(part) for name, part in space.parts.items()}}
-    if isinstance(space, Tuple):
-        return {"type": "Tuple", "parts": [_to_json(part) for part in space.parts]}
+    if isinstance(space, Mapping):
+        return {"type": "Dict", "parts": {name: _to_json(part) for name, part in space.items()}}
+    if not isinstance(space, Leaf):
+        return {"type": "Tuple", "parts": list(map(_to_json, space))}
+    stored = {"type": type(space).__name__, "shape": list(space.shape)}
     if isinstance(space, Discrete):
-        return {"type": "Discrete", "shape": [], "n": space.n}
+        return stored | {"n": space.n}
     if isinstance(space, MultiDiscrete):
-        return {"type": "MultiDiscrete", "shape": list(space.shape), "nvec": list(space.nvec)}
-    bounds = {}
+        return stored | {"nvec": list(space.nvec)}
     for name in ("low", "high"):  # one number where all are the same, else all of them in order; None is unbounded
         numbers = [float(x) if np.isfinite(x) else None for x in np.ravel(getattr(space, name))]
-        bounds[name] = numbers[0] if len(set(numbers)) == 1 else numbers
-    return {"type": "Box", "shape": list(space.shape), **bounds}
+        stored[name] = numbers[0] if len(set(numbers)) == 1 else numbers
+    return stored
 
 
 def _from_json(stored: dict[str, Any]) -> Space:
     if stored["type"] == "Dict":
-        return Dict({str(name): _from_json(part) for name, part in sorted(stored["parts"].items())})
+        return {name: _from_json(part) for name, part in stored["parts"].items()}
     if stored["type"] == "Tuple":
-        return Tuple(tuple(map(_from_json, stored["parts"])))
+        return tuple(map(_from_json, stored["parts"]))
     if stored["type"] == "Discrete":
-        return Discrete(int(stored["n"]))
+        return Discrete(stored["n"])
     if stored["type"] == "MultiDiscrete":
-        return MultiDiscrete(tuple(int(n) for n in stored["nvec"]))
-    shape = tuple(int(size) for size in stored["shape"])
+        return MultiDiscrete(tuple(stored["nvec"]))
+    shape = tuple(stored["shape"])
     low, high = (np.array(stored[name], np.float32) for name in ("low", "high"))  # None becomes NaN
     low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
     return Box(*(np.broadcast_to(x.reshape(shape if x.ndim else ()), shape) for x in (low, high)), shape)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from common.cli.env_flags import PREFIX, Draw, draws_in, read_params
 from common.cli.errors import UsageError
 from common.envs import spaces
-from common.envs.environment import Env, Transition, Wrapper
+from common.envs.environment import Env, Step, Wrapper
 from common.envs.suite_tools import changed_params, readable_errors
 
 REDUCTIONS = "sum", "max", "min", "last"  # what metrics can be but means, as the ends of their names say
@@ -95,7 +95,7 @@ class Randomized(Wrapper):
         obs, state = self.wrapped.with_numbers(numbers).begin(key)
         return obs, (state, numbers)
 
-    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         state, numbers = state
         reached = self.wrapped.with_numbers(numbers).advance(key, state, action)
         return reached._replace(state=(reached.state, numbers))

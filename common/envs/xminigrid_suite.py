@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.cli.errors import UsageError
-from common.envs.environment import Env, Transition
-from common.envs.spaces import Dict, Discrete, MultiDiscrete, planes, space_of_planes
+from common.envs.environment import Env, Step
+from common.envs.spaces import Discrete, MultiDiscrete, planes, space_of_planes
 from common.envs.suite_tools import changed_params, check_known, import_package, readable_errors
 
 COUNTS = 13, 12  # of things, and of colours
@@ -44,7 +44,7 @@ class XMinigridEnv(Env):
         if rules is not None:
             sizes = {"goal": rules.goals[0].size, "rules": rules.rules[0].size}
             parts = {part: MultiDiscrete((ENCODINGS,) * int(size)) for part, size in sizes.items()}
-            observations = Dict(parts | {"view": view})
+            observations = parts | {"view": view}
         super().__init__(name, inner, observations, Discrete(inner.num_actions(params)), max_steps=params.max_steps)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
@@ -55,10 +55,10 @@ class XMinigridEnv(Env):
         step = self.inner.reset(params, key)
         return self._observed(step), step
 
-    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         step = self.inner.step(self.params, state, action)
         terminated = step.last() & (step.discount == 0)
-        return Transition(self._observed(step), step, step.reward, terminated, step.last() & ~terminated)
+        return Step(self._observed(step), step, step.reward, terminated, step.last() & ~terminated)
 
     def frame(self, state: Any) -> np.ndarray:
         return np.asarray(self.inner.render(self.params, state))

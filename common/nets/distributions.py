@@ -16,8 +16,8 @@ from flax import struct
 
 from common.device.rollout import categorical_noise
 from common.envs import spaces
-from common.envs.masks import ILLEGAL, action_scale, legal_actions, mask_of, masks_of_parts, to_units
-from common.envs.spaces import Box, Discrete, Space, encode, leaves
+from common.envs.masks import action_scale, legal_actions, mask_of, to_units
+from common.envs.spaces import ILLEGAL, Box, Discrete, Space, encode, leaves, masks_of_parts
 
 LOG_2PI = math.log(2 * math.pi)
 
@@ -273,7 +273,7 @@ class PolicyHead(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, obs: Any = None) -> Distribution:
         init, legal = nn.initializers.orthogonal(0.01), legal_actions(obs)
-        if isinstance(self.space, (spaces.Dict, spaces.Tuple)):
+        if not isinstance(self.space, spaces.Leaf):
             masks = iter(masks_of_parts(legal, self.space))  # of the choices of those that have any, in order
             heads = iter([PolicyHead(leaf, name=f"part_{name.replace('/', '_')}") for name, leaf in leaves(self.space)])
             return Joint(spaces.map_leaves(lambda leaf: next(heads)(x, mask_of(next(masks))), self.space))

@@ -13,22 +13,14 @@ from PIL import Image
 from common.envs.environment import LONGEST_HORIZON, Env, Transition
 from common.envs.masks import MASK, sample_legal
 from common.envs.spaces import Dict, Discrete, box
-from common.envs.suite_tools import changed_params, check_known, import_package
+from common.envs.suite_tools import changed_params, import_package
 
 ALL_LEGAL = "minatar"  # games in which every action always is: they need no mask
 HEIGHT, DPI = 300, 96  # pixels of a picture, and of an inch in one that is given in points
-LIMIT = "max_steps"  # a parameter: some games may go on without end
 
 
 def ids() -> list[str]:
-    return list(import_package("pgx", extra="pgx").available_envs())
-
-
-def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
-    check_known(name, env_id, ids())
-    known = {LIMIT: LONGEST_HORIZON, "show_mask": True}
-    params = known | changed_params(name, known, env_params)
-    return PgxEnv(name, import_package("pgx", extra="pgx").make(env_id), **params)
+    return list(import_package("pgx").available_envs())
 
 
 class State(NamedTuple):
@@ -37,17 +29,20 @@ class State(NamedTuple):
     time: jax.Array  # [] our moves so far
 
 
-class PgxEnv(Env):
+class SuiteEnv(Env):
     """One of pgx's games, on a seat that is drawn for each of them. A step is our move and those of the others."""
 
-    def __init__(self, name: str, inner: Any, max_steps: int, show_mask: bool):
-        """Without `show_mask` the policy has to learn by losing what is illegal."""
-        self._limit, self._masks = max_steps, show_mask and not inner.id.startswith(ALL_LEGAL)
-        seen, actions = box(inner.observation_shape), Discrete(inner.num_actions)
+    _opponent: Callable | None = None
+
+    def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
+        known = {"max_steps": LONGEST_HORIZON, "show_mask": True}  # some games may go on without end
+        params = known | changed_params(name, known, env_params)
+        inner = import_package("pgx").make(env_id)
         self.is_game = inner.num_players > 1
-        self._opponent: Callable | None = None
+        self._masks = params["show_mask"] and not env_id.startswith(ALL_LEGAL)  # else the policy learns by losing
+        seen, actions = box(inner.observation_shape), Discrete(inner.num_actions)
         space = Dict({MASK: box((actions.n,), 0.0, 1.0), "obs": seen}) if self._masks else seen
-        super().__init__(name, inner, space, actions, max_steps)
+        super().__init__(name, inner, space, actions, params["max_steps"])
 
     def begin(self, key: jax.Array) -> tuple[Any, State]:
         seat_key, first_key, key = jax.random.split(key, 3)
@@ -72,10 +67,10 @@ class PgxEnv(Env):
         earned = game.rewards[state.seat]
         game, more = self._others_move(others_key, game, state.seat)
         time = state.time + 1
-        outcome = earned + more, game.terminated, time >= self._limit
+        outcome = earned + more, game.terminated, time >= self.declared_steps
         return Transition(self._observed(game), State(game, state.seat, time), *outcome)
 
-    def against(self, opponent: Callable[[jax.Array, Any], jax.Array]) -> "PgxEnv":
+    def against(self, opponent: Callable[[jax.Array, Any], jax.Array]) -> Env:
         other = copy.copy(self)
         other._opponent = opponent
         return other

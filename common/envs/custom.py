@@ -9,8 +9,6 @@ resets and time limits to it.
 import copy
 import difflib
 import importlib
-import os
-import sys
 from typing import Any
 
 import jax
@@ -104,8 +102,6 @@ def wrap(environment: Any, env_params: str = "") -> Env:
 
 def make(path: str, env_params: dict[str, Any]) -> Env:
     """What the factory called `path`, such as `package.module:factory`, returns."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
     module, factory = path.rsplit(":", 1)
     try:
         inner, params = _with_params(getattr(importlib.import_module(module), factory)())

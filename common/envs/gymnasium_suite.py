@@ -1,7 +1,5 @@
 """gymnasium's environments: `gymnasium:CartPole-v1`, or `gymnasium:module:id` where that module registers them."""
 
-import os
-import sys
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -15,7 +13,7 @@ from common.cli.errors import UsageError
 from common.envs import processes, spaces
 from common.envs.host import Conversion, HostOptions, HostStep
 from common.envs.masks import MASK
-from common.envs.suite_tools import FRAMES, do_without_display, has_display, import_package
+from common.envs.suite_tools import FRAMES, draw_without_display, import_package
 
 REGISTERED_BY = {"ale_py": "ale_py", "common": "common.envs.processes"}
 """The modules that register environments once they are imported, by the packages in which those are."""
@@ -35,8 +33,6 @@ class SuiteEnv:
             package = str(gymnasium.registry[env_id].entry_point).partition(".")[0]
             module = REGISTERED_BY.get(package)
             env_id = f"{module}:{env_id}" if module else env_id  # as other processes know it
-        elif os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())
         self._inner = (_vectorized_with_frames if options.frames else _vectorized)(env_id, options)
         self._conversion = Conversion(name, self._inner.single_observation_space, self._inner.single_action_space)
         self.spec, self.num_envs = self._conversion.spec, options.num_envs
@@ -111,11 +107,7 @@ def _vectorized_with_frames(env_id: str, options: HostOptions) -> Any:
     if FRAMES["render_mode"] not in metadata.get("render_modes", ()):
         return plain
     plain.close()
-    if not has_display():
-        for name in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):  # of pygame
-            os.environ.setdefault(name, "dummy")
-    if "mujoco" in sys.modules:
-        do_without_display()
+    draw_without_display()
     return _vectorized(env_id, options._replace(env_params=others | FRAMES))
 
 

@@ -69,16 +69,13 @@ def _encoding(spec: Any, codes: dict[str, int], nvec: tuple[int, ...] = ()) -> E
 
     `nvec` are the choices that a mask is for.
     """
-    if not getattr(spec, "_specs", {}):
+    specs = getattr(spec, "_specs", {})
+    if not specs:
         return _encoding_of_leaf(spec)
-    parts = {}
-    for name, part in spec._specs.items():
-        if name == MASK:
-            parts[name] = box((sum(nvec),), 0.0, 1.0), partial(_mask, nvec[0])
-        elif name in codes:
-            parts[name] = _codes(part.shape, codes[name], least=0)
-        else:
-            parts[name] = _encoding(part, {})
+    parts = {name: _encoding(part, {}) for name, part in specs.items()}
+    parts |= {name: _codes(specs[name].shape, count, least=0) for name, count in codes.items()}
+    if MASK in specs:
+        parts[MASK] = box((sum(nvec),), 0.0, 1.0), partial(_mask, nvec[0])
 
     def observed(obs):
         return {name: encode(getattr(obs, name)) for name, (_, encode) in parts.items()}

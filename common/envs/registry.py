@@ -13,6 +13,7 @@ cannot be made:".
 
 import difflib
 import importlib
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from common.cli.env_flags import CUSTOM, SUITES, read_params, split_name, steps_on_host
+from common.cli.env_flags import CUSTOM, SUITES, is_custom, read_params, split_name, steps_on_host
 from common.cli.errors import UsageError
 from common.envs import custom
 from common.envs.environment import Env
@@ -88,11 +89,13 @@ def list_envs(places: Sequence[str], wanted: str) -> None:
 def _make(name: str, options: Any) -> Any:
     suite, env_id = split_name(name)
     with readable_errors(f"environment {name} cannot be made"):
+        if is_custom(name) and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # where the user's module may be
         if suite == CUSTOM:
             return custom.make(name, options)
         if name.startswith("gymnasium:ALE/"):
             import_package("ale_py")  # without which gymnasium does not know them
-        if ":" not in env_id:  # else the module before it registers the environment
+        if suite != "gymnasium" or ":" not in env_id:  # else the module before the colon registers it
             check_known(name, env_id, _module(suite).ids())
         return _module(suite).SuiteEnv(name, env_id, options)
 
@@ -110,7 +113,7 @@ def check_known(name: str, env_id: str, known: Sequence[str]) -> None:
     meant = [] if mistyped else _names_elsewhere(env_id)  # imports all suites
     meant = meant or [suite + lowered[match] for match in near]
     listed = f"--list-envs {suite.rstrip(':') or 'gymnax'} prints those there are"
-    hint = f"did you mean {' or '.join(meant)}?" if meant else listed
+    hint = f"did you mean {', '.join(meant)}?" if meant else listed
     raise UsageError(f"unknown environment {name!r}: {hint}")
 
 

@@ -116,16 +116,14 @@ FRAMES = {"render_mode": "rgb_array"}  # arguments for which environments on the
 FRAME_SIZE = 240, 320  # height and width, in pixels
 
 
-def has_display() -> bool:
-    return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY"))
-
-
-def do_without_display() -> None:
-    """Let MuJoCo draw by EGL, unless the user has named something else."""
-    if not has_display() and "MUJOCO_GL" not in os.environ:
+def draw_without_display() -> None:
+    """Let pygame draw into memory and MuJoCo by EGL where there is no display, unless the user has named others."""
+    if not sys.platform.startswith("linux") or os.environ.get("DISPLAY"):
+        return
+    for name in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):
+        os.environ.setdefault(name, "dummy")
+    if "mujoco" in sys.modules and "MUJOCO_GL" not in os.environ:
         # Not before mujoco is imported: without EGL that would fail, and training needs no pictures
-        import mujoco  # noqa: F401
-
         os.environ["MUJOCO_GL"] = "egl"
         importlib.reload(importlib.import_module("mujoco.rendering.classic.gl_context"))
 
@@ -134,7 +132,7 @@ def mujoco_frame(model: Any, qpos: Any, qvel: Any) -> np.ndarray:
     """A picture of MuJoCo's `model` at these positions and speeds, by its first camera."""
     import mujoco
 
-    do_without_display()
+    draw_without_display()
     data = mujoco.MjData(model)
     data.qpos, data.qvel = qpos, qvel
     mujoco.mj_forward(model, data)

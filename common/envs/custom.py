@@ -23,10 +23,13 @@ from common.envs.variation import with_draws
 
 
 class GymnaxStyleEnv(Env):
-    """An environment that says how it steps, in `step_env`, and leaves `step` to gymnax."""
+    """An environment that says how it steps, in `step_env`, and leaves `step` to gymnax, or one that `resets_itself`.
 
-    def __init__(self, name: str, inner: Any, params: Any, max_steps: int | None = None):
-        self.params = params
+    Of the latter nobody but itself knows the state in which an episode ended.
+    """
+
+    def __init__(self, name: str, inner: Any, params: Any, max_steps: int | None = None, resets_itself: bool = False):
+        self.params, self.resets_itself = params, resets_itself
         max_steps = int(getattr(params, "max_steps_in_episode", 0)) if max_steps is None else max_steps
         super().__init__(name, inner, inner.observation_space(params), inner.action_space(params), max_steps)
 
@@ -36,6 +39,20 @@ class GymnaxStyleEnv(Env):
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Transition:
         obs, state, reward, terminated, info = self.inner.step_env(key, state, action, self.params)
         return Transition(obs, state, reward, terminated, self.inner.is_truncated(state, self.params), info)
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
+        if not self.resets_itself:
+            return super().step(key, state, action)
+        outputs = self.inner.step(key, state, spaces.clip(action, self.action_space), self.params)
+        if len(outputs) != 6:
+            what = "the 6 of gymnax >= 1.0 (observation, state, reward, terminated, truncated, info)"
+            raise UsageError(f"environment {self.name}: step returned {len(outputs)} values instead of {what}")
+        if "final_observation" not in outputs[5]:
+            raise UsageError(f'environment {self.name}: step left no "final_observation" in its info')
+        out = self.checked(Transition(*outputs))
+        final_obs = self.checked_obs("final_obs", outputs[5]["final_observation"])
+        final_state = select(out.terminated | out.truncated, state, out.state)
+        return Step(*out[:5], final_obs, final_state, out.info)
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -57,22 +74,10 @@ class GymnaxStyleEnv(Env):
         return self.spec._replace(action_space=actions).to_json() == self.spec.to_json()
 
 
-class SelfResettingEnv(GymnaxStyleEnv):
-    """An environment with a `step` of its own: nobody but itself knows the state in which an episode ended."""
-
-    resets_itself = True
-
-    def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
-        outputs = self.inner.step(key, state, spaces.clip(action, self.action_space), self.params)
-        if len(outputs) != 6:
-            what = "the 6 of gymnax >= 1.0 (observation, state, reward, terminated, truncated, info)"
-            raise UsageError(f"environment {self.name}: step returned {len(outputs)} values instead of {what}")
-        if "final_observation" not in outputs[5]:
-            raise UsageError(f'environment {self.name}: step left no "final_observation" in its info')
-        out = self.checked(Transition(*outputs))
-        final_obs = self.checked_obs("final_obs", outputs[5]["final_observation"])
-        final_state = select(out.terminated | out.truncated, state, out.state)
-        return Step(*out[:5], final_obs, final_state, out.info)
+def has_own_step(inner: Any) -> bool:
+    """Whether an environment does not leave `step`, and resets with it, to gymnax's `Environment`."""
+    owner = next((kind for kind in type(inner).__mro__ if "step" in vars(kind)), None)
+    return getattr(owner, "__module__", "") != "gymnax.environments.environment"
 
 
 def replaced(name: str, params: Any, env_params: dict[str, Any]) -> Any:
@@ -128,7 +133,6 @@ def _with_params(made: Any) -> tuple[Any, Any]:
 
 def _adapt(name: str, inner: Any, params: Any, env_params: dict[str, Any]) -> Env:
     """`inner` as an `Env`, with what `env_params` change of its `params`."""
-    params, step = replaced(name, params, env_params), getattr(type(inner), "step", None)
-    leaves_step = getattr(step, "__module__", "") == "gymnax.environments.environment"
+    params = replaced(name, params, env_params)
     with readable_errors(f"environment {name} cannot be used as a gymnax environment"):
-        return (GymnaxStyleEnv if leaves_step else SelfResettingEnv)(name, inner, params)
+        return GymnaxStyleEnv(name, inner, params, resets_itself=has_own_step(inner))

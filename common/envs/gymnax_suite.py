@@ -5,7 +5,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from common.envs.custom import GymnaxStyleEnv, replaced
+from common.envs.custom import GymnaxStyleEnv, has_own_step, replaced
 
 
 def ids() -> list[str]:
@@ -19,7 +19,8 @@ class SuiteEnv(GymnaxStyleEnv):
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
         inner, params = _import_gymnax().make(env_id)
-        super().__init__(name, inner, replaced(name, params, env_params))
+        params = replaced(name, params, env_params)
+        super().__init__(name, inner, params, resets_itself=has_own_step(inner))
 
 
 class _OnFirstUse(ModuleType):

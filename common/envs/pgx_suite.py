@@ -93,7 +93,11 @@ class SuiteEnv(Env):
         def move(carry):
             key, game, earned = carry
             key, action_key, step_key = jax.random.split(key, 3)
-            game = self.inner.step(game, self._move_of_others(action_key, game), step_key)
+            if self._opponent:
+                action = self._opponent(action_key, self._observed(game))
+            else:
+                action = sample_legal(action_key, self.action_space, game.legal_action_mask)
+            game = self.inner.step(game, action, step_key)
             return key, game, earned + game.rewards[seat]
 
         def theirs(carry):
@@ -102,11 +106,6 @@ class SuiteEnv(Env):
 
         _, game, earned = jax.lax.while_loop(theirs, move, (key, game, jnp.float32(0)))
         return game, earned
-
-    def _move_of_others(self, key: jax.Array, game: Any) -> jax.Array:
-        if self._opponent:
-            return self._opponent(key, self._observed(game))
-        return sample_legal(key, Discrete(self.inner.num_actions), game.legal_action_mask)
 
     def _observed(self, game: Any) -> Any:
         return {MASK: game.legal_action_mask, "obs": game.observation} if self._masks else game.observation

@@ -110,13 +110,10 @@ def _actions(spec: Any, mask: Any) -> Encoding:
 
     Several choices with a mask of all of them together become one choice.
     """
-    if hasattr(spec, "num_values"):
-        nvec = tuple(int(n) for n in np.ravel(spec.num_values))
-    elif np.issubdtype(spec.dtype, np.integer):
-        nvec = (int(np.max(spec.maximum)) + 1,) * int(np.prod(spec.shape))
-    else:
+    if not np.issubdtype(spec.dtype, np.integer):
         bounds = (np.broadcast_to(bound, spec.shape).astype(np.float32) for bound in (spec.minimum, spec.maximum))
         return Box(*bounds, tuple(spec.shape)), lambda action: action.astype(spec.dtype)
+    nvec = tuple(int(highest) + 1 for highest in np.ravel(np.broadcast_to(spec.maximum, spec.shape)))
     if not spec.shape:
         return Discrete(nvec[0]), lambda action: action
     if mask is not None and tuple(mask.shape) == nvec:

@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -17,14 +16,14 @@ NOT_FOR_TRAINING = ("fast",)  # made for brax's own tests
 
 
 def ids() -> list[str]:
-    return [env_id for env_id in _brax()._envs if env_id not in NOT_FOR_TRAINING]
+    return [env_id for env_id in import_package("brax.envs")._envs if env_id not in NOT_FOR_TRAINING]
 
 
 class SuiteEnv(Env):
     """One of brax's, with a time limit."""
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
-        known = settable(_brax()._envs[env_id]) | {"episode_length": EPISODE_LENGTH}
+        known = settable(import_package("brax.envs")._envs[env_id]) | {"episode_length": EPISODE_LENGTH}
         self._arguments = known | changed_params(name, known, env_params)
         self._env_id, limit = env_id, self._arguments.pop("episode_length")
         inner = self._make_inner({})
@@ -54,8 +53,4 @@ class SuiteEnv(Env):
 
     def _make_inner(self, numbers: dict[str, jax.Array]) -> Any:
         with warnings.catch_warnings(action="ignore"):  # brax is not maintained
-            return _brax().get_environment(self._env_id, **self._arguments | numbers)
-
-
-def _brax() -> ModuleType:
-    return import_package("brax.envs")
+            return import_package("brax.envs").get_environment(self._env_id, **self._arguments | numbers)

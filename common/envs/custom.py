@@ -9,6 +9,7 @@ resets and time limits to it.
 import copy
 import difflib
 import importlib
+from functools import partial
 from typing import Any
 
 import jax
@@ -97,9 +98,7 @@ def wrap(environment: Any, env_params: str = "") -> Env:
     where the environment lacks a part of the interface.
     """
     if not isinstance(environment, Env):
-        inner, params = _with_params(environment)
-        name = getattr(inner, "name", type(inner).__name__)
-        return with_draws(lambda changes: _adapt(name, inner, params, changes), env_params)
+        return with_draws(partial(_adapt, environment, ""), env_params)
     if env_params:
         raise UsageError(f"--env-params {env_params} cannot change an object, {environment.name}: make it so")
     return environment
@@ -109,7 +108,7 @@ def make(path: str, env_params: dict[str, Any]) -> Env:
     """What the factory called `path`, such as `package.module:factory`, returns."""
     module, factory = path.rsplit(":", 1)
     try:
-        inner, params = _with_params(getattr(importlib.import_module(module), factory)())
+        made = getattr(importlib.import_module(module), factory)()
     except (Exception, SystemExit) as error:
         suite = path.partition(":")[0]
         near = difflib.get_close_matches(suite, SUITES, n=1)
@@ -117,22 +116,17 @@ def make(path: str, env_params: dict[str, Any]) -> Env:
             raise UsageError(f"there is no suite {suite}; did you mean {near[0]}:?") from error
         why = f"{reason(error)}; it should be package.module:factory, importable from here, without arguments"
         raise UsageError(f"environment {path} cannot be made: {why}") from error
-    return _adapt(path, inner, params, env_params)
+    return _adapt(made, path, env_params)
 
 
-def _with_params(made: Any) -> tuple[Any, Any]:
-    """Environment and parameters from such a pair, or from an environment with default parameters."""
+def _adapt(made: Any, name: str, env_params: dict[str, Any]) -> Env:
+    """An `Env` called `name`, or as it calls itself, from an environment or a pair (environment, parameters)."""
     inner, *params = made if isinstance(made, tuple) and len(made) == 2 else (made,)
     if isinstance(inner, type):
         raise UsageError(f"{inner.__name__} is a class, not an environment: return {inner.__name__}()")
-    has_params = params or hasattr(inner, "default_params")
-    if not (hasattr(inner, "reset") and hasattr(inner, "step") and has_params):
+    if not (hasattr(inner, "reset") and hasattr(inner, "step") and (params or hasattr(inner, "default_params"))):
         raise UsageError(f"{made!r} is neither a gymnax-style environment nor a pair (environment, parameters)")
-    return inner, params[0] if params else inner.default_params
-
-
-def _adapt(name: str, inner: Any, params: Any, env_params: dict[str, Any]) -> Env:
-    """`inner` as an `Env`, with what `env_params` change of its `params`."""
-    params = replaced(name, params, env_params)
+    name = name or getattr(inner, "name", type(inner).__name__)
+    params = replaced(name, params[0] if params else inner.default_params, env_params)
     with readable_errors(f"environment {name} cannot be used as a gymnax environment"):
         return GymnaxStyleEnv(name, inner, params, resets_itself=has_own_step(inner))

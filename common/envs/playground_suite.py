@@ -1,6 +1,5 @@
 """MuJoCo Playground's environments: `playground:CheetahRun`. They know no time limits; robots are downloaded."""
 
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -12,22 +11,25 @@ from common.envs import spaces
 from common.envs.environment import Env, Transition, select
 from common.envs.suite_tools import changed_params, import_package, mujoco_frame, settable
 
+REGISTRY = "mujoco_playground._src.registry"
+
 
 def ids() -> list[str]:
-    return list(_registry().ALL_ENVS)
+    return list(import_package(REGISTRY).ALL_ENVS)
 
 
 class SuiteEnv(Env):
     """One of playground's, with a time limit. A step is `action_repeat` of its own, in which the limit counts."""
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
-        known = settable(dict(_registry().get_default_config(env_id)))
+        registry = import_package(REGISTRY)
+        known = settable(dict(registry.get_default_config(env_id)))
         if "impl" in known:
             known["impl"] = "jax"  # warp keeps some of its state for all environments together
         params = known | changed_params(name, known, env_params)
         if params.get("impl", "jax") != "jax":
             raise UsageError(f"{name} parameter 'impl' must be jax, got {params['impl']!r}")
-        inner = _registry().load(env_id, config_overrides=params)  # whose robots it downloads
+        inner = registry.load(env_id, config_overrides=params)  # whose robots it downloads
         self._repeat = params.get("action_repeat", 1)
         obs = spaces.plain(jax.eval_shape(inner.reset, jax.random.key(0)).obs)
         seen = spaces.of_leaves(jax.tree.map(lambda x: spaces.box(x.shape), obs))
@@ -52,7 +54,3 @@ class SuiteEnv(Env):
     def frame(self, state: Any) -> np.ndarray:
         data = state[0].data
         return mujoco_frame(self.inner.mj_model, data.qpos, data.qvel)
-
-
-def _registry() -> ModuleType:
-    return import_package("mujoco_playground._src.registry")

@@ -26,10 +26,10 @@ class SuiteEnv:
         if not isinstance(threads, int) or not 0 <= threads <= MOST_THREADS:  # envpool would end the process
             raise UsageError(f"{name} parameter 'num_threads' must be 0 (all cores) to {MOST_THREADS}, got {threads!r}")
         check_time_limit(name, "max_episode_steps", params.get("max_episode_steps", 1))
-        ends_without_display = "mujoco" in envpool.registration.registry.specs[env_id][0]
-        params = params | (FRAMES if options.frames and not ends_without_display else {})
-        params = params | {"num_envs": options.num_envs, "seed": options.seed, "env_type": "gymnasium"}
-        self._inner = envpool.make(env_id, **params)
+        if options.frames and "mujoco" not in envpool.registration.registry.specs[env_id][0]:
+            params = params | FRAMES  # MuJoCo would end the process where there is no display
+        params = params | {"num_envs": options.num_envs, "seed": options.seed}
+        self._inner = envpool.make(env_id, env_type="gymnasium", **params)
         self._conversion = Conversion(name, self._inner.observation_space, self._inner.action_space)
         self.spec, self.num_envs, self.resets_in_step = self._conversion.spec, options.num_envs, options.resets_in_step
 

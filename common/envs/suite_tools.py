@@ -27,7 +27,7 @@ COUNTS = (
 """Parameters that count steps or frames, and so are at least 1."""
 
 EXTRAS = {"mujoco_playground": "playground", "envpool": "host", "ale_py": ""}
-"""The extras of pyproject.toml that have other names than the package that they bring; "" is none."""
+"""The extras of pyproject.toml that are not named as the package that they bring; "" is none."""
 
 
 def changed_params(name: str, known: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def _is_like(value: Any, known: Any) -> bool:
     """Whether `value` can stand where `known` does: a switch for a switch, a finite number for a number, and so on."""
     if isinstance(known, tuple):
         return isinstance(value, list) and len(value) == len(known) and all(map(_is_like, value, known))
-    if isinstance(known, str | bool) or isinstance(value, str | bool):
+    if isinstance(value, bool) or isinstance(known, bool) or not isinstance(known, int | float):
         return type(value) is type(known)
     return isinstance(value, int | float) and math.isfinite(value) and type(known)(value) == value
 

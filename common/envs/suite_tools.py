@@ -92,7 +92,7 @@ def import_package(package: str) -> ModuleType:
             return importlib.import_module(package)
     except ImportError as error:
         what = f'-e ".[{extra}]"' if extra else root.replace("_", "-")
-        raise UsageError(f"these environments need {root}: pip install {what} ({error})") from error
+        raise UsageError(f"{root} cannot be imported: pip install {what} ({error})") from error
 
 
 @contextmanager

@@ -17,8 +17,7 @@ from common.device.sharding import key_data, to_devices, to_host
 from common.envs import spaces
 from common.envs.custom import wrap
 from common.envs.environment import LONGEST_HORIZON, Env
-from common.envs.registry import list_envs, make, make_host
-from common.envs.suite_tools import check_known
+from common.envs.registry import check_known, list_envs, make, make_host
 from common.runs.checkpoints import flatten, unflatten
 
 OFFLINE_IDS = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]

@@ -180,8 +180,8 @@ def eval_params(args: HostEnvArgs) -> str:
 
 def env_maker(args: HostEnvArgs, num_envs: int, env_params: str) -> Callable[[int], HostEnvs]:
     """A function of a seed that makes `num_envs` environments."""
-    more = env_params, args.vectorization, args.reset_timeout, args.step_timeout
-    return lambda seed: make_host(args.env, num_envs, seed, *more, resets_in_step=args.resets_in_step)
+    options = {name: getattr(args, name) for name in ("reset_timeout", "step_timeout", "resets_in_step")}
+    return lambda seed: make_host(args.env, num_envs, seed, env_params, args.vectorization, **options)
 
 
 def _inspect(args: HostEnvArgs, env_params: str) -> HostEnvKind:

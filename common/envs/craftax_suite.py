@@ -6,45 +6,38 @@ import jax
 import numpy as np
 
 from common.envs.custom import GymnaxStyleEnv, replaced
-from common.envs.environment import Env, Step
-from common.envs.suite_tools import check_known, import_package, quiet
+from common.envs.environment import Step
+from common.envs.suite_tools import import_package, quiet
 
-LIMIT = "max_timesteps"  # the parameter
 BLOCK = 16  # pixels of a block's side, one of the sizes that its textures have
 
 
 def ids() -> list[str]:
-    import_package("craftax", extra="craftax")
+    import_package("craftax")
     return [world + seen for world in ("Craftax", "Craftax-Classic") for seen in ("-Symbolic-v1", "-Pixels-v1")]
 
 
-def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
-    check_known(name, env_id, ids())
-    with quiet():  # it says which textures it loads
-        package = import_package("craftax.craftax_env", extra="craftax")
-        inner = package.make_craftax_env_from_name(env_id, auto_reset=False)
-    return CraftaxEnv(name, inner, replaced(name, inner.default_params, env_params))
-
-
-class CraftaxEnv(GymnaxStyleEnv):
+class SuiteEnv(GymnaxStyleEnv):
     """One of craftax's."""
 
-    def __init__(self, name: str, inner: Any, params: Any):
-        self._limit, self._draw = params.max_timesteps, None
-        params = params.replace(max_timesteps=self._limit + 1)  # where episodes never come to
-        super().__init__(name, inner, params, max_steps=self._limit)
+    def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
+        with quiet():  # it says which textures it loads
+            inner = import_package("craftax.craftax_env").make_craftax_env_from_name(env_id, auto_reset=False)
+        params = replaced(name, inner.default_params, env_params)
+        limit, self._draw = params.max_timesteps, None
+        super().__init__(name, inner, params.replace(max_timesteps=limit + 1), limit)  # where episodes never come to
 
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         obs, state, reward, terminated, info = self.inner.step_env(key, state, action, self.params)
-        return Step(obs, state, reward, terminated, state.timestep >= self._limit, info=info)
+        return Step(obs, state, reward, terminated, state.timestep >= self.declared_steps, info)
 
     @property
     def numbers(self) -> dict[str, float]:
-        return {name: x for name, x in super().numbers.items() if name != LIMIT}
+        return {name: x for name, x in super().numbers.items() if name != "max_timesteps"}
 
     def frame(self, state: Any) -> np.ndarray:
         world = "craftax_classic" if "Classic" in self.name else "craftax"
         if self._draw is None:
-            renderer = import_package(f"craftax.{world}.renderer", extra="craftax")
+            renderer = import_package(f"craftax.{world}.renderer")
             self._draw = jax.jit(renderer.make_craftax_pixel_renderer(BLOCK))
         return np.asarray(self._draw(state), np.uint8)

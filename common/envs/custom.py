@@ -9,8 +9,7 @@ resets and time limits to it.
 import copy
 import difflib
 import importlib
-import os
-import sys
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,49 +19,46 @@ from common.cli.env_flags import SUITES
 from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.environment import Env, Step, select
-from common.envs.suite_tools import changed_params, readable_errors, reason
+from common.envs.suite_tools import changed_params, readable_errors, reason, settable
 from common.envs.variation import with_draws
 
 
-def adapt(name: str, inner: Any, params: Any, env_params: dict[str, Any]) -> Env:
-    """The environment `inner` with its `params`, after those in `env_params` are replaced.
-
-    Raises UsageError where it lacks a part of the interface, or has no such parameters.
-    """
-    params = replaced(name, params, env_params)
-    owner = next((kind for kind in type(inner).__mro__ if "step" in vars(kind)), None)
-    leaves_step = getattr(owner, "__module__", "") == "gymnax.environments.environment"
-    kind = SteppingEnv if leaves_step else SelfResettingEnv
-    with readable_errors(f"environment {name} cannot be used as a gymnax environment"):
-        return kind(name, inner, params)
-
-
-def with_params(made: Any) -> tuple[Any, Any]:
-    """Environment and parameters from such a pair, or from an environment with default parameters."""
-    inner, params = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    if isinstance(inner, type):
-        raise UsageError(f"{inner.__name__} is a class, not an environment: return {inner.__name__}()")
-    has_params = isinstance(made, tuple) or hasattr(inner, "default_params")
-    if not (hasattr(inner, "reset") and hasattr(inner, "step") and has_params):
-        raise UsageError(f"{made!r} is neither a gymnax-style environment nor a pair (environment, parameters)")
-    return (inner, params) if isinstance(made, tuple) else (inner, inner.default_params)
-
-
 class GymnaxStyleEnv(Env):
-    """What all kinds have in common."""
+    """An environment that says how it steps, in `step_env`, and leaves `step` to gymnax, or one that `resets_itself`.
 
-    def __init__(self, name: str, inner: Any, params: Any, max_steps: int | None = None):
-        self.params = params
+    Of the latter nobody but itself knows the state in which an episode ended.
+    """
+
+    def __init__(self, name: str, inner: Any, params: Any, max_steps: int | None = None, resets_itself: bool = False):
+        self.params, self.resets_itself = params, resets_itself
         max_steps = int(getattr(params, "max_steps_in_episode", 0)) if max_steps is None else max_steps
         super().__init__(name, inner, inner.observation_space(params), inner.action_space(params), max_steps)
 
     def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:
         return self.inner.reset(key, self.params)
 
+    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
+        obs, state, reward, terminated, info = self.inner.step_env(key, state, action, self.params)
+        return Step(obs, state, reward, terminated, self.inner.is_truncated(state, self.params), info)
+
+    def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
+        if not self.resets_itself:
+            return super().step(key, state, action)
+        outputs = self.inner.step(key, state, spaces.clip(action, self.action_space), self.params)
+        if len(outputs) != 6:
+            what = "the 6 of gymnax >= 1.0 (observation, state, reward, terminated, truncated, info)"
+            raise UsageError(f"environment {self.name}: step returned {len(outputs)} values instead of {what}")
+        if "final_observation" not in outputs[5]:
+            raise UsageError(f'environment {self.name}: step left no "final_observation" in its info')
+        out = self.checked(Step(*outputs))
+        final_obs = self.checked_obs("final_obs", outputs[5]["final_observation"])
+        final_state = select(out.terminated | out.truncated, state, out.state)
+        return out._replace(final_obs=final_obs, final_state=final_state)
+
     @property
     def numbers(self) -> dict[str, float]:
-        fields = vars(self.params) if hasattr(self.params, "replace") else {}
-        numbers = {name: x for name, x in fields.items() if isinstance(x, int | float) and not isinstance(x, bool)}
+        fields = _fields(self.params).items()
+        numbers = {name: x for name, x in fields if isinstance(x, int | float) and not isinstance(x, bool)}
         return {name: x for name, x in numbers.items() if self._keeps_actions(name, x + abs(x) + 1)}
 
     def with_numbers(self, numbers: dict[str, jax.Array]) -> Env:
@@ -79,70 +75,58 @@ class GymnaxStyleEnv(Env):
         return self.spec._replace(action_space=actions).to_json() == self.spec.to_json()
 
 
-class SteppingEnv(GymnaxStyleEnv):
-    """An environment that says how it steps, in `step_env`, and leaves `step` to gymnax."""
-
-    def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
-        obs, state, reward, terminated, info = self.inner.step_env(key, state, action, self.params)
-        truncated = self.inner.is_truncated(state, self.params)
-        return Step(obs, state, reward, terminated, truncated, info)
-
-
-class SelfResettingEnv(GymnaxStyleEnv):
-    """An environment with a `step` of its own: nobody but itself knows the state in which an episode ended."""
-
-    resets_itself = True
-
-    def step(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
-        outputs = self.inner.step(key, state, spaces.clip(action, self.action_space), self.params)
-        if len(outputs) != 6:
-            what = "the 6 of gymnax >= 1.0 (observation, state, reward, terminated, truncated, info)"
-            raise UsageError(f"environment {self.name}: step returned {len(outputs)} values instead of {what}")
-        *outputs, info = outputs
-        if "final_observation" not in info:
-            raise UsageError(f'environment {self.name}: step left no "final_observation" in its info')
-        out = self.checked(Step(*outputs, info))
-        final_obs = self.checked_obs("final_obs", info["final_observation"])
-        final_state = select(out.terminated | out.truncated, state, out.state)
-        return out._replace(final_obs=final_obs, final_state=final_state)
+def has_own_step(inner: Any) -> bool:
+    """Whether an environment does not leave `step`, and resets with it, to gymnax's `Environment`."""
+    owner = next((kind for kind in type(inner).__mro__ if "step" in vars(kind)), None)
+    return getattr(owner, "__module__", "") != "gymnax.environments.environment"
 
 
 def replaced(name: str, params: Any, env_params: dict[str, Any]) -> Any:
-    """`params` with the numbers and switches in `env_params`."""
-    fields = vars(params) if hasattr(params, "replace") else {}
-    known = {field: value for field, value in fields.items() if isinstance(value, (bool, int, float))}
-    changes = changed_params(name, known, env_params)
+    """`params` with what `env_params` change of it."""
+    changes = changed_params(name, settable(_fields(params)), env_params)
     return params.replace(**changes) if changes else params
+
+
+def _fields(params: Any) -> dict[str, Any]:
+    return vars(params) if hasattr(params, "replace") else {}
 
 
 def wrap(environment: Any, env_params: str = "") -> Env:
     """An `Env` from a gymnax-style environment, or from a pair (environment, parameters); an `Env` stays as it is.
 
-    `env_params` is as for `make` of the registry. Raises UsageError where an `Env` would have to change by it.
+    `env_params` is as for `make` of the registry. Raises UsageError where an `Env` would have to change by it, and
+    where the environment lacks a part of the interface.
     """
     if not isinstance(environment, Env):
-        inner, params = with_params(environment)
-        name = getattr(inner, "name", type(inner).__name__)
-        return with_draws(lambda changes: adapt(name, inner, params, changes), env_params)
+        return with_draws(partial(_adapt, environment, ""), env_params)
     if env_params:
         raise UsageError(f"--env-params {env_params} cannot change an object, {environment.name}: make it so")
     return environment
 
 
-def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
-    return adapt(name, *_call(env_id), env_params)
-
-
-def _call(path: str) -> tuple[Any, Any]:
-    """What the factory called `path` returns, as a pair (environment, parameters)."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+def make(path: str, env_params: dict[str, Any]) -> Env:
+    """What the factory called `path`, such as `package.module:factory`, returns."""
     module, factory = path.rsplit(":", 1)
     try:
-        return with_params(getattr(importlib.import_module(module), factory)())
+        made = getattr(importlib.import_module(module), factory)()
     except (Exception, SystemExit) as error:
-        near = difflib.get_close_matches(path.partition(":")[0], SUITES, n=1)
+        suite = path.partition(":")[0]
+        near = difflib.get_close_matches(suite, SUITES, n=1)
         if near and isinstance(error, ModuleNotFoundError):
-            raise UsageError(f"there is no suite {path.partition(':')[0]}; did you mean {near[0]}:?") from error
+            raise UsageError(f"there is no suite {suite}; did you mean {near[0]}:?") from error
         why = f"{reason(error)}; it should be package.module:factory, importable from here, without arguments"
         raise UsageError(f"environment {path} cannot be made: {why}") from error
+    return _adapt(made, path, env_params)
+
+
+def _adapt(made: Any, name: str, env_params: dict[str, Any]) -> Env:
+    """An `Env` called `name`, or as it calls itself, from an environment or a pair (environment, parameters)."""
+    inner, *params = made if isinstance(made, tuple) and len(made) == 2 else (made,)
+    if isinstance(inner, type):
+        raise UsageError(f"{inner.__name__} is a class, not an environment: return {inner.__name__}()")
+    if not (hasattr(inner, "reset") and hasattr(inner, "step") and (params or hasattr(inner, "default_params"))):
+        raise UsageError(f"{made!r} is neither a gymnax-style environment nor a pair (environment, parameters)")
+    name = name or getattr(inner, "name", type(inner).__name__)
+    params = replaced(name, params[0] if params else inner.default_params, env_params)
+    with readable_errors(f"environment {name} cannot be used as a gymnax environment"):
+        return GymnaxStyleEnv(name, inner, params, resets_itself=has_own_step(inner))

@@ -8,23 +8,20 @@ gives two of them, and `Env` does the rest: types, bounds of actions, checks, an
   pytree of arrays, typed keys and Python numbers.
 - `advance(key, state, action)` returns a `Step`, without a reset. The action is an integer [] where the space is
   Discrete, integers [A] where it is MultiDiscrete, and floats in shape and bounds where it is a Box.
-- A suite without a time limit of its own gets one here: count the steps in the state. `max_steps` only bounds the
-  episodes of an evaluation.
+- A suite without a time limit of its own gets one here: count the steps in the state, up to `declared_steps`, the
+  constructor's `max_steps`, which otherwise only bounds the episodes of an evaluation.
 - A suite that can only step and reset in one gives `step` instead of `advance`, as `custom.py` does.
 
 A complete module for a suite called pond, whose states know neither time limits nor resets:
 
     def ids():
-        return import_package("pond", extra="pond").registered()
+        return import_package("pond").registered()
 
-    def make(name, env_id, env_params):
-        check_known(name, env_id, ids())
-        return PondEnv(name, import_package("pond", extra="pond").create(env_id, **env_params))
-
-    class PondEnv(Env):
-        def __init__(self, name, inner):
-            observations = Box(low=-np.inf, high=np.inf, shape=(inner.obs_size,))
-            super().__init__(name, inner, observations, Discrete(inner.num_actions), max_steps=1_000)
+    class SuiteEnv(Env):
+        def __init__(self, name, env_id, env_params):
+            pond = import_package("pond")
+            inner = pond.create(env_id, **changed_params(name, settable(pond.Pond), env_params))
+            super().__init__(name, inner, box((inner.obs_size,)), Discrete(inner.num_actions), max_steps=1_000)
 
         def begin(self, key):
             pond = self.inner.reset(key)
@@ -32,7 +29,7 @@ A complete module for a suite called pond, whose states know neither time limits
 
         def advance(self, key, state, action):
             pond, time = self.inner.step(state[0], action), state[1] + 1
-            return Step(pond.obs, (pond, time), pond.reward, pond.done, time >= self.max_steps)
+            return Step(pond.obs, (pond, time), pond.reward, pond.done, time >= self.declared_steps)
 """
 
 import copy

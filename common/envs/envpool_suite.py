@@ -6,41 +6,32 @@ import jax
 import numpy as np
 
 from common.cli.errors import UsageError
-from common.envs.host import Conversion, HostEnvs, HostOptions, HostStep
-from common.envs.suite_tools import FRAMES, check_known, check_time_limit, import_package, refuse_params
+from common.envs.host import Conversion, HostOptions, HostStep
+from common.envs.suite_tools import FRAMES, check_time_limit, import_package, refuse_params
 
-LIMIT = "max_episode_steps"
 MOST_THREADS = 1024
 
 
 def ids() -> list[str]:
-    return import_package("envpool", extra="host").list_all_envs()
+    return import_package("envpool").list_all_envs()
 
 
-def make(name: str, env_id: str, options: HostOptions) -> HostEnvs:
-    check_known(name, env_id, ids())
-    refuse_params(options.env_params, ("env_type", "batch_size", "gym_reset_return_info"))
-    params = options.env_params
-    threads = params.get("num_threads", 0)
-    if not isinstance(threads, int) or not 0 <= threads <= MOST_THREADS:  # envpool would end the process
-        raise UsageError(f"{name} parameter 'num_threads' must be 0 (all cores) to {MOST_THREADS}, got {threads!r}")
-    check_time_limit(name, LIMIT, params.get(LIMIT, 1))
-    envpool = import_package("envpool", extra="host")
-    if (
-        options.frames and "mujoco" not in envpool.registration.registry.specs[env_id][0]
-    ):  # which ends without a display
-        params = params | FRAMES
-    params = params | {"num_envs": options.num_envs, "seed": options.seed}
-    return EnvpoolEnvs(name, envpool.make(env_id, env_type="gymnasium", **params), options.resets_in_step)
-
-
-class EnvpoolEnvs:
+class SuiteEnv:
     """They reset in a step of their own, or with `resets_in_step` where they are told to; they cannot be killed."""
 
-    def __init__(self, name: str, inner: Any, resets_in_step: bool = False):
-        self._inner, self.resets_in_step = inner, resets_in_step
-        self._conversion = Conversion(name, inner.observation_space, inner.action_space)
-        self.spec, self.num_envs = self._conversion.spec, inner.config["num_envs"]
+    def __init__(self, name: str, env_id: str, options: HostOptions):
+        params, envpool = options.env_params, import_package("envpool")
+        refuse_params(params, ("env_type", "batch_size", "gym_reset_return_info"))
+        threads = params.get("num_threads", 0)
+        if not isinstance(threads, int) or not 0 <= threads <= MOST_THREADS:  # envpool would end the process
+            raise UsageError(f"{name} parameter 'num_threads' must be 0 (all cores) to {MOST_THREADS}, got {threads!r}")
+        check_time_limit(name, "max_episode_steps", params.get("max_episode_steps", 1))
+        if options.frames and "mujoco" not in envpool.registration.registry.specs[env_id][0]:
+            params = params | FRAMES  # MuJoCo would end the process where there is no display
+        params = params | {"num_envs": options.num_envs, "seed": options.seed}
+        self._inner = envpool.make(env_id, env_type="gymnasium", **params)
+        self._conversion = Conversion(name, self._inner.observation_space, self._inner.action_space)
+        self.spec, self.num_envs, self.resets_in_step = self._conversion.spec, options.num_envs, options.resets_in_step
 
     def reset(self) -> Any:
         self._over = np.zeros(self.num_envs, bool)

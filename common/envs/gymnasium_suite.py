@@ -1,7 +1,5 @@
 """gymnasium's environments: `gymnasium:CartPole-v1`, or `gymnasium:module:id` where that module registers them."""
 
-import os
-import sys
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -13,12 +11,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from common.cli.errors import UsageError
 from common.envs import processes, spaces
-from common.envs.host import Conversion, HostEnvs, HostOptions, HostStep
+from common.envs.host import Conversion, HostOptions, HostStep
 from common.envs.masks import MASK
-from common.envs.suite_tools import FRAMES, check_known, do_without_display, has_display, import_package
+from common.envs.suite_tools import FRAMES, draw_without_display, import_package
 
-PACKAGES = {"ALE": "ale_py", "pmaprl": "common.envs.processes"}
-"""What registers environments once it is imported, by the namespace of their ids."""
+REGISTERED_BY = {"ale_py": "ale_py", "common": "common.envs.processes"}
+"""The modules that register environments once they are imported, by the packages in which those are."""
 
 
 def ids() -> list[str]:
@@ -27,24 +25,14 @@ def ids() -> list[str]:
     return list(gymnasium.registry)
 
 
-def make(name: str, env_id: str, options: HostOptions) -> HostEnvs:
-    if ":" not in env_id:
-        namespace = env_id.partition("/")[0]
-        if namespace in PACKAGES:
-            import_package(PACKAGES[namespace])
-        check_known(name, env_id, ids())
-        module = str(gymnasium.registry[env_id].entry_point).partition(":")[0]
-        package = next((package for package in PACKAGES.values() if f"{module}.".startswith(f"{package}.")), None)
-        env_id = f"{package}:{env_id}" if package else env_id  # as other processes know it
-    elif os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    return GymnasiumEnvs(name, env_id, options)
-
-
-class GymnasiumEnvs:
+class SuiteEnv:
     """In processes of their own ("async"), in this thread ("sync"), or vectorised by their suite ("vector")."""
 
     def __init__(self, name: str, env_id: str, options: HostOptions):
+        if ":" not in env_id:
+            package = str(gymnasium.registry[env_id].entry_point).partition(".")[0]
+            module = REGISTERED_BY.get(package)
+            env_id = f"{module}:{env_id}" if module else env_id  # as other processes know it
         self._inner = (_vectorized_with_frames if options.frames else _vectorized)(env_id, options)
         self._conversion = Conversion(name, self._inner.single_observation_space, self._inner.single_action_space)
         self.spec, self.num_envs = self._conversion.spec, options.num_envs
@@ -80,11 +68,8 @@ class GymnasiumEnvs:
             return obs
         final_obs = _copied(obs)
         for index in np.flatnonzero(over):
-
-            def put(leaf, array, last, index=index):
-                array[index] = last
-
-            spaces.map_leaves(put, self._conversion.theirs, final_obs, infos["final_obs"][index])
+            last = infos["final_obs"][index]
+            spaces.map_leaves(lambda _, x, last: x.__setitem__(index, last), self._conversion.theirs, final_obs, last)
         return final_obs
 
     def frame(self) -> np.ndarray:
@@ -122,11 +107,7 @@ def _vectorized_with_frames(env_id: str, options: HostOptions) -> Any:
     if FRAMES["render_mode"] not in metadata.get("render_modes", ()):
         return plain
     plain.close()
-    if not has_display():
-        for name in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):  # of pygame
-            os.environ.setdefault(name, "dummy")
-    if "mujoco" in sys.modules:
-        do_without_display()
+    draw_without_display()
     return _vectorized(env_id, options._replace(env_params=others | FRAMES))
 
 

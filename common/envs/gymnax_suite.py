@@ -5,20 +5,22 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from common.envs.custom import adapt
-from common.envs.environment import Env
-from common.envs.suite_tools import check_known
+from common.envs.custom import GymnaxStyleEnv, has_own_step, replaced
 
 
 def ids() -> list[str]:
     return list(_import_gymnax().registered_envs)
 
 
-def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
-    check_known(name, env_id, ids())
-    env = adapt(name, *_import_gymnax().make(env_id), env_params)
-    env.cheap_reset = True
-    return env
+class SuiteEnv(GymnaxStyleEnv):
+    """One of gymnax's."""
+
+    cheap_reset = True
+
+    def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
+        inner, params = _import_gymnax().make(env_id)
+        params = replaced(name, params, env_params)
+        super().__init__(name, inner, params, resets_itself=has_own_step(inner))
 
 
 class _OnFirstUse(ModuleType):

@@ -1,4 +1,4 @@
-"""Environments that step on the host, several together. Whoever adds a suite of them gives a `HostEnvs`, as said here.
+"""Environments that step on the host, several together. A suite's class has the methods of `HostEnvs`, as said here.
 
 Suites reset their environments by themselves, in one of two ways:
 

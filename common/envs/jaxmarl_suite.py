@@ -11,7 +11,7 @@ import numpy as np
 from common.envs.environment import Env, Step
 from common.envs.masks import MASK
 from common.envs.spaces import Box, Discrete, Leaf, MultiDiscrete, Space, box, convert
-from common.envs.suite_tools import changed_params, check_known, import_package, settable
+from common.envs.suite_tools import changed_params, import_package, settable
 
 LIMIT = "max_steps"
 LEFT_OUT = (
@@ -24,63 +24,52 @@ ENDLESS = ("overcooked", "coin_game")  # which end with their time limits alone
 
 
 def ids() -> list[str]:
-    known = import_package("jaxmarl.registration", extra="jaxmarl").registered_envs
+    known = import_package("jaxmarl.registration").registered_envs
     return [env_id for env_id in known if not env_id.startswith(LEFT_OUT)]
 
 
-def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
-    check_known(name, env_id, ids())
-    jaxmarl = import_package("jaxmarl", extra="jaxmarl")
-    inner = jaxmarl.make(env_id)
-    known = settable(type(inner)) | ({LIMIT: inner.max_steps} if hasattr(inner, LIMIT) else {})
-    params = changed_params(name, known, env_params)
-    limit = params.pop(LIMIT, None)
-    inner = jaxmarl.make(env_id, **params) if params else inner
-    limit = limit or getattr(inner, LIMIT, None)  # which may follow from other parameters
-    if hasattr(inner, "num_outer_steps"):
-        limit = inner.num_inner_steps * inner.num_outer_steps
-    endless = env_id.startswith(ENDLESS)
-    for one in (inner, getattr(inner, "_env", None)):  # wrapped, in games against a heuristic
-        if hasattr(one, LIMIT):
-            one.max_steps = limit + (not endless)  # where episodes never come to; overcooked shows how near it is
-    return JaxmarlEnv(name, inner, limit, endless)
+class SuiteEnv(Env):
+    """One of jaxmarl's, with a time limit. One that is `endless` is cut by it, and never over."""
 
-
-class JaxmarlEnv(Env):
-    """One of jaxmarl's. `limit` is that of time, in steps; an `endless` one is cut by it, and never over."""
-
-    def __init__(self, name: str, inner: Any, limit: int | None, endless: bool):
-        self._limit, self._endless = limit, endless
+    def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
+        jaxmarl = import_package("jaxmarl")
+        inner = jaxmarl.make(env_id)
+        known = settable(type(inner)) | ({LIMIT: inner.max_steps} if hasattr(inner, LIMIT) else {})
+        params = changed_params(name, known, env_params)
+        limit = params.pop(LIMIT, None)
+        inner = jaxmarl.make(env_id, **params)
+        limit = limit or getattr(inner, LIMIT, 0)  # which may follow from other parameters
+        if hasattr(inner, "num_outer_steps"):
+            limit = inner.num_inner_steps * inner.num_outer_steps
+        self._endless = env_id.startswith(ENDLESS)
+        for one in (inner, getattr(inner, "_env", None)):  # wrapped, in games against a heuristic
+            if hasattr(one, LIMIT):
+                one.max_steps = limit + (not self._endless)  # never reached; overcooked shows how near it is
         obs, state = jax.eval_shape(inner.reset, jax.random.key(0))
         seen = {agent: box(obs[agent].shape) for agent in inner.agents}
-        actions = [convert(inner.action_space(agent), f"action space of {agent}") for agent in inner.agents]
-        self._discrete = all(isinstance(space, Discrete) for space in actions)
+        spaces = [convert(inner.action_space(agent), f"action space of {agent}") for agent in inner.agents]
+        actions, self._sizes = _joined(spaces), [math.prod(space.shape) for space in spaces]
         self._masks = False
         with suppress(NotImplementedError):
-            self._masks = self._discrete and bool(jax.eval_shape(inner.get_avail_actions, state))
-        together = MultiDiscrete(tuple(space.n for space in actions)) if self._discrete else _joined(actions)
+            self._masks = isinstance(actions, MultiDiscrete) and bool(jax.eval_shape(inner.get_avail_actions, state))
         if self._masks:
-            seen[MASK] = box((sum(together.nvec),), 0.0, 1.0)
-        if isinstance(together, Leaf):
-            sizes = [math.prod(space.shape) for space in actions]
-            self.agents = tuple(np.repeat(np.arange(len(sizes)), sizes).tolist())
-        super().__init__(name, inner, seen, together, max_steps=limit or 0)
+            seen[MASK] = box((sum(actions.nvec),), 0.0, 1.0)
+        if isinstance(actions, Leaf):
+            self.agents = tuple(np.repeat(np.arange(len(spaces)), self._sizes).tolist())
+        super().__init__(name, inner, seen, actions, limit)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         obs, state = self.inner.reset(key)
         return self._observed(obs, state), (state, 0)
 
     def advance(self, key: jax.Array, state: Any, action: Any) -> Step:
-        state, time = state[0], state[1] + 1
-        if not self._discrete and not isinstance(action, tuple):
-            sizes = [space.shape[0] for space in map(self.inner.action_space, self.inner.agents)]
-            action = jnp.split(action, np.cumsum(sizes)[:-1])
+        if isinstance(self.action_space, Box):
+            action = jnp.split(action, np.cumsum(self._sizes)[:-1])
         actions = {agent: action[index] for index, agent in enumerate(self.inner.agents)}
-        obs, state, rewards, dones, _ = self.inner.step_env(key, state, actions)
-        reward = sum(rewards[agent] for agent in self.inner.agents)
-        terminated = jnp.bool_(False) if self._endless else dones["__all__"]
-        truncated = jnp.bool_(False) if self._limit is None else time >= self._limit
-        return Step(self._observed(obs, state), (state, time), reward, terminated, truncated)
+        obs, inner_state, rewards, dones, _ = self.inner.step_env(key, state[0], actions)
+        reward, time = sum(rewards[agent] for agent in self.inner.agents), state[1] + 1
+        ends = not self._endless and dones["__all__"], 0 < self.declared_steps <= time
+        return Step(self._observed(obs, inner_state), (inner_state, time), reward, *ends)
 
     def _observed(self, obs: dict[str, jax.Array], state: Any) -> dict[str, jax.Array]:
         seen = {agent: obs[agent] for agent in self.inner.agents}
@@ -91,7 +80,9 @@ class JaxmarlEnv(Env):
 
 
 def _joined(actions: list[Space]) -> Space:
-    """The actions of all agents, one after another where they are vectors."""
+    """The actions of all agents, one after another where they are choices or vectors."""
+    if all(isinstance(space, Discrete) for space in actions):
+        return MultiDiscrete(tuple(space.n for space in actions))
     if not all(isinstance(space, Box) and len(space.shape) == 1 for space in actions):
         return tuple(actions)
     low, high = (np.concatenate([getattr(space, bound) for space in actions]) for bound in ("low", "high"))

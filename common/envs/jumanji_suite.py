@@ -12,7 +12,7 @@ import numpy as np
 from common.envs.environment import Env, Step
 from common.envs.masks import MASK
 from common.envs.spaces import Box, Discrete, MultiDiscrete, Space, box
-from common.envs.suite_tools import changed_params, check_known, import_package, quiet, readable_errors, settable
+from common.envs.suite_tools import changed_params, import_package, quiet, readable_errors, settable
 
 DOWNLOADED = ("Sokoban-v0",)  # its levels, when it is made
 MOST_CODES = 64  # whole numbers of a larger range are amounts, not codes of what is there
@@ -21,50 +21,40 @@ Encoding = tuple[Space, Callable]  # of a part of observations, and the function
 
 
 def ids() -> list[str]:
-    return list(import_package("jumanji.registration", extra="jumanji")._REGISTRY)
+    return list(import_package("jumanji.registration")._REGISTRY)
 
 
-def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
-    check_known(name, env_id, ids())
-    jumanji = import_package("jumanji", extra="jumanji")
-    with quiet():
-        where = " (jumanji downloads its levels from huggingface.co)" if env_id in DOWNLOADED else ""
-        with readable_errors(f"environment {name} cannot be made{where}"):
-            inner = jumanji.make(env_id)
-        limit = getattr(inner, "time_limit", None)
-        known = settable(type(inner)) | ({} if limit is None else {"time_limit": int(limit)})
-        params = changed_params(name, known, env_params)
-        if limit is not None:
-            limit = params.get("time_limit", limit)
-            params["time_limit"] = limit + 1  # where episodes never come to
-        inner = jumanji.make(env_id, **params) if params else inner
-    reward_of = getattr(inner.unwrapped, "_reward_fn", None)
-    if reward_of and "time_limit" in signature(reward_of).parameters:
-        inner.unwrapped._reward_fn = lambda found, step, _: reward_of(found, step, limit)
-    return JumanjiEnv(name, inner, limit, UNBOUNDED_CODES.get(env_id, {}))
-
-
-class JumanjiEnv(Env):
+class SuiteEnv(Env):
     """One of jumanji's. All agents act as one, for the sum of their rewards."""
 
-    def __init__(self, name: str, inner: Any, limit: int | None, codes: dict[str, int]):
-        """`limit` is that of time, in steps; `codes` say how many there are in parts of observations."""
-        self._limit = limit
+    def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
+        jumanji = import_package("jumanji")
+        where = " (jumanji downloads its levels from huggingface.co)" if env_id in DOWNLOADED else ""
+        with quiet(), readable_errors(f"environment {name} cannot be made{where}"):
+            inner = jumanji.make(env_id)
+            limits = {"time_limit": int(inner.time_limit)} if getattr(inner, "time_limit", None) else {}
+            params = limits | changed_params(name, settable(type(inner)) | limits, env_params)
+            limit = params.get("time_limit", 0)
+            if limit:
+                params["time_limit"] += 1  # where episodes never come to
+            inner = jumanji.make(env_id, **params)
+        reward_of = getattr(inner.unwrapped, "_reward_fn", None)
+        if reward_of and "time_limit" in signature(reward_of).parameters:
+            inner.unwrapped._reward_fn = lambda found, step, _: reward_of(found, step, limit)
         mask = getattr(inner.observation_spec, "_specs", {}).get(MASK)
         actions, self._chosen = _actions(inner.action_spec, mask)
-        observations, self._observed = _encoding(inner.observation_spec, codes, getattr(actions, "nvec", ()))
-        super().__init__(name, inner, observations, actions, max_steps=limit or 0)
+        codes, nvec = UNBOUNDED_CODES.get(env_id, {}), getattr(actions, "nvec", ())
+        observations, self._observed = _encoding(inner.observation_spec, codes, nvec)
+        super().__init__(name, inner, observations, actions, limit)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         state, step = self.inner.reset(key)
         return self._observed(step.observation), (state, 0)
 
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
-        state, time = state
-        state, step = self.inner.step(state, self._chosen(action))
-        truncated = jnp.bool_(False) if self._limit is None else time + 1 >= self._limit
-        outcome = jnp.sum(step.reward), step.last(), truncated
-        return Step(self._observed(step.observation), (state, time + 1), *outcome)
+        (state, step), time = self.inner.step(state[0], self._chosen(action)), state[1] + 1
+        outcome = jnp.sum(step.reward), step.last(), 0 < self.declared_steps <= time
+        return Step(self._observed(step.observation), (state, time), *outcome)
 
     def frame(self, state: Any) -> np.ndarray:
         env = self.inner.unwrapped
@@ -79,16 +69,13 @@ def _encoding(spec: Any, codes: dict[str, int], nvec: tuple[int, ...] = ()) -> E
 
     `nvec` are the choices that a mask is for.
     """
-    if not getattr(spec, "_specs", {}):
+    specs = getattr(spec, "_specs", {})
+    if not specs:
         return _encoding_of_leaf(spec)
-    parts = {}
-    for name, part in spec._specs.items():
-        if name == MASK:
-            parts[name] = box((sum(nvec),), 0.0, 1.0), partial(_mask, nvec[0])
-        elif name in codes:
-            parts[name] = _codes(part.shape, codes[name], least=0)
-        else:
-            parts[name] = _encoding(part, {})
+    parts = {name: _encoding(part, {}) for name, part in specs.items()}
+    parts |= {name: _codes(specs[name].shape, count, least=0) for name, count in codes.items()}
+    if MASK in specs:
+        parts[MASK] = box((sum(nvec),), 0.0, 1.0), partial(_mask, nvec[0])
 
     def observed(obs):
         return {name: encode(getattr(obs, name)) for name, (_, encode) in parts.items()}
@@ -123,13 +110,10 @@ def _actions(spec: Any, mask: Any) -> Encoding:
 
     Several choices with a mask of all of them together become one choice.
     """
-    if hasattr(spec, "num_values"):
-        nvec = tuple(int(n) for n in np.ravel(spec.num_values))
-    elif np.issubdtype(spec.dtype, np.integer):
-        nvec = (int(np.max(spec.maximum)) + 1,) * int(np.prod(spec.shape))
-    else:
+    if not np.issubdtype(spec.dtype, np.integer):
         bounds = (np.broadcast_to(bound, spec.shape).astype(np.float32) for bound in (spec.minimum, spec.maximum))
         return Box(*bounds, tuple(spec.shape)), lambda action: action.astype(spec.dtype)
+    nvec = tuple(int(highest) + 1 for highest in np.ravel(np.broadcast_to(spec.maximum, spec.shape)))
     if not spec.shape:
         return Discrete(nvec[0]), lambda action: action
     if mask is not None and tuple(mask.shape) == nvec:

@@ -1,6 +1,5 @@
 """navix's MiniGrid worlds: `navix:Navix-DoorKey-6x6-v0`. Its `step` resets one step late, the one inside does not."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,7 +8,7 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.envs.environment import Env, Step
 from common.envs.spaces import Discrete, box, planes, space_of_planes
-from common.envs.suite_tools import changed_params, check_known, import_package
+from common.envs.suite_tools import changed_params, import_package
 
 COUNTS = 11, 6, 4  # of things, colours, and states: directions of the player, and doors open, closed and locked
 SYMBOLS = "symbolic", "symbolic_first_person"  # observations that are codes [H, W, 3]
@@ -17,30 +16,24 @@ PICTURES = "rgb", "rgb_first_person"
 
 
 def ids() -> list[str]:
-    return list(import_package("navix", extra="navix").registry())
+    return list(import_package("navix").registry())
 
 
-def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
-    check_known(name, env_id, ids())
-    navix = import_package("navix", extra="navix")
-    known = {"max_steps": int(navix.make(env_id).max_steps), "observation": SYMBOLS[0]}
-    params = known | changed_params(name, known, env_params)
-    seen = params.pop("observation")
-    if seen not in SYMBOLS + PICTURES:
-        raise UsageError(f"{name} parameter 'observation' must be one of {', '.join(SYMBOLS + PICTURES)}, got {seen!r}")
-    inner = navix.make(env_id, observation_fn=getattr(navix.observations, seen), **params)
-    return NavixEnv(name, inner, navix.observations.rgb, codes=seen in SYMBOLS)
-
-
-class NavixEnv(Env):
+class SuiteEnv(Env):
     """One of navix's, whose states are its time steps."""
 
-    def __init__(self, name: str, inner: Any, draw: Callable, codes: bool):
-        """`draw` makes a picture of a state; `codes` says that observations are such, not pictures."""
-        self._codes, self._draw = codes, jax.jit(draw)
+    def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
+        navix = import_package("navix")
+        known = {"max_steps": int(navix.make(env_id).max_steps), "observation": SYMBOLS[0]}
+        params = known | changed_params(name, known, env_params)
+        seen = params.pop("observation")
+        if seen not in (all_kinds := SYMBOLS + PICTURES):
+            raise UsageError(f"{name} parameter 'observation' must be one of {', '.join(all_kinds)}, got {seen!r}")
+        inner = navix.make(env_id, observation_fn=getattr(navix.observations, seen), **params)
+        self._codes, self._draw = seen in SYMBOLS, jax.jit(navix.observations.rgb)
         shape = jax.eval_shape(inner.reset, jax.random.key(0)).observation.shape
-        observations = space_of_planes(shape, COUNTS) if codes else box(shape, 0.0, 255.0)
-        super().__init__(name, inner, observations, Discrete(int(inner.action_space.n)), max_steps=inner.max_steps)
+        observations = space_of_planes(shape, COUNTS) if self._codes else box(shape, 0.0, 255.0)
+        super().__init__(name, inner, observations, Discrete(int(inner.action_space.n)), inner.max_steps)
 
     def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:
         step = self.inner.reset(key)

@@ -11,39 +11,32 @@ import numpy as np
 
 from common.envs.environment import Env, Step
 from common.envs.spaces import Discrete, box
-from common.envs.suite_tools import changed_params, check_known, import_package, quiet, settable
+from common.envs.suite_tools import changed_params, import_package, quiet, settable
 
-NOT_OURS = ("render_mode", "render_scale", "color_scheme", "startup_instructions", "disable_delay")  # of the game
+NOT_OURS = "render_mode", "render_scale", "color_scheme", "startup_instructions", "disable_delay"  # of the game
 
 
 def ids() -> list[str]:
     """Games, and the levels of games that have several, such as `cavern3`."""
-    package = import_package("octax.environments", extra="octax")
+    package = import_package("octax.environments")
     names = [game.name for game in pkgutil.iter_modules(package.__path__)]
-    modules = {name: import_package(f"octax.environments.{name}", extra="octax") for name in names}
+    games = [name for name in names if hasattr(import_package(f"octax.environments.{name}"), "rom_file")]
     files = Path(package.get_rom_path(package.pong.rom_file)).parent.glob("*[0-9].ch8")
-    levels = [file.stem for file in files if file.stem.rstrip("0123456789") in modules]
-    return sorted([game for game, module in modules.items() if hasattr(module, "rom_file")] + levels)
+    return sorted([*games, *(file.stem for file in files if file.stem.rstrip("0123456789") in names)])
 
 
-def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
-    check_known(name, env_id, ids())
-    arguments = settable(import_package("octax.env", extra="octax").OctaxEnv)
-    known = {argument: value for argument, value in arguments.items() if argument not in NOT_OURS}
-    params = changed_params(name, known, env_params)
-    with quiet():
-        inner, _ = import_package("octax.environments", extra="octax").create_environment(env_id, **params)
-    return OctaxEnv(name, inner)
-
-
-class OctaxEnv(Env):
+class SuiteEnv(Env):
     """One of octax's."""
 
-    def __init__(self, name: str, inner: Any):
+    def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
+        arguments = settable(import_package("octax.env").OctaxEnv)
+        known = {argument: value for argument, value in arguments.items() if argument not in NOT_OURS}
+        params = changed_params(name, known, env_params)
+        with quiet():
+            inner, _ = import_package("octax.environments").create_environment(env_id, **params)
         width, height = inner.cached_reset_state.display.shape
-        shape = height, width, inner.frame_skip
-        limit = inner.max_num_steps_per_episodes
-        super().__init__(name, inner, box(shape, 0.0, 1.0), Discrete(inner.num_actions), max_steps=limit)
+        frames, limit = box((height, width, inner.frame_skip), 0.0, 1.0), inner.max_num_steps_per_episodes
+        super().__init__(name, inner, frames, Discrete(inner.num_actions), limit)
 
     def begin(self, key: jax.Array) -> tuple[jax.Array, Any]:
         state, frames, _ = self.inner.reset(key)

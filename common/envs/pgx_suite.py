@@ -13,22 +13,14 @@ from PIL import Image
 from common.envs.environment import LONGEST_HORIZON, Env, Step
 from common.envs.masks import MASK
 from common.envs.spaces import Discrete, box, sample
-from common.envs.suite_tools import changed_params, check_known, import_package
+from common.envs.suite_tools import changed_params, import_package
 
 ALL_LEGAL = "minatar"  # games in which every action always is: they need no mask
 HEIGHT, DPI = 300, 96  # pixels of a picture, and of an inch in one that is given in points
-LIMIT = "max_steps"  # a parameter: some games may go on without end
 
 
 def ids() -> list[str]:
-    return list(import_package("pgx", extra="pgx").available_envs())
-
-
-def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
-    check_known(name, env_id, ids())
-    known = {LIMIT: LONGEST_HORIZON, "show_mask": True}
-    params = known | changed_params(name, known, env_params)
-    return PgxEnv(name, import_package("pgx", extra="pgx").make(env_id), **params)
+    return list(import_package("pgx").available_envs())
 
 
 class State(NamedTuple):
@@ -37,17 +29,20 @@ class State(NamedTuple):
     time: jax.Array  # [] our moves so far
 
 
-class PgxEnv(Env):
+class SuiteEnv(Env):
     """One of pgx's games, on a seat that is drawn for each of them. A step is our move and those of the others."""
 
-    def __init__(self, name: str, inner: Any, max_steps: int, show_mask: bool):
-        """Without `show_mask` the policy has to learn by losing what is illegal."""
-        self._limit, self._masks = max_steps, show_mask and not inner.id.startswith(ALL_LEGAL)
-        seen, actions = box(inner.observation_shape), Discrete(inner.num_actions)
+    _opponent: Callable | None = None
+
+    def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
+        known = {"max_steps": LONGEST_HORIZON, "show_mask": True}  # some games may go on without end
+        params = known | changed_params(name, known, env_params)
+        inner = import_package("pgx").make(env_id)
         self.is_game = inner.num_players > 1
-        self._opponent: Callable | None = None
+        self._masks = params["show_mask"] and not env_id.startswith(ALL_LEGAL)  # else the policy learns by losing
+        seen, actions = box(inner.observation_shape), Discrete(inner.num_actions)
         space = {MASK: box((actions.n,), 0.0, 1.0), "obs": seen} if self._masks else seen
-        super().__init__(name, inner, space, actions, max_steps)
+        super().__init__(name, inner, space, actions, params["max_steps"])
 
     def begin(self, key: jax.Array) -> tuple[Any, State]:
         seat_key, first_key, key = jax.random.split(key, 3)
@@ -72,10 +67,10 @@ class PgxEnv(Env):
         earned = game.rewards[state.seat]
         game, more = self._others_move(others_key, game, state.seat)
         time = state.time + 1
-        outcome = earned + more, game.terminated, time >= self._limit
+        outcome = earned + more, game.terminated, time >= self.declared_steps
         return Step(self._observed(game), State(game, state.seat, time), *outcome)
 
-    def against(self, opponent: Callable[[jax.Array, Any], jax.Array]) -> "PgxEnv":
+    def against(self, opponent: Callable[[jax.Array, Any], jax.Array]) -> Env:
         other = copy.copy(self)
         other._opponent = opponent
         return other
@@ -98,7 +93,11 @@ class PgxEnv(Env):
         def move(carry):
             key, game, earned = carry
             key, action_key, step_key = jax.random.split(key, 3)
-            game = self.inner.step(game, self._move_of_others(action_key, game), step_key)
+            if self._opponent:
+                action = self._opponent(action_key, self._observed(game))
+            else:
+                action = sample(action_key, self.action_space, game.legal_action_mask)
+            game = self.inner.step(game, action, step_key)
             return key, game, earned + game.rewards[seat]
 
         def theirs(carry):
@@ -107,11 +106,6 @@ class PgxEnv(Env):
 
         _, game, earned = jax.lax.while_loop(theirs, move, (key, game, jnp.float32(0)))
         return game, earned
-
-    def _move_of_others(self, key: jax.Array, game: Any) -> jax.Array:
-        if self._opponent:
-            return self._opponent(key, self._observed(game))
-        return sample(key, Discrete(self.inner.num_actions), game.legal_action_mask)
 
     def _observed(self, game: Any) -> Any:
         return {MASK: game.legal_action_mask, "obs": game.observation} if self._masks else game.observation

@@ -6,27 +6,23 @@ import jax
 import numpy as np
 
 from common.envs import gymnax_suite
-from common.envs.environment import Env, Step, Wrapper
+from common.envs.environment import Step, Wrapper
 from common.envs.spaces import Box
-from common.envs.suite_tools import PARTIAL, WITHOUT_VELOCITIES, check_known
+from common.envs.suite_tools import PARTIAL, WITHOUT_VELOCITIES
 
 
 def ids() -> list[str]:
     return [PARTIAL + whole for whole in WITHOUT_VELOCITIES]
 
 
-def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
-    check_known(name, env_id, ids())
-    whole = env_id.removeprefix(PARTIAL)
-    return PartialEnv(name, gymnax_suite.make(whole, whole, env_params), WITHOUT_VELOCITIES[whole])
+class SuiteEnv(Wrapper):
+    """One of gymnax's of which only some numbers are observed."""
 
-
-class PartialEnv(Wrapper):
-    """Another environment of which only some numbers are observed."""
-
-    def __init__(self, name: str, whole: Env, seen: tuple[int, ...]):
-        self._seen, space = np.array(seen), whole.observation_space
-        super().__init__(name, whole, Box(space.low[self._seen], space.high[self._seen], (len(seen),)))
+    def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
+        of = env_id.removeprefix(PARTIAL)
+        whole, self._seen = gymnax_suite.SuiteEnv(of, of, env_params), np.array(WITHOUT_VELOCITIES[of])
+        low, high = (bound[self._seen] for bound in whole.observation_space[:2])
+        super().__init__(name, whole, Box(low, high, low.shape))
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         obs, state = self.wrapped.begin(key)

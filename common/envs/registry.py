@@ -1,32 +1,34 @@
 """Environments by name: `make("CartPole-v1")` for the device, `make_host("envpool:Pong-v5", 8, seed=0)` for the host.
 
-For every suite in `common/cli/env_flags.py` there is a module `common/envs/SUITE_suite.py` with these functions:
+For every suite in `common/cli/env_flags.py` there is a module `common/envs/SUITE_suite.py`, which has
 
-- `make(name, env_id, env_params)` returns an `Env`, or `make(name, env_id, options)` a `HostEnvs`. `name` is the whole
-  name as the user gave it, for messages; `env_id` is what follows the suite's; `env_params` is --env-params as a dict.
-- `ids()` returns the ids that `make` knows.
+- `ids()`, the ids of its environments,
+- a class `SuiteEnv`: on the device an `Env`, made as `SuiteEnv(name, env_id, env_params)`; on the host `HostEnvs`, made
+  as `SuiteEnv(name, env_id, options)`. `name` is the whole name as the user gave it, for messages; `env_id` is what
+  follows the suite's, one of the `ids()`; `env_params` is --env-params as a dict; `options` are `HostOptions`.
 
 What a module raises reaches the user as one sentence: a UsageError as it is, everything else after "environment NAME
 cannot be made:".
 """
 
+import difflib
 import importlib
+import os
 import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
-from common.cli.env_flags import CUSTOM, SUITES, read_params, split_name, steps_on_host
+from common.cli.env_flags import CUSTOM, SUITES, is_custom, read_params, split_name, steps_on_host
 from common.cli.errors import UsageError
+from common.envs import custom
 from common.envs.environment import Env
 from common.envs.host import HostEnvs, HostOptions, Vectorization
-from common.envs.suite_tools import UnknownId, readable_errors, refuse_params
+from common.envs.suite_tools import import_package, readable_errors, refuse_params
 from common.envs.variation import with_draws
-
-Place = Literal["device", "host"]
 
 
 def make(name: str, env_params: str = "") -> Env:
@@ -42,17 +44,9 @@ def make(name: str, env_params: str = "") -> Env:
 
 
 def make_host(
-    name: str,
-    num_envs: int,
-    seed: int,
-    env_params: str = "",
-    vectorization: Vectorization = "async",
-    reset_timeout: float | None = None,
-    step_timeout: float | None = None,
-    frames: bool = False,
-    resets_in_step: bool = False,
+    name: str, num_envs: int, seed: int, env_params: str = "", vectorization: Vectorization = "async", **options: Any
 ) -> HostEnvs:
-    """`num_envs` environments called `envpool:id` or `gymnasium:id`, see `HostOptions` for the rest.
+    """`num_envs` environments called `envpool:id` or `gymnasium:id`; `options` are further ones of `HostOptions`.
 
     `env_params` is a JSON object of arguments for the suite's own `make`. Raises UsageError for an unknown name, for
     arguments that do not work, and for spaces that are not supported.
@@ -63,18 +57,18 @@ def make_host(
         raise UsageError(f"{name} does not step on the host, as {hint} would")
     params = read_params(env_params)
     refuse_params(params, ("num_envs", "seed"))
-    options = HostOptions(num_envs, seed, params, vectorization, reset_timeout, step_timeout, frames, resets_in_step)
+    asked = HostOptions(num_envs, seed, params, vectorization, **options)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*precision lowered by casting")  # of bounds that are not exact
-        envs = _make(name, options)
-    if resets_in_step and not envs.resets_in_step:
+        envs = _make(name, asked)
+    if asked.resets_in_step and not envs.resets_in_step:
         envs.close()
         raise UsageError(f"{name} resets in a step of its own, which teaches nothing: take another --vectorization")
     return envs
 
 
-def list_envs(places: Sequence[Place], wanted: str) -> None:
-    """Print the names of environments that step there: of the suite `wanted`, or of "all" of them.
+def list_envs(places: Sequence[str], wanted: str) -> None:
+    """Print the names of environments that step at these places: of the suite `wanted`, or of "all" of them.
 
     Raises UsageError where there is no such suite, or where it is not installed.
     """
@@ -88,23 +82,39 @@ def list_envs(places: Sequence[Place], wanted: str) -> None:
             if suite == wanted:
                 raise
             print(f"note: {error}", file=sys.stderr)
-            continue
-        print(*(env_id if suite == "gymnax" else f"{suite}:{env_id}" for env_id in ids), sep="\n")
+        else:
+            print(*(env_id if suite == "gymnax" else f"{suite}:{env_id}" for env_id in ids), sep="\n")
 
 
 def _make(name: str, options: Any) -> Any:
     suite, env_id = split_name(name)
-    try:
-        with readable_errors(f"environment {name} cannot be made"):
-            return _module(suite).make(name, env_id, options)
-    except UnknownId as error:
-        if not (others := _names_elsewhere(env_id)):  # imports all suites
-            raise
-        raise UsageError(f"unknown environment {name!r}: did you mean {' or '.join(others)}?") from error
+    with readable_errors(f"environment {name} cannot be made"):
+        if is_custom(name) and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # where the user's module may be
+        if suite == CUSTOM:
+            return custom.make(name, options)
+        if name.startswith("gymnasium:ALE/"):
+            import_package("ale_py")  # without which gymnasium does not know them
+        if suite != "gymnasium" or ":" not in env_id:  # else the module before the colon registers it
+            check_known(name, env_id, _module(suite).ids())
+        return _module(suite).SuiteEnv(name, env_id, options)
 
 
-def _module(suite: str) -> ModuleType:
-    return importlib.import_module("common.envs.custom" if suite == CUSTOM else f"common.envs.{suite}_suite")
+def check_known(name: str, env_id: str, known: Sequence[str]) -> None:
+    """Raise UsageError unless `env_id` is `known`, with the nearest ones, or with other suites that have it.
+
+    `name` is the whole name, with the suite.
+    """
+    if env_id in known:
+        return
+    suite, lowered = name.removesuffix(env_id), {other.lower(): other for other in known}
+    near = difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.4)
+    mistyped = difflib.get_close_matches(env_id.lower(), near, cutoff=0.7)
+    meant = [] if mistyped else _names_elsewhere(env_id)  # imports all suites
+    meant = meant or [suite + lowered[match] for match in near]
+    listed = f"--list-envs {suite.rstrip(':') or 'gymnax'} prints those there are"
+    hint = f"did you mean {', '.join(meant)}?" if meant else listed
+    raise UsageError(f"unknown environment {name!r}: {hint}")
 
 
 def _names_elsewhere(env_id: str) -> list[str]:
@@ -114,3 +124,7 @@ def _names_elsewhere(env_id: str) -> list[str]:
         with suppress(Exception):  # it is not installed, or not as it was: nobody has asked for it
             found += [f"{suite}:{env_id}"] if env_id in _module(suite).ids() else []
     return found
+
+
+def _module(suite: str) -> ModuleType:
+    return importlib.import_module(f"common.envs.{suite}_suite")

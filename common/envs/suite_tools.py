@@ -1,9 +1,8 @@
-"""What several suites of environments share: imports, checks of ids and parameters, frames drawn without a display.
+"""What several suites of environments share: imports, checks of parameters, errors, frames drawn without a display.
 
 Processes of environments import this too, so it needs nothing that is slow.
 """
 
-import difflib
 import importlib
 import inspect
 import io
@@ -11,7 +10,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from types import ModuleType
 from typing import Any
@@ -27,9 +26,8 @@ COUNTS = (
 )
 """Parameters that count steps or frames, and so are at least 1."""
 
-
-class UnknownId(UsageError):
-    """A suite has no environment with this id, nor one that is nearly the same."""
+EXTRAS = {"mujoco_playground": "playground", "envpool": "host", "ale_py": ""}
+"""The extras of pyproject.toml that are not named as the package that they bring; "" is none."""
 
 
 def changed_params(name: str, known: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -46,19 +44,18 @@ def changed_params(name: str, known: dict[str, Any], given: dict[str, Any]) -> d
 
 def _is_like(value: Any, known: Any) -> bool:
     """Whether `value` can stand where `known` does: a switch for a switch, a finite number for a number, and so on."""
-    if isinstance(known, str):
-        return isinstance(value, str)
     if isinstance(known, tuple):
         return isinstance(value, list) and len(value) == len(known) and all(map(_is_like, value, known))
-    if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
-        return False
-    return isinstance(value, bool) is isinstance(known, bool) and type(known)(value) == value
+    if isinstance(value, bool) or isinstance(known, bool) or not isinstance(known, int | float):
+        return type(value) is type(known)
+    return isinstance(value, int | float) and math.isfinite(value) and type(known)(value) == value
 
 
-def settable(constructor: Callable) -> dict[str, Any]:
-    """Arguments that are numbers, switches or words, with their defaults."""
-    arguments = inspect.signature(constructor).parameters.values()
-    return {one.name: one.default for one in arguments if isinstance(one.default, bool | int | float | str)}
+def settable(values: Callable | Mapping[str, Any]) -> dict[str, Any]:
+    """Of `values`, or of a constructor's arguments with defaults, those that --env-params can change."""
+    if callable(values):
+        values = {argument.name: argument.default for argument in inspect.signature(values).parameters.values()}
+    return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str | tuple)}
 
 
 def check_time_limit(name: str, parameter: str, steps: int) -> None:
@@ -86,31 +83,16 @@ def quiet():
         sys.__stdout__, sys.stderr = console, errors
 
 
-def import_package(package: str, extra: str = "") -> ModuleType:
-    """The Python package of a suite, or a module of it, which comes with our `extra` or by itself."""
+def import_package(package: str) -> ModuleType:
+    """The Python package of a suite, or a module of it. Raises UsageError, with the command that installs it."""
+    root = package.partition(".")[0]
+    extra = EXTRAS.get(root, root)
     try:
         with nullcontext() if extra in ("", "host") else quiet():
             return importlib.import_module(package)
     except ImportError as error:
-        what = f'-e ".[{extra}]"' if extra else package.replace("_", "-")
-        suite = extra if extra not in ("", "host") else package
-        raise UsageError(
-            f"{suite} environments need {package.partition('.')[0]}: pip install {what} ({error})"
-        ) from error
-
-
-def check_known(name: str, env_id: str, known: Iterable[str]) -> None:
-    """Raise UsageError, with the nearest ones, unless `env_id` is `known`; `name` is the whole name, with the suite."""
-    known = list(known)
-    if env_id in known:
-        return
-    suite = name.removesuffix(env_id)
-    lowered = {other.lower(): other for other in known}
-    hint = f"--list-envs {suite.rstrip(':') or 'gymnax'} prints those there are"
-    if near := difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.4):
-        hint = f"did you mean {', '.join(suite + lowered[match] for match in near)}?"
-    mistyped = difflib.get_close_matches(env_id.lower(), near, cutoff=0.7)
-    raise (UsageError if mistyped else UnknownId)(f"unknown environment {name!r}: {hint}")
+        what = f'-e ".[{extra}]"' if extra else root.replace("_", "-")
+        raise UsageError(f"{root} cannot be imported: pip install {what} ({error})") from error
 
 
 @contextmanager
@@ -134,16 +116,14 @@ FRAMES = {"render_mode": "rgb_array"}  # arguments for which environments on the
 FRAME_SIZE = 240, 320  # height and width, in pixels
 
 
-def has_display() -> bool:
-    return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY"))
-
-
-def do_without_display() -> None:
-    """Let MuJoCo draw by EGL, unless the user has named something else."""
-    if not has_display() and "MUJOCO_GL" not in os.environ:
+def draw_without_display() -> None:
+    """Let pygame draw into memory and MuJoCo by EGL where there is no display, unless the user has named others."""
+    if not sys.platform.startswith("linux") or os.environ.get("DISPLAY"):
+        return
+    for name in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):
+        os.environ.setdefault(name, "dummy")
+    if "mujoco" in sys.modules and "MUJOCO_GL" not in os.environ:
         # Not before mujoco is imported: without EGL that would fail, and training needs no pictures
-        import mujoco  # noqa: F401
-
         os.environ["MUJOCO_GL"] = "egl"
         importlib.reload(importlib.import_module("mujoco.rendering.classic.gl_context"))
 
@@ -152,7 +132,7 @@ def mujoco_frame(model: Any, qpos: Any, qvel: Any) -> np.ndarray:
     """A picture of MuJoCo's `model` at these positions and speeds, by its first camera."""
     import mujoco
 
-    do_without_display()
+    draw_without_display()
     data = mujoco.MjData(model)
     data.qpos, data.qvel = qpos, qvel
     mujoco.mj_forward(model, data)

@@ -38,19 +38,17 @@ def run_env(args: Any, env: Env) -> Env:
         check_number(env, name.removeprefix(PREFIX), sorted(set(values)))
     if logged := dict.fromkeys((*args.log_info, *getattr(env.inner, "log_info", ()))):
         env = copy.copy(env)
-        env.logged = logged_entries(logged, env.info_numbers, env.name)
+        env.logged = _logged_entries(logged, env)
     return env
 
 
-def logged_entries(metrics: Iterable[str], numbers: Iterable[str], name: str) -> dict[str, str]:
-    """By metric the entry of the info that it is of: the entry itself, or ENTRY_max and so on of the entry ENTRY.
-
-    `numbers` are the entries of the info of environment `name` that are numbers. Raises UsageError for any other.
-    """
+def _logged_entries(metrics: Iterable[str], env: Env) -> dict[str, str]:
+    """By metric the entry of the info that it is of: the entry itself, or ENTRY_max and so on of the entry ENTRY."""
+    numbers = env.info_numbers
     known = {f"{entry}_{kind}": entry for entry in numbers for kind in REDUCTIONS} | {entry: entry for entry in numbers}
     if unknown := [metric for metric in metrics if metric not in known]:
         there = ", ".join(numbers) or "none"
-        raise UsageError(f"--log-info {unknown[0]}: of numbers in its info, environment {name} has {there}")
+        raise UsageError(f"--log-info {unknown[0]}: of numbers in its info, environment {env.name} has {there}")
     return {metric: known[metric] for metric in metrics}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.envs.environment import Env, Step
 from common.envs.spaces import Discrete, MultiDiscrete, planes, space_of_planes
-from common.envs.suite_tools import changed_params, check_known, import_package, readable_errors
+from common.envs.suite_tools import changed_params, import_package, readable_errors
 
 COUNTS = 13, 12  # of things, and of colours
 ENCODINGS = 16  # codes in encoded goals and rules
@@ -17,35 +17,28 @@ NUMBERS = "max_steps", "view_size", "height", "width"  # parameters
 
 
 def ids() -> list[str]:
-    return list(import_package("xminigrid", extra="xminigrid").registered_environments())
+    return list(import_package("xminigrid").registered_environments())
 
 
-def make(name: str, env_id: str, env_params: dict[str, Any]) -> Env:
-    check_known(name, env_id, ids())
-    xminigrid = import_package("xminigrid", extra="xminigrid")
-    inner, params = xminigrid.make(env_id)
-    known = {number: getattr(params, number) for number in NUMBERS}
-    changes = changed_params(name, known | ({"benchmark": ""} if _needs_rules(env_id) else {}), env_params)
-    rules = _rules(name, changes.pop("benchmark", "")) if _needs_rules(env_id) else None
-    given = xminigrid.registration._REGISTRY[env_id].kwargs
-    params = inner.default_params(**given | changes)  # the limit of time follows from the size
-    if params.view_size % 2 == 0 or min(params.view_size, params.height - 2, params.width - 2) < 3:
-        raise UsageError(f"{name} needs an odd view_size of at least 3, and a height and width of at least 5")
-    return XMinigridEnv(name, inner, params, rules)
+class SuiteEnv(Env):
+    """One of xminigrid's, whose states are its time steps. In XLand episodes have rules, and observe them."""
 
-
-class XMinigridEnv(Env):
-    """One of xminigrid's, whose states are its time steps. With `rules` every episode has others, and observes them."""
-
-    def __init__(self, name: str, inner: Any, params: Any, rules: Any = None):
-        self.params, self._rules = params, rules
-        view = space_of_planes(inner.observation_shape(params), COUNTS)
-        observations = view
-        if rules is not None:
-            sizes = {"goal": rules.goals[0].size, "rules": rules.rules[0].size}
+    def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
+        xminigrid, needs_rules = import_package("xminigrid"), env_id.startswith("XLand")
+        inner, params = xminigrid.make(env_id)
+        known = {number: getattr(params, number) for number in NUMBERS} | ({"benchmark": ""} if needs_rules else {})
+        changes = changed_params(name, known, env_params)
+        self._rules = _rules(name, changes.pop("benchmark", "")) if needs_rules else None
+        given = xminigrid.registration._REGISTRY[env_id].kwargs
+        self.params = params = inner.default_params(**given | changes)  # the limit of time follows from the size
+        if params.view_size % 2 == 0 or min(params.view_size, params.height - 2, params.width - 2) < 3:
+            raise UsageError(f"{name} needs an odd view_size of at least 3, and a height and width of at least 5")
+        observations = view = space_of_planes(inner.observation_shape(params), COUNTS)
+        if needs_rules:
+            sizes = {"goal": self._rules.goals[0].size, "rules": self._rules.rules[0].size}
             parts = {part: MultiDiscrete((ENCODINGS,) * int(size)) for part, size in sizes.items()}
             observations = parts | {"view": view}
-        super().__init__(name, inner, observations, Discrete(inner.num_actions(params)), max_steps=params.max_steps)
+        super().__init__(name, inner, observations, Discrete(inner.num_actions(params)), params.max_steps)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         params = self.params
@@ -71,13 +64,9 @@ class XMinigridEnv(Env):
         return {"goal": goal, "rules": rules, "view": view}
 
 
-def _needs_rules(env_id: str) -> bool:
-    return env_id.startswith("XLand")
-
-
 def _rules(name: str, benchmark: str) -> Any:
     """The rules of a `benchmark`, read from its file or downloaded."""
-    module = import_package("xminigrid", extra="xminigrid").benchmarks
+    module = import_package("xminigrid").benchmarks
     known = module.registered_benchmarks()
     where = f"huggingface.co/datasets/{module.HF_REPO_ID} to {module.DATA_PATH}"
     if benchmark not in known:

@@ -25,6 +25,7 @@ from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
 from common.device.agents import Agent, Policy
 from common.device.devices import check_fits, choose_devices, choose_roles, describe
+from common.device.population import evolution, rate_members
 from common.device.programs import Programs, for_seeds, over_devices
 from common.device.replay import describe_replay
 from common.device.sharding import AXIS, arrays_of, to_host
@@ -33,7 +34,6 @@ from common.envs.custom import wrap
 from common.envs.environment import Env, check_spaces
 from common.envs.registry import list_envs, make
 from common.envs.variation import run_env
-from common.population import evolution, rate_members
 from common.runs.lock import locked
 from common.runs.recorder import Callback
 from common.runs.reports import TrainResult, ranked, stored_evaluation

@@ -23,12 +23,12 @@ from ppo_pmap import Args, train  # noqa: F401  (re-exported)
 import common.device.programs
 from common.device.drivers import Driver, off_policy, on_policy
 from common.device.interface import OffPolicy
+from common.device.population import evolution
 from common.device.programs import Programs, for_seeds
 from common.device.sharding import AXIS, TrainState, arrays_of, key_data
 from common.envs.custom import wrap
 from common.envs.environment import Env
 from common.envs.registry import make
-from common.population import evolution
 from common.runs.metrics import read
 from common.runs.run import Run
 

@@ -26,7 +26,7 @@ from common.cli.errors import FailedEnvError, TrainingError
 from common.device.agents import Agent, at_start
 from common.device.evaluation import play_episodes
 from common.device.optim import hp_of
-from common.device.rollout import action_noise, reset_envs
+from common.device.rollout import action_noise, reset_mid_episode
 from common.envs.custom import wrap
 from common.envs.masks import check_legal, mask_of, sample_legal
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Tuple, batch_shape, flat_size
@@ -136,7 +136,7 @@ def test_random_actions_are_legal():
         assert set(component.ravel().tolist()) == set(np.flatnonzero(legal[4:]))
         assert vector.shape == (300, 2)
     env = wrap(Fussy())
-    returns = reset_envs(env, keys, mid_episode=True)[1]
+    returns = reset_mid_episode(env, keys)[1]
     assert len(set(returns.time.tolist())) > 3
 
 

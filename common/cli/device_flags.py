@@ -234,7 +234,7 @@ class ReplayArgs:
     """Gradient updates per environment step (update-to-data ratio), exactly; fractions too."""
 
     renewed: ClassVar[tuple[str, ...]] = (*ENVS, REPLAY)
-    normalize_rewards = False  # a flag of algorithms that have it
+    normalize_rewards, n_steps = False, 1  # flags of algorithms that have them
 
     @property
     def fixed(self) -> tuple[str, ...]:

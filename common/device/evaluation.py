@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from common.device.agents import Player, Seen, at_start
-from common.device.rollout import keys_of, reset_envs, step_envs
+from common.device.rollout import keys_of, step_envs
 from common.envs.environment import Env
 
 SEED = 20_250_101  # the same episodes for every run, seed and evaluation
@@ -43,7 +43,7 @@ def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episo
     """
     player, num_episodes = Player.of(player), keys.shape[0]
     reset_keys, step_keys, act_keys = jax.vmap(episode_keys)(keys)
-    obs, env_state = reset_envs(env, reset_keys)
+    obs, env_state = jax.vmap(env.reset)(reset_keys)
     zeros = jnp.zeros(num_episodes)
 
     def unfinished(carry):

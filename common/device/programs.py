@@ -16,11 +16,12 @@ from jax.sharding import PartitionSpec as P
 from common.cli.run_flags import Members
 from common.device import multihost
 from common.device.agents import Agent
-from common.device.drivers import off_policy, on_policy, repeat
+from common.device.drivers import off_policy, on_policy
 from common.device.evaluation import Episodes, run_episodes
 from common.device.interface import OffPolicy, OnPolicy
+from common.device.loops import repeat
 from common.device.sharding import AXIS, GROUPS, TrainState, mesh_of_members, over_seeds
-from common.device.statistics import recent_metrics
+from common.device.statistics import Tally, episode_metrics, recent_metrics
 from common.envs.environment import Env
 
 
@@ -45,7 +46,7 @@ def for_seeds(
     driver = (off_policy if isinstance(algorithm, OffPolicy) else on_policy)(algorithm, args, env)
 
     def update_one(state: TrainState, num_updates: jax.Array):
-        state, metrics, broken = repeat(driver.update, state, num_updates)
+        state, metrics, broken = repeat_updates(driver.update, state, num_updates)
         return state, metrics | recent_metrics(state.run.recent) | driver.gauges(state), broken
 
     def update(state: TrainState, num_updates: jax.Array):
@@ -71,6 +72,29 @@ def for_seeds(
         return jax.lax.map(lambda x: driver.init(*x), members)  # vmapped orthogonal matrices can deadlock
 
     return Programs(init, update, evaluate)
+
+
+def repeat_updates(
+    update: Callable[[Any], tuple[Any, Tally, Tally]], state: Any, num_updates: jax.Array
+) -> tuple[Any, dict[str, jax.Array], dict[str, jax.Array]]:
+    """`num_updates` [] times the `update` of a `Driver`.
+
+    Returns the state, the metrics of all updates together, and for each of `update`'s metrics the index of the first
+    update in which it was not finite (or -1).
+    """
+
+    def one(index, state):
+        state, tally, episodes = update(state)
+        broken = {name: jnp.where(jnp.isfinite(x), 0, index + 1) for name, x in tally.value.items()}
+        return state, (tally, broken, episodes)
+
+    def add(total, new):
+        tally, broken, episodes = total
+        broken = jax.tree.map(lambda first, now: jnp.where(first > 0, first, now), broken, new[1])
+        return tally + new[0], broken, episodes + new[2]
+
+    state, (tally, broken, episodes) = repeat(one, state, num_updates, add)
+    return state, tally.metrics() | episode_metrics(episodes), {name: first - 1 for name, first in broken.items()}
 
 
 def over_devices(programs: Programs, devices: list[jax.Device], sharding: str = "pmap") -> Programs:

@@ -5,7 +5,6 @@ rings are split over them like the environments, and random choices are made by 
 boundary cuts, each with its own key.
 """
 
-import math
 from typing import Any
 
 import jax
@@ -38,6 +37,11 @@ class Replay(struct.PyTreeNode):
     def filled(self) -> jax.Array:
         """Slots in use of each ring, [N]."""
         return jnp.minimum(self.count, self.capacity)
+
+    @property
+    def fill(self) -> jax.Array:
+        """The share of slots in use of each ring, [N]; 1 exactly where all are."""
+        return jnp.where(self.filled == self.capacity, 1.0, self.filled / self.capacity)
 
     def add(self, transitions: Any) -> "Replay":
         """The buffer with one more transition of every environment, [N, ...], where all rings are equally full."""
@@ -108,11 +112,6 @@ def new_replay(example: Any, num_envs: int, capacity: int) -> Replay:
     return Replay(data, jnp.zeros(num_envs, jnp.int32))
 
 
-def num_groups(num_envs: int, batch_size: int) -> int:
-    """Groups of environments that contribute equal parts of a batch."""
-    return math.gcd(num_envs, batch_size)
-
-
 def describe_replay(args: Any, state: Any) -> dict[str, str]:
     """What the header of a run, whose `state` has these shapes, says of its buffers, where there are any."""
     if not hasattr(args, "buffer_size"):
@@ -126,13 +125,8 @@ def describe_replay(args: Any, state: Any) -> dict[str, str]:
 
 def example_transition(args: Any, env: Any, versions: bool = False) -> Transition:
     """One transition of zeros, which says what the replay buffer has to hold; with `versions` those of policies too."""
-    obs, version, first = zeros(env), jnp.int32(0) if versions else None, jnp.bool_(True) if n_steps(args) > 1 else None
+    obs, version, first = zeros(env), jnp.int32(0) if versions else None, jnp.bool_(True) if args.n_steps > 1 else None
     return Transition(obs, empty_action(env.action_space), jnp.float32(0), jnp.bool_(False), obs, version, first)
-
-
-def n_steps(args: Any) -> int:
-    """Steps of a return, where an algorithm has a flag for it."""
-    return getattr(args, "n_steps", 1)
 
 
 @jax.custom_batching.custom_vmap

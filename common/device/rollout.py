@@ -62,13 +62,10 @@ def resets_of_steps(env: Env, keys: jax.Array) -> Starts | None:
     return jax.vmap(jax.vmap(env.reset))(split_keys(keys, 2)[1])
 
 
-def reset_envs(env: Env, keys: jax.Array, mid_episode: bool = False) -> tuple[Any, Any]:
-    """First observations and states of N environments, each from its own of `keys` [N].
-
-    With `mid_episode` at random phases of an episode: after up to one horizon of random actions.
+def reset_mid_episode(env: Env, keys: jax.Array) -> tuple[Any, Any]:
+    """Observations and states of N environments at random phases of an episode, each by its own of `keys` [N]: after
+    up to one horizon of random actions.
     """
-    if not mid_episode:
-        return jax.vmap(env.reset)(keys)
     reset_keys, phase_keys, walk_keys = split_keys(keys, 3)
     longest = min(env.max_steps, DEFAULT_HORIZON)
     steps = jax.vmap(lambda key: jax.random.randint(key, (), 0, longest))(phase_keys)  # [N]

@@ -7,6 +7,7 @@ every device does the same to its replica.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -35,26 +36,20 @@ def evolution(args: PbtArgs, groups: int = 1) -> Callable[[jax.Array, Any], tupl
         return None
     every, start = (-(-steps // args.steps_per_update) for steps in (args.exchange_interval, args.pbt_start))
 
-    def places(run: RunState) -> jax.Array:
-        own = run.updates.size
-        return global_ids(own, GROUPS) if groups > 1 else jnp.arange(own)
-
-    def exchanged(learner: Any, run: RunState) -> tuple[Any, RunState, Exchange]:
-        if groups == 1:
-            return exchange(learner, run, args.evolving, args.rules)
-        own = places(run)
-        everyone = members_of_all((learner, run))
-        return jax.tree.map(lambda x: x[own], exchange(*everyone, args.evolving, args.rules))
-
-    def at_rest(learner: Any, run: RunState) -> tuple[Any, RunState, Exchange]:
-        objective = objective_of(learner, run, args.rules.window)
-        return learner, run, Exchange(places(run), objective)
-
     def evolve(before: jax.Array, state: Any) -> tuple[Any, dict[str, jax.Array]]:
+        places = global_ids(state.run.updates.size, GROUPS) if groups > 1 else jnp.arange(state.run.updates.size)
+
+        def at_rest(learner: Any, run: RunState) -> tuple[Any, RunState, Exchange]:
+            return learner, run, Exchange(places, objective_of(learner, run, args.rules.window))
+
+        def exchanged(*own: Any) -> tuple[Any, RunState, Exchange]:
+            after = exchange(*(members_of_all(own) if groups > 1 else own), args.evolving, args.rules)
+            return jax.tree.map(lambda x: x[places], after) if groups > 1 else after
+
         now = state.run.updates[0]
         due = (now // every > before // every) & (now >= start)
         learner, run, done = jax.lax.cond(due, exchanged, at_rest, state.learner, state.run)
-        taken, tracker = done.source != places(run), state.actors.tracker  # their running episodes do not count
+        taken, tracker = done.source != places, state.actors.tracker  # their running episodes do not count
         tracker = tracker.replace(length=jnp.where(taken[:, None], -jnp.inf, tracker.length))
         metrics = {"pbt/source": done.source, "pbt/objective": done.objective}
         metrics |= {f"hyper/{name}": values for name, values in run.hyper.items()}
@@ -132,14 +127,14 @@ def explore(
     key: jax.Array, hyper: dict[str, jax.Array], given: dict[str, float], fixed: jax.Array, rules: Rules
 ) -> dict[str, jax.Array]:
     """Hyper-parameters [S] after chance has changed some of those that are `given`, of members that are not `fixed`."""
-    after = dict(hyper)
+    after, moved = dict(hyper), partial(rules.moved, clip=jnp.clip)
     for index, name in enumerate(sorted(given)):
         values = hyper[name]
         keys = jax.random.split(jax.random.fold_in(key, index), 4)
         whether, which, reset = (jax.random.uniform(key, values.shape) for key in keys[:3])
         low, high = rules.factors_of(name)
         factor = jax.random.uniform(keys[3], values.shape, minval=low, maxval=high)
-        new = rules.moved(name, values, jnp.where(which < 0.5, factor, 1 / factor), jnp.clip)
+        new = moved(name, values, jnp.where(which < 0.5, factor, 1 / factor))
         new = jnp.where(reset < rules.reset_rate, jnp.float32(given[name]), new)
         after[name] = jnp.where((whether < rules.mutation_rate) & ~fixed, new, values)
     return after

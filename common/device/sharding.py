@@ -63,6 +63,22 @@ def members_of_all(tree: Any) -> Any:
     return jax.tree.map(lambda x, own: jax.random.wrap_key_data(x) if _is_key(own) else x, everyone, tree)
 
 
+Arrays = dict[str, np.ndarray]
+"""Host arrays by names such as `learner/params/actor/params/Dense_0/kernel`."""
+
+
+def flatten(tree: Any, left_out: tuple[str, ...] = ()) -> Arrays:
+    """A tree of host arrays as named arrays, without those whose names begin as one of `left_out`."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    named = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+    return {name: array for name, array in named.items() if not name.startswith(left_out)}
+
+
+def unflatten(arrays: Arrays, like: Any) -> Any:
+    """The inverse of `flatten`, with the structure of `like`."""
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in flatten(like)])
+
+
 def to_host(state: TrainState, unwanted: tuple[str, ...] = ()) -> TrainState:
     """The state as host arrays, without the device axis: `learner` and `run` [S, ...], `actors` [S, N, ...].
 
@@ -116,28 +132,25 @@ def to_devices(host: TrainState, like: TrainState, devices: list[jax.Device], sh
     state = TrainState(learner, jax.tree.map(split, host.actors), run)
 
     # Out of a pmap with the same axis name: any other placement makes the update compile a second time.
-    def place(state):
+    def typed(state):
         return jax.tree.map(lambda x, old: jax.random.wrap_key_data(x) if _is_key(old) else x, state, like)
 
     if sharding == "members":
-        return jax.jit(place, out_shardings=NamedSharding(mesh_of_members(devices), P(None, GROUPS)))(state)
-    return jax.pmap(place, axis_name=AXIS, devices=devices)(state)
+        return jax.jit(typed, out_shardings=NamedSharding(mesh_of_members(devices), P(None, GROUPS)))(state)
+    return jax.pmap(typed, axis_name=AXIS, devices=devices)(state)
 
 
-Arrays = dict[str, np.ndarray]
-"""Host arrays by names such as `learner/params/actor/params/Dense_0/kernel`."""
-
-
-def flatten(tree: Any, left_out: tuple[str, ...] = ()) -> Arrays:
-    """A tree of host arrays as named arrays, without those whose names begin as one of `left_out`."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    named = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
-    return {name: array for name, array in named.items() if not name.startswith(left_out)}
-
-
-def unflatten(arrays: Arrays, like: Any) -> Any:
-    """The inverse of `flatten`, with the structure of `like`."""
-    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in flatten(like)])
+def place(
+    arrays: Arrays, host: Any, make: Callable[[], Any], shapes: Any, devices: list[jax.Device], sharding: str = "pmap"
+) -> Any:
+    """A state with these `shapes` on `devices` with that `sharding`: as `make` gives it, with `arrays` in place of some
+    of its own, or of all, which are those of a `host` state.
+    """
+    if not arrays:
+        return jax.block_until_ready(make())
+    is_whole = arrays.keys() >= flatten(host_like(shapes)).keys()
+    host = host if is_whole else to_host(make())  # the devices need not hold two states at once
+    return jax.block_until_ready(to_devices(unflatten(flatten(host) | arrays, host), shapes, devices, sharding))
 
 
 def key_data(tree: Any) -> Any:

@@ -36,8 +36,6 @@ def make(name: str, env_params: str = "") -> Env:
     are drawn for every episode. A factory is called without arguments and returns an environment or a pair
     (environment, parameters). Raises UsageError for an unknown name or parameter.
     """
-    if steps_on_host(name):
-        raise UsageError(f"{name} steps on the host, not on the device: it is made by make_host")
     return with_draws(partial(_make, name), env_params)
 
 
@@ -94,6 +92,8 @@ def list_envs(places: Sequence[Place], wanted: str) -> None:
 
 def _make(name: str, options: Any) -> Any:
     suite, env_id = split_name(name)
+    if steps_on_host(name) and not isinstance(options, HostOptions):
+        raise UsageError(f"{name} steps on the host, not on the device: it is made by make_host")
     try:
         with readable_errors(f"environment {name} cannot be made"):
             return _module(suite).make(name, env_id, options)

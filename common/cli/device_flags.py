@@ -49,6 +49,7 @@ class DeviceEnvArgs(PbtArgs):
     """What devices share: the environments of every agent (pmap), or the agents (members). Both compute the same, up to
     rounding; members wait for those of other devices only to exchange weights."""
 
+    opponent: ClassVar[str] = "random"  # where there is no flag for it
     envs_per_cpu_device: ClassVar[float] = 8
     """Environments per device below which another CPU device costs more than it brings (docs/ppo.md, "Devices")."""
     renewed: ClassVar[tuple[str, ...]] = ENVS

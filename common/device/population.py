@@ -19,7 +19,6 @@ from common.cli.population_flags import PbtArgs, Rules
 from common.device.agents import Agent, Policy
 from common.device.evaluation import SEED, play_episodes
 from common.device.interface import RunState
-from common.device.opponents import opponent_of
 from common.device.sharding import GROUPS, TrainState, global_ids, members_of_all
 from common.device.statistics import WINDOW
 from common.envs.environment import Env
@@ -151,7 +150,7 @@ def rate_members(run: Any, env: Env, agent: Agent, learners: Any, status: str) -
     console. See `Run.finish`. Else, and for a run that has not finished, there are none.
     """
     args = run.args
-    if opponent_of(args) != "members" or status != "finished" or not env.is_game:
+    if args.opponent != "members" or status != "finished" or not env.is_game:
         return ""
     games = math.ceil(args.eval_episodes * min(1, (MANY - 1) / (args.num_agents - 1)))
     run.console.say("playing all with all ...")

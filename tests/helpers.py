@@ -23,7 +23,6 @@ from ppo_pmap import Args, train  # noqa: F401  (re-exported)
 import common.device.programs
 from common.device.drivers import Driver, off_policy, on_policy
 from common.device.interface import OffPolicy
-from common.device.population import evolution
 from common.device.programs import Programs, for_seeds
 from common.device.sharding import AXIS, TrainState, arrays_of, key_data
 from common.envs.custom import wrap
@@ -100,7 +99,7 @@ def driver_of(args: Any, env: Env) -> Driver:
 def functions_of(args: Args, env: Env, groups: int = 1) -> Programs:
     """The algorithm of `args` for all seeds, on one device; of several `groups` for the seeds of one of them."""
     algorithm = module_of(args).make_algorithm(args, env)
-    return for_seeds(algorithm, args, env, args.num_agents // groups, evolution(args, groups))
+    return for_seeds(algorithm, args, env, groups)
 
 
 def init_over(args: Args, env: Env, num_devices: int) -> Callable[[], TrainState]:

@@ -20,6 +20,7 @@ from common.device.drivers import off_policy, on_policy
 from common.device.evaluation import Episodes, run_episodes
 from common.device.interface import OffPolicy, OnPolicy
 from common.device.loops import repeat
+from common.device.population import evolution
 from common.device.sharding import AXIS, GROUPS, TrainState, mesh_of_members, over_seeds
 from common.device.statistics import Tally, episode_metrics, recent_metrics
 from common.envs.environment import Env
@@ -35,15 +36,10 @@ class Programs(NamedTuple):
     evaluate: Callable  # TrainState, seed of the episodes -> greedy Episodes [S, E], each device its share
 
 
-def for_seeds(
-    algorithm: OnPolicy | OffPolicy, args: Any, env: Env, num_agents: int, evolve: Callable | None = None
-) -> Programs:
-    """The algorithm for several agents, on one device of `AXIS`.
-
-    `evolve` takes the number of updates before a call and the state [S, ...] after it, and returns a state and metrics:
-    what agents do to each other.
-    """
+def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env, groups: int = 1) -> Programs:
+    """The algorithm for several agents, on one device of `AXIS`; of `groups` of devices each has its share of them."""
     driver = (off_policy if isinstance(algorithm, OffPolicy) else on_policy)(algorithm, args, env)
+    num_agents, evolve = args.num_agents // groups, evolution(args, groups)
 
     def update_one(state: TrainState, num_updates: jax.Array):
         state, metrics, broken = repeat_updates(driver.update, state, num_updates)

@@ -1,8 +1,7 @@
 """A replay buffer on the device: rings of transitions, one per environment of an update, oldest overwritten first.
 
-Nothing here depends on the number of devices:
-rings are split over them like the environments, and random choices are made by groups of environments that no device
-boundary cuts, each with its own key.
+Nothing here depends on the number of devices: rings are split over them like the environments, and random choices are
+made by groups of environments that no device boundary cuts, each with its own key.
 """
 
 from typing import Any
@@ -63,9 +62,8 @@ class Replay(struct.PyTreeNode):
         return Replay(jax.tree.map(write, self.data, transitions), self.count + jnp.sum(valid, axis=0))
 
     def sample(self, keys: jax.Array, per_group: int) -> Any:
-        """Transitions [G * per_group, ...], drawn uniformly with replacement.
-
-        Each of the G `keys` draws `per_group` transitions from its own N / G neighbouring rings.
+        """Transitions [G * per_group, ...]: each of the G `keys` draws `per_group` of its own N / G neighbouring rings,
+        uniformly with replacement.
         """
         places = self._places(keys, per_group, self.filled)
         return jax.tree.map(lambda x: x[places], self.data)
@@ -82,7 +80,8 @@ class Replay(struct.PyTreeNode):
         used = jnp.concatenate([jnp.ones_like(goes_on[:1]), jnp.cumprod(goes_on, axis=0, dtype=bool)])  # [n, B]
         powers = jnp.asarray(gamma) ** jnp.arange(num_steps + 1)
         count = jnp.sum(used, axis=0)
-        first, last = (jax.tree.map(lambda x: x[ring, slot], self.data) for slot in (slots[0], _last(slots, count)))
+        newest = jnp.take_along_axis(slots, count[None] - 1, axis=0)[0]
+        first, last = (jax.tree.map(lambda x: x[ring, slot], self.data) for slot in (slots[0], newest))
         reward = jnp.sum(self.data.reward[ring, slots] * used * powers[:-1, None], axis=0)
         return last._replace(obs=first.obs, action=first.action, reward=reward, discount=powers[count])
 
@@ -99,11 +98,6 @@ class Replay(struct.PyTreeNode):
         ring, slot = jax.vmap(draw)(keys, filled)  # [G, per_group]
         ring = ring + filled.shape[1] * jnp.arange(keys.shape[0])[:, None]
         return ring.ravel(), slot.ravel()
-
-
-def _last(slots: jax.Array, count: jax.Array) -> jax.Array:
-    """The last of the first `count` [B] of `slots` [n, B]."""
-    return jnp.take_along_axis(slots, count[None] - 1, axis=0)[0]
 
 
 def new_replay(example: Any, num_envs: int, capacity: int) -> Replay:

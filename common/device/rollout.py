@@ -83,10 +83,7 @@ def reset_mid_episode(env: Env, keys: jax.Array) -> tuple[Any, Any]:
 
 
 def new_starts(env: Env, key: jax.Array, count: int) -> Starts | None:
-    """`count` beginnings of episodes, the same on every device, each of which makes its share.
-
-    None where `count` is 0.
-    """
+    """`count` beginnings of episodes, the same on every device, each of which makes its share; None of 0."""
     if not count:
         return None
     share = jax.vmap(env.reset)(keys_of(key, -(-count // jax.lax.axis_size(AXIS))))
@@ -96,9 +93,8 @@ def new_starts(env: Env, key: jax.Array, count: int) -> Starts | None:
 def compute_where(values: Any, missing: jax.Array, width: int, compute: Callable[[jax.Array], Any]) -> Any:
     """`values`, arrays [B, ...], with what `compute` gives for those that are `missing` [B].
 
-    `compute` takes the indices of `width` of them and is called until all are done: not at all where none is missing.
-    That is right under `vmap`, where a `cond` would compute everything. Where fewer are left, the last index is B, and
-    what is computed for it goes nowhere.
+    `compute` takes the indices of `width` of them, until none is missing; also under `vmap`, where a `cond` computes
+    everything. Where fewer are left, the last index is B, and what is computed for it goes nowhere.
     """
 
     def fill_some(carry):
@@ -174,9 +170,8 @@ def minibatch_indices(
         return random_order(order_key, label_key, size)
 
     over_blocks = jax.vmap(shuffle, (None, 0))
-    order = jax.vmap(over_blocks, (0, None))(
-        jnp.arange(update_epochs), ids_in_process(blocks, processes)
-    )  # [E, blocks, size]
+    epochs = jnp.arange(update_epochs)
+    order = jax.vmap(over_blocks, (0, None))(epochs, ids_in_process(blocks, processes))  # [E, blocks, size]
     step, env = order // width, order % width + width * jnp.arange(blocks)[:, None]
     split = (step * num_envs + env).reshape(update_epochs, blocks, num_minibatches, -1)
     return jnp.swapaxes(split, 1, 2).reshape(update_epochs, num_minibatches, -1)

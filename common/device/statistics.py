@@ -57,10 +57,7 @@ def across_devices(grads: Any, metrics: Metrics) -> tuple[Any, Metrics]:
 
 
 def same_everywhere(metrics: Metrics) -> Metrics:
-    """Metrics of an update on every device, of which some may be those of a device's own samples: means over devices.
-
-    What is the same everywhere stays so. Sums are left as they are.
-    """
+    """Means over devices of an update's metrics, of which some may be of a device's own samples; sums stay."""
     others = {name: x for name, x in metrics.items() if kind_of(name) != "sum"}
     return metrics | across_devices((), others)[1]
 
@@ -166,9 +163,8 @@ def new_recent() -> RecentEpisodes:
 def count_episodes(
     tracker: EpisodeTracker, recent: RecentEpisodes, steps: Any
 ) -> tuple[EpisodeTracker, RecentEpisodes, Tally]:
-    """Account for a rollout on each device.
+    """Account for a rollout on each device: the outcomes of a `Step`, [T, N] each, rewards as they are.
 
-    `steps` has the raw `reward`, `terminated`, `truncated` and `info` of a `Step`, [T, N] each.
     The window and the tally are over all devices; the window's order is by step, then by global env.
     """
 

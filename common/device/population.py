@@ -25,11 +25,10 @@ from common.envs.environment import Env
 
 
 def evolution(args: PbtArgs, groups: int = 1) -> Callable[[jax.Array, Any], tuple[Any, dict[str, jax.Array]]] | None:
-    """Of the number of updates before and the state [S, ...] now: the state after an exchange, if one is due between,
-    and metrics. None without --pbt.
+    """A function of the number of updates before and the state [S, ...] now: the state after an exchange, if one is due
+    between, and metrics. None without --pbt.
 
-    Of several `groups` of devices each has its own part of the learners: then they are gathered for an exchange, which
-    all compute.
+    Of several `groups` of devices each has its own part of the agents: all gather them, and compute the same exchange.
     """
     if not args.pbt:
         return None
@@ -68,8 +67,7 @@ class Exchange(NamedTuple):
 
 
 def exchange(learner: Any, run: Any, given: dict[str, float], rules: Rules) -> tuple[Any, Any, Exchange]:
-    """Learners and `RunState`s [S, ...] after an exchange; `given` are the hyper-parameters that change, as on the
-    command line.
+    """Learners and `RunState`s [S, ...] after an exchange; `given` are the flags that change, as on the command line.
 
     The best stay as they are. Each of the worst takes over one of the best, where that is clearly better. All but the
     best then change their hyper-parameters. Member 0 is a control: it stays as it is, and only others learn from it.
@@ -146,8 +144,8 @@ PER_FACTOR_TEN = 400.0  # points between two of whom one wins ten times as often
 
 
 def rate_members(run: Any, env: Env, agent: Agent, learners: Any, status: str) -> str:
-    """In games with --opponent members, write Elo ratings of `learners` [S, ...] to elo.json; returns lines for the
-    console. See `Run.finish`. Else, and for a run that has not finished, there are none.
+    """Write Elo ratings of `learners` [S, ...] to elo.json, after games with --opponent members in a run that has
+    finished; returns lines for the console. See `Run.finish`.
     """
     args = run.args
     if args.opponent != "members" or status != "finished" or not env.is_game:

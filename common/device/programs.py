@@ -21,15 +21,13 @@ from common.device.evaluation import Episodes, run_episodes
 from common.device.interface import OffPolicy, OnPolicy
 from common.device.loops import repeat
 from common.device.population import evolution
-from common.device.sharding import AXIS, GROUPS, TrainState, mesh_of_members, over_seeds
+from common.device.sharding import AXIS, GROUPS, TrainState, over_seeds, sharding_of_members
 from common.device.statistics import Tally, episode_metrics, recent_metrics
 from common.envs.environment import Env
 
 
 class Programs(NamedTuple):
-    """What a run calls. All states are those of S agents, [S, ...], and under `pmap` of D devices, [D, S, ...]; see
-    `common/device/sharding.py`.
-    """
+    """What a run calls. States are of S agents, [S, ...], and under `pmap` of D devices, [D, S, ...]."""
 
     init: Callable  # seeds [S], or Members [S] -> TrainState
     update: Callable  # TrainState, number of updates -> TrainState, metrics, first non-finite update of each metric
@@ -112,8 +110,8 @@ def over_devices(programs: Programs, devices: list[jax.Device], sharding: str = 
 
 def _over_members(programs: Programs, devices: list[jax.Device]) -> Programs:
     """The programs for each device's share of the agents: all arrays [1, S, ...] are split along S."""
-    mesh, share = mesh_of_members(devices), P(None, GROUPS)
-    where = jax.NamedSharding(mesh, share)  # also of what a program does not use
+    where = sharding_of_members(devices)  # also of what a program does not use
+    mesh, share = where.mesh, where.spec
     without_axis = partial(jax.tree.map, lambda x: x[0])
     with_axis = partial(jax.tree.map, lambda x: x[None])
 
@@ -133,16 +131,12 @@ def _over_members(programs: Programs, devices: list[jax.Device]) -> Programs:
 
 
 def cache_directory() -> Path:
-    """Where compiled programs are kept between runs: `$XDG_CACHE_HOME/pmaprl` or `~/.cache/pmaprl`."""
+    """Where compiled programs are kept between runs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pmaprl"
 
 
 def set_up_cache() -> None:
-    """Use the persistent cache for every program that takes over a tenth of a second.
-
-    A cache directory that the user has configured for JAX (JAX_COMPILATION_CACHE_DIR) is left in place, and with
-    JAX_ENABLE_COMPILATION_CACHE=false there is no cache.
-    """
+    """Keep every program that takes over a tenth of a second, unless the user has configured JAX's cache otherwise."""
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", str(cache_directory()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
@@ -170,10 +164,7 @@ def compile_together(programs: Programs, members: Any, state: Any, example: Any)
 
 
 def _options(level: int) -> dict[str, int]:
-    """LLVM's optimization level on a CPU, unless XLA_FLAGS name one.
-
-    1 runs as fast as the default and compiles a quarter sooner.
-    """
+    """LLVM's optimization level on a CPU, unless XLA_FLAGS name one: 1 runs as fast, and compiles a quarter sooner."""
     flag = "xla_backend_optimization_level"
     named = flag in os.environ.get("XLA_FLAGS", "")
     return {flag: level} if jax.default_backend() == "cpu" and not named else {}

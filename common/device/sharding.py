@@ -26,17 +26,17 @@ AXIS = "devices"
 GROUPS = "groups"  # the axis of devices that have agents of their own
 
 
+def sharding_of_members(devices: list[jax.Device]) -> NamedSharding:
+    """That of arrays [1, S, ...] over devices which have agents of their own."""
+    return NamedSharding(Mesh(np.array(devices)[:, None], (GROUPS, AXIS)), P(None, GROUPS))
+
+
 class TrainState(struct.PyTreeNode):
     """Everything that training changes."""
 
     learner: Any  # what the algorithm learns
     actors: Any  # this device's environments, and what belongs to each of them; () where they are elsewhere
     run: Any  # the `RunState`: what the driver keeps
-
-
-def mesh_of_members(devices: list[jax.Device]) -> Mesh:
-    """Devices that have agents of their own, along `GROUPS`."""
-    return Mesh(np.array(devices)[:, None], (GROUPS, AXIS))
 
 
 def flat_pmean(tree: Any) -> Any:
@@ -136,7 +136,7 @@ def to_devices(host: TrainState, like: TrainState, devices: list[jax.Device], sh
         return jax.tree.map(lambda x, old: jax.random.wrap_key_data(x) if _is_key(old) else x, state, like)
 
     if sharding == "members":
-        return jax.jit(typed, out_shardings=NamedSharding(mesh_of_members(devices), P(None, GROUPS)))(state)
+        return jax.jit(typed, out_shardings=sharding_of_members(devices))(state)
     return jax.pmap(typed, axis_name=AXIS, devices=devices)(state)
 
 

@@ -49,7 +49,7 @@ def resets_at_once(env: Env) -> bool:
     return env.cheap_reset and jax.default_backend() != "cpu"
 
 
-SMALL = 128  # bytes of an environment's state and observation
+SMALL_RESET = 128  # bytes of an environment's state and observation
 
 
 def resets_of_steps(env: Env, keys: jax.Array) -> Starts | None:
@@ -57,7 +57,7 @@ def resets_of_steps(env: Env, keys: jax.Array) -> Starts | None:
     if env.resets_itself or not resets_at_once(env):
         return None
     begun = jax.tree.leaves(jax.eval_shape(env.reset, keys[0, 0]))
-    if sum(x.size * x.dtype.itemsize for x in begun) > SMALL:
+    if sum(x.size * x.dtype.itemsize for x in begun) > SMALL_RESET:
         return None
     return jax.vmap(jax.vmap(env.reset))(split_keys(keys, 2)[1])
 

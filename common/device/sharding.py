@@ -9,6 +9,7 @@ On the host there is no such axis, and a process has its own environments only: 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -59,8 +60,7 @@ def gathered(x: jax.Array, axis_name: str = AXIS) -> jax.Array:
 
 def members_of_all(tree: Any) -> Any:
     """Arrays [S, ...] of the members of all `GROUPS` one after the other, from those of this device."""
-    everyone = jax.tree.map(lambda x: gathered(x, GROUPS), key_data(tree))
-    return jax.tree.map(lambda x, own: jax.random.wrap_key_data(x) if _is_key(own) else x, everyone, tree)
+    return with_keys(jax.tree.map(lambda x: gathered(x, GROUPS), key_data(tree)), tree)
 
 
 Arrays = dict[str, np.ndarray]
@@ -105,9 +105,7 @@ def to_host(state: TrainState, unwanted: tuple[str, ...] = ()) -> TrainState:
 
 
 def host_like(shapes: Any) -> Any:
-    """Zeros with the structure, shapes and types that `to_host` gives for a state of `shapes` (from `eval_shape`, which
-    knows of the devices of all processes).
-    """
+    """Zeros as `to_host` gives them for a state of these `shapes`, which are of the devices of all processes."""
     shapes = jax.eval_shape(key_data, shapes)
     learner, run = jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), (shapes.learner, shapes.run))
     rows = jax.tree.map(lambda x: np.zeros(_merged_shape(x.shape, multihost.count()), x.dtype), shapes.actors)
@@ -131,12 +129,10 @@ def to_devices(host: TrainState, like: TrainState, devices: list[jax.Device], sh
     learner, run = jax.tree.map(lambda x: np.broadcast_to(x, (parts, *np.shape(x))), (host.learner, host.run))
     state = TrainState(learner, jax.tree.map(split, host.actors), run)
 
-    # Out of a pmap with the same axis name: any other placement makes the update compile a second time.
-    def typed(state):
-        return jax.tree.map(lambda x, old: jax.random.wrap_key_data(x) if _is_key(old) else x, state, like)
-
+    typed = partial(with_keys, like=like)
     if sharding == "members":
         return jax.jit(typed, out_shardings=sharding_of_members(devices))(state)
+    # Out of a pmap with the same axis name: any other placement makes the update compile a second time
     return jax.pmap(typed, axis_name=AXIS, devices=devices)(state)
 
 
@@ -158,6 +154,11 @@ def key_data(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, tree)
 
 
+def with_keys(tree: Any, like: Any) -> Any:
+    """The inverse of `key_data`: typed keys where `like` has some."""
+    return jax.tree.map(lambda x, old: jax.random.wrap_key_data(x) if _is_key(old) else x, tree, like)
+
+
 def _is_key(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
@@ -166,10 +167,7 @@ MEMBERS = "members"  # the axis S by its name, for what agents take from each ot
 
 
 def arrays_of(members: Members, num_devices: int, sharding: str = "pmap") -> Members:
-    """What the agents begin from, for each of this process's devices the same, [D, S].
-
-    [1, S] where devices have agents of their own.
-    """
+    """What agents begin from, the same for each of this process's devices, [D, S]; where those have their own, [1, S]."""
     seed, hyper = np.asarray(members.seed, np.int32), {k: np.asarray(v, np.float32) for k, v in members.hyper.items()}
     copies = 1 if sharding == "members" else num_devices // multihost.count()
     return jax.tree.map(lambda x: np.tile(x, (copies, 1)), Members(seed, hyper))

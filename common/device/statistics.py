@@ -182,8 +182,7 @@ def count_episodes(
     tally = Tally.of_each_step(episodes | info, dict.fromkeys(episodes, done) | jax.tree.map(jnp.isfinite, info))
     # The newest of each device and its reports are all that leaves it, in one collective: places as if they were floats
     place, newest = _newest(done, finished)
-    own = jax.lax.bitcast_convert_type(place, jnp.float32), newest, tally
-    numbers, parts_of = ravel_pytree(own)
+    numbers, parts_of = ravel_pytree((jax.lax.bitcast_convert_type(place, jnp.float32), newest, tally))
     place, newest, tally = jax.vmap(parts_of)(gathered(numbers[None]))  # [D, K], [D, K], [D, T]
     place = jax.lax.bitcast_convert_type(place, jnp.int32)
     return tracker, _push(recent, *jax.tree.map(jnp.ravel, (place, newest))), tally.of_all_steps()
@@ -223,9 +222,8 @@ def _push(recent: RecentEpisodes, place: jax.Array, finished: EpisodeTracker) ->
     slot = jnp.where(place >= 0, rank, WINDOW)
     count = jnp.minimum(jnp.sum(place >= 0), WINDOW)
 
-    def merge(values, old):
+    def merge(old, values):
         return jnp.roll(old, count).at[slot].set(values, mode="drop")
 
-    window = EpisodeTracker(recent.ret, recent.length)
-    window, filled = jax.tree.map(merge, finished, window), jnp.minimum(recent.count + count, WINDOW)
-    return RecentEpisodes(window.ret, window.length, filled.astype(jnp.int32))
+    filled = jnp.minimum(recent.count + count, WINDOW).astype(jnp.int32)
+    return RecentEpisodes(merge(recent.ret, finished.ret), merge(recent.length, finished.length), filled)

@@ -165,9 +165,8 @@ def _meet(args: RunArgs) -> None:
     if in_main:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would not come to handle it
     try:
-        names = {"coordinator_address": "coordinator", "num_processes": "num_processes", "process_id": "process_id"}
-        told = {theirs: getattr(args, ours) for theirs, ours in names.items()} if args.coordinator else {}  # else found
-        jax.distributed.initialize(**told, **times, initialization_timeout=START)
+        told = (args.coordinator, args.num_processes, args.process_id) if args.coordinator else ()  # else found
+        jax.distributed.initialize(*told, **times, initialization_timeout=START)
     except (ValueError, RuntimeError) as error:
         where = f"at {args.coordinator}" if args.coordinator else "by themselves: name --distributed HOST:PORT,ID/COUNT"
         reason = " ".join(str(error).split())[:200]

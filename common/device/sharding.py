@@ -167,7 +167,7 @@ MEMBERS = "members"  # the axis S by its name, for what agents take from each ot
 
 
 def arrays_of(members: Members, num_devices: int, sharding: str = "pmap") -> Members:
-    """What agents begin from, the same for each of this process's devices, [D, S]; where those have their own, [1, S]."""
+    """What agents begin from, the same on each of this process's devices, [D, S]; [1, S] where those have their own."""
     seed, hyper = np.asarray(members.seed, np.int32), {k: np.asarray(v, np.float32) for k, v in members.hyper.items()}
     copies = 1 if sharding == "members" else num_devices // multihost.count()
     return jax.tree.map(lambda x: np.tile(x, (copies, 1)), Members(seed, hyper))

@@ -192,10 +192,7 @@ def replay_learner(algorithm: OffPolicy, args: Any, keys_of_groups: Callable, pe
             learner, before = carry
             sample_keys, *keys = split_keys(keys_of_groups(jax.random.fold_in(key, index)), 3)
             number = same_for_all_seeds(before) + 1
-            if args.n_steps > 1:
-                batch = replay.sample_n_step(sample_keys, per_group, args.n_steps, hp.gamma)
-            else:
-                batch = replay.sample(sample_keys, per_group)
+            batch = replay.sample(sample_keys, per_group, args.n_steps, hp.gamma)
             learner, metrics = algorithm.update(learner, batch, Now(hp, number, keys=tuple(keys)))
             return (learner, number), Tally.of(metrics)
 

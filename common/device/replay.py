@@ -61,19 +61,16 @@ class Replay(struct.PyTreeNode):
 
         return Replay(jax.tree.map(write, self.data, transitions), self.count + jnp.sum(valid, axis=0))
 
-    def sample(self, keys: jax.Array, per_group: int) -> Any:
+    def sample(self, keys: jax.Array, per_group: int, num_steps: int = 1, gamma: float | jax.Array = 1.0) -> Any:
         """Transitions [G * per_group, ...]: each of the G `keys` draws `per_group` of its own N / G neighbouring rings,
         uniformly with replacement.
-        """
-        places = self._places(keys, per_group, self.filled)
-        return jax.tree.map(lambda x: x[places], self.data)
 
-    def sample_n_step(self, keys: jax.Array, per_group: int, num_steps: int, gamma: float | jax.Array) -> Transition:
-        """Likewise, with the rewards and the next observation of up to `num_steps` steps (Sutton & Barto 2018, 7.1).
-
-        They are fewer where the episode ends. A transition that fewer than `num_steps` - 1 follow is not drawn yet.
+        With several `num_steps` the data are a `Transition`, with the rewards and the next observation of so many steps
+        (Sutton & Barto 2018, 7.1), or fewer where the episode ends; what fewer steps follow so far is not drawn.
         """
         ring, place = self._places(keys, per_group, jnp.maximum(self.filled - num_steps + 1, 0))
+        if num_steps == 1:
+            return jax.tree.map(lambda x: x[ring, place], self.data)
         oldest = jnp.where(self.count > self.capacity, self.count, 0)[ring]
         slots = (oldest + place + jnp.arange(num_steps)[:, None]) % self.capacity  # [n, B]
         goes_on = ~self.data.first[ring, slots[1:]]

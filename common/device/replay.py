@@ -66,7 +66,7 @@ class Replay(struct.PyTreeNode):
         uniformly with replacement.
 
         With several `num_steps` the data are a `Transition`, with the rewards and the next observation of so many steps
-        (Sutton & Barto 2018, 7.1), or fewer where the episode ends; what fewer steps follow so far is not drawn.
+        (Sutton & Barto 2018, 7.1), fewer where the episode ends; a ring's newest `num_steps` - 1 are not drawn.
         """
         ring, place = self._places(keys, per_group, jnp.maximum(self.filled - num_steps + 1, 0))
         if num_steps == 1:

@@ -118,6 +118,11 @@ def global_norm(tree: Any) -> jax.Array:
     return optax.global_norm(flat(tree))
 
 
+def all_finite(tree: Any) -> jax.Array:
+    """Whether all numbers of a tree are finite, []."""
+    return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
+
+
 def adapt_learning_rate(state: AdamState, kl: jax.Array, hp: Any) -> AdamState:
     """The state after an update that moved the policy by `kl`, which under --lr-schedule kl-adaptive moves its
     learning rate: divided by 1.5 where that is over twice `desired_kl`, multiplied where it is under half of it.

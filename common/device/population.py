@@ -19,6 +19,7 @@ from common.cli.population_flags import PbtArgs, Rules
 from common.device.agents import Agent, Policy
 from common.device.evaluation import SEED, play_episodes
 from common.device.interface import RunState
+from common.device.optim import all_finite
 from common.device.sharding import GROUPS, TrainState, global_ids, members_of_all
 from common.device.statistics import WINDOW
 from common.envs.environment import Env
@@ -95,8 +96,7 @@ def objective_of(learner: Any, run: Any, window: int) -> jax.Array:
 
 def diverged_members(learner: Any) -> jax.Array:
     """Whose weights are not finite, [S]."""
-    sound = [jnp.isfinite(x).reshape(x.shape[0], -1).all(axis=1) for x in jax.tree.leaves(learner.params)]
-    return ~jnp.stack(sound).all(axis=0)
+    return ~jax.vmap(all_finite)(learner.params)
 
 
 def exploit(key: jax.Array, objective: jax.Array, broken: jax.Array, rules: Rules) -> tuple[jax.Array, jax.Array]:

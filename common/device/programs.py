@@ -20,6 +20,7 @@ from common.device.drivers import off_policy, on_policy
 from common.device.evaluation import Episodes, run_episodes
 from common.device.interface import OffPolicy, OnPolicy
 from common.device.loops import repeat
+from common.device.optim import all_finite
 from common.device.population import evolution
 from common.device.sharding import AXIS, GROUPS, TrainState, over_seeds, sharding_of_members
 from common.device.statistics import Tally, episode_metrics, recent_metrics
@@ -55,8 +56,7 @@ def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env, groups: int 
         share = math.ceil(args.eval_episodes / jax.lax.axis_size(AXIS))
         episodes = run_episodes(env, Agent.of(algorithm).player(learner), share, seed)
         # A policy that is not finite may act all the same, and by chance earn something
-        sound = jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(learner.params)]).all()
-        return episodes._replace(ret=jnp.where(sound, episodes.ret, jnp.nan))
+        return episodes._replace(ret=jnp.where(all_finite(learner.params), episodes.ret, jnp.nan))
 
     def evaluate(state: TrainState, seed: jax.Array) -> Episodes:
         return over_seeds(lambda learner: evaluate_one(learner, seed), num_agents)(state.learner)

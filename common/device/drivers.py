@@ -176,11 +176,11 @@ def off_policy(algorithm: OffPolicy, args: Any, env: Env) -> Driver:
 
 
 def replay_learner(algorithm: OffPolicy, args: Any, keys_of_groups: Callable, per_group: int) -> Callable:
-    """What an update learns, wherever environments step: a function of the state, the `new` transitions [T, N, ...]
-    that its buffer has got, where their episodes are `done` [T, N], a key, the gradient updates `due` [], and which of
-    the transitions are `valid` [T, N], if not all. It returns the state after the update, and a Tally.
+    """What an update learns, wherever environments step: `learn(state, new, done, key, due, valid)` -> state, Tally.
 
-    A gradient update takes `per_group` transitions of each group; `keys_of_groups` makes keys of this device's of one.
+    `new` are the transitions [T, N, ...] that were just stored, `done` [T, N] where they end episodes, `valid` [T, N]
+    which of them count, None for all. As many gradient updates as are `due` [] each take `per_group` transitions of
+    every group; `keys_of_groups` makes a key for each of this device's groups from one key.
     """
 
     def learn(state, new, done, key, due, valid=None) -> tuple[TrainState, Tally]:

@@ -20,6 +20,7 @@ from common.device.agents import Agent, Policy
 from common.device.evaluation import SEED, play_episodes
 from common.device.interface import RunState
 from common.device.optim import all_finite
+from common.device.rollout import OTHER_STREAM
 from common.device.sharding import GROUPS, TrainState, global_ids, members_of_all
 from common.device.statistics import WINDOW
 from common.envs.environment import Env
@@ -57,9 +58,6 @@ def evolution(args: PbtArgs, groups: int = 1) -> Callable[[jax.Array, Any], tupl
     return evolve
 
 
-STREAM = 2**31  # a number of no update, for the key of exchanges
-
-
 class Exchange(NamedTuple):
     """What happened to every member, [S] each."""
 
@@ -74,7 +72,7 @@ def exchange(learner: Any, run: Any, given: dict[str, float], rules: Rules) -> t
     best then change their hyper-parameters. Member 0 is a control: it stays as it is, and only others learn from it.
     """
     objective, broken = objective_of(learner, run, rules.window), diverged_members(learner)
-    key = jax.random.fold_in(jax.random.fold_in(run.key[0], STREAM), run.updates[0])
+    key = jax.random.fold_in(jax.random.fold_in(run.key[0], OTHER_STREAM), run.updates[0])
     source_key, change_key = jax.random.split(key)
     source, is_best = exploit(source_key, objective, broken, rules)
     learner, hyper = jax.tree.map(lambda x: x[source], (learner, run.hyper))  # a gather over the members

@@ -106,7 +106,7 @@ def compute_where(values: Any, missing: jax.Array, width: int, compute: Callable
     return jax.lax.while_loop(lambda carry: jnp.any(carry[1]), fill_some, (values, missing))[0]
 
 
-OTHER_STREAM = 2**31  # a number that no epoch, and nothing else that shuffles samples, folds into a key
+OTHER_STREAM = 2**31  # of no update and of no epoch: folded into a key, for what is neither
 
 
 def keys_of(key: jax.Array, local: int) -> jax.Array:

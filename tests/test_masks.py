@@ -30,7 +30,7 @@ from common.device.rollout import action_noise, reset_mid_episode
 from common.envs.custom import wrap
 from common.envs.masks import check_legal, mask_of, sample_legal
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Tuple, batch_shape, flat_size
-from common.export import inputs_of
+from common.export import function_of, inputs_of
 from common.nets.distributions import Categoricals, PolicyHead, encode_action
 from common.nets.recurrent import Inputs, initial_memory
 from common.nets.torso import Ensemble
@@ -240,7 +240,7 @@ def test_a_loaded_policy_does_not_ask_for_what_is_privileged(tmp_path):
     public = {name: part for name, part in obs.items() if name != "privileged_state"}
     np.testing.assert_array_equal(policy(public), policy(obs))
     assert inputs_of(policy)["obs"].keys() == public.keys()
-    np.testing.assert_array_equal(jax.jit(policy.bind())(public), policy(public))
+    np.testing.assert_array_equal(jax.jit(function_of(policy))(public), policy(public))
     episodes = play_episodes(env, policy, jax.random.split(jax.random.key(1), 4))  # which gives it all there is
     assert policy.evaluation == result.evaluation["eval/return_mean"][0] and np.isfinite(episodes.ret).all()
     assert play(PlayArgs(str(tmp_path), episodes=2, env=run["env"])).ret.shape == (2,)

@@ -198,20 +198,5 @@ class Policy:
 
         return Player(self.initial_memory, sampled if stochastic else greedy)
 
-    def bind(self) -> Callable:
-        """The greedy policy as a pure function of a batch of observations [B, ...], the parameters it uses inside.
-
-        With memory it is one of obs, memory and first [B], and of reward [B] where that is wanted.
-        """
-
-        def remembering(obs, memory, first, reward=None):
-            reward = jnp.zeros(first.shape) if reward is None else reward
-            return self._apply(self._learner, Seen(obs, first, reward), memory, None)
-
-        def forgetful(obs):
-            return remembering(obs, self.initial_memory(0), jnp.zeros(spaces.batch_shape(obs), bool))[0]
-
-        return remembering if self.has_memory else forgetful
-
     def __repr__(self) -> str:
         return f"Policy(env={self.env.name!r}, run_dir={str(self.run_dir)!r}, step={self.step}, seed={self.seed})"

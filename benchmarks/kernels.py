@@ -203,8 +203,7 @@ def lowered_program(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
         example, groups = training.example_batch(args, env, driver, len(devices)), 1
     else:
         env, groups, example = training.run_env(args, training.make(args.env)), args.groups(len(devices)), np.int32(0)
-        algorithm, evolve = module.make_algorithm(args, env.spec), training.evolution(args, groups)
-        programs = training.for_seeds(algorithm, args, env, args.num_agents // groups, evolve)
+        programs = training.for_seeds(module.make_algorithm(args, env.spec), args, env, groups)
         programs = training.over_devices(programs, devices, args.sharding)
     members = training.arrays_of(args.members, len(devices), args.sharding)
     state, function = jax.eval_shape(programs.init, members), getattr(programs, job["function"])

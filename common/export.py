@@ -35,6 +35,7 @@ if __name__ == "__main__":
 import jax
 import jax.export
 
+from common.device.agents import Seen, at_start
 from common.policy import Policy, load_named
 from common.runs.directory import versions
 from common.runs.metrics import jsonable
@@ -65,15 +66,16 @@ def by_name(tree: Any) -> dict[str, Any]:
 
 def function_of(policy: Policy) -> Callable:
     """The greedy policy, from `inputs_of(policy)` to actions; with memory to those and it."""
-    act = policy.bind()
-    like = jax.eval_shape(lambda: policy.initial_memory(1))
+    act, like = policy.player().act, jax.eval_shape(lambda: policy.initial_memory(1))
 
-    def remembering(obs, memory, *steps, **more):
+    def function(obs, memory=None, first=None, reward=None):
+        seen = at_start(obs)
+        seen = Seen(obs, seen.first if first is None else first, seen.reward if reward is None else reward)
         memory = jax.tree.unflatten(jax.tree.structure(like), [memory[name] for name in by_name(like)])
-        action, memory = act(obs, memory, *steps, **more)
-        return action, by_name(memory)
+        action, memory = act(seen, memory, None)
+        return (action, by_name(memory)) if policy.has_memory else action
 
-    return remembering if policy.has_memory else act
+    return function
 
 
 def to_stablehlo(policy: Policy) -> bytes:

@@ -1,8 +1,5 @@
 """What `train` of every algorithm does: a run on devices, or a run whose learner gets its batches from actors.
 
-    run_algorithm(args, __file__, make_ppo)
-
-It calls `make_algorithm(args, spec)` for pure functions and does the rest, from devices to what is drawn at the end.
 It raises UsageError for what cannot be done, TrainingError where training had to stop, KeyboardInterrupt after SIGINT.
 """
 
@@ -25,6 +22,7 @@ from common.cli.host_flags import FlagsByPlace, HostEnvArgs
 from common.device import multihost
 from common.device.agents import Agent, Policy
 from common.device.devices import check_fits, choose_devices, choose_roles, describe
+from common.device.population import rate_members
 from common.device.programs import Programs, for_seeds, over_devices
 from common.device.replay import describe_replay
 from common.device.sharding import AXIS, arrays_of, to_host
@@ -33,7 +31,6 @@ from common.envs.custom import wrap
 from common.envs.environment import Env, check_spaces
 from common.envs.registry import list_envs, make
 from common.envs.variation import run_env
-from common.population import evolution, rate_members
 from common.runs.lock import locked
 from common.runs.recorder import Callback
 from common.runs.reports import TrainResult, ranked, stored_evaluation
@@ -43,7 +40,7 @@ from common.runs.run import Run
 def run_algorithm(
     args: Any, script: str, make_algorithm: Callable, env: Any = None, callback: Callback | None = None
 ) -> TrainResult | None:
-    """Train as the command line does; see `train_on_devices`, and of environments on the host `train_with_actors`.
+    """Train as the command line does, with the pure functions that `make_algorithm(args, spec)` returns.
 
     `env` is a gymnax-style environment, in place of the name `args.env`. `callback` gets every row of metrics, and ends
     the run where it returns True. With --list-envs there is no result.
@@ -62,16 +59,15 @@ def train_on_devices(
     args: Any, script: str, make_algorithm: Callable, env: Any = None, callback: Callback | None = None
 ) -> TrainResult:
     """Environments step on the devices too, and many updates run in one call."""
-    sizes, shared = (args.num_envs, args.block, args.envs_per_cpu_device, args.processes), "--num-envs"
     if args.sharding == "members":
-        sizes, shared = (args.num_agents,), "the number of agents,"
-    devices = choose_devices(args.num_devices, *sizes, shared=shared)
+        devices = choose_devices(args.num_devices, args.num_agents, shared="the number of agents,")
+    else:
+        shares = args.num_envs, args.block, args.envs_per_cpu_device, args.processes
+        devices = choose_devices(args.num_devices, *shares)
     env = run_env(args, make(args.env, args.env_params) if env is None else wrap(env, args.env_params))
     check_spaces(args, env)
     algorithm = make_algorithm(args, env.spec)
-    groups = args.groups(len(devices))
-    functions = for_seeds(algorithm, args, env, args.num_agents // groups, evolution(args, groups))
-    programs = over_devices(functions, devices, args.sharding)
+    programs = over_devices(for_seeds(algorithm, args, env, args.groups(len(devices))), devices, args.sharding)
     members = arrays_of(args.members, len(devices), args.sharding)
     shapes, example = jax.eval_shape(programs.init, members), np.int32(0)
     check_fits(args, shapes, example, env.spec, devices)
@@ -95,8 +91,7 @@ def train_with_actors(
 ) -> TrainResult:
     """Environments step on the host, in threads beside the learner; an update learns from some of their rollouts.
 
-    Each of several processes has actors and environments of its own, from which its own learner devices get their share
-    of an update.
+    Of several processes each has actors of its own, which feed its own learner devices.
     """
     actor_devices, devices = choose_roles(args.actor_indices, args.learner_indices)  # before JAX starts
     args = args.among(multihost.count())
@@ -105,9 +100,11 @@ def train_with_actors(
     algorithm = make_algorithm(args, env.spec)
     driver = host_driver(algorithm, args, env.spec)
     args.check_split(own)
-    threads = f"{args.actor_threads} thread{'s' * (args.actor_threads > 1)} on each of {describe(actor_devices)}"
-    processes = f" in each of {multihost.count()} processes" if multihost.count() > 1 else ""
-    notes = {"actors": f"{threads}{processes}"}
+    notes = {
+        "actors": f"{args.actor_threads} thread{'s' * (args.actor_threads > 1)} on each of {describe(actor_devices)}"
+    }
+    if multihost.count() > 1:
+        notes["actors"] += f" in each of {multihost.count()} processes"
     if (params := eval_params(args)) != args.env_params:
         notes["eval"] = f"with {params}"
     programs, members = programs_over_learners(driver, devices), arrays_of(args.members, len(devices))
@@ -135,9 +132,8 @@ def programs_over_learners(driver: HostDriver, devices: list[jax.Device]) -> Pro
         leaving = jax.tree.map(lambda x: jax.lax.pmax(x, AXIS), batch.leaving)
         return jax.tree.map(lambda x: x[None], state), published, (tally, driver.gauges(state), leaving)
 
-    over_devices = partial(jax.pmap, axis_name=AXIS, devices=devices)
-    update = over_devices(update, out_axes=(0, None, None), donate_argnums=0)
-    return Programs(over_devices(init), update, evaluate=None)
+    pmap = partial(jax.pmap, axis_name=AXIS, devices=devices)
+    return Programs(pmap(init), pmap(update, out_axes=(0, None, None), donate_argnums=0), evaluate=None)
 
 
 def _learn_from_actors(
@@ -172,8 +168,7 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
         except ActorsFailed as error:
             if multihost.count() > 1:
                 raise
-            failure = error
-            break
+            batch, failure = None, error
         if batch is None:
             break
         with batches.learner.doing("update"):

@@ -28,7 +28,6 @@ from common.device.sharding import AXIS, TrainState, arrays_of, key_data
 from common.envs.custom import wrap
 from common.envs.environment import Env
 from common.envs.registry import make
-from common.population import evolution
 from common.runs.metrics import read
 from common.runs.run import Run
 
@@ -100,7 +99,7 @@ def driver_of(args: Any, env: Env) -> Driver:
 def functions_of(args: Args, env: Env, groups: int = 1) -> Programs:
     """The algorithm of `args` for all seeds, on one device; of several `groups` for the seeds of one of them."""
     algorithm = module_of(args).make_algorithm(args, env.spec)
-    return for_seeds(algorithm, args, env, args.num_agents // groups, evolution(args, groups))
+    return for_seeds(algorithm, args, env, groups)
 
 
 def init_over(args: Args, env: Env, num_devices: int) -> Callable[[], TrainState]:

@@ -13,9 +13,9 @@ from helpers import AXIS, make_env, metric_rows, over_devices, relative_differen
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import replacing
 from common.device.devices import choose_devices, choose_roles
-from common.device.drivers import repeat
 from common.device.evaluation import Episodes, episode_keys, run_episodes
 from common.device.optim import when
+from common.device.programs import repeat_updates
 from common.device.statistics import (
     WINDOW,
     Tally,
@@ -137,7 +137,7 @@ def counting_update(state):
 
 def test_repeat_puts_metrics_together_and_finds_the_first_broken_update_of_each_seed():
     states = jnp.array([0, 10, 2])
-    repeated = jax.jit(lambda states, n: jax.vmap(lambda state: repeat(counting_update, state, n))(states))
+    repeated = jax.jit(lambda states, n: jax.vmap(lambda state: repeat_updates(counting_update, state, n))(states))
     state, metrics, broken = repeated(states, jnp.int32(6))
     np.testing.assert_array_equal(state, states + 6)
     np.testing.assert_allclose(metrics["value"], [2.5, 12.5, 4.5])

@@ -22,7 +22,7 @@ def test_n_step_returns_end_with_the_episode_and_cross_the_ring_s_end():
         first = (t == 0) | (terminated | truncated)[t - 1]
         new = Transition(obs[t], obs[t], reward[t], terminated[t], obs[t] + 0.5, first=first)
         replay = replay.add(jax.tree.map(jnp.asarray, new))
-    batch = replay.sample_n_step(jax.random.split(jax.random.key(0), 1), 300, 3, gamma)
+    batch = replay.sample(jax.random.split(jax.random.key(0), 1), 300, 3, gamma)
     starts = set()
     columns = (np.asarray(x).tolist() for x in batch if x is not None)
     for first, action, total, ended, reached, _, discount in zip(*columns, strict=True):

@@ -11,7 +11,7 @@ import pytest
 from helpers import Bribe, make_env, metric_rows, ppo, small_args
 
 from common.cli.errors import UsageError
-from common.device.rollout import reset_envs, step_envs
+from common.device.rollout import step_envs
 from common.drawing.groups import Selection, load
 from common.envs.registry import make
 from common.envs.variation import check_number, run_env
@@ -23,7 +23,7 @@ from common.policy import load_policy
 def test_every_episode_draws_its_own_numbers():
     draws = {"gravity": "uniform:5:15", "force_mag": "log:1:100", "max_steps_in_episode": "choice:3,7"}
     env = make("CartPole-v1", json.dumps(draws))
-    obs, state = reset_envs(env, jax.random.split(jax.random.key(0), 400))
+    obs, state = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 400))
     numbers = [state[1]]
     step = jax.jit(functools.partial(step_envs, env))
     lengths, time = [], np.zeros(400)

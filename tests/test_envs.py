@@ -12,7 +12,7 @@ import pytest
 from helpers import Endings, KeyInState, Pusher, make_env, over_devices, same_bits, small_args, train
 
 from common.cli.errors import UsageError
-from common.device.rollout import action_noise, new_starts, reset_envs, split_keys, step_envs
+from common.device.rollout import action_noise, new_starts, split_keys, step_envs
 from common.device.sharding import key_data, to_devices, to_host
 from common.envs import spaces
 from common.envs.custom import wrap
@@ -36,7 +36,7 @@ def test_gymnax_id_steps_through_episodes(name):
         return one.state, (one.obs, one.reward, one.terminated | one.truncated)
 
     def play(key):
-        _, states = reset_envs(env, jax.random.split(key, num_envs))
+        _, states = jax.vmap(env.reset)(jax.random.split(key, num_envs))
         return jax.lax.scan(step, states, jax.random.split(key, (steps, num_envs)))
 
     states, (obs, reward, over) = jax.jit(play)(jax.random.key(0))
@@ -142,7 +142,7 @@ def unrolled(env: Env, step) -> tuple:
         out = step(step_keys, states, act(action_keys))
         return out.state, out._replace(state=(), final_state=())
 
-    _, states = reset_envs(env, jax.random.split(jax.random.key(0), ENVS))
+    _, states = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), ENVS))
     return jax.jit(lambda: jax.lax.scan(one, states, jax.random.split(jax.random.key(1), STEPS)))()
 
 

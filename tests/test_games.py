@@ -7,7 +7,7 @@ import pytest
 from helpers import ppo, relative_difference, run_updates, small_args
 
 from common.cli.errors import UsageError
-from common.device.rollout import reset_envs, step_envs
+from common.device.rollout import step_envs
 from common.device.sharding import to_host
 from common.envs.masks import legal_actions
 from common.envs.registry import make
@@ -24,7 +24,7 @@ SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1
 def test_the_other_player_of_pgx_moves_until_it_is_our_turn():
     """Both kinds of stones stand on the board, in turn, from our side; the result of a game is -1, 0 or 1."""
     env, count = make("pgx:connect_four"), 200
-    step, reset = jax.jit(lambda *inputs: step_envs(env, *inputs)), jax.jit(lambda keys: reset_envs(env, keys))
+    step, reset = jax.jit(lambda *inputs: step_envs(env, *inputs)), jax.jit(jax.vmap(env.reset))
     obs, state = reset(jax.random.split(jax.random.key(0), count))
     assert 0.3 < np.mean(state.seat) < 0.7, "seats are drawn"
     begun = np.array(obs["obs"]).sum(axis=(1, 2))  # [N, ours and theirs]

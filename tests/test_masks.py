@@ -26,11 +26,11 @@ from common.cli.errors import FailedEnvError, TrainingError
 from common.device.agents import Agent, at_start
 from common.device.evaluation import play_episodes
 from common.device.optim import hp_of
-from common.device.rollout import action_noise, reset_envs
+from common.device.rollout import action_noise, reset_mid_episode
 from common.envs.custom import wrap
 from common.envs.masks import check_legal, mask_of
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, batch_shape, flat_size, sample
-from common.export import inputs_of
+from common.export import function_of, inputs_of
 from common.nets.distributions import Categoricals, PolicyHead, encode_action
 from common.nets.recurrent import Inputs, initial_memory
 from common.nets.torso import Ensemble
@@ -136,7 +136,7 @@ def test_random_actions_are_legal():
         assert set(component.ravel().tolist()) == set(np.flatnonzero(legal[4:]))
         assert vector.shape == (300, 2)
     env = wrap(Fussy())
-    returns = reset_envs(env, keys, mid_episode=True)[1]
+    returns = reset_mid_episode(env, keys)[1]
     assert len(set(returns.time.tolist())) > 3
 
 
@@ -240,7 +240,7 @@ def test_a_loaded_policy_does_not_ask_for_what_is_privileged(tmp_path):
     public = {name: part for name, part in obs.items() if name != "privileged_state"}
     np.testing.assert_array_equal(policy(public), policy(obs))
     assert inputs_of(policy)["obs"].keys() == public.keys()
-    np.testing.assert_array_equal(jax.jit(policy.bind())(public), policy(public))
+    np.testing.assert_array_equal(jax.jit(function_of(policy))(public), policy(public))
     episodes = play_episodes(env, policy, jax.random.split(jax.random.key(1), 4))  # which gives it all there is
     assert policy.evaluation == result.evaluation["eval/return_mean"][0] and np.isfinite(episodes.ret).all()
     assert play(PlayArgs(str(tmp_path), episodes=2, env=run["env"])).ret.shape == (2,)

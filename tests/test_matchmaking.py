@@ -13,13 +13,13 @@ from helpers import functions_of, over_devices, ppo, relative_difference, small_
 from common.device import opponents as who
 from common.device.agents import Agent
 from common.device.opponents import draw_own_components, of_other_member
+from common.device.population import elo_ratings, play_all
 from common.device.rollout import keys_of
 from common.device.sharding import AXIS, MEMBERS
 from common.envs.environment import Env, Step
 from common.envs.masks import legal_actions
 from common.envs.registry import make
 from common.envs.spaces import MultiDiscrete, box, sample
-from common.population import elo_ratings, play_all
 
 GAME = "pgx:tic_tac_toe"
 SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "hidden_sizes": (4,)}

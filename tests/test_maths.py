@@ -12,7 +12,7 @@ from helpers import make_env, over_devices, ppo, pqn, run_updates, small_args
 
 from common.device.agents import at_start
 from common.device.interface import Rollout
-from common.device.optim import AdamState, adapt_learning_rate, hp_now, hp_of, run_epochs
+from common.device.optim import AdamState, adapt_learning_rate, apply_schedules, hp_of, run_epochs
 from common.device.rollout import action_noise
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from common.nets import QHead, epsilon_greedy
@@ -129,11 +129,11 @@ def test_entropy_coefficient_falls_in_a_line(swept):
     updates = jnp.arange(6)  # of eight
     run = SimpleNamespace(updates=updates, hyper=swept)
     expected = swept.get("ent_coef", 0.2) * np.array([1, 0.75, 0.5, 0.25, 0, 0])
-    hp, scheduled = hp_now(args, run, learner=None)
+    hp, scheduled = apply_schedules(args, run, learner=None)
     np.testing.assert_allclose(hp.ent_coef, expected, rtol=1e-6)
     assert scheduled["ent_coef"] is hp.ent_coef
     np.testing.assert_allclose(scheduled["learning_rate"], args.learning_rate * (1 - updates / 8), rtol=1e-6)
-    assert "ent_coef" not in hp_now(dataclasses.replace(args, ent_fraction=0.0), run, learner=None)[1]
+    assert "ent_coef" not in apply_schedules(dataclasses.replace(args, ent_fraction=0.0), run, learner=None)[1]
 
 
 def test_ratio_of_the_first_minibatch_is_one():

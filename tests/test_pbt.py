@@ -11,10 +11,10 @@ from helpers import metric_rows, ppo, relative_difference, small_args
 
 from common.cli.population_flags import PbtArgs, Rules
 from common.device.interface import RunState
+from common.device.population import evolution, exchange, objective_of
 from common.device.sharding import TrainState
 from common.device.statistics import WINDOW, EpisodeTracker, RecentEpisodes
 from common.drawing.figures import descent
-from common.population import evolution, exchange, objective_of
 
 SIZE = 10
 RULES = Rules(WINDOW, {"learning_rate": "factor", "gamma": "complement", "adam_b2": "complement", "tau": "share"})

@@ -73,7 +73,7 @@ def _prepared(count, **flags):
     small = {"num_envs": 4, "num_steps": 4, "eval_episodes": 1, "hidden_sizes": (16,)}
     args = ppo.Args(**small, sweep=("gamma=uniform:0.9:0.99",), **flags)
     env, devices = make(args.env), jax.devices()[:1]
-    programs = over_devices(for_seeds(ppo.make_ppo(args, env.spec), args, env, args.num_agents), devices)
+    programs = over_devices(for_seeds(ppo.make_ppo(args, env.spec), args, env), devices)
     return args, jax.eval_shape(programs.init, arrays_of(args.members, 1)), np.int32(0), env.spec, devices * count
 
 

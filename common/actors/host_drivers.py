@@ -11,7 +11,7 @@ import optax
 from common.actors.threads import HostRollout
 from common.cli.errors import UsageError
 from common.device.agents import Seen
-from common.device.drivers import learn_from_replay, random_actions, with_returns
+from common.device.drivers import random_actions, replay_learner
 from common.device.interface import (
     Actors,
     Now,
@@ -24,8 +24,8 @@ from common.device.interface import (
     with_acting_part,
     with_memory,
 )
-from common.device.optim import hp_now, hp_of
-from common.device.replay import example_transition, n_steps, new_replay, num_groups
+from common.device.optim import apply_schedules, hp_of
+from common.device.replay import example_transition, new_replay
 from common.device.rollout import OTHER_STREAM, action_noise, ids_in_process, ids_over_processes, minibatch_indices
 from common.device.sharding import AXIS, TrainState
 from common.device.statistics import Tally, same_everywhere
@@ -68,7 +68,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
     def update(state: TrainState, rollouts: tuple[HostRollout, ...]) -> tuple[TrainState, Any, Tally]:
         learner, run = state.learner, state.run
         rollout = as_rollout(jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *rollouts))  # [T, N of all, ...]
-        hp, scheduled = hp_now(args, run, learner)
+        hp, scheduled = apply_schedules(args, run, learner)
         key = jax.random.fold_in(run.key, run.updates)
         minibatches = partial(minibatches_of, key, rollout.reward.shape[1], len(rollouts))
         now = Now(hp, run.updates, jax.random.fold_in(key, OTHER_STREAM), minibatches)
@@ -122,8 +122,7 @@ def as_rollout(host: HostRollout) -> Rollout:
 
 def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
     """Updates that store some rollouts of actors, and make the gradient updates that are due after them."""
-    blocks = num_groups(args.envs_per_actor, args.batch_size // args.parts)
-    groups, own_parts = blocks * args.parts, args.parts // args.processes
+    groups, own_parts = args.envs_per_actor // args.block * args.parts, args.parts // args.processes
     like = jax.eval_shape(lambda: algorithm.init(jax.random.key(0), hp_of(args)))  # nothing to compute with
 
     def begin(params_key: jax.Array, key: jax.Array) -> tuple[Any, RunState]:
@@ -138,22 +137,24 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
     def update(state: TrainState, rollouts: tuple[HostRollout, ...]) -> tuple[TrainState, Any, Tally]:
         run = state.run
         rollout = merge_rollouts(rollouts, own_parts, args.block)
-        transitions, valid = transitions_of(rollout, with_first=n_steps(args) > 1), rollout.valid
+        transitions, valid = transitions_of(rollout, with_first=args.n_steps > 1), rollout.valid
         actors = state.actors.replace(replay=state.actors.replay.add_valid(transitions, valid))
-        actors, transitions = with_returns(args, run, actors, transitions, rollout.terminated | rollout.truncated)
         new, stored = jax.lax.psum((jnp.sum(valid), jnp.sum(actors.replay.count)), AXIS)
-        learner, flags = algorithm.observe(state.learner, transitions, valid), hp_now(args, run, state.learner)
-        run = run.replace(updates=run.updates + 1, env_steps=run.env_steps + new)
-        key, due = jax.random.fold_in(run.key, run.updates), args.updates_due(stored) - args.updates_due(stored - new)
-        sizes = keys_of_groups, args.batch_size // groups
-        learner, run, tally = learn_from_replay(algorithm, args, learner, run, flags, actors.replay, key, due, *sizes)
-        return TrainState(learner, actors, run), publish(learner, run), tally
+        state = TrainState(state.learner, actors, run.replace(env_steps=run.env_steps + new))
+        key, due = (
+            jax.random.fold_in(run.key, run.updates + 1),
+            args.updates_due(stored) - args.updates_due(stored - new),
+        )
+        state, tally = learn(state, transitions, rollout.terminated | rollout.truncated, key, due, valid)
+        return state, publish(state.learner, state.run), tally
 
     def keys_of_groups(key: jax.Array) -> jax.Array:
         """A key for each of this device's groups of rings, [G]: by block of environments, and in it by part."""
         block = ids_in_process(groups // own_parts // jax.lax.axis_size(AXIS), args.processes)[:, None]
         part = ids_over_processes(own_parts, args.processes)
         return jax.vmap(jax.random.fold_in, (None, 0))(key, (block * args.parts + part).ravel())
+
+    learn = replay_learner(algorithm, args, keys_of_groups, args.batch_size // groups)
 
     def publish(learner: Any, run: RunState) -> Any:
         return acting_part(learner), run.env_steps < args.learning_starts
@@ -173,14 +174,13 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
 
     def gauges(state: TrainState) -> dict[str, jax.Array]:
         run, replay = state.run, state.actors.replay
-        filled = jnp.where(replay.filled == replay.capacity, 1.0, replay.filled / replay.capacity)
         # Below zero are keys that no update has
         keys = keys_of_groups(jax.random.fold_in(run.key, -1 - run.updates))
         age = run.updates - replay.sample(keys, args.batch_size // groups).version
         return {
             "gradient_updates": run.gradient_updates,
             "replay/stored": jax.lax.psum(jnp.sum(replay.count), AXIS),
-            "replay/fill": jax.lax.pmean(jnp.mean(filled), AXIS),
+            "replay/fill": jax.lax.pmean(jnp.mean(replay.fill), AXIS),
             "replay/age_p50": jnp.median(jax.lax.all_gather(age, AXIS)),  # updates since the policy that acted
             "replay/ratio": run.gradient_updates / jnp.maximum(run.env_steps - args.learning_starts, 1),
         }

@@ -45,6 +45,7 @@ class DeviceEnvArgs(PbtArgs):
     """What devices share: the environments of every agent (pmap), or the agents (members). Both compute the same, up to
     rounding; members wait for those of other devices only to exchange weights."""
 
+    opponent: ClassVar[str] = "random"  # where there is no flag for it
     envs_per_cpu_device: ClassVar[float] = 8
     """Environments per device below which another CPU device costs more than it brings (docs/ppo.md, "Devices")."""
 
@@ -171,7 +172,7 @@ class ReplayArgs:
     utd_ratio: Ratio = 1.0
     """Gradient updates per environment step (update-to-data ratio), exactly; fractions too."""
 
-    normalize_rewards = False  # a flag of algorithms that have it
+    normalize_rewards, n_steps = False, 1  # flags of algorithms that have them
 
     @property
     def fixed(self) -> tuple[str, ...]:

@@ -91,11 +91,9 @@ class Policy:
         self.run_dir, self.step, self.seed, self.member = run_dir, step, seed, member
         self.config = config  # the run's config.json
         self.evaluation = evaluation  # mean greedy return at this step, None where it was not evaluated
-        self._learner = jax.device_put(learner)
-        self._initial_memory = agent.initial_memory
-        self._memory_like = jax.eval_shape(lambda: agent.initial_memory(1))
-        self.has_memory = bool(jax.tree.leaves(self._memory_like))
-        self.wants_reward = agent.wants_reward
+        self._learner, self._initial_memory = jax.device_put(learner), agent.initial_memory
+        self._memory_like = jax.tree.leaves(jax.eval_shape(lambda: agent.initial_memory(1)))
+        self.has_memory, self.wants_reward = bool(self._memory_like), agent.wants_reward
 
         def apply(learner, seen, memory, key):
             action, memory = agent.act(learner, seen._replace(obs=completed(seen.obs, env)), memory, key)
@@ -107,21 +105,20 @@ class Policy:
     def who(self) -> str:
         """Which agent of its run it is, in words."""
         args = self.config["args"] if self.config else {}
-        of_population = args.get("population") or args.get("sweep")
-        return f"member {self.member}, with seed {self.seed}" if of_population else f"seed {self.seed}"
+        is_member = args.get("population") or args.get("sweep")
+        return f"member {self.member}, with seed {self.seed}" if is_member else f"seed {self.seed}"
 
     def __call__(
         self, obs: Any, memory: Any = None, first: Any = None, *, reward: Any = None, key: jax.Array | None = None
     ) -> Any:
         """Actions [..., *action] for raw observations [..., *obs]: sampled with a `key`, without one the best known.
 
-        One observation, or any number of batch axes before its own. JAX arrays give JAX arrays, all else gives NumPy's.
-        Every new batch size compiles once.
+        One observation, or any number of batch axes before its own; every new batch size compiles once. JAX arrays give
+        JAX arrays, all else gives NumPy's.
 
         With `memory`, that of all observations in the order of their axes, returns the actions and the new memory.
-        `first` [...] says where an episode begins, and `reward` [...] what the step before earned, of which policies
-        trained with --obs-prev-action-reward want to know. Raises UsageError where something is missing, or where
-        shapes or kinds do not fit.
+        `first` [...] says where an episode begins, and `reward` [...], for policies trained with
+        --obs-prev-action-reward, what the step before earned. Raises UsageError for what is missing or does not fit.
         """
         given, batch = self._given(obs)
         seen = Seen(given, *self._of_steps(batch, memory, first, reward))
@@ -178,11 +175,10 @@ class Policy:
         """Memory [N, ...] of a batch of N, or of one observation without that axis. Raises UsageError as above."""
         if memory is None:
             return self.initial_memory(0)
-        count, like = math.prod(batch), jax.tree.leaves(self._memory_like)
-        shapes = [np.shape(x) for x in jax.tree.leaves(memory)]
-        if shapes == [(count, *x.shape[1:]) for x in like]:
+        count, shapes = math.prod(batch), [np.shape(x) for x in jax.tree.leaves(memory)]
+        if shapes == [(count, *x.shape[1:]) for x in self._memory_like]:
             return memory
-        if not batch and shapes == [x.shape[1:] for x in like]:
+        if not batch and shapes == [x.shape[1:] for x in self._memory_like]:
             return jax.tree.map(lambda x: x[None], memory)
         raise UsageError(f"this is no memory of {count} observations: take that of policy.initial_memory({count})")
 
@@ -201,21 +197,6 @@ class Policy:
             return jax.vmap(one)(seen, memory, keys)
 
         return Player(self.initial_memory, sampled if stochastic else greedy)
-
-    def bind(self) -> Callable:
-        """The greedy policy as a pure function of a batch of observations [B, ...], the parameters it uses inside.
-
-        With memory it is one of obs, memory and first [B], and of reward [B] where that is wanted.
-        """
-
-        def remembering(obs, memory, first, reward=None):
-            reward = jnp.zeros(first.shape) if reward is None else reward
-            return self._apply(self._learner, Seen(obs, first, reward), memory, None)
-
-        def forgetful(obs):
-            return remembering(obs, self.initial_memory(0), jnp.zeros(spaces.batch_shape(obs), bool))[0]
-
-        return remembering if self.has_memory else forgetful
 
     def __repr__(self) -> str:
         return f"Policy(env={self.env.name!r}, run_dir={str(self.run_dir)!r}, step={self.step}, seed={self.seed})"

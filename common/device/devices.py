@@ -1,7 +1,4 @@
-"""Which devices train a run, and whether they have enough memory for it.
-
-As many as pay off, or as the flags say; where that does not work, the numbers that would.
-"""
+"""Which devices train a run, and whether they have enough memory for it."""
 
 import math
 import os
@@ -25,13 +22,13 @@ def choose_devices(
     num_processes: int = 1,
     shared: str = "--num-envs",
 ) -> list[jax.Device]:
-    """The devices to train on, those of every process behind those of the one before and as many.
+    """The devices to train on, as many of each process, one process after another.
 
-    They are `num_devices`, or with 0 all accelerators, or the CPU cores that pay off, of several processes one each.
-    Environments, or what else is `shared`, come in blocks of `block` that no device boundary may cut. A CPU device pays
-    off from `envs_per_cpu_device` environments on. On a CPU the devices are virtual and are made here, for
-    `num_processes` if they are known, unless JAX has already started; then the existing ones are used. Raises
-    UsageError, with the numbers that would work, where there are too few devices or they do not divide what is shared.
+    They are `num_devices`, or with 0 all accelerators, or the CPU cores that pay off, of several processes one each: a
+    CPU device does from `envs_per_cpu_device` environments on. Environments, or what else is `shared`, come in blocks
+    of `block` that no device boundary may cut. CPU devices are virtual and made here, for `num_processes` if they are
+    known, unless JAX has already started. Raises UsageError, with the numbers that would work, where there are too few
+    devices or they do not divide what is shared.
     """
     processes = max(num_processes, 1)
     fewest, several = num_devices or processes, jax.distributed.is_initialized()
@@ -52,25 +49,24 @@ def choose_devices(
         return choose_devices(num_devices, num_envs, block, envs_per_cpu_device, len(groups), shared)
     kind, most = groups[0][0].platform, min(map(len, groups)) * processes
     if num_devices > most:
-        raise UsageError(f"--num-devices {num_devices}: JAX has {most // processes} {_kind_and_place(groups)}")
+        raise UsageError(f"--num-devices {num_devices}: JAX has {_what_there_is(groups)}")
     usable = worthwhile if kind == "cpu" and not several else shares
     chosen = num_devices or max(count for count in usable if count <= most)
     return [device for group in groups for device in group[: chosen // processes]]
 
 
 def choose_roles(actors: tuple[int, ...], learners: tuple[int, ...]) -> tuple[list[jax.Device], list[jax.Device]]:
-    """The devices at these indices, to act on, of this process, and to learn on, of every process one after another.
+    """The devices at these indices: of this process, to act on; of every process one after another, to learn on.
 
-    They may overlap. Without indices the first device acts, and all accelerators or the first CPU device learn, in each
-    process. On a CPU the devices are virtual and are made here, unless JAX has already started. Raises UsageError for
-    one that does not exist.
+    They may overlap. Without indices the first device of a process acts, and all its accelerators or its first CPU
+    device learn. CPU devices are virtual, as above. Raises UsageError for one that does not exist.
     """
     _make_cpu_devices(max((*actors, *learners), default=0) + 1)
     groups = _devices_of_processes()
     fewest = min(map(len, groups))
     if missing := [index for index in (*actors, *learners) if index >= fewest]:
-        have = f"JAX has {fewest} {_kind_and_place(groups)}, numbered from 0"
-        raise UsageError(f"there is no device {missing[0]} for --actor-devices or --learner-devices: {have}")
+        what = f"there is no device {missing[0]} for --actor-devices or --learner-devices"
+        raise UsageError(f"{what}: JAX has {_what_there_is(groups)}, numbered from 0")
     own, every = groups[jax.process_index()], range(1 if groups[0][0].platform == "cpu" else fewest)
     return [own[i] for i in actors or (0,)], [group[i] for group in groups for i in learners or every]
 
@@ -93,9 +89,9 @@ def _devices_of_processes() -> list[list[jax.Device]]:
         raise UsageError(f"JAX cannot use JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: {error}") from error
 
 
-def _kind_and_place(groups: list[list[jax.Device]]) -> str:
+def _what_there_is(groups: list[list[jax.Device]]) -> str:
     where = f"in each of {len(groups)} processes" if len(groups) > 1 else "here"
-    return f"{groups[0][0].platform} device(s) {where}"
+    return f"{min(map(len, groups))} {groups[0][0].platform} device(s) {where}"
 
 
 def describe(devices: list[jax.Device]) -> str:
@@ -105,10 +101,7 @@ def describe(devices: list[jax.Device]) -> str:
 
 
 def memory_of(devices: list[jax.Device]) -> float:
-    """Bytes that arrays can take on all these devices together.
-
-    On a CPU those of the machine or of the container; of several processes each has one of its own.
-    """
+    """Bytes that arrays can take on all these devices together: of CPUs those of each process's machine."""
     if devices[0].platform != "cpu":
         return len(devices) * (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
@@ -122,9 +115,8 @@ BESIDE = 32  # bytes at least that an update keeps of a sample beside its observ
 
 
 def check_fits(args: Any, state: Any, batch: Any, env: Any, devices: list[jax.Device]) -> None:
-    """Raise UsageError where a run's `state`, an update or an evaluation needs more memory than there is.
-
-    `batch` has the shapes of what `update` takes beside the state, and `env` is an EnvSpec.
+    """Raise UsageError where a run's `state`, the `batch` that an update takes beside it, an update or an evaluation
+    needs more memory than there is. `env` is an EnvSpec.
     """
     available, agents, obs = memory_of(devices), args.num_agents, size_of(env.obs_like)
     kept, smaller = size_of((state, batch)), "take fewer environments, steps or hidden units"

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from common.device.agents import Player, Seen, at_start
-from common.device.rollout import keys_of, reset_envs, step_envs
+from common.device.rollout import keys_of, step_envs
 from common.envs.environment import Env
 
 SEED = 20_250_101  # the same episodes for every run, seed and evaluation
@@ -29,21 +29,15 @@ def episode_keys(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def run_episodes(env: Env, player: Player | Callable, num_episodes: int, seed: int | jax.Array = SEED) -> Episodes:
-    """Play this device's `num_episodes` episodes with `player`, of whatever `Player.of` takes.
-
-    Initial states depend only on the `seed` and on the episode's global index, so that evaluations are comparable.
-    """
+    """This device's `num_episodes` episodes: how each begins depends on the `seed` and on its global index only."""
     return play_episodes(env, player, keys_of(jax.random.key(seed), num_episodes))
 
 
 def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episodes:
-    """One episode from each of `keys` [E], by `player`, of whatever `Player.of` takes.
-
-    An episode ends at termination, at truncation or after `env.max_steps`.
-    """
+    """One episode from each of `keys` [E], by `player`, of whatever `Player.of` takes; of `env.max_steps` at most."""
     player, num_episodes = Player.of(player), keys.shape[0]
     reset_keys, step_keys, act_keys = jax.vmap(episode_keys)(keys)
-    obs, env_state = reset_envs(env, reset_keys)
+    obs, env_state = jax.vmap(env.reset)(reset_keys)
     zeros = jnp.zeros(num_episodes)
 
     def unfinished(carry):
@@ -54,9 +48,8 @@ def play_episodes(env: Env, player: Player | Callable, keys: jax.Array) -> Episo
         time, env_state, seen, memory, done, episodes = carry
         action, memory = player.act(seen, memory, jax.vmap(jax.random.fold_in, (0, None))(act_keys, time))
         out = step_envs(env, jax.vmap(jax.random.fold_in, (0, None))(step_keys, time), env_state, action)
-        episodes = Episodes(
-            ret=episodes.ret + jnp.where(done, 0.0, out.reward), length=episodes.length + jnp.where(done, 0.0, 1.0)
-        )
+        earned = Episodes(jnp.where(done, 0.0, out.reward), jnp.where(done, 0.0, 1.0))
+        episodes = jax.tree.map(jnp.add, episodes, earned)
         over = out.terminated | out.truncated
         return time + 1, out.state, Seen(out.obs, over, out.reward), memory, done | over, episodes
 

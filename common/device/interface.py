@@ -1,4 +1,4 @@
-"""What an algorithm is, and what the driver gives it: pure functions of one agent on one device.
+"""What an algorithm is, pure functions of one agent on one device, and what the driver gives it.
 
 The driver does the rest, once for all algorithms: keys and counters, schedules, environments, opponents, episodes,
 metrics, several seeds, members and devices.
@@ -95,8 +95,8 @@ class Rollout(NamedTuple):
         """The value [T, N] of the true next observation of every step, where its episode was not terminated.
 
         `value` [T, N] are those of the steps. `value_of` gives them for what is `last` [N, ...], after the rollout, and
-        for what was `final` [T, N, ...] where a time limit struck: observations, if nothing else is given. Of those it
-        computes N at a time: no network pass at all while none does.
+        for what was `final` [T, N, ...] where a time limit struck: observations, if nothing else is given. The latter
+        are computed N at a time, and not at all while no time limit strikes.
         """
         following = jnp.concatenate([value[1:], value_of(self.last.obs if last is None else last)[None]])
         if self.final_obs is None:  # it stands in the step after
@@ -166,8 +166,8 @@ def with_acting_part(learner: Any, part: tuple[Any, ...]) -> Any:
 
 
 def with_memory(algorithm: OnPolicy) -> tuple[Callable, Callable]:
-    """`explore` of learner, Seen, memory and noise, which returns the memory too, and the memory of N environments
-    whose episodes begin: () of algorithms without.
+    """`explore` of learner, Seen, memory and noise, which returns the memory too; and a function of N that makes the
+    memory of N environments whose episodes begin: () of algorithms without.
     """
     if algorithm.initial_memory is not None:
         return algorithm.explore, algorithm.training_memory or algorithm.initial_memory

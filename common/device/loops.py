@@ -1,6 +1,7 @@
 """Loops on the device: trees of arrays carried as one vector, so that a GPU gets one kernel for all of them."""
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -8,12 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-
-
-def light_scan(step: Callable, start: Any, inputs: Any, reverse: bool = False) -> tuple[Any, Any]:
-    """`jax.lax.scan` of steps of few operations: on an accelerator 32 in one turn, for each turn costs its launches."""
-    unroll = 1 if jax.default_backend() == "cpu" else 32
-    return jax.lax.scan(step, start, inputs, reverse=reverse, unroll=unroll)
 
 
 class Packed(struct.PyTreeNode):
@@ -54,3 +49,32 @@ def _shaped(part: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     if part.dtype == dtype:
         return part
     return part.astype(bool) if jnp.issubdtype(dtype, bool) else jax.lax.bitcast_convert_type(part, dtype)
+
+
+def light_scan(step: Callable, start: Any, inputs: Any, reverse: bool = False) -> tuple[Any, Any]:
+    """`jax.lax.scan` of steps of few operations: on an accelerator 32 in one turn, for each turn costs its launches."""
+    unroll = 1 if jax.default_backend() == "cpu" else 32
+    return jax.lax.scan(step, start, inputs, reverse=reverse, unroll=unroll)
+
+
+def zeros_of(function: Callable, *args: Any) -> Any:
+    """Zeros shaped as what `function(*args)` returns: where a loop's sums begin."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
+
+
+def repeat(step: Callable, state: Any, count: jax.Array, add: Callable = operator.add) -> tuple[Any, Any]:
+    """`state, new = step(index, state)` for every index below `count` []: the last state, and the sum of what was new.
+
+    `add` takes the sum so far, zeros at first, and what is new. `count` is traced: one executable serves every length,
+    and a resumed run executes the very same code.
+    """
+    step = jax.jit(step)  # traced once, although its shapes are asked for too
+
+    def body(index, carry):
+        state, total = carry
+        state, new = step(index, state)
+        return state, Packed.of(add(total.tree, new))
+
+    start = state, Packed.of(zeros_of(step, jnp.int32(0), state)[1])
+    state, total = jax.lax.fori_loop(0, count, body, start)
+    return state, total.tree

@@ -74,8 +74,7 @@ def max_over_processes(number: int) -> int:
 def allgather(value: T) -> list[T]:
     """What each process has in the place of `value`, in all of them.
 
-    Only JSON goes from one to another: of several processes the values have lists in place of tuples and of arrays,
-    and texts as keys and in place of paths.
+    Between several processes goes only JSON: lists in place of tuples and arrays, texts as keys and in place of paths.
     """
     if count() == 1:
         return [value]
@@ -86,7 +85,7 @@ def allgather(value: T) -> list[T]:
 
 
 def all_or_none(function: Callable[..., T], *args: Any) -> T:
-    """What the function returns here, once it has returned in all processes; it must not wait for any of them.
+    """What the function, which waits for no process, returns here, once it has returned in all of them.
 
     Where it fails in one, all raise: that one its error, the others FailedElsewhere.
     """
@@ -106,9 +105,9 @@ def all_or_none(function: Callable[..., T], *args: Any) -> T:
 
 
 def on_first(function: Callable[..., T], *args: Any) -> T:
-    """What the function returns in the first process, where alone it is called; in all processes.
+    """In all processes what the function returns in the first, which alone calls it, as JSON, see `allgather`.
 
-    Of several it is what JSON makes of it, as in `allgather`. Raises as `all_or_none` does.
+    Raises as `all_or_none` does.
     """
     if count() == 1:
         return function(*args)
@@ -116,9 +115,8 @@ def on_first(function: Callable[..., T], *args: Any) -> T:
 
 
 def in_background(function: Callable[[], T]) -> T:
-    """As `all_or_none`, for a function that waits for the other processes by itself, perhaps for longer than they live.
-
-    Where it fails in one of them, or one is gone, it is left behind in its thread.
+    """As `all_or_none`, for a function that itself waits for the other processes, perhaps for longer than they live: it
+    is left behind in its thread where it fails in one of them, or one is gone.
     """
     if count() == 1:
         return function()
@@ -167,9 +165,8 @@ def _meet(args: RunArgs) -> None:
     if in_main:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would not come to handle it
     try:
-        names = {"coordinator_address": "coordinator", "num_processes": "processes", "process_id": "process_id"}
-        told = {theirs: getattr(args, ours) for theirs, ours in names.items()} if args.coordinator else {}  # else found
-        jax.distributed.initialize(**told, **times, initialization_timeout=START)
+        told = (args.coordinator, args.processes, args.process_id) if args.coordinator else ()  # else found
+        jax.distributed.initialize(*told, **times, initialization_timeout=START)
     except (ValueError, RuntimeError) as error:
         where = f"at {args.coordinator}" if args.coordinator else "by themselves: name --distributed HOST:PORT,ID/COUNT"
         reason = " ".join(str(error).split())[:200]

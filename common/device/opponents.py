@@ -18,20 +18,15 @@ from common.envs.environment import Env, select
 PAST = 8  # policies that self-play draws from
 
 
-def opponent_of(args: Any) -> str:
-    """Who else acts: random, self or members; algorithms without the flag --opponent have random opponents."""
-    return getattr(args, "opponent", "random")
-
-
 def first_past(args: Any, learner: Any) -> Any:
     """The past policies [P, ...] before the first update; () where there is no self-play."""
-    part = acting_part(learner) if opponent_of(args) == "self" else ()
+    part = acting_part(learner) if args.opponent == "self" else ()
     return jax.tree.map(lambda x: jnp.stack([x] * PAST), part)
 
 
 def renewed_past(args: Any, run: RunState, learner: Any) -> Any:
     """The past policies [P, ...]; every --opponent-interval updates that of now is the newest of them."""
-    if opponent_of(args) != "self":
+    if args.opponent != "self":
         return ()
     turn, late = jnp.divmod(run.updates, args.opponent_interval)
     replaced = (jnp.arange(PAST) == turn % PAST) & (late == 0) | (run.updates == 0)  # all of them at first
@@ -41,12 +36,14 @@ def renewed_past(args: Any, run: RunState, learner: Any) -> Any:
 
 def draw_other(args: Any, run: RunState, learner: Any, key: jax.Array) -> Any:
     """Who else acts in this update, as a learner: another member, or in self-play a past policy; None is nobody."""
-    if opponent_of(args) == "members":
-        return with_acting_part(learner, of_other_member(key, acting_part(learner)))
-    if opponent_of(args) == "self":
+    if args.opponent == "random":
+        return None
+    if args.opponent == "members":
+        part = of_other_member(key, acting_part(learner))
+    else:
         chosen = jax.random.randint(key, (), 0, PAST)
-        return with_acting_part(learner, jax.tree.map(lambda x: x[chosen], run.past))
-    return None
+        part = jax.tree.map(lambda x: x[chosen], run.past)
+    return with_acting_part(learner, part)
 
 
 def with_opponent(env: Env, other: Any, act: Callable) -> Env:
@@ -58,7 +55,7 @@ def with_opponent(env: Env, other: Any, act: Callable) -> Env:
 
 def own_components(args: Any, env: Env, key: jax.Array, num_envs: int) -> jax.Array | None:
     """Which components of actions [N, A] are of agents that the member plays itself; None is all of them."""
-    if opponent_of(args) != "members" or env.is_game:
+    if args.opponent != "members" or env.is_game:
         return None
     return draw_own_components(keys_of(key, num_envs), env.agents)
 

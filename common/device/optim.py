@@ -11,7 +11,7 @@ from flax import struct
 from jax.flatten_util import ravel_pytree
 
 from common.device.interface import Flags
-from common.device.loops import Packed
+from common.device.loops import Packed, zeros_of
 from common.device.loops import light_scan as light_scan  # for algorithms
 from common.device.sharding import AXIS
 from common.device.statistics import Metrics, Report, across_devices, over_steps
@@ -118,6 +118,11 @@ def global_norm(tree: Any) -> jax.Array:
     return optax.global_norm(flat(tree))
 
 
+def all_finite(tree: Any) -> jax.Array:
+    """Whether all numbers of a tree are finite, []."""
+    return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
+
+
 def adapt_learning_rate(state: AdamState, kl: jax.Array, hp: Any) -> AdamState:
     """The state after an update that moved the policy by `kl`, which under --lr-schedule kl-adaptive moves its
     learning rate: divided by 1.5 where that is over twice `desired_kl`, multiplied where it is under half of it.
@@ -173,11 +178,6 @@ def when(due: jax.Array, step: Callable[[Any], tuple[Any, Metrics]], state: Any)
     return jax.lax.cond(due, reported, lambda state: (state, nothing), state)
 
 
-def zeros_of(function: Callable, *args: Any) -> Any:
-    """Zeros shaped as what `function(*args)` returns: where a loop's sums begin."""
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
-
-
 def standardize(x: jax.Array, axis: Any = None, weight: jax.Array | None = None) -> jax.Array:
     """`x` with zero mean and unit variance along `axis` over all devices; of those alone whose `weight` is 1."""
     mean = partial(jnp.mean, axis=axis, keepdims=True) if weight is None else partial(weighted_mean, weight)
@@ -230,20 +230,19 @@ def epsilon_after(args: Any, updates: int | jax.Array) -> jax.Array:
     return args.epsilon_end + (args.epsilon_start - args.epsilon_end) * jnp.float32(left)
 
 
-def hp_now(args: Any, run: Any, learner: Any) -> tuple[Flags, dict[str, jax.Array]]:
-    """The flags of one agent for the update that comes next, and what schedules make of some of them [], by name.
+def apply_schedules(args: Any, run: Any, learner: Any) -> tuple[Flags, dict[str, jax.Array]]:
+    """The flags of one agent for the update that comes next, and those among them that schedules change, [] by name.
 
     Its `run` is the `RunState`, and under --lr-schedule kl-adaptive its learner has an `AdamState`.
     """
-
-    left = partial(falling, args, run.updates)
-    now, hp, schedule = {}, hp_of(args, run.hyper), getattr(args, "lr_schedule", "")
+    left, hp, schedule = partial(falling, args, run.updates), hp_of(args, run.hyper), getattr(args, "lr_schedule", "")
+    scheduled = {}
     if schedule == "kl-adaptive":
-        now["learning_rate"] = learner.opt_state.learning_rate
+        scheduled["learning_rate"] = learner.opt_state.learning_rate
     elif schedule:
-        now["learning_rate"] = jnp.float32(hp.learning_rate) * (left(1.0) if schedule == "linear" else 1.0)
+        scheduled["learning_rate"] = jnp.float32(hp.learning_rate) * (left(1.0) if schedule == "linear" else 1.0)
     if hasattr(args, "epsilon_fraction"):
-        now["epsilon"] = epsilon_after(args, run.updates + 1)
+        scheduled["epsilon"] = epsilon_after(args, run.updates + 1)
     if fraction := getattr(args, "ent_fraction", 0.0):
-        now["ent_coef"] = hp.ent_coef * left(fraction)
-    return hp_of(args, run.hyper, **now), now
+        scheduled["ent_coef"] = hp.ent_coef * left(fraction)
+    return hp_of(args, run.hyper, **scheduled), scheduled

@@ -16,36 +16,32 @@ from jax.sharding import PartitionSpec as P
 from common.cli.run_flags import Members
 from common.device import multihost
 from common.device.agents import Agent
-from common.device.drivers import off_policy, on_policy, repeat
+from common.device.drivers import off_policy, on_policy
 from common.device.evaluation import Episodes, run_episodes
 from common.device.interface import OffPolicy, OnPolicy
-from common.device.sharding import AXIS, GROUPS, TrainState, mesh_of_members, over_seeds
-from common.device.statistics import recent_metrics
+from common.device.loops import repeat
+from common.device.optim import all_finite
+from common.device.population import evolution
+from common.device.sharding import AXIS, GROUPS, TrainState, over_seeds, sharding_of_members
+from common.device.statistics import Tally, episode_metrics, recent_metrics
 from common.envs.environment import Env
 
 
 class Programs(NamedTuple):
-    """What a run calls. All states are those of S agents, [S, ...], and under `pmap` of D devices, [D, S, ...]; see
-    `common/device/sharding.py`.
-    """
+    """What a run calls. States are of S agents, [S, ...], and under `pmap` of D devices, [D, S, ...]."""
 
     init: Callable  # seeds [S], or Members [S] -> TrainState
     update: Callable  # TrainState, number of updates -> TrainState, metrics, first non-finite update of each metric
     evaluate: Callable  # TrainState, seed of the episodes -> greedy Episodes [S, E], each device its share
 
 
-def for_seeds(
-    algorithm: OnPolicy | OffPolicy, args: Any, env: Env, num_agents: int, evolve: Callable | None = None
-) -> Programs:
-    """The algorithm for several agents, on one device of `AXIS`.
-
-    `evolve` takes the number of updates before a call and the state [S, ...] after it, and returns a state and metrics:
-    what agents do to each other.
-    """
+def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env, groups: int = 1) -> Programs:
+    """The algorithm for several agents, on one device of `AXIS`; of `groups` of devices each has its share of them."""
     driver = (off_policy if isinstance(algorithm, OffPolicy) else on_policy)(algorithm, args, env)
+    num_agents, evolve = args.num_agents // groups, evolution(args, groups)
 
     def update_one(state: TrainState, num_updates: jax.Array):
-        state, metrics, broken = repeat(driver.update, state, num_updates)
+        state, metrics, broken = repeat_updates(driver.update, state, num_updates)
         return state, metrics | recent_metrics(state.run.recent) | driver.gauges(state), broken
 
     def update(state: TrainState, num_updates: jax.Array):
@@ -60,8 +56,7 @@ def for_seeds(
         share = math.ceil(args.eval_episodes / jax.lax.axis_size(AXIS))
         episodes = run_episodes(env, Agent.of(algorithm).player(learner), share, seed)
         # A policy that is not finite may act all the same, and by chance earn something
-        sound = jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(learner.params)]).all()
-        return episodes._replace(ret=jnp.where(sound, episodes.ret, jnp.nan))
+        return episodes._replace(ret=jnp.where(all_finite(learner.params), episodes.ret, jnp.nan))
 
     def evaluate(state: TrainState, seed: jax.Array) -> Episodes:
         return over_seeds(lambda learner: evaluate_one(learner, seed), num_agents)(state.learner)
@@ -71,6 +66,29 @@ def for_seeds(
         return jax.lax.map(lambda x: driver.init(*x), members)  # vmapped orthogonal matrices can deadlock
 
     return Programs(init, update, evaluate)
+
+
+def repeat_updates(
+    update: Callable[[Any], tuple[Any, Tally, Tally]], state: Any, num_updates: jax.Array
+) -> tuple[Any, dict[str, jax.Array], dict[str, jax.Array]]:
+    """`num_updates` [] times the `update` of a `Driver`.
+
+    Returns the state, the metrics of all updates together, and for each of `update`'s metrics the index of the first
+    update in which it was not finite (or -1).
+    """
+
+    def one(index, state):
+        state, tally, episodes = update(state)
+        broken = {name: jnp.where(jnp.isfinite(x), 0, index + 1) for name, x in tally.value.items()}
+        return state, (tally, broken, episodes)
+
+    def add(total, new):
+        tally, broken, episodes = total
+        broken = jax.tree.map(lambda first, now: jnp.where(first > 0, first, now), broken, new[1])
+        return tally + new[0], broken, episodes + new[2]
+
+    state, (tally, broken, episodes) = repeat(one, state, num_updates, add)
+    return state, tally.metrics() | episode_metrics(episodes), {name: first - 1 for name, first in broken.items()}
 
 
 def over_devices(programs: Programs, devices: list[jax.Device], sharding: str = "pmap") -> Programs:
@@ -92,8 +110,8 @@ def over_devices(programs: Programs, devices: list[jax.Device], sharding: str = 
 
 def _over_members(programs: Programs, devices: list[jax.Device]) -> Programs:
     """The programs for each device's share of the agents: all arrays [1, S, ...] are split along S."""
-    mesh, share = mesh_of_members(devices), P(None, GROUPS)
-    where = jax.NamedSharding(mesh, share)  # also of what a program does not use
+    where = sharding_of_members(devices)  # also of what a program does not use
+    mesh, share = where.mesh, where.spec
     without_axis = partial(jax.tree.map, lambda x: x[0])
     with_axis = partial(jax.tree.map, lambda x: x[None])
 
@@ -113,16 +131,12 @@ def _over_members(programs: Programs, devices: list[jax.Device]) -> Programs:
 
 
 def cache_directory() -> Path:
-    """Where compiled programs are kept between runs: `$XDG_CACHE_HOME/pmaprl` or `~/.cache/pmaprl`."""
+    """Where compiled programs are kept between runs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pmaprl"
 
 
 def set_up_cache() -> None:
-    """Use the persistent cache for every program that takes over a tenth of a second.
-
-    A cache directory that the user has configured for JAX (JAX_COMPILATION_CACHE_DIR) is left in place, and with
-    JAX_ENABLE_COMPILATION_CACHE=false there is no cache.
-    """
+    """Keep every program that takes over a tenth of a second, unless the user has configured JAX's cache otherwise."""
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", str(cache_directory()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
@@ -150,10 +164,7 @@ def compile_together(programs: Programs, members: Any, state: Any, example: Any)
 
 
 def _options(level: int) -> dict[str, int]:
-    """LLVM's optimization level on a CPU, unless XLA_FLAGS name one.
-
-    1 runs as fast as the default and compiles a quarter sooner.
-    """
+    """LLVM's optimization level on a CPU, unless XLA_FLAGS name one: 1 runs as fast, and compiles a quarter sooner."""
     flag = "xla_backend_optimization_level"
     named = flag in os.environ.get("XLA_FLAGS", "")
     return {flag: level} if jax.default_backend() == "cpu" and not named else {}

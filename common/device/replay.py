@@ -1,11 +1,9 @@
 """A replay buffer on the device: rings of transitions, one per environment of an update, oldest overwritten first.
 
-Nothing here depends on the number of devices:
-rings are split over them like the environments, and random choices are made by groups of environments that no device
-boundary cuts, each with its own key.
+Nothing here depends on the number of devices: rings are split over them like the environments, and random choices are
+made by groups of environments that no device boundary cuts, each with its own key.
 """
 
-import math
 from typing import Any
 
 import jax
@@ -39,6 +37,11 @@ class Replay(struct.PyTreeNode):
         """Slots in use of each ring, [N]."""
         return jnp.minimum(self.count, self.capacity)
 
+    @property
+    def fill(self) -> jax.Array:
+        """The share of slots in use of each ring, [N]; 1 exactly where all are."""
+        return jnp.where(self.filled == self.capacity, 1.0, self.filled / self.capacity)
+
     def add(self, transitions: Any) -> "Replay":
         """The buffer with one more transition of every environment, [N, ...], where all rings are equally full."""
         slot = self.added % self.capacity
@@ -58,27 +61,24 @@ class Replay(struct.PyTreeNode):
 
         return Replay(jax.tree.map(write, self.data, transitions), self.count + jnp.sum(valid, axis=0))
 
-    def sample(self, keys: jax.Array, per_group: int) -> Any:
-        """Transitions [G * per_group, ...], drawn uniformly with replacement.
+    def sample(self, keys: jax.Array, per_group: int, num_steps: int = 1, gamma: float | jax.Array = 1.0) -> Any:
+        """Transitions [G * per_group, ...]: each of the G `keys` draws `per_group` of its own N / G neighbouring rings,
+        uniformly with replacement.
 
-        Each of the G `keys` draws `per_group` transitions from its own N / G neighbouring rings.
-        """
-        places = self._places(keys, per_group, self.filled)
-        return jax.tree.map(lambda x: x[places], self.data)
-
-    def sample_n_step(self, keys: jax.Array, per_group: int, num_steps: int, gamma: float | jax.Array) -> Transition:
-        """Likewise, with the rewards and the next observation of up to `num_steps` steps (Sutton & Barto 2018, 7.1).
-
-        They are fewer where the episode ends. A transition that fewer than `num_steps` - 1 follow is not drawn yet.
+        With several `num_steps` the data are a `Transition`, with the rewards and the next observation of so many steps
+        (Sutton & Barto 2018, 7.1), fewer where the episode ends; a ring's newest `num_steps` - 1 are not drawn.
         """
         ring, place = self._places(keys, per_group, jnp.maximum(self.filled - num_steps + 1, 0))
+        if num_steps == 1:
+            return jax.tree.map(lambda x: x[ring, place], self.data)
         oldest = jnp.where(self.count > self.capacity, self.count, 0)[ring]
         slots = (oldest + place + jnp.arange(num_steps)[:, None]) % self.capacity  # [n, B]
         goes_on = ~self.data.first[ring, slots[1:]]
         used = jnp.concatenate([jnp.ones_like(goes_on[:1]), jnp.cumprod(goes_on, axis=0, dtype=bool)])  # [n, B]
         powers = jnp.asarray(gamma) ** jnp.arange(num_steps + 1)
         count = jnp.sum(used, axis=0)
-        first, last = (jax.tree.map(lambda x: x[ring, slot], self.data) for slot in (slots[0], _last(slots, count)))
+        newest = jnp.take_along_axis(slots, count[None] - 1, axis=0)[0]
+        first, last = (jax.tree.map(lambda x: x[ring, slot], self.data) for slot in (slots[0], newest))
         reward = jnp.sum(self.data.reward[ring, slots] * used * powers[:-1, None], axis=0)
         return last._replace(obs=first.obs, action=first.action, reward=reward, discount=powers[count])
 
@@ -97,20 +97,10 @@ class Replay(struct.PyTreeNode):
         return ring.ravel(), slot.ravel()
 
 
-def _last(slots: jax.Array, count: jax.Array) -> jax.Array:
-    """The last of the first `count` [B] of `slots` [n, B]."""
-    return jnp.take_along_axis(slots, count[None] - 1, axis=0)[0]
-
-
 def new_replay(example: Any, num_envs: int, capacity: int) -> Replay:
     """An empty buffer with `capacity` slots for each of `num_envs` transitions like `example`."""
     data = jax.tree.map(lambda x: jnp.zeros((num_envs, capacity, *x.shape), x.dtype), example)
     return Replay(data, jnp.zeros(num_envs, jnp.int32))
-
-
-def num_groups(num_envs: int, batch_size: int) -> int:
-    """Groups of environments that contribute equal parts of a batch."""
-    return math.gcd(num_envs, batch_size)
 
 
 def describe_replay(args: Any, state: Any) -> dict[str, str]:
@@ -127,13 +117,8 @@ def describe_replay(args: Any, state: Any) -> dict[str, str]:
 def example_transition(args: Any, env: EnvSpec, versions: bool = False) -> Transition:
     """One transition of zeros, which says what the replay buffer has to hold; with `versions` those of policies too."""
     obs, version = env.example_obs(), jnp.int32(0) if versions else None
-    first = jnp.bool_(True) if n_steps(args) > 1 else None
+    first = jnp.bool_(True) if args.n_steps > 1 else None
     return Transition(obs, empty_action(env.action_space), jnp.float32(0), jnp.bool_(False), obs, version, first)
-
-
-def n_steps(args: Any) -> int:
-    """Steps of a return, where an algorithm has a flag for it."""
-    return getattr(args, "n_steps", 1)
 
 
 @jax.custom_batching.custom_vmap

@@ -49,7 +49,7 @@ def resets_at_once(env: Env) -> bool:
     return env.cheap_reset and jax.default_backend() != "cpu"
 
 
-SMALL = 128  # bytes of an environment's state and observation
+SMALL_RESET = 128  # bytes of an environment's state and observation
 
 
 def resets_of_steps(env: Env, keys: jax.Array) -> Starts | None:
@@ -57,18 +57,15 @@ def resets_of_steps(env: Env, keys: jax.Array) -> Starts | None:
     if env.resets_itself or not resets_at_once(env):
         return None
     begun = jax.tree.leaves(jax.eval_shape(env.reset, keys[0, 0]))
-    if sum(x.size * x.dtype.itemsize for x in begun) > SMALL:
+    if sum(x.size * x.dtype.itemsize for x in begun) > SMALL_RESET:
         return None
     return jax.vmap(jax.vmap(env.reset))(split_keys(keys, 2)[1])
 
 
-def reset_envs(env: Env, keys: jax.Array, mid_episode: bool = False) -> tuple[Any, Any]:
-    """First observations and states of N environments, each from its own of `keys` [N].
-
-    With `mid_episode` at random phases of an episode: after up to one horizon of random actions.
+def reset_mid_episode(env: Env, keys: jax.Array) -> tuple[Any, Any]:
+    """Observations and states of N environments at random phases of an episode, each by its own of `keys` [N]: after
+    up to one horizon of random actions.
     """
-    if not mid_episode:
-        return jax.vmap(env.reset)(keys)
     reset_keys, phase_keys, walk_keys = split_keys(keys, 3)
     longest = min(env.max_steps, DEFAULT_HORIZON)
     steps = jax.vmap(lambda key: jax.random.randint(key, (), 0, longest))(phase_keys)  # [N]
@@ -86,10 +83,7 @@ def reset_envs(env: Env, keys: jax.Array, mid_episode: bool = False) -> tuple[An
 
 
 def new_starts(env: Env, key: jax.Array, count: int) -> Starts | None:
-    """`count` beginnings of episodes, the same on every device, each of which makes its share.
-
-    None where `count` is 0.
-    """
+    """`count` beginnings of episodes, the same on every device, each of which makes its share; None of 0."""
     if not count:
         return None
     share = jax.vmap(env.reset)(keys_of(key, -(-count // jax.lax.axis_size(AXIS))))
@@ -99,9 +93,8 @@ def new_starts(env: Env, key: jax.Array, count: int) -> Starts | None:
 def compute_where(values: Any, missing: jax.Array, width: int, compute: Callable[[jax.Array], Any]) -> Any:
     """`values`, arrays [B, ...], with what `compute` gives for those that are `missing` [B].
 
-    `compute` takes the indices of `width` of them and is called until all are done: not at all where none is missing.
-    That is right under `vmap`, where a `cond` would compute everything. Where fewer are left, the last index is B, and
-    what is computed for it goes nowhere.
+    `compute` takes the indices of `width` of them, until none is missing; also under `vmap`, where a `cond` computes
+    everything. Where fewer are left, the last index is B, and what is computed for it goes nowhere.
     """
 
     def fill_some(carry):
@@ -113,7 +106,7 @@ def compute_where(values: Any, missing: jax.Array, width: int, compute: Callable
     return jax.lax.while_loop(lambda carry: jnp.any(carry[1]), fill_some, (values, missing))[0]
 
 
-OTHER_STREAM = 2**31  # a number that no epoch, and nothing else that shuffles samples, folds into a key
+OTHER_STREAM = 2**31  # of no update and of no epoch: folded into a key, for what is neither
 
 
 def keys_of(key: jax.Array, local: int) -> jax.Array:
@@ -177,9 +170,8 @@ def minibatch_indices(
         return random_order(order_key, label_key, size)
 
     over_blocks = jax.vmap(shuffle, (None, 0))
-    order = jax.vmap(over_blocks, (0, None))(
-        jnp.arange(update_epochs), ids_in_process(blocks, processes)
-    )  # [E, blocks, size]
+    epochs = jnp.arange(update_epochs)
+    order = jax.vmap(over_blocks, (0, None))(epochs, ids_in_process(blocks, processes))  # [E, blocks, size]
     step, env = order // width, order % width + width * jnp.arange(blocks)[:, None]
     split = (step * num_envs + env).reshape(update_epochs, blocks, num_minibatches, -1)
     return jnp.swapaxes(split, 1, 2).reshape(update_epochs, num_minibatches, -1)

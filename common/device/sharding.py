@@ -9,6 +9,7 @@ On the host there is no such axis, and a process has its own environments only: 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,17 +27,17 @@ AXIS = "devices"
 GROUPS = "groups"  # the axis of devices that have agents of their own
 
 
+def sharding_of_members(devices: list[jax.Device]) -> NamedSharding:
+    """That of arrays [1, S, ...] over devices which have agents of their own."""
+    return NamedSharding(Mesh(np.array(devices)[:, None], (GROUPS, AXIS)), P(None, GROUPS))
+
+
 class TrainState(struct.PyTreeNode):
     """Everything that training changes."""
 
     learner: Any  # what the algorithm learns
     actors: Any  # this device's environments, and what belongs to each of them; () where they are elsewhere
     run: Any  # the `RunState`: what the driver keeps
-
-
-def mesh_of_members(devices: list[jax.Device]) -> Mesh:
-    """Devices that have agents of their own, along `GROUPS`."""
-    return Mesh(np.array(devices)[:, None], (GROUPS, AXIS))
 
 
 def flat_pmean(tree: Any) -> Any:
@@ -59,8 +60,23 @@ def gathered(x: jax.Array, axis_name: str = AXIS) -> jax.Array:
 
 def members_of_all(tree: Any) -> Any:
     """Arrays [S, ...] of the members of all `GROUPS` one after the other, from those of this device."""
-    everyone = jax.tree.map(lambda x: gathered(x, GROUPS), key_data(tree))
-    return jax.tree.map(lambda x, own: jax.random.wrap_key_data(x) if _is_key(own) else x, everyone, tree)
+    return with_keys(jax.tree.map(lambda x: gathered(x, GROUPS), key_data(tree)), tree)
+
+
+Arrays = dict[str, np.ndarray]
+"""Host arrays by names such as `learner/params/actor/params/Dense_0/kernel`."""
+
+
+def flatten(tree: Any, left_out: tuple[str, ...] = ()) -> Arrays:
+    """A tree of host arrays as named arrays, without those whose names begin as one of `left_out`."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    named = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+    return {name: array for name, array in named.items() if not name.startswith(left_out)}
+
+
+def unflatten(arrays: Arrays, like: Any) -> Any:
+    """The inverse of `flatten`, with the structure of `like`."""
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in flatten(like)])
 
 
 def to_host(state: TrainState, unwanted: tuple[str, ...] = ()) -> TrainState:
@@ -89,9 +105,7 @@ def to_host(state: TrainState, unwanted: tuple[str, ...] = ()) -> TrainState:
 
 
 def host_like(shapes: Any) -> Any:
-    """Zeros with the structure, shapes and types that `to_host` gives for a state of `shapes` (from `eval_shape`, which
-    knows of the devices of all processes).
-    """
+    """Zeros as `to_host` gives them for a state of these `shapes`, which are of the devices of all processes."""
     shapes = jax.eval_shape(key_data, shapes)
     learner, run = jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), (shapes.learner, shapes.run))
     rows = jax.tree.map(lambda x: np.zeros(_merged_shape(x.shape, multihost.count()), x.dtype), shapes.actors)
@@ -115,34 +129,34 @@ def to_devices(host: TrainState, like: TrainState, devices: list[jax.Device], sh
     learner, run = jax.tree.map(lambda x: np.broadcast_to(x, (parts, *np.shape(x))), (host.learner, host.run))
     state = TrainState(learner, jax.tree.map(split, host.actors), run)
 
-    # Out of a pmap with the same axis name: any other placement makes the update compile a second time.
-    def place(state):
-        return jax.tree.map(lambda x, old: jax.random.wrap_key_data(x) if _is_key(old) else x, state, like)
-
+    typed = partial(with_keys, like=like)
     if sharding == "members":
-        return jax.jit(place, out_shardings=NamedSharding(mesh_of_members(devices), P(None, GROUPS)))(state)
-    return jax.pmap(place, axis_name=AXIS, devices=devices)(state)
+        return jax.jit(typed, out_shardings=sharding_of_members(devices))(state)
+    # Out of a pmap with the same axis name: any other placement makes the update compile a second time
+    return jax.pmap(typed, axis_name=AXIS, devices=devices)(state)
 
 
-Arrays = dict[str, np.ndarray]
-"""Host arrays by names such as `learner/params/actor/params/Dense_0/kernel`."""
-
-
-def flatten(tree: Any, left_out: tuple[str, ...] = ()) -> Arrays:
-    """A tree of host arrays as named arrays, without those whose names begin as one of `left_out`."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    named = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
-    return {name: array for name, array in named.items() if not name.startswith(left_out)}
-
-
-def unflatten(arrays: Arrays, like: Any) -> Any:
-    """The inverse of `flatten`, with the structure of `like`."""
-    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in flatten(like)])
+def place(
+    arrays: Arrays, host: Any, make: Callable[[], Any], shapes: Any, devices: list[jax.Device], sharding: str = "pmap"
+) -> Any:
+    """A state with these `shapes` on `devices` with that `sharding`: as `make` gives it, with `arrays` in place of some
+    of its own, or of all, which are those of a `host` state.
+    """
+    if not arrays:
+        return jax.block_until_ready(make())
+    is_whole = arrays.keys() >= flatten(host_like(shapes)).keys()
+    host = host if is_whole else to_host(make())  # the devices need not hold two states at once
+    return jax.block_until_ready(to_devices(unflatten(flatten(host) | arrays, host), shapes, devices, sharding))
 
 
 def key_data(tree: Any) -> Any:
     """`tree` with plain arrays in place of typed keys."""
     return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, tree)
+
+
+def with_keys(tree: Any, like: Any) -> Any:
+    """The inverse of `key_data`: typed keys where `like` has some."""
+    return jax.tree.map(lambda x, old: jax.random.wrap_key_data(x) if _is_key(old) else x, tree, like)
 
 
 def _is_key(x: Any) -> bool:
@@ -153,10 +167,7 @@ MEMBERS = "members"  # the axis S by its name, for what agents take from each ot
 
 
 def arrays_of(members: Members, num_devices: int, sharding: str = "pmap") -> Members:
-    """What the agents begin from, for each of this process's devices the same, [D, S].
-
-    [1, S] where devices have agents of their own.
-    """
+    """What agents begin from, the same on each of this process's devices, [D, S]; [1, S] where those have their own."""
     seed, hyper = np.asarray(members.seed, np.int32), {k: np.asarray(v, np.float32) for k, v in members.hyper.items()}
     copies = 1 if sharding == "members" else num_devices // multihost.count()
     return jax.tree.map(lambda x: np.tile(x, (copies, 1)), Members(seed, hyper))

@@ -1,6 +1,6 @@
 """Metrics and episode statistics, reduced on the device over devices, gradient steps and updates.
 
-They are means, except where a name ends in `_sum`, `_max`, `_min` or `_last`: then they are that.
+The end of its name says what a metric is: a mean, unless it ends in `_sum`, `_max`, `_min` or `_last`; see KINDS.
 """
 
 from collections.abc import Callable
@@ -15,52 +15,56 @@ from jax.flatten_util import ravel_pytree
 
 from common.device.loops import light_scan
 from common.device.sharding import AXIS, flat_pmean, gathered, global_ids
-from common.envs.variation import REDUCTIONS
 
 Metrics = dict[str, jax.Array]
 
 
+class Kind(NamedTuple):
+    """How numbers of a metric are put together."""
+
+    over_devices: Callable | None  # collective on what each device has; None goes with the gradients' mean
+    over_steps: Callable  # of numbers [K], of those alone `where` it is true
+    tallied: Callable  # likewise in a `Tally`, along an `axis`: of a mean the sum, which a count divides in the end
+    newer: Callable | None = None  # numpy or jax.numpy, the value so far, a newer one -> that of both; None adds them
+
+
+def _last(x: jax.Array, where: jax.Array | None) -> jax.Array:
+    return x[-1 if where is None else jnp.sum(where) - 1]
+
+
+_max, _min = partial(jnp.max, initial=-jnp.inf), partial(jnp.min, initial=jnp.inf)
+KINDS = {
+    "sum": Kind(jax.lax.psum, jnp.sum, jnp.sum),
+    "max": Kind(jax.lax.pmax, _max, _max, lambda numpy, old, new: numpy.maximum(old, new)),
+    "min": Kind(jax.lax.pmin, _min, _min, lambda numpy, old, new: numpy.minimum(old, new)),
+    "last": Kind(None, _last, jnp.sum, lambda numpy, old, new: new),
+    "mean": Kind(None, jnp.mean, jnp.sum),
+}
+
+
 def kind_of(name: str) -> str:
-    """What the metric of that name is: `sum`, `max`, `min`, `last` or `mean`."""
-    return next((kind for kind in REDUCTIONS if name.endswith(f"_{kind}")), "mean")
+    """Which of KINDS the metric of that name is."""
+    return next((kind for kind in KINDS if name.endswith(f"_{kind}")), "mean")
 
 
 def across_devices(grads: Any, metrics: Metrics) -> tuple[Any, Metrics]:
     """Gradients and metrics of all samples, from those of an equal share of them on each device."""
-    collectives = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}
-    others = {name: collectives[kind](x, AXIS) for name, x in metrics.items() if (kind := kind_of(name)) in collectives}
+    collectives = {name: KINDS[kind_of(name)].over_devices for name in metrics}
+    others = {name: collective(metrics[name], AXIS) for name, collective in collectives.items() if collective}
     means = {name: x for name, x in metrics.items() if name not in others}
     grads, means = flat_pmean((grads, means))  # one collective for all of them
     return grads, means | others
 
 
 def same_everywhere(metrics: Metrics) -> Metrics:
-    """Metrics of an update on every device, of which some may be those of a device's own samples: means over devices.
-
-    What is the same everywhere stays so. Sums are left as they are.
-    """
+    """Means over devices of an update's metrics, of which some may be of a device's own samples; sums stay."""
     others = {name: x for name, x in metrics.items() if kind_of(name) != "sum"}
     return metrics | across_devices((), others)[1]
 
 
-REDUCE = {
-    "mean": jnp.mean,
-    "sum": jnp.sum,
-    "max": partial(jnp.max, initial=-jnp.inf),
-    "min": partial(jnp.min, initial=jnp.inf),
-    "last": lambda x, where: x[-1 if where is None else jnp.sum(where) - 1],
-}
-"""What numbers [K] of each kind of metric come to, of those alone `where` it is true."""
-
-
 def over_steps(metrics: Metrics, counts: jax.Array | None = None) -> Metrics:
     """Metrics of all steps together, from those of each [K]; of the first ones only, where `counts` [K] is true."""
-    return {name: REDUCE[kind_of(name)](x, where=counts) for name, x in metrics.items()}
-
-
-def _extreme_or_sum(name: str) -> Callable:
-    """What a `Tally` makes of numbers of a metric: of a mean their sum, which their count divides in the end."""
-    return REDUCE[kind] if (kind := kind_of(name)) in ("max", "min") else jnp.sum
+    return {name: KINDS[kind_of(name)].over_steps(x, where=counts) for name, x in metrics.items()}
 
 
 class Report(NamedTuple):
@@ -85,19 +89,21 @@ class Tally(struct.PyTreeNode):
     @classmethod
     def of_each_step(cls, metrics: Metrics, found: dict[str, jax.Array]) -> "Tally":
         """Reports [T] of metrics [T, N], of every step those of its environments that are `found` [T, N]."""
-        value = {name: _extreme_or_sum(name)(x, where=found[name], axis=1) for name, x in metrics.items()}
+        value = {name: KINDS[kind_of(name)].tallied(x, where=found[name], axis=1) for name, x in metrics.items()}
         return cls(value, {name: jnp.sum(x, axis=1, dtype=jnp.float32) for name, x in found.items()})
 
     def of_all_steps(self) -> "Tally":
         """One report of each metric, from those [D, T] of all devices; of `_last` the mean over environments."""
         counts = jax.tree.map(partial(jnp.sum, axis=0), self.count)
-        value = {name: _extreme_or_sum(name)(x, axis=0) for name, x in self.value.items()}  # [T]
-        for name, count in counts.items():
+
+        def of_metric(name: str, count: jax.Array) -> jax.Array:
+            tallied = KINDS[kind := kind_of(name)].tallied
+            steps = tallied(self.value[name], axis=0)  # [T]
             newest = len(count) - 1 - jnp.argmax(count[::-1] > 0)
-            last = value[name][newest] / jnp.maximum(count[newest], 1)
-            whole = last if kind_of(name) == "last" else _extreme_or_sum(name)(value[name])
-            value[name] = jnp.where(jnp.any(count > 0), whole, 0.0)
-        return Tally(value, jax.tree.map(jnp.sum, counts))
+            last = steps[newest] / jnp.maximum(count[newest], 1)
+            return jnp.where(jnp.any(count > 0), last if kind == "last" else tallied(steps), 0.0)
+
+        return Tally({name: of_metric(name, x) for name, x in counts.items()}, jax.tree.map(jnp.sum, counts))
 
     def __add__(self, newer: "Tally") -> "Tally":
         value = {name: self._with(newer, name) for name in self.value}
@@ -116,12 +122,11 @@ class Tally(struct.PyTreeNode):
 
     def _with(self, newer: "Tally", name: str) -> jax.Array:
         """The value of both reports of a metric."""
-        old, new, numpy = self.value[name], newer.value[name], _numpy(newer.value[name])
-        kinds = {"max": numpy.maximum, "min": numpy.minimum, "last": lambda old, new: new}
-        if (kind := kind_of(name)) not in kinds:
+        old, new, both = self.value[name], newer.value[name], KINDS[kind_of(name)].newer
+        if both is None:
             return old + new
-        none = [newer.count[name] == 0, self.count[name] == 0]
-        return numpy.select(none, [old, new], kinds[kind](old, new))
+        none, numpy = [newer.count[name] == 0, self.count[name] == 0], _numpy(new)
+        return numpy.select(none, [old, new], both(numpy, old, new))
 
 
 def _numpy(x: Any) -> Any:
@@ -158,9 +163,8 @@ def new_recent() -> RecentEpisodes:
 def count_episodes(
     tracker: EpisodeTracker, recent: RecentEpisodes, steps: Any
 ) -> tuple[EpisodeTracker, RecentEpisodes, Tally]:
-    """Account for a rollout on each device.
+    """Account for a rollout on each device: the outcomes of a `Step`, [T, N] each, rewards as they are.
 
-    `steps` has the raw `reward`, `terminated`, `truncated` and `info` of a `Step`, [T, N] each.
     The window and the tally are over all devices; the window's order is by step, then by global env.
     """
 
@@ -178,8 +182,7 @@ def count_episodes(
     tally = Tally.of_each_step(episodes | info, dict.fromkeys(episodes, done) | jax.tree.map(jnp.isfinite, info))
     # The newest of each device and its reports are all that leaves it, in one collective: places as if they were floats
     place, newest = _newest(done, finished)
-    own = jax.lax.bitcast_convert_type(place, jnp.float32), newest, tally
-    numbers, parts_of = ravel_pytree(own)
+    numbers, parts_of = ravel_pytree((jax.lax.bitcast_convert_type(place, jnp.float32), newest, tally))
     place, newest, tally = jax.vmap(parts_of)(gathered(numbers[None]))  # [D, K], [D, K], [D, T]
     place = jax.lax.bitcast_convert_type(place, jnp.int32)
     return tracker, _push(recent, *jax.tree.map(jnp.ravel, (place, newest))), tally.of_all_steps()
@@ -219,9 +222,8 @@ def _push(recent: RecentEpisodes, place: jax.Array, finished: EpisodeTracker) ->
     slot = jnp.where(place >= 0, rank, WINDOW)
     count = jnp.minimum(jnp.sum(place >= 0), WINDOW)
 
-    def merge(values, old):
+    def merge(old, values):
         return jnp.roll(old, count).at[slot].set(values, mode="drop")
 
-    window = EpisodeTracker(recent.ret, recent.length)
-    window, filled = jax.tree.map(merge, finished, window), jnp.minimum(recent.count + count, WINDOW)
-    return RecentEpisodes(window.ret, window.length, filled.astype(jnp.int32))
+    filled = jnp.minimum(recent.count + count, WINDOW).astype(jnp.int32)
+    return RecentEpisodes(merge(recent.ret, finished.ret), merge(recent.length, finished.length), filled)

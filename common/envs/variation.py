@@ -25,7 +25,7 @@ def member_env(env: Env, hyper: dict[str, jax.Array] | None) -> Env:
 
 def run_env(args: Any, env: Env) -> Env:
     """`env` as all agents of a run share it. Raises UsageError where it does not fit the flags."""
-    opponent, game = getattr(args, "opponent", ""), "a game of several players, such as pgx:connect_four"
+    opponent, game = args.opponent, "a game of several players, such as pgx:connect_four"
     if opponent == "self" and not env.is_game:
         raise UsageError(f"--opponent self needs {game}, not {env.name}")
     if opponent == "members" and not (env.is_game or len(set(env.agents)) > 1):

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from common.cli.errors import TrainingError
 from common.cli.files import write_json
 from common.device import multihost
 from common.device.programs import Programs, compile_together, set_up_cache
-from common.device.sharding import host_like
+from common.device.sharding import host_like, place
 from common.runs import reports
 from common.runs.console import Console
 from common.runs.directory import agree_on_directory, check_shared, claim_directory, describe_run
@@ -26,7 +27,7 @@ from common.runs.evaluator import DeviceEvaluation, Evaluations
 from common.runs.lock import is_ours
 from common.runs.metrics import check_extras
 from common.runs.recorder import Callback, Chunk, Clock, Recorder, Report
-from common.runs.saving import Saver, load, place
+from common.runs.saving import Saver, load
 from common.runs.signals import Interruption
 
 
@@ -106,7 +107,8 @@ class Run:
             programs = compile_together(programs, members, shapes, example)
             fresh = np.int32((members.seed.astype(np.int64) + self.steps) % LARGEST)  # other episodes after a resume
             members = members._replace(seed=fresh)
-            state = place(start, lambda: programs.init(members), shapes, self.devices, self.args.sharding)
+            make, saved = partial(programs.init, members), (start.arrays, start.host)
+            state = place(*saved, make, shapes, self.devices, self.args.sharding)
         self.console.say(f"compiled in {self.clock.seconds['compile']:.1f} s")
         self.evaluations.evaluation = evaluation or DeviceEvaluation(programs.evaluate, self.args)
         self.console.show_bar(self.steps)

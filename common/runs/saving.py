@@ -6,13 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import read_config
 from common.cli.run_flags import ONE_TIME
 from common.device import multihost
-from common.device.sharding import Arrays, flatten, host_like, to_devices, to_host, unflatten
+from common.device.sharding import Arrays, flatten, to_host, unflatten
 from common.runs.checkpoints import FOLDER, Checkpoints, Damaged, Mismatch, sha256
 from common.runs.console import Console
 from common.runs.directory import differences
@@ -94,16 +92,6 @@ def _explained(what: str, error: Mismatch, then: dict[str, Any], now: dict[str, 
     flags = [name for name in now["args"] if name in then["args"] and name not in ONE_TIME]
     other = [f"it was made by {then['algorithm']}"] if then["algorithm"] != now["algorithm"] else []
     return UsageError(f"{what}: {'; '.join([*other, *differences(then['args'], now['args'], flags), str(error)])}")
-
-
-def place(start: Start, make: Callable[[], Any], shapes: Any, devices: list[jax.Device], sharding: str = "pmap") -> Any:
-    """The state on `devices` with that `sharding`, with these `shapes`; `make` gives a fresh one."""
-    if not start.arrays:
-        return jax.block_until_ready(make())
-    is_whole = start.arrays.keys() >= flatten(host_like(shapes)).keys()
-    host = start.host if is_whole else to_host(make())  # the devices need not hold two states at once
-    state = to_devices(unflatten(flatten(host) | start.arrays, host), shapes, devices, sharding)
-    return jax.block_until_ready(state)
 
 
 class Saver:

@@ -7,6 +7,7 @@ every device does the same to its replica.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,52 +19,43 @@ from common.cli.population_flags import PbtArgs, Rules
 from common.device.agents import Agent, Policy
 from common.device.evaluation import SEED, play_episodes
 from common.device.interface import RunState
-from common.device.opponents import opponent_of
+from common.device.optim import all_finite
+from common.device.rollout import OTHER_STREAM
 from common.device.sharding import GROUPS, TrainState, global_ids, members_of_all
 from common.device.statistics import WINDOW
 from common.envs.environment import Env
 
 
 def evolution(args: PbtArgs, groups: int = 1) -> Callable[[jax.Array, Any], tuple[Any, dict[str, jax.Array]]] | None:
-    """Of the number of updates before and the state [S, ...] now: the state after an exchange, if one is due between,
-    and metrics. None without --pbt.
+    """A function of the number of updates before and the state [S, ...] now: the state after an exchange, if one is due
+    between, and metrics. None without --pbt.
 
-    Of several `groups` of devices each has its own part of the learners: then they are gathered for an exchange, which
-    all compute.
+    Of several `groups` of devices each has its own part of the agents: all gather them, and compute the same exchange.
     """
     if not args.pbt:
         return None
     every, start = (-(-steps // args.steps_per_update) for steps in (args.exchange_interval, args.pbt_start))
 
-    def places(run: RunState) -> jax.Array:
-        own = run.updates.size
-        return global_ids(own, GROUPS) if groups > 1 else jnp.arange(own)
-
-    def exchanged(learner: Any, run: RunState) -> tuple[Any, RunState, Exchange]:
-        if groups == 1:
-            return exchange(learner, run, args.evolving, args.rules)
-        own = places(run)
-        everyone = members_of_all((learner, run))
-        return jax.tree.map(lambda x: x[own], exchange(*everyone, args.evolving, args.rules))
-
-    def at_rest(learner: Any, run: RunState) -> tuple[Any, RunState, Exchange]:
-        objective = objective_of(learner, run, args.rules.window)
-        return learner, run, Exchange(places(run), objective)
-
     def evolve(before: jax.Array, state: Any) -> tuple[Any, dict[str, jax.Array]]:
+        places = global_ids(state.run.updates.size, GROUPS) if groups > 1 else jnp.arange(state.run.updates.size)
+
+        def at_rest(learner: Any, run: RunState) -> tuple[Any, RunState, Exchange]:
+            return learner, run, Exchange(places, objective_of(learner, run, args.rules.window))
+
+        def exchanged(*own: Any) -> tuple[Any, RunState, Exchange]:
+            after = exchange(*(members_of_all(own) if groups > 1 else own), args.evolving, args.rules)
+            return jax.tree.map(lambda x: x[places], after) if groups > 1 else after
+
         now = state.run.updates[0]
         due = (now // every > before // every) & (now >= start)
         learner, run, done = jax.lax.cond(due, exchanged, at_rest, state.learner, state.run)
-        taken, tracker = done.source != places(run), state.actors.tracker  # their running episodes do not count
+        taken, tracker = done.source != places, state.actors.tracker  # their running episodes do not count
         tracker = tracker.replace(length=jnp.where(taken[:, None], -jnp.inf, tracker.length))
         metrics = {"pbt/source": done.source, "pbt/objective": done.objective}
         metrics |= {f"hyper/{name}": values for name, values in run.hyper.items()}
         return TrainState(learner, state.actors.replace(tracker=tracker), run), metrics
 
     return evolve
-
-
-STREAM = 2**31  # a number of no update, for the key of exchanges
 
 
 class Exchange(NamedTuple):
@@ -74,14 +66,13 @@ class Exchange(NamedTuple):
 
 
 def exchange(learner: Any, run: Any, given: dict[str, float], rules: Rules) -> tuple[Any, Any, Exchange]:
-    """Learners and `RunState`s [S, ...] after an exchange; `given` are the hyper-parameters that change, as on the
-    command line.
+    """Learners and `RunState`s [S, ...] after an exchange; `given` are the flags that change, as on the command line.
 
     The best stay as they are. Each of the worst takes over one of the best, where that is clearly better. All but the
     best then change their hyper-parameters. Member 0 is a control: it stays as it is, and only others learn from it.
     """
     objective, broken = objective_of(learner, run, rules.window), diverged_members(learner)
-    key = jax.random.fold_in(jax.random.fold_in(run.key[0], STREAM), run.updates[0])
+    key = jax.random.fold_in(jax.random.fold_in(run.key[0], OTHER_STREAM), run.updates[0])
     source_key, change_key = jax.random.split(key)
     source, is_best = exploit(source_key, objective, broken, rules)
     learner, hyper = jax.tree.map(lambda x: x[source], (learner, run.hyper))  # a gather over the members
@@ -103,8 +94,7 @@ def objective_of(learner: Any, run: Any, window: int) -> jax.Array:
 
 def diverged_members(learner: Any) -> jax.Array:
     """Whose weights are not finite, [S]."""
-    sound = [jnp.isfinite(x).reshape(x.shape[0], -1).all(axis=1) for x in jax.tree.leaves(learner.params)]
-    return ~jnp.stack(sound).all(axis=0)
+    return ~jax.vmap(all_finite)(learner.params)
 
 
 def exploit(key: jax.Array, objective: jax.Array, broken: jax.Array, rules: Rules) -> tuple[jax.Array, jax.Array]:
@@ -132,14 +122,14 @@ def explore(
     key: jax.Array, hyper: dict[str, jax.Array], given: dict[str, float], fixed: jax.Array, rules: Rules
 ) -> dict[str, jax.Array]:
     """Hyper-parameters [S] after chance has changed some of those that are `given`, of members that are not `fixed`."""
-    after = dict(hyper)
+    after, moved = dict(hyper), partial(rules.moved, clip=jnp.clip)
     for index, name in enumerate(sorted(given)):
         values = hyper[name]
         keys = jax.random.split(jax.random.fold_in(key, index), 4)
         whether, which, reset = (jax.random.uniform(key, values.shape) for key in keys[:3])
         low, high = rules.factors_of(name)
         factor = jax.random.uniform(keys[3], values.shape, minval=low, maxval=high)
-        new = rules.moved(name, values, jnp.where(which < 0.5, factor, 1 / factor), jnp.clip)
+        new = moved(name, values, jnp.where(which < 0.5, factor, 1 / factor))
         new = jnp.where(reset < rules.reset_rate, jnp.float32(given[name]), new)
         after[name] = jnp.where((whether < rules.mutation_rate) & ~fixed, new, values)
     return after
@@ -152,11 +142,11 @@ PER_FACTOR_TEN = 400.0  # points between two of whom one wins ten times as often
 
 
 def rate_members(run: Any, env: Env, agent: Agent, learners: Any, status: str) -> str:
-    """In games with --opponent members, write Elo ratings of `learners` [S, ...] to elo.json; returns lines for the
-    console. See `Run.finish`. Else, and for a run that has not finished, there are none.
+    """Write Elo ratings of `learners` [S, ...] to elo.json, after games with --opponent members in a run that has
+    finished; returns lines for the console. See `Run.finish`.
     """
     args = run.args
-    if opponent_of(args) != "members" or status != "finished" or not env.is_game:
+    if args.opponent != "members" or status != "finished" or not env.is_game:
         return ""
     games = math.ceil(args.eval_episodes * min(1, (MANY - 1) / (args.num_agents - 1)))
     run.console.say("playing all with all ...")

@@ -267,5 +267,5 @@ def test_a_run_may_be_of_a_file_that_takes_its_flags_from_another(places, monkey
     check_words(refused("ppo", words), "mine, ppo_pmap")
     with pytest.raises(UsageError, match="mine"):
         ppo.train(ppo.Args.from_run(places / "run"))
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", "mine.py")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "mine.py", raising=False)
     assert parse(ppo.Args, words).hidden_sizes == (4,)

@@ -356,8 +356,9 @@ def _stored_returns(path: Path) -> list[float]:
     """The evaluation of the checkpoint at `path`; empty where there is none, or a damaged one."""
     is_late = (path / EVALUATION).exists()
     stored = read_json(path / (EVALUATION if is_late else METADATA))
-    stored = stored if isinstance(stored, dict) else {}
-    return (stored if is_late else stored.get("custom_metadata", {})).get("returns", [])
+    if not is_late and isinstance(stored, dict):
+        stored = stored.get("custom_metadata")
+    return stored.get("returns", []) if isinstance(stored, dict) else []
 
 
 @functools.cache

@@ -80,7 +80,7 @@ def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, 
     here = {flag_of(name): value for name, value in flags.items()}
     here |= {name: config[name] for name in ("algorithm", "script_sha256", "versions")}
     if not args.benchmark:
-        here["--run-dir"] = str(Path(args.run_dir).absolute())  # orbax saves to the same path in all processes
+        here["--run-dir"] = str(Path(args.run_dir or "runs").absolute())  # orbax wants one path in all processes
     of_all, this = multihost.allgather(here), jax.process_index()
     for process, there in enumerate(of_all):
         different = [name for name, value in of_all[this].items() if value != there.get(name)]

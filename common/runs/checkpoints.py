@@ -11,6 +11,7 @@ import logging
 import re
 import shutil
 import sys
+import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -267,6 +268,7 @@ class Checkpoints:
 
     def _failure(self, step: int, error: Exception) -> TrainingError:
         """The reason in words; what there is of the checkpoint is deleted, for the disk may be full."""
+        time.sleep(0.2)  # threads may be writing other arrays yet
         self.delete_leftovers(str(step))
         known = re.search(KNOWN_FAILURES, str(error))
         kept = ", ".join(str(kept) for kept in self.steps() if kept != step) or "none"

@@ -82,6 +82,8 @@ class Evaluations:
         run.saver.checkpoints.under_evaluation.add(step)
         with run.clock.timed("eval"):
             self.evaluation.begin(step, state)
+        if isinstance(self.evaluation, DeviceEvaluation):  # it is over, and belongs to this step's row and checkpoint
+            self.poll()
 
     def poll(self, may_fail: bool = True) -> None:
         """Take the oldest evaluation if it has come to its end. One that fails costs a warning."""

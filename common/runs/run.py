@@ -163,7 +163,6 @@ class Run:
         self.recorder.wait()  # raises: what is broken is neither evaluated nor saved
         if evaluate and not self.args.benchmark:
             self.evaluations.begin(self.steps, state)
-            self.evaluations.poll()  # on the devices it is over already, and belongs to this row and checkpoint
         self.recorder.write()
         if save:
             with self.clock.timed("checkpoint"):

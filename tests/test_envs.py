@@ -70,9 +70,11 @@ def test_random_elements_are_inside_their_space():
     assert 2 < np.abs(box[:, 1]).max() < 10
 
 
-def test_an_unknown_environment_of_a_suite_is_refused_with_the_nearest_name():
+def test_names_are_refused_with_the_nearest_one_or_with_what_makes_it():
     with pytest.raises(UsageError, match="pond:crap.*pond:carp"):
         check_known("pond:crap", "crap", ["carp", "pike"])
+    with pytest.raises(UsageError, match="make_host"):
+        make("envpool:CartPole-v1")
 
 
 def test_encoding_of_observations():

@@ -40,7 +40,7 @@ class Stepper:
         check_legal(self.obs, np.ones(count, bool), worker.envs.spec)
 
     def step(self, action: Any) -> tuple[HostStep, list[tuple[int, float, int]]]:
-        """Act everywhere; also returns of each episode that is over its environment, return and length."""
+        """Act everywhere; with the step, returns (environment, return, length) of each episode that is over."""
         envs = self._worker.envs
         with self._worker.doing("env_step"):
             out = envs.step(action)

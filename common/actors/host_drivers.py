@@ -109,7 +109,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
 def as_rollout(host: HostRollout) -> Rollout:
     """What actors collected, as algorithms take it.
 
-    Memory begins anew within a rollout where a step is the first of an episode, at its start it is that of the actor.
+    Memory begins a rollout as the actor's, and anew within it where a step is the first of an episode.
     """
     first, reward = (jnp.concatenate([jnp.zeros_like(x[:1]), x]) for x in (begins(host), host.reward))
     seen = Seen(host.obs, first, reward)  # [T + 1, N, ...]
@@ -141,10 +141,8 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
         actors = state.actors.replace(replay=state.actors.replay.add_valid(transitions, valid))
         new, stored = jax.lax.psum((jnp.sum(valid), jnp.sum(actors.replay.count)), AXIS)
         state = TrainState(state.learner, actors, run.replace(env_steps=run.env_steps + new))
-        key, due = (
-            jax.random.fold_in(run.key, run.updates + 1),
-            args.updates_due(stored) - args.updates_due(stored - new),
-        )
+        key = jax.random.fold_in(run.key, run.updates + 1)
+        due = args.updates_due(stored) - args.updates_due(stored - new)
         state, tally = learn(state, transitions, rollout.terminated | rollout.truncated, key, due, valid)
         return state, publish(state.learner, state.run), tally
 

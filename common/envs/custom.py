@@ -122,10 +122,11 @@ def make(path: str, env_params: dict[str, Any]) -> Env:
 def _adapt(made: Any, name: str, env_params: dict[str, Any]) -> Env:
     """An `Env` called `name`, or as it calls itself, from an environment or a pair (environment, parameters)."""
     inner, *params = made if isinstance(made, tuple) and len(made) == 2 else (made,)
+    what = f"environment {name}: " if name else ""
     if isinstance(inner, type):
-        raise UsageError(f"{inner.__name__} is a class, not an environment: return {inner.__name__}()")
+        raise UsageError(f"{what}{inner.__name__} is a class, not an environment: return {inner.__name__}()")
     if not (hasattr(inner, "reset") and hasattr(inner, "step") and (params or hasattr(inner, "default_params"))):
-        raise UsageError(f"{made!r} is neither a gymnax-style environment nor a pair (environment, parameters)")
+        raise UsageError(f"{what}{made!r} is neither a gymnax-style environment nor a pair (environment, parameters)")
     name = name or getattr(inner, "name", type(inner).__name__)
     params = replaced(name, params[0] if params else inner.default_params, env_params)
     with readable_errors(f"environment {name} cannot be used as a gymnax environment"):

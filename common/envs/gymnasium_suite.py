@@ -68,8 +68,8 @@ class SuiteEnv:
             return obs
         final_obs = _copied(obs)
         for index in np.flatnonzero(over):
-            last = infos["final_obs"][index]
-            spaces.map_leaves(lambda _, x, last: x.__setitem__(index, last), self._conversion.theirs, final_obs, last)
+            for _, _, x, last in spaces.leaves(self._conversion.theirs, final_obs, infos["final_obs"][index]):
+                x[index] = last
         return final_obs
 
     def frame(self) -> np.ndarray:

@@ -31,7 +31,7 @@ Vectorization = Literal["async", "sync", "vector"]
 
 
 class HostOptions(NamedTuple):
-    """What a suite's `make` is asked for. One that steps several in its own way ignores what says how."""
+    """What a suite is asked for. One that steps several in its own way ignores what says how."""
 
     num_envs: int
     seed: int

@@ -29,7 +29,7 @@ def ids() -> list[str]:
 
 
 class SuiteEnv(Env):
-    """One of jaxmarl's, with a time limit. One that is `endless` is cut by it, and never over."""
+    """One of jaxmarl's, with a time limit. The `ENDLESS` ones are cut by it, and never over."""
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
         jaxmarl = import_package("jaxmarl")

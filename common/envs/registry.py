@@ -38,6 +38,8 @@ def make(name: str, env_params: str = "") -> Env:
     are drawn for every episode. A factory is called without arguments and returns an environment or a pair
     (environment, parameters). Raises UsageError for an unknown name or parameter.
     """
+    if steps_on_host(name):
+        raise UsageError(f"{name} steps on the host, not on the device: it is made by make_host")
     return with_draws(partial(_make, name), env_params)
 
 

@@ -10,7 +10,7 @@ import pytest
 from cli_helpers import ROOT, SLOW, run_python, slow_imports
 
 # Lines at most of each algorithm; they may only fall. What lies beside them in algos/ is somebody's own
-SIZES = {"ppo_pmap": 326, "pqn_pmap": 283, "dqn_pmap": 276, "sac_pmap": 349, "ppo_rnn_pmap": 408, "appo_pmap": 417}
+SIZES = {"ppo_pmap": 326, "pqn_pmap": 283, "dqn_pmap": 276, "sac_pmap": 349, "ppo_rnn_pmap": 408, "appo_pmap": 413}
 ALGORITHMS = [ROOT / "algos" / f"{name}.py" for name in SIZES]
 COMMANDS = [path for path in sorted((ROOT / "common").glob("*.py")) if "__main__" in path.read_text()]
 
@@ -27,7 +27,7 @@ MAY_IMPORT = {
 ROOMS = set(MAY_IMPORT)
 MAY_IMPORT |= {"top": ROOMS, "algos": ROOMS | {"top"}}
 
-COMMON, FILES = 13_597, 80  # lines of all modules together at most, and modules; they may only fall
+COMMON, FILES = 12_826, 80  # lines of all modules together at most, and modules; they may only fall
 NAMES, SOURCES = 25, 2  # of the kit that an algorithm imports, and the modules that they come from
 
 # Pieces of algorithms that have one name and differ all the same.
@@ -90,7 +90,7 @@ def test_private_names_stay_in_their_module():
 def test_code_gets_no_longer():
     lengths = [len(path.read_text().splitlines()) for name, path in MODULES.items() if name.startswith("common")]
     assert sum(lengths) <= COMMON and len(lengths) <= FILES, f"common/: {sum(lengths)} lines in {len(lengths)} files"
-    assert sum(len(path.read_text().splitlines()) for path in (ROOT / "tests").glob("*.py")) <= 9_012
+    assert sum(len(path.read_text().splitlines()) for path in (ROOT / "tests").glob("*.py")) <= 9_010
 
 
 @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda path: path.stem)

@@ -207,10 +207,12 @@ def test_a_signal_stops_processes_with_actors_at_the_same_update(tmp_path):
     assert read_rows(tmp_path)[-2]["replay/stored"] == steps + 320
 
 
-def test_processes_with_different_flags_are_refused(tmp_path):
-    codes, said = ends(start_both(*FLAGS.split(), "--run-dir", tmp_path / "run", own=lambda i: ("--seed", i)))
+@pytest.mark.parametrize("flag", ["--seed", "--run-dir"])
+def test_processes_with_different_flags_are_refused(flag, tmp_path):
+    own = [{"--seed": i, "--run-dir": tmp_path / "run"} | {flag: 10 + i} for i in range(2)]
+    codes, said = ends(start_both(*FLAGS.split(), own=lambda i: [x for pair in own[i].items() for x in pair]))
     assert codes == [2, 2]
-    assert all("error: " in text and "--seed" in text for text in said)
+    assert all("error: " in text and flag in text for text in said)
     assert not (tmp_path / "run").exists()
 
 

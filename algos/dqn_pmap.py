@@ -21,7 +21,6 @@ from common.flags import (
     NonNegative,
     OffPolicyArgs,
     Positive,
-    Ratio,
     Share,
     Steps,
     UsageError,
@@ -37,7 +36,6 @@ class Args(OffPolicyArgs):
     env: str = "CartPole-v1"
     total_timesteps: Steps = 50_000
     batch_size: Count = 64
-    utd_ratio: Ratio = 0.5
 
     # exploration
     epsilon_start: Fraction = 1.0
@@ -58,7 +56,7 @@ class Args(OffPolicyArgs):
     """Adam's beta1."""
     adam_b2: AdamBeta = 0.999
     """Adam's beta2."""
-    target_frequency: Count = 10
+    target_frequency: Count = 100
     """Gradient updates per update of the target network."""
     tau: Share = 1.0
     """Share of the Q network in an update of the target network; 1: a copy."""

@@ -38,8 +38,6 @@ def make(name: str, env_params: str = "") -> Env:
     are drawn for every episode. A factory is called without arguments and returns an environment or a pair
     (environment, parameters). Raises UsageError for an unknown name or parameter.
     """
-    if steps_on_host(name):
-        raise UsageError(f"{name} steps on the host, not on the device: it is made by make_host")
     return with_draws(partial(_make, name), env_params)
 
 
@@ -88,6 +86,8 @@ def list_envs(places: Sequence[str], wanted: str) -> None:
 
 def _make(name: str, options: Any) -> Any:
     suite, env_id = split_name(name)
+    if steps_on_host(name) and not isinstance(options, HostOptions):
+        raise UsageError(f"{name} steps on the host, not on the device: it is made by make_host")
     with readable_errors(f"environment {name} cannot be made"):
         if is_custom(name) and os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())  # where the user's module may be

@@ -125,10 +125,6 @@ class HalfDone(Toy):
 """
 
 
-def words_of(flags: str, places: Path) -> list[str]:
-    return [word.replace("@", f"{places}/") if word.startswith("@") else word for word in shlex.split(flags)]
-
-
 def refused(command: str, words: list[str]) -> str:
     """The one message with which a command refuses these words."""
     module, function = COMMANDS[command].split()
@@ -173,7 +169,7 @@ def places(tmp_path, template, monkeypatch):
 
 @pytest.mark.parametrize(("command", "flags", "wanted"), CASES, ids=[f"{row[0]} {row[1][:60]}" for row in CASES])
 def test_bad_input_is_refused(command, flags, wanted, places):
-    words = words_of(flags, places)
+    words = shlex.split(flags.replace("@", f"{places}/"))
     before = fingerprint(places)  # a directory left behind would stand in the way of the same command, corrected
     alone = command == "ppo" and not {"--resume", "--num-devices", "--distributed"} & set(words)
     check_words(refused(command, [*alone * ["--num-devices", "1"], *words]), wanted)

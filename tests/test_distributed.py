@@ -10,7 +10,6 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import appo_pmap as appo
@@ -57,10 +56,11 @@ def free_address() -> str:
         return f"127.0.0.1:{free.getsockname()[1]}"
 
 
-def start_both(*words: Any, algorithm: ModuleType = ppo, own: Any = lambda i: ()) -> list[subprocess.Popen]:
-    """Two processes of an algorithm with these flags, and each with its `own`."""
-    address, how = free_address(), {"cwd": ROOT, "script": ROOT / "algos" / f"{algorithm.__name__}.py"}
-    return [start_script(*words, "--distributed", f"{address},{i}/2", *own(i), **how) for i in range(2)]
+def start_both(*words: Any, algorithm=ppo, own=lambda i: (), where=lambda i: ROOT) -> list[subprocess.Popen]:
+    """Two processes of an algorithm with these flags, and each with its `own`, in the folder that is its `where`."""
+    address, script = free_address(), ROOT / "algos" / f"{algorithm.__name__}.py"
+    meet = [("--distributed", f"{address},{i}/2") for i in range(2)]
+    return [start_script(*words, *meet[i], *own(i), cwd=where(i), script=script) for i in range(2)]
 
 
 def ends(processes: list[subprocess.Popen]) -> tuple[list[int], list[str]]:
@@ -209,11 +209,14 @@ def test_a_signal_stops_processes_with_actors_at_the_same_update(tmp_path):
 
 @pytest.mark.parametrize("flag", ["--seed", "--run-dir"])
 def test_processes_with_different_flags_are_refused(flag, tmp_path):
-    own = [{"--seed": i, "--run-dir": tmp_path / "run"} | {flag: 10 + i} for i in range(2)]
-    codes, said = ends(start_both(*FLAGS.split(), own=lambda i: [x for pair in own[i].items() for x in pair]))
+    """A folder by one name may be two, and all processes have to write into one."""
+    (tmp_path / "0").mkdir()
+    (tmp_path / "1").mkdir()
+    own, where = lambda i: ("--seed", i * (flag == "--seed")), lambda i: tmp_path / str(i * (flag == "--run-dir"))
+    codes, said = ends(start_both(*FLAGS.split(), "--run-dir", "run", own=own, where=where))
     assert codes == [2, 2]
     assert all("error: " in text and flag in text for text in said)
-    assert not (tmp_path / "run").exists()
+    assert not list(tmp_path.glob("*/run"))
 
 
 def test_a_signal_between_the_meeting_and_the_run_is_not_lost():

@@ -27,7 +27,7 @@ from common.runs.directory import write_json
 FIRST = {"ppo_pmap": 64, "ppo_rnn_pmap": 64, "sac_pmap": 16}  # environments to begin with; 4 times as many come next
 FILE = "accelerator.json"
 WORTH = 1.05  # more environments are tried as long as the last ones were so many times as fast as those before
-COLUMNS = "algorithm", "environment", "environments", "steps/s", "share of the floor", "memory", "kernels", "compiled"
+COLUMNS = "algorithm", "environment", "environments", "steps/s", "memory", "kernels", "compiled"
 KEY = "algorithm", "env", "num_envs"
 Row = dict[str, Any]
 
@@ -102,29 +102,25 @@ def table(rows: list[Row]) -> str:
     """The rows as Markdown."""
     lines = []
     for row in rows:
-        cells = [f"failed: {row['failed']}", "", "", "", ""] if "failed" in row else []
+        cells = [f"failed: {row['failed']}", "", "", ""] if "failed" in row else []
         if not cells:
-            share = row.get("share_of_floor")  # of the networks' own speed, which older rows have
             kernels, memory = sizes_of(row)
-            cells = [f"{row['steps_per_second']:,.0f}", "" if share is None else f"{share:.0%}"]
-            cells += [memory, kernels, f"{row['compile_seconds']:.0f} s"]
+            cells = [f"{row['steps_per_second']:,.0f}", memory, kernels, f"{row['compile_seconds']:.0f} s"]
         lines.append([row["algorithm"], row["env"], f"{row['num_envs']:,}", *cells])
     return markdown(COLUMNS, lines)
 
 
 def picture(rows: list[Row]) -> Any:
-    """Steps/s over environments, and of older rows what the networks alone would allow."""
+    """Steps/s over environments."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
-    panels, rows = [], [row for row in rows if "failed" not in row]
-    for algorithm in dict.fromkeys(row["algorithm"] for row in rows):
-        lines = []
-        for style, env in enumerate(dict.fromkeys(row["env"] for row in rows if row["algorithm"] == algorithm)):
-            chosen = [row for row in rows if (row["algorithm"], row["env"]) == (algorithm, env)]
-            for name, label, of_line in ("steps_per_second", env, 0), ("floor_steps_per_second", f"{env}, floor", 7):
-                if points := [(row["num_envs"], row[name]) for row in chosen if name in row]:
-                    # Of one environment the same of 7 colours, and of 4 dashes the first and the last
-                    lines.append(Line(label, *np.array(points, float).T, style=8 * style + of_line))
+    panels, series = [], {}
+    for row in rows:
+        if "failed" not in row:
+            of_env = series.setdefault(row["algorithm"], {}).setdefault(row["env"], [])
+            of_env.append((row["num_envs"], row["steps_per_second"]))
+    for algorithm, of_envs in series.items():
+        lines = [Line(env, *np.array(points, float).T, style=i) for i, (env, points) in enumerate(of_envs.items())]
         panels.append(Panel(algorithm, lines))
     figure = draw(panels, "num_envs", "environment steps/s")
     for axes in figure.axes:

@@ -168,7 +168,7 @@ def compile_one(job: Row) -> Row:
     lowered, sizes = lowered_peer(job, devices) if job["source"] else lowered_program(job, devices)
     compiled = lowered.compile()
     seconds, text, memory = time.perf_counter() - began, compiled.as_text(), compiled.memory_analysis()
-    found = list(kernels_of(text))
+    found = list(kernels_of(computations(text)))
     speeds = [round(sizes[3] / seconds_of(found, launch, sizes[0] > 0)) for launch in LAUNCHES]
     return {
         "kernels": sum(kernel.times for kernel in found),
@@ -277,12 +277,8 @@ def computations(program: str) -> dict[str, dict[str, Operation]]:
     return found
 
 
-def kernels_of(program: str) -> Iterator[Kernel]:
-    """The kernels of a compiled program, in XLA's text; of a condition those of the branch that has most."""
-    return _kernels(computations(program), "ENTRY", ())
-
-
-def _kernels(found: dict[str, dict[str, Operation]], name: str, loops: tuple[int, ...]) -> Iterator[Kernel]:
+def kernels_of(found: dict[str, dict[str, Operation]], name: str = "ENTRY", loops: tuple = ()) -> Iterator[Kernel]:
+    """The kernels of one of a program's computations; of a condition those of the branch that has most."""
     for operation in found.get(name, {}).values():
         kind, line = operation.kind, operation.line
         called = re.findall(r"(?:body|to_apply|true_computation|false_computation)=%?([\w.-]+)", line)
@@ -290,9 +286,9 @@ def _kernels(found: dict[str, dict[str, Operation]], name: str, loops: tuple[int
             called += re.findall(r"[\w.-]+", names)
         if kind == "while":
             times = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
-            yield from _kernels(found, called[0], (*loops, int(times[1]) if times else 1))
+            yield from kernels_of(found, called[0], (*loops, int(times[1]) if times else 1))
         elif kind in ("call", "conditional"):
-            yield from max((list(_kernels(found, branch, loops)) for branch in called), key=len)
+            yield from max((list(kernels_of(found, branch, loops)) for branch in called), key=len)
         elif kind not in NO_KERNELS and not kind.endswith("-done"):  # the end of what `-start` began
             yield Kernel(kind, loops, _traffic(found, name, operation), _products(found[name], operation))
 
@@ -334,7 +330,7 @@ def _products(body: dict[str, Operation], operation: Operation) -> int:
 
 def count_kernels(program: str) -> int:
     """How many kernels a compiled program has, in XLA's text."""
-    return sum(kernel.times for kernel in kernels_of(program))
+    return sum(kernel.times for kernel in kernels_of(computations(program)))
 
 
 def by_loop(kernels: list[Kernel], steps: int, epochs: int, minibatches: int, updates: int = 1) -> dict[str, float]:

@@ -61,7 +61,7 @@ def goals_of_peer(peer: str) -> list[Goal]:
     """Those of the kit for which the peer's authors publish flags; its PPO has the goals of APPO, too."""
     published, found = peers("flags"), []
     for goal in goals():
-        kind = goal.algorithm.removesuffix("_pmap").replace("appo", "ppo")
+        kind = goal.algorithm.replace("_pmap", "").replace("appo", "ppo")
         tables = published.get(f"{peers()[peer].get('flags_of', peer)}_{kind}", {})
         if pattern := fitting(tables, goal.env):
             found.append(goal._replace(algorithm=f"{peer}_{kind}", flags=tables[pattern]))

@@ -1,7 +1,7 @@
 """What many seeds of a run end with, and whether any of them loses what it had; prints one line of JSON.
 
-    python benchmarks/many_seeds.py ppo_pmap --threshold 495 -- --env CartPole-v1 --num-seeds 200 --seed 10000
-    python benchmarks/many_seeds.py appo_pmap --runs 40 --threshold 495 -- --env envpool:CartPole-v1
+    python -m benchmarks.many_seeds ppo_pmap --threshold 495 -- --env CartPole-v1 --num-seeds 200 --seed 10000
+    python -m benchmarks.many_seeds appo_pmap --runs 40 --threshold 495 -- --env envpool:CartPole-v1
 
 What stands behind `--` are the flags of the algorithm; where they do not say how often to evaluate, it is ten times.
 Rounding makes runs part after some 40,000 steps: compare `--num-devices 1` and 2, and in front of the command
@@ -12,13 +12,10 @@ import importlib
 import json
 import math
 import os
-import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import tyro

@@ -17,10 +17,8 @@ from common.cli.run_flags import ONE_TIME
 from common.drawing.groups import EVALUATION, estimate, interval
 from common.runs.metrics import Log, Series, jsonable, read_log
 
-COMPILATION = "time/compile"
 NAMES = ("env", "algorithm", "command", "versions", "git", "devices", "flags", "seeds", "threshold", "env_steps")
 NAMES += ("returns", "seconds", "env_steps_to_threshold", "seconds_to_threshold", "steps_per_second")
-NAMES += ("compile_seconds", "wall_seconds")
 
 
 def machine_class() -> str:
@@ -66,8 +64,6 @@ def record_of(algorithm: str, env: str, jobs: list[Job], threshold: float) -> di
         "steps_per_second": [
             job.args.num_agents * log.steps / log.trained_seconds for job, log in zip(jobs, logs, strict=True)
         ],
-        "compile_seconds": [float(np.unique(log.series[COMPILATION].values).sum()) for log in logs],
-        "wall_seconds": [log.wall_seconds for log in logs],
     }
 
 
@@ -86,9 +82,9 @@ def spread(returns: np.ndarray) -> str:
 
 def log_of(job: Job) -> Log:
     """What a finished run has written. Raises UsageError where it is not all there."""
-    log = read_log(job.run_dir, [EVALUATION, COMPILATION])
+    log = read_log(job.run_dir, [EVALUATION])
     evaluated = max(log.series[EVALUATION].steps, default=0) if EVALUATION in log.series else 0
-    if evaluated < job.args.total_timesteps or COMPILATION not in log.series:
+    if evaluated < job.args.total_timesteps:
         end = f"its evaluations end at step {evaluated:,.0f} of {job.args.total_timesteps:,}"
         raise UsageError(f"{job.run_dir} is damaged, {end}: delete it, and the same command runs it again")
     return log
@@ -125,11 +121,9 @@ def _check(record: dict[str, Any]) -> None:
     for name, size in sizes.items():
         if np.array(record[name], float).shape != size:
             raise ValueError(name)
-    if not (np.isfinite(record["threshold"]) and np.isfinite(returns_of(record)).all() and seeds):
-        raise ValueError("returns")
-    for name in ("steps_per_second", "compile_seconds"):
-        if not (len(record[name]) and np.isfinite(np.array(record[name], float)).all()):
-            raise ValueError(name)
+    numbers = record["threshold"], returns_of(record), np.array(record["steps_per_second"], float)
+    if not (seeds and all(np.size(x) and np.isfinite(x).all() for x in numbers)):
+        raise ValueError("numbers")
 
 
 def returns_of(record: dict[str, Any]) -> np.ndarray:

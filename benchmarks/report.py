@@ -24,7 +24,7 @@ from common.drawing.figures import Line, Panel, draw
 from common.drawing.groups import Interval, estimate, interval
 
 Record = dict[str, Any]
-COLUMNS = ["environment", "algorithm", "final return", "learned", "after", "steps/s (agents)"]
+COLUMNS = ["environment", "algorithm", "final return", "learned", "after"]
 
 
 @dataclass(kw_only=True)
@@ -135,8 +135,9 @@ def _reservation(record: Record) -> str:
 
 def counterpart(algorithm: str, there: set[str]) -> str | None:
     """Which of the kit's that are `there` a peer's algorithm is compared with: sb3_ppo with ppo_pmap; None for ours."""
-    kind = algorithm.rsplit("_", 1)[-1]
-    return next((name for name in (f"{kind}_pmap", f"a{kind}_pmap") if name in there), None)
+    kind, *more = algorithm.rsplit("_", 1)[-1].split(" ", 1)  # such as "pqn" and "(gru)"
+    names = (" ".join([f"{prefix}{kind}_pmap", *more]) for prefix in ("", "a"))
+    return next((name for name in names if name in there), None)
 
 
 def _has_peers(records: list[Record]) -> bool:
@@ -157,7 +158,7 @@ def _picture(machine: str, name: str, kind: str) -> str:
 
 
 def _row(record: Record) -> list[str]:
-    returns, count, flags = returns_of(record), len(record["steps_per_second"]), record["flags"]
+    returns, flags = returns_of(record), record["flags"]
     after, seconds = (
         np.array([np.inf if x is None else x for x in record[name]])
         for name in ("env_steps_to_threshold", "seconds_to_threshold")
@@ -172,7 +173,6 @@ def _row(record: Record) -> list[str]:
         spread(returns[-1]),
         f"{np.isfinite(after).sum()}/{len(after)} ≥{record['threshold']:g}{fewer}",
         f"{median:,.0f} ({np.median(seconds):,.0f}s)" if np.isfinite(median) else "never",
-        f"{np.mean(record['steps_per_second']):,.0f} ({len(record['seeds']) // count})",
     ]
 
 

@@ -1,8 +1,7 @@
 """Training speed of an algorithm: warm steps/s and seconds of compilation for every environment, as a table.
 
     python -m benchmarks.speed ppo_pmap --envs CartPole-v1 Breakout-MinAtar
-    python -m benchmarks.speed ppo_pmap --envs CartPole-v1 -- --num-envs 1024 --num-steps 32
-    python -m benchmarks.speed sac_pmap --envs Pendulum-v1 --against ../before --rounds 5
+    python -m benchmarks.speed sac_pmap --envs Pendulum-v1 --against ../before --rounds 5 -- --num-envs 16
     python -m benchmarks.speed ppo_rnn_pmap --envs CartPole-v1 --source ~/purejaxrl -- \\
         --share-torso --activation relu --hidden-sizes 128
 

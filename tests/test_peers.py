@@ -92,16 +92,17 @@ def test_a_peer_in_jax_is_evaluated_between_updates_with_its_greedy_actions(tmp_
     peer = on_device.Peer(
         init=lambda key: {"updates": jnp.int32(0), "key": jax.random.uniform(key)},
         update=lambda state: state | {"updates": state["updates"] + 1.0},  # an integer that goes on as a float
-        act=lambda state, obs: state["updates"] + obs[0],  # 0 in the first observation, 1 in the others
+        act=lambda state, obs, memory: (state["updates"] + obs[0] + memory, memory + 10),  # obs: 0 first, then 1
         env=Countdown(),
         env_params=3,
         steps_per_update=4,
+        memory=0.0,
     )
     on_device.train(rows.Rows(tmp_path), peer)
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     steps = [row["env_steps"] for row in written]
     assert steps == [8, 16, 28, 36], "whole updates, evenly, and the end"
-    assert [row["eval/return_mean"] for row in written] == [[3 * step / 4 + 2] * 2 for step in steps]
+    assert [row["eval/return_mean"] for row in written] == [[3 * step / 4 + 2 + 30] * 2 for step in steps]
     assert all(0 < row["time/compile"] < row["time/wall"] for row in written)
 
 
@@ -114,7 +115,7 @@ def test_a_peer_in_jax_plays_the_episodes_of_the_kit(monkeypatch):
         return jnp.int32(jnp.zeros(obs.shape[:-1]))
 
     env, env_params = on_device.make("BernoulliBandit-misc")
-    peer = on_device.Peer(None, None, lambda state, obs: act(obs), env, env_params, 1)
+    peer = on_device.Peer(None, None, lambda state, obs, memory: (act(obs), memory), env, env_params, 1)
     earned, others = jax.jit(lambda: [on_device.returns(peer, 16, seed, None) for seed in (SEED, SEED + 1)])()
     game = make("BernoulliBandit-misc")  # outside of the program: its space is made of arrays
     ours = over_devices(lambda: run_episodes(game, act, 16), 1).ret

@@ -57,7 +57,7 @@ class Args(Choice):
 
     peer: Literal["sb3", "sbx", "rejax", "purejaxrl", "purejaxql"]
     """Stable-Baselines3, SBX, rejax, PureJaxRL or purejaxql."""
-    set: Literal["", "classic", "minatar", "bsuite", "memory", "masks", "host"] = ""
+    set: Literal["", "classic", "minatar", "bsuite", "memory", "masks", "suites", "host"] = ""
     """Only the environments of this set."""
     source: str = ""
     """A checkout of PureJaxRL or purejaxql, which are no packages."""
@@ -134,8 +134,8 @@ def task_of(args: Args, platform: str, goal: Goal) -> Task:
     jobs = []
     for seeds in parts_of(range(FIRST_SEED, FIRST_SEED + args.seeds), at_once):
         training = Training(
-            algorithm=goal.algorithm.removeprefix(f"{args.peer}_"),
-            env=goal.env,
+            algorithm=goal.algorithm.removeprefix(f"{args.peer}_").partition(" (")[0],
+            env=goal.env.partition(" (")[0],
             total_timesteps=steps,
             eval_interval=max(steps // EVALUATIONS, 1),
             eval_episodes=goal.eval_episodes or (HostEnvArgs if on_host else DeviceEnvArgs).eval_episodes,  # as ours

@@ -20,10 +20,11 @@ class Peer(NamedTuple):
 
     init: Callable[[Any], Any]  # a random key to a state of training
     update: Callable[[Any], Any]  # the state after `steps_per_update` more environment steps
-    act: Callable[[Any, Any], Any]  # the greedy action for a state of training and one observation
+    act: Callable[[Any, Any, Any], tuple[Any, Any]]  # a state of training, observation and memory to action and memory
     env: Any
     env_params: Any
     steps_per_update: int
+    memory: Any = ()  # at the start of an episode
 
 
 def train(rows: Rows, peer: Peer) -> None:
@@ -88,13 +89,13 @@ def returns(peer: Peer, episodes: int, seed: int, state: Any) -> Any:
         obs, env_state = peer.env.reset(reset_key, peer.env_params)
 
         def step(carry):
-            time, obs, env_state, _, total = carry
-            action, key = peer.act(state, obs), jax.random.fold_in(step_key, time)
+            time, obs, env_state, memory, _, total = carry
+            (action, memory), key = peer.act(state, obs, memory), jax.random.fold_in(step_key, time)
             obs, env_state, reward, done, _ = peer.env.step(key, env_state, action, peer.env_params)
-            return time + 1, obs, env_state, done, total + jnp.squeeze(reward)
+            return time + 1, obs, env_state, memory, done, total + jnp.squeeze(reward)
 
-        first = jnp.int32(0), obs, env_state, jnp.zeros((), bool), jnp.zeros(())
-        return jax.lax.while_loop(lambda carry: ~carry[3], step, first)[-1]
+        first = jnp.int32(0), obs, env_state, peer.memory, jnp.zeros((), bool), jnp.zeros(())
+        return jax.lax.while_loop(lambda carry: ~carry[-2], step, first)[-1]
 
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.PRNGKey(seed), jnp.arange(episodes))
     return jax.vmap(episode)(keys)

@@ -6,7 +6,9 @@ Or prints the speed of a file's training as JSON: python train_pure.py SOURCE pp
 import importlib
 import json
 import sys
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 from unittest import mock
 
 import flax.linen as nn
@@ -21,16 +23,17 @@ FLAGS |= {"MAX_GRAD_NORM": 0.5, "ACTIVATION": "tanh", "ANNEAL_LR": True}  # thos
 OF_PQN = {"NORM_TYPE": "layer_norm", "WANDB_MODE": "disabled", "LR": 5e-4, "LR_LINEAR_DECAY": True, "GAMMA": 0.99}
 OF_PQN |= {"LAMBDA": 0.65, "MAX_GRAD_NORM": 10, "EPS_START": 1.0, "EPS_FINISH": 0.05, "EPS_DECAY": 0.1}
 OF_PQN |= {"HIDDEN_SIZE": 128, "NUM_LAYERS": 2}
+FILES = {"MinAtar": "pqn_minatar", "Craftax": "pqn_craftax", "MemoryChain": "pqn_rnn_gymnax"}  # others: pqn_gymnax
 ABSENT = ("brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training", "navix", "hydra", "omegaconf")
 ABSENT += ("wandb", "safetensors", "safetensors.flax")  # imported there, and not used here
 
 
 def module_of(source: str, name: str) -> ModuleType:
-    """One of its files, on today's gymnax: ppo or ppo_rnn of PureJaxRL, pqn_gymnax or pqn_minatar of purejaxql."""
+    """One of its files, on today's gymnax: ppo or ppo_rnn of PureJaxRL, or of purejaxql pqn_gymnax, say."""
     sys.path[:0] = [source, f"{source}/purejaxrl"]
     with mock.patch.dict(sys.modules, {name: mock.MagicMock() for name in ABSENT}):
         module = importlib.import_module(f"purejaxql.{name}" if name.startswith("pqn") else name)
-    if name.startswith("pqn"):
+    if name.startswith("pqn") and "craftax" not in name:
         module.LogWrapper = lambda env, log=module.LogWrapper: OldGymnax(log(env))
     else:
         module.gymnax = on_device  # for its `make`
@@ -53,35 +56,49 @@ def trained_by(source: str, name: str, config: dict) -> tuple[ModuleType, dict]:
     steps = max(-(-config["TOTAL_TIMESTEPS"] // update), 1) * update
     config = (OF_PQN if name == "pqn" else FLAGS) | config | {"TOTAL_TIMESTEPS": steps}
     if name == "pqn":
-        name = "pqn_minatar" if config["ENV_NAME"].endswith("MinAtar") else "pqn_gymnax"
+        name = next((file for part, file in FILES.items() if part in config["ENV_NAME"]), "pqn_gymnax")
         config |= {"TOTAL_TIMESTEPS_DECAY": steps, "NUM_EPOCHS": config.get("UPDATE_EPOCHS", config.get("NUM_EPOCHS"))}
     return module_of(source, name), config
 
 
 def peer_of(source: str, args: dict) -> Peer:
     """Its file as it stands."""
-    config = args["flags"] | {"ENV_NAME": args["env"], "TOTAL_TIMESTEPS": args["total_timesteps"]}
-    module, config = trained_by(source, args["algorithm"], config)
+    config = args["flags"] | {"ENV_NAME": args["env"].removeprefix("craftax:")}
+    module, config = trained_by(source, args["algorithm"], config | {"TOTAL_TIMESTEPS": args["total_timesteps"]})
     init, update = update_of(module.make_train(config))
     if args["algorithm"] == "ppo":
-        env, env_params = on_device.make(args["env"])
+        env, env_params = on_device.make(config["ENV_NAME"])
         env = module.FlattenObservationWrapper(env)
-        network = module.ActorCritic(env.action_space(env_params).n, activation=config["ACTIVATION"])
-
-        def act(state, obs):
-            return network.apply(state[0].params, obs)[0].mode()
+    elif "craftax" in module.__name__:
+        env = module.make_craftax_env_from_name(config["ENV_NAME"], auto_reset=True)
+        env_params = env.default_params
     else:
-        (env, env_params), sizes = gymnax.make(args["env"]), {}
-        if module.__name__.endswith("gymnax"):
-            env = module.FlattenObservationWrapper(env)
-            sizes = {"hidden_size": config["HIDDEN_SIZE"], "num_layers": config["NUM_LAYERS"]}
-        network, env = module.QNetwork(env.action_space(env_params).n, **sizes), OldGymnax(env)
+        env, env_params = gymnax.make(config["ENV_NAME"])
+        env_params = env_params.replace(**config.get("ENV_KWARGS", {}))
+        env = OldGymnax(env if "minatar" in module.__name__ else module.FlattenObservationWrapper(env))
+    act, memory = player_of(module, config, env.action_space(env_params).n)
+    return Peer(init, update, act, env, env_params, config["NUM_ENVS"] * config["NUM_STEPS"], memory)
 
-        def act(state, obs):
-            variables = {"params": state[0].params, "batch_stats": state[0].batch_stats}
-            return jnp.argmax(network.apply(variables, obs[None], train=False)[0])
 
-    return Peer(init, update, act, env, env_params, config["NUM_ENVS"] * config["NUM_STEPS"])
+def player_of(module: ModuleType, config: dict, num_actions: int) -> tuple[Callable, Any]:
+    """`act` and `memory` of a `Peer`."""
+    kind = next(name for name in ("ActorCritic", "RNNQNetwork", "QNetwork") if hasattr(module, name))
+    fields = {name: name.upper() for name in getattr(module, kind).__dataclass_fields__}
+    given = {name: config[flag] for name, flag in fields.items() if flag in config}
+    network = getattr(module, kind)(num_actions, **given)
+
+    def act(state, obs, memory):
+        if kind == "ActorCritic":
+            return network.apply(state[0].params, obs)[0].mode(), memory
+        variables = {"params": state[0].params, "batch_stats": state[0].batch_stats}
+        if kind == "QNetwork":
+            return jnp.argmax(network.apply(variables, obs[None], train=False)[0]), memory
+        hidden, last = memory
+        hidden, values = network.apply(variables, hidden, obs[None, None], jnp.zeros((1, 1), bool), last, train=False)
+        action = jnp.argmax(values[0, 0])
+        return action, (hidden, action[None, None])
+
+    return act, (network.initialize_carry(1), jnp.zeros((1, 1), int)) if kind == "RNNQNetwork" else ()
 
 
 if __name__ == "__main__" and len(sys.argv) == 4:

@@ -17,7 +17,7 @@ def peer_of(args: dict) -> Peer:
     return Peer(
         init=algorithm.init_state,
         update=algorithm.train_iteration,
-        act=lambda state, obs: greedy(algorithm, state, obs),
+        act=lambda state, obs, memory: (greedy(algorithm, state, obs), memory),
         env=algorithm.env,
         env_params=algorithm.env_params,
         steps_per_update=algorithm.num_envs * getattr(algorithm, "num_steps", 1),

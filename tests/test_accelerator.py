@@ -18,8 +18,8 @@ def speeds(monkeypatch):
         row = {"algorithm": algorithm, "env": env, "num_envs": num_envs}
         if num_envs not in known.get(algorithm, {}):
             return row | {"failed": "RESOURCE_EXHAUSTED: Out of memory"}
-        speed = {"steps_per_second": known[algorithm][num_envs]}
-        return row | speed | {"memory_bytes": 5_000_000, "kernels_per_update": 1234, "compile_seconds": 7.0}
+        row |= {"memory_bytes": 5_000_000, "kernels_per_update": 1234, "compile_seconds": 7.0}
+        return row | {"steps_per_second": known[algorithm][num_envs]}
 
     monkeypatch.setattr(accelerator, "measurement", pretend)
     monkeypatch.setattr(accelerator, "machine_class", lambda: "toy-1")

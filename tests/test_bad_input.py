@@ -38,6 +38,7 @@ CASES = [
     ("ppo", "--env bad_envs:WideReward", "bad_envs:WideReward, reward, (3,)"),
     ("ppo", "--env bad_envs:HalfDone", "bad_envs:HalfDone, terminated, float32"),
     ("ppo", "--env FrozenLake-misc --normalize-obs", "--normalize-obs"),
+    ("ppo", "--env CartPole-v1 --encoder nature", "--encoder nature, CartPole-v1"),
     ("appo", "--env gymnasium:host_toys:TextToy-v0", "Text"),
     ("ppo", """--env-params '{"gravty": 5}'""", "gravty, gravity"),
     ("ppo", """--env-params '{"max_steps_in_episode": "choice:0,5"}'""", "max_steps_in_episode, at least 1, 0"),
@@ -142,12 +143,11 @@ def template(tmp_path_factory) -> Path:
     (folder / "foreign" / "checkpoints" / "64").mkdir(parents=True)
     (folder / "foreign" / "metrics.jsonl").write_text("ten years of work")
     config = json.loads((folder / "run" / "config.json").read_text())
-    args = config["args"]
     configs = {
         "broken": '{"args": {',
         "foreign": '{"args": {"env": "a"}, "algorithm": "b"}',
-        "custom": json.dumps(config | {"args": args | {"env": "bad_envs:raises"}}),
-        "mislabelled": json.dumps(config | {"args": args | {"hidden_sizes": [8]}}),
+        "custom": json.dumps(config | {"args": config["args"] | {"env": "bad_envs:raises"}}),
+        "mislabelled": json.dumps(config | {"args": config["args"] | {"hidden_sizes": [8]}}),
     }
     for name, text in configs.items():
         (folder / name).mkdir(exist_ok=True)

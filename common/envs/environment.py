@@ -43,7 +43,7 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.masks import PRIVILEGED, check_mask, has_privileged
-from common.envs.spaces import Box, Discrete, EnvSpec, leaves
+from common.envs.spaces import Box, Discrete, EnvSpec, is_image, leaves
 
 DEFAULT_HORIZON = 1_000  # for environments that declare no `max_steps`
 LONGEST_HORIZON = 27_000  # an evaluation has to end, whatever an environment declares
@@ -211,28 +211,24 @@ def check_spaces(args: Any, env: Any) -> None:
     check_mask(env)
     if getattr(args, "share_torso", False) and has_privileged(env.observation_space):
         raise UsageError(f"--share-torso would hide the {PRIVILEGED} of {env.name} from the critic, for whom it is")
-    has_array = any(isinstance(leaf, Box) for _, leaf in leaves(env.observation_space))
-    if getattr(args, "normalize_obs", False) and not has_array:
+    observed, acted = ([leaf for _, leaf in leaves(space)] for space in (env.observation_space, env.action_space))
+    if getattr(args, "normalize_obs", False) and not any(isinstance(leaf, Box) for leaf in observed):
         raise UsageError(f"--normalize-obs needs arrays as observations, {env.name} has {env.observation_space}")
-    has_box = any(isinstance(leaf, Box) for _, leaf in leaves(env.action_space))
-    if getattr(args, "exploration_loss", "") == "symmetric-kl" and has_box:
+    if getattr(args, "encoder", "") in ("nature", "impala") and not any(map(is_image, observed)):
+        raise UsageError(f"--encoder {args.encoder} needs images, and {env.name} has {env.observation_space}")
+    if getattr(args, "exploration_loss", "") == "symmetric-kl" and any(isinstance(leaf, Box) for leaf in acted):
         raise UsageError("--exploration-loss symmetric-kl needs discrete actions: there is no uniform policy on a Box")
 
 
 def check_discrete(env: Any, instead: str) -> None:
-    """Raise UsageError unless actions are Discrete, two or more, as Q-learning needs them. It names what to take
-    `instead`.
-    """
+    """Raise UsageError unless actions are Discrete, two or more; it names what to take `instead` of Q-learning."""
     if not isinstance(env.action_space, Discrete) or env.action_space.n == 1:
         needs = f"Q-learning needs Discrete actions, two or more, and {env.name} has {env.action_space}"
         raise UsageError(f"{needs}; {instead} can train on it")
 
 
 def check_squashable(env: Any, instead: str) -> None:
-    """Raise UsageError unless actions are Discrete, two or more, or a Box with finite bounds, as SAC needs them.
-
-    It names what to take `instead`.
-    """
+    """Raise UsageError unless actions are Discrete, two or more, or a finite Box; it names what to take `instead`."""
     space = env.action_space
     if not isinstance(space, Discrete | Box):
         raise UsageError(f"SAC acts in a Box or in Discrete actions, {env.name} has {space}; {instead} can train on it")

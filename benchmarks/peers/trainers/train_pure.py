@@ -35,7 +35,7 @@ def module_of(source: str, name: str) -> ModuleType:
         module = importlib.import_module(f"purejaxql.{name}" if name.startswith("pqn") else name)
     if name.startswith("pqn") and "craftax" not in name:
         module.LogWrapper = lambda env, log=module.LogWrapper: OldGymnax(log(env))
-    else:
+    elif name.startswith("ppo"):
         module.gymnax = on_device  # for its `make`
     return module
 

@@ -351,23 +351,10 @@ def seconds_of(kernels: list[Kernel], launch: float, in_loop: bool = True) -> fl
 
 
 def table(rows: list[Row]) -> str:
-    """The rows as Markdown."""
-    heads = ["program", "devices", "envs", "kernels", "rollout step", "gradient step", "rest", "collectives"]
-    heads += ["MB moved", "GFLOP", "temporary", "compiled", "steps/s at 5 and 3 us"]
-    lines = []
-    for row in rows:
-        cells = [f"{row['program']} {row['function']}", row["target"], f"{row['num_envs']:,}"]
-        if "failed" in row:
-            lines.append([*cells, f"failed: {row['failed']}", *[""] * (len(heads) - 4)])
-            continue
-        loops = row["by_loop"]
-        cells += [f"{row['kernels'] / loops['updates']:,.0f}", *(f"{loops[name]:,.0f}" for name in heads[4:7])]
-        cells += [f"{row['collectives']:,}", f"{row['bytes'] / loops['updates'] / 1e6:,.0f}"]
-        cells += [f"{row['flops'] / loops['updates'] / 1e9:,.1f}", f"{row['temporary_bytes'] / 1e6:,.0f} MB"]
-        shown = row["target"] == "h100" and row["function"] == "update"
-        speed = " to ".join(f"{x / 1e6:,.2f} M" for x in row["steps_per_second"][::-1]) if shown else ""
-        lines.append([*cells, f"{row['compile_seconds']:.0f} s", speed])
-    return markdown(heads, lines)
+    """The rows as Markdown; those of peers count all their UPDATES."""
+    names = *KEY, "kernels", "collectives", "bytes", "flops", "temporary_bytes", "compile_seconds", "failed"
+    shown = [[row.get(name, "") for name in names] for row in rows]
+    return markdown(names, [[x if isinstance(x, str) else f"{x:,}" for x in cells] for cells in shown])
 
 
 def roofline(record: Row) -> str:

@@ -18,7 +18,7 @@ from common.drawing.groups import EVALUATION, estimate, interval
 from common.runs.metrics import Log, Series, jsonable, read_log
 
 NAMES = ("env", "algorithm", "command", "versions", "git", "devices", "flags", "seeds", "threshold", "env_steps")
-NAMES += ("returns", "seconds", "env_steps_to_threshold", "seconds_to_threshold", "steps_per_second")
+NAMES += ("returns", "seconds", "env_steps_to_threshold", "steps_per_second")
 
 
 def machine_class() -> str:
@@ -46,7 +46,6 @@ def record_of(algorithm: str, env: str, jobs: list[Job], threshold: float) -> di
     config = read_config(jobs[0].run_dir)
     steps = np.unique(np.concatenate([curve.steps for curve in curves]))
     lines = [_on(steps, curve) for curve in curves]
-    reached = [_reached(curve, values, threshold) for curve in curves for values in curve.values.T]
     return {
         "env": env,
         "algorithm": algorithm,
@@ -59,8 +58,7 @@ def record_of(algorithm: str, env: str, jobs: list[Job], threshold: float) -> di
         "returns": [[jsonable(value) for value in row] for row in np.hstack([line[:, 1:] for line in lines])],
         "seconds": np.mean([line[:, 0] for line in lines], axis=0).tolist(),
         "evaluations": [len(np.unique(curve.steps)) for curve in curves for _ in curve.values.T],
-        "env_steps_to_threshold": [steps for steps, _ in reached],
-        "seconds_to_threshold": [seconds for _, seconds in reached],
+        "env_steps_to_threshold": [_reached(curve, x, threshold) for curve in curves for x in curve.values.T],
         "steps_per_second": [
             job.args.num_agents * log.steps / log.trained_seconds for job, log in zip(jobs, logs, strict=True)
         ],
@@ -117,7 +115,7 @@ def _check(record: dict[str, Any]) -> None:
     itemgetter(*NAMES)(record)
     evaluations, seeds = len(record["env_steps"]), len(record["seeds"])
     sizes = {"returns": (evaluations, seeds), "env_steps": (evaluations,), "seconds": (evaluations,), "threshold": ()}
-    sizes |= {"env_steps_to_threshold": (seeds,), "seconds_to_threshold": (seeds,)}
+    sizes |= {"env_steps_to_threshold": (seeds,)}
     for name, size in sizes.items():
         if np.array(record[name], float).shape != size:
             raise ValueError(name)
@@ -139,7 +137,6 @@ def _on(steps: np.ndarray, curve: Series) -> np.ndarray:
     return np.stack([own.get(step, row) for step, row in zip(steps, between, strict=True)])
 
 
-def _reached(curve: Series, values: np.ndarray, threshold: float) -> tuple[int | None, float | None]:
-    """Steps and seconds after which a seed's evaluation first reaches the threshold; None if never."""
-    there = np.flatnonzero(values >= threshold)
-    return (int(curve.steps[there[0]]), float(curve.wall[there[0]])) if len(there) else (None, None)
+def _reached(curve: Series, values: np.ndarray, threshold: float) -> int | None:
+    """Steps after which a seed's evaluation first reaches the threshold; None if never."""
+    return next((int(step) for step in curve.steps[values >= threshold]), None)

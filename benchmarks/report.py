@@ -25,6 +25,7 @@ from common.drawing.groups import Interval, estimate, interval
 
 Record = dict[str, Any]
 COLUMNS = ["environment", "algorithm", "final return", "learned", "after"]
+ON_THE_WAY = {"minatar": [1_000_000, 5_000_000]}  # by set: steps at which returns are shown too
 
 
 @dataclass(kw_only=True)
@@ -99,7 +100,9 @@ def _chapter(machine: str, name: str, records: list[Record]) -> str:
     if _has_peers(records):
         shown |= {"seconds": "Returns over seconds", "profile": "Share of runs above a score"}
     lines = [f"![{what}](images/{_picture(machine, name, kind)})" for kind, what in shown.items()]
-    return "\n".join([f"## {name}, {machine}", "", markdown(COLUMNS, map(_row, records)), "", *lines])
+    also = ON_THE_WAY.get(name, [])
+    columns, rows = COLUMNS + [f"return at {steps:,}" for steps in also], [_row(record, also) for record in records]
+    return "\n".join([f"## {name}, {machine}", "", markdown(columns, rows), "", *lines])
 
 
 def _beside_others(chapters: list[tuple[str, str, list[Record]]]) -> str:
@@ -157,22 +160,20 @@ def _picture(machine: str, name: str, kind: str) -> str:
     return f"benchmark_{machine}_{name}_{kind}.png"
 
 
-def _row(record: Record) -> list[str]:
+def _row(record: Record, also: list[int]) -> list[str]:
     returns, flags = returns_of(record), record["flags"]
-    after, seconds = (
-        np.array([np.inf if x is None else x for x in record[name]])
-        for name in ("env_steps_to_threshold", "seconds_to_threshold")
-    )
+    after = np.array([np.inf if x is None else x for x in record["env_steps_to_threshold"]])
     evaluations = min(record.get("evaluations") or [len(returns)])  # older records hold only those of all seeds
     asked = flags["total_timesteps"] // flags["eval_interval"] if flags.get("eval_interval") else 0
     fewer = f" ({evaluations} of {asked} evaluations)" if evaluations < asked else ""
-    median = np.median(after)
+    median, places = np.median(after), np.searchsorted(record["env_steps"][:-1], also)
     return [
         f"[{record['env']}](../benchmarks/results/{record['file']})" if "file" in record else record["env"],
         record["algorithm"],
         spread(returns[-1]),
         f"{np.isfinite(after).sum()}/{len(after)} ≥{record['threshold']:g}{fewer}",
-        f"{median:,.0f} ({np.median(seconds):,.0f}s)" if np.isfinite(median) else "never",
+        f"{median:,.0f}" if np.isfinite(median) else "never",
+        *(f"{estimate(returns[place]):.4g}" for place in places),
     ]
 
 

@@ -155,8 +155,7 @@ def test_categorical_against_numpy():
     policy = Categoricals(jnp.asarray(LOGITS), (5,), scalar=True)
     p = softmax(LOGITS)
     np.testing.assert_allclose([policy.log_prob(jnp.int32(i)) for i in range(5)], np.log(p), rtol=1e-5)
-    assert policy.mode() == 2
-    assert policy.mode().shape == ()
+    assert policy.mode() == 2 and policy.mode().shape == ()
 
     policy = Categoricals(jnp.asarray(LOGITS), (2, 3), scalar=False)
     p, q = softmax(LOGITS[:2]), softmax(LOGITS[2:])

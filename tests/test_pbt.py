@@ -168,8 +168,7 @@ def test_changes_are_as_frequent_as_asked_and_go_both_ways():
 
 def test_descent_goes_back_through_all_exchanges():
     sources = np.array([[0, 1, 1], [0, 2, 2], [0, 0, 2]])  # 2 took over 1, then 1 took over 2, then 1 took over 0
-    assert descent(sources, 2).tolist() == [1, 2, 2, 2]
-    assert descent(sources, 1).tolist() == [0, 0, 0, 1]
+    assert [descent(sources, member).tolist() for member in (1, 2)] == [[0, 0, 0, 1], [1, 2, 2, 2]]
 
 
 def test_members_begin_changed_but_for_the_control():

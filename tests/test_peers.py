@@ -5,6 +5,7 @@ import json
 import sys
 from types import ModuleType, SimpleNamespace
 
+import flax.linen as nn
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -57,10 +58,9 @@ def test_a_peer_fills_the_same_kind_of_file(args, tmp_path):
     (config, _) = (json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/config.json"))
     assert config["starts"] == states_of("CartPole-v1", 128).tolist()
     assert record["env_steps_to_threshold"] == [None, None]
-    files = [*(tmp_path / "runs").glob("*/metrics.jsonl")]
-    before = [path.stat().st_mtime_ns for path in files]
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/metrics.jsonl")}
     peers.train(args)
-    assert [path.stat().st_mtime_ns for path in files] == before and len(files) == 2, "one run for each seed"
+    assert {path: path.stat().st_mtime_ns for path in before} == before and len(before) == 2, "one run for each seed"
 
 
 def test_a_peer_that_fails_says_where_the_reason_is(args, tmp_path, capsys):
@@ -121,6 +121,16 @@ def test_a_peer_in_jax_plays_the_episodes_of_the_kit(monkeypatch):
     ours = over_devices(lambda: run_episodes(game, act, 16), 1).ret
     np.testing.assert_array_equal(earned, ours[0])
     assert not np.array_equal(others, ours[0])
+
+
+def test_a_convolution_that_a_peer_gets_is_that_of_flax(monkeypatch):
+    monkeypatch.syspath_prepend(str(TRAINERS))
+    from train_pure import convolved
+
+    layers = (nn.Conv(16, (3, 3), padding="VALID", conv_general_dilated=how) for how in (None, convolved))
+    x = jax.random.normal(jax.random.key(0), (5, 10, 9, 4))
+    theirs, ours = (layer.init_with_output(jax.random.key(1), x)[0] for layer in layers)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 class Anything(ModuleType):

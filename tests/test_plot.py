@@ -14,8 +14,7 @@ from common.drawing.groups import LoggedRun, align, estimate, group, interval, p
 from common.runs.metrics import Log, LogWriter, Series, read_log
 from common.runs.recorder import Clock
 
-RETURN, RECENT = "episode/return", "episode/return_last100"
-EVALUATION = "eval/return_mean"
+RETURN, RECENT, EVALUATION = "episode/return", "episode/return_last100", "eval/return_mean"
 
 
 def rows(steps, values, wall=None, metric=RETURN):
@@ -50,8 +49,7 @@ def test_the_interquartile_mean_is_exact_where_quarters_are_no_whole_numbers():
 def test_the_interval_of_few_seeds_is_known():
     """Two seeds: a resample's mean is the lower one, the middle or the upper one, with chances 1/4, 1/2, 1/4."""
     band = interval(np.array([3.0, 7.0]))
-    assert (band.low, band.high) == (3, 7)
-    assert interval(np.array([3.0])) is None
+    assert (band.low, band.high) == (3, 7) and interval(np.array([3.0])) is None
     same = interval(np.full((4, 2), 5.0))
     np.testing.assert_array_equal([same.low, same.high], np.full((2, 2), 5.0))
     outlier = np.array([5.0] * 11 + [1000.0])  # 4 times among 12 in 1 of 70 resamples only

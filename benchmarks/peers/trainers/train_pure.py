@@ -7,6 +7,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -14,6 +15,7 @@ from unittest import mock
 import flax.linen as nn
 import gymnax
 import jax.numpy as jnp
+import numpy as np
 import on_device
 from on_device import OldGymnax, Peer, speed_of, train, update_of
 from rows import run_of
@@ -48,6 +50,12 @@ class GRUCell(nn.GRUCell):
     @staticmethod
     def initialize_carry(key, batch, size):
         return jnp.zeros((*batch, size))
+
+
+def convolved(x: Any, kernel: Any, *_, **__) -> Any:
+    """The 3 x 3 convolution of [B, H, W, C] in purejaxql's file for MinAtar, on a CPU four times as fast as XLA's."""
+    near = [x[:, row : x.shape[1] - 2 + row, column : x.shape[2] - 2 + column] for row, column in np.ndindex(3, 3)]
+    return jnp.concatenate(near, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
 
 
 def trained_by(source: str, name: str, config: dict) -> tuple[ModuleType, dict]:
@@ -106,5 +114,6 @@ if __name__ == "__main__" and len(sys.argv) == 4:
     module, config = trained_by(*sys.argv[1:3], json.loads(sys.argv[3]))
     print(json.dumps(speed_of(module.make_train(config), config["TOTAL_TIMESTEPS"])))
 elif __name__ == "__main__":
+    nn.Conv = partial(nn.Conv, conv_general_dilated=convolved)
     with run_of(sys.argv) as rows:
         train(rows, peer_of(rows.config["source"], rows.args))

@@ -327,8 +327,7 @@ def test_resume_continues_with_the_same_learner(tmp_path):
         rest = appo.train(appo.Args.from_run(folder, env=TOY, quiet=True))
     assert part.status == "stopped" and states[0].run.updates == 4
     assert same_bits(part.params, states[0].learner.params)
-    assert float(states[0].learner.obs_stats.count[0]) == 512
-    assert rest.env_steps == 1280
+    assert float(states[0].learner.obs_stats.count[0]) == 512 and rest.env_steps == 1280
     last = rows(folder)[-1]
     assert (last["updates"], last["rollouts/trained"]) == (10, 12)
 

@@ -3,7 +3,7 @@
 A bare id is gymnax's, `suite:id` another suite's, `package.module:factory` a user's own. Draws and lists, such as
 `log:1e-4:1e-2` and `3e-4,1e-3`, stand for parameters of environments and for flags of a population's members.
 
-A suite is one line here; what else there is to know of it stands in its file, `common/envs/SUITE_suite.py`.
+A suite is one line here; what else there is to know of it stands in its file, `suites/SUITE.py`.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Environments by name: `make("CartPole-v1")` for the device, `make_host("envpool:Pong-v5", 8, seed=0)` for the host.
 
-For every suite in `common/cli/env_flags.py` there is a module `common/envs/SUITE_suite.py`, which has
+For every suite in `common/cli/env_flags.py` there is a module `suites/SUITE.py`, which has
 
 - `ids()`, the ids of its environments,
 - a class `SuiteEnv`: on the device an `Env`, made as `SuiteEnv(name, env_id, env_params)`; on the host `HostEnvs`, made
@@ -127,4 +127,4 @@ def _names_elsewhere(env_id: str) -> list[str]:
 
 
 def _module(suite: str) -> ModuleType:
-    return importlib.import_module(f"common.envs.{suite}_suite")
+    return importlib.import_module(f"suites.{suite}")

@@ -6,8 +6,10 @@ import jax
 import numpy as np
 
 from common.cli.errors import UsageError
-from common.envs.host import Conversion, HostOptions, HostStep
-from common.envs.suite_tools import FRAMES, check_time_limit, import_package, refuse_params
+from common.envs.host import HostOptions, HostStep
+from common.envs.suite_tools import check_time_limit, import_package, refuse_params
+from suites.conversion import Conversion
+from suites.frames import FRAMES
 
 MOST_THREADS = 1024
 

@@ -10,12 +10,15 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from common.cli.errors import UsageError
-from common.envs import processes, spaces
-from common.envs.host import Conversion, HostOptions, HostStep
+from common.envs import spaces
+from common.envs.host import HostOptions, HostStep
 from common.envs.masks import MASK
-from common.envs.suite_tools import FRAMES, draw_without_display, import_package
+from common.envs.suite_tools import import_package
+from suites import processes
+from suites.conversion import Conversion
+from suites.frames import FRAMES, draw_without_display
 
-REGISTERED_BY = {"ale_py": "ale_py", "common": "common.envs.processes"}
+REGISTERED_BY = {"ale_py": "ale_py", "suites": "suites.processes"}
 """The modules that register environments once they are imported, by the packages in which those are."""
 
 

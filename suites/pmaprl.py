@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from common.envs import gymnax_suite
 from common.envs.environment import Step, Wrapper
 from common.envs.spaces import Box
 from common.envs.suite_tools import PARTIAL, WITHOUT_VELOCITIES
+from suites import gymnax
 
 
 def ids() -> list[str]:
@@ -20,7 +20,7 @@ class SuiteEnv(Wrapper):
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
         of = env_id.removeprefix(PARTIAL)
-        whole, self._seen = gymnax_suite.SuiteEnv(of, of, env_params), np.array(WITHOUT_VELOCITIES[of])
+        whole, self._seen = gymnax.SuiteEnv(of, of, env_params), np.array(WITHOUT_VELOCITIES[of])
         low, high = (bound[self._seen] for bound in whole.observation_space[:2])
         super().__init__(name, whole, Box(low, high, low.shape))
 

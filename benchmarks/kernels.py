@@ -4,9 +4,9 @@
     python -m benchmarks.kernels --programs ppo ppo-gru pqn --targets h100 --source ~/purejaxrl ~/purejaxql
 
 Everything is compiled in processes of an environment of its own (jax[cuda12], 6 GB, and libtpu) in the user's cache
-folder. Nothing is run: steps/s are those of a roofline, in which a kernel takes as long as its launch, its bytes or its
-arithmetic, whichever is longest. What is in a loop counts as often as it runs; where XLA does not know how often, as in
-the loop over updates, once.
+folder. Nothing is run: the steps/s that `benchmarks.report` shows are those of a roofline, in which a kernel takes as
+long as its launch, its bytes or its arithmetic, whichever is longest. What is in a loop counts as often as it runs;
+where XLA does not know how often, as in the loop over updates, once.
 """
 
 import importlib
@@ -351,10 +351,11 @@ def seconds_of(kernels: list[Kernel], launch: float, in_loop: bool = True) -> fl
 
 
 def table(rows: list[Row]) -> str:
-    """The rows as Markdown; those of peers count all their UPDATES."""
+    """The rows as Markdown; a peer's is of UPDATES updates, ours of one."""
     names = *KEY, "kernels", "collectives", "bytes", "flops", "temporary_bytes", "compile_seconds", "failed"
-    shown = [[row.get(name, "") for name in names] for row in rows]
-    return markdown(names, [[x if isinstance(x, str) else f"{x:,}" for x in cells] for cells in shown])
+    every = [[row.get(name, "") for name in names] for row in rows]
+    shown = [[x if isinstance(x, str) else f"{x:,}" if x < 1e6 else f"{x:.3g}" for x in cells] for cells in every]
+    return markdown(names, shown)
 
 
 def roofline(record: Row) -> str:

@@ -166,14 +166,14 @@ def _row(record: Record, also: list[int]) -> list[str]:
     evaluations = min(record.get("evaluations") or [len(returns)])  # older records hold only those of all seeds
     asked = flags["total_timesteps"] // flags["eval_interval"] if flags.get("eval_interval") else 0
     fewer = f" ({evaluations} of {asked} evaluations)" if evaluations < asked else ""
-    median, places = np.median(after), np.searchsorted(record["env_steps"][:-1], also)
+    median, at = np.median(after), np.array(record["env_steps"])
     return [
         f"[{record['env']}](../benchmarks/results/{record['file']})" if "file" in record else record["env"],
         record["algorithm"],
         spread(returns[-1]),
         f"{np.isfinite(after).sum()}/{len(after)} ≥{record['threshold']:g}{fewer}",
         f"{median:,.0f}" if np.isfinite(median) else "never",
-        *(f"{estimate(returns[place]):.4g}" for place in places),
+        *(f"{estimate(returns[np.abs(at - x).argmin()]):.4g}" if at[-1] >= x else "" for x in also),
     ]
 
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 RUN_TIME = re.compile(r"Run time: about \d+ seconds")
 PNG = "iVBORw0KGgo"  # how it begins, in base64
-NEEDED = "algos", "common", "notebooks"
+NEEDED = "algos", "common", "suites", "notebooks"
 
 
 def copy_repository(target: Path) -> Path:

@@ -9,7 +9,7 @@ from common.cli.errors import UsageError
 from common.envs.host import HostOptions, HostStep
 from common.envs.suite_tools import check_time_limit, import_package, refuse_params
 from suites.conversion import Conversion
-from suites.frames import FRAMES
+from suites.shared import FRAMES
 
 MOST_THREADS = 1024
 

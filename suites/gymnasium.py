@@ -16,10 +16,10 @@ from common.envs.masks import MASK
 from common.envs.suite_tools import import_package
 from suites import processes
 from suites.conversion import Conversion
-from suites.frames import FRAMES, draw_without_display
+from suites.shared import FRAMES, draw_without_display
 
 REGISTERED_BY = {"ale_py": "ale_py", "suites": "suites.processes"}
-"""The modules that register environments once they are imported, by the packages in which those are."""
+"""Modules that register environments when they are imported, by the package of an environment's entry point."""
 
 
 def ids() -> list[str]:

@@ -24,7 +24,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.wrappers import TransformObservation
 
 from common.cli.errors import FailedEnvError
-from common.envs.suite_tools import PARTIAL, WITHOUT_VELOCITIES, reason
+from common.envs.suite_tools import reason
+from suites.shared import PARTIAL, WITHOUT_VELOCITIES
 
 CLOSING = 1.0  # seconds that processes get to end by themselves
 _starting = threading.Lock()

@@ -8,8 +8,9 @@ import numpy as np
 
 from common.cli.errors import UsageError
 from common.envs.environment import Env, Step
-from common.envs.spaces import Box, Discrete, MultiDiscrete, box
+from common.envs.spaces import Discrete, MultiDiscrete
 from common.envs.suite_tools import changed_params, import_package, readable_errors
+from suites.planes import planes, space_of_planes
 
 COUNTS = 13, 12  # of things, and of colours
 ENCODINGS = 16  # codes in encoded goals and rules
@@ -62,17 +63,6 @@ class SuiteEnv(Env):
             return view
         goal, rules = (jnp.ravel(x).astype(jnp.int32) for x in (step.state.goal_encoding, step.state.rule_encoding))
         return {"goal": goal, "rules": rules, "view": view}
-
-
-def planes(codes: jax.Array, counts: tuple[int, ...]) -> jax.Array:
-    """Codes [H, W, C] as pictures [H, W, sum(counts)] of bools; of each kind there are so many, others are its last."""
-    kinds = [jnp.minimum(codes[..., kind], count - 1) for kind, count in enumerate(counts)]
-    return jnp.concatenate([jax.nn.one_hot(*kind, dtype=bool) for kind in zip(kinds, counts, strict=True)], axis=-1)
-
-
-def space_of_planes(shape: tuple[int, ...], counts: tuple[int, ...]) -> Box:
-    """The space of `planes` of codes of this shape, [H, W, C]."""
-    return box((*shape[:2], sum(counts)), 0.0, 1.0)
 
 
 def _rules(name: str, benchmark: str) -> Any:

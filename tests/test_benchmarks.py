@@ -202,4 +202,5 @@ def test_a_seed_keeps_its_own_curve_where_others_have_more_evaluations(tmp_path,
     np.testing.assert_allclose(one["returns"], [[4, 4], [25, 40], [64, 76], [100, 100]], rtol=1e-6)
     np.testing.assert_allclose(one["seconds"], [2, 5, 8, 10])
     assert "(2 of 4 evaluations)" in " ".join(report._row(one, []))
-    assert "evaluations" not in " ".join(report._row(one | {"evaluations": [4, 4]}, [1]))
+    assert "evaluations" not in " ".join(row := report._row(one | {"evaluations": [4, 4]}, [30, 70, 101]))
+    assert row[-3:] == ["4", "70", ""], "of the nearest evaluation, none after the end"

@@ -254,8 +254,7 @@ def test_a_checkpoint_that_loads_but_is_not_what_was_saved_is_skipped(tmp_path, 
 def test_keeping_the_best_checkpoint(tmp_path):
     evaluations = [1.0, 9.0, None, 3.0, 2.0]
     checkpoints = saved(tmp_path / "best", range(1, 6), evaluations, keep=1, keep_best=True)
-    assert checkpoints.steps() == [2, 5]
-    assert checkpoints.best() == (2, [8.0, 10.0])
+    assert checkpoints.steps() == [2, 5] and checkpoints.best() == (2, [8.0, 10.0])
     assert Checkpoints(tmp_path / "best", keep=1, keep_best=True).best() == checkpoints.best()
     assert saved(tmp_path / "newest", range(1, 6), evaluations, keep=1).steps() == [5]
     added = saved(tmp_path / "added", [1], keep=2, keep_best=True)
@@ -270,8 +269,7 @@ def test_a_step_saved_again_at_once(tmp_path):
     checkpoints.save(10, big, [1.0])
     checkpoints.save(10, big, [2.0])
     checkpoints.wait()
-    assert checkpoints.load(big)[0] == 10
-    assert checkpoints.best() == (10, [2.0])
+    assert checkpoints.load(big)[0] == 10 and checkpoints.best() == (10, [2.0])
 
 
 def test_the_evaluation_of_a_checkpoint_that_is_being_deleted_is_left_out(tmp_path):

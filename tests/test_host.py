@@ -257,8 +257,7 @@ def test_readers_see_whole_versions_only():
     for reader in readers:
         reader.join(timeout=100)
     assert 39 in found and not wrong
-    assert slots.wait_for(39, device, 0).version == 39
-    assert slots.wait_for(40, device, 0.01) is None
+    assert slots.wait_for(39, device, 0).version == 39 and slots.wait_for(40, device, 0.01) is None
 
 
 def test_the_queue_loses_nothing():

@@ -82,8 +82,7 @@ def test_no_noise_picks_what_is_illegal(rising, monkeypatch, scale=1e4):
         for rows in np.split(logits, 20):
             policy = masked(rows[:, None].repeat(len(noise), 1), np.broadcast_to(legal, (5, len(noise), 6)))
             first, second = np.moveaxis(np.asarray(policy.sample(np.stack([noise] * 2, -1)[None].repeat(5, 0))), -1, 0)
-            assert legal[:4][first].all()
-            assert legal[4:][second].all()
+            assert legal[:4][first].all() and legal[4:][second].all()
 
 
 @pytest.mark.parametrize("legal", [LEGAL[0], np.zeros(6, bool)], ids=str)
@@ -94,8 +93,7 @@ def test_gradients_are_finite_and_none_reaches_what_is_illegal(legal):
         return policy.entropy() + policy.log_prob(action) + policy.symmetric_kl_to_uniform()
 
     value, gradient = jax.value_and_grad(measures)(jnp.array([3.0, -2.0, 50.0, 1.0, 0.0, 100.0]))
-    assert np.isfinite(value)
-    assert np.isfinite(gradient).all()
+    assert np.isfinite(value) and np.isfinite(gradient).all()
     assert not np.any(gradient[~legal])
 
 

@@ -127,10 +127,14 @@ def test_a_convolution_that_a_peer_gets_is_that_of_flax(monkeypatch):
     monkeypatch.syspath_prepend(str(TRAINERS))
     from train_pure import convolved
 
-    layers = (nn.Conv(16, (3, 3), padding="VALID", conv_general_dilated=how) for how in (None, convolved))
-    x = jax.random.normal(jax.random.key(0), (5, 10, 9, 4))
-    theirs, ours = (layer.init_with_output(jax.random.key(1), x)[0] for layer in layers)
-    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    def outputs(how, strides=1):  # of two seeds
+        layer = nn.Conv(16, kernel_size=(3, 3), strides=strides, padding="VALID", conv_general_dilated=how)
+        keys = jax.random.split(jax.random.key(1), 2)
+        return jax.vmap(lambda key: layer.init_with_output(key, jax.random.normal(key, (5, 10, 9, 4)))[0])(keys)
+
+    np.testing.assert_allclose(outputs(convolved), outputs(None), atol=1e-5)
+    with pytest.raises(NotImplementedError):
+        outputs(convolved, strides=2)
 
 
 class Anything(ModuleType):
@@ -164,8 +168,7 @@ def test_episodes_of_gymnasium_begin_where_those_of_the_kit_do(name, train_sb3):
     rows = SimpleNamespace(args={"eval_seed": 7})
     evaluation = SimpleNamespace(_envs=theirs, _starts=states_of(name, 2).tolist(), _rows=rows)
     seen = train_sb3.Evaluation._begin(evaluation)
-    assert seeds == [7]
-    assert not np.array_equal(*seen)
+    assert seeds == [7] and not np.array_equal(*seen)
     np.testing.assert_allclose(seen[1], obs, atol=1e-6)
     action = env.action_space.low * 0.5 if hasattr(env.action_space, "low") else 0
     for _ in range(3):

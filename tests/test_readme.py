@@ -66,8 +66,7 @@ def test_links_lead_somewhere():
 
 def test_the_pages_stay_short():
     words = {page: len(page.read_text().split()) for page in PAGES}
-    assert words.pop(README) <= 1100
-    assert sum(words.values()) <= 18_000
+    assert words.pop(README) <= 1100 and sum(words.values()) <= 18_000
 
 
 @pytest.mark.slow
@@ -85,6 +84,7 @@ def test_the_update_of_the_page_of_ppo_runs_under_shard_map():
 def test_the_environments_of_docs_train(env, small, tmp_path, monkeypatch):
     for name, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", OWN.read_text(), re.DOTALL):
         (tmp_path / name).write_text(code)
+    (tmp_path / "suites.py").touch()  # the user's, not the kit's
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])  # the working directory is put there
     ((module, words),) = [command for command in commands(OWN) if command[1] == ["--env", env]]

@@ -70,10 +70,10 @@ def list_envs(places: Sequence[str], wanted: str) -> None:
 
     Raises UsageError where there is no such suite, or where it is not installed.
     """
-    suites = [suite for suite, where in SUITES.items() if where in places]
-    if wanted not in (*suites, "all"):
-        raise UsageError(f"--list-envs {wanted}: this algorithm trains on {' and '.join(suites)}")
-    for suite in suites if wanted == "all" else [wanted]:
+    known = [suite for suite, where in SUITES.items() if where in places]
+    if wanted not in (*known, "all"):
+        raise UsageError(f"--list-envs {wanted}: this algorithm trains on {' and '.join(known)}")
+    for suite in known if wanted == "all" else [wanted]:
         try:
             ids = _module(suite).ids()
         except UsageError as error:  # it is not installed

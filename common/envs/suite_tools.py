@@ -1,4 +1,4 @@
-"""What suites of environments share: imports, checks of parameters, errors.
+"""Imports, checks of parameters and errors of code that is not ours, such as suites of environments.
 
 Processes of environments import this too, so it needs nothing that is slow.
 """
@@ -107,7 +107,3 @@ def reason(error: BaseException) -> str:
     """An exception in one line."""
     kind = "" if isinstance(error, FailedEnvError) else f"{type(error).__name__}: "
     return f"{kind}{error}".splitlines()[0][:300]
-
-
-WITHOUT_VELOCITIES = {"CartPole-v1": (0, 2), "Pendulum-v1": (0, 1)}
-PARTIAL = "Partial"  # of the ids of the environments that show no more

@@ -1,4 +1,7 @@
-"""Pictures of environments, drawn without a display."""
+"""What several suites share: pictures without a display, and which environments show no velocities.
+
+Processes of environments import this, so it needs nothing that is slow.
+"""
 
 import importlib
 import os
@@ -34,3 +37,7 @@ def mujoco_frame(model: Any, qpos: Any, qvel: Any) -> np.ndarray:
     with mujoco.Renderer(model, *FRAME_SIZE) as renderer:
         renderer.update_scene(data, camera=0 if model.ncam else -1)
         return renderer.render()
+
+
+WITHOUT_VELOCITIES = {"CartPole-v1": (0, 2), "Pendulum-v1": (0, 1)}
+PARTIAL = "Partial"  # of the ids of the environments that show no more

@@ -14,7 +14,7 @@ from common.cli.checks import Bounds, CountOrZero
 from common.cli.command import PolicyArgs, main, parse
 from common.cli.errors import UsageError
 from common.cli.files import check_target
-from common.runs.console import Console
+from common.runs.console import Console, brief
 
 
 @dataclass
@@ -140,7 +140,7 @@ def show(episodes: Episodes, console: Console, is_game: bool) -> None:
     for number, (ret, length) in enumerate(zip(*episodes, strict=True), 1):
         console.say(f"episode {number:>4}  return {ret:>10.2f}  length {length:>6,.0f}")
     ret = episodes.ret
-    spread = f"{ret.mean():.1f} ± {ret.std():.1f} (min {ret.min():.1f}, max {ret.max():.1f})"
+    spread = f"{brief(ret.mean())} ± {brief(ret.std())} (min {brief(ret.min())}, max {brief(ret.max())})"
     won = f", {np.mean(ret > 0):.0%} won" if is_game else ""
     console.say(f"return   {spread} over {len(ret)} episode{'s' * (len(ret) > 1)}{won}")
 

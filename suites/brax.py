@@ -10,7 +10,7 @@ import numpy as np
 from common.envs.environment import Env, Step
 from common.envs.spaces import box
 from common.envs.suite_tools import changed_params, import_package, settable
-from suites.shared import mujoco_frame
+from suites.tools.shared import mujoco_frame
 
 EPISODE_LENGTH = 1_000  # steps, as brax trains its own agents
 NOT_FOR_TRAINING = ("fast",)  # made for brax's own tests

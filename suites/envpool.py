@@ -8,8 +8,8 @@ import numpy as np
 from common.cli.errors import UsageError
 from common.envs.host import HostOptions, HostStep
 from common.envs.suite_tools import check_time_limit, import_package, refuse_params
-from suites.conversion import Conversion
-from suites.shared import FRAMES
+from suites.tools.conversion import Conversion
+from suites.tools.shared import FRAMES
 
 MOST_THREADS = 1024
 

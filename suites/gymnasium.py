@@ -14,11 +14,11 @@ from common.envs import spaces
 from common.envs.host import HostOptions, HostStep
 from common.envs.masks import MASK
 from common.envs.suite_tools import import_package
-from suites import processes
-from suites.conversion import Conversion
-from suites.shared import FRAMES, draw_without_display
+from suites.tools import processes
+from suites.tools.conversion import Conversion
+from suites.tools.shared import FRAMES, draw_without_display
 
-REGISTERED_BY = {"ale_py": "ale_py", "suites": "suites.processes"}
+REGISTERED_BY = {"ale_py": "ale_py", "suites": "suites.tools.processes"}
 """Modules that register environments when they are imported, by the package of an environment's entry point."""
 
 

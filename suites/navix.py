@@ -9,7 +9,7 @@ from common.cli.errors import UsageError
 from common.envs.environment import Env, Step
 from common.envs.spaces import Discrete, box
 from common.envs.suite_tools import changed_params, import_package
-from suites.planes import planes, space_of_planes
+from suites.tools.planes import planes, space_of_planes
 
 COUNTS = 11, 6, 4  # of things, colours, and states: directions of the player, and doors open, closed and locked
 SYMBOLS = "symbolic", "symbolic_first_person"  # observations that are codes [H, W, 3]

@@ -10,7 +10,7 @@ from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.environment import Env, Step, select
 from common.envs.suite_tools import changed_params, import_package, settable
-from suites.shared import mujoco_frame
+from suites.tools.shared import mujoco_frame
 
 REGISTRY = "mujoco_playground._src.registry"
 

@@ -8,7 +8,7 @@ import numpy as np
 from common.envs.environment import Step, Wrapper
 from common.envs.spaces import Box
 from suites import gymnax
-from suites.shared import PARTIAL, WITHOUT_VELOCITIES
+from suites.tools.shared import PARTIAL, WITHOUT_VELOCITIES
 
 
 def ids() -> list[str]:

@@ -10,7 +10,7 @@ from common.cli.errors import UsageError
 from common.envs.environment import Env, Step
 from common.envs.spaces import Discrete, MultiDiscrete
 from common.envs.suite_tools import changed_params, import_package, readable_errors
-from suites.planes import planes, space_of_planes
+from suites.tools.planes import planes, space_of_planes
 
 COUNTS = 13, 12  # of things, and of colours
 ENCODINGS = 16  # codes in encoded goals and rules

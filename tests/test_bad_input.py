@@ -47,6 +47,8 @@ CASES = [
     # words
     ("ppo", "--num-envs many", "--num-envs, many"),
     ("ppo", "--num-env 8", "--num-env, --num-envs"),
+    ("ppo", "--clip-coef=0.1", "--clip-coef, --clip-eps"),
+    ("ppo", "--env gymnasium:CartPole-v1 --no-gif", "on the device"),
     ("ppo", "--hidden-sizes --seed", "--seed"),
     ("ppo", "--log-info discount --log_info=reward", "--log-info is there twice"),
     ("ppo", "--tuned=no", "--tuned"),

@@ -41,8 +41,8 @@ from common.device.agents import Player
 from common.device.evaluation import SEED
 from common.envs.host import evaluation_params
 from common.envs.registry import make_host
-from suites.conversion import Conversion
-from suites.processes import Processes
+from suites.tools.conversion import Conversion
+from suites.tools.processes import Processes
 
 SCRIPT = ROOT / "algos" / "appo_pmap.py"
 
@@ -518,7 +518,7 @@ def test_signals_leave_no_process_behind(number, code, tmp_path):
 SLOW_TO_MAKE = """
 import multiprocessing, subprocess, time
 import gymnasium
-from suites.processes import Processes
+from suites.tools.processes import Processes
 
 class Slow(gymnasium.Env):
     observation_space = action_space = gymnasium.spaces.Discrete(2)

@@ -148,7 +148,26 @@ def _read(args_class: type, argv: list[str], program: str | None) -> Any:
             raise
         if isinstance(end.__context__, UsageError):  # from the checks of flags
             raise UsageError(_with_table(str(end.__context__), default)) from None
-        raise UsageError(_sentence_in(box.getvalue())) from None
+        raise UsageError(_known_elsewhere(args_class, argv) or _sentence_in(box.getvalue())) from None
+
+
+# Flags by the names that they have in CleanRL and Stable-Baselines3
+OTHER_NAMES = {"--lr": "--learning-rate", "--anneal-lr": "--lr-schedule", "--track": "--wandb"}
+OTHER_NAMES |= {"--clip-coef": "--clip-eps", "--clip-range": "--clip-eps", "--capture-video": "--gif"}
+OTHER_NAMES |= {"--n-envs": "--num-envs", "--n-epochs": "--update-epochs"}
+
+
+def _known_elsewhere(args_class: type, argv: list[str]) -> str:
+    """That a word is another kit's name of a flag, or a flag of the place where the environment does not step."""
+    places = {where: getattr(args_class, f"on_{where}", args_class) for where in ("device", "host")}
+    own = {flag_of(name) for name in kinds_of(args_class)}
+    for flag in (re.sub("^--no-", "--", word.split("=")[0]) for word in argv):
+        if flag not in own and OTHER_NAMES.get(flag) in own:
+            return f"{flag} is called {OTHER_NAMES[flag]} here"
+        for where, other in places.items():
+            if flag not in own and flag in map(flag_of, kinds_of(other)):
+                return f"{flag} is for environments that step on the {where}, and this one does not"
+    return ""
 
 
 def _sentence_in(box: str) -> str:

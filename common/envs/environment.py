@@ -14,6 +14,10 @@ gives two of them, and `Env` does the rest: types, bounds of actions, checks, an
 
 A complete module for a suite called pond, whose states know neither time limits nor resets:
 
+    from common.envs.environment import Env, Step
+    from common.envs.spaces import Discrete, box
+    from common.envs.suite_tools import changed_params, import_package, settable
+
     def ids():
         return import_package("pond").registered()
 

@@ -72,10 +72,12 @@ def list_envs(places: Sequence[str], wanted: str) -> None:
     """
     known = [suite for suite, where in SUITES.items() if where in places]
     if wanted not in (*known, "all"):
-        raise UsageError(f"--list-envs {wanted}: this algorithm trains on {' and '.join(known)}")
+        near = "".join(f"; did you mean {suite}?" for suite in difflib.get_close_matches(wanted, known, n=1))
+        raise UsageError(f"--list-envs {wanted} is none of the suites of this algorithm, {', '.join(known)}{near}")
     for suite in known if wanted == "all" else [wanted]:
         try:
-            ids = _module(suite).ids()
+            with readable_errors(f"suite {suite} cannot be loaded"):
+                ids = _module(suite).ids()
         except UsageError as error:  # it is not installed
             if suite == wanted:
                 raise

@@ -108,13 +108,18 @@ class Console:
             self._bar = None
 
 
+def brief(number: float) -> str:
+    """A return, with two decimals where it is small."""
+    return f"{number:.1f}" if abs(number) >= 10 else f"{number:.2f}"
+
+
 def brief_seeds(returns: float | list[float | None] | None) -> str:
     """One return as it is, several as mean ± deviation over the seeds that have one."""
     finite = _finite(returns)
     if not finite:
         return "-"
-    spread = f" ± {statistics.pstdev(finite):.1f} over {len(finite)} seeds" if len(finite) > 1 else ""
-    return f"{statistics.fmean(finite):.1f}{spread}"
+    spread = f" ± {brief(statistics.pstdev(finite))} over {len(finite)} seeds" if len(finite) > 1 else ""
+    return f"{brief(statistics.fmean(finite))}{spread}"
 
 
 def brief_members(returns: float | list[float | None] | None) -> str:
@@ -122,7 +127,7 @@ def brief_members(returns: float | list[float | None] | None) -> str:
     finite = _finite(returns)
     if not finite:
         return "-"
-    return f"best {max(finite):.1f}, median {statistics.median(finite):.1f}, worst {min(finite):.1f}"
+    return f"best {brief(max(finite))}, median {brief(statistics.median(finite))}, worst {brief(min(finite))}"
 
 
 def _finite(returns: float | list[float | None] | None) -> list[float]:

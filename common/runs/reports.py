@@ -12,7 +12,7 @@ from common.cli.files import defaults_of, read_json
 from common.cli.run_flags import ONE_TIME, as_command_line
 from common.device.devices import describe
 from common.runs.checkpoints import overall
-from common.runs.console import brief_members
+from common.runs.console import brief, brief_members
 from common.runs.metrics import jsonable, read_log
 
 RESULT = "result.json"
@@ -84,7 +84,7 @@ def footer(run: Any, record: dict[str, Any], more: list[str]) -> str:
     best, now = (overall(x, args.is_population) for x in (returns, newest.returns))
     if newest.returns and best_step < newest.step and best > now:
         play = f"python -m common.play {shlex.quote(str(run.dir))} --step {best_step}"
-        lines.append(f"better   return {best:.1f} at step {best_step:,}: {play}")
+        lines.append(f"better   return {brief(best)} at step {best_step:,}: {play}")
     lines += [f"saved    {record['checkpoint'] or 'nothing yet'}", *filter(None, more)]
     command, where = _resume_command(run), f"{status} at step {step:,} of {run.total:,}"
     if status != "finished":
@@ -103,7 +103,7 @@ def _seeds(run: Any, newest: Score, when: str) -> list[str]:
     for seed, mean in enumerate(newest.returns):
         std, low, high = (evaluation[f"eval/return_{name}"][seed] for name in ("std", "min", "max"))
         who = f" of seed {args.seed + seed}" if args.num_agents > 1 else ""
-        spread = f"{mean:.1f} ± {std:.1f} (min {low:.1f}, max {high:.1f})"
+        spread = f"{brief(mean)} ± {brief(std)} (min {brief(low)}, max {brief(high)})"
         lines.append(f"greedy   return{who} {spread} over {args.eval_episodes} episodes{_won(evaluation, seed)}{when}")
     return lines
 
@@ -121,7 +121,7 @@ def _members(run: Any, newest: Score, when: str) -> list[str]:
     for place, member in enumerate(order[:SHOWN_MEMBERS], start=1):
         now = {name.removeprefix("hyper/"): float(x.values[-1, member]) for name, x in series.items()}
         who = as_command_line(as_flags(flags[member] | now, args.env_params))
-        spread = f"{means[member]:.1f} ± {newest.evaluation['eval/return_std'][member]:.1f}"
+        spread = f"{brief(means[member])} ± {brief(newest.evaluation['eval/return_std'][member])}"
         lines.append(f"{place:>6}.  return {spread}{_won(newest.evaluation, member)}, member {member}: {who}")
     return lines
 

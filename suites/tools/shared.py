@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-FRAMES = {"render_mode": "rgb_array"}  # arguments for which environments on the host draw themselves
+FRAMES = {"render_mode": "rgb_array"}  # arguments of gymnasium.make
 FRAME_SIZE = 240, 320  # height and width, in pixels
 
 

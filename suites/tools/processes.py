@@ -1,4 +1,4 @@
-"""gymnasium environments as they are made in processes of their own, and these: what hangs there can be killed.
+"""gymnasium environments in processes of their own, which can be killed where one hangs.
 
 Registers `pmaprl/PartialCartPole-v1` and `pmaprl/PartialPendulum-v1`. Processes import this too, so it needs nothing
 that is slow.
@@ -25,7 +25,7 @@ from gymnasium.wrappers import TransformObservation
 
 from common.cli.errors import FailedEnvError
 from common.envs.suite_tools import reason
-from suites.shared import PARTIAL, WITHOUT_VELOCITIES
+from suites.tools.shared import PARTIAL, WITHOUT_VELOCITIES
 
 CLOSING = 1.0  # seconds that processes get to end by themselves
 _starting = threading.Lock()

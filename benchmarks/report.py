@@ -172,7 +172,7 @@ def _row(record: Record, also: list[int]) -> list[str]:
         record["algorithm"],
         spread(returns[-1]),
         f"{np.isfinite(after).sum()}/{len(after)} ≥{record['threshold']:g}{fewer}",
-        f"{median:,.0f}" if np.isfinite(median) else "never",
+        f"{median:,.0f}" if np.isfinite(median) else "",
         *(f"{estimate(returns[np.abs(at - x).argmin()]):.4g}" if at[-1] >= x else "" for x in also),
     ]
 

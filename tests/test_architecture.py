@@ -92,7 +92,7 @@ def test_private_names_stay_in_their_module():
 def test_code_gets_no_longer():
     lengths = [len(path.read_text().splitlines()) for name, path in MODULES.items() if name.startswith("common")]
     assert sum(lengths) <= COMMON and len(lengths) <= FILES, f"common/: {sum(lengths)} lines in {len(lengths)} files"
-    for folder, most in {"tests": 9_009, "benchmarks": 2_798, "suites": SUITES}.items():
+    for folder, most in {"tests": 9_009, "benchmarks": 2_796, "suites": SUITES}.items():
         lines = sum(len(path.read_text().splitlines()) for path in (ROOT / folder).rglob("*.py"))
         assert lines <= most, f"{folder}/: {lines} lines"
 

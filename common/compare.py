@@ -18,6 +18,7 @@ from common.cli.command import main, parse
 from common.cli.files import check_target, replacing
 from common.drawing import groups
 from common.drawing.groups import EVALUATION, RECENT, TRAINING, Group, LoggedRun, Selection
+from common.runs.console import brief
 
 LEGEND = """
 return        greedy evaluation; * the last training return, for want of one
@@ -103,26 +104,19 @@ def shown(table: Any) -> Any:
 
     rows = []
     for _, row in table.iterrows():
-        low, high = map(_brief, (row["return_low"], row["return_high"]))
-        value = _brief(row["return"]) if low == "-" else f"{row['estimate']} {_brief(row['return'])} [{low}, {high}]"
+        low, high = map(brief, (row["return_low"], row["return_high"]))
+        value = brief(row["return"]) if low == "-" else f"{row['estimate']} {brief(row['return'])} [{low}, {high}]"
         few, many = row["steps"], row["steps_max"]
         texts = {
             "steps": f"{few:,}" if few == many else f"{few:,} to {many:,}",
             "return [95% CI]": value + " *" * bool(row["training_seeds"]),
-            "steps/s": _brief(row["steps_per_second"]),
-            "wall": _brief(row["wall_seconds"], " s"),
-            "threshold": _brief(row["threshold"]),
-            "to threshold": f"{_brief(row['seconds_to_threshold'], ' s')} ({row['reached']} of {row['seeds']})",
+            "steps/s": brief(row["steps_per_second"]),
+            "wall": brief(row["wall_seconds"], " s"),
+            "threshold": brief(row["threshold"]),
+            "to threshold": f"{brief(row['seconds_to_threshold'], ' s')} ({row['reached']} of {row['seeds']})",
         }
         rows.append(dict(row.loc[:"seeds"]) | texts)
     return pandas.DataFrame(rows)
-
-
-def _brief(value: float, unit: str = "") -> str:
-    if not math.isfinite(value):
-        return "-"
-    digits = ",.0f" if abs(value) >= 1000 else ",.1f" if abs(value) >= 10 else ".3g"
-    return f"{value:{digits}}{unit}"
 
 
 def run_command(args: Args) -> None:

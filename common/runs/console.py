@@ -108,9 +108,12 @@ class Console:
             self._bar = None
 
 
-def brief(number: float) -> str:
-    """A return, with two decimals where it is small."""
-    return f"{number:.1f}" if abs(number) >= 10 else f"{number:.2f}"
+def brief(number: float, unit: str = "") -> str:
+    """A number as people read it, such as a return; "-" where there is none."""
+    if not math.isfinite(number):
+        return "-"
+    digits = ",.0f" if abs(number) >= 1000 else ",.1f" if abs(number) >= 10 or number == 0 else ".3g"
+    return f"{number:{digits}}{unit}"
 
 
 def brief_seeds(returns: float | list[float | None] | None) -> str:

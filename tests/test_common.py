@@ -367,7 +367,7 @@ def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
     run.recorder = SimpleNamespace(add_evaluation=lambda step, metrics, moment: None)
     run.no_more_evaluations = lambda: bool(stops) and stops.pop(0)()
     evaluations = Evaluations(run, Score(0, {}))
-    evaluations.evaluation = beside
+    evaluations.beside = beside
     for step in range(1, MOST_PENDING + 1):
         evaluations.begin(step, None)
         evaluations.poll()

@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ class Checkpoints:
         """
         self.directory = directory
         self._keep, self._keep_best, self._is_population = keep, keep_best, is_population
-        self.under_evaluation: set[int] = set()  # steps whose evaluation is under way, one of which may be the best
+        self.under_evaluation: Iterable[int] = ()  # steps whose evaluation is under way, one of which may be the best
         self._saving: tuple[int, Any] | None = None  # the step whose save is under way, and orbax's handle of it
 
     def steps(self) -> list[int]:

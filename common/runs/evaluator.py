@@ -1,7 +1,6 @@
 """Evaluations of a run: on the devices at once, on the host beside the training."""
 
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -19,32 +18,6 @@ POLL_INTERVAL = 0.01  # seconds between two looks at an evaluation that is waite
 MOST_PENDING = 8  # evaluations, each with a learner on the host
 
 
-class DeviceEvaluation:
-    """Greedy episodes, played at once. A `HostEvaluation`, which plays beside the training, has the same methods."""
-
-    def __init__(self, evaluate: Callable, args: Any):
-        """`evaluate` takes a state and a seed and returns Episodes [D, S, E / D, rounded up]."""
-        self._evaluate, self._num_agents, self._num_episodes = evaluate, args.num_agents, args.eval_episodes
-        self._episodes: Episodes | None = None
-
-    def begin(self, step: int, state: Any) -> None:
-        """Evaluate `state`, which the next update may overwrite."""
-        own = multihost.all_or_none(lambda: jax.block_until_ready(self._evaluate(state, np.int32(SEED))))
-        episodes = jax.device_get(multihost.gathered(own))
-
-        def over_seeds(x: np.ndarray) -> np.ndarray:  # [D, S, E / D] as [S, E]
-            return np.moveaxis(x, 0, 1).reshape(self._num_agents, -1)[:, : self._num_episodes]
-
-        self._episodes = jax.tree.map(over_seeds, episodes)
-
-    def poll(self) -> Episodes | None:
-        """The oldest that has begun, [S, E], once it is over. Raises TrainingError where it has failed."""
-        return self._episodes
-
-    def stop(self) -> None:
-        """Give up all that is under way."""
-
-
 class Evaluations:
     """Begins evaluations, each step's once, and hands what comes of them to the recorder and the saver.
 
@@ -56,13 +29,18 @@ class Evaluations:
         self._run, self.newest = run, newest
         _, best = multihost.on_first(run.saver.checkpoints.best)
         self.goal_reached = self._reaches_goal(best)  # by an evaluation, perhaps not the newest
-        self.evaluation: Any = None  # a DeviceEvaluation or HostEvaluation, once there is one
+        self.evaluate: Callable | None = None  # the program of `play`, once there is one
+        self.beside: Any = None  # in its place a `HostEvaluation`, which plays beside the training
         self._begun = newest.step if newest.evaluation else None  # the step of the last one that has begun
-        self._pending: deque[tuple[int, Row]] = deque()  # step and moment of those not over, the oldest first
+        self._pending: dict[int, Row] = {}  # by step the moment of those not over, the oldest first
+        run.saver.checkpoints.under_evaluation = self._pending
         self._has_waited = False
 
     def begin(self, step: int, state: Any) -> None:
-        """Evaluate `state`, unless that is done. Waits while too many are pending, and leaves it out once stopped."""
+        """Evaluate `state`, which the next update may overwrite, unless that is done.
+
+        Waits while too many are pending, and leaves it out once stopped.
+        """
         if self._begun == step:
             return
         run, self._begun = self._run, step
@@ -78,38 +56,37 @@ class Evaluations:
                 )
             self.poll()
             self._rest()
-        self._pending.append((step, moment))
-        run.saver.checkpoints.under_evaluation.add(step)
+        self._pending[step] = moment
         with run.clock.timed("eval"):
-            self.evaluation.begin(step, state)
-        if isinstance(self.evaluation, DeviceEvaluation):  # it is over, and belongs to this step's row and checkpoint
-            self.poll()
+            if self.beside:
+                self.beside.begin(step, state)
+            else:  # it is over at once, and belongs to this step's row and checkpoint
+                self._end(step, play(self.evaluate, state, run.args))
 
     def poll(self, may_fail: bool = True) -> None:
         """Take the oldest evaluation if it has come to its end. One that fails costs a warning."""
         if not self._pending:
             return
-        run, (step, moment) = self._run, self._pending[0]
+        step = next(iter(self._pending))
         try:
-            episodes = self.evaluation.poll()
+            episodes = self.beside.poll()
         except TrainingError as error:
+            del self._pending[step]
             failure = f"the evaluation at step {step:,} {error}"
-            self._drop_oldest()
             if not may_fail:
                 raise TrainingError(failure) from error
-            run.console.warn(failure)
+            self._run.console.warn(failure)
             return
         if episodes:
-            self.newest = Score(step, metrics_of(episodes, run.is_game))
-            self.goal_reached |= self._reaches_goal(self.newest.returns)
-            run.recorder.add_evaluation(*self.newest, moment)
-            run.saver.add_evaluation(*self.newest)
-            self._drop_oldest()
+            self._end(step, episodes)
 
-    def _drop_oldest(self) -> None:
-        """It is over, and its checkpoint may go, unless that is the best one."""
-        step, _ = self._pending.popleft()
-        self._run.saver.checkpoints.under_evaluation.discard(step)
+    def _end(self, step: int, episodes: Episodes) -> None:
+        run = self._run
+        self.newest = Score(step, metrics_of(episodes, run.is_game))
+        self.goal_reached |= self._reaches_goal(self.newest.returns)
+        run.recorder.add_evaluation(*self.newest, self._pending[step])
+        run.saver.add_evaluation(*self.newest)
+        del self._pending[step]  # from now on its checkpoint may go, unless that is the best one
 
     def finish(self, step: int, state: Any) -> None:
         """Wait for all evaluations, that of the last `state` among them, until stopped."""
@@ -126,8 +103,8 @@ class Evaluations:
         """Give up what is pending, and say so."""
         if count := len(self._pending):
             self._run.console.warn(f"{count} due evaluation{'s were' if count > 1 else ' was'} not played")
-        if self.evaluation:
-            self.evaluation.stop()
+        if self.beside:
+            self.beside.stop()
 
     def _reaches_goal(self, returns: list[float]) -> bool:
         goal = self._run.args.stop_at_return
@@ -136,6 +113,17 @@ class Evaluations:
     def _rest(self) -> None:
         with self._run.clock.timed("eval"):
             time.sleep(POLL_INTERVAL)
+
+
+def play(evaluate: Callable, state: Any, args: Any) -> Episodes:
+    """Episodes [S, E] of `state` from a program `evaluate`, which gives them as [D, S, E / D, rounded up]."""
+    own = multihost.all_or_none(lambda: jax.block_until_ready(evaluate(state, np.int32(SEED))))
+    episodes = jax.device_get(multihost.gathered(own))
+
+    def over_seeds(x: np.ndarray) -> np.ndarray:  # of more than were asked for, where devices do not divide them
+        return np.moveaxis(x, 0, 1).reshape(args.num_agents, -1)[:, : args.eval_episodes]
+
+    return jax.tree.map(over_seeds, episodes)
 
 
 def metrics_of(episodes: Episodes, is_game: bool) -> dict[str, list[float]]:

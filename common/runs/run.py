@@ -23,7 +23,7 @@ from common.device.sharding import host_like, place
 from common.runs import reports
 from common.runs.console import Console
 from common.runs.directory import agree_on_directory, check_shared, claim_directory, describe_run
-from common.runs.evaluator import DeviceEvaluation, Evaluations
+from common.runs.evaluator import Evaluations
 from common.runs.lock import is_ours
 from common.runs.metrics import check_extras
 from common.runs.recorder import Callback, Chunk, Clock, Recorder, Report
@@ -82,13 +82,11 @@ class Run:
                 write_json(self.dir / reports.RESULT, reports.result(self, "failed") | reason)
         self.console.attempt("log", self.recorder.close)
 
-    def start(
-        self, programs: Programs, members: Any, shapes: Any, example: Any, evaluation: Any = None
-    ) -> tuple[Any, Any]:
+    def start(self, programs: Programs, members: Any, shapes: Any, example: Any, beside: Any = None) -> tuple[Any, Any]:
         """Make or load the state; returns it with the compiled update (or None, None where nothing is left to do).
 
         `members` are what `init` takes, the state has these `shapes`, and `example` those of what `update` takes beside
-        it. An `evaluation` takes the place of `evaluate`.
+        it. A `HostEvaluation`, which plays `beside` the training, takes the place of `evaluate`.
         """
         self.console.say(self._header)
         check_shared(self.path)
@@ -110,7 +108,7 @@ class Run:
             make, saved = partial(programs.init, members), (start.arrays, start.host)
             state = place(*saved, make, shapes, self.devices, self.args.sharding)
         self.console.say(f"compiled in {self.clock.seconds['compile']:.1f} s")
-        self.evaluations.evaluation = evaluation or DeviceEvaluation(programs.evaluate, self.args)
+        self.evaluations.evaluate, self.evaluations.beside = programs.evaluate, beside
         self.console.show_bar(self.steps)
         self.clock.begin()
         return state, programs.update

@@ -363,7 +363,7 @@ def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
     beside, stops, warnings = Beside(), [], []
     run = SimpleNamespace(args=small_args(), clock=Clock(), is_game=False)
     run.console = SimpleNamespace(warn=warnings.append, say=lambda text: None)
-    run.saver = Saver(None, small_args(), Start(), warn=warnings.append)
+    run.saver = Saver(None, small_args(), Start())
     run.recorder = SimpleNamespace(add_evaluation=lambda step, metrics, moment: None)
     run.no_more_evaluations = lambda: bool(stops) and stops.pop(0)()
     evaluations = Evaluations(run, Score(0, {}))

@@ -94,7 +94,7 @@ class Run:
         self.first_step = self.steps = start.step
         if self.dir and self.steps < self.total:  # else nothing is trained, and the flags stay as they are
             self.console.say(claim_directory(self.dir, self.config, self.args.overwrite))
-        self.saver = Saver(self.path, self.args, start, self.console.warn)
+        self.saver = Saver(self.path, self.args, start)
         self.recorder = Recorder(self)
         self.evaluations = Evaluations(self, start.newest)
         over = self.steps >= self._end or self.evaluations.goal_reached

@@ -1,7 +1,6 @@
 """What a run begins from, nothing, a run that it resumes or parameters of another one, and what it saves."""
 
 import hashlib
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from common.cli.files import read_config
 from common.cli.run_flags import ONE_TIME
 from common.device import multihost
 from common.device.sharding import Arrays, flatten, to_host, unflatten
-from common.runs.checkpoints import FOLDER, Checkpoints, Damaged, Mismatch, sha256
+from common.runs.checkpoints import FOLDER, Checkpoints, Mismatch, sha256
 from common.runs.console import Console
 from common.runs.directory import differences
 from common.runs.lock import is_ours
@@ -26,9 +25,8 @@ class Start(NamedTuple):
 
     step: int = 0
     arrays: Arrays = {}  # of another state, in place of fresh ones; not to be changed
-    host: Any = None  # that state on the host, where a run is resumed
+    host: Any = None  # that state on the host, where a run is resumed, with zeros for what it lacks
     newest: Score = Score(0, {})  # the last evaluation; not to be changed
-    damaged: tuple[Damaged, ...] = ()  # checkpoints that do not load
 
 
 def load(args: Any, config: dict[str, Any], like: Any, console: Console) -> Start:
@@ -59,18 +57,13 @@ def _resumed(args: Any, config: dict[str, Any], like: Any, console: Console) -> 
     if step > total:
         raise UsageError(f"--total-timesteps {args.total_timesteps} is less than the {step} steps that {path} has done")
     console.say(f"resumed  {path} at step {step:,}")
+    for one in {one.step: one for one in damaged}.values():
+        console.warn(saved.set_aside(one))
     missing = zeros.keys() - stored.keys()
-    renewed = tuple(part for part in args.renewed if any(name.startswith(part) for name in missing))
-    if renewed:
+    if renewed := [part for part in args.renewed if any(name.startswith(part) for name in missing)]:
         console.say(f"resumed  without {', '.join(renewed)}, which the checkpoint does not have: they begin anew")
-    whole = zeros | stored
-    return Start(
-        step=step,
-        arrays={name: x for name, x in whole.items() if not name.startswith(renewed)},
-        host=unflatten(whole, like),
-        newest=Score(*multihost.on_first(stored_evaluation, path, step)),
-        damaged=tuple({one.step: one for one in damaged}.values()),
-    )
+    newest = Score(*multihost.on_first(stored_evaluation, path, step))
+    return Start(step, stored, unflatten(zeros | stored, like), newest)
 
 
 def _parameters_of(source: str, config: dict[str, Any], like: Any, console: Console) -> Arrays:
@@ -97,14 +90,12 @@ def _explained(what: str, error: Mismatch, then: dict[str, Any], now: dict[str, 
 class Saver:
     """Saves states, each once, with the evaluations that belong to them; all processes do at the same time."""
 
-    def __init__(self, directory: Path | None, args: Any, start: Start, warn: Callable[[str], None]):
+    def __init__(self, directory: Path | None, args: Any, start: Start):
         """Checkpoints go into the run's `directory`, or nowhere."""
         self._directory, self._unsaved = directory, args.unsaved
         keep = args.keep_checkpoints, args.keep_best
         self.checkpoints = Checkpoints(directory and directory / FOLDER, *keep, is_population=args.is_population)
         self.checkpoints.delete_leftovers()
-        for damaged in start.damaged:
-            warn(self.checkpoints.set_aside(damaged))
         self._saved, self._newest = {start.step}, start.host
         self._returns: dict[int, list[float]] = {}  # of the newest evaluation, by its step
 

@@ -6,7 +6,7 @@ A chunk's report is read once the next chunk is under way, so that the devices n
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -76,11 +76,12 @@ class Clock:
 
 @dataclass
 class Chunk:
-    """Updates that are dispatched, and how to learn what they report."""
+    """Updates that are dispatched, how to learn what they report, and more for their row."""
 
     first_step: int
     last_step: int
     read: Callable[[], Report]
+    evaluation: Row = field(default_factory=dict)
 
     @cached_property
     def report(self) -> Report:
@@ -106,37 +107,32 @@ class Recorder:
         if self._log:
             self._clock.go_on(self._log.before)
         self._broken: set[int] = set()  # members of a population that are given up
-        self._chunk: Chunk | None = None
-        self._evaluation: Row = {}  # for the row of the chunk
-
-    def hold(self, chunk: Chunk) -> None:
-        """Take the newest chunk; the one before has to be written by then."""
-        self._chunk, self._evaluation = chunk, {}
+        self.chunk: Chunk | None = None  # the newest, as long as its row is not written
 
     def wait(self) -> None:
         """Until the newest chunk is done. Writes its row already where something in it is not finite, and raises."""
-        if self._chunk and self._fails(self._chunk):
+        if self.chunk and self._fails(self.chunk):
             self.write()
 
     def add_evaluation(self, step: int, evaluation: dict[str, list[float]], moment: dict[str, float]) -> None:
         """Into the row of that step, or as a row of its own, of that `moment`, where that is written."""
-        if self._chunk and self._chunk.last_step == step:
-            self._evaluation = _jsonables(evaluation)
+        if self.chunk and self.chunk.last_step == step:
+            self.chunk.evaluation = evaluation
         else:
-            self._emit({"env_steps": step} | _jsonables(evaluation | moment))
+            self._emit({"env_steps": step} | evaluation | moment)
 
     def write(self) -> None:
         """Write the row that is held back, if there is one. Raises TrainingError where a metric was not finite."""
-        if self._chunk is None:
+        if self.chunk is None:
             return
-        chunk, self._chunk = self._chunk, None
+        chunk, self.chunk = self.chunk, None
         metrics, _ = chunk.report
         seconds = self._clock.lap()
         with self._clock.timed("host"):
             row = {"env_steps": chunk.last_step, "updates": chunk.last_step // self._args.steps_per_update}
-            row |= _jsonables(metrics) | self._evaluation | _jsonables(self._times(chunk, seconds))
+            row |= metrics | chunk.evaluation | self._times(chunk, seconds)
             fails = self._fails(chunk)
-            self._emit(row, whole=not fails)
+            row = self._emit(row, whole=not fails)
             if fails:  # the error is all that there is to show
                 raise self._error(chunk)
             self._run.console.update(chunk.last_step, row)
@@ -146,11 +142,13 @@ class Recorder:
         if self._log:
             self._log.close()
 
-    def _emit(self, row: Row, whole: bool = True) -> None:
+    def _emit(self, row: dict[str, Any], whole: bool = True) -> Row:
+        row = {name: jsonable(value) for name, value in row.items()}
         if self._log:
             self._log.write(row)
         if whole and self._run.callback and self._run.callback(dict(row)):
             self.stop_requested = True
+        return row
 
     def _times(self, chunk: Chunk, seconds: float) -> dict[str, float]:
         clock, done = self._clock, chunk.last_step - self._run.first_step
@@ -183,7 +181,3 @@ class Recorder:
             left, metric = self._args.num_agents - len(self._broken), chunk.broken[new[0]][1]
             what = f"{metric} of member{'s' * (len(new) > 1)} {members} is not finite"
             self._run.console.warn(f"by step {chunk.last_step:,} {what}; {left} go on")
-
-
-def _jsonables(row: dict[str, Any]) -> Row:
-    return {name: jsonable(value) for name, value in row.items()}

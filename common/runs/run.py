@@ -147,7 +147,7 @@ class Run:
         before, self.steps = self.steps, self.steps + int(updates) * self.args.steps_per_update
         self.evaluations.poll()
         self.recorder.write()
-        self.recorder.hold(Chunk(before, self.steps, read))
+        self.recorder.chunk = Chunk(before, self.steps, read)
         due = {name for name, interval in self._intervals.items() if self.steps >= next_boundary(before, interval)}
         if self.steps >= self._end or (self.args.keep_best and "eval" in due):
             due |= {"eval", "checkpoint"}

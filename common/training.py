@@ -33,7 +33,7 @@ from common.envs.registry import list_envs, make
 from common.envs.variation import run_env
 from common.runs.lock import locked
 from common.runs.recorder import Callback
-from common.runs.reports import TrainResult, ranked, stored_evaluation
+from common.runs.reports import TrainResult, ranked
 from common.runs.run import Run
 
 
@@ -215,7 +215,7 @@ def draw_policy(run: Run, env: Env, agent: Agent, learners: Any, status: str) ->
 
     path = run.dir / "policy.gif"
     path.unlink(missing_ok=True)
-    returns = stored_evaluation(run.dir, run.steps).evaluation.get("eval/return_mean", [])
+    returns = run.evaluations.newest.returns
     member = ranked(returns)[0] if run.args.is_population and returns else 0
     policy = Policy(agent, jax.tree.map(lambda x: x[member], learners), env.spec)
     draw_gif(env, record(env, policy.player(), jax.random.key(run.args.seed), env.max_steps), path)

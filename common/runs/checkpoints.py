@@ -28,6 +28,7 @@ from common.cli.errors import TrainingError, UsageError
 from common.cli.files import read_json, write_json
 from common.device import multihost
 from common.device.sharding import Arrays, flatten, unflatten
+from common.envs.suite_tools import reason
 
 ROWS = "actors"  # the part of arrays [S, N, ...] of environments; a process has its own N
 CHECKSUM = "sha256/"  # what the names of checksums begin with
@@ -95,7 +96,7 @@ class Damaged(Exception):
 
     def __init__(self, step: int, error: Exception):
         self.step = step
-        super().__init__(f"checkpoint {step} is damaged and was skipped ({_reason(error)})")
+        super().__init__(f"checkpoint {step} is damaged and was skipped ({reason(error)})")
 
 
 def step_of(name: str) -> int | None:
@@ -272,8 +273,8 @@ class Checkpoints:
         self.delete_leftovers(str(step))
         known = re.search(KNOWN_FAILURES, str(error))
         kept = ", ".join(str(kept) for kept in self.steps() if kept != step) or "none"
-        reason = known.group() if known else _reason(error)
-        return TrainingError(f"checkpoint {step} could not be saved ({reason}); older checkpoints are intact: {kept}")
+        why = known.group() if known else reason(error)
+        return TrainingError(f"checkpoint {step} could not be saved ({why}); older checkpoints are intact: {kept}")
 
 
 def read(
@@ -311,7 +312,7 @@ def read(
         raise
     except Exception as error:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in DAMAGE_ERRNOS):
-            raise TrainingError(f"checkpoint {path.name} cannot be read ({_reason(error)})") from error
+            raise TrainingError(f"checkpoint {path.name} cannot be read ({reason(error)})") from error
         raise Damaged(int(path.name), error) from error
     return empty | {name: x for name, x in arrays.items() if name.startswith(only)}  # orbax saves no empty ones
 
@@ -376,8 +377,3 @@ def _hide_noise() -> None:
     logging.getLogger("asyncio").addFilter(lambda record: not is_of_orbax(record))
     hook = sys.unraisablehook
     sys.unraisablehook = lambda event: None if str(event.exc_value) == "Event loop is closed" else hook(event)
-
-
-def _reason(error: Exception) -> str:
-    line = f"{type(error).__name__}: {error}".splitlines()[0]
-    return line if len(line) <= 160 else f"{line[:157]}..."

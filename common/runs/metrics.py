@@ -25,7 +25,7 @@ class LogWriter:
     def __init__(self, directory: Path, args: Any, config: Row, resume_at: int = 0):
         """Open `metrics.jsonl` in `directory`; when resuming, rows after step `resume_at` are dropped first."""
         path = directory / "metrics.jsonl"
-        self.before = drop_after(path, resume_at)
+        drop_after(path, resume_at)
         self._file, self._agent = path.open("a"), "member" if args.is_population else "seed"
         self._tensorboard = _import("tensorboard").SummaryWriter(str(directory)) if args.tensorboard else None
         self._wandb, self._newest = _import("wandb") if args.wandb else None, 0
@@ -107,18 +107,13 @@ def jsonable(value: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------------------- read
 
 
-def drop_after(path: Path, step: int) -> Row:
+def drop_after(path: Path, step: int) -> None:
     """Drop the rows of a metrics file after `step`: of a future that a resumed run has not had yet.
 
-    The file is a new one, which takes the place of the old one in one step. Returns the last row of training in it.
+    The file is a new one, which takes the place of the old one in one step.
     """
-    last = {}
     with in_one_step(path) as temporary, temporary.open("w") as file:
-        for row in read(path):
-            if row["env_steps"] <= step:
-                file.write(json.dumps(row) + "\n")
-                last = row if "time/sps_total" in row else last
-    return last
+        file.writelines(json.dumps(row) + "\n" for row in read(path) if row["env_steps"] <= step)
 
 
 def read(path: Path) -> Iterator[Row]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from common.cli.errors import TrainingError
-from common.runs.metrics import LogWriter, Row, is_number, jsonable
+from common.runs.metrics import Log, LogWriter, Row, is_number, jsonable, read_log
 
 Callback = Callable[[Row], Any]
 """Called with every row of metrics, once it is written; where it returns True, the run ends."""
@@ -34,10 +34,10 @@ class Clock:
     def begin(self) -> None:
         self._began = time.perf_counter()
 
-    def go_on(self, row: Row) -> None:
-        """After other invocations of the run, of which this is the last row."""
-        if is_number(wall := row.get("time/wall")) and is_number(speed := row.get("time/sps_total")) and speed > 0:
-            self._wall_before, self.trained_before = wall, row["env_steps"] / speed
+    def go_on(self, log: Log) -> None:
+        """After other invocations of the run, which have logged this."""
+        if is_number(log.wall_seconds) and is_number(log.trained_seconds):
+            self._wall_before, self.trained_before = log.wall_seconds, log.trained_seconds
 
     @property
     def wall_here(self) -> float:
@@ -105,7 +105,7 @@ class Recorder:
         self.stop_requested = False  # by the callback
         self._log = LogWriter(run.dir, run.args, run.config, resume_at=run.first_step) if run.dir else None
         if self._log:
-            self._clock.go_on(self._log.before)
+            self._clock.go_on(read_log(run.dir, ()))
         self._broken: set[int] = set()  # members of a population that are given up
         self.chunk: Chunk | None = None  # the newest, as long as its row is not written
 

@@ -66,11 +66,10 @@ def _flags(args: Any) -> list[str]:
     entry = args.tuned_entry(args.env) if args.tuned and not args.resume else None
     found = entry.flags if entry else {}
     defaults = {name: value for name, value in defaults_of(type(args)).items() if name not in (*ONE_TIME, "env")}
-    values = {"recipe": args.recipe} if args.variant else {}
-    values |= {name: getattr(args, name) for name in defaults if getattr(args, name) != defaults[name]}
-    values |= {name: getattr(args, name) for name in found if getattr(args, name) != found[name]}  # given against it
-    tuned = {name: value for name, value in found.items() if values.get(name) == value}
-    others = {name: value for name, value in values.items() if name not in tuned}
+    usual = defaults | found
+    others = {"recipe": args.recipe} if args.variant else {}
+    others |= {name: getattr(args, name) for name in usual if getattr(args, name) != usual[name]}
+    tuned = {name: value for name, value in found.items() if getattr(args, name) == value != defaults.get(name)}
     lines = [f"tuned    {as_command_line(tuned)} (from {entry}; --no-tuned leaves them out)"] if tuned else []
     return lines + ([f"flags    {as_command_line(others)}"] if others else [])
 

@@ -2,7 +2,6 @@
 
 import math
 import os
-import statistics
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -119,20 +118,20 @@ def brief(number: float, unit: str = "") -> str:
 def brief_seeds(returns: float | list[float | None] | None) -> str:
     """One return as it is, several as mean ± deviation over the seeds that have one."""
     finite = _finite(returns)
-    if not finite:
+    if not len(finite):
         return "-"
-    spread = f" ± {brief(statistics.pstdev(finite))} over {len(finite)} seeds" if len(finite) > 1 else ""
-    return f"{brief(statistics.fmean(finite))}{spread}"
+    spread = f" ± {brief(finite.std())} over {len(finite)} seeds" if len(finite) > 1 else ""
+    return f"{brief(finite.mean())}{spread}"
 
 
 def brief_members(returns: float | list[float | None] | None) -> str:
     """The best, the median and the worst return of the members that have one."""
     finite = _finite(returns)
-    if not finite:
+    if not len(finite):
         return "-"
-    return f"best {brief(max(finite))}, median {brief(statistics.median(finite))}, worst {brief(min(finite))}"
+    return f"best {brief(finite.max())}, median {brief(np.median(finite))}, worst {brief(finite.min())}"
 
 
-def _finite(returns: float | list[float | None] | None) -> list[float]:
-    every = returns if isinstance(returns, list) else [returns]
-    return [x for x in every if x is not None and math.isfinite(x)]
+def _finite(returns: float | list[float | None] | None) -> np.ndarray:
+    every = np.array(returns, float, ndmin=1)  # with NaN for None
+    return every[np.isfinite(every)]

@@ -8,7 +8,7 @@ from contextlib import suppress
 from common.device import multihost
 from common.runs.console import Console
 
-STOPPING = signal.SIGINT, signal.SIGTERM, *filter(None, [getattr(signal, "SIGHUP", None)])  # not on Windows
+STOPPING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 PROMISE = "interrupted: ending once everything is saved; interrupt again to exit at once"
 
 

@@ -159,10 +159,8 @@ def _run_chunk(run: Run, batches: Batches, state: Any, update: Callable) -> Any:
     same updates: each tells the others with its rollouts that it has to stop. Raises ActorsFailed, with everything
     saved by a process that is alone: others wait in an update for those that fail.
     """
-    metrics, failure = UpdateMetrics(), None
-    for _ in range(run.next_chunk()):
-        if metrics.broken or metrics.leaving:
-            break
+    metrics, failure, due = UpdateMetrics(), None, run.next_chunk()
+    while metrics.updates < due and not (metrics.broken or metrics.leaving):
         try:
             batch = batches.next(partial(_stopping, run, state), leaving=run.leaving)
         except ActorsFailed as error:

@@ -28,7 +28,7 @@ class Clock:
     def __init__(self):
         self.seconds = dict.fromkeys(("compile", "eval", "checkpoint", "host"), 0.0)
         self._made = self._began = time.perf_counter()
-        self._wall_before = self.trained_before = 0.0  # seconds of the invocations before
+        self.wall_before = self.trained_before = 0.0  # seconds of the invocations before
         self._lap = 0.0  # seconds of training at the last one
 
     def begin(self) -> None:
@@ -37,17 +37,12 @@ class Clock:
     def go_on(self, log: Log) -> None:
         """After other invocations of the run, which have logged this."""
         if is_number(log.wall_seconds) and is_number(log.trained_seconds):
-            self._wall_before, self.trained_before = log.wall_seconds, log.trained_seconds
-
-    @property
-    def wall_here(self) -> float:
-        """Seconds since the clock was made."""
-        return time.perf_counter() - self._made
+            self.wall_before, self.trained_before = log.wall_seconds, log.trained_seconds
 
     @property
     def wall(self) -> float:
-        """Likewise, with those of the invocations before."""
-        return self._wall_before + self.wall_here
+        """Seconds since the clock was made, and of the invocations before."""
+        return self.wall_before + time.perf_counter() - self._made
 
     @property
     def since_begin(self) -> float:

@@ -5,7 +5,6 @@ import dataclasses
 import errno
 import inspect
 import io
-import json
 import os
 import re
 import shutil
@@ -29,7 +28,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from common.cli.checks import WORDS, check_flags, flag_of, kinds_of, metavar_of, note_of
 from common.cli.errors import FailedEnvError, ProcessEnded, TrainingError, UsageError, fail
 from common.cli.files import defaults_of, is_run, read_config
-from common.cli.run_flags import ArgsFactory
+from common.cli.run_flags import ArgsFactory, differences
 
 
 @dataclass
@@ -125,9 +124,8 @@ def _has_nothing_to_do(args: Any) -> bool:
     """Whether --resume-or-start names a run that has finished with these flags."""
     if not (getattr(args, "resume_or_start", False) and args.resume and (Path(args.resume) / "DONE").exists()):
         return False
-    both = defaults_of(type(args)) | read_config(args.resume)["args"], dataclasses.asdict(args)
-    then, now = (json.loads(json.dumps(flags)) for flags in both)  # tuples are lists there
-    return all(then.get(name) == now[name] for name in args.lasting_flags())
+    then = defaults_of(type(args)) | read_config(args.resume)["args"]
+    return not differences(then, dataclasses.asdict(args), args.lasting_flags())
 
 
 def _read(args_class: type, argv: list[str], program: str | None) -> Any:

@@ -2,9 +2,11 @@
 
 import copy
 import dataclasses
+import json
 import re
 import shlex
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -277,6 +279,13 @@ class RunArgs(ArgsFactory):
         if given and getattr(self, of) not in (values or (True,)):
             what = f" {' or '.join(values)}, it is {getattr(self, of)}" if values else ""
             raise UsageError(f"{given[0]} needs {flag_of(of)}{what}")
+
+
+def differences(then: dict[str, Any], now: dict[str, Any], names: Iterable[str]) -> list[str]:
+    """Which of the flags `names` differ between two runs, in words."""
+    then, now = (json.loads(json.dumps(x)) for x in (then, now))  # tuples are lists there
+    changed = [name for name in names if now[name] != then.get(name)]
+    return [f"{flag_of(name)}: {then.get(name)} then, {now[name]} now" for name in changed]
 
 
 def flag_words(flags: dict[str, Any]) -> list[str]:

@@ -228,10 +228,6 @@ class FlagsByPlace(ArgsFactory):
             raise UsageError(f"{what} of these flags: make them anew from `Args`")
         return object.__new__(there)
 
-    @property
-    def fixed(self) -> tuple[str, ...]:
-        return (*super().fixed, *["recipe"] * bool(self.recipe))
-
     def __reduce__(self):
         blank = functools.partial(FlagsByPlace.__new__, self.placeless, env=self.env, recipe=self.recipe)
         return blank, (), vars(self)

@@ -199,7 +199,8 @@ class RunArgs(ArgsFactory):
     @property
     def fixed(self) -> tuple[str, ...]:
         """Flags that a resumed run cannot change; kl-adaptive has moved the learning rate, and goes on from there."""
-        return ("seed", *["learning_rate"] * (getattr(self, "lr_schedule", "") == "kl-adaptive"))
+        adaptive = getattr(self, "lr_schedule", "") == "kl-adaptive"
+        return ("seed", *["recipe"] * bool(getattr(self, "recipe", "")), *["learning_rate"] * adaptive)
 
     @property
     def unsaved(self) -> tuple[str, ...]:

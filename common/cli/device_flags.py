@@ -190,22 +190,11 @@ class ReplayArgs:
             raise UsageError(
                 f"--buffer-size {self.buffer_size} does not hold --batch-size {self.batch_size}: at least {least}"
             )
-        self._check_ratio(self.num_updates * self.steps_per_update)
-
-    def updates_due(self, transitions: Any) -> Any:
-        """Gradient updates due in all once so many `transitions` were stored; an integer or an array of them."""
-        numerator, denominator = Fraction(str(self.utd_ratio)).as_integer_ratio()  # 0.3 means exactly 3 per 10
-        learned = transitions - self.learning_starts
-        learned = learned * (learned > 0)
-        whole, rest = learned // denominator, learned % denominator  # the product may not fit into 32 bits
-        return whole * numerator + rest * numerator // denominator
-
-    def _check_ratio(self, transitions: int) -> None:
-        """Raise UsageError where counting up to so many `transitions` needs more than the devices' 32 bit integers."""
         if math.prod(Fraction(str(self.utd_ratio)).as_integer_ratio()) > LARGEST:
             raise UsageError(
                 f"--utd-ratio {self.utd_ratio} is too fine to count exactly: round it to four digits or fewer"
             )
+        transitions = self.num_updates * self.steps_per_update
         if transitions > LARGEST:
             raise UsageError(f"--total-timesteps must be at most {LARGEST:,}, got {transitions:,}")
         if not 0 < (due := self.updates_due(transitions)) <= LARGEST:
@@ -214,6 +203,14 @@ class ReplayArgs:
                 f"--utd-ratio {self.utd_ratio} makes {due:,} gradient updates in the steps from {steps}: "
                 f"at least 1, at most {LARGEST:,} can be counted"
             )
+
+    def updates_due(self, transitions: Any) -> Any:
+        """Gradient updates due in all once so many `transitions` were stored; an integer or an array of them."""
+        numerator, denominator = Fraction(str(self.utd_ratio)).as_integer_ratio()  # 0.3 means exactly 3 per 10
+        learned = transitions - self.learning_starts
+        learned = learned * (learned > 0)
+        whole, rest = learned // denominator, learned % denominator  # the product may not fit into 32 bits
+        return whole * numerator + rest * numerator // denominator
 
 
 @dataclass(kw_only=True)

@@ -91,10 +91,6 @@ class RolloutArgs:
         """See `block_width`."""
         return block_width(self.samples_per_env, self.num_minibatches)
 
-    @property
-    def steps_per_update(self) -> int:
-        return self.num_envs * self.num_steps
-
     def __post_init__(self):
         super().__post_init__()
         self.check_needed("desired_kl", "lr_schedule", "kl-adaptive")
@@ -181,12 +177,12 @@ class ReplayArgs:
     @property
     def capacity(self) -> int:
         """Slots of each of the buffer's rings; a ring has transitions of one environment at a time."""
-        return self.buffer_size // self.num_rings
+        return self.buffer_size // self.envs_per_update
 
     def __post_init__(self):
         super().__post_init__()
-        if self.capacity * self.num_rings < self.batch_size:
-            least = -(-self.batch_size // self.num_rings) * self.num_rings
+        if self.capacity * self.envs_per_update < self.batch_size:
+            least = -(-self.batch_size // self.envs_per_update) * self.envs_per_update
             raise UsageError(
                 f"--buffer-size {self.buffer_size} does not hold --batch-size {self.batch_size}: at least {least}"
             )
@@ -220,15 +216,8 @@ class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
     total_timesteps: Steps = 15_000
     num_envs: Count = 1
 
+    num_steps = 1
     envs_per_cpu_device: ClassVar[float] = math.inf  # one uses all cores for large networks
-
-    @property
-    def num_rings(self) -> int:
-        return self.num_envs
-
-    @property
-    def steps_per_update(self) -> int:
-        return self.num_envs
 
     @property
     def block(self) -> int:

@@ -82,10 +82,6 @@ class HostEnvArgs(RunArgs):
         """Those of them that a process gives."""
         return self.batch_rollouts // self.processes
 
-    @property
-    def steps_per_update(self) -> int:
-        return self.batch_rollouts * self.envs_per_actor * self.num_steps
-
     def check_split(self, num_learners: int) -> None:
         """Raise UsageError unless every learner device of a process gets as many whole blocks of environments from each
         rollout.
@@ -120,6 +116,10 @@ class ActorArgs(HostEnvArgs):
     @property
     def num_envs(self) -> int:
         return self.num_actors * self.envs_per_actor
+
+    @property
+    def envs_per_update(self) -> int:
+        return self.batch_rollouts * self.envs_per_actor
 
     def __post_init__(self):
         super().__post_init__()
@@ -162,10 +162,6 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
     total_timesteps: Steps = 30_000
     num_steps: Size = 8
     envs_per_actor: Size = 4
-
-    @property
-    def num_rings(self) -> int:
-        return self.batch_rollouts * self.envs_per_actor
 
     def __post_init__(self):
         super().__post_init__()

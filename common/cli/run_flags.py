@@ -223,8 +223,18 @@ class RunArgs(ArgsFactory):
         return self.members.hyper.get(name, [getattr(self, name)])
 
     @property
+    def envs_per_update(self) -> int:
+        """Environments that an update takes `num_steps` steps of; each has a ring of the replay buffer."""
+        return self.num_envs
+
+    @property
+    def steps_per_update(self) -> int:
+        """Environment steps of an update, over all devices."""
+        return self.envs_per_update * self.num_steps
+
+    @property
     def num_updates(self) -> int:
-        """Updates of the whole run; each algorithm's `steps_per_update` says how long one is."""
+        """Updates of the whole run."""
         size = self.steps_per_update
         updates = -(-self.total_timesteps // size)
         if size > LARGEST or updates > LARGEST:

@@ -104,13 +104,9 @@ class RolloutArgs:
             )
 
     def sizes(self, num_devices: int) -> list[str]:
-        """The derived sizes, for the header of a run."""
-        envs = f"{self.num_envs} envs ({self.num_envs // self.sharing(num_devices)} per device)"
         minibatch = self.steps_per_update // self.num_minibatches
-        return [
-            f"{envs} x {self.num_steps} steps = {self.steps_per_update:,} per update, {self.num_updates:,} updates",
-            f"{self.update_epochs} epochs x {self.num_minibatches} minibatches of {minibatch:,}",
-        ]
+        learning = f"{self.update_epochs} epochs x {self.num_minibatches} minibatches of {minibatch:,}"
+        return [*super().sizes(num_devices), learning]
 
 
 @dataclass(kw_only=True)
@@ -200,6 +196,11 @@ class ReplayArgs:
                 f"at least 1, at most {LARGEST:,} can be counted"
             )
 
+    def sizes(self, num_devices: int) -> list[str]:
+        batches = f"batches of {self.batch_size} ({self.batch_size // self.sharing(num_devices)} per device)"
+        updates = self.updates_due(self.num_updates * self.steps_per_update)
+        return [*super().sizes(num_devices), f"up to {updates:,} gradient updates with {batches}"]
+
     def updates_due(self, transitions: Any) -> Any:
         """Gradient updates due in all once so many `transitions` were stored; an integer or an array of them."""
         numerator, denominator = Fraction(str(self.utd_ratio)).as_integer_ratio()  # 0.3 means exactly 3 per 10
@@ -228,11 +229,3 @@ class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
         super().__post_init__()
         shares = f"--num-devices {self.num_devices}" if self.num_devices else f"{self.processes} processes"
         check_multiple("--batch-size", self.batch_size, self.sharing(self.num_devices or self.processes), shares)
-
-    def sizes(self, num_devices: int) -> list[str]:
-        """The derived sizes, for the header of a run."""
-        updates, sharing = self.updates_due(self.num_updates * self.num_envs), self.sharing(num_devices)
-        return [
-            f"{self.num_envs} envs ({self.num_envs // sharing} per device), {updates:,} gradient updates "
-            f"with batches of {self.batch_size} ({self.batch_size // sharing} per device)"
-        ]

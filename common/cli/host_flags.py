@@ -126,7 +126,6 @@ class ActorArgs(HostEnvArgs):
         check_multiple("--rollouts-per-update", self.batch_rollouts, self.processes, f"{self.processes} processes")
 
     def sizes(self, num_devices: int) -> list[str]:
-        """The derived sizes, for the header of a run."""
         rollouts = f"{self.batch_rollouts} rollouts of {self.envs_per_actor} envs x {self.num_steps} steps"
         return [
             f"{self.num_actors} actors x {self.envs_per_actor} envs = {self.num_envs} envs",
@@ -187,11 +186,6 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
     def block(self) -> int:
         """Neighbouring environments that contribute to a batch together; no device boundary cuts them."""
         return self.envs_per_actor // math.gcd(self.envs_per_actor, self.batch_size // self.parts)
-
-    def sizes(self, num_devices: int) -> list[str]:
-        gradient_updates = self.updates_due(self.num_updates * self.steps_per_update)
-        more = f"up to {gradient_updates:,} gradient updates with batches of {self.batch_size}"
-        return [*super().sizes(num_devices), more]
 
 
 def _indices(flag: str, text: str) -> tuple[int, ...]:

@@ -246,6 +246,11 @@ class RunArgs(ArgsFactory):
         """Type of the hidden layers' arithmetic, for flax."""
         return None if self.precision == "float32" else self.precision
 
+    def sizes(self, num_devices: int) -> list[str]:
+        """The derived sizes, for the header of a run."""
+        envs = f"{self.num_envs} envs ({self.num_envs // self.sharing(num_devices)} per device)"
+        return [f"{envs} x {self.num_steps} steps = {self.steps_per_update:,} per update, {self.num_updates:,} updates"]
+
     def sharing(self, num_devices: int) -> int:
         """How many of the devices, or of a process's learner devices, share the environments of an agent."""
         return 1 if self.sharding == "members" else num_devices

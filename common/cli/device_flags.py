@@ -195,6 +195,10 @@ class ReplayArgs:
                 f"--utd-ratio {self.utd_ratio} makes {due:,} gradient updates in the steps from {steps}: "
                 f"at least 1, at most {LARGEST:,} can be counted"
             )
+        shares = f"--num-devices {self.num_devices}" if self.num_devices else f"{self.processes} processes"
+        check_multiple("--batch-size", self.batch_size, self.sharing(self.num_devices or self.processes), shares)
+        if self.num_steps > self.capacity:
+            raise UsageError(f"--num-steps {self.num_steps} is more than --buffer-size holds of each: {self.capacity}")
 
     def sizes(self, num_devices: int) -> list[str]:
         batches = f"batches of {self.batch_size} ({self.batch_size // self.sharing(num_devices)} per device)"
@@ -224,8 +228,3 @@ class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
     def block(self) -> int:
         """Neighbouring environments that contribute to a batch together; no device boundary cuts them."""
         return self.num_envs // math.gcd(self.num_envs, self.batch_size)
-
-    def __post_init__(self):
-        super().__post_init__()
-        shares = f"--num-devices {self.num_devices}" if self.num_devices else f"{self.processes} processes"
-        check_multiple("--batch-size", self.batch_size, self.sharing(self.num_devices or self.processes), shares)

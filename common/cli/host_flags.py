@@ -55,8 +55,8 @@ class HostEnvArgs(RunArgs):
 
     # One actor on each actor device, from whose rollouts updates learn in turn; `ActorArgs` has flags for it
     actor_threads, rollouts_per_update, lockstep = 1, 0, True
-    # One agent, alone
-    num_agents, is_population, exchange_interval = 1, False, 0
+    # One agent, alone, and no flag for all devices: see `actor_devices` and `learner_devices`
+    num_agents, is_population, exchange_interval, num_devices = 1, False, 0, 0
     lag: ClassVar[int] = 1
     """Updates that a rollout's policy is behind in a fixed order."""
     resets_in_step: ClassVar[bool] = False
@@ -161,12 +161,6 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
     total_timesteps: Steps = 30_000
     num_steps: Size = 8
     envs_per_actor: Size = 4
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_multiple("--batch-size", self.batch_size, self.processes, f"{self.processes} processes")
-        if self.num_steps > self.capacity:
-            raise UsageError(f"--num-steps {self.num_steps} is more than --buffer-size holds of each: {self.capacity}")
 
     def check_split(self, num_learners: int) -> None:
         if self.batch_size // self.parts % num_learners:

@@ -95,6 +95,9 @@ class HostEnvArgs(RunArgs):
         super().__post_init__()
         self.actor_indices = _indices("--actor-devices", self.actor_devices)
         self.learner_indices = _indices("--learner-devices", self.learner_devices)
+        # Of these two a class has one as a flag; the other follows from flags, and always is such a multiple
+        check_multiple("--rollouts-per-update", self.batch_rollouts, self.processes, f"{self.processes} processes")
+        check_multiple("--num-envs", self.num_envs, self.num_actors, f"{self.num_actors} actor devices")
 
 
 @dataclass(kw_only=True)
@@ -121,10 +124,6 @@ class ActorArgs(HostEnvArgs):
     def envs_per_update(self) -> int:
         return self.batch_rollouts * self.envs_per_actor
 
-    def __post_init__(self):
-        super().__post_init__()
-        check_multiple("--rollouts-per-update", self.batch_rollouts, self.processes, f"{self.processes} processes")
-
     def sizes(self, num_devices: int) -> list[str]:
         rollouts = f"{self.batch_rollouts} rollouts of {self.envs_per_actor} envs x {self.num_steps} steps"
         return [
@@ -148,10 +147,6 @@ class HostRolloutArgs(RolloutArgs, HostEnvArgs):
     @property
     def envs_per_actor(self) -> int:
         return self.num_envs // self.num_actors
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_multiple("--num-envs", self.num_envs, self.num_actors, f"{self.num_actors} actor devices")
 
 
 @dataclass(kw_only=True)

@@ -183,9 +183,7 @@ class ReplayArgs:
                 f"--buffer-size {self.buffer_size} does not hold --batch-size {self.batch_size}: at least {least}"
             )
         if math.prod(Fraction(str(self.utd_ratio)).as_integer_ratio()) > LARGEST:
-            raise UsageError(
-                f"--utd-ratio {self.utd_ratio} is too fine to count exactly: round it to four digits or fewer"
-            )
+            raise UsageError(f"--utd-ratio {self.utd_ratio} is too fine to count exactly: round it to four digits")
         transitions = self.num_updates * self.steps_per_update
         if transitions > LARGEST:
             raise UsageError(f"--total-timesteps must be at most {LARGEST:,}, got {transitions:,}")

@@ -107,7 +107,7 @@ class Args(OffPolicyArgs):
         if self.distribution == "c51" and (self.v_min >= self.v_max or self.num_atoms == 1):
             atoms = f"{self.num_atoms} from {self.v_min} to {self.v_max}"
             raise UsageError(f"c51 needs two --num-atoms or more, from --v-min up to --v-max, got {atoms}")
-        least = self.n_steps * self.num_rings
+        least = self.n_steps * self.envs_per_update
         if self.n_steps > 1 and min(self.learning_starts, self.buffer_size) < least:
             raise UsageError(f"--n-steps {self.n_steps} needs --learning-starts and --buffer-size of at least {least}")
 

@@ -17,6 +17,7 @@ from common.actors.actor import eval_params, inspect_env
 from common.actors.batches import ActorsFailed, Batches, UpdateMetrics, example_batch
 from common.actors.host_drivers import HostDriver, host_driver
 from common.actors.host_evaluation import HostEvaluation
+from common.cli.env_flags import HOST_SUITES, SUITES
 from common.cli.errors import UsageError
 from common.cli.host_flags import FlagsByPlace, HostEnvArgs
 from common.device import multihost
@@ -46,7 +47,7 @@ def run_algorithm(
     the run where it returns True. With --list-envs there is no result.
     """
     if args.list_envs:
-        return list_envs(("device", "host") if isinstance(args, FlagsByPlace) else ("host",), args.list_envs)
+        return list_envs(SUITES if isinstance(args, FlagsByPlace) else HOST_SUITES, args.list_envs)
     if isinstance(args, HostEnvArgs) and env is not None:
         raise UsageError("environments on the host are named by --env: an object cannot be made anew by each actor")
     with multihost.joined(args):

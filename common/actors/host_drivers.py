@@ -130,7 +130,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
         return algorithm.init(params_key, hp_of(args)), run
 
     def with_empty_buffer() -> Actors:
-        num_rings = args.num_rings // jax.lax.axis_size(AXIS)
+        num_rings = args.envs_per_update // jax.lax.axis_size(AXIS)
         replay = new_replay(example_transition(args, env, versions=True), num_rings, args.capacity)
         return Actors((), (), (), (), replay, jnp.zeros(num_rings) if args.normalize_rewards else ())
 

@@ -60,18 +60,22 @@ def _numbers_and_choices(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | 
             return converted(words[0], info.type)
         return words[0]  # which `check_flags` refuses
 
-    if not (metavar := metavar_of(info.type)):
+    if not any(kind in (int, float) or get_origin(kind) is Literal for kind in _options(info.type)):
         return None  # tyro's own ways, for texts, switches and kinds that are none of ours
-    return PrimitiveConstructorSpec(1, metavar, read, lambda value: True, lambda value: [str(value)])
+    return PrimitiveConstructorSpec(1, metavar_of(info.type), read, lambda value: True, lambda value: [str(value)])
 
 
 def metavar_of(kind: Any) -> str:
-    """What --help shows for a number or a choice; empty for other kinds."""
+    """What --help shows for a value."""
+    if spec := note_of(kind, PrimitiveConstructorSpec):
+        return spec.metavar
     if get_origin(kind) is Literal:
         return "{" + ",".join(_choices(kind)) + "}"
     if (options := _options(kind)) != (kind,):
         return "|".join(filter(None, map(metavar_of, options)))
-    return {int: "INT", float: "FLOAT"}.get(kind, "")
+    if get_origin(kind) in (tuple, list, dict):
+        return " ".join("..." if part is ... else metavar_of(part) for part in get_args(kind))
+    return {int: "INT", float: "FLOAT", NoneType: ""}.get(kind, "TEXT")
 
 
 def optional_word(metavar: str, bare: str) -> Any:

@@ -5,7 +5,6 @@ import dataclasses
 import errno
 import inspect
 import io
-import json
 import os
 import re
 import shutil
@@ -21,15 +20,14 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
+from typing import Annotated, Any, Literal, NoReturn
 
 import tyro
-from tyro.constructors import PrimitiveConstructorSpec
 
-from common.cli.checks import WORDS, check_flags, flag_of, kinds_of, metavar_of, note_of
+from common.cli.checks import WORDS, check_flags, flag_of, kinds_of, metavar_of
 from common.cli.errors import FailedEnvError, ProcessEnded, TrainingError, UsageError, fail
 from common.cli.files import defaults_of, is_run, read_config
-from common.cli.run_flags import ArgsFactory
+from common.cli.run_flags import ArgsFactory, differences
 
 
 @dataclass
@@ -125,9 +123,8 @@ def _has_nothing_to_do(args: Any) -> bool:
     """Whether --resume-or-start names a run that has finished with these flags."""
     if not (getattr(args, "resume_or_start", False) and args.resume and (Path(args.resume) / "DONE").exists()):
         return False
-    both = defaults_of(type(args)) | read_config(args.resume)["args"], dataclasses.asdict(args)
-    then, now = (json.loads(json.dumps(flags)) for flags in both)  # tuples are lists there
-    return all(then.get(name) == now[name] for name in args.lasting_flags())
+    then = defaults_of(type(args)) | read_config(args.resume)["args"]
+    return not differences(then, dataclasses.asdict(args), args.lasting_flags())
 
 
 def _read(args_class: type, argv: list[str], program: str | None) -> Any:
@@ -244,7 +241,7 @@ def help_text(args_class: type, defaults: Any, program: str | None) -> str:
         title, text = titles.get(name, "more"), " ".join(texts.get(name, "").split())
         text += "" if "(default" in text else _hint(getattr(defaults or args_class, name, None))
         groups[title] = groups.get(title) or parser.add_argument_group(title)
-        flag, value = flag_of(name), {"metavar": _help_value(kind)}
+        flag, value = flag_of(name), {"metavar": metavar_of(kind)}
         if kind is bool:
             flag, value = f"--[no-]{flag[2:]}", {"action": "store_true"}
         groups[title].add_argument(flag, help=text.replace("%", "%%"), **value)
@@ -266,15 +263,6 @@ def _read_code(args_class: type) -> tuple[dict[str, str], dict[str, str]]:
             titles |= {name: title} if title and name not in titles else {}
             texts |= {name: text} if text and name not in texts else {}
     return titles, texts
-
-
-def _help_value(kind: Any) -> str:
-    """What stands for the value of a flag of this type."""
-    if spec := note_of(kind, PrimitiveConstructorSpec):
-        return spec.metavar
-    kind = next((part for part in get_args(kind) if get_origin(part) is tuple), kind)  # which may be None too
-    parts = get_args(kind) if get_origin(kind) in (tuple, list, dict) else ()
-    return " ".join("..." if part is ... else _help_value(part) for part in parts) or metavar_of(kind) or "TEXT"
 
 
 def _hint(default: Any) -> str:

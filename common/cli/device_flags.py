@@ -91,10 +91,6 @@ class RolloutArgs:
         """See `block_width`."""
         return block_width(self.samples_per_env, self.num_minibatches)
 
-    @property
-    def steps_per_update(self) -> int:
-        return self.num_envs * self.num_steps
-
     def __post_init__(self):
         super().__post_init__()
         self.check_needed("desired_kl", "lr_schedule", "kl-adaptive")
@@ -108,13 +104,9 @@ class RolloutArgs:
             )
 
     def sizes(self, num_devices: int) -> list[str]:
-        """The derived sizes, for the header of a run."""
-        envs = f"{self.num_envs} envs ({self.num_envs // self.sharing(num_devices)} per device)"
         minibatch = self.steps_per_update // self.num_minibatches
-        return [
-            f"{envs} x {self.num_steps} steps = {self.steps_per_update:,} per update, {self.num_updates:,} updates",
-            f"{self.update_epochs} epochs x {self.num_minibatches} minibatches of {minibatch:,}",
-        ]
+        learning = f"{self.update_epochs} epochs x {self.num_minibatches} minibatches of {minibatch:,}"
+        return [*super().sizes(num_devices), learning]
 
 
 @dataclass(kw_only=True)
@@ -181,16 +173,35 @@ class ReplayArgs:
     @property
     def capacity(self) -> int:
         """Slots of each of the buffer's rings; a ring has transitions of one environment at a time."""
-        return self.buffer_size // self.num_rings
+        return self.buffer_size // self.envs_per_update
 
     def __post_init__(self):
         super().__post_init__()
-        if self.capacity * self.num_rings < self.batch_size:
-            least = -(-self.batch_size // self.num_rings) * self.num_rings
+        if self.capacity * self.envs_per_update < self.batch_size:
+            least = -(-self.batch_size // self.envs_per_update) * self.envs_per_update
             raise UsageError(
                 f"--buffer-size {self.buffer_size} does not hold --batch-size {self.batch_size}: at least {least}"
             )
-        self._check_ratio(self.num_updates * self.steps_per_update)
+        if math.prod(Fraction(str(self.utd_ratio)).as_integer_ratio()) > LARGEST:
+            raise UsageError(f"--utd-ratio {self.utd_ratio} is too fine to count exactly: round it to four digits")
+        transitions = self.num_updates * self.steps_per_update
+        if transitions > LARGEST:
+            raise UsageError(f"--total-timesteps must be at most {LARGEST:,}, got {transitions:,}")
+        if not 0 < (due := self.updates_due(transitions)) <= LARGEST:
+            steps = f"{self.learning_starts:,} (--learning-starts) to {transitions:,} (--total-timesteps)"
+            raise UsageError(
+                f"--utd-ratio {self.utd_ratio} makes {due:,} gradient updates in the steps from {steps}: "
+                f"at least 1, at most {LARGEST:,} can be counted"
+            )
+        shares = f"--num-devices {self.num_devices}" if self.num_devices else f"{self.processes} processes"
+        check_multiple("--batch-size", self.batch_size, self.sharing(self.num_devices or self.processes), shares)
+        if self.num_steps > self.capacity:
+            raise UsageError(f"--num-steps {self.num_steps} is more than --buffer-size holds of each: {self.capacity}")
+
+    def sizes(self, num_devices: int) -> list[str]:
+        batches = f"batches of {self.batch_size} ({self.batch_size // self.sharing(num_devices)} per device)"
+        updates = self.updates_due(self.num_updates * self.steps_per_update)
+        return [*super().sizes(num_devices), f"up to {updates:,} gradient updates with {batches}"]
 
     def updates_due(self, transitions: Any) -> Any:
         """Gradient updates due in all once so many `transitions` were stored; an integer or an array of them."""
@@ -200,21 +211,6 @@ class ReplayArgs:
         whole, rest = learned // denominator, learned % denominator  # the product may not fit into 32 bits
         return whole * numerator + rest * numerator // denominator
 
-    def _check_ratio(self, transitions: int) -> None:
-        """Raise UsageError where counting up to so many `transitions` needs more than the devices' 32 bit integers."""
-        if math.prod(Fraction(str(self.utd_ratio)).as_integer_ratio()) > LARGEST:
-            raise UsageError(
-                f"--utd-ratio {self.utd_ratio} is too fine to count exactly: round it to four digits or fewer"
-            )
-        if transitions > LARGEST:
-            raise UsageError(f"--total-timesteps must be at most {LARGEST:,}, got {transitions:,}")
-        if not 0 < (due := self.updates_due(transitions)) <= LARGEST:
-            steps = f"{self.learning_starts:,} (--learning-starts) to {transitions:,} (--total-timesteps)"
-            raise UsageError(
-                f"--utd-ratio {self.utd_ratio} makes {due:,} gradient updates in the steps from {steps}: "
-                f"at least 1, at most {LARGEST:,} can be counted"
-            )
-
 
 @dataclass(kw_only=True)
 class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
@@ -223,30 +219,10 @@ class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
     total_timesteps: Steps = 15_000
     num_envs: Count = 1
 
+    num_steps = 1
     envs_per_cpu_device: ClassVar[float] = math.inf  # one uses all cores for large networks
-
-    @property
-    def num_rings(self) -> int:
-        return self.num_envs
-
-    @property
-    def steps_per_update(self) -> int:
-        return self.num_envs
 
     @property
     def block(self) -> int:
         """Neighbouring environments that contribute to a batch together; no device boundary cuts them."""
         return self.num_envs // math.gcd(self.num_envs, self.batch_size)
-
-    def __post_init__(self):
-        super().__post_init__()
-        shares = f"--num-devices {self.num_devices}" if self.num_devices else f"{self.processes} processes"
-        check_multiple("--batch-size", self.batch_size, self.sharing(self.num_devices or self.processes), shares)
-
-    def sizes(self, num_devices: int) -> list[str]:
-        """The derived sizes, for the header of a run."""
-        updates, sharing = self.updates_due(self.num_updates * self.num_envs), self.sharing(num_devices)
-        return [
-            f"{self.num_envs} envs ({self.num_envs // sharing} per device), {updates:,} gradient updates "
-            f"with batches of {self.batch_size} ({self.batch_size // sharing} per device)"
-        ]

@@ -3,35 +3,23 @@
 A bare id is gymnax's, `suite:id` another suite's, `package.module:factory` a user's own. Draws and lists, such as
 `log:1e-4:1e-2` and `3e-4,1e-3`, stand for parameters of environments and for flags of a population's members.
 
-A suite is one line here; what else there is to know of it stands in its file, `suites/SUITE.py`.
+A suite is a name here; what else there is to know of it stands in its file, `suites/SUITE.py`.
 """
 
 import json
 import math
 from collections.abc import Mapping
 from random import Random
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from common.cli.checks import shortened
 from common.cli.errors import UsageError
 
 CUSTOM = ""
-SUITES: dict[str, Literal["device", "host"]] = {
-    "gymnax": "device",
-    "pmaprl": "device",
-    "brax": "device",
-    "craftax": "device",
-    "playground": "device",
-    "jumanji": "device",
-    "pgx": "device",
-    "navix": "device",
-    "xminigrid": "device",
-    "jaxmarl": "device",
-    "octax": "device",
-    "envpool": "host",
-    "gymnasium": "host",
-}
-"""Where the environments of a suite step."""
+HOST_SUITES = "envpool", "gymnasium"
+SUITES = "gymnax", "pmaprl", "brax", "craftax", "playground", "jumanji", "pgx", "navix"
+SUITES += "xminigrid", "jaxmarl", "octax", *HOST_SUITES
+"""All suites; the environments of the others step on the device."""
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -48,7 +36,7 @@ def is_custom(name: str) -> bool:
 
 
 def steps_on_host(name: str) -> bool:
-    return SUITES.get(split_name(name)[0]) == "host"
+    return split_name(name)[0] in HOST_SUITES
 
 
 FORMS = "log:LOW:HIGH, uniform:LOW:HIGH (the lower first) or choice:A,B,..."

@@ -55,8 +55,8 @@ class HostEnvArgs(RunArgs):
 
     # One actor on each actor device, from whose rollouts updates learn in turn; `ActorArgs` has flags for it
     actor_threads, rollouts_per_update, lockstep = 1, 0, True
-    # One agent, alone
-    num_agents, is_population, exchange_interval = 1, False, 0
+    # One agent, alone, and no flag for all devices: see `actor_devices` and `learner_devices`
+    num_agents, is_population, exchange_interval, num_devices = 1, False, 0, 0
     lag: ClassVar[int] = 1
     """Updates that a rollout's policy is behind in a fixed order."""
     resets_in_step: ClassVar[bool] = False
@@ -82,10 +82,6 @@ class HostEnvArgs(RunArgs):
         """Those of them that a process gives."""
         return self.batch_rollouts // self.processes
 
-    @property
-    def steps_per_update(self) -> int:
-        return self.batch_rollouts * self.envs_per_actor * self.num_steps
-
     def check_split(self, num_learners: int) -> None:
         """Raise UsageError unless every learner device of a process gets as many whole blocks of environments from each
         rollout.
@@ -99,6 +95,9 @@ class HostEnvArgs(RunArgs):
         super().__post_init__()
         self.actor_indices = _indices("--actor-devices", self.actor_devices)
         self.learner_indices = _indices("--learner-devices", self.learner_devices)
+        # Of these two a class has one as a flag; the other follows from flags, and always is such a multiple
+        check_multiple("--rollouts-per-update", self.batch_rollouts, self.processes, f"{self.processes} processes")
+        check_multiple("--num-envs", self.num_envs, self.num_actors, f"{self.num_actors} actor devices")
 
 
 @dataclass(kw_only=True)
@@ -121,12 +120,11 @@ class ActorArgs(HostEnvArgs):
     def num_envs(self) -> int:
         return self.num_actors * self.envs_per_actor
 
-    def __post_init__(self):
-        super().__post_init__()
-        check_multiple("--rollouts-per-update", self.batch_rollouts, self.processes, f"{self.processes} processes")
+    @property
+    def envs_per_update(self) -> int:
+        return self.batch_rollouts * self.envs_per_actor
 
     def sizes(self, num_devices: int) -> list[str]:
-        """The derived sizes, for the header of a run."""
         rollouts = f"{self.batch_rollouts} rollouts of {self.envs_per_actor} envs x {self.num_steps} steps"
         return [
             f"{self.num_actors} actors x {self.envs_per_actor} envs = {self.num_envs} envs",
@@ -150,10 +148,6 @@ class HostRolloutArgs(RolloutArgs, HostEnvArgs):
     def envs_per_actor(self) -> int:
         return self.num_envs // self.num_actors
 
-    def __post_init__(self):
-        super().__post_init__()
-        check_multiple("--num-envs", self.num_envs, self.num_actors, f"{self.num_actors} actor devices")
-
 
 @dataclass(kw_only=True)
 class HostReplayArgs(ReplayArgs, ActorArgs):
@@ -162,16 +156,6 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
     total_timesteps: Steps = 30_000
     num_steps: Size = 8
     envs_per_actor: Size = 4
-
-    @property
-    def num_rings(self) -> int:
-        return self.batch_rollouts * self.envs_per_actor
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_multiple("--batch-size", self.batch_size, self.processes, f"{self.processes} processes")
-        if self.num_steps > self.capacity:
-            raise UsageError(f"--num-steps {self.num_steps} is more than --buffer-size holds of each: {self.capacity}")
 
     def check_split(self, num_learners: int) -> None:
         if self.batch_size // self.parts % num_learners:
@@ -191,11 +175,6 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
     def block(self) -> int:
         """Neighbouring environments that contribute to a batch together; no device boundary cuts them."""
         return self.envs_per_actor // math.gcd(self.envs_per_actor, self.batch_size // self.parts)
-
-    def sizes(self, num_devices: int) -> list[str]:
-        gradient_updates = self.updates_due(self.num_updates * self.steps_per_update)
-        more = f"up to {gradient_updates:,} gradient updates with batches of {self.batch_size}"
-        return [*super().sizes(num_devices), more]
 
 
 def _indices(flag: str, text: str) -> tuple[int, ...]:
@@ -227,10 +206,6 @@ class FlagsByPlace(ArgsFactory):
             what = f"--env {env} steps elsewhere than that" if there.recipe == cls.recipe else "--recipe is not that"
             raise UsageError(f"{what} of these flags: make them anew from `Args`")
         return object.__new__(there)
-
-    @property
-    def fixed(self) -> tuple[str, ...]:
-        return (*super().fixed, *["recipe"] * bool(self.recipe))
 
     def __reduce__(self):
         blank = functools.partial(FlagsByPlace.__new__, self.placeless, env=self.env, recipe=self.recipe)

@@ -162,9 +162,7 @@ class PbtArgs(RunArgs):
         if self.population and self.num_seeds > 1:
             raise UsageError("--population says how many agents there are, each with a seed: leave out --num-seeds")
         if self.num_agents > MAX_AGENTS:
-            raise UsageError(
-                f"{self.num_agents:,} agents are more than can be trained together: at most {MAX_AGENTS:,}"
-            )
+            raise UsageError(f"at most {MAX_AGENTS:,} agents can be trained together, not {self.num_agents:,}")
         self.pbt_evolve = tuple(name.replace("-", "_") for name in self.pbt_evolve)
         for name in self.pbt_evolve:
             self._check_sweepable("--pbt-evolve", name)

@@ -2,9 +2,11 @@
 
 import copy
 import dataclasses
+import json
 import re
 import shlex
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -197,7 +199,8 @@ class RunArgs(ArgsFactory):
     @property
     def fixed(self) -> tuple[str, ...]:
         """Flags that a resumed run cannot change; kl-adaptive has moved the learning rate, and goes on from there."""
-        return ("seed", *["learning_rate"] * (getattr(self, "lr_schedule", "") == "kl-adaptive"))
+        adaptive = getattr(self, "lr_schedule", "") == "kl-adaptive"
+        return ("seed", *["recipe"] * bool(getattr(self, "recipe", "")), *["learning_rate"] * adaptive)
 
     @property
     def unsaved(self) -> tuple[str, ...]:
@@ -220,8 +223,18 @@ class RunArgs(ArgsFactory):
         return self.members.hyper.get(name, [getattr(self, name)])
 
     @property
+    def envs_per_update(self) -> int:
+        """Environments that an update takes `num_steps` steps of; each has a ring of the replay buffer."""
+        return self.num_envs
+
+    @property
+    def steps_per_update(self) -> int:
+        """Environment steps of an update, over all devices."""
+        return self.envs_per_update * self.num_steps
+
+    @property
     def num_updates(self) -> int:
-        """Updates of the whole run; each algorithm's `steps_per_update` says how long one is."""
+        """Updates of the whole run."""
         size = self.steps_per_update
         updates = -(-self.total_timesteps // size)
         if size > LARGEST or updates > LARGEST:
@@ -232,6 +245,11 @@ class RunArgs(ArgsFactory):
     def dtype(self) -> str | None:
         """Type of the hidden layers' arithmetic, for flax."""
         return None if self.precision == "float32" else self.precision
+
+    def sizes(self, num_devices: int) -> list[str]:
+        """The derived sizes, for the header of a run."""
+        envs = f"{self.num_envs} envs ({self.num_envs // self.sharing(num_devices)} per device)"
+        return [f"{envs} x {self.num_steps} steps = {self.steps_per_update:,} per update, {self.num_updates:,} updates"]
 
     def sharing(self, num_devices: int) -> int:
         """How many of the devices, or of a process's learner devices, share the environments of an agent."""
@@ -277,6 +295,13 @@ class RunArgs(ArgsFactory):
         if given and getattr(self, of) not in (values or (True,)):
             what = f" {' or '.join(values)}, it is {getattr(self, of)}" if values else ""
             raise UsageError(f"{given[0]} needs {flag_of(of)}{what}")
+
+
+def differences(then: dict[str, Any], now: dict[str, Any], names: Iterable[str]) -> list[str]:
+    """Which of the flags `names` differ between two runs, in words."""
+    then, now = (json.loads(json.dumps(x)) for x in (then, now))  # tuples are lists there
+    changed = [name for name in names if now[name] != then.get(name)]
+    return [f"{flag_of(name)}: {then.get(name)} then, {now[name]} now" for name in changed]
 
 
 def flag_words(flags: dict[str, Any]) -> list[str]:

@@ -107,10 +107,10 @@ def describe_replay(args: Any, state: Any) -> dict[str, str]:
     """What the header of a run, whose `state` has these shapes, says of its buffers, where there are any."""
     if not hasattr(args, "buffer_size"):
         return {}
-    whole = args.capacity * args.num_rings
+    whole = args.capacity * args.envs_per_update
     note = f"{whole * args.num_agents:,} transitions, {size_of(state.actors.replay) / 1e6:,.1f} MB"
     if whole < args.buffer_size:
-        note += f" ({args.buffer_size:,} rounded down, a ring for each of {args.num_rings} environments)"
+        note += f" ({args.buffer_size:,} rounded down, a ring for each of {args.envs_per_update} environments)"
     return {"replay": note + ("" if args.save_buffer else ", not saved: a resumed run fills it again first")}
 
 

@@ -65,12 +65,11 @@ def make_host(
     return envs
 
 
-def list_envs(places: Sequence[str], wanted: str) -> None:
-    """Print the names of environments that step at these places: of the suite `wanted`, or of "all" of them.
+def list_envs(known: Sequence[str], wanted: str) -> None:
+    """Print the names of environments: of the suite `wanted`, one of the `known` ones, or of "all" of them.
 
     Raises UsageError where there is no such suite, or where it is not installed.
     """
-    known = [suite for suite, where in SUITES.items() if where in places]
     if wanted not in (*known, "all"):
         near = "".join(f"; did you mean {suite}?" for suite in difflib.get_close_matches(wanted, known, n=1))
         raise UsageError(f"--list-envs {wanted} is none of the suites of this algorithm, {', '.join(known)}{near}")

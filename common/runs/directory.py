@@ -2,12 +2,10 @@
 
 import dataclasses
 import hashlib
-import json
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +17,7 @@ from common.cli.checks import flag_of
 from common.cli.env_flags import CUSTOM, split_name
 from common.cli.errors import UsageError
 from common.cli.files import KIT, NAME, defaults_of, is_of_kit, is_run, read_config, write_json, writing
-from common.cli.run_flags import ONE_TIME
+from common.cli.run_flags import ONE_TIME, differences
 from common.device import multihost
 from common.runs.checkpoints import FOLDER, is_checkpoint
 from common.runs.lock import LOCK, check_free
@@ -155,13 +153,6 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
     if stored.get("script_sha256") != config["script_sha256"]:
         changes.append(f"{config['script']} itself: it is not the file that the run was made with")
     return changes
-
-
-def differences(then: dict[str, Any], now: dict[str, Any], names: Iterable[str]) -> list[str]:
-    """Which of the flags `names` differ between two runs, in words."""
-    then, now = (json.loads(json.dumps(x)) for x in (then, now))  # tuples are lists there
-    changed = [name for name in names if now[name] != then.get(name)]
-    return [f"{flag_of(name)}: {then.get(name)} then, {now[name]} now" for name in changed]
 
 
 def _is_untrained(path: Path) -> bool:

@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import read_config
-from common.cli.run_flags import ONE_TIME
+from common.cli.run_flags import ONE_TIME, differences
 from common.device import multihost
 from common.device.sharding import Arrays, flatten, to_host, unflatten
 from common.runs.checkpoints import FOLDER, Checkpoints, Mismatch, sha256
 from common.runs.console import Console
-from common.runs.directory import differences
 from common.runs.lock import is_ours
 from common.runs.reports import Score, stored_evaluation
 

@@ -67,7 +67,7 @@ def train_on_devices(
     env = run_env(args, make(args.env, args.env_params) if env is None else wrap(env, args.env_params))
     check_spaces(args, env)
     algorithm = make_algorithm(args, env.spec)
-    programs = over_devices(for_seeds(algorithm, args, env, args.groups(len(devices))), devices, args.sharding)
+    programs = over_devices(for_seeds(algorithm, args, env), devices, args.sharding)
     members = arrays_of(args.members, len(devices), args.sharding)
     shapes, example = jax.eval_shape(programs.init, members), np.int32(0)
     check_fits(args, shapes, example, env.spec, devices)

@@ -26,25 +26,26 @@ from common.device.statistics import WINDOW
 from common.envs.environment import Env
 
 
-def evolution(args: PbtArgs, groups: int = 1) -> Callable[[jax.Array, Any], tuple[Any, dict[str, jax.Array]]] | None:
+def evolution(args: PbtArgs) -> Callable[[jax.Array, Any], tuple[Any, dict[str, jax.Array]]] | None:
     """A function of the number of updates before and the state [S, ...] now: the state after an exchange, if one is due
     between, and metrics. None without --pbt.
 
-    Of several `groups` of devices each has its own part of the agents: all gather them, and compute the same exchange.
+    With --sharding members each device has its own part of the agents: all gather them, and compute the same exchange.
     """
     if not args.pbt:
         return None
     every, start = (-(-steps // args.steps_per_update) for steps in (args.exchange_interval, args.pbt_start))
+    apart = args.sharding == "members"
 
     def evolve(before: jax.Array, state: Any) -> tuple[Any, dict[str, jax.Array]]:
-        places = global_ids(state.run.updates.size, GROUPS) if groups > 1 else jnp.arange(state.run.updates.size)
+        places = global_ids(state.run.updates.size, GROUPS) if apart else jnp.arange(state.run.updates.size)
 
         def at_rest(learner: Any, run: RunState) -> tuple[Any, RunState, Exchange]:
             return learner, run, Exchange(places, objective_of(learner, run, args.rules.window))
 
         def exchanged(*own: Any) -> tuple[Any, RunState, Exchange]:
-            after = exchange(*(members_of_all(own) if groups > 1 else own), args.evolving, args.rules)
-            return jax.tree.map(lambda x: x[places], after) if groups > 1 else after
+            after = exchange(*(members_of_all(own) if apart else own), args.evolving, args.rules)
+            return jax.tree.map(lambda x: x[places], after) if apart else after
 
         now = state.run.updates[0]
         due = (now // every > before // every) & (now >= start)

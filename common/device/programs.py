@@ -35,10 +35,10 @@ class Programs(NamedTuple):
     evaluate: Callable  # TrainState, seed of the episodes -> greedy Episodes [S, E], each device its share
 
 
-def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env, groups: int = 1) -> Programs:
-    """The algorithm for several agents, on one device of `AXIS`; of `groups` of devices each has its share of them."""
+def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env) -> Programs:
+    """The algorithm for several agents, on one device of `AXIS`."""
     driver = (off_policy if isinstance(algorithm, OffPolicy) else on_policy)(algorithm, args, env)
-    num_agents, evolve = args.num_agents // groups, evolution(args, groups)
+    evolve = evolution(args)
 
     def update_one(state: TrainState, num_updates: jax.Array):
         state, metrics, broken = repeat_updates(driver.update, state, num_updates)
@@ -46,7 +46,7 @@ def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env, groups: int 
 
     def update(state: TrainState, num_updates: jax.Array):
         before = state.run.updates[0]
-        state, metrics, broken = over_seeds(lambda state: update_one(state, num_updates), num_agents)(state)
+        state, metrics, broken = over_seeds(lambda state: update_one(state, num_updates), state)
         if evolve:
             state, more = evolve(before, state)
             metrics |= more
@@ -59,7 +59,7 @@ def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env, groups: int 
         return episodes._replace(ret=jnp.where(all_finite(learner.params), episodes.ret, jnp.nan))
 
     def evaluate(state: TrainState, seed: jax.Array) -> Episodes:
-        return over_seeds(lambda learner: evaluate_one(learner, seed), num_agents)(state.learner)
+        return over_seeds(lambda learner: evaluate_one(learner, seed), state.learner)
 
     def init(members: Members | jax.Array) -> TrainState:
         members = members if isinstance(members, Members) else Members(members, {})

@@ -173,16 +173,11 @@ def arrays_of(members: Members, num_devices: int, sharding: str = "pmap") -> Mem
     return jax.tree.map(lambda x: np.tile(x, (copies, 1)), Members(seed, hyper))
 
 
-def over_seeds(function: Callable, num_seeds: int) -> Callable:
-    """`function` mapped over the leading seed axis of all its arguments; a single seed skips `vmap` and its cost."""
-    if num_seeds > 1:
-        return jax.vmap(function, axis_name=MEMBERS)
-
-    def single(*args):
-        outputs = function(*jax.tree.map(lambda x: x[0], args))
-        return jax.tree.map(lambda x: x[None], outputs)
-
-    return single
+def over_seeds(function: Callable, tree: Any) -> Any:
+    """`function` of arrays [S, ...], mapped over their seeds; a single seed skips `vmap` and its cost."""
+    if jax.tree.leaves(tree)[0].shape[0] > 1:
+        return jax.vmap(function, axis_name=MEMBERS)(tree)
+    return jax.tree.map(lambda x: x[None], function(jax.tree.map(lambda x: x[0], tree)))
 
 
 @jax.custom_batching.custom_vmap

@@ -8,7 +8,7 @@ every device does the same to its replica.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +22,14 @@ from common.device.interface import RunState
 from common.device.optim import all_finite
 from common.device.rollout import OTHER_STREAM
 from common.device.sharding import GROUPS, TrainState, global_ids, members_of_all
-from common.device.statistics import WINDOW
+from common.device.statistics import WINDOW, Metrics
 from common.envs.environment import Env
 
+SOURCE = "pbt/source"  # whose weights a member has now: its own place, or another one's
+OBJECTIVE = "pbt/objective"  # by which members are sorted; -inf where there is none
 
-def evolution(args: PbtArgs) -> Callable[[jax.Array, Any], tuple[Any, dict[str, jax.Array]]] | None:
+
+def evolution(args: PbtArgs) -> Callable[[jax.Array, Any], tuple[Any, Metrics]] | None:
     """A function of the number of updates before and the state [S, ...] now: the state after an exchange, if one is due
     between, and metrics. None without --pbt.
 
@@ -37,37 +40,30 @@ def evolution(args: PbtArgs) -> Callable[[jax.Array, Any], tuple[Any, dict[str, 
     every, start = (-(-steps // args.steps_per_update) for steps in (args.exchange_interval, args.pbt_start))
     apart = args.sharding == "members"
 
-    def evolve(before: jax.Array, state: Any) -> tuple[Any, dict[str, jax.Array]]:
+    def evolve(before: jax.Array, state: Any) -> tuple[Any, Metrics]:
         places = global_ids(state.run.updates.size, GROUPS) if apart else jnp.arange(state.run.updates.size)
 
-        def at_rest(learner: Any, run: RunState) -> tuple[Any, RunState, Exchange]:
-            return learner, run, Exchange(places, objective_of(learner, run, args.rules.window))
+        def at_rest(learner: Any, run: RunState) -> tuple[Any, RunState, Metrics]:
+            return learner, run, {SOURCE: places, OBJECTIVE: objective_of(learner, run, args.rules.window)}
 
-        def exchanged(*own: Any) -> tuple[Any, RunState, Exchange]:
+        def exchanged(*own: Any) -> tuple[Any, RunState, Metrics]:
             after = exchange(*(members_of_all(own) if apart else own), args.evolving, args.rules)
             return jax.tree.map(lambda x: x[places], after) if apart else after
 
         now = state.run.updates[0]
         due = (now // every > before // every) & (now >= start)
-        learner, run, done = jax.lax.cond(due, exchanged, at_rest, state.learner, state.run)
-        taken, tracker = done.source != places, state.actors.tracker  # their running episodes do not count
+        learner, run, metrics = jax.lax.cond(due, exchanged, at_rest, state.learner, state.run)
+        taken, tracker = metrics[SOURCE] != places, state.actors.tracker  # their running episodes do not count
         tracker = tracker.replace(length=jnp.where(taken[:, None], -jnp.inf, tracker.length))
-        metrics = {"pbt/source": done.source, "pbt/objective": done.objective}
         metrics |= {f"hyper/{name}": values for name, values in run.hyper.items()}
         return TrainState(learner, state.actors.replace(tracker=tracker), run), metrics
 
     return evolve
 
 
-class Exchange(NamedTuple):
-    """What happened to every member, [S] each."""
-
-    source: jax.Array  # whose weights it has now: its own place, or another one's
-    objective: jax.Array  # by which members were sorted; -inf where there is none
-
-
-def exchange(learner: Any, run: Any, given: dict[str, float], rules: Rules) -> tuple[Any, Any, Exchange]:
-    """Learners and `RunState`s [S, ...] after an exchange; `given` are the flags that change, as on the command line.
+def exchange(learner: Any, run: Any, given: dict[str, float], rules: Rules) -> tuple[Any, Any, Metrics]:
+    """Learners and `RunState`s [S, ...] after an exchange, and its metrics [S], SOURCE and OBJECTIVE; `given` are the
+    flags that change, as on the command line.
 
     The best stay as they are. Each of the worst takes over one of the best, where that is clearly better. All but the
     best then change their hyper-parameters. Member 0 is a control: it stays as it is, and only others learn from it.
@@ -81,7 +77,7 @@ def exchange(learner: Any, run: Any, given: dict[str, float], rules: Rules) -> t
     after = explore(change_key, hyper, given, fixed, rules)
     taken = source != jnp.arange(source.size)  # what they have earned was earned by other weights
     recent = run.recent.replace(count=jnp.where(taken, 0, run.recent.count))
-    return learner, run.replace(hyper=after, recent=recent), Exchange(source, objective)
+    return learner, run.replace(hyper=after, recent=recent), {SOURCE: source, OBJECTIVE: objective}
 
 
 def objective_of(learner: Any, run: Any, window: int) -> jax.Array:

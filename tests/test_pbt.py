@@ -11,7 +11,7 @@ from helpers import metric_rows, ppo, relative_difference, small_args
 
 from common.cli.population_flags import PbtArgs, Rules
 from common.device.interface import RunState
-from common.device.population import SOURCE, evolution, exchange, objective_of
+from common.device.population import SOURCE, evolve, exchange, objective_of
 from common.device.sharding import TrainState
 from common.device.statistics import WINDOW, EpisodeTracker, RecentEpisodes
 from common.drawing.figures import descent
@@ -93,11 +93,11 @@ def test_running_episodes_of_one_that_took_over_do_not_count():
     running = EpisodeTracker(jnp.full((SIZE, 2), 3.0), jnp.full((SIZE, 2), 5.0))
     learner, run = population(RETURNS)
     state = TrainState(learner, Actors(running), run)
-    after, metrics = jax.jit(evolution(args))(jnp.int32(6), state)
+    after, metrics = jax.jit(lambda *now: evolve(args, *now))(jnp.int32(6), state)
     taken = metrics["pbt/source"] != jnp.arange(SIZE)
     assert taken.any() and jnp.isneginf(after.actors.tracker.length).all(axis=1).tolist() == taken.tolist()
     assert (after.actors.tracker.length[~taken] == 5).all()
-    calm, _ = jax.jit(evolution(args))(jnp.int32(7), state)
+    calm, _ = jax.jit(lambda *now: evolve(args, *now))(jnp.int32(7), state)
     assert (calm.actors.tracker.length == 5).all(), "no exchange was due"
 
 

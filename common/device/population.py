@@ -6,7 +6,6 @@ every device does the same to its replica.
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -29,36 +28,29 @@ SOURCE = "pbt/source"  # whose weights a member has now: its own place, or anoth
 OBJECTIVE = "pbt/objective"  # by which members are sorted; -inf where there is none
 
 
-def evolution(args: PbtArgs) -> Callable[[jax.Array, Any], tuple[Any, Metrics]] | None:
-    """A function of the number of updates before and the state [S, ...] now: the state after an exchange, if one is due
-    between, and metrics. None without --pbt.
+def evolve(args: PbtArgs, before: jax.Array, state: Any) -> tuple[Any, Metrics]:
+    """The state [S, ...] after an exchange, if one is due since there were `before` [] updates, and metrics.
 
     With --sharding members each device has its own part of the agents: all gather them, and compute the same exchange.
     """
-    if not args.pbt:
-        return None
     every, start = (-(-steps // args.steps_per_update) for steps in (args.exchange_interval, args.pbt_start))
-    apart = args.sharding == "members"
+    size, apart = state.run.updates.size, args.sharding == "members"
+    places = global_ids(size, GROUPS) if apart else jnp.arange(size)
 
-    def evolve(before: jax.Array, state: Any) -> tuple[Any, Metrics]:
-        places = global_ids(state.run.updates.size, GROUPS) if apart else jnp.arange(state.run.updates.size)
+    def at_rest(learner: Any, run: RunState) -> tuple[Any, RunState, Metrics]:
+        return learner, run, {SOURCE: places, OBJECTIVE: objective_of(learner, run, args.rules.window)}
 
-        def at_rest(learner: Any, run: RunState) -> tuple[Any, RunState, Metrics]:
-            return learner, run, {SOURCE: places, OBJECTIVE: objective_of(learner, run, args.rules.window)}
+    def exchanged(*own: Any) -> tuple[Any, RunState, Metrics]:
+        after = exchange(*(members_of_all(own) if apart else own), args.evolving, args.rules)
+        return jax.tree.map(lambda x: x[places], after) if apart else after
 
-        def exchanged(*own: Any) -> tuple[Any, RunState, Metrics]:
-            after = exchange(*(members_of_all(own) if apart else own), args.evolving, args.rules)
-            return jax.tree.map(lambda x: x[places], after) if apart else after
-
-        now = state.run.updates[0]
-        due = (now // every > before // every) & (now >= start)
-        learner, run, metrics = jax.lax.cond(due, exchanged, at_rest, state.learner, state.run)
-        taken, tracker = metrics[SOURCE] != places, state.actors.tracker  # their running episodes do not count
-        tracker = tracker.replace(length=jnp.where(taken[:, None], -jnp.inf, tracker.length))
-        metrics |= {f"hyper/{name}": values for name, values in run.hyper.items()}
-        return TrainState(learner, state.actors.replace(tracker=tracker), run), metrics
-
-    return evolve
+    now = state.run.updates[0]
+    due = (now // every > before // every) & (now >= start)
+    learner, run, metrics = jax.lax.cond(due, exchanged, at_rest, state.learner, state.run)
+    taken, tracker = metrics[SOURCE] != places, state.actors.tracker  # their running episodes do not count
+    tracker = tracker.replace(length=jnp.where(taken[:, None], -jnp.inf, tracker.length))
+    metrics |= {f"hyper/{name}": values for name, values in run.hyper.items()}
+    return TrainState(learner, state.actors.replace(tracker=tracker), run), metrics
 
 
 def exchange(learner: Any, run: Any, given: dict[str, float], rules: Rules) -> tuple[Any, Any, Metrics]:

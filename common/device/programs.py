@@ -21,7 +21,7 @@ from common.device.evaluation import Episodes, run_episodes
 from common.device.interface import OffPolicy, OnPolicy
 from common.device.loops import repeat
 from common.device.optim import all_finite
-from common.device.population import evolution
+from common.device.population import evolve
 from common.device.sharding import AXIS, GROUPS, TrainState, over_seeds, sharding_of_members
 from common.device.statistics import Tally, episode_metrics, recent_metrics
 from common.envs.environment import Env
@@ -38,7 +38,6 @@ class Programs(NamedTuple):
 def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env) -> Programs:
     """The algorithm for several agents, on one device of `AXIS`."""
     driver = (off_policy if isinstance(algorithm, OffPolicy) else on_policy)(algorithm, args, env)
-    evolve = evolution(args)
 
     def update_one(state: TrainState, num_updates: jax.Array):
         state, metrics, broken = repeat_updates(driver.update, state, num_updates)
@@ -47,8 +46,8 @@ def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env) -> Programs:
     def update(state: TrainState, num_updates: jax.Array):
         before = state.run.updates[0]
         state, metrics, broken = over_seeds(lambda state: update_one(state, num_updates), state)
-        if evolve:
-            state, more = evolve(before, state)
+        if args.pbt:
+            state, more = evolve(args, before, state)
             metrics |= more
         return state, metrics, broken
 

@@ -161,29 +161,21 @@ def play_all(env: Env, agent: Agent, learners: Any, games: int) -> np.ndarray:
     """
     broken = np.asarray(diverged_members(learners))
 
-    @jax.jit
-    def all_scores(members: Any) -> jax.Array:
-        def scores_of(us: Any) -> jax.Array:
-            return jax.vmap(lambda them: _score_of_game(env, agent, us, them, games))(members)
+    def score(us: tuple, them: tuple) -> jax.Array:
+        """Of one that an episode counts for, where the other plays everybody else; seats are drawn, actions sampled."""
+        policy, other = (Policy(agent, learner, env.spec) for _, learner in (us, them))
+        game = env.against(lambda key, obs: other(obs, key=key))
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), us[0]), them[0])
+        episodes = play_episodes(game, policy.player(stochastic=True), jax.random.split(key, games))
+        return jnp.mean((1 + jnp.sign(episodes.ret)) / 2)
 
-        return jax.lax.map(scores_of, members)
+    @jax.jit
+    def all_scores(members: tuple) -> jax.Array:
+        return jax.lax.map(lambda us: jax.vmap(partial(score, us))(members), members)
 
     scores = np.array(all_scores((jnp.arange(len(broken)), learners)), np.float64)
     scores[broken | broken[:, None] | np.eye(len(broken), dtype=bool)] = np.nan
     return scores
-
-
-def _score_of_game(env: Env, agent: Agent, us: tuple, them: tuple, games: int) -> jax.Array:
-    """The mean score of one that an episode counts for, where the other plays everybody else.
-
-    Seats are drawn, actions sampled.
-    """
-    (our_place, ours), (their_place, theirs) = us, them
-    policy, other = (Policy(agent, learner, env.spec) for learner in (ours, theirs))
-    game = env.against(lambda key, obs: other(obs, key=key))
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), our_place), their_place)
-    episodes = play_episodes(game, policy.player(stochastic=True), jax.random.split(key, games))
-    return jnp.mean((1 + jnp.sign(episodes.ret)) / 2)
 
 
 def elo_ratings(scores: np.ndarray, games: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers import functions_of, over_devices, ppo, relative_difference, small_args
 
-from common.device import opponents as who
+from common.device import drivers
 from common.device.agents import Agent
 from common.device.opponents import draw_own_components, of_other_member
 from common.device.population import elo_ratings, play_all
@@ -126,7 +126,7 @@ def test_members_learn_nothing_of_agents_that_others_play(monkeypatch):
     def first_agent(keys, agents):
         return jnp.tile(jnp.array([True, False, False]), (len(keys), 1))
 
-    monkeypatch.setattr(who, "draw_own_components", first_agent)
+    monkeypatch.setattr(drivers, "draw_own_components", first_agent)
     state, update = begun_and_update(1, ent_coef=0.1, num_minibatches=1, clip_eps=1e-5)
     after, metrics = update(state)
     for name in ("kernel", "bias"):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from common.device.agents import Seen, at_start
 from common.device.interface import Actors, Now, OffPolicy, OnPolicy, Rollout, RunState, Transition, with_memory
 from common.device.loops import Packed, repeat
-from common.device.opponents import draw_other, first_past, own_components, renewed_past, with_opponent
+from common.device.opponents import draw_other, draw_own_components, first_past, renewed_past, with_opponent
 from common.device.optim import apply_schedules, global_norm, hp_of
 from common.device.replay import example_transition, new_replay
 from common.device.rollout import (
@@ -80,7 +80,8 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
         starts_key, other_key, deal_key = (jax.random.fold_in(key, args.num_steps + more) for more in range(3))
         other = draw_other(args, run, learner, other_key)
         game = with_opponent(member_env(env, run.hyper), other, algorithm.act)
-        own = own_components(args, env, deal_key, num_envs)
+        is_team = args.opponent == "members" and not env.is_game
+        own = draw_own_components(keys_of(deal_key, num_envs), env.agents) if is_team else None
         starts = new_starts(game, starts_key, args.reset_pool)
 
         def step(carry, inputs):

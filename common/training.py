@@ -20,7 +20,7 @@ from common.actors.host_evaluation import HostEvaluation
 from common.cli.errors import UsageError
 from common.cli.host_flags import FlagsByPlace, HostEnvArgs
 from common.device import multihost
-from common.device.agents import Agent, Policy
+from common.device.agents import Policy
 from common.device.devices import check_fits, choose_devices, choose_roles, describe
 from common.device.population import rate_members
 from common.device.programs import Programs, for_seeds, over_devices
@@ -81,9 +81,8 @@ def train_on_devices(
             updates = run.next_chunk()
             state, *report = update(state, updates)
             run.advance(state, updates, partial(jax.device_get, report))
-        agent = Agent.of(algorithm)
-        at_end = {"gif": partial(draw_policy, run, env, agent), "ratings": partial(rate_members, run, env, agent)}
-        return run.finish(state, {"picture": partial(draw_metrics, run, env)} | at_end)
+        ends = {"picture": partial(draw_metrics, run, env), "gif": partial(draw_policy, run, env, algorithm)}
+        return run.finish(state, ends | {"ratings": partial(rate_members, run, env, algorithm)})
 
 
 def train_with_actors(
@@ -113,8 +112,7 @@ def train_with_actors(
     notes |= describe_replay(args, shapes)
     run = Run(args, script, env, devices, notes, callback)
     with locked(run.dir), run:
-        agent = Agent.of(algorithm)
-        evaluation = HostEvaluation(args, agent._replace(act=jax.jit(agent.act)), run.console.warn)
+        evaluation = HostEvaluation(args, algorithm._replace(act=jax.jit(algorithm.act)), run.console.warn)
         state, update = run.start(programs, members, shapes, example, evaluation)
         if run.unfinished:
             state = _learn_from_actors(run, driver, state, update, actor_devices)
@@ -207,7 +205,7 @@ def draw_metrics(run: Run, env: Any, learners: Any, status: str) -> str:
     return f"curve    {draw_curve(run.dir, title)}"
 
 
-def draw_policy(run: Run, env: Env, agent: Agent, learners: Any, status: str) -> str:
+def draw_policy(run: Run, env: Env, algorithm: Any, learners: Any, status: str) -> str:
     """With --gif, draw an episode with the policy of the first, or best, of `learners` [S, ...] to `policy.gif`."""
     if not run.args.gif or status == "interrupted":
         return ""
@@ -217,6 +215,6 @@ def draw_policy(run: Run, env: Env, agent: Agent, learners: Any, status: str) ->
     path.unlink(missing_ok=True)
     returns = stored_evaluation(run.dir, run.steps).evaluation.get("eval/return_mean", [])
     member = ranked(returns)[0] if run.args.is_population and returns else 0
-    policy = Policy(agent, jax.tree.map(lambda x: x[member], learners), env.spec)
+    policy = Policy(algorithm, jax.tree.map(lambda x: x[member], learners), env.spec)
     draw_gif(env, record(env, policy.player(), jax.random.key(run.args.seed), env.max_steps), path)
     return f"gif      {path}"

@@ -15,7 +15,7 @@ import numpy as np
 
 from common.cli.files import write_json
 from common.cli.population_flags import PbtArgs, Rules
-from common.device.agents import Agent, Policy
+from common.device.agents import Policy
 from common.device.evaluation import SEED, play_episodes
 from common.device.interface import RunState
 from common.device.optim import all_finite
@@ -130,7 +130,7 @@ MEAN_ELO = 1000.0  # of all ratings
 PER_FACTOR_TEN = 400.0  # points between two of whom one wins ten times as often as the other
 
 
-def rate_members(run: Any, env: Env, agent: Agent, learners: Any, status: str) -> str:
+def rate_members(run: Any, env: Env, algorithm: Any, learners: Any, status: str) -> str:
     """Write Elo ratings of `learners` [S, ...] to elo.json, after games with --opponent members in a run that has
     finished; returns lines for the console. See `Run.finish`.
     """
@@ -139,7 +139,7 @@ def rate_members(run: Any, env: Env, agent: Agent, learners: Any, status: str) -
         return ""
     games = math.ceil(args.eval_episodes * min(1, (MANY - 1) / (args.num_agents - 1)))
     run.console.say("playing all with all ...")
-    scores = play_all(env, agent, learners, games)
+    scores = play_all(env, algorithm, learners, games)
     ratings = elo_ratings(scores, games)
     record = {"env_steps": run.steps, "games": games, "ratings": without_nan(ratings), "scores": without_nan(scores)}
     write_json(run.dir / "elo.json", record)
@@ -153,7 +153,7 @@ def without_nan(x: np.ndarray) -> list[Any]:
     return np.where(np.isnan(x), None, x.astype(object)).tolist()
 
 
-def play_all(env: Env, agent: Agent, learners: Any, games: int) -> np.ndarray:
+def play_all(env: Env, algorithm: Any, learners: Any, games: int) -> np.ndarray:
     """What each of `learners` [S, ...] scores on average of so many `games` against each other one, [S, S].
 
     A win is 1 and a draw 1/2. NaN on the diagonal, and for those whose weights are broken. All games of one member are
@@ -163,7 +163,7 @@ def play_all(env: Env, agent: Agent, learners: Any, games: int) -> np.ndarray:
 
     def score(us: tuple, them: tuple) -> jax.Array:
         """Of one that an episode counts for, where the other plays everybody else; seats are drawn, actions sampled."""
-        policy, other = (Policy(agent, learner, env.spec) for _, learner in (us, them))
+        policy, other = (Policy(algorithm, learner, env.spec) for _, learner in (us, them))
         game = env.against(lambda key, obs: other(obs, key=key))
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), us[0]), them[0])
         episodes = play_episodes(game, policy.player(stochastic=True), jax.random.split(key, games))

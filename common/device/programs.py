@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from common.cli.run_flags import Members
 from common.device import multihost
-from common.device.agents import Agent
+from common.device.agents import Player
 from common.device.drivers import off_policy, on_policy
 from common.device.evaluation import Episodes, run_episodes
 from common.device.interface import OffPolicy, OnPolicy
@@ -53,7 +53,7 @@ def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env) -> Programs:
 
     def evaluate_one(learner: Any, seed: jax.Array) -> Episodes:
         share = math.ceil(args.eval_episodes / jax.lax.axis_size(AXIS))
-        episodes = run_episodes(env, Agent.of(algorithm).player(learner), share, seed)
+        episodes = run_episodes(env, Player.greedy(algorithm, learner), share, seed)
         # A policy that is not finite may act all the same, and by chance earn something
         return episodes._replace(ret=jnp.where(all_finite(learner.params), episodes.ret, jnp.nan))
 

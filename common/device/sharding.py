@@ -67,11 +67,15 @@ Arrays = dict[str, np.ndarray]
 """Host arrays by names such as `learner/params/actor/params/Dense_0/kernel`."""
 
 
+def by_name(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree, without the classes of this repository."""
+    leaves = jax.tree.leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
 def flatten(tree: Any, left_out: tuple[str, ...] = ()) -> Arrays:
     """A tree of host arrays as named arrays, without those whose names begin as one of `left_out`."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    named = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
-    return {name: array for name, array in named.items() if not name.startswith(left_out)}
+    return {name: np.asarray(leaf) for name, leaf in by_name(tree).items() if not name.startswith(left_out)}
 
 
 def unflatten(arrays: Arrays, like: Any) -> Any:

@@ -185,15 +185,10 @@ class Policy:
         def greedy(seen, memory, keys):
             return self._apply(self._learner, seen, memory, None)
 
-        def sampled(seen, memory, keys):
-            def one(*inputs):
-                *inputs, key = inputs
-                outputs = self._apply(self._learner, *jax.tree.map(lambda x: x[None], inputs), key)
-                return jax.tree.map(lambda x: x[0], outputs)
+        def sampled_one(seen, memory, key):
+            return self(seen.obs, memory, seen.first, reward=seen.reward, key=key)
 
-            return jax.vmap(one)(seen, memory, keys)
-
-        return Player(self.initial_memory, sampled if stochastic else greedy)
+        return Player(self.initial_memory, jax.vmap(sampled_one) if stochastic else greedy)
 
     def __repr__(self) -> str:
         return f"Policy(env={self.env.name!r}, run_dir={str(self.run_dir)!r}, step={self.step}, seed={self.seed})"

@@ -200,10 +200,10 @@ def lowered_program(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
         env = training.inspect_env(args)
         driver = training.host_driver(module.make_algorithm(args, env.spec), args, env.spec)
         programs = training.programs_over_learners(driver, devices)
-        example, groups = training.example_batch(args, env, driver, len(devices)), 1
+        example = training.example_batch(args, env, driver, len(devices))
     else:
-        env, groups, example = training.run_env(args, training.make(args.env)), args.groups(len(devices)), np.int32(0)
-        programs = training.for_seeds(module.make_algorithm(args, env.spec), args, env, groups)
+        env, example = training.run_env(args, training.make(args.env)), np.int32(0)
+        programs = training.for_seeds(module.make_algorithm(args, env.spec), args, env)
         programs = training.over_devices(programs, devices, args.sharding)
     members = training.arrays_of(args.members, len(devices), args.sharding)
     state, function = jax.eval_shape(programs.init, members), getattr(programs, job["function"])

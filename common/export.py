@@ -36,6 +36,7 @@ import jax
 import jax.export
 
 from common.device.agents import Seen, at_start
+from common.device.sharding import by_name
 from common.policy import Policy, load_named
 from common.runs.directory import versions
 from common.runs.metrics import jsonable
@@ -56,12 +57,6 @@ def inputs_of(policy: Policy, batch: Any = "batch") -> dict[str, Any]:
     if policy.wants_reward:
         inputs["reward"] = jax.ShapeDtypeStruct((batch,), "float32")
     return inputs
-
-
-def by_name(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree, without the classes of this repository."""
-    leaves, _ = jax.tree.flatten_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def function_of(policy: Policy) -> Callable:

@@ -24,7 +24,7 @@ from common.cli.command import PolicyArgs
 from common.cli.errors import UsageError
 from common.cli.files import is_run, read_config
 from common.cli.run_flags import ONE_TIME
-from common.device.agents import Agent, Policy
+from common.device.agents import Policy
 from common.device.optim import hp_of
 from common.envs.spaces import EnvSpec
 from common.runs.checkpoints import FOLDER, Checkpoints, Mismatch, step_of
@@ -97,7 +97,7 @@ def load_policy(
     learner, returns = jax.tree.map(lambda x: x[index], learner), checkpoints.evaluations().get(found, [])
     evaluation = returns[index] if len(returns) == args.num_agents else None
     seed = args.members.seed[index]
-    return Policy(Agent.of(functions), learner, env, run_dir, found, seed, evaluation, config, index)
+    return Policy(functions, learner, env, run_dir, found, seed, evaluation, config, index)
 
 
 def load_named(args: PolicyArgs, console: Console) -> Policy:

@@ -21,7 +21,7 @@ from common.cli.env_flags import HOST_SUITES, SUITES
 from common.cli.errors import UsageError
 from common.cli.host_flags import FlagsByPlace, HostEnvArgs
 from common.device import multihost
-from common.device.agents import Agent, Policy
+from common.device.agents import Policy
 from common.device.devices import check_fits, choose_devices, choose_roles, describe
 from common.device.population import rate_members
 from common.device.programs import Programs, for_seeds, over_devices
@@ -68,7 +68,7 @@ def train_on_devices(
     env = run_env(args, make(args.env, args.env_params) if env is None else wrap(env, args.env_params))
     check_spaces(args, env)
     algorithm = make_algorithm(args, env.spec)
-    programs = over_devices(for_seeds(algorithm, args, env, args.groups(len(devices))), devices, args.sharding)
+    programs = over_devices(for_seeds(algorithm, args, env), devices, args.sharding)
     members = arrays_of(args.members, len(devices), args.sharding)
     shapes, example = jax.eval_shape(programs.init, members), np.int32(0)
     check_fits(args, shapes, example, env.spec, devices)
@@ -82,9 +82,8 @@ def train_on_devices(
             updates = run.next_chunk()
             state, *report = update(state, updates)
             run.advance(state, updates, partial(jax.device_get, report))
-        agent = Agent.of(algorithm)
-        at_end = {"gif": partial(draw_policy, run, env, agent), "ratings": partial(rate_members, run, env, agent)}
-        return run.finish(state, {"picture": partial(draw_metrics, run, env)} | at_end)
+        ends = {"picture": partial(draw_metrics, run, env), "gif": partial(draw_policy, run, env, algorithm)}
+        return run.finish(state, ends | {"ratings": partial(rate_members, run, env, algorithm)})
 
 
 def train_with_actors(
@@ -114,8 +113,7 @@ def train_with_actors(
     notes |= describe_replay(args, shapes)
     run = Run(args, script, env, devices, notes, callback)
     with locked(run.dir), run:
-        agent = Agent.of(algorithm)
-        evaluation = HostEvaluation(args, agent._replace(act=jax.jit(agent.act)), run.console.warn)
+        evaluation = HostEvaluation(args, algorithm._replace(act=jax.jit(algorithm.act)), run.console.warn)
         state, update = run.start(programs, members, shapes, example, evaluation)
         if run.unfinished:
             state = _learn_from_actors(run, driver, state, update, actor_devices)
@@ -206,7 +204,7 @@ def draw_metrics(run: Run, env: Any, learners: Any, status: str) -> str:
     return f"curve    {draw_curve(run.dir, title)}"
 
 
-def draw_policy(run: Run, env: Env, agent: Agent, learners: Any, status: str) -> str:
+def draw_policy(run: Run, env: Env, algorithm: Any, learners: Any, status: str) -> str:
     """With --gif, draw an episode with the policy of the first, or best, of `learners` [S, ...] to `policy.gif`."""
     if not run.args.gif or status == "interrupted":
         return ""
@@ -216,6 +214,6 @@ def draw_policy(run: Run, env: Env, agent: Agent, learners: Any, status: str) ->
     path.unlink(missing_ok=True)
     returns = run.evaluations.newest.returns
     member = ranked(returns)[0] if run.args.is_population and returns else 0
-    policy = Policy(agent, jax.tree.map(lambda x: x[member], learners), env.spec)
+    policy = Policy(algorithm, jax.tree.map(lambda x: x[member], learners), env.spec)
     draw_gif(env, record(env, policy.player(), jax.random.key(run.args.seed), env.max_steps), path)
     return f"gif      {path}"

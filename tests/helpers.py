@@ -96,10 +96,10 @@ def driver_of(args: Any, env: Env) -> Driver:
     return (off_policy if isinstance(algorithm, OffPolicy) else on_policy)(algorithm, args, env)
 
 
-def functions_of(args: Args, env: Env, groups: int = 1) -> Programs:
-    """The algorithm of `args` for all seeds, on one device; of several `groups` for the seeds of one of them."""
+def functions_of(args: Args, env: Env) -> Programs:
+    """The algorithm of `args` for all seeds, on one device."""
     algorithm = module_of(args).make_algorithm(args, env.spec)
-    return for_seeds(algorithm, args, env, groups)
+    return for_seeds(algorithm, args, env)
 
 
 def init_over(args: Args, env: Env, num_devices: int) -> Callable[[], TrainState]:

@@ -462,9 +462,9 @@ def test_an_evaluation_that_fails_is_played_once_more_and_does_not_stop_the_trai
 
 def test_an_evaluation_is_repeated_exactly_and_every_episode_begins_with_a_seed_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(common.actors.host_evaluation, "MOST_ENVS", 2)
-    agent, seeds, warnings = SimpleNamespace(player=lambda learner: lambda obs: np.zeros(2, int)), [], []
-    args = small_args(eval_episodes=3, env_params=trouble(tmp_path, raise_at=3))
-    evaluation = HostEvaluation(args, agent, warnings.append)
+    args, seeds, warnings = small_args(eval_episodes=3, env_params=trouble(tmp_path, raise_at=3)), [], []
+    algorithm = SimpleNamespace(initial_memory=lambda count: (), act=lambda *seen: (np.zeros(2, int), ()))
+    evaluation = HostEvaluation(args, algorithm, warnings.append)
     make = evaluation._make_envs
     monkeypatch.setattr(evaluation, "_make_envs", lambda seed: seeds.append(seed) or make(seed))
     failed, fine = (evaluation._play_or_replay(None, Worker("the evaluation")) for _ in range(2))

@@ -23,7 +23,7 @@ from helpers import (
 )
 
 from common.cli.errors import FailedEnvError, TrainingError
-from common.device.agents import Agent, at_start
+from common.device.agents import at_start, with_memory
 from common.device.evaluation import play_episodes
 from common.device.optim import hp_of
 from common.device.rollout import action_noise, reset_mid_episode
@@ -218,7 +218,7 @@ def test_critics_alone_see_what_is_privileged(module):
     flags |= {"rnn": "gru", "rnn_size": 8} if module in (ppo_rnn, appo) else {}
     args, env = module.Args(**flags), wrap(Secretive())
     algorithm = module.make_algorithm(args, env.spec)
-    agent, learner = Agent.of(algorithm), algorithm.init(jax.random.key(0), hp_of(args))
+    agent, learner = with_memory(algorithm), algorithm.init(jax.random.key(0), hp_of(args))
     learner = learner.replace(params=jax.tree.map(lambda x: x + 0.1, learner.params))  # critics begin at zero
     numbers = np.random.default_rng(0).normal(size=(3, 5, 2)).astype(np.float32)
     obs, other = ({"obs": numbers[0], "privileged_state": more} for more in numbers[1:])

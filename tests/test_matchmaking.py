@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from helpers import functions_of, over_devices, ppo, relative_difference, small_args
 
-from common.device import opponents as who
-from common.device.agents import Agent
+from common.device import drivers
+from common.device.interface import OnPolicy
 from common.device.opponents import draw_own_components, of_other_member
 from common.device.population import elo_ratings, play_all
 from common.device.rollout import keys_of
@@ -126,7 +126,7 @@ def test_members_learn_nothing_of_agents_that_others_play(monkeypatch):
     def first_agent(keys, agents):
         return jnp.tile(jnp.array([True, False, False]), (len(keys), 1))
 
-    monkeypatch.setattr(who, "draw_own_components", first_agent)
+    monkeypatch.setattr(drivers, "draw_own_components", first_agent)
     state, update = begun_and_update(1, ent_coef=0.1, num_minibatches=1, clip_eps=1e-5)
     after, metrics = update(state)
     for name in ("kernel", "bias"):
@@ -175,7 +175,7 @@ def test_all_play_all_and_count_wins_and_draws():
         good = jax.vmap(lambda key, legal: sample(key, game.action_space, legal))(keys, legal)
         return jnp.where(learner.params < 0, jnp.argmin(legal, axis=-1), good), memory
 
-    scores = play_all(game, Agent(lambda count: (), act), skills, games=200)
+    scores = play_all(game, OnPolicy(*[None] * 3, act, lambda count: ()), skills, games=200)
     assert np.isnan(scores[2]).all() and np.isnan(scores[:, 2]).all() and np.isnan(np.diag(scores)).all()
     assert scores[1, 0] == scores[1, 3] == 0.0
     assert 0.9 < scores[0, 1] <= 1, "who moves first can move against the rules only on a board with a stone"

@@ -11,7 +11,7 @@ from helpers import metric_rows, ppo, relative_difference, small_args
 
 from common.cli.population_flags import PbtArgs, Rules
 from common.device.interface import RunState
-from common.device.population import evolution, exchange, objective_of
+from common.device.population import SOURCE, evolve, exchange, objective_of
 from common.device.sharding import TrainState
 from common.device.statistics import WINDOW, EpisodeTracker, RecentEpisodes
 from common.drawing.figures import descent
@@ -64,7 +64,7 @@ def breaking(learner, broken):
 def taken(returns, broken=(), **rules) -> list[int]:
     """Whose weights each has after an exchange; those of some are broken before."""
     learner, run = population(returns)
-    return exchanged(breaking(learner, broken), run, fraction=0.25, **rules)[2].source.tolist()
+    return exchanged(breaking(learner, broken), run, fraction=0.25, **rules)[2][SOURCE].tolist()
 
 
 RETURNS = [5.0, 90, 10, 80, 20, 70, 30, 60, 40, 50]  # the best are 1, 3 and 5; the worst 0, 2 and 4
@@ -73,14 +73,14 @@ RETURNS = [5.0, 90, 10, 80, 20, 70, 30, 60, 40, 50]  # the best are 1, 3 and 5; 
 def test_the_worst_take_over_the_best():
     learner, before = population(RETURNS)
     learned, after, record = exchanged(learner, before, {"learning_rate": 1e-3}, mutation_rate=1.0, reset_rate=0.0)
-    source = record.source.tolist()
+    source = record[SOURCE].tolist()
     assert source[0] == 0, "the control"
     assert {source[2], source[4]} <= {1, 3, 5}
     assert [source[place] for place in (1, 3, 5, 6, 7, 8, 9)] == [1, 3, 5, 6, 7, 8, 9]
-    assert (learned.params == learner.params[record.source]).all()
-    assert (learned.opt_state == learner.opt_state[record.source]).all()
-    assert (after.hyper["gamma"] == before.hyper["gamma"][record.source]).all(), "what does not evolve comes with them"
-    assert (after.hyper["learning_rate"] != before.hyper["learning_rate"][record.source]).sum() == SIZE - 4
+    assert (learned.params == learner.params[record[SOURCE]]).all()
+    assert (learned.opt_state == learner.opt_state[record[SOURCE]]).all()
+    assert (after.hyper["gamma"] == before.hyper["gamma"][record[SOURCE]]).all(), "what does not evolve comes with them"
+    assert (after.hyper["learning_rate"] != before.hyper["learning_rate"][record[SOURCE]]).sum() == SIZE - 4
     for name in ("key", "updates", "past"):
         assert (getattr(after, name) == getattr(before, name)).all(), "these stay a member's own"
     assert (after.recent.ret == before.recent.ret).all()
@@ -93,11 +93,11 @@ def test_running_episodes_of_one_that_took_over_do_not_count():
     running = EpisodeTracker(jnp.full((SIZE, 2), 3.0), jnp.full((SIZE, 2), 5.0))
     learner, run = population(RETURNS)
     state = TrainState(learner, Actors(running), run)
-    after, metrics = jax.jit(evolution(args))(jnp.int32(6), state)
+    after, metrics = jax.jit(lambda *now: evolve(args, *now))(jnp.int32(6), state)
     taken = metrics["pbt/source"] != jnp.arange(SIZE)
     assert taken.any() and jnp.isneginf(after.actors.tracker.length).all(axis=1).tolist() == taken.tolist()
     assert (after.actors.tracker.length[~taken] == 5).all()
-    calm, _ = jax.jit(evolution(args))(jnp.int32(7), state)
+    calm, _ = jax.jit(lambda *now: evolve(args, *now))(jnp.int32(7), state)
     assert (calm.actors.tracker.length == 5).all(), "no exchange was due"
 
 
@@ -122,15 +122,15 @@ def test_whoever_is_broken_takes_over_one_who_is_not_and_is_nobodys_source():
     assert taken([10.0, 90, 20, 30], broken=[1], gap=10.0) == [0, 3, 2, 3], "whatever the gap is"
     learner, before = population([10.0, 20, 30, 40, 50, 60])
     learned, after, record = exchanged(breaking(learner, [2, 3, 4, 5]), before, mutation_rate=1.0, reset_rate=0.0)
-    first, *others = record.source[1:].tolist()
-    assert (record.source[0], first) == (0, 1) and set(others) <= {0, 1} and jnp.isfinite(learned.params).all()
-    assert (after.hyper["learning_rate"] != before.hyper["learning_rate"][record.source])[2:].all()
+    first, *others = record[SOURCE][1:].tolist()
+    assert (record[SOURCE][0], first) == (0, 1) and set(others) <= {0, 1} and jnp.isfinite(learned.params).all()
+    assert (after.hyper["learning_rate"] != before.hyper["learning_rate"][record[SOURCE]])[2:].all()
 
 
 def test_all_but_the_best_and_the_control_change():
     learner, before = population(RETURNS)
     _, after, record = exchanged(learner, before, mutation_rate=1.0, reset_rate=0.0, gap=10.0)
-    assert record.source.tolist() == list(range(SIZE))
+    assert record[SOURCE].tolist() == list(range(SIZE))
     fixed, others = [0, 1, 3, 5], [2, 4, 6, 7, 8, 9]
     for name, values in after.hyper.items():
         ratio = np.array(values / before.hyper[name])

@@ -10,7 +10,7 @@ import optax
 
 from common.actors.threads import HostRollout
 from common.cli.errors import UsageError
-from common.device.agents import Seen
+from common.device.agents import Seen, with_memory
 from common.device.drivers import random_actions, replay_learner
 from common.device.interface import (
     Actors,
@@ -22,7 +22,6 @@ from common.device.interface import (
     Transition,
     acting_part,
     with_acting_part,
-    with_memory,
 )
 from common.device.optim import apply_schedules, hp_of
 from common.device.replay import example_transition, new_replay
@@ -60,7 +59,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
     """Updates that learn from some rollouts of actors, each once."""
     if algorithm.wants_reward:
         raise UsageError("--obs-prev-action-reward needs an environment on the devices: actors do not show rewards")
-    explore, new_memory = with_memory(algorithm)
+    recurrent = with_memory(algorithm)
 
     def begin(params_key: jax.Array, key: jax.Array) -> tuple[Any, RunState]:
         return algorithm.init(params_key, hp_of(args)), RunState(key, jnp.int32(0), {})
@@ -101,9 +100,9 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
         key, count = jax.random.fold_in(jax.random.wrap_key_data(key_data), step), batch_shape(obs)
         seen = Seen(obs, jnp.zeros(count, bool), jnp.zeros(count))  # actors empty memories themselves
         noise = action_noise(key, env.action_space, count)
-        return explore(learner, seen, memory, noise)
+        return recurrent.explore(learner, seen, memory, noise)
 
-    return HostDriver(begin, update, publish, act_on_host, new_memory)
+    return HostDriver(begin, update, publish, act_on_host, recurrent.training_memory or recurrent.initial_memory)
 
 
 def as_rollout(host: HostRollout) -> Rollout:

@@ -13,7 +13,7 @@ from common.actors.threads import Stopped, Worker, stop_workers
 from common.cli.errors import TrainingError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
-from common.device.agents import Agent, Player, Seen
+from common.device.agents import Player, Seen
 from common.device.evaluation import SEED, Episodes
 from common.device.sharding import to_host
 from common.envs.environment import LONGEST_HORIZON
@@ -26,10 +26,10 @@ MOST_ENVS = 32  # of an evaluation
 class HostEvaluation:
     """Plays greedy episodes beside the training, evaluations in turn; in the first process, which tells others."""
 
-    def __init__(self, args: HostEnvArgs, agent: Agent, warn: Callable[[str], None]):
-        """`agent` acts with a learner."""
+    def __init__(self, args: HostEnvArgs, algorithm: Any, warn: Callable[[str], None]):
+        """`algorithm` acts with a learner."""
         self._make_envs = env_maker(args, min(args.eval_episodes, MOST_ENVS), eval_params(args))
-        self._args, self._agent, self._warn = args, agent, warn
+        self._args, self._algorithm, self._warn = args, algorithm, warn
         self._due: deque[tuple[int, Any]] = deque()  # step and learner of each to be played; the oldest is under way
         self._worker: Worker | None = None  # who plays that, with Episodes [E] as result
 
@@ -90,7 +90,7 @@ class HostEvaluation:
 
     def _play(self, learner: Any, worker: Worker) -> Episodes:
         """One episode in each environment, whose seed alone decides how it begins; then in new ones."""
-        parts, player, num_episodes = [], self._agent.player(learner), self._args.eval_episodes
+        parts, player, num_episodes = [], Player.greedy(self._algorithm, learner), self._args.eval_episodes
         for index in range(0, num_episodes, MOST_ENVS):
             try:
                 with worker.doing("make"):

@@ -56,10 +56,6 @@ class DeviceEnvArgs(PbtArgs):
         if self.sharding == "members" and self.num_agents == 1:
             raise UsageError("--sharding members shares agents between devices, and there is one: see --population")
 
-    def groups(self, num_devices: int) -> int:
-        """How many shares of the agents there are, one for each device, or one for all of them."""
-        return num_devices if self.sharding == "members" else 1
-
 
 def block_width(samples_per_env: int, num_minibatches: int) -> int:
     """Neighbouring environments that are shuffled together, so that all minibatches get equal parts of them."""

@@ -1,4 +1,4 @@
-"""How a learner acts: agents with or without a recurrent state, and policies from raw observations to actions."""
+"""How a learner acts, with or without a recurrent state: players, and policies from raw observations to actions."""
 
 import math
 from collections.abc import Callable
@@ -23,27 +23,18 @@ class Seen(NamedTuple):
     reward: jax.Array  # of the step before, raw
 
 
-class Agent(NamedTuple):
-    """How an algorithm acts. One without memory has () in its place."""
+def with_memory(algorithm: Any) -> Any:
+    """The algorithm as one with memory, see `OnPolicy`, which is () where it has none; an `OffPolicy` only acts so."""
+    if algorithm.initial_memory is not None:
+        return algorithm
 
-    initial_memory: Callable  # number of environments N -> memory [N, ...]
-    act: Callable  # learner, Seen, memory, key or None for the best -> actions [N, ...], memory
-    wants_reward: bool = False  # whether actions depend on the last reward
+    def explore(learner, seen, memory, noise):
+        return *algorithm.explore(learner, seen.obs, noise), memory
 
-    @classmethod
-    def of(cls, algorithm: Any) -> "Agent":
-        """From an algorithm, whose `act` takes observations alone where it has no `initial_memory`."""
-        if algorithm.initial_memory is not None:
-            return cls(algorithm.initial_memory, algorithm.act, algorithm.wants_reward)
+    def act(learner, seen, memory, key=None):
+        return algorithm.act(learner, seen.obs, key), memory
 
-        def act(learner, seen, memory, key=None):
-            return algorithm.act(learner, seen.obs, key), memory
-
-        return cls(lambda count: (), act)
-
-    def player(self, learner: Any) -> "Player":
-        """The best actions of `learner`."""
-        return Player(self.initial_memory, lambda seen, memory, keys: self.act(learner, seen, memory))
+    return algorithm._replace(explore=explore, act=act, initial_memory=lambda count: ())
 
 
 class Player(NamedTuple):
@@ -51,6 +42,12 @@ class Player(NamedTuple):
 
     initial_memory: Callable  # N -> memory [N, ...]
     act: Callable  # Seen, memory, fresh keys [N] -> actions [N, ...], memory
+
+    @classmethod
+    def greedy(cls, algorithm: Any, learner: Any) -> "Player":
+        """The best actions of a `learner` of this algorithm."""
+        algorithm = with_memory(algorithm)
+        return cls(algorithm.initial_memory, lambda seen, memory, keys: algorithm.act(learner, seen, memory))
 
     @classmethod
     def of(cls, policy: Any) -> "Player":
@@ -73,7 +70,7 @@ class Policy:
 
     def __init__(
         self,
-        agent: Agent,
+        algorithm: Any,
         learner: Any,
         env: EnvSpec,
         run_dir: Path | None = None,
@@ -83,20 +80,20 @@ class Policy:
         config: dict[str, Any] | None = None,
         member: int = 0,
     ):
-        """`agent` is how the algorithm acts, `learner` the state of one agent, `env` the environment it was trained in.
+        """`learner` is the state of one agent of the `algorithm`, `env` the environment it was trained in.
 
         What only critics see there is no part of the observations that the policy asks for.
         """
-        self.env = policy_spec(env)
+        algorithm, self.env = with_memory(algorithm), policy_spec(env)
         self.run_dir, self.step, self.seed, self.member = run_dir, step, seed, member
         self.config = config  # the run's config.json
         self.evaluation = evaluation  # mean greedy return at this step, None where it was not evaluated
-        self._learner, self._initial_memory = jax.device_put(learner), agent.initial_memory
-        self._memory_like = jax.tree.leaves(jax.eval_shape(lambda: agent.initial_memory(1)))
-        self.has_memory, self.wants_reward = bool(self._memory_like), agent.wants_reward
+        self._learner, self._initial_memory = jax.device_put(learner), algorithm.initial_memory
+        self._memory_like = jax.tree.leaves(jax.eval_shape(lambda: algorithm.initial_memory(1)))
+        self.has_memory, self.wants_reward = bool(self._memory_like), algorithm.wants_reward
 
         def apply(learner, seen, memory, key):
-            action, memory = agent.act(learner, seen._replace(obs=completed(seen.obs, env)), memory, key)
+            action, memory = algorithm.act(learner, seen._replace(obs=completed(seen.obs, env)), memory, key)
             return spaces.clip(action, env.action_space, seen.first.shape), memory
 
         self._apply, self._jitted = apply, jax.jit(apply)
@@ -188,15 +185,10 @@ class Policy:
         def greedy(seen, memory, keys):
             return self._apply(self._learner, seen, memory, None)
 
-        def sampled(seen, memory, keys):
-            def one(*inputs):
-                *inputs, key = inputs
-                outputs = self._apply(self._learner, *jax.tree.map(lambda x: x[None], inputs), key)
-                return jax.tree.map(lambda x: x[0], outputs)
+        def sampled_one(seen, memory, key):
+            return self(seen.obs, memory, seen.first, reward=seen.reward, key=key)
 
-            return jax.vmap(one)(seen, memory, keys)
-
-        return Player(self.initial_memory, sampled if stochastic else greedy)
+        return Player(self.initial_memory, jax.vmap(sampled_one) if stochastic else greedy)
 
     def __repr__(self) -> str:
         return f"Policy(env={self.env.name!r}, run_dir={str(self.run_dir)!r}, step={self.step}, seed={self.seed})"

@@ -121,7 +121,8 @@ def check_fits(args: Any, state: Any, batch: Any, env: Any, devices: list[jax.De
     available, agents, obs = memory_of(devices), args.num_agents, size_of(env.obs_like)
     kept, smaller = size_of((state, batch)), "take fewer environments, steps or hidden units"
     if args.is_population:
-        if args.pbt and (groups := args.groups(len(devices))) > 1:  # each device has all learners during an exchange
+        groups = len(devices) // args.sharing(len(devices))
+        if args.pbt and groups > 1:  # each device has all learners during an exchange
             kept += size_of((state.learner, state.run)) * groups
         smaller = f"at most {int(agents * available / kept):,} members fit"
     elif hasattr(args, "buffer_size"):

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from common.device.agents import Seen, at_start
-from common.device.interface import Actors, Now, OffPolicy, OnPolicy, Rollout, RunState, Transition, with_memory
+from common.device.agents import Seen, at_start, with_memory
+from common.device.interface import Actors, Now, OffPolicy, OnPolicy, Rollout, RunState, Transition
 from common.device.loops import Packed, repeat
-from common.device.opponents import draw_other, first_past, own_components, renewed_past, with_opponent
+from common.device.opponents import draw_other, draw_own_components, first_past, renewed_past, with_opponent
 from common.device.optim import apply_schedules, global_norm, hp_of
 from common.device.replay import example_transition, new_replay
 from common.device.rollout import (
@@ -45,7 +45,8 @@ class Driver(NamedTuple):
 
 def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
     """Updates that collect a rollout of --num-steps steps with the newest policy, and learn from it."""
-    explore, new_memory = with_memory(algorithm)
+    recurrent = with_memory(algorithm)
+    explore, new_memory = recurrent.explore, recurrent.training_memory or recurrent.initial_memory
 
     def init(seed: jax.Array, hyper: dict[str, jax.Array] | None = None) -> TrainState:
         params_key, envs_key, key = jax.random.split(jax.random.key(seed), 3)
@@ -80,7 +81,8 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
         starts_key, other_key, deal_key = (jax.random.fold_in(key, args.num_steps + more) for more in range(3))
         other = draw_other(args, run, learner, other_key)
         game = with_opponent(member_env(env, run.hyper), other, algorithm.act)
-        own = own_components(args, env, deal_key, num_envs)
+        is_team = args.opponent == "members" and not env.is_game
+        own = draw_own_components(keys_of(deal_key, num_envs), env.agents) if is_team else None
         starts = new_starts(game, starts_key, args.reset_pool)
 
         def step(carry, inputs):

@@ -163,16 +163,3 @@ def with_acting_part(learner: Any, part: tuple[Any, ...]) -> Any:
     params = learner.params._replace(actor=params) if hasattr(learner.params, "actor") else params
     names = (name for name in ACTING if hasattr(learner, name))
     return learner.replace(params=params, **dict(zip(names, others, strict=True)))
-
-
-def with_memory(algorithm: OnPolicy) -> tuple[Callable, Callable]:
-    """`explore` of learner, Seen, memory and noise, which returns the memory too; and a function of N that makes the
-    memory of N environments whose episodes begin: () of algorithms without.
-    """
-    if algorithm.initial_memory is not None:
-        return algorithm.explore, algorithm.training_memory or algorithm.initial_memory
-
-    def explore(learner, seen, memory, noise):
-        return *algorithm.explore(learner, seen.obs, noise), memory
-
-    return explore, lambda count: ()

@@ -89,8 +89,6 @@ def all_or_none(function: Callable[..., T], *args: Any) -> T:
 
     Where it fails in one, all raise: that one its error, the others FailedElsewhere.
     """
-    if count() == 1:
-        return function(*args)
     result = error = None
     try:
         result = function(*args)
@@ -109,8 +107,6 @@ def on_first(function: Callable[..., T], *args: Any) -> T:
 
     Raises as `all_or_none` does.
     """
-    if count() == 1:
-        return function(*args)
     return allgather(all_or_none(lambda: function(*args) if is_first() else None))[0]
 
 

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.device.interface import RunState, acting_part, with_acting_part
-from common.device.rollout import keys_of
 from common.device.sharding import MEMBERS
 from common.envs.environment import Env, select
 
@@ -51,13 +50,6 @@ def with_opponent(env: Env, other: Any, act: Callable) -> Env:
     if other is None or not env.is_game:
         return env
     return env.against(lambda key, obs: act(other, jax.tree.map(lambda x: x[None], obs), key)[0])
-
-
-def own_components(args: Any, env: Env, key: jax.Array, num_envs: int) -> jax.Array | None:
-    """Which components of actions [N, A] are of agents that the member plays itself; None is all of them."""
-    if args.opponent != "members" or env.is_game:
-        return None
-    return draw_own_components(keys_of(key, num_envs), env.agents)
 
 
 def of_other_member(key: jax.Array, own: Any) -> Any:

@@ -6,9 +6,8 @@ every device does the same to its replica.
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,57 +15,47 @@ import numpy as np
 
 from common.cli.files import write_json
 from common.cli.population_flags import PbtArgs, Rules
-from common.device.agents import Agent, Policy
+from common.device.agents import Policy
 from common.device.evaluation import SEED, play_episodes
 from common.device.interface import RunState
 from common.device.optim import all_finite
 from common.device.rollout import OTHER_STREAM
 from common.device.sharding import GROUPS, TrainState, global_ids, members_of_all
-from common.device.statistics import WINDOW
+from common.device.statistics import WINDOW, Metrics
 from common.envs.environment import Env
 
+SOURCE = "pbt/source"  # whose weights a member has now: its own place, or another one's
+OBJECTIVE = "pbt/objective"  # by which members are sorted; -inf where there is none
 
-def evolution(args: PbtArgs, groups: int = 1) -> Callable[[jax.Array, Any], tuple[Any, dict[str, jax.Array]]] | None:
-    """A function of the number of updates before and the state [S, ...] now: the state after an exchange, if one is due
-    between, and metrics. None without --pbt.
 
-    Of several `groups` of devices each has its own part of the agents: all gather them, and compute the same exchange.
+def evolve(args: PbtArgs, before: jax.Array, state: Any) -> tuple[Any, Metrics]:
+    """The state [S, ...] after an exchange, if one is due since there were `before` [] updates, and metrics.
+
+    With --sharding members each device has its own part of the agents: all gather them, and compute the same exchange.
     """
-    if not args.pbt:
-        return None
     every, start = (-(-steps // args.steps_per_update) for steps in (args.exchange_interval, args.pbt_start))
+    size, apart = state.run.updates.size, args.sharding == "members"
+    places = global_ids(size, GROUPS) if apart else jnp.arange(size)
 
-    def evolve(before: jax.Array, state: Any) -> tuple[Any, dict[str, jax.Array]]:
-        places = global_ids(state.run.updates.size, GROUPS) if groups > 1 else jnp.arange(state.run.updates.size)
+    def at_rest(learner: Any, run: RunState) -> tuple[Any, RunState, Metrics]:
+        return learner, run, {SOURCE: places, OBJECTIVE: objective_of(learner, run, args.rules.window)}
 
-        def at_rest(learner: Any, run: RunState) -> tuple[Any, RunState, Exchange]:
-            return learner, run, Exchange(places, objective_of(learner, run, args.rules.window))
+    def exchanged(*own: Any) -> tuple[Any, RunState, Metrics]:
+        after = exchange(*(members_of_all(own) if apart else own), args.evolving, args.rules)
+        return jax.tree.map(lambda x: x[places], after) if apart else after
 
-        def exchanged(*own: Any) -> tuple[Any, RunState, Exchange]:
-            after = exchange(*(members_of_all(own) if groups > 1 else own), args.evolving, args.rules)
-            return jax.tree.map(lambda x: x[places], after) if groups > 1 else after
-
-        now = state.run.updates[0]
-        due = (now // every > before // every) & (now >= start)
-        learner, run, done = jax.lax.cond(due, exchanged, at_rest, state.learner, state.run)
-        taken, tracker = done.source != places, state.actors.tracker  # their running episodes do not count
-        tracker = tracker.replace(length=jnp.where(taken[:, None], -jnp.inf, tracker.length))
-        metrics = {"pbt/source": done.source, "pbt/objective": done.objective}
-        metrics |= {f"hyper/{name}": values for name, values in run.hyper.items()}
-        return TrainState(learner, state.actors.replace(tracker=tracker), run), metrics
-
-    return evolve
+    now = state.run.updates[0]
+    due = (now // every > before // every) & (now >= start)
+    learner, run, metrics = jax.lax.cond(due, exchanged, at_rest, state.learner, state.run)
+    taken, tracker = metrics[SOURCE] != places, state.actors.tracker  # their running episodes do not count
+    tracker = tracker.replace(length=jnp.where(taken[:, None], -jnp.inf, tracker.length))
+    metrics |= {f"hyper/{name}": values for name, values in run.hyper.items()}
+    return TrainState(learner, state.actors.replace(tracker=tracker), run), metrics
 
 
-class Exchange(NamedTuple):
-    """What happened to every member, [S] each."""
-
-    source: jax.Array  # whose weights it has now: its own place, or another one's
-    objective: jax.Array  # by which members were sorted; -inf where there is none
-
-
-def exchange(learner: Any, run: Any, given: dict[str, float], rules: Rules) -> tuple[Any, Any, Exchange]:
-    """Learners and `RunState`s [S, ...] after an exchange; `given` are the flags that change, as on the command line.
+def exchange(learner: Any, run: Any, given: dict[str, float], rules: Rules) -> tuple[Any, Any, Metrics]:
+    """Learners and `RunState`s [S, ...] after an exchange, and its metrics [S], SOURCE and OBJECTIVE; `given` are the
+    flags that change, as on the command line.
 
     The best stay as they are. Each of the worst takes over one of the best, where that is clearly better. All but the
     best then change their hyper-parameters. Member 0 is a control: it stays as it is, and only others learn from it.
@@ -80,7 +69,7 @@ def exchange(learner: Any, run: Any, given: dict[str, float], rules: Rules) -> t
     after = explore(change_key, hyper, given, fixed, rules)
     taken = source != jnp.arange(source.size)  # what they have earned was earned by other weights
     recent = run.recent.replace(count=jnp.where(taken, 0, run.recent.count))
-    return learner, run.replace(hyper=after, recent=recent), Exchange(source, objective)
+    return learner, run.replace(hyper=after, recent=recent), {SOURCE: source, OBJECTIVE: objective}
 
 
 def objective_of(learner: Any, run: Any, window: int) -> jax.Array:
@@ -141,7 +130,7 @@ MEAN_ELO = 1000.0  # of all ratings
 PER_FACTOR_TEN = 400.0  # points between two of whom one wins ten times as often as the other
 
 
-def rate_members(run: Any, env: Env, agent: Agent, learners: Any, status: str) -> str:
+def rate_members(run: Any, env: Env, algorithm: Any, learners: Any, status: str) -> str:
     """Write Elo ratings of `learners` [S, ...] to elo.json, after games with --opponent members in a run that has
     finished; returns lines for the console. See `Run.finish`.
     """
@@ -150,7 +139,7 @@ def rate_members(run: Any, env: Env, agent: Agent, learners: Any, status: str) -
         return ""
     games = math.ceil(args.eval_episodes * min(1, (MANY - 1) / (args.num_agents - 1)))
     run.console.say("playing all with all ...")
-    scores = play_all(env, agent, learners, games)
+    scores = play_all(env, algorithm, learners, games)
     ratings = elo_ratings(scores, games)
     record = {"env_steps": run.steps, "games": games, "ratings": without_nan(ratings), "scores": without_nan(scores)}
     write_json(run.dir / "elo.json", record)
@@ -164,7 +153,7 @@ def without_nan(x: np.ndarray) -> list[Any]:
     return np.where(np.isnan(x), None, x.astype(object)).tolist()
 
 
-def play_all(env: Env, agent: Agent, learners: Any, games: int) -> np.ndarray:
+def play_all(env: Env, algorithm: Any, learners: Any, games: int) -> np.ndarray:
     """What each of `learners` [S, ...] scores on average of so many `games` against each other one, [S, S].
 
     A win is 1 and a draw 1/2. NaN on the diagonal, and for those whose weights are broken. All games of one member are
@@ -172,29 +161,21 @@ def play_all(env: Env, agent: Agent, learners: Any, games: int) -> np.ndarray:
     """
     broken = np.asarray(diverged_members(learners))
 
-    @jax.jit
-    def all_scores(members: Any) -> jax.Array:
-        def scores_of(us: Any) -> jax.Array:
-            return jax.vmap(lambda them: _score_of_game(env, agent, us, them, games))(members)
+    def score(us: tuple, them: tuple) -> jax.Array:
+        """Of one that an episode counts for, where the other plays everybody else; seats are drawn, actions sampled."""
+        policy, other = (Policy(algorithm, learner, env.spec) for _, learner in (us, them))
+        game = env.against(lambda key, obs: other(obs, key=key))
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), us[0]), them[0])
+        episodes = play_episodes(game, policy.player(stochastic=True), jax.random.split(key, games))
+        return jnp.mean((1 + jnp.sign(episodes.ret)) / 2)
 
-        return jax.lax.map(scores_of, members)
+    @jax.jit
+    def all_scores(members: tuple) -> jax.Array:
+        return jax.lax.map(lambda us: jax.vmap(partial(score, us))(members), members)
 
     scores = np.array(all_scores((jnp.arange(len(broken)), learners)), np.float64)
     scores[broken | broken[:, None] | np.eye(len(broken), dtype=bool)] = np.nan
     return scores
-
-
-def _score_of_game(env: Env, agent: Agent, us: tuple, them: tuple, games: int) -> jax.Array:
-    """The mean score of one that an episode counts for, where the other plays everybody else.
-
-    Seats are drawn, actions sampled.
-    """
-    (our_place, ours), (their_place, theirs) = us, them
-    policy, other = (Policy(agent, learner, env.spec) for learner in (ours, theirs))
-    game = env.against(lambda key, obs: other(obs, key=key))
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), our_place), their_place)
-    episodes = play_episodes(game, policy.player(stochastic=True), jax.random.split(key, games))
-    return jnp.mean((1 + jnp.sign(episodes.ret)) / 2)
 
 
 def elo_ratings(scores: np.ndarray, games: int) -> np.ndarray:

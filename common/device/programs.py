@@ -15,13 +15,13 @@ from jax.sharding import PartitionSpec as P
 
 from common.cli.run_flags import Members
 from common.device import multihost
-from common.device.agents import Agent
+from common.device.agents import Player
 from common.device.drivers import off_policy, on_policy
 from common.device.evaluation import Episodes, run_episodes
 from common.device.interface import OffPolicy, OnPolicy
 from common.device.loops import repeat
 from common.device.optim import all_finite
-from common.device.population import evolution
+from common.device.population import evolve
 from common.device.sharding import AXIS, GROUPS, TrainState, over_seeds, sharding_of_members
 from common.device.statistics import Tally, episode_metrics, recent_metrics
 from common.envs.environment import Env
@@ -35,10 +35,9 @@ class Programs(NamedTuple):
     evaluate: Callable  # TrainState, seed of the episodes -> greedy Episodes [S, E], each device its share
 
 
-def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env, groups: int = 1) -> Programs:
-    """The algorithm for several agents, on one device of `AXIS`; of `groups` of devices each has its share of them."""
+def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env) -> Programs:
+    """The algorithm for several agents, on one device of `AXIS`."""
     driver = (off_policy if isinstance(algorithm, OffPolicy) else on_policy)(algorithm, args, env)
-    num_agents, evolve = args.num_agents // groups, evolution(args, groups)
 
     def update_one(state: TrainState, num_updates: jax.Array):
         state, metrics, broken = repeat_updates(driver.update, state, num_updates)
@@ -46,20 +45,20 @@ def for_seeds(algorithm: OnPolicy | OffPolicy, args: Any, env: Env, groups: int 
 
     def update(state: TrainState, num_updates: jax.Array):
         before = state.run.updates[0]
-        state, metrics, broken = over_seeds(lambda state: update_one(state, num_updates), num_agents)(state)
-        if evolve:
-            state, more = evolve(before, state)
+        state, metrics, broken = over_seeds(lambda state: update_one(state, num_updates), state)
+        if args.pbt:
+            state, more = evolve(args, before, state)
             metrics |= more
         return state, metrics, broken
 
     def evaluate_one(learner: Any, seed: jax.Array) -> Episodes:
         share = math.ceil(args.eval_episodes / jax.lax.axis_size(AXIS))
-        episodes = run_episodes(env, Agent.of(algorithm).player(learner), share, seed)
+        episodes = run_episodes(env, Player.greedy(algorithm, learner), share, seed)
         # A policy that is not finite may act all the same, and by chance earn something
         return episodes._replace(ret=jnp.where(all_finite(learner.params), episodes.ret, jnp.nan))
 
     def evaluate(state: TrainState, seed: jax.Array) -> Episodes:
-        return over_seeds(lambda learner: evaluate_one(learner, seed), num_agents)(state.learner)
+        return over_seeds(lambda learner: evaluate_one(learner, seed), state.learner)
 
     def init(members: Members | jax.Array) -> TrainState:
         members = members if isinstance(members, Members) else Members(members, {})

@@ -67,11 +67,15 @@ Arrays = dict[str, np.ndarray]
 """Host arrays by names such as `learner/params/actor/params/Dense_0/kernel`."""
 
 
+def by_name(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree, without the classes of this repository."""
+    leaves = jax.tree.leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
 def flatten(tree: Any, left_out: tuple[str, ...] = ()) -> Arrays:
     """A tree of host arrays as named arrays, without those whose names begin as one of `left_out`."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    named = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
-    return {name: array for name, array in named.items() if not name.startswith(left_out)}
+    return {name: np.asarray(leaf) for name, leaf in by_name(tree).items() if not name.startswith(left_out)}
 
 
 def unflatten(arrays: Arrays, like: Any) -> Any:
@@ -173,16 +177,11 @@ def arrays_of(members: Members, num_devices: int, sharding: str = "pmap") -> Mem
     return jax.tree.map(lambda x: np.tile(x, (copies, 1)), Members(seed, hyper))
 
 
-def over_seeds(function: Callable, num_seeds: int) -> Callable:
-    """`function` mapped over the leading seed axis of all its arguments; a single seed skips `vmap` and its cost."""
-    if num_seeds > 1:
-        return jax.vmap(function, axis_name=MEMBERS)
-
-    def single(*args):
-        outputs = function(*jax.tree.map(lambda x: x[0], args))
-        return jax.tree.map(lambda x: x[None], outputs)
-
-    return single
+def over_seeds(function: Callable, tree: Any) -> Any:
+    """`function` of arrays [S, ...], mapped over their seeds; a single seed skips `vmap` and its cost."""
+    if jax.tree.leaves(tree)[0].shape[0] > 1:
+        return jax.vmap(function, axis_name=MEMBERS)(tree)
+    return jax.tree.map(lambda x: x[None], function(jax.tree.map(lambda x: x[0], tree)))
 
 
 @jax.custom_batching.custom_vmap

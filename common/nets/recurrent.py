@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from common.device.loops import light_scan
 from common.envs.spaces import Space
 from common.nets.torso import Torso
 
@@ -99,7 +100,7 @@ def cells_in_turn(
         after = cell.step(emptied(state, first), x.astype(bias.dtype), gates_of(state, first, kernel, bias))
         return after, after
 
-    return jax.lax.scan(step, state, (x, first), unroll=_unroll())[1]
+    return light_scan(step, state, (x, first), on_cpu=4)[1]
 
 
 def emptied(state: tuple, first: jax.Array) -> tuple:
@@ -134,7 +135,7 @@ def _backward(cell: Cell, saved: tuple, grads: tuple) -> tuple:
         return emptied((h, *more), first), grads
 
     nothing = jax.tree.map(jnp.zeros_like, state)
-    of_state, grads = jax.lax.scan(step, nothing, (grads, first, *inputs), reverse=True, unroll=_unroll())
+    of_state, grads = light_scan(step, nothing, (grads, first, *inputs), reverse=True, on_cpu=4)
     _, of_x, of_gates = jax.vjp(cell.step, *inputs)[1](grads)
     return *pull_gates(of_gates), of_x.astype(x.dtype), np.zeros(first.shape, jax.dtypes.float0), of_state
 
@@ -143,11 +144,6 @@ cells_in_few_kernels = jax.custom_vjp(cells_in_turn, nondiff_argnums=(0,))
 """The same, whose gradient leaves in the loop over time only what waits for the step after, and does the rest for all
 steps at once: half of the kernels, and a tenth slower on a CPU."""
 cells_in_few_kernels.defvjp(_forward, _backward)
-
-
-def _unroll() -> int:
-    """Steps in one turn of the loop over time."""
-    return 4 if jax.default_backend() == "cpu" else 32
 
 
 class RecurrentTorso(nn.Module):

@@ -176,21 +176,19 @@ def initial_memory(kind: Kind, size: int, layers: int, count: int) -> tuple:
     return ((jnp.zeros((count, size)),) * CELLS[kind].arrays,) * layers
 
 
-def orthogonal_gates(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
+def orthogonal_gates(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
     """An initializer of a kernel [size, gates * size], orthogonal for each gate alone."""
     size, width = shape
     keys = jax.random.split(key, width // size)
-    return jnp.concatenate([nn.initializers.orthogonal()(one, (size, size), dtype) for one in keys], axis=1)
+    return jnp.concatenate([nn.initializers.orthogonal()(one, (size, size)) for one in keys], axis=1)
 
 
-def chrono_biases(
-    keep: tuple[int, ...], span: int, key: jax.Array, shape: tuple[int], dtype: Any = jnp.float32
-) -> jax.Array:
+def chrono_biases(keep: tuple[int, ...], span: int, key: jax.Array, shape: tuple[int]) -> jax.Array:
     """An initializer of biases [gates * size] with which cells remember, each for a time of its own.
 
     After T steps of a cell about a third of its state is left (Tallec and Ollivier 2018), with T uniform between 2 and
     `span`, and 2 for all up to a span of 2. Were all times short, no gradient would reach back to what came in long
     ago. `keep` says what the bias of each gate does to the time.
     """
-    times = jax.random.uniform(key, (shape[0] // len(keep),), dtype, 1.0, max(span - 1, 1))
+    times = jax.random.uniform(key, (shape[0] // len(keep),), minval=1.0, maxval=max(span - 1, 1))
     return jnp.concatenate([sign * jnp.log(times) for sign in keep])

@@ -18,7 +18,7 @@ from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from common.nets import QHead, epsilon_greedy
 from common.nets.distributions import Categoricals, Joint, Normal, PolicyHead, SquashedNormal, encode_action
 from common.nets.normalizers import RunningStats, rescale_output, running_stats
-from common.nets.returns import Returns
+from common.nets.returns import Returns, project
 from common.nets.torso import BatchNorm
 
 REWARD = [1, -0.5, 2, 0, 1]
@@ -358,7 +358,7 @@ def test_a_distribution_of_returns_is_shared_by_neighbours_mixed_over_actions_an
         for atom, weight in zip(atoms, weights, strict=True):
             row[math.floor(atom)] += weight * (1 - atom % 1)
             row[math.ceil(atom)] += weight * (atom % 1)
-    np.testing.assert_allclose(moved.projected(), shared, atol=1e-6)
+    np.testing.assert_allclose(project(jax.nn.softmax(moved.logits), moved.atoms, -2.0, 2.0), shared, atol=1e-6)
     taken = q.of_actions(jnp.array([0, 1, 2, 0, 1, 2]))
     logs = jax.nn.log_softmax(q.logits)[:, np.arange(6), [0, 1, 2, 0, 1, 2]]
     np.testing.assert_allclose(taken.error(moved), -np.sum(shared * logs, axis=-1), rtol=1e-5)

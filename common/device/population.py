@@ -50,7 +50,7 @@ def evolution(args: PbtArgs, groups: int = 1) -> Callable[[jax.Array, Any], tupl
         due = (now // every > before // every) & (now >= start)
         learner, run, done = jax.lax.cond(due, exchanged, at_rest, state.learner, state.run)
         taken, tracker = done.source != places, state.actors.tracker  # their running episodes do not count
-        tracker = tracker.replace(length=jnp.where(taken[:, None], -jnp.inf, tracker.length))
+        tracker = tracker._replace(length=jnp.where(taken[:, None], -jnp.inf, tracker.length))
         metrics = {"pbt/source": done.source, "pbt/objective": done.objective}
         metrics |= {f"hyper/{name}": values for name, values in run.hyper.items()}
         return TrainState(learner, state.actors.replace(tracker=tracker), run), metrics

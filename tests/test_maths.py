@@ -15,10 +15,9 @@ from common.device.interface import Rollout
 from common.device.optim import AdamState, adapt_learning_rate, apply_schedules, hp_of, run_epochs
 from common.device.rollout import action_noise
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete
-from common.nets import QHead, epsilon_greedy
+from common.nets import QHead, Returns, choose, epsilon_greedy, project
 from common.nets.distributions import Categoricals, Joint, Normal, PolicyHead, SquashedNormal, encode_action
 from common.nets.normalizers import RunningStats, rescale_output, running_stats
-from common.nets.returns import Returns
 from common.nets.torso import BatchNorm
 
 REWARD = [1, -0.5, 2, 0, 1]
@@ -237,7 +236,8 @@ def test_kl_divergences_and_probabilities_of_own_components_alone():
             gradients = jax.grad(lambda p, q: p.kl(q), (0, 1), allow_int=True)(policy, second)
             moved = [np.abs(x).max() for x in jax.tree.leaves(gradients) if x.dtype == np.float32]
             assert np.isfinite(moved).all() and (np.max(moved) < 1e-6) == is_zero
-    drawn, best = policy.sample_with_key(jax.random.key(0)), policy.mode()  # of the last pair, several parts
+    space = {"a": (Box(None, None, (2,)), MultiDiscrete((2, 3))), "b": Discrete(5)}  # of the last pair
+    drawn, best = (choose(policy, key, space) for key in (jax.random.key(0), None))
     assert jax.tree.map(jnp.shape, drawn) == jax.tree.map(jnp.shape, best) and drawn["a"][1].dtype == jnp.int32
     own = jnp.array([True, False])
     normals = [Normal(x.mean[:1], x.log_std[:1]) for x in pairs[0]]
@@ -358,7 +358,7 @@ def test_a_distribution_of_returns_is_shared_by_neighbours_mixed_over_actions_an
         for atom, weight in zip(atoms, weights, strict=True):
             row[math.floor(atom)] += weight * (1 - atom % 1)
             row[math.ceil(atom)] += weight * (atom % 1)
-    np.testing.assert_allclose(moved.projected(), shared, atol=1e-6)
+    np.testing.assert_allclose(project(jax.nn.softmax(moved.logits), moved.atoms, -2.0, 2.0), shared, atol=1e-6)
     taken = q.of_actions(jnp.array([0, 1, 2, 0, 1, 2]))
     logs = jax.nn.log_softmax(q.logits)[:, np.arange(6), [0, 1, 2, 0, 1, 2]]
     np.testing.assert_allclose(taken.error(moved), -np.sum(shared * logs, axis=-1), rtol=1e-5)

@@ -13,7 +13,7 @@ from common.cli.population_flags import PbtArgs, Rules
 from common.device.interface import RunState
 from common.device.population import SOURCE, evolve, exchange, objective_of
 from common.device.sharding import TrainState
-from common.device.statistics import WINDOW, EpisodeTracker, RecentEpisodes
+from common.device.statistics import WINDOW, Episodes, RecentEpisodes
 from common.drawing.figures import descent
 
 SIZE = 10
@@ -36,7 +36,7 @@ class Learner(struct.PyTreeNode):
 
 
 class Actors(struct.PyTreeNode):
-    tracker: EpisodeTracker
+    tracker: Episodes
 
 
 def population(returns, seed=0) -> tuple[Learner, RunState]:
@@ -90,7 +90,7 @@ def test_the_worst_take_over_the_best():
 
 def test_running_episodes_of_one_that_took_over_do_not_count():
     args = small_args(population=SIZE, pbt=True, pbt_interval=128, pbt_evolve=("gamma",))
-    running = EpisodeTracker(jnp.full((SIZE, 2), 3.0), jnp.full((SIZE, 2), 5.0))
+    running = Episodes(jnp.full((SIZE, 2), 3.0), jnp.full((SIZE, 2), 5.0))
     learner, run = population(RETURNS)
     state = TrainState(learner, Actors(running), run)
     after, metrics = jax.jit(lambda *now: evolve(args, *now))(jnp.int32(6), state)

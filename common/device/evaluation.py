@@ -1,23 +1,16 @@
 """Evaluation on the device: one episode in each of a fixed set of environments, all of them in parallel."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from common.device.agents import Player, Seen, at_start
 from common.device.rollout import keys_of, step_envs
+from common.device.statistics import Episodes
 from common.envs.environment import Env
 
 SEED = 20_250_101  # the same episodes for every run, seed and evaluation
-
-
-class Episodes(NamedTuple):
-    """Outcome of each evaluation episode."""
-
-    ret: jax.Array  # [E] sum of raw rewards
-    length: jax.Array  # [E] steps
 
 
 def episode_keys(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -14,7 +14,7 @@ from flax import struct
 
 from common.device.agents import Seen
 from common.device.rollout import compute_where
-from common.device.statistics import EpisodeTracker, RecentEpisodes
+from common.device.statistics import Episodes, RecentEpisodes
 
 
 class Flags(SimpleNamespace):
@@ -131,7 +131,7 @@ class Actors(struct.PyTreeNode):
     env_state: Any  # [N, ...]
     seen: Seen  # [N, ...]
     memory: Any  # [N, ...] still of the last episode where a new one begins
-    tracker: EpisodeTracker  # [N]
+    tracker: Episodes  # [N]
     replay: Any = ()  # [N, C, ...]
     discounted: Any = ()  # [N] discounted returns so far, with --normalize-rewards
 

@@ -51,9 +51,9 @@ def _shaped(part: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return part.astype(bool) if jnp.issubdtype(dtype, bool) else jax.lax.bitcast_convert_type(part, dtype)
 
 
-def light_scan(step: Callable, start: Any, inputs: Any, reverse: bool = False) -> tuple[Any, Any]:
+def light_scan(step: Callable, start: Any, inputs: Any, reverse: bool = False, on_cpu: int = 1) -> tuple[Any, Any]:
     """`jax.lax.scan` of steps of few operations: on an accelerator 32 in one turn, for each turn costs its launches."""
-    unroll = 1 if jax.default_backend() == "cpu" else 32
+    unroll = on_cpu if jax.default_backend() == "cpu" else 32
     return jax.lax.scan(step, start, inputs, reverse=reverse, unroll=unroll)
 
 

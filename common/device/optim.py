@@ -79,9 +79,7 @@ def clipped_adam(hp: Any) -> optax.GradientTransformation:
     `hp` has `max_grad_norm`, of which 0 does not clip, and `adam_b1` and `adam_b2`, numbers or arrays []. Its
     `optimizer`, if there is one, says which of RULES it is.
     """
-    limit = hp.max_grad_norm
-    off = isinstance(limit, float) and limit == 0
-    clip = optax.identity() if off else optax.clip_by_global_norm(inf_if_zero(limit))
+    clip = optax.clip_by_global_norm(inf_if_zero(hp.max_grad_norm))
     return optax.chain(clip, RULES[getattr(hp, "optimizer", "adam")](hp.adam_b1, hp.adam_b2))
 
 
@@ -169,13 +167,9 @@ def run_epochs(step: Callable, start: Any, inputs: Any, target_kl: float | jax.A
 
 def when(due: jax.Array, step: Callable[[Any], tuple[Any, Metrics]], state: Any) -> tuple[Any, dict[str, Report]]:
     """`step` of the state where it is `due`, else the state as it is; and metrics, reported where it was."""
-
-    def reported(state):
-        state, metrics = step(state)
-        return state, {name: Report(x, jnp.ones_like(x)) for name, x in metrics.items()}
-
-    nothing = zeros_of(reported, state)[1]
-    return jax.lax.cond(due, reported, lambda state: (state, nothing), state)
+    nothing = zeros_of(step, state)[1]
+    state, metrics = jax.lax.cond(due, step, lambda state: (state, nothing), state)
+    return state, {name: Report(x, due.astype(x.dtype)) for name, x in metrics.items()}
 
 
 def standardize(x: jax.Array, axis: Any = None, weight: jax.Array | None = None) -> jax.Array:

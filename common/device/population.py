@@ -48,7 +48,7 @@ def evolve(args: PbtArgs, before: jax.Array, state: Any) -> tuple[Any, Metrics]:
     due = (now // every > before // every) & (now >= start)
     learner, run, metrics = jax.lax.cond(due, exchanged, at_rest, state.learner, state.run)
     taken, tracker = metrics[SOURCE] != places, state.actors.tracker  # their running episodes do not count
-    tracker = tracker.replace(length=jnp.where(taken[:, None], -jnp.inf, tracker.length))
+    tracker = tracker._replace(length=jnp.where(taken[:, None], -jnp.inf, tracker.length))
     metrics |= {f"hyper/{name}": values for name, values in run.hyper.items()}
     return TrainState(learner, state.actors.replace(tracker=tracker), run), metrics
 

@@ -136,11 +136,11 @@ def _numpy(x: Any) -> Any:
 WINDOW = 100
 
 
-class EpisodeTracker(struct.PyTreeNode):
-    """The running episode of every environment."""
+class Episodes(NamedTuple):
+    """Episodes that are over, or those of environments so far, [N]."""
 
-    ret: jax.Array  # [N] raw reward so far
-    length: jax.Array  # [N] steps so far; -inf where it had begun before anything was counted
+    ret: jax.Array  # sum of raw rewards
+    length: jax.Array  # steps; -inf where it had begun before anything was counted
 
 
 class RecentEpisodes(struct.PyTreeNode):
@@ -151,29 +151,27 @@ class RecentEpisodes(struct.PyTreeNode):
     count: jax.Array  # [] how many entries are filled
 
 
-def new_tracker(num_envs: int, under_way: bool = False) -> EpisodeTracker:
+def new_tracker(num_envs: int, under_way: bool = False) -> Episodes:
     """Of episodes that begin now, or of some that are `under_way`: what is left of those will not count as episodes."""
-    return EpisodeTracker(jnp.zeros(num_envs), jnp.full(num_envs, -jnp.inf if under_way else 0.0, jnp.float32))
+    return Episodes(jnp.zeros(num_envs), jnp.full(num_envs, -jnp.inf if under_way else 0.0, jnp.float32))
 
 
 def new_recent() -> RecentEpisodes:
     return RecentEpisodes(jnp.zeros(WINDOW), jnp.zeros(WINDOW), jnp.zeros((), jnp.int32))
 
 
-def count_episodes(
-    tracker: EpisodeTracker, recent: RecentEpisodes, steps: Any
-) -> tuple[EpisodeTracker, RecentEpisodes, Tally]:
+def count_episodes(tracker: Episodes, recent: RecentEpisodes, steps: Any) -> tuple[Episodes, RecentEpisodes, Tally]:
     """Account for a rollout on each device: the outcomes of a `Step`, [T, N] each, rewards as they are.
 
     The window and the tally are over all devices; the window's order is by step, then by global env.
     """
 
-    def step(running: EpisodeTracker, inputs):
+    def step(running: Episodes, inputs):
         earned, done = inputs
         finished = jax.tree.map(jnp.add, running, earned)
         return jax.tree.map(lambda x: jnp.where(done, 0.0, x), finished), finished
 
-    done, earned = steps.terminated | steps.truncated, EpisodeTracker(steps.reward, jnp.ones_like(steps.reward))
+    done, earned = steps.terminated | steps.truncated, Episodes(steps.reward, jnp.ones_like(steps.reward))
     tracker, finished = light_scan(step, tracker, (earned, done))  # finished [T, N]
     done = done & (finished.length > 0)
     columns = {"return": finished.ret, "length": finished.length}
@@ -202,7 +200,7 @@ def recent_metrics(recent: RecentEpisodes) -> dict[str, jax.Array]:
     }
 
 
-def _newest(done: jax.Array, finished: EpisodeTracker) -> tuple[jax.Array, EpisodeTracker]:
+def _newest(done: jax.Array, finished: Episodes) -> tuple[jax.Array, Episodes]:
     """The last episodes of this device that are `done` [T, N], `WINDOW` at most, the newest first; and their places.
 
     Places are in the order of all devices, by step, then by global env; -1 where there are fewer episodes.
@@ -215,7 +213,7 @@ def _newest(done: jax.Array, finished: EpisodeTracker) -> tuple[jax.Array, Episo
     return jnp.where(jnp.arange(len(index)) < jnp.sum(done), place, -1), finished
 
 
-def _push(recent: RecentEpisodes, place: jax.Array, finished: EpisodeTracker) -> RecentEpisodes:
+def _push(recent: RecentEpisodes, place: jax.Array, finished: Episodes) -> RecentEpisodes:
     """The window with those of the `finished` episodes, [D * K] each, that have the largest places."""
     # Counted, not sorted: beside a sort, XLA's runtime for CPUs mixes up who takes part in collectives (jaxlib 0.10.2)
     rank = jnp.sum(place[None, :] > place[:, None], axis=1)

@@ -8,6 +8,7 @@ from common.nets.distributions import (
     PolicyHead,
     QHead,
     SquashedNormal,
+    choose,
     encode_action,
     epsilon_greedy,
     only_components,

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from common.device.loops import light_scan
 from common.envs.spaces import Space
 from common.nets.torso import Torso
 
@@ -99,7 +100,7 @@ def cells_in_turn(
         after = cell.step(emptied(state, first), x.astype(bias.dtype), gates_of(state, first, kernel, bias))
         return after, after
 
-    return jax.lax.scan(step, state, (x, first), unroll=_unroll())[1]
+    return light_scan(step, state, (x, first), on_cpu=4)[1]
 
 
 def emptied(state: tuple, first: jax.Array) -> tuple:
@@ -134,7 +135,7 @@ def _backward(cell: Cell, saved: tuple, grads: tuple) -> tuple:
         return emptied((h, *more), first), grads
 
     nothing = jax.tree.map(jnp.zeros_like, state)
-    of_state, grads = jax.lax.scan(step, nothing, (grads, first, *inputs), reverse=True, unroll=_unroll())
+    of_state, grads = light_scan(step, nothing, (grads, first, *inputs), reverse=True, on_cpu=4)
     _, of_x, of_gates = jax.vjp(cell.step, *inputs)[1](grads)
     return *pull_gates(of_gates), of_x.astype(x.dtype), np.zeros(first.shape, jax.dtypes.float0), of_state
 
@@ -143,11 +144,6 @@ cells_in_few_kernels = jax.custom_vjp(cells_in_turn, nondiff_argnums=(0,))
 """The same, whose gradient leaves in the loop over time only what waits for the step after, and does the rest for all
 steps at once: half of the kernels, and a tenth slower on a CPU."""
 cells_in_few_kernels.defvjp(_forward, _backward)
-
-
-def _unroll() -> int:
-    """Steps in one turn of the loop over time."""
-    return 4 if jax.default_backend() == "cpu" else 32
 
 
 class RecurrentTorso(nn.Module):
@@ -180,21 +176,19 @@ def initial_memory(kind: Kind, size: int, layers: int, count: int) -> tuple:
     return ((jnp.zeros((count, size)),) * CELLS[kind].arrays,) * layers
 
 
-def orthogonal_gates(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
+def orthogonal_gates(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
     """An initializer of a kernel [size, gates * size], orthogonal for each gate alone."""
     size, width = shape
     keys = jax.random.split(key, width // size)
-    return jnp.concatenate([nn.initializers.orthogonal()(one, (size, size), dtype) for one in keys], axis=1)
+    return jnp.concatenate([nn.initializers.orthogonal()(one, (size, size)) for one in keys], axis=1)
 
 
-def chrono_biases(
-    keep: tuple[int, ...], span: int, key: jax.Array, shape: tuple[int], dtype: Any = jnp.float32
-) -> jax.Array:
+def chrono_biases(keep: tuple[int, ...], span: int, key: jax.Array, shape: tuple[int]) -> jax.Array:
     """An initializer of biases [gates * size] with which cells remember, each for a time of its own.
 
     After T steps of a cell about a third of its state is left (Tallec and Ollivier 2018), with T uniform between 2 and
     `span`, and 2 for all up to a span of 2. Were all times short, no gradient would reach back to what came in long
     ago. `keep` says what the bias of each gate does to the time.
     """
-    times = jax.random.uniform(key, (shape[0] // len(keep),), dtype, 1.0, max(span - 1, 1))
+    times = jax.random.uniform(key, (shape[0] // len(keep),), minval=1.0, maxval=max(span - 1, 1))
     return jnp.concatenate([sign * jnp.log(times) for sign in keep])

@@ -51,11 +51,8 @@ class Returns(struct.PyTreeNode):
         """Squared error of a number, else the cross entropy with the target's distribution over our atoms, [...]."""
         if self.logits is None:
             return jnp.square(self.mean() - target.mean())
-        return -jnp.sum(target.projected() * jax.nn.log_softmax(self.logits), axis=-1)
-
-    def projected(self) -> jax.Array:
-        """Probabilities [..., K] of the atoms of predictions."""
-        return project(jax.nn.softmax(self.logits), self.atoms, -self.limit, self.limit)
+        probs = project(jax.nn.softmax(target.logits), target.atoms, -self.limit, self.limit)
+        return -jnp.sum(probs * jax.nn.log_softmax(self.logits), axis=-1)
 
 
 def project(probs: jax.Array, returns: jax.Array, low: float, high: float) -> jax.Array:

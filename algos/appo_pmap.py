@@ -396,7 +396,7 @@ def make_appo(args: Args, env: EnvSpec) -> OnPolicy:
     def act(learner: Learner, seen: Seen, memory: Memory, key: jax.Array | None = None) -> tuple[jax.Array, Memory]:
         """Actions [B, ...] for what is seen [B, ...], sampled with a key, else the most likely ones; and the memory."""
         policy, _, memory = step_network(learner, seen.obs, seen.first, with_values(memory))  # its values are dropped
-        return nets.choose(policy, key, env.action_space), memory._replace(value=())
+        return policy.mode() if key is None else policy.sample_with_key(key), memory._replace(value=())
 
     return OnPolicy(init, explore, update, act, new_memory, lambda count: with_values(new_memory(count)))
 

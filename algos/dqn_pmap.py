@@ -256,7 +256,8 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
 
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """Actions [B] for raw observations [B, ...]: epsilon-greedy ones with a key, else the best ones."""
-        return nets.choose(policy_of(learner, obs, args.epsilon_end), key, env.action_space)
+        policy = policy_of(learner, obs, args.epsilon_end)
+        return policy.mode() if key is None else policy.sample_with_key(key)
 
     return OffPolicy(init, explore, update, act, observe)
 

@@ -308,7 +308,8 @@ def make_ppo(args: Args, env: EnvSpec) -> OnPolicy:
 
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """Actions [B, ...] for raw observations [B, ...]: sampled with a key, else the most likely ones."""
-        return nets.choose(policy_of(learner, obs), key, env.action_space)
+        policy = policy_of(learner, obs)
+        return policy.mode() if key is None else policy.sample_with_key(key)
 
     return OnPolicy(init, explore, update, act)
 

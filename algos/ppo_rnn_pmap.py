@@ -389,7 +389,7 @@ def make_ppo_rnn(args: Args, env: EnvSpec) -> OnPolicy:
     def act(learner: Learner, seen: Seen, memory: Memory, key: jax.Array | None = None) -> tuple[jax.Array, Memory]:
         """Actions [B, ...] for what is seen [B, ...], sampled with a key, else the most likely ones; and the memory."""
         policy, _, memory = step_networks(learner, seen, with_critic(memory))  # its values are not computed
-        action = nets.choose(policy, key, env.action_space)
+        action = policy.mode() if key is None else policy.sample_with_key(key)
         return action, memory._replace(critic=(), action=nets.encode_action(action, env.action_space))
 
     memories = new_memory, lambda count: with_critic(new_memory(count))

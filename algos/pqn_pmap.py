@@ -266,7 +266,7 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
         q, memory = q_of(learner, seen.obs, seen.first, memory)
         if key is None:
             return jnp.argmax(q, axis=-1), memory
-        return nets.choose(nets.epsilon_greedy(q, args.epsilon_end, seen.obs), key, env.action_space), memory
+        return nets.epsilon_greedy(q, args.epsilon_end, seen.obs).sample_with_key(key), memory
 
     return OnPolicy(init, explore, update, act, new_memory)
 

@@ -331,7 +331,8 @@ def make_sac(args: Args, env: EnvSpec) -> OffPolicy:
 
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """Actions [B, ...] for raw observations [B, ...]: sampled with a key, else the most likely ones."""
-        return nets.to_env(nets.choose(policy_of(learner, obs), key, env.action_space), env.action_space)
+        policy = policy_of(learner, obs)
+        return nets.to_env(policy.mode() if key is None else policy.sample_with_key(key), env.action_space)
 
     return OffPolicy(init, explore, update, act, observe)
 

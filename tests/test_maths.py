@@ -15,9 +15,10 @@ from common.device.interface import Rollout
 from common.device.optim import AdamState, adapt_learning_rate, apply_schedules, hp_of, run_epochs
 from common.device.rollout import action_noise
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete
-from common.nets import QHead, Returns, choose, epsilon_greedy, project
+from common.nets import QHead, epsilon_greedy
 from common.nets.distributions import Categoricals, Joint, Normal, PolicyHead, SquashedNormal, encode_action
 from common.nets.normalizers import RunningStats, rescale_output, running_stats
+from common.nets.returns import Returns, project
 from common.nets.torso import BatchNorm
 
 REWARD = [1, -0.5, 2, 0, 1]
@@ -236,8 +237,7 @@ def test_kl_divergences_and_probabilities_of_own_components_alone():
             gradients = jax.grad(lambda p, q: p.kl(q), (0, 1), allow_int=True)(policy, second)
             moved = [np.abs(x).max() for x in jax.tree.leaves(gradients) if x.dtype == np.float32]
             assert np.isfinite(moved).all() and (np.max(moved) < 1e-6) == is_zero
-    space = {"a": (Box(None, None, (2,)), MultiDiscrete((2, 3))), "b": Discrete(5)}  # of the last pair
-    drawn, best = (choose(policy, key, space) for key in (jax.random.key(0), None))
+    drawn, best = policy.sample_with_key(jax.random.key(0)), policy.mode()  # of the last pair, several parts
     assert jax.tree.map(jnp.shape, drawn) == jax.tree.map(jnp.shape, best) and drawn["a"][1].dtype == jnp.int32
     own = jnp.array([True, False])
     normals = [Normal(x.mean[:1], x.log_std[:1]) for x in pairs[0]]

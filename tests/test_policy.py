@@ -245,8 +245,8 @@ def test_code_from_elsewhere_is_run_when_it_is_named_and_imported_anew_when_it_c
     run_dir = with_config(trained("normalised")[0], tmp_path / "run", script=str(mine))
     obs = np.random.default_rng(0).normal(size=(20, 4))
     actions = []
-    for other in ("", "1 - "):
-        mine.write_text(code.replace("return nets.choose", f"return {other}nets.choose"))
+    for best in ("policy.mode()", "1 - policy.mode()"):
+        mine.write_text(code.replace("return policy.mode() if key", f"return {best} if key"))
         with pytest.warns(UserWarning, match="mine.py has changed since"):
             actions.append(load_policy(run_dir, algorithm=mine)(obs))
     np.testing.assert_array_equal(actions[0], load_policy(run_dir, algorithm=ppo)(obs))

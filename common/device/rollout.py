@@ -142,10 +142,14 @@ def action_noise(key: jax.Array, space: Space, batch: tuple[int, ...] = ()) -> A
     def noise(leaf, key):
         if isinstance(leaf, Box):
             return jax.random.normal(key, (*batch, math.prod(leaf.shape)))
-        # Never 0, which would pick a first choice of probability 0
-        return jax.random.uniform(key, (*batch, len(leaf.nvec)), minval=2**-24)
+        return categorical_noise(key, (*batch, len(leaf.nvec)))
 
     return map_leaves(noise, space, keys_of_parts(key, space))
+
+
+def categorical_noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Uniform in (0, 1): never 0, which would pick a first choice of probability 0."""
+    return jax.random.uniform(key, shape, minval=2**-24)
 
 
 def minibatch_indices(

@@ -8,7 +8,6 @@ from common.nets.distributions import (
     PolicyHead,
     QHead,
     SquashedNormal,
-    choose,
     encode_action,
     epsilon_greedy,
     only_components,

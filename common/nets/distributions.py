@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from common.device.rollout import action_noise
+from common.device.rollout import categorical_noise
 from common.envs import spaces
 from common.envs.masks import action_scale, legal_actions, mask_of, to_units
 from common.envs.spaces import ILLEGAL, Box, Discrete, Space, encode, leaves, masks_of_parts
@@ -52,6 +52,9 @@ class Categoricals(struct.PyTreeNode):
             last = legal.shape[-1] - 1 - jnp.argmax(legal[..., ::-1], axis=-1)
             picks.append(jnp.where(jnp.any(found, axis=-1), jnp.argmax(found, axis=-1), last))
         return self._join(picks)
+
+    def sample_with_key(self, key: jax.Array) -> jax.Array:
+        return self.sample(categorical_noise(key, (*self.logits.shape[:-1], len(self.nvec))))
 
     def mode(self) -> jax.Array:
         return self._join([jnp.argmax(part, axis=-1) for part in self._parts(self.logits)])
@@ -113,6 +116,9 @@ class Normal(struct.PyTreeNode):
         """Sample from `noise` [..., A], standard normal."""
         return self._action(self.mean + jnp.exp(self.log_std) * noise)
 
+    def sample_with_key(self, key: jax.Array) -> jax.Array:
+        return self.sample(jax.random.normal(key, self.mean.shape))
+
     def mode(self) -> jax.Array:
         return self._action(self.mean)
 
@@ -144,6 +150,11 @@ class Joint(struct.PyTreeNode):
         """Sample from `noise` for each part."""
         return self._map("sample", noise)
 
+    def sample_with_key(self, key: jax.Array) -> Any:
+        parts, structure = jax.tree.flatten(self.parts, is_leaf=_is_part)
+        keys = [key] if len(parts) == 1 else jax.random.split(key, len(parts))
+        return self._map("sample_with_key", jax.tree.unflatten(structure, list(keys)))
+
     def mode(self) -> Any:
         return self._map("mode")
 
@@ -160,13 +171,14 @@ class Joint(struct.PyTreeNode):
         return self._sum("symmetric_kl_to_uniform")
 
     def _map(self, method: str, *trees: Any) -> Any:
-        def measured(part, *x):
-            return getattr(part, method)(*x)
-
-        return jax.tree.map(measured, self.parts, *trees, is_leaf=lambda x: isinstance(x, (Categoricals, Normal)))
+        return jax.tree.map(lambda part, *x: getattr(part, method)(*x), self.parts, *trees, is_leaf=_is_part)
 
     def _sum(self, method: str, *trees: Any) -> jax.Array:
         return sum(jax.tree.leaves(self._map(method, *trees)))
+
+
+def _is_part(x: Any) -> bool:
+    return isinstance(x, (Categoricals, Normal))
 
 
 class SquashedNormal(NamedTuple):
@@ -197,6 +209,9 @@ class SquashedNormal(NamedTuple):
         slope = 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))
         return jnp.tanh(u), jnp.sum(normal - slope, axis=-1)
 
+    def sample_with_key(self, key: jax.Array) -> jax.Array:
+        return self.sample(jax.random.normal(key, self.mean.shape))
+
     def mode(self) -> jax.Array:
         return jnp.tanh(self.mean)
 
@@ -206,13 +221,6 @@ class SquashedNormal(NamedTuple):
 
 
 Distribution = Categoricals | Normal | Joint
-
-
-def choose(policy: Distribution | SquashedNormal, key: jax.Array | None, space: Space) -> Any:
-    """The most likely actions of a `policy` over a `space`, or with a `key` some that are drawn from it."""
-    if key is None:
-        return policy.mode()
-    return policy.sample(action_noise(key, space, jax.tree.leaves(policy)[0].shape[:-1]))
 
 
 def only_components(policy: Distribution, own: jax.Array | None) -> Distribution:

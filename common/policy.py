@@ -147,16 +147,15 @@ def _functions(config: dict[str, Any], env: EnvSpec, module: ModuleType) -> tupl
 
 def _named_agent(args: Any, run_dir: Path, seed: int | None, member: int | None) -> int | None:
     """The place of an agent among all; None for the best one of a population."""
-    seeds = args.members.seed
     if member is not None and seed is not None:
         raise UsageError(f"member {member} and seed {seed}: an agent is chosen by one of them only")
-    if member is not None and member not in range(len(seeds)):
-        raise UsageError(f"{run_dir} has no member {member!r}: it trained members 0 to {len(seeds) - 1}")
-    if seed is not None and seed not in seeds:
-        raise UsageError(f"{run_dir} has no seed {seed!r}: it trained seeds {seeds[0]} to {seeds[-1]}")
-    if member is None and seed is None and args.is_population:
-        return None
-    return seeds.index(seed) if seed is not None else member or 0
+    seeds = args.members.seed
+    what, name, known = ("seed", seed, seeds) if member is None else ("member", member, range(len(seeds)))
+    if name is None:
+        return None if args.is_population else 0
+    if name not in known:
+        raise UsageError(f"{run_dir} has no {what} {name!r}: it trained {what}s {known[0]} to {known[-1]}")
+    return known.index(name)
 
 
 def _candidates(checkpoints: Checkpoints, step: Choice, index: int | None) -> Callable[[], list[int]]:

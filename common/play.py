@@ -3,12 +3,11 @@
 python -m common.play runs/NAME --episodes 5 --gif episode.gif
 """
 
-import itertools
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from common.cli.checks import Bounds, CountOrZero
 from common.cli.command import PolicyArgs, main, parse
@@ -44,7 +43,6 @@ import numpy as np
 from common.actors.host_evaluation import run_host_episodes
 from common.actors.threads import Worker
 from common.cli.env_flags import is_custom, steps_on_host
-from common.device.agents import Seen
 from common.device.evaluation import Episodes, play_episodes
 from common.device.programs import set_up_cache
 from common.drawing.episodes import RecordedEnvs, Recording, draw_gif, record
@@ -117,17 +115,13 @@ def _play_on_device(args: Args, policy: Policy, name: str, env_params: str, cons
 def _play_on_host(args: Args, policy: Policy, name: str, env_params: str, console: Console) -> Played:
     worker, count = Worker("play"), min(args.episodes, HOST_ENVS)
     how = "vector" if policy.config["args"].get("vectorization") == "vector" else "sync"
-    player, key, steps = policy.player(args.stochastic), jax.random.key(args.seed), itertools.count()
-    act = jax.jit(player.act)
-
-    def choose(seen: Seen, memory: Any, keys: None) -> tuple[np.ndarray, Any]:
-        return act(seen, memory, jax.random.split(jax.random.fold_in(key, next(steps)), count))
-
+    player = policy.player(args.stochastic)
+    player = player._replace(act=jax.jit(player.act))
     try:
         worker.envs = make_host(name, count, args.seed, env_params, how, frames=bool(args.gif))
         _check_fit(policy, worker.envs.spec)
         worker.envs = envs = RecordedEnvs(worker.envs) if args.gif else worker.envs
-        episodes = run_host_episodes(worker, player._replace(act=choose), args.episodes)
+        episodes = run_host_episodes(worker, player, args.episodes, jax.random.key(args.seed))
     finally:
         worker.close()
     if args.gif and envs.without_pictures:

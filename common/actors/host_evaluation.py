@@ -1,5 +1,6 @@
 """Evaluation in host environments of its own, beside the training."""
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -101,8 +102,8 @@ class HostEvaluation:
         return Episodes(*np.concatenate(parts, axis=1))
 
 
-def run_host_episodes(worker: Worker, player: Player | Callable, num_episodes: int) -> Episodes:
-    """Play `num_episodes` in a worker's environments with `player`, of whatever `Player.of` takes, who gets no keys.
+def run_host_episodes(worker: Worker, player: Player | Callable, num_episodes: int, key: Any = None) -> Episodes:
+    """Play `num_episodes` in a worker's environments with `player`, of whatever `Player.of` takes, and keys of `key`.
 
     Each environment plays a fixed number of them, or none, which are returned one after another: the first to end would
     be the short ones. An episode is cut after `LONGEST_HORIZON` steps. Raises Stopped once the `worker` has ended.
@@ -110,12 +111,13 @@ def run_host_episodes(worker: Worker, player: Player | Callable, num_episodes: i
     player, stepper, count = Player.of(player), Stepper(worker, LONGEST_HORIZON), worker.envs.num_envs
     quota = num_episodes // count + (np.arange(count) < num_episodes % count)
     results: list[list[tuple[float, int]]] = [[] for _ in range(count)]
+    keys = (key if key is None else jax.random.split(jax.random.fold_in(key, t), count) for t in itertools.count())
     seen, memory = Seen(stepper.obs, np.ones(count, bool), np.zeros(count, np.float32)), player.initial_memory(count)
     while quota.any():
         if worker.ended:
             raise Stopped
         with worker.doing("act"):
-            action, memory = player.act(seen, memory, None)
+            action, memory = player.act(seen, memory, next(keys))
             action = jax.device_get(action)
         out, episodes = stepper.step(action)
         seen = Seen(stepper.obs, begins(out), out.reward.astype(np.float32))

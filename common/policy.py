@@ -163,16 +163,13 @@ def _candidates(checkpoints: Checkpoints, step: Choice, index: int | None) -> Ca
     steps = checkpoints.steps()
     if not steps:
         raise UsageError(f"{checkpoints.directory.parent} has no checkpoint yet")
-    if step == "latest":
-        return checkpoints.steps
-    if step == "best":
-        if not checkpoints.by_return(index):
-            raise UsageError(f'no evaluation says which checkpoint in {checkpoints.directory} is "best": take "latest"')
-        return lambda: checkpoints.by_return(index)
-    if step not in steps:
+    if step not in ("best", "latest", *steps):
         some = ", ".join(map(str, steps if len(steps) <= 10 else [*steps[:3], "...", *steps[-3:]]))
         raise UsageError(f'{checkpoints.directory} has no {step!r}: choose "best", "latest" or {some}')
-    return lambda: [step]
+    by_word = {"best": lambda: checkpoints.by_return(index), "latest": checkpoints.steps}
+    if step == "best" and not by_word[step]():
+        raise UsageError(f'no evaluation says which checkpoint in {checkpoints.directory} is "best": take "latest"')
+    return by_word.get(step, lambda: [step])
 
 
 def _best_member(checkpoints: Checkpoints, step: int) -> int:

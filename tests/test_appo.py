@@ -19,7 +19,7 @@ from PIL import Image
 import common.actors.host_evaluation
 from common import export, play
 from common.actors.actor import Actor, env_maker
-from common.actors.batches import metrics_of, over_learners, tally_of
+from common.actors.batches import over_learners, tally_of
 from common.actors.host_drivers import as_rollout
 from common.actors.threads import Collected, HostRollout, Slot
 from common.cli.errors import TrainingError
@@ -158,7 +158,7 @@ def test_masked_steps_teach_nothing():
     assert relative_difference(params, lab.update(other)[0]) < 1e-6
     changed = rollout._replace(reward=np.where(masked, rollout.reward, 1e3).astype(np.float32))
     assert relative_difference(params, lab.update(changed)[0]) > 1e-3
-    metrics = metrics_of(tally_of(Collected(0, rollout, []), version=0, max_lag=lab.args.max_policy_lag))
+    metrics = tally_of(Collected(0, rollout, []), version=0, max_lag=lab.args.max_policy_lag).metrics()
     shares = {"batch/valid": rollout.valid.mean(), "batch/too_old": (old & rollout.valid).mean()}
     assert {name: metrics[name] for name in shares} == pytest.approx(shares)
 

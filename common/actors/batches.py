@@ -235,7 +235,7 @@ class Batches:
         parts = multihost.allgather((tally.value, tally.count, self._episodes))
         self._tallies, self._episodes = [], []
         tally = reduce(operator.add, (Tally(*jax.tree.map(np.float64, part[:2])) for part in parts))
-        row, count = metrics_of(tally), tally.count["episode/return"]
+        row, count = tally.metrics(), tally.count["episode/return"]
         unseen = {name for name, reports in tally.count.items() if name.startswith("env/") and not reports}
         if count and unseen - self._unseen:
             self._warn(f"no environment has reported {', '.join(sorted(unseen))}, which --log-info names")
@@ -278,12 +278,6 @@ def tally_of(collected: Collected, version: int, max_lag: int) -> Tally:
     return Tally.of(reports) | Tally(*info)
 
 
-def metrics_of(tally: Tally) -> dict[str, Any]:
-    """What host numbers come to."""
-    with np.errstate(invalid="ignore"):  # of what was never reported
-        return tally.metrics()
-
-
 class UpdateMetrics:
     """The metrics of a chunk's updates, each read when the update after it is under way."""
 
@@ -307,7 +301,7 @@ class UpdateMetrics:
     def read(self, more: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """What the metrics of the updates come to, with `more` behind them, and what was not finite."""
         self._read_newest()
-        return metrics_of(self._tally) | self._gauges | more, self.broken
+        return self._tally.metrics() | self._gauges | more, self.broken
 
     def _read_newest(self) -> None:
         if self._newest is None:

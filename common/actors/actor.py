@@ -148,7 +148,7 @@ class Actor(Worker):
         for metric in self._log_info:
             entry, _, kind = metric.rpartition("_")
             found = out.numbers(metric)
-            numbers[metric] = found if len(found) or kind not in REDUCTIONS else out.numbers(entry)
+            numbers[f"env/{metric}"] = found if len(found) or kind not in REDUCTIONS else out.numbers(entry)
         functions = {"max": np.max, "min": np.min, "last": np.mean}
         value = {name: functions.get(kind_of(name), np.sum)(x) if len(x) else 0.0 for name, x in numbers.items()}
         return Tally(value, {name: len(x) for name, x in numbers.items()})

@@ -274,8 +274,7 @@ def tally_of(collected: Collected, version: int, max_lag: int) -> Tally:
         reports[name] = Report(np.sum(values), len(values))
         reports[f"{name}_min"] = Report(np.min(values, initial=np.inf), len(values))
         reports[f"{name}_max"] = Report(np.max(values, initial=-np.inf), len(values))
-    info = ({f"env/{name}": x for name, x in numbers.items()} for numbers in vars(collected.info).values())
-    return Tally.of(reports) | Tally(*info)
+    return Tally.of(reports) | collected.info
 
 
 class UpdateMetrics:

@@ -224,23 +224,19 @@ def check_spaces(args: Any, env: Any) -> None:
         raise UsageError("--exploration-loss symmetric-kl needs discrete actions: there is no uniform policy on a Box")
 
 
-def check_discrete(env: Any, instead: str) -> None:
-    """Raise UsageError unless actions are Discrete, two or more; it names what to take `instead` of Q-learning."""
-    if not isinstance(env.action_space, Discrete) or env.action_space.n == 1:
-        needs = f"Q-learning needs Discrete actions, two or more, and {env.name} has {env.action_space}"
-        raise UsageError(f"{needs}; {instead} can train on it")
+def check_discrete(env: Any, instead: str, needs: str = "Q-learning needs Discrete actions") -> None:
+    """Raise UsageError unless actions are Discrete, two or more; it names what to take `instead`."""
+    space = env.action_space
+    if not isinstance(space, Discrete) or space.n == 1:
+        raise UsageError(f"{needs}, two or more, and {env.name} has {space}; {instead} can train on it")
 
 
 def check_squashable(env: Any, instead: str) -> None:
     """Raise UsageError unless actions are Discrete, two or more, or a finite Box; it names what to take `instead`."""
     space = env.action_space
-    if not isinstance(space, Discrete | Box):
-        raise UsageError(f"SAC acts in a Box or in Discrete actions, {env.name} has {space}; {instead} can train on it")
-    if isinstance(space, Discrete):
-        if space.n == 1:
-            raise UsageError(f"SAC chooses among actions, and {env.name} has only one; {instead} can train on it")
-        return
-    if not (np.isfinite(space.low) & np.isfinite(space.high) & (space.low < space.high)).all():
+    if not isinstance(space, Box):
+        check_discrete(env, instead, "SAC needs a Box or Discrete actions")
+    elif not (np.isfinite(space.low) & np.isfinite(space.high) & (space.low < space.high)).all():
         raise UsageError(
             f"SAC squashes actions between bounds, and those of {env.name} are {np.ravel(space.low)} to "
             f"{np.ravel(space.high)}: each must be finite, the lower below the upper; {instead} can train on it"

@@ -215,14 +215,14 @@ def test_runs_may_be_in_processes_of_other_programs(tmp_path):
 
 
 def test_evaluations_count_whole_games_unless_told_otherwise():
-    for env, vectorization, flags, wanted in (
-        ("envpool:Pong-v5", "async", ('{"reward_clip": true}', ""), {"reward_clip": False}),
-        ("envpool:Pong-v5", "async", ('{"episodic_life": true}', '{"a": 1}'), {"episodic_life": False, "a": 1}),
-        ("envpool:Pong-v5", "async", ("", '{"episodic_life": true}'), {"episodic_life": True}),
-        ("gymnasium:ale_py:ALE/Pong-v5", "vector", ("", ""), {"reward_clipping": False}),
-        ("gymnasium:ale_py:ALE/Pong-v5", "async", ("", ""), {}),
+    for flags, wanted in (
+        ({"env_params": '{"reward_clip": true}'}, {"reward_clip": False}),
+        ({"env_params": '{"episodic_life": true}', "eval_env_params": '{"a": 1}'}, {"episodic_life": False, "a": 1}),
+        ({"eval_env_params": '{"episodic_life": true}'}, {"episodic_life": True}),
+        ({"env": "gymnasium:ale_py:ALE/Pong-v5", "vectorization": "vector"}, {"reward_clipping": False}),
+        ({"env": "gymnasium:ale_py:ALE/Pong-v5", "vectorization": "async"}, {}),
     ):
-        assert read_params(evaluation_params(env, vectorization, *flags)) == wanted
+        assert read_params(evaluation_params({"env": "envpool:Pong-v5", "env_params": ""} | flags)) == wanted
 
 
 # ---------------------------------------------------------------------------------------------------- slots and queues

@@ -164,18 +164,13 @@ class HostEnvKind(NamedTuple):
 
 def inspect_env(args: HostEnvArgs) -> HostEnvKind:
     """Make the environment once to see what it is, and once more where evaluations have another one."""
-    kind = _inspect(args, args.env_params)
-    evaluated = kind if eval_params(args) == args.env_params else _inspect(args, eval_params(args))
+    kind, params = _inspect(args, args.env_params), evaluation_params(vars(args))
+    evaluated = kind if params == args.env_params else _inspect(args, params)
     for what in ("observation", "action"):
         then, now = (str(getattr(x.spec, f"{what}_space")) for x in (evaluated, kind))
         if then != now:
             raise UsageError(f"{what}s are {then} in evaluations, with --eval-env-params, and {now} in the training")
     return kind
-
-
-def eval_params(args: HostEnvArgs) -> str:
-    """The parameters of the environments in evaluations, as --env-params are those of the others."""
-    return evaluation_params(args.env, args.vectorization, args.env_params, args.eval_env_params)
 
 
 def env_maker(args: HostEnvArgs, num_envs: int, env_params: str) -> Callable[[int], HostEnvs]:

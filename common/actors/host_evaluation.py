@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from common.actors.actor import Stepper, env_maker, eval_params
+from common.actors.actor import Stepper, env_maker
 from common.actors.threads import Stopped, Worker, stop_workers
 from common.cli.errors import TrainingError
 from common.cli.host_flags import HostEnvArgs
@@ -17,7 +17,7 @@ from common.device.agents import Agent, Player, Seen
 from common.device.evaluation import SEED, Episodes
 from common.device.sharding import to_host
 from common.envs.environment import LONGEST_HORIZON
-from common.envs.host import begins
+from common.envs.host import begins, evaluation_params
 from common.envs.suite_tools import reason
 
 MOST_ENVS = 32  # of an evaluation
@@ -28,7 +28,7 @@ class HostEvaluation:
 
     def __init__(self, args: HostEnvArgs, agent: Agent, warn: Callable[[str], None]):
         """`agent` acts with a learner."""
-        self._make_envs = env_maker(args, min(args.eval_episodes, MOST_ENVS), eval_params(args))
+        self._make_envs = env_maker(args, min(args.eval_episodes, MOST_ENVS), evaluation_params(vars(args)))
         self._args, self._agent, self._warn = args, agent, warn
         self._due: deque[tuple[int, Any]] = deque()  # step and learner of each to be played; the oldest is under way
         self._worker: Worker | None = None  # who plays that, with Episodes [E] as result

@@ -30,14 +30,17 @@ class HostEvaluation:
         """`agent` acts with a learner."""
         self._make_envs = env_maker(args, min(args.eval_episodes, MOST_ENVS), evaluation_params(vars(args)))
         self._args, self._agent, self._warn = args, agent, warn
+        # In the first process:
         self._due: deque[tuple[int, Any]] = deque()  # step and learner of each to be played; the oldest is under way
         self._worker: Worker | None = None  # who plays that, with Episodes [E] as result
 
     def begin(self, step: int, state: Any) -> None:
         """Start to evaluate a copy of `state` once those begun before are over."""
-        self._due.append((step, jax.tree.map(lambda x: x[0], to_host(state.replace(actors=())).learner)))
-        if len(self._due) == 1:
-            self._start_oldest()
+        learner = jax.tree.map(lambda x: x[0], to_host(state.replace(actors=())).learner)
+        if multihost.is_first():
+            self._due.append((step, learner))
+            if len(self._due) == 1:
+                self._start_oldest()
 
     def stop(self) -> None:
         """End the evaluation under way; neither its result nor those due after it matter any more."""
@@ -47,36 +50,30 @@ class HostEvaluation:
 
     def poll(self) -> Episodes | None:
         """The oldest one, once it is over. Raises TrainingError where it has failed or is beyond a limit."""
-        episodes = failure = None
-        try:
-            episodes = multihost.on_first(self._episodes)
-        except TrainingError as error:
-            failure = error
-        if episodes is None and failure is None:
-            return None
-        self._due.popleft()
-        self._start_oldest()
-        if failure:
-            raise failure
-        return Episodes(*map(np.asarray, episodes))
+        episodes = multihost.on_first(self._take_oldest)
+        return episodes and Episodes(*(np.asarray(x)[None] for x in episodes))
 
     def _start_oldest(self) -> None:
-        if self._due and multihost.is_first():
-            step, learner = self._due[0]
-            self._worker = worker = Worker(f"the evaluation at step {step:,}")
-            worker.run(partial(self._play_or_replay, jax.device_put(learner), worker))
+        step, learner = self._due[0]
+        self._worker = worker = Worker(f"the evaluation at step {step:,}")
+        worker.run(partial(self._play_or_replay, jax.device_put(learner), worker))
 
-    def _episodes(self) -> Episodes | None:
-        """Those under way, [1, E], once they are over. Raises TrainingError as `poll` does."""
-        worker = self._worker
+    def _take_oldest(self) -> Episodes | None:
+        """What `poll` returns, [E]; where the oldest one is over, or given up, the next one begins."""
+        worker, error = self._worker, None
         if worker.result.done():
-            if error := worker.result.exception():
-                raise TrainingError(f"failed twice: {reason(error)}") from error
-            return Episodes(*(x[None] for x in worker.result.result()))
-        if flag := worker.stuck(self._args):
-            worker.ended = True
-            raise TrainingError(f"is stuck ({flag}), in {worker.activity.phase} and was given up")
-        return None
+            error = worker.result.exception()
+            failure = error and f"failed twice: {reason(error)}"
+        elif flag := worker.stuck(self._args):
+            worker.ended, failure = True, f"is stuck ({flag}), in {worker.activity.phase} and was given up"
+        else:
+            return None
+        self._due.popleft()
+        if self._due:
+            self._start_oldest()
+        if failure:
+            raise TrainingError(failure) from error
+        return worker.result.result()
 
     def _play_or_replay(self, learner: Any, worker: Worker) -> Episodes:
         """What the thread does: play, and once more where an environment fails; the episodes are the same then."""

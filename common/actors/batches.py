@@ -56,23 +56,21 @@ class Batch(NamedTuple):
 
 def example_batch(args: HostEnvArgs, env: HostEnvKind, driver: HostDriver, num_learners: int) -> Batch:
     """Shapes of what `Batches.next` returns."""
-    count, share = args.envs_per_actor, args.envs_per_actor // num_learners
 
-    def step() -> HostRollout:
-        key, obs, flags = jax.random.key(0), env.spec.example_obs(count), jnp.zeros(count, bool)
+    def rollout() -> HostRollout:
+        count, key, obs = args.envs_per_actor, jax.random.key(0), env.spec.example_obs(args.envs_per_actor)
         published, memory = driver.publish(*driver.begin(key, key)), driver.memory(count)
-        acted = driver.act_on_host(published, memory, jax.random.key_data(key), jnp.uint32(0), obs)
-        outcome, final_obs = (jnp.zeros(count), flags, flags, flags), obs if env.resets_in_step else None
-        return HostRollout(obs, *acted[:2], *outcome, jnp.zeros(count, jnp.int32), final_obs, memory=acted[2])
+        *acted, memory = driver.act_on_host(published, memory, jax.random.key_data(key), jnp.uint32(0), obs)
+        outcome = jnp.zeros(count), *[jnp.zeros(count, bool)] * 3, jnp.zeros(count, jnp.int32)
+        step = HostRollout((), *acted, *outcome, obs if env.resets_in_step else None, ())
+        obs, memory = repeated(obs, args.num_steps + 1), repeated(memory, 1)
+        return over_learners(repeated(step, args.num_steps)._replace(obs=obs, memory=memory), num_learners)
 
-    def repeated(tree: Any, steps: int) -> Any:
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_learners, steps, share, *x.shape[1:]), x.dtype), tree)
+    def repeated(tree: Any, count: int) -> Any:
+        return jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), tree)
 
-    one = jax.eval_shape(step)
-    rollout = repeated(one, args.num_steps)
-    rollout = rollout._replace(obs=repeated(one.obs, args.num_steps + 1), memory=repeated(one.memory, 1))
     leaving = jax.ShapeDtypeStruct((num_learners,), bool) if args.processes > 1 else ()
-    return Batch((rollout,) * args.own_rollouts, leaving)
+    return Batch((jax.eval_shape(rollout),) * args.own_rollouts, leaving)
 
 
 def over_learners(rollout: HostRollout, num_learners: int) -> HostRollout:

@@ -184,9 +184,9 @@ def test_both_kinds_of_reset_teach_the_same(flags):
     within = within._replace(valid=np.ones((6, 8), bool), truncated=truncated, terminated=terminated)
     over = (truncated | terminated)[..., None]
     within = within._replace(final_obs=np.where(over, within.final_obs, within.obs[1:]))
-    apart = jax.tree.map(lambda x: np.insert(x, 3, 0, axis=0), within._replace(final_obs=None, memory=()))
+    apart = jax.tree.map(lambda x: np.insert(x, 3, 0, axis=0), within._replace(final_obs=None, first=(), memory=()))
     obs = np.insert(within.obs, 3, within.final_obs[2], axis=0)
-    apart = apart._replace(obs=obs, memory=within.memory)
+    apart = apart._replace(obs=obs, first=within.first, memory=within.memory)
     assert not apart.valid[3].any()
     assert relative_difference(lab.update(within, updates=2)[0], lab.update(apart, updates=2)[0]) < 1e-5
 
@@ -309,12 +309,7 @@ def test_one_compilation_and_no_growing_memory(tmp_path, monkeypatch):
     with Watch(monkeypatch) as watch:
         train(tmp_path / "run", total_timesteps=40 * 128, log_interval=128)
     names = sorted(name for name, chunks in watch.compiled)
-    assert names == [
-        "jit(_fun)",
-        "jit(_fun)",
-        "jit(act)",
-        "jit(act_on_host)",
-    ]  # `init` and `update`; acting and playing
+    assert names == ["jit(_fun)", "jit(_fun)", "jit(act)", "jit(act_on_host)"]  # `init`, `update`; playing, acting
     assert max(watch.bytes[5:]) < 2 * min(watch.bytes[5:])  # a few versions of the parameters come and go
 
 

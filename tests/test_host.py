@@ -292,8 +292,9 @@ def test_the_queue_loses_nothing():
 
 
 def actor_on(name: str, **more: Any) -> Actor:
-    def act(params, memory, key, step, obs):
-        return np.full(len(obs), params % 3, np.int32), {"step": np.full(len(obs), step)}, memory + 1
+    def act(params, memory, key, step, seen):
+        memory = np.where(seen.first, 0, memory) + 1
+        return np.full(len(memory), params % 3, np.int32), {"step": np.full(len(memory), step)}, memory
 
     return Actor(0, lambda seed: make_host(name, 2, seed, **more), None, act, 6, (0,), memory=np.zeros(2))
 

@@ -38,6 +38,7 @@ from common.actors.threads import (
 from common.cli.errors import FailedEnvError, TrainingError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
+from common.device.agents import at_start
 from common.device.interface import RunState
 from common.device.statistics import WINDOW, Report, Tally
 from common.envs.suite_tools import reason
@@ -58,13 +59,14 @@ def example_batch(args: HostEnvArgs, env: HostEnvKind, driver: HostDriver, num_l
     """Shapes of what `Batches.next` returns."""
 
     def rollout() -> HostRollout:
-        count, key, obs = args.envs_per_actor, jax.random.key(0), env.spec.example_obs(args.envs_per_actor)
-        published, memory = driver.publish(*driver.begin(key, key)), driver.memory(count)
-        *acted, memory = driver.act_on_host(published, memory, jax.random.key_data(key), jnp.uint32(0), obs)
-        outcome = jnp.zeros(count), *[jnp.zeros(count, bool)] * 3, jnp.zeros(count, jnp.int32)
-        step = HostRollout((), *acted, *outcome, obs if env.resets_in_step else None, ())
-        obs, memory = repeated(obs, args.num_steps + 1), repeated(memory, 1)
-        return over_learners(repeated(step, args.num_steps)._replace(obs=obs, memory=memory), num_learners)
+        key, seen = jax.random.key(0), at_start(env.spec.example_obs(args.envs_per_actor))
+        published, memory = driver.publish(*driver.begin(key, key)), driver.memory(args.envs_per_actor)
+        *acted, memory = driver.act_on_host(published, memory, jax.random.key_data(key), jnp.uint32(0), seen)
+        outcome = seen.reward, *[seen.first] * 3, jnp.zeros_like(seen.reward, jnp.int32)
+        step = HostRollout((), *acted, *outcome, seen.obs if env.resets_in_step else None, (), ())
+        at_first = {"first": seen.first[None], "memory": repeated(memory, 1)}
+        steps = repeated(step, args.num_steps)._replace(obs=repeated(seen.obs, args.num_steps + 1), **at_first)
+        return over_learners(steps, num_learners)
 
     def repeated(tree: Any, count: int) -> Any:
         return jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), tree)

@@ -13,11 +13,11 @@ from common.actors.threads import Stopped, Worker, stop_workers
 from common.cli.errors import TrainingError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
-from common.device.agents import Agent, Player, Seen
+from common.device.agents import Agent, Player
 from common.device.evaluation import SEED, Episodes
 from common.device.sharding import to_host
 from common.envs.environment import LONGEST_HORIZON
-from common.envs.host import begins, evaluation_params
+from common.envs.host import evaluation_params
 from common.envs.suite_tools import reason
 
 MOST_ENVS = 32  # of an evaluation
@@ -105,17 +105,16 @@ def run_host_episodes(worker: Worker, player: Player | Callable, num_episodes: i
     be the short ones. An episode is cut after `LONGEST_HORIZON` steps. Raises Stopped once the `worker` has ended.
     """
     player, stepper, count = Player.of(player), Stepper(worker, LONGEST_HORIZON), worker.envs.num_envs
+    memory = player.initial_memory(count)
     quota = num_episodes // count + (np.arange(count) < num_episodes % count)
     results: list[list[tuple[float, int]]] = [[] for _ in range(count)]
-    seen, memory = Seen(stepper.obs, np.ones(count, bool), np.zeros(count, np.float32)), player.initial_memory(count)
     while quota.any():
         if worker.ended:
             raise Stopped
         with worker.doing("act"):
-            action, memory = player.act(seen, memory, None)
+            action, memory = player.act(stepper.seen, memory, None)
             action = jax.device_get(action)
-        out, episodes = stepper.step(action)
-        seen = Seen(stepper.obs, begins(out), out.reward.astype(np.float32))
+        _, episodes = stepper.step(action)
         for index, *episode in episodes:
             if quota[index]:
                 results[index].append(episode)

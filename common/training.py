@@ -146,8 +146,8 @@ def _learn_from_actors(
     this = f"warning: process {jax.process_index()} of {multihost.count()}:"  # its console is silent
     warn = run.console.warn if multihost.is_first() else partial(print, this, file=sys.stderr, flush=True)
     sharding = NamedSharding(Mesh(np.array(multihost.own(run.devices)), (AXIS,)), P(AXIS))
-    run.actors = batches = Batches(run.args, driver, learner, started, actor_devices, sharding, warn)
-    with batches:
+    with Batches(run.args, driver, learner, started, actor_devices, sharding, warn) as batches:
+        run.figures = batches.figures
         while run.unfinished:
             state = _run_chunk(run, batches, state, update)
     return state

@@ -88,7 +88,7 @@ def over_learners(rollout: HostRollout, num_learners: int) -> HostRollout:
 class Batches:
     """All actors at work, each in a thread of its own.
 
-    A context manager, and the run's `actors`. `next`, an update, and `publish` alternate.
+    A context manager. `next`, an update, and `publish` alternate.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Batches:
         self._episodes: list[tuple[float, int]] = []
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self._unseen: set[str] = set()  # metrics of --log-info that a warning has named
-        self._at_end: dict[str, float] = {}  # figures
+        self.figures: dict[str, float] = {}  # counts and mean seconds of the whole run, at its end
 
     def __enter__(self) -> "Batches":
         for actor in self.actors:
@@ -133,7 +133,9 @@ class Batches:
         self.queue.discard()
         if stuck:
             self._warn(f"actors that do not answer were left behind: {'; '.join(map(str, stuck))}")
-        self._at_end = self._figures(alone=bool(kind))
+        self.figures |= self._figures(alone=True)
+        if not kind:
+            self.figures |= self._figures(alone=False)  # if the others, too, come here
 
     def next(self, stopped: Callable[[], bool], leaving: bool) -> Batch | None:
         """The rollouts of an update, on their way to the learner's devices; None once `stopped`.
@@ -246,10 +248,6 @@ class Batches:
         recent = np.array(self._recent or [(np.nan, np.nan)], float).mean(axis=0)
         newest = {f"episode/{name}_last{WINDOW}": x for name, x in zip(("return", "length"), recent, strict=True)}
         return row | {"episode/count": count} | newest | self._figures(alone=False)
-
-    def figures(self) -> dict[str, Any]:
-        """Counts and seconds of the whole run, of all processes unless it has failed."""
-        return self._at_end or self._figures(alone=True)
 
     def _figures(self, alone: bool) -> dict[str, float]:
         """Counts, and mean seconds, so far: of this process `alone`, or of all, which call at the same time."""

@@ -36,7 +36,6 @@ A complete module for a suite called pond, whose states know neither time limits
             return Step(pond.obs, (pond, time), pond.reward, pond.done, time >= self.declared_steps)
 """
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -175,26 +174,6 @@ class Env:
         if array.shape != shape:
             raise UsageError(f"{returned} of shape {array.shape} instead of {shape}")
         return array.astype(dtype)
-
-
-class Wrapper(Env):
-    """Another environment, `wrapped`, of which a subclass changes observations or states."""
-
-    def __init__(self, name: str, wrapped: Env, observation_space: Any):
-        self.wrapped, self.cheap_reset, self.params = wrapped, wrapped.cheap_reset, wrapped.params
-        super().__init__(name, wrapped.inner, observation_space, wrapped.action_space, wrapped.declared_steps)
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        return self.wrapped.numbers
-
-    def with_numbers(self, numbers: dict[str, jax.Array]) -> Env:
-        other = copy.copy(self)
-        other.wrapped = self.wrapped.with_numbers(numbers)
-        return other
-
-    def frame(self, state: Any) -> np.ndarray | None:
-        return self.wrapped.frame(state)
 
 
 def as_type(x: Any, dtype: Any) -> jax.Array:

@@ -86,10 +86,7 @@ def _environment(args: Args, policy: Policy) -> tuple[str, str]:
         raise UsageError(f"{policy.run_dir} was trained on your own environment: name it again, --env {name}")
     if name != trained["env"] or args.env_params:
         return name, args.env_params
-    if not steps_on_host(name):
-        return name, trained["env_params"]
-    flags = "env", "vectorization", "env_params", "eval_env_params"
-    return name, evaluation_params(**{flag: trained.get(flag, "") for flag in flags})
+    return name, evaluation_params(trained) if steps_on_host(name) else trained["env_params"]
 
 
 def _check_fit(policy: Policy, env: Env | EnvSpec) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from common.actors.actor import eval_params, inspect_env
+from common.actors.actor import inspect_env
 from common.actors.batches import ActorsFailed, Batches, UpdateMetrics, example_batch
 from common.actors.host_drivers import HostDriver, host_driver
 from common.actors.host_evaluation import HostEvaluation
@@ -30,6 +30,7 @@ from common.device.sharding import AXIS, arrays_of, to_host
 from common.drawing.figures import draw_curve, draw_population
 from common.envs.custom import wrap
 from common.envs.environment import Env, check_spaces
+from common.envs.host import evaluation_params
 from common.envs.registry import list_envs, make
 from common.envs.variation import run_env
 from common.runs.lock import locked
@@ -105,7 +106,7 @@ def train_with_actors(
     }
     if multihost.count() > 1:
         notes["actors"] += f" in each of {multihost.count()} processes"
-    if (params := eval_params(args)) != args.env_params:
+    if (params := evaluation_params(vars(args))) != args.env_params:
         notes["eval"] = f"with {params}"
     programs, members = programs_over_learners(driver, devices), arrays_of(args.members, len(devices))
     shapes, example = jax.eval_shape(programs.init, members), example_batch(args, env, driver, own)
@@ -144,8 +145,8 @@ def _learn_from_actors(
     this = f"warning: process {jax.process_index()} of {multihost.count()}:"  # its console is silent
     warn = run.console.warn if multihost.is_first() else partial(print, this, file=sys.stderr, flush=True)
     sharding = NamedSharding(Mesh(np.array(multihost.own(run.devices)), (AXIS,)), P(AXIS))
-    run.actors = batches = Batches(run.args, driver, learner, started, actor_devices, sharding, warn)
-    with batches:
+    with Batches(run.args, driver, learner, started, actor_devices, sharding, warn) as batches:
+        run.figures = batches.figures
         while run.unfinished:
             state = _run_chunk(run, batches, state, update)
     return state

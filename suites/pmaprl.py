@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from common.envs.environment import Step, Wrapper
-from common.envs.spaces import Box
+from common.envs.environment import Step
+from common.envs.spaces import Box, convert
 from suites import gymnax
 from suites.tools.shared import PARTIAL, WITHOUT_VELOCITIES
 
@@ -15,19 +15,20 @@ def ids() -> list[str]:
     return [PARTIAL + whole for whole in WITHOUT_VELOCITIES]
 
 
-class SuiteEnv(Wrapper):
+class SuiteEnv(gymnax.SuiteEnv):
     """One of gymnax's of which only some numbers are observed."""
 
     def __init__(self, name: str, env_id: str, env_params: dict[str, Any]):
-        of = env_id.removeprefix(PARTIAL)
-        whole, self._seen = gymnax.SuiteEnv(of, of, env_params), np.array(WITHOUT_VELOCITIES[of])
-        low, high = (bound[self._seen] for bound in whole.observation_space[:2])
-        super().__init__(name, whole, Box(low, high, low.shape))
+        whole = env_id.removeprefix(PARTIAL)
+        self._seen = np.array(WITHOUT_VELOCITIES[whole])
+        super().__init__(name, whole, env_params)
+        low, high, _ = convert(self.inner.observation_space(self.params), "observation space")
+        self.observation_space = Box(low[self._seen], high[self._seen], self._seen.shape)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
-        obs, state = self.wrapped.begin(key)
+        obs, state = super().begin(key)
         return obs[self._seen], state
 
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
-        reached = self.wrapped.advance(key, state, action)
+        reached = super().advance(key, state, action)
         return reached._replace(obs=reached.obs[self._seen])

@@ -19,7 +19,7 @@ from PIL import Image
 import common.actors.host_evaluation
 from common import export, play
 from common.actors.actor import Actor, env_maker
-from common.actors.batches import metrics_of, over_learners, tally_of
+from common.actors.batches import over_learners, tally_of
 from common.actors.host_drivers import as_rollout
 from common.actors.threads import Collected, HostRollout, Slot
 from common.cli.errors import TrainingError
@@ -158,7 +158,7 @@ def test_masked_steps_teach_nothing():
     assert relative_difference(params, lab.update(other)[0]) < 1e-6
     changed = rollout._replace(reward=np.where(masked, rollout.reward, 1e3).astype(np.float32))
     assert relative_difference(params, lab.update(changed)[0]) > 1e-3
-    metrics = metrics_of(tally_of(Collected(0, rollout, []), version=0, max_lag=lab.args.max_policy_lag))
+    metrics = tally_of(Collected(0, rollout, []), version=0, max_lag=lab.args.max_policy_lag).metrics()
     shares = {"batch/valid": rollout.valid.mean(), "batch/too_old": (old & rollout.valid).mean()}
     assert {name: metrics[name] for name in shares} == pytest.approx(shares)
 
@@ -184,9 +184,9 @@ def test_both_kinds_of_reset_teach_the_same(flags):
     within = within._replace(valid=np.ones((6, 8), bool), truncated=truncated, terminated=terminated)
     over = (truncated | terminated)[..., None]
     within = within._replace(final_obs=np.where(over, within.final_obs, within.obs[1:]))
-    apart = jax.tree.map(lambda x: np.insert(x, 3, 0, axis=0), within._replace(final_obs=None, memory=()))
+    apart = jax.tree.map(lambda x: np.insert(x, 3, 0, axis=0), within._replace(final_obs=None, first=(), memory=()))
     obs = np.insert(within.obs, 3, within.final_obs[2], axis=0)
-    apart = apart._replace(obs=obs, memory=within.memory)
+    apart = apart._replace(obs=obs, first=within.first, memory=within.memory)
     assert not apart.valid[3].any()
     assert relative_difference(lab.update(within, updates=2)[0], lab.update(apart, updates=2)[0]) < 1e-5
 
@@ -309,12 +309,7 @@ def test_one_compilation_and_no_growing_memory(tmp_path, monkeypatch):
     with Watch(monkeypatch) as watch:
         train(tmp_path / "run", total_timesteps=40 * 128, log_interval=128)
     names = sorted(name for name, chunks in watch.compiled)
-    assert names == [
-        "jit(_fun)",
-        "jit(_fun)",
-        "jit(act)",
-        "jit(act_on_host)",
-    ]  # `init` and `update`; acting and playing
+    assert names == ["jit(_fun)", "jit(_fun)", "jit(act)", "jit(act_on_host)"]  # `init`, `update`; playing, acting
     assert max(watch.bytes[5:]) < 2 * min(watch.bytes[5:])  # a few versions of the parameters come and go
 
 

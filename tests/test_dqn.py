@@ -8,6 +8,7 @@ import pytest
 from helpers import dqn, make_env, over_devices, relative_difference, small_dqn_args
 
 from common.actors.host_drivers import transitions_of
+from common.device.agents import at_start
 from common.device.interface import Now, Transition
 from common.device.optim import hp_of
 from common.device.replay import new_replay
@@ -116,11 +117,11 @@ def test_actors_explore_with_the_learner_s_epsilon_and_rollouts_are_not_continue
     lab = Lab(n_steps=2)
     driver, args = lab.driver, lab.args
     learner, run = driver.begin(*jax.random.split(jax.random.key(0)))
-    obs = jnp.ones((3000, 2))
-    best = dqn.make_dqn(args, lab.spec).act(learner, obs[:1])
+    seen = at_start(jnp.ones((3000, 2)))
+    best = dqn.make_dqn(args, lab.spec).act(learner, seen.obs[:1])
     for epsilon in 0.0, 0.3:
         published = driver.publish(learner.replace(epsilon=jnp.float32(epsilon)), run.replace(env_steps=jnp.int32(640)))
-        action, *_ = driver.act_on_host(published, (), jax.random.key_data(jax.random.key(1)), jnp.uint32(0), obs)
+        action, *_ = driver.act_on_host(published, (), jax.random.key_data(jax.random.key(1)), jnp.uint32(0), seen)
         assert jnp.mean(action != best) == pytest.approx(epsilon * 2 / 3, abs=0.03)
     ends = np.arange(8)[:, None] == [2, 5, 7, 9]  # the last goes on
     obs, taken = np.zeros((9, 4, 2), np.float32), {"action": ends, "extras": ends}

@@ -215,14 +215,14 @@ def test_runs_may_be_in_processes_of_other_programs(tmp_path):
 
 
 def test_evaluations_count_whole_games_unless_told_otherwise():
-    for env, vectorization, flags, wanted in (
-        ("envpool:Pong-v5", "async", ('{"reward_clip": true}', ""), {"reward_clip": False}),
-        ("envpool:Pong-v5", "async", ('{"episodic_life": true}', '{"a": 1}'), {"episodic_life": False, "a": 1}),
-        ("envpool:Pong-v5", "async", ("", '{"episodic_life": true}'), {"episodic_life": True}),
-        ("gymnasium:ale_py:ALE/Pong-v5", "vector", ("", ""), {"reward_clipping": False}),
-        ("gymnasium:ale_py:ALE/Pong-v5", "async", ("", ""), {}),
+    for flags, wanted in (
+        ({"env_params": '{"reward_clip": true}'}, {"reward_clip": False}),
+        ({"env_params": '{"episodic_life": true}', "eval_env_params": '{"a": 1}'}, {"episodic_life": False, "a": 1}),
+        ({"eval_env_params": '{"episodic_life": true}'}, {"episodic_life": True}),
+        ({"env": "gymnasium:ale_py:ALE/Pong-v5", "vectorization": "vector"}, {"reward_clipping": False}),
+        ({"env": "gymnasium:ale_py:ALE/Pong-v5", "vectorization": "async"}, {}),
     ):
-        assert read_params(evaluation_params(env, vectorization, *flags)) == wanted
+        assert read_params(evaluation_params({"env": "envpool:Pong-v5", "env_params": ""} | flags)) == wanted
 
 
 # ---------------------------------------------------------------------------------------------------- slots and queues
@@ -292,8 +292,9 @@ def test_the_queue_loses_nothing():
 
 
 def actor_on(name: str, **more: Any) -> Actor:
-    def act(params, memory, key, step, obs):
-        return np.full(len(obs), params % 3, np.int32), {"step": np.full(len(obs), step)}, memory + 1
+    def act(params, memory, key, step, seen):
+        memory = np.where(seen.first, 0, memory) + 1
+        return np.full(len(memory), params % 3, np.int32), {"step": np.full(len(memory), step)}, memory
 
     return Actor(0, lambda seed: make_host(name, 2, seed, **more), None, act, 6, (0,), memory=np.zeros(2))
 

@@ -16,6 +16,7 @@ from host_helpers import BOX, TOY, TOYS, made_up, rows_with, states_of
 
 from common.actors.batches import over_learners
 from common.actors.threads import HostRollout
+from common.device.agents import at_start
 from common.device.sharding import AXIS, TrainState, to_host
 from common.policy import load_policy
 
@@ -200,13 +201,13 @@ def test_images_and_parts_with_masks(toy, tmp_path):
 def test_actions_are_uniform_and_held_at_first():
     lab = Lab(envs_per_actor=256, buffer_size=10**5, hold_random=3)
     learner, run = lab.driver.begin(jax.random.key(0), jax.random.key(1))
-    key, obs = jax.random.key_data(jax.random.key(2)), np.zeros((256, 2), np.float32)
+    key, seen = jax.random.key_data(jax.random.key(2)), at_start(np.zeros((256, 2), np.float32))
     published = lab.driver.publish(learner, run)
-    outputs = [lab.driver.act_on_host(published, (), key, jnp.uint32(step), obs) for step in range(5)]
+    outputs = [lab.driver.act_on_host(published, (), key, jnp.uint32(step), seen) for step in range(5)]
     first, actions = outputs[0][0], [kept for _, kept, _ in outputs]
     assert [(a == b).all() for a, b in itertools.pairwise(actions)] == [True, True, False, True]
     assert len(np.unique(actions[0])) > 1000, "of each environment others"
     assert abs(np.mean(actions[0])) < 0.1 and 0.5 < np.std(actions[0]) < 0.65 and np.abs(actions[0]).max() <= 1
     assert first.shape == (256, 4) and -2 <= first.min() < -1.9 and 0.9 < first.max() <= 1, "the toy's Box"
     learned = lab.driver.publish(learner, run.replace(env_steps=jnp.int32(64)))
-    assert np.abs(lab.driver.act_on_host(learned, (), key, jnp.uint32(0), obs)[1] - actions[0]).max() > 0.1
+    assert np.abs(lab.driver.act_on_host(learned, (), key, jnp.uint32(0), seen)[1] - actions[0]).max() > 0.1

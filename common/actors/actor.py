@@ -15,6 +15,7 @@ import numpy as np
 from common.actors.threads import POLL_INTERVAL, Collected, HostRollout, Slot, Worker
 from common.cli.errors import FailedEnvError, TrainingError, UsageError
 from common.cli.host_flags import HostEnvArgs
+from common.device.agents import Seen
 from common.device.statistics import Tally, kind_of
 from common.envs.host import HostEnvs, HostStep, begins, evaluation_params
 from common.envs.masks import check_legal
@@ -36,19 +37,20 @@ class Stepper:
         self._return, self._length = np.zeros(count), np.zeros(count, int)
         with worker.doing("reset"):
             obs = worker.envs.reset()
-        self.obs = self._checked(obs)  # [N, ...] what to act on, in the networks' types
-        check_legal(self.obs, np.ones(count, bool), worker.envs.spec)
+        # What to act on, [N, ...], observations in the networks' types
+        self.seen = Seen(self._checked(obs), np.ones(count, bool), np.zeros(count, np.float32))
+        check_legal(self.seen.obs, self.seen.first, worker.envs.spec)
 
     def step(self, action: Any) -> tuple[HostStep, list[tuple[int, float, int]]]:
         """Act everywhere; with the step, returns (environment, return, length) of each episode that is over."""
         envs = self._worker.envs
         with self._worker.doing("env_step"):
             out = envs.step(action)
-        self.obs = self._checked(out.obs)
+        self.seen = Seen(self._checked(out.obs), begins(out), out.reward)
         self._check_finite(out.reward, "reward")
         if out.final_obs is not None:
             out = out._replace(final_obs=self._checked(out.final_obs))
-        check_legal(self.obs, ~out.ended | envs.resets_in_step, envs.spec)
+        check_legal(self.seen.obs, ~out.ended | envs.resets_in_step, envs.spec)
         self._return += np.where(out.valid, out.reward, 0.0)
         self._length += out.valid
         over = np.flatnonzero(out.ended | (self._length >= self._longest))
@@ -90,8 +92,8 @@ class Actor(Worker):
     ):
         """`number` is its place among the actors of all processes. `make_envs` takes a seed.
 
-        `act` takes parameters, memory, key data, a step's number and observations [N, ...], and returns actions
-        [N, ...], extras, and the new memory. `log_info` is the flag.
+        `act` takes parameters, memory, key data, a step's number and a `Seen` [N, ...], and returns actions [N, ...],
+        extras, and the new memory. `log_info` is the flag.
         """
         super().__init__(f"actor {number}", ("env_step", "act", "wait_params", "wait_put"))
         self.number, self.device, self._log_info = number, device, log_info
@@ -109,38 +111,28 @@ class Actor(Worker):
 
     def collect(self, choose: Callable[[Slot | None], Slot]) -> Collected:
         """Step `num_steps` times; `choose` gets the parameters in use and returns those for the next step."""
-        memory = jax.tree.map(lambda x: np.asarray(x)[None], self._memory)
-        slot, steps, obs, episodes, logged = None, [], [self._stepper.obs], [], []
+        first, memory = jax.tree.map(lambda x: np.asarray(x)[None], (self._stepper.seen.first, self._memory))
+        slot, steps, obs, episodes, logged = None, [], [self._stepper.seen.obs], [], []
         for _ in range(self._num_steps):
             with self.doing("wait_params"):
                 slot = choose(slot)
             with self.doing("act"):
-                acting = slot.params, self._memory, self._key, self._steps, self._stepper.obs
+                acting = slot.params, self._memory, self._key, self._steps, self._stepper.seen
                 action, extras, self._memory = self._act(*acting)
                 action, extras = jax.device_get((action, extras))
             self._steps += np.uint32(1)
             out, over = self._stepper.step(action)
-            self._forget(begins(out))
             outcome = out.reward, out.terminated, out.truncated, out.valid
             version = np.full(len(out.valid), slot.version, np.int32)
-            steps.append(HostRollout((), action, extras, *outcome, version, out.final_obs, ()))
-            obs.append(self._stepper.obs)
+            steps.append(HostRollout((), action, extras, *outcome, version, out.final_obs, (), ()))
+            obs.append(self._stepper.seen.obs)
             episodes += [(ret, length) for _, ret, length in over]
             logged.append(self._logged_numbers(out))
         self.rollouts += 1
         # Arrays of its own for every rollout: the transfer of the last one may still be going on.
         rollout, obs = (jax.tree.map(lambda *x: np.stack(x), *trees) for trees in (steps, obs))
-        rollout = rollout._replace(obs=obs, memory=memory)
+        rollout = rollout._replace(obs=obs, first=first, memory=memory)
         return Collected(self.number, rollout, episodes, reduce(operator.add, logged))
-
-    def _forget(self, begins: np.ndarray) -> None:
-        """Start the memory of environments anew whose next step is the first of an episode."""
-
-        def forget(memory, first):
-            return np.where(begins.reshape(-1, *[1] * (np.ndim(memory) - 1)), first, memory)
-
-        if begins.any():
-            self._memory = jax.tree.map(forget, self._memory, self._first_memory)
 
     def _logged_numbers(self, out: HostStep) -> Tally:
         """What a step has of the metrics of --log-info, those of all environments together."""
@@ -148,7 +140,7 @@ class Actor(Worker):
         for metric in self._log_info:
             entry, _, kind = metric.rpartition("_")
             found = out.numbers(metric)
-            numbers[metric] = found if len(found) or kind not in REDUCTIONS else out.numbers(entry)
+            numbers[f"env/{metric}"] = found if len(found) or kind not in REDUCTIONS else out.numbers(entry)
         functions = {"max": np.max, "min": np.min, "last": np.mean}
         value = {name: functions.get(kind_of(name), np.sum)(x) if len(x) else 0.0 for name, x in numbers.items()}
         return Tally(value, {name: len(x) for name, x in numbers.items()})
@@ -164,18 +156,13 @@ class HostEnvKind(NamedTuple):
 
 def inspect_env(args: HostEnvArgs) -> HostEnvKind:
     """Make the environment once to see what it is, and once more where evaluations have another one."""
-    kind = _inspect(args, args.env_params)
-    evaluated = kind if eval_params(args) == args.env_params else _inspect(args, eval_params(args))
+    kind, params = _inspect(args, args.env_params), evaluation_params(vars(args))
+    evaluated = kind if params == args.env_params else _inspect(args, params)
     for what in ("observation", "action"):
         then, now = (str(getattr(x.spec, f"{what}_space")) for x in (evaluated, kind))
         if then != now:
             raise UsageError(f"{what}s are {then} in evaluations, with --eval-env-params, and {now} in the training")
     return kind
-
-
-def eval_params(args: HostEnvArgs) -> str:
-    """The parameters of the environments in evaluations, as --env-params are those of the others."""
-    return evaluation_params(args.env, args.vectorization, args.env_params, args.eval_env_params)
 
 
 def env_maker(args: HostEnvArgs, num_envs: int, env_params: str) -> Callable[[int], HostEnvs]:

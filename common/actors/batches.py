@@ -38,6 +38,7 @@ from common.actors.threads import (
 from common.cli.errors import FailedEnvError, TrainingError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
+from common.device.agents import at_start
 from common.device.interface import RunState
 from common.device.statistics import WINDOW, Report, Tally
 from common.envs.suite_tools import reason
@@ -56,23 +57,22 @@ class Batch(NamedTuple):
 
 def example_batch(args: HostEnvArgs, env: HostEnvKind, driver: HostDriver, num_learners: int) -> Batch:
     """Shapes of what `Batches.next` returns."""
-    count, share = args.envs_per_actor, args.envs_per_actor // num_learners
 
-    def step() -> HostRollout:
-        key, obs, flags = jax.random.key(0), env.spec.example_obs(count), jnp.zeros(count, bool)
-        published, memory = driver.publish(*driver.begin(key, key)), driver.memory(count)
-        acted = driver.act_on_host(published, memory, jax.random.key_data(key), jnp.uint32(0), obs)
-        outcome, final_obs = (jnp.zeros(count), flags, flags, flags), obs if env.resets_in_step else None
-        return HostRollout(obs, *acted[:2], *outcome, jnp.zeros(count, jnp.int32), final_obs, memory=acted[2])
+    def rollout() -> HostRollout:
+        key, seen = jax.random.key(0), at_start(env.spec.example_obs(args.envs_per_actor))
+        published, memory = driver.publish(*driver.begin(key, key)), driver.memory(args.envs_per_actor)
+        *acted, memory = driver.act_on_host(published, memory, jax.random.key_data(key), jnp.uint32(0), seen)
+        outcome = seen.reward, *[seen.first] * 3, jnp.zeros_like(seen.reward, jnp.int32)
+        step = HostRollout((), *acted, *outcome, seen.obs if env.resets_in_step else None, (), ())
+        at_first = {"first": seen.first[None], "memory": repeated(memory, 1)}
+        steps = repeated(step, args.num_steps)._replace(obs=repeated(seen.obs, args.num_steps + 1), **at_first)
+        return over_learners(steps, num_learners)
 
-    def repeated(tree: Any, steps: int) -> Any:
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_learners, steps, share, *x.shape[1:]), x.dtype), tree)
+    def repeated(tree: Any, count: int) -> Any:
+        return jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), tree)
 
-    one = jax.eval_shape(step)
-    rollout = repeated(one, args.num_steps)
-    rollout = rollout._replace(obs=repeated(one.obs, args.num_steps + 1), memory=repeated(one.memory, 1))
     leaving = jax.ShapeDtypeStruct((num_learners,), bool) if args.processes > 1 else ()
-    return Batch((rollout,) * args.own_rollouts, leaving)
+    return Batch((jax.eval_shape(rollout),) * args.own_rollouts, leaving)
 
 
 def over_learners(rollout: HostRollout, num_learners: int) -> HostRollout:
@@ -88,7 +88,7 @@ def over_learners(rollout: HostRollout, num_learners: int) -> HostRollout:
 class Batches:
     """All actors at work, each in a thread of its own.
 
-    A context manager, and the run's `actors`. `next`, an update, and `publish` alternate.
+    A context manager. `next`, an update, and `publish` alternate.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Batches:
         self._episodes: list[tuple[float, int]] = []
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self._unseen: set[str] = set()  # metrics of --log-info that a warning has named
-        self._at_end: dict[str, float] = {}  # figures
+        self.figures: dict[str, float] = {}  # counts and mean seconds of the whole run, at its end
 
     def __enter__(self) -> "Batches":
         for actor in self.actors:
@@ -133,7 +133,9 @@ class Batches:
         self.queue.discard()
         if stuck:
             self._warn(f"actors that do not answer were left behind: {'; '.join(map(str, stuck))}")
-        self._at_end = self._figures(alone=bool(kind))
+        self.figures |= self._figures(alone=True)
+        if not kind:
+            self.figures |= self._figures(alone=False)  # if the others, too, come here
 
     def next(self, stopped: Callable[[], bool], leaving: bool) -> Batch | None:
         """The rollouts of an update, on their way to the learner's devices; None once `stopped`.
@@ -235,7 +237,7 @@ class Batches:
         parts = multihost.allgather((tally.value, tally.count, self._episodes))
         self._tallies, self._episodes = [], []
         tally = reduce(operator.add, (Tally(*jax.tree.map(np.float64, part[:2])) for part in parts))
-        row, count = metrics_of(tally), tally.count["episode/return"]
+        row, count = tally.metrics(), tally.count["episode/return"]
         unseen = {name for name, reports in tally.count.items() if name.startswith("env/") and not reports}
         if count and unseen - self._unseen:
             self._warn(f"no environment has reported {', '.join(sorted(unseen))}, which --log-info names")
@@ -246,10 +248,6 @@ class Batches:
         recent = np.array(self._recent or [(np.nan, np.nan)], float).mean(axis=0)
         newest = {f"episode/{name}_last{WINDOW}": x for name, x in zip(("return", "length"), recent, strict=True)}
         return row | {"episode/count": count} | newest | self._figures(alone=False)
-
-    def figures(self) -> dict[str, Any]:
-        """Counts and seconds of the whole run, of all processes unless it has failed."""
-        return self._at_end or self._figures(alone=True)
 
     def _figures(self, alone: bool) -> dict[str, float]:
         """Counts, and mean seconds, so far: of this process `alone`, or of all, which call at the same time."""
@@ -274,14 +272,7 @@ def tally_of(collected: Collected, version: int, max_lag: int) -> Tally:
         reports[name] = Report(np.sum(values), len(values))
         reports[f"{name}_min"] = Report(np.min(values, initial=np.inf), len(values))
         reports[f"{name}_max"] = Report(np.max(values, initial=-np.inf), len(values))
-    info = ({f"env/{name}": x for name, x in numbers.items()} for numbers in vars(collected.info).values())
-    return Tally.of(reports) | Tally(*info)
-
-
-def metrics_of(tally: Tally) -> dict[str, Any]:
-    """What host numbers come to."""
-    with np.errstate(invalid="ignore"):  # of what was never reported
-        return tally.metrics()
+    return Tally.of(reports) | collected.info
 
 
 class UpdateMetrics:
@@ -307,7 +298,7 @@ class UpdateMetrics:
     def read(self, more: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """What the metrics of the updates come to, with `more` behind them, and what was not finite."""
         self._read_newest()
-        return metrics_of(self._tally) | self._gauges | more, self.broken
+        return self._tally.metrics() | self._gauges | more, self.broken
 
     def _read_newest(self) -> None:
         if self._newest is None:

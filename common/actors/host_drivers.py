@@ -39,7 +39,7 @@ class HostDriver(NamedTuple):
     begin: Callable  # keys of the learner and of everything random -> learner, RunState
     update: Callable  # TrainState, HostRollouts -> TrainState, what to publish, Tally
     publish: Callable  # learner, RunState -> what an actor needs to act
-    act_on_host: Callable  # published, memory, key data, step, observations [N, ...] -> actions, extras, memory
+    act_on_host: Callable  # published, memory, key data, step's number, Seen [N, ...] -> actions, extras, memory
     memory: Callable  # number of environments N -> memory of `act_on_host` at first
     actors: Callable = tuple  # -> the `actors` of a TrainState at first: () without a replay buffer
     gauges: Callable = lambda state: {}  # TrainState -> metrics of how things stand after an update
@@ -96,22 +96,17 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
     def publish(learner: Any, run: RunState) -> Any:
         return learner.replace(**{name: () for name in vars(learner) if name.startswith("opt_state")})
 
-    def act_on_host(learner: Any, memory: Any, key_data: jax.Array, step: jax.Array, obs: Any) -> tuple[Any, Any, Any]:
-        key, count = jax.random.fold_in(jax.random.wrap_key_data(key_data), step), batch_shape(obs)
-        seen = Seen(obs, jnp.zeros(count, bool), jnp.zeros(count))  # actors empty memories themselves
-        noise = action_noise(key, env.action_space, count)
-        return recurrent.explore(learner, seen, memory, noise)
+    def act_on_host(learner: Any, memory: Any, key_data: jax.Array, step: jax.Array, seen: Seen) -> tuple[Any, ...]:
+        key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
+        return recurrent.explore(learner, seen, memory, action_noise(key, env.action_space, batch_shape(seen.obs)))
 
     return HostDriver(begin, update, publish, act_on_host, recurrent.training_memory or recurrent.initial_memory)
 
 
 def as_rollout(host: HostRollout) -> Rollout:
-    """What actors collected, as algorithms take it.
-
-    Memory begins a rollout as the actor's, and anew within it where a step is the first of an episode.
-    """
-    first, reward = (jnp.concatenate([jnp.zeros_like(x[:1]), x]) for x in (begins(host), host.reward))
-    seen = Seen(host.obs, first, reward)  # [T + 1, N, ...]
+    """What actors collected, as algorithms take it."""
+    reward = jnp.concatenate([jnp.zeros_like(host.reward[:1]), host.reward])
+    seen = Seen(host.obs, jnp.concatenate([host.first, begins(host)]), reward)  # [T + 1, N, ...]
     before, last = jax.tree.map(lambda x: x[:-1], seen), jax.tree.map(lambda x: x[-1], seen)
     memory = jax.tree.map(lambda x: x[0], host.memory)
     outcome = host.reward, host.terminated, host.truncated, host.final_obs
@@ -157,10 +152,10 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
         return acting_part(learner), run.env_steps < args.learning_starts
 
     def act_on_host(
-        published: Any, memory: tuple, key_data: jax.Array, step: jax.Array, obs: Any
+        published: Any, memory: tuple, key_data: jax.Array, step: jax.Array, seen: Seen
     ) -> tuple[Any, Any, tuple]:
         """Actions as environments take them and as the buffer keeps them: sampled, or at first at random."""
-        part, warming_up = published
+        (part, warming_up), obs = published, seen.obs
         policy_key, held = jax.random.split(jax.random.wrap_key_data(key_data))
         policy_key, held = jax.random.fold_in(policy_key, step), jax.random.fold_in(held, step // args.hold_random)
         noise = action_noise(policy_key, env.action_space, batch_shape(obs))

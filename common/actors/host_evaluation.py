@@ -9,16 +9,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from common.actors.actor import Stepper, env_maker, eval_params
+from common.actors.actor import Stepper, env_maker
 from common.actors.threads import Stopped, Worker, stop_workers
 from common.cli.errors import TrainingError
 from common.cli.host_flags import HostEnvArgs
 from common.device import multihost
-from common.device.agents import Player, Seen
+from common.device.agents import Player
 from common.device.evaluation import SEED, Episodes
 from common.device.sharding import to_host
 from common.envs.environment import LONGEST_HORIZON
-from common.envs.host import begins
+from common.envs.host import evaluation_params
 from common.envs.suite_tools import reason
 
 MOST_ENVS = 32  # of an evaluation
@@ -29,16 +29,19 @@ class HostEvaluation:
 
     def __init__(self, args: HostEnvArgs, algorithm: Any, warn: Callable[[str], None]):
         """`algorithm` acts with a learner."""
-        self._make_envs = env_maker(args, min(args.eval_episodes, MOST_ENVS), eval_params(args))
+        self._make_envs = env_maker(args, min(args.eval_episodes, MOST_ENVS), evaluation_params(vars(args)))
         self._args, self._algorithm, self._warn = args, algorithm, warn
+        # In the first process:
         self._due: deque[tuple[int, Any]] = deque()  # step and learner of each to be played; the oldest is under way
         self._worker: Worker | None = None  # who plays that, with Episodes [E] as result
 
     def begin(self, step: int, state: Any) -> None:
         """Start to evaluate a copy of `state` once those begun before are over."""
-        self._due.append((step, jax.tree.map(lambda x: x[0], to_host(state.replace(actors=())).learner)))
-        if len(self._due) == 1:
-            self._start_oldest()
+        learner = jax.tree.map(lambda x: x[0], to_host(state.replace(actors=())).learner)
+        if multihost.is_first():
+            self._due.append((step, learner))
+            if len(self._due) == 1:
+                self._start_oldest()
 
     def stop(self) -> None:
         """End the evaluation under way; neither its result nor those due after it matter any more."""
@@ -48,36 +51,30 @@ class HostEvaluation:
 
     def poll(self) -> Episodes | None:
         """The oldest one, once it is over. Raises TrainingError where it has failed or is beyond a limit."""
-        episodes = failure = None
-        try:
-            episodes = multihost.on_first(self._episodes)
-        except TrainingError as error:
-            failure = error
-        if episodes is None and failure is None:
-            return None
-        self._due.popleft()
-        self._start_oldest()
-        if failure:
-            raise failure
-        return Episodes(*map(np.asarray, episodes))
+        episodes = multihost.on_first(self._take_oldest)
+        return episodes and Episodes(*(np.asarray(x)[None] for x in episodes))
 
     def _start_oldest(self) -> None:
-        if self._due and multihost.is_first():
-            step, learner = self._due[0]
-            self._worker = worker = Worker(f"the evaluation at step {step:,}")
-            worker.run(partial(self._play_or_replay, jax.device_put(learner), worker))
+        step, learner = self._due[0]
+        self._worker = worker = Worker(f"the evaluation at step {step:,}")
+        worker.run(partial(self._play_or_replay, jax.device_put(learner), worker))
 
-    def _episodes(self) -> Episodes | None:
-        """Those under way, [1, E], once they are over. Raises TrainingError as `poll` does."""
-        worker = self._worker
+    def _take_oldest(self) -> Episodes | None:
+        """What `poll` returns, [E]; where the oldest one is over, or given up, the next one begins."""
+        worker, error = self._worker, None
         if worker.result.done():
-            if error := worker.result.exception():
-                raise TrainingError(f"failed twice: {reason(error)}") from error
-            return Episodes(*(x[None] for x in worker.result.result()))
-        if flag := worker.stuck(self._args):
-            worker.ended = True
-            raise TrainingError(f"is stuck ({flag}), in {worker.activity.phase} and was given up")
-        return None
+            error = worker.result.exception()
+            failure = error and f"failed twice: {reason(error)}"
+        elif flag := worker.stuck(self._args):
+            worker.ended, failure = True, f"is stuck ({flag}), in {worker.activity.phase} and was given up"
+        else:
+            return None
+        self._due.popleft()
+        if self._due:
+            self._start_oldest()
+        if failure:
+            raise TrainingError(failure) from error
+        return worker.result.result()
 
     def _play_or_replay(self, learner: Any, worker: Worker) -> Episodes:
         """What the thread does: play, and once more where an environment fails; the episodes are the same then."""
@@ -109,18 +106,17 @@ def run_host_episodes(worker: Worker, player: Player | Callable, num_episodes: i
     be the short ones. An episode is cut after `LONGEST_HORIZON` steps. Raises Stopped once the `worker` has ended.
     """
     player, stepper, count = Player.of(player), Stepper(worker, LONGEST_HORIZON), worker.envs.num_envs
+    memory = player.initial_memory(count)
     quota = num_episodes // count + (np.arange(count) < num_episodes % count)
     results: list[list[tuple[float, int]]] = [[] for _ in range(count)]
     keys = (key if key is None else jax.random.split(jax.random.fold_in(key, t), count) for t in itertools.count())
-    seen, memory = Seen(stepper.obs, np.ones(count, bool), np.zeros(count, np.float32)), player.initial_memory(count)
     while quota.any():
         if worker.ended:
             raise Stopped
         with worker.doing("act"):
-            action, memory = player.act(seen, memory, next(keys))
+            action, memory = player.act(stepper.seen, memory, next(keys))
             action = jax.device_get(action)
-        out, episodes = stepper.step(action)
-        seen = Seen(stepper.obs, begins(out), out.reward.astype(np.float32))
+        _, episodes = stepper.step(action)
         for index, *episode in episodes:
             if quota[index]:
                 results[index].append(episode)

@@ -124,7 +124,8 @@ class HostRollout(NamedTuple):
     valid: np.ndarray  # [T, N] False for steps in which an environment only reset itself
     version: np.ndarray  # [T, N] the version of the parameters that acted
     final_obs: Any  # [T, N, ...] true next observations, where `obs` does not have them
-    memory: Any  # [1, N, ...] what a recurrent policy carried into the first step; () without recurrence
+    first: np.ndarray  # [1, N] whether an episode begins with the first step
+    memory: Any  # [1, N, ...] what a recurrent policy carried into that step; () without recurrence
 
 
 class Collected(NamedTuple):

@@ -113,6 +113,7 @@ class Tally(struct.PyTreeNode):
         """The metrics of both."""
         return Tally(self.value | other.value, self.count | other.count)
 
+    @np.errstate(invalid="ignore")  # NumPy's 0 / 0
     def metrics(self) -> Metrics:
         """What they come to; NaN for what was never reported."""
         return {

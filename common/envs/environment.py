@@ -36,7 +36,6 @@ A complete module for a suite called pond, whose states know neither time limits
             return Step(pond.obs, (pond, time), pond.reward, pond.done, time >= self.declared_steps)
 """
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -177,26 +176,6 @@ class Env:
         return array.astype(dtype)
 
 
-class Wrapper(Env):
-    """Another environment, `wrapped`, of which a subclass changes observations or states."""
-
-    def __init__(self, name: str, wrapped: Env, observation_space: Any):
-        self.wrapped, self.cheap_reset, self.params = wrapped, wrapped.cheap_reset, wrapped.params
-        super().__init__(name, wrapped.inner, observation_space, wrapped.action_space, wrapped.declared_steps)
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        return self.wrapped.numbers
-
-    def with_numbers(self, numbers: dict[str, jax.Array]) -> Env:
-        other = copy.copy(self)
-        other.wrapped = self.wrapped.with_numbers(numbers)
-        return other
-
-    def frame(self, state: Any) -> np.ndarray | None:
-        return self.wrapped.frame(state)
-
-
 def as_type(x: Any, dtype: Any) -> jax.Array:
     """`x` as an array of this type; typed keys, which nothing converts, as they are."""
     return x if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.asarray(x).astype(dtype)
@@ -224,23 +203,19 @@ def check_spaces(args: Any, env: Any) -> None:
         raise UsageError("--exploration-loss symmetric-kl needs discrete actions: there is no uniform policy on a Box")
 
 
-def check_discrete(env: Any, instead: str) -> None:
-    """Raise UsageError unless actions are Discrete, two or more; it names what to take `instead` of Q-learning."""
-    if not isinstance(env.action_space, Discrete) or env.action_space.n == 1:
-        needs = f"Q-learning needs Discrete actions, two or more, and {env.name} has {env.action_space}"
-        raise UsageError(f"{needs}; {instead} can train on it")
+def check_discrete(env: Any, instead: str, needs: str = "Q-learning needs Discrete actions") -> None:
+    """Raise UsageError unless actions are Discrete, two or more; it names what to take `instead`."""
+    space = env.action_space
+    if not isinstance(space, Discrete) or space.n == 1:
+        raise UsageError(f"{needs}, two or more, and {env.name} has {space}; {instead} can train on it")
 
 
 def check_squashable(env: Any, instead: str) -> None:
     """Raise UsageError unless actions are Discrete, two or more, or a finite Box; it names what to take `instead`."""
     space = env.action_space
-    if not isinstance(space, Discrete | Box):
-        raise UsageError(f"SAC acts in a Box or in Discrete actions, {env.name} has {space}; {instead} can train on it")
-    if isinstance(space, Discrete):
-        if space.n == 1:
-            raise UsageError(f"SAC chooses among actions, and {env.name} has only one; {instead} can train on it")
-        return
-    if not (np.isfinite(space.low) & np.isfinite(space.high) & (space.low < space.high)).all():
+    if not isinstance(space, Box):
+        check_discrete(env, instead, "SAC needs a Box or Discrete actions")
+    elif not (np.isfinite(space.low) & np.isfinite(space.high) & (space.low < space.high)).all():
         raise UsageError(
             f"SAC squashes actions between bounds, and those of {env.name} are {np.ravel(space.low)} to "
             f"{np.ravel(space.high)}: each must be finite, the lower below the upper; {instead} can train on it"

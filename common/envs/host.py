@@ -98,15 +98,16 @@ class HostEnvs(Protocol):
 ATARI_AIDS = ("reward_clip", "reward_clipping", "episodic_life")  # envpool's names and ALE's, all of which can be off
 
 
-def evaluation_params(env: str, vectorization: str, env_params: str, eval_env_params: str) -> str:
-    """The arguments of a suite's `make` in evaluations of `env`, which is trained on with `env_params`.
+def evaluation_params(flags: Mapping[str, Any]) -> str:
+    """The arguments of a suite's `make`, a JSON object, in evaluations of a run with these `flags`.
 
     What makes learning Atari easier is off: scores are those of whole games, with rewards as they are. What
-    `eval_env_params` says comes before that. All are JSON objects. Raises UsageError where one is not.
+    --eval-env-params says comes before that. Raises UsageError where flags are no JSON objects.
     """
-    trained = read_params(env_params)
+    trained = read_params(flags["env_params"])
     aids = {aid for aid in ATARI_AIDS if aid in trained}
-    if vectorization == "vector" and "ALE/" in env:
+    if flags.get("vectorization") == "vector" and "ALE/" in flags["env"]:
         aids.add("reward_clipping")  # which is on where nothing is said
-    params = trained | dict.fromkeys(sorted(aids), False) | read_params(eval_env_params, flag="--eval-env-params")
-    return env_params if params == trained else json.dumps(params)
+    changed = read_params(flags.get("eval_env_params", ""), flag="--eval-env-params")
+    params = trained | dict.fromkeys(sorted(aids), False) | changed
+    return flags["env_params"] if params == trained else json.dumps(params)

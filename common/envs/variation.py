@@ -6,11 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from common.cli.env_flags import PREFIX, Draw, draws_in, read_params
 from common.cli.errors import UsageError
 from common.envs import spaces
-from common.envs.environment import Env, Step, Wrapper
+from common.envs.environment import Env, Step
 from common.envs.suite_tools import changed_params, readable_errors
 
 REDUCTIONS = "sum", "max", "min", "last"  # what metrics can be but means, as the ends of their names say
@@ -73,7 +74,7 @@ def check_number(env: Env, name: str, values: Iterable[float]) -> None:
         jax.eval_shape(stepped, jnp.float32(0))
 
 
-class Randomized(Wrapper):
+class Randomized(Env):
     """Another environment, whose states keep the numbers that their episode has drawn."""
 
     def __init__(self, env: Env, draws: dict[str, Draw]):
@@ -84,23 +85,31 @@ class Randomized(Wrapper):
             check_number(env, name, draw.values)
             if draw.kind != "choice" and isinstance(env.numbers[name], int):
                 raise UsageError(f"{env.name} parameter {name!r} is a whole number: {CHOOSE}")
-        self._draws = draws
-        super().__init__(env.name, env, env.observation_space)
+        self._env, self._draws, self.cheap_reset, self.params = env, draws, env.cheap_reset, env.params
+        super().__init__(env.name, env.inner, env.observation_space, env.action_space, env.declared_steps)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
         key, *keys = jax.random.split(key, len(self._draws) + 1)
         numbers = {name: drawn(key, draw) for key, (name, draw) in zip(keys, self._draws.items(), strict=True)}
-        obs, state = self.wrapped.with_numbers(numbers).begin(key)
+        obs, state = self._env.with_numbers(numbers).begin(key)
         return obs, (state, numbers)
 
     def advance(self, key: jax.Array, state: Any, action: jax.Array) -> Step:
         state, numbers = state
-        reached = self.wrapped.with_numbers(numbers).advance(key, state, action)
+        reached = self._env.with_numbers(numbers).advance(key, state, action)
         return reached._replace(state=(reached.state, numbers))
 
     @property
     def numbers(self) -> dict[str, float]:
-        return {name: x for name, x in self.wrapped.numbers.items() if name not in self._draws}
+        return {name: x for name, x in self._env.numbers.items() if name not in self._draws}
+
+    def with_numbers(self, numbers: dict[str, jax.Array]) -> Env:
+        other = copy.copy(self)
+        other._env = self._env.with_numbers(numbers)
+        return other
+
+    def frame(self, state: Any) -> np.ndarray | None:
+        return self._env.frame(state)
 
     def without_numbers(self, state: Any) -> Any:
         return state[0]

@@ -162,7 +162,7 @@ def result(run: Any, status: str, sha256: str | None = None) -> dict[str, Any]:
         "steps_per_second": round((run.steps - run.first_step) / clock.trained, 1),
         "state_sha256": sha256,
         "checkpoint": str(checkpoints.path(saved[-1])) if saved else None,  # the newest
-        **run.figures(),
+        **run.figures,
     }
 
 
@@ -170,7 +170,7 @@ def benchmark_line(run: Any, record: dict[str, Any]) -> dict[str, Any]:
     """What --benchmark prints; `record` is what `result` gives."""
     about = {name: run.config[name] for name in ("algorithm", "versions", "devices")}
     about |= {name: getattr(run.args, name) for name in ("env", "num_envs", "num_agents", "total_timesteps")}
-    return about | {name: record[name] for name in ("compile_seconds", "steps_per_second")} | run.figures()
+    return about | {name: record[name] for name in ("compile_seconds", "steps_per_second")} | run.figures
 
 
 # ---------------------------------------------------------------------------------------- what a run has said before

@@ -58,7 +58,7 @@ class Run:
         self.console = Console(args.quiet or args.benchmark, self.total, args.is_population, speaks=first)
         self._interruption = Interruption(self.console)
         self.steps = self.first_step = 0
-        self.actors: Any = None  # beside the learner: what has `figures`, as `Batches` has
+        self.figures: dict[str, Any] = {}  # more for `result.json` and --benchmark, of actors once they have ended
         self._header = reports.header(self, env.name, notes, changes)
         self.clock, self.callback = Clock(), callback if first else None
         self.saver = self.recorder = self.evaluations = None  # until `start`
@@ -206,10 +206,6 @@ class Run:
         self._interruption.go_on()
         evaluation = self.evaluations.newest.evaluation
         return reports.TrainResult(host.learner.params, evaluation, self.steps, self.path, sha256, status)
-
-    def figures(self) -> dict[str, Any]:
-        """More for `result.json`, and for the line of --benchmark."""
-        return self.actors.figures() if self.actors else {}
 
 
 def next_boundary(step: int, interval: int) -> float:

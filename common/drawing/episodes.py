@@ -1,7 +1,7 @@
 """An episode as a GIF: `recording = record(env, act, key, env.max_steps)`, then `draw_gif(env, recording, path)`.
 
-It is recorded while it is played, on the device or on the host, and drawn afterwards: by its suite, by a scene of
-classic control, or from its observations. No display is needed.
+It is recorded while it is played, on the device or on the host, and drawn afterwards: by its suite, or from its
+observations. No display is needed.
 """
 
 import math
@@ -38,7 +38,7 @@ MOST_LINES = 8  # numbers of an observation; more are drawn as shades instead of
 # Told apart by colour-blind eyes (Okabe and Ito).
 BLUE, ORANGE, GREEN, SKY = "#0072B2", "#E69F00", "#009E73", "#56B4E9"
 RED, PURPLE, YELLOW = "#D55E00", "#CC79A7", "#F0E442"
-INK, FLOOR, GREY, LIGHT, PAPER = "#2B2F36", "#3C424C", "#8A9099", "#D9DDE2", "#FFFFFF"
+INK, FLOOR, GREY, PAPER = "#2B2F36", "#3C424C", "#8A9099", "#FFFFFF"
 CHANNELS = ORANGE, SKY, GREEN, YELLOW, RED, PURPLE, BLUE, PAPER, GREY  # of a grid, one after the other
 
 
@@ -160,15 +160,15 @@ def draw_gif(env: Env | EnvSpec, recording: Recording, path: Path) -> int:
     check_target(path)
     with replacing(path) as temporary:
         temporary.touch()  # fails before the work, not after it
-        paint, seconds = _painter(env, recording)
-        steps, delays = timing(len(recording.rewards), seconds)
+        paint, length = _painter(env, recording), len(recording.rewards)
+        steps, delays = timing(length, seconds=float(np.clip(8 / length, 0.02, 0.3)))  # 8 in all
         returns = np.cumsum([0.0, *recording.rewards])
 
         def frame(step: int) -> Image.Image:
             picture, reward = paint(step), f"{recording.rewards[step - 1]:.3g}" if step else "-"
             image = Image.new("RGB", (max(picture.width, NARROWEST), picture.height + CAPTION), PAPER)
             image.paste(picture, ((image.width - picture.width) // 2, 0))
-            numbers = f"step {step} / {len(returns) - 1}", f"reward {reward}", f"return {returns[step]:.4g}"
+            numbers = f"step {step} / {length}", f"reward {reward}", f"return {returns[step]:.4g}"
             for place, text in zip((0.02, 0.38, 0.7), numbers, strict=True):
                 at = place * image.width, picture.height + CAPTION / 2
                 ImageDraw.Draw(image).text(at, text, INK, ImageFont.load_default(11), anchor="lm")
@@ -204,27 +204,23 @@ def fitting(frame: np.ndarray) -> Image.Image:
 # -------------------------------------------------------------------------------------------------- pictures of a step
 
 
-def _painter(env: Env | EnvSpec, recording: Recording) -> tuple[Paint, float]:
-    """How the episode is drawn, by the first way that works here, and the seconds that a step lasts."""
-    seconds = float(np.clip(4 / len(recording.rewards), 0.04, 0.3))
+def _painter(env: Env | EnvSpec, recording: Recording) -> Paint:
+    """How the episode is drawn, by the first way that works here."""
     if recording.paint:
-        return recording.paint, seconds
+        return recording.paint
     if isinstance(env, Env):
         with suppress(Exception):  # no renderer, no graphics library, or a pole of length 0
-            classes = [kind.__name__ for kind in type(env.inner).__mro__ if kind.__module__.startswith("gymnax.")]
-            scene, pace = next((SCENES[name] for name in classes if name in SCENES), (None, seconds))
 
             def paint(step: int) -> Image.Image:
-                state = jax.tree.map(lambda x: jnp.asarray(x[step]), recording.states)
-                return draw_shapes(*scene(env.params, state)) if scene else fitting(env.frame(state))
+                return fitting(env.frame(jax.tree.map(lambda x: jnp.asarray(x[step]), recording.states)))
 
             paint(0)
-            return paint, pace
+            return paint
     parts = [x for name, _, x in spaces.leaves(env.observation_space, recording.obs) if not is_mask(name)]
     maps = [x for x in parts if x.ndim in (3, 4) and min(x.shape[1:3]) >= 3]
     if maps:
-        return _grid(maps[0]), seconds
-    return _lines({"obs": parts, "action": recording.actions, "reward": recording.rewards}), seconds
+        return _grid(maps[0])
+    return _lines({"obs": parts, "action": recording.actions, "reward": recording.rewards})
 
 
 def _grid(obs: np.ndarray) -> Paint:
@@ -288,90 +284,3 @@ def _lines(tracks: dict[str, Any]) -> Paint:
         return picture
 
     return paint
-
-
-# --------------------------------------------------------------------------------------- gymnax's classic control
-
-
-SMOOTHING = 3  # pictures are drawn this many times larger, then reduced
-Box = tuple[float, float, float, float]  # left, bottom, right, top; with y up
-
-
-class Shape(NamedTuple):
-    """A line with round ends, which is a disc where it has one point only; a filled polygon where it has no width."""
-
-    color: str
-    points: Sequence[tuple[float, float]]
-    width: float = 0.0
-
-
-def draw_shapes(box: Box, shapes: Sequence[Shape]) -> Image.Image:
-    """The part of the plane that is inside the `box`, with shapes from the back to the front."""
-    left, bottom, right, top = box
-    unit = SMOOTHING * min(WIDTH / (right - left), HEIGHT / (top - bottom))
-    image = Image.new("RGB", (round(unit * (right - left)), round(unit * (top - bottom))), PAPER)
-    canvas = ImageDraw.Draw(image)
-    for color, points, width in shapes:
-        pixels = [(unit * (float(x) - left), unit * (top - float(y))) for x, y in points]
-        if not width:
-            canvas.polygon(pixels, color)
-            continue
-        canvas.line(pixels, color, round(unit * width), joint="curve")
-        radius = unit * width / 2
-        for x, y in (pixels[0], pixels[-1]):
-            canvas.ellipse((x - radius, y - radius, x + radius, y + radius), color)
-    return image.reduce(SMOOTHING)
-
-
-def cartpole(params: Any, state: Any) -> tuple[Box, list[Shape]]:
-    limit, length = params.x_threshold, 2 * params.length
-    x, angle, reach = state.x, state.theta, 1.15 * limit  # an angle of 0 is up, clockwise
-    tip = x + length * math.sin(angle), 0.25 + length * math.cos(angle)
-    return (-reach, -0.45, reach, length + 0.5), [
-        Shape(GREY, [(-reach, 0), (reach, 0)], 0.03),
-        *(Shape(GREY, [(end, -0.12), (end, 0.12)], 0.03) for end in (-limit, limit)),
-        Shape(INK, [(x - 0.3, -0.05), (x - 0.3, 0.25), (x + 0.3, 0.25), (x + 0.3, -0.05)]),
-        *(Shape(GREY, [(x + side, -0.05)], 0.16) for side in (-0.17, 0.17)),
-        Shape(ORANGE, [(x, 0.25), tip], 0.12),
-        Shape(BLUE, [(x, 0.25)], 0.1),
-    ]
-
-
-def pendulum(params: Any, state: Any) -> tuple[Box, list[Shape]]:
-    length, angle = params.l, state.theta  # 0 is up, counter-clockwise
-    tip, reach = (-length * math.sin(angle), length * math.cos(angle)), 1.3 * length
-    return (-reach, -reach, reach, reach), [
-        Shape(GREEN, [(0, 1.12 * length), (0, 1.22 * length)], 0.03 * length),  # the goal
-        Shape(ORANGE, [(0, 0), tip], 0.15 * length),
-        Shape(INK, [(0, 0)], 0.1 * length),
-    ]
-
-
-def acrobot(params: Any, state: Any) -> tuple[Box, list[Shape]]:
-    first, second = state.joint_angle1, state.joint_angle1 + state.joint_angle2  # 0 is down, counter-clockwise
-    elbow = math.sin(first), -math.cos(first)
-    tip = elbow[0] + math.sin(second), elbow[1] - math.cos(second)
-    return (-2.3, -2.3, 2.3, 2.3), [
-        Shape(GREEN, [(-2.2, 1), (2.2, 1)], 0.03),  # the tip has to get over this line
-        Shape(BLUE, [(0, 0), elbow], 0.18),
-        Shape(ORANGE, [elbow, tip], 0.18),
-        *(Shape(INK, [joint], 0.12) for joint in ((0, 0), elbow)),
-    ]
-
-
-def mountain_car(params: Any, state: Any) -> tuple[Box, list[Shape]]:
-    left, right, goal = params.min_position - 0.1, params.max_position + 0.1, params.goal_position
-
-    def above(x: float, height: float = 0.0) -> tuple[float, float]:
-        return x, 0.45 * math.sin(3 * x) + 0.55 + height
-
-    return (left, -0.05, right, 1.3), [
-        Shape(LIGHT, [(left, -0.05), *map(above, np.linspace(left, right, 150)), (right, -0.05)]),
-        Shape(GREEN, [above(goal), above(goal, 0.25)], 0.02),
-        Shape(RED, [above(float(state.position), 0.05)], 0.1),
-    ]
-
-
-# By the name of the environment's class, with the seconds of a step: close to the physics, or pleasant to watch
-SCENES = {"CartPole": (cartpole, 0.02), "Pendulum": (pendulum, 0.05), "Acrobot": (acrobot, 0.07)}
-SCENES |= {"MountainCar": (mountain_car, 0.03), "ContinuousMountainCar": (mountain_car, 0.03)}

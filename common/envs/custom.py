@@ -55,6 +55,10 @@ class GymnaxStyleEnv(Env):
         final_state = select(out.terminated | out.truncated, state, out.state)
         return out._replace(final_obs=final_obs, final_state=final_state)
 
+    def frame(self, state: Any) -> Any:
+        scenes = importlib.import_module("suites.tools.scenes")  # by name, as the registry loads suites
+        return scenes.frame(self.inner, self.params, state)
+
     @property
     def numbers(self) -> dict[str, float]:
         fields = _fields(self.params).items()

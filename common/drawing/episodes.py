@@ -79,11 +79,11 @@ def record(env: Env, player: Player | Callable, key: jax.Array, max_steps: int) 
         action = jax.tree.map(lambda x: x[0], actions)
         out = env.step(step_key, state, action)
         over = out.terminated | out.truncated
-        reached = key_data(env.without_numbers(out.final_state)), out.final_obs, action, out.reward, over
+        reached = key_data(out.final_state), out.final_obs, action, out.reward, over
         return reached, jax.tree.map(lambda x: x[None], Seen(out.obs, over, out.reward)), memory, out.state
 
     obs, state = jax.jit(env.reset)(reset_key)
-    first = jax.device_get((key_data(env.without_numbers(state)), obs))
+    first = jax.device_get((key_data(state), obs))
     seen, memory, steps, over = at_start(jax.tree.map(lambda x: x[None], obs)), player.initial_memory(1), [], False
     while len(steps) < max_steps and not over:
         reached, seen, memory, state = advance(len(steps), seen, memory, state)

@@ -75,7 +75,6 @@ class Step(NamedTuple):
 class Env:
     """One environment: pure functions of a single instance, to be vmapped. See the module's text."""
 
-    params: Any = None  # of environments that take parameters with every call, as gymnax's do
     cheap_reset = False  # whether a reset is so few sums that an accelerator had better compute one in every step
     resets_itself = False  # whether there is no `advance`, but a `step` with the reset in it
     is_game = False  # whether there are other players, as `against` says, and returns above 0 are games won
@@ -124,10 +123,6 @@ class Env:
     def with_numbers(self, numbers: dict[str, jax.Array]) -> "Env":
         """The same with other values, arrays [], of some of its `numbers`."""
         raise NotImplementedError
-
-    def without_numbers(self, state: Any) -> Any:
-        """A state as `frame` and pictures take it."""
-        return state
 
     @property
     def spec(self) -> EnvSpec:

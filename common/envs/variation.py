@@ -85,7 +85,7 @@ class Randomized(Env):
             check_number(env, name, draw.values)
             if draw.kind != "choice" and isinstance(env.numbers[name], int):
                 raise UsageError(f"{env.name} parameter {name!r} is a whole number: {CHOOSE}")
-        self._env, self._draws, self.cheap_reset, self.params = env, draws, env.cheap_reset, env.params
+        self._env, self._draws, self.cheap_reset = env, draws, env.cheap_reset
         super().__init__(env.name, env.inner, env.observation_space, env.action_space, env.declared_steps)
 
     def begin(self, key: jax.Array) -> tuple[Any, Any]:
@@ -109,10 +109,7 @@ class Randomized(Env):
         return other
 
     def frame(self, state: Any) -> np.ndarray | None:
-        return self._env.frame(state)
-
-    def without_numbers(self, state: Any) -> Any:
-        return state[0]
+        return self._env.frame(state[0])
 
 
 def with_draws(make: Callable[[dict[str, Any]], Env], env_params: str) -> Env:

@@ -20,6 +20,7 @@ from common.flags import (
     Fraction,
     NonNegative,
     Positive,
+    Ratio,
     RecurrentArgs,
     main,
     parse,
@@ -77,6 +78,9 @@ class Args(RecurrentArgs):
     """Normalisation of observations by their running mean and standard deviation."""
     encoder: Literal["small", "nature", "impala", "flat"] = "small"
     """Image encoder: a 3 x 3 convolution with 16 channels, the Nature DQN network, IMPALA's ResNet, or none (flat)."""
+    image_scale: Ratio = 1.0
+    """Factor of images before the encoder; 1/255 = 0.00392 on images of bits, as in purejaxql, makes the convolutions
+    learn more slowly."""
     rnn: Literal["none", "gru", "lstm"] = "none"
     """Recurrent cells behind the hidden layers; their state is carried from rollout to rollout."""
     rnn_size: Count = 128

@@ -88,7 +88,8 @@ MEMORY |= {"rnn_size": 5, "rnn_layers": 2, "rnn_span": 9, "bptt_length": 2, "obs
 PQN_MATHS = MATHS | {"q_lambda": 0.5, "reward_scale": 2.0, "learning_rate": 0.01, "max_grad_norm": 0.01}
 PQN = ALL | {"num_steps": 16, "update_epochs": 3, "num_minibatches": 4, "epsilon_start": 0.5, "epsilon_end": 0.3}
 PQN |= {"epsilon_fraction": 1.0, "optimizer": "adam", "lr_schedule": "constant", "activation": "tanh"}
-PQN |= {"layer_norm": False, "encoder": "flat", "rnn": "lstm", "rnn_size": 5, "rnn_layers": 2, "rnn_span": 9}
+PQN |= {"layer_norm": False, "encoder": "flat", "image_scale": 0.5, **dict.fromkeys(("rnn_size", "rnn_layers"), 2)}
+PQN |= {"rnn": "lstm", "rnn_span": 9}
 SAC_MATHS = MATHS | {"policy_lr": 0.01, "q_lr": 0.01, "tau": 0.1, "alpha": 0.5, "target_entropy_scale": 0.5}
 SAC = ALL | {"buffer_size": 160, "learning_starts": 64, "hold_random": 2, "utd_ratio": 0.25, "batch_size": 32}
 SAC |= {"policy_frequency": 2, "target_frequency": 2, "autotune": False, "recipe": "crossq"}
@@ -128,7 +129,7 @@ OTHERS = {  # by algorithm and flag, or by flag: what both runs get besides
     "desired_kl": {"lr_schedule": "kl-adaptive", "learning_rate": 0.001},
     "opponent": GAME,
     "opponent_interval": GAME | {"opponent": "self", "total_timesteps": 20 * UPDATE},
-    "encoder": {"env": "helpers:Pixels"},
+    **dict.fromkeys(("encoder", "image_scale"), {"env": "helpers:Pixels"}),
     **{("memory", flag): {"share_torso": False} for flag in MEMORY if flag[:3] in ("rnn", "bpt", "obs")},
     **{("pqn", flag): {"rnn": "gru"} for flag in ("rnn_size", "rnn_layers", "rnn_span")},
     ("appo", "encoder"): {"env": "gymnasium:host_toys:ImageToy-v0"},

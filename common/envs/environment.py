@@ -194,6 +194,8 @@ def check_spaces(args: Any, env: Any) -> None:
         raise UsageError(f"--normalize-obs needs arrays as observations, {env.name} has {env.observation_space}")
     if getattr(args, "encoder", "") in ("nature", "impala") and not any(map(is_image, observed)):
         raise UsageError(f"--encoder {args.encoder} needs images, and {env.name} has {env.observation_space}")
+    if getattr(args, "image_scale", 1.0) != 1 and not any(map(is_image, observed)):
+        raise UsageError(f"--image-scale {args.image_scale} needs images, {env.name} has {env.observation_space}")
     if getattr(args, "exploration_loss", "") == "symmetric-kl" and any(isinstance(leaf, Box) for leaf in acted):
         raise UsageError("--exploration-loss symmetric-kl needs discrete actions: there is no uniform policy on a Box")
 

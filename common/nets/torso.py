@@ -136,6 +136,7 @@ class Features(nn.Module):
     layer: dict[str, Any]  # arguments of every layer, as of `nn.Dense`
     encoder: Encoder = "small"
     layer_norm: bool = False
+    image_scale: float = 1.0  # factor of images in front of their encoder
 
     @nn.compact
     def __call__(self, obs: Any) -> jax.Array:
@@ -144,6 +145,8 @@ class Features(nn.Module):
             if is_mask(name):
                 continue
             x = spaces.encode(x, leaf)  # [..., F] or [..., H, W, C]
+            if spaces.is_image(leaf) and self.image_scale != 1:
+                x = self.image_scale * x
             if spaces.is_image(leaf) and self.encoder == "flat":
                 x = x.reshape(*x.shape[:-3], math.prod(leaf.shape))
             elif spaces.is_image(leaf):
@@ -262,17 +265,18 @@ class Torso(nn.Module):
     dtype: jnp.dtype | None = None  # of the arithmetic; parameters stay float32
     encoder: Encoder = "small"
     layer_norm: bool = False  # before every activation
+    image_scale: float = 1.0
 
     @classmethod
     def of(cls, args: Any, space: spaces.Space, **name: str) -> "Torso":
         """As the flags say."""
-        more = [getattr(args, flag, getattr(cls, flag)) for flag in ("encoder", "layer_norm")]
+        more = [getattr(args, flag, getattr(cls, flag)) for flag in ("encoder", "layer_norm", "image_scale")]
         return cls(space, args.hidden_sizes, args.activation, args.dtype, *more, **name)
 
     @nn.compact
     def __call__(self, obs: jax.Array) -> jax.Array:
         layer = {"kernel_init": nn.initializers.orthogonal(np.sqrt(2)), "dtype": self.dtype}
-        x = Features(self.space, self.activation, layer, self.encoder, self.layer_norm)(obs)
+        x = Features(self.space, self.activation, layer, self.encoder, self.layer_norm, self.image_scale)(obs)
         seen = (leaf for name, leaf in spaces.leaves(self.space) if not is_mask(name))
         convolved = self.encoder != "flat" and any(map(spaces.is_image, seen))
         norm = "layer" if self.layer_norm else "none"

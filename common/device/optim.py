@@ -79,7 +79,9 @@ def clipped_adam(hp: Any) -> optax.GradientTransformation:
     `hp` has `max_grad_norm`, of which 0 does not clip, and `adam_b1` and `adam_b2`, numbers or arrays []. Its
     `optimizer`, if there is one, says which of RULES it is.
     """
-    clip = optax.clip_by_global_norm(inf_if_zero(hp.max_grad_norm))
+    limit = hp.max_grad_norm
+    off = isinstance(limit, float) and limit == 0
+    clip = optax.identity() if off else optax.clip_by_global_norm(inf_if_zero(limit))
     return optax.chain(clip, RULES[getattr(hp, "optimizer", "adam")](hp.adam_b1, hp.adam_b2))
 
 

@@ -182,7 +182,7 @@ def stored_result(run_dir: Path) -> dict[str, Any]:
 
 
 def has_ended_at(run_dir: Path, step: int) -> bool:
-    """Whether `result.json` is of this step, and says that nothing cut the run short there, no evaluation either."""
+    """Whether `result.json` is of this step, and says that nothing cut the run short there."""
     record = stored_result(run_dir)
     return record.get("status") in ("finished", "stopped") and record.get("env_steps") == step
 

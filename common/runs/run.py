@@ -98,7 +98,7 @@ class Run:
         self.recorder = Recorder(self)
         self.evaluations = Evaluations(self, start.newest)
         over = self.steps >= self._end or self.evaluations.goal_reached
-        if over and multihost.on_first(reports.has_ended_at, self.path, self.steps):
+        if over and self.saver.is_complete_at(self.steps):
             return None, None
         self.console.say("compiling ...")
         with self.clock.timed("compile"):

@@ -13,7 +13,7 @@ from common.device.sharding import Arrays, flatten, to_host, unflatten
 from common.runs.checkpoints import FOLDER, Checkpoints, Mismatch, sha256
 from common.runs.console import Console
 from common.runs.lock import is_ours
-from common.runs.reports import Score, stored_evaluation
+from common.runs.reports import Score, has_ended_at, stored_evaluation
 
 TRANSFERRED = tuple(f"learner/{name}/" for name in ("params", "target_params", "obs_stats", "return_stats"))
 """What --init-from takes over."""
@@ -128,6 +128,11 @@ class Saver:
         if multihost.count() > 1:
             checksum = hashlib.sha256("".join(multihost.allgather(checksum)).encode()).hexdigest()
         return host, checksum
+
+    def is_complete_at(self, step: int) -> bool:
+        """Whether the run has ended at this step before, all evaluations included: nothing cut it short."""
+        evaluated = multihost.on_first(lambda: [*self.checkpoints.evaluations()])
+        return step in evaluated and multihost.on_first(has_ended_at, self._directory, step)
 
     def last_good(self) -> str:
         """In words, where a run that broke can go on."""

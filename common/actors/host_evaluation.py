@@ -31,8 +31,7 @@ class HostEvaluation:
         """`algorithm` acts with a learner."""
         self._make_envs = env_maker(args, min(args.eval_episodes, MOST_ENVS), evaluation_params(vars(args)))
         self._args, self._algorithm, self._warn = args, algorithm, warn
-        # In the first process:
-        self._due: deque[tuple[int, Any]] = deque()  # step and learner of each to be played; the oldest is under way
+        self._due: deque[tuple[int, Any]] = deque()  # step and learner; the oldest under way, all in the first process
         self._worker: Worker | None = None  # who plays that, with Episodes [E] as result
 
     def begin(self, step: int, state: Any) -> None:

@@ -197,7 +197,7 @@ class ReplayArgs:
     def sizes(self, num_devices: int) -> list[str]:
         batches = f"batches of {self.batch_size} ({self.batch_size // self.sharing(num_devices)} per device)"
         updates = self.updates_due(self.num_updates * self.steps_per_update)
-        return [*super().sizes(num_devices), f"up to {updates:,} gradient updates with {batches}"]
+        return [*super().sizes(num_devices), f"{updates:,} gradient updates with {batches}"]
 
     def updates_due(self, transitions: Any) -> Any:
         """Gradient updates due in all once so many `transitions` were stored; an integer or an array of them."""

@@ -176,6 +176,10 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
         """Neighbouring environments that contribute to a batch together; no device boundary cuts them."""
         return self.envs_per_actor // math.gcd(self.envs_per_actor, self.batch_size // self.parts)
 
+    def sizes(self, num_devices: int) -> list[str]:
+        *rollouts, learning = super().sizes(num_devices)
+        return [*rollouts, f"up to {learning}"]  # fewer where actors fail
+
 
 def _indices(flag: str, text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")] if text.strip() else []

@@ -249,6 +249,8 @@ class RunArgs(ArgsFactory):
     def sizes(self, num_devices: int) -> list[str]:
         """The derived sizes, for the header of a run."""
         envs = f"{self.num_envs} envs ({self.num_envs // self.sharing(num_devices)} per device)"
+        if self.num_steps == 1:
+            return [f"{envs}, {self.num_updates:,} steps of each"]
         return [f"{envs} x {self.num_steps} steps = {self.steps_per_update:,} per update, {self.num_updates:,} updates"]
 
     def sharing(self, num_devices: int) -> int:

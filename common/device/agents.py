@@ -24,7 +24,10 @@ class Seen(NamedTuple):
 
 
 def with_memory(algorithm: Any) -> Any:
-    """The algorithm as one with memory, see `OnPolicy`, which is () where it has none; an `OffPolicy` only acts so."""
+    """The algorithm with the interface of a recurrent one, whose memory is () where it has none.
+
+    Of an `OffPolicy` only `act` may be used.
+    """
     if algorithm.initial_memory is not None:
         return algorithm
 

@@ -52,7 +52,7 @@ def _shaped(part: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
 
 
 def light_scan(step: Callable, start: Any, inputs: Any, reverse: bool = False, on_cpu: int = 1) -> tuple[Any, Any]:
-    """`jax.lax.scan` of steps of few operations: on an accelerator 32 in one turn, for each turn costs its launches."""
+    """`jax.lax.scan` of steps of few operations: `on_cpu` of them in one turn on a CPU, else 32, as launches cost."""
     unroll = on_cpu if jax.default_backend() == "cpu" else 32
     return jax.lax.scan(step, start, inputs, reverse=reverse, unroll=unroll)
 

@@ -95,10 +95,10 @@ def all_or_none(function: Callable[..., T], *args: Any) -> T:
     except Exception as failure:
         error = failure
     kind = UsageError.__name__ if isinstance(error, UsageError) else type(error).__name__
-    failures = allgather((kind, str(error)[:LONGEST_TEXT]) if error else None)
+    failures = allgather((kind, str(error)[:LONGEST_TEXT]) if error is not None else None)
     for process, failure in enumerate(failures):
         if failure:  # all follow the first one
-            raise error if error and kind == failure[0] else FailedElsewhere(process, *failure)
+            raise error if error is not None and kind == failure[0] else FailedElsewhere(process, *failure)
     return result
 
 

@@ -141,7 +141,7 @@ class Episodes(NamedTuple):
     """Episodes that are over, or those of environments so far, [N]."""
 
     ret: jax.Array  # sum of raw rewards
-    length: jax.Array  # steps; -inf where it had begun before anything was counted
+    length: jax.Array  # steps; of one under way -inf where it began before anything was counted
 
 
 class RecentEpisodes(struct.PyTreeNode):

@@ -201,7 +201,7 @@ def check_spaces(args: Any, env: Any) -> None:
 
 
 def check_discrete(env: Any, instead: str, needs: str = "Q-learning needs Discrete actions") -> None:
-    """Raise UsageError unless actions are Discrete, two or more; it names what to take `instead`."""
+    """Raise UsageError unless actions are Discrete, two or more: says who `needs` that, and what to take `instead`."""
     space = env.action_space
     if not isinstance(space, Discrete) or space.n == 1:
         raise UsageError(f"{needs}, two or more, and {env.name} has {space}; {instead} can train on it")

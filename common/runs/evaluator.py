@@ -61,7 +61,7 @@ class Evaluations:
             if self.beside:
                 self.beside.begin(step, state)
             else:  # it is over at once, and belongs to this step's row and checkpoint
-                self._end(step, play(self.evaluate, state, run.args))
+                self._end(step, evaluate_on_devices(self.evaluate, state, run.args))
 
     def poll(self, may_fail: bool = True) -> None:
         """Take the oldest evaluation if it has come to its end. One that fails costs a warning."""
@@ -115,7 +115,7 @@ class Evaluations:
             time.sleep(POLL_INTERVAL)
 
 
-def play(evaluate: Callable, state: Any, args: Any) -> Episodes:
+def evaluate_on_devices(evaluate: Callable, state: Any, args: Any) -> Episodes:
     """Episodes [S, E] of `state` from a program `evaluate`, which gives them as [D, S, E / D, rounded up]."""
     own = multihost.all_or_none(lambda: jax.block_until_ready(evaluate(state, np.int32(SEED))))
     episodes = jax.device_get(multihost.gathered(own))

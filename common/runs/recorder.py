@@ -40,9 +40,14 @@ class Clock:
             self.wall_before, self.trained_before = log.wall_seconds, log.trained_seconds
 
     @property
+    def wall_here(self) -> float:
+        """Seconds since the clock was made."""
+        return time.perf_counter() - self._made
+
+    @property
     def wall(self) -> float:
-        """Seconds since the clock was made, and of the invocations before."""
-        return self.wall_before + time.perf_counter() - self._made
+        """The same, and those of the invocations before."""
+        return self.wall_before + self.wall_here
 
     @property
     def since_begin(self) -> float:

@@ -121,8 +121,7 @@ class Run:
     @property
     def leaving(self) -> bool:
         """Whether a signal, the clock (once anything is trained), the callback or a good return wants the end, here."""
-        wall_here = self.clock.wall - self.clock.wall_before
-        late = 0 < self.args.max_seconds < wall_here and self.steps > self.first_step
+        late = 0 < self.args.max_seconds < self.clock.wall_here and self.steps > self.first_step
         return bool(self._interruption.here or late or self.recorder.stop_requested or self.evaluations.goal_reached)
 
     @property

@@ -280,7 +280,9 @@ class Torso(nn.Module):
         seen = (leaf for name, leaf in spaces.leaves(self.space) if not is_mask(name))
         convolved = self.encoder != "flat" and any(map(spaces.is_image, seen))
         norm = "layer" if self.layer_norm else "none"
-        return MLP(self.hidden_sizes, self.activation, layer, norm, behind_convolutions=convolved)(x)
+        mlp = MLP(self.hidden_sizes, self.activation, layer, norm, behind_convolutions=convolved)
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # the gradients of [1, B, F] take a CPU twice as long
+        return mlp(rows).reshape(*x.shape[:-1], self.hidden_sizes[-1])
 
 
 class Ensemble(NamedTuple):

@@ -45,21 +45,22 @@ class Replay(struct.PyTreeNode):
     def add(self, transitions: Any) -> "Replay":
         """The buffer with one more transition of every environment, [N, ...], where all rings are equally full."""
         slot = self.added % self.capacity
-        new = jax.tree.map(lambda x, ring: x.astype(ring.dtype), transitions, self.data)
-        data = jax.tree.map(lambda rings, new: _write(rings, new, slot), self.data, new)
+        data = jax.tree.map(lambda rings, x: _write(rings, x.astype(rings.dtype), slot), self.data, transitions)
         return Replay(data, self.count + 1)
 
     def add_valid(self, transitions: Any, valid: jax.Array) -> "Replay":
         """The buffer with those of the transitions [T, N, ...] that are `valid` [T, N]; T is at most the capacity."""
         order = self.count + jnp.cumsum(valid, axis=0) - valid
-        beyond = self.capacity + jnp.arange(len(valid))[:, None]  # the ring's end, where nothing is written
-        slot = jnp.where(valid, order % self.capacity, beyond)
-        ring = jnp.arange(slot.shape[1])
+        slot = jnp.where(valid, order % self.capacity, self.capacity)  # beyond the ring's end nothing is written
+        ring, steps = jnp.arange(slot.shape[1]), jnp.any(valid) * len(valid)
 
-        def write(rings, new):
-            return rings.at[ring, slot].set(new.astype(rings.dtype), mode="drop", unique_indices=True)
+        def write(step, data):
+            at, new = (ring, slot[step]), jax.tree.map(lambda x, like: x[step].astype(like.dtype), transitions, data)
+            return jax.tree.map(lambda rings, x: rings.at[at].set(x, mode="drop", unique_indices=True), data, new)
 
-        return Replay(jax.tree.map(write, self.data, transitions), self.count + jnp.sum(valid, axis=0))
+        # A loop of unknown length: else XLA would write a single step to two copies of the buffer
+        data = jax.lax.fori_loop(0, steps, write, self.data)
+        return Replay(data, self.count + jnp.sum(valid, axis=0))
 
     def sample(self, keys: jax.Array, per_group: int, num_steps: int = 1, gamma: float | jax.Array = 1.0) -> Any:
         """Transitions [G * per_group, ...]: each of the G `keys` draws `per_group` of its own N / G neighbouring rings,

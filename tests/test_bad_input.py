@@ -38,7 +38,7 @@ CASES = [
     ("ppo", "--env bad_envs:WideReward", "bad_envs:WideReward, reward, (3,)"),
     ("ppo", "--env bad_envs:HalfDone", "bad_envs:HalfDone, terminated, float32"),
     ("ppo", "--env FrozenLake-misc --normalize-obs", "--normalize-obs"),
-    ("ppo", "--env CartPole-v1 --encoder nature", "--encoder nature, CartPole-v1"),
+    *(("pqn", flag, f"{flag}, CartPole-v1") for flag in ("--encoder nature", "--image-scale 0.1")),
     ("appo", "--env gymnasium:host_toys:TextToy-v0", "Text"),
     ("ppo", """--env-params '{"gravty": 5}'""", "gravty, gravity"),
     ("ppo", """--env-params '{"max_steps_in_episode": "choice:0,5"}'""", "max_steps_in_episode, at least 1, 0"),

@@ -52,14 +52,14 @@ class Replay(struct.PyTreeNode):
         """The buffer with those of the transitions [T, N, ...] that are `valid` [T, N]; T is at most the capacity."""
         order = self.count + jnp.cumsum(valid, axis=0) - valid
         slot = jnp.where(valid, order % self.capacity, self.capacity)  # beyond the ring's end nothing is written
-        ring, steps = jnp.arange(slot.shape[1]), jnp.any(valid) * len(valid)
+        ring = jnp.arange(slot.shape[1])
 
         def write(step, data):
             at, new = (ring, slot[step]), jax.tree.map(lambda x, like: x[step].astype(like.dtype), transitions, data)
             return jax.tree.map(lambda rings, x: rings.at[at].set(x, mode="drop", unique_indices=True), data, new)
 
-        # A loop of unknown length: else XLA would write a single step to two copies of the buffer
-        data = jax.lax.fori_loop(0, steps, write, self.data)
+        # XLA must not know the length: it would write a single step to two copies of the buffer, one to sample from
+        data = jax.lax.fori_loop(0, jnp.any(valid) * len(valid), write, self.data)
         return Replay(data, self.count + jnp.sum(valid, axis=0))
 
     def sample(self, keys: jax.Array, per_group: int, num_steps: int = 1, gamma: float | jax.Array = 1.0) -> Any:

@@ -95,10 +95,6 @@ class Args(OffPolicyArgs):
     encoder: Literal["small", "nature", "impala", "flat"] = "small"
     """Image encoder: a 3 x 3 convolution with 16 channels, the Nature DQN network, IMPALA's ResNet, or none (flat)."""
 
-    @property
-    def fixed(self) -> tuple[str, ...]:
-        return (*super().fixed, "distribution", "v_min", "v_max")  # what outputs of the network mean
-
     def __post_init__(self):
         super().__post_init__()
         self.check_needed("v_min v_max", "distribution", "c51")

@@ -122,7 +122,7 @@ def picture(rows: list[Row]) -> Any:
     for algorithm, of_envs in series.items():
         lines = [Line(env, *np.array(points, float).T, style=i) for i, (env, points) in enumerate(of_envs.items())]
         panels.append(Panel(algorithm, lines))
-    figure = draw(panels, "num_envs", "environment steps/s")
+    figure = draw(panels, "environments", "environment steps/s")
     for axes in figure.axes:
         axes.set(xscale="log", yscale="log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

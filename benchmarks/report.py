@@ -80,7 +80,7 @@ def pictures(results: Path) -> Iterator[tuple[str, Any]]:
         yield _picture(machine, name, "steps"), draw(_curves(records, "env_steps"), "env_steps", "greedy return, IQM")
         if _has_peers(records):
             yield _picture(machine, name, "seconds"), draw(_curves(records, "seconds"), "seconds", "greedy return, IQM")
-            yield _picture(machine, name, "profile"), draw([_profile(records)], "score", "runs above the score")
+            yield _picture(machine, name, "profile"), draw([_profile(records)], "", "runs above the score")
 
 
 def scores(records: list[Record]) -> dict[str, dict[str, np.ndarray]]:
@@ -193,7 +193,7 @@ def _profile(records: list[Record]) -> Panel:
         above = [task[:, None] > x for task in tasks.values()]  # [S, P] each
         value, band = estimate(np.concatenate(above), "mean"), interval(*above, kind="mean")
         lines.append(Line(f"{algorithm}, tasks: {len(tasks)}", x, value, band, style=style))
-    return Panel("performance profile", lines)
+    return Panel("performance profile", lines, "score: 0 is the worst return on its task, 1 its threshold")
 
 
 def _chapters(results: Path) -> Iterator[tuple[str, str, list[Record]]]:

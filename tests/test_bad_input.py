@@ -97,6 +97,7 @@ CASES = [
     ("ppo", f"{TINY} --init-from @mislabelled --hidden-sizes 8", "kernel, [1, 4, [1, 8"),
     ("ppo", f"{TINY} --init-from @run --env Acrobot-v1", "--env, CartPole-v1, 4, 6"),
     ("ppo", "--run-dir @run", "run, --resume, --overwrite"),
+    *(("ppo", f"{how} @run --activation swish", "--activation, swish") for how in ("--resume", f"{TINY} --init-from")),
     *(("ppo", f"--run-dir @{name} --overwrite", name) for name in ("foreign", "broken")),
     # other commands
     ("play", "", "run"),

@@ -312,8 +312,7 @@ def episodes(env, policy, count, devices=1):
 
 
 def test_episodes_depend_on_their_global_index_alone():
-    env = make_env("CartPole-v1")
-    on_one, on_four = (episodes(env, constant(1), 8, devices) for devices in (1, 4))
+    on_one, on_four = (episodes(make_env("CartPole-v1"), constant(1), 8, devices) for devices in (1, 4))
     np.testing.assert_array_equal(on_one, on_four)
     assert 8 <= min(on_one[1]) < max(on_one[1]) <= 11  # always pushing right drops the pole soon
 

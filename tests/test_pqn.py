@@ -13,6 +13,7 @@ def test_rows_tell_of_the_exploration_and_of_the_values(tmp_path):
     rows = read_rows(tmp_path / "run")
     line = [1 - 0.95 * min((1 + index) / 4, 1) for index in range(8)]  # of the next rollout
     assert [row["epsilon"] for row in rows] == pytest.approx(line, rel=1e-5)
+    assert pqn.optim.epsilon_after(small_pqn_args(epsilon_fraction=0.0), 0) == pytest.approx(0.05)
     assert rows[-1]["q/mean"] > rows[0]["q/mean"], "every legal action is worth 1"
     returns = {row["episode/return_min"] for row in rows} | set(read_result(tmp_path / "run")["eval/return_mean"])
     assert returns - {None} == {7.0}, "no illegal action is ever taken"

@@ -223,8 +223,7 @@ def test_a_broken_number_is_noticed_before_it_is_learned_from():
 
 
 def test_time_limits_are_not_stored_as_terminations_and_no_reset_is_a_next_observation():
-    args = small_sac_args(buffer_size=16 * 64, learning_starts=32)
-    state, _ = run_updates(args, make_env("Endings"), 2, 60)
+    state, _ = run_updates(small_sac_args(buffer_size=16 * 64, learning_starts=32), make_env("Endings"), 2, 60)
     ring = jax.tree.map(lambda x: x[0, :, :60].reshape(-1, *x.shape[3:]), to_host(state).actors.replay.data)
     (episode, step), (next_episode, next_step) = ring.obs.T, ring.next_obs.T
     np.testing.assert_array_equal(episode, next_episode)

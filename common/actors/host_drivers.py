@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from common.actors.threads import HostRollout
 from common.cli.errors import UsageError
@@ -23,7 +22,7 @@ from common.device.interface import (
     acting_part,
     with_acting_part,
 )
-from common.device.optim import apply_schedules, hp_of
+from common.device.optim import apply_schedules, global_norm, hp_of
 from common.device.replay import example_transition, new_replay
 from common.device.rollout import OTHER_STREAM, action_noise, ids_in_process, ids_over_processes, minibatch_indices
 from common.device.sharding import AXIS, TrainState
@@ -74,7 +73,7 @@ def on_policy(algorithm: OnPolicy, args: Any, env: EnvSpec) -> HostDriver:
         learner, metrics = algorithm.update(learner, rollout, now)
         metrics = same_everywhere(metrics)
         run = run.replace(updates=run.updates + 1)
-        metrics |= scheduled | {"params/norm": optax.global_norm(learner.params)}
+        metrics |= scheduled | {"params/norm": global_norm(learner.params)}
         return TrainState(learner, (), run), publish(learner, run), Tally.of(metrics)
 
     def minibatches_of(key: jax.Array, num_envs: int, num_rollouts: int, epochs: int, num_minibatches: int):

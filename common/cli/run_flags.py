@@ -31,6 +31,8 @@ from common.cli.files import Entry, find_entry, read_config
 ONE_TIME = ("resume", "run_dir", "init_from", "overwrite", "stop_after", "max_seconds", "benchmark", "quiet")
 ONE_TIME += ("resume_or_start", "list_envs", "tuned", "distributed")
 """Flags of one invocation, not taken over by --resume."""
+MEANING = ("activation", "image_scale", "weight_norm", "squash_log_std", "log_std_min", "critic_limit")
+MEANING += ("distribution", "v_min", "v_max")  # flags that decide what parameters mean, but not their shapes
 ENVS = "actors/env_state", "actors/seen", "actors/memory", "actors/tracker", "actors/discounted"
 REPLAY = "actors/replay/"
 """Beginnings of the names of state arrays: of environments, and of the replay buffer."""
@@ -200,7 +202,7 @@ class RunArgs(ArgsFactory):
     def fixed(self) -> tuple[str, ...]:
         """Flags that a resumed run cannot change; kl-adaptive has moved the learning rate, and goes on from there."""
         adaptive = getattr(self, "lr_schedule", "") == "kl-adaptive"
-        return ("seed", *["recipe"] * bool(getattr(self, "recipe", "")), *["learning_rate"] * adaptive)
+        return ("seed", *(x for x in ("recipe", *MEANING) if x in vars(self)), *["learning_rate"] * adaptive)
 
     @property
     def unsaved(self) -> tuple[str, ...]:
@@ -302,8 +304,8 @@ class RunArgs(ArgsFactory):
 def differences(then: dict[str, Any], now: dict[str, Any], names: Iterable[str]) -> list[str]:
     """Which of the flags `names` differ between two runs, in words."""
     then, now = (json.loads(json.dumps(x)) for x in (then, now))  # tuples are lists there
-    changed = [name for name in names if now[name] != then.get(name)]
-    return [f"{flag_of(name)}: {then.get(name)} then, {now[name]} now" for name in changed]
+    changed = [name for name in names if name in then and name in now and now[name] != then[name]]
+    return [f"{flag_of(name)}: {then[name]} then, {now[name]} now" for name in changed]
 
 
 def flag_words(flags: dict[str, Any]) -> list[str]:

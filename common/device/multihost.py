@@ -178,8 +178,7 @@ def _check_port(address: str) -> None:
         socket.create_server(("", int(address.rpartition(":")[2]))).close()
     except OSError as error:
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
-            text = f"process 0 cannot listen at {address} ({error.strerror}): name another port"
-            raise UsageError(text) from error
+            raise UsageError(f"process 0 cannot listen at {address}: {error.strerror}; name another port") from error
 
 
 def has_lost(error: BaseException | None) -> str:

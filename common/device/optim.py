@@ -52,7 +52,7 @@ def gradient_step(
     grads, metrics = across_devices(grads, metrics)
     changes, state = optimizer.update(grads, state, variables)
     variables = optax.apply_updates(variables, changes) | replaced
-    return unit_norm(variables) if weight_norm else variables, state, metrics, optax.global_norm(grads)
+    return unit_norm(variables) if weight_norm else variables, state, metrics, optax.tree.norm(grads)
 
 
 def unit_norm(variables: Any) -> Any:
@@ -115,7 +115,7 @@ def flat(tree: Any) -> jax.Array:
 
 def global_norm(tree: Any) -> jax.Array:
     """The norm [] of all numbers of a tree."""
-    return optax.global_norm(flat(tree))
+    return optax.tree.norm(flat(tree))
 
 
 def all_finite(tree: Any) -> jax.Array:
@@ -214,8 +214,8 @@ def hp_of(args: Any, hyper: dict[str, jax.Array] | None = None, **now: jax.Array
 
 
 def falling(args: Any, updates: jax.Array, fraction: float) -> jax.Array:
-    """What falls from 1 to 0 in a line over this `fraction` of the run, after so many `updates` []."""
-    return jnp.maximum(1.0 - updates / max(fraction * args.num_updates, 1.0), 0.0)
+    """What falls from 1 to 0 in a line over this `fraction` of the run, after so many `updates` []; 0 for 0."""
+    return jnp.maximum(1.0 - updates / max(fraction * args.num_updates, 1.0), 0.0) * (fraction > 0)
 
 
 def epsilon_after(args: Any, updates: int | jax.Array) -> jax.Array:

@@ -15,8 +15,6 @@ AXES = {
     "env_steps": "environment steps",
     "wall": "wall time [s]",
     "seconds": "wall time, compilation and evaluations included [s]",
-    "num_envs": "environments",
-    "score": "score: 0 is the worst return on its task, 1 its threshold",
     TRAINING: "episode return (mean of each interval)",
     RECENT: "episode return (mean of the last 100)",
     EVALUATION: "episode return (greedy evaluation)",

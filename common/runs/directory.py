@@ -136,7 +136,7 @@ def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Pa
     if stored["algorithm"] != config["algorithm"]:
         raise UsageError(f"{path} was made by {stored['algorithm']}, not by {config['algorithm']}")
     if stored.get("steps_per_update") != config["steps_per_update"]:
-        flags = differences(stored["args"], config["args"], [name for name in BATCH if name in config["args"]])
+        flags = differences(stored["args"], config["args"], BATCH)
         raise UsageError(
             f"a resumed run keeps its batch: {stored.get('steps_per_update')} steps per update in {path}, "
             f"{config['steps_per_update']} with {'; '.join(flags) or 'these flags'}"

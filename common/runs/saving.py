@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import read_config
-from common.cli.run_flags import ONE_TIME, differences
+from common.cli.run_flags import MEANING, ONE_TIME, differences
 from common.device import multihost
 from common.device.sharding import Arrays, flatten, to_host, unflatten
 from common.runs.checkpoints import FOLDER, Checkpoints, Mismatch, sha256
@@ -73,6 +73,8 @@ def _parameters_of(source: str, config: dict[str, Any], like: Any, console: Cons
         step, arrays, damaged = others.load(wanted, TRANSFERRED)
     except Mismatch as error:
         raise _explained(f"--init-from {source} does not fit", error, theirs, config) from error
+    if changed := differences(theirs["args"], config["args"], MEANING):
+        raise UsageError(f"--init-from {source} does not fit: {'; '.join(changed)}")
     for one in damaged:
         console.warn(str(one))
     console.say(f"started from the parameters of {source} at step {step:,}")

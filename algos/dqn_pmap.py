@@ -247,7 +247,7 @@ def make_dqn(args: Args, env: EnvSpec) -> OffPolicy:
             target_params=params,
             opt_state=optim.adam_init(params, hp),
             obs_stats=nets.obs_stats(env.observation_space, on=args.normalize_obs),
-            epsilon=jnp.float32(hp.epsilon_start),
+            epsilon=optim.epsilon_after(args, 0),
         )
 
     def act(learner: Learner, obs: jax.Array, key: jax.Array | None = None) -> jax.Array:

@@ -8,16 +8,16 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.flags import (
     AdamBeta,
+    Bounds,
     Count,
     Counts,
     Discount,
-    Finite,
     Fraction,
     OffPolicyArgs,
     Positive,
@@ -94,8 +94,8 @@ class Args(OffPolicyArgs):
     """Widths of the hidden layers of the policy and of each Q function."""
     critic_hidden_sizes: Counts | None = None
     """Widths of the hidden layers of each Q function (default: --hidden-sizes)."""
-    log_std_min: Finite = -5.0
-    """Lowest logarithm of the policy's standard deviation for Box actions; the highest is 2."""
+    log_std_min: Annotated[float, Bounds(at_most=1)] = -5.0
+    """Lowest logarithm of the policy's standard deviation for Box actions, at most 1; the highest is 2."""
     squash_log_std: bool = True
     """Range of the standard deviation by a tanh, else by clipping."""
 

@@ -22,8 +22,8 @@ from common.runs.console import brief
 
 LEGEND = """
 return        greedy evaluation; * the last training return, for want of one
+threshold     that of --threshold, else 90% of the way from the lowest to the highest return seen in the environment
 to threshold  wall time until the mean return of the last 100 episodes reaches it, median over seeds"""
-MOST_OF_THE_WAY = "threshold     90% of the way from the lowest to the highest return seen in the environment"
 
 
 @dataclass(kw_only=True)
@@ -126,7 +126,7 @@ def run_command(args: Args) -> None:
     table = compare(args)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(shown(table).to_string(index=False, line_width=width))
-    print(LEGEND if args.threshold is not None else f"{LEGEND}\n{MOST_OF_THE_WAY}")
+    print(LEGEND)
     if args.csv:
         with replacing(Path(args.csv)) as temporary:
             table.to_csv(temporary, index=False)

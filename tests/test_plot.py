@@ -10,18 +10,16 @@ import pytest
 from common import compare, plot
 from common.cli.command import exit_code, parse
 from common.drawing.figures import draw_curve, draw_population
-from common.drawing.groups import LoggedRun, align, estimate, group, interval, pooled
+from common.drawing.groups import EVALUATION, RECENT, TRAINING, LoggedRun, align, estimate, group, interval, pooled
 from common.runs.metrics import Log, LogWriter, Series, read_log
 from common.runs.recorder import Clock
 
-RETURN, RECENT, EVALUATION = "episode/return", "episode/return_last100", "eval/return_mean"
 
-
-def rows(steps, values, wall=None, metric=RETURN):
+def rows(steps, values, wall=None, metric=TRAINING):
     """Rows of one invocation, 100 steps/s; `wall` defaults to one second per 100 steps."""
     wall = [step / 100 for step in steps] if wall is None else wall
     times = ({"time/wall": seconds, "time/sps_total": 100.0} for seconds in wall)
-    names = (RETURN, RECENT) if metric == RETURN else (metric,)
+    names = (TRAINING, RECENT) if metric == TRAINING else (metric,)
     returns = ({"env_steps": step} | dict.fromkeys(names, value) for step, value in zip(steps, values, strict=True))
     return [row | time for row, time in zip(returns, times, strict=True)]
 
@@ -84,8 +82,8 @@ def test_late_evaluations_keep_their_time(tmp_path):
     logged = [*rows([100, 200, 300], [1, 2, 3], wall=[11.0, 12.0, 14.0]), late]
     logged[2]["time/sps_total"] = 50.0
     make_run(tmp_path / "a", logged)
-    log = read_log(tmp_path / "a", [RETURN, EVALUATION])
-    assert log.series[RETURN].wall.tolist() == [11, 12, 14]
+    log = read_log(tmp_path / "a", [TRAINING, EVALUATION])
+    assert log.series[TRAINING].wall.tolist() == [11, 12, 14]
     assert (log.series[EVALUATION].steps.tolist(), log.series[EVALUATION].wall.tolist()) == ([150], [11.5])
     assert (log.steps, log.wall_seconds, log.trained_seconds) == (300, 14, 6)
 
@@ -94,7 +92,7 @@ def test_damaged_lines_are_skipped(tmp_path):
     good = [json.dumps(row) for row in rows([100, 200], [[1, 2], [3, None]])]
     damage = ["{", "null", "\0\0", '{"env_steps": "x"}']
     make_run(tmp_path / "a", "\n".join([good[0], *damage, good[1], good[1][:20]]), num_seeds=2)
-    series = read_log(tmp_path / "a", [RETURN]).series[RETURN]
+    series = read_log(tmp_path / "a", [TRAINING]).series[TRAINING]
     assert series.steps.tolist() == [100, 200]
     np.testing.assert_array_equal(series.values, [[1, 2], [3, np.nan]])
 
@@ -195,12 +193,12 @@ def test_without_an_evaluation_the_training_return_counts(tmp_path):
 
 def test_rows_are_split_by_flags_in_the_order_of_numbers(tmp_path):
     """A flag that an algorithm does not have is left out of its label."""
-    flags = [{"num_envs": n, "hidden_sizes": [n, 2]} for n in (128, 16, 128)] + [{"algorithm": "sac_pmap"}]
+    flags = [{"num_envs": n, "hidden_sizes": [n, 2]} for n in (128, 16, 128)] + [{"algorithm": "sac", "recipe": "xqc"}]
     runs = [make_run(tmp_path / str(i), rows([100], [i]), seed=i, **some) for i, some in enumerate(flags)]
     by = {"by": ("num_envs", "hidden_sizes")}
     found = [tuple(row[["algorithm", *by["by"], "seeds", "return"]]) for row in compared(*runs, **by)]
-    assert found == [("ppo_pmap", "16", "16,2", 1, 1), ("ppo_pmap", "128", "128,2", 2, 1), ("sac_pmap", "", "", 1, 3)]
+    assert found == [("ppo_pmap", "16", "16,2", 1, 1), ("ppo_pmap", "128", "128,2", 2, 1), ("sac (xqc)", "", "", 1, 3)]
     args = parse(plot.Args, ["--by", "num-envs", *runs, "--by", "hidden_sizes"])
     assert (args.runs, args.split) == (tuple(runs), by["by"]), "as they are written"
     labels = [text.get_text() for text in plot.learning_curves(args).axes[0].get_legend().get_texts()]
-    assert labels[1:] == ["ppo_pmap, num_envs 128, hidden_sizes 128,2 (2 seeds, mean)", "sac_pmap (1 seed)"]
+    assert labels[1:] == ["ppo_pmap, num_envs 128, hidden_sizes 128,2 (2 seeds, mean)", "sac (xqc) (1 seed)"]

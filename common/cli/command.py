@@ -151,7 +151,9 @@ def _read(args_class: type, argv: list[str], program: str | None) -> Any:
 # Flags by the names that they have in CleanRL and Stable-Baselines3
 OTHER_NAMES = {"--lr": "--learning-rate", "--anneal-lr": "--lr-schedule", "--track": "--wandb"}
 OTHER_NAMES |= {"--clip-coef": "--clip-eps", "--clip-range": "--clip-eps", "--capture-video": "--gif"}
-OTHER_NAMES |= {"--n-envs": "--num-envs", "--n-epochs": "--update-epochs"}
+OTHER_NAMES |= {"--n-envs": "--num-envs", "--n-epochs": "--update-epochs", "--n-atoms": "--num-atoms"}
+OTHER_NAMES |= {"--start-e": "--epsilon-start", "--end-e": "--epsilon-end"}
+OTHER_NAMES |= {"--exploration-fraction": "--epsilon-fraction", "--target-network-frequency": "--target-frequency"}
 
 
 def _known_elsewhere(args_class: type, argv: list[str]) -> str:
@@ -239,7 +241,7 @@ def help_text(args_class: type, defaults: Any, program: str | None) -> str:
     groups: dict[str, Any] = {}
     for name, kind in kinds_of(args_class).items():
         title, text = titles.get(name, "more"), " ".join(texts.get(name, "").split())
-        text += "" if "(default" in text else _hint(getattr(defaults or args_class, name, None))
+        text = _with_default(text, getattr(defaults or args_class, name, None))
         groups[title] = groups.get(title) or parser.add_argument_group(title)
         flag, value = flag_of(name), {"metavar": metavar_of(kind)}
         if kind is bool:
@@ -265,9 +267,9 @@ def _read_code(args_class: type) -> tuple[dict[str, str], dict[str, str]]:
     return titles, texts
 
 
-def _hint(default: Any) -> str:
-    """The default; nothing where it is nothing, or off."""
+def _with_default(text: str, default: Any) -> str:
+    """The text of a flag with its default; as it is where that is nothing, or off."""
     if default is False or default in (None, "", ()):
-        return ""
+        return text
     shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
-    return f" (default: {'on' if default is True else shown})"
+    return re.sub(r" \(default[^)]*\)", "", text) + f" (default: {'on' if default is True else shown})"

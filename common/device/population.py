@@ -141,16 +141,12 @@ def rate_members(run: Any, env: Env, algorithm: Any, learners: Any, status: str)
     run.console.say("playing all with all ...")
     scores = play_all(env, algorithm, learners, games)
     ratings = elo_ratings(scores, games)
-    record = {"env_steps": run.steps, "games": games, "ratings": without_nan(ratings), "scores": without_nan(scores)}
-    write_json(run.dir / "elo.json", record)
+    found = {"ratings": ratings, "scores": scores}
+    found = {name: np.where(np.isnan(x), None, x).tolist() for name, x in found.items()}
+    write_json(run.dir / "elo.json", {"env_steps": run.steps, "games": games} | found)
     best = np.argsort(-ratings, kind="stable")[: np.sum(~np.isnan(ratings))]  # NaN comes last
     lines = [f"elo      {games} games of each of {len(best)} members with each other one; the best:"]
     return "\n".join([*lines, *(f"{'member':>15} {member:<5}{ratings[member]:10.1f}" for member in best[:SHOWN])])
-
-
-def without_nan(x: np.ndarray) -> list[Any]:
-    """As lists for JSON, with None in place of NaN."""
-    return np.where(np.isnan(x), None, x.astype(object)).tolist()
 
 
 def play_all(env: Env, algorithm: Any, learners: Any, games: int) -> np.ndarray:

@@ -58,7 +58,7 @@ class LoggedRun(NamedTuple):
 
 
 class Group(NamedTuple):
-    """All runs of one algorithm in one environment, with the same values of the flags of --by."""
+    """All runs of one algorithm, with one recipe, in one environment, with the same values of the flags of --by."""
 
     env: str
     algorithm: str
@@ -100,14 +100,16 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
 
 def _parts(path: Path, config: dict[str, Any], log: Log) -> Iterator[LoggedRun]:
     """The run; of a population without PBT, for each combination of values the members that have them, as if alone."""
-    flags, alike = config["args"], {}
+    flags, alike, algorithm = config["args"], {}, config["algorithm"]
+    recipe = flags.get("recipe") or ""
+    algorithm += "" if recipe in algorithm else f" ({recipe})"
     members = config.get("members") or [{"seed": flags.get("seed", 0) + i} for i in range(flags.get("num_seeds", 1))]
     for index, member in enumerate(members):
         own = {} if flags.get("pbt") else {name: value for name, value in member.items() if name != "seed"}
         alike.setdefault(json.dumps(own), []).append(index)
     for own, indices in alike.items():
         seeds, part = [members[index]["seed"] for index in indices], log.of(indices, len(members))
-        yield LoggedRun(path, config["algorithm"], flags | json.loads(own) | {"seed": seeds[0]}, seeds, part)
+        yield LoggedRun(path, algorithm, flags | json.loads(own) | {"seed": seeds[0]}, seeds, part)
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

@@ -243,7 +243,7 @@ class MLP(nn.Module):
         x = norm(x, "batch", "renorm", use_bias=not inert)
         if self.residual:
             if len(set(self.hidden_sizes)) > 1:
-                raise UsageError(f"residual blocks have one width, hidden sizes {self.hidden_sizes} are several")
+                raise UsageError(f"--residual blocks have one width, hidden sizes {self.hidden_sizes} are several")
             x = nn.Dense(self.hidden_sizes[0], kernel_init=nn.initializers.orthogonal(1.0), **self.layer)(x)
             dense = partial(nn.Dense, kernel_init=nn.initializers.he_normal(), **self.layer)
             for width in self.hidden_sizes:

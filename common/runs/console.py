@@ -57,13 +57,9 @@ class Console:
             return
         from rich import progress
 
-        columns = [
-            progress.TextColumn("{task.completed:,.0f} / {task.total:,.0f} steps"),
-            progress.BarColumn(bar_width=None),
-            progress.TextColumn("{task.fields[report]}"),
-            progress.TextColumn("ETA"),
-            progress.TimeRemainingColumn(compact=True),
-        ]
+        texts = "{task.completed:,.0f} / {task.total:,.0f} steps", "{task.fields[report]}", "ETA"
+        counted, report, eta = map(progress.TextColumn, texts)
+        columns = [counted, progress.BarColumn(bar_width=None), report, eta, progress.TimeRemainingColumn(compact=True)]
         self._bar = progress.Progress(*columns, console=self._rich, refresh_per_second=5)
         self._bar.add_task("", total=self.total, completed=steps, report="")
         with self._unread():

@@ -50,10 +50,8 @@ class Evaluations:
                 return
             if not self._has_waited:
                 self._has_waited = True
-                run.console.warn(
-                    f"the training waits, as {MOST_PENDING} evaluations are pending: fewer --eval-episodes or a longer "
-                    "--eval-interval make it faster"
-                )
+                why = f"as {MOST_PENDING} evaluations are pending"
+                run.console.warn(f"the training waits, {why}: fewer --eval-episodes or a longer --eval-interval help")
             self.poll()
             self._rest()
         self._pending[step] = moment

@@ -85,7 +85,8 @@ def _explained(what: str, error: Mismatch, then: dict[str, Any], now: dict[str, 
     """`what`, how two configurations, `then` and `now`, whose arrays differ, differ themselves, and the first array."""
     flags = [name for name in now["args"] if name in then["args"] and name not in ONE_TIME]
     other = [f"it was made by {then['algorithm']}"] if then["algorithm"] != now["algorithm"] else []
-    return UsageError(f"{what}: {'; '.join([*other, *differences(then['args'], now['args'], flags), str(error)])}")
+    why = differences(then["args"], now["args"], ["recipe"]) or differences(then["args"], now["args"], flags)
+    return UsageError(f"{what}: {'; '.join([*other, *why, str(error)])}")
 
 
 class Saver:

@@ -74,7 +74,6 @@ CASES = [
     ("sac", "--env helpers:TwoDials", "MultiDiscrete, ppo_pmap.py"),
     ("dqn", "--distribution c51 --v-min 1 --v-max 1", "--v-min, --v-max"),
     ("dqn", "--n-steps 4 --learning-starts 3", "--n-steps 4, --learning-starts"),
-    ("dqn", "--env gymnasium:CartPole-v1 --num-steps 2", "--n-steps 3, --num-steps 2"),
     ("pqn", "--env Pendulum-v1", "Pendulum-v1, Box, ppo_pmap.py"),
     ("appo", "--actor-devices 0,0", "--actor-devices"),
     # populations and processes

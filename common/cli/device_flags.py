@@ -178,8 +178,6 @@ class ReplayArgs:
             raise UsageError(
                 f"--buffer-size {self.buffer_size} does not hold --batch-size {self.batch_size}: at least {least}"
             )
-        if self.n_steps > vars(self).get("num_steps", math.inf):  # of actors on the host
-            raise UsageError(f"--n-steps {self.n_steps} is more than the --num-steps {self.num_steps} of a rollout")
         if math.prod(Fraction(str(self.utd_ratio)).as_integer_ratio()) > LARGEST:
             raise UsageError(f"--utd-ratio {self.utd_ratio} is too fine to count exactly: round it to four digits")
         transitions = self.num_updates * self.steps_per_update

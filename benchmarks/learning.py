@@ -62,7 +62,7 @@ def goals_of_peer(peer: str) -> list[Goal]:
     published, found = peers("flags"), []
     for goal in goals():
         kind = goal.algorithm.replace("_pmap", "").replace("appo", "ppo")
-        tables = published.get(f"{peers()[peer].get('flags_of', peer)}_{kind}", {})
+        tables = published.get(f"{peer}_{kind}") or published.get(f"{peers()[peer].get('flags_of')}_{kind}", {})
         if pattern := fitting(tables, goal.env):
             found.append(goal._replace(algorithm=f"{peer}_{kind}", flags=tables[pattern]))
     return found

@@ -12,7 +12,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-OF_THE_ENVS = ("n_envs", "normalize")  # flags that are not the algorithm's
+NO_ARGUMENTS = ("class", "n_envs", "normalize")  # flags that are not the algorithm's own
 
 
 def train(rows: Rows) -> None:
@@ -38,8 +38,8 @@ def make_model(args: dict[str, Any]) -> BaseAlgorithm:
     env = make_vec_env(args["env"].rpartition(":")[2], flags.get("n_envs", 1), seed=seed)
     if flags.get("normalize", False):
         env = VecNormalize(env, gamma=flags.get("gamma", 0.99))
-    chosen = {name: value_of(value) for name, value in flags.items() if name not in OF_THE_ENVS}
-    algorithm = getattr(importlib.import_module(args["library"]), args["algorithm"].upper())
+    chosen = {name: value_of(value) for name, value in flags.items() if name not in NO_ARGUMENTS}
+    algorithm = getattr(importlib.import_module(args["library"]), flags.get("class", args["algorithm"].upper()))
     return algorithm("MlpPolicy", env, seed=seed, **chosen)
 
 

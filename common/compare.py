@@ -61,7 +61,7 @@ def _row(group: Group, args: Args, threshold: float) -> dict[str, Any]:
     return {
         "env": group.env,
         "algorithm": group.algorithm,
-        **{name: groups.flag_text(group.variant.get(name, "")) for name in args.split},
+        **{name: groups.flag_text(group.variant.get(name, "")) for name in args.by},
         "seeds": sum(len(run.seeds) for run in group.runs),
         "steps": min(log.steps for log in logs),  # of the shortest run
         "steps_max": max(log.steps for log in logs),

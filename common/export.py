@@ -6,7 +6,6 @@ python -m common.export runs/NAME --out policy.onnx
 docs/using-a-policy.md shows the few lines that load it.
 """
 
-import json
 import logging
 import warnings
 from collections.abc import Callable
@@ -16,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from common.cli.command import PolicyArgs, main, parse
-from common.cli.errors import UsageError
-from common.cli.files import check_target, replacing
+from common.cli.files import check_target, replacing, write_json
 from common.runs.console import Console
 
 
@@ -37,6 +35,7 @@ import jax.export
 
 from common.device.agents import Seen, at_start
 from common.device.sharding import by_name
+from common.envs.suite_tools import import_package
 from common.policy import Policy, load_named
 from common.runs.directory import versions
 from common.runs.metrics import jsonable
@@ -87,10 +86,7 @@ def to_onnx(policy: Policy) -> bytes:
     """
     for name in ("jax2onnx", "onnx_ir"):  # they speak of plugins for other libraries, and of shapes without names
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    try:
-        from jax2onnx import to_onnx as convert
-    except ImportError as error:
-        raise UsageError('an .onnx file needs jax2onnx: pip install -e ".[onnx]"') from error
+    convert = import_package("jax2onnx", use=" for an .onnx file").to_onnx
     inputs, act = inputs_of(policy), function_of(policy)
     outcome = jax.eval_shape(act, **inputs_of(policy, 1))
     outputs = {"action": outcome[0], "next/memory": outcome[1]} if policy.has_memory else {"action": outcome}
@@ -109,17 +105,14 @@ FORMATS = {".stablehlo": to_stablehlo, ".onnx": to_onnx}
 
 
 def export_policy(policy: Policy, out: Path) -> Path:
-    """Write `policy` to `out`, and a description beside it; returns the path of the latter.
-
-    Raises UsageError for an unknown ending of the name and where the files cannot be written.
-    """
+    """Write `policy` to `out`, and beside it a description, whose path is returned. Raises UsageError if it cannot."""
     sidecar = out.with_name(out.name + ".json")
     check_target(out, *FORMATS)
     check_target(sidecar)
     content = FORMATS[out.suffix](policy)
     with replacing(out) as policy_file, replacing(sidecar) as description:
         policy_file.write_bytes(content)
-        description.write_text(json.dumps(describe(policy, out, content), indent=2) + "\n")
+        write_json(description, describe(policy, out, content))
     return sidecar
 
 

@@ -1,5 +1,6 @@
-"""What the flags of an algorithm are written with: types, which say bounds and how a population may change a value, and
-what all algorithms share. Imports nothing slow, so that --help answers at once.
+"""What the flags of an algorithm are written with: their types, and the flags that algorithms share.
+
+Imports nothing slow, so that --help answers at once.
 """
 
 from common.cli.checks import (

@@ -115,7 +115,7 @@ def _play_on_host(args: Args, policy: Policy, name: str, env_params: str, consol
     player = policy.player(args.stochastic)
     player = player._replace(act=jax.jit(player.act))
     try:
-        worker.envs = make_host(name, count, args.seed, env_params, how, frames=bool(args.gif))
+        worker.envs = make_host(name, count, args.seed, env_params, vectorization=how, frames=bool(args.gif))
         _check_fit(policy, worker.envs.spec)
         worker.envs = envs = RecordedEnvs(worker.envs) if args.gif else worker.envs
         episodes = run_host_episodes(worker, player, args.episodes, jax.random.key(args.seed))

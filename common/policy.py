@@ -26,6 +26,7 @@ from common.cli.files import is_run, read_config
 from common.cli.run_flags import ONE_TIME
 from common.device.agents import Policy
 from common.device.optim import hp_of
+from common.device.sharding import flatten, unflatten
 from common.envs.spaces import EnvSpec
 from common.runs.checkpoints import FOLDER, Checkpoints, Mismatch, step_of
 from common.runs.console import Console
@@ -88,15 +89,16 @@ def load_policy(
     checkpoints = Checkpoints(run_dir / FOLDER, is_population=args.is_population)
     index = _named_agent(args, run_dir, seed, member)
     try:
-        found, learner, damaged = checkpoints.load_learner(like, _candidates(checkpoints, step, index))
+        candidates = _candidates(checkpoints, step, index)
+        found, arrays, damaged = checkpoints.load(flatten(like), ("learner/",), candidates=candidates)
     except Mismatch as error:
         raise UsageError(f"{run_dir} does not fit its algorithm's file: {error}") from error
     for one in damaged:
         warnings.warn(str(one), stacklevel=2)
     index = _best_member(checkpoints, found) if index is None else index
-    learner, returns = jax.tree.map(lambda x: x[index], learner), checkpoints.evaluations().get(found, [])
+    learner = jax.tree.map(lambda x: x[index], unflatten(arrays, like)["learner"])
+    returns, seed = checkpoints.evaluations().get(found, []), args.members.seed[index]
     evaluation = returns[index] if len(returns) == args.num_agents else None
-    seed = args.members.seed[index]
     return Policy(functions, learner, env, run_dir, found, seed, evaluation, config, index)
 
 
@@ -135,12 +137,12 @@ def _module(config: dict[str, Any], run_dir: Path, algorithm: ModuleType | str |
 
 
 def _functions(config: dict[str, Any], env: EnvSpec, module: ModuleType) -> tuple[Any, Any, Any]:
-    """The run's flags, the algorithm's functions for it, and the learners of all agents without their numbers."""
+    """The run's flags, the algorithm's functions for it, and as `learner` those of all agents without their numbers."""
     flags = {name: value for name, value in config["args"].items() if name not in ONE_TIME}
     args = module.Args(**flags)
     functions = module.make_algorithm(args, env)
     hp = hp_of(args, {name: np.float32(0) for name in args.members.hyper})
-    shapes = jax.eval_shape(lambda: functions.init(jax.random.key(0), hp))
+    shapes = jax.eval_shape(lambda: {"learner": functions.init(jax.random.key(0), hp)})
     count = args.num_agents  # as a checkpoint has them, [S, ...]; they take no memory
     return args, functions, jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), (count, *x.shape)), shapes)
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from common.actors.actor import inspect_env
 from common.actors.batches import ActorsFailed, Batches, UpdateMetrics, example_batch
@@ -64,8 +62,7 @@ def train_on_devices(
     if args.sharding == "members":
         devices = choose_devices(args.num_devices, args.num_agents, shared="the number of agents,")
     else:
-        shares = args.num_envs, args.block, args.envs_per_cpu_device, args.processes
-        devices = choose_devices(args.num_devices, *shares)
+        devices = choose_devices(args.num_devices, args.num_envs, args.block, args.envs_per_cpu_device, args.processes)
     env = run_env(args, make(args.env, args.env_params) if env is None else wrap(env, args.env_params))
     check_spaces(args, env)
     algorithm = make_algorithm(args, env.spec)
@@ -101,11 +98,10 @@ def train_with_actors(
     algorithm = make_algorithm(args, env.spec)
     driver = host_driver(algorithm, args, env.spec)
     args.check_split(own)
-    notes = {
-        "actors": f"{args.actor_threads} thread{'s' * (args.actor_threads > 1)} on each of {describe(actor_devices)}"
-    }
-    if multihost.count() > 1:
-        notes["actors"] += f" in each of {multihost.count()} processes"
+    threads = f"{args.actor_threads} thread{'s' * (args.actor_threads > 1)}"
+    notes = {"actors": f"{threads} on each of {describe(actor_devices)}"}
+    if args.processes > 1:
+        notes["actors"] += f" in each of {args.processes} processes"
     if (params := evaluation_params(vars(args))) != args.env_params:
         notes["eval"] = f"with {params}"
     programs, members = programs_over_learners(driver, devices), arrays_of(args.members, len(devices))
@@ -144,7 +140,7 @@ def _learn_from_actors(
     learner, started = jax.tree.map(lambda x: x[0], (host.learner, host.run))
     this = f"warning: process {jax.process_index()} of {multihost.count()}:"  # its console is silent
     warn = run.console.warn if multihost.is_first() else partial(print, this, file=sys.stderr, flush=True)
-    sharding = NamedSharding(Mesh(np.array(multihost.own(run.devices)), (AXIS,)), P(AXIS))
+    sharding = jax.NamedSharding(jax.sharding.Mesh(multihost.own(run.devices), (AXIS,)), jax.P(AXIS))
     with Batches(run.args, driver, learner, started, actor_devices, sharding, warn) as batches:
         run.figures = batches.figures
         while run.unfinished:

@@ -18,7 +18,7 @@ from PIL import Image
 
 import common.actors.host_evaluation
 from common import export, play
-from common.actors.actor import Actor, env_maker
+from common.actors.actor import Actor
 from common.actors.batches import over_learners, tally_of
 from common.actors.host_drivers import as_rollout
 from common.actors.threads import Collected, HostRollout, Slot
@@ -215,8 +215,7 @@ def test_x7_learners_see_the_probabilities_of_actors_over_many_rollouts(env, lim
     """Episodes of five steps and less end at every position of a rollout; `envpool` resets in a step of its own."""
     lab = Lab(env=env, env_params=json.dumps({limit: 5}), num_steps=7, envs_per_actor=3, **flags)
     params, act = lab.driver.publish(lab.learner, lab.run), jax.jit(lab.driver.act_on_host)
-    make = env_maker(lab.args, 3, lab.args.env_params)
-    actor = Actor(0, make, None, act, 7, (0,), lab.driver.memory(3))
+    actor = Actor(0, None, lab.args, act, lab.driver.memory(3), version=0)
     actor.start()
     network = appo.Network(lab.args, lab.spec.observation_space, lab.spec.action_space)
     for _ in range(5):

@@ -21,7 +21,6 @@ from common.device.statistics import (
     Tally,
     across_devices,
     count_episodes,
-    episode_metrics,
     new_recent,
     new_tracker,
     over_steps,
@@ -80,7 +79,7 @@ def test_episode_statistics_equal_numpy(devices):
         assert all(same_bits(x[0], x[i]) for x in jax.tree.leaves(replicas) for i in range(devices))
         recent, new = jax.tree.map(lambda x: x[0], replicas)
         so_far = so_far + new if update else new
-        metrics = recent_metrics(recent) | episode_metrics(new)
+        metrics = recent_metrics(recent) | new.metrics()
         logged = [so_far.metrics()[f"env/x{kind}"] for kind in KINDS]
         seen = [row[np.isfinite(row)] for row in info[until] if np.isfinite(row).any()]
         flat = np.concatenate([*seen, []])
@@ -89,7 +88,7 @@ def test_episode_statistics_equal_numpy(devices):
 
         before, whole = len(whole), finished_episodes(reward[until], done[until])
         window, fresh = whole[-WINDOW:], whole[before:]
-        assert (recent.count, metrics["episode/count"]) == (len(window), len(fresh))
+        assert (recent.count, new.count["episode/return"]) == (len(window), len(fresh))
         if not len(whole):
             assert np.isnan(metrics["episode/return_last100"]) and np.isnan(metrics["episode/return"])
             continue
@@ -377,7 +376,7 @@ def test_every_due_evaluation_is_played_and_the_training_waits_for_them():
     evaluations.begin(MOST_PENDING + 2, None)
     assert len(beside.begun) == MOST_PENDING + 1 and beside.played == [1]
     stops += [lambda: False] * 4 + [lambda: True] * 9
-    evaluations.finish(MOST_PENDING + 3, None)
+    evaluations.finish()
     left = len(beside.begun) - len(beside.played)
     evaluations.stop()
     assert len(beside.played) > 1 and f"{left} due" in warnings[-1] and len(warnings) == 2

@@ -13,12 +13,11 @@ from helpers import Endings, KeyInState, Pusher, make_env, over_devices, same_bi
 
 from common.cli.errors import UsageError
 from common.device.rollout import action_noise, new_starts, split_keys, step_envs
-from common.device.sharding import key_data, to_devices, to_host
+from common.device.sharding import flatten, key_data, to_devices, to_host, unflatten
 from common.envs import spaces
 from common.envs.custom import wrap
 from common.envs.environment import LONGEST_HORIZON, Env
 from common.envs.registry import SUITES, check_known, list_envs, make, make_host
-from common.runs.checkpoints import flatten, unflatten
 
 OFFLINE_IDS = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]
 KINDS = "CartPole-v1", "Pendulum-v1", "FrozenLake-misc", "Catch-bsuite", "SpaceInvaders-MinAtar"  # of spaces and suites

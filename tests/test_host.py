@@ -172,7 +172,7 @@ def test_a_process_that_never_begins_is_given_up():
 def test_what_an_environment_has_started_ends_with_it(end, trouble, message, tmp_path):
     """Also once it hangs, has ended, or has raised an error that cannot be sent to another process."""
     params = json.dumps({"simulator": str(tmp_path / "simulator"), trouble or "limit": 1})
-    envs = make_host(TOYS + "Toy-v0", 1, 0, params, "async", step_timeout=2.0)
+    envs = make_host(TOYS + "Toy-v0", 1, 0, params, step_timeout=2.0)
     envs.reset()
     simulator = int((tmp_path / "simulator").read_text())
     wait_until(lambda: runs(simulator))
@@ -296,7 +296,8 @@ def actor_on(name: str, **more: Any) -> Actor:
         memory = np.where(seen.first, 0, memory) + 1
         return np.full(len(memory), params % 3, np.int32), {"step": np.full(len(memory), step)}, memory
 
-    return Actor(0, lambda seed: make_host(name, 2, seed, **more), None, act, 6, (0,), memory=np.zeros(2))
+    args = small_args(env=name, envs_per_actor=2, num_steps=6, **more)
+    return Actor(0, None, args, act, memory=np.zeros(2), version=0)
 
 
 def collect(actor: Actor, count: int) -> list[Collected]:

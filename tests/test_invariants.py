@@ -36,7 +36,7 @@ from helpers import (
 
 from common.cli.device_flags import block_width
 from common.cli.env_flags import as_flags
-from common.device.interface import acting_part
+from common.device.agents import acting_part
 from common.device.rollout import minibatch_indices, rollout_keys
 from common.device.sharding import arrays_of, global_ids, to_host
 from common.envs.variation import run_env

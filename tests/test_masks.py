@@ -28,7 +28,7 @@ from common.device.evaluation import play_episodes
 from common.device.optim import hp_of
 from common.device.rollout import action_noise, reset_mid_episode
 from common.envs.custom import wrap
-from common.envs.masks import check_legal, mask_of
+from common.envs.masks import MASK, check_legal
 from common.envs.spaces import Box, Discrete, EnvSpec, MultiDiscrete, batch_shape, flat_size, sample
 from common.export import function_of, inputs_of
 from common.nets.distributions import Categoricals, PolicyHead, encode_action
@@ -99,16 +99,16 @@ def test_gradients_are_finite_and_none_reaches_what_is_illegal(legal):
 
 def test_parts_of_an_action_add_up():
     """Their log-probabilities, and their entropies; a mask is of those that have choices."""
-    space = Discrete(4), Box(np.full(2, -1.0), np.ones(2), (2,)), Discrete(2)
+    space = Discrete(4), {"push": Box(np.full(2, -1.0), np.ones(2), (2,)), "turn": Discrete(2)}
     head = PolicyHead(space)
     legal = LEGAL
     x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
-    policy, _ = head.init_with_output(jax.random.key(0), x, mask_of(legal))
-    first, normal, second = policy.parts
+    policy, _ = head.init_with_output(jax.random.key(0), x, {MASK: legal})
+    first, normal, second = policy.parts[0], *policy.parts[1].values()
     np.testing.assert_array_equal(first.legal, legal[:, :4])
     np.testing.assert_array_equal(second.legal, legal[:, 4:])
     action = policy.sample(action_noise(jax.random.key(1), space, (3,)))
-    parts = zip(policy.parts, action, strict=True)
+    parts = zip((first, normal, second), jax.tree.leaves(action), strict=True)
     np.testing.assert_allclose(policy.log_prob(action), sum(part.log_prob(x) for part, x in parts), rtol=1e-6)
     np.testing.assert_allclose(policy.entropy(), first.entropy() + normal.entropy() + second.entropy(), rtol=1e-6)
     assert encode_action(action, space).shape == (3, flat_size(space)) == (3, 8)

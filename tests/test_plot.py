@@ -199,6 +199,6 @@ def test_rows_are_split_by_flags_in_the_order_of_numbers(tmp_path):
     found = [tuple(row[["algorithm", *by["by"], "seeds", "return"]]) for row in compared(*runs, **by)]
     assert found == [("ppo_pmap", "16", "16,2", 1, 1), ("ppo_pmap", "128", "128,2", 2, 1), ("sac (xqc)", "", "", 1, 3)]
     args = parse(plot.Args, ["--by", "num-envs", *runs, "--by", "hidden_sizes"])
-    assert (args.runs, args.split) == (tuple(runs), by["by"]), "as they are written"
+    assert (args.runs, args.by) == (tuple(runs), by["by"]), "as they are written"
     labels = [text.get_text() for text in plot.learning_curves(args).axes[0].get_legend().get_texts()]
     assert labels[1:] == ["ppo_pmap, num_envs 128, hidden_sizes 128,2 (2 seeds, mean)", "sac (xqc) (1 seed)"]

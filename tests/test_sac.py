@@ -12,7 +12,7 @@ from helpers import functions_of, make_env, metric_rows, programs, relative_diff
 
 import common.device.programs
 from common.device.drivers import with_returns
-from common.device.interface import Actors, RunState, Transition
+from common.device.interface import Actors, Transition
 from common.device.programs import over_devices
 from common.device.replay import Replay, new_replay
 from common.device.sharding import to_devices, to_host
@@ -262,10 +262,9 @@ def test_after_a_refill_the_policy_acts_not_chance():
 
 
 def test_discounted_returns_begin_with_each_episode_and_make_the_unit_of_rewards():
-    args = small_sac_args(normalize_rewards=True, gamma=0.5, num_envs=2, batch_size=2)
     actors = Actors((), (), (), (), (), jnp.array([0.0, 4.0]))
     new = Transition((), (), jnp.ones((3, 2)), (), ())
-    actors, new = with_returns(args, RunState((), 0, {}), actors, new, jnp.array([[0, 1], [1, 0], [0, 0]], bool))
+    actors, new = with_returns(0.5, actors, new, jnp.array([[0, 1], [1, 0], [0, 0]], bool))
     np.testing.assert_array_equal(new.discounted, [[1, 3], [1.5, 1], [1, 1.5]])
     np.testing.assert_array_equal(actors.discounted, [1, 1.5])
     losses = []

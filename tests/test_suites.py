@@ -17,10 +17,9 @@ from helpers import functions_of, same_bits, small_args
 from test_envs import OFFLINE_IDS
 
 from common.device.programs import over_devices
-from common.device.sharding import arrays_of, key_data
+from common.device.sharding import arrays_of, flatten, key_data, unflatten
 from common.envs.registry import make
 from common.envs.spaces import MultiDiscrete, sample
-from common.runs.checkpoints import flatten, unflatten
 
 pytestmark = pytest.mark.slow
 

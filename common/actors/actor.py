@@ -1,7 +1,4 @@
-"""One actor: environments on the host, stepped with a policy on a device, one rollout at a time.
-
-Independent of the algorithm: `act` decides what it does with the parameters, and what it notes of its actions.
-"""
+"""One actor: environments on the host, stepped with a policy on a device, one rollout at a time."""
 
 import operator
 from collections.abc import Callable
@@ -26,10 +23,7 @@ from common.envs.variation import REDUCTIONS
 
 
 class Stepper:
-    """The N environments of a worker, and the episodes under way in them.
-
-    Beginning and stepping raise FailedEnvError where observations or rewards cannot be used.
-    """
+    """The N environments of a worker and their episodes; raises FailedEnvError where what they give cannot be used."""
 
     def __init__(self, worker: Worker, longest: float = np.inf):
         """Begin an episode in each; one that has `longest` steps counts as over."""
@@ -79,27 +73,17 @@ class Stepper:
 class Actor(Worker):
     """N environments, stepped one rollout at a time. Used by one thread."""
 
-    def __init__(
-        self,
-        number: int,
-        make_envs: Callable[[int], HostEnvs],
-        device: jax.Device,
-        act: Callable,
-        num_steps: int,
-        seed: tuple[int, ...],
-        memory: Any = (),
-        log_info: tuple[str, ...] = (),
-    ):
-        """`number` is its place among the actors of all processes. `make_envs` takes a seed.
+    def __init__(self, number: int, device: jax.Device, args: HostEnvArgs, act: Callable, memory: Any, version: int):
+        """`number` is its place among the actors of all processes, `version` that of the first parameters it gets.
 
         `act` takes parameters, memory, key data, a step's number and a `Seen` [N, ...], and returns actions [N, ...],
-        extras, and the new memory. `log_info` is the flag.
+        extras, and the new memory; the first one is `memory`.
         """
         super().__init__(f"actor {number}", ("env_step", "act", "wait_params", "wait_put"))
-        self.number, self.device, self._log_info = number, device, log_info
+        self.number, self.device, self._args, self._act, self._first_memory = number, device, args, act, memory
         self.rollouts = self.restarts = 0
-        self._make_envs, self._act, self._num_steps, self._first_memory = make_envs, act, num_steps, memory
-        self._seed = *seed, number
+        self._make_envs = env_maker(args, args.envs_per_actor, args.env_params)
+        self._seed = args.seed, version, number
 
     def start(self) -> None:
         """Make the environments, other ones after every restart, and begin their episodes."""
@@ -113,7 +97,7 @@ class Actor(Worker):
         """Step `num_steps` times; `choose` gets the parameters in use and returns those for the next step."""
         first, memory = jax.tree.map(lambda x: np.asarray(x)[None], (self._stepper.seen.first, self._memory))
         slot, steps, obs, episodes, logged = None, [], [self._stepper.seen.obs], [], []
-        for _ in range(self._num_steps):
+        for _ in range(self._args.num_steps):
             with self.doing("wait_params"):
                 slot = choose(slot)
             with self.doing("act"):
@@ -137,7 +121,7 @@ class Actor(Worker):
     def _logged_numbers(self, out: HostStep) -> Tally:
         """What a step has of the metrics of --log-info, those of all environments together."""
         numbers = {}
-        for metric in self._log_info:
+        for metric in self._args.log_info:
             entry, _, kind = metric.rpartition("_")
             found = out.numbers(metric)
             numbers[f"env/{metric}"] = found if len(found) or kind not in REDUCTIONS else out.numbers(entry)
@@ -168,16 +152,16 @@ def inspect_env(args: HostEnvArgs) -> HostEnvKind:
 def env_maker(args: HostEnvArgs, num_envs: int, env_params: str) -> Callable[[int], HostEnvs]:
     """A function of a seed that makes `num_envs` environments."""
     options = {name: getattr(args, name) for name in ("reset_timeout", "step_timeout", "resets_in_step")}
-    return lambda seed: make_host(args.env, num_envs, seed, env_params, args.vectorization, **options)
+    return lambda seed: make_host(args.env, num_envs, seed, env_params, vectorization=args.vectorization, **options)
 
 
 def _inspect(args: HostEnvArgs, env_params: str) -> HostEnvKind:
     """What one environment is, made and closed in a thread, for at most --reset-timeout each."""
-    worker, vectorization = Worker(args.env), "vector" if args.vectorization == "vector" else "sync"
+    worker, how = Worker(args.env), "vector" if args.vectorization == "vector" else "sync"
 
     def make_and_close() -> HostEnvKind:
         with worker.doing("make"):
-            envs = make_host(args.env, 1, args.seed, env_params, vectorization, resets_in_step=args.resets_in_step)
+            envs = make_host(args.env, 1, args.seed, env_params, vectorization=how, resets_in_step=args.resets_in_step)
         with worker.doing("close"), readable_errors(f"environment {args.env} cannot be closed"):
             envs.close()
         return HostEnvKind(args.env, envs.spec, envs.resets_in_step)

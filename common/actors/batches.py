@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.actors.actor import Actor, HostEnvKind, env_maker
+from common.actors.actor import Actor, HostEnvKind
 from common.actors.host_drivers import HostDriver
 from common.actors.threads import (
     POLL_INTERVAL,
@@ -86,10 +86,7 @@ def over_learners(rollout: HostRollout, num_learners: int) -> HostRollout:
 
 
 class Batches:
-    """All actors at work, each in a thread of its own.
-
-    A context manager. `next`, an update, and `publish` alternate.
-    """
+    """All actors at work, a context manager: see the module's text."""
 
     def __init__(
         self,
@@ -105,11 +102,10 @@ class Batches:
         self._args, self._sharding, self._warn = args, sharding, warn
         self._version = self._first_version = int(started.updates)
         devices = [device for device in devices for _ in range(args.actor_threads)]
-        make_envs, act = env_maker(args, args.envs_per_actor, args.env_params), jax.jit(driver.act_on_host)
-        memory = jax.device_get(driver.memory(args.envs_per_actor))
-        more = act, args.num_steps, (args.seed, self._version), memory, args.log_info
+        act, memory = jax.jit(driver.act_on_host), jax.device_get(driver.memory(args.envs_per_actor))
+        shared = args, act, memory, self._version
         first = jax.process_index() * len(devices)
-        self.actors = [Actor(number, make_envs, device, *more) for number, device in enumerate(devices, first)]
+        self.actors = [Actor(number, device, *shared) for number, device in enumerate(devices, first)]
         self._slots = ParameterSlots(devices)
         self._slots.publish(self._version, driver.publish(learner, started))
         self.queue, self._taken, self._stop = RolloutQueue(), 0, threading.Event()
@@ -287,10 +283,7 @@ class UpdateMetrics:
         self._newest: tuple | None = None
 
     def add(self, tally: Tally, gauges: dict[str, jax.Array], leaving: Any) -> None:
-        """Take the metrics of an update that was just dispatched; waits for the one before it.
-
-        `leaving` is whether a process wanted to stop when it began, () where that is not asked.
-        """
+        """Take the metrics of an update just dispatched, and its batch's `leaving`; waits for the update before it."""
         self._read_newest()
         self._newest = tally, gauges, leaving
         self.updates += 1

@@ -9,19 +9,9 @@ import jax.numpy as jnp
 
 from common.actors.threads import HostRollout
 from common.cli.errors import UsageError
-from common.device.agents import Seen, with_memory
+from common.device.agents import Seen, acting_part, with_acting_part, with_memory
 from common.device.drivers import random_actions, replay_learner
-from common.device.interface import (
-    Actors,
-    Now,
-    OffPolicy,
-    OnPolicy,
-    Rollout,
-    RunState,
-    Transition,
-    acting_part,
-    with_acting_part,
-)
+from common.device.interface import Actors, Now, OffPolicy, OnPolicy, Rollout, RunState, Transition
 from common.device.optim import apply_schedules, global_norm, hp_of
 from common.device.replay import example_transition, new_replay
 from common.device.rollout import OTHER_STREAM, action_noise, ids_in_process, ids_over_processes, minibatch_indices
@@ -150,9 +140,7 @@ def off_policy(algorithm: OffPolicy, args: Any, env: EnvSpec) -> HostDriver:
     def publish(learner: Any, run: RunState) -> Any:
         return acting_part(learner), run.env_steps < args.learning_starts
 
-    def act_on_host(
-        published: Any, memory: tuple, key_data: jax.Array, step: jax.Array, seen: Seen
-    ) -> tuple[Any, Any, tuple]:
+    def act_on_host(published: Any, memory: Any, key_data: jax.Array, step: jax.Array, seen: Seen) -> tuple[Any, ...]:
         """Actions as environments take them and as the buffer keeps them: sampled, or at first at random."""
         (part, warming_up), obs = published, seen.obs
         policy_key, held = jax.random.split(jax.random.wrap_key_data(key_data))

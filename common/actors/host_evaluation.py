@@ -28,7 +28,6 @@ class HostEvaluation:
     """Plays greedy episodes beside the training, evaluations in turn; in the first process, which tells others."""
 
     def __init__(self, args: HostEnvArgs, algorithm: Any, warn: Callable[[str], None]):
-        """`algorithm` acts with a learner."""
         self._make_envs = env_maker(args, min(args.eval_episodes, MOST_ENVS), evaluation_params(vars(args)))
         self._args, self._algorithm, self._warn = args, algorithm, warn
         self._due: deque[tuple[int, Any]] = deque()  # step and learner; the oldest under way, all in the first process

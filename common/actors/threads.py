@@ -1,8 +1,4 @@
-"""Threads that step environments and may hang, and what lies between them and a learner.
-
-A `Worker` says what it does and since when, and whoever waits looks. A bounded queue accounts for every rollout;
-parameters are published in versions.
-"""
+"""Threads that step environments and may hang, and what lies between them and a learner."""
 
 import threading
 import time
@@ -100,10 +96,7 @@ class Worker:
 
 
 def stop_workers(workers: list[Worker]) -> list[Worker]:
-    """Wait for workers that were told to stop, at most `GRACE` seconds; returns those that do not answer.
-
-    Half of that time is theirs. Then the processes are killed of those that are not done.
-    """
+    """Wait `GRACE` seconds for workers told to stop, killing late ones' processes halfway; returns those still busy."""
     late = wait([worker.result for worker in workers], GRACE / 2).not_done
     for worker in workers:
         if worker.result in late and (envs := worker.envs) is not None:

@@ -9,10 +9,9 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from common.cli.errors import UsageError
+from common.cli.errors import UsageError, shortened
 
-LARGEST = 2**31 - 1
-"""What the devices can count up to."""
+LARGEST = 2**31 - 1  # what the devices can count up to
 
 
 class Bounds(NamedTuple):
@@ -50,19 +49,14 @@ Scale = Annotated[float, Bounds(), Swept()]
 
 
 WORDS = ConstructorRegistry()
-"""The rule by which tyro leaves it to `check_flags` to refuse words: it says what is wrong as it does in Python."""
+"""The rule by which tyro leaves words as they are: classes of flags call `check_flags`, which converts or refuses."""
 
 
 @WORDS.primitive_rule
 def _numbers_and_choices(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    def read(words: list[str]) -> Any:
-        with suppress(ValueError):
-            return converted(words[0], info.type)
-        return words[0]  # which `check_flags` refuses
-
     if not any(kind in (int, float) or get_origin(kind) is Literal for kind in _options(info.type)):
         return None  # tyro's own ways, for texts, switches and kinds that are none of ours
-    return PrimitiveConstructorSpec(1, metavar_of(info.type), read, lambda value: True, lambda value: [str(value)])
+    return PrimitiveConstructorSpec(1, metavar_of(info.type), lambda x: x[0], lambda x: True, lambda x: [str(x)])
 
 
 def metavar_of(kind: Any) -> str:
@@ -76,15 +70,6 @@ def metavar_of(kind: Any) -> str:
     if get_origin(kind) in (tuple, list, dict):
         return " ".join("..." if part is ... else metavar_of(part) for part in get_args(kind))
     return {int: "INT", float: "FLOAT", NoneType: ""}.get(kind, "TEXT")
-
-
-def optional_word(metavar: str, bare: str) -> Any:
-    """The type of a text that may be left out behind its flag, which is `bare` then."""
-
-    def read(words: list[str]) -> str:
-        return " ".join(words) or bare
-
-    return Annotated[str, PrimitiveConstructorSpec("*", f"[{metavar}]", read, lambda value: True, lambda x: [x])]
 
 
 def check_flags(args: Any) -> None:
@@ -144,9 +129,9 @@ def check_bounds(flag: str, value: Any, bounds: Bounds) -> None:
         if at_least <= number <= most and number > above and abs(number) < math.inf:
             continue
         limits = [("at least", at_least), ("at most", most if number > most else at_most), ("greater than", above)]
-        rules = [f"{words} {readable(limit)}" for words, limit in limits if math.isfinite(limit)]
+        rules = [f"{words} {limit:,}" for words, limit in limits if math.isfinite(limit)]
         rules += [] if abs(number) < math.inf and rules else ["finite"]
-        raise UsageError(f"{flag} must be {' and '.join(rules)}, got {readable(number)}")
+        raise UsageError(f"{flag} must be {' and '.join(rules)}, got {shortened(f'{number:,}')}")
 
 
 @functools.cache
@@ -188,16 +173,6 @@ def check_multiple(flag: str, number: int, unit: int, shares: str) -> None:
     """Raise UsageError unless `number` is a multiple of `unit`: it is split evenly over the `shares`."""
     if number % unit:
         raise UsageError(f"{flag} {number} is split evenly over {shares}: take {multiples_near(number, unit)}")
-
-
-def readable(number: float) -> str:
-    """A number for a message, whole ones with commas."""
-    return shortened(f"{number:,}") if isinstance(number, int) else str(number)
-
-
-def shortened(text: str) -> str:
-    """The text, or its beginning, for a message of one sentence."""
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def flag_of(name: str) -> str:

@@ -1,4 +1,7 @@
-"""From a command line to flags, and from what training raises to an exit code."""
+"""From a command line to flags, and from what training raises to an exit code.
+
+Nothing in this folder imports JAX, NumPy or other folders, so that `--help` and usage errors answer at once.
+"""
 
 import argparse
 import dataclasses

@@ -46,8 +46,7 @@ class DeviceEnvArgs(PbtArgs):
     rounding; members wait for those of other devices only to exchange weights."""
 
     opponent: ClassVar[str] = "random"  # where there is no flag for it
-    envs_per_cpu_device: ClassVar[float] = 8
-    """Environments per device below which another CPU device costs more than it brings (docs/ppo.md, "Devices")."""
+    envs_per_cpu_device: ClassVar[float] = 8  # below, another one costs more than it brings (docs/ppo.md, "Devices")
 
     def __post_init__(self):
         super().__post_init__()
@@ -74,8 +73,8 @@ class RolloutArgs:
         """Raise UsageError unless the flag called `name` is 0 or divides the one called `of`."""
         part, whole = getattr(self, name), getattr(self, of)
         if part and whole % part:
-            near = divisors_near(part, whole)
-            raise UsageError(f"{flag_of(name)} {part} does not divide {flag_of(of)} {whole}; nearest: {near}")
+            given, near = f"{flag_of(name)} {part}", divisors_near(part, whole)
+            raise UsageError(f"{given} does not divide {flag_of(of)} {whole}; nearest: {near}")
 
     @property
     def samples_per_env(self) -> int:
@@ -84,7 +83,6 @@ class RolloutArgs:
 
     @property
     def block(self) -> int:
-        """See `block_width`."""
         return block_width(self.samples_per_env, self.num_minibatches)
 
     def __post_init__(self):
@@ -163,8 +161,10 @@ class ReplayArgs:
     normalize_rewards, n_steps = False, 1  # flags of algorithms that have them
 
     @property
-    def fixed(self) -> tuple[str, ...]:
-        return (*super().fixed, "learning_starts")
+    def block(self) -> int:
+        """Neighbouring environments that contribute to a batch together; no device boundary cuts them."""
+        envs = self.envs_per_update // self.batch_rollouts
+        return envs // math.gcd(envs, self.batch_size // self.parts)
 
     @property
     def capacity(self) -> int:
@@ -215,10 +215,5 @@ class DeviceReplayArgs(ReplayArgs, DeviceEnvArgs):
     total_timesteps: Steps = 15_000
     num_envs: Count = 1
 
-    num_steps = 1
+    num_steps = batch_rollouts = parts = 1  # of one rollout, see `HostReplayArgs`
     envs_per_cpu_device: ClassVar[float] = math.inf  # one uses all cores for large networks
-
-    @property
-    def block(self) -> int:
-        """Neighbouring environments that contribute to a batch together; no device boundary cuts them."""
-        return self.num_envs // math.gcd(self.num_envs, self.batch_size)

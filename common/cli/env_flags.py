@@ -2,8 +2,6 @@
 
 A bare id is gymnax's, `suite:id` another suite's, `package.module:factory` a user's own. Draws and lists, such as
 `log:1e-4:1e-2` and `3e-4,1e-3`, stand for parameters of environments and for flags of a population's members.
-
-A suite is a name here; what else there is to know of it stands in its file, `suites/SUITE.py`.
 """
 
 import json
@@ -12,8 +10,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, NamedTuple
 
-from common.cli.checks import shortened
-from common.cli.errors import UsageError
+from common.cli.errors import UsageError, shortened
 
 CUSTOM = ""
 HOST_SUITES = "envpool", "gymnasium"
@@ -52,7 +49,6 @@ class Draw(NamedTuple):
     values: tuple[float, ...]  # lowest and highest, or all that there are
 
     def draw(self, random: Random) -> float:
-        """A value."""
         if self.kind == "choice":
             return self.values[int(random.random() * len(self.values))]
         low, high = self.values
@@ -99,12 +95,6 @@ def read_params(env_params: str, flag: str = "--env-params") -> dict[str, Any]:
     if not isinstance(params, dict):
         raise UsageError(f"{flag} {shortened(repr(env_params))} must be a JSON object such as '{{\"name\": 1.0}}'")
     return params
-
-
-def draws_in(params: Mapping[str, Any]) -> dict[str, Draw]:
-    """What every episode draws anew, by parameter: texts such as `uniform:8:12`. Raises UsageError."""
-    drawn = {name: text for name, text in params.items() if isinstance(text, str) and text.startswith(DRAWS)}
-    return {name: read_draw(f"--env-params {name}={text}", text) for name, text in drawn.items()}
 
 
 def as_flags(member: Mapping[str, Any], env_params: str) -> dict[str, Any]:

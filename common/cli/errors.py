@@ -24,6 +24,11 @@ class FailedEnvError(RuntimeError):
     """An environment gave what cannot be used, or nothing at all; one that is made anew may do better."""
 
 
+def shortened(text: str) -> str:
+    """The text, or its beginning, for a message of one sentence."""
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def fail(message: str, code: int) -> int:
     """Print why the program ends, to stderr; returns `code`."""
     print(f"error: {message}", file=sys.stderr)

@@ -22,9 +22,7 @@ def read_json(path: Path) -> Any:
 
 
 def check_target(path: Path, *endings: str) -> None:
-    """Raise UsageError, before the work that fills it, where no file can be at `path`, or its name has none of the
-    `endings`.
-    """
+    """Raise UsageError, before the work, where no file can be at `path`, or its name has none of the `endings`."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise UsageError(f"{path} is not a file: it cannot be replaced by one")
     if not os.access(path.parent, os.W_OK):
@@ -138,8 +136,7 @@ def find_entry(script: Path, folder: str, name: str, known: set[str]) -> Entry |
 
 
 def fitting(tables: Collection[str], name: str) -> str | None:
-    """The key among `tables` for `name`: with that very name, else the first with a pattern that matches; commas part
-    several of a key."""
+    """The key of `tables` for `name`: by that very name, else by the first pattern that fits; commas part patterns."""
     keys = {pattern.strip(): key for key in tables for pattern in key.split(",")}
     matching = (key for pattern, key in keys.items() if fnmatch.fnmatchcase(name, pattern))
     return keys[name] if name in keys else next(matching, None)

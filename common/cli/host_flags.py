@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from common.cli.checks import Bounds, Count, CountOrZero, Steps, Timeout, check_multiple, flag_of
+from common.cli.checks import Bounds, Count, CountOrZero, Steps, Timeout, check_multiple, flag_of, kinds_of
 from common.cli.device_flags import ReplayArgs, RolloutArgs
 from common.cli.env_flags import steps_on_host
 from common.cli.errors import UsageError
@@ -57,12 +57,8 @@ class HostEnvArgs(RunArgs):
     actor_threads, rollouts_per_update, lockstep = 1, 0, True
     # One agent, alone, and no flag for all devices: see `actor_devices` and `learner_devices`
     num_agents, is_population, exchange_interval, num_devices = 1, False, 0, 0
-    lag: ClassVar[int] = 1
-    """Updates that a rollout's policy is behind in a fixed order."""
-    resets_in_step: ClassVar[bool] = False
-    """Whether environments have to reset within the step that ends an episode."""
-    envs_flag: ClassVar[str] = "envs_per_actor"
-    """The flag that says how many environments there are."""
+    lag: ClassVar[int] = 1  # updates that a rollout's policy is behind in a fixed order
+    resets_in_step: ClassVar[bool] = False  # whether environments have to reset within the step that ends an episode
 
     @property
     def num_actor_devices(self) -> int:
@@ -83,13 +79,11 @@ class HostEnvArgs(RunArgs):
         return self.batch_rollouts // self.processes
 
     def check_split(self, num_learners: int) -> None:
-        """Raise UsageError unless every learner device of a process gets as many whole blocks of environments from each
-        rollout.
-        """
-        number = getattr(self, self.envs_flag)
+        """Raise UsageError unless each learner device of a process gets as many whole blocks of every rollout."""
+        name = "num_envs" if "num_envs" in kinds_of(type(self)) else "envs_per_actor"  # the one that is a flag
+        number = getattr(self, name)
         block = self.block * num_learners * (number // self.envs_per_actor)
-        shares = f"minibatches and {num_learners} learner devices"
-        check_multiple(flag_of(self.envs_flag), number, block, shares)
+        check_multiple(flag_of(name), number, block, f"minibatches and {num_learners} learner devices")
 
     def __post_init__(self):
         super().__post_init__()
@@ -142,7 +136,6 @@ class HostRolloutArgs(RolloutArgs, HostEnvArgs):
 
     lag: ClassVar[int] = 0
     resets_in_step: ClassVar[bool] = True
-    envs_flag: ClassVar[str] = "num_envs"
 
     @property
     def envs_per_actor(self) -> int:
@@ -166,15 +159,8 @@ class HostReplayArgs(ReplayArgs, ActorArgs):
 
     @property
     def parts(self) -> int:
-        """Parts of an update's rollouts, such as those of an actor device, that batches draw from apart; no boundary of
-        processes cuts them.
-        """
+        """Parts of an update's rollouts that batches draw from apart; no boundary of processes cuts them."""
         return math.gcd(self.num_actor_devices, self.batch_rollouts, self.batch_size)
-
-    @property
-    def block(self) -> int:
-        """Neighbouring environments that contribute to a batch together; no device boundary cuts them."""
-        return self.envs_per_actor // math.gcd(self.envs_per_actor, self.batch_size // self.parts)
 
     def sizes(self, num_devices: int) -> list[str]:
         *rollouts, learning = super().sizes(num_devices)
@@ -222,23 +208,20 @@ class FlagsByPlace(ArgsFactory):
         if env or not place:
             on_host = steps_on_host(env or getattr(flags, "env", flags.on_device.env))
             place = flags.on_host if on_host else flags.on_device
-        return _with_recipe(_with_place(flags, place), recipe or cls.recipe)
+        return _class_for(flags, place, recipe or cls.recipe)
 
 
 @functools.cache
-def _with_place(flags: type, place: type) -> type:
+def _class_for(flags: type, place: type, recipe: str) -> type:
     names = {"placeless": flags, "place": place, "__doc__": flags.__doc__, "__module__": flags.__module__}
-    return dataclasses.make_dataclass(flags.__name__, [], bases=(flags, place), kw_only=True, namespace=names)
-
-
-@functools.cache
-def _with_recipe(plain: type, recipe: str) -> type:
-    scripts = plain.scripts() if recipe != plain.recipe else ()
-    entries = (find_entry(script, "recipes", recipe, plain.lasting_flags()) for script in scripts)
+    make = functools.partial(dataclasses.make_dataclass, flags.__name__, kw_only=True)
+    if recipe == flags.recipe:
+        return make([], bases=(flags, place), namespace=names)
+    plain = _class_for(flags, place, flags.recipe)
+    entries = (find_entry(script, "recipes", recipe, plain.lasting_flags()) for script in plain.scripts())
     entry = next(filter(None, entries), None)
     if entry is None:
         return plain
     kinds = {field.name: field.type for field in dataclasses.fields(plain)}
     defaults = [(name, kinds[name], value) for name, value in (entry.flags | {"recipe": recipe}).items()]
-    names = {"__doc__": plain.__doc__, "__module__": plain.__module__, "variant": f" ({recipe})"}
-    return dataclasses.make_dataclass(plain.__name__, defaults, bases=(plain,), kw_only=True, namespace=names)
+    return make(defaults, bases=(plain,), namespace=names | {"variant": f" ({recipe})"})

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Annotated, Any, NamedTuple
 
-from common.cli.checks import Bounds, Count, CountOrZero, check_bounds, flag_of, kinds_of, note_of, shortened, sweepable
+from common.cli.checks import Bounds, Count, CountOrZero, check_bounds, flag_of, kinds_of, note_of, sweepable
 from common.cli.env_flags import FORMS, PREFIX, Draw, read_draw, rounded
-from common.cli.errors import UsageError
+from common.cli.errors import UsageError, shortened
 from common.cli.run_flags import Members, RunArgs
 
 MAX_AGENTS = 10_000  # agents, whose metrics are one line
@@ -97,7 +97,6 @@ class PbtArgs(RunArgs):
 
     @property
     def num_agents(self) -> int:
-        """Agents trained together."""
         return self.population or math.prod(len(sweep.values) for sweep in self.swept.values()) * self.num_seeds
 
     @property
@@ -168,8 +167,7 @@ class PbtArgs(RunArgs):
             self._check_sweepable("--pbt-evolve", name)
         if self.pbt:
             self._check_evolution()
-        else:
-            self.check_needed("pbt_evolve pbt_start pbt_interval pbt_window", "pbt")
+        self.check_needed("pbt_evolve pbt_start pbt_interval pbt_window", "pbt")
 
     def _check_sweepable(self, flag: str, name: str) -> None:
         """Raise UsageError where members cannot differ in it; of the environment's parameters only itself knows."""

@@ -9,23 +9,13 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from common.cli.checks import (
-    LARGEST,
-    Count,
-    CountOrZero,
-    Finite,
-    Seconds,
-    Steps,
-    StepsOrZero,
-    check_flags,
-    flag_of,
-    optional_word,
-    shortened,
-)
+from tyro.constructors import PrimitiveConstructorSpec
+
+from common.cli.checks import LARGEST, Count, CountOrZero, Finite, Seconds, Steps, StepsOrZero, check_flags, flag_of
 from common.cli.env_flags import is_custom
-from common.cli.errors import UsageError
+from common.cli.errors import UsageError, shortened
 from common.cli.files import Entry, find_entry, read_config
 
 ONE_TIME = ("resume", "run_dir", "init_from", "overwrite", "stop_after", "max_seconds", "benchmark", "quiet")
@@ -33,12 +23,20 @@ ONE_TIME += ("resume_or_start", "list_envs", "tuned", "distributed")
 """Flags of one invocation, not taken over by --resume."""
 MEANING = ("activation", "image_scale", "weight_norm", "squash_log_std", "log_std_min", "critic_limit")
 MEANING += ("distribution", "v_min", "v_max")  # flags that decide what parameters mean, but not their shapes
-ENVS = "actors/env_state", "actors/seen", "actors/memory", "actors/tracker", "actors/discounted"
-REPLAY = "actors/replay/"
-"""Beginnings of the names of state arrays: of environments, and of the replay buffer."""
+MAX_PROCESSES = 4096  # more are a slip of the finger, for which the first one would take gigabytes
+
+
+def optional_word(metavar: str, bare: str) -> Any:
+    """The type of a text that may be left out behind its flag, which is `bare` then."""
+
+    def read(words: list[str]) -> str:
+        return " ".join(words) or bare
+
+    return Annotated[str, PrimitiveConstructorSpec("*", f"[{metavar}]", read, lambda value: True, lambda x: [x])]
+
+
 Suite = optional_word("SUITE", bare="all")
 Meeting = optional_word("HOST:PORT,ID/COUNT", bare="auto")
-MAX_PROCESSES = 4096  # more are a slip of the finger, for which the first one would take gigabytes
 
 
 def read_meeting(text: str) -> tuple[str, int, int]:
@@ -63,8 +61,7 @@ class Members(NamedTuple):
 class ArgsFactory:
     """The ways to make the flags of an algorithm other than by naming each."""
 
-    variant: ClassVar[str] = ""
-    """What stands behind an environment's name in algos/tuned/ for flags with the defaults of a recipe."""
+    variant: ClassVar[str] = ""  # what stands behind an environment's name in algos/tuned/, of flags of a recipe
 
     @classmethod
     def at(cls, env: str = "", recipe: str = "") -> type:
@@ -126,10 +123,7 @@ class ArgsFactory:
 class RunArgs(ArgsFactory):
     """Flags of every algorithm. Sizes and intervals count environment steps over all devices together."""
 
-    renewed: ClassVar[tuple[str, ...]] = (*ENVS, REPLAY)
-    """Beginnings of the names of state arrays without which a checkpoint still loads; they are made anew."""
-    processes: ClassVar[int] = 1
-    """Processes of the run, each with the same command, as far as is known: see `among`."""
+    processes: ClassVar[int] = 1  # of the run, each with the same command, as far as is known: see `among`
     coordinator, process_id = "", -1  # where they meet, and which one this is, if --distributed says it
     sharding = "pmap"  # a flag of environments on the devices
 
@@ -202,13 +196,8 @@ class RunArgs(ArgsFactory):
     def fixed(self) -> tuple[str, ...]:
         """Flags that a resumed run cannot change; kl-adaptive has moved the learning rate, and goes on from there."""
         adaptive = getattr(self, "lr_schedule", "") == "kl-adaptive"
-        return ("seed", *(x for x in ("recipe", *MEANING) if x in vars(self)), *["learning_rate"] * adaptive)
-
-    @property
-    def unsaved(self) -> tuple[str, ...]:
-        """Beginnings of the names of state arrays that checkpoints leave out."""
-        envs = () if getattr(self, "save_envs", True) else ENVS
-        return envs if getattr(self, "save_buffer", True) else (*envs, REPLAY)
+        own = [name for name in ("recipe", "learning_starts", *MEANING) if name in vars(self)]
+        return ("seed", *own, *["learning_rate"] * adaptive)
 
     @property
     def members(self) -> Members:
@@ -236,7 +225,6 @@ class RunArgs(ArgsFactory):
 
     @property
     def num_updates(self) -> int:
-        """Updates of the whole run."""
         size = self.steps_per_update
         updates = -(-self.total_timesteps // size)
         if size > LARGEST or updates > LARGEST:

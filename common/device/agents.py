@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,10 +25,7 @@ class Seen(NamedTuple):
 
 
 def with_memory(algorithm: Any) -> Any:
-    """The algorithm with the interface of a recurrent one, whose memory is () where it has none.
-
-    Of an `OffPolicy` only `act` may be used.
-    """
+    """The algorithm as a recurrent one, with () as memory where it has none; of an `OffPolicy` only `act` is of use."""
     if algorithm.initial_memory is not None:
         return algorithm
 
@@ -62,35 +60,45 @@ class Player(NamedTuple):
         return cls(lambda count: (), lambda seen, memory, keys: (policy(seen.obs), memory))
 
 
+ACTING = "obs_stats", "epsilon"  # fields of learners, beside `params`, that acting reads where there are some
+
+
+def acting_part(learner: Any) -> tuple[Any, ...]:
+    """What acting takes of a learner: parameters, those called `actor` where there are some, and the fields ACTING."""
+    others = (getattr(learner, name) for name in ACTING if hasattr(learner, name))
+    return getattr(learner.params, "actor", learner.params), *others
+
+
+def with_acting_part(learner: Any, part: tuple[Any, ...]) -> Any:
+    """`learner` that acts by that `part` of another one."""
+    params, *others = part
+    params = learner.params._replace(actor=params) if hasattr(learner.params, "actor") else params
+    names = (name for name in ACTING if hasattr(learner, name))
+    return learner.replace(params=params, **dict(zip(names, others, strict=True)))
+
+
 def at_start(obs: Any) -> Seen:
     """The first observations [N, ...] of episodes."""
     count = batch_shape(obs)
     return Seen(obs, jnp.ones(count, bool), jnp.zeros(count))
 
 
+@dataclass(eq=False, repr=False)
 class Policy:
     """Actions for observations; also inside `jit` and `vmap`."""
 
-    def __init__(
-        self,
-        algorithm: Any,
-        learner: Any,
-        env: EnvSpec,
-        run_dir: Path | None = None,
-        step: int | None = None,
-        seed: int | None = None,
-        evaluation: float | None = None,
-        config: dict[str, Any] | None = None,
-        member: int = 0,
-    ):
-        """`learner` is the state of one agent of the `algorithm`, `env` the environment it was trained in.
+    algorithm: InitVar[Any]
+    learner: InitVar[Any]  # the state of one agent of the `algorithm`
+    env: EnvSpec  # of the environment it was trained in; kept without what only critics see, which is not asked for
+    run_dir: Path | None = None
+    step: int | None = None
+    seed: int | None = None
+    evaluation: float | None = None  # mean greedy return at this step, None where it was not evaluated
+    config: dict[str, Any] | None = None  # the run's config.json
+    member: int = 0
 
-        What only critics see there is no part of the observations that the policy asks for.
-        """
-        algorithm, self.env = with_memory(algorithm), policy_spec(env)
-        self.run_dir, self.step, self.seed, self.member = run_dir, step, seed, member
-        self.config = config  # the run's config.json
-        self.evaluation = evaluation  # mean greedy return at this step, None where it was not evaluated
+    def __post_init__(self, algorithm: Any, learner: Any):
+        algorithm, env, self.env = with_memory(algorithm), self.env, policy_spec(self.env)
         self._learner, self._initial_memory = jax.device_put(learner), algorithm.initial_memory
         self._memory_like = jax.tree.leaves(jax.eval_shape(lambda: algorithm.initial_memory(1)))
         self.has_memory, self.wants_reward = bool(self._memory_like), algorithm.wants_reward

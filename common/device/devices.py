@@ -19,18 +19,17 @@ def choose_devices(
     num_envs: int,
     block: int = 1,
     envs_per_cpu_device: float = 1,
-    num_processes: int = 1,
+    processes: int = 1,
     shared: str = "--num-envs",
 ) -> list[jax.Device]:
     """The devices to train on, as many of each process, one process after another.
 
     They are `num_devices`, or with 0 all accelerators, or the CPU cores that pay off, of several processes one each: a
     CPU device does from `envs_per_cpu_device` environments on. Environments, or what else is `shared`, come in blocks
-    of `block` that no device boundary may cut. CPU devices are virtual and made here, for `num_processes` if they are
+    of `block` that no device boundary may cut. CPU devices are virtual and made here, for as many `processes` as are
     known, unless JAX has already started. Raises UsageError, with the numbers that would work, where there are too few
     devices or they do not divide what is shared.
     """
-    processes = max(num_processes, 1)
     fewest, several = num_devices or processes, jax.distributed.is_initialized()
     counts = range(processes, min(num_envs, MAX_DEVICES) + 1, processes)
     shares = [count for count in counts if num_envs % (count * block) == 0]
@@ -104,21 +103,18 @@ def memory_of(devices: list[jax.Device]) -> float:
     """Bytes that arrays can take on all these devices together: of CPUs those of each process's machine."""
     if devices[0].platform != "cpu":
         return len(devices) * (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    cgroup = Path("/sys/fs/cgroup/memory.max")
-    if cgroup.exists() and cgroup.read_text().strip().isdigit():
-        limits.append(int(cgroup.read_text()))
-    return min(limits) * jax.process_count()
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # where no control group, or none with a limit, is there
+        memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return memory * jax.process_count()
 
 
 BESIDE = 32  # bytes at least that an update keeps of a sample beside its observation: action, reward, value and so on
 
 
-def check_fits(args: Any, state: Any, batch: Any, env: Any, devices: list[jax.Device]) -> None:
-    """Raise UsageError where a run's `state`, the `batch` that an update takes beside it, an update or an evaluation
-    needs more memory than there is. `env` is an EnvSpec.
-    """
-    available, agents, obs = memory_of(devices), args.num_agents, size_of(env.obs_like)
+def check_fits(args: Any, state: Any, batch: Any, spec: Any, devices: list[jax.Device]) -> None:
+    """Raise UsageError where `state` and `batch`, an update or an evaluation take more memory than there is."""
+    available, agents, obs = memory_of(devices), args.num_agents, size_of(spec.obs_like)
     kept, smaller = size_of((state, batch)), "take fewer environments, steps or hidden units"
     if args.is_population:
         groups = len(devices) // args.sharing(len(devices))

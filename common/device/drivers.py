@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from common.device.agents import Seen, at_start, with_memory
 from common.device.interface import Actors, Now, OffPolicy, OnPolicy, Rollout, RunState, Transition
 from common.device.loops import Packed, repeat
-from common.device.opponents import draw_other, draw_own_components, first_past, renewed_past, with_opponent
+from common.device.opponents import draw_other, draw_own_components, first_past, renewed_past
 from common.device.optim import apply_schedules, global_norm, hp_of
 from common.device.replay import example_transition, new_replay
 from common.device.rollout import (
@@ -79,10 +79,11 @@ def on_policy(algorithm: OnPolicy, args: Any, env: Env) -> Driver:
         noise_keys, env_keys = split_keys(rollout_keys(key, args.num_steps, num_envs), 2)  # [T, N]
         noise = jax.vmap(jax.vmap(partial(action_noise, space=env.action_space)))(noise_keys)  # all steps in one pass
         starts_key, other_key, deal_key = (jax.random.fold_in(key, args.num_steps + more) for more in range(3))
-        other = draw_other(args, run, learner, other_key)
-        game = with_opponent(member_env(env, run.hyper), other, algorithm.act)
-        is_team = args.opponent == "members" and not env.is_game
-        own = draw_own_components(keys_of(deal_key, num_envs), env.agents) if is_team else None
+        game, own, other = member_env(env, run.hyper), None, draw_other(args, run, learner, other_key)
+        if other is not None and env.is_game:  # it plays everybody else
+            game = game.against(lambda key, obs: algorithm.act(other, jax.tree.map(lambda x: x[None], obs), key)[0])
+        elif other is not None:  # it plays the others of a team
+            own = draw_own_components(keys_of(deal_key, num_envs), env.agents)
         starts = new_starts(game, starts_key, args.reset_pool)
 
         def step(carry, inputs):
@@ -186,15 +187,16 @@ def replay_learner(algorithm: OffPolicy, args: Any, keys_of_groups: Callable, pe
     """
 
     def learn(state, new, done, key, due, valid=None) -> tuple[TrainState, Tally]:
-        run, replay = state.run, state.actors.replay
-        actors, new = with_returns(args, run, state.actors, new, done)
+        run, actors = state.run, state.actors
         hp, scheduled = apply_schedules(args, run, state.learner)
+        if args.normalize_rewards:
+            actors, new = with_returns(hp.gamma, actors, new, done)
 
         def gradient_update(index, carry):
             learner, before = carry
             sample_keys, *keys = split_keys(keys_of_groups(jax.random.fold_in(key, index)), 3)
             number = same_for_all_seeds(before) + 1
-            batch = replay.sample(sample_keys, per_group, args.n_steps, hp.gamma)
+            batch = actors.replay.sample(sample_keys, per_group, args.n_steps, hp.gamma)
             learner, metrics = algorithm.update(learner, batch, Now(hp, number, keys=tuple(keys)))
             return (learner, number), Tally.of(metrics)
 
@@ -206,16 +208,11 @@ def replay_learner(algorithm: OffPolicy, args: Any, keys_of_groups: Callable, pe
     return learn
 
 
-def with_returns(
-    args: Any, run: RunState, actors: Actors, new: Transition, done: jax.Array
-) -> tuple[Actors, Transition]:
-    """Where --normalize-rewards asks for it, `new` [T, N, ...] with the discounted returns of episodes, `done` or not.
+def with_returns(gamma: Any, actors: Actors, new: Transition, done: jax.Array) -> tuple[Actors, Transition]:
+    """`new` [T, N, ...] with the discounted returns of episodes so far, which go on where they are not `done` [T, N].
 
     The standard deviation of those is the unit in which rewards are learned from (Engstrom et al. 2020).
     """
-    if not args.normalize_rewards:
-        return actors, new
-    gamma = hp_of(args, run.hyper).gamma
 
     def step(before, inputs):
         reward, done = inputs

@@ -146,20 +146,3 @@ class RunState(struct.PyTreeNode):
     past: Any = ()  # past policies [P, ...] of --opponent self
     gradient_updates: jax.Array | None = None  # [] of an `OffPolicy` algorithm
     env_steps: jax.Array | None = None  # [] stored by actors beside the learner
-
-
-ACTING = "obs_stats", "epsilon"  # fields of learners, beside `params`, that acting reads where there are some
-
-
-def acting_part(learner: Any) -> tuple[Any, ...]:
-    """What acting takes of a learner: parameters, those called `actor` where there are some, and the fields ACTING."""
-    others = (getattr(learner, name) for name in ACTING if hasattr(learner, name))
-    return getattr(learner.params, "actor", learner.params), *others
-
-
-def with_acting_part(learner: Any, part: tuple[Any, ...]) -> Any:
-    """`learner` that acts by that `part` of another one."""
-    params, *others = part
-    params = learner.params._replace(actor=params) if hasattr(learner.params, "actor") else params
-    names = (name for name in ACTING if hasattr(learner, name))
-    return learner.replace(params=params, **dict(zip(names, others, strict=True)))

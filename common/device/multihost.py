@@ -61,11 +61,6 @@ def own(devices: list[jax.Device]) -> list[jax.Device]:
     return [device for device in devices if device.process_index == jax.process_index()]
 
 
-def gathered(tree: Any) -> Any:
-    """Host arrays [D, ...] with the rows of all processes, from those of this one's devices: for what is small."""
-    return tree if count() == 1 else multihost_utils.process_allgather(tree, tiled=True)
-
-
 def max_over_processes(number: int) -> int:
     """The largest of the numbers that the processes have."""
     return number if count() == 1 else int(np.max(multihost_utils.process_allgather(np.int32(number))))
@@ -103,10 +98,7 @@ def all_or_none(function: Callable[..., T], *args: Any) -> T:
 
 
 def on_first(function: Callable[..., T], *args: Any) -> T:
-    """In all processes what the function returns in the first, which alone calls it, as JSON, see `allgather`.
-
-    Raises as `all_or_none` does.
-    """
+    """In all processes what the first gets from the function, which it alone calls, as JSON. Fails as `all_or_none`."""
     return allgather(all_or_none(lambda: function(*args) if is_first() else None))[0]
 
 

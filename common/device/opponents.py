@@ -3,16 +3,16 @@
 An opponent is a part of the environment, see `Env.against`; a teammate chooses some components of every action.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.device.interface import RunState, acting_part, with_acting_part
+from common.device.agents import acting_part, with_acting_part
+from common.device.interface import RunState
 from common.device.sharding import MEMBERS
-from common.envs.environment import Env, select
+from common.envs.environment import select
 
 PAST = 8  # policies that self-play draws from
 
@@ -29,8 +29,7 @@ def renewed_past(args: Any, run: RunState, learner: Any) -> Any:
         return ()
     turn, late = jnp.divmod(run.updates, args.opponent_interval)
     replaced = (jnp.arange(PAST) == turn % PAST) & (late == 0) | (run.updates == 0)  # all of them at first
-    renew = jax.vmap(select, (0, None, 0))
-    return jax.tree.map(lambda past, x: renew(replaced, x, past), run.past, acting_part(learner))
+    return jax.vmap(select, (0, None, 0))(replaced, acting_part(learner), run.past)
 
 
 def draw_other(args: Any, run: RunState, learner: Any, key: jax.Array) -> Any:
@@ -43,13 +42,6 @@ def draw_other(args: Any, run: RunState, learner: Any, key: jax.Array) -> Any:
         chosen = jax.random.randint(key, (), 0, PAST)
         part = jax.tree.map(lambda x: x[chosen], run.past)
     return with_acting_part(learner, part)
-
-
-def with_opponent(env: Env, other: Any, act: Callable) -> Env:
-    """`env`, in which the `other` one, a learner that acts by `act`, plays everybody else if it is a game."""
-    if other is None or not env.is_game:
-        return env
-    return env.against(lambda key, obs: act(other, jax.tree.map(lambda x: x[None], obs), key)[0])
 
 
 def of_other_member(key: jax.Array, own: Any) -> Any:
@@ -70,8 +62,5 @@ def draw_own_components(keys: jax.Array, agents: tuple[int, ...]) -> jax.Array:
     Which agents these are is drawn for each environment by its own of `keys` [N]. `agents` is `Env.agents`.
     """
     count = max(agents) + 1
-
-    def own(key: jax.Array) -> jax.Array:
-        return (jax.random.permutation(key, count) < (count + 1) // 2)[np.array(agents)]
-
-    return jax.vmap(own)(keys)
+    order = jax.vmap(jax.random.permutation, (0, None))(keys, count)  # [N, agents]
+    return (order < (count + 1) // 2)[:, np.array(agents)]

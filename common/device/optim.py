@@ -24,16 +24,12 @@ class AdamState(struct.PyTreeNode):
     learning_rate: jax.Array  # [] moves under --lr-schedule kl-adaptive only
 
 
-def mean_gradients(loss: Callable) -> Callable:
+def mean_gradients(loss: Callable) -> Callable[..., tuple[Any, Metrics]]:
     """From `loss(params, ...)`, which returns a mean over this device's samples and metrics, a function of the same
     that returns gradients and metrics of the samples of all devices.
     """
-
-    def gradients(params: Any, *inputs: Any) -> tuple[Any, Metrics]:
-        grads, metrics = jax.grad(loss, has_aux=True)(params, *inputs)
-        return across_devices(grads, metrics)
-
-    return gradients
+    gradients = jax.grad(loss, has_aux=True)
+    return lambda params, *inputs: across_devices(*gradients(params, *inputs))
 
 
 def gradient_step(
@@ -219,9 +215,7 @@ def falling(args: Any, updates: jax.Array, fraction: float) -> jax.Array:
 
 
 def epsilon_after(args: Any, updates: int | jax.Array) -> jax.Array:
-    """The probability of random actions after so many `updates` []: from --epsilon-start to --epsilon-end in a line
-    over --epsilon-fraction of the run.
-    """
+    """The probability of random actions after so many `updates` []: a line over --epsilon-fraction of the run."""
     left = falling(args, updates, args.epsilon_fraction)
     return args.epsilon_end + (args.epsilon_start - args.epsilon_end) * jnp.float32(left)
 

@@ -20,7 +20,7 @@ from common.device.evaluation import SEED, play_episodes
 from common.device.interface import RunState
 from common.device.optim import all_finite
 from common.device.rollout import OTHER_STREAM
-from common.device.sharding import GROUPS, TrainState, global_ids, members_of_all
+from common.device.sharding import GROUPS, TrainState, gathered, global_ids, key_data, with_keys
 from common.device.statistics import WINDOW, Metrics
 from common.envs.environment import Env
 
@@ -41,7 +41,9 @@ def evolve(args: PbtArgs, before: jax.Array, state: Any) -> tuple[Any, Metrics]:
         return learner, run, {SOURCE: places, OBJECTIVE: objective_of(learner, run, args.rules.window)}
 
     def exchanged(*own: Any) -> tuple[Any, RunState, Metrics]:
-        after = exchange(*(members_of_all(own) if apart else own), args.evolving, args.rules)
+        if apart:
+            own = with_keys(jax.tree.map(lambda x: gathered(x, GROUPS), key_data(own)), own)
+        after = exchange(*own, args.evolving, args.rules)
         return jax.tree.map(lambda x: x[places], after) if apart else after
 
     now = state.run.updates[0]
@@ -131,9 +133,7 @@ PER_FACTOR_TEN = 400.0  # points between two of whom one wins ten times as often
 
 
 def rate_members(run: Any, env: Env, algorithm: Any, learners: Any, status: str) -> str:
-    """Write Elo ratings of `learners` [S, ...] to elo.json, after games with --opponent members in a run that has
-    finished; returns lines for the console. See `Run.finish`.
-    """
+    """Rate `learners` [S, ...] of a finished run with --opponent members: in elo.json, and lines for `Run.finish`."""
     args = run.args
     if args.opponent != "members" or status != "finished" or not env.is_game:
         return ""

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
 from common.cli.run_flags import Members
 from common.device import multihost
@@ -23,7 +22,7 @@ from common.device.loops import repeat
 from common.device.optim import all_finite
 from common.device.population import evolve
 from common.device.sharding import AXIS, GROUPS, TrainState, over_seeds, sharding_of_members
-from common.device.statistics import Tally, episode_metrics, recent_metrics
+from common.device.statistics import Tally, recent_metrics
 from common.envs.environment import Env
 
 
@@ -87,15 +86,14 @@ def repeat_updates(
         return tally + new[0], broken, episodes + new[2]
 
     state, (tally, broken, episodes) = repeat(one, state, num_updates, add)
-    return state, tally.metrics() | episode_metrics(episodes), {name: first - 1 for name, first in broken.items()}
+    metrics = tally.metrics() | episodes.metrics() | {"episode/count": episodes.count["episode/return"]}
+    return state, metrics, {name: first - 1 for name, first in broken.items()}
 
 
 def over_devices(programs: Programs, devices: list[jax.Device], sharding: str = "pmap") -> Programs:
-    """The programs on all `devices`, which share the environments of each agent, or with `sharding` "members" the
-    agents.
+    """The programs on all `devices`, which share each agent's environments, or with `sharding` "members" the agents.
 
-    What `update` returns beside the state is the same on every device that shares an agent, and comes back once; its
-    state is donated.
+    `update` donates its state. What else it returns is the same on all devices of an agent, and comes back once.
     """
     if sharding == "members":
         return _over_members(programs, devices)
@@ -124,8 +122,8 @@ def _over_members(programs: Programs, devices: list[jax.Device]) -> Programs:
 
     return Programs(
         init=split(lambda members: with_axis(programs.init(without_axis(members)))),
-        update=split(update, P(), out_specs=(share, P(GROUPS), P(GROUPS)), donate_argnums=0),
-        evaluate=split(lambda state, seed: with_axis(programs.evaluate(without_axis(state), seed)), P()),
+        update=split(update, jax.P(), out_specs=(share, jax.P(GROUPS), jax.P(GROUPS)), donate_argnums=0),
+        evaluate=split(lambda state, seed: with_axis(programs.evaluate(without_axis(state), seed)), jax.P()),
     )
 
 
@@ -145,7 +143,7 @@ def compile_together(programs: Programs, members: Any, state: Any, example: Any)
     """`programs`, compiled in parallel from the shapes of their `state` and of what `update` takes beside it.
 
     An `evaluate` that is no program stays as it is. Several processes compile `update` by a call, with zeros and a
-    state of its own: `pmap` puts their arrays together in a call only.
+    state of its own: only there `pmap` joins arrays.
     """
     if multihost.count() > 1:
         zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype)[()], example)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from common.cli.device_flags import block_width
+from common.device.devices import size_of
 from common.device.sharding import AXIS, gathered, global_ids
 from common.envs.environment import DEFAULT_HORIZON, Env, Step, select
 from common.envs.masks import legal_actions
@@ -54,18 +55,13 @@ SMALL_RESET = 128  # bytes of an environment's state and observation
 
 def resets_of_steps(env: Env, keys: jax.Array) -> Starts | None:
     """What every step of environments would begin with, by its `keys` [T, N], in one pass; None where that is much."""
-    if env.resets_itself or not resets_at_once(env):
-        return None
-    begun = jax.tree.leaves(jax.eval_shape(env.reset, keys[0, 0]))
-    if sum(x.size * x.dtype.itemsize for x in begun) > SMALL_RESET:
+    if env.resets_itself or not resets_at_once(env) or size_of(jax.eval_shape(env.reset, keys[0, 0])) > SMALL_RESET:
         return None
     return jax.vmap(jax.vmap(env.reset))(split_keys(keys, 2)[1])
 
 
 def reset_mid_episode(env: Env, keys: jax.Array) -> tuple[Any, Any]:
-    """Observations and states of N environments at random phases of an episode, each by its own of `keys` [N]: after
-    up to one horizon of random actions.
-    """
+    """Observations and states of N environments after up to a horizon of random actions, by keys [N] of their own."""
     reset_keys, phase_keys, walk_keys = split_keys(keys, 3)
     longest = min(env.max_steps, DEFAULT_HORIZON)
     steps = jax.vmap(lambda key: jax.random.randint(key, (), 0, longest))(phase_keys)  # [N]

@@ -17,8 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax.flatten_util import ravel_pytree
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from common.cli.run_flags import Members
 from common.device import multihost
@@ -27,9 +25,9 @@ AXIS = "devices"
 GROUPS = "groups"  # the axis of devices that have agents of their own
 
 
-def sharding_of_members(devices: list[jax.Device]) -> NamedSharding:
+def sharding_of_members(devices: list[jax.Device]) -> jax.NamedSharding:
     """That of arrays [1, S, ...] over devices which have agents of their own."""
-    return NamedSharding(Mesh(np.array(devices)[:, None], (GROUPS, AXIS)), P(None, GROUPS))
+    return jax.NamedSharding(jax.sharding.Mesh(np.array(devices)[:, None], (GROUPS, AXIS)), jax.P(None, GROUPS))
 
 
 class TrainState(struct.PyTreeNode):
@@ -56,11 +54,6 @@ def global_ids(local: int, axis_name: str = AXIS) -> jax.Array:
 def gathered(x: jax.Array, axis_name: str = AXIS) -> jax.Array:
     """The parts `x` [N, ...] of all devices one after the other, the same on every device."""
     return jax.lax.all_gather(x, axis_name, tiled=True)
-
-
-def members_of_all(tree: Any) -> Any:
-    """Arrays [S, ...] of the members of all `GROUPS` one after the other, from those of this device."""
-    return with_keys(jax.tree.map(lambda x: gathered(x, GROUPS), key_data(tree)), tree)
 
 
 Arrays = dict[str, np.ndarray]
@@ -140,17 +133,14 @@ def to_devices(host: TrainState, like: TrainState, devices: list[jax.Device], sh
     return jax.pmap(typed, axis_name=AXIS, devices=devices)(state)
 
 
-def place(
-    arrays: Arrays, host: Any, make: Callable[[], Any], shapes: Any, devices: list[jax.Device], sharding: str = "pmap"
-) -> Any:
-    """A state with these `shapes` on `devices` with that `sharding`: as `make` gives it, with `arrays` in place of some
-    of its own, or of all, which are those of a `host` state.
-    """
+def place(arrays: Arrays, make: Callable[[], Any], shapes: Any, devices: list[jax.Device], sharding: str) -> Any:
+    """A state of these `shapes` on `devices`: as `make` gives it, with `arrays` in place of some or all of its own."""
     if not arrays:
         return jax.block_until_ready(make())
-    is_whole = arrays.keys() >= flatten(host_like(shapes)).keys()
-    host = host if is_whole else to_host(make())  # the devices need not hold two states at once
-    return jax.block_until_ready(to_devices(unflatten(flatten(host) | arrays, host), shapes, devices, sharding))
+    like = host_like(shapes)
+    if by_name(like).keys() - arrays.keys():
+        arrays = flatten(to_host(make())) | arrays  # by way of the host: the devices need not hold two states at once
+    return jax.block_until_ready(to_devices(unflatten(arrays, like), shapes, devices, sharding))
 
 
 def key_data(tree: Any) -> Any:

@@ -187,18 +187,11 @@ def count_episodes(tracker: Episodes, recent: RecentEpisodes, steps: Any) -> tup
     return tracker, _push(recent, *jax.tree.map(jnp.ravel, (place, newest))), tally.of_all_steps()
 
 
-def episode_metrics(episodes: Tally) -> Metrics:
-    """What the episodes of an interval, and what its steps had to log, come to; NaN where there are none."""
-    return episodes.metrics() | {"episode/count": episodes.count["episode/return"]}
-
-
 def recent_metrics(recent: RecentEpisodes) -> dict[str, jax.Array]:
     """Means over the last `WINDOW` episodes; NaN while none has finished."""
     filled = jnp.arange(WINDOW) < recent.count
-    return {
-        f"episode/{name}_last{WINDOW}": jnp.mean(values, where=filled)
-        for name, values in (("return", recent.ret), ("length", recent.length))
-    }
+    columns = {"return": recent.ret, "length": recent.length}
+    return {f"episode/{name}_last{WINDOW}": jnp.mean(x, where=filled) for name, x in columns.items()}
 
 
 def _newest(done: jax.Array, finished: Episodes) -> tuple[jax.Array, Episodes]:

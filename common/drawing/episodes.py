@@ -177,8 +177,7 @@ def draw_gif(env: Env | EnvSpec, recording: Recording, path: Path) -> int:
         sample = np.concatenate([np.asarray(frame(step)) for step in steps[:: -(-len(steps) // 16)]])
         palette = Image.fromarray(sample).quantize(COLORS, Image.Quantize.FASTOCTREE)
         first, *others = (frame(step).quantize(palette=palette, dither=Image.Dither.NONE) for step in steps)
-        animation = {"save_all": True, "append_images": others, "duration": delays, "loop": 0}
-        first.save(temporary, "GIF", optimize=True, **animation)
+        first.save(temporary, "GIF", save_all=True, append_images=others, duration=delays, loop=0, optimize=True)
     return len(steps)
 
 
@@ -224,9 +223,7 @@ def _painter(env: Env | EnvSpec, recording: Recording) -> Paint:
 
 
 def _grid(obs: np.ndarray) -> Paint:
-    """Observations [T + 1, H, W] or [T + 1, H, W, C] as squares: one colour per channel, the first ones in front of the
-    others; images with red, green and blue as they are.
-    """
+    """Observations [T + 1, H, W] or [T + 1, H, W, C]: a colour per channel, the first in front, or the image itself."""
     maps = obs if obs.ndim == 4 else obs[..., None]
     count = maps.shape[-1]
     is_image = count == 3 and not all(np.isin(frame, (0, 1)).all() for frame in maps)

@@ -1,9 +1,8 @@
 """Figures by matplotlib: learning curves with bands, `curve.png` of one run and `population.png` of a population."""
 
 import math
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +23,7 @@ COLORS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000
 DASHES = "-", "--", "-.", ":"
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """One line of a panel; P is the number of its points."""
 
     label: str
@@ -34,11 +32,10 @@ class Line:
     band: Interval | None = None
     seeds: np.ndarray | None = None  # [S, P], drawn thin
     style: int = 0  # index of colour and dashes
-    how: dict[str, Any] = field(default_factory=dict)  # further properties of matplotlib's lines
+    how: dict[str, Any] = {}  # further properties of matplotlib's lines; not to be changed
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """One axes of a figure; what it does not say itself is that of the figure."""
 
     title: str

@@ -3,7 +3,6 @@ as Agarwal et al. (2021) recommend: arxiv.org/abs/2108.13264.
 """
 
 import difflib
-import itertools
 import json
 import math
 import sys
@@ -39,12 +38,8 @@ class Selection:
 
     def __post_init__(self):
         check_flags(self)
-
-    @property
-    def split(self) -> tuple[str, ...]:
-        """The flags named by --by, as they are called in config.json."""
-        words = itertools.chain.from_iterable(word.split(",") for word in self.by)
-        return tuple(dict.fromkeys(word.strip().removeprefix("--").replace("-", "_") for word in words))
+        words = [word for text in self.by for word in text.split(",")]
+        self.by = tuple(dict.fromkeys(word.strip().removeprefix("--").replace("-", "_") for word in words))
 
 
 class LoggedRun(NamedTuple):
@@ -86,14 +81,14 @@ def load(selection: Selection, metrics: Iterable[str]) -> list[Group]:
         paths = [path for path in paths if path not in strangers]
     runs = [run for path in paths for run in _parts(path, read_config(path), read_log(path, metrics))]
     known = set().union(*(run.flags for run in runs))
-    for name in selection.split:
+    for name in selection.by:
         if name not in known:
             raise UsageError(f"--by {name}: none of the runs has this flag; {suggest(name, known)}")
     logged = [run for run in runs if run.log.names]
     if not logged:
         raise UsageError(f"{paths[0]} has no metrics yet: wait for the first row of its metrics.jsonl")
     say(f"{path}: no metrics yet, left out" for path in paths if path not in {run.path for run in logged})
-    groups = group(logged, selection.split)
+    groups = group(logged, selection.by)
     say(note for one in groups for note in pooled(one))
     return groups
 
@@ -194,7 +189,9 @@ def final_returns(log: Log) -> tuple[np.ndarray, bool]:
     """
     if EVALUATION in log.series:
         return log.series[EVALUATION].values[-1], False
-    return log.series[TRAINING].last if TRAINING in log.series else np.full(1, math.nan), True
+    if TRAINING not in log.series:
+        return np.full(1, math.nan), True
+    return np.array([[math.nan, *y[np.isfinite(y)]][-1] for y in log.series[TRAINING].values.T]), True
 
 
 RESAMPLES = 2000  # of the bootstrap

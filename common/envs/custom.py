@@ -24,10 +24,7 @@ from common.envs.variation import with_draws
 
 
 class GymnaxStyleEnv(Env):
-    """An environment that says how it steps, in `step_env`, and leaves `step` to gymnax, or one that `resets_itself`.
-
-    Of the latter nobody but itself knows the state in which an episode ended.
-    """
+    """An environment that steps in `step_env`, and leaves `step` to gymnax, or one that `resets_itself`."""
 
     def __init__(self, name: str, inner: Any, params: Any, max_steps: int | None = None, resets_itself: bool = False):
         self.params, self.resets_itself = params, resets_itself
@@ -52,6 +49,7 @@ class GymnaxStyleEnv(Env):
             raise UsageError(f'environment {self.name}: step left no "final_observation" in its info')
         out = self.checked(Step(*outputs))
         final_obs = self.checked_obs("final_obs", outputs[5]["final_observation"])
+        # Nobody but the environment knows the state in which an episode ended
         final_state = select(out.terminated | out.truncated, state, out.state)
         return out._replace(final_obs=final_obs, final_state=final_state)
 

@@ -53,15 +53,12 @@ LONGEST_HORIZON = 27_000  # an evaluation has to end, whatever an environment de
 
 
 class Step(NamedTuple):
-    """One step of one environment: of `advance` without a reset, of `Env.step` with one where it ended an episode.
-
-    Where both ends are true, the episode has terminated.
-    """
+    """One step of one environment: of `advance` without a reset, of `Env.step` with one where it ended an episode."""
 
     obs: Any  # the true next observation; after a reset the first one of the next episode
     state: Any  # likewise
     reward: jax.Array  # [], any number; of `Env.step` float32
-    terminated: jax.Array  # [] bool: over by its own rules; nothing follows, and no value is bootstrapped
+    terminated: jax.Array  # [] bool: over by its own rules, truncated or not; nothing follows, no value is bootstrapped
     truncated: jax.Array  # [] bool: cut by a time limit; the value of the true next observation stands for the rest
     info: Any = None  # a dictionary, in which numbers [] are for --log-info, but NaN; of `Env.step` what is `logged`
     final_obs: Any = None  # of `Env.step` the true next observation, never that of a reset
@@ -79,6 +76,7 @@ class Env:
     resets_itself = False  # whether there is no `advance`, but a `step` with the reset in it
     is_game = False  # whether there are other players, as `against` says, and returns above 0 are games won
     agents: tuple[int, ...] = ()  # where several act for one reward: whose of them each component of an action is
+    numbers: Mapping[str, float] = {}  # parameters that `with_numbers` can change, and what they are
     info_numbers: tuple[str, ...] = ()  # the entries of its `info` that are numbers
     logged: dict[str, str] | None = None  # by metric, the entry of `info`; None is each of `info_numbers`
 
@@ -114,11 +112,6 @@ class Env:
     def against(self, opponent: Callable[[jax.Array, Any], jax.Array]) -> "Env":
         """The same game with others who act by `opponent`, of a key and an observation; before, they act at random."""
         raise NotImplementedError
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        """Parameters that `with_numbers` can change, and what they are."""
-        return {}
 
     def with_numbers(self, numbers: dict[str, jax.Array]) -> "Env":
         """The same with other values, arrays [], of some of its `numbers`."""
@@ -182,10 +175,7 @@ def select(condition: jax.Array, yes: Any, no: Any) -> Any:
 
 
 def check_spaces(args: Any, env: Any) -> None:
-    """Raise UsageError where a flag, or a mask, does not fit the spaces of an environment, or of its EnvSpec.
-
-    A flag that an algorithm lacks asks for nothing.
-    """
+    """Raise UsageError where a mask, or a flag that the algorithm has, does not fit the spaces of an Env or EnvSpec."""
     check_mask(env)
     if getattr(args, "share_torso", False) and has_privileged(env.observation_space):
         raise UsageError(f"--share-torso would hide the {PRIVILEGED} of {env.name} from the critic, for whom it is")

@@ -23,8 +23,6 @@ import numpy as np
 from common.cli.env_flags import read_params
 from common.envs.spaces import EnvSpec, is_number
 
-Vectorization = Literal["async", "sync", "vector"]
-
 
 class HostOptions(NamedTuple):
     """What a suite is asked for. One that steps several in its own way ignores what says how."""
@@ -32,7 +30,7 @@ class HostOptions(NamedTuple):
     num_envs: int
     seed: int
     env_params: dict[str, Any]  # arguments for the suite's own function that makes environments
-    vectorization: Vectorization = "async"  # a process for each, all in this thread, or the suite's implementation
+    vectorization: Literal["async", "sync", "vector"] = "async"  # a process each, all in this thread, the suite's own
     reset_timeout: float | None = None  # seconds after which processes that do not answer raise FailedEnvError
     step_timeout: float | None = None
     frames: bool = False  # whether `frame` will be asked for

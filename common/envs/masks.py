@@ -35,10 +35,7 @@ def policy_spec(env: EnvSpec) -> EnvSpec:
 
 
 def completed(obs: Any, env: EnvSpec) -> Any:
-    """Observations [N, ...] of `env` in which zeros stand for the privileged part, if that is missing.
-
-    So a policy acts through functions that also know its critic.
-    """
+    """Observations [N, ...] with zeros for a missing privileged part: a policy acts without its critic."""
     if not has_privileged(env.observation_space) or PRIVILEGED in obs:
         return obs
     return obs | {PRIVILEGED: env.example_obs(*batch_shape(obs))[PRIVILEGED]}
@@ -60,11 +57,6 @@ def legal_actions(obs: Any, numpy: Any = jnp) -> jax.Array | None:
     if not isinstance(obs, Mapping) or MASK not in obs:
         return None
     return numpy.concatenate([part.astype(bool) for part in jax.tree.leaves(obs[MASK])], axis=-1)
-
-
-def mask_of(legal: jax.Array | None) -> dict[str, jax.Array]:
-    """Observations of which `legal_actions` are these."""
-    return {} if legal is None else {MASK: legal}
 
 
 def largest_entropy(legal: jax.Array) -> jax.Array:

@@ -26,7 +26,7 @@ from common.cli.env_flags import CUSTOM, SUITES, is_custom, read_params, split_n
 from common.cli.errors import UsageError
 from common.envs import custom
 from common.envs.environment import Env
-from common.envs.host import HostEnvs, HostOptions, Vectorization
+from common.envs.host import HostEnvs, HostOptions
 from common.envs.suite_tools import import_package, readable_errors, refuse_params
 from common.envs.variation import with_draws
 
@@ -41,9 +41,7 @@ def make(name: str, env_params: str = "") -> Env:
     return with_draws(partial(_make, name), env_params)
 
 
-def make_host(
-    name: str, num_envs: int, seed: int, env_params: str = "", vectorization: Vectorization = "async", **options: Any
-) -> HostEnvs:
+def make_host(name: str, num_envs: int, seed: int, env_params: str = "", **options: Any) -> HostEnvs:
     """`num_envs` environments called `envpool:id` or `gymnasium:id`; `options` are further ones of `HostOptions`.
 
     `env_params` is a JSON object of arguments for the suite's own `make`. Raises UsageError for an unknown name, for
@@ -55,7 +53,7 @@ def make_host(
         raise UsageError(f"{name} does not step on the host, as {hint} would")
     params = read_params(env_params)
     refuse_params(params, ("num_envs", "seed"))
-    asked = HostOptions(num_envs, seed, params, vectorization, **options)
+    asked = HostOptions(num_envs, seed, params, **options)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*precision lowered by casting")  # of bounds that are not exact
         envs = _make(name, asked)
@@ -102,10 +100,7 @@ def _make(name: str, options: Any) -> Any:
 
 
 def check_known(name: str, env_id: str, known: Sequence[str]) -> None:
-    """Raise UsageError unless `env_id` is `known`, with the nearest ones, or with other suites that have it.
-
-    `name` is the whole name, with the suite.
-    """
+    """Raise UsageError, with the nearest ids or with other suites, unless `env_id` of the whole `name` is `known`."""
     if env_id in known:
         return
     suite, lowered = name.removesuffix(env_id), {other.lower(): other for other in known}

@@ -15,14 +15,11 @@ class Discrete(NamedTuple):
     """Integers 0 .. n-1, shape []."""
 
     n: int
+    shape = ()
 
     @property
     def nvec(self) -> tuple[int, ...]:
         return (self.n,)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return ()
 
 
 class MultiDiscrete(NamedTuple):
@@ -110,9 +107,15 @@ def plain(obs: Any) -> Any:
 
 def map_leaves(function: Callable, space: Space, *trees: Any) -> Any:
     """`function` of each leaf of a space, and of what the trees, in which elements are, have for it; as such a tree."""
+    return as_tree([function(*found) for _, *found in leaves(space, *trees)], space)
+
+
+def as_tree(values: Iterable[Any], space: Space) -> Any:
+    """An element of a space, with these values in place of its leaves; flax's own dictionaries become plain ones."""
     if isinstance(space, Leaf):
-        return function(space, *trees)
-    parts = {key: map_leaves(function, part, *(x[key] for x in trees)) for key, part in _items(space)}
+        return next(iter(values))
+    rest = iter(values)
+    parts = {key: as_tree(rest, part) for key, part in _items(space)}
     return parts if isinstance(space, Mapping) else tuple(parts.values())
 
 
@@ -135,15 +138,11 @@ def batch_shape(obs: Any) -> tuple[int, ...]:
 
 
 def sample(key: jax.Array, space: Space, legal: jax.Array | None = None) -> Any:
-    """A uniformly random element, of choices one of those that are `legal` [sum(nvec)] where that is known.
-
-    An unbounded Box dimension is standard normal.
-    """
-    masks = iter(masks_of_parts(legal, space))
-    return map_leaves(lambda leaf, key: _sample_leaf(key, leaf, next(masks)), space, keys_of_parts(key, space))
+    """A uniformly random element, of choices a `legal` [sum(nvec)] one if given; normal where a Box is unbounded."""
+    return map_leaves(_sample_leaf, space, keys_of_parts(key, space), as_tree(masks_of_parts(legal, space), space))
 
 
-def _sample_leaf(key: jax.Array, leaf: Leaf, legal: jax.Array | None) -> jax.Array:
+def _sample_leaf(leaf: Leaf, key: jax.Array, legal: jax.Array | None) -> jax.Array:
     if isinstance(leaf, Box):
         bounded = np.isfinite(leaf.low) & np.isfinite(leaf.high)
         low, high = np.where(bounded, leaf.low, 0), np.where(bounded, leaf.high, 1)
@@ -173,10 +172,7 @@ def masks_of_parts(legal: jax.Array | None, space: Space) -> list[jax.Array | No
 
 
 def clip(action: Any, space: Space, batch: tuple[int, ...] = (), np: Any = jnp) -> Any:
-    """Actions [*batch, A] or [*batch, *shape] as an environment takes them: those of a Box in shape and in bounds.
-
-    On the host with `np` as NumPy.
-    """
+    """Actions [*batch, A] or [*batch, *shape] as environments take them, those of a Box clipped; `np` may be NumPy."""
 
     def clipped(leaf, x):
         return np.clip(x.reshape(*batch, *leaf.shape), leaf.low, leaf.high) if isinstance(leaf, Box) else x
@@ -209,8 +205,7 @@ def flat_size(space: Space) -> int:
 def keys_of_parts(key: jax.Array, space: Space) -> Any:
     """A key for each leaf; the key itself where there is one."""
     count = len(list(leaves(space)))
-    keys = iter([key] if count == 1 else jax.random.split(key, count))
-    return map_leaves(lambda leaf: next(keys), space)
+    return as_tree([key] if count == 1 else jax.random.split(key, count), space)
 
 
 def is_image(space: Space) -> bool:

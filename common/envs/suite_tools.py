@@ -17,13 +17,12 @@ from typing import Any
 from common.cli.checks import LARGEST
 from common.cli.errors import FailedEnvError, UsageError
 
-COUNTS = (
-    *("max_steps_in_episode", "max_timesteps", "max_num_steps_per_episodes", "max_steps", "time_limit"),
-    *("episode_length", "action_repeat", "frame_skip", "fps", "instruction_frequency"),
-)
+COUNTS = "max_steps_in_episode", "max_timesteps", "max_num_steps_per_episodes", "max_steps", "time_limit"
+COUNTS += "episode_length", "action_repeat", "frame_skip", "fps", "instruction_frequency"
 """Parameters that count steps or frames, and so are at least 1."""
 
 EXTRAS = {"mujoco_playground": "playground", "envpool": "host", "ale_py": ""}
+EXTRAS |= {"tensorboardX": "tensorboard", "jax2onnx": "onnx"}
 """The extras of pyproject.toml that are not named as the package that they bring; "" is none."""
 
 
@@ -80,16 +79,16 @@ def quiet():
         sys.__stdout__, sys.stderr = console, errors
 
 
-def import_package(package: str) -> ModuleType:
-    """The Python package of a suite, or a module of it. Raises UsageError, with the command that installs it."""
+def import_package(package: str, use: str = "") -> ModuleType:
+    """A package that is an extra, or a module of it. Raises UsageError, with how to get it and what for: its `use`."""
     root = package.partition(".")[0]
     extra = EXTRAS.get(root, root)
     try:
-        with nullcontext() if extra in ("", "host") else quiet():
+        with nullcontext() if extra in ("", "host", "wandb") else quiet():  # wandb logs the console that it finds
             return importlib.import_module(package)
     except ImportError as error:
         what = f'-e ".[{extra}]"' if extra else root.replace("_", "-")
-        raise UsageError(f"{root} cannot be imported: pip install {what} ({error})") from error
+        raise UsageError(f"{root} cannot be imported{use}: pip install {what} ({error})") from error
 
 
 @contextmanager

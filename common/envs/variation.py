@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.cli.env_flags import PREFIX, Draw, draws_in, read_params
+from common.cli.env_flags import DRAWS, PREFIX, Draw, read_draw, read_params
 from common.cli.errors import UsageError
 from common.envs import spaces
 from common.envs.environment import Env, Step
@@ -115,7 +115,8 @@ class Randomized(Env):
 def with_draws(make: Callable[[dict[str, Any]], Env], env_params: str) -> Env:
     """What `make` makes of --env-params; where some of them are draws, every episode has its own."""
     params = read_params(env_params)
-    draws = draws_in(params)
+    texts = {name: text for name, text in params.items() if isinstance(text, str) and text.startswith(DRAWS)}
+    draws = {name: read_draw(f"--env-params {name}={text}", text) for name, text in texts.items()}
     env = make(params | {name: max(draw.values) for name, draw in draws.items()})  # as long as any episode may be
     return Randomized(env, draws) if draws else env
 

@@ -16,7 +16,7 @@ from flax import struct
 
 from common.device.rollout import categorical_noise
 from common.envs import spaces
-from common.envs.masks import action_scale, legal_actions, mask_of, to_units
+from common.envs.masks import MASK, action_scale, legal_actions, to_units
 from common.envs.spaces import ILLEGAL, Box, Discrete, Space, encode, leaves, masks_of_parts
 
 LOG_2PI = math.log(2 * math.pi)
@@ -215,10 +215,6 @@ class SquashedNormal(NamedTuple):
     def mode(self) -> jax.Array:
         return jnp.tanh(self.mean)
 
-    def kl(self, other: "SquashedNormal") -> jax.Array:
-        """KL(self || other) in nats, [...]: squashing both alike does not change it."""
-        return Normal(self.mean, self.log_std).kl(Normal(other.mean, other.log_std))
-
 
 Distribution = Categoricals | Normal | Joint
 
@@ -251,9 +247,7 @@ class QHead(nn.Module):
 
 
 def epsilon_greedy(q: jax.Array, epsilon: float | jax.Array, obs: Any = None) -> Categoricals:
-    """The policy that takes the action of the largest of all Q values [..., n], and with probability `epsilon` any one,
-    of those that are legal at `obs`.
-    """
+    """The greedy policy of Q values [..., n], which takes any action legal at `obs` with probability `epsilon`."""
     num_actions, legal = q.shape[-1], legal_actions(obs)
     uniform = 1 / num_actions if legal is None else legal / jnp.maximum(jnp.sum(legal, axis=-1, keepdims=True), 1)
     best = jax.nn.one_hot(jnp.argmax(without_illegal(q, legal), axis=-1), num_actions)
@@ -264,8 +258,7 @@ class PolicyHead(nn.Module):
     """The distribution over actions: categorical, over those that are legal at `obs`, or normal for a Box.
 
     A normal one is in units of the bounds, see `action_scale`, and no observation changes its deviation. The actions of
-    a Box are flat here; the environment gives them their shape. The gain of 0.01 makes all actions about equally likely
-    at first.
+    a Box are flat here; the environment shapes them. The gain of 0.01 makes actions about equally likely at first.
     """
 
     space: Space
@@ -274,9 +267,11 @@ class PolicyHead(nn.Module):
     def __call__(self, x: jax.Array, obs: Any = None) -> Distribution:
         init, legal = nn.initializers.orthogonal(0.01), legal_actions(obs)
         if not isinstance(self.space, spaces.Leaf):
-            masks = iter(masks_of_parts(legal, self.space))  # of the choices of those that have any, in order
-            heads = iter([PolicyHead(leaf, name=f"part_{name.replace('/', '_')}") for name, leaf in leaves(self.space)])
-            return Joint(spaces.map_leaves(lambda leaf: next(heads)(x, mask_of(next(masks))), self.space))
+            parts = []
+            for (name, leaf), mask in zip(leaves(self.space), masks_of_parts(legal, self.space), strict=True):
+                head = PolicyHead(leaf, name=f"part_{name.replace('/', '_')}")
+                parts.append(head(x, None if mask is None else {MASK: mask}))
+            return Joint(spaces.as_tree(parts, self.space))
         if isinstance(self.space, Box):
             size = math.prod(self.space.shape)
             mean = nn.Dense(size, kernel_init=init)(x)

@@ -34,10 +34,7 @@ class RunningStats(struct.PyTreeNode):
         return self.mean + self.std * x
 
     def merge(self, batch: jax.Array, valid: jax.Array | None = None) -> "RunningStats":
-        """The statistics after `batch` [..., *shape], of which every device holds an equal share.
-
-        Only those samples count that are `valid` [...].
-        """
+        """The statistics after `batch` [..., *shape], a device's equal share; only `valid` [...] samples count."""
         axes = tuple(range(batch.ndim - self.mean.ndim))
         where = None if valid is None else valid.reshape(*valid.shape, *[1] * self.mean.ndim)
         samples = batch.size // self.mean.size if valid is None else jnp.sum(valid, dtype=jnp.uint32)

@@ -150,23 +150,18 @@ class RecurrentTorso(nn.Module):
     """Recurrent layers behind a `torso`: features [T, N, size], and the memories [T, N, ...] after each step."""
 
     torso: nn.Module
-    kind: Kind
-    size: int
-    span: int
-    with_previous: bool  # whether they get the last action and reward beside the torso's features
-    dtype: Any = None
+    args: Any
 
     @classmethod
     def of(cls, args: Any, space: Space) -> "RecurrentTorso":
         """As the flags say."""
-        torso = Torso.of(args, space)
-        return cls(torso, args.rnn, args.rnn_size, args.rnn_span, args.obs_prev_action_reward, args.dtype)
+        return cls(Torso.of(args, space), args)
 
     @nn.compact
     def __call__(self, inputs: Inputs, memory: Any) -> tuple[jax.Array, Any]:
-        x = self.torso(inputs.obs)
-        x = jnp.concatenate([x, inputs.previous], axis=-1) if self.with_previous else x
-        return Recurrent(self.kind, self.size, self.span, self.dtype)(x, inputs.first, memory)
+        args, x = self.args, self.torso(inputs.obs)
+        x = jnp.concatenate([x, inputs.previous], axis=-1) if args.obs_prev_action_reward else x
+        return Recurrent(args.rnn, args.rnn_size, args.rnn_span, args.dtype)(x, inputs.first, memory)
 
 
 def initial_memory(kind: Kind, size: int, layers: int, count: int) -> tuple:

@@ -41,7 +41,7 @@ class Convolution(nn.Module):
 
 
 class ImageEncoder(nn.Module):
-    """Features [..., F] of images [..., H, W, C]."""
+    """Features [..., F] of images [..., H, W, C]. Subclasses have `convolved`, from [C, H, W, B] to [C', H', W', B]."""
 
     activation: Callable[[jax.Array], jax.Array]
     layer: dict[str, Any]  # arguments of every layer, as of `nn.Dense`
@@ -58,10 +58,6 @@ class ImageEncoder(nn.Module):
         if self.layer_norm:
             x = nn.LayerNorm(dtype=self.layer.get("dtype"), reduction_axes=0, feature_axes=0)(x)
         return self.activation(x)
-
-    def convolved(self, x: jax.Array) -> jax.Array:
-        """[C', H', W', B] of [C, H, W, B]."""
-        raise NotImplementedError
 
 
 class Convolutions(ImageEncoder):

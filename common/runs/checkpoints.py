@@ -12,7 +12,6 @@ import re
 import shutil
 import sys
 import time
-import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -21,13 +20,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import read_json, write_json
 from common.device import multihost
-from common.device.sharding import Arrays, flatten, unflatten
+from common.device.sharding import Arrays
 from common.envs.suite_tools import reason
 
 ROWS = "actors"  # the part of arrays [S, N, ...] of environments; a process has its own N
@@ -83,9 +80,7 @@ class Mismatch(UsageError):
 
 
 def overall(returns: Sequence[float], is_population: bool = False) -> float:
-    """One number of the returns [S] of several agents: the mean of seeds; of a population, whose members differ, that
-    of the best one. -inf without any, or where none of a population is finite.
-    """
+    """One number of returns [S]: the mean of seeds; of a population the best finite one. -inf without any."""
     if is_population:
         return max(filter(np.isfinite, returns), default=-np.inf)
     return float(np.mean(returns)) if len(returns) else -np.inf
@@ -135,8 +130,7 @@ class Checkpoints:
 
     def evaluations(self) -> dict[int, list[float]]:
         """The mean greedy return of each seed, by the step of every checkpoint that was evaluated."""
-        stored = {step: _stored_returns(self.path(step)) for step in self.steps()}
-        return {step: returns for step, returns in stored.items() if returns}
+        return {step: returns for step in self.steps() if (returns := _stored_returns(self.path(step)))}
 
     def by_return(self, agent: int | None = None) -> list[int]:
         """Steps of checkpoints with a finite return, the best one last, of equal ones the newest: for the `agent` at
@@ -179,11 +173,6 @@ class Checkpoints:
                 damaged.append(found)
         others = ", ".join(str(step) for step in self.steps() if step not in tried) or "none"
         raise UsageError("; ".join([*map(str, damaged), f"checkpoints in {self.directory} that may load: {others}"]))
-
-    def load_learner(self, like: Any, candidates: Callable[[], list[int]]) -> tuple[int, Any, list[Damaged]]:
-        """The learner alone, with the structure of `like`, in place of all arrays; see `load`."""
-        step, arrays, damaged = self.load(flatten({"learner": like}), ("learner/",), candidates=candidates)
-        return step, unflatten(arrays, {"learner": like})["learner"], damaged
 
     def save(self, step: int, arrays: Arrays, returns: list[float] | None) -> None:
         """Start saving, with the evaluation of each seed if there is one; waits for the previous save.
@@ -341,7 +330,7 @@ def _as_read(name: str, stored: Any) -> Any:
     return np.broadcast_to(np.zeros((), stored.dtype), stored.shape)  # takes no memory
 
 
-def _over_processes() -> NamedSharding:
+def _over_processes() -> jax.NamedSharding:
     """The sharding of arrays [S, num_envs, ...] of which each process has its own rows; nothing is sent for that.
 
     They lie where the host can read them, on one CPU device of each process, if JAX has those.
@@ -351,8 +340,8 @@ def _over_processes() -> NamedSharding:
     except RuntimeError:  # JAX_PLATFORMS leaves them out
         devices = jax.devices()
     of_each = {device.process_index: device for device in reversed(devices)}
-    mesh = Mesh(np.array([of_each[process] for process in range(multihost.count())]), ("processes",))
-    return NamedSharding(mesh, P(None, "processes"))
+    mesh = jax.sharding.Mesh([of_each[process] for process in range(multihost.count())], ("processes",))
+    return jax.NamedSharding(mesh, jax.P(None, "processes"))
 
 
 def _stored_returns(path: Path) -> list[float]:
@@ -369,9 +358,8 @@ def _hide_noise() -> None:
     """Errors of a save are raised; orbax's threads and event loops would also print them, as tracebacks."""
 
     def is_of_orbax(record: logging.LogRecord) -> bool:
-        frames = traceback.extract_tb(record.exc_info[2]) if record.exc_info else []
-        texts = [record.getMessage(), *(frame.filename for frame in frames)]
-        return any(name in text for text in texts for name in ("orbax", "tensorstore"))
+        text = logging.Formatter().format(record)  # with the files of its traceback
+        return "orbax" in text or "tensorstore" in text
 
     logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
     logging.getLogger("asyncio").addFilter(lambda record: not is_of_orbax(record))

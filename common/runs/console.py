@@ -20,7 +20,7 @@ class Console:
         from rich.console import Console as Rich
 
         self.quiet, self.total, self._speaks = quiet or not speaks, total_steps, speaks
-        self._brief = brief_members if is_population else brief_seeds
+        self._is_population = is_population
         self._rich = Rich(highlight=False, soft_wrap=True)
         if self._rich.is_jupyter:  # there rich puts every line into a box of its own
             self._rich = Rich(highlight=False, soft_wrap=True, force_jupyter=False, force_terminal=False)
@@ -57,9 +57,8 @@ class Console:
             return
         from rich import progress
 
-        texts = "{task.completed:,.0f} / {task.total:,.0f} steps", "{task.fields[report]}", "ETA"
-        counted, report, eta = map(progress.TextColumn, texts)
-        columns = [counted, progress.BarColumn(bar_width=None), report, eta, progress.TimeRemainingColumn(compact=True)]
+        bar, left = progress.BarColumn(bar_width=None), progress.TimeRemainingColumn(compact=True)
+        columns = "{task.completed:,.0f} / {task.total:,.0f} steps", bar, "{task.fields[report]}", "ETA", left
         self._bar = progress.Progress(*columns, console=self._rich, refresh_per_second=5)
         self._bar.add_task("", total=self.total, completed=steps, report="")
         with self._unread():
@@ -70,7 +69,7 @@ class Console:
         if self.quiet:
             return
         ended = round(float(np.sum(row["episode/count"])))
-        earned = f"return {self._brief(row['episode/return'])}" if ended else "no episode ended"
+        earned = f"return {brief_returns(row['episode/return'], self._is_population)}" if ended else "no episode ended"
         which = f"({ended:,} episode{'s' * (ended > 1)} ended)" if ended else ""
         speed = f"{row['time/sps']:,.0f} steps/s"
         if self._bar:  # in two lines, which fit on 80 columns
@@ -111,23 +110,13 @@ def brief(number: float, unit: str = "") -> str:
     return f"{number:{digits}}{unit}"
 
 
-def brief_seeds(returns: float | list[float | None] | None) -> str:
-    """One return as it is, several as mean ± deviation over the seeds that have one."""
-    finite = _finite(returns)
+def brief_returns(returns: float | list[float | None] | None, is_population: bool) -> str:
+    """Mean ± deviation over the seeds that have a return; of a population the best, the median and the worst one."""
+    every = np.array(returns, float, ndmin=1)  # with NaN for None
+    finite = every[np.isfinite(every)]
     if not len(finite):
         return "-"
+    if is_population:
+        return f"best {brief(finite.max())}, median {brief(np.median(finite))}, worst {brief(finite.min())}"
     spread = f" ± {brief(finite.std())} over {len(finite)} seeds" if len(finite) > 1 else ""
     return f"{brief(finite.mean())}{spread}"
-
-
-def brief_members(returns: float | list[float | None] | None) -> str:
-    """The best, the median and the worst return of the members that have one."""
-    finite = _finite(returns)
-    if not len(finite):
-        return "-"
-    return f"best {brief(finite.max())}, median {brief(np.median(finite))}, worst {brief(finite.min())}"
-
-
-def _finite(returns: float | list[float | None] | None) -> np.ndarray:
-    every = np.array(returns, float, ndmin=1)  # with NaN for None
-    return every[np.isfinite(every)]

@@ -74,8 +74,7 @@ def suite_version(suite: str) -> dict[str, str]:
 
 def agree_on_directory(args: Any, config: dict[str, Any]) -> tuple[Path | None, list[str]]:
     """What `choose_directory` returns, in all processes; (None, []) with --benchmark, which has none."""
-    flags = {name: value for name, value in config["args"].items() if name not in ("distributed", "quiet")}
-    here = {flag_of(name): value for name, value in flags.items()}
+    here = {flag_of(name): value for name, value in config["args"].items() if name not in ("distributed", "quiet")}
     here |= {name: config[name] for name in ("algorithm", "script_sha256", "versions")}
     if not args.benchmark:
         here["--run-dir"] = str(Path(args.run_dir or "runs").absolute())  # orbax wants one path in all processes
@@ -135,12 +134,10 @@ def _check_unoccupied(path: Path, overwrite: bool) -> None:
 def _compare(args: Any, stored: dict[str, Any], config: dict[str, Any], path: Path) -> list[str]:
     if stored["algorithm"] != config["algorithm"]:
         raise UsageError(f"{path} was made by {stored['algorithm']}, not by {config['algorithm']}")
-    if stored.get("steps_per_update") != config["steps_per_update"]:
-        flags = differences(stored["args"], config["args"], BATCH)
-        raise UsageError(
-            f"a resumed run keeps its batch: {stored.get('steps_per_update')} steps per update in {path}, "
-            f"{config['steps_per_update']} with {'; '.join(flags) or 'these flags'}"
-        )
+    old, new = stored.get("steps_per_update"), config["steps_per_update"]
+    if old != new:
+        flags = "; ".join(differences(stored["args"], config["args"], BATCH)) or "these flags"
+        raise UsageError(f"a resumed run keeps its batch: {old} steps per update in {path}, {new} with {flags}")
     made = defaults_of(type(args)) | stored["args"]  # also flags that came later
     if changed := differences(made, config["args"], args.fixed):
         raise UsageError(f"{path} cannot go on with these flags: {'; '.join(changed)}")

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from common.cli.errors import TrainingError
 from common.device import multihost
@@ -37,10 +38,7 @@ class Evaluations:
         self._has_waited = False
 
     def begin(self, step: int, state: Any) -> None:
-        """Evaluate `state`, which the next update may overwrite, unless that is done.
-
-        Waits while too many are pending, and leaves it out once stopped.
-        """
+        """Evaluate `state`, which the next update may overwrite, unless that is done or the run is to stop."""
         if self._begun == step:
             return
         run, self._begun = self._run, step
@@ -86,13 +84,10 @@ class Evaluations:
         run.saver.add_evaluation(*self.newest)
         del self._pending[step]  # from now on its checkpoint may go, unless that is the best one
 
-    def finish(self, step: int, state: Any) -> None:
-        """Wait for all evaluations, that of the last `state` among them, until stopped."""
-        if not self._run.no_more_evaluations():
-            self.begin(step, state)
-        if not (count := len(self._pending)):
-            return
-        self._run.console.say(f"waiting for {count} evaluation{'s' * (count > 1)} ...")
+    def finish(self) -> None:
+        """Wait for all evaluations until stopped."""
+        if count := len(self._pending):
+            self._run.console.say(f"waiting for {count} evaluation{'s' * (count > 1)} ...")
         while self._pending and not self._run.no_more_evaluations():
             self.poll(may_fail=len(self._pending) > 1)
             self._rest()
@@ -116,18 +111,14 @@ class Evaluations:
 def evaluate_on_devices(evaluate: Callable, state: Any, args: Any) -> Episodes:
     """Episodes [S, E] of `state` from a program `evaluate`, which gives them as [D, S, E / D, rounded up]."""
     own = multihost.all_or_none(lambda: jax.block_until_ready(evaluate(state, np.int32(SEED))))
-    episodes = jax.device_get(multihost.gathered(own))
-
-    def over_seeds(x: np.ndarray) -> np.ndarray:  # of more than were asked for, where devices do not divide them
-        return np.moveaxis(x, 0, 1).reshape(args.num_agents, -1)[:, : args.eval_episodes]
-
-    return jax.tree.map(over_seeds, episodes)
+    episodes = multihost_utils.process_allgather(own, tiled=True)  # on the host, those of all devices
+    # More than were asked for, where devices do not divide them
+    return jax.tree.map(lambda x: np.concatenate(x, axis=1)[:, : args.eval_episodes], episodes)
 
 
 def metrics_of(episodes: Episodes, is_game: bool) -> dict[str, list[float]]:
     """The metrics of Episodes [S, E], each with one number per seed."""
-    statistics = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
-    values = {f"return_{name}": function(episodes.ret, axis=1) for name, function in statistics.items()}
+    values = {f"return_{name}": getattr(episodes.ret, name)(axis=1) for name in ("mean", "std", "min", "max")}
     values["length_mean"] = episodes.length.mean(axis=1)
     if is_game:
         values["win_rate"] = np.mean(episodes.ret > 0, axis=1)

@@ -8,27 +8,29 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from common.cli.errors import UsageError
 from common.cli.files import in_one_step
 
 Row = dict[str, Any]
-EXTRAS = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # by its flag, the module of a writer
+WRITERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # by its flag, the package of a writer
 
 
 class LogWriter:
     """Writers for rows of flat names; values are numbers, or lists of one number per seed."""
 
     def __init__(self, directory: Path, args: Any, config: Row, resume_at: int = 0):
-        """Open `metrics.jsonl` in `directory`; when resuming, rows after step `resume_at` are dropped first."""
+        """Open `metrics.jsonl` in `directory`. Rows after step `resume_at` go: a resumed run has not had them yet."""
         path = directory / "metrics.jsonl"
-        drop_after(path, resume_at)
+        with in_one_step(path) as temporary, temporary.open("w") as file:
+            file.writelines(json.dumps(row) + "\n" for row in read(path) if row["env_steps"] <= resume_at)
         self._file, self._agent = path.open("a"), "member" if args.is_population else "seed"
-        self._tensorboard = _import("tensorboard").SummaryWriter(str(directory)) if args.tensorboard else None
-        self._wandb, self._newest = _import("wandb") if args.wandb else None, 0
+        writers = import_writers(args)
+        self._tensorboard = writers["tensorboard"].SummaryWriter(str(directory)) if args.tensorboard else None
+        self._wandb, self._newest = writers.get("wandb"), 0
         if self._wandb:
             self._wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "pmaprl"),
@@ -62,19 +64,12 @@ class LogWriter:
                 writers.callback(self._wandb.finish)
 
 
-def check_extras(args: Any) -> None:
-    """Raise UsageError where a wanted writer is not installed."""
-    for extra in EXTRAS:
-        if getattr(args, extra):
-            _import(extra)
+def import_writers(args: Any) -> dict[str, ModuleType]:
+    """The packages of the writers that flags ask for. Raises UsageError where one is not installed."""
+    from common.envs.suite_tools import import_package  # peers of the benchmark lack what that imports
 
-
-def _import(extra: str) -> Any:
-    module = EXTRAS[extra]
-    try:
-        return __import__(module)
-    except ImportError as error:
-        raise UsageError(f'--{extra} needs {module}: pip install "{module}", or pip install -e ".[{extra}]"') from error
+    wanted = {flag: package for flag, package in WRITERS.items() if getattr(args, flag)}
+    return {flag: import_package(package, use=f" for --{flag}") for flag, package in wanted.items()}
 
 
 def _wandb_id(directory: Path) -> str:
@@ -107,15 +102,6 @@ def jsonable(value: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------------------- read
 
 
-def drop_after(path: Path, step: int) -> None:
-    """Drop the rows of a metrics file after `step`: of a future that a resumed run has not had yet.
-
-    The file is a new one, which takes the place of the old one in one step.
-    """
-    with in_one_step(path) as temporary, temporary.open("w") as file:
-        file.writelines(json.dumps(row) + "\n" for row in read(path) if row["env_steps"] <= step)
-
-
 def read(path: Path) -> Iterator[Row]:
     """The rows of a metrics file, one after another; lines that are none, or cut off by a crash, are left out."""
     if path.exists():
@@ -141,11 +127,6 @@ class Series:
     steps: np.ndarray  # [P]
     wall: np.ndarray  # [P], seconds
     values: np.ndarray  # [P, S], or [P, 1] for a number of the whole run; NaN where there is none
-
-    @property
-    def last(self) -> np.ndarray:
-        """The last number of every seed, [S]; NaN where it has none."""
-        return np.array([[math.nan, *y[np.isfinite(y)]][-1] for y in self.values.T])
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""Rows of metrics: one for every chunk of updates, in `metrics.jsonl` and on the console.
-
-A chunk's report is read once the next chunk is under way, so that the devices never wait for the host.
-"""
+"""Rows of metrics, in `metrics.jsonl` and on the console: one for every chunk of updates, see `run.py`."""
 
 import time
 from collections.abc import Callable
@@ -40,14 +37,9 @@ class Clock:
             self.wall_before, self.trained_before = log.wall_seconds, log.trained_seconds
 
     @property
-    def wall_here(self) -> float:
-        """Seconds since the clock was made."""
-        return time.perf_counter() - self._made
-
-    @property
     def wall(self) -> float:
-        """The same, and those of the invocations before."""
-        return self.wall_before + self.wall_here
+        """Seconds since the clock was made, and those of the invocations before."""
+        return self.wall_before + time.perf_counter() - self._made
 
     @property
     def since_begin(self) -> float:
@@ -76,22 +68,17 @@ class Clock:
 
 @dataclass
 class Chunk:
-    """Updates that are dispatched, how to learn what they report, and more for their row."""
+    """Updates that are dispatched, and more for their row."""
 
     first_step: int
     last_step: int
-    read: Callable[[], Report]
+    read: Callable[[], Report]  # waits for the updates the first time
     evaluation: Row = field(default_factory=dict)
-
-    @cached_property
-    def report(self) -> Report:
-        """Waits for the updates."""
-        return self.read()
 
     @cached_property
     def broken(self) -> dict[int, tuple[int, str]]:
         """By agent, update and metric of its first number that was not finite."""
-        _, broken = self.report
+        _, broken = self.read()
         found = [(agent, int(index), name) for name, x in broken.items() for agent, index in enumerate(x) if index >= 0]
         return {agent: tuple(first) for agent, *first in sorted(found, reverse=True)}
 
@@ -126,7 +113,7 @@ class Recorder:
         if self.chunk is None:
             return
         chunk, self.chunk = self.chunk, None
-        metrics, _ = chunk.report
+        metrics, _ = chunk.read()
         seconds = self._clock.lap()
         with self._clock.timed("host"):
             row = {"env_steps": chunk.last_step, "updates": chunk.last_step // self._args.steps_per_update}

@@ -12,7 +12,7 @@ from common.cli.files import defaults_of, read_json
 from common.cli.run_flags import ONE_TIME, as_command_line
 from common.device.devices import describe
 from common.runs.checkpoints import overall
-from common.runs.console import brief, brief_members
+from common.runs.console import brief, brief_returns
 from common.runs.metrics import jsonable, read_log
 
 RESULT = "result.json"
@@ -112,7 +112,8 @@ def _members(run: Any, newest: Score, when: str) -> list[str]:
     args, means = run.args, newest.returns
     order = [member for member in ranked(means) if math.isfinite(means[member])]
     broken = f", of which {len(means) - len(order)} broke," if len(order) < len(means) else ""
-    of_all = f"{brief_members(means)} of {len(means)} members{broken} over {args.eval_episodes} episodes{when}"
+    spread = brief_returns(means, is_population=True)
+    of_all = f"{spread} of {len(means)} members{broken} over {args.eval_episodes} episodes{when}"
     told = "their flags by now" if args.exchange_interval else "what to add to your flags for each of them alone"
     lines = [f"greedy   return {of_all}", f"ranked   by that return, which selection flatters, and {told}:"]
     evolved = [f"hyper/{name}" for name in args.members.hyper] if args.exchange_interval else []
@@ -176,22 +177,20 @@ def benchmark_line(run: Any, record: dict[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------- what a run has said before
 
 
-def stored_result(run_dir: Path) -> dict[str, Any]:
-    """What `result.json` says; nothing where it is not there, or damaged."""
-    return read_json(run_dir / RESULT) or {}
+def result_at(run_dir: Path, step: int) -> dict[str, Any]:
+    """What `result.json` says of a run that was at `step` then; nothing where it is of another step, or not there."""
+    record = read_json(run_dir / RESULT) or {}
+    return record if record.get("env_steps") == step else {}
 
 
 def has_ended_at(run_dir: Path, step: int) -> bool:
-    """Whether `result.json` is of this step, and says that nothing cut the run short there."""
-    record = stored_result(run_dir)
-    return record.get("status") in ("finished", "stopped") and record.get("env_steps") == step
+    """Whether nothing cut the run short at this step, as `result.json` says."""
+    return result_at(run_dir, step).get("status") in ("finished", "stopped")
 
 
 def stored_evaluation(run_dir: Path, step: int) -> Score:
     """The last evaluation in `result.json`, if there is one and the run was at `step` then."""
-    record = stored_result(run_dir)
-    if record.get("env_steps") != step:
-        return Score(step, {})
+    record = result_at(run_dir, step)
     metrics = {name: x for name, x in record.items() if name.startswith("eval/") and isinstance(x, list)}
     of_seeds = {name: [math.nan if x is None else x for x in values] for name, values in metrics.items()}
-    return Score(record["eval/env_steps"], of_seeds)
+    return Score(record.get("eval/env_steps", step), of_seeds)

@@ -1,14 +1,15 @@
 """One run: wires its parts together, the loops in `common/training.py` drive it.
 
 A chunk is the updates up to the next time that anything is due; every chunk is one row of metrics. What a chunk reports
-is read only after the next chunk has been dispatched, except where an evaluation or a checkpoint needs it first.
+is read only after the next chunk has been dispatched, so that the devices never wait for the host, except where an
+evaluation or a checkpoint needs it first.
 """
 
 import json
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ from common.runs.console import Console
 from common.runs.directory import agree_on_directory, check_shared, claim_directory, describe_run
 from common.runs.evaluator import Evaluations
 from common.runs.lock import is_ours
-from common.runs.metrics import check_extras
+from common.runs.metrics import import_writers
 from common.runs.recorder import Callback, Chunk, Clock, Recorder, Report
 from common.runs.saving import Saver, load
 from common.runs.signals import Interruption
@@ -44,7 +45,7 @@ class Run:
         callback: Callback | None = None,
     ):
         """`env` has a `name` and a `spec`. `notes` are lines for the header, by the word that they begin with."""
-        check_extras(args)
+        import_writers(args)  # which fails before anything is written
         set_up_cache()
         self.args, self.devices, self.is_game = args, devices, getattr(env, "is_game", False)
         self.total = args.num_updates * args.steps_per_update
@@ -97,16 +98,14 @@ class Run:
         self.saver = Saver(self.path, self.args, start)
         self.recorder = Recorder(self)
         self.evaluations = Evaluations(self, start.newest)
-        over = self.steps >= self._end or self.evaluations.goal_reached
-        if over and self.saver.is_complete_at(self.steps):
+        if start.has_ended and (self.steps >= self._end or self.evaluations.goal_reached):
             return None, None
         self.console.say("compiling ...")
         with self.clock.timed("compile"):
             programs = compile_together(programs, members, shapes, example)
             fresh = np.int32((members.seed.astype(np.int64) + self.steps) % LARGEST)  # other episodes after a resume
-            members = members._replace(seed=fresh)
-            make, saved = partial(programs.init, members), (start.arrays, start.host)
-            state = place(*saved, make, shapes, self.devices, self.args.sharding)
+            make = partial(programs.init, members._replace(seed=fresh))
+            state = place(start.arrays, make, shapes, self.devices, self.args.sharding)
         self.console.say(f"compiled in {self.clock.seconds['compile']:.1f} s")
         self.evaluations.evaluate, self.evaluations.beside = programs.evaluate, beside
         self.console.show_bar(self.steps)
@@ -121,7 +120,8 @@ class Run:
     @property
     def leaving(self) -> bool:
         """Whether a signal, the clock (once anything is trained), the callback or a good return wants the end, here."""
-        late = 0 < self.args.max_seconds < self.clock.wall_here and self.steps > self.first_step
+        seconds = self.clock.wall - self.clock.wall_before
+        late = 0 < self.args.max_seconds < seconds and self.steps > self.first_step
         return bool(self._interruption.here or late or self.recorder.stop_requested or self.evaluations.goal_reached)
 
     @property
@@ -147,7 +147,7 @@ class Run:
         before, self.steps = self.steps, self.steps + int(updates) * self.args.steps_per_update
         self.evaluations.poll()
         self.recorder.write()
-        self.recorder.chunk = Chunk(before, self.steps, read)
+        self.recorder.chunk = Chunk(before, self.steps, cache(read))
         due = {name for name, interval in self._intervals.items() if self.steps >= next_boundary(before, interval)}
         if self.steps >= self._end or (self.args.keep_best and "eval" in due):
             due |= {"eval", "checkpoint"}
@@ -184,7 +184,7 @@ class Run:
         if state is not None:
             self._settle(state, evaluate=not self._interruption.received(), save=True)
             self.console.stop()
-            self.evaluations.finish(self.steps, state)  # once all is saved, since an environment on the host may fail
+            self.evaluations.finish()  # once all is saved, since an environment on the host may fail
         finished = self.steps >= self.total or self.evaluations.goal_reached
         status = "interrupted" if self._interruption.received() else "finished" if finished else "stopped"
         with self.clock.timed("checkpoint"):
@@ -193,7 +193,7 @@ class Run:
         if self.args.benchmark and multihost.is_first():
             print(json.dumps(reports.benchmark_line(self, record)))
         if self.dir:
-            if state is not None or status != reports.stored_result(self.dir).get("status"):
+            if state is not None or status != reports.result_at(self.dir, self.steps).get("status"):
                 write_json(self.dir / reports.RESULT, record)
             if status == "finished":
                 (self.dir / "DONE").touch()

@@ -17,6 +17,10 @@ from common.runs.reports import Score, has_ended_at, stored_evaluation
 
 TRANSFERRED = tuple(f"learner/{name}/" for name in ("params", "target_params", "obs_stats", "return_stats"))
 """What --init-from takes over."""
+ENVS = "actors/env_state", "actors/seen", "actors/memory", "actors/tracker", "actors/discounted"
+REPLAY = "actors/replay/"
+RENEWED = (*ENVS, REPLAY)
+"""Beginnings of the names of arrays, of environments and the replay buffer, without which a checkpoint still loads."""
 
 
 class Start(NamedTuple):
@@ -26,6 +30,7 @@ class Start(NamedTuple):
     arrays: Arrays = {}  # of another state, in place of fresh ones; not to be changed
     host: Any = None  # that state on the host, where a run is resumed, with zeros for what it lacks
     newest: Score = Score(0, {})  # the last evaluation; not to be changed
+    has_ended: bool = False  # there before: nothing cut it short, and this step was evaluated
 
 
 def load(args: Any, config: dict[str, Any], like: Any, console: Console) -> Start:
@@ -46,10 +51,10 @@ def _resumed(args: Any, config: dict[str, Any], like: Any, console: Console) -> 
         console.warn(f"{path} has no checkpoint yet: starting it from step 0")
         return None
     try:
-        step, stored, damaged = saved.load(zeros, optional=args.renewed)
+        step, stored, damaged = saved.load(zeros, optional=RENEWED)
         if args.keep_best and multihost.on_first(saved.by_return)[-1:] not in ([], [step]):
             # A damaged one must not count as the best
-            damaged += saved.load(zeros, optional=args.renewed, candidates=lambda: [step, *saved.by_return()])[2]
+            damaged += saved.load(zeros, optional=RENEWED, candidates=lambda: [step, *saved.by_return()])[2]
     except Mismatch as error:
         raise _explained(f"{path} cannot go on with these flags", error, read_config(path), config) from error
     total = args.num_updates * args.steps_per_update
@@ -59,10 +64,11 @@ def _resumed(args: Any, config: dict[str, Any], like: Any, console: Console) -> 
     for one in {one.step: one for one in damaged}.values():
         console.warn(saved.set_aside(one))
     missing = zeros.keys() - stored.keys()
-    if renewed := [part for part in args.renewed if any(name.startswith(part) for name in missing)]:
+    if renewed := [part for part in RENEWED if any(name.startswith(part) for name in missing)]:
         console.say(f"resumed  without {', '.join(renewed)}, which the checkpoint does not have: they begin anew")
     newest = Score(*multihost.on_first(stored_evaluation, path, step))
-    return Start(step, stored, unflatten(zeros | stored, like), newest)
+    has_ended = newest.step == step and multihost.on_first(has_ended_at, path, step)
+    return Start(step, stored, unflatten(zeros | stored, like), newest, has_ended)
 
 
 def _parameters_of(source: str, config: dict[str, Any], like: Any, console: Console) -> Arrays:
@@ -94,7 +100,9 @@ class Saver:
 
     def __init__(self, directory: Path | None, args: Any, start: Start):
         """Checkpoints go into the run's `directory`, or nowhere."""
-        self._directory, self._unsaved = directory, args.unsaved
+        self._directory = directory
+        of_envs = () if getattr(args, "save_envs", True) else ENVS
+        self._unsaved = of_envs if getattr(args, "save_buffer", True) else (*of_envs, REPLAY)
         keep = args.keep_checkpoints, args.keep_best
         self.checkpoints = Checkpoints(directory and directory / FOLDER, *keep, is_population=args.is_population)
         self.checkpoints.delete_leftovers()
@@ -131,11 +139,6 @@ class Saver:
         if multihost.count() > 1:
             checksum = hashlib.sha256("".join(multihost.allgather(checksum)).encode()).hexdigest()
         return host, checksum
-
-    def is_complete_at(self, step: int) -> bool:
-        """Whether the run has ended at this step before, all evaluations included: nothing cut it short."""
-        evaluated = multihost.on_first(lambda: [*self.checkpoints.evaluations()])
-        return step in evaluated and multihost.on_first(has_ended_at, self._directory, step)
 
     def last_good(self) -> str:
         """In words, where a run that broke can go on."""

@@ -21,8 +21,7 @@ COUNTS = "max_steps_in_episode", "max_timesteps", "max_num_steps_per_episodes", 
 COUNTS += "episode_length", "action_repeat", "frame_skip", "fps", "instruction_frequency"
 """Parameters that count steps or frames, and so are at least 1."""
 
-EXTRAS = {"mujoco_playground": "playground", "envpool": "host", "ale_py": ""}
-EXTRAS |= {"tensorboardX": "tensorboard", "jax2onnx": "onnx"}
+EXTRAS = {"mujoco_playground": "playground", "envpool": "host", "ale_py": "", "jax2onnx": "onnx"}
 """The extras of pyproject.toml that are not named as the package that they bring; "" is none."""
 
 
@@ -84,7 +83,7 @@ def import_package(package: str, use: str = "") -> ModuleType:
     root = package.partition(".")[0]
     extra = EXTRAS.get(root, root)
     try:
-        with nullcontext() if extra in ("", "host", "wandb") else quiet():  # wandb logs the console that it finds
+        with nullcontext() if extra in ("", "host") else quiet():
             return importlib.import_module(package)
     except ImportError as error:
         what = f'-e ".[{extra}]"' if extra else root.replace("_", "-")

@@ -17,7 +17,7 @@ from common.cli.checks import flag_of
 from common.cli.env_flags import CUSTOM, split_name
 from common.cli.errors import UsageError
 from common.cli.files import KIT, NAME, defaults_of, is_of_kit, is_run, read_config, write_json, writing
-from common.cli.run_flags import ONE_TIME, differences
+from common.cli.run_flags import MEANING, ONE_TIME, differences
 from common.device import multihost
 from common.runs.checkpoints import FOLDER, is_checkpoint
 from common.runs.lock import LOCK, check_free
@@ -102,9 +102,11 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
         check_free(path)
         if not args.resume:
             _check_unoccupied(path, args.overwrite)
-            return path, []
-    stored = read_config(path)
-    return path, _compare(args, stored, config, path)
+    if args.resume:
+        return path, _compare(args, read_config(path), config, path)
+    if args.init_from and (changed := differences(read_config(args.init_from)["args"], config["args"], MEANING)):
+        raise UsageError(f"--init-from {args.init_from} does not fit: {'; '.join(changed)}")
+    return path, []
 
 
 def claim_directory(path: Path, config: dict[str, Any], overwrite: bool) -> str:

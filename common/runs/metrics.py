@@ -1,5 +1,6 @@
 """Where metrics go, `metrics.jsonl`, TensorBoard and Weights & Biases, and how they are read again."""
 
+import importlib
 import json
 import math
 import os
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from common.cli.errors import UsageError
 from common.cli.files import in_one_step
 
 Row = dict[str, Any]
@@ -66,10 +68,13 @@ class LogWriter:
 
 def import_writers(args: Any) -> dict[str, ModuleType]:
     """The packages of the writers that flags ask for. Raises UsageError where one is not installed."""
-    from common.envs.suite_tools import import_package  # peers of the benchmark lack what that imports
-
-    wanted = {flag: package for flag, package in WRITERS.items() if getattr(args, flag)}
-    return {flag: import_package(package, use=f" for --{flag}") for flag, package in wanted.items()}
+    found = {}
+    for flag, package in WRITERS.items():
+        try:
+            found |= {flag: importlib.import_module(package)} if getattr(args, flag) else {}
+        except ImportError as error:
+            raise UsageError(f'--{flag} needs {package}: pip install {package}, or -e ".[{flag}]"') from error
+    return found
 
 
 def _wandb_id(directory: Path) -> str:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from common.cli.errors import TrainingError, UsageError
 from common.cli.files import read_config
-from common.cli.run_flags import MEANING, ONE_TIME, differences
+from common.cli.run_flags import ONE_TIME, differences
 from common.device import multihost
 from common.device.sharding import Arrays, flatten, to_host, unflatten
 from common.runs.checkpoints import FOLDER, Checkpoints, Mismatch, sha256
@@ -35,13 +35,19 @@ class Start(NamedTuple):
 
 def load(args: Any, config: dict[str, Any], like: Any, console: Console) -> Start:
     """The newest state, `like` this, of the run that --resume names, or else the parameters that --init-from names."""
-    if args.resume and (start := _resumed(args, config, like, console)):
-        return start
-    source = config["args"]["init_from"]
-    return Start(arrays=_parameters_of(source, config, like, console)) if source else Start()
+    source, wrong = args.resume, f"{args.resume} cannot go on with these flags"
+    try:
+        if source and (start := _resumed(args, like, console)):
+            return start
+        source = config["args"]["init_from"]
+        wrong = f"--init-from {source} does not fit"
+        return Start(arrays=_parameters_of(source, like, console)) if source else Start()
+    except Mismatch as error:
+        reasons = [*_reasons(read_config(source), config), str(error)]
+        raise UsageError(f"{wrong}: {'; '.join(reasons)}") from error
 
 
-def _resumed(args: Any, config: dict[str, Any], like: Any, console: Console) -> Start | None:
+def _resumed(args: Any, like: Any, console: Console) -> Start | None:
     """None where that run has not saved anything yet."""
     path, zeros = Path(args.resume), flatten(like)
     saved = Checkpoints(path / FOLDER, is_population=args.is_population)
@@ -50,13 +56,10 @@ def _resumed(args: Any, config: dict[str, Any], like: Any, console: Console) -> 
             raise UsageError(f"{path} has finished, but its checkpoints are gone: nothing is left to resume")
         console.warn(f"{path} has no checkpoint yet: starting it from step 0")
         return None
-    try:
-        step, stored, damaged = saved.load(zeros, optional=RENEWED)
-        if args.keep_best and multihost.on_first(saved.by_return)[-1:] not in ([], [step]):
-            # A damaged one must not count as the best
-            damaged += saved.load(zeros, optional=RENEWED, candidates=lambda: [step, *saved.by_return()])[2]
-    except Mismatch as error:
-        raise _explained(f"{path} cannot go on with these flags", error, read_config(path), config) from error
+    step, stored, damaged = saved.load(zeros, optional=RENEWED)
+    if args.keep_best and multihost.on_first(saved.by_return)[-1:] not in ([], [step]):
+        # A damaged one must not count as the best
+        damaged += saved.load(zeros, optional=RENEWED, candidates=lambda: [step, *saved.by_return()])[2]
     total = args.num_updates * args.steps_per_update
     if step > total:
         raise UsageError(f"--total-timesteps {args.total_timesteps} is less than the {step} steps that {path} has done")
@@ -71,28 +74,21 @@ def _resumed(args: Any, config: dict[str, Any], like: Any, console: Console) -> 
     return Start(step, stored, unflatten(zeros | stored, like), newest, has_ended)
 
 
-def _parameters_of(source: str, config: dict[str, Any], like: Any, console: Console) -> Arrays:
+def _parameters_of(source: str, like: Any, console: Console) -> Arrays:
     """Parameters and normaliser statistics of the newest state of another run."""
-    theirs, others = read_config(source), Checkpoints(Path(source) / FOLDER)
     wanted = {name: x for name, x in flatten(like).items() if name.startswith(TRANSFERRED)}
-    try:
-        step, arrays, damaged = others.load(wanted, TRANSFERRED)
-    except Mismatch as error:
-        raise _explained(f"--init-from {source} does not fit", error, theirs, config) from error
-    if changed := differences(theirs["args"], config["args"], MEANING):
-        raise UsageError(f"--init-from {source} does not fit: {'; '.join(changed)}")
+    step, arrays, damaged = Checkpoints(Path(source) / FOLDER).load(wanted, TRANSFERRED)
     for one in damaged:
         console.warn(str(one))
     console.say(f"started from the parameters of {source} at step {step:,}")
     return arrays
 
 
-def _explained(what: str, error: Mismatch, then: dict[str, Any], now: dict[str, Any]) -> UsageError:
-    """`what`, how two configurations, `then` and `now`, whose arrays differ, differ themselves, and the first array."""
+def _reasons(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """How two configurations differ, whose arrays do."""
     flags = [name for name in now["args"] if name in then["args"] and name not in ONE_TIME]
     other = [f"it was made by {then['algorithm']}"] if then["algorithm"] != now["algorithm"] else []
-    why = differences(then["args"], now["args"], ["recipe"]) or differences(then["args"], now["args"], flags)
-    return UsageError(f"{what}: {'; '.join([*other, *why, str(error)])}")
+    return other + (differences(then["args"], now["args"], ["recipe"]) or differences(then["args"], now["args"], flags))
 
 
 class Saver:

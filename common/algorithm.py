@@ -1,4 +1,4 @@
-"""What an algorithm's file is written with, beside its flags. The driver, which runs it, is `common/training.py`."""
+"""What an algorithm's file is written with, beside its flags; `common/training.py` runs it."""
 
 from common import nets
 from common.device import optim

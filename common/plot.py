@@ -1,4 +1,4 @@
-"""Learning curves: a picture of many runs, and `curve.png` of one.
+"""Learning curves of many runs in one picture.
 
 python -m common.plot runs/* --y eval/return_mean --out curves.png
 """

@@ -94,7 +94,7 @@ def test_code_gets_no_longer():
     assert sum(lengths) <= COMMON and len(lengths) <= FILES, f"common/: {sum(lengths)} lines in {len(lengths)} files"
     for folder, most in {"tests": 9_001, "benchmarks": 2_796, "suites": SUITES}.items():
         lines = sum(len(path.read_text().splitlines()) for path in (ROOT / folder).rglob("*.py"))
-        assert lines <= most, f"{folder}/: {lines} lines"
+        assert lines <= most, f"{folder}/: {lines} lines, limit {most}: take out as many, or raise it"
 
 
 @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda path: path.stem)

@@ -1,5 +1,5 @@
-"""All actors of a run, each watched, in a thread of its own, and with new environments where it fails; and batches from
-them for a learner, whose parameters they get.
+"""All actors of a run, each in a thread of its own. They are watched, and get new environments where they fail; their
+rollouts become batches for the learner, whose parameters they get.
 
 with Batches(args, ...) as batches:
     while batch := batches.next(stopped, leaving):

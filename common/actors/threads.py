@@ -1,4 +1,4 @@
-"""Threads that step environments and may hang, and what lies between them and a learner."""
+"""Threads that step environments and may hang, and the queue and parameters that they share with a learner."""
 
 import threading
 import time

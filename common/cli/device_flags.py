@@ -40,7 +40,7 @@ class DeviceEnvArgs(PbtArgs):
 
     # devices and machines
     num_devices: CountOrZero = 0
-    """Devices to train on; 0: every accelerator, or on a CPU as many cores as pay off."""
+    """Devices to train on; 0: as many as divide the environments, on a CPU only cores that pay off."""
     sharding: Literal["pmap", "members"] = "pmap"
     """What devices share: the environments of every agent (pmap), or the agents (members). Both compute the same, up to
     rounding; members wait for those of other devices only to exchange weights."""

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and `config.json`, what a run was started with."""
+"""Files that are written whole or not at all, `config.json`, and the tables of tuned flags and recipes."""
 
 import dataclasses
 import fnmatch

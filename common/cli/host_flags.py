@@ -1,4 +1,4 @@
-"""Flags of algorithms whose environments step on the host, with actors beside a learner, and the choice by --env."""
+"""Flags of environments on the host, with actors beside a learner, and the class of flags for --env and --recipe."""
 
 import dataclasses
 import functools

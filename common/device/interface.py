@@ -1,4 +1,4 @@
-"""What an algorithm is, pure functions of one agent on one device, and what the driver gives it.
+"""What an algorithm is made of (pure functions of one agent on one device), and what the driver gives it.
 
 The driver does the rest, once for all algorithms: keys and counters, schedules, environments, opponents, episodes,
 metrics, several seeds, members and devices.

@@ -1,8 +1,8 @@
 """Population-based training (Jaderberg et al. 2017), by rules close to Sample Factory's (Petrenko et al. 2020), and
 Elo ratings of members that play against each other.
 
-An exchange is a gather over the axis of the members, inside the compiled program: nothing returns to the host, and
-every device does the same to its replica.
+An exchange is a gather over the axis of the members, inside the compiled program: nothing returns to the host. Every
+device does the same, to its replica or with --sharding members to its part.
 """
 
 import math

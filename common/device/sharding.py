@@ -5,7 +5,7 @@ A `TrainState` has three parts. `learner` and `run` are identical on all devices
 the device; a process has the rows of its own devices. Where devices have agents of their own (--sharding members), that
 axis has length 1, and all arrays are split along S.
 
-On the host there is no such axis, and a process has its own environments only: nobody ever has those of all processes.
+On the host there is no such axis, and a process has its own environments only: no process ever has those of all.
 """
 
 from collections.abc import Callable

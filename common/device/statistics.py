@@ -1,6 +1,6 @@
 """Metrics and episode statistics, reduced on the device over devices, gradient steps and updates.
 
-The end of its name says what a metric is: a mean, unless it ends in `_sum`, `_max`, `_min` or `_last`; see KINDS.
+A metric's name says how it is reduced: by the mean, unless it ends in `_sum`, `_max`, `_min` or `_last`; see KINDS.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Runs in groups, chosen by flags; their numbers at common places, and estimates over seeds with bootstrap intervals,
+"""Runs in groups, chosen by flags; their metrics at the same steps, and estimates over seeds with bootstrap intervals,
 as Agarwal et al. (2021) recommend: arxiv.org/abs/2108.13264.
 """
 

@@ -1,6 +1,6 @@
 """Imports, checks of parameters and errors of code that is not ours, such as suites of environments.
 
-Processes of environments import this too, so it needs nothing that is slow.
+Processes of environments import this too, so it imports nothing slow.
 """
 
 import importlib

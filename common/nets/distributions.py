@@ -1,7 +1,7 @@
 """Action distributions as small records, and the policy's head, which gives one.
 
-`Categoricals` covers Discrete and MultiDiscrete actions, `Normal` covers Box actions. Randomness comes in as an array
-drawn beforehand by `action_noise`, so that a rollout can draw the noise of all its steps in one vectorised pass.
+`Categoricals` covers Discrete and MultiDiscrete actions, `Normal` or `SquashedNormal` a Box, `Joint` several parts.
+Randomness comes in as an array that `action_noise` draws beforehand: a rollout draws that of all steps in one pass.
 """
 
 import math
@@ -255,7 +255,7 @@ def epsilon_greedy(q: jax.Array, epsilon: float | jax.Array, obs: Any = None) ->
 
 
 class PolicyHead(nn.Module):
-    """The distribution over actions: categorical, over those that are legal at `obs`, or normal for a Box.
+    """The distribution over actions: categorical, over those that are legal at `obs`, or normal for a Box; or joint.
 
     A normal one is in units of the bounds, see `action_scale`, and no observation changes its deviation. The actions of
     a Box are flat here; the environment shapes them. The gain of 0.01 makes actions about equally likely at first.

@@ -1,4 +1,4 @@
-"""Distributions of returns, of which Q functions predict the mean only or all (Bellemare et al. 2017)."""
+"""Distributions of returns; a Q function predicts the whole one, or its mean alone (Bellemare et al. 2017)."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Evaluations of a run: on the devices at once, on the host beside the training."""
+"""Evaluations of a run: on the devices between two chunks, on the host beside the training."""
 
 import time
 from collections.abc import Callable

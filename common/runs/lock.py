@@ -1,7 +1,7 @@
 """One process at a time in a run directory: a lock that the operating system takes back from a process that ends.
 
-It is one of the file system, so that over NFS it keeps out other hosts too, wherever that has locks at all. Imports
-nothing but the standard library: peers of the benchmark live in environments of their own.
+The file system holds it, so over NFS it keeps out other hosts too, if NFS has locks. Imports nothing beyond the
+standard library and `common/cli`: peers of the benchmark live in environments of their own.
 """
 
 import fcntl

@@ -73,7 +73,7 @@ def import_writers(args: Any) -> dict[str, ModuleType]:
         try:
             found |= {flag: importlib.import_module(package)} if getattr(args, flag) else {}
         except ImportError as error:
-            raise UsageError(f'--{flag} needs {package}: pip install {package}, or -e ".[{flag}]"') from error
+            raise UsageError(f'--{flag} needs {package}: pip install {package}, or -e ".[{flag}]" ({error})') from error
     return found
 
 

@@ -1,4 +1,4 @@
-"""What a run begins from, nothing, a run that it resumes or parameters of another one, and what it saves."""
+"""What a run saves, and what it begins from: a fresh state, a run that it resumes, or the parameters of another run."""
 
 import hashlib
 from contextlib import suppress

@@ -194,7 +194,7 @@ class RunArgs(ArgsFactory):
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        """Flags that a resumed run cannot change; kl-adaptive has moved the learning rate, and goes on from there."""
+        """Flags that a resumed run keeps, as it does its batch; kl-adaptive has moved the learning rate."""
         adaptive = getattr(self, "lr_schedule", "") == "kl-adaptive"
         own = [name for name in ("recipe", "learning_starts", *MEANING) if name in vars(self)]
         return ("seed", *own, *["learning_rate"] * adaptive)

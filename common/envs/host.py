@@ -9,8 +9,8 @@ Suites reset their environments by themselves, in one of two ways:
 
 Ends are as in `environment.py`; time limits are the suite's. Arrays that `step` and `reset` return are the caller's: a
 suite that writes into them again has to return copies. Images have their channels last, and actions come from the
-policy as it gives them: `suites/tools/conversion.py` does both from the suite's spaces. What `step` or `reset` raises
-ends that actor, which makes new environments: FailedEnvError where something hangs and can be ended, anything else
+policy as it gives them: `suites/tools/conversion.py` does both from the suite's spaces. Where `step` or
+`reset` raises, the actor makes new environments: FailedEnvError where something hangs and can be ended, anything else
 where it broke. `suites/envpool.py` is an example of both ways.
 """
 

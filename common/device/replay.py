@@ -131,5 +131,8 @@ def _write(rings: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
 @_write.def_vmap
 def _(axis_size, in_batched, rings, new, slot):
     # Still one slice: `vmap` by itself makes a scatter of it, and XLA a copy of the buffer for the scatter.
-    new = new if in_batched[1] else jnp.broadcast_to(new, (axis_size, *new.shape))  # a constant
+    rings, new = (
+        x if batched else jnp.broadcast_to(x, (axis_size, *x.shape))
+        for x, batched in zip((rings, new), in_batched, strict=False)
+    )
     return jax.lax.dynamic_update_slice_in_dim(rings, new[:, :, None], slot, axis=2), True

@@ -1,7 +1,7 @@
 """Several processes that train together, each with devices of its own: who this one is, and what they agree on.
 
 All of them run the same program and come to the same calls in the same order; what could differ between them, such as
-a signal or what is found on a disk, is agreed on first. With one process every function returns its input.
+a signal or what is found on a disk, is agreed on first. With one process nothing waits.
 """
 
 import errno

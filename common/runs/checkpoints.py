@@ -118,7 +118,7 @@ class Checkpoints:
         self._saving: tuple[int, Any] | None = None  # the step whose save is under way, and orbax's handle of it
 
     def steps(self) -> list[int]:
-        """The steps that have a folder, oldest first; also those whose damage nobody has found yet."""
+        """The steps that have a folder, oldest first; also damaged ones that no resume has set aside."""
         return sorted(step for path in self._folders() if (step := step_of(path.name)) is not None)
 
     def path(self, step: int) -> Path:

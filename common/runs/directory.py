@@ -104,8 +104,11 @@ def choose_directory(args: Any, config: dict[str, Any]) -> tuple[Path, list[str]
             _check_unoccupied(path, args.overwrite)
     if args.resume:
         return path, _compare(args, read_config(path), config, path)
-    if args.init_from and (changed := differences(read_config(args.init_from)["args"], config["args"], MEANING)):
-        raise UsageError(f"--init-from {args.init_from} does not fit: {'; '.join(changed)}")
+    if args.init_from:
+        flags = read_config(args.init_from)["args"], config["args"]
+        if differences(*flags, MEANING):
+            changed = differences(*flags, ("env", "recipe", *MEANING))
+            raise UsageError(f"--init-from {args.init_from} does not fit: {'; '.join(changed)}")
     return path, []
 
 

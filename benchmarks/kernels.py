@@ -359,7 +359,7 @@ def table(rows: list[Row]) -> str:
 
 
 def roofline(record: Row) -> str:
-    """Kernels of an update on one H100, and steps/s at each number of environments, as Markdown."""
+    """Kernels of an update on one H100, and millions of steps/s at each number of environments, as Markdown."""
     rows = [row for row in record["rows"] if "steps_per_second" in row]
     lines = []
     for name in dict.fromkeys(row["program"] for row in rows):
@@ -369,7 +369,7 @@ def roofline(record: Row) -> str:
         loops = found[ONE_SIZE]["by_loop"]
         counts = found[ONE_SIZE]["kernels"] / loops["updates"], *(loops[part] for part in PARTS)
         speeds = [[x / 1e6 for x in found[size]["steps_per_second"][::-1]] for size in SIZES]
-        cells = [f"{count:,.0f}" for count in counts] + [f"{low:.3g} to {high:.3g} M" for low, high in speeds]
+        cells = [f"{count:,.0f}" for count in counts] + [f"{low:.3g}–{high:.3g}" for low, high in speeds]
         lines.append([name, *cells])
     return markdown(["program", "kernels", *PARTS, *(f"{size:,} envs" for size in SIZES)], lines)
 

@@ -41,9 +41,11 @@ class Args(OffPolicyArgs):
 
     # optimiser
     policy_lr: Positive = 3e-4
-    """Adam's learning rate of the policy."""
+    """Initial learning rate of the policy."""
     q_lr: Positive = 1e-3
-    """Adam's learning rate of the Q functions and of the temperature."""
+    """Initial learning rate of the Q functions and of the temperature."""
+    lr_schedule: Literal["linear", "constant"] = "constant"
+    """Learning rates over the run: linear to zero, or constant."""
     adam_b1: AdamBeta = 0.9
     """Adam's beta1."""
     adam_b2: AdamBeta = 0.999
@@ -201,10 +203,7 @@ def adam(learning_rate: float | jax.Array, hp: Flags, weight_decay: float = 0.0)
 
 
 def target_entropy(space: Space, scale: float | None) -> float:
-    """Entropy in nats that --autotune steers to: -|A| for a Box, half of the largest one for discrete actions.
-
-    That of a Box is of actions within -1 .. 1, as log-probabilities are: it means the same whatever the bounds.
-    """
+    """Entropy in nats that --autotune steers to: -|A| for a Box scaled to -1 .. 1, half of log n for n actions."""
     if isinstance(space, Discrete):
         return (0.5 if scale is None else scale) * math.log(space.n)
     return -(1.0 if scale is None else scale) * math.prod(space.shape)

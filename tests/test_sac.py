@@ -113,21 +113,21 @@ def updated(kind, params: sac.Params, optimizers, transition, noises, args, numb
 
 
 @pytest.mark.parametrize(
-    ("kind", "updates", "frequencies"),
-    [(Box, 2, {}), (Discrete, 6, {"policy_frequency": 2, "target_frequency": 3})],
+    ("kind", "updates", "more"),
+    [(Box, 2, {"lr_schedule": "linear"}), (Discrete, 6, {"policy_frequency": 2, "target_frequency": 3})],
     ids=["box", "discrete"],
 )
-def test_gradient_updates_are_those_of_the_paper(kind, updates, frequencies):
+def test_gradient_updates_are_those_of_the_paper(kind, updates, more):
     flags = {"num_envs": 1, "batch_size": 6, "learning_starts": 0, "utd_ratio": 1.0}
     rates = {"policy_lr": 0.02, "q_lr": 0.03, "tau": 0.1, "activation": "tanh", "hidden_sizes": (3,)}
-    args = small_sac_args(**flags, **rates, **frequencies)
+    args = small_sac_args(**flags, **rates, **more, total_timesteps=8)
     args.buffer_size = 1  # less than flags may say, so that the batch is known
     init, update = programs(args, make_env(kind.env), 1)
     state = init()
-    raw = to_host(state).learner.params
-    trees = (jax.tree.map(lambda x: np.float64(x[0]), tree["params"]) for tree in raw[:3])
+    trees = (jax.tree.map(lambda x: np.float64(x[0]), tree["params"]) for tree in to_host(state).learner.params[:3])
     before = params = sac.Params(*trees, np.log([0.2]))
-    optimizers, terminated = [[optax.adam(rate), None] for rate in (0.03, 0.02, 0.03)], 0
+    schedules = [optax.linear_schedule(x, x * (kind is Discrete), 8) for x in (0.03, 0.02, 0.03)]
+    optimizers, terminated = [[optax.adam(schedule), None] for schedule in schedules], 0
     for step in range(updates):
         root = state.run.key[0, 0]
         state, metrics, _ = update(state, np.int32(1))

@@ -226,11 +226,10 @@ def apply_schedules(args: Any, run: Any, learner: Any) -> tuple[Flags, dict[str,
     Its `run` is the `RunState`, and under --lr-schedule kl-adaptive its learner has an `AdamState`.
     """
     left, hp, schedule = partial(falling, args, run.updates), hp_of(args, run.hyper), getattr(args, "lr_schedule", "")
-    scheduled = {}
+    factor, rates = (left(1.0) if schedule == "linear" else 1.0), ("learning_rate", "policy_lr", "q_lr")
+    scheduled = {rate: jnp.float32(getattr(hp, rate)) * factor for rate in rates if schedule and hasattr(hp, rate)}
     if schedule == "kl-adaptive":
         scheduled["learning_rate"] = learner.opt_state.learning_rate
-    elif schedule:
-        scheduled["learning_rate"] = jnp.float32(hp.learning_rate) * (left(1.0) if schedule == "linear" else 1.0)
     if hasattr(args, "epsilon_fraction"):
         scheduled["epsilon"] = epsilon_after(args, run.updates + 1)
     if fraction := getattr(args, "ent_fraction", 0.0):

@@ -226,8 +226,9 @@ def apply_schedules(args: Any, run: Any, learner: Any) -> tuple[Flags, dict[str,
     Its `run` is the `RunState`, and under --lr-schedule kl-adaptive its learner has an `AdamState`.
     """
     left, hp, schedule = partial(falling, args, run.updates), hp_of(args, run.hyper), getattr(args, "lr_schedule", "")
-    factor, rates = (left(1.0) if schedule == "linear" else 1.0), ("learning_rate", "policy_lr", "q_lr")
-    scheduled = {rate: jnp.float32(getattr(hp, rate)) * factor for rate in rates if schedule and hasattr(hp, rate)}
+    factor = left(1.0) if schedule == "linear" else 1.0
+    rates = {name: x for name, x in vars(hp).items() if schedule and name.endswith(("learning_rate", "_lr"))}
+    scheduled = {name: jnp.float32(rate) * factor for name, rate in rates.items()}
     if schedule == "kl-adaptive":
         scheduled["learning_rate"] = learner.opt_state.learning_rate
     if hasattr(args, "epsilon_fraction"):

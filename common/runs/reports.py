@@ -169,7 +169,7 @@ def result(run: Any, status: str, sha256: str | None = None) -> dict[str, Any]:
 
 def benchmark_line(run: Any, record: dict[str, Any]) -> dict[str, Any]:
     """What --benchmark prints; `record` is what `result` gives."""
-    about = {name: run.config[name] for name in ("algorithm", "versions", "devices")}
+    about = {name: run.config[name] for name in ("algorithm", "command", "versions", "devices")}
     about |= {name: getattr(run.args, name) for name in ("env", "num_envs", "num_agents", "total_timesteps")}
     return about | {name: record[name] for name in ("compile_seconds", "steps_per_second")} | run.figures
 

@@ -370,7 +370,7 @@ def benchmark(tmp_path, monkeypatch, capsys, **_):
     capsys.readouterr()
     assert (start(benchmark=True, quiet=False).run_dir, [*tmp_path.iterdir()]) == (None, [])
     measured = json.loads(capsys.readouterr().out)
-    assert (measured["algorithm"], measured["num_envs"]) == ("ppo_pmap", 4)
+    assert (measured["algorithm"], measured["command"], measured["num_envs"]) == ("ppo_pmap", sys.argv, 4)
     assert measured["steps_per_second"] > 0 < measured["compile_seconds"]
 
 

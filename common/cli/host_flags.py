@@ -213,8 +213,13 @@ class FlagsByPlace(ArgsFactory):
 
 @functools.cache
 def _class_for(flags: type, place: type, recipe: str) -> type:
-    names = {"placeless": flags, "place": place, "__doc__": flags.__doc__, "__module__": flags.__module__}
-    make = functools.partial(dataclasses.make_dataclass, flags.__name__, kw_only=True)
+    names = {"placeless": flags, "place": place, "__doc__": flags.__doc__}
+
+    def make(defaults: list[tuple], bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
+        made = dataclasses.make_dataclass(flags.__name__, defaults, bases=bases, namespace=namespace, kw_only=True)
+        made.__module__ = flags.__module__  # whose file has tuned flags; Python 3.12 takes no other from `namespace`
+        return made
+
     if recipe == flags.recipe:
         return make([], bases=(flags, place), namespace=names)
     plain = _class_for(flags, place, flags.recipe)

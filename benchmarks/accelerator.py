@@ -24,7 +24,13 @@ from common.cli.run_flags import flag_words
 from common.drawing.figures import Line, Panel, draw
 from common.runs.directory import write_json
 
-FIRST = {"ppo_pmap": 64, "ppo_rnn_pmap": 64, "sac_pmap": 16}  # environments to begin with; 4 times as many come next
+FIRST = {
+    "ppo_pmap": 64,
+    "ppo_rnn_pmap": 64,
+    "pqn_pmap": 64,
+    "sac_pmap": 16,
+    "dqn_pmap": 16,
+}  # environments to begin with; 4 times as many come next
 FILE = "accelerator.json"
 WORTH = 1.05  # more environments are tried as long as the last ones were so many times as fast as those before
 COLUMNS = "algorithm", "environment", "environments", "steps/s", "memory", "kernels", "compiled"
@@ -38,7 +44,7 @@ class Args:
 
     minutes: Timeout = 8.0
     """When to end; a measurement that has begun is finished."""
-    algos: tuple[Literal["ppo_pmap", "ppo_rnn_pmap", "sac_pmap"], ...] = tuple(FIRST)
+    algos: tuple[Literal[tuple(FIRST)], ...] = tuple(FIRST)
     """Algorithms that step their environments on the device."""
     envs: tuple[str, ...] = ("CartPole-v1", "Breakout-MinAtar")
     """Environments; each is trained with each algorithm."""
@@ -81,9 +87,9 @@ def measurement(algorithm: str, env: str, num_envs: int) -> Row:
 
     Raises UsageError where the algorithm does not take its first size, or this environment.
     """
-    of_ppo = {"num_minibatches": 8, "share_torso": env.endswith("-MinAtar")}
-    of_sac = {"utd_ratio": min(1.0, 8 / num_envs)}  # at most 8 gradient updates after each step of all environments
-    flags = {"env": env, "num_envs": num_envs} | (of_sac if algorithm == "sac_pmap" else of_ppo)
+    of_rollouts = {"num_minibatches": 8} | ({"share_torso": env.endswith("-MinAtar")} if "ppo" in algorithm else {})
+    of_replay = {"utd_ratio": min(1.0, 8 / num_envs)}  # at most 8 gradient updates after each step of all environments
+    flags = {"env": env, "num_envs": num_envs} | (of_rollouts if FIRST[algorithm] > 16 else of_replay)
     training = Training(ROOT, algorithm, flag_words(flags), seconds=2.0, kernels=True)
     try:
         return {"flags": flags, "steps_per_second": training.measure()} | training.about

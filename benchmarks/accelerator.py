@@ -24,13 +24,8 @@ from common.cli.run_flags import flag_words
 from common.drawing.figures import Line, Panel, draw
 from common.runs.directory import write_json
 
-FIRST = {
-    "ppo_pmap": 64,
-    "ppo_rnn_pmap": 64,
-    "pqn_pmap": 64,
-    "sac_pmap": 16,
-    "dqn_pmap": 16,
-}  # environments to begin with; 4 times as many come next
+# Environments to begin with; 4 times as many come next
+FIRST = {"ppo_pmap": 64, "ppo_rnn_pmap": 64, "pqn_pmap": 64, "sac_pmap": 16, "dqn_pmap": 16}
 FILE = "accelerator.json"
 WORTH = 1.05  # more environments are tried as long as the last ones were so many times as fast as those before
 COLUMNS = "algorithm", "environment", "environments", "steps/s", "memory", "kernels", "compiled"
@@ -87,9 +82,10 @@ def measurement(algorithm: str, env: str, num_envs: int) -> Row:
 
     Raises UsageError where the algorithm does not take its first size, or this environment.
     """
+    # At most 8 gradient updates after each step of all environments; several steps of DQN would need a warm-up
+    of_replay = {"utd_ratio": min(1.0, 8 / num_envs)} | ({"n_steps": 1} if algorithm == "dqn_pmap" else {})
     of_rollouts = {"num_minibatches": 8} | ({"share_torso": env.endswith("-MinAtar")} if "ppo" in algorithm else {})
-    of_replay = {"utd_ratio": min(1.0, 8 / num_envs)}  # at most 8 gradient updates after each step of all environments
-    flags = {"env": env, "num_envs": num_envs} | (of_rollouts if FIRST[algorithm] > 16 else of_replay)
+    flags = {"env": env, "num_envs": num_envs} | (of_replay if FIRST[algorithm] == 16 else of_rollouts)
     training = Training(ROOT, algorithm, flag_words(flags), seconds=2.0, kernels=True)
     try:
         return {"flags": flags, "steps_per_second": training.measure()} | training.about

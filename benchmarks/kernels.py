@@ -4,9 +4,8 @@
     python -m benchmarks.kernels --programs ppo ppo-gru pqn --targets h100 --source ~/purejaxrl ~/purejaxql
 
 Everything is compiled in processes of an environment of its own (jax[cuda12], 6 GB, and libtpu) in the user's cache
-folder. Nothing is run: the steps/s that `benchmarks.report` shows are those of a roofline, in which a kernel takes as
-long as its launch, its bytes or its arithmetic, whichever is longest. What is in a loop counts as often as it runs;
-where XLA does not know how often, as in the loop over updates, once.
+folder; nothing is run. What is in a loop counts as often as it runs; where XLA does not know how often, as in the loop
+over updates, once.
 """
 
 import importlib
@@ -33,12 +32,9 @@ from common.runs.directory import git_hash, write_json
 
 Row = dict[str, Any]
 PARTS = "rollout step", "gradient step", "rest"  # of an update
-KEY = "program", "target", "function", "num_envs"
+KEY = "program", "target", "function"
 UPDATES = 10  # of PureJaxRL and purejaxql, whose training is one program
-SIZES = 64, 1_024, 8_192, 65_536  # environments
-ONE_SIZE = 1_024  # of everything but an update on one H100
-LAUNCHES = 3e-6, 5e-6  # seconds of a kernel, however little it does
-BANDWIDTH, ARITHMETIC = 3.35e12, 67e12  # bytes/s and float32 operations/s of an H100 SXM, without tensor cores
+NUM_ENVS = 1_024
 NO_KERNELS = {"", "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"}
 COLLECTIVES = "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"
 SLICES = "dynamic-slice", "slice", "gather", "dynamic-update-slice"
@@ -58,7 +54,7 @@ PROGRAMS: dict[str, tuple[str, Row]] = {  # the algorithm, and flags
     "ppo-population": ("ppo_pmap", POPULATION),
     "ppo-members": ("ppo_pmap", POPULATION | {"sharding": "members"}),
 }
-MEASURED = "ppo", "ppo-gru", "pqn", "sac", "dqn"  # those whose speed is projected
+SHOWN = "ppo", "ppo-gru", "pqn", "sac", "dqn"  # in benchmarks.report, with their peers
 PEERS = {"ppo": ("purejaxrl", "ppo"), "ppo-gru": ("purejaxrl", "ppo_rnn"), "pqn": ("purejaxql", "pqn")}
 TARGETS = "h100", "8 h100", "tpu v5e-8"
 H100 = """gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
@@ -135,17 +131,15 @@ def packages_needed() -> list[str]:
 
 
 def jobs_of(args: Args) -> Iterator[Row]:
-    """Each program and size that is compiled in a process of its own."""
+    """Each program, which is compiled in a process of its own."""
     for target in args.targets:
         for name in args.programs:
-            several = SIZES if name in MEASURED and target == "h100" else (ONE_SIZE,)
-            jobs = [(name, "update", num_envs, "") for num_envs in several]
-            jobs += [(name, "evaluate", ONE_SIZE, "")] * (name != "appo")
+            jobs = [(name, "update", "")] + [(name, "evaluate", "")] * (name != "appo")
             peer, file = PEERS.get(name, ("", ""))
             if target == "h100" and (source := args.checkouts.get(peer)):
-                jobs += [(f"{peer} {file}", "update", num_envs, source) for num_envs in several]
-            for program, function, num_envs, source in jobs:
-                job = {"program": program, "target": target, "function": function, "num_envs": num_envs}
+                jobs.append((f"{peer} {file}", "update", source))
+            for program, function, source in jobs:
+                job = {"program": program, "target": target, "function": function, "num_envs": NUM_ENVS}
                 yield job | {"source": source}
 
 
@@ -169,20 +163,19 @@ def compile_one(job: Row) -> Row:
     compiled = lowered.compile()
     seconds, text, memory = time.perf_counter() - began, compiled.as_text(), compiled.memory_analysis()
     found = list(kernels_of(computations(text)))
-    speeds = [round(sizes[3] / seconds_of(found, launch, sizes[0] > 0)) for launch in LAUNCHES]
     return {
         "kernels": sum(kernel.times for kernel in found),
-        "by_loop": by_loop(found, *sizes[:3], UPDATES if job["source"] else 1),
+        "by_loop": by_loop(found, *sizes, UPDATES if job["source"] else 1),
         "bytes": sum(kernel.times * kernel.bytes for kernel in found),
         "flops": sum(kernel.times * kernel.flops for kernel in found),
         "collectives": sum(kernel.times for kernel in found if kernel.kind.removesuffix("-start") in COLLECTIVES),
         "temporary_bytes": memory.temp_size_in_bytes,
         "compile_seconds": round(seconds, 1),
-    } | ({"steps_per_second": speeds} if (job["target"], job["function"]) == ("h100", "update") else {})
+    }
 
 
 def lowered_program(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
-    """A program of ours, and the numbers of steps, epochs, minibatches, and of environment steps."""
+    """A program of ours, and the numbers of steps, epochs and minibatches."""
     import jax
     import numpy as np
 
@@ -209,7 +202,7 @@ def lowered_program(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
     state, function = jax.eval_shape(programs.init, members), getattr(programs, job["function"])
     epochs, minibatches = getattr(args, "update_epochs", 0), getattr(args, "num_minibatches", 0)
     steps = 0 if isinstance(args, HostEnvArgs) else getattr(args, "num_steps", 1)
-    return function.lower(state, example), (steps, epochs, minibatches, args.steps_per_update * args.num_agents)
+    return function.lower(state, example), (steps, epochs, minibatches)
 
 
 def lowered_peer(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
@@ -228,7 +221,7 @@ def lowered_peer(job: Row, devices: list[Any]) -> tuple[Any, tuple]:
     config |= {"NUM_ENVS": job["num_envs"], "TOTAL_TIMESTEPS": UPDATES * steps}
     module, config = trainer.trained_by(job["source"], name, config)
     key = jax.ShapeDtypeStruct((2,), "uint32", sharding=jax.sharding.SingleDeviceSharding(devices[0]))
-    return jax.jit(module.make_train(config)).lower(key), (*(flags[name] for name in sizes), steps)
+    return jax.jit(module.make_train(config)).lower(key), tuple(flags[name] for name in sizes)
 
 
 # --------------------------------------------------------------------------------------- reading a compiled program
@@ -344,12 +337,6 @@ def by_loop(kernels: list[Kernel], steps: int, epochs: int, minibatches: int, up
     return {"updates": updates} | each | {"rest": sum(k.times for k in inside) - rollout - gradient}
 
 
-def seconds_of(kernels: list[Kernel], launch: float, in_loop: bool = True) -> float:
-    """How long an update takes at least, where each kernel takes its launch, its bytes or its arithmetic."""
-    inside = [k._replace(loops=k.loops[1:]) for k in kernels if k.loops] if in_loop else kernels
-    return sum(k.times * max(launch, k.bytes / BANDWIDTH, k.flops / ARITHMETIC) for k in inside) or math.inf
-
-
 def table(rows: list[Row]) -> str:
     """The rows as Markdown; a peer's is of UPDATES updates, ours of one."""
     names = *KEY, "kernels", "collectives", "bytes", "flops", "temporary_bytes", "compile_seconds", "failed"
@@ -358,20 +345,15 @@ def table(rows: list[Row]) -> str:
     return markdown(names, shown)
 
 
-def roofline(record: Row) -> str:
-    """Kernels of an update on one H100, and millions of steps/s at each number of environments, as Markdown."""
-    rows = [row for row in record["rows"] if "steps_per_second" in row]
-    lines = []
-    for name in dict.fromkeys(row["program"] for row in rows):
-        found = {row["num_envs"]: row for row in rows if row["program"] == name}
-        if not found.keys() >= {*SIZES}:
-            continue
-        loops = found[ONE_SIZE]["by_loop"]
-        counts = found[ONE_SIZE]["kernels"] / loops["updates"], *(loops[part] for part in PARTS)
-        speeds = [[x / 1e6 for x in found[size]["steps_per_second"][::-1]] for size in SIZES]
-        cells = [f"{count:,.0f}" for count in counts] + [f"{low:.3g}–{high:.3g}" for low, high in speeds]
-        lines.append([name, *cells])
-    return markdown(["program", "kernels", *PARTS, *(f"{size:,} envs" for size in SIZES)], lines)
+def parts(record: Row) -> str:
+    """Kernels of an update on one H100, in all and of each part, as Markdown."""
+    lines, shown = [], {name: " ".join(PEERS.get(name, ())) for name in SHOWN}
+    for row in record["rows"]:
+        if (row["target"], row["function"]) == ("h100", "update") and row["program"] in {*shown, *shown.values()}:
+            loops = row["by_loop"]
+            counts = row["kernels"] / loops["updates"], *(loops[part] for part in PARTS)
+            lines.append([row["program"], *(f"{count:,.0f}" for count in counts)])
+    return markdown(["program", "kernels", *PARTS], lines)
 
 
 if __name__ == "__main__" and sys.argv[1:2] and sys.argv[1].startswith("{"):

@@ -66,7 +66,7 @@ def page_of(results: Path) -> str:
         for machine, rows in _measured(results)
     ]
     counted = results / "kernels.json"
-    gpu = kernels.roofline(json.loads(counted.read_text())) if counted.exists() else "Not counted."
+    gpu = kernels.parts(json.loads(counted.read_text())) if counted.exists() else "Not counted."
     text = (FOLDER / "page.md").read_text()
     filled = {"beside": _beside_others(chapters), "chapters": "\n\n".join(_chapter(*x) for x in chapters)}
     return text.format(**filled, kernels=gpu, speeds="\n\n".join(speeds) or "Not measured.")
@@ -79,7 +79,8 @@ def pictures(results: Path) -> Iterator[tuple[str, Any]]:
     for machine, name, records in _chapters(results):
         yield _picture(machine, name, "steps"), draw(_curves(records, "env_steps"), "env_steps", "greedy return, IQM")
         if _has_peers(records):
-            yield _picture(machine, name, "seconds"), draw(_curves(records, "seconds"), "seconds", "greedy return, IQM")
+            own = [record for record in records if record["file"].startswith(f"{machine}/")]  # as fast as each other
+            yield _picture(machine, name, "seconds"), draw(_curves(own, "seconds"), "seconds", "greedy return, IQM")
             yield _picture(machine, name, "profile"), draw([_profile(records)], "", "runs above the score")
 
 
@@ -197,15 +198,28 @@ def _profile(records: list[Record]) -> Panel:
 
 
 def _chapters(results: Path) -> Iterator[tuple[str, str, list[Record]]]:
-    """Machine, set and records of all that there are results of."""
-    for machine in _machines(results):
-        records = {(record["algorithm"], record["env"]): record for record in load_records(machine)}
+    """Machine, set and records of all that there are results of.
+
+    A machine that only adds algorithms to some of the environments of another one is shown in that one's chapter.
+    """
+    records = {x.name: {(r["algorithm"], r["env"]): r for r in load_records(x)} for x in _machines(results)}
+    for machine in records:
         for name in dict.fromkeys(goal.set for goal in _tasks()):
             goals_of_set = [goal for goal in _tasks() if goal.set == name]
             envs = list(dict.fromkeys(goal.env for goal in goals_of_set))
             tasks = [(g.algorithm, g.env) for g in sorted(goals_of_set, key=lambda goal: envs.index(goal.env))]
-            if chosen := [records[task] for task in tasks if task in records]:
-                yield machine.name, name, chosen
+            there = {x: {task for task in tasks if task in records[x]} for x in records}
+            if any(_adds_to(there[machine], there[x]) for x in records):
+                continue
+            shown = [machine, *(x for x in records if _adds_to(there[x], there[machine]))]
+            chosen = [records[x][task] for task in tasks for x in shown if task in there[x]]
+            if chosen:
+                yield machine, name, chosen
+
+
+def _adds_to(some: set[tuple[str, str]], others: set[tuple[str, str]]) -> bool:
+    """Whether these tasks, algorithms and environments, are new in some of the environments of the others."""
+    return some.isdisjoint(others) and {env for _, env in some} < {env for _, env in others}
 
 
 def _tasks() -> list[Goal]:

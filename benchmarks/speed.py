@@ -38,7 +38,7 @@ from common.runs.directory import git_hash, write_json
 
 PEERS = {"ppo_pmap": "purejaxrl", "ppo_rnn_pmap": "purejaxrl", "pqn_pmap": "purejaxql"}
 TOTAL = 2_000_000_000  # steps that no measurement reaches
-OF_THE_COMMAND = ("algorithm", "env", "total_timesteps")
+OF_THE_COMMAND = ("algorithm", "command", "env", "total_timesteps")
 OF_THE_FIRST = ("compile_seconds", "kernels_per_update", "memory_bytes")  # run, which compiles anew
 Row = dict[str, Any]
 

@@ -109,7 +109,7 @@ def test_kernels_of_a_loop_count_as_often_as_it_runs():
 def test_an_update_has_few_kernels(program, most):
     """Those of a CPU, for which anybody can compile; PPO's were 125 a gradient step, arrays one by one."""
     job = {"program": program, "function": "update", "num_envs": 64}
-    lowered, (*sizes, _) = kernels.lowered_program(job, jax.devices()[:1])
+    lowered, sizes = kernels.lowered_program(job, jax.devices()[:1])
     compiled = lowered.compile({"xla_cpu_use_fusion_emitters": True, "xla_backend_optimization_level": 1})
     found = kernels.by_loop(list(kernels.kernels_of(kernels.computations(compiled.as_text()))), *sizes)
     assert {name: found[name] for name, limit in most.items() if found[name] > limit} == {}

@@ -31,20 +31,9 @@ from common.envs.registry import make
 from common.runs.metrics import read
 from common.runs.run import Run
 
-SMALL = {
-    "num_envs": 16,
-    "num_steps": 8,
-    "num_minibatches": 4,
-    "update_epochs": 2,
-    "hidden_sizes": (16,),
-    "total_timesteps": 10 * 16 * 8,
-    "eval_episodes": 4,
-    "log_interval": 10**9,
-    "eval_interval": 0,
-    "checkpoint_interval": 0,
-    "num_devices": 1,
-    "quiet": True,
-}
+SMALL = {"num_envs": 16, "num_steps": 8, "num_minibatches": 4, "update_epochs": 2, "hidden_sizes": (16,)}
+SMALL |= {"total_timesteps": 10 * 16 * 8, "eval_episodes": 4, "log_interval": 10**9, "eval_interval": 0}
+SMALL |= {"checkpoint_interval": 0, "num_devices": 1, "quiet": True}
 
 
 def small_args(**flags: Any) -> Args:

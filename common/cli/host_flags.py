@@ -213,20 +213,14 @@ class FlagsByPlace(ArgsFactory):
 
 @functools.cache
 def _class_for(flags: type, place: type, recipe: str) -> type:
-    names = {"placeless": flags, "place": place, "__doc__": flags.__doc__}
-
-    def make(defaults: list[tuple], bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
-        made = dataclasses.make_dataclass(flags.__name__, defaults, bases=bases, namespace=namespace, kw_only=True)
-        made.__module__ = flags.__module__  # whose file has tuned flags; Python 3.12 takes no other from `namespace`
-        return made
-
+    names = {"placeless": flags, "place": place, "__doc__": flags.__doc__, "__module__": flags.__module__}
+    make = dataclasses.dataclass(kw_only=True)  # for `make_dataclass` takes no module before Python 3.12
     if recipe == flags.recipe:
-        return make([], bases=(flags, place), namespace=names)
+        return make(type(flags.__name__, (flags, place), names))
     plain = _class_for(flags, place, flags.recipe)
     entries = (find_entry(script, "recipes", recipe, plain.lasting_flags()) for script in plain.scripts())
-    entry = next(filter(None, entries), None)
-    if entry is None:
+    if (entry := next(filter(None, entries), None)) is None:
         return plain
-    kinds = {field.name: field.type for field in dataclasses.fields(plain)}
-    defaults = [(name, kinds[name], value) for name, value in (entry.flags | {"recipe": recipe}).items()]
-    return make(defaults, bases=(plain,), namespace=names | {"variant": f" ({recipe})"})
+    defaults = entry.flags | {"recipe": recipe, "variant": f" ({recipe})"}
+    kinds = {field.name: field.type for field in dataclasses.fields(plain) if field.name in defaults}
+    return make(type(flags.__name__, (plain,), names | {"__annotations__": kinds} | defaults))

@@ -85,7 +85,7 @@ def measurement(algorithm: str, env: str, num_envs: int) -> Row:
     # At most 8 gradient updates after each step of all environments; several steps of DQN would need a warm-up
     of_replay = {"utd_ratio": min(1.0, 8 / num_envs)} | ({"n_steps": 1} if algorithm == "dqn_pmap" else {})
     of_rollouts = {"num_minibatches": 8} | ({"share_torso": env.endswith("-MinAtar")} if "ppo" in algorithm else {})
-    flags = {"env": env, "num_envs": num_envs} | (of_replay if FIRST[algorithm] == 16 else of_rollouts)
+    flags = {"env": env, "num_envs": num_envs} | (of_replay if algorithm in ("sac_pmap", "dqn_pmap") else of_rollouts)
     training = Training(ROOT, algorithm, flag_words(flags), seconds=2.0, kernels=True)
     try:
         return {"flags": flags, "steps_per_second": training.measure()} | training.about

@@ -347,9 +347,10 @@ def table(rows: list[Row]) -> str:
 
 def parts(record: Row) -> str:
     """Kernels of an update on one H100, in all and of each part, as Markdown."""
-    lines, shown = [], {name: " ".join(PEERS.get(name, ())) for name in SHOWN}
+    lines, shown = [], [*SHOWN, *map(" ".join, PEERS.values())]
     for row in record["rows"]:
-        if (row["target"], row["function"]) == ("h100", "update") and row["program"] in {*shown, *shown.values()}:
+        of_update = (row["target"], row["function"]) == ("h100", "update")
+        if of_update and row["program"] in shown and "failed" not in row:
             loops = row["by_loop"]
             counts = row["kernels"] / loops["updates"], *(loops[part] for part in PARTS)
             lines.append([row["program"], *(f"{count:,.0f}" for count in counts)])

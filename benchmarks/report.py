@@ -200,21 +200,22 @@ def _profile(records: list[Record]) -> Panel:
 def _chapters(results: Path) -> Iterator[tuple[str, str, list[Record]]]:
     """Machine, set and records of all that there are results of.
 
-    A machine that only adds algorithms to some of the environments of another one is shown in that one's chapter.
+    A machine that only adds algorithms to environments of the one with most records of a set is shown in its chapter.
     """
     records = {x.name: {(r["algorithm"], r["env"]): r for r in load_records(x)} for x in _machines(results)}
-    for machine in records:
-        for name in dict.fromkeys(goal.set for goal in _tasks()):
-            goals_of_set = [goal for goal in _tasks() if goal.set == name]
-            envs = list(dict.fromkeys(goal.env for goal in goals_of_set))
-            tasks = [(g.algorithm, g.env) for g in sorted(goals_of_set, key=lambda goal: envs.index(goal.env))]
-            there = {x: {task for task in tasks if task in records[x]} for x in records}
-            if any(_adds_to(there[machine], there[x]) for x in records):
-                continue
-            shown = [machine, *(x for x in records if _adds_to(there[x], there[machine]))]
-            chosen = [records[x][task] for task in tasks for x in shown if task in there[x]]
+    for name in dict.fromkeys(goal.set for goal in _tasks()):
+        goals_of_set = [goal for goal in _tasks() if goal.set == name]
+        envs = list(dict.fromkeys(goal.env for goal in goals_of_set))
+        tasks = [(g.algorithm, g.env) for g in sorted(goals_of_set, key=lambda goal: envs.index(goal.env))]
+        there = {machine: {task: own[task] for task in tasks if task in own} for machine, own in records.items()}
+        most = max(there, key=lambda machine: len(there[machine]))
+        adding = [machine for machine in there if _adds_to(there[machine].keys(), there[most].keys())]
+        for machine in (machine for machine in there if machine not in adding):
+            chosen = dict(there[machine])
+            for other in adding if machine == most else ():
+                chosen |= there[other]
             if chosen:
-                yield machine, name, chosen
+                yield machine, name, [chosen[task] for task in tasks if task in chosen]
 
 
 def _adds_to(some: set[tuple[str, str]], others: set[tuple[str, str]]) -> bool:

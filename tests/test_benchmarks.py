@@ -131,6 +131,16 @@ def test_the_page_has_the_figures_of_the_files(results):
         assert others(report.page_of(results)) == [beside.format(wanted)]
 
 
+def test_a_machine_that_only_adds_an_algorithm_has_no_chapter(results):
+    path = results / "gpu-1" / "dqn_pmap" / "Acrobot-v1.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(record("dqn_pmap", "Acrobot-v1", [[-200.0] * 8, [-90.0] * 8], -100)))
+    text = report.page_of(results)
+    assert "(../benchmarks/results/gpu-1/dqn_pmap/Acrobot-v1.json) | dqn_pmap | -90 |" in text and ", gpu-1" not in text
+    path.with_name("CartPole-v1.json").write_text(json.dumps(record("dqn_pmap", "CartPole-v1", [[1.0] * 8], 4)))
+    assert "## classic, gpu-1" in report.page_of(results), "not only some of its environments"
+
+
 def test_a_damaged_result_is_named(results):
     path = results / "cpu-2" / "ppo_pmap" / "CartPole-v1.json"
     one = json.loads(path.read_text())

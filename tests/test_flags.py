@@ -51,7 +51,6 @@ from common.cli.run_flags import RunArgs
 from common.device.sharding import AXIS, MEMBERS
 from common.envs.registry import make
 from common.runs.checkpoints import read
-from common.runs.run import Run
 
 
 class Recorder:
@@ -308,13 +307,6 @@ def keep_best(tmp_path, **_):
         assert checkpoint_steps(tmp_path / name) == [max(best), 8 * UPDATE]
 
 
-def log_interval(tmp_path, **_):
-    """Every 10,000 steps, in long runs a thousandth, where the flag says nothing."""
-    for total, wanted in ((10**6, -(-10_000 // UPDATE)), (10**9, 10**6 // UPDATE), (UPDATE, 1)):
-        args = small_args(**BASE | {"benchmark": True, "log_interval": 0, "total_timesteps": total})
-        assert Run(args, ppo.__file__, make(args.env), jax.devices()[:1], {}).next_chunk() == wanted
-
-
 def save_envs(tmp_path, **_):
     """Without them a checkpoint holds what is learned; a resumed run begins new episodes."""
     whole = start(tmp_path / "with")
@@ -383,7 +375,6 @@ def benchmark(tmp_path, monkeypatch, capsys, **_):
 
 
 RUN = keep_checkpoints, keep_best, save_envs, max_seconds, stop_at_return, gif, tensorboard, wandb, benchmark
-RUN += (log_interval,)
 BY_CASE = [pytest.param(case, marks=[SLOW] * (case is keep_best), id=case.__name__) for case in RUN]
 
 
@@ -393,7 +384,7 @@ def test_every_flag_of_a_run_changes_something(case, tmp_path, monkeypatch, caps
 
 
 ELSEWHERE = {  # flags by the file that tests them
-    "cli": "checkpoint_interval eval_interval init_from list_envs resume_or_start run_dir stop_after",
+    "cli": "checkpoint_interval eval_interval init_from list_envs log_interval resume_or_start run_dir stop_after",
     "cli, too": "quiet overwrite",
     "common": "eval_episodes",
     "tuned": "tuned",

@@ -138,7 +138,7 @@ class GameArgs(DeviceRolloutArgs):
 class ReplayArgs:
     """Those of the buffer, to go before a class that says where the environments step."""
 
-    shortest_log_interval = 1_000
+    log_interval: Steps = 1_000
     eval_interval: StepsOrZero = 5_000
     checkpoint_interval: StepsOrZero = 5_000
 

@@ -214,7 +214,7 @@ class FlagsByPlace(ArgsFactory):
 @functools.cache
 def _class_for(flags: type, place: type, recipe: str) -> type:
     names = {"placeless": flags, "place": place, "__doc__": flags.__doc__, "__module__": flags.__module__}
-    make = dataclasses.dataclass(kw_only=True)  # for `make_dataclass` takes no module before Python 3.12
+    make = dataclasses.dataclass(kw_only=True)  # `make_dataclass` sets another module, from Python 3.12 on
     if recipe == flags.recipe:
         return make(type(flags.__name__, (flags, place), names))
     plain = _class_for(flags, place, flags.recipe)

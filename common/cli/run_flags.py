@@ -124,7 +124,6 @@ class RunArgs(ArgsFactory):
     """Flags of every algorithm. Sizes and intervals count environment steps over all devices together."""
 
     processes: ClassVar[int] = 1  # of the run, each with the same command, as far as is known: see `among`
-    shortest_log_interval = 10_000  # where --log-interval says none
     coordinator, process_id = "", -1  # where they meet, and which one this is, if --distributed says it
     sharding = "pmap"  # a flag of environments on the devices
 
@@ -173,11 +172,12 @@ class RunArgs(ArgsFactory):
     keep_checkpoints: CountOrZero = 5
     """Newest checkpoints to keep; 0: all."""
     keep_best: bool = False
-    """Checkpoint of the best evaluation (mean of seeds, best member), beside the newest; what is evaluated is saved."""
+    """Checkpoint with the best evaluation (mean over seeds, best member of a population), kept beside the newest; every
+    state that is evaluated is saved."""
 
     # logging
-    log_interval: StepsOrZero = 0
-    """Environment steps between rows of the log; 0: 10,000 (1,000 with a replay buffer), in long runs a thousandth."""
+    log_interval: Steps = 10_000
+    """Environment steps between rows of the log."""
     log_info: tuple[str, ...] = ()
     """Entries of the environment's info to log: ENTRY as a mean, or ENTRY_sum, ENTRY_max, ENTRY_min, ENTRY_last."""
     tensorboard: bool = False

@@ -50,8 +50,7 @@ class Run:
         self.args, self.devices, self.is_game = args, devices, getattr(env, "is_game", False)
         self.total = args.num_updates * args.steps_per_update
         self._end = min(self.total, args.stop_after or self.total)  # of this invocation
-        log_interval = args.log_interval or max(args.shortest_log_interval, self.total // 1_000)
-        self._intervals = {"log": log_interval, "exchange": args.exchange_interval}
+        self._intervals = {"log": args.log_interval, "exchange": args.exchange_interval}
         if not args.benchmark:
             self._intervals |= {"eval": args.eval_interval, "checkpoint": args.checkpoint_interval}
         self.config = describe_run(args, script, env, devices)

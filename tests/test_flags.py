@@ -180,7 +180,7 @@ def trace(function: Callable, agents: int, *inputs: Any) -> tuple[list[Any], Any
 
 def written(x: Any) -> Any:
     """A program, or a part of one, such that the same ones are equal: without addresses and chosen names."""
-    if hasattr(x, "jaxpr"):
+    if getattr(x, "jaxpr", x) is not x:  # since jax 0.11 a program is its own
         return written(x.jaxpr), [written(constant) for constant in x.consts]
     if hasattr(x, "eqns"):
         numbers = {}

@@ -38,6 +38,8 @@ class Args(RecurrentArgs):
     """Discount factor."""
     q_lambda: Discount = 0.95
     """Lambda of Q(lambda) returns; 0: one-step Q-learning, 1: discounted rewards to the end of the rollout."""
+    bootstrap_truncated: bool = True
+    """Value of the true last observation in place of what follows a time limit; else the limit counts as an end."""
     reward_scale: Positive = 1.0
     """Factor of the rewards that are learned from; those that are reported keep their units."""
 
@@ -217,8 +219,9 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
         last = rollout.last.obs, rollout.last.first, jax.tree.map(lambda x: x[-1], memory)
         final = rollout.final_obs, jnp.zeros_like(rollout.terminated), memory  # where an episode was truncated
         next_value = rollout.next_values(value, lambda x: value_of(learner, *x), last, final)
-        reward, ends = hp.reward_scale * rollout.reward, (rollout.terminated, rollout.truncated)
-        target = q_lambda_returns(reward, next_value, *ends, hp.gamma, hp.q_lambda)
+        terminated = rollout.terminated if args.bootstrap_truncated else rollout.terminated | rollout.truncated
+        reward = hp.reward_scale * rollout.reward
+        target = q_lambda_returns(reward, next_value, terminated, rollout.truncated, hp.gamma, hp.q_lambda)
         obs, memory = nets.normalize(learner.obs_stats, rollout.obs), jax.tree.map(lambda x: x[None], rollout.memory)
         batch = Batch(obs, rollout.seen.first, memory, rollout.action, target)
         return batch if args.rnn != "none" else jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)

@@ -26,28 +26,26 @@ VALUE = [0.2, 0.4, -0.1, 0.8, 0.3]
 BOOTSTRAP = 0.6
 
 
-def advantages(terminated_at=-1, truncated_at=-1, final_value=None):
-    next_value = np.array([*VALUE[1:], BOOTSTRAP], np.float32)
-    if final_value is not None:
-        next_value[truncated_at] = final_value
-    ends = np.arange(5) == terminated_at, np.arange(5) == truncated_at
-    columns = (jnp.asarray(x)[:, None] for x in (np.float32(REWARD), np.float32(VALUE), next_value, *ends))
-    return ppo.gae(*columns, 0.99, 0.95)[:, 0]
+def outcomes(ends):
+    """Rewards, values of the next observations and ends of five steps, [5, 1]; `ends` names those of the third one."""
+    next_value = [0.4, -0.1, 0.8 if ends == "no end" else 0.7, 0.3, BOOTSTRAP]
+    flags = ((np.arange(5) == 2) & (kind in ends) for kind in ("terminated", "truncated"))
+    return [jnp.asarray(x)[:, None] for x in (np.float32(REWARD), np.float32(next_value), *flags)]
 
 
 @pytest.mark.parametrize(
-    ("end", "expected"),
+    ("ends", "expected"),
     [
-        ({"terminated_at": 2}, [2.113975, 0.97605, 2.1, 0.714007, 1.294]),
-        ({"truncated_at": 2, "final_value": 0.7}, [2.7269614, 1.6278165, 2.793, 0.714007, 1.294]),
-        ({}, [3.4085205, 2.3524939, 3.5635236, 0.714007, 1.294]),
-        # both at once is a termination, whatever the value of the final observation
-        ({"terminated_at": 2, "truncated_at": 2, "final_value": 0.7}, [2.113975, 0.97605, 2.1, 0.714007, 1.294]),
+        ("no end", [3.4085205, 2.3524939, 3.5635236, 0.714007, 1.294]),
+        ("terminated", [2.113975, 0.97605, 2.1, 0.714007, 1.294]),
+        ("truncated", [2.7269614, 1.6278165, 2.793, 0.714007, 1.294]),
+        ("terminated and truncated", [2.113975, 0.97605, 2.1, 0.714007, 1.294]),  # whatever the last value
     ],
-    ids=["terminated", "truncated", "no end", "both"],
 )
-def test_gae_golden_values(end, expected):
-    np.testing.assert_allclose(advantages(**end), expected, rtol=1e-6)
+def test_gae_golden_values(ends, expected):
+    reward, *others = outcomes(ends)
+    gae = ppo.gae(reward, jnp.float32(VALUE)[:, None], *others, 0.99, 0.95)
+    np.testing.assert_allclose(gae[:, 0], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -60,10 +58,7 @@ def test_gae_golden_values(end, expected):
     ],
 )
 def test_q_lambda_golden_values(ends, expected):
-    next_value = np.float32([0.4, -0.1, 0.8 if ends == "no end" else 0.7, 0.3, BOOTSTRAP])
-    ends = [(np.arange(5) == 2) & (kind in ends) for kind in ("terminated", "truncated")]
-    columns = (jnp.asarray(x)[:, None] for x in (np.float32(REWARD), next_value, *ends))
-    np.testing.assert_allclose(pqn.q_lambda_returns(*columns, 0.99, 0.65)[:, 0], expected, rtol=1e-6)
+    np.testing.assert_allclose(pqn.q_lambda_returns(*outcomes(ends), 0.99, 0.65)[:, 0], expected, rtol=1e-6)
 
 
 def test_final_values_are_put_in_for_none_to_all_also_under_vmap():

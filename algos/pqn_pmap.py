@@ -39,7 +39,7 @@ class Args(RecurrentArgs):
     q_lambda: Discount = 0.95
     """Lambda of Q(lambda) returns; 0: one-step Q-learning, 1: discounted rewards to the end of the rollout."""
     bootstrap_truncated: bool = True
-    """Value of the true last observation in place of what follows a time limit; else the limit counts as an end."""
+    """Bootstrapping from the true last observation at a time limit; else the limit counts as a termination."""
     reward_scale: Positive = 1.0
     """Factor of the rewards that are learned from; those that are reported keep their units."""
 
@@ -175,8 +175,7 @@ def q_lambda_returns(reward, next_value, terminated, truncated, gamma: float, q_
         total = reward + gamma * jnp.where(terminated, 0.0, following)
         return total, total
 
-    steps = reward, next_value, terminated, truncated
-    return optim.light_scan(backward, next_value[-1], steps, reverse=True)[1]
+    return optim.light_scan(backward, next_value[-1], (reward, next_value, terminated, truncated), reverse=True)[1]
 
 
 def loss(q: jax.Array, batch: Batch) -> tuple[jax.Array, optim.Metrics]:
@@ -232,13 +231,11 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
 
         def step(carry, indices):
             params, opt_state = carry
-            minibatch = jax.tree.map(lambda x: x[:, indices], batch)
-            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch)  # over all devices
+            grads, metrics = optim.mean_gradients(loss_of)(params, jax.tree.map(lambda x: x[:, indices], batch))
             params, opt_state = optim.adam_step(params, grads, opt_state, now.hp)
             return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
 
-        start = learner.params, learner.opt_state
-        (params, opt_state), metrics = optim.run_epochs(step, start, minibatches)
+        (params, opt_state), metrics = optim.run_epochs(step, (learner.params, learner.opt_state), minibatches)
         return learner.replace(params=params, opt_state=opt_state), metrics
 
     def loss_of(params: Any, batch: Batch) -> tuple[jax.Array, optim.Metrics]:

@@ -218,9 +218,8 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
         last = rollout.last.obs, rollout.last.first, jax.tree.map(lambda x: x[-1], memory)
         final = rollout.final_obs, jnp.zeros_like(rollout.terminated), memory  # where an episode was truncated
         next_value = rollout.next_values(value, lambda x: value_of(learner, *x), last, final)
-        terminated = rollout.terminated if args.bootstrap_truncated else rollout.terminated | rollout.truncated
-        reward = hp.reward_scale * rollout.reward
-        target = q_lambda_returns(reward, next_value, terminated, rollout.truncated, hp.gamma, hp.q_lambda)
+        ends = rollout.terminated | (rollout.truncated & (not args.bootstrap_truncated)), rollout.truncated
+        target = q_lambda_returns(hp.reward_scale * rollout.reward, next_value, *ends, hp.gamma, hp.q_lambda)
         obs, memory = nets.normalize(learner.obs_stats, rollout.obs), jax.tree.map(lambda x: x[None], rollout.memory)
         batch = Batch(obs, rollout.seen.first, memory, rollout.action, target)
         return batch if args.rnn != "none" else jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
@@ -231,7 +230,8 @@ def make_pqn(args: Args, env: EnvSpec) -> OnPolicy:
 
         def step(carry, indices):
             params, opt_state = carry
-            grads, metrics = optim.mean_gradients(loss_of)(params, jax.tree.map(lambda x: x[:, indices], batch))
+            minibatch = jax.tree.map(lambda x: x[:, indices], batch)
+            grads, metrics = optim.mean_gradients(loss_of)(params, minibatch)  # over all devices
             params, opt_state = optim.adam_step(params, grads, opt_state, now.hp)
             return (params, opt_state), metrics | {"grad/norm": optim.global_norm(grads)}
 
